@@ -1,0 +1,1 @@
+"""The command line, `python -m torch_mlc`: info, cache and demo."""
