@@ -1,0 +1,105 @@
+"""Element types, and their names in torch and NumPy."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from .errors import IRError
+
+
+class DType(enum.Enum):
+    """An element type. The value is torch's name for it."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT8_E4M3FN = "float8_e4m3fn"
+    FLOAT8_E5M2 = "float8_e5m2"
+    INT64 = "int64"
+    INT32 = "int32"
+    INT16 = "int16"
+    INT8 = "int8"
+    UINT64 = "uint64"
+    UINT32 = "uint32"
+    UINT16 = "uint16"
+    UINT8 = "uint8"
+    BOOL = "bool"
+    COMPLEX64 = "complex64"
+    COMPLEX128 = "complex128"
+
+    # Enum hashes by name through a Python-level call; types are hashed millions of times in structural keys.
+    __hash__ = object.__hash__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DType:
+        return self
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return _ITEMSIZE[self]
+
+    @property
+    def bits(self) -> int:
+        """Bits of the value (1 for bool, which is stored in a byte)."""
+        return 1 if self is DType.BOOL else _ITEMSIZE[self] * 8
+
+    @property
+    def is_float(self) -> bool:
+        return self.value.startswith(("float", "bfloat"))
+
+    @property
+    def is_half(self) -> bool:
+        """Stored in less than 32 bits and computed in float32."""
+        return self.is_float and _ITEMSIZE[self] < 4
+
+    @property
+    def is_int(self) -> bool:
+        return "int" in self.value
+
+    @property
+    def is_signed(self) -> bool:
+        return not self.value.startswith("u") and self is not DType.BOOL
+
+    @property
+    def is_complex(self) -> bool:
+        return self.value.startswith("complex")
+
+    @property
+    def compute(self) -> DType:
+        """The type in which values of this type are computed inside a kernel."""
+        return DType.FLOAT32 if self.is_half else self
+
+    @property
+    def torch(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.value)
+        return dtype
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        return np.dtype(_NUMPY.get(self.value, self.value))
+
+    @staticmethod
+    def from_torch(dtype: torch.dtype) -> DType:
+        """The DType of a torch dtype. Raises IRError for types that no kernel handles (quantised, sub-byte)."""
+        try:
+            return _FROM_TORCH[dtype]
+        except KeyError:
+            raise IRError(f"{dtype} has no element type in the IR") from None
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+_NUMPY: dict[str, Any] = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+}
+_ITEMSIZE: dict[DType, int] = {d: getattr(torch, d.value).itemsize for d in DType}
+_FROM_TORCH: dict[torch.dtype, DType] = {getattr(torch, d.value): d for d in DType}

@@ -1,0 +1,239 @@
+"""Graphs of tensor functions and library calls, and the module that holds them.
+
+A graph node defines one or more tensors. Before fusion the nodes are ``Compute`` and ``Reduction`` (what each element is, as a
+value expression over the node's axes), ``View`` (an index map that costs nothing) and ``Library`` (a call of an ATen op).
+Fusion replaces the first two by ``CallTensor`` of a function of the module. The nodes of a fused function are ``Compute`` and
+``Reduction`` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import sympy
+
+from .dtypes import DType
+from .expr import Expr, Index, is_value, loads
+from .loops import LoopNest
+from .monoid import Monoid
+from .symbols import SymbolTable
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape and strides in elements, element type, and device ("cpu", "cuda:0"). A materialised value has these strides."""
+
+    shape: tuple[sympy.Expr, ...]
+    strides: tuple[sympy.Expr, ...]
+    dtype: DType
+    device: str = "cpu"
+
+    @property
+    def numel(self) -> sympy.Expr:
+        return sympy.Mul(*self.shape)
+
+    @property
+    def nbytes(self) -> sympy.Expr:
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a node comes from: the ATen op, and the user's line ("model.py:12 in forward: x = self.norm(x)")."""
+
+    op: str
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor that the caller gives. ``static`` marks parameters and buffers, whose address does not change."""
+
+    name: str
+    type: TensorType
+    static: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SizeInput:
+    """An integer that the caller gives, and the symbol that it binds (an expression where the caller passes a derived size)."""
+
+    name: str
+    value: sympy.Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """``name[axes] = value``: ``axes[k]`` runs over ``type.shape[k]``; loads name other nodes."""
+
+    name: str
+    type: TensorType
+    axes: tuple[sympy.Symbol, ...]
+    value: Expr
+    origins: tuple[Origin, ...] = field(default=(), compare=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def types(self) -> tuple[TensorType, ...]:
+        return (self.type,)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """``names[k][axes] = combine over reduce_axes of values[k]``, one result per component of the monoid.
+
+    ``values`` are lifted states; results are the raw state, which a following ``Compute`` projects.
+    """
+
+    names: tuple[str, ...]
+    types: tuple[TensorType, ...]
+    axes: tuple[sympy.Symbol, ...]
+    reduce_axes: tuple[sympy.Symbol, ...]
+    reduce_shape: tuple[sympy.Expr, ...]
+    monoid: Monoid
+    values: tuple[Expr, ...]
+    origins: tuple[Origin, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """``name[axes] = source[indices]``, without a copy: the same memory at ``type.strides`` from ``offset`` elements in."""
+
+    name: str
+    type: TensorType
+    source: str
+    axes: tuple[sympy.Symbol, ...]
+    indices: tuple[Index, ...]
+    offset: sympy.Expr = sympy.S.Zero
+    origins: tuple[Origin, ...] = field(default=(), compare=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def types(self) -> tuple[TensorType, ...]:
+        return (self.type,)
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor argument of a library call."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A call of an ATen op, by its full name ("aten::addmm.default"); ``args`` hold Refs, numbers, sizes and torch constants.
+
+    ``types[k]`` is None for a result that is no tensor. ``reason`` says why it is a library call, for the report.
+    """
+
+    names: tuple[str, ...]
+    types: tuple[TensorType | None, ...]
+    target: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    reason: str = field(default="", compare=False)
+    origins: tuple[Origin, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CallTensor:
+    """A call of a fused function of the module, destination passing: ``args`` are its inputs, ``names`` the results.
+
+    ``sizes[k]`` is the value, at this call, of the k-th size symbol of the function.
+    """
+
+    names: tuple[str, ...]
+    types: tuple[TensorType, ...]
+    function: str
+    args: tuple[str, ...]
+    sizes: tuple[sympy.Expr, ...] = ()
+    origins: tuple[Origin, ...] = field(default=(), compare=False)
+
+
+Node: TypeAlias = Compute | Reduction | View | Library | CallTensor
+GraphInput: TypeAlias = Input | SizeInput
+# A name, a size, or nothing.
+GraphOutput: TypeAlias = str | sympy.Expr | None
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Inputs in call order, nodes in topological order, outputs in return order.
+
+    ``constants`` holds objects that library calls name and text cannot: sub-graphs of higher-order ops, tensors of the module.
+    """
+
+    name: str
+    inputs: tuple[GraphInput, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[GraphOutput, ...]
+    symbols: SymbolTable = SymbolTable()
+    constants: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def types(self) -> dict[str, TensorType]:
+        """The type of every tensor of the graph."""
+        table: dict[str, TensorType] = {i.name: i.type for i in self.inputs if isinstance(i, Input)}
+        for n in self.nodes:
+            table.update({k: t for k, t in zip(n.names, n.types, strict=True) if t is not None})
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class IRModule:
+    """Graph functions and tensor functions together; ``main`` names the graph that is the entry."""
+
+    functions: Mapping[str, Graph | LoopNest]
+    main: str = "main"
+
+    @property
+    def graph(self) -> Graph:
+        entry = self.functions[self.main]
+        assert isinstance(entry, Graph)
+        return entry
+
+
+def node_values(node: Compute | Reduction) -> tuple[Expr, ...]:
+    """The value expressions that define a node."""
+    return (node.value,) if isinstance(node, Compute) else node.values
+
+
+def refs(arg: Any) -> Iterator[str]:
+    """The tensors that a library argument names, inside lists too."""
+    match arg:
+        case Ref(name):
+            yield name
+        case tuple() | list():
+            for a in arg:
+                yield from refs(a)
+
+
+def uses(node: Node) -> tuple[str, ...]:
+    """The tensors that a node reads, each once, in order."""
+    match node:
+        case Compute() | Reduction():
+            names = [ld.buffer for v in node_values(node) for ld in loads(v)]
+        case View():
+            names = [node.source]
+            for i in node.indices:
+                if is_value(i):
+                    names += [ld.buffer for ld in loads(i)]  # type: ignore[arg-type]
+        case Library():
+            names = [*refs(node.args), *refs(tuple(v for _, v in node.kwargs))]
+        case CallTensor():
+            names = list(node.args)
+    return tuple(dict.fromkeys(names))
+
+
+__all__ = [
+    "CallTensor", "Compute", "Graph", "GraphInput", "GraphOutput", "IRModule", "Input", "Library", "Node",
+    "Origin", "Reduction", "Ref", "SizeInput", "TensorType", "View", "node_values", "refs", "uses",
+]  # fmt: skip

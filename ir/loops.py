@@ -1,0 +1,265 @@
+"""Loop nests: a tree of loops and blocks over buffers, the form that schedules rewrite and emitters read.
+
+A ``Block`` is the unit of computation. It has its own axes; ``bindings`` say what value each axis takes in terms of the loops
+around it, so that splitting or fusing loops changes bindings and never the body. Reads and writes are derived from the body.
+Everything is immutable: a rewrite builds a new tree and keeps every object in which nothing changed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import sympy
+
+from .dtypes import DType
+from .expr import Expr, Index, Load, is_value, loads
+from .monoid import Monoid
+from .symbols import SymbolTable
+
+
+class Scope(enum.Enum):
+    """Where a buffer lives: in memory that the caller gives, or inside one iteration of the bound or parallel loops."""
+
+    GLOBAL = "global"
+    SHARED = "shared"
+    LOCAL = "local"
+
+
+class AxisKind(enum.Enum):
+    SPATIAL = "spatial"
+    REDUCTION = "reduction"
+    SCAN = "scan"
+
+
+class LoopKind(enum.Enum):
+    SERIAL = "serial"
+    PARALLEL = "parallel"
+    VECTORIZED = "vectorized"
+    UNROLLED = "unrolled"
+    BLOCK_X = "blockIdx.x"
+    BLOCK_Y = "blockIdx.y"
+    BLOCK_Z = "blockIdx.z"
+    THREAD_X = "threadIdx.x"
+
+
+for _enum in (Scope, AxisKind, LoopKind):
+    _enum.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+BLOCK_KINDS = (LoopKind.BLOCK_X, LoopKind.BLOCK_Y, LoopKind.BLOCK_Z)
+Annotations: TypeAlias = tuple[tuple[str, bool | int | float | str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A typed array: ``shape`` and ``strides`` in elements; ``align`` is the known alignment of its first element in bytes."""
+
+    name: str
+    shape: tuple[sympy.Expr, ...]
+    strides: tuple[sympy.Expr, ...]
+    dtype: DType
+    scope: Scope = Scope.GLOBAL
+    align: int = 0
+
+    def offset(self, indices: tuple[sympy.Expr, ...]) -> sympy.Expr:
+        """Linear element offset of an access whose indices are all sympy expressions."""
+        return sympy.Add(*(i * s for i, s in zip(indices, self.strides, strict=True)))
+
+    @property
+    def numel(self) -> sympy.Expr:
+        return sympy.Mul(*self.shape)
+
+
+def contiguous_strides(shape: tuple[sympy.Expr, ...]) -> tuple[sympy.Expr, ...]:
+    """Row-major strides in elements."""
+    strides: list[sympy.Expr] = []
+    step: sympy.Expr = sympy.S.One
+    for extent in reversed(shape):
+        strides.append(step)
+        step = step * extent
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One iteration axis of a block: ``var`` runs over ``range(extent)``."""
+
+    var: sympy.Symbol
+    extent: sympy.Expr
+    kind: AxisKind = AxisKind.SPATIAL
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A place that a block writes."""
+
+    buffer: str
+    indices: tuple[Index, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """``buffer[indices] = value``."""
+
+    buffer: str
+    indices: tuple[Index, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """``targets = monoid.combine(targets, values)``, begun from the identity where the block's reduction axes are all zero.
+
+    ``values`` are lifted states, one per component of the monoid, as ``targets`` are.
+    """
+
+    monoid: Monoid
+    targets: tuple[Access, ...]
+    values: tuple[Expr, ...]
+
+
+Statement: TypeAlias = Store | Update
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """``lhs < rhs``, in loop variables: one conjunct of a block's predicate (a split's tail)."""
+
+    lhs: sympy.Expr
+    rhs: sympy.Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Statements over ``axes``; ``bindings[k]`` is the value of ``axes[k]`` in the loops around the block.
+
+    The body speaks of axis variables and size symbols only, never of loop variables.
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    bindings: tuple[sympy.Expr, ...]
+    body: tuple[Statement, ...]
+    predicate: tuple[Bound, ...] = ()
+    annotations: Annotations = ()
+
+    @property
+    def is_reduction(self) -> bool:
+        return any(isinstance(s, Update) for s in self.body)
+
+    @property
+    def writes(self) -> tuple[Access, ...]:
+        return tuple(
+            a for s in self.body for a in (s.targets if isinstance(s, Update) else (Access(s.buffer, s.indices),))
+        )
+
+    @property
+    def reads(self) -> tuple[Load, ...]:
+        """Every load of the body, each once; the implicit read of an update's own targets is not among them."""
+        seen: dict[Load, None] = {}
+        for s in self.body:
+            for value in s.values if isinstance(s, Update) else (s.value,):
+                seen.update(dict.fromkeys(loads(value)))
+            for access in s.targets if isinstance(s, Update) else (Access(s.buffer, s.indices),):
+                for i in access.indices:
+                    if is_value(i):
+                        seen.update(dict.fromkeys(loads(i)))  # type: ignore[arg-type]
+        return tuple(seen)
+
+    def axes_of(self, kind: AxisKind) -> tuple[Axis, ...]:
+        return tuple(a for a in self.axes if a.kind is kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """``for var in range(extent)`` of a given kind over statements in order."""
+
+    var: sympy.Symbol
+    extent: sympy.Expr
+    body: tuple[Node, ...]
+    kind: LoopKind = LoopKind.SERIAL
+    annotations: Annotations = ()
+
+
+Node: TypeAlias = Loop | Block
+
+
+@dataclass(frozen=True, slots=True)
+class LoopNest:
+    """One kernel: parameters in call order (inputs, then outputs), sizes passed as integers, buffers of its own, and the loops.
+
+    ``outputs`` names the parameters that the nest writes; ``symbols`` holds the sizes that are passed as integers, in order.
+    """
+
+    name: str
+    params: tuple[Buffer, ...]
+    outputs: tuple[str, ...]
+    body: tuple[Node, ...]
+    locals: tuple[Buffer, ...] = ()
+    symbols: SymbolTable = SymbolTable()
+    annotations: Annotations = ()
+
+    def buffer(self, name: str) -> Buffer:
+        for b in (*self.params, *self.locals):
+            if b.name == name:
+                return b
+        raise KeyError(name)
+
+    @property
+    def buffers(self) -> dict[str, Buffer]:
+        return {b.name: b for b in (*self.params, *self.locals)}
+
+    def annotation(self, key: str, default: bool | int | float | str | None = None) -> bool | int | float | str | None:
+        return dict(self.annotations).get(key, default)
+
+
+# --- traversal ----------------------------------------------------------------------------------------------------------
+
+
+def walk_nodes(body: tuple[Node, ...]) -> Iterator[tuple[Node, tuple[Loop, ...]]]:
+    """Every loop and block in order, with the loops around it, outermost first."""
+
+    def go(nodes: tuple[Node, ...], outer: tuple[Loop, ...]) -> Iterator[tuple[Node, tuple[Loop, ...]]]:
+        for n in nodes:
+            yield n, outer
+            if isinstance(n, Loop):
+                yield from go(n.body, (*outer, n))
+
+    return go(body, ())
+
+
+def blocks(nest: LoopNest) -> Iterator[tuple[Block, tuple[Loop, ...]]]:
+    """Every block with the loops around it, outermost first."""
+    return ((n, outer) for n, outer in walk_nodes(nest.body) if isinstance(n, Block))
+
+
+def map_nodes(body: tuple[Node, ...], fn: Callable[[Node], Node | tuple[Node, ...] | None]) -> tuple[Node, ...]:
+    """Rebuild bottom up: ``fn`` sees each rebuilt node and gives None to keep it, a node, or a tuple to put in its place.
+
+    A loop left without a body disappears. Returns the same objects where nothing changed.
+    """
+    out: list[Node] = []
+    changed = False
+    for n in body:
+        new = n
+        if isinstance(n, Loop):
+            inner = map_nodes(n.body, fn)
+            if not inner:
+                changed = True
+                continue
+            if inner is not n.body:
+                new = replace(n, body=inner)
+        result = fn(new)
+        match result:
+            case None:
+                out.append(new)
+                changed |= new is not n
+            case tuple():
+                out.extend(result)
+                changed = True
+            case _:
+                out.append(result)
+                changed |= result is not n
+    return tuple(out) if changed else body

@@ -1,0 +1,198 @@
+"""Reductions as monoids: identity, lift, combine and project over tuples of values, each defined once.
+
+Everything that reduces (one pass, split passes, lanes, tiles, two kernels, online recurrences) follows from ``combine``, so a
+new reduction is one entry of ``MONOIDS``. Sources: Welford 1962 and Chan et al. 1979 for mean and variance; Milakov and
+Gimelshein 2018 for the online softmax statistics; Dao et al. 2022 for the attention state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from .dtypes import DType
+from .errors import IRError
+from .expr import Const, Expr, Select, call, const
+
+State: TypeAlias = tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One part of a state. A ``vector`` component has axes of its own that the others lack (attention's weighted values)."""
+
+    name: str
+    vector: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Monoid:
+    """An associative ``combine`` with an ``identity``, over tuples of values.
+
+    ``identity(dtypes)`` gives the neutral state for the components' types; ``lift`` makes a state of one element;
+    ``project`` makes the answers that users ask for of a final state. Monoids compare by name.
+    """
+
+    name: str
+    components: tuple[Component, ...]
+    identity: Callable[[tuple[DType, ...]], tuple[Const, ...]] = field(compare=False, repr=False)
+    lift: Callable[..., State] = field(compare=False, repr=False)
+    combine: Callable[[State, State], State] = field(compare=False, repr=False)
+    project: Callable[[State], State] = field(compare=False, repr=False)
+    # True where the result does not depend on the order of combination, rounding included.
+    exact: bool = field(default=False, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[Callable[[str], Monoid], tuple[str]]:
+        return (monoid, (self.name,))
+
+
+def lowest(dtype: DType) -> Const:
+    """The least value of a type: minus infinity, the least integer, or False."""
+    if dtype is DType.BOOL:
+        return const(False, dtype)
+    if dtype.is_int:
+        return const(-(1 << (dtype.bits - 1)) if dtype.is_signed else 0, dtype)
+    return const(-math.inf, dtype)
+
+
+def highest(dtype: DType) -> Const:
+    """The greatest value of a type: infinity, the greatest integer, or True."""
+    if dtype is DType.BOOL:
+        return const(True, dtype)
+    if dtype.is_int:
+        return const((1 << (dtype.bits - (1 if dtype.is_signed else 0))) - 1, dtype)
+    return const(math.inf, dtype)
+
+
+def _self(*state: Expr) -> State:
+    return state
+
+
+def _simple(name: str, fn: str, identity: Callable[[DType], Const], exact: bool = False) -> Monoid:
+    return Monoid(
+        name,
+        (Component("value"),),
+        lambda dtypes: (identity(dtypes[0]),),
+        _self,
+        lambda a, b: (call(fn, a[0], b[0]),),
+        lambda s: s,
+        exact,
+    )
+
+
+def _argument(name: str, better: str, worst: Callable[[DType], Const]) -> Monoid:
+    """Value and index of the best element; NaN is best of all, and of equals the lower index wins."""
+
+    def combine(a: State, b: State) -> State:
+        take = call("logical_or", call(better, b[0], a[0]), _tie(a, b))
+        if a[0].dtype.is_float:
+            a_nan, b_nan = call("isnan", a[0]), call("isnan", b[0])
+            b_first = call("logical_or", call("logical_not", a_nan), call("lt", b[1], a[1]))
+            take = call(
+                "logical_or",
+                call("logical_and", take, call("logical_not", a_nan)),
+                call("logical_and", b_nan, b_first),
+            )
+        return (Select(take, b[0], a[0]), Select(take, b[1], a[1]))
+
+    return Monoid(
+        name,
+        (Component("value"), Component("index")),
+        lambda dtypes: (worst(dtypes[0]), highest(dtypes[1])),
+        _self,
+        combine,
+        lambda s: s,
+        exact=True,
+    )
+
+
+def _tie(a: State, b: State) -> Expr:
+    return call("logical_and", call("eq", b[0], a[0]), call("lt", b[1], a[1]))
+
+
+def _welford_combine(a: State, b: State) -> State:
+    (mean_a, m2_a, n_a), (mean_b, m2_b, n_b) = a, b
+    n = call("add", n_a, n_b)
+    zero = const(0.0, n.dtype)
+    share = Select(call("eq", n, zero), zero, call("div", n_b, n))
+    delta = call("sub", mean_b, mean_a)
+    mean = call("add", mean_a, call("mul", delta, share))
+    spread = call("mul", call("mul", delta, delta), call("mul", n_a, share))
+    return (mean, call("add", call("add", m2_a, m2_b), spread), n)
+
+
+def _rescale(old: Expr, new: Expr) -> Expr:
+    """exp(old - new), and one where they are equal, infinities included."""
+    return Select(call("eq", old, new), const(1.0, old.dtype), call("exp", call("sub", old, new)))
+
+
+def _logsumexp_combine(a: State, b: State) -> State:
+    top = call("maximum", a[0], b[0])
+    return (top, *(_weighted(a, b, k, top) for k in range(1, len(a))))
+
+
+def _weighted(a: State, b: State, k: int, top: Expr) -> Expr:
+    return call("add", call("mul", a[k], _rescale(a[0], top)), call("mul", b[k], _rescale(b[0], top)))
+
+
+def _one(like: Expr) -> Const:
+    return const(1.0, like.dtype)
+
+
+def _zeros_after_lowest(dtypes: tuple[DType, ...]) -> tuple[Const, ...]:
+    return (lowest(dtypes[0]), *(const(0, d) for d in dtypes[1:]))
+
+
+SUM = _simple("sum", "add", lambda d: const(0, d))
+PRODUCT = _simple("product", "mul", lambda d: const(1, d))
+MAX = _simple("max", "maximum", lowest, exact=True)
+MIN = _simple("min", "minimum", highest, exact=True)
+ANY = _simple("any", "logical_or", lambda d: const(False, d), exact=True)
+ALL = _simple("all", "logical_and", lambda d: const(True, d), exact=True)
+ARGMAX = _argument("argmax", "gt", lowest)
+ARGMIN = _argument("argmin", "lt", highest)
+# State (mean, m2, count); count is kept in the same float type so that lanes combine without conversions.
+WELFORD = Monoid(
+    "welford",
+    (Component("mean"), Component("m2"), Component("count")),
+    lambda dtypes: tuple(const(0, d) for d in dtypes),
+    lambda x: (x, const(0.0, x.dtype), _one(x)),
+    _welford_combine,
+    lambda s: (s[0], call("div", s[1], s[2])),
+)
+# State (max, sum of exp(x - max)).
+LOGSUMEXP = Monoid(
+    "logsumexp",
+    (Component("max"), Component("sum")),
+    _zeros_after_lowest,
+    lambda x: (x, _one(x)),
+    _logsumexp_combine,
+    lambda s: (call("add", s[0], call("log", s[1])),),
+)
+# State (max, sum, weighted vector).
+ATTENTION = Monoid(
+    "attention",
+    (Component("max"), Component("sum"), Component("vector", vector=True)),
+    _zeros_after_lowest,
+    lambda score, value: (score, _one(score), value),
+    _logsumexp_combine,
+    lambda s: (call("div", s[2], s[1]),),
+)
+
+MONOIDS: dict[str, Monoid] = {
+    m.name: m
+    for m in (SUM, PRODUCT, MAX, MIN, ANY, ALL, ARGMAX, ARGMIN, WELFORD, LOGSUMEXP, ATTENTION)
+}
+
+
+def monoid(name: str) -> Monoid:
+    """The monoid of that name. Raises IRError."""
+    try:
+        return MONOIDS[name]
+    except KeyError:
+        raise IRError(f"no monoid {name!r}; there are {', '.join(MONOIDS)}") from None
+
+
+

@@ -1,0 +1,189 @@
+"""What is known about symbolic sizes: bounds, divisors and typical values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import sympy
+from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Mod, ModularIndexing, PythonMod
+
+from .errors import IRError
+
+# Inclusive bounds; None above means unbounded.
+Interval = tuple[int, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One size symbol: inclusive bounds (``upper`` None: unbounded), a number that divides it, and a typical value."""
+
+    symbol: sympy.Symbol
+    lower: int = 0
+    upper: int | None = None
+    divisor: int = 1
+    hint: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolTable:
+    """The size symbols of a graph or nest, in the order in which they are passed to kernels."""
+
+    sizes: tuple[Size, ...] = ()
+
+    @property
+    def symbols(self) -> tuple[sympy.Symbol, ...]:
+        return tuple(s.symbol for s in self.sizes)
+
+    def restrict(self, used: set[sympy.Symbol]) -> SymbolTable:
+        """Only the symbols in ``used``, order kept."""
+        return SymbolTable(tuple(s for s in self.sizes if s.symbol in used))
+
+    def intervals(self) -> dict[sympy.Symbol, Interval]:
+        return {s.symbol: (s.lower, s.upper) for s in self.sizes}
+
+    def hint(self, expr: sympy.Expr | int, default: int = 64) -> int:
+        """A typical value of an expression over sizes: for heuristics, never for decisions of correctness."""
+        if isinstance(expr, int):
+            return expr
+        if expr.is_Integer:
+            return int(expr)
+        known = {s.symbol: sympy.Integer(s.hint if s.hint is not None else max(default, s.lower)) for s in self.sizes}
+        value = expr.xreplace(known)
+        if value.free_symbols:
+            value = value.xreplace({s: sympy.Integer(default) for s in value.free_symbols})
+        return int(value)
+
+    def bounds(self, expr: sympy.Expr, loops: Mapping[sympy.Symbol, sympy.Expr] | None = None) -> Interval:
+        """Inclusive numeric bounds of an index expression; ``loops`` gives the extents of loop variables."""
+        env = self.intervals()
+        for var, extent in (loops or {}).items():
+            high = interval(extent, env)[1]
+            env[var] = (0, None if high is None else max(high - 1, 0))
+        return interval(expr, env)
+
+    def divisor(self, expr: sympy.Expr) -> int:
+        """A number (the greatest that is easily seen) that divides the expression for all values of all symbols."""
+        return divisor(expr, {s.symbol: s.divisor for s in self.sizes})
+
+    def is_divisible(self, expr: sympy.Expr, by: int) -> bool:
+        return self.divisor(expr) % by == 0
+
+
+def divisor(expr: sympy.Expr, known: Mapping[sympy.Symbol, int]) -> int:
+    """A divisor of ``expr`` given divisors of its symbols; 0 for the constant zero, which everything divides."""
+    if expr.is_Integer:
+        return abs(int(expr))
+    if expr.is_Symbol:
+        return known.get(expr, 1)
+    if expr.is_Add:
+        return math.gcd(*(divisor(a, known) for a in expr.args))
+    if expr.is_Mul:
+        return math.prod(divisor(a, known) for a in expr.args)
+    if isinstance(expr, (Mod, PythonMod)):
+        return math.gcd(divisor(expr.args[0], known), divisor(expr.args[1], known))
+    if isinstance(expr, ModularIndexing) and expr.args[1] == 1:
+        return math.gcd(divisor(expr.args[0], known), divisor(expr.args[2], known))
+    if isinstance(expr, (FloorDiv, CleanDiv)) and expr.args[1].is_Integer:
+        base, by = divisor(expr.args[0], known), int(expr.args[1])
+        return base // by if base % by == 0 else 1
+    return 1
+
+
+def interval(expr: sympy.Expr, env: Mapping[sympy.Symbol, Interval]) -> Interval:
+    """Inclusive bounds by interval arithmetic; symbols that ``env`` lacks are non-negative. Raises IRError on other forms."""
+    if expr.is_Integer:
+        return (int(expr), int(expr))
+    if expr.is_Symbol:
+        return env.get(expr, (0, None))
+    args = [interval(a, env) for a in expr.args]
+    if expr.is_Add:
+        return (sum(lo for lo, _ in args), _sum_or_none([hi for _, hi in args]))
+    if expr.is_Mul:
+        result = args[0]
+        for a in args[1:]:
+            result = _mul(result, a)
+        return result
+    if expr.is_Pow and expr.args[1].is_Integer:
+        result = (1, 1)
+        for _ in range(int(expr.args[1])):
+            result = _mul(result, args[0])
+        return result
+    match expr:
+        case FloorDiv() | CleanDiv():
+            return _floordiv(args[0], args[1], 0)
+        case CeilDiv():
+            return _floordiv(args[0], args[1], 1)
+        case Mod() | PythonMod():
+            return _mod(args[0], args[1])
+        case ModularIndexing():
+            return _mod(_floordiv(args[0], args[1], 0), args[2])
+        case sympy.Max():
+            return (max(lo for lo, _ in args), _extreme_or_none(max, [hi for _, hi in args]))
+        case sympy.Min():
+            known = [hi for _, hi in args if hi is not None]
+            return (min(lo for lo, _ in args), min(known) if known else None)
+    if _is_max_min(expr):
+        known = [hi for _, hi in args if hi is not None]
+        if expr.func.__name__ == "Min":
+            return (min(lo for lo, _ in args), min(known) if known else None)
+        return (max(lo for lo, _ in args), _extreme_or_none(max, [hi for _, hi in args]))
+    raise IRError(f"no bounds known for {expr} ({type(expr).__name__})")
+
+
+@lru_cache(maxsize=None)
+def _is_max_min_type(kind: type) -> bool:
+    return kind.__name__ in ("Max", "Min")
+
+
+def _is_max_min(expr: sympy.Expr) -> bool:
+    return _is_max_min_type(type(expr))
+
+
+def _sum_or_none(values: list[int | None]) -> int | None:
+    total = 0
+    for v in values:
+        if v is None:
+            return None
+        total += v
+    return total
+
+
+def _extreme_or_none(pick: type[max] | object, values: list[int | None]) -> int | None:  # type: ignore[valid-type]
+    return None if None in values else max(v for v in values if v is not None)
+
+
+_INFINITE = 1 << 80
+
+
+def _mul(a: Interval, b: Interval) -> Interval:
+    # Lower bounds are always finite here (sizes and loop variables are non-negative), so a huge integer stands for infinity.
+    corners = [
+        x * y
+        for x in (a[0], _INFINITE if a[1] is None else a[1])
+        for y in (b[0], _INFINITE if b[1] is None else b[1])
+    ]
+    high = max(corners)
+    return (max(min(corners), -_INFINITE), None if high >= _INFINITE else high)
+
+
+def _floordiv(a: Interval, b: Interval, up: int) -> Interval:
+    if b[0] <= 0:
+        return (min(a[0], 0), a[1])
+
+    def div(x: int, y: int) -> int:
+        return -(-x // y) if up else x // y
+
+    low = div(a[0], b[0]) if a[0] < 0 else (0 if b[1] is None and not up else div(a[0], b[1] or _INFINITE))
+    return (low, None if a[1] is None else div(a[1], b[0]) if a[1] >= 0 else 0)
+
+
+def _mod(a: Interval, b: Interval) -> Interval:
+    high = None if b[1] is None else max(b[1] - 1, 0)
+    if a[0] >= 0 and a[1] is not None and (high is None or a[1] < high):
+        high = a[1]
+    if b[0] > 0 and a[0] >= 0 and a[1] is not None and a[1] < b[0]:
+        return a
+    return (0, high)
