@@ -1,0 +1,66 @@
+"""What every test may lean on: strict settings, a cache folder of its own, goldens, and no GPU tests without a GPU."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("house", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("house")
+
+_CACHE = pytest.StashKey[TemporaryDirectory[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files instead of comparing")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Settings go through the environment, so that the processes that tests start have them too."""
+    for name in [name for name in os.environ if name.startswith("MLC_")]:
+        del os.environ[name]
+    config.stash[_CACHE] = TemporaryDirectory(prefix="torch_mlc_tests_")
+    os.environ["MLC_STRICT"] = "1"
+    os.environ["MLC_CACHE_DIR"] = config.stash[_CACHE].name
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    folder = config.stash.get(_CACHE, None)
+    if folder is not None:
+        folder.cleanup()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    for item in marked:
+        item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Iterator[Callable[[str, str], None]]:
+    """`golden(name, text)`: text equals tests/<room>/golden/<name>.txt; --update-golden writes that file instead."""
+
+    def check(name: str, text: str) -> None:
+        path = Path(request.path).parent / "golden" / f"{name}.txt"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"{path} does not exist; make it with pytest --update-golden"
+        assert text == path.read_text(), f"differs from {path}; if it should, run pytest --update-golden"
+
+    yield check
+
+
+@pytest.fixture
+def repository() -> Path:
+    """The root of the checkout."""
+    return Path(__file__).resolve().parent.parent

@@ -1,0 +1,192 @@
+"""The house stands as docs/architecture.md draws it: who imports whom, how large files get, what no file may name."""
+
+import ast
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FACE = "face"  # src/torch_mlc: the lazy public names and __main__, above every room
+
+# The rooms that each room may import besides itself.
+MAY_IMPORT = {
+    "ir": set(),
+    "scheduler": {"ir"},
+    "codegen": {"ir"},
+    "runtime": {"ir", "scheduler", "codegen"},
+    "dynamo_backend": {"ir", "scheduler", "codegen", "runtime", FACE},
+    FACE: {"ir", "scheduler", "codegen", "runtime", "dynamo_backend"},
+}
+FOLDERS = {room: ROOT / room for room in MAY_IMPORT if room != FACE} | {FACE: ROOT / "src" / "torch_mlc"}
+LIMIT, NOTE = 600, 400
+
+
+def sources() -> list[tuple[str, Path]]:
+    return [(room, path) for room, folder in FOLDERS.items() for path in sorted(folder.rglob("*.py"))]
+
+
+def package_of(room: str, path: Path) -> list[str]:
+    """The installed package that holds a file, as parts: ir/passes/x.py is in torch_mlc.ir.passes."""
+    base = ["torch_mlc"] if room == FACE else ["torch_mlc", room]
+    return base + list(path.relative_to(FOLDERS[room]).parent.parts)
+
+
+def imported_modules(node: ast.AST, package: list[str]) -> list[str]:
+    """Absolute names of the modules that an import statement loads, with each name it takes from them."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = package[: len(package) - node.level + 1] if node.level else []
+        module = ".".join([*base, *([node.module] if node.module else [])])
+        return [f"{module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def room_of(module: str) -> str | None:
+    """The room that a module is in; None where it is not ours."""
+    parts = module.split(".")
+    if parts[0] != "torch_mlc":
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in MAY_IMPORT else FACE
+
+
+def own_imports(tree: ast.AST, package: list[str]) -> Iterator[tuple[ast.stmt, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for module in imported_modules(node, package):
+                if room_of(module) is not None:
+                    yield node, module
+
+
+def layer_faults(room: str, package: list[str], tree: ast.AST) -> list[str]:
+    faults = []
+    for node, module in own_imports(tree, package):
+        target = room_of(module)
+        if target != room and target not in MAY_IMPORT[room]:
+            faults.append(f"line {node.lineno}: {room} may not import {module}")
+    return faults
+
+
+def local_import_faults(package: list[str], tree: ast.AST) -> list[str]:
+    faults = set()
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            faults |= {(node.lineno, module) for node, module in own_imports(function, package)}
+    return [f"line {line}: {module} is imported inside a function" for line, module in sorted(faults)]
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def tracked() -> list[Path]:
+    """Every file that is, or would be, in the repository; without git, every file of the source tree."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if listing.returncode == 0 and listing.stdout:
+        return [ROOT / name for name in listing.stdout.split("\0") if name and (ROOT / name).is_file()]
+    skipped = {".git", "build", "dist", "__pycache__"}
+    return [path for path in ROOT.rglob("*") if path.is_file() and not skipped & set(path.relative_to(ROOT).parts)]
+
+
+def test_every_room_is_there() -> None:
+    assert {room for room, _ in sources()} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize(("room", "path"), sources(), ids=lambda value: shown(value) if isinstance(value, Path) else "")
+def test_imports_follow_the_layers(room: str, path: Path) -> None:
+    tree = ast.parse(path.read_text(), str(path))
+    package = package_of(room, path)
+    faults = layer_faults(room, package, tree) + local_import_faults(package, tree)
+    assert not faults, f"{shown(path)}:\n" + "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("room", "text", "refused"),
+    [
+        ("ir", "import torch_mlc.scheduler", True),
+        ("ir", "from .. import runtime", True),
+        ("ir", "from .expr import Load", False),
+        ("scheduler", "from ..ir.expr import Load", False),
+        ("scheduler", "from ..codegen import emit", True),
+        ("codegen", "from torch_mlc.scheduler.schedule import Schedule", True),
+        ("runtime", "from ..codegen.llvm import emit", False),
+        ("runtime", "from ..dynamo_backend import backend", True),
+        ("runtime", "from .. import __version__", True),
+        ("dynamo_backend", "from ..runtime.options import Options", False),
+        ("dynamo_backend", "from .. import __version__", False),
+        ("ir", "import torch, sympy", False),
+    ],
+)
+def test_the_layer_check_tells_right_from_wrong(room: str, text: str, refused: bool) -> None:
+    assert bool(layer_faults(room, ["torch_mlc", room], ast.parse(text))) == refused
+
+
+def test_the_local_import_check_tells_right_from_wrong() -> None:
+    package = ["torch_mlc", "ir"]
+    assert local_import_faults(package, ast.parse("def f():\n    from .expr import Load"))
+    assert not local_import_faults(package, ast.parse("def f():\n    import triton"))
+    assert not local_import_faults(package, ast.parse("if TYPE_CHECKING:\n    from .expr import Load"))
+
+
+def test_files_stay_small() -> None:
+    ours = [path for path in tracked() if path.suffix == ".py"]
+    lengths = {shown(path): len(path.read_text().splitlines()) for path in ours}
+    assert lengths
+    long = {name: n for name, n in lengths.items() if n > NOTE}
+    if long:
+        listing = ", ".join(f"{name} ({n})" for name, n in sorted(long.items()))
+        warnings.warn(f"above {NOTE} lines, split where there are two reasons to change: {listing}", stacklevel=1)
+    assert not {name: n for name, n in long.items() if n > LIMIT}
+
+
+def test_no_utils_module() -> None:
+    assert not [shown(path) for path in tracked() if path.name in ("utils.py", "util.py", "helpers.py", "misc.py")]
+
+
+def test_no_file_names_one_machine_or_a_registry() -> None:
+    hosts = "|".join(["py" + "pi" + r"\.org", "python" + r"hosted\.org", "download" + r"\.pytorch\.org"])
+    forbidden = re.compile(r"(?<![\w.])/(?:wo" + r"rk|ro" + r"ot|ho" + rf"me)/\w|{hosts}")
+    assert forbidden.search("see /wo" + "rk/x") and forbidden.search("--index-url py" + "pi.org/simple")
+    faults = []
+    for path in tracked():
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        faults += [f"{shown(path)}: {found[0]}" for found in [forbidden.search(text)] if found]
+    assert not faults, faults
+
+
+def test_import_is_cheap_and_brings_no_compiler() -> None:
+    """`import torch_mlc` by itself loads nothing heavy; one public name loads no Triton, LLVM or Dynamo either."""
+    probe = (
+        "import sys, time; start = time.perf_counter(); import torch_mlc; spent = time.perf_counter() - start\n"
+        "heavy = ('torch', 'triton', 'llvmlite', 'sympy', 'numpy')\n"
+        "assert not [m for m in heavy if m in sys.modules], 'bare import is heavy'\n"
+        "torch_mlc.Options\n"
+        "heavy = ('torch._dynamo', 'triton', 'llvmlite')\n"
+        "assert not [m for m in heavy if m in sys.modules], 'Options is heavy'\n"
+        "print(spent)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.05
+
+
+def test_public_names_load_and_a_wrong_one_says_which_there_are() -> None:
+    import torch_mlc
+
+    assert set(torch_mlc.__all__) <= set(dir(torch_mlc))
+    assert torch_mlc.Options.__module__ == "torch_mlc.runtime.options"
+    with pytest.raises(AttributeError, match=r"public names are .*Options"):
+        _ = torch_mlc.Option  # type: ignore[attr-defined]
