@@ -1,0 +1,1 @@
+"""Benchmarks of torch-mlc: ``python -m benchmarks --suite kernels|models|compile``."""

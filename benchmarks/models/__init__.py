@@ -1,0 +1,1 @@
+"""Hand-written models, one file each, in plain PyTorch with random weights."""
