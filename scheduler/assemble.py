@@ -1,0 +1,303 @@
+"""From groups to calls: each group becomes a canonical tensor function, equal ones become one, and the graph calls them in order."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import sympy
+
+from ..ir.dtypes import DType
+from ..ir.expr import Cast, Expr, Index, Load, cast, rewrite, symbol
+from ..ir.graph import CallTensor, Graph, Library, Node, TensorType, View, uses
+from ..ir.index import simplify
+from ..ir.loops import Buffer
+from ..ir.symbols import Size, SymbolTable
+from .domain import Digits
+from .function import Dim, Output, Stage, TensorFunction
+from .group import Group
+from .members import Member
+from .views import ViewMap
+
+Call: TypeAlias = CallTensor
+Unit: TypeAlias = Group | Library | CallTensor
+# Memory that the allocators of torch give is aligned at least so; callers check what comes from outside.
+PARAM_ALIGN = 16
+
+
+def assemble(
+    graph: Graph, views: ViewMap, units: list[Unit], outside: set[str], fast: bool
+) -> tuple[list[Node], dict[str, TensorFunction]]:
+    """The nodes of the fused graph in an order that respects dependences, and its functions by name."""
+    needed = set(outside)
+    for u in units:
+        if isinstance(u, Group):
+            needed.update(ld.buffer for m in u.members for ld in m.loads if ld.buffer not in u.produced)
+    functions: dict[TensorFunction, str] = {}
+    types = graph.types()
+    nodes: list[Node] = []
+    writer = _ViewWriter(graph, views, nodes)
+    for u in _ordered(graph, views, units):
+        if isinstance(u, Group):
+            function, call = _Assembler(u, graph, types, needed, fast).build()
+            name = functions.get(function)
+            if name is None:
+                name = functions[function] = f"{function.name}_{len(functions)}"
+            nodes.append(CallTensor(call.names, call.types, name, call.args, call.sizes, call.origins))
+        else:
+            for used in uses(u):
+                writer.need(used)
+            nodes.append(u)
+    for out in graph.outputs:
+        if isinstance(out, str):
+            writer.need(out)
+    return nodes, {name: _renamed(f, name) for f, name in functions.items()}
+
+
+def _renamed(f: TensorFunction, name: str) -> TensorFunction:
+    return TensorFunction(name, f.rows, f.inner, f.inputs, f.outputs, f.stages, f.symbols)
+
+
+@dataclass(slots=True)
+class _ViewWriter:
+    """Writes the views that calls and outputs need, each once, straight onto the tensor that owns the memory."""
+
+    graph: Graph
+    views: ViewMap
+    nodes: list[Node]
+    by_name: dict[str, View] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.by_name = {n.name: n for n in self.graph.nodes if isinstance(n, View)}
+
+    def need(self, name: str) -> None:
+        view = self.by_name.get(name)
+        if view is None or name in self.written:
+            return
+        self.written.add(name)
+        source, offset = view.source, view.offset
+        while source in self.by_name:
+            offset, source = offset + self.by_name[source].offset, self.by_name[source].source
+        _, axes, indices = self.views.views[name]
+        self.nodes.append(View(name, view.type, source, axes, indices, offset, view.origins))
+
+
+def _ordered(graph: Graph, views: ViewMap, units: list[Unit]) -> list[Unit]:
+    """Units in topological order, ties broken by where the last node of a unit stood, which keeps lifetimes short."""
+    place = {n: i for i, node in enumerate(graph.nodes) for n in node.names}
+    maker: dict[str, int] = {}
+    for k, u in enumerate(units):
+        for name in u.produced if isinstance(u, Group) else u.names:
+            maker[name] = k
+    needs: list[set[int]] = []
+    keys: list[int] = []
+    for k, u in enumerate(units):
+        if isinstance(u, Group):
+            read = {ld.buffer for m in u.members for ld in m.loads}
+            keys.append(max(m.index for m in u.members))
+        else:
+            read = {views.base(n) for n in uses(u)}
+            keys.append(max((place[n] for n in u.names), default=0))
+        needs.append({maker[n] for n in read if n in maker} - {k})
+    users: list[list[int]] = [[] for _ in units]
+    for k, ns in enumerate(needs):
+        for n in ns:
+            users[n].append(k)
+    waiting = [len(n) for n in needs]
+    ready = [(keys[k], k) for k, n in enumerate(waiting) if n == 0]
+    heapq.heapify(ready)
+    result: list[Unit] = []
+    while ready:
+        _, k = heapq.heappop(ready)
+        result.append(units[k])
+        for user in users[k]:
+            waiting[user] -= 1
+            if waiting[user] == 0:
+                heapq.heappush(ready, (keys[user], user))
+    assert len(result) == len(units), "fusion made a cycle"
+    return result
+
+
+@dataclass(slots=True)
+class _Assembler:
+    group: Group
+    graph: Graph
+    types: dict[str, TensorType]
+    needed: set[str]
+    fast: bool
+    vars: dict[int, sympy.Symbol] = field(default_factory=dict)
+    extents: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
+    sizes: dict[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
+    inputs: dict[str, Buffer] = field(default_factory=dict)
+    # Name in the graph -> name in the function; results kept in float32 though the graph says a half type.
+    results: dict[str, str] = field(default_factory=dict)
+    widened: dict[str, DType] = field(default_factory=dict)
+
+    def build(self) -> tuple[TensorFunction, CallTensor]:
+        g = self.group
+        g.members.sort(key=lambda m: m.index)
+        rows, inner = self._loop_order(g.domain.rows()), self._loop_order(g.domain.inner_order())
+        for prefix, dims in (("i", rows), ("r", inner)):
+            for k, d in enumerate(dims):
+                self.vars[d] = symbol(f"{prefix}{k}")
+        self.extents = {v: g.domain.extents[d] for d, v in self.vars.items()}
+        row_vars = tuple(self.vars[d] for d in rows)
+        all_vars = (*row_vars, *(self.vars[d] for d in inner))
+        made = [n for m in g.members for n in m.names]
+        self.results = {n: f"t{k}" for k, n in enumerate(made)}
+        stages = [self._stage(m, row_vars, all_vars) for m in g.members]
+        outputs, names, types = [], [], []
+        types_of = {n: t for m in g.members for n, t in zip(m.names, m.types, strict=True)}
+        for m in g.members:
+            for n in m.names:
+                if n in self.needed:
+                    outputs.append(self._output(m, n, types_of[n], len(outputs)))
+                    names.append(n)
+                    types.append(types_of[n])
+        dims_of = [Dim(v, self._canonical(self.extents[v])) for v in all_vars]
+        used = [s for s in self.graph.symbols.sizes if s.symbol in self.sizes]
+        by_canonical = sorted(used, key=lambda s: int(self.sizes[s.symbol].name[1:]))
+        table = SymbolTable(
+            tuple(Size(self.sizes[s.symbol], s.lower, s.upper, s.divisor, s.hint) for s in by_canonical)
+        )
+        function = TensorFunction(
+            self._name(), tuple(dims_of[: len(rows)]), tuple(dims_of[len(rows) :]), tuple(self.inputs.values()),
+            tuple(outputs), tuple(stages), table,
+        )  # fmt: skip
+        origins = tuple(dict.fromkeys(o for m in g.members for o in m.origins))
+        call = CallTensor(
+            tuple(names),
+            tuple(types),
+            function.name,
+            tuple(self.inputs),
+            tuple(s.symbol for s in by_canonical),
+            origins,
+        )
+        return function, call
+
+    # --- loops ----------------------------------------------------------------------------------------------------------
+
+    def _loop_order(self, dims: list[int]) -> list[int]:
+        """Dimensions in the memory order of the biggest tensor that the group touches, stores before loads."""
+        if len(dims) < 2:
+            return dims
+        strides = self._main_strides(set(dims))
+        return sorted(dims, key=lambda d: (-strides.get(d, 0), dims.index(d)))
+
+    def _main_strides(self, dims: set[int]) -> dict[int, int]:
+        g = self.group
+        best: tuple[int, int, dict[int, int]] = (0, -1, {})
+        for m in g.members:
+            for n, t in zip(m.names, m.types, strict=True):
+                if n in self.needed:
+                    found = self._strides([g.bindings[m.name][a] for a in m.axes], t)
+                    best = max(best, (len(dims & found.keys()), 1, found), key=lambda b: b[:2])
+        types = self.types
+        for name, known in g.reads.items():
+            if name in types:
+                found = self._strides([() if d is None else d for d in known], types[name])
+                covered = len(dims & found.keys())
+                if covered > best[0]:
+                    best = (covered, 0, found)
+        return best[2]
+
+    def _strides(self, axes: list[Digits], t: TensorType) -> dict[int, int]:
+        hint = self.graph.symbols.hint
+        result: dict[int, int] = {}
+        for digits, stride in zip(axes, t.strides, strict=True):
+            step = stride
+            for d in reversed(digits):
+                result[d] = hint(step)
+                step = step * self.group.domain.extents[d]
+        return result
+
+    def _axis(self, digits: Digits) -> sympy.Expr:
+        terms, step = [], sympy.S.One
+        for d in reversed(digits):
+            terms.append(self.vars[d] * step)
+            step = step * self.group.domain.extents[d]
+        return sympy.Add(*terms)
+
+    # --- names ----------------------------------------------------------------------------------------------------------
+
+    def _canonical(self, expr: sympy.Expr) -> sympy.Expr:
+        """Size symbols renamed in order of appearance."""
+        free = expr.free_symbols
+        if not free:
+            return expr
+        for s in sorted(free - self.extents.keys(), key=lambda s: s.name):
+            if s not in self.sizes:
+                self.sizes[s] = symbol(f"s{len(self.sizes)}")
+        return expr.xreplace(self.sizes)
+
+    def _name(self) -> str:
+        ops: dict[str, None] = {}
+        for m in self.group.members:
+            for o in m.origins:
+                ops[re.sub(r"\W+", "_", o.op.split(".")[1] if o.op.count(".") else o.op).strip("_")] = None
+        words = list(ops)[-4:] or ["kernel"]
+        return "_".join(["fused", *words])[:60].rstrip("_")
+
+    # --- stages ---------------------------------------------------------------------------------------------------------
+
+    def _stage(self, m: Member, rows: tuple[sympy.Symbol, ...], everything: tuple[sympy.Symbol, ...]) -> Stage:
+        g = self.group
+        env = {a: self._axis(digits) for a, digits in g.bindings[m.name].items()}
+        values = [self._value(v, env, rows, everything) for v in m.values]
+        for k, v in enumerate(values):
+            if (
+                self.fast
+                and m.monoid is None
+                and isinstance(v, Cast)
+                and v.dtype.is_half
+                and v.value.dtype is DType.FLOAT32
+            ):
+                values[k] = v.value
+                self.widened[m.names[k]] = DType.FLOAT32
+        return Stage(tuple(self.results[n] for n in m.names), tuple(values), g.is_inner(m), m.monoid, m.origins)
+
+    def _index(self, index: sympy.Expr, env: dict[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
+        moved = index.xreplace(env) if index.free_symbols else index
+        return self._canonical(simplify(moved, self.extents, self.graph.symbols))
+
+    def _value(
+        self, value: Expr, env: dict[sympy.Symbol, sympy.Expr], rows: tuple[Index, ...], everything: tuple[Index, ...]
+    ) -> Expr:
+        def leaf(e: Expr) -> Expr | None:
+            if isinstance(e, Load):
+                made = self.group.produced.get(e.buffer)
+                if made is None:
+                    return Load(self._input(e.buffer), e.indices, e.dtype)
+                at = everything if self.group.is_inner(made) and made.monoid is None else rows
+                kept = self.widened.get(e.buffer, e.dtype)
+                return cast(Load(self.results[e.buffer], at, kept), e.dtype)
+            if isinstance(e, Cast) and isinstance(e.value, Cast) and e.value.value.dtype is e.dtype is DType.FLOAT32:
+                inner = e.value.value
+                if self.fast and e.value.dtype.is_half and isinstance(inner, Load):
+                    return inner
+            return None
+
+        return rewrite(value, leaf, lambda i: self._index(i, env))
+
+    def _input(self, name: str) -> str:
+        buffer = self.inputs.get(name)
+        if buffer is None:
+            t = self.types[name]
+            buffer = Buffer(
+                f"in{len(self.inputs)}", tuple(self._canonical(s) for s in t.shape),
+                tuple(self._canonical(s) for s in t.strides), t.dtype, align=PARAM_ALIGN,
+            )  # fmt: skip
+            self.inputs[name] = buffer
+        return buffer.name
+
+    def _output(self, m: Member, name: str, t: TensorType, k: int) -> Output:
+        env = self.group.bindings[m.name]
+        indices = tuple(self._canonical(self._axis(env[a])) for a in m.axes)
+        buffer = Buffer(
+            f"out{k}", tuple(self._canonical(s) for s in t.shape), tuple(self._canonical(s) for s in t.strides),
+            t.dtype, align=PARAM_ALIGN,
+        )  # fmt: skip
+        return Output(buffer, self.results[name], indices)

@@ -1,0 +1,65 @@
+"""A fused tensor function: the stages that one kernel computes, over one shared domain, before any loop order is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import sympy
+
+from ..ir.expr import Expr
+from ..ir.graph import Origin
+from ..ir.loops import Buffer
+from ..ir.monoid import Monoid
+from ..ir.symbols import SymbolTable
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dimension of the domain."""
+
+    var: sympy.Symbol
+    extent: sympy.Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One member. A stage without a monoid defines one result per point of the rows, or of rows and inner dimensions if ``inner``.
+
+    With a monoid it combines ``values`` (a lifted state) over the inner dimensions into one result a component for each row.
+    Loads name inputs of the function, indexed in their own shape, or results of earlier stages, indexed by the dimensions' symbols.
+    """
+
+    results: tuple[str, ...]
+    values: tuple[Expr, ...]
+    inner: bool
+    monoid: Monoid | None = None
+    origins: tuple[Origin, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A result that leaves the kernel: where each point of the domain goes. The value is cast to the buffer's type."""
+
+    buffer: Buffer
+    result: str
+    indices: tuple[sympy.Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFunction:
+    """A kernel to be: names are canonical, so that equal functions of different places are equal values.
+
+    ``rows`` and ``inner`` are the dimensions, outermost first. Every stage's names are unique in the function.
+    """
+
+    name: str = field(compare=False)
+    rows: tuple[Dim, ...]
+    inner: tuple[Dim, ...]
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Output, ...]
+    stages: tuple[Stage, ...]
+    symbols: SymbolTable = SymbolTable()
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        return (*self.rows, *self.inner)

@@ -1,0 +1,286 @@
+"""Fusion: partition a graph into kernels and library calls.
+
+Greedy in topological order. Each node joins the group with which it shares the most bytes, if its loops line up with the
+group's and no path leads from the group through another node back to it; groups that a node brings together are united where
+possible. Producers that cost less to compute than to read back are computed again in each reader. Nothing is matched by pattern:
+what fuses follows from the index expressions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..ir.graph import CallTensor, Graph, Library, Node, uses
+from .assemble import assemble
+from .domain import bind_access
+from .function import TensorFunction
+from .group import Group
+from .members import Member, build_members
+from .views import ViewMap
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Two nodes that share ``bytes`` and were not fused, and why."""
+
+    first: str
+    second: str
+    reason: str
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FusionReport:
+    """What fusion did: how many nodes went into how many kernels, and what it refused."""
+
+    nodes: int
+    kernels: int
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """A graph whose tensor functions are calls, the functions by name, and the report. Equal functions are one."""
+
+    graph: Graph
+    functions: dict[str, TensorFunction]
+    report: FusionReport
+
+
+@dataclass(slots=True)
+class _Unit:
+    """A node of the graph of groups: a group or a library call, and the bit mask of all that it depends on."""
+
+    group: Group | None
+    node: Library | CallTensor | None
+    needs: int = 0
+
+
+@dataclass(slots=True)
+class _Fuser:
+    graph: Graph
+    views: ViewMap
+    units: list[_Unit] = field(default_factory=list)
+    # Which unit makes a tensor; which units read it.
+    maker: dict[str, int] = field(default_factory=dict)
+    readers: dict[str, list[int]] = field(default_factory=dict)
+    refusals: list[Refusal] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def run(self, members: list[Member]) -> None:
+        table = self.graph.symbols
+        self.sizes = {n: table.hint(t.nbytes) for n, t in self.graph.types().items()}
+        pending = {m.index: m for m in members}
+        for index, node in enumerate(self.graph.nodes):
+            if isinstance(node, (Library, CallTensor)):
+                self._library(node)
+            elif index in pending:
+                self._place(pending[index])
+
+    def _library(self, node: Library | CallTensor) -> None:
+        at = len(self.units)
+        unit = _Unit(None, node)
+        for name in {self.views.base(u) for u in uses(node)}:
+            self._depend(unit, name)
+            self.readers.setdefault(name, []).append(at)
+        self.units.append(unit)
+        self.maker.update(dict.fromkeys(node.names, at))
+
+    def _depend(self, unit: _Unit, name: str) -> None:
+        made = self.maker.get(name)
+        if made is not None:
+            unit.needs |= self.units[made].needs | (1 << made)
+
+    def _place(self, m: Member) -> None:
+        reads = {ld.buffer for ld in m.loads}
+        for at in self._candidates(reads):
+            if self._try_join(m, reads, at):
+                self._unite(m, reads, at)
+                return
+        group = Group(self.graph.symbols, m.types[0].device)
+        group.begin(m)
+        unit = _Unit(group, None)
+        at = len(self.units)
+        self.units.append(unit)
+        self._register(m, reads, at)
+        self._unite(m, reads, at)
+
+    def _register(self, m: Member, reads: set[str], at: int) -> None:
+        unit = self.units[at]
+        before = unit.needs
+        for name in reads:
+            if self.maker.get(name) != at:
+                self._depend(unit, name)
+            known = self.readers.setdefault(name, [])
+            if at not in known:
+                known.append(at)
+        self.maker.update(dict.fromkeys(m.names, at))
+        if unit.needs != before:
+            self._propagate(at)
+
+    def _propagate(self, at: int) -> None:
+        bit, needs = 1 << at, self.units[at].needs
+        for other in self.units:
+            if other.needs & bit:
+                other.needs |= needs
+
+    def _candidates(self, reads: set[str]) -> list[int]:
+        """Groups that make or read what this node reads, those that share the most bytes first."""
+        score: dict[int, int] = {}
+        largest = max((self.sizes.get(n, 0) for n in reads), default=0)
+        for name in reads:
+            size = self.sizes.get(name, 0)
+            made = self.maker.get(name)
+            if made is not None and self.units[made].group is not None:
+                # A write saved as well as a read.
+                score[made] = score.get(made, 0) + 2 * size
+            if size * 4 >= largest:
+                for reader in self.readers.get(name, ()):
+                    if reader != made and self.units[reader].group is not None:
+                        score[reader] = score.get(reader, 0) + size
+        return sorted(score, key=lambda at: (-score[at], -at))
+
+    def _try_join(self, m: Member, reads: set[str], at: int) -> bool:
+        unit = self.units[at]
+        assert unit.group is not None
+        reason = self._conflict(m, reads, at)
+        if reason is None:
+            trial = unit.group.copy()
+            reason = trial.join(m)
+            if reason is None:
+                unit.group.take(trial)
+                self._register(m, reads, at)
+                return True
+        self._refuse(unit.group.members[-1].name, m.name, reason, reads & unit.group.tensors)
+        return False
+
+    def _conflict(self, m: Member, reads: set[str], at: int) -> str | None:
+        group = self.units[at].group
+        assert group is not None
+        if m.types[0].device != group.device:
+            return f"they are on {group.device} and {m.types[0].device}"
+        bit = 1 << at
+        for name in reads:
+            made = self.maker.get(name)
+            if made is not None and made != at and self.units[made].needs & bit:
+                between = self.units[made].node
+                what = between.names[0] if between is not None else name
+                return f"{what} lies between them"
+        return None
+
+    def _refuse(self, first: str, second: str, reason: str, shared: set[str]) -> None:
+        self.refusals.append(Refusal(first, second, reason, sum(self.sizes.get(n, 0) for n in shared)))
+
+    def _unite(self, m: Member, reads: set[str], at: int) -> None:
+        """Bring the groups that make the other operands of ``m`` into its group."""
+        for name in sorted(reads):
+            other = self.maker.get(name)
+            if other is None or other == at or self.units[other].group is None:
+                continue
+            if self._try_unite(other, at):
+                continue
+
+    def _try_unite(self, source: int, target: int) -> bool:
+        a, b = self.units[source], self.units[target]
+        assert a.group is not None and b.group is not None
+        if a.group.device != b.group.device:
+            return False
+        # A path between the two through a third unit would become a cycle.
+        for k, unit in enumerate(self.units):
+            if k in (source, target) or (unit.group is None and unit.node is None):
+                continue
+            bit = 1 << k
+            if (b.needs & bit and unit.needs & (1 << source)) or (a.needs & bit and unit.needs & (1 << target)):
+                return False
+        merged = sorted([*a.group.members, *b.group.members], key=lambda m: m.index)
+        large, small = (a, b) if len(a.group.members) >= len(b.group.members) else (b, a)
+        assert large.group is not None and small.group is not None
+        trial = _united(large.group, small.group) or _rebuilt(merged, a.group)
+        if trial is None:
+            return False
+        trial.members.sort(key=lambda m: m.index)
+        b.group.take(trial)
+        b.needs |= a.needs
+        b.needs &= ~((1 << source) | (1 << target))
+        a.group = None
+        for name, made in self.maker.items():
+            if made == source:
+                self.maker[name] = target
+        for readers in self.readers.values():
+            if source in readers:
+                readers[:] = [r for r in readers if r != source]
+                if target not in readers:
+                    readers.append(target)
+        for unit in self.units:
+            if unit.needs & (1 << source):
+                unit.needs = (unit.needs & ~(1 << source)) | (1 << target)
+        self._propagate(target)
+        return True
+
+
+def _united(large: Group, small: Group) -> Group | None:
+    """The members of ``small`` taken into a copy of ``large`` one by one."""
+    trial = large.copy()
+    for m in small.members:
+        if trial.join(m) is not None:
+            return None
+    return trial if _consistent(trial) else None
+
+
+def _rebuilt(members: list[Member], like: Group) -> Group | None:
+    trial = Group(like.table, like.device)
+    trial.begin(members[0])
+    for m in members[1:]:
+        if trial.join(m) is not None:
+            return None
+    return trial if _consistent(trial) else None
+
+
+def _consistent(group: Group) -> bool:
+    """Whether every read inside the group is of the iteration that makes it: a producer may have joined after its reader."""
+    seen: set[str] = set()
+    for m in sorted(group.members, key=lambda m: m.index):
+        for ld in m.loads:
+            made = group.produced.get(ld.buffer)
+            if made is None:
+                continue
+            if ld.buffer not in seen:
+                return False
+            binding, target = group.bindings[m.name], group.bindings[made.name]
+            trial = group.domain.copy()
+            learned = dict(binding)
+            if not bind_access(trial, ld.indices, [target[a] for a in made.axes], m.extents, learned):
+                return False
+            if len(trial.splits) != len(group.domain.splits):
+                return False
+        seen.update(m.names)
+    return True
+
+
+def fuse(graph: Graph, *, numerics: str = "fast") -> Fusion:
+    """Partition ``graph`` into calls of fused tensor functions and of libraries, in an order that respects dependences.
+
+    ``numerics="eager"`` keeps the rounding of half types between fused operations. Source: the planner's objective is that of
+    MetaFlow and of XLA's multi-output fusion (bytes, recompute, launches); the search here is greedy.
+    """
+    views = ViewMap(graph)
+    members, outside = build_members(graph, views, fast=numerics != "eager")
+    fuser = _Fuser(graph, views)
+    fuser.run(members)
+    units: list[Group | Library | CallTensor] = []
+    for u in fuser.units:
+        if u.group is not None:
+            units.append(u.group)
+        elif u.node is not None:
+            units.append(u.node)
+    calls, functions = assemble(graph, views, units, outside, fast=numerics != "eager")
+    report = FusionReport(
+        len(members),
+        sum(isinstance(c, CallTensor) for c in calls),
+        tuple(sorted(fuser.refusals, key=lambda r: -r.bytes)),
+    )
+    return Fusion(_with_nodes(graph, calls), functions, report)
+
+
+def _with_nodes(graph: Graph, nodes: list[Node]) -> Graph:
+    return Graph(graph.name, graph.inputs, tuple(nodes), graph.outputs, graph.symbols, graph.constants)

@@ -1,0 +1,243 @@
+"""Groups of nodes that will share a kernel, and the one operation on them: taking a member in, or saying why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import sympy
+
+from ..ir.expr import is_value
+from ..ir.symbols import SymbolTable
+from .domain import Binding, Digits, Domain, bind_access
+from .members import Member
+
+MAX_MEMBERS = 96
+# A reduction with fewer rows than this over more elements than that must be split over programs, so nothing that needs its
+# result element by element may share its kernel.
+FEW_ROWS, MANY_ELEMENTS = 64, 8192
+
+
+@dataclass(slots=True)
+class Group:
+    """Members in topological order, and each one's axes as digits over the shared domain.
+
+    ``reads`` holds, for tensors made elsewhere, the digits of each of their dimensions where a member reads them plainly.
+    """
+
+    table: SymbolTable
+    device: str
+    domain: Domain = field(default_factory=Domain)
+    members: list[Member] = field(default_factory=list)
+    bindings: dict[str, Binding] = field(default_factory=dict)
+    produced: dict[str, Member] = field(default_factory=dict)
+    reads: dict[str, list[Digits | None]] = field(default_factory=dict)
+    tensors: set[str] = field(default_factory=set)
+    is_split: bool = False
+
+    def copy(self) -> Group:
+        return Group(
+            self.table, self.device, self.domain.copy(), list(self.members),
+            {k: dict(v) for k, v in self.bindings.items()}, dict(self.produced),
+            {k: list(v) for k, v in self.reads.items()}, set(self.tensors), self.is_split,
+        )  # fmt: skip
+
+    def take(self, trial: Group) -> None:
+        """Become what a successful trial on a copy has become."""
+        for name in ("domain", "members", "bindings", "produced", "reads", "tensors", "is_split"):
+            setattr(self, name, getattr(trial, name))
+
+    def is_inner(self, m: Member) -> bool:
+        """Whether a member is computed once an element rather than once a row (reductions count as elements here)."""
+        if self.domain.inner is None or m.monoid is not None:
+            return True
+        binding = self.bindings[m.name]
+        return any(d in self.domain.inner for a in m.axes for d in binding[a])
+
+    def begin(self, m: Member) -> None:
+        """The first member sets the domain: its own axes, a dimension each, unit axes left out."""
+        binding: Binding = {}
+        for a in m.all_axes:
+            extent = m.extents[a]
+            binding[a] = () if extent == 1 else (self.domain.add(extent),)
+        if m.monoid is not None:
+            self._set_inner(m, binding)
+        self._admit(m, binding)
+
+    def join(self, m: Member) -> str | None:
+        """Take a member in if it fits; None on success, else why not. Call on a copy: a refusal leaves refinements behind."""
+        if len(self.members) >= MAX_MEMBERS:
+            return f"the kernel has {MAX_MEMBERS} members already"
+        binding: Binding = {}
+        for ld in m.loads:
+            if ld.buffer in self.produced:
+                reason = self._bind_member(m, ld.buffer, ld.indices, binding)
+                if reason is not None:
+                    return reason
+        if not any(ld.buffer in self.produced for ld in m.loads):
+            self._bind_by_inputs(m, binding)
+        return self._complete(m, binding)
+
+    # --- steps of join --------------------------------------------------------------------------------------------------
+
+    def _digits(self, name: str) -> list[Digits | None]:
+        made = self.produced[name]
+        return [self.bindings[made.name][a] for a in made.axes]
+
+    def _bind_member(self, m: Member, name: str, indices: tuple[object, ...], binding: Binding) -> str | None:
+        if any(is_value(i) for i in indices):  # type: ignore[arg-type]
+            return f"{m.name} gathers from {name}"
+        mark = len(self.domain.splits)
+        if not bind_access(self.domain, indices, self._digits(name), m.extents, binding):  # type: ignore[arg-type]
+            return f"{m.name} reads {name} at another position than it is made"
+        self._refresh(mark, binding)
+        return None
+
+    def _bind_by_inputs(self, m: Member, binding: Binding) -> None:
+        """Line up with members that read the same tensors; best effort, since nothing depends on it but the shared reads."""
+        for ld in m.loads:
+            known = self.reads.get(ld.buffer)
+            if known is None or any(is_value(i) for i in ld.indices):
+                continue
+            trial, attempt = self.copy(), dict(binding)
+            if bind_access(trial.domain, ld.indices, list(known), m.extents, attempt):
+                mark = len(self.domain.splits)
+                self.domain = trial.domain
+                binding.clear()
+                binding.update(attempt)
+                self._refresh(mark, binding)
+
+    def _refresh(self, mark: int, binding: Binding) -> None:
+        """Bring all digits up to date after refinements."""
+        if len(self.domain.splits) == mark:
+            return
+        for b in (*self.bindings.values(), binding):
+            for a, digits in b.items():
+                b[a] = self.domain.refresh(digits, mark)
+        for name, known in self.reads.items():
+            self.reads[name] = [None if d is None else self.domain.refresh(d, mark) for d in known]
+
+    def _complete(self, m: Member, binding: Binding) -> str | None:
+        """Bind the axes that the accesses left open, check the shape of the whole, and admit."""
+        domain = self.domain
+        for a in m.all_axes:
+            if m.extents[a] == 1:
+                binding[a] = ()
+        used = {d for digits in binding.values() for d in digits}
+        if sum(len(d) for d in binding.values()) != len(used):
+            return f"two axes of {m.name} run along the same dimension"
+        missing = [a for a in m.all_axes if a not in binding]
+        if m.monoid is not None:
+            reason = self._complete_reduction(m, binding, missing, used)
+        else:
+            reason = self._complete_compute(m, binding, missing, used)
+        if reason is not None:
+            return reason
+        if domain.inner is not None and self._splits(m):
+            self.is_split = True
+        if self.is_split and (reason := self._split_refusal(m)) is not None:
+            return reason
+        self._admit(m, binding)
+        return None
+
+    def _cut(self, m: Member, axes: list[sympy.Symbol], dims: list[int], binding: Binding) -> bool:
+        mark = len(self.domain.splits)
+        cut = self.domain.align([m.extents[a] for a in axes], dims)
+        if cut is None:
+            return False
+        self._refresh(mark, binding)
+        for a, digits in zip(axes, cut, strict=True):
+            binding[a] = self.domain.refresh(digits, mark)
+        return True
+
+    def _complete_compute(self, m: Member, binding: Binding, missing: list[sympy.Symbol], used: set[int]) -> str | None:
+        domain = self.domain
+        rows = [d for d in domain.rows() if d not in used]
+        inner = [d for d in domain.inner_order() if d not in used]
+        whole = [d for d in domain.order if d not in used]
+        if not missing:
+            if not whole:
+                return None
+            if domain.inner is not None and not rows and len(inner) == len(domain.inner_order()):
+                return None
+            return f"{m.name} covers only a part of the loops"
+        if not used and domain.inner is not None and self._cut(m, missing, domain.rows(), binding):
+            return None
+        if self._cut(m, missing, whole, binding):
+            return None
+        if not whole and domain.inner is None and self._may_extend(m, missing):
+            # The members so far become rows, and this one runs over elements of theirs.
+            domain.inner = frozenset(self._extend(m, missing, binding))
+            return None
+        return f"the loops of {m.name} do not line up"
+
+    def _may_extend(self, m: Member, missing: list[sympy.Symbol]) -> bool:
+        """The new axes must be the last ones, or the elements of a row would lie far apart."""
+        bound = [k for k, a in enumerate(m.axes) if a not in missing and m.extents[a] != 1]
+        return max(bound, default=-1) < m.axes.index(missing[0])
+
+    def _extend(self, m: Member, missing: list[sympy.Symbol], binding: Binding) -> list[int]:
+        dims = [self.domain.add(m.extents[a]) for a in missing]
+        for a, d in zip(missing, dims, strict=True):
+            binding[a] = (d,)
+        return dims
+
+    def _complete_reduction(
+        self, m: Member, binding: Binding, missing: list[sympy.Symbol], used: set[int]
+    ) -> str | None:
+        domain = self.domain
+        if domain.inner is not None:
+            rows = [a for a in m.axes if a in missing]
+            reduced = [a for a in m.reduce_axes if a in missing]
+            if rows and not self._cut(m, rows, [d for d in domain.rows() if d not in used], binding):
+                return f"the rows of {m.name} do not line up"
+            used = {d for digits in binding.values() for d in digits}
+            if reduced and not self._cut(m, reduced, [d for d in domain.inner_order() if d not in used], binding):
+                return f"{m.name} reduces over other loops"
+        elif missing and not self._cut(m, missing, [d for d in domain.order if d not in used], binding):
+            return f"the loops of {m.name} do not line up"
+        covered = {d for a in m.reduce_axes for d in binding[a]}
+        everything = {d for digits in binding.values() for d in digits}
+        if everything != set(domain.order):
+            return f"{m.name} covers only a part of the loops"
+        if domain.inner is None:
+            if not covered:
+                return f"{m.name} reduces over nothing"
+            self._set_inner(m, binding)
+        elif covered != domain.inner:
+            return f"{m.name} reduces over other dimensions"
+        return None
+
+    def _set_inner(self, m: Member, binding: Binding) -> None:
+        self.domain.inner = frozenset(d for a in m.reduce_axes for d in binding[a])
+
+    def _splits(self, m: Member) -> bool:
+        if m.monoid is None:
+            return False
+        rows = self.table.hint(self.domain.size(self.domain.rows()))
+        inner = self.table.hint(self.domain.size(self.domain.inner_order()))
+        return rows < FEW_ROWS and inner >= MANY_ELEMENTS
+
+    def _split_refusal(self, m: Member) -> str | None:
+        """In a kernel whose reduction is split, the result exists only at the very end."""
+        reduced = {n for p in self.members if p.monoid is not None for n in p.names}
+        if m.monoid is None and any(ld.buffer in reduced for ld in m.loads):
+            return f"{m.name} needs the result of a reduction that is split over programs"
+        # A reduction that joins late makes the group split: then no earlier member may depend on another reduction's result.
+        for p in (*self.members, m):
+            if any(ld.buffer in reduced for ld in p.loads):
+                return f"{p.name} needs the result of a reduction that is split over programs"
+        return None
+
+    def _admit(self, m: Member, binding: Binding) -> None:
+        self.members.append(m)
+        self.bindings[m.name] = binding
+        for name in m.names:
+            self.produced[name] = m
+            self.tensors.add(name)
+        for ld in m.loads:
+            self.tensors.add(ld.buffer)
+            if ld.buffer not in self.produced and ld.buffer not in self.reads:
+                self.reads[ld.buffer] = [
+                    binding.get(i) if not is_value(i) and i.is_Symbol else () if not is_value(i) and i == 0 else None  # type: ignore[union-attr]
+                    for i in ld.indices
+                ]

@@ -1,0 +1,296 @@
+"""Lowering: a fused tensor function as a loop nest, one loop tree a stage, with no decision about order or place yet.
+
+Dimensions that every access crosses as one are collapsed, so that a contiguous point-wise kernel has a single loop whatever the
+rank of its tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sympy
+
+from ..ir.expr import Expr, Index, IndexValue, Load, cast, index_exprs, is_value, rewrite, symbol, walk
+
+from ..ir.loops import (
+    Access,
+    Axis,
+    AxisKind,
+    Block,
+    Buffer,
+    Loop,
+    LoopNest,
+    Node,
+    Scope,
+    Statement,
+    Store,
+    Update,
+    contiguous_strides,
+)
+from .function import Dim, Output, Stage, TensorFunction
+
+
+def lower_to_loops(function: TensorFunction) -> LoopNest:
+    """The loop nest of a function: parameters are inputs, then outputs; results that stay inside are LOCAL buffers.
+
+    Stages stand in order at the root, each with loops over the rows and, where it needs them, the inner dimensions.
+    """
+    function = collapse(function)
+    readers = {ld.buffer for s in function.stages for v in s.values for ld in _result_loads(v)}
+    locals_: list[Buffer] = []
+    body: list[Node] = []
+    for k, stage in enumerate(function.stages):
+        outputs = {r: [o for o in function.outputs if o.result == r] for r in stage.results}
+        block, buffers = _block(function, stage, f"b{k}", outputs, readers)
+        locals_ += buffers
+        body.append(_loops(block, f"b{k}"))
+    return LoopNest(
+        function.name,
+        (*function.inputs, *(o.buffer for o in function.outputs)),
+        tuple(o.buffer.name for o in function.outputs),
+        tuple(_with_late_stores(function, body, readers)),
+        tuple(locals_),
+        function.symbols,
+    )
+
+
+def _result_loads(value: Expr) -> list[Load]:
+    return [e for e in walk(value) if isinstance(e, Load) and e.buffer.startswith("t")]
+
+
+def _dims(function: TensorFunction, stage: Stage) -> tuple[Dim, ...]:
+    return function.dims if stage.inner or stage.monoid is not None else function.rows
+
+
+def _block(
+    function: TensorFunction, stage: Stage, name: str, outputs: dict[str, list[Output]], readers: set[str]
+) -> tuple[Block, list[Buffer]]:
+    dims = _dims(function, stage)
+    rows = {d.var for d in function.rows}
+    axes = tuple(
+        Axis(
+            d.var, d.extent, AxisKind.REDUCTION if stage.monoid is not None and d.var not in rows else AxisKind.SPATIAL
+        )
+        for d in dims
+    )
+    kept = function.rows if stage.monoid is not None else dims
+    where = tuple(d.var for d in kept)
+    shape = tuple(d.extent for d in kept)
+    buffers: list[Buffer] = []
+
+    def local(result: str, value: Expr) -> None:
+        buffers.append(Buffer(result, shape, contiguous_strides(shape), value.dtype, Scope.LOCAL))
+
+    body: list[Statement] = []
+    if stage.monoid is not None:
+        targets = []
+        for r, v in zip(stage.results, stage.values, strict=True):
+            direct = _direct(outputs[r], r, v, readers)
+            if direct is not None:
+                targets.append(Access(direct.buffer.name, direct.indices))
+            else:
+                local(r, v)
+                targets.append(Access(r, where))
+        body.append(Update(stage.monoid, tuple(targets), stage.values))
+    else:
+        (r,), (v,) = stage.results, stage.values
+        if r in readers:
+            local(r, v)
+            body.append(Store(r, where, v))
+        body += [Store(o.buffer.name, o.indices, cast(v, o.buffer.dtype)) for o in outputs[r]]
+    bindings = tuple(symbol(f"{name}_{d.var.name}") for d in dims)
+    return Block(name, axes, bindings, tuple(body)), buffers
+
+
+def _direct(outputs: list[Output], result: str, value: Expr, readers: set[str]) -> Output | None:
+    """The output that a reduction may accumulate into: its only reader, of the same type."""
+    if len(outputs) == 1 and result not in readers and outputs[0].buffer.dtype is value.dtype:
+        return outputs[0]
+    return None
+
+
+def _loops(block: Block, name: str) -> Node:
+    node: Node = block
+    for axis in reversed(block.axes):
+        node = Loop(symbol(f"{name}_{axis.var.name}"), axis.extent, (node,))
+    return node
+
+
+def _with_late_stores(function: TensorFunction, body: list[Node], readers: set[str]) -> list[Node]:
+    """After a reduction whose result is also read here, a stage of its own stores the result."""
+    result: list[Node] = []
+    for k, (stage, node) in enumerate(zip(function.stages, body, strict=True)):
+        result.append(node)
+        if stage.monoid is None:
+            continue
+        stores: list[Statement] = []
+        where = tuple(d.var for d in function.rows)
+        for r, v in zip(stage.results, stage.values, strict=True):
+            outputs = [o for o in function.outputs if o.result == r]
+            if outputs and _direct(outputs, r, v, readers) is None:
+                stores += [
+                    Store(o.buffer.name, o.indices, cast(Load(r, where, v.dtype), o.buffer.dtype)) for o in outputs
+                ]
+        if stores:
+            name = f"b{k}s"
+            axes = tuple(Axis(d.var, d.extent) for d in function.rows)
+            bindings = tuple(symbol(f"{name}_{d.var.name}") for d in function.rows)
+            result.append(_loops(Block(name, axes, bindings, tuple(stores)), name))
+    return result
+
+
+# --- collapsing ---------------------------------------------------------------------------------------------------------
+
+
+def collapse(function: TensorFunction) -> TensorFunction:
+    """Merge neighbouring dimensions that every access crosses as one."""
+    rows, inner = list(function.rows), list(function.inner)
+    changed = True
+    while changed:
+        changed = False
+        for dims in (rows, inner):
+            for k in range(len(dims) - 1):
+                merged = _merge(function, dims[k], dims[k + 1])
+                if merged is not None:
+                    function = merged
+                    dims[k : k + 2] = [Dim(dims[k + 1].var, dims[k].extent * dims[k + 1].extent)]
+                    changed = True
+                    break
+    function = replace(function, rows=tuple(rows), inner=tuple(inner))
+    return _renumber(function)
+
+
+def _accesses(function: TensorFunction) -> dict[str, list[tuple[Index, ...]]]:
+    found: dict[str, list[tuple[Index, ...]]] = {}
+    for s in function.stages:
+        for v in s.values:
+            for e in walk(v):
+                if isinstance(e, Load):
+                    found.setdefault(e.buffer, []).append(e.indices)
+    for o in function.outputs:
+        found.setdefault(o.buffer.name, []).append(o.indices)
+    return found
+
+
+def _merge(function: TensorFunction, high: Dim, low: Dim) -> TensorFunction | None:
+    """The function with two neighbouring dimensions as one, if each access moves with ``high*low.extent + low`` alone."""
+    buffers = {b.name: b for b in function.inputs} | {o.buffer.name: o.buffer for o in function.outputs}
+    reshaped: dict[str, tuple[int, Buffer]] = {}
+    for name, sites in _accesses(function).items():
+        buffer = buffers.get(name)
+        if buffer is None:
+            continue  # results are indexed by dimensions and follow them
+        at: int | None = None
+        for indices in sites:
+            found = _mergeable_site(buffer, indices, high, low)
+            if found is None or (at is not None and found not in (at, -1) and at != -1):
+                return None
+            at = found if at in (None, -1) else at
+        if at is not None and at >= 0:
+            reshaped[name] = (at, _joined(buffer, at))
+            if any(_mergeable_site(buffer, i, high, low) != at for i in sites):
+                return None
+    for s in function.stages:
+        for v in s.values:
+            if any(isinstance(e, IndexValue) and not _moves_as_one(e.index, high, low) for e in walk(v)):
+                return None
+    return _rewritten(function, reshaped, high, low)
+
+
+def _moves_as_one(index: sympy.Expr, high: Dim, low: Dim) -> bool:
+    free = index.free_symbols
+    if high.var not in free and low.var not in free:
+        return True
+    whole = sympy.Dummy(integer=True, nonnegative=True)
+    moved = sympy.expand(index.xreplace({low.var: whole - high.var * low.extent}))
+    return high.var not in moved.free_symbols
+
+
+def _mergeable_site(buffer: Buffer, indices: tuple[Index, ...], high: Dim, low: Dim) -> int | None:
+    """-1 where the access needs no change of the buffer's shape; k where dimensions k and k+1 of it must become one; else None."""
+    for i in indices:
+        if is_value(i):
+            inner = [e for e in index_exprs(i)]  # type: ignore[arg-type]
+            if not all(_moves_as_one(e, high, low) for e in inner):
+                return None
+    exprs = [sympy.S.Zero if is_value(i) else i for i in indices]
+    if all(_moves_as_one(i, high, low) for i in exprs):
+        return -1
+    for k in range(len(exprs) - 1):
+        if exprs[k] == high.var and exprs[k + 1] == low.var:
+            others = [e for j, e in enumerate(exprs) if j not in (k, k + 1)]
+            if any({high.var, low.var} & e.free_symbols for e in others):
+                return None
+            if (
+                buffer.shape[k + 1] == low.extent
+                and sympy.expand(buffer.strides[k] - buffer.strides[k + 1] * buffer.shape[k + 1]) == 0
+            ):
+                return k
+    return None
+
+
+def _joined(buffer: Buffer, k: int) -> Buffer:
+    shape = (*buffer.shape[:k], buffer.shape[k] * buffer.shape[k + 1], *buffer.shape[k + 2 :])
+    return replace(buffer, shape=shape, strides=(*buffer.strides[:k], *buffer.strides[k + 1 :]))
+
+
+def _rewritten(
+    function: TensorFunction, reshaped: dict[str, tuple[int, Buffer]], high: Dim, low: Dim
+) -> TensorFunction:
+    """``low`` becomes the merged dimension; ``high`` disappears from every index."""
+    merged = {low.var: low.var - high.var * low.extent}
+
+    def index(i: sympy.Expr) -> sympy.Expr:
+        free = i.free_symbols
+        return sympy.expand(i.xreplace(merged)) if high.var in free or low.var in free else i
+
+    def leaf(e: Expr) -> Expr | None:
+        if isinstance(e, Load):
+            if e.buffer in reshaped:
+                return Load(e.buffer, _drop(e.indices, reshaped[e.buffer][0], low), e.dtype)
+            if e.buffer.startswith("t"):
+                kept = tuple(low.var if i == merged[low.var] else i for i in e.indices if i != high.var)
+                return Load(e.buffer, kept, e.dtype)
+        return None
+
+    def indices(name: str, given: tuple[sympy.Expr, ...]) -> tuple[sympy.Expr, ...]:
+        moved = tuple(index(i) for i in given)
+        return _drop(moved, reshaped[name][0], low) if name in reshaped else moved  # type: ignore[return-value]
+
+    stages = tuple(replace(s, values=tuple(rewrite(v, leaf, index) for v in s.values)) for s in function.stages)
+    outputs = tuple(
+        replace(
+            o,
+            buffer=reshaped[o.buffer.name][1] if o.buffer.name in reshaped else o.buffer,
+            indices=indices(o.buffer.name, o.indices),
+        )
+        for o in function.outputs
+    )
+    inputs = tuple(reshaped[b.name][1] if b.name in reshaped else b for b in function.inputs)
+    return replace(function, stages=stages, outputs=outputs, inputs=inputs)
+
+
+def _drop(indices: tuple[Index, ...], k: int, low: Dim) -> tuple[Index, ...]:
+    return (*indices[:k], low.var, *indices[k + 2 :])
+
+
+def _renumber(function: TensorFunction) -> TensorFunction:
+    """Dimensions named i0, i1, … and r0, r1, … again."""
+    env: dict[sympy.Symbol, sympy.Expr] = {}
+    for prefix, dims in (("i", function.rows), ("r", function.inner)):
+        env.update({d.var: symbol(f"{prefix}{k}") for k, d in enumerate(dims)})
+    if all(a == b for a, b in env.items()):
+        return function
+
+    def index(i: sympy.Expr) -> sympy.Expr:
+        return i.xreplace(env) if i.free_symbols else i
+
+    return replace(
+        function,
+        rows=tuple(Dim(env[d.var], d.extent) for d in function.rows),  # type: ignore[arg-type]
+        inner=tuple(Dim(env[d.var], d.extent) for d in function.inner),  # type: ignore[arg-type]
+        stages=tuple(
+            replace(s, values=tuple(rewrite(v, lambda _: None, index) for v in s.values)) for s in function.stages
+        ),
+        outputs=tuple(replace(o, indices=tuple(index(i) for i in o.indices)) for o in function.outputs),
+    )

@@ -1,0 +1,213 @@
+"""The nodes of a graph as the fuser sees them: values read through views, trivial producers substituted into their readers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import sympy
+
+from ..ir.dtypes import DType
+from ..ir.expr import Call, Cast, Const, Expr, Load, Select, flops, is_value, loads, rewrite, walk
+from ..ir.graph import Compute, Graph, Origin, Reduction, TensorType, View, node_values, uses
+from ..ir.index import simplify
+from ..ir.monoid import Monoid
+from ..ir.symbols import SymbolTable
+from .views import ViewMap, map_value
+
+# Producers up to these sizes are computed again where they are read at another position.
+INLINE_FLOPS = 48
+INLINE_NODES = 400
+# A function of this cost is worth keeping rather than computing twice.
+CHEAP_FLOPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node to be fused. ``axes`` are the kept axes, ``reduce_axes`` those of a reduction; ``extents`` covers both."""
+
+    index: int
+    names: tuple[str, ...]
+    types: tuple[TensorType, ...]
+    axes: tuple[sympy.Symbol, ...]
+    reduce_axes: tuple[sympy.Symbol, ...]
+    extents: dict[sympy.Symbol, sympy.Expr]
+    values: tuple[Expr, ...]
+    monoid: Monoid | None
+    origins: tuple[Origin, ...]
+    loads: tuple[Load, ...]
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def all_axes(self) -> tuple[sympy.Symbol, ...]:
+        return (*self.axes, *self.reduce_axes)
+
+
+def collect_loads(values: tuple[Expr, ...]) -> tuple[Load, ...]:
+    """Every load of some values, each once."""
+    seen: dict[Load, None] = {}
+    for v in values:
+        seen.update(dict.fromkeys(loads(v)))
+    return tuple(seen)
+
+
+def simplify_value(value: Expr, fast: bool = True) -> Expr:
+    """Undo conversions that cancel. ``fast`` also drops the rounding of a half type between two float32 values."""
+
+    def leaf(e: Expr) -> Expr | None:
+        if isinstance(e, Cast) and isinstance(e.value, Cast):
+            middle, origin = e.value.dtype, e.value.value.dtype
+            if origin is e.dtype and _widens(origin, middle):
+                return e.value.value
+            if fast and origin is e.dtype is DType.FLOAT32 and middle.is_half:
+                return e.value.value
+        return None
+
+    return rewrite(value, leaf)
+
+
+@lru_cache(maxsize=None)
+def _widens(origin: DType, middle: DType) -> bool:
+    """Whether every value of ``origin`` survives a trip through ``middle``."""
+    if origin.is_float and middle.is_float:
+        return middle is DType.FLOAT64 or (middle is DType.FLOAT32 and origin.is_half)
+    if origin.is_int and middle.is_int:
+        return middle.bits > origin.bits and (middle.is_signed or not origin.is_signed)
+    return origin is DType.BOOL and middle is not DType.BOOL
+
+
+def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member], set[str]]:
+    """The members of a graph in order, and the names that have been substituted into every reader and so may vanish.
+
+    A substituted node is still a member where something else than a member needs it in memory.
+    """
+    counts: dict[str, int] = {}
+    outside: set[str] = {views.base(o) for o in graph.outputs if isinstance(o, str)}
+    for node in graph.nodes:
+        if isinstance(node, (Compute, Reduction)):
+            for v in dict.fromkeys(views.base(u) for u in uses(node)):
+                counts[v] = counts.get(v, 0) + 1
+        elif not isinstance(node, View):
+            outside.update(views.base(u) for u in uses(node))
+    substituted: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]] = {}
+    members: dict[str, Member] = {}
+    order: list[Member] = []
+    for index, node in enumerate(graph.nodes):
+        if not isinstance(node, (Compute, Reduction)):
+            continue
+        reduce_axes = node.reduce_axes if isinstance(node, Reduction) else ()
+        reduce_shape = node.reduce_shape if isinstance(node, Reduction) else ()
+        extents = dict(zip((*node.axes, *reduce_axes), (*node.types[0].shape, *reduce_shape), strict=True))
+        values = tuple(views.resolve(v, extents) for v in node_values(node))
+        values = _substitute(values, substituted, members, counts, extents, graph.symbols)
+        values = tuple(simplify_value(v, fast) for v in values)
+        member = Member(
+            index, node.names, node.types, node.axes, reduce_axes, extents, values,
+            node.monoid if isinstance(node, Reduction) else None, node.origins, collect_loads(values),
+        )  # fmt: skip
+        members[member.name] = member
+        order.append(member)
+        if isinstance(node, Compute) and _is_trivial(member):
+            substituted[member.name] = (node.axes, values[0])
+    return _drop_dead(order, outside), outside
+
+
+def _drop_dead(members: list[Member], outside: set[str]) -> list[Member]:
+    needed = set(outside)
+    kept = []
+    for m in reversed(members):
+        if any(n in needed for n in m.names):
+            kept.append(m)
+            needed.update(ld.buffer for ld in m.loads)
+    return kept[::-1]
+
+
+def _is_trivial(member: Member) -> bool:
+    """A node that costs a reader nothing to compute itself: constants, index arithmetic, copies and widening conversions."""
+    value = member.values[0]
+    if not member.loads:
+        return flops(value) <= CHEAP_FLOPS
+    while isinstance(value, Cast):
+        value = value.value
+    if isinstance(value, Load):
+        return not any(is_value(i) for i in value.indices)
+    return False
+
+
+def _substitute(
+    values: tuple[Expr, ...],
+    trivial: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]],
+    members: dict[str, Member],
+    counts: dict[str, int],
+    extents: dict[sympy.Symbol, sympy.Expr],
+    table: SymbolTable,
+) -> tuple[Expr, ...]:
+    """Put trivial producers, and cheap ones that are read at odd positions, in the place of their loads."""
+    sites: dict[str, set[tuple[object, ...]]] = {}
+    guarded: set[str] = set()
+    for v in values:
+        for ld in loads(v):
+            sites.setdefault(ld.buffer, set()).add(ld.indices)
+        for e in walk(v):
+            if isinstance(e, Select):
+                guarded.update(ld.buffer for branch in (e.if_true, e.if_false) for ld in loads(branch))
+    chosen: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]] = {}
+    for name, positions in sites.items():
+        if name in trivial:
+            chosen[name] = trivial[name]
+        elif (m := members.get(name)) is not None and m.monoid is None:
+            odd = name in guarded or any(not _is_regular(p, extents) for p in positions)
+            if odd and _worth_repeating(m, len(positions), counts.get(name, 1), extents):
+                chosen[name] = (m.axes, m.values[0])
+    if not chosen:
+        return values
+
+    def leaf(e: Expr) -> Expr | None:
+        if isinstance(e, Load) and e.buffer in chosen:
+            axes, value = chosen[e.buffer]
+            if axes == e.indices:
+                return value
+            moved = map_value(value, dict(zip(axes, e.indices, strict=True)))
+            return rewrite(moved, lambda _: None, lambda i: simplify(i, extents, table))
+        return None
+
+    return tuple(rewrite(v, leaf) for v in values)
+
+
+def _is_regular(indices: tuple[object, ...], extents: dict[sympy.Symbol, sympy.Expr]) -> bool:
+    """Whether an access may be of the same iteration: no gather, no shift, no reversal."""
+    for i in indices:
+        if is_value(i):  # type: ignore[arg-type]
+            return False
+        assert isinstance(i, sympy.Expr)
+        if i.is_Add and any(t.is_Integer or t.could_extract_minus_sign() for t in i.args):
+            return False
+        if i.is_Integer and i != 0:
+            return False
+    return True
+
+
+def _worth_repeating(m: Member, positions: int, readers: int, extents: dict[sympy.Symbol, sympy.Expr]) -> bool:
+    value = m.values[0]
+    if sum(1 for _ in walk(value)) > INLINE_NODES or len(m.loads) > 6:
+        return False
+    cost = flops(value)
+    if positions > 2:
+        return cost <= 2 and len(m.loads) <= 2
+    # A gather or a broadcast reads each element many times: repeat only what is nearly free.
+    ratio = sympy.Mul(*extents.values()) / m.types[0].numel
+    if ratio.is_number and ratio > 2:
+        return cost <= CHEAP_FLOPS and len(m.loads) <= 2
+    return cost * positions * readers <= INLINE_FLOPS
+
+
+def is_cheap(value: Expr) -> bool:
+    """Whether computing a value again costs less than reading it back, bytes apart."""
+    return all(not isinstance(e, Call) or flops(Call(e.fn, (), e.dtype)) <= CHEAP_FLOPS for e in walk(value))
+
+
+def has_only_constants(value: Expr) -> bool:
+    return all(isinstance(e, (Const, Cast)) for e in walk(value))

@@ -1,0 +1,1 @@
+"""Graph passes, one file each; the pass, its file and its function share one verb."""

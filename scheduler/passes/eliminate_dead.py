@@ -1,0 +1,31 @@
+"""Drop nodes that no output needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir.graph import Graph, Library, Node, uses
+
+# Calls whose effect is not their result.
+_EFFECTS = ("copy_", "_assert", "set_", "resize_", "hop::", "_c10d_functional", "wait_tensor", "mlc::")
+
+
+def has_effect(node: Node) -> bool:
+    """Whether a node must run though nobody reads its result."""
+    return isinstance(node, Library) and (any(e in node.target for e in _EFFECTS) or _mutates(node.target))
+
+
+def _mutates(target: str) -> bool:
+    op = target.split("::")[-1].split(".")[0]
+    return op.endswith("_") and not op.endswith("__")
+
+
+def eliminate_dead(graph: Graph) -> Graph:
+    """Keep what the outputs need, and calls with effects."""
+    needed = {o for o in graph.outputs if isinstance(o, str)}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if has_effect(node) or any(n in needed for n in node.names):
+            kept.append(node)
+            needed.update(uses(node))
+    return graph if len(kept) == len(graph.nodes) else replace(graph, nodes=tuple(reversed(kept)))
