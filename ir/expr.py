@@ -1,15 +1,15 @@
 """Value expressions: what one element of a result is.
 
-Two kinds of expression never mix by accident. Shapes, extents and indices are sympy expressions over non-negative integer
-symbols; values are the frozen dataclasses below. ``IndexValue`` carries an index into a value, and an index of a ``Load`` may
-itself be an integer-valued expression (a gather).
+Two kinds of expression never mix by accident. Shapes, extents and indices are sympy expressions over non-negative
+integer symbols; values are the frozen dataclasses below. ``IndexValue`` carries an index into a value, and an index
+of a ``Load`` may itself be an integer-valued expression (a gather).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import TypeAlias
 
 import sympy
@@ -19,7 +19,7 @@ from .errors import IRError
 from .ops import OPS, Result
 
 
-@lru_cache(maxsize=None)
+@cache
 def symbol(name: str) -> sympy.Symbol:
     """The one symbol of that name: every size, loop variable and axis is a non-negative integer."""
     return sympy.Symbol(name, integer=True, nonnegative=True)
@@ -27,7 +27,8 @@ def symbol(name: str) -> sympy.Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The element of ``buffer`` at ``indices`` (one per dimension). Out of range is an error unless guarded by a ``Select``."""
+    """The element of ``buffer`` at ``indices`` (one per dimension). Out of range is an error unless guarded by a
+    ``Select``."""
 
     buffer: str
     indices: tuple[Index, ...]
@@ -69,7 +70,8 @@ class IndexValue:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Conversion with torch's rules: float to int truncates, to bool is ``!= 0``, to a half type rounds to nearest even."""
+    """Conversion with torch's rules: float to int truncates, to bool is ``!= 0``, to a half type rounds to nearest
+    even."""
 
     value: Expr
     dtype: DType
@@ -77,7 +79,8 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of the table in ``ops``; the arguments share one type (but for ``bitcast`` and the random functions)."""
+    """A function of the table in ``ops``; the arguments share one type (but for ``bitcast`` and the random
+    functions)."""
 
     fn: str
     args: tuple[Expr, ...]
@@ -107,7 +110,7 @@ def is_value(index: Index) -> bool:
     return isinstance(index, EXPR_TYPES)
 
 
-# --- construction -------------------------------------------------------------------------------------------------------
+# --- construction -----------------------------------------------------------------------------------------------------
 
 
 def call(fn: str, *args: Expr, dtype: DType | None = None) -> Expr:
@@ -153,7 +156,7 @@ def const(value: bool | int | float, dtype: DType) -> Const:
     return Const(float(value), dtype)
 
 
-# --- traversal ----------------------------------------------------------------------------------------------------------
+# --- traversal --------------------------------------------------------------------------------------------------------
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:

@@ -1,8 +1,9 @@
 """Graphs of tensor functions and library calls, and the module that holds them.
 
-A graph node defines one or more tensors. Before fusion the nodes are ``Compute`` and ``Reduction`` (what each element is, as a
-value expression over the node's axes), ``View`` (an index map that costs nothing) and ``Library`` (a call of an ATen op).
-Fusion replaces the first two by ``CallTensor`` of a function of the module. The nodes of a fused function are ``Compute`` and
+A graph node defines one or more tensors. Before fusion the nodes are ``Compute`` and ``Reduction`` (what each
+element is, as a value expression over the node's axes), ``View`` (an index map that costs nothing) and ``Library``
+(a call of an ATen op). Fusion replaces the first two by ``CallTensor`` of a function of the module. The nodes of a
+fused function are ``Compute`` and
 ``Reduction`` alone.
 """
 
@@ -23,7 +24,8 @@ from .symbols import SymbolTable
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Shape and strides in elements, element type, and device ("cpu", "cuda:0"). A materialised value has these strides."""
+    """Shape and strides in elements, element type, and device ("cpu", "cuda:0"). A materialised value has these
+    strides."""
 
     shape: tuple[sympy.Expr, ...]
     strides: tuple[sympy.Expr, ...]
@@ -58,7 +60,8 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class SizeInput:
-    """An integer that the caller gives, and the symbol that it binds (an expression where the caller passes a derived size)."""
+    """An integer that the caller gives, and the symbol that it binds (an expression where the caller passes a
+    derived size)."""
 
     name: str
     value: sympy.Expr
@@ -102,7 +105,8 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """``name[axes] = source[indices]``, without a copy: the same memory at ``type.strides`` from ``offset`` elements in."""
+    """``name[axes] = source[indices]``, without a copy: the same memory at ``type.strides`` from ``offset`` elements
+    in."""
 
     name: str
     type: TensorType
@@ -130,7 +134,8 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A call of an ATen op, by its full name ("aten::addmm.default"); ``args`` hold Refs, numbers, sizes and torch constants.
+    """A call of an ATen op, by its full name ("aten::addmm.default"); ``args`` hold Refs, numbers, sizes and torch
+    constants.
 
     ``types[k]`` is None for a result that is no tensor. ``reason`` says why it is a library call, for the report.
     """
@@ -169,7 +174,8 @@ GraphOutput: TypeAlias = str | sympy.Expr | None
 class Graph:
     """Inputs in call order, nodes in topological order, outputs in return order.
 
-    ``constants`` holds objects that library calls name and text cannot: sub-graphs of higher-order ops, tensors of the module.
+    ``constants`` holds objects that library calls name and text cannot: sub-graphs of higher-order ops, tensors of
+    the module.
     """
 
     name: str

@@ -1,8 +1,9 @@
 """Loop nests: a tree of loops and blocks over buffers, the form that schedules rewrite and emitters read.
 
-A ``Block`` is the unit of computation. It has its own axes; ``bindings`` say what value each axis takes in terms of the loops
-around it, so that splitting or fusing loops changes bindings and never the body. Reads and writes are derived from the body.
-Everything is immutable: a rewrite builds a new tree and keeps every object in which nothing changed.
+A ``Block`` is the unit of computation. It has its own axes; ``bindings`` say what value each axis takes in terms of
+the loops around it, so that splitting or fusing loops changes bindings and never the body. Reads and writes are
+derived from the body. Everything is immutable: a rewrite builds a new tree and keeps every object in which nothing
+changed.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ Annotations: TypeAlias = tuple[tuple[str, bool | int | float | str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A typed array: ``shape`` and ``strides`` in elements; ``align`` is the known alignment of its first element in bytes."""
+    """A typed array: ``shape`` and ``strides`` in elements; ``align`` is the known alignment of its first element in
+    bytes."""
 
     name: str
     shape: tuple[sympy.Expr, ...]
@@ -110,7 +112,8 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """``targets = monoid.combine(targets, values)``, begun from the identity where the block's reduction axes are all zero.
+    """``targets = monoid.combine(targets, values)``, begun from the identity where the block's reduction axes are
+    all zero.
 
     ``values`` are lifted states, one per component of the monoid, as ``targets`` are.
     """
@@ -188,9 +191,11 @@ Node: TypeAlias = Loop | Block
 
 @dataclass(frozen=True, slots=True)
 class LoopNest:
-    """One kernel: parameters in call order (inputs, then outputs), sizes passed as integers, buffers of its own, and the loops.
+    """One kernel: parameters in call order (inputs, then outputs), sizes passed as integers, buffers of its own, and
+    the loops.
 
-    ``outputs`` names the parameters that the nest writes; ``symbols`` holds the sizes that are passed as integers, in order.
+    ``outputs`` names the parameters that the nest writes; ``symbols`` holds the sizes that are passed as integers,
+    in order.
     """
 
     name: str
@@ -215,7 +220,7 @@ class LoopNest:
         return dict(self.annotations).get(key, default)
 
 
-# --- traversal ----------------------------------------------------------------------------------------------------------
+# --- traversal --------------------------------------------------------------------------------------------------------
 
 
 def walk_nodes(body: tuple[Node, ...]) -> Iterator[tuple[Node, tuple[Loop, ...]]]:
@@ -236,7 +241,8 @@ def blocks(nest: LoopNest) -> Iterator[tuple[Block, tuple[Loop, ...]]]:
 
 
 def map_nodes(body: tuple[Node, ...], fn: Callable[[Node], Node | tuple[Node, ...] | None]) -> tuple[Node, ...]:
-    """Rebuild bottom up: ``fn`` sees each rebuilt node and gives None to keep it, a node, or a tuple to put in its place.
+    """Rebuild bottom up: ``fn`` sees each rebuilt node and gives None to keep it, a node, or a tuple to put in its
+    place.
 
     A loop left without a body disappears. Returns the same objects where nothing changed.
     """

@@ -1,8 +1,8 @@
 """Reductions as monoids: identity, lift, combine and project over tuples of values, each defined once.
 
-Everything that reduces (one pass, split passes, lanes, tiles, two kernels, online recurrences) follows from ``combine``, so a
-new reduction is one entry of ``MONOIDS``. Sources: Welford 1962 and Chan et al. 1979 for mean and variance; Milakov and
-Gimelshein 2018 for the online softmax statistics; Dao et al. 2022 for the attention state.
+Everything that reduces (one pass, split passes, lanes, tiles, two kernels, online recurrences) follows from
+``combine``, so a new reduction is one entry of ``MONOIDS``. Sources: Welford 1962 and Chan et al. 1979 for mean and
+variance; Milakov and Gimelshein 2018 for the online softmax statistics; Dao et al. 2022 for the attention state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ State: TypeAlias = tuple[Expr, ...]
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One part of a state. A ``vector`` component has axes of its own that the others lack (attention's weighted values)."""
+    """One part of a state. A ``vector`` component has axes of its own that the others lack (attention's weighted
+    values)."""
 
     name: str
     vector: bool = False
@@ -182,8 +183,7 @@ ATTENTION = Monoid(
 )
 
 MONOIDS: dict[str, Monoid] = {
-    m.name: m
-    for m in (SUM, PRODUCT, MAX, MIN, ANY, ALL, ARGMAX, ARGMIN, WELFORD, LOGSUMEXP, ATTENTION)
+    m.name: m for m in (SUM, PRODUCT, MAX, MIN, ANY, ALL, ARGMAX, ARGMIN, WELFORD, LOGSUMEXP, ATTENTION)
 }
 
 
@@ -193,6 +193,3 @@ def monoid(name: str) -> Monoid:
         return MONOIDS[name]
     except KeyError:
         raise IRError(f"no monoid {name!r}; there are {', '.join(MONOIDS)}") from None
-
-
-

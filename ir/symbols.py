@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 
 import sympy
 from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Mod, ModularIndexing, PythonMod
@@ -133,7 +133,7 @@ def interval(expr: sympy.Expr, env: Mapping[sympy.Symbol, Interval]) -> Interval
     raise IRError(f"no bounds known for {expr} ({type(expr).__name__})")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _is_max_min_type(kind: type) -> bool:
     return kind.__name__ in ("Max", "Min")
 

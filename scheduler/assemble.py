@@ -1,4 +1,5 @@
-"""From groups to calls: each group becomes a canonical tensor function, equal ones become one, and the graph calls them in order."""
+"""From groups to calls: each group becomes a canonical tensor function, equal ones become one, and the graph calls
+them in order."""
 
 from __future__ import annotations
 
@@ -178,7 +179,7 @@ class _Assembler:
         )
         return function, call
 
-    # --- loops ----------------------------------------------------------------------------------------------------------
+    # --- loops --------------------------------------------------------------------------------------------------------
 
     def _loop_order(self, dims: list[int]) -> list[int]:
         """Dimensions in the memory order of the biggest tensor that the group touches, stores before loads."""
@@ -221,7 +222,7 @@ class _Assembler:
             step = step * self.group.domain.extents[d]
         return sympy.Add(*terms)
 
-    # --- names ----------------------------------------------------------------------------------------------------------
+    # --- names --------------------------------------------------------------------------------------------------------
 
     def _canonical(self, expr: sympy.Expr) -> sympy.Expr:
         """Size symbols renamed in order of appearance."""
@@ -241,7 +242,7 @@ class _Assembler:
         words = list(ops)[-4:] or ["kernel"]
         return "_".join(["fused", *words])[:60].rstrip("_")
 
-    # --- stages ---------------------------------------------------------------------------------------------------------
+    # --- stages -------------------------------------------------------------------------------------------------------
 
     def _stage(self, m: Member, rows: tuple[sympy.Symbol, ...], everything: tuple[sympy.Symbol, ...]) -> Stage:
         g = self.group

@@ -1,9 +1,9 @@
 """Iteration domains of fused groups: every axis of every member as a mixed-radix number over shared atomic dimensions.
 
-Two nodes may share a loop nest when their axes can be written over the same dimensions such that one reads the other at the
-iteration in which it is made. An axis of extent ``B*T`` next to axes ``B`` and ``T`` is the digits ``(b, t)``; where a dimension is too
-coarse it is refined, for all members at once. So views that merge or split dimensions cost nothing, and no index needs a
-division.
+Two nodes may share a loop nest when their axes can be written over the same dimensions such that one reads the other
+at the iteration in which it is made. An axis of extent ``B*T`` next to axes ``B`` and ``T`` is the digits ``(b,
+t)``; where a dimension is too coarse it is refined, for all members at once. So views that merge or split dimensions
+cost nothing, and no index needs a division.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class Domain:
         return sympy.Mul(*(self.extents[d] for d in digits))
 
     def align(self, extents: list[sympy.Expr], digits: Digits | list[int]) -> list[Digits] | None:
-        """Cut a row of dimensions into axes of the given extents, refining where needed; None where they do not line up."""
+        """Cut a row of dimensions into axes of the given extents, refining where needed; None where they do not line
+        up."""
         queue = list(digits)
         result: list[Digits] = []
         for extent in extents:
@@ -129,8 +130,8 @@ def bind_access(
 ) -> bool:
     """Learn from one access what digits the reader's axes have, given the digits of the accessed tensor's dimensions.
 
-    ``target[k]`` is None where dimension k is not written over the domain. Extends ``binding``; False where the access cannot be
-    of the same iteration. A dimension of extent 1 has no digits.
+    ``target[k]`` is None where dimension k is not written over the domain. Extends ``binding``; False where the
+    access cannot be of the same iteration. A dimension of extent 1 has no digits.
     """
     parts: dict[sympy.Symbol, list[tuple[sympy.Expr, sympy.Expr | None, int]]] = {}
     for k, index in enumerate(indices):

@@ -1,4 +1,5 @@
-"""A fused tensor function: the stages that one kernel computes, over one shared domain, before any loop order is chosen."""
+"""A fused tensor function: the stages that one kernel computes, over one shared domain, before any loop order is
+chosen."""
 
 from __future__ import annotations
 
@@ -23,10 +24,12 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One member. A stage without a monoid defines one result per point of the rows, or of rows and inner dimensions if ``inner``.
+    """One member. A stage without a monoid defines one result per point of the rows, or of rows and inner dimensions
+    if ``inner``.
 
-    With a monoid it combines ``values`` (a lifted state) over the inner dimensions into one result a component for each row.
-    Loads name inputs of the function, indexed in their own shape, or results of earlier stages, indexed by the dimensions' symbols.
+    With a monoid it combines ``values`` (a lifted state) over the inner dimensions into one result a component for
+    each row. Loads name inputs of the function, indexed in their own shape, or results of earlier stages, indexed by
+    the dimensions' symbols.
     """
 
     results: tuple[str, ...]

@@ -1,9 +1,9 @@
 """Fusion: partition a graph into kernels and library calls.
 
-Greedy in topological order. Each node joins the group with which it shares the most bytes, if its loops line up with the
-group's and no path leads from the group through another node back to it; groups that a node brings together are united where
-possible. Producers that cost less to compute than to read back are computed again in each reader. Nothing is matched by pattern:
-what fuses follows from the index expressions.
+Greedy in topological order. Each node joins the group with which it shares the most bytes, if its loops line up with
+the group's and no path leads from the group through another node back to it; groups that a node brings together are
+united where possible. Producers that cost less to compute than to read back are computed again in each reader.
+Nothing is matched by pattern: what fuses follows from the index expressions.
 """
 
 from __future__ import annotations
@@ -237,7 +237,8 @@ def _rebuilt(members: list[Member], like: Group) -> Group | None:
 
 
 def _consistent(group: Group) -> bool:
-    """Whether every read inside the group is of the iteration that makes it: a producer may have joined after its reader."""
+    """Whether every read inside the group is of the iteration that makes it: a producer may have joined after its
+    reader."""
     seen: set[str] = set()
     for m in sorted(group.members, key=lambda m: m.index):
         for ld in m.loads:
@@ -260,8 +261,8 @@ def _consistent(group: Group) -> bool:
 def fuse(graph: Graph, *, numerics: str = "fast") -> Fusion:
     """Partition ``graph`` into calls of fused tensor functions and of libraries, in an order that respects dependences.
 
-    ``numerics="eager"`` keeps the rounding of half types between fused operations. Source: the planner's objective is that of
-    MetaFlow and of XLA's multi-output fusion (bytes, recompute, launches); the search here is greedy.
+    ``numerics="eager"`` keeps the rounding of half types between fused operations. Source: the planner's objective
+    is that of MetaFlow and of XLA's multi-output fusion (bytes, recompute, launches); the search here is greedy.
     """
     views = ViewMap(graph)
     members, outside = build_members(graph, views, fast=numerics != "eager")

@@ -12,8 +12,8 @@ from .domain import Binding, Digits, Domain, bind_access
 from .members import Member
 
 MAX_MEMBERS = 96
-# A reduction with fewer rows than this over more elements than that must be split over programs, so nothing that needs its
-# result element by element may share its kernel.
+# A reduction with fewer rows than this over more elements than that must be split over programs, so nothing that
+# needs its result element by element may share its kernel.
 FEW_ROWS, MANY_ELEMENTS = 64, 8192
 
 
@@ -21,7 +21,8 @@ FEW_ROWS, MANY_ELEMENTS = 64, 8192
 class Group:
     """Members in topological order, and each one's axes as digits over the shared domain.
 
-    ``reads`` holds, for tensors made elsewhere, the digits of each of their dimensions where a member reads them plainly.
+    ``reads`` holds, for tensors made elsewhere, the digits of each of their dimensions where a member reads them
+    plainly.
     """
 
     table: SymbolTable
@@ -64,7 +65,8 @@ class Group:
         self._admit(m, binding)
 
     def join(self, m: Member) -> str | None:
-        """Take a member in if it fits; None on success, else why not. Call on a copy: a refusal leaves refinements behind."""
+        """Take a member in if it fits; None on success, else why not. Call on a copy: a refusal leaves refinements
+        behind."""
         if len(self.members) >= MAX_MEMBERS:
             return f"the kernel has {MAX_MEMBERS} members already"
         binding: Binding = {}
@@ -77,7 +79,7 @@ class Group:
             self._bind_by_inputs(m, binding)
         return self._complete(m, binding)
 
-    # --- steps of join --------------------------------------------------------------------------------------------------
+    # --- steps of join ------------------------------------------------------------------------------------------------
 
     def _digits(self, name: str) -> list[Digits | None]:
         made = self.produced[name]
@@ -93,7 +95,8 @@ class Group:
         return None
 
     def _bind_by_inputs(self, m: Member, binding: Binding) -> None:
-        """Line up with members that read the same tensors; best effort, since nothing depends on it but the shared reads."""
+        """Line up with members that read the same tensors; best effort, since nothing depends on it but the shared
+        reads."""
         for ld in m.loads:
             known = self.reads.get(ld.buffer)
             if known is None or any(is_value(i) for i in ld.indices):
@@ -222,7 +225,8 @@ class Group:
         reduced = {n for p in self.members if p.monoid is not None for n in p.names}
         if m.monoid is None and any(ld.buffer in reduced for ld in m.loads):
             return f"{m.name} needs the result of a reduction that is split over programs"
-        # A reduction that joins late makes the group split: then no earlier member may depend on another reduction's result.
+        # A reduction that joins late makes the group split: then no earlier member may depend on another reduction's
+        # result.
         for p in (*self.members, m):
             if any(ld.buffer in reduced for ld in p.loads):
                 return f"{p.name} needs the result of a reduction that is split over programs"

@@ -1,7 +1,7 @@
 """Lowering: a fused tensor function as a loop nest, one loop tree a stage, with no decision about order or place yet.
 
-Dimensions that every access crosses as one are collapsed, so that a contiguous point-wise kernel has a single loop whatever the
-rank of its tensors.
+Dimensions that every access crosses as one are collapsed, so that a contiguous point-wise kernel has a single loop
+whatever the rank of its tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import replace
 import sympy
 
 from ..ir.expr import Expr, Index, IndexValue, Load, cast, index_exprs, is_value, rewrite, symbol, walk
-
 from ..ir.loops import (
     Access,
     Axis,
@@ -139,7 +138,7 @@ def _with_late_stores(function: TensorFunction, body: list[Node], readers: set[s
     return result
 
 
-# --- collapsing ---------------------------------------------------------------------------------------------------------
+# --- collapsing -------------------------------------------------------------------------------------------------------
 
 
 def collapse(function: TensorFunction) -> TensorFunction:
@@ -173,7 +172,8 @@ def _accesses(function: TensorFunction) -> dict[str, list[tuple[Index, ...]]]:
 
 
 def _merge(function: TensorFunction, high: Dim, low: Dim) -> TensorFunction | None:
-    """The function with two neighbouring dimensions as one, if each access moves with ``high*low.extent + low`` alone."""
+    """The function with two neighbouring dimensions as one, if each access moves with ``high*low.extent + low``
+    alone."""
     buffers = {b.name: b for b in function.inputs} | {o.buffer.name: o.buffer for o in function.outputs}
     reshaped: dict[str, tuple[int, Buffer]] = {}
     for name, sites in _accesses(function).items():
@@ -207,7 +207,8 @@ def _moves_as_one(index: sympy.Expr, high: Dim, low: Dim) -> bool:
 
 
 def _mergeable_site(buffer: Buffer, indices: tuple[Index, ...], high: Dim, low: Dim) -> int | None:
-    """-1 where the access needs no change of the buffer's shape; k where dimensions k and k+1 of it must become one; else None."""
+    """-1 where the access needs no change of the buffer's shape; k where dimensions k and k+1 of it must become one;
+    else None."""
     for i in indices:
         if is_value(i):
             inner = [e for e in index_exprs(i)]  # type: ignore[arg-type]

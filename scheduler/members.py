@@ -1,9 +1,10 @@
-"""The nodes of a graph as the fuser sees them: values read through views, trivial producers substituted into their readers."""
+"""The nodes of a graph as the fuser sees them: values read through views, trivial producers substituted into their
+readers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import sympy
 
@@ -24,7 +25,8 @@ CHEAP_FLOPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One node to be fused. ``axes`` are the kept axes, ``reduce_axes`` those of a reduction; ``extents`` covers both."""
+    """One node to be fused. ``axes`` are the kept axes, ``reduce_axes`` those of a reduction; ``extents`` covers
+    both."""
 
     index: int
     names: tuple[str, ...]
@@ -69,7 +71,7 @@ def simplify_value(value: Expr, fast: bool = True) -> Expr:
     return rewrite(value, leaf)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _widens(origin: DType, middle: DType) -> bool:
     """Whether every value of ``origin`` survives a trip through ``middle``."""
     if origin.is_float and middle.is_float:
@@ -126,7 +128,8 @@ def _drop_dead(members: list[Member], outside: set[str]) -> list[Member]:
 
 
 def _is_trivial(member: Member) -> bool:
-    """A node that costs a reader nothing to compute itself: constants, index arithmetic, copies and widening conversions."""
+    """A node that costs a reader nothing to compute itself: constants, index arithmetic, copies and widening
+    conversions."""
     value = member.values[0]
     if not member.loads:
         return flops(value) <= CHEAP_FLOPS

@@ -1,4 +1,5 @@
-"""Arithmetic that does nothing, undone: identities that hold for every value, NaN and signed zeros included; literals folded."""
+"""Arithmetic that does nothing, undone: identities that hold for every value, NaN and signed zeros included;
+literals folded."""
 
 from __future__ import annotations
 
