@@ -1,0 +1,34 @@
+"""Converters from ATen ops to nodes of the IR, one file for each family of ops."""
+
+from __future__ import annotations
+
+from . import (
+    create,
+    elementwise,
+    gather,
+    join,
+    libraries,
+    logical,
+    losses,
+    norms,
+    pooling,
+    rand,
+    reductions,
+    resample,
+    scatter,
+    softmax,
+    views,
+)
+from .context import Domain, ImportContext, Scalar, Tensor, axes, convert
+from .registry import CONVERTERS, LIBRARY_REASONS, Converter, NoConversion, converter
+from .sizes import SizeMap
+
+FAMILIES = (
+    create, elementwise, gather, join, libraries, logical, losses, norms, pooling, rand, reductions, resample, scatter,
+    softmax, views,
+)  # fmt: skip
+
+__all__ = [
+    "CONVERTERS", "FAMILIES", "LIBRARY_REASONS", "Converter", "Domain", "ImportContext", "NoConversion", "Scalar", "SizeMap",
+    "Tensor", "axes", "convert", "converter",
+]  # fmt: skip

@@ -1,0 +1,348 @@
+"""What a converter sees of the graph being imported: operands, the types of the results, and builders for nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch import fx
+
+from ...ir.dtypes import DType
+from ...ir.expr import Const, Expr, Index, IndexValue, Load, Select, call, cast, const, is_value, symbol
+from ...ir.graph import Compute, Library, Node, Origin, Reduction, Ref, TensorType, View
+from ...ir.loops import contiguous_strides
+from ...ir.monoid import Monoid
+from .registry import NoConversion
+from .sizes import SizeMap, size_value
+
+Scalar: TypeAlias = bool | int | float | sympy.Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor operand: the name that loads use, and its type."""
+
+    name: str
+    type: TensorType
+
+    @property
+    def shape(self) -> tuple[sympy.Expr, ...]:
+        return self.type.shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.type.shape)
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def device(self) -> str:
+        return self.type.device
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """The iteration space of a reduction over dims of a shape.
+
+    ``indices`` has one index per dim of the shape: ``i0…`` for the kept dims in order, ``r0…`` for the reduced ones, zero for
+    reduced dims of extent one.
+    """
+
+    indices: tuple[sympy.Expr, ...]
+    kept: tuple[sympy.Expr, ...]
+    axes: tuple[sympy.Symbol, ...]
+    reduce_shape: tuple[sympy.Expr, ...]
+
+    @property
+    def kept_axes(self) -> tuple[sympy.Symbol, ...]:
+        return axes(len(self.kept))
+
+    @property
+    def count(self) -> sympy.Expr:
+        """Elements that are combined into one."""
+        return sympy.Mul(*self.reduce_shape)
+
+
+@lru_cache(maxsize=None)
+def axes(rank: int) -> tuple[sympy.Symbol, ...]:
+    """The axis symbols ``i0, i1, …`` that every node uses."""
+    return tuple(symbol(f"i{k}") for k in range(rank))
+
+
+def convert(value: Expr, dtype: DType) -> Expr:
+    """Conversion between any two types; to and from the half types it goes through float32, as torch does."""
+    if value.dtype is dtype:
+        return value
+    if value.dtype.is_half and dtype is not DType.FLOAT32:
+        value = cast(value, DType.FLOAT32)
+    if dtype.is_half and value.dtype is not DType.FLOAT32:
+        value = cast(value, DType.FLOAT32)
+    return cast(value, dtype)
+
+
+class ImportContext:
+    """State of one import. ``node`` and ``val`` are those of the call being converted."""
+
+    def __init__(self, names: set[str], sizes: SizeMap, *, fallback_random: bool, numerics: str) -> None:
+        self.nodes: list[Node] = []
+        self.sizes = sizes
+        self.fallback_random = fallback_random
+        self.numerics = numerics
+        self.node: fx.Node
+        self.val: Any = None
+        self.origins: tuple[Origin, ...] = ()
+        self.seeds: dict[str, list[str]] = {}
+        self._names = names
+        self._types: dict[int, TensorType] = {}
+
+    def enter(self, node: fx.Node, origins: tuple[Origin, ...]) -> None:
+        """Make ``node`` the one being converted."""
+        self.node, self.val, self.origins = node, node.meta.get("val"), origins
+
+    # --- types and names --------------------------------------------------------------------------------------------
+
+    def fresh(self, suffix: str) -> str:
+        """A name, not yet used, that begins with the name of the current node."""
+        return self.unique(f"{self.node.name}_{suffix}")
+
+    def unique(self, name: str) -> str:
+        base, k = name, 0
+        while name in self._names:
+            k += 1
+            name = f"{base}_{k}"
+        self._names.add(name)
+        return name
+
+    def type(self, k: int | None = None) -> TensorType:
+        """The type of the current node's result (its ``k``-th where it has several)."""
+        return self.sizes.tensor_type(self.val if k is None else self.val[k])
+
+    def name(self, k: int | None = None) -> str:
+        return self.node.name if k is None else self.fresh(str(k))
+
+    def used(self) -> set[int]:
+        """Which results of a node with several are read."""
+        return {u.args[1] for u in self.node.users if u.target.__name__ == "getitem"}  # type: ignore[misc,union-attr]
+
+    def contiguous(self, shape: Sequence[sympy.Expr], dtype: DType, device: str) -> TensorType:
+        """A row-major type, for values in between."""
+        return TensorType(tuple(shape), contiguous_strides(tuple(shape)), dtype, device)
+
+    # --- values -----------------------------------------------------------------------------------------------------
+
+    def load(self, x: Tensor, indices: Sequence[Index], dtype: DType | None = None) -> Expr:
+        """``x`` at ``indices``, which are those of the result: broadcast by the trailing dims, dims of extent one at zero.
+
+        In the type in which it is computed (float32 for halves), or in ``dtype``.
+        """
+        skip = len(indices) - x.rank
+        at = tuple(
+            sympy.S.Zero if extent is sympy.S.One and not is_value(i) else i
+            for i, extent in zip(indices[skip:], x.shape)
+        )
+        return self.at(x, at, dtype)
+
+    def at(self, x: Tensor, indices: Sequence[Index], dtype: DType | None = None) -> Expr:
+        """``x`` at exactly these indices."""
+        value = Load(x.name, tuple(indices), x.dtype)
+        return convert(value, x.dtype.compute if dtype is None else dtype)
+
+    def value(self, x: Tensor | Scalar, indices: Sequence[Index], dtype: DType) -> Expr:
+        """An operand that may be a Python number or a size, in ``dtype``."""
+        if isinstance(x, Tensor):
+            return self.load(x, indices, dtype)
+        return self.scalar(x, dtype)
+
+    def scalar(self, x: Scalar, dtype: DType) -> Expr:
+        """A number or size as a literal of ``dtype``."""
+        if isinstance(x, sympy.Expr):
+            return convert(size_value(x), dtype)
+        if dtype.is_complex or isinstance(x, complex):
+            raise NoConversion("complex numbers")
+        return (
+            Const(float(x), dtype) if dtype.is_float and not dtype.is_half else convert(const(x, dtype.compute), dtype)
+        )
+
+    # --- nodes ------------------------------------------------------------------------------------------------------
+
+    def compute(self, value: Expr, type: TensorType | None = None, name: str | None = None) -> Tensor:
+        """A ``Compute`` of ``value``, cast to the type; the result of the current node if no type is given."""
+        if type is None:
+            type = self.type()
+        if name is None:
+            name = self.node.name
+        self.nodes.append(Compute(name, type, axes(len(type.shape)), convert(value, type.dtype), self.origins))
+        return Tensor(name, type)
+
+    def temporary(self, value: Expr, like: TensorType, suffix: str, dtype: DType | None = None) -> Tensor:
+        """A ``Compute`` of the shape of ``like`` that no user of the node sees."""
+        kind = like if dtype in (None, like.dtype) else TensorType(like.shape, like.strides, dtype, like.device)
+        return self.compute(value, kind, self.fresh(suffix))
+
+    def pointwise(
+        self, fn: Callable[..., Expr], *operands: Tensor | Scalar, dtype: DType | None = None, k: int | None = None
+    ) -> Tensor:
+        """``fn`` of the operands, each broadcast to the result and in ``dtype`` (the result's compute type if None)."""
+        out = self.type(k)
+        kind = out.dtype.compute if dtype is None else dtype
+        at = axes(len(out.shape))
+        operands = tuple(self.local(x, out.device) if isinstance(x, Tensor) else x for x in operands)
+        return self.compute(fn(*(self.value(x, at, kind) for x in operands)), out, self.name(k))
+
+    def local(self, x: Tensor, device: str) -> Tensor:
+        """``x`` on ``device``: a scalar tensor on the CPU may be an operand of a kernel on the GPU."""
+        if x.device == device:
+            return x
+        kind = TensorType(x.type.shape, x.type.strides, x.dtype, device)
+        name = self.fresh("on_device")
+        self.nodes.append(
+            Library(
+                (name,),
+                (kind,),
+                "aten::_to_copy.default",
+                (Ref(x.name),),
+                (("device", torch.device(device)),),
+                "copy between devices",
+                self.origins,
+            )  # fmt: skip
+        )
+        return Tensor(name, kind)
+
+    def view(
+        self, x: Tensor, indices: Sequence[Index], type: TensorType | None = None, name: str | None = None,
+        offset: sympy.Expr = sympy.S.Zero,
+    ) -> Tensor:  # fmt: skip
+        """A ``View``: ``result[i0, …] = x[indices]``."""
+        kind = self.type() if type is None else type
+        name = self.node.name if name is None else name
+        self.nodes.append(View(name, kind, x.name, axes(len(kind.shape)), tuple(indices), offset, self.origins))
+        return Tensor(name, kind)
+
+    def domain(self, shape: Sequence[sympy.Expr], dims: Sequence[int]) -> Domain:
+        """The space of a reduction of ``shape`` over ``dims`` (non-negative)."""
+        reduced = set(dims)
+        kept: list[sympy.Expr] = []
+        names: list[sympy.Symbol] = []
+        extents: list[sympy.Expr] = []
+        indices: list[sympy.Expr] = []
+        for d, extent in enumerate(shape):
+            if d not in reduced:
+                indices.append(symbol(f"i{len(kept)}"))
+                kept.append(extent)
+            elif extent is sympy.S.One:
+                indices.append(sympy.S.Zero)
+            else:
+                indices.append(symbol(f"r{len(names)}"))
+                names.append(symbol(f"r{len(names)}"))
+                extents.append(extent)
+        return Domain(tuple(indices), tuple(kept), tuple(names), tuple(extents))
+
+    def reduce(
+        self, monoid: Monoid, domain: Domain, values: Sequence[Expr], device: str, suffix: str = "",
+        types: Sequence[TensorType] | None = None, names: Sequence[str] | None = None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """A ``Reduction`` over ``domain``; results have the kept shape and the values' types."""
+        if types is None:
+            types = [self.contiguous(domain.kept, v.dtype, device) for v in values]
+        if names is None:
+            names = [self.fresh(suffix or c.name) for c in monoid.components]
+        if domain.axes:
+            self.nodes.append(
+                Reduction(
+                    tuple(names),
+                    tuple(types),
+                    domain.kept_axes,
+                    domain.axes,
+                    domain.reduce_shape,
+                    monoid,
+                    tuple(values),
+                    self.origins,
+                )  # fmt: skip
+            )
+            return tuple(Tensor(n, t) for n, t in zip(names, types))
+        # Nothing is combined: the lifted state is the result.
+        return tuple(self.compute(v, t, n) for v, t, n in zip(values, types, names))
+
+    def finish(
+        self, value: Tensor | Expr, dims: Sequence[int], device: str, *, keepdim: bool, k: int | None = None
+    ) -> Tensor:
+        """The current node's result out of a value over the kept dims: cast, and ones put back for ``keepdim``."""
+        out = self.type(k)
+        kept_dims = [d for d in range(len(out.shape)) if d not in dims] if keepdim else list(range(len(out.shape)))
+        squeezed = TensorType(
+            tuple(out.shape[d] for d in kept_dims), tuple(out.strides[d] for d in kept_dims), out.dtype, out.device
+        )
+        add_ones = keepdim and bool(dims)
+        if not (isinstance(value, Tensor) and (value.type == squeezed or (value.dtype is out.dtype and add_ones))):
+            if isinstance(value, Tensor):
+                value = self.at(value, axes(value.rank))
+            name = self.fresh("value") if add_ones else self.name(k)
+            value = self.compute(value, squeezed, name)
+        if not add_ones:
+            return value
+        return self.view(value, [axes(len(out.shape))[d] for d in kept_dims], out, self.name(k))
+
+    def seed(self, device: str) -> Expr:
+        """The seed of a new random stream, as an int64 value."""
+        streams = self.seeds.setdefault(device, [])
+        streams.append(self.node.name)
+        return Load(self.seeds_name(device), (sympy.Integer(len(streams) - 1),), DType.INT64)
+
+    @staticmethod
+    def seeds_name(device: str) -> str:
+        return f"seeds_{device.replace(':', '')}"
+
+
+# --- small helpers that many families use -------------------------------------------------------------------------------
+
+
+def normalize_dims(dims: int | Sequence[int] | None, rank: int) -> list[int]:
+    """Dims as sorted non-negative numbers; None or nothing means all of them."""
+    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        return list(range(rank))
+    listed = [int(dims)] if isinstance(dims, (int, sympy.Integer)) else [int(d) for d in dims]  # type: ignore[union-attr]
+    return sorted({d % rank if rank else 0 for d in listed}) if rank else []
+
+
+def index_value(expr: sympy.Expr | int, dtype: DType = DType.INT64) -> Expr:
+    """An index as a value."""
+    expr = sympy.sympify(expr)
+    return const(int(expr), dtype) if expr.is_Integer else IndexValue(expr, dtype)
+
+
+def linear_offset(shape: Sequence[sympy.Expr], indices: Sequence[sympy.Expr]) -> sympy.Expr:
+    """The row-major position of ``indices`` in ``shape``."""
+    return sympy.Add(*(i * s for i, s in zip(indices, contiguous_strides(tuple(shape)))))
+
+
+def all_of(conditions: Sequence[Expr]) -> Expr:
+    """Their conjunction; true for none."""
+    if not conditions:
+        return const(True, DType.BOOL)
+    result = conditions[0]
+    for c in conditions[1:]:
+        result = call("logical_and", result, c)
+    return result
+
+
+def within(expr: sympy.Expr, low: sympy.Expr | int | None, high: sympy.Expr | int | None) -> list[Expr]:
+    """The conditions ``low <= expr`` and ``expr < high``, those that are given."""
+    conditions = []
+    if low is not None:
+        conditions.append(call("ge", index_value(expr), index_value(low)))
+    if high is not None:
+        conditions.append(call("lt", index_value(expr), index_value(high)))
+    return conditions
+
+
+def select(condition: Expr, if_true: Expr, if_false: Expr) -> Expr:
+    """A ``Select``, folded where the condition is a literal."""
+    if isinstance(condition, Const):
+        return if_true if condition.value else if_false
+    return Select(condition, if_true, if_false)

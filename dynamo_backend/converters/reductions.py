@@ -1,0 +1,189 @@
+"""Sums, products, extremes, arguments, logical reductions and moments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+
+from ...ir.dtypes import DType
+from ...ir.expr import Const, Expr, call, const
+from ...ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, PRODUCT, SUM, WELFORD, Monoid
+from .context import Domain, ImportContext, Scalar, Tensor, axes, convert, index_value, linear_offset, normalize_dims
+from .registry import converter
+
+# Rows up to this length are read twice for their variance (mean, then squares); longer ones once, by Welford's method.
+TWO_PASS_LIMIT = 1 << 16
+
+
+def reduce_one(
+    ctx: ImportContext, monoid: Monoid, x: Tensor, dims: Sequence[int], keepdim: bool, dtype: DType
+) -> Tensor:
+    """The current node's result: one component, each element in ``dtype``."""
+    domain = ctx.domain(x.shape, dims)
+    value = ctx.load(x, domain.indices, dtype)
+    out = ctx.type()
+    if not keepdim and dtype is out.dtype:
+        return ctx.reduce(monoid, domain, (value,), x.device, types=(out,), names=(ctx.node.name,))[0]
+    (result,) = ctx.reduce(monoid, domain, (value,), x.device)
+    return ctx.finish(result, dims, x.device, keepdim=keepdim)
+
+
+@converter("aten.sum.default", "aten.sum.dim_IntList")
+def sum_(ctx: ImportContext, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    return reduce_one(ctx, SUM, x, normalize_dims(dim, x.rank), keepdim, ctx.type().dtype.compute)
+
+
+@converter("aten.prod.default")
+def prod(ctx: ImportContext, x: Tensor, *, dtype: Any = None) -> Tensor:
+    return reduce_one(ctx, PRODUCT, x, range(x.rank), False, ctx.type().dtype.compute)
+
+
+@converter("aten.prod.dim_int")
+def prod_dim(ctx: ImportContext, x: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    return reduce_one(ctx, PRODUCT, x, normalize_dims(dim, x.rank), keepdim, ctx.type().dtype.compute)
+
+
+def _register_extreme(name: str, monoid: Monoid) -> None:
+    @converter(f"aten.{name}.default")
+    def extreme(ctx: ImportContext, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+        used = monoid
+        if x.dtype is DType.BOOL:
+            used = ANY if monoid is MAX else ALL
+        return reduce_one(ctx, used, x, normalize_dims(dim, x.rank), keepdim, x.dtype.compute)
+
+
+for _name, _monoid in (("amax", MAX), ("amin", MIN), ("max", MAX), ("min", MIN)):
+    _register_extreme(_name, _monoid)
+
+
+def _register_logical(name: str, monoid: Monoid) -> None:
+    @converter(f"aten.{name}.default", f"aten.{name}.dim", f"aten.{name}.dims")
+    def logical(ctx: ImportContext, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+        dims = normalize_dims(dim, x.rank)
+        domain = ctx.domain(x.shape, dims)
+        (result,) = ctx.reduce(monoid, domain, (convert(ctx.load(x, domain.indices), DType.BOOL),), x.device)
+        return ctx.finish(result, dims, x.device, keepdim=keepdim)
+
+
+_register_logical("any", ANY)
+_register_logical("all", ALL)
+
+
+def with_position(ctx: ImportContext, monoid: Monoid, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Best element over ``dims`` and its row-major position within them."""
+    domain = ctx.domain(x.shape, dims)
+    place = linear_offset([x.shape[d] for d in dims], [domain.indices[d] for d in dims])
+    kind = DType.INT32 if x.dtype is DType.BOOL else x.dtype.compute
+    value, index = ctx.reduce(
+        monoid, domain, (ctx.load(x, domain.indices, kind), index_value(place)), x.device
+    )
+    return value, index
+
+
+def _register_argument(name: str, monoid: Monoid) -> None:
+    @converter(f"aten.{name}.default")
+    def argument(ctx: ImportContext, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        dims = normalize_dims(dim, x.rank)
+        return ctx.finish(with_position(ctx, monoid, x, dims)[1], dims, x.device, keepdim=keepdim)
+
+
+_register_argument("argmax", ARGMAX)
+_register_argument("argmin", ARGMIN)
+
+
+def _register_extreme_dim(name: str, simple: Monoid, monoid: Monoid) -> None:
+    @converter(f"aten.{name}.dim")
+    def extreme_dim(ctx: ImportContext, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+        dims = normalize_dims(dim, x.rank)
+        if 1 not in ctx.used() and x.dtype is not DType.BOOL:
+            domain = ctx.domain(x.shape, dims)
+            (value,) = ctx.reduce(simple, domain, (ctx.load(x, domain.indices),), x.device)
+            return ctx.finish(value, dims, x.device, keepdim=keepdim, k=0), None
+        value, index = with_position(ctx, monoid, x, dims)
+        return (
+            ctx.finish(value, dims, x.device, keepdim=keepdim, k=0),
+            ctx.finish(index, dims, x.device, keepdim=keepdim, k=1),
+        )
+
+
+_register_extreme_dim("max", MAX, ARGMAX)
+_register_extreme_dim("min", MIN, ARGMIN)
+
+
+# --- moments ------------------------------------------------------------------------------------------------------------
+
+
+def count_value(ctx: ImportContext, count: sympy.Expr, dtype: DType) -> Expr:
+    """A number of elements as a float."""
+    return Const(float(count), dtype) if count.is_Integer else convert(index_value(count), dtype)
+
+
+def divide_by_count(ctx: ImportContext, total: Tensor, count: sympy.Expr) -> Expr:
+    """``total / count``, over the axes of ``total``."""
+    value = ctx.at(total, axes(total.rank))
+    return call("div", value, count_value(ctx, count, value.dtype))
+
+
+@converter("aten.mean.default", "aten.mean.dim")
+def mean(ctx: ImportContext, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    dims = normalize_dims(dim, x.rank)
+    domain = ctx.domain(x.shape, dims)
+    (total,) = ctx.reduce(SUM, domain, (ctx.load(x, domain.indices, ctx.type().dtype.compute),), x.device)
+    return ctx.finish(divide_by_count(ctx, total, domain.count), dims, x.device, keepdim=keepdim)
+
+
+def moments(ctx: ImportContext, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor, Domain]:
+    """Mean and sum of squared distances from it over ``dims``, in the compute type, over the kept dims."""
+    domain = ctx.domain(x.shape, dims)
+    value = ctx.load(x, domain.indices)
+    if ctx.sizes.hint(domain.count) <= TWO_PASS_LIMIT:
+        (total,) = ctx.reduce(SUM, domain, (value,), x.device)
+        average = ctx.temporary(divide_by_count(ctx, total, domain.count), total.type, "mean")
+        distance = call("sub", value, ctx.at(average, domain.kept_axes))
+        (squares,) = ctx.reduce(SUM, domain, (call("mul", distance, distance),), x.device, "squares")
+        return average, squares, domain
+    average, squares, _ = ctx.reduce(WELFORD, domain, WELFORD.lift(value), x.device)
+    return average, squares, domain
+
+
+def _variance(ctx: ImportContext, squares: Tensor, count: sympy.Expr, correction: Scalar) -> Expr:
+    value = ctx.at(squares, axes(squares.rank))
+    zero = const(0, value.dtype)
+    if count.is_Integer and not isinstance(correction, sympy.Expr):
+        return call("div", value, const(max(float(int(count) - correction), 0.0), value.dtype))
+    free = call("sub", count_value(ctx, count, value.dtype), ctx.scalar(correction, value.dtype))
+    return call("div", value, call("maximum", free, zero))
+
+
+def _correction(correction: Scalar | None) -> Scalar:
+    return 1 if correction is None else correction
+
+
+@converter("aten.var.correction")
+def var(ctx: ImportContext, x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    dims = normalize_dims(dim, x.rank)
+    _, squares, domain = moments(ctx, x, dims)
+    return ctx.finish(_variance(ctx, squares, domain.count, _correction(correction)), dims, x.device, keepdim=keepdim)
+
+
+@converter("aten.std.correction")
+def std(ctx: ImportContext, x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    dims = normalize_dims(dim, x.rank)
+    _, squares, domain = moments(ctx, x, dims)
+    value = _variance(ctx, squares, domain.count, _correction(correction))
+    return ctx.finish(call("sqrt", value), dims, x.device, keepdim=keepdim)
+
+
+@converter("aten.var_mean.correction")
+def var_mean(
+    ctx: ImportContext, x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    dims = normalize_dims(dim, x.rank)
+    average, squares, domain = moments(ctx, x, dims)
+    value = _variance(ctx, squares, domain.count, _correction(correction))
+    return (
+        ctx.finish(value, dims, x.device, keepdim=keepdim, k=0),
+        ctx.finish(average, dims, x.device, keepdim=keepdim, k=1),
+    )

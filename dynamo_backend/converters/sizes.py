@@ -1,0 +1,138 @@
+"""Symbolic sizes: torch's ShapeEnv expressions in the symbols of the IR, and what is known about each symbol.
+
+Nothing here asks the ShapeEnv a question that could install a guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
+from torch.utils._sympy.numbers import int_oo
+
+from ...ir.dtypes import DType
+from ...ir.expr import Const, Expr, IndexValue, call, cast, const, symbol
+from ...ir.graph import TensorType
+from ...ir.symbols import Size, SymbolTable
+from .registry import NoConversion
+
+_INTEGERS: tuple[sympy.Integer, ...] = tuple(sympy.Integer(k) for k in range(4097))
+
+
+def integer(value: int) -> sympy.Integer:
+    """The sympy integer; small ones without a look-up in sympy's cache."""
+    return _INTEGERS[value] if 0 <= value <= 4096 else sympy.Integer(value)
+
+
+class SizeMap:
+    """Translates SymInts and fake tensors; remembers the ShapeEnv symbols that it met."""
+
+    def __init__(self) -> None:
+        self._exprs: dict[sympy.Expr, sympy.Expr] = {}
+        self._symbols: dict[sympy.Symbol, sympy.Symbol] = {}
+        self._shape_env: Any = None
+        self._types: dict[int, tuple[Any, TensorType]] = {}
+
+    def size(self, value: Any) -> sympy.Expr:
+        """An int, SymInt, SymFloat or SymBool as an expression over the IR's symbols."""
+        if type(value) is int:
+            return integer(value)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            if self._shape_env is None:
+                self._shape_env = value.node.shape_env
+            return self.expr(value.node.expr)
+        return sympy.sympify(value)
+
+    def expr(self, expr: sympy.Expr) -> sympy.Expr:
+        """An expression over ShapeEnv symbols in our own."""
+        known = self._exprs.get(expr)
+        if known is None:
+            for s in expr.free_symbols:
+                if s not in self._symbols:
+                    self._symbols[s] = symbol(s.name)
+            known = self._exprs[expr] = expr.xreplace(self._symbols)
+        return known
+
+    def sizes(self, values: Iterable[Any]) -> tuple[sympy.Expr, ...]:
+        return tuple([integer(v) if type(v) is int else self.size(v) for v in values])
+
+    def tensor_type(self, val: torch.Tensor) -> TensorType:
+        """The type of a fake tensor. Raises IRError for element types that the IR lacks."""
+        known = self._types.get(id(val))
+        if known is not None:
+            return known[1]
+        if val.layout is not torch.strided:
+            raise NoConversion(f"layout {val.layout}")
+        kind = TensorType(self.sizes(val.shape), self.sizes(val.stride()), DType.from_torch(val.dtype), str(val.device))
+        self._types[id(val)] = (val, kind)
+        return kind
+
+    def hint(self, expr: sympy.Expr) -> int:
+        """A typical value of a size: for heuristics, never for decisions of correctness."""
+        return int(expr) if expr.is_Integer else self.table().hint(expr)
+
+    def table(self, order: Iterable[sympy.Symbol] = ()) -> SymbolTable:
+        """What the ShapeEnv knows of every symbol met: those in ``order`` first."""
+        back = {ours: theirs for theirs, ours in self._symbols.items()}
+        ordered = dict.fromkeys([*(s for s in order if s in back), *back])
+        return SymbolTable(tuple(self._describe(ours, back[ours]) for ours in ordered))
+
+    def _describe(self, ours: sympy.Symbol, theirs: sympy.Symbol) -> Size:
+        env = self._shape_env
+        lower, upper = 0, None
+        bounds = env.var_to_range.get(theirs) if env is not None else None
+        if bounds is not None:
+            lower = _finite(bounds.lower) or 0
+            upper = _finite(bounds.upper)
+        return Size(ours, lower, upper, self._divisor(theirs), self._hint(theirs))
+
+    def _hint(self, theirs: sympy.Symbol) -> int | None:
+        env = self._shape_env
+        for table in ("var_to_hint_override", "backed_var_to_val", "var_to_val"):
+            known = getattr(env, table, None) or {}
+            key = theirs if theirs in known else theirs.name
+            if key in known and _finite(known[key]) is not None:
+                return _finite(known[key])
+        return None
+
+    def _divisor(self, theirs: sympy.Symbol) -> int:
+        result = 1
+        for fact in getattr(self._shape_env, "divisible", ()) or ():
+            if len(fact.args) == 2 and fact.args[0] == theirs and fact.args[1].is_Integer:
+                result = int(sympy.ilcm(result, fact.args[1]))
+        return result
+
+
+def _finite(bound: Any) -> int | None:
+    if bound in (int_oo, -int_oo) or bound is None or not getattr(bound, "is_Integer", isinstance(bound, int)):
+        return None
+    # The greatest int64 stands for "no bound known".
+    return None if abs(int(bound)) >= (1 << 62) else int(bound)
+
+
+def size_value(expr: sympy.Expr) -> Expr:
+    """A size expression as a value: int64, or float64 where it holds true divisions (a SymFloat)."""
+    if expr.is_Integer:
+        return const(int(expr), DType.INT64)
+    if expr.is_number:
+        return Const(float(expr), DType.FLOAT64)
+    if isinstance(expr, ToFloat):
+        return cast(size_value(expr.args[0]), DType.FLOAT64)
+    if isinstance(expr, (IntTrueDiv, FloatTrueDiv)):
+        return call("div", *(cast(size_value(a), DType.FLOAT64) for a in expr.args))
+    if not expr.has(ToFloat, IntTrueDiv, FloatTrueDiv, sympy.Float) and expr.is_integer:
+        return IndexValue(expr, DType.INT64)
+    if expr.is_Add or expr.is_Mul:
+        parts = [cast(size_value(a), DType.FLOAT64) for a in expr.args]
+        result = parts[0]
+        for p in parts[1:]:
+            result = call("add" if expr.is_Add else "mul", result, p)
+        return result
+    if expr.func.__name__ in ("FloatPow", "PowByNatural", "Pow"):
+        return call("pow", *(cast(size_value(a), DType.FLOAT64) for a in expr.args))
+    if expr.func.__name__ == "OpaqueUnaryFn_sqrt":
+        return call("sqrt", cast(size_value(expr.args[0]), DType.FLOAT64))
+    raise NoConversion(f"the size expression {expr}")

@@ -1,0 +1,316 @@
+"""ATen FX graphs, as AOTAutograd makes them, into graphs of the IR.
+
+Each call is given to the converter of its op; without one, or where the converter declines, it becomes a library call of that
+very op. Sizes become sympy expressions, and no guard is ever installed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+
+from ..ir.dtypes import DType
+from ..ir.errors import MlcError
+from ..ir.expr import const
+from ..ir.graph import Graph, GraphInput, GraphOutput, Input, Library, Ref, SizeInput, TensorType
+from .converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion, SizeMap, Tensor
+from .origins import origins_of
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class ImportFailure(MlcError):
+    """A graph holds something that neither a node of the IR nor a library call can stand for."""
+
+
+def import_graph(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any] = (),
+    *,
+    fallback_random: bool = False,
+    numerics: str = "fast",
+    static: Collection[int] = (),
+    name: str = "main",
+) -> Graph:
+    """The IR of an ATen graph.
+
+    ``example_inputs`` stand in for placeholders whose ``meta["val"]`` is missing. ``static`` holds the positions of the inputs
+    that are parameters or buffers. ``fallback_random`` leaves random ops to ATen (eager's own numbers); ``numerics`` is "fast"
+    or "eager". Raises ImportFailure.
+    """
+    return _Importer(gm, example_inputs, fallback_random, numerics, frozenset(static)).run(name)
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantRef:
+    """A library argument that is ``Graph.constants[name]``: a sub-graph, a tensor of the module, a generator."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """A value of the import that is no tensor and no size."""
+
+    name: str
+
+
+def _foreign(val: Any) -> str | None:
+    """Why no kernel can produce these results, or None."""
+    for v in val if isinstance(val, (list, tuple)) else (val,):
+        if isinstance(v, torch.Tensor):
+            if v.is_complex():
+                return "complex numbers"
+            if v.device.type not in ("cpu", "cuda"):
+                return f"device {v.device.type}"
+    return None
+
+
+class _Importer:
+    def __init__(
+        self, gm: fx.GraphModule, examples: Sequence[Any], fallback_random: bool, numerics: str, static: frozenset[int]
+    ) -> None:
+        self.gm = gm
+        self.examples = examples
+        self.static = static
+        self.sizes = SizeMap()
+        names = {n.name for n in gm.graph.nodes}
+        self.ctx = ImportContext(names, self.sizes, fallback_random=fallback_random, numerics=numerics)
+        self.env: dict[fx.Node, Any] = {}
+        self.inputs: list[GraphInput] = []
+        self.outputs: tuple[GraphOutput, ...] = ()
+        self.constants: dict[str, Any] = {}
+
+    def run(self, name: str) -> Graph:
+        for node in self.gm.graph.nodes:
+            match node.op:
+                case "placeholder":
+                    self.env[node] = self.placeholder(node)
+                case "get_attr":
+                    self.env[node] = self.attribute(node)
+                case "call_function":
+                    self.env[node] = self.call(node)
+                case "output":
+                    self.outputs = tuple(self.output(v) for v in self.flat_outputs(node))
+                case _:
+                    raise ImportFailure(
+                        f"{node.op} of {node.target} in an ATen graph; expected the functional graph of AOTAutograd"
+                    )
+        seeds = tuple(self.seeds(device, len(users)) for device, users in self.ctx.seeds.items())
+        order = [s for i in self.inputs if isinstance(i, SizeInput) for s in i.value.free_symbols]
+        return Graph(
+            name, tuple(self.inputs), (*seeds, *self.ctx.nodes), self.outputs, self.sizes.table(order), self.constants
+        )
+
+    # --- the ends of the graph --------------------------------------------------------------------------------------
+
+    def placeholder(self, node: fx.Node) -> Any:
+        position = len(self.inputs)
+        val = node.meta.get("val")
+        if val is None and position < len(self.examples):
+            val = self.examples[position]
+        if isinstance(val, torch.Tensor):
+            kind = self.sizes.tensor_type(val)
+            self.inputs.append(Input(node.name, kind, position in self.static))
+            return Tensor(node.name, kind)
+        if isinstance(val, (int, *_SYMBOLIC)):
+            size = self.sizes.size(val)
+            self.inputs.append(SizeInput(node.name, size))
+            return size
+        if val is None and not node.users:
+            self.inputs.append(SizeInput(node.name, sympy.S.Zero))
+            return None
+        raise ImportFailure(
+            f"input {position} ({node.name}) is a {type(val).__name__}; tensors and sizes can be inputs"
+        )
+
+    def attribute(self, node: fx.Node) -> Any:
+        value: Any = self.gm
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            self.constants[node.name] = value
+            return _Constant(node.name)
+        val = node.meta.get("val")
+        kind = self.sizes.tensor_type(value if val is None else val)
+        self.ctx.enter(node, origins_of(node, "constant"))
+        if value.numel() == 1 and not value.is_complex() and type(value) in (torch.Tensor, torch.nn.Parameter):
+            scalar = value.detach().reshape(()).item()
+            return self.ctx.compute(const(scalar, kind.dtype.compute), kind)
+        self.constants[node.name] = value
+        self.ctx.nodes.append(
+            Library(
+                (node.name,), (kind,), "mlc::constant", (node.name,), (), "constant of the module", self.ctx.origins
+            )
+        )
+        return Tensor(node.name, kind)
+
+    def flat_outputs(self, node: fx.Node) -> Sequence[Any]:
+        values = node.args[0]
+        return values if isinstance(values, (list, tuple)) else (values,)
+
+    def output(self, value: Any) -> GraphOutput:
+        found = self.env[value] if isinstance(value, fx.Node) else value
+        match found:
+            case Tensor():
+                return found.name
+            case None:
+                return None
+            case int() | float() | sympy.Basic():
+                return self.sizes.size(found)
+        raise ImportFailure(
+            f"an output of the graph is a {type(found).__name__}; tensors, sizes and None can be outputs"
+        )
+
+    def seeds(self, device: str, count: int) -> Library:
+        name = ImportContext.seeds_name(device)
+        kind = TensorType((sympy.Integer(count),), (sympy.S.One,), DType.INT64, device)
+        return Library((name,), (kind,), "mlc::seeds", (count, torch.device(device)), (), "random seeds")
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def call(self, node: fx.Node) -> Any:
+        target = node.target
+        if target is operator.getitem:
+            return self.env[node.args[0]][node.args[1]]  # type: ignore[index]
+        val = node.meta.get("val")
+        is_op = isinstance(target, OpOverload)
+        if isinstance(val, _SYMBOLIC) and not node.meta.get("unbacked_bindings"):
+            return self.sizes.size(val)
+        if not is_op and not isinstance(target, HigherOrderOperator):
+            if isinstance(val, (int, float, bool)):
+                return val
+            if node.is_impure() and not node.users:
+                return None
+        op = str(target) if is_op else f"hop.{target}"
+        self.ctx.enter(node, origins_of(node, op))
+        convert = CONVERTERS.get(op)
+        reason = LIBRARY_REASONS.get(op) or f"no converter for {op}"
+        if convert is not None:
+            mark = len(self.ctx.nodes)
+            try:
+                if (refused := _foreign(val)) is not None:
+                    raise NoConversion(refused)
+                args = [self.lookup(a) for a in node.args]
+                return convert(self.ctx, *args, **{k: self.lookup(v) for k, v in node.kwargs.items()})
+            except NoConversion as decline:
+                del self.ctx.nodes[mark:]
+                reason = str(decline)
+        return self.library(node, val, reason)
+
+    def library(self, node: fx.Node, val: Any, reason: str) -> Any:
+        target = node.target
+        if isinstance(target, OpOverload):
+            if not node.users and not target._schema.returns and self.is_settled_assertion(node):
+                return None
+            full_name = f"{target.namespace}::{target._opname}.{target._overloadname}"
+        elif isinstance(target, HigherOrderOperator):
+            full_name = f"hop::{target.name()}"
+        else:
+            full_name = f"{getattr(target, '__module__', '')}::{getattr(target, '__name__', target)}"
+            self.constants.setdefault(full_name, target)
+        vals = val if isinstance(val, (list, tuple)) else (val,)
+        multiple = isinstance(val, (list, tuple))
+        names: list[str] = []
+        types: list[TensorType | None] = []
+        results: list[Any] = []
+        for k, v in enumerate(vals):
+            name = self.ctx.fresh(str(k)) if multiple else node.name
+            if isinstance(v, torch.Tensor):
+                kind = self.sizes.tensor_type(v)
+                types.append(kind)
+                results.append(Tensor(name, kind))
+            elif isinstance(v, _SYMBOLIC):
+                size = self.sizes.size(v)
+                # A result of no tensor type that is named like a size symbol binds that symbol.
+                name = size.name if size.is_Symbol else name
+                types.append(None)
+                results.append(size)
+            else:
+                types.append(None)
+                results.append(None if v is None else _Constant(name))
+            names.append(name)
+        self.ctx.nodes.append(
+            Library(
+                tuple(names),
+                tuple(types),
+                full_name,
+                tuple(self.argument(a) for a in node.args),
+                tuple((k, self.argument(v)) for k, v in node.kwargs.items()),
+                reason,
+                self.ctx.origins,
+            )  # fmt: skip
+        )
+        self.bind_unbacked(results)
+        return tuple(results) if multiple else results[0]
+
+    def bind_unbacked(self, results: list[Any]) -> None:
+        """Sizes that a call decides (``nonzero``) are read back from its results, under the name of their symbol."""
+        bindings = self.ctx.node.meta.get("unbacked_bindings") or {}
+        unbacked = {self.sizes.expr(s) for s in bindings}
+        for r in results:
+            if not isinstance(r, Tensor):
+                unbacked.discard(r)
+                continue
+            for d, extent in enumerate(r.shape):
+                if extent in unbacked:
+                    unbacked.discard(extent)
+                    self.ctx.nodes.append(
+                        Library(
+                            (extent.name,),
+                            (None,),
+                            "aten::sym_size.int",
+                            (Ref(r.name), d),
+                            (),
+                            "size decided by data",
+                            self.ctx.origins,
+                        )  # fmt: skip
+                    )
+
+    def is_settled_assertion(self, node: fx.Node) -> bool:
+        """Assertions about sizes that Dynamo's guards already make; those about sizes decided by data must run."""
+        if "assert" not in str(node.target) and "sym_constrain" not in str(node.target):
+            return False
+        operands = [self.lookup(a) for a in node.args]
+        if any(isinstance(a, Tensor) for a in operands):
+            return False
+        symbols = {s for a in operands if isinstance(a, sympy.Basic) for s in a.free_symbols}
+        return not any(s.name.startswith("u") for s in symbols)
+
+    def lookup(self, arg: Any) -> Any:
+        """A node argument as converters see it."""
+        if isinstance(arg, fx.Node):
+            return self.env[arg]
+        if isinstance(arg, (list, tuple)):
+            return [self.lookup(a) for a in arg]
+        return arg
+
+    def argument(self, arg: Any) -> Any:
+        """A node argument as library calls hold it: ``Ref`` for tensors, tuples for lists."""
+        match arg:
+            case fx.Node():
+                return self.argument(self.env[arg])
+            case Tensor():
+                return Ref(arg.name)
+            case list() | tuple():
+                return tuple(self.argument(a) for a in arg)
+            case slice():
+                return slice(*(self.argument(a) for a in (arg.start, arg.stop, arg.step)))
+            case dict():
+                return tuple((k, self.argument(v)) for k, v in arg.items())
+            case _Constant():
+                return ConstantRef(arg.name)
+            case torch.SymInt() | torch.SymFloat() | torch.SymBool():
+                return self.sizes.size(arg)
+            case torch.Tensor() | torch.Generator():
+                name = self.ctx.fresh("constant")
+                self.constants[name] = arg
+                return ConstantRef(name)
+        return arg
