@@ -15,7 +15,8 @@ from .assemble import assemble
 from .domain import bind_access
 from .function import TensorFunction
 from .group import Group
-from .members import Member, build_members
+from .members import Member, build_members, drop_dead
+from .repeat import apply_repeats, choose_repeats
 from .views import ViewMap
 
 
@@ -268,6 +269,11 @@ def fuse(graph: Graph, *, numerics: str = "fast") -> Fusion:
     members, outside = build_members(graph, views, fast=numerics != "eager")
     fuser = _Fuser(graph, views)
     fuser.run(members)
+    repeats = choose_repeats([u.group for u in fuser.units if u.group is not None], outside, fuser.sizes)
+    if repeats:
+        members = drop_dead(apply_repeats(members, repeats, graph.symbols), outside)
+        fuser = _Fuser(graph, views)
+        fuser.run(members)
     units: list[Group | Library | CallTensor] = []
     for u in fuser.units:
         if u.group is not None:

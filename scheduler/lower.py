@@ -11,6 +11,7 @@ from dataclasses import replace
 import sympy
 
 from ..ir.expr import Expr, Index, IndexValue, Load, cast, index_exprs, is_value, rewrite, symbol, walk
+from ..ir.graph import Origin
 from ..ir.loops import (
     Access,
     Axis,
@@ -34,20 +35,28 @@ def lower_to_loops(function: TensorFunction) -> LoopNest:
 
     Stages stand in order at the root, each with loops over the rows and, where it needs them, the inner dimensions.
     """
-    function = collapse(function)
+    function = collapse(substitute_single_uses(function))
     readers = {ld.buffer for s in function.stages for v in s.values for ld in _result_loads(v)}
     locals_: list[Buffer] = []
-    body: list[Node] = []
-    for k, stage in enumerate(function.stages):
+    blocks: list[Block] = []
+    for stage in function.stages:
+        name = f"b{len(blocks)}"
         outputs = {r: [o for o in function.outputs if o.result == r] for r in stage.results}
-        block, buffers = _block(function, stage, f"b{k}", outputs, readers)
+        block, buffers = _block(function, stage, name, outputs, readers)
         locals_ += buffers
-        body.append(_loops(block, f"b{k}"))
+        late = _late_stores(function, stage, outputs, readers)
+        if stage.monoid is None and blocks and not blocks[-1].is_reduction and blocks[-1].axes == block.axes:
+            # Neighbours of one domain are one block: what one makes the next has at hand.
+            blocks[-1] = replace(blocks[-1], body=(*blocks[-1].body, *block.body))
+        else:
+            blocks.append(block)
+        if late:
+            blocks.append(_row_block(function, f"b{len(blocks)}", late))
     return LoopNest(
         function.name,
         (*function.inputs, *(o.buffer for o in function.outputs)),
         tuple(o.buffer.name for o in function.outputs),
-        tuple(_with_late_stores(function, body, readers)),
+        tuple(_loops(b) for b in blocks),
         tuple(locals_),
         function.symbols,
     )
@@ -108,33 +117,74 @@ def _direct(outputs: list[Output], result: str, value: Expr, readers: set[str]) 
     return None
 
 
-def _loops(block: Block, name: str) -> Node:
+def _loops(block: Block) -> Node:
     node: Node = block
-    for axis in reversed(block.axes):
-        node = Loop(symbol(f"{name}_{axis.var.name}"), axis.extent, (node,))
+    for axis, binding in zip(reversed(block.axes), reversed(block.bindings), strict=True):
+        assert isinstance(binding, sympy.Symbol)
+        node = Loop(binding, axis.extent, (node,))
     return node
 
 
-def _with_late_stores(function: TensorFunction, body: list[Node], readers: set[str]) -> list[Node]:
-    """After a reduction whose result is also read here, a stage of its own stores the result."""
-    result: list[Node] = []
-    for k, (stage, node) in enumerate(zip(function.stages, body, strict=True)):
-        result.append(node)
-        if stage.monoid is None:
+def _late_stores(
+    function: TensorFunction, stage: Stage, outputs: dict[str, list[Output]], readers: set[str]
+) -> list[Statement]:
+    """The stores of a reduction's results that it cannot accumulate in place, because they are also read here."""
+    if stage.monoid is None:
+        return []
+    where = tuple(d.var for d in function.rows)
+    return [
+        Store(o.buffer.name, o.indices, cast(Load(r, where, v.dtype), o.buffer.dtype))
+        for r, v in zip(stage.results, stage.values, strict=True)
+        if _direct(outputs[r], r, v, readers) is None
+        for o in outputs[r]
+    ]
+
+
+def _row_block(function: TensorFunction, name: str, body: list[Statement]) -> Block:
+    axes = tuple(Axis(d.var, d.extent) for d in function.rows)
+    return Block(name, axes, tuple(symbol(f"{name}_{d.var.name}") for d in function.rows), tuple(body))
+
+
+# --- stages -----------------------------------------------------------------------------------------------------------
+
+
+def substitute_single_uses(function: TensorFunction) -> TensorFunction:
+    """Stages whose result one load of the same level reads, and nothing else, become part of their reader."""
+    kept_out = {o.result for o in function.outputs}
+    level = {r: s.inner for s in function.stages for r in s.results}
+    uses: dict[str, int] = {}
+    for s in function.stages:
+        for v in s.values:
+            for ld in _result_loads(v):
+                same = level[ld.buffer] == (s.inner or s.monoid is not None)
+                uses[ld.buffer] = uses.get(ld.buffer, 0) + (1 if same else 2)
+    inlined: dict[str, Expr] = {}
+
+    def leaf(e: Expr) -> Expr | None:
+        return cast(inlined[e.buffer], e.dtype) if isinstance(e, Load) and e.buffer in inlined else None
+
+    stages = []
+    for s in function.stages:
+        values = tuple(rewrite(v, leaf) for v in s.values)
+        name = s.results[0]
+        if s.monoid is None and name not in kept_out and uses.get(name, 0) <= 1:
+            inlined[name] = values[0]
             continue
-        stores: list[Statement] = []
-        where = tuple(d.var for d in function.rows)
-        for r, v in zip(stage.results, stage.values, strict=True):
-            outputs = [o for o in function.outputs if o.result == r]
-            if outputs and _direct(outputs, r, v, readers) is None:
-                stores += [
-                    Store(o.buffer.name, o.indices, cast(Load(r, where, v.dtype), o.buffer.dtype)) for o in outputs
-                ]
-        if stores:
-            name = f"b{k}s"
-            axes = tuple(Axis(d.var, d.extent) for d in function.rows)
-            bindings = tuple(symbol(f"{name}_{d.var.name}") for d in function.rows)
-            result.append(_loops(Block(name, axes, bindings, tuple(stores)), name))
+        stages.append(replace(s, values=values))
+    return replace(function, stages=tuple(_merged_origins(function, stages)))
+
+
+def _merged_origins(function: TensorFunction, stages: list[Stage]) -> list[Stage]:
+    """A stage speaks for the stages that went into it: those since the one before it."""
+    kept = {s.results for s in stages}
+    pending: list[Origin] = []
+    result = []
+    by_results = {s.results: s for s in stages}
+    for s in function.stages:
+        pending += s.origins
+        if s.results in kept:
+            result.append(replace(by_results[s.results], origins=tuple(dict.fromkeys(pending))))
+            pending = []
     return result
 
 

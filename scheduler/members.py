@@ -9,7 +9,7 @@ from functools import cache
 import sympy
 
 from ..ir.dtypes import DType
-from ..ir.expr import Call, Cast, Const, Expr, Load, Select, flops, is_value, loads, rewrite, walk
+from ..ir.expr import Call, Cast, Expr, Load, Select, flops, is_value, loads, rewrite, walk
 from ..ir.graph import Compute, Graph, Origin, Reduction, TensorType, View, node_values, uses
 from ..ir.index import simplify
 from ..ir.monoid import Monoid
@@ -114,10 +114,11 @@ def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member
         order.append(member)
         if isinstance(node, Compute) and _is_trivial(member):
             substituted[member.name] = (node.axes, values[0])
-    return _drop_dead(order, outside), outside
+    return drop_dead(order, outside), outside
 
 
-def _drop_dead(members: list[Member], outside: set[str]) -> list[Member]:
+def drop_dead(members: list[Member], outside: set[str]) -> list[Member]:
+    """The members that something outside, or another needed member, reads."""
     needed = set(outside)
     kept = []
     for m in reversed(members):
@@ -210,7 +211,3 @@ def _worth_repeating(m: Member, positions: int, readers: int, extents: dict[symp
 def is_cheap(value: Expr) -> bool:
     """Whether computing a value again costs less than reading it back, bytes apart."""
     return all(not isinstance(e, Call) or flops(Call(e.fn, (), e.dtype)) <= CHEAP_FLOPS for e in walk(value))
-
-
-def has_only_constants(value: Expr) -> bool:
-    return all(isinstance(e, (Const, Cast)) for e in walk(value))
