@@ -54,7 +54,8 @@ OPS: dict[str, OpInfo] = {
     # Reinterprets the bits as a type of the same width.
     **_rows("bitcast", 1, Result.EXPLICIT, 0),
     # Philox4x32-10 with key = seed (int64, low word first) and counter = (offset low, offset high, 0, 0); word 0 of the
-    # result. ``rand`` is (word >> 8) * 2**-24 as float32; ``randn`` is Box-Muller of words 0 and 1 as float32;
+    # result. ``rand`` is (word >> 8) * 2**-24 as float32; ``randn`` is Box-Muller of words 0 and 1:
+    # sqrt(-2 ln u) cos(2 pi v) as float32 with u = ((word0 >> 8) + 1) * 2**-24, v = (word1 >> 8) * 2**-24.
     # ``randbits`` is words 0 (low) and 1 (high) as int64.
     **_rows("rand", 2, Result.EXPLICIT, 40),
     **_rows("randn", 2, Result.EXPLICIT, 80),
