@@ -1,0 +1,46 @@
+"""Warnings, topics and traces.
+
+Every module logs under its own name, so ``TORCH_LOGS=+torch_mlc`` or ``TORCH_LOGS=torch_mlc.runtime`` work as for torch's own
+modules. ``MLC_LOG=timing,cache`` prints what happened on those topics to standard error without TORCH_LOGS.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+
+from torch._logging import trace_structured
+
+
+class MlcWarning(UserWarning):
+    """Something went less well than it could have, and the results are right all the same."""
+
+
+class KernelFallbackWarning(MlcWarning):
+    """A kernel could not be compiled, and its ATen ops run in its place."""
+
+
+class CacheWarning(MlcWarning):
+    """The disk cache, or an entry of it, could not be used."""
+
+
+def say(topics: tuple[str, ...], topic: str, text: Callable[[], str]) -> None:
+    """Tell what happened on a topic: to the logger ``torch_mlc.<topic>``, and to standard error where ``topics`` names it.
+
+    The text is made only where somebody reads it.
+    """
+    logger = logging.getLogger(f"torch_mlc.{topic}")
+    debug = logger.isEnabledFor(logging.DEBUG)
+    if topic not in topics and not debug:
+        return
+    message = text()
+    if debug:
+        logger.debug("%s", message)
+    if topic in topics:
+        print(f"[mlc {topic}] {message}", file=sys.stderr)
+
+
+def trace_text(name: str, text: str) -> None:
+    """Put a text into torch's structured trace (tlparse), where TORCH_TRACE asks for one."""
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=lambda: text)
