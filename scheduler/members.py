@@ -19,6 +19,8 @@ from .views import ViewMap, map_value
 # Producers up to these sizes are computed again where they are read at another position.
 INLINE_FLOPS = 48
 INLINE_NODES = 400
+# How far such chains are followed.
+SUBSTITUTION_DEPTH = 8
 # A function of this cost is worth keeping rather than computing twice.
 CHEAP_FLOPS = 8
 
@@ -104,7 +106,11 @@ def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member
         reduce_shape = node.reduce_shape if isinstance(node, Reduction) else ()
         extents = dict(zip((*node.axes, *reduce_axes), (*node.types[0].shape, *reduce_shape), strict=True))
         values = tuple(views.resolve(v, extents) for v in node_values(node))
-        values = _substitute(values, substituted, members, counts, extents, graph.symbols)
+        for _ in range(SUBSTITUTION_DEPTH):
+            before = values
+            values = _substitute(values, substituted, members, counts, extents, graph.symbols)
+            if values is before:
+                break
         values = tuple(simplify_value(v, fast) for v in values)
         member = Member(
             index, node.names, node.types, node.axes, reduce_axes, extents, values,

@@ -1,1 +1,11 @@
 """Graph passes, one file each; the pass, its file and its function share one verb."""
+
+from .alias_copies import alias_copies
+from .eliminate_common import eliminate_common
+from .eliminate_dead import eliminate_dead
+from .simplify_algebra import simplify_algebra
+
+# In the order in which they run.
+GRAPH_PASSES = (simplify_algebra, eliminate_common, alias_copies, eliminate_dead)
+
+__all__ = ["GRAPH_PASSES", "alias_copies", "eliminate_common", "eliminate_dead", "simplify_algebra"]
