@@ -70,7 +70,7 @@ def _losses(found: Measured) -> Table:
 def _speeds(found: Measured) -> Table:
     table = Table(
         title="Speed of a training step (forward, backward, AdamW)",
-        caption=f"Median of {found.rounds} steps taken in turn. The first step compiles; disk caches may have been warm.",
+        caption=f"Median of {found.rounds} steps taken in turn. The first step compiles; disk caches may be warm.",
         title_justify="left",
         caption_justify="left",
     )

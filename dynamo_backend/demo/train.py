@@ -14,7 +14,7 @@ from torch import Tensor
 from .model import GPT, Shape
 from .text import Corpus, batches
 
-BATCH = 16
+BATCH = 12
 PEAK_RATE = 3e-3
 
 
