@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    batch_norm,
     create,
     elementwise,
     gather,
@@ -24,7 +25,7 @@ from .registry import CONVERTERS, LIBRARY_REASONS, Converter, NoConversion, conv
 from .sizes import SizeMap
 
 FAMILIES = (
-    create, elementwise, gather, join, libraries, logical, losses, norms, pooling, rand, reductions, resample, scatter,
+    batch_norm, create, elementwise, gather, join, libraries, logical, losses, norms, pooling, rand, reductions, resample, scatter,
     softmax, views,
 )  # fmt: skip
 

@@ -1,1 +1,81 @@
-"""Placeholder."""
+"""Elements chosen by indices that are data: embedding, index, gather."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+
+from ...ir.dtypes import DType
+from ...ir.expr import Expr, Index, Select, call, cast, const
+from .context import ImportContext, Tensor, axes, index_value
+from .registry import NoConversion, converter
+
+
+def wrapped(index: Expr, extent: sympy.Expr) -> Expr:
+    """An index that may count from the end."""
+    index = cast(index, DType.INT64)
+    moved = call("add", index, index_value(extent))
+    return Select(call("lt", index, const(0, DType.INT64)), moved, index)
+
+
+@converter("aten.embedding.default")
+def embedding(
+    ctx: ImportContext, weight: Tensor, indices: Tensor, padding_idx: int = -1, scale: bool = False, sparse: bool = False
+) -> Tensor:
+    at = axes(indices.rank + 1)
+    row = cast(ctx.at(indices, at[:-1]), DType.INT64)
+    return ctx.compute(ctx.at(weight, (row, at[-1]), weight.dtype))
+
+
+@converter("aten.index_select.default")
+def index_select(ctx: ImportContext, x: Tensor, dim: int, index: Tensor) -> Tensor:
+    if not x.rank:
+        return ctx.compute(ctx.at(x, (), x.dtype))
+    dim %= x.rank
+    at = axes(x.rank)
+    place = ctx.at(index, (at[dim],) if index.rank else ())
+    chosen: list[Index] = [*at[:dim], cast(place, DType.INT64), *at[dim + 1 :]]
+    return ctx.compute(ctx.at(x, chosen, x.dtype))
+
+
+@converter("aten.gather.default")
+def gather(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    if not x.rank:
+        return ctx.compute(ctx.at(x, (), x.dtype))
+    dim %= x.rank
+    at = axes(x.rank)
+    if not index.rank:
+        raise NoConversion("gather by a scalar index")
+    place = cast(ctx.at(index, at), DType.INT64)
+    return ctx.compute(ctx.at(x, [*at[:dim], place, *at[dim + 1 :]], x.dtype))
+
+
+def advanced_index(
+    ctx: ImportContext, shape: Sequence[sympy.Expr], indices: Sequence[Tensor | None], out_rank: int
+) -> list[Index]:
+    """The place in a tensor of ``shape`` that element ``i0, …`` of ``x[indices]`` comes from (NumPy's rules)."""
+    given = [d for d, t in enumerate(indices) if t is not None]
+    tensors = [t for t in indices if t is not None]
+    if any(t.dtype is DType.BOOL or t.dtype is DType.UINT8 for t in tensors):
+        raise NoConversion("index by a mask: a size decided by data")
+    broadcast = max(t.rank for t in tensors)
+    adjacent = given == list(range(given[0], given[-1] + 1))
+    first = given[0] if adjacent else 0
+    at = axes(out_rank)
+    block = at[first : first + broadcast]
+    rest = iter([*at[:first], *at[first + broadcast :]])
+    result: list[Index] = []
+    for d, extent in enumerate(shape):
+        t = indices[d] if d < len(indices) else None
+        result.append(next(rest) if t is None else wrapped(ctx.load(t, block), extent))
+    return result
+
+
+@converter("aten.index.Tensor", "aten._unsafe_index.Tensor")
+def index_tensor(ctx: ImportContext, x: Tensor, indices: Sequence[Any]) -> Tensor:
+    out = ctx.type()
+    if all(t is None for t in indices):
+        return ctx.compute(ctx.at(x, axes(x.rank), x.dtype))
+    return ctx.compute(ctx.at(x, advanced_index(ctx, x.shape, indices, len(out.shape)), x.dtype))

@@ -1,1 +1,64 @@
-"""Placeholder."""
+"""Ops that are library calls on purpose, and why."""
+
+from __future__ import annotations
+
+from .registry import library
+
+library(
+    "matrix product: BLAS, oneDNN or cuBLAS",
+    "aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default", "aten.mv.default",
+    "aten.dot.default", "aten.vdot.default", "aten._int_mm.default", "aten._scaled_mm.default", "aten.addmv.default",
+    "aten.addbmm.default", "aten._addmm_activation.default",
+)  # fmt: skip
+library(
+    "convolution: oneDNN or cuDNN",
+    "aten.convolution.default", "aten.convolution_backward.default", "aten.mkldnn_convolution.default",
+    "aten._convolution.default",
+)  # fmt: skip
+library(
+    "attention: torch's flash and memory-efficient kernels",
+    *(
+        f"aten.{name}{backward}.default"
+        for name in (
+            "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_fused_attention_overrideable", "_flash_attention", "_efficient_attention",
+        )
+        for backward in ("", "_backward")
+    ),
+    "aten._flash_attention_forward.default", "aten._efficient_attention_forward.default",
+)  # fmt: skip
+library("scatter with duplicates: embedding backward", "aten.embedding_dense_backward.default")
+library(
+    "scatter with duplicates",
+    "aten.scatter_add.default", "aten.scatter_reduce.two", "aten.index_add.default", "aten.index_reduce.default",
+    "aten._unsafe_index_put.default",
+)  # fmt: skip
+library("scatter", "aten.scatter.src", "aten.scatter.value", "aten.index_put.default", "aten.index_copy.default")
+library(
+    "scan along a dimension",
+    "aten.cumsum.default", "aten.cumprod.default", "aten.cummax.default", "aten.cummin.default",
+    "aten.logcumsumexp.default",
+)  # fmt: skip
+library(
+    "sort",
+    "aten.sort.default", "aten.sort.stable", "aten.topk.default", "aten.kthvalue.default", "aten.median.dim",
+    "aten.median.default", "aten.mode.default", "aten._unique2.default", "aten.unique_dim.default",
+    "aten.searchsorted.Tensor", "aten.bucketize.Tensor", "aten.histc.default", "aten.bincount.default",
+)  # fmt: skip
+library(
+    "Fourier transform",
+    "aten._fft_r2c.default", "aten._fft_c2r.default", "aten._fft_c2c.default",
+)  # fmt: skip
+library(
+    "linear algebra: LAPACK or cuSOLVER",
+    "aten.linalg_inv_ex.default", "aten._linalg_svd.default", "aten.linalg_qr.default", "aten._linalg_eigh.default",
+    "aten.linalg_cholesky_ex.default", "aten._linalg_solve_ex.default", "aten._linalg_det.default",
+    "aten.linalg_lu_factor_ex.default", "aten.triangular_solve.default", "aten.linalg_solve_triangular.default",
+    "aten.cholesky_solve.default", "aten._linalg_slogdet.default",
+)  # fmt: skip
+library(
+    "a size or value decided by data",
+    "aten.nonzero.default", "aten.masked_select.default", "aten.item.default", "aten._local_scalar_dense.default",
+    "aten.repeat_interleave.Tensor",
+)  # fmt: skip

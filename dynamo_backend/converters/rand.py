@@ -1,1 +1,133 @@
-"""Placeholder."""
+"""Random numbers: one seed a call, drawn by the host, and a counter-based generator inside the kernel.
+
+Source: Salmon et al. 2011 (Philox).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+from ...ir.dtypes import DType
+from ...ir.expr import Const, Expr, call, cast, const
+from ...ir.graph import TensorType
+from .context import ImportContext, Scalar, Tensor, axes, convert, index_value, linear_offset
+from .registry import NoConversion, converter
+
+
+def _sample(ctx: ImportContext, fn: str, kind: TensorType, result: DType) -> Expr:
+    """One word of the stream for every element; equal for equal seeds whatever the memory layout."""
+    if ctx.fallback_random:
+        raise NoConversion("random numbers of eager (fallback_random)")
+    place = index_value(linear_offset(kind.shape, axes(len(kind.shape))))
+    return call(fn, ctx.seed(kind.device), place, dtype=result)
+
+
+def uniform(ctx: ImportContext, kind: TensorType) -> Expr:
+    """A number in [0, 1) of the compute type, such that rounding to the element type never gives one."""
+    if kind.dtype is DType.FLOAT64:
+        bits = call("bit_and", _sample(ctx, "randbits", kind, DType.INT64), const((1 << 53) - 1, DType.INT64))
+        return call("mul", cast(bits, DType.FLOAT64), Const(2.0**-53, DType.FLOAT64))
+    if not kind.dtype.is_float:
+        raise NoConversion(f"uniform numbers of type {kind.dtype.value}")
+    value = _sample(ctx, "rand", kind, DType.FLOAT32)
+    digits = {DType.BFLOAT16: 8, DType.FLOAT16: 11}.get(kind.dtype)
+    if digits is None:
+        return value
+    steps = float(1 << digits)
+    return call("mul", call("floor", call("mul", value, const(steps, value.dtype))), const(1 / steps, value.dtype))
+
+
+def _normal(ctx: ImportContext, kind: TensorType) -> Expr:
+    if not kind.dtype.is_float or kind.dtype is DType.FLOAT64:
+        raise NoConversion(f"normal numbers of type {kind.dtype.value}")
+    return _sample(ctx, "randn", kind, DType.FLOAT32)
+
+
+def _own_generator(generator: Any) -> None:
+    if generator is not None:
+        raise NoConversion("a generator of the user's")
+
+
+@converter(
+    "aten.rand.default", "aten.rand_like.default", "prims.inductor_random.default", "aten.rand.generator",
+)  # fmt: skip
+def rand(ctx: ImportContext, *_: Any, generator: Any = None, **__: Any) -> Tensor:
+    _own_generator(generator)
+    return ctx.compute(uniform(ctx, ctx.type()))
+
+
+@converter("aten.randn.default", "aten.randn_like.default", "aten.randn.generator")
+def randn(ctx: ImportContext, *_: Any, generator: Any = None, **__: Any) -> Tensor:
+    _own_generator(generator)
+    return ctx.compute(_normal(ctx, ctx.type()))
+
+
+@converter("aten.uniform.default")
+def uniform_functional(
+    ctx: ImportContext, x: Tensor, low: Scalar = 0.0, high: Scalar = 1.0, *, generator: Any = None
+) -> Tensor:
+    _own_generator(generator)
+    value = uniform(ctx, ctx.type())
+    start, end = ctx.scalar(low, value.dtype), ctx.scalar(high, value.dtype)
+    return ctx.compute(call("add", call("mul", value, call("sub", end, start)), start))
+
+
+@converter("aten.normal_functional.default")
+def normal_functional(
+    ctx: ImportContext, x: Tensor, mean: Scalar = 0.0, std: Scalar = 1.0, *, generator: Any = None
+) -> Tensor:
+    _own_generator(generator)
+    value = _normal(ctx, ctx.type())
+    return ctx.compute(call("add", call("mul", value, ctx.scalar(std, value.dtype)), ctx.scalar(mean, value.dtype)))
+
+
+@converter("aten.bernoulli.p", "aten.bernoulli.Tensor", "aten.bernoulli.default")
+def bernoulli(ctx: ImportContext, x: Tensor, p: Any = None, *, generator: Any = None) -> Tensor:
+    _own_generator(generator)
+    kind = ctx.type()
+    sample = _sample(ctx, "rand", kind, DType.FLOAT32)
+    chance = ctx.value(x if p is None else p, axes(len(kind.shape)), DType.FLOAT32)
+    return ctx.compute(convert(call("lt", sample, chance), kind.dtype.compute))
+
+
+@converter("aten.native_dropout.default")
+def native_dropout(ctx: ImportContext, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    out, mask_type = ctx.type(0), ctx.type(1)
+    at = axes(x.rank)
+    if train is False:
+        ones = ctx.compute(const(True, DType.BOOL), mask_type, ctx.name(1))
+        return ctx.compute(ctx.at(x, at, x.dtype), out, ctx.name(0)), ones
+    keep = call("lt", _sample(ctx, "rand", mask_type, DType.FLOAT32), const(1.0 - p, DType.FLOAT32))
+    mask = ctx.compute(keep, mask_type, ctx.name(1))
+    value = ctx.at(x, at)
+    scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
+    kept = call("mul", value, convert(ctx.at(mask, at), value.dtype))
+    return ctx.compute(call("mul", kept, const(scale, value.dtype)), out, ctx.name(0)), mask
+
+
+@converter("aten.native_dropout_backward.default")
+def native_dropout_backward(ctx: ImportContext, grad: Tensor, mask: Tensor, scale: Scalar) -> Tensor:
+    at = axes(grad.rank)
+    g = ctx.at(grad, at)
+    return ctx.compute(call("mul", call("mul", g, convert(ctx.at(mask, at), g.dtype)), ctx.scalar(scale, g.dtype)))
+
+
+def _integers(ctx: ImportContext, low: Any, high: Any) -> Tensor:
+    kind = ctx.type()
+    bits = call("bit_and", _sample(ctx, "randbits", kind, DType.INT64), const((1 << 63) - 1, DType.INT64))
+    start, end = ctx.scalar(low, DType.INT64), ctx.scalar(high, DType.INT64)
+    return ctx.compute(call("add", call("remainder", bits, call("sub", end, start)), start))
+
+
+@converter("aten.randint.default", "aten.randint_like.default")
+def randint(ctx: ImportContext, *args: Any, **_: Any) -> Tensor:
+    # (high, size) and (x, high) alike.
+    high = args[1] if isinstance(args[0], Tensor) else args[0]
+    return _integers(ctx, 0, high)
+
+
+@converter("aten.randint.low", "aten.randint_like.low_dtype")
+def randint_low(ctx: ImportContext, *args: Any, **_: Any) -> Tensor:
+    low, high = args[1:3] if isinstance(args[0], Tensor) else args[0:2]
+    return _integers(ctx, low, high)
