@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import sympy
 
@@ -105,7 +105,7 @@ Index: TypeAlias = sympy.Expr | Expr
 EXPR_TYPES = (Load, Const, Var, IndexValue, Cast, Call, Select)
 
 
-def is_value(index: Index) -> bool:
+def is_value(index: Index) -> TypeGuard[Expr]:
     """True for an index that is computed from data (a gather)."""
     return isinstance(index, EXPR_TYPES)
 

@@ -1,7 +1,8 @@
 """The oracle: what a loop nest or a graph computes, by definition.
 
-Slow and obvious. Every primitive, rule and emitter is tested against it. Arrays are logical: element ``a[i, j]`` is the element
-of the buffer at indices ``(i, j)``, in whatever memory order the array has; strides are layout and never meaning.
+Slow and obvious. Every primitive, rule and emitter is tested against it. Arrays are logical: element ``a[i, j]`` is
+the element of the buffer at indices ``(i, j)``, in whatever memory order the array has; strides are layout and never
+meaning.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class OracleError(MlcError):
 def run_nest(nest: LoopNest, inputs: Arrays, sizes: Mapping[str, int], *, backward: bool = False) -> dict[str, Array]:
     """Run a nest, every loop one iteration after the other, and return the outputs by name.
 
-    ``inputs`` gives logical arrays by name, or in order for the parameters that are not outputs; a one-dimensional array where
-    the buffer has another rank is its storage, read at the buffer's strides. An output that is given too starts from that
-    content (a nest that writes in place). ``sizes`` gives every size symbol by name. What nothing has written is NaN, or
-    garbage where the type has none. ``backward`` runs the parallel and bound loops from their ends, which must change nothing.
+    ``inputs`` gives logical arrays by name, or in order for the parameters that are not outputs; a one-dimensional
+    array where the buffer has another rank is its storage, read at the buffer's strides. An output that is given too
+    starts from that content (a nest that writes in place). ``sizes`` gives every size symbol by name. What nothing
+    has written is NaN, or garbage where the type has none. ``backward`` runs the parallel and bound loops from their
+    ends, which must change nothing.
 
     Raises:
         OracleError: an index out of range, an axis outside its extent, a missing or misshapen input.
@@ -121,7 +123,7 @@ def _logical(buffer: Buffer, array: Array, shape: tuple[int, ...], sizes: Mappin
     raise OracleError(f"{buffer.name}: shape is {shape} ({span} elements of storage), given {array.shape}")
 
 
-# --- graphs -------------------------------------------------------------------------------------------------------------
+# --- graphs -----------------------------------------------------------------------------------------------------------
 
 
 def run_graph(
@@ -134,8 +136,8 @@ def run_graph(
 ) -> dict[str, Array]:
     """Run a graph node by node and return its tensor outputs by name.
 
-    ``inputs`` gives logical arrays by name, or in the order of the graph's tensor inputs. ``module`` holds the functions that
-    ``CallTensor`` names; ``library(node, arrays)`` gives the results of library calls.
+    ``inputs`` gives logical arrays by name, or in the order of the graph's tensor inputs. ``module`` holds the
+    functions that ``CallTensor`` names; ``library(node, arrays)`` gives the results of library calls.
 
     Raises:
         OracleError: as ``run_nest``; a library call without ``library``; a call without ``module``.

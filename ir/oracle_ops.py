@@ -1,8 +1,8 @@
 """What each scalar function of ``ops`` means, one NumPy scalar at a time.
 
-float32 functions other than the arithmetic that IEEE 754 rounds correctly are computed in float64 and rounded once, so that the
-oracle is a better answer than any kernel's. Half types are computed in float32 and rounded after every call; a program that
-wants fewer roundings says so with casts.
+float32 functions other than the arithmetic that IEEE 754 rounds correctly are computed in float64 and rounded once,
+so that the oracle is a better answer than any kernel's. Half types are computed in float32 and rounded after every
+call; a program that wants fewer roundings says so with casts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from .dtypes import DType
 from .errors import IRError
+from .ops import OPS, Result
 
 # A NumPy scalar of an element type; ``Any`` because NumPy's own annotations say no more.
 Scalar: TypeAlias = Any
@@ -30,7 +31,7 @@ def function(fn: str, dtype: DType, result: DType) -> Function:
         return _bitcast(dtype, result)
     if fn in _RANDOM:
         return _RANDOM[fn]
-    if dtype.is_half and fn not in ("isnan", "isinf"):
+    if dtype.is_half:
         inner, round_to = function(fn, DType.FLOAT32, DType.FLOAT32), dtype.numpy.type
         if fn in _BOOLEAN:
             return lambda *args: inner(*map(np.float32, args))
@@ -214,7 +215,8 @@ def _sigmoid(x: Scalar) -> Scalar:
 
 
 _NUMPY_NAMES = {
-    **{n: n for n in "exp exp2 expm1 log log2 log10 log1p tanh sin cos tan sinh cosh".split()},
+    "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log2": "log2", "log10": "log10", "log1p": "log1p",
+    "tanh": "tanh", "sin": "sin", "cos": "cos", "tan": "tan", "sinh": "sinh", "cosh": "cosh",
     "asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh",
 }  # fmt: skip
 
@@ -274,10 +276,10 @@ _MAKERS: dict[str, Maker] = {
     "shl": _shift_left,
     "shr": _shift_right,
 }
-_BOOLEAN = frozenset("eq ne lt le gt ge logical_and logical_or logical_xor logical_not".split())
+_BOOLEAN = frozenset(name for name, info in OPS.items() if info.result is Result.BOOL)
 
 
-# --- random numbers -----------------------------------------------------------------------------------------------------
+# --- random numbers ---------------------------------------------------------------------------------------------------
 
 
 def philox(seed: int, offset: int) -> tuple[int, int, int, int]:

@@ -1,7 +1,7 @@
 """Loop nests as plain Python functions over NumPy arrays: the text that the oracle runs.
 
-One statement a scalar step, every index checked before it is used, nothing reordered, nothing clever. ``Select`` becomes ``if``,
-so a branch that is not taken is not computed.
+One statement a scalar step, every index checked before it is used, nothing reordered, nothing clever. ``Select``
+becomes ``if``, so a branch that is not taken is not computed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils._sympy.functions import (
 
 from .errors import IRError
 from .expr import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, is_value
-from .loops import BLOCK_KINDS, Axis, AxisKind, Block, Loop, LoopKind, LoopNest, Node, Store, Update, walk_nodes
+from .loops import BLOCK_KINDS, Axis, AxisKind, Block, LoopKind, LoopNest, Node, Store, Update, walk_nodes
 from .monoid import State
 from .oracle_ops import converter, function, scalar
 
@@ -98,7 +98,7 @@ class NestText:
         helpers = [line for f in self._functions for line in f]
         return "\n".join([*helpers, "def kernel(buffers, sizes):", *self._lines, ""])
 
-    # --- statements -----------------------------------------------------------------------------------------------------
+    # --- statements ---------------------------------------------------------------------------------------------------
 
     def _line(self, text: str) -> None:
         self._lines.append(" " * self._depth + text)
@@ -223,7 +223,7 @@ class NestText:
         with self._scope():
             self._over(axes[1:], body)
 
-    # --- expressions ----------------------------------------------------------------------------------------------------
+    # --- expressions --------------------------------------------------------------------------------------------------
 
     def _symbol(self, symbol: sympy.Symbol) -> str:
         # A body speaks of axes, never of loops.
@@ -241,7 +241,7 @@ class NestText:
             raise IRError(f"{self.nest.name}: block {block.name}: {verb} {buffer!r}, which is no buffer of the nest")
         array, names = self._buffers[buffer], []
         for index in indices:
-            text = f"int({self._value(block, index)})" if is_value(index) else self._index(index)  # type: ignore[arg-type]
+            text = f"int({self._value(block, index)})" if is_value(index) else self._index(index)
             names.append(self._fresh("i"))
             self._line(f"{names[-1]} = {text}")
         place = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
