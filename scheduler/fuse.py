@@ -19,6 +19,9 @@ from .members import Member, build_members, drop_dead
 from .repeat import apply_repeats, choose_repeats
 from .views import ViewMap
 
+# Kernels of so few elements are gathered into one, up to so many members.
+TINY_ELEMENTS, MAX_TINY = 16, 32
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -77,6 +80,24 @@ class _Fuser:
                 self._library(node)
             elif index in pending:
                 self._place(pending[index])
+        self._gather_tiny()
+
+    def _gather_tiny(self) -> None:
+        """Independent point-wise kernels so small that the call is their cost (counters, scalars) become one."""
+        hosts: list[int] = []
+        for at, unit in enumerate(self.units):
+            if unit.group is None or not self._is_tiny(unit.group):
+                continue
+            for host in hosts:
+                kept = self.units[host].group
+                if kept is not None and len(kept.members) < MAX_TINY and self._try_unite(host, at):
+                    hosts.remove(host)
+                    break
+            hosts.append(at)
+
+    def _is_tiny(self, group: Group) -> bool:
+        hint = self.graph.symbols.hint
+        return all(m.monoid is None and hint(m.types[0].numel) <= TINY_ELEMENTS for m in group.members)
 
     def _library(self, node: Library | CallTensor) -> None:
         at = len(self.units)

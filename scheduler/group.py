@@ -145,9 +145,9 @@ class Group:
     def _cut(self, m: Member, axes: list[sympy.Symbol], dims: list[int], binding: Binding) -> bool:
         mark = len(self.domain.splits)
         cut = self.domain.align([m.extents[a] for a in axes], dims)
+        self._refresh(mark, binding)
         if cut is None:
             return False
-        self._refresh(mark, binding)
         for a, digits in zip(axes, cut, strict=True):
             binding[a] = self.domain.refresh(digits, mark)
         return True
@@ -163,8 +163,10 @@ class Group:
             if domain.inner is not None and not rows and len(inner) == len(domain.inner_order()):
                 return None
             return f"{m.name} covers only a part of the loops"
-        if not used and domain.inner is not None and self._cut(m, missing, domain.rows(), binding):
-            return None
+        if not used and domain.inner is not None:
+            if self._cut(m, missing, domain.rows(), binding):
+                return None
+            whole = list(domain.order)
         if self._cut(m, missing, whole, binding):
             return None
         if not whole and domain.inner is None and self._may_extend(m, missing):

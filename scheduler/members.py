@@ -108,7 +108,7 @@ def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member
         values = tuple(views.resolve(v, extents) for v in node_values(node))
         for _ in range(SUBSTITUTION_DEPTH):
             before = values
-            values = _substitute(values, substituted, members, counts, extents, graph.symbols)
+            values = _substitute(values, substituted, members, outside, counts, extents, graph.symbols)
             if values is before:
                 break
         values = tuple(simplify_value(v, fast) for v in values)
@@ -118,7 +118,7 @@ def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member
         )  # fmt: skip
         members[member.name] = member
         order.append(member)
-        if isinstance(node, Compute) and _is_trivial(member):
+        if isinstance(node, Compute) and _is_trivial(member) and not _better_read(member, outside, members):
             substituted[member.name] = (node.axes, values[0])
     return drop_dead(order, outside), outside
 
@@ -147,10 +147,21 @@ def _is_trivial(member: Member) -> bool:
     return False
 
 
+def _better_read(member: Member, outside: set[str], members: dict[str, Member]) -> bool:
+    """Whether a trivial node that is in memory anyway is cheaper to read than what it is made of."""
+    if member.name not in outside:
+        return False
+    return any(
+        ld.dtype.itemsize > member.types[0].dtype.itemsize or (ld.buffer in members and ld.buffer not in outside)
+        for ld in member.loads
+    )
+
+
 def _substitute(
     values: tuple[Expr, ...],
     trivial: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]],
     members: dict[str, Member],
+    outside: set[str],
     counts: dict[str, int],
     extents: dict[sympy.Symbol, sympy.Expr],
     table: SymbolTable,
@@ -170,7 +181,11 @@ def _substitute(
             chosen[name] = trivial[name]
         elif (m := members.get(name)) is not None and m.monoid is None:
             odd = name in guarded or any(not _is_regular(p, extents) for p in positions)
-            if odd and _worth_repeating(m, len(positions), counts.get(name, 1), extents):
+            # What is in memory anyway is read there, unless it costs next to nothing to make of what else is.
+            limit = CHEAP_FLOPS if name in outside else INLINE_FLOPS
+            if name in outside and any(ld.buffer in members and ld.buffer not in outside for ld in m.loads):
+                continue
+            if odd and _worth_repeating(m, len(positions), counts.get(name, 1), extents, limit):
                 chosen[name] = (m.axes, m.values[0])
     if not chosen:
         return values
@@ -200,7 +215,9 @@ def _is_regular(indices: tuple[object, ...], extents: dict[sympy.Symbol, sympy.E
     return True
 
 
-def _worth_repeating(m: Member, positions: int, readers: int, extents: dict[sympy.Symbol, sympy.Expr]) -> bool:
+def _worth_repeating(
+    m: Member, positions: int, readers: int, extents: dict[sympy.Symbol, sympy.Expr], limit: int
+) -> bool:
     value = m.values[0]
     if sum(1 for _ in walk(value)) > INLINE_NODES or len(m.loads) > 6:
         return False
@@ -211,7 +228,7 @@ def _worth_repeating(m: Member, positions: int, readers: int, extents: dict[symp
     ratio = sympy.Mul(*extents.values()) / m.types[0].numel
     if ratio.is_number and ratio > 2:
         return cost <= CHEAP_FLOPS and len(m.loads) <= 2
-    return cost * positions * readers <= INLINE_FLOPS
+    return cost * positions * readers <= limit
 
 
 def is_cheap(value: Expr) -> bool:

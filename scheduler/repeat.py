@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir.expr import Expr, Load, rewrite, walk
+from ..ir.expr import Expr, Load, is_value, rewrite, walk
 from ..ir.index import simplify
 from ..ir.symbols import SymbolTable
 from .group import Group
@@ -36,14 +36,21 @@ def choose_repeats(groups: list[Group], outside: set[str], sizes: Mapping[str, i
             value = _expanded(m, g, readers, outside)
             if value is None:
                 continue
-            extra = 0
-            operands = {ld.buffer for ld in collect_loads((value,))}
-            for reader in readers[name]:
-                extra += sum(sizes.get(o, 0) for o in operands if o not in reader.tensors)
+            operands = _bytes_read(value, sizes, sizes.get(name, 0))
+            extra = sum(size for r in readers[name] for o, size in operands.items() if o not in r.tensors)
             before = sizes.get(name, 0) * (1 + len(readers[name]))
-            if extra <= before * GAIN and not operands & chosen.keys():
+            if extra <= before * GAIN and not operands.keys() & chosen.keys():
                 chosen[name] = value
     return chosen
+
+
+def _bytes_read(value: Expr, sizes: Mapping[str, int], result: int) -> dict[str, int]:
+    """Bytes read of each operand: all of it, or of a gather no more than the result's own size."""
+    touched: dict[str, int] = {}
+    for ld in collect_loads((value,)):
+        size = sizes.get(ld.buffer, 0)
+        touched[ld.buffer] = min(size, result) if any(is_value(i) for i in ld.indices) else size
+    return touched
 
 
 def _expanded(m: Member, g: Group, readers: Mapping[str, list[Group]], outside: set[str]) -> Expr | None:

@@ -15,8 +15,8 @@ from ..views import ViewMap
 def alias_copies(graph: Graph) -> Graph:
     """Turn ``clone`` and the like into views where source and copy have the same layout.
 
-    A tensor that leaves the graph stays a copy: callers may write into it. So does a copy of an input, which callers may
-    write into while it is still needed for the backward pass.
+    A tensor that leaves the graph stays a copy: callers may write into it. So does a copy of an input, which callers
+    may write into while it is still needed for the backward pass.
     """
     views = ViewMap(graph)
     types = graph.types()
