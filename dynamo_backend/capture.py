@@ -12,7 +12,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from .decompositions import decomposition_table
+from .decompositions import decomposition_table, whole_ops
 
 
 def capture(
@@ -30,7 +30,7 @@ def capture(
         graphs.append(gm)
         return make_boxed_func(gm.forward)
 
-    backend = aot_autograd(
+    aot = aot_autograd(
         fw_compiler=keep,
         bw_compiler=keep,
         inference_compiler=keep,
@@ -38,6 +38,11 @@ def capture(
         decompositions=decomposition_table(),
         keep_inference_input_mutations=False,
     )
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        with whole_ops():
+            return aot(gm, example_inputs)
+
     torch._dynamo.reset()
     try:
         with fake_mode_of(model, inputs) or contextlib.nullcontext(), torch.set_grad_enabled(training):

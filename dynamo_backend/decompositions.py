@@ -5,7 +5,8 @@ torch's core table, without the ops that have a converter of their own: fewer no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -40,3 +41,38 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     table.update(_decomp.get_decompositions(extra))
     keep = CONVERTERS.keys() | set(_WHOLE)
     return {op: fn for op, fn in table.items() if str(op) not in keep}
+
+
+# torch takes these apart below autograd, where no table is asked; their backward would be a scatter with duplicates.
+_RESIZE = (aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default)
+_KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
+
+
+def _nearest_by_scales(x: torch.Tensor, size: Sequence[Any] | None, scales: Sequence[float] | None) -> torch.Tensor:
+    if size is None:
+        assert scales is not None
+        size = [n * int(s) if int(s) == s else torch.sym_int(n * s) for n, s in zip(x.shape[2:], scales)]
+    height, width = scales if scales else (None, None)
+    result: torch.Tensor = aten.upsample_nearest2d.default(x, size, height, width)
+    return result
+
+
+@contextlib.contextmanager
+def whole_ops() -> Iterator[None]:
+    """While AOTAutograd traces inside, ops that torch always takes apart in Python stay whole, forward and backward."""
+    saved = {op: dict(op.py_kernels) for op in _RESIZE}
+    by_scales = _RESIZE[0]
+    for op in _RESIZE:
+        for key in _KEYS:
+            op.py_kernels.pop(key, None)
+    for key in _KEYS:
+        by_scales.py_kernels[key] = _nearest_by_scales
+    try:
+        for op in _RESIZE:
+            op._dispatch_cache.clear()
+        yield
+    finally:
+        for op, kernels in saved.items():
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()

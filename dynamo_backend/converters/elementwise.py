@@ -90,7 +90,7 @@ def minimum(a: Expr, b: Expr) -> Expr:
 
 
 _register_binary("mul", ("aten.mul.Tensor", "aten.mul.Scalar"), mul)
-_register_binary("div", ("aten.div.Tensor", "aten.div.Scalar", "prims.div.default"), lambda a, b: call("div", a, b))
+_register_binary("div", ("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor"), lambda a, b: call("div", a, b))
 _register_binary("maximum", ("aten.maximum.default",), maximum)
 _register_binary("minimum", ("aten.minimum.default",), minimum)
 _register_binary("fmax", ("aten.fmax.default",), lambda a, b: call("fmax" if a.dtype.is_float else "maximum", a, b))
