@@ -76,9 +76,7 @@ SPECS = (
         name="mixer",
         module=Mixer,
         configs={
-            "tiny": MixerConfig(
-                layers=2, dim=32, token_hidden=24, channel_hidden=64, image=32, patch=8, classes=10
-            ),
+            "tiny": MixerConfig(layers=2, dim=32, token_hidden=24, channel_hidden=64, image=32, patch=8, classes=10),
             "small": MixerConfig(
                 layers=8, dim=256, token_hidden=128, channel_hidden=1024, image=128, patch=16, classes=1000
             ),

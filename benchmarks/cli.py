@@ -1,0 +1,183 @@
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .kernels.case import VARIANTS
+from .kernels.registry import KERNELS
+from .machine import describe_machine, describe_versions, measure_roofline
+from .models.registry import MODELS
+from .models.spec import SIZES, Size
+from .peers import Peer, parse_peers
+from .run_compile import LAYERS, MODEL, run_compile
+from .run_kernels import failed, run_kernel
+from .run_models import MODES, run_model
+from .schema import CaseResult, Report
+from .table import print_report
+from .timing import TimingSettings
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def select(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """Names that contain one of the patterns; all without patterns. Raises: click.BadParameter if one finds nothing."""
+    names = list(names)
+    for pattern in patterns:
+        if not any(pattern in name for name in names):
+            near = difflib.get_close_matches(pattern, names, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise click.BadParameter(f"{pattern!r} is in no case's name; {hint}the cases are {', '.join(names)}")
+    return [name for name in names if not patterns or any(pattern in name for pattern in patterns)]
+
+
+def peers_option(_: click.Context, __: click.Parameter, text: str) -> tuple[Peer, ...]:
+    try:
+        return parse_peers(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def layers_option(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
+    try:
+        layers = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not a list of numbers such as 2,12,48") from error
+    if not layers or min(layers) < 1:
+        raise click.BadParameter(f"{text!r}: a model has at least one layer")
+    return layers
+
+
+def progress_bar(console: Console) -> Progress:
+    text = TextColumn("{task.description}")
+    return Progress(text, MofNCompleteColumn(), TimeElapsedColumn(), console=console, transient=True)
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--suite", type=click.Choice(("kernels", "models", "compile")), required=True)
+@click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu")
+@click.option("--peers", default="eager,inductor", callback=peers_option, help="eager, or backends of torch.compile.")
+@click.option("--filter", "patterns", multiple=True, help="Cases whose name contains this; may be given again.")
+@click.option("--mode", type=click.Choice((*MODES, "both")), default="both", help="Of models and compile.")
+@click.option("--dtype", type=click.Choice(tuple(DTYPES)), default="float32", help="Of kernels and models.")
+@click.option("--size", type=click.Choice(SIZES), help="Of models and compile: small on the CPU, full on a GPU.")
+@click.option("--variant", type=click.Choice((*VARIANTS, "both")), default="both", help="Sizes of kernels.")
+@click.option("--layers", default=",".join(map(str, LAYERS)), callback=layers_option, help="Depths of compile.")
+@click.option("--dynamic", is_flag=True, help="Compile with dynamic=True.")
+@click.option("--repeat", type=click.IntRange(min=1), help="Rounds: 20 on the CPU, 100 on a GPU; 1 for compile.")
+@click.option("--flush/--no-flush", default=None, help="Empty caches before each call; on for kernels on a GPU.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of torch; as torch chooses them by default.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, help="Folder of the results.")
+@click.option("--plot/--no-plot", default=True, help="Write a PNG; needs matplotlib.")
+def main(
+    suite: str,
+    device: str,
+    peers: tuple[Peer, ...],
+    patterns: tuple[str, ...],
+    mode: str,
+    dtype: str,
+    size: Size | None,
+    variant: str,
+    layers: tuple[int, ...],
+    dynamic: bool,
+    repeat: int | None,
+    flush: bool | None,
+    threads: int | None,
+    out: Path,
+    plot: bool,
+) -> None:
+    """Measure torch.compile backends against eager and against one another.
+
+    Writes a table to the terminal, and a JSON with every sample and a PNG to the folder of results. The exit status is
+    1 where a peer failed or its numbers are worse than the limit.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise click.BadParameter("torch sees no GPU; use --device cpu", param_hint="--device")
+    if plot and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError("the plot needs matplotlib: pip install 'torch-mlc[bench]', or use --no-plot")
+    known = {"kernels": list(KERNELS), "models": list(MODELS), "compile": [MODEL]}[suite]
+    chosen = select(known, patterns)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    cuda = device == "cuda"
+    size = size or ("full" if cuda else "small")
+    rounds = repeat or (1 if suite == "compile" else 100 if cuda else 20)
+    timing = TimingSettings(device, rounds, flush=flush if flush is not None else cuda and suite == "kernels")
+    modes = MODES if mode == "both" else (mode,)
+    # A pipe or file has no width of its own, and rich's 80 columns would cut every cell of these tables.
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    report = Report(
+        suite=suite,
+        device=device,
+        command=["python", "-m", "benchmarks", *sys.argv[1:]],
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        machine=describe_machine(device),
+        versions=describe_versions(),
+        settings={
+            "peers": [peer.name for peer in peers],
+            "dtype": dtype,
+            "size": size,
+            "dynamic": dynamic,
+            "rounds": rounds,
+            "least_s": timing.least_s,
+            "warmup_s": timing.warmup_s,
+            "flush": timing.flush,
+        },
+        roofline=None,
+    )
+    with progress_bar(console) as bar:
+        if suite == "compile":
+            task = bar.add_task("compile", total=len(layers) * len(modes))
+            for depth in layers:
+                for m in modes:
+                    bar.update(task, description=f"{depth} layers, {m}")
+                    report.cases += run_compile(depth, m, peers, device, size, dynamic, rounds)
+                    bar.advance(task)
+        else:
+            task = bar.add_task("copy and matmul rates", total=None)
+            roofline = measure_roofline(device, DTYPES[dtype])
+            report.roofline = roofline.to_json()
+            steps = (VARIANTS if variant == "both" else (variant,)) if suite == "kernels" else modes
+            bar.update(task, total=len(chosen) * len(steps))
+            for name in chosen:
+                for step in steps:
+                    bar.update(task, description=f"{name}, {step}")
+                    case: CaseResult
+                    if suite == "kernels":
+                        case = run_kernel(KERNELS[name], step, peers, DTYPES[dtype], dynamic, timing, roofline)
+                    else:
+                        case = run_model(MODELS[name], size, step, peers, DTYPES[dtype], dynamic, timing, roofline)
+                    report.cases.append(case)
+                    bar.advance(task)
+    finish(report, out, plot, console)
+
+
+def finish(report: Report, out: Path, plot: bool, console: Console) -> None:
+    """Print, write and draw a report; exit with 1 where something failed."""
+    print_report(report, console)
+    stem = f"{report.suite}_{report.device}_{report.created.replace(':', '').replace('+0000', 'Z')}"
+    report.write(out / f"{stem}.json")
+    console.print(f"wrote {out / stem}.json", soft_wrap=True)
+    if plot:
+        # matplotlib belongs to the extra `bench` and takes a second to load, so only a run that draws imports it.
+        importlib.import_module(f"{__package__}.plot").write_plot(report, out / f"{stem}.png")
+        console.print(f"wrote {out / stem}.png", soft_wrap=True)
+    wrong = [
+        f"{case.name}, {case.variant}, {case.mode}: {', '.join(w)}" for case in report.cases if (w := failed(case))
+    ]
+    for line in wrong:
+        console.print(f"failed or not within the error limit: {line}", style="bold red")
+    if wrong:
+        sys.exit(1)

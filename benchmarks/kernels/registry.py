@@ -1,0 +1,12 @@
+"""Every kernel case by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from . import movement, norms, pointwise, reductions
+from .case import KernelCase
+
+_FILES = (pointwise, reductions, norms, movement)
+KERNELS: Mapping[str, KernelCase] = MappingProxyType({case.name: case for file in _FILES for case in file.CASES})

@@ -1,0 +1,133 @@
+"""Reports as pictures: speed-ups and achieved rates by case, or compile time by phase."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from .peers import EAGER
+from .schema import CaseResult, Report
+from .table import PHASES
+
+# Colours that stay apart for the colour-blind (Okabe and Ito).
+COLOURS = {"eager": "#7f7f7f", "inductor": "#0072B2", "mlc": "#D55E00"}
+OTHERS = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+PHASE_COLOURS = dict(zip(PHASES, ("#56B4E9", "#009E73", "#D55E00", "#BBBBBB")))
+
+
+def colours(names: list[str]) -> dict[str, str]:
+    others = iter(OTHERS * len(names))
+    return {name: COLOURS.get(name) or next(others) for name in names}
+
+
+def label(case: CaseResult, suite: str) -> str:
+    return f"{case.name} · {case.variant if suite == 'kernels' else case.mode}"
+
+
+def write_plot(report: Report, path: Path) -> None:
+    """Draw ``report`` into a PNG."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure = draw_compile(report) if report.suite == "compile" else draw_timing(report)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def caption(report: Report) -> str:
+    torch_version = report.versions.get("torch")
+    dtype = report.cases[0].dtype if report.cases else ""
+    threads = report.machine.get("torch_threads")
+    place = report.machine.get("gpu") or f"{report.machine.get('processor')}, {threads} threads"
+    return f"{report.suite} · {dtype} · {place} · torch {torch_version} · {report.created[:10]}"
+
+
+def draw_timing(report: Report) -> Any:
+    """Left: speed-up of each peer over eager (filled) and over Inductor (hollow). Right: achieved rate and its roof."""
+    cases, names = report.cases, report.peer_names()
+    colour = colours(names)
+    height = max(3.5, 0.24 * len(cases) + 2.0)
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(13, height), sharey=True, layout="constrained", width_ratios=(1, 1)
+    )
+    rows = list(range(len(cases)))
+    for name in names:
+        for base, face in ((EAGER, colour[name]), ("inductor", "white")):
+            ratios = [(row, r) for row, case in zip(rows, cases) if (r := case.ratio(name, base)) is not None]
+            if name in (EAGER, base) or not ratios:
+                continue
+            mean = report.geomeans()[f"{name}/{base}"]
+            left.scatter(
+                [r for _, r in ratios],
+                [row for row, _ in ratios],
+                s=34,
+                color=face,
+                edgecolors=colour[name],
+                linewidths=1.3,
+                zorder=3,
+                label=f"{name} over {base}, geomean {mean.value:.2f}× of {mean.count}",
+            )
+    left.axvline(1.0, color="black", linewidth=0.9)
+    left.set_xscale("log", base=2)
+    left.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
+    left.set_xlabel("speed-up (right of 1× is faster)")
+    draw_rates(report, right, colour)
+    left.set_yticks(rows, [label(case, report.suite) for case in cases], fontsize=8)
+    left.set_ylim(len(cases) - 0.5, -0.5)
+    for axes in (left, right):
+        axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+        for row in rows[::2]:
+            axes.axhspan(row - 0.5, row + 0.5, color="#f5f5f5", zorder=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        handles, _ = axes.get_legend_handles_labels()
+        if handles:
+            axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8, frameon=False, ncols=2)
+    figure.suptitle(caption(report), fontsize=10)
+    return figure
+
+
+def draw_rates(report: Report, axes: Any, colour: dict[str, str]) -> None:
+    """Compulsory bytes (kernels) or matmul flops (models) over time, with the rate measured in the same run as roof."""
+    kernels = report.suite == "kernels"
+    unit = "GB/s" if kernels else "GFLOP/s"
+    for name, tint in colour.items():
+        points = []
+        for row, case in enumerate(report.cases):
+            amount = case.nbytes if kernels else case.flops
+            time = case.peers[name].time if name in case.peers else None
+            if amount and time:
+                points.append((amount / time.median / 1e9, row, amount / time.q75 / 1e9, amount / time.q25 / 1e9))
+        axes.hlines([p[1] for p in points], [p[2] for p in points], [p[3] for p in points], color=tint, linewidth=1)
+        axes.scatter([p[0] for p in points], [p[1] for p in points], s=26, color=tint, zorder=3, label=name)
+    if report.roofline is not None:
+        roof = report.roofline["copy_bytes_per_s" if kernels else "matmul_flops_per_s"] / 1e9
+        what = "copy" if kernels else "matmul"
+        axes.axvline(roof, color="black", linestyle="--", linewidth=1, label=f"{what}, measured: {roof:.3g} {unit}")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axes.set_xlabel(f"{'compulsory bytes' if kernels else 'flops of products'} per second, {unit} (bars: quartiles)")
+
+
+def draw_compile(report: Report) -> Any:
+    """Stacked seconds of the first call by phase, one bar for each case and peer."""
+    bars = [(case, name, peer) for case in report.cases for name, peer in case.peers.items() if peer.time]
+    figure, axes = plt.subplots(figsize=(11, max(3.0, 0.34 * len(bars) + 1.6)), layout="constrained")
+    for row, (_, _, peer) in enumerate(bars):
+        left = 0.0
+        for phase in PHASES:
+            width = max(0.0, peer.phases.get(phase, 0.0))
+            axes.barh(row, width, left=left, color=PHASE_COLOURS[phase], label=phase if row == 0 else None)
+            left += width
+        total = peer.time.median if peer.time else 0.0
+        axes.text(left, row, f" {total:.1f} s", va="center", fontsize=8)
+    axes.set_yticks(range(len(bars)), [f"{c.variant}, {c.mode} · {name}" for c, name, _ in bars], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds of the first call (phases of the last repeat; label: median total)")
+    axes.spines[["top", "right"]].set_visible(False)
+    if bars:
+        axes.legend(loc="lower right", fontsize=8, frameon=False)
+    figure.suptitle(caption(report), fontsize=10)
+    return figure

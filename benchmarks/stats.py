@@ -1,0 +1,62 @@
+"""Statistics of samples: medians with quartiles, geometric means of ratios, the order of interleaved rounds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Spread(NamedTuple):
+    """Median and the 25th and 75th percentile, in the unit of the samples."""
+
+    median: float
+    q25: float
+    q75: float
+
+
+class Geomean(NamedTuple):
+    """Geometric mean of ``count`` ratios; NaN of none."""
+
+    value: float
+    count: int
+
+
+def spread(samples: Sequence[float]) -> Spread:
+    """Median and quartiles (inclusive method: the extremes are possible values). Raises: ValueError without samples."""
+    if not samples:
+        raise ValueError("spread of no samples; a case without samples has an error instead")
+    if len(samples) == 1:
+        return Spread(samples[0], samples[0], samples[0])
+    q25, median, q75 = statistics.quantiles(samples, n=4, method="inclusive")
+    return Spread(median, q25, q75)
+
+
+def geomean(ratios: Sequence[float]) -> Geomean:
+    """Geometric mean. Raises: ValueError for a ratio that is not a positive finite number."""
+    for ratio in ratios:
+        if not (math.isfinite(ratio) and ratio > 0):
+            raise ValueError(f"geomean of {ratio}: ratios are positive and finite")
+    value = math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+    return Geomean(value, len(ratios))
+
+
+def interleave(names: Sequence[T], rounds: int) -> Iterator[tuple[T, ...]]:
+    """For each round all names once, the order rotated by one from round to round.
+
+    Interleaving gives slow drifts of the machine (clocks, neighbours) to all peers alike; rotation does the same
+    for what a peer leaves behind for the next one (caches, allocator).
+    """
+    for index in range(rounds):
+        start = index % len(names)
+        yield (*names[start:], *names[:start])
+
+
+def calls_for(seconds_per_call: float, least_seconds: float) -> int:
+    """How many calls make a sample of at least ``least_seconds``, between 1 and 10,000."""
+    if seconds_per_call <= 0:
+        return 10_000
+    return min(10_000, max(1, math.ceil(least_seconds / seconds_per_call)))

@@ -1,0 +1,123 @@
+"""Reports as rich tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .peers import EAGER
+from .schema import CaseResult, PeerResult, Report
+
+
+def seconds(value: float | None) -> str:
+    """Three significant digits with a unit that fits."""
+    if value is None:
+        return "-"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-9:.3g} ns"
+
+
+def ratio_text(ratio: float | None) -> Text:
+    """A speed-up: green where faster, red below 0.9."""
+    if ratio is None:
+        return Text("-", style="dim")
+    return Text(f"{ratio:.2f}×", style="green" if ratio > 1.0 else "red" if ratio < 0.9 else "")
+
+
+def time_text(peer: PeerResult) -> Text:
+    """Median and half the interquartile range as a share of it; the error where there is one."""
+    if peer.error is not None or peer.time is None:
+        return Text((peer.error or "not run").splitlines()[0][:40], style="red")
+    median, q25, q75 = peer.time
+    text = Text(seconds(median))
+    if len(peer.samples) > 1:
+        text.append(f" ±{(q75 - q25) / 2 / median:.0%}", style="dim")
+    return text
+
+
+def accuracy_text(case: CaseResult, name: str) -> Text:
+    """Error over eager's own; red with the tensor's name where it is over the limit."""
+    accuracy = case.peers[name].accuracy
+    if accuracy is None:
+        return Text("-", style="dim")
+    if accuracy["ok"]:
+        return Text(f"{accuracy['error']:.0e}", style="dim")
+    return Text(f"{accuracy['error']:.0e} > {accuracy['limit']:.0e} {accuracy['worst']}", style="bold red")
+
+
+def counts_text(peer: PeerResult) -> str:
+    """Kernels generated forward+backward, and library calls where the backend counts them."""
+    kernels = [c["kernels_generated"] for c in peer.counts.values() if "kernels_generated" in c]
+    if not kernels:
+        return "-"
+    calls = [c["library_calls"] for c in peer.counts.values() if "library_calls" in c]
+    return "+".join(map(str, kernels)) + (f" ({'+'.join(map(str, calls))} lib)" if calls else "")
+
+
+def timing_table(report: Report) -> Table:
+    """The table of the suites ``kernels`` and ``models``."""
+    kernels = report.suite == "kernels"
+    table = Table(title=f"{report.suite} on {report.device}: medians, ± half the interquartile range", title_style="")
+    table.add_column("case", no_wrap=True)
+    table.add_column("size", no_wrap=True)
+    if not kernels:
+        table.add_column("mode")
+    table.add_column("MiB" if kernels else "GFLOP", justify="right")
+    table.add_column("floor", justify="right")
+    names = report.peer_names()
+    for name in names:
+        table.add_column(name, justify="right")
+        table.add_column("share", justify="right")
+        if name != EAGER:
+            table.add_column("÷eager", justify="right")
+            if name != "inductor" and "inductor" in names:
+                table.add_column("÷inductor", justify="right")
+            table.add_column("error", justify="right")
+            table.add_column("kernels", justify="right")
+    for case in report.cases:
+        size = (case.nbytes or 0) / 2**20 if kernels else (case.flops or 0) / 1e9
+        row: list[Text | str] = [case.name, case.variant] + ([] if kernels else [case.mode])
+        row += [f"{size:.3g}", seconds(case.floor_s)]
+        for name in names:
+            share = case.share(name)
+            row += [time_text(case.peers[name]), f"{share:.0%}" if share is not None else "-"]
+            if name != EAGER:
+                row.append(ratio_text(case.ratio(name, EAGER)))
+                if name != "inductor" and "inductor" in names:
+                    row.append(ratio_text(case.ratio(name, "inductor")))
+                row += [accuracy_text(case, name), counts_text(case.peers[name])]
+        table.add_row(*row)
+    return table
+
+
+def compile_table(report: Report) -> Table:
+    """The table of the suite ``compile``: first call in all and by phase."""
+    table = Table(title=f"first call, {report.device}: fresh processes; cold = empty caches", title_style="")
+    for column in ("model", "case", "mode", "peer"):
+        table.add_column(column)
+    for column in ("total", "÷inductor", *PHASES, "kernels"):
+        table.add_column(column, justify="right")
+    for case in report.cases:
+        for name, peer in case.peers.items():
+            phases = [seconds(peer.phases.get(phase)) for phase in PHASES]
+            ratio = ratio_text(case.ratio(name, "inductor")) if name != "inductor" else Text("")
+            table.add_row(case.name, case.variant, case.mode, name, time_text(peer), ratio, *phases, counts_text(peer))
+    return table
+
+
+PHASES: Sequence[str] = ("dynamo", "aot", "backend", "rest")
+
+
+def print_report(report: Report, console: Console) -> None:
+    """The table, the geometric means with their counts, and the measured rates."""
+    console.print(compile_table(report) if report.suite == "compile" else timing_table(report))
+    for name, mean in report.geomeans().items():
+        console.print(f"{name}: geometric mean of {mean.count} speed-ups {mean.value:.3f}×")
+    if report.roofline is not None:
+        copy, matmul = report.roofline["copy_bytes_per_s"], report.roofline["matmul_flops_per_s"]
+        console.print(f"measured here: copy {copy / 1e9:.3g} GB/s, matmul {matmul / 1e9:.4g} GFLOP/s", style="dim")

@@ -1,0 +1,168 @@
+"""Statistics, order of rounds, error limits, peers and the report's round trip."""
+
+import io
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from benchmarks.accuracy import judge, normalised_errors
+from benchmarks.peers import Peer, added, parse_peers
+from benchmarks.schema import CaseResult, PeerResult, Report, from_json
+from benchmarks.stats import calls_for, geomean, interleave, spread
+from benchmarks.table import print_report, seconds
+from benchmarks.timing import TimingSettings, measure
+
+
+def test_spread_is_median_and_quartiles() -> None:
+    assert spread([4.0, 1.0, 3.0, 2.0, 5.0]) == (3.0, 2.0, 4.0)
+    assert spread([7.0]) == (7.0, 7.0, 7.0)
+    with pytest.raises(ValueError, match="no samples"):
+        spread([])
+
+
+def test_geomean() -> None:
+    assert geomean([2.0, 8.0]) == pytest.approx((4.0, 2))
+    assert math.isnan(geomean([]).value)
+    for bad in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="positive and finite"):
+            geomean([1.0, bad])
+
+
+@given(st.integers(1, 6), st.integers(0, 30))
+def test_every_round_has_every_peer_and_first_places_are_shared(peers: int, rounds: int) -> None:
+    orders = list(interleave(range(peers), rounds))
+    assert len(orders) == rounds
+    assert all(sorted(order) == list(range(peers)) for order in orders)
+    firsts = [sum(order[0] == peer for order in orders) for peer in range(peers)]
+    assert max(firsts) - min(firsts) <= 1
+
+
+def test_calls_for() -> None:
+    assert calls_for(1e-3, 5e-3) == 5
+    assert calls_for(1.0, 5e-3) == 1
+    assert calls_for(0.0, 5e-3) == calls_for(1e-12, 5e-3) == 10_000
+
+
+def test_measure_interleaves_after_the_warm_up() -> None:
+    log: list[str] = []
+    calls = {name: lambda name=name: log.append(name) for name in "ab"}
+    samples = measure(calls, TimingSettings("cpu", rounds=4, least_s=0.0, warmup_s=0.0))
+    assert log[-8:] == list("abbaabba")
+    assert all(len(s.seconds) == 4 and s.calls == 1 for s in samples.values())
+
+
+def test_flush_times_the_call_alone() -> None:
+    samples = measure({"a": lambda: None}, TimingSettings("cpu", 2, least_s=0.0, warmup_s=0.0, flush=True))
+    assert max(samples["a"].seconds) < 1e-3
+
+
+def test_errors_are_normalised_by_the_largest_value() -> None:
+    reference = {"y": torch.tensor([100.0, 1.0], dtype=torch.float64)}
+    assert normalised_errors({"y": torch.tensor([100.0, 2.0])}, reference)["y"] == pytest.approx(0.01)
+
+
+def test_rounding_noise_around_zero_is_no_error_but_a_wrong_value_is() -> None:
+    reference = {"big": torch.tensor([1.0]), "zero": torch.tensor([1e-18])}
+    assert normalised_errors({"big": torch.tensor([1.0]), "zero": torch.tensor([1e-9])}, reference)["zero"] < 1e-4
+    assert normalised_errors({"big": torch.tensor([1.0]), "zero": torch.tensor([1e-2])}, reference)["zero"] > 1
+
+
+def test_not_finite_and_integer_tensors() -> None:
+    nan, inf = torch.tensor([math.nan]), torch.tensor([math.inf])
+    assert normalised_errors({"y": nan}, {"y": nan})["y"] == 0
+    assert normalised_errors({"y": inf}, {"y": inf})["y"] == 0
+    assert normalised_errors({"y": nan}, {"y": torch.ones(1)})["y"] == math.inf
+    assert normalised_errors({"y": torch.tensor([1])}, {"y": torch.tensor([2])})["y"] == math.inf
+    assert normalised_errors({}, {"y": nan})["y"] == math.inf
+
+
+def test_limit_is_twice_eager_and_a_floor() -> None:
+    exact = {"y": torch.tensor([1.0], dtype=torch.float64)}
+    eager = {"y": torch.tensor([1.001])}
+    assert judge({"y": torch.tensor([1.0019])}, eager, exact, torch.float32).ok
+    assert not judge({"y": torch.tensor([1.0021])}, eager, exact, torch.float32).ok
+    perfect = {"y": torch.tensor([1.0])}
+    assert judge({"y": torch.tensor([1.0 + 2e-7])}, perfect, exact, torch.float32).ok
+    assert not judge({"y": torch.tensor([math.nan])}, perfect, exact, torch.float32).ok
+
+
+def test_peers() -> None:
+    assert parse_peers("eager, inductor,eager") == (Peer("eager"), Peer("inductor"))
+    with pytest.raises(ValueError, match="did you mean 'inductor'"):
+        parse_peers("inducter")
+    with pytest.raises(ValueError, match="no peers"):
+        parse_peers(" , ")
+    assert added({"a": 1}, {"a": 3, "b": 2}) == {"a": 2, "b": 2}
+
+
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_each_compiled_peer_has_its_own_code() -> None:
+    compiled = [Peer("aot_eager").compile(twice, False) for _ in range(2)]
+    assert torch.equal(compiled[0](torch.ones(3)), torch.full((3,), 2.0))
+    assert compiled[0].__wrapped__.__code__ is not compiled[1].__wrapped__.__code__
+
+
+def report() -> Report:
+    cases = [
+        CaseResult(
+            name=f"case{i}",
+            variant="odd",
+            mode="inference",
+            dtype="float32",
+            nbytes=1000,
+            floor_s=1e-3,
+            peers={
+                "eager": PeerResult(samples=[4e-3, 4e-3], calls_per_sample=2),
+                "mlc": PeerResult(
+                    samples=[2e-3, 2e-3, 2e-3],
+                    accuracy={"error": 1e-7, "worst": "output 0", "eager_error": 1e-7, "limit": 2e-7, "ok": True},
+                    counts={"forward": {"kernels_generated": 3, "library_calls": 1}},
+                ),
+                "broken": PeerResult(error="RuntimeError: no"),
+            },
+        )
+        for i in range(3)
+    ]
+    return Report("kernels", "cpu", ["python"], "2026-01-01T00:00:00+00:00", {}, {}, {}, None, cases)
+
+
+def test_report_round_trip() -> None:
+    before = report()
+    after = from_json(before.to_json())
+    assert after == before
+    assert after.geomeans() == {"mlc/eager": pytest.approx((2.0, 3))}
+    assert after.cases[0].share("mlc") == pytest.approx(0.5)
+    assert after.cases[0].ratio("broken", "eager") is None
+
+
+def test_report_writes_infinity_as_text() -> None:
+    before = report()
+    before.cases[0].peers["mlc"].accuracy = {"error": math.inf, "ok": False}
+    after = from_json(before.to_json()).cases[0].peers["mlc"].accuracy
+    assert after == {"error": "inf", "ok": False}
+
+
+def test_other_schemas_are_refused() -> None:
+    with pytest.raises(ValueError, match="not a benchmark report"):
+        from_json("{}")
+    with pytest.raises(ValueError, match="version 99"):
+        from_json(report().to_json().replace('"version": 1', '"version": 99', 1))
+
+
+def test_table_shows_ratio_count_and_error() -> None:
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_report(report(), console)
+    text = console.export_text()
+    assert "2.00×" in text and "RuntimeError: no" in text and "3 (1 lib)" in text
+    assert "geometric mean of 3 speed-ups 2.000×" in text
+
+
+def test_seconds() -> None:
+    assert [seconds(s) for s in (2.0, 1.5e-3, 2e-6, 3e-9, None)] == ["2 s", "1.5 ms", "2 µs", "3 ns", "-"]
