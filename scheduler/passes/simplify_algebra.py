@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+import sympy
+
 from ...ir.dtypes import DType
-from ...ir.expr import Call, Const, Expr, Select, const, rewrite
+from ...ir.expr import Call, Const, Expr, Select, const, rewrite, substitute_index
 from ...ir.graph import Compute, Graph, Node, Reduction
 
 _FOLD: dict[str, Callable[..., bool | int | float]] = {
@@ -32,17 +34,25 @@ def simplify_algebra(graph: Graph) -> Graph:
             case Compute():
                 v = value(n.value)
                 nodes.append(n if v is n.value else replace(n, value=v))
+            case Reduction() if all(size == 1 for size in n.reduce_shape):
+                nodes += _one_element(n)
             case Reduction():
                 vs = tuple(value(v) for v in n.values)
                 same = all(a is b for a, b in zip(vs, n.values, strict=True))
                 nodes.append(n if same else replace(n, values=vs))
             case _:
                 nodes.append(n)
-    return (
-        replace(graph, nodes=tuple(nodes))
-        if any(a is not b for a, b in zip(nodes, graph.nodes, strict=True))
-        else graph
-    )
+    same = len(nodes) == len(graph.nodes) and all(a is b for a, b in zip(nodes, graph.nodes, strict=True))
+    return graph if same else replace(graph, nodes=tuple(nodes))
+
+
+def _one_element(n: Reduction) -> list[Compute]:
+    """Combining one element is that element, lifted."""
+    zero = dict.fromkeys(n.reduce_axes, sympy.S.Zero)
+    return [
+        Compute(name, t, n.axes, substitute_index(v, zero), n.origins)
+        for name, t, v in zip(n.names, n.types, n.values, strict=True)
+    ]
 
 
 def simplify_call(e: Expr) -> Expr | None:
