@@ -168,11 +168,10 @@ class NestText:
             place = self._place(block, statement.buffer, statement.indices, "store to")
             self._line(f"{place} = {value}")
             return
-        first = self._reduction_axes(block)
-        if first:
-            self._line(f"if {' and '.join(f'{self._axes[a.var]} == 0' for a in first)}:")
-            with self._scope():
-                self._identity(block, statement)
+        first = " and ".join(f"{self._axes[a.var]} == 0" for a in self._reduction_axes(block))
+        self._line(f"if {first or True}:")
+        with self._scope():
+            self._identity(block, statement)
         values = [self._value(block, v) for v in statement.values]
         places = [self._place(block, t.buffer, t.indices, "update of") for t in statement.targets]
         old: State = tuple(Var(f"old{k}", v.dtype) for k, v in enumerate(statement.values))
