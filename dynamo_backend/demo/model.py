@@ -1,10 +1,14 @@
 """A small GPT, written by hand in plain PyTorch: what a user of torch.compile would write."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+ROTARY_BASE = 1000.0
+INITIAL_SPREAD = 0.05  # of a width this small; 0.02, usual for wide models, learns more slowly here
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,16 @@ class Shape:
     width: int = 128
 
 
+def rotate(x: Tensor) -> Tensor:
+    """Rotary position embedding of [batch, heads, length, width] (Su et al., RoFormer, 2021)."""
+    length, half = x.shape[-2], x.shape[-1] // 2
+    rates = torch.exp(torch.arange(half, device=x.device) * (-math.log(ROTARY_BASE) / half))
+    angles = torch.arange(length, device=x.device)[:, None] * rates
+    cos, sin = angles.cos(), angles.sin()
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+
+
 class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -28,7 +42,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         parts = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
+        y = F.scaled_dot_product_attention(rotate(parts[0]), rotate(parts[1]), parts[2], is_causal=True)
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -48,7 +62,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """Decoder over characters, with learned positions and the embedding tied to the output.
+    """Decoder over characters, with rotary positions and the embedding tied to the output.
 
     `forward(tokens, targets)`, both int64 [batch, length], gives the mean cross-entropy in nats;
     `next_logits(tokens)` gives float32 [batch, vocabulary] for the character after the last.
@@ -58,23 +72,22 @@ class GPT(nn.Module):
         super().__init__()
         self.shape = shape
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.positions = nn.Embedding(shape.context, shape.width)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
         self.apply(self._initialise)
         for name, parameter in self.named_parameters():
             if name.endswith(("out.weight", "down.weight")):
-                nn.init.normal_(parameter, std=0.02 / (2 * shape.layers) ** 0.5)
+                nn.init.normal_(parameter, std=INITIAL_SPREAD / (2 * shape.layers) ** 0.5)
 
     @staticmethod
     def _initialise(module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=0.02)
+            nn.init.normal_(module.weight, std=INITIAL_SPREAD)
         if isinstance(module, nn.Linear):
             nn.init.zeros_(module.bias)
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.tokens(tokens)
         for layer in self.layers:
             x = layer(x)
         return self.norm(x)

@@ -1,6 +1,7 @@
 """The demo's own parts, with eager in the backend's place where the backend is not what is tested."""
 
 import io
+import math
 
 import pytest
 import torch
@@ -41,13 +42,13 @@ def test_the_model_sees_only_the_past() -> None:
 def test_training_learns_and_repeats_with_its_seed() -> None:
     corpus = load_corpus()
     losses = []
-    for _ in range(2):
+    for steps in (8, 2):
         trainer, data = new_trainer(None, corpus, "cpu", 8, 3), training_batches(corpus, "cpu", 3)
-        for _ in range(8):
+        for _ in range(steps):
             trainer.step(*next(data))
         losses.append(trainer.losses)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert losses[0][0] == pytest.approx(torch.log(torch.tensor(65.0)).item(), abs=0.1)
+    assert losses[0][:2] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0][0] == pytest.approx(math.log(65), abs=0.3)  # untrained: close to a guess among 65 characters
     assert losses[0][-1] < losses[0][0] - 0.4
 
 
