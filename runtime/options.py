@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from platformdirs import user_cache_dir
 
+from ..ir.errors import MlcError
+
 LOG_TOPICS = ("timing", "cache", "fusion", "schedule")
 MODES: dict[str, dict[str, object]] = {
     "default": {},
@@ -24,7 +26,7 @@ MODES: dict[str, dict[str, object]] = {
 }
 
 
-class OptionError(ValueError):
+class OptionError(MlcError, ValueError):
     """A setting that does not exist, or a value that it cannot have. The message names the nearest right one."""
 
 
