@@ -19,7 +19,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from ..ir.dtypes import DType
 from ..ir.errors import MlcError
 from ..ir.expr import const
-from ..ir.graph import Graph, GraphInput, GraphOutput, Input, Library, Ref, SizeInput, TensorType
+from ..ir.graph import ConstantRef, Graph, GraphInput, GraphOutput, Input, Library, Ref, SizeInput, TensorType
 from .converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion, SizeMap, Tensor
 from .origins import origins_of
 
@@ -46,13 +46,6 @@ def import_graph(
     or "eager". Raises ImportFailure.
     """
     return _Importer(gm, example_inputs, fallback_random, numerics, frozenset(static)).run(name)
-
-
-@dataclass(frozen=True, slots=True)
-class ConstantRef:
-    """A library argument that is ``Graph.constants[name]``: a sub-graph, a tensor of the module, a generator."""
-
-    name: str
 
 
 @dataclass(frozen=True, slots=True)

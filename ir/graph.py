@@ -133,6 +133,13 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
+class ConstantRef:
+    """A library argument that is ``Graph.constants[name]``: a sub-graph, a tensor of the module, a generator."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Library:
     """A call of an ATen op, by its full name ("aten::addmm.default"); ``args`` hold Refs, numbers, sizes and torch
     constants.
@@ -240,6 +247,6 @@ def uses(node: Node) -> tuple[str, ...]:
 
 
 __all__ = [
-    "CallTensor", "Compute", "Graph", "GraphInput", "GraphOutput", "IRModule", "Input", "Library", "Node",
-    "Origin", "Reduction", "Ref", "SizeInput", "TensorType", "View", "node_values", "refs", "uses",
+    "CallTensor", "Compute", "ConstantRef", "Graph", "GraphInput", "GraphOutput", "IRModule", "Input", "Library",
+    "Node", "Origin", "Reduction", "Ref", "SizeInput", "TensorType", "View", "node_values", "refs", "uses",
 ]  # fmt: skip
