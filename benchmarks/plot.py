@@ -9,6 +9,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogLocator, NullLocator
 
 from .peers import EAGER
 from .schema import CaseResult, Report
@@ -71,8 +72,11 @@ def draw_timing(report: Report) -> Any:
                 label=f"{name} over {base}, geomean {mean.value:.2f}× of {mean.count}",
             )
     left.axvline(1.0, color="black", linewidth=0.9)
-    left.set_xscale("log", base=2)
-    left.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
+    left.margins(x=0.08)
+    left.set_xscale("log")
+    low, high = left.get_xlim()
+    left.set_xlim(min(0.45, low), max(2.2, high))
+    log_ticks(left, "×")
     left.set_xlabel("speed-up (right of 1× is faster)")
     draw_rates(report, right, colour)
     left.set_yticks(rows, [label(case, report.suite) for case in cases], fontsize=8)
@@ -84,9 +88,24 @@ def draw_timing(report: Report) -> Any:
         axes.spines[["top", "right"]].set_visible(False)
         handles, _ = axes.get_legend_handles_labels()
         if handles:
-            axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8, frameon=False, ncols=2)
+            axes.legend(
+                loc="lower center",
+                bbox_to_anchor=(0.5, 1.0),
+                fontsize=8,
+                frameon=False,
+                ncols=3 if axes is right else 1,
+            )
     figure.suptitle(caption(report), fontsize=10)
     return figure
+
+
+def log_ticks(axes: Any, unit: str) -> None:
+    """Plain numbers at 1, 2 and 5 of each decade, or at the decades alone where there are more than three."""
+    low, high = axes.get_xlim()
+    steps = (1.0, 2.0, 5.0) if low > 0 and high / low < 1e3 else (1.0,)
+    axes.xaxis.set_major_locator(LogLocator(subs=steps, numticks=20))
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}{unit}")
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def draw_rates(report: Report, axes: Any, colour: dict[str, str]) -> None:
@@ -107,7 +126,7 @@ def draw_rates(report: Report, axes: Any, colour: dict[str, str]) -> None:
         what = "copy" if kernels else "matmul"
         axes.axvline(roof, color="black", linestyle="--", linewidth=1, label=f"{what}, measured: {roof:.3g} {unit}")
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    log_ticks(axes, "")
     axes.set_xlabel(f"{'compulsory bytes' if kernels else 'flops of products'} per second, {unit} (bars: quartiles)")
 
 
