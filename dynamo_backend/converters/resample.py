@@ -60,7 +60,8 @@ def upsample_nearest2d_backward(
     scale_w: float | None = None,
 ) -> Tensor:  # fmt: skip
     out = ctx.type()
-    ratios = [_ratio(out.shape[k], grad.shape[k]) for k in (2, 3)]
+    # The size that the forward computed: the gradient's own may be another expression for the same number.
+    ratios = [_ratio(out.shape[2 + k], sympy.sympify(output_size[k])) for k in range(2)]
     if any(r is None or (s is not None and s != r) for r, s in zip(ratios, (scale_h, scale_w))):
         raise NoConversion("backward of nearest-neighbour resizing by a fraction")
     domain, kept, offsets = window(out.shape, [r for r in ratios if r is not None], 2)

@@ -10,7 +10,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
+from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, Max, ToFloat
 from torch.utils._sympy.numbers import int_oo
 
 from ...ir.dtypes import DType
@@ -32,6 +32,7 @@ class SizeMap:
 
     def __init__(self) -> None:
         self._exprs: dict[sympy.Expr, sympy.Expr] = {}
+        self._strides: dict[sympy.Expr, sympy.Expr] = {}
         self._symbols: dict[sympy.Symbol, sympy.Symbol] = {}
         self._shape_env: Any = None
         self._types: dict[int, tuple[Any, TensorType]] = {}
@@ -54,6 +55,20 @@ class SizeMap:
                 if s not in self._symbols:
                     self._symbols[s] = symbol(s.name)
             known = self._exprs[expr] = expr.xreplace(self._symbols)
+        return known
+
+    def stride(self, value: Any) -> sympy.Expr:
+        """A stride, without the ``Max(1, n)`` by which torch gives tensors of no element their strides."""
+        if type(value) is int:
+            return integer(value)
+        stride = self.size(value)
+        if stride.is_Symbol or stride.is_Integer:
+            return stride
+        known = self._strides.get(stride)
+        if known is None:
+            plain = {m: m.args[1] for m in stride.atoms(Max) if len(m.args) == 2 and m.args[0] == 1}
+            plain |= {m: m.args[0] for m in stride.atoms(Max) if len(m.args) == 2 and m.args[1] == 1}
+            known = self._strides[stride] = stride.xreplace(plain) if plain else stride
         return known
 
     def sizes(self, values: Iterable[Any]) -> tuple[sympy.Expr, ...]:
