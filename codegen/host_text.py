@@ -1,0 +1,280 @@
+"""The host program as Python text, and what that text needs to run.
+
+The text defines ``call(args)``. Names that end in an underscore are given by whoever runs it: ``empty_cpu_``, ``view_``, …
+(``runtime/executable.py``), the kernels ``k0_``, the ops ``aten_addmm_default_`` and the constants ``constant_0_``.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.printers import PythonPrinter
+
+from ..ir.errors import IRError
+from ..ir.graph import ConstantRef, Library, Ref, TensorType
+from ..ir.oracle_text import index_text
+from .host import (
+    Allocate,
+    BindSize,
+    CallLibrary,
+    Free,
+    HostProgram,
+    Launch,
+    MakeView,
+    Return,
+    Reuse,
+    Step,
+)
+
+# Ops whose results have the strides that their fake versions promise; the others are looked at after each call.
+_SURE = frozenset(
+    {"aten::mm.default", "aten::addmm.default", "aten::bmm.default", "aten::baddbmm.default",
+     "aten::embedding_dense_backward.default", "mlc::seeds", "mlc::constant", "aten::sym_size.int"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HostText:
+    """``text`` and its free names: op targets and names of constants by variable."""
+
+    text: str
+    ops: Mapping[str, str]
+    constants: Mapping[str, str]
+
+
+def print_host(program: HostProgram) -> HostText:
+    """The program as Python source."""
+    return _Printer(program).run()
+
+
+@dataclass(slots=True)
+class _Printer:
+    program: HostProgram
+    lines: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    ops: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, str] = field(default_factory=dict)
+    hoisted: dict[sympy.Expr, str] = field(default_factory=dict)
+    streams: dict[str, str] = field(default_factory=dict)
+    indent: str = "    "
+    comment: str = ""
+
+    def run(self) -> HostText:
+        p = self.program
+        self.lines += [
+            f"# {p.name}: {p.launches} kernels, {p.library_calls} library calls; made by torch-mlc",
+            "def call(args):",
+        ]
+        if p.arguments:
+            names = ", ".join(self.name(a) for a in p.arguments)
+            self.line(f"{names}{',' if len(p.arguments) == 1 else ''} = args")
+        self.line("args.clear()")
+        devices = sorted({s.device for s in p.steps if isinstance(s, Launch) and s.device != "cpu"})
+        for k, device in enumerate(devices):
+            index = device.partition(":")[2] or "0"
+            self.line(f"with guard_({index}):")
+            self.indent += "    "
+            self.streams[device] = f"stream{k}_"
+            self.line(f"stream{k}_ = raw_stream_({index})")
+        for step in p.steps:
+            self.step(step)
+        text = "\n".join(self.lines) + "\n"
+        return HostText(text, self.ops, {v: n for n, v in self.constants.items()})
+
+    def line(self, text: str, comment: str = "") -> None:
+        if comment and comment != self.comment:
+            self.lines.append(f"{self.indent}# {comment}")
+        if comment:
+            self.comment = comment
+        self.lines.append(self.indent + text)
+
+    # --- steps ----------------------------------------------------------------------------------------------------------
+
+    def step(self, step: Step) -> None:
+        match step:
+            case BindSize():
+                self.bind(step)
+            case Allocate(name, kind):
+                self.line(f"{self.name(name)} = {self.empty(kind)}")
+            case Reuse(name, source):
+                self.line(f"{self.name(name)} = {self.name(source)}; del {self.name(source)}  # takes over its memory")
+            case Launch():
+                self.launch(step)
+            case CallLibrary(node, comment):
+                self.library(node, comment)
+            case MakeView(name, kind, source, offset):
+                where = f"{self.sizes(kind.shape)}, {self.sizes(kind.strides)}, {self.size(offset)}"
+                self.line(f"{self.name(name)} = view_({self.name(source)}, {where})")
+            case Free(names):
+                self.line(f"del {', '.join(self.name(n) for n in names)}")
+            case Return(values):
+                items = [self.literal(v) if not isinstance(v, str) else self.name(v) for v in values]
+                self.line(f"return ({', '.join(items)}{',' if len(items) == 1 else ''})")
+
+    def bind(self, step: BindSize) -> None:
+        source = self.name(step.source)
+        if step.dim is not None:
+            source = f"{source}.{'stride' if step.stride else 'size'}({step.dim})"
+        if step.shift:
+            source = f"({source} - {step.shift})"
+        if step.scale != 1:
+            source = f"{source} // {step.scale}"
+        target = self.name(step.symbol.name)
+        if target != source:
+            self.line(f"{target} = {source}")
+
+    def launch(self, step: Launch) -> None:
+        pointer = ".data_ptr()" if step.use.by_pointer else ""
+        args = [self.name(t) + pointer for t in step.tensors] + [self.size(s) for s in step.sizes]
+        if step.device in self.streams and step.use.by_pointer:
+            args.append(self.streams[step.device])
+        self.line(f"{step.use.kernel}({', '.join(args)})", step.comment)
+
+    def library(self, node: Library, comment: str) -> None:
+        results = [self.name(n) for n in node.names]
+        args = [self.literal(a) for a in node.args] + [f"{k}={self.literal(v)}" for k, v in node.kwargs]
+        if node.target == "mlc::constant":
+            self.line(f"{results[0]} = {self.constant(node.args[0])}", comment)
+            return
+        if node.target == "mlc::seeds":
+            self.line(f"{results[0]} = seeds_({', '.join(args)})", comment)
+            return
+        call = f"{self.op(node.target)}({', '.join(args)})"
+        if not results:
+            self.line(call, comment)
+        elif len(results) == 1 and not returns_sequence(node.target):
+            self.line(f"{results[0]} = {call}", comment)
+        else:
+            self.line(f"{', '.join(results)}{',' if len(results) == 1 else ''} = {call}", comment)
+        if node.target not in _SURE:
+            for name, kind in zip(results, node.types, strict=True):
+                if kind is not None:
+                    self.line(f"{name} = checked_({name}, {self.sizes(kind.shape)}, {self.sizes(kind.strides)})")
+
+    # --- words ----------------------------------------------------------------------------------------------------------
+
+    def name(self, name: str) -> str:
+        """A Python name for a tensor or symbol; the same one each time."""
+        known = self.names.get(name)
+        if known is None:
+            known = re.sub(r"\W", "_", name).rstrip("_") or "x"
+            if known[0].isdigit() or keyword.iskeyword(known) or known in ("torch", "args", "call", "max", "min"):
+                known = f"v_{known}"
+            while known in self.taken:
+                known += "x"
+            self.names[name] = known
+            self.taken.add(known)
+        return known
+
+    def size(self, expr: sympy.Expr | int) -> str:
+        """A size; anything but a number or a symbol is computed once, into a variable."""
+        if isinstance(expr, int):
+            return str(expr)
+        if expr.is_Integer:
+            return str(int(expr))
+        if expr.is_Symbol:
+            return self.name(expr.name)
+        known = self.hoisted.get(expr)
+        if known is None:
+            known = self.hoisted[expr] = f"n{len(self.hoisted)}_"
+            self.line(f"{known} = {self.expression(expr)}")
+        return known
+
+    def expression(self, expr: sympy.Expr) -> str:
+        try:
+            text = index_text(expr, lambda s: self.name(s.name))
+        except IRError:
+            # True divisions and the like: float arithmetic, which torch's printer knows.
+            renamed = {s: sympy.Symbol(self.name(s.name), integer=True) for s in expr.free_symbols}
+            text = str(PythonPrinter().doprint(expr.xreplace(renamed)))
+        while text.startswith("(") and text.endswith(")") and _wraps(text):
+            text = text[1:-1]
+        return text
+
+    def sizes(self, exprs: tuple[sympy.Expr, ...]) -> str:
+        items = [self.size(e) for e in exprs]
+        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+    def empty(self, kind: TensorType) -> str:
+        shape, strides, dtype = self.sizes(kind.shape), self.sizes(kind.strides), f"torch.{kind.dtype.value}"
+        if kind.device == "cpu":
+            return f"empty_cpu_({shape}, {strides}, {dtype})"
+        if kind.device.startswith("cuda"):
+            return f"empty_cuda_({shape}, {strides}, {dtype})"
+        return f"empty_({shape}, {strides}, dtype={dtype}, device={kind.device!r})"
+
+    def op(self, target: str) -> str:
+        variable = re.sub(r"\W+", "_", target).strip("_") + "_"
+        self.ops[variable] = target
+        return variable
+
+    def constant(self, name: str) -> str:
+        return self.constants.setdefault(name, f"constant_{len(self.constants)}_")
+
+    def literal(self, arg: Any) -> str:
+        """A library argument as Python."""
+        match arg:
+            case Ref(name):
+                return self.name(name)
+            case ConstantRef(name):
+                return self.constant(name)
+            case tuple() | list():
+                items = [self.literal(a) for a in arg]
+                return f"[{', '.join(items)}]"
+            case slice():
+                return f"slice({self.literal(arg.start)}, {self.literal(arg.stop)}, {self.literal(arg.step)})"
+            case sympy.Integer():
+                return str(int(arg))
+            case sympy.logic.boolalg.BooleanAtom():
+                return str(bool(arg))
+            case sympy.Basic():
+                return repr(float(arg)) if arg.is_number else self.size(arg)
+            case float() if not math.isfinite(arg):
+                return f'float("{arg}")'
+            case complex():
+                return repr(arg)
+            case torch.device():
+                return f'"{arg}"'
+            case torch.dtype() | torch.layout() | torch.memory_format():
+                return str(arg)
+        return repr(arg)
+
+
+def _wraps(text: str) -> bool:
+    """Whether the first bracket closes with the last one."""
+    depth = 0
+    for k, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0:
+            return k == len(text) - 1
+    return False
+
+
+def resolve_op(target: str) -> Any:
+    """The op of a library target, "aten::addmm.default" or "hop::cond". Raises IRError where torch has none."""
+    namespace, _, rest = target.partition("::")
+    found: Any = torch.ops.higher_order if namespace == "hop" else getattr(torch.ops, namespace)
+    try:
+        for part in rest.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        raise IRError(f"torch {torch.__version__} has no op {target}") from None
+    return found
+
+
+def returns_sequence(target: str) -> bool:
+    """Whether an op returns a list or a tuple, whatever its length."""
+    if target.startswith("hop::"):
+        return True
+    schema = getattr(resolve_op(target), "_schema", None)
+    if schema is None:
+        return False
+    return len(schema.returns) > 1 or any("List" in str(r.type) or "[]" in str(r.type) for r in schema.returns)

@@ -1,0 +1,262 @@
+"""A tensor function by ATen ops: what runs where a kernel could not be compiled, on any device torch has.
+
+Every value is a whole tensor over the function's dimensions, with extent one along those it does not depend on. Slow, general,
+and with the meaning of the IR: a ``Select`` computes both branches, so loads that its condition guards are clamped into range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+
+from ..ir.dtypes import DType
+from ..ir.errors import MlcError
+from ..ir.expr import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, is_value
+from ..ir.loops import Buffer
+from ..ir.monoid import Monoid
+from ..ir.oracle_text import index_text
+from ..scheduler.function import Output, Stage, TensorFunction
+
+Tensor = torch.Tensor
+Env = Mapping[str, Tensor]
+
+
+class FallbackError(MlcError):
+    """A function holds what no ATen op computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtenKernel:
+    """A function as a callable like a loaded kernel's: inputs, then outputs to fill, then the sizes of its symbols."""
+
+    function: TensorFunction
+
+    def __call__(self, *args: Any) -> None:
+        f = self.function
+        buffers = (*f.inputs, *(o.buffer for o in f.outputs))
+        tensors, numbers = args[: len(buffers)], args[len(buffers) :]
+        sizes = {s.name: int(n) for s, n in zip(f.symbols.symbols, numbers, strict=True)}
+        device = tensors[0].device
+        run = _Run(f, dict(zip((b.name for b in buffers), tensors, strict=True)), sizes, device)
+        with torch.no_grad():
+            run.run()
+
+
+@dataclass(slots=True)
+class _Run:
+    function: TensorFunction
+    tensors: dict[str, Tensor]
+    sizes: dict[str, int]
+    device: torch.device
+    results: dict[str, Tensor] = field(default_factory=dict)
+    shape: tuple[int, ...] = ()
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+
+    def run(self) -> None:
+        f = self.function
+        self.shape = tuple(self.size(d.extent) for d in f.dims)
+        self.buffers = {b.name: b for b in f.inputs}
+        if math.prod(self.shape[: len(f.rows)]) == 0:
+            return
+        for stage in f.stages:
+            self.stage(stage)
+        for output in f.outputs:
+            self.store(output)
+
+    def stage(self, stage: Stage) -> None:
+        if stage.monoid is None:
+            for name, value in zip(stage.results, stage.values, strict=True):
+                self.results[name] = self.value(value, {})
+            return
+        rows = self.shape[: len(self.function.rows)]
+        values = [self.value(v, {}).expand(self.shape).reshape(*rows, -1) for v in stage.values]
+        dtypes = tuple(v.dtype for v in stage.values)
+        tail = (1,) * (len(self.shape) - len(rows))
+        for name, state in zip(stage.results, self.combine(stage.monoid, values, dtypes), strict=True):
+            self.results[name] = state.reshape(*rows, *tail)
+
+    def combine(self, monoid: Monoid, values: list[Tensor], dtypes: tuple[DType, ...]) -> list[Tensor]:
+        """One state a row, by halving the last dimension, which keeps the order of elements."""
+        if values[0].shape[-1] == 0:
+            return [
+                torch.full(v.shape[:-1], c.value, dtype=v.dtype, device=self.device)
+                for v, c in zip(values, monoid.identity(dtypes), strict=True)
+            ]
+        if monoid.name == "sum" and dtypes[0] is not DType.BOOL:
+            return [values[0].sum(-1, dtype=values[0].dtype)]
+        a = tuple(Var(f"a{k}", d) for k, d in enumerate(dtypes))
+        b = tuple(Var(f"b{k}", d) for k, d in enumerate(dtypes))
+        combined = monoid.combine(a, b)
+        while (n := values[0].shape[-1]) > 1:
+            half = n // 2
+            env = {f"a{k}": v[..., : 2 * half : 2] for k, v in enumerate(values)}
+            env |= {f"b{k}": v[..., 1 : 2 * half : 2] for k, v in enumerate(values)}
+            new = [self.value(e, env).expand_as(env["a0"]) for e in combined]
+            values = [torch.cat((x, v[..., 2 * half :]), -1) if n % 2 else x for x, v in zip(new, values, strict=True)]
+        return [v[..., 0] for v in values]
+
+    def store(self, output: Output) -> None:
+        f, target = self.function, self.tensors[output.buffer.name]
+        value = self.results[output.result].to(output.buffer.dtype.torch)
+        inner = any(s.inner and s.monoid is None and output.result in s.results for s in f.stages)
+        dims = f.dims if inner else f.rows
+        shape = self.shape[: len(dims)]
+        value = value.reshape(value.shape[: len(dims)]).expand(shape)
+        names = [d.var for d in dims]
+        if set(output.indices) == set(names) and len(output.indices) == len(names):
+            target.copy_(value.permute([names.index(i) for i in output.indices]).reshape(target.shape))
+            return
+        flat, offset = self.flat(output.buffer, output.indices, target)
+        offset = offset.reshape(offset.shape[: len(dims)]).expand(shape)
+        flat[offset] = value
+
+    # --- sizes and indices ------------------------------------------------------------------------------------------------
+
+    def size(self, expr: sympy.Expr) -> int:
+        return int(eval(index_text(expr, lambda s: str(self.sizes[s.name])), {"max": max, "min": min}))
+
+    def index(self, index: Index, env: Env) -> Tensor:
+        if is_value(index):
+            return self.value(index, env).long()  # type: ignore[arg-type]
+        names: dict[str, Any] = {"max": _fold(torch.maximum), "min": _fold(torch.minimum)}
+        for s in index.free_symbols:
+            names[s.name] = self.sizes[s.name] if s.name in self.sizes else self.axis(s)
+        found = eval(index_text(index, lambda s: s.name), names)
+        if isinstance(found, Tensor):
+            return found
+        return torch.tensor(found, dtype=torch.int64, device=self.device).reshape((1,) * len(self.shape))
+
+    def axis(self, var: sympy.Symbol) -> Tensor:
+        k = [d.var for d in self.function.dims].index(var)
+        shape = [1] * len(self.shape)
+        shape[k] = -1
+        return torch.arange(self.shape[k], device=self.device).reshape(shape)
+
+    def flat(self, buffer: Buffer, indices: Sequence[Index], tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """The memory of a buffer as one row, and the place in it of every point of the domain."""
+        shape = [self.size(e) for e in buffer.shape]
+        strides = [self.size(s) for s in buffer.strides]
+        span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        offset = torch.zeros((1,) * len(self.shape), dtype=torch.int64, device=self.device)
+        for i, n, s in zip(indices, shape, strides, strict=True):
+            offset = offset + self.index(i, {}).clamp(0, n - 1) * s
+        return torch.as_strided(tensor, (max(span, 1),), (1,)), offset
+
+    # --- values -------------------------------------------------------------------------------------------------------------
+
+    def value(self, e: Expr, env: Env) -> Tensor:
+        match e:
+            case Const(value, dtype):
+                t = torch.tensor(value, dtype=dtype.torch, device=self.device)
+                return t.reshape((1,) * len(self.shape)) if not env else t
+            case Var(name):
+                return env[name]
+            case IndexValue(index, dtype):
+                return self.index(index, env).to(dtype.torch)
+            case Cast(inner, dtype):
+                return self.value(inner, env).to(dtype.torch)
+            case Select(condition, if_true, if_false):
+                return torch.where(self.value(condition, env), self.value(if_true, env), self.value(if_false, env))
+            case Call(fn, args, dtype):
+                return _function(fn)(dtype, *(self.value(a, env) for a in args))
+            case Load():
+                return self.load(e)
+        raise FallbackError(f"no ATen op computes {e}")
+
+    def load(self, e: Load) -> Tensor:
+        if e.buffer in self.results:
+            return self.results[e.buffer]
+        buffer, tensor = self.buffers[e.buffer], self.tensors[e.buffer]
+        if tensor.numel() == 0:
+            return torch.zeros((1,) * len(self.shape), dtype=tensor.dtype, device=self.device)
+        names = [d.var for d in self.function.dims]
+        moving = [i for i in e.indices if i != 0]
+        if all(i in names for i in moving if not is_value(i)) and len(set(moving)) == len(moving):
+            if not any(is_value(i) for i in moving) and self.covers(buffer, e.indices):
+                shape, strides = [1] * len(names), [0] * len(names)
+                for i, s in zip(e.indices, buffer.strides, strict=True):
+                    if i != 0:
+                        shape[names.index(i)], strides[names.index(i)] = self.shape[names.index(i)], self.size(s)
+                return torch.as_strided(tensor, shape, strides)
+        flat, offset = self.flat(buffer, e.indices, tensor)
+        return flat[offset]
+
+    def covers(self, buffer: Buffer, indices: Sequence[Index]) -> bool:
+        """Whether a buffer is at least as long as the dimensions that index it."""
+        extents = {d.var: n for d, n in zip(self.function.dims, self.shape, strict=True)}
+        return all(i == 0 or extents[i] <= self.size(n) for i, n in zip(indices, buffer.shape, strict=True))
+
+
+# --- the table ----------------------------------------------------------------------------------------------------------------
+
+
+def _fold(fn: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
+    def over(*args: Any) -> Any:
+        tensors = [a if isinstance(a, Tensor) else torch.tensor(a) for a in args]
+        result = tensors[0]
+        for t in tensors[1:]:
+            result = fn(result, t)
+        return result
+
+    return over
+
+
+_RENAMED: dict[str, Callable[..., Tensor]] = {
+    "div": torch.true_divide,
+    "floordiv": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "fma": lambda a, b, c: torch.addcmul(c, a, b),
+    "erf": torch.special.erf,
+    "erfc": torch.special.erfc,
+    "erfinv": torch.special.erfinv,
+    "digamma": torch.special.digamma,
+    "bit_and": torch.bitwise_and,
+    "bit_or": torch.bitwise_or,
+    "bit_xor": torch.bitwise_xor,
+    "bit_not": torch.bitwise_not,
+    "shl": torch.bitwise_left_shift,
+    "shr": torch.bitwise_right_shift,
+}
+
+
+def _function(fn: str) -> Callable[..., Tensor]:
+    match fn:
+        case "bitcast":
+            return lambda dtype, a: a.contiguous().view(dtype.torch)
+        case "rand":
+            return lambda dtype, seed, offset: (_philox(seed, offset)[0] >> 8).to(torch.float32) * 2.0**-24
+        case "randn":
+            return _randn
+        case "randbits":
+            return lambda dtype, seed, offset: (lambda w: w[1] << 32 | w[0])(_philox(seed, offset))
+    op = _RENAMED.get(fn) or getattr(torch, fn, None)
+    if op is None:
+        raise FallbackError(f"no ATen op computes {fn!r}")
+    return lambda dtype, *args: op(*args)
+
+
+def _randn(dtype: DType, seed: Tensor, offset: Tensor) -> Tensor:
+    w0, w1, *_ = _philox(seed, offset)
+    u1, u2 = ((w0 >> 8) + 1).double() * 2.0**-24, (w1 >> 8).double() * 2.0**-24
+    return (torch.sqrt(-2.0 * torch.log(u1)) * torch.cos(2.0 * math.pi * u2)).to(dtype.torch)
+
+
+def _philox(seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    # Products wrap to 64 bits, and masks after shifts make the words unsigned.
+    mask = 0xFFFFFFFF
+    seed, offset = torch.broadcast_tensors(seed, offset)
+    k0, k1 = seed & mask, seed >> 32 & mask
+    c0, c1 = offset & mask, offset >> 32 & mask
+    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
+    for _ in range(10):
+        low, high = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (
+            (high >> 32 & mask) ^ c1 ^ k0, high & mask, (low >> 32 & mask) ^ c3 ^ k1, low & mask,
+        )  # fmt: skip
+        k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
+    return c0, c1, c2, c3
