@@ -5,10 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 
 import sympy
-from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Mod, ModularIndexing, PythonMod
+from torch.utils._sympy.functions import (
+    CeilDiv,
+    CleanDiv,
+    FloorDiv,
+    Max,
+    Min,
+    Mod,
+    ModularIndexing,
+    PowByNatural,
+    PythonMod,
+)
 
 from .errors import IRError
 
@@ -82,6 +91,8 @@ def divisor(expr: sympy.Expr, known: Mapping[sympy.Symbol, int]) -> int:
         return math.gcd(*(divisor(a, known) for a in expr.args))
     if expr.is_Mul:
         return math.prod(divisor(a, known) for a in expr.args)
+    if isinstance(expr, (Max, Min)):
+        return math.gcd(*(divisor(a, known) for a in expr.args))
     if isinstance(expr, (Mod, PythonMod)):
         return math.gcd(divisor(expr.args[0], known), divisor(expr.args[1], known))
     if isinstance(expr, ModularIndexing) and expr.args[1] == 1:
@@ -93,7 +104,7 @@ def divisor(expr: sympy.Expr, known: Mapping[sympy.Symbol, int]) -> int:
 
 
 def interval(expr: sympy.Expr, env: Mapping[sympy.Symbol, Interval]) -> Interval:
-    """Inclusive bounds by interval arithmetic; symbols that ``env`` lacks are non-negative. Raises IRError on other forms."""
+    """Inclusive bounds by interval arithmetic; symbols that ``env`` lacks are non-negative. Raises IRError elsewhere."""
     if expr.is_Integer:
         return (int(expr), int(expr))
     if expr.is_Symbol:
@@ -106,7 +117,7 @@ def interval(expr: sympy.Expr, env: Mapping[sympy.Symbol, Interval]) -> Interval
         for a in args[1:]:
             result = _mul(result, a)
         return result
-    if expr.is_Pow and expr.args[1].is_Integer:
+    if (expr.is_Pow or isinstance(expr, PowByNatural)) and expr.args[1].is_Integer and expr.args[1] >= 0:
         result = (1, 1)
         for _ in range(int(expr.args[1])):
             result = _mul(result, args[0])
@@ -120,26 +131,13 @@ def interval(expr: sympy.Expr, env: Mapping[sympy.Symbol, Interval]) -> Interval
             return _mod(args[0], args[1])
         case ModularIndexing():
             return _mod(_floordiv(args[0], args[1], 0), args[2])
-        case sympy.Max():
-            return (max(lo for lo, _ in args), _extreme_or_none(max, [hi for _, hi in args]))
-        case sympy.Min():
-            known = [hi for _, hi in args if hi is not None]
-            return (min(lo for lo, _ in args), min(known) if known else None)
-    if _is_max_min(expr):
-        known = [hi for _, hi in args if hi is not None]
-        if expr.func.__name__ == "Min":
-            return (min(lo for lo, _ in args), min(known) if known else None)
-        return (max(lo for lo, _ in args), _extreme_or_none(max, [hi for _, hi in args]))
+        case sympy.Max() | Max():
+            highs = [hi for _, hi in args if hi is not None]
+            return (max(lo for lo, _ in args), max(highs) if len(highs) == len(args) else None)
+        case sympy.Min() | Min():
+            highs = [hi for _, hi in args if hi is not None]
+            return (min(lo for lo, _ in args), min(highs) if highs else None)
     raise IRError(f"no bounds known for {expr} ({type(expr).__name__})")
-
-
-@cache
-def _is_max_min_type(kind: type) -> bool:
-    return kind.__name__ in ("Max", "Min")
-
-
-def _is_max_min(expr: sympy.Expr) -> bool:
-    return _is_max_min_type(type(expr))
 
 
 def _sum_or_none(values: list[int | None]) -> int | None:
@@ -151,39 +149,40 @@ def _sum_or_none(values: list[int | None]) -> int | None:
     return total
 
 
-def _extreme_or_none(pick: type[max] | object, values: list[int | None]) -> int | None:  # type: ignore[valid-type]
-    return None if None in values else max(v for v in values if v is not None)
-
-
 _INFINITE = 1 << 80
+_FAR = 1 << 60
 
 
 def _mul(a: Interval, b: Interval) -> Interval:
-    # Lower bounds are always finite here (sizes and loop variables are non-negative), so a huge integer stands for infinity.
+    # A huge integer stands for infinity inside, and its negative for a lower bound that there is not.
     corners = [
-        x * y
-        for x in (a[0], _INFINITE if a[1] is None else a[1])
-        for y in (b[0], _INFINITE if b[1] is None else b[1])
+        x * y for x in (a[0], _INFINITE if a[1] is None else a[1]) for y in (b[0], _INFINITE if b[1] is None else b[1])
     ]
     high = max(corners)
-    return (max(min(corners), -_INFINITE), None if high >= _INFINITE else high)
+    return (max(min(corners), -_INFINITE), None if high >= _FAR else high)
 
 
 def _floordiv(a: Interval, b: Interval, up: int) -> Interval:
-    if b[0] <= 0:
-        return (min(a[0], 0), a[1])
+    """Of a positive divisor, rounded down, or up where ``up`` is 1."""
+    low, high = max(b[0], 1), b[1]
 
     def div(x: int, y: int) -> int:
         return -(-x // y) if up else x // y
 
-    low = div(a[0], b[0]) if a[0] < 0 else (0 if b[1] is None and not up else div(a[0], b[1] or _INFINITE))
-    return (low, None if a[1] is None else div(a[1], b[0]) if a[1] >= 0 else 0)
+    if a[0] <= -_FAR:
+        least = -_INFINITE
+    elif a[0] < 0:
+        least = div(a[0], low)
+    else:
+        least = div(a[0], _INFINITE if high is None else max(high, low))
+    if a[1] is None:
+        return (least, None)
+    return (least, div(a[1], low) if a[1] >= 0 else div(a[1], _INFINITE if high is None else max(high, low)))
 
 
 def _mod(a: Interval, b: Interval) -> Interval:
-    high = None if b[1] is None else max(b[1] - 1, 0)
-    if a[0] >= 0 and a[1] is not None and (high is None or a[1] < high):
-        high = a[1]
-    if b[0] > 0 and a[0] >= 0 and a[1] is not None and a[1] < b[0]:
-        return a
-    return (0, high)
+    """Of a positive divisor; the result is never negative."""
+    low, high = max(b[0], 1), None if b[1] is None else max(b[1] - 1, 0)
+    if a[0] < 0 or a[1] is None:
+        return (0, high)
+    return a if a[1] < low else (0, a[1] if high is None else min(high, a[1]))
