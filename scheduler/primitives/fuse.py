@@ -1,0 +1,54 @@
+"""fuse (of loops)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+from ...ir.expr import symbol
+from ...ir.loops import Loop, LoopNest
+from ..error import ScheduleError
+from .tree import find_loop, fresh, substitute, with_node
+
+
+def fuse(nest: LoopNest, loops: list[str]) -> tuple[LoopNest, list[str]]:
+    """Make one loop of nested ones.
+
+    Rewrites::
+
+        for i in range(n):            for i_j in range(n * m):
+            for j in range(m):  ->        C[i_j // m, i_j % m] = A[i_j // m, i_j % m]
+                C[i, j] = A[i, j]
+
+    Requires: the loops stand one directly inside the other, outermost first, alone in each other's bodies.
+    Raises: ScheduleError.    Source: TVM ``Schedule.fuse``, Halide ``Func.fuse``.
+    """
+    asked = f"fuse({', '.join(loops)})"
+    if not loops:
+        raise ScheduleError(asked, "no loops were given")
+    outermost, outer = find_loop(nest, loops[0], asked)
+    chain: list[Loop] = [outermost]
+    for name in loops[1:]:
+        inner, _ = find_loop(nest, name, asked)
+        if chain[-1].body != (inner,):
+            raise ScheduleError(asked, f"{name} does not stand alone directly inside {chain[-1].var}", nest, name)
+        if inner.kind is not chain[-1].kind:
+            raise ScheduleError(
+                asked, f"{name} is {inner.kind.value}, {chain[-1].var} is {chain[-1].kind.value}", nest, name
+            )
+        chain.append(inner)
+    if len(chain) == 1:
+        return nest, [loops[0]]
+    name = fresh(nest, "_".join(loops))
+    var = symbol(name)
+    extent: sympy.Expr = sympy.Mul(*(lp.extent for lp in chain))
+    mapping: dict[sympy.Symbol, sympy.Expr] = {}
+    step: sympy.Expr = sympy.S.One
+    for k, lp in reversed(list(enumerate(chain))):
+        mapping[lp.var] = FloorDiv(var, step) if k == 0 else ModularIndexing(var, step, lp.extent)
+        step = step * lp.extent
+    scope = {lp.var: lp.extent for lp in outer} | {var: extent}
+    body = substitute(chain[-1].body, mapping, scope, nest)
+    return with_node(nest, outermost, replace(outermost, var=var, extent=extent, body=body)), [name]

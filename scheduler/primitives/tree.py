@@ -1,0 +1,148 @@
+"""What the primitives share: finding loops and blocks, replacing them, and moving bindings along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import sympy
+
+from ...ir.expr import Index, Load, is_value
+from ...ir.index import simplify
+from ...ir.loops import Access, Block, Bound, Loop, LoopNest, Node, walk_nodes
+from ..error import ScheduleError
+
+
+def find_loop(nest: LoopNest, name: str, asked: str) -> tuple[Loop, tuple[Loop, ...]]:
+    """The loop over a variable, and the loops around it, outermost first. Raises ScheduleError."""
+    for node, outer in walk_nodes(nest.body):
+        if isinstance(node, Loop) and node.var.name == name:
+            return node, outer
+    known = ", ".join(n.var.name for n, _ in walk_nodes(nest.body) if isinstance(n, Loop))
+    raise ScheduleError(asked, f"there is no loop {name}", nest, hint=f"the loops are {known}")
+
+
+def find_block(nest: LoopNest, name: str, asked: str) -> tuple[Block, tuple[Loop, ...]]:
+    """A block by name, and the loops around it. Raises ScheduleError."""
+    for node, outer in walk_nodes(nest.body):
+        if isinstance(node, Block) and node.name == name:
+            return node, outer
+    known = ", ".join(n.name for n, _ in walk_nodes(nest.body) if isinstance(n, Block))
+    raise ScheduleError(asked, f"there is no block {name}", nest, hint=f"the blocks are {known}")
+
+
+def blocks_under(node: Node) -> list[Block]:
+    """The blocks of a subtree in order."""
+    if isinstance(node, Block):
+        return [node]
+    return [n for n, _ in walk_nodes(node.body) if isinstance(n, Block)]
+
+
+def loops_under(node: Node) -> list[Loop]:
+    """The loops inside a subtree, without the node itself."""
+    return [] if isinstance(node, Block) else [n for n, _ in walk_nodes(node.body) if isinstance(n, Loop)]
+
+
+def replace_node(body: tuple[Node, ...], target: Node, new: Callable[[Node], tuple[Node, ...]]) -> tuple[Node, ...]:
+    """The tree with one node, found by identity, replaced; a loop that is left empty disappears."""
+    out: list[Node] = []
+    for n in body:
+        if n is target:
+            out.extend(new(n))
+        elif isinstance(n, Loop):
+            inner = replace_node(n.body, target, new)
+            if inner is n.body:
+                out.append(n)
+            elif inner:
+                out.append(replace(n, body=inner))
+        else:
+            out.append(n)
+    return tuple(out) if len(out) != len(body) or any(a is not b for a, b in zip(out, body, strict=True)) else body
+
+
+def with_node(nest: LoopNest, target: Node, *new: Node) -> LoopNest:
+    """The nest with one node replaced by others."""
+    return replace(nest, body=replace_node(nest.body, target, lambda _: new))
+
+
+def substitute(
+    nodes: tuple[Node, ...],
+    mapping: Mapping[sympy.Symbol, sympy.Expr],
+    extents: Mapping[sympy.Symbol, sympy.Expr],
+    nest: LoopNest,
+    extra: tuple[Bound, ...] = (),
+) -> tuple[Node, ...]:
+    """Replace loop variables in the bindings and predicates of a subtree; add ``extra`` bounds to every block in it.
+
+    ``extents`` are those of the loops in scope outside the subtree, the new ones included.
+    """
+    out: list[Node] = []
+    for n in nodes:
+        if isinstance(n, Loop):
+            inner = {**extents, n.var: n.extent}
+            out.append(replace(n, body=substitute(n.body, mapping, inner, nest, extra)))
+            continue
+        bindings = tuple(_moved(b, mapping, extents, nest) for b in n.bindings)
+        predicate = tuple(Bound(_moved(p.lhs, mapping, extents, nest), p.rhs) for p in n.predicate)
+        out.append(replace(n, bindings=bindings, predicate=(*predicate, *(e for e in extra if e not in predicate))))
+    return tuple(out)
+
+
+def _moved(
+    e: sympy.Expr,
+    mapping: Mapping[sympy.Symbol, sympy.Expr],
+    extents: Mapping[sympy.Symbol, sympy.Expr],
+    nest: LoopNest,
+) -> sympy.Expr:
+    if e.is_Symbol:
+        return mapping.get(e, e)
+    if not any(v in mapping for v in e.free_symbols):
+        return e
+    return simplify(sympy.expand(e.xreplace(mapping)), extents, nest.symbols)
+
+
+def in_loops(indices: tuple[Index, ...], block: Block) -> tuple[sympy.Expr | None, ...]:
+    """Indices of an access in terms of loop variables; None for an index computed from data."""
+    env = {a.var: b for a, b in zip(block.axes, block.bindings, strict=True)}
+    return tuple(
+        None if is_value(i) else env.get(i, i) if i.is_Symbol else i.xreplace(env)  # type: ignore[union-attr]
+        for i in indices
+    )
+
+
+def writes_of(node: Node) -> list[tuple[Block, Access]]:
+    return [(b, a) for b in blocks_under(node) for a in b.writes]
+
+
+def reads_of(node: Node) -> list[tuple[Block, Load]]:
+    return [(b, ld) for b in blocks_under(node) for ld in b.reads]
+
+
+def linear_part(e: sympy.Expr, var: sympy.Symbol) -> tuple[sympy.Expr, sympy.Expr] | None:
+    """``(c, rest)`` with ``e == c*var + rest`` and neither mentioning var; None where e is not linear in it."""
+    if e == var:
+        return sympy.S.One, sympy.S.Zero
+    if var not in e.free_symbols:
+        return sympy.S.Zero, e
+    total: list[sympy.Expr] = []
+    rest: list[sympy.Expr] = []
+    for term in sympy.Add.make_args(e):
+        if var not in term.free_symbols:
+            rest.append(term)
+            continue
+        c = sympy.Mul(*(f for f in sympy.Mul.make_args(term) if f != var))
+        if var in c.free_symbols:
+            return None
+        total.append(c)
+    return sympy.Add(*total), sympy.Add(*rest)
+
+
+def fresh(nest: LoopNest, base: str) -> str:
+    """A loop variable's name that the nest does not use."""
+    taken = {n.var.name for n, _ in walk_nodes(nest.body) if isinstance(n, Loop)}
+    if base not in taken:
+        return base
+    k = 1
+    while f"{base}_{k}" in taken:
+        k += 1
+    return f"{base}_{k}"

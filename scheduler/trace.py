@@ -1,0 +1,67 @@
+"""Traces: the record of a schedule, as data that replays on an equal nest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .error import ScheduleError
+
+# Names of loops and blocks, numbers, and lists of them: what JSON holds.
+Argument = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One primitive: its name, its arguments, and the names that it made."""
+
+    primitive: str
+    args: tuple[tuple[str, Argument], ...]
+    results: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        call = f"s.{self.primitive}({', '.join(f'{k}={_plain(v)!r}' for k, v in self.args)})"
+        return f"{', '.join(self.results)} = {call}" if self.results else call
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The steps of a schedule, in order, and the name of the rule that took them."""
+
+    steps: tuple[Step, ...] = ()
+    rule: str = ""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.steps))
+
+    def to_json(self) -> str:
+        """The trace as text; ``from_json`` gives an equal one back."""
+        steps = [[s.primitive, {k: _plain(v) for k, v in s.args}, list(s.results)] for s in self.steps]
+        return json.dumps({"rule": self.rule, "steps": steps}, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Trace:
+        """Raises ScheduleError where the text is no trace."""
+        try:
+            data = json.loads(text)
+            steps = tuple(
+                Step(str(name), tuple((k, _frozen(v)) for k, v in args.items()), tuple(results))
+                for name, args, results in data["steps"]
+            )
+            return Trace(steps, str(data.get("rule", "")))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ScheduleError("Trace.from_json", f"this is no trace ({error}): {text[:80]!r}") from None
+
+
+def make_step(primitive: str, args: Mapping[str, Argument], results: tuple[str, ...]) -> Step:
+    return Step(primitive, tuple((k, _frozen(v)) for k, v in args.items()), results)
+
+
+def _frozen(value: Argument) -> Argument:
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _plain(value: Argument) -> Argument:
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value
