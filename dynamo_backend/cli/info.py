@@ -36,8 +36,7 @@ def _targets() -> list[str]:
     """This machine's own targets."""
     found = [_described(cpu_target())]
     for i in range(torch.cuda.device_count()):
-        device = torch.device("cuda", i)
-        found.append(f"{_described(target_for(device))}: {torch.cuda.get_device_name(i)}")
+        found.append(f"{_described(target_for(f'cuda:{i}'))}: {torch.cuda.get_device_name(i)}")
     return found
 
 

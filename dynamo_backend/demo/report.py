@@ -74,7 +74,7 @@ def _speeds(found: Measured) -> Table:
         title_justify="left",
         caption_justify="left",
     )
-    for heading in ("", "first step", "a step", "eager's time over it"):
+    for heading in ("", "first step", "a step", "speed over eager's"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, seconds in found.step.items():
         first = f"{found.first_step[name]:.1f} s" if name in found.first_step else "–"
