@@ -69,9 +69,7 @@ class Schedule:
 
     # --- primitives ---------------------------------------------------------------------------------------------------
 
-    def split(
-        self, loop: LoopRef, factors: Sequence[int | None], tail: str = "predicate"
-    ) -> tuple[LoopRef, ...]:
+    def split(self, loop: LoopRef, factors: Sequence[int | None], tail: str = "predicate") -> tuple[LoopRef, ...]:
         self.nest, names = split(self.nest, loop, factors, tail)
         return self._record("split", {"loop": loop, "factors": list(factors), "tail": tail}, names)
 
@@ -142,8 +140,9 @@ def replay(trace: Trace, nest: LoopNest) -> Schedule:
     schedule = Schedule(nest, trace.rule)
     for step in trace.steps:
         if step.primitive not in PRIMITIVES:
-            raise ScheduleError(str(step), f"there is no primitive {step.primitive!r}; there are {',
-            '.join(PRIMITIVES)}") args = dict(step.args)
+            known = ", ".join(PRIMITIVES)
+            raise ScheduleError(str(step), f"there is no primitive {step.primitive!r}; there are {known}")
+        args = dict(step.args)
         try:
             if step.primitive in _LISTS:
                 getattr(schedule, step.primitive)(*args[_LISTS[step.primitive]])
@@ -151,6 +150,7 @@ def replay(trace: Trace, nest: LoopNest) -> Schedule:
                 getattr(schedule, step.primitive)(**args)
         except (TypeError, KeyError) as error:
             raise ScheduleError(str(step), f"the arguments do not fit the primitive ({error})") from None
-        if schedule.trace.steps[-1].results != step.results:
-            raise ScheduleError(str(step), f"it now makes {schedule.trace.steps[-1].results}: the trace is of another
-            nest") return schedule
+        made = schedule.trace.steps[-1].results
+        if made != step.results:
+            raise ScheduleError(str(step), f"it now makes {made}: the trace is of another nest")
+    return schedule

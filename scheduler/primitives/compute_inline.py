@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import sympy
 
-from ...ir.expr import Expr, Index, Load, cast, is_value, rewrite
+from ...ir.expr import Expr, Index, Load, cast, rewrite
 from ...ir.loops import Block, LoopNest, Node, Statement, Store, Update, map_nodes
 from ..error import ScheduleError
 from ..views import map_value
@@ -34,8 +34,9 @@ def compute_inline(nest: LoopNest, block: str) -> LoopNest:
     if store.buffer in nest.outputs:
         raise ScheduleError(asked, f"it writes the output {store.buffer}", nest, block)
     axes = [a.var for a in node.axes if a.extent != 1 or a.var in store.indices]
-    if any(is_value(i) or not i.is_Symbol for i in store.indices) or set(axes) != set(store.indices):  # type:
-    ignore[union-attr] raise ScheduleError(asked, f"it does not write {store.buffer} at its own axes", nest, block)
+    plain = all(isinstance(i, sympy.Symbol) for i in store.indices)
+    if not plain or set(axes) != set(store.indices):
+        raise ScheduleError(asked, f"it does not write {store.buffer} at its own axes", nest, block)
 
     def leaf(e: Expr) -> Expr | None:
         if isinstance(e, Load) and e.buffer == store.buffer:

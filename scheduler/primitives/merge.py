@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import sympy
 
-from ...ir.loops import AxisKind, Loop, LoopNest, Node, walk_nodes
+from ...ir.loops import Access, AxisKind, Block, Loop, LoopNest, Node, walk_nodes
 from ...ir.symbols import interval
 from ..error import ScheduleError
 from .tree import find_loop, in_loops, linear_part, reads_of, replace_node, substitute, writes_of
@@ -48,7 +48,7 @@ def merge(nest: LoopNest, first: str, second: str) -> LoopNest:
 
 
 def _check(nest: LoopNest, a: Loop, b: Loop, asked: str) -> None:
-    written: dict[str, list[tuple[object, object]]] = {}
+    written: dict[str, list[tuple[Block, Access]]] = {}
     for block, access in writes_of(a):
         written.setdefault(access.buffer, []).append((block, access))
     for block, access in writes_of(b):
@@ -69,16 +69,18 @@ def _check(nest: LoopNest, a: Loop, b: Loop, asked: str) -> None:
         for writer, access in written.get(load.buffer, ()):
             carried = {
                 s
-                for axis, e in zip(writer.axes, writer.bindings, strict=True)  # type: ignore[attr-defined]
+                for axis, e in zip(writer.axes, writer.bindings, strict=True)
                 if axis.kind is AxisKind.REDUCTION
                 for s in e.free_symbols
             }
             if a.var in carried:
                 raise ScheduleError(
-                    asked, f"{reader.name} reads {load.buffer}, which {writer.name} reduces over {a.var}",  # type:
-                    ignore[attr-defined] nest, reader.name,
-                )  # fmt: skip
-            at = in_loops(access.indices, writer)  # type: ignore[attr-defined,arg-type]
+                    asked,
+                    f"{reader.name} reads {load.buffer}, which {writer.name} reduces over {a.var}",
+                    nest,
+                    reader.name,
+                )
+            at = in_loops(access.indices, writer)
             wanted = in_loops(load.indices, reader)
             if not any(
                 w is not None and r is not None and _same_iteration(w, r.xreplace({b.var: a.var}), a.var, numeric)
