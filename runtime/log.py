@@ -25,6 +25,11 @@ class CacheWarning(MlcWarning):
     """The disk cache, or an entry of it, could not be used."""
 
 
+def logger(name: str) -> logging.Logger:
+    """The logger of a module, by its ``__name__``."""
+    return logging.getLogger(name)
+
+
 def say(topics: tuple[str, ...], topic: str, text: Callable[[], str]) -> None:
     """Tell what happened on a topic: to the logger ``torch_mlc.<topic>``, and to standard error where ``topics`` names it.
 
