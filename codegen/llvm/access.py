@@ -1,0 +1,248 @@
+"""Loads and stores: addresses, and how lanes reach memory.
+
+Neighbouring elements are one vector access, one element for all lanes is a scalar load, everything else a gather. Dead lanes
+never touch memory: a contiguous access is masked, a gather reads dead lanes from a zero that always exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+
+from ...ir.dtypes import DType
+from ...ir.errors import IRError
+from ...ir.expr import Index, is_value
+from ...ir.loops import Bound
+from .builder import Val
+from .context import Context, Mask, Place
+from .index import in_loops, iota, lane_index, scalar_index, split_linear
+from .types import from_memory, memory_type, to_memory
+
+I64, I32, BOOL = DType.INT64, DType.INT32, DType.BOOL
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where lane 0 is, and how many elements apart lanes are: 0 and 1 are static; None means that ``name`` is a pointer a lane."""
+
+    name: str
+    step: int | None
+
+
+def address(ctx: Context, place: Place, indices: tuple[Index, ...], values: list[Val | None]) -> Address:
+    """The address of an access. ``values[k]`` is the computed index where ``indices[k]`` is a value expression."""
+    offset: sympy.Expr = sympy.S.Zero
+    computed: list[tuple[Val, sympy.Expr]] = []
+    for k, (index, stride) in enumerate(zip(indices, place.strides, strict=True)):
+        shift = place.shift[k] if place.shift else sympy.S.Zero
+        value = values[k]
+        if value is not None:
+            computed.append((value, stride))
+            offset -= shift * stride
+        elif index != 0 or shift != 0:
+            offset += (in_loops(ctx, index) - shift) * stride  # type: ignore[arg-type]
+    offset = in_loops(ctx, offset)
+    element = memory_type(place.dtype)
+    base = place.pointer
+    for value, stride in computed:
+        if value.lanes:
+            continue
+        scaled = _times(ctx, value, stride)
+        base = ctx.b.op(f"getelementptr inbounds {element}, ptr {base}, i64 {scaled.name}")
+    lanes = [(v, s) for v, s in computed if v.lanes]
+    parts = split_linear(offset, ctx.vector[0]) if ctx.vector else (offset, sympy.S.Zero)
+    if parts is not None and parts[1].is_Integer and not lanes and int(parts[1]) in (0, 1):
+        return Address(_offset(ctx, base, parts[0], element), int(parts[1]))
+    total = lane_index(ctx, offset)
+    for value, stride in lanes:
+        total = ctx.b.binary("add", total, _times(ctx, value, stride))
+    name = ctx.b.op(f"getelementptr {element}, ptr {base}, {ctx.b.splat(total, ctx.lanes)}")
+    return Address(name, None)
+
+
+def _times(ctx: Context, value: Val, stride: sympy.Expr) -> Val:
+    wide = value
+    if value.dtype is not I64:
+        wide = ctx.b.convert("sext" if value.dtype.is_signed else "zext", value, I64)
+    return wide if stride == 1 else ctx.b.binary("mul", wide, scalar_index(ctx, in_loops(ctx, stride)))
+
+
+def _offset(ctx: Context, base: str, offset: sympy.Expr, element: str) -> str:
+    constant, rest = offset.as_coeff_Add() if offset.is_Add else (sympy.S.Zero, offset)
+    if rest.is_Integer:
+        constant, rest = constant + rest, sympy.S.Zero
+    if rest != 0:
+        base = ctx.b.op(f"getelementptr inbounds {element}, ptr {base}, i64 {scalar_index(ctx, rest).name}")
+    if constant != 0:
+        base = ctx.b.op(f"getelementptr inbounds {element}, ptr {base}, i64 {int(constant)}")
+    return base
+
+
+# --- loads --------------------------------------------------------------------------------------------------------------
+
+
+def load(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val | None]) -> Val:
+    """The value at an access. Lanes outside the mask are zero and never read; see ``in_range`` for which mask it takes."""
+    place = ctx.places[name]
+    where = address(ctx, place, indices, values)
+    mask = ctx.block_mask if ctx.mask is not ctx.block_mask and in_range(ctx, place, indices) else ctx.mask
+    text, movable = _load_text(ctx, place, where, mask)
+    lanes = 0 if where.step == 0 else ctx.lanes
+    loaded = ctx.b.load(text, name, None if place.fixed else ctx.versions.get(name, 0), movable)
+    return from_memory(ctx.b, loaded, place.dtype, lanes)
+
+
+def _load_text(ctx: Context, place: Place, where: Address, mask: Mask | None) -> tuple[str, bool]:
+    """The instruction, and whether it reads the same at any time before."""
+    b, lanes, size = ctx.b, ctx.lanes, place.dtype.itemsize
+    element, vector = memory_type(place.dtype), memory_type(place.dtype, ctx.lanes)
+    note = ", !invariant.load !0" if place.fixed else ""
+    if where.step == 0 or not lanes:
+        pointer = where.name
+        if mask is not None and mask.live.name != "true":
+            pointer = b.op(f"select i1 {_any(ctx, mask)}, ptr {pointer}, ptr @mlc_zero")
+            note = ""
+        return f"load {element}, ptr {pointer}, align {size}{note}", True
+    if where.step == 1:
+        if mask is None or mask.live.name == "true":
+            return f"load {vector}, ptr {where.name}, align {size}{note}", True
+        if size >= 4 or "avx512bw" in b.features:
+            live = b.splat(mask.live, lanes)
+            pointer = f"ptr align {size} {where.name}"
+            return _masked(ctx, "load", vector, pointer, str(live), f"{vector} zeroinitializer"), True
+        if mask.count is not None:
+            return _through_stack(ctx, where.name, vector, mask.count, size), False
+    pointers = where.name
+    if where.step == 1:
+        pointers = b.op(f"getelementptr {element}, ptr {where.name}, {iota(lanes)}")
+    if mask is not None and mask.live.name != "true":
+        # Instead of a masked gather, which becomes a branch a lane: dead lanes read a zero.
+        live = b.splat(mask.live, lanes)
+        safe = f"<{lanes} x ptr> splat (ptr @mlc_zero)"
+        pointers = b.op(f"select {live}, <{lanes} x ptr> {pointers}, {safe}")
+    everywhere = f"<{lanes} x i1> splat (i1 true)"
+    pointers = f"<{lanes} x ptr> align {size} {pointers}"
+    return _masked(ctx, "gather", vector, pointers, everywhere, f"{vector} zeroinitializer"), True
+
+
+def _masked(ctx: Context, verb: str, vector: str, pointer: str, live: str, other: str) -> str:
+    kind = vector[1:-1].replace(" x ", " ").split()
+    short = {"float": "f32", "double": "f64", "half": "f16"}.get(kind[1], kind[1])
+    name = f"llvm.masked.{verb}.v{kind[0]}{short}." + (f"v{kind[0]}p0" if verb in ("gather", "scatter") else "p0")
+    pointer_type = pointer.split(" align ")[0]
+    mask_type = f"<{kind[0]} x i1>"
+    if verb in ("load", "gather"):
+        ctx.b.declarations[name] = f"declare {vector} @{name}({pointer_type}, {mask_type}, {vector})"
+        return f"call {vector} @{name}({pointer}, {live}, {other})"
+    ctx.b.declarations[name] = f"declare void @{name}({vector}, {pointer_type}, {mask_type})"
+    return f"call void @{name}({other}, {pointer}, {live})"
+
+
+def _any(ctx: Context, mask: Mask) -> str:
+    if not mask.live.lanes:
+        return mask.live.name
+    b, lanes = ctx.b, mask.live.lanes
+    return b.call("i1", f"llvm.vector.reduce.or.v{lanes}i1", str(mask.live))
+
+
+def _through_stack(ctx: Context, pointer: str, vector: str, count: str, size: int) -> str:
+    """The first ``count`` elements by way of the stack: AVX2 has no masked access to elements of less than four bytes."""
+    b = ctx.b
+    spot = b.alloca(vector)
+    b.line(f"store {vector} zeroinitializer, ptr {spot}, align 64")
+    _copy(ctx, spot, pointer, count, size)
+    return f"load {vector}, ptr {spot}, align 64"
+
+
+def _copy(ctx: Context, to: str, source: str, count: str, size: int) -> None:
+    b = ctx.b
+    length = b.op(f"mul nsw i64 {count}, {size}")
+    b.call("void", "llvm.memcpy.p0.p0.i64", f"ptr {to}", f"ptr {source}", f"i64 {length}", "i1 false", pure=False)
+
+
+# --- stores -------------------------------------------------------------------------------------------------------------
+
+
+def store(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val | None], value: Val) -> None:
+    """Store a value where the mask holds."""
+    place = ctx.places[name]
+    where = address(ctx, place, indices, values)
+    b, size, lanes = ctx.b, place.dtype.itemsize, ctx.lanes
+    mask = ctx.mask if ctx.mask is not None and ctx.mask.live.name != "true" else None
+    if where.step == 0 or not lanes:
+        _store_one(ctx, place, where.name, value, mask)
+    else:
+        value = b.splat(value, lanes)
+        data = f"{memory_type(place.dtype, lanes)} {to_memory(b, value)}"
+        _store_lanes(ctx, data, where, size, mask)
+    ctx.versions[name] = ctx.versions.get(name, 0) + 1
+    ctx.values = {}
+
+
+def _store_one(ctx: Context, place: Place, pointer: str, value: Val, mask: Mask | None) -> None:
+    b = ctx.b
+    if value.lanes:  # every lane writes one place: the last live lane wins
+        value = Val(b.op(f"extractelement {value}, i64 {value.lanes - 1}"), value.dtype, 0)
+    if mask is not None:
+        pointer = b.op(f"select i1 {_any(ctx, mask)}, ptr {pointer}, ptr {b.alloca('i64')}")
+    b.line(f"store {memory_type(place.dtype)} {to_memory(b, value)}, ptr {pointer}, align {place.dtype.itemsize}")
+
+
+def _store_lanes(ctx: Context, data: str, where: Address, size: int, mask: Mask | None) -> None:
+    b, lanes = ctx.b, ctx.lanes
+    vector = data[: data.index(">") + 1]
+    if where.step == 1:
+        if mask is None:
+            b.line(f"store {data}, ptr {where.name}, align {size}")
+            return
+        live = b.splat(mask.live, lanes)
+        if mask.count is not None and size < 4 and "avx512bw" not in b.features:
+            spot = b.alloca(vector)
+            b.line(f"store {data}, ptr {spot}, align 64")
+            _copy(ctx, where.name, spot, mask.count, size)
+            return
+        b.line(_masked(ctx, "store", vector, f"ptr align {size} {where.name}", str(live), data))
+        return
+    live = b.splat(mask.live if mask else Val("true", BOOL), lanes)
+    b.line(_masked(ctx, "scatter", vector, f"<{lanes} x ptr> align {size} {where.name}", str(live), data))
+
+
+# --- masks --------------------------------------------------------------------------------------------------------------
+
+
+def bound_mask(ctx: Context, bound: Bound) -> Mask:
+    """``lhs < rhs`` at this point: a scalar, or one bit a lane, with the count of live lanes where they are the first ones."""
+    b = ctx.b
+    difference = in_loops(ctx, bound.rhs - bound.lhs)
+    parts = split_linear(difference, ctx.vector[0]) if ctx.vector else (difference, sympy.S.Zero)
+    if parts is not None and parts[1] == 0:
+        return Mask(b.binary("icmp sgt", scalar_index(ctx, parts[0]), b.const(0, I64), BOOL))
+    if parts is not None and parts[1] == -1:
+        lanes = ctx.lanes
+        left = b.intrinsic("smin", scalar_index(ctx, parts[0]), b.const(lanes, I64))
+        left = b.intrinsic("smax", left, b.const(0, I64))
+        live = b.binary("icmp slt", iota(lanes, I32), b.convert("trunc", left, I32), BOOL)
+        return Mask(live, left.name)
+    return Mask(b.binary("icmp sgt", lane_index(ctx, difference), b.const(0, I64), BOOL))
+
+
+def in_range(ctx: Context, place: Place, indices: tuple[Index, ...]) -> bool:
+    """Whether an access is inside its buffer wherever the block runs, whatever a ``Select`` around it says."""
+    if ctx.block is None:
+        return False
+    extents = {a.var: a.extent for a in ctx.block.axes}
+    for index, extent in zip(indices, place.shape, strict=True):
+        if is_value(index):
+            return False
+        assert isinstance(index, sympy.Expr)
+        if index.is_Symbol and extents.get(index) == extent:
+            continue
+        try:
+            low, high = ctx.nest.symbols.bounds(index, extents)
+            least, _ = ctx.nest.symbols.bounds(extent)
+        except IRError:  # an expression of a form whose bounds nobody knows
+            return False
+        if low < 0 or high is None or high >= least:
+            return False
+    return True

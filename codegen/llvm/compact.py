@@ -1,0 +1,110 @@
+"""Storage of LOCAL buffers: only what one iteration of the loops around all their uses touches.
+
+A LOCAL buffer keeps its full logical shape through scheduling. Here each dimension that every use indexes with the same
+expression of the common loops becomes one element wide, or as wide as the inner loops run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+
+from ...ir.errors import IRError
+from ...ir.expr import Index, Load, is_value
+from ...ir.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, blocks, contiguous_strides
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where a LOCAL buffer lives: ``shape`` is what is allocated, ``shift`` (in loop variables) what indices begin at.
+
+    ``region`` is the variable of the parallel loop that it is private to, None where all threads share it.
+    """
+
+    buffer: Buffer
+    shape: tuple[sympy.Expr, ...]
+    shift: tuple[sympy.Expr, ...]
+    region: sympy.Symbol | None
+
+    @property
+    def strides(self) -> tuple[sympy.Expr, ...]:
+        return contiguous_strides(self.shape)
+
+    @property
+    def numel(self) -> sympy.Expr:
+        return sympy.Mul(*self.shape)
+
+
+def storage_of(nest: LoopNest) -> dict[str, Storage]:
+    """The storage of every buffer of the nest that is no parameter and that some block uses."""
+    uses: dict[str, list[tuple[tuple[Index, ...], tuple[Loop, ...]]]] = {}
+    local = {b.name for b in nest.locals}
+    for block, outer in blocks(nest):
+        for name, indices in _accesses(block):
+            if name in local:
+                axes = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
+                bound = tuple(i if is_value(i) else i.xreplace(axes) for i in indices)  # type: ignore[union-attr]
+                uses.setdefault(name, []).append((bound, outer))
+    return {b.name: _storage(nest, b, uses[b.name]) for b in nest.locals if b.name in uses and b.scope is not Scope.GLOBAL}
+
+
+def _accesses(block: Block) -> list[tuple[str, tuple[Index, ...]]]:
+    reads: tuple[Load, ...] = block.reads
+    return [(r.buffer, r.indices) for r in reads] + [(w.buffer, w.indices) for w in block.writes]
+
+
+def _storage(nest: LoopNest, buffer: Buffer, uses: list[tuple[tuple[Index, ...], tuple[Loop, ...]]]) -> Storage:
+    common = _common([outer for _, outer in uses])
+    region = next((lp.var for lp in common if lp.kind is LoopKind.PARALLEL), None)
+    known = {lp.var for lp in common}
+    shape, shift = [], []
+    for k, extent in enumerate(buffer.shape):
+        dimension = [(indices[k], outer) for indices, outer in uses]
+        start, width = _narrowed(nest, dimension, known, extent)
+        shape.append(width)
+        shift.append(start)
+    return Storage(buffer, tuple(shape), tuple(shift), region)
+
+
+def _common(paths: list[tuple[Loop, ...]]) -> tuple[Loop, ...]:
+    first, *rest = paths
+    length = len(first)
+    for path in rest:
+        length = min(length, len(path))
+        while first[:length] != path[:length]:
+            length -= 1
+    return first[:length]
+
+
+def _narrowed(
+    nest: LoopNest, uses: list[tuple[Index, tuple[Loop, ...]]], known: set[sympy.Symbol], extent: sympy.Expr
+) -> tuple[sympy.Expr, sympy.Expr]:
+    """Where the touched range of one dimension begins, and how wide it is."""
+    whole = (sympy.S.Zero, extent)
+    start: sympy.Expr | None = None
+    widest: int | None = 1
+    for index, outer in uses:
+        if is_value(index):
+            return whole
+        fixed, moving = [], []
+        for term in sympy.Add.make_args(sympy.expand(index)):
+            names = {s for s in term.free_symbols if any(s == lp.var for lp in outer)}
+            (fixed if names <= known else moving).append(term)
+        base = sympy.Add(*fixed)
+        if start is not None and base != start:
+            return whole
+        start = base
+        try:
+            low, high = nest.symbols.bounds(sympy.Add(*moving), {lp.var: lp.extent for lp in outer})
+        except IRError:
+            return whole
+        if low < 0:
+            return whole
+        widest = None if high is None or widest is None else max(widest, high + 1)
+    assert start is not None
+    if widest is None:  # as far as the buffer goes, which the predicates keep to
+        return (start, extent) if start == 0 else whole
+    if extent.is_Integer and int(extent) <= widest:
+        return (start, sympy.Integer(widest)) if start.free_symbols else (start, extent if start == 0 else whole[1])
+    return start, sympy.Integer(widest)

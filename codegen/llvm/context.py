@@ -1,0 +1,101 @@
+"""What the parts of the emitter share while they write one function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import sympy
+
+from ...ir.dtypes import DType
+from ...ir.expr import Expr
+from ...ir.loops import Block, Bound, LoopNest
+from ...ir.target import Target
+from .builder import Builder, Val
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a buffer lies: element (i, j) is at ``pointer + (i - shift[0]) * strides[0] + …``; ``fixed`` if never written."""
+
+    pointer: str
+    dtype: DType
+    shape: tuple[sympy.Expr, ...]
+    strides: tuple[sympy.Expr, ...]
+    shift: tuple[sympy.Expr, ...] = ()
+    fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Which lanes are live. ``count`` is the number of leading live lanes (an i64) where the live lanes are a prefix."""
+
+    live: Val
+    count: str | None = None
+
+
+@dataclass(slots=True)
+class Context:
+    """State of the emitter at one point of the function that it writes.
+
+    ``indices`` maps loop variables and size symbols to int64 scalars, outermost first; ``vector`` is the loop variable that
+    runs over lanes, and how many; ``block_mask`` is what the block's predicate leaves, ``mask`` what branches leave of it; ``axes`` the bindings of the block at hand; ``assumed`` what is known to hold there.
+    """
+
+    nest: LoopNest
+    target: Target
+    b: Builder
+    places: dict[str, Place]
+    indices: dict[sympy.Symbol, Val]
+    extents: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
+    vector: tuple[sympy.Symbol, int] | None = None
+    mask: Mask | None = None
+    block_mask: Mask | None = None
+    axes: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
+    block: Block | None = None
+    assumed: frozenset[Bound] = frozenset()
+    versions: dict[str, int] = field(default_factory=dict)
+    values: dict[int, tuple[Expr, Val]] = field(default_factory=dict)
+    accumulators: dict[tuple[str, int], object] = field(default_factory=dict)
+
+    @property
+    def lanes(self) -> int:
+        return self.vector[1] if self.vector else 0
+
+    def touch(self, names: frozenset[str] | None = None) -> None:
+        """Forget what these buffers (or all that are written) hold: control flow joins here."""
+        for name, place in self.places.items():
+            if not place.fixed and (names is None or name in names):
+                self.versions[name] = self.versions.get(name, 0) + 1
+        self.values = {}
+
+    @contextmanager
+    def inside(self, is_loop: bool = False, written: frozenset[str] | None = None) -> Iterator[None]:
+        """A loop body or branch: what is computed inside is unknown after it. ``written`` are the buffers that it writes."""
+        names = written if written is not None else frozenset(n for n, p in self.places.items() if not p.fixed)
+        self.touch(names)
+        with self.b.frame(is_loop, names):
+            yield
+        self.touch(names)
+
+    @contextmanager
+    def masked(self, condition: Val) -> Iterator[None]:
+        """Lanes (or the whole) where ``condition`` holds as well as the mask around."""
+        old, values = self.mask, self.values
+        self.values = {}
+        live = condition if old is None else conjunction(self.b, old.live, condition)
+        self.mask = Mask(live)
+        try:
+            yield
+        finally:
+            self.mask, self.values = old, values
+
+
+def conjunction(b: Builder, x: Val, y: Val) -> Val:
+    """Both hold; ``true`` literals vanish."""
+    if x.name == "true":
+        return y
+    if y.name == "true":
+        return x
+    return b.binary("and", x, y)

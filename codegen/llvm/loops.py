@@ -1,0 +1,276 @@
+"""Loops and blocks: counting loops, lanes, unrolled copies, and predicates peeled into a last, masked part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import sympy
+
+from ...ir.dtypes import DType
+from ...ir.loops import Block, Bound, Loop, LoopKind, Node, Store, Update, walk_nodes
+from ..kernel import EmitError
+from . import reductions
+from .access import bound_mask, store
+from .builder import Val
+from .context import Context, Mask, conjunction
+from .index import in_loops, scalar_index, split_linear
+from .values import evaluate, index_values
+
+I64, BOOL = DType.INT64, DType.BOOL
+# Called for a parallel loop: writes the team's function and the call of it. None inside one.
+Region = Callable[[Context, Loop], None]
+
+
+@dataclass(slots=True)
+class Nest:
+    """What is known of the whole nest: reductions by block, and what to do at a parallel loop."""
+
+    reductions: dict[str, reductions.Reduced]
+    region: Region | None = None
+
+
+def emit_nodes(ctx: Context, nest: Nest, nodes: tuple[Node, ...]) -> None:
+    """Loops and blocks in order."""
+    for node in nodes:
+        if isinstance(node, Block):
+            _block(ctx, nest, node)
+        else:
+            _loop(ctx, nest, node)
+
+
+def _loop(ctx: Context, nest: Nest, loop: Loop) -> None:
+    if loop.kind.value.startswith(("blockIdx", "threadIdx")):
+        raise EmitError(f"{ctx.nest.name}: loop {loop.var} is bound to {loop.kind.value}, which a CPU does not have")
+    if loop.kind is LoopKind.PARALLEL and nest.region is not None:
+        if _starting(nest, loop) or ctx.accumulators:
+            raise EmitError(
+                f"{ctx.nest.name}: the reduction over or around the parallel loop {loop.var} would race; rfactor it first"
+            )
+        nest.region(ctx, loop)
+        return
+    run_loop(ctx, nest, loop, Val("0", I64), scalar_index(ctx, in_loops(ctx, loop.extent)))
+
+
+def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
+    """One loop over ``low <= var < high`` with the reductions that start at it."""
+    started = []
+    for reduced in _starting(nest, loop):
+        started += reductions.begin(ctx, reduced, loop) or []
+    ctx.extents[loop.var] = loop.extent
+    match loop.kind:
+        case LoopKind.VECTORIZED if ctx.vector is None:
+            _lanes(ctx, nest, loop)
+        case LoopKind.VECTORIZED | LoopKind.UNROLLED:
+            _unrolled(ctx, nest, loop)
+        case _:
+            started = _counted(ctx, nest, loop, low, high, started)
+    del ctx.extents[loop.var]
+    for acc in started:
+        reductions.finish(ctx, acc)
+
+
+def _starting(nest: Nest, loop: Loop) -> list[reductions.Reduced]:
+    names = [n.name for n, _ in walk_nodes(loop.body) if isinstance(n, Block)]
+    found = (nest.reductions[n] for n in names if n in nest.reductions)
+    return [r for r in found if r.outermost is not None and r.outermost.var == loop.var]
+
+
+def _constant_extent(ctx: Context, loop: Loop) -> int:
+    if not loop.extent.is_Integer:
+        raise EmitError(
+            f"{ctx.nest.name}: the {loop.kind.value} loop {loop.var} has the extent {loop.extent}; split it by a constant first"
+        )
+    return int(loop.extent)
+
+
+def _lanes(ctx: Context, nest: Nest, loop: Loop) -> None:
+    extent = _constant_extent(ctx, loop)
+    if extent == 1:
+        _unrolled(ctx, nest, loop)
+        return
+    ctx.vector = (loop.var, extent)
+    ctx.values = {}
+    emit_nodes(ctx, nest, loop.body)
+    ctx.vector = None
+    ctx.values = {}
+
+
+def _unrolled(ctx: Context, nest: Nest, loop: Loop) -> None:
+    for k in range(_constant_extent(ctx, loop)):
+        _at(ctx, nest, loop, Val(str(k), I64))
+
+
+def _at(ctx: Context, nest: Nest, loop: Loop, value: Val) -> None:
+    """The body for one value of the loop variable."""
+    ctx.indices[loop.var] = value
+    ctx.values = {}
+    emit_nodes(ctx, nest, loop.body)
+    ctx.values = {}
+    del ctx.indices[loop.var]
+
+
+# --- counting loops and peeling -----------------------------------------------------------------------------------------
+
+
+def _counted(
+    ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val, started: list[reductions.Accumulator]
+) -> list[reductions.Accumulator]:
+    bounds = _peelable(ctx, loop)
+    if not bounds:
+        _range(ctx, nest, loop, low, high)
+        return started
+    limit = high
+    for bound, worst, step in bounds:
+        limit = _smin(ctx, limit, _full_iterations(ctx, worst, step))
+    assumed = ctx.assumed
+    ctx.assumed = assumed | {b for b, _, _ in bounds}
+    # A chunk may lie wholly past the limit.
+    _range(ctx, nest, loop, low, limit)
+    ctx.assumed = assumed
+    if limit == high:
+        return started
+    names = {b for b, _, _ in bounds}
+    started = [
+        reductions.widen(ctx, acc) if names & set(acc.block.predicate) else acc for acc in started
+    ]
+    _range(ctx, nest, loop, _smax(ctx, low, limit), high)
+    return started
+
+
+def _peelable(ctx: Context, loop: Loop) -> list[tuple[Bound, sympy.Expr, int]]:
+    """Predicates below that hold in all iterations but the last ones: with the slack ``worst - step * var`` left at least."""
+    found: dict[Bound, tuple[sympy.Expr, int]] = {}
+    for node, outer in walk_nodes(loop.body):
+        if not isinstance(node, Block):
+            continue
+        for bound in node.predicate:
+            if bound in ctx.assumed or bound in found:
+                continue
+            slack = _slack(ctx, bound, loop, outer)
+            if slack is not None:
+                found[bound] = slack
+    return [(b, worst, step) for b, (worst, step) in found.items()]
+
+
+def _slack(ctx: Context, bound: Bound, loop: Loop, inner: tuple[Loop, ...]) -> tuple[sympy.Expr, int] | None:
+    difference = sympy.expand(bound.rhs - bound.lhs)
+    parts = split_linear(difference, loop.var)
+    if parts is None or not parts[1].is_Integer or int(parts[1]) >= 0:
+        return None
+    worst, step = parts[0], -int(parts[1])
+    for lp in inner:
+        if lp.var not in worst.free_symbols:
+            continue
+        rest = split_linear(worst, lp.var)
+        # A counting loop inside peels for itself, and leaves less to the masked part.
+        if rest is None or lp.kind not in (LoopKind.VECTORIZED, LoopKind.UNROLLED) or not rest[1].is_Integer:
+            return None
+        worst = rest[0] + (rest[1] * (lp.extent - 1) if int(rest[1]) < 0 else 0)
+    return sympy.expand(worst), step
+
+
+def _full_iterations(ctx: Context, worst: sympy.Expr, step: int) -> Val:
+    """How many iterations have ``worst - step * var > 0``: the quotient rounded up, at least 0."""
+    if worst.is_Integer:
+        return Val(str(max(-(-int(worst) // step), 0)), I64)
+    value = ctx.b.intrinsic("smax", scalar_index(ctx, in_loops(ctx, worst)), Val("0", I64))
+    if step == 1:
+        return value
+    return ctx.b.binary("udiv", ctx.b.binary("add nsw", value, Val(str(step - 1), I64)), Val(str(step), I64))
+
+
+def _smin(ctx: Context, x: Val, y: Val) -> Val:
+    if x.is_literal and y.is_literal:
+        return x if int(x.name) <= int(y.name) else y
+    return ctx.b.intrinsic("smin", x, y)
+
+
+def _smax(ctx: Context, x: Val, y: Val) -> Val:
+    if x.is_literal and y.is_literal:
+        return x if int(x.name) >= int(y.name) else y
+    return y if x.name == "0" else ctx.b.intrinsic("smax", x, y)
+
+
+def _range(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
+    if low.is_literal and high.is_literal:
+        if int(high.name) <= int(low.name):
+            return
+        if int(high.name) == int(low.name) + 1:
+            _at(ctx, nest, loop, low)
+            return
+        with reductions.runtime_loop(ctx, low.name, high.name, _written(loop.body)) as name:
+            _at(ctx, nest, loop, Val(name, I64))
+        return
+    b = ctx.b
+    some = b.binary("icmp slt", low, high, BOOL)
+    with _branch(ctx, some, _written(loop.body)):
+        with reductions.runtime_loop(ctx, low.name, high.name, _written(loop.body)) as name:
+            _at(ctx, nest, loop, Val(name, I64))
+
+
+def _written(nodes: tuple[Node, ...]) -> frozenset[str]:
+    return frozenset(w.buffer for node in nodes for n in _blocks(node) for w in n.writes)
+
+
+def _blocks(node: Node) -> tuple[Block, ...]:
+    if isinstance(node, Block):
+        return (node,)
+    return tuple(n for n, _ in walk_nodes(node.body) if isinstance(n, Block))
+
+
+@contextmanager
+def _branch(ctx: Context, condition: Val, written: frozenset[str]) -> Iterator[None]:
+    """What is done where a scalar condition holds."""
+    b = ctx.b
+    with ctx.inside(written=written):
+        body, done = b.fresh("then"), b.fresh("end")
+        b.line(f"br {condition}, label {body}, label {done}")
+        b.label(body)
+        yield
+        b.branch(done)
+        b.label(done)
+
+
+# --- blocks -------------------------------------------------------------------------------------------------------------
+
+
+def _block(ctx: Context, nest: Nest, block: Block) -> None:
+    ctx.axes = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
+    ctx.block = block
+    ctx.values = {}
+    condition, mask = _predicate(ctx, block)
+    ctx.mask = ctx.block_mask = mask
+    if condition is None or condition.name == "true":
+        _statements(ctx, block)
+    elif condition.name != "false":
+        with _branch(ctx, condition, frozenset(w.buffer for w in block.writes)):
+            _statements(ctx, block)
+    ctx.axes, ctx.block, ctx.mask, ctx.block_mask = {}, None, None, None
+    ctx.values = {}
+
+
+def _predicate(ctx: Context, block: Block) -> tuple[Val | None, Mask | None]:
+    """The predicates that are not known to hold here: what is the same in all lanes, and the lanes' mask."""
+    condition: Val | None = None
+    mask: Mask | None = None
+    for bound in block.predicate:
+        if bound in ctx.assumed:
+            continue
+        part = bound_mask(ctx, bound)
+        if not part.live.lanes:
+            condition = part.live if condition is None else conjunction(ctx.b, condition, part.live)
+        else:
+            mask = part if mask is None else Mask(conjunction(ctx.b, mask.live, part.live))
+    return condition, mask
+
+
+def _statements(ctx: Context, block: Block) -> None:
+    for k, statement in enumerate(block.body):
+        match statement:
+            case Store():
+                value = evaluate(ctx, statement.value)
+                store(ctx, statement.buffer, statement.indices, index_values(ctx, statement.indices), value)
+            case Update():
+                reductions.update(ctx, block, k, statement)

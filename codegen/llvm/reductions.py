@@ -1,0 +1,413 @@
+"""Accumulators of reductions: one for each lane, each interleaved copy and each target inside the loop that reduces.
+
+They are stack slots that LLVM keeps in registers. A component that is the same in all lanes (Welford's count) is one scalar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import sympy
+
+from ...ir.dtypes import DType
+from ...ir.expr import Expr, IndexValue, Load, Var, is_value, walk
+from ...ir.loops import AxisKind, Block, Bound, Loop, LoopKind, Update
+from ..kernel import EmitError
+from .access import bound_mask, store
+from .builder import Val, llvm_type
+from .context import Context, Mask, conjunction
+from .index import scalar_index
+from .values import combine, evaluate, index_values
+
+# Past this many bytes accumulators no longer stay in the first-level cache: the targets themselves are updated.
+_LARGEST = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One component: ``pointer`` to an array of values of ``lanes`` lanes (0: one scalar for all lanes)."""
+
+    pointer: str
+    dtype: DType
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """The state of one ``Update`` while its loops run.
+
+    ``dims`` are the loops inside that select one of the slots' elements: loops over targets, and interleaved reduction loops.
+    ``across`` tells that lanes run along the reduction and are combined at the end.
+    """
+
+    block: Block
+    update: Update
+    slots: tuple[Slot, ...]
+    dims: tuple[Loop, ...]
+    reduced: frozenset[sympy.Symbol]
+    across: Loop | None
+    vector: Loop | None
+
+    @property
+    def lanes(self) -> int:
+        return int(self.vector.extent) if self.vector else 0
+
+    @property
+    def size(self) -> int:
+        total = 1
+        for d in self.dims:
+            total *= int(d.extent)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A reduction block, the loops around it, and the variables of those that carry its reduction axes."""
+
+    block: Block
+    path: tuple[Loop, ...]
+    vars: frozenset[sympy.Symbol]
+
+    @property
+    def outermost(self) -> Loop | None:
+        return next((lp for lp in self.path if lp.var in self.vars), None)
+
+
+def reductions_of(paths: Mapping[str, tuple[Block, tuple[Loop, ...]]]) -> dict[str, Reduced]:
+    """Every block with an ``Update``, by name."""
+    found = {}
+    for name, (block, path) in paths.items():
+        if block.is_reduction:
+            carried: set[sympy.Symbol] = set()
+            for axis, binding in zip(block.axes, block.bindings, strict=True):
+                if axis.kind is AxisKind.REDUCTION:
+                    carried |= binding.free_symbols
+            found[name] = Reduced(block, path, frozenset(lp.var for lp in path if lp.var in carried))
+    return found
+
+
+def spatial_vars(block: Block) -> set[sympy.Symbol]:
+    """The loop variables that the block's targets depend on."""
+    kinds = zip(block.axes, block.bindings, strict=True)
+    return {s for axis, binding in kinds if axis.kind is not AxisKind.REDUCTION for s in binding.free_symbols}
+
+
+def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | None:
+    """Make and clear the accumulators of a block whose reduction starts at ``loop``; None: update the targets in memory."""
+    inside = reduced.path[reduced.path.index(loop) :]
+    spatial = spatial_vars(reduced.block)
+    across = next((lp for lp in inside if lp.kind is LoopKind.VECTORIZED and lp.var in reduced.vars), None)
+    vector = across or next((lp for lp in reduced.path if lp.kind is LoopKind.VECTORIZED), None)
+    dims = []
+    for lp in inside:
+        if lp is vector or (lp.var not in spatial and (lp.var not in reduced.vars or lp.kind is not LoopKind.UNROLLED)):
+            continue
+        if not lp.extent.is_Integer or (lp.var in spatial and lp.var in reduced.vars):
+            return None
+        dims.append(lp)
+    lanes = int(vector.extent) if vector else 0
+    result = []
+    for k, statement in enumerate(reduced.block.body):
+        if isinstance(statement, Update):
+            varies = _varying(ctx, reduced, statement, vector.var if vector else None)
+            acc = Accumulator(reduced.block, statement, (), tuple(dims), reduced.vars, across, vector)
+            if acc.size * max(lanes, 1) * 8 * len(varies) > _LARGEST:
+                return None
+            slots = [
+                _slot(ctx, acc.size, value.dtype, lanes if v else 0)
+                for value, v in zip(statement.values, varies, strict=True)
+            ]
+            acc = replace(acc, slots=tuple(slots))
+            _clear(ctx, acc)
+            ctx.accumulators[reduced.block.name, k] = acc
+            result.append(acc)
+    return result
+
+
+def _slot(ctx: Context, size: int, dtype: DType, lanes: int) -> Slot:
+    return Slot(ctx.b.alloca(f"[{size} x {llvm_type(dtype, lanes)}]"), dtype, lanes)
+
+
+def _varying(ctx: Context, reduced: Reduced, update: Update, var: sympy.Symbol | None) -> list[bool]:
+    """Which components differ from lane to lane: those whose values do, and those that combine makes of them."""
+    if var is None:
+        return [False] * len(update.values)
+    axes = {a.var for a, e in zip(reduced.block.axes, reduced.block.bindings, strict=True) if var in e.free_symbols}
+    varies = [_mentions(v, axes) for v in update.values]
+    if var in reduced.vars and any(_masks_lanes(b, var) for b in reduced.block.predicate if b not in ctx.assumed):
+        return [True] * len(varies)
+    sides = _operands(update)
+    results = update.monoid.combine(*sides)
+    for _ in varies:
+        names = {v.name for side in sides for v, yes in zip(side, varies, strict=True) if yes}
+        used = [any(isinstance(e, Var) and e.name in names for e in walk(r)) for r in results]
+        varies = [x or y for x, y in zip(varies, used, strict=True)]
+    return varies
+
+
+def _masks_lanes(bound: Bound, var: sympy.Symbol) -> bool:
+    return var in bound.lhs.free_symbols or var in bound.rhs.free_symbols
+
+
+def _mentions(expr: Expr, axes: set[sympy.Symbol]) -> bool:
+    for e in walk(expr):
+        if isinstance(e, Load) and any(not is_value(i) and i.free_symbols & axes for i in e.indices):  # type: ignore[union-attr]
+            return True
+        if isinstance(e, IndexValue) and e.index.free_symbols & axes:
+            return True
+    return False
+
+
+def _operands(update: Update) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
+    kinds = [v.dtype for v in update.values]
+    return tuple(Var(f"a{k}", d) for k, d in enumerate(kinds)), tuple(Var(f"b{k}", d) for k, d in enumerate(kinds))
+
+
+def _identity(ctx: Context, update: Update) -> list[Val]:
+    constants = update.monoid.identity(tuple(v.dtype for v in update.values))
+    return [ctx.b.const(c.value, c.dtype) for c in constants]
+
+
+def _clear(ctx: Context, acc: Accumulator) -> None:
+    for slot, neutral in zip(acc.slots, _identity(ctx, acc.update), strict=True):
+        value = ctx.b.splat(neutral, slot.lanes)
+        if acc.size <= 16:
+            for k in range(acc.size):
+                ctx.b.line(f"store {value}, ptr {_element(ctx, slot, str(k))}")
+        else:
+            with runtime_loop(ctx, "0", str(acc.size)) as k_name:
+                ctx.b.line(f"store {value}, ptr {_element(ctx, slot, k_name)}")
+
+
+def _element(ctx: Context, slot: Slot, index: str) -> str:
+    if index == "0":
+        return slot.pointer
+    return ctx.b.op(f"getelementptr inbounds {llvm_type(slot.dtype, slot.lanes)}, ptr {slot.pointer}, i64 {index}")
+
+
+@contextmanager
+def runtime_loop(ctx: Context, low: str, high: str, written: frozenset[str] | None = None) -> Iterator[str]:
+    """A loop over low <= i < high, which is known to run at least once; gives the name of i. It writes ``written``."""
+    b = ctx.b
+    with ctx.inside(is_loop=True, written=written):
+        head, latch, done = b.fresh("head"), b.fresh("latch"), b.fresh("done")
+        before = b.block
+        b.branch(head)
+        b.label(head)
+        name, following = b.fresh("i"), b.fresh("next")
+        b.line(f"{name} = phi i64 [ {low}, %{before} ], [ {following}, {latch} ]")
+        yield name
+        b.branch(latch)
+        b.label(latch)
+        b.line(f"{following} = add nuw nsw i64 {name}, 1")
+        more = b.fresh("more")
+        b.line(f"{more} = icmp slt i64 {following}, {high}")
+        b.line(f"br i1 {more}, label {head}, label {done}")
+        b.label(done)
+
+
+def widen(ctx: Context, acc: Accumulator) -> Accumulator:
+    """The accumulator with every component a lane: what follows masks lanes."""
+    slots = []
+    for slot in acc.slots:
+        if slot.lanes == acc.lanes:
+            slots.append(slot)
+            continue
+        wide = _slot(ctx, acc.size, slot.dtype, acc.lanes)
+        for k in range(acc.size):
+            value = ctx.b.splat(_read(ctx, slot, str(k)), acc.lanes)
+            ctx.b.line(f"store {value}, ptr {_element(ctx, wide, str(k))}")
+        slots.append(wide)
+    new = replace(acc, slots=tuple(slots))
+    for key, value in ctx.accumulators.items():
+        if value is acc:
+            ctx.accumulators[key] = new
+    return new
+
+
+def _read(ctx: Context, slot: Slot, index: str) -> Val:
+    kind = llvm_type(slot.dtype, slot.lanes)
+    return Val(ctx.b.effect(f"load {kind}, ptr {_element(ctx, slot, index)}"), slot.dtype, slot.lanes)
+
+
+def _index(ctx: Context, acc: Accumulator) -> str:
+    position: sympy.Expr = sympy.S.Zero
+    for loop in acc.dims:
+        position = position * loop.extent + loop.var
+    return scalar_index(ctx, sympy.expand(position)).name
+
+
+def update(ctx: Context, block: Block, k: int, statement: Update) -> None:
+    """One step: the accumulator (or the targets in memory) combined with the values at this point."""
+    acc = ctx.accumulators.get((block.name, k))
+    values = [evaluate(ctx, v) for v in statement.values]
+    if not isinstance(acc, Accumulator):
+        _update_memory(ctx, block, statement, values)
+        return
+    index = _index(ctx, acc)
+    old = [_read(ctx, slot, index) for slot in acc.slots]
+    new = combined(ctx, statement, old, values)
+    mask = _reduction_mask(ctx, acc)
+    for slot, before, after in zip(acc.slots, old, new, strict=True):
+        if mask is not None:
+            after = ctx.b.select(mask.live, after, before)
+        if after.lanes > slot.lanes:
+            raise EmitError(f"{block.name}: a lane-dependent value in the scalar accumulator of {statement.monoid.name}")
+        after = ctx.b.splat(after, slot.lanes)
+        ctx.b.line(f"store {after}, ptr {_element(ctx, slot, index)}")
+
+
+def combined(ctx: Context, statement: Update, x: list[Val], y: list[Val]) -> list[Val]:
+    """monoid.combine of two states."""
+    a, b = _operands(statement)
+    env = {v.name: val for v, val in (*zip(a, x, strict=True), *zip(b, y, strict=True))}
+    return [combine(ctx, e, env) for e in statement.monoid.combine(a, b)]
+
+
+def _reduction_mask(ctx: Context, acc: Accumulator) -> Mask | None:
+    """The mask of the predicates along the reduction. Others mask targets, whose dead lanes are never stored."""
+    live: Val | None = None
+    for bound in acc.block.predicate:
+        if bound not in ctx.assumed and (bound.lhs.free_symbols | bound.rhs.free_symbols) & acc.reduced:
+            mask = bound_mask(ctx, bound)
+            live = mask.live if live is None else conjunction(ctx.b, live, mask.live)
+    return None if live is None else Mask(live)
+
+
+def _update_memory(ctx: Context, block: Block, statement: Update, values: list[Val]) -> None:
+    """Targets in memory: begun where all reduction axes are zero."""
+    b = ctx.b
+    across = ctx.vector is not None and ctx.vector[0] not in spatial_vars(block)
+    if across:
+        assert ctx.vector is not None
+        neutral = _identity(ctx, statement)
+        if ctx.block_mask is not None:
+            values = [b.select(ctx.block_mask.live, v, n) for v, n in zip(values, neutral, strict=True)]
+        values = horizontal(ctx, statement, [b.splat(v, ctx.lanes) for v in values])
+        lane_zero = {ctx.vector[0]: sympy.S.Zero}
+    else:
+        lane_zero = {}
+    first = Val("true", DType.BOOL)
+    for axis, binding in zip(block.axes, block.bindings, strict=True):
+        if axis.kind is AxisKind.REDUCTION:
+            here = scalar_index(ctx, sympy.expand(binding.xreplace(lane_zero)))
+            first = conjunction(b, first, b.binary("icmp eq", here, b.const(0, DType.INT64), DType.BOOL))
+    vector, mask, block_mask = ctx.vector, ctx.mask, ctx.block_mask
+    if across:
+        ctx.vector = ctx.mask = ctx.block_mask = None
+    old = []
+    for target, neutral_value in zip(statement.targets, _identity(ctx, statement), strict=True):
+        current = evaluate(ctx, Load(target.buffer, target.indices, neutral_value.dtype))
+        old.append(b.select(first, neutral_value, current) if first.name != "true" else neutral_value)
+    for target, value in zip(statement.targets, combined(ctx, statement, old, values), strict=True):
+        store(ctx, target.buffer, target.indices, index_values(ctx, target.indices), value)
+    ctx.vector, ctx.mask, ctx.block_mask = vector, mask, block_mask
+
+
+# --- the end ------------------------------------------------------------------------------------------------------------
+
+
+def finish(ctx: Context, acc: Accumulator) -> None:
+    """Combine interleaved copies and lanes, and store every target."""
+    ctx.accumulators = {k: v for k, v in ctx.accumulators.items() if v is not acc}
+    old_axes, old_vector, old_block = ctx.axes, ctx.vector, ctx.block
+    old_mask, old_block_mask = ctx.mask, ctx.block_mask
+    ctx.axes = dict(zip((a.var for a in acc.block.axes), acc.block.bindings, strict=True))
+    ctx.block = acc.block
+    if acc.across is not None:
+        ctx.vector = None
+    elif acc.vector is not None:  # lanes over targets
+        ctx.vector = (acc.vector.var, acc.lanes)
+    _finish_dims(ctx, acc, [d for d in acc.dims if d.var not in acc.reduced])
+    ctx.axes, ctx.vector, ctx.block = old_axes, old_vector, old_block
+    ctx.mask, ctx.block_mask = old_mask, old_block_mask
+
+
+def _finish_dims(ctx: Context, acc: Accumulator, dims: list[Loop]) -> None:
+    if not dims:
+        _finish_one(ctx, acc)
+        return
+    loop, *rest = dims
+    if loop.kind is LoopKind.UNROLLED or int(loop.extent) == 1:
+        for k in range(int(loop.extent)):
+            ctx.indices[loop.var] = ctx.b.const(k, DType.INT64)
+            _finish_dims(ctx, acc, rest)
+    else:
+        with runtime_loop(ctx, "0", str(loop.extent)) as name:
+            ctx.indices[loop.var] = Val(name, DType.INT64)
+            _finish_dims(ctx, acc, rest)
+    del ctx.indices[loop.var]
+
+
+def _finish_one(ctx: Context, acc: Accumulator) -> None:
+    states = []
+    interleaved = [d for d in acc.dims if d.var in acc.reduced]
+    for choice in _choices(interleaved):
+        for var, k in choice.items():
+            ctx.indices[var] = ctx.b.const(k, DType.INT64)
+        index = _index(ctx, acc)
+        states.append([_read(ctx, slot, index) for slot in acc.slots])
+        for var in choice:
+            del ctx.indices[var]
+    while len(states) > 1:  # as a tree: shorter chains, smaller errors
+        pairs = [combined(ctx, acc.update, x, y) for x, y in zip(states[::2], states[1::2], strict=False)]
+        states = pairs + ([states[-1]] if len(states) % 2 else [])
+    (state,) = states
+    if acc.across is not None:
+        state = horizontal(ctx, acc.update, [ctx.b.splat(v, acc.lanes) for v in state])
+    live: Mask | None = None
+    for bound in acc.block.predicate:
+        names = bound.lhs.free_symbols | bound.rhs.free_symbols
+        if bound not in ctx.assumed and not names & acc.reduced:
+            mask = bound_mask(ctx, bound)
+            live = mask if live is None else Mask(conjunction(ctx.b, live.live, mask.live))
+    ctx.mask = ctx.block_mask = live
+    ctx.values = {}
+    for target, value in zip(acc.update.targets, state, strict=True):
+        store(ctx, target.buffer, target.indices, index_values(ctx, target.indices), value)
+
+
+def _choices(loops: list[Loop]) -> Iterator[dict[sympy.Symbol, int]]:
+    if not loops:
+        yield {}
+        return
+    first, *rest = loops
+    for k in range(int(first.extent)):
+        for others in _choices(rest):
+            yield {first.var: k, **others}
+
+
+def horizontal(ctx: Context, statement: Update, state: list[Val]) -> list[Val]:
+    """All lanes combined into one, by halves."""
+    lanes = state[0].lanes
+    while lanes > 1:
+        half = lanes // 2
+        low = [_lanes(ctx, v, 0, half) for v in state]
+        high = [_lanes(ctx, v, half, half) for v in state]
+        rest = [_lanes(ctx, v, lanes - 1, 1) for v in state] if lanes % 2 else None
+        state = combined(ctx, statement, low, high)
+        state = [ctx.b.splat(v, half) for v in state]
+        if rest is not None:
+            state = _with_rest(ctx, statement, state, rest, half)
+        lanes = half
+    return [Val(ctx.b.op(f"extractelement {v}, i64 0"), v.dtype, 0) if v.lanes else v for v in state]
+
+
+def _with_rest(ctx: Context, statement: Update, state: list[Val], rest: list[Val], half: int) -> list[Val]:
+    """The odd lane goes into lane 0."""
+    b = ctx.b
+    neutral = _identity(ctx, statement)
+    padded = []
+    for value, empty in zip(rest, neutral, strict=True):
+        one = b.op(f"extractelement {value}, i64 0")
+        fill = b.splat(empty, half)
+        padded.append(Val(b.op(f"insertelement {fill}, {llvm_type(value.dtype, 0)} {one}, i64 0"), value.dtype, half))
+    return [b.splat(v, half) for v in combined(ctx, statement, state, padded)]
+
+
+def _lanes(ctx: Context, v: Val, start: int, count: int) -> Val:
+    picks = ", ".join(f"i32 {k}" for k in range(start, start + count))
+    return Val(ctx.b.op(f"shufflevector {v}, {v.type} poison, <{count} x i32> <{picks}>"), v.dtype, count)
+

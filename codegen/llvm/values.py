@@ -1,0 +1,123 @@
+"""Value expressions as instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...ir.dtypes import DType
+from ...ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, is_value, loads
+from ..kernel import EmitError
+from .access import load
+from .builder import Val
+from .context import Context
+from .functions import apply
+from .index import in_loops, lane_index
+from .types import cast
+
+I64, I32 = DType.INT64, DType.INT32
+
+
+def evaluate(ctx: Context, expr: Expr) -> Val:
+    """The value of an expression at this point; the same object is evaluated once."""
+    known = ctx.values.get(id(expr))
+    if known is not None:
+        return known[1]
+    value = _evaluate(ctx, expr)
+    # The expression is kept with its value: an id is only unique among living objects.
+    ctx.values[id(expr)] = (expr, value)
+    return value
+
+
+def _evaluate(ctx: Context, expr: Expr) -> Val:
+    b = ctx.b
+    match expr:
+        case Load():
+            indices = index_values(ctx, expr.indices)
+            return load(ctx, expr.buffer, expr.indices, indices)
+        case Const():
+            return b.const(expr.value, expr.dtype)
+        case IndexValue():
+            return _index_value(ctx, expr)
+        case Cast():
+            return cast(b, evaluate(ctx, expr.value), expr.dtype)
+        case Call():
+            return apply(b, expr.fn, tuple(evaluate(ctx, a) for a in expr.args), expr.dtype)
+        case Select():
+            return _select(ctx, expr)
+        case Var():
+            raise EmitError(f"{ctx.nest.name}: the variable {expr.name} is bound nowhere")
+    raise EmitError(f"{ctx.nest.name}: no code for {type(expr).__name__}")
+
+
+def index_values(ctx: Context, indices: tuple[object, ...]) -> list[Val | None]:
+    """The values of the indices that are computed from data; None for the others."""
+    return [evaluate(ctx, i) if is_value(i) else None for i in indices]  # type: ignore[arg-type]
+
+
+def _index_value(ctx: Context, expr: IndexValue) -> Val:
+    index = in_loops(ctx, expr.index)
+    if expr.dtype is I32:
+        return lane_index(ctx, index, I32)
+    return cast(ctx.b, lane_index(ctx, index), expr.dtype)
+
+
+def _select(ctx: Context, expr: Select) -> Val:
+    condition = evaluate(ctx, expr.condition)
+    if condition.name == "true":
+        return evaluate(ctx, expr.if_true)
+    if condition.name == "false":
+        return evaluate(ctx, expr.if_false)
+    chosen = _branch(ctx, expr.if_true, condition)
+    if any(True for _ in loads(expr.if_false)):
+        other = _branch(ctx, expr.if_false, apply(ctx.b, "logical_not", (condition,), DType.BOOL))
+    else:
+        other = evaluate(ctx, expr.if_false)
+    return ctx.b.select(condition, chosen, other)
+
+
+def _branch(ctx: Context, expr: Expr, condition: Val) -> Val:
+    """A branch's value: its loads see only the lanes that take it."""
+    if not any(True for _ in loads(expr)):
+        return evaluate(ctx, expr)
+    with ctx.masked(condition):
+        return evaluate(ctx, expr)
+
+
+def combine(ctx: Context, expr: Expr, env: Mapping[str, Val]) -> Val:
+    """An expression over named values alone (a monoid's ``combine``), with what is neutral left out.
+
+    ``x + 0`` and ``x * 1`` are x here: lifted states are full of such constants. The sign of a zero may differ.
+    """
+    match expr:
+        case Var():
+            return env[expr.name]
+        case Const():
+            return ctx.b.const(expr.value, expr.dtype)
+        case Cast():
+            return cast(ctx.b, combine(ctx, expr.value, env), expr.dtype)
+        case Select():
+            condition = combine(ctx, expr.condition, env)
+            if condition.name in ("true", "false"):
+                return combine(ctx, expr.if_true if condition.name == "true" else expr.if_false, env)
+            return ctx.b.select(condition, combine(ctx, expr.if_true, env), combine(ctx, expr.if_false, env))
+        case Call():
+            args = tuple(combine(ctx, a, env) for a in expr.args)
+            return _folded(ctx, expr, args)
+    raise EmitError(f"{ctx.nest.name}: a monoid's combine holds a {type(expr).__name__}")
+
+
+def _folded(ctx: Context, expr: Call, args: tuple[Val, ...]) -> Val:
+    if len(args) == 2:
+        x, y = args
+        zero, one = ctx.b.const(0, x.dtype).name, ctx.b.const(1, x.dtype).name
+        if expr.fn == "add" and zero in (x.name, y.name):
+            return y if x.name == zero else x
+        if expr.fn == "sub" and y.name == zero:
+            return x
+        if expr.fn == "mul" and one in (x.name, y.name):
+            return y if x.name == one else x
+        if expr.fn == "eq" and x.is_literal and x == y and "7FF" not in x.name:
+            return ctx.b.const(True, DType.BOOL)
+    return apply(ctx.b, expr.fn, args, expr.dtype)
+
+

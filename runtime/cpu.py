@@ -1,0 +1,298 @@
+"""LLVM IR to machine code in this process: compile to an object, load it, call it.
+
+Nothing here needs a C compiler or a file. An object is bytes that any process with the same processor may load; symbols are
+found in the libraries that torch itself has loaded, so that there is one OpenMP runtime and one set of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+import torch
+
+from ..codegen.kernel import KernelSource
+from ..ir.errors import MlcError
+from ..ir.target import Target
+
+_LOG = logging.getLogger(__name__)
+# Called with one integer for each pointer and size.
+NativeCall = Callable[..., None]
+
+
+class CpuCompileError(MlcError):
+    """LLVM refused a kernel, or a symbol that it calls is nowhere."""
+
+
+def object_fingerprint(target: Target) -> str:
+    """What an object depends on besides its source: processor, features and the version of LLVM."""
+    version = ".".join(map(str, llvm.llvm_version_info))
+    return f"{target.arch};{target.features};llvm {version};llvmlite {llvmlite.__version__};pipeline {_PIPELINE}"
+
+
+# Changes when the passes below do.
+_PIPELINE = 1
+
+
+@lru_cache(maxsize=8)
+def _machine(arch: str, features: str) -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    return target.create_target_machine(cpu=arch, features=features, opt=2, reloc="pic", codemodel="small")
+
+
+# LLVM's global context is not for two threads at once.
+_COMPILE_LOCK = threading.Lock()
+
+
+def compile_object(texts: Sequence[str], target: Target) -> bytes:
+    """One relocatable object of modules of LLVM IR. Raises CpuCompileError with LLVM's own words."""
+    with _COMPILE_LOCK:
+        machine = _machine(target.arch, target.features)
+        try:
+            module = llvm.parse_assembly(texts[0])
+            for text in texts[1:]:
+                module.link_in(llvm.parse_assembly(text))
+        except RuntimeError as error:
+            raise CpuCompileError(f"LLVM cannot parse a kernel: {error}") from error
+        module.triple = machine.triple
+        module.data_layout = str(machine.target_data)
+        _optimise(module, machine)
+        data: bytes = machine.emit_object(module)
+        return data
+
+
+def _optimise(module: Any, machine: Any) -> None:
+    """Slots to registers and a cleaning: the emitter itself shares subexpressions and hoists invariants."""
+    options = llvm.create_pipeline_tuning_options(speed_level=1)
+    builder = llvm.create_pass_builder(machine, options)
+    passes = llvm.create_new_function_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    for function in module.functions:
+        if not function.is_declaration:
+            passes.run(function, builder)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedObject:
+    """Code in memory; it stays as long as this object lives."""
+
+    addresses: dict[str, int]
+    tracker: Any = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKernel:
+    """A kernel that is ready to run: ``kernel(pointer, …, size, …)``, with the GIL released while it runs.
+
+    ``address`` is its native entry, ``void (int64_t *arguments)``.
+    """
+
+    name: str
+    address: int
+    call: NativeCall = field(repr=False)
+    owner: LoadedObject = field(repr=False)
+
+    def __call__(self, *arguments: int) -> None:
+        self.call(*arguments)
+
+
+_COUNTER = itertools.count()
+_LOAD_LOCK = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def _jit() -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.create_lljit_compiler()
+
+
+def load_object(data: bytes, names: Iterable[str]) -> LoadedObject:
+    """Load an object and find the functions ``names`` in it.
+
+    Raises: CpuCompileError where it calls something that no library of this process has.
+    """
+    wanted = list(names)
+    library = llvm.JITLibraryBuilder().add_object_img(data).add_current_process()
+    for symbol in sorted({m.decode() for m in _OUTSIDE.findall(data)}):
+        library.import_symbol(symbol, symbol_address(symbol))
+    return _link(library, wanted)
+
+
+def _link(library: Any, wanted: Sequence[str]) -> LoadedObject:
+    for name in wanted:
+        library.export_symbol(name)
+    with _LOAD_LOCK:
+        try:
+            tracker = library.link(_jit(), f"mlc{next(_COUNTER)}")
+        except RuntimeError as error:
+            raise CpuCompileError(f"cannot load the kernels {', '.join(wanted)}: {error}") from error
+    return LoadedObject({name: tracker[name] for name in wanted}, tracker)
+
+
+def compile_kernels(sources: Sequence[KernelSource], target: Target) -> bytes:
+    """One object with all the kernels; their names must differ."""
+    return compile_object([s.text for s in sources], target)
+
+
+def load_kernels(data: bytes, names: Sequence[str]) -> dict[str, CpuKernel]:
+    """The kernels of an object, ready to call."""
+    loaded = load_object(data, names)
+    return {n: CpuKernel(n, a, native_call(a), loaded) for n, a in loaded.addresses.items()}
+
+
+def load_kernel(source: KernelSource, target: Target) -> CpuKernel:
+    """Compile and load one kernel."""
+    return load_kernels(compile_kernels([source], target), [source.name])[source.name]
+
+
+# --- symbols ------------------------------------------------------------------------------------------------------------
+
+# What the code calls that lies in torch's libraries; the C library's functions are found by the loader itself.
+_OUTSIDE = re.compile(rb"(?<=\x00)_?((?:Sleef_|GOMP_|omp_)[A-Za-z0-9_]+)(?=\x00)")
+
+
+@lru_cache(maxsize=1)
+def _libraries() -> tuple[ctypes.CDLL, ...]:
+    """torch's libraries, found again by the names under which they are loaded."""
+    folder = Path(torch.__file__).parent / "lib"
+    patterns = ("libtorch_cpu.*", "libgomp*", "libomp*", "libiomp5*")
+    names = [str(path) for pattern in patterns for path in sorted(folder.glob(pattern))]
+    found = []
+    for name in names:
+        try:
+            found.append(ctypes.CDLL(name, mode=getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_LAZY", 0)))
+        except OSError:
+            continue  # not one that torch has loaded
+    return tuple(found)
+
+
+@lru_cache(maxsize=None)
+def symbol_address(name: str) -> int:
+    """Where a function of torch's libraries is; ``GOMP_parallel`` has a stand-in that runs a team of one.
+
+    Raises: CpuCompileError where no library has it.
+    """
+    for library in (*_libraries(), ctypes.CDLL(None)):
+        try:
+            return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+        except AttributeError:
+            continue
+    if name in _TEAM_OF_ONE:
+        _LOG.warning("torch's OpenMP runtime has no %s: kernels run on one thread", name)
+        return _stand_ins().addresses[name]
+    raise CpuCompileError(f"no library of this process has {name}; torch {torch.__version__} was expected to")
+
+
+_TEAM_OF_ONE = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+_SERIAL = """
+define void @GOMP_parallel(ptr %f, ptr %data, i32 %threads, i32 %flags) {
+  call void %f(ptr %data)
+  ret void
+}
+define i32 @omp_get_thread_num() {
+  ret i32 0
+}
+define i32 @omp_get_num_threads() {
+  ret i32 1
+}
+"""
+
+
+@lru_cache(maxsize=1)
+def _stand_ins() -> LoadedObject:
+    return _link(llvm.JITLibraryBuilder().add_ir(_SERIAL), _TEAM_OF_ONE)
+
+
+# --- calls from Python --------------------------------------------------------------------------------------------------
+
+# A C function for Python (METH_FASTCALL): its "self" is the address of a kernel, its arguments go into one array of int64.
+_TRAMPOLINE = """
+declare ptr @PyLong_AsVoidPtr(ptr)
+declare i64 @PyLong_AsUnsignedLongLongMask(ptr)
+declare ptr @PyErr_Occurred()
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+declare void @Py_IncRef(ptr)
+@_Py_NoneStruct = external global i8
+
+define ptr @mlc_call(ptr %self, ptr %arguments, i64 %count) {
+entry:
+  %kernel = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %array = alloca i64, i64 %count, align 16
+  %none = icmp eq i64 %count, 0
+  br i1 %none, label %ready, label %convert
+convert:
+  %k = phi i64 [ 0, %entry ], [ %next, %convert ]
+  %from = getelementptr inbounds ptr, ptr %arguments, i64 %k
+  %object = load ptr, ptr %from
+  %value = call i64 @PyLong_AsUnsignedLongLongMask(ptr %object)
+  %to = getelementptr inbounds i64, ptr %array, i64 %k
+  store i64 %value, ptr %to
+  %next = add nuw i64 %k, 1
+  %more = icmp ult i64 %next, %count
+  br i1 %more, label %convert, label %ready
+ready:
+  %error = call ptr @PyErr_Occurred()
+  %failed = icmp ne ptr %error, null
+  br i1 %failed, label %fail, label %run
+run:
+  %thread = call ptr @PyEval_SaveThread()
+  call void %kernel(ptr %array)
+  call void @PyEval_RestoreThread(ptr %thread)
+  call void @Py_IncRef(ptr @_Py_NoneStruct)
+  ret ptr @_Py_NoneStruct
+fail:
+  ret ptr null
+}
+"""
+_PYTHON_SYMBOLS = (
+    "PyLong_AsVoidPtr", "PyLong_AsUnsignedLongLongMask", "PyErr_Occurred", "PyEval_SaveThread", "PyEval_RestoreThread",
+    "Py_IncRef", "_Py_NoneStruct",
+)  # fmt: skip
+_METH_FASTCALL = 0x0080
+
+
+class _MethodDef(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("method", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+@lru_cache(maxsize=1)
+def _trampoline() -> tuple[_MethodDef, LoadedObject]:
+    library = llvm.JITLibraryBuilder().add_ir(_TRAMPOLINE)
+    for name in _PYTHON_SYMBOLS:
+        library.import_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0)
+    loaded = _link(library, ["mlc_call"])
+    return _MethodDef(b"mlc_kernel", loaded.addresses["mlc_call"], _METH_FASTCALL, None), loaded
+
+
+def native_call(address: int) -> NativeCall:
+    """A Python function of integers that calls ``void (int64_t *arguments)`` with the GIL released.
+
+    It is a C function made here, an order of magnitude cheaper to call than one of ctypes.
+    """
+    definition, _ = _trampoline()
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    function: NativeCall = make(ctypes.addressof(definition), address, None)
+    return function

@@ -1,0 +1,86 @@
+"""The machines that kernels are compiled for: this one's processor, and GPUs by device or by name."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import torch
+
+from ..ir.target import Target, TargetError, gpu_target
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+@lru_cache(maxsize=1)
+def _host() -> tuple[str, str]:
+    llvm.initialize_native_target()
+    # Sorted, for the text is part of cache keys.
+    return llvm.get_host_cpu_name(), ",".join(sorted(llvm.get_host_cpu_features().flatten().split(",")))
+
+
+def cpu_target(cores: int | None = None) -> Target:
+    """The processor of this machine, with as many cores as torch uses threads, or ``cores``."""
+    name, features = _host()
+    flags = set(features.split(","))
+    width = 64 if "+avx512f" in flags else 32 if "+avx2" in flags or "+avx" in flags else 16
+    return Target(
+        "cpu",
+        name,
+        cores if cores is not None else torch.get_num_threads(),
+        vector_bytes=width,
+        l1_bytes=_cache_bytes(1, 32 << 10),
+        l2_bytes=_cache_bytes(2, 1 << 20),
+        warp=1,
+        max_threads=1,
+        features=features,
+    )
+
+
+@lru_cache(maxsize=4)
+def _cache_bytes(level: int, otherwise: int) -> int:
+    """Size of the data cache of that level, where the system tells."""
+    for index in sorted(_CACHES.glob("index*")):
+        try:
+            if (index / "level").read_text().strip() == str(level) and "Instr" not in (index / "type").read_text():
+                text = (index / "size").read_text().strip()
+                return int(text[:-1]) << {"K": 10, "M": 20}[text[-1]]
+        except (OSError, KeyError, ValueError):
+            continue
+    name = f"SC_LEVEL{level}_DCACHE_SIZE" if level == 1 else f"SC_LEVEL{level}_CACHE_SIZE"
+    known = os.sysconf(name) if name in getattr(os, "sysconf_names", {}) else 0
+    return known if known > 0 else otherwise
+
+
+def target_for(device: str, override: str | None = None, cores: int | None = None) -> Target:
+    """The target of tensors on ``device`` ("cpu", "cuda:0"), or the one that ``override`` names ("cuda:sm_90").
+
+    Raises: TargetError where the device is of a kind with no code, or there is no GPU to ask and no override.
+    """
+    if override is not None and override != "cpu" and not device.startswith("cpu"):
+        return gpu_target(override)
+    if device.startswith("cpu"):
+        return cpu_target(cores)
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        raise TargetError(f"no kernels for device {device!r}; they are generated for cpu and cuda tensors")
+    if not torch.cuda.is_available():
+        raise TargetError(
+            f"tensors on {device} but no GPU here: say which one to compile for, MLC_TARGET=cuda:sm_90 or hip:gfx942"
+        )
+    properties = torch.cuda.get_device_properties(int(number or 0))
+    hip = torch.version.hip is not None
+    arch = properties.gcnArchName.partition(":")[0] if hip else f"sm_{properties.major}{properties.minor}"
+    shared = int(getattr(properties, "shared_memory_per_block_optin", 48 << 10))
+    return Target(
+        "hip" if hip else "cuda",
+        arch,
+        properties.multi_processor_count,
+        l1_bytes=shared,
+        l2_bytes=int(properties.L2_cache_size),
+        warp=int(properties.warp_size),
+        shared_bytes=shared,
+        registers=int(getattr(properties, "regs_per_multiprocessor", 65536)),
+    )
