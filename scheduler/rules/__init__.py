@@ -1,0 +1,36 @@
+"""The rules of all targets, best first, and what a nest gets by default."""
+
+from ...ir.loops import LoopNest
+from ...ir.target import Target
+from ..error import ScheduleError
+from ..schedule import Schedule
+from .plain import CPU_PLAIN
+from .registry import DesignSpace, Rule, matching
+
+RULES: tuple[Rule, ...] = (CPU_PLAIN,)
+
+
+def default_schedule(nest: LoopNest, target: Target) -> Schedule:
+    """The schedule that the first matching rule gives with its default parameters.
+
+    A rule that turns out not to apply gives way to the next. Raises ScheduleError where all of them do.
+    """
+    refused: list[str] = []
+    space = design_space(nest, target)
+    for rule in space.rules:
+        schedule = Schedule(nest, rule.name)
+        try:
+            rule.apply(schedule, target, {k: v[0] for k, v in rule.parameters(nest, target).items()})
+        except ScheduleError as error:
+            refused.append(f"{rule.name}: {error.reason}")
+            continue
+        return schedule
+    raise ScheduleError("default_schedule", "; ".join(refused), nest)
+
+
+def design_space(nest: LoopNest, target: Target) -> DesignSpace:
+    """Every schedule that the rules offer for a nest. Raises ScheduleError where no rule matches."""
+    return DesignSpace(nest, target, matching(RULES, nest, target))
+
+
+__all__ = ["RULES", "DesignSpace", "Rule", "default_schedule", "design_space"]

@@ -1,0 +1,169 @@
+"""What rules need to know of a nest: its rows and inner dimensions, and how each access moves along them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+
+from ...ir.expr import IndexValue, Load, flops, is_value, loads, walk
+from ...ir.loops import AxisKind, Block, Buffer, LoopNest, Scope, Store, blocks
+from ..primitives.tree import linear_part
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """One access: the buffer, whether it is written, and its step in elements along each dimension (None:
+    irregular)."""
+
+    buffer: Buffer
+    block: str
+    is_write: bool
+    steps: tuple[tuple[sympy.Symbol, sympy.Expr | None], ...]
+    is_gather: bool
+
+    def step(self, var: sympy.Symbol) -> sympy.Expr | None:
+        """Elements between neighbours along a dimension; zero where the access does not move."""
+        return dict(self.steps).get(var, sympy.S.Zero)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A nest as lowering left it.
+
+    ``rows`` and ``inner`` are (axis variable, extent), outermost first; ``numel`` and the rest are typical values
+    where sizes are symbolic. ``reads`` and ``writes`` cover parameters alone.
+    """
+
+    nest: LoopNest
+    rows: tuple[tuple[sympy.Symbol, sympy.Expr], ...]
+    inner: tuple[tuple[sympy.Symbol, sympy.Expr], ...]
+    blocks: tuple[Block, ...]
+    accesses: tuple[Reach, ...]
+    row_count: int
+    inner_count: int
+
+    @property
+    def reductions(self) -> tuple[Block, ...]:
+        return tuple(b for b in self.blocks if b.is_reduction)
+
+    @property
+    def has_reduction(self) -> bool:
+        return any(b.is_reduction for b in self.blocks)
+
+    @property
+    def numel(self) -> int:
+        return self.row_count * self.inner_count
+
+    def contiguous(self, var: sympy.Symbol) -> int:
+        """Bytes an element of the accesses that move by one along a dimension, a measure of how well it vectorises."""
+        return sum(a.buffer.dtype.itemsize for a in self.accesses if a.step(var) == 1)
+
+    def strided(self, var: sympy.Symbol) -> int:
+        """The same for accesses that jump along it."""
+        return sum(a.buffer.dtype.itemsize for a in self.accesses if a.step(var) not in (0, 1))
+
+    @property
+    def best_vector(self) -> sympy.Symbol | None:
+        """The dimension along which most bytes are contiguous; writes count double, later dimensions win ties."""
+        best: tuple[int, int] = (0, -1)
+        chosen = None
+        for k, (var, extent) in enumerate((*self.rows, *self.inner)):
+            if extent == 1:
+                continue
+            score = sum((2 if a.is_write else 1) * a.buffer.dtype.itemsize for a in self.accesses if a.step(var) == 1)
+            if (score, k) > best and score:
+                best, chosen = (score, k), var
+        return chosen
+
+    @property
+    def is_row_reduction(self) -> bool:
+        """Reductions whose elements lie together."""
+        return self.has_reduction and self.best_vector in {v for v, _ in self.inner}
+
+    @property
+    def is_column_reduction(self) -> bool:
+        """Reductions across rows that lie together."""
+        return self.has_reduction and self.best_vector in {v for v, _ in self.rows}
+
+    @property
+    def needs_transpose(self) -> bool:
+        """Point-wise accesses that are contiguous along different dimensions."""
+        if self.has_reduction:
+            return False
+        unit = {v for v, e in self.rows if e != 1 and self.contiguous(v)}
+        return len(unit) > 1
+
+    @property
+    def is_split(self) -> bool:
+        """Too few rows to occupy a machine, over many elements."""
+        return self.has_reduction and self.row_count < 64 and self.inner_count >= 8192
+
+
+def analyse(nest: LoopNest) -> Shape:
+    """Look at a nest that has not been scheduled yet."""
+    found = [b for b, _ in blocks(nest)]
+    widest = max(found, key=lambda b: len(b.axes), default=None)
+    inner_vars = {a.var for b in found for a in b.axes if a.kind is AxisKind.REDUCTION}
+    if widest is not None:
+        inner_vars |= {a.var for b in found for a in b.axes if a.var.name.startswith("r")}
+    axes = {a.var: a.extent for b in sorted(found, key=lambda b: -len(b.axes)) for a in b.axes}
+    rows = tuple((v, e) for v, e in axes.items() if v not in inner_vars)
+    inner = tuple((v, e) for v, e in axes.items() if v in inner_vars)
+    accesses = tuple(r for b in found for r in _reaches(nest, b))
+    hint = nest.symbols.hint
+    return Shape(
+        nest, rows, inner, tuple(found), accesses,
+        hint(sympy.Mul(*(e for _, e in rows))), hint(sympy.Mul(*(e for _, e in inner))),
+    )  # fmt: skip
+
+
+def _reaches(nest: LoopNest, block: Block) -> list[Reach]:
+    buffers = nest.buffers
+    result = []
+    for is_write, sites in ((False, block.reads), (True, block.writes)):
+        for site in sites:
+            buffer = buffers[site.buffer]
+            if buffer.scope is Scope.GLOBAL:
+                result.append(_reach(buffer, block, site.indices, is_write))
+    return result
+
+
+def _reach(buffer: Buffer, block: Block, indices: tuple[object, ...], is_write: bool) -> Reach:
+    plain = [i for i in indices if not is_value(i)]  # type: ignore[arg-type]
+    strides = [s for i, s in zip(indices, buffer.strides, strict=True) if not is_value(i)]  # type: ignore[arg-type]
+    offset = sympy.expand(sympy.Add(*(i * s for i, s in zip(plain, strides, strict=True))))  # type: ignore[operator]
+    gathered = {
+        s
+        for i in indices
+        if is_value(i)  # type: ignore[arg-type]
+        for e in walk(i)  # type: ignore[arg-type]
+        for s in _symbols_of(e)
+    }
+    steps: list[tuple[sympy.Symbol, sympy.Expr | None]] = []
+    for a in block.axes:
+        if a.var in gathered:
+            steps.append((a.var, None))
+            continue
+        part = linear_part(offset, a.var)
+        steps.append((a.var, None if part is None else part[0]))
+    return Reach(buffer, block.name, is_write, tuple(steps), bool(len(plain) != len(indices)))
+
+
+def _symbols_of(e: object) -> set[sympy.Symbol]:
+    match e:
+        case Load():
+            return {s for i in e.indices if not is_value(i) for s in i.free_symbols}  # type: ignore[union-attr]
+        case IndexValue():
+            return set(e.index.free_symbols)
+    return set()
+
+
+def work_per_element(nest: LoopNest) -> int:
+    """Estimated operations an element over all blocks: for deciding whether a team of threads is worth its start."""
+    total = 0
+    for b, _ in blocks(nest):
+        for s in b.body:
+            values = (s.value,) if isinstance(s, Store) else s.values
+            total += sum(flops(v) + sum(1 for _ in loads(v)) for v in values) + 1
+    return total

@@ -1,0 +1,81 @@
+"""Rules: how a kind of nest is scheduled on a kind of target, and what may be varied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TypeAlias
+
+from ...ir.loops import LoopNest
+from ...ir.target import Target
+from ..error import ScheduleError
+from ..schedule import Schedule
+
+Value: TypeAlias = bool | int | str
+Params: TypeAlias = Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One way to schedule nests of one kind.
+
+    ``kinds`` are target kinds ("cpu", "cuda", "hip"). ``parameters`` gives, for a nest that matches, the values worth
+    trying of each tunable; the first of each is the default, which must be good with no tuning. ``apply`` rewrites
+    the schedule.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    matches: Callable[[LoopNest, Target], bool]
+    parameters: Callable[[LoopNest, Target], Mapping[str, tuple[Value, ...]]]
+    apply: Callable[[Schedule, Target, Params], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One point of a design space: the rule, its parameters, and the schedule that they make."""
+
+    rule: str
+    params: tuple[tuple[str, Value], ...]
+    schedule: Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class DesignSpace:
+    """Every schedule that the rules offer for a nest. Points that turn out illegal are left out."""
+
+    nest: LoopNest
+    target: Target
+    rules: tuple[Rule, ...]
+
+    def candidates(self) -> Iterator[Candidate]:
+        """The default first, then the neighbours of the default (one parameter changed), then all the rest."""
+        for rule in self.rules:
+            values = rule.parameters(self.nest, self.target)
+            default = {k: v[0] for k, v in values.items()}
+            points = sorted(
+                (dict(zip(values, point, strict=True)) for point in product(*values.values())),
+                key=lambda p: sum(p[k] != default[k] for k in default),
+            )
+            for params in points:
+                candidate = self.candidate(rule, params)
+                if candidate is not None:
+                    yield candidate
+
+    def candidate(self, rule: Rule, params: Params) -> Candidate | None:
+        """The schedule of one point, or None where a primitive refuses it."""
+        schedule = Schedule(self.nest, rule.name)
+        try:
+            rule.apply(schedule, self.target, params)
+        except ScheduleError:
+            return None
+        return Candidate(rule.name, tuple(params.items()), schedule)
+
+
+def matching(rules: Sequence[Rule], nest: LoopNest, target: Target) -> tuple[Rule, ...]:
+    """The rules for a nest, best first. Raises ScheduleError where none fits."""
+    found = tuple(r for r in rules if target.kind in r.kinds and r.matches(nest, target))
+    if not found:
+        raise ScheduleError("default_schedule", f"no rule for {nest.name} on {target}", nest)
+    return found
