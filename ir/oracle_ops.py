@@ -162,6 +162,25 @@ def _int_pow(a: int, b: int) -> int:
     return pow(a, b, 1 << 64)
 
 
+def _power(dtype: DType) -> Function:
+    if dtype.is_int:
+        return lambda a, b: wrap(_int_pow(int(a), int(b)), dtype)
+    return (
+        np.power if dtype.is_complex else _binary_double(lambda a, b: np.float64(_float_pow(float(a), float(b))))(dtype)
+    )
+
+
+def _float_pow(a: float, b: float) -> float:
+    """C's pow. NumPy's takes the square root for an exponent of a half, which differs at minus infinity."""
+    sign = a if b % 2 == 1 else 1.0
+    try:
+        return math.pow(a, b)
+    except OverflowError:
+        return math.copysign(math.inf, sign)
+    except ValueError:  # a negative base of a fractional exponent, or zero of a negative one
+        return math.nan if a != 0 else math.copysign(math.inf, sign)
+
+
 def _fma(dtype: DType) -> Function:
     if dtype is DType.FLOAT64:
         return lambda a, b, c: _exact_fma(a, b, c)
@@ -242,9 +261,7 @@ _MAKERS: dict[str, Maker] = {
     "remainder": _by_kind(_remainder, lambda a, b: a % b if b else 0),
     "truncdiv": _by_kind(lambda a, b: np.trunc(a / b), _int_truncdiv),
     "fmod": _by_kind(np.fmod, lambda a, b: a - b * _int_truncdiv(a, b)),
-    "pow": lambda dtype: (
-        _binary_double(np.power)(dtype) if not dtype.is_int else lambda a, b: wrap(_int_pow(int(a), int(b)), dtype)
-    ),
+    "pow": _power,
     "atan2": _binary_double(np.arctan2),
     "hypot": _binary_double(np.hypot),
     "nextafter": _same(np.nextafter),

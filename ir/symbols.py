@@ -104,7 +104,7 @@ def divisor(expr: sympy.Expr, known: Mapping[sympy.Symbol, int]) -> int:
 
 
 def interval(expr: sympy.Expr, env: Mapping[sympy.Symbol, Interval]) -> Interval:
-    """Inclusive bounds by interval arithmetic; symbols that ``env`` lacks are non-negative. Raises IRError elsewhere."""
+    """Inclusive bounds by interval arithmetic; symbols that ``env`` lacks are not negative. Raises IRError."""
     if expr.is_Integer:
         return (int(expr), int(expr))
     if expr.is_Symbol:

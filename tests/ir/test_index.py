@@ -8,6 +8,7 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing, PythonMod
+
 from torch_mlc.ir.expr import symbol
 from torch_mlc.ir.index import simplify
 from torch_mlc.ir.oracle_text import index_text

@@ -1,0 +1,141 @@
+"""The oracle's scalar functions are torch's."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from torch_mlc.ir.dtypes import DType
+from torch_mlc.ir.ops import OPS
+from torch_mlc.ir.oracle_ops import FUNCTIONS, converter, function, philox, scalar
+
+FLOATS = [
+    0.0,
+    -0.0,
+    0.5,
+    -0.5,
+    1.0,
+    -1.0,
+    1.5,
+    2.5,
+    -2.5,
+    3.7,
+    -3.7,
+    88.0,
+    -100.0,
+    1e-30,
+    math.inf,
+    -math.inf,
+    math.nan,
+]
+INTEGERS = [0, 1, -1, 2, -2, 7, -7, 63, 100, -100]
+TORCH = {
+    "floordiv": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "bit_and": torch.bitwise_and, "bit_or": torch.bitwise_or, "bit_xor": torch.bitwise_xor, "bit_not": torch.bitwise_not,
+    "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift,
+}  # fmt: skip
+RANDOM = ("rand", "randn", "randbits")
+OF_INTEGERS = (
+    "add sub mul maximum minimum floordiv remainder truncdiv fmod pow neg abs sign eq ne lt le gt ge bit_and bit_or bit_xor "
+    "bit_not shl shr logical_and logical_or logical_xor logical_not"
+)
+
+
+def test_every_function_of_the_table_has_a_meaning() -> None:
+    assert set(OPS) == FUNCTIONS
+
+
+def reference(fn: str):
+    return TORCH.get(fn) or getattr(torch, fn)
+
+
+def compare(fn: str, dtype: DType, points: list[tuple[float, ...]], rtol: float) -> None:
+    mine = function(fn, dtype, dtype)
+    tensors = [torch.tensor(column, dtype=dtype.torch) for column in zip(*points)]
+    wanted = reference(fn)(*tensors)
+    with np.errstate(all="ignore"):
+        got = [mine(*(scalar(x, dtype) for x in p)) for p in points]
+    for p, g, w in zip(points, got, wanted.tolist()):
+        np.testing.assert_allclose(float(g), w, rtol=rtol, atol=rtol * 1e-3, err_msg=f"{fn}{p}")
+        if (
+            w == 0
+            and dtype.is_float
+            and fn not in ("pow", "remainder", "digamma", "fmod", "maximum", "minimum", "fmax", "fmin")
+        ):
+            assert np.signbit(float(g)) == (math.copysign(1, w) < 0), f"the sign of {fn}{p}"
+
+
+FLOAT_FUNCTIONS = [
+    n for n, i in OPS.items() if n not in (*RANDOM, "bitcast", "fma") and not n.startswith(("bit_", "sh"))
+]
+
+
+@pytest.mark.parametrize("fn", FLOAT_FUNCTIONS)
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16], ids=repr)
+def test_floats(fn: str, dtype: DType) -> None:
+    points = [(x,) for x in FLOATS] if OPS[fn].arity == 1 else [(x, y) for x in FLOATS for y in FLOATS]
+    if dtype is DType.BFLOAT16:
+        if fn in ("nextafter", "floordiv", "remainder", "fmod", "truncdiv"):
+            pytest.skip("torch computes these of halves in its own way; kernels cast to float32 first")
+        points = [p for p in points if all(abs(x) >= 1e-3 or x == 0 for x in p)]
+    compare(fn, dtype, points, {DType.FLOAT32: 3e-6, DType.FLOAT64: 1e-12, DType.BFLOAT16: 1.6e-2}[dtype])
+
+
+@pytest.mark.parametrize("fn", OF_INTEGERS.split())
+@pytest.mark.parametrize("dtype", [DType.INT64, DType.INT32, DType.INT8], ids=repr)
+def test_integers(fn: str, dtype: DType) -> None:
+    points = [(x,) for x in INTEGERS] if OPS[fn].arity == 1 else [(x, y) for x in INTEGERS for y in INTEGERS]
+    if fn in ("floordiv", "truncdiv", "remainder", "fmod"):
+        points = [p for p in points if p[1] != 0]
+    compare(fn, dtype, points, 0)
+
+
+def test_shifts_past_the_width() -> None:
+    by = [(1, 40), (-1, 40), (-8, 1), (1, 31)]
+    compare("shl", DType.INT32, by, 0)
+    compare("shr", DType.INT32, by, 0)
+
+
+def test_fma_rounds_once() -> None:
+    x = np.float64(1 + 2.0**-30)
+    assert function("fma", DType.FLOAT64, DType.FLOAT64)(x, x, np.float64(-1 - 2.0**-29)) == 2.0**-60
+
+
+@pytest.mark.parametrize("target", [d for d in DType if not d.is_complex], ids=repr)
+@pytest.mark.parametrize("source", [DType.FLOAT64, DType.FLOAT32, DType.BFLOAT16, DType.INT32, DType.BOOL], ids=repr)
+def test_casts(source: DType, target: DType) -> None:
+    values = [0.0, 1.0, -1.0, 1.7, -1.7, 2.5, 100.0, 1.0 + 2**-9, 0.1]
+    if not target.is_signed:
+        values = [abs(v) for v in values]
+    wanted = torch.tensor(values, dtype=torch.float64).to(source.torch).to(target.torch).to(torch.float64).tolist()
+    inputs = torch.tensor(values, dtype=torch.float64).to(source.torch).to(torch.float64).tolist()
+    got = [float(converter(source, target)(scalar(v, source))) for v in inputs]
+    assert got == wanted
+
+
+def test_double_to_half_goes_by_way_of_float() -> None:
+    value = 1 + 2.0**-8 + 2.0**-40  # rounds up directly, to even by way of float32
+    got = converter(DType.FLOAT64, DType.BFLOAT16)(np.float64(value))
+    assert float(got) == torch.tensor(value, dtype=torch.float64).to(torch.bfloat16).item()
+
+
+def test_bitcast_is_view() -> None:
+    assert function("bitcast", DType.FLOAT32, DType.INT32)(np.float32(1.0)) == 0x3F800000
+    assert float(function("bitcast", DType.INT16, DType.BFLOAT16)(np.int16(0x3F80))) == 1.0
+
+
+def test_philox_known_answers() -> None:
+    """The vectors of Random123's kat_vectors for philox4x32-10."""
+    assert philox(0, 0) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+
+
+def test_random_numbers_fill_their_range() -> None:
+    rand = function("rand", DType.INT64, DType.FLOAT32)
+    randn = function("randn", DType.INT64, DType.FLOAT32)
+    u = np.array([rand(np.int64(7), np.int64(k)) for k in range(4000)])
+    n = np.array([randn(np.int64(-7), np.int64(k)) for k in range(4000)])
+    assert u.dtype == n.dtype == np.float32
+    assert 0 <= u.min() and u.max() < 1 and abs(u.mean() - 0.5) < 0.02
+    assert abs(n.mean()) < 0.06 and abs(n.std() - 1) < 0.05
