@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from torch import dtype as TorchDType
 
 from .errors import IRError
 
@@ -76,16 +77,15 @@ class DType(enum.Enum):
         return DType.FLOAT32 if self.is_half else self
 
     @property
-    def torch(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.value)
-        return dtype
+    def torch(self) -> TorchDType:
+        return _TORCH[self]
 
     @property
     def numpy(self) -> np.dtype[Any]:
         return np.dtype(_NUMPY.get(self.value, self.value))
 
     @staticmethod
-    def from_torch(dtype: torch.dtype) -> DType:
+    def from_torch(dtype: TorchDType) -> DType:
         """The DType of a torch dtype. Raises IRError for types that no kernel handles (quantised, sub-byte)."""
         try:
             return _FROM_TORCH[dtype]
@@ -102,4 +102,5 @@ _NUMPY: dict[str, Any] = {
     "float8_e5m2": ml_dtypes.float8_e5m2,
 }
 _ITEMSIZE: dict[DType, int] = {d: getattr(torch, d.value).itemsize for d in DType}
-_FROM_TORCH: dict[torch.dtype, DType] = {getattr(torch, d.value): d for d in DType}
+_TORCH: dict[DType, TorchDType] = {d: getattr(torch, d.value) for d in DType}
+_FROM_TORCH: dict[TorchDType, DType] = {t: d for d, t in _TORCH.items()}

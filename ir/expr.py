@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import sympy
+from typing_extensions import TypeIs
 
 from .dtypes import DType
 from .errors import IRError
@@ -101,7 +102,8 @@ class Select:
 
 
 Expr: TypeAlias = Load | Const | Var | IndexValue | Cast | Call | Select
-Index: TypeAlias = sympy.Expr | Expr
+# A sympy expression or a value (a gather). sympy has no types, and a union with an untyped member cannot be narrowed.
+Index: TypeAlias = Any
 EXPR_TYPES = (Load, Const, Var, IndexValue, Cast, Call, Select)
 
 
@@ -163,7 +165,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     """The value expressions directly inside, gathers' indices included."""
     match expr:
         case Load():
-            return tuple(i for i in expr.indices if is_value(i))  # type: ignore[misc]
+            return tuple(i for i in expr.indices if is_value(i))
         case Cast():
             return (expr.value,)
         case Call():
@@ -192,7 +194,7 @@ def index_exprs(expr: Expr) -> Iterator[sympy.Expr]:
     """Every sympy expression inside."""
     for e in walk(expr):
         if isinstance(e, Load):
-            yield from (i for i in e.indices if not is_value(i))  # type: ignore[misc]
+            yield from (i for i in e.indices if not is_value(i))
         elif isinstance(e, IndexValue):
             yield e.index
 
@@ -216,7 +218,7 @@ def rewrite(
         new: Expr = e
         match e:
             case Load():
-                indices = tuple(go(i) if is_value(i) else (index(i) if index else i) for i in e.indices)  # type: ignore[arg-type]
+                indices = tuple(go(i) if is_value(i) else (index(i) if index else i) for i in e.indices)
                 if any(a is not b for a, b in zip(indices, e.indices, strict=True)):
                     new = Load(e.buffer, indices, e.dtype)
             case IndexValue():

@@ -150,7 +150,9 @@ class _Assembler:
         made = [n for m in g.members for n in m.names]
         self.results = {n: f"t{k}" for k, n in enumerate(made)}
         stages = [self._stage(m, row_vars, all_vars) for m in g.members]
-        outputs, names, types = [], [], []
+        outputs: list[Output] = []
+        names: list[str] = []
+        types: list[TensorType] = []
         types_of = {n: t for m in g.members for n, t in zip(m.names, m.types, strict=True)}
         for m in g.members:
             for n in m.names:

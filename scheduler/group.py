@@ -86,10 +86,10 @@ class Group:
         return [self.bindings[made.name][a] for a in made.axes]
 
     def _bind_member(self, m: Member, name: str, indices: tuple[object, ...], binding: Binding) -> str | None:
-        if any(is_value(i) for i in indices):  # type: ignore[arg-type]
+        if any(is_value(i) for i in indices):
             return f"{m.name} gathers from {name}"
         mark = len(self.domain.splits)
-        if not bind_access(self.domain, indices, self._digits(name), m.extents, binding):  # type: ignore[arg-type]
+        if not bind_access(self.domain, indices, self._digits(name), m.extents, binding):
             return f"{m.name} reads {name} at another position than it is made"
         self._refresh(mark, binding)
         return None
@@ -244,6 +244,6 @@ class Group:
             self.tensors.add(ld.buffer)
             if ld.buffer not in self.produced and ld.buffer not in self.reads:
                 self.reads[ld.buffer] = [
-                    binding.get(i) if not is_value(i) and i.is_Symbol else () if not is_value(i) and i == 0 else None  # type: ignore[union-attr]
+                    binding.get(i) if not is_value(i) and i.is_Symbol else () if not is_value(i) and i == 0 else None
                     for i in ld.indices
                 ]

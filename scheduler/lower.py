@@ -261,7 +261,7 @@ def _mergeable_site(buffer: Buffer, indices: tuple[Index, ...], high: Dim, low: 
     else None."""
     for i in indices:
         if is_value(i):
-            inner = [e for e in index_exprs(i)]  # type: ignore[arg-type]
+            inner = [e for e in index_exprs(i)]
             if not all(_moves_as_one(e, high, low) for e in inner):
                 return None
     exprs = [sympy.S.Zero if is_value(i) else i for i in indices]
@@ -338,8 +338,8 @@ def _renumber(function: TensorFunction) -> TensorFunction:
 
     return replace(
         function,
-        rows=tuple(Dim(env[d.var], d.extent) for d in function.rows),  # type: ignore[arg-type]
-        inner=tuple(Dim(env[d.var], d.extent) for d in function.inner),  # type: ignore[arg-type]
+        rows=tuple(Dim(env[d.var], d.extent) for d in function.rows),
+        inner=tuple(Dim(env[d.var], d.extent) for d in function.inner),
         stages=tuple(
             replace(s, values=tuple(rewrite(v, lambda _: None, index) for v in s.values)) for s in function.stages
         ),

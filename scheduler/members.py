@@ -205,7 +205,7 @@ def _substitute(
 def _is_regular(indices: tuple[object, ...], extents: dict[sympy.Symbol, sympy.Expr]) -> bool:
     """Whether an access may be of the same iteration: no gather, no shift, no reversal."""
     for i in indices:
-        if is_value(i):  # type: ignore[arg-type]
+        if is_value(i):
             return False
         assert isinstance(i, sympy.Expr)
         if i.is_Add and any(t.is_Integer or t.could_extract_minus_sign() for t in i.args):

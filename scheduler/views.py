@@ -20,7 +20,7 @@ def index_to_value(index: sympy.Expr, env: Mapping[sympy.Symbol, Index]) -> Expr
     if not any(is_value(env[s]) for s in index.free_symbols if s in env):
         return IndexValue(index.xreplace({s: e for s, e in env.items() if not is_value(e)}), DType.INT64)
     if index.is_Symbol:
-        return cast(env[index], DType.INT64)  # type: ignore[arg-type]
+        return cast(env[index], DType.INT64)
     args = [index_to_value(a, env) for a in index.args]
     match index:
         case sympy.Add():
@@ -48,7 +48,7 @@ def _chain(fn: str, args: list[Expr]) -> Expr:
 def map_index(index: Index, env: Mapping[sympy.Symbol, Index]) -> Index:
     """Substitute indices, which may be values, for the symbols of an index."""
     if is_value(index):
-        return map_value(index, env)  # type: ignore[arg-type]
+        return map_value(index, env)
     if index.is_Symbol and index in env:
         return env[index]
     used = [s for s in index.free_symbols if s in env]

@@ -40,7 +40,7 @@ def _as_view(node: Compute, views: ViewMap, types: dict[str, TensorType], graph:
     made = types[source]
     if made.device != node.type.device:
         return None
-    offset = sympy.Add(*(i * s for i, s in zip(indices, made.strides, strict=True)))  # type: ignore[operator]
+    offset = sympy.Add(*(i * s for i, s in zip(indices, made.strides, strict=True)))
     # A unit dimension has no say in the layout.
     wanted = sympy.Add(
         *(a * s for a, s, n in zip(node.axes, node.type.strides, node.type.shape, strict=True) if n != 1)

@@ -61,11 +61,11 @@ def compute_at(nest: LoopNest, block: str, loop: str) -> LoopNest:
         wanted = [in_loops(ld.indices, r) for r in readers for ld in r.reads if ld.buffer == access.buffer]
         shape = nest.buffer(access.buffer).shape
         for k, index in enumerate(access.indices):
-            if is_value(index) or not index.is_Symbol:  # type: ignore[union-attr]
+            if is_value(index) or not index.is_Symbol:
                 raise ScheduleError(asked, f"it does not write {access.buffer} at plain axes", nest, block)
             span = _union([_span(w[k], inner, shape[k], nest) for w in wanted], shape[k])
             known = spans.get(index)
-            spans[index] = span if known is None or known == span else Span(sympy.S.Zero, shape[k])  # type: ignore[index]
+            spans[index] = span if known is None or known == span else Span(sympy.S.Zero, shape[k])
     scope = {lp.var: lp.extent for lp in (*outer, target)}
     moved = _placed(nest, node, spans, scope)
     body = replace_node(nest.body, node, lambda _: ())
@@ -122,15 +122,15 @@ def reverse_compute_at(nest: LoopNest, block: str, loop: str) -> LoopNest:
             raise ScheduleError(asked, f"{writer.name} reduces over that loop", nest, writer.name)
         shape = nest.buffer(ld.buffer).shape
         for k, (index, at) in enumerate(zip(ld.indices, in_loops(access.indices, writer), strict=True)):
-            if not is_value(index) and index.is_Integer and shape[k] == 1:  # type: ignore[union-attr]
+            if not is_value(index) and index.is_Integer and shape[k] == 1:
                 continue
-            if is_value(index) or not index.is_Symbol:  # type: ignore[union-attr]
+            if is_value(index) or not index.is_Symbol:
                 raise ScheduleError(asked, f"it does not read {ld.buffer} at plain axes", nest, block)
             span = _span(at, inner, shape[k], nest)
-            known = spans.get(index)  # type: ignore[arg-type]
+            known = spans.get(index)
             if known is not None and known != span:
                 raise ScheduleError(asked, f"it reads {ld.buffer} at several places of one axis", nest, block)
-            spans[index] = span  # type: ignore[index]
+            spans[index] = span
     fixed = [a.var for a in node.axes if a.var in spans]
     needed = {v for s in spans.values() for v in s.start.free_symbols} & through
     if any(lp.extent != 1 and lp.var not in needed for lp in (*outer, target)) or not fixed:

@@ -40,7 +40,7 @@ def compute_inline(nest: LoopNest, block: str) -> LoopNest:
 
     def leaf(e: Expr) -> Expr | None:
         if isinstance(e, Load) and e.buffer == store.buffer:
-            env: dict[sympy.Symbol, Index] = dict(zip(store.indices, e.indices, strict=True))  # type: ignore[arg-type]
+            env: dict[sympy.Symbol, Index] = dict(zip(store.indices, e.indices, strict=True))
             return cast(map_value(store.value, env), e.dtype)
         return None
 

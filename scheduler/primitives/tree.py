@@ -105,7 +105,7 @@ def in_loops(indices: tuple[Index, ...], block: Block) -> tuple[sympy.Expr | Non
     """Indices of an access in terms of loop variables; None for an index computed from data."""
     env = {a.var: b for a, b in zip(block.axes, block.bindings, strict=True)}
     return tuple(
-        None if is_value(i) else env.get(i, i) if i.is_Symbol else i.xreplace(env)  # type: ignore[union-attr]
+        None if is_value(i) else env.get(i, i) if i.is_Symbol else i.xreplace(env)
         for i in indices
     )
 

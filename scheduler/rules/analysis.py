@@ -130,14 +130,14 @@ def _reaches(nest: LoopNest, block: Block) -> list[Reach]:
 
 
 def _reach(buffer: Buffer, block: Block, indices: tuple[object, ...], is_write: bool) -> Reach:
-    plain = [i for i in indices if not is_value(i)]  # type: ignore[arg-type]
-    strides = [s for i, s in zip(indices, buffer.strides, strict=True) if not is_value(i)]  # type: ignore[arg-type]
-    offset = sympy.expand(sympy.Add(*(i * s for i, s in zip(plain, strides, strict=True))))  # type: ignore[operator]
+    plain = [i for i in indices if not is_value(i)]
+    strides = [s for i, s in zip(indices, buffer.strides, strict=True) if not is_value(i)]
+    offset = sympy.expand(sympy.Add(*(i * s for i, s in zip(plain, strides, strict=True))))
     gathered = {
         s
         for i in indices
-        if is_value(i)  # type: ignore[arg-type]
-        for e in walk(i)  # type: ignore[arg-type]
+        if is_value(i)
+        for e in walk(i)
         for s in _symbols_of(e)
     }
     steps: list[tuple[sympy.Symbol, sympy.Expr | None]] = []
@@ -153,7 +153,7 @@ def _reach(buffer: Buffer, block: Block, indices: tuple[object, ...], is_write: 
 def _symbols_of(e: object) -> set[sympy.Symbol]:
     match e:
         case Load():
-            return {s for i in e.indices if not is_value(i) for s in i.free_symbols}  # type: ignore[union-attr]
+            return {s for i in e.indices if not is_value(i) for s in i.free_symbols}
         case IndexValue():
             return set(e.index.free_symbols)
     return set()
