@@ -29,6 +29,7 @@ _WHOLE: tuple[str, ...] = (
 _EXTRA: tuple[str, ...] = (
     "addmv",
     "addbmm",
+    "upsample_bilinear2d",
 )
 
 

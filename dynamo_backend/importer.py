@@ -177,6 +177,8 @@ class _Importer:
         is_op = isinstance(target, OpOverload)
         if isinstance(val, _SYMBOLIC) and not node.meta.get("unbacked_bindings"):
             return self.sizes.size(val)
+        if isinstance(val, (list, tuple)) and val and all(isinstance(v, (int, *_SYMBOLIC)) for v in val):
+            return [self.sizes.size(v) for v in val]
         if not is_op and not isinstance(target, HigherOrderOperator):
             if isinstance(val, (int, float, bool)):
                 return val

@@ -123,7 +123,12 @@ def bitwise_not(ctx: ImportContext, x: Tensor) -> Tensor:
 
 
 def _register_shift(name: str, fn: str) -> None:
-    @converter(*(f"aten.{name}.{overload}" for overload in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")))
+    dunder = "__lshift__" if fn == "shl" else "__rshift__"
+
+    @converter(
+        *(f"aten.{name}.{overload}" for overload in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")),
+        *(f"aten.{dunder}.{overload}" for overload in ("Tensor", "Scalar")),
+    )
     def shift(ctx: ImportContext, a: Operand, b: Operand) -> Tensor:
         def shifted(v: Expr, by: Expr) -> Expr:
             # Shifts by the width or more are defined in torch: everything is shifted out.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,6 +111,31 @@ def _register_extreme_dim(name: str, simple: Monoid, monoid: Monoid) -> None:
 
 _register_extreme_dim("max", MAX, ARGMAX)
 _register_extreme_dim("min", MIN, ARGMIN)
+
+
+@converter("aten.linalg_vector_norm.default")
+def vector_norm(
+    ctx: ImportContext, x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    """``sum(|x| ** ord) ** (1 / ord)``, and its limits for the orders zero and infinity."""
+    dims = normalize_dims(dim, x.rank)
+    kind = ctx.type().dtype.compute
+    domain = ctx.domain(x.shape, dims)
+    value = call("abs", ctx.load(x, domain.indices, kind))
+    monoid = {math.inf: MAX, -math.inf: MIN}.get(ord, SUM)
+    if ord == 0:
+        value = convert(call("ne", value, const(0, kind)), kind)
+    elif ord == 2:
+        value = call("mul", value, value)
+    elif monoid is SUM and ord != 1:
+        value = call("pow", value, const(ord, kind))
+    (total,) = ctx.reduce(monoid, domain, (value,), x.device)
+    result = ctx.at(total, axes(total.rank))
+    if ord == 2:
+        result = call("sqrt", result)
+    elif monoid is SUM and ord not in (0, 1):
+        result = call("pow", result, const(1 / ord, kind))
+    return ctx.finish(result, dims, x.device, keepdim=keepdim)
 
 
 # --- moments ------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,9 @@ def bind_sizes(graph: Graph, args: Sequence[Any]) -> dict[str, int]:
     """The size symbols that the integer arguments and the tensors' shapes give."""
     sizes: dict[str, int] = {}
     for i, a in zip(graph.inputs, args, strict=True):
-        pairs = [(i.value, a)] if isinstance(i, SizeInput) else list(zip(i.type.shape, a.shape, strict=True))
+        pairs = [(i.value, a)] if isinstance(i, SizeInput) else [
+            *zip(i.type.shape, a.shape, strict=True), *zip(i.type.strides, a.stride(), strict=True)
+        ]
         sizes |= {e.name: int(v) for e, v in pairs if e.is_Symbol}
     return sizes
 
@@ -218,8 +220,9 @@ def run_fast(graph: Graph, args: Sequence[Any]) -> list[Any]:
                 results = [at.value(node.value, None).expand(shape)]
             case View():
                 at.open(node.axes, shape)
-                results = [at.value(Load(node.source, node.indices, node.type.dtype), None).expand(shape)]
-                check_memory(node, tensors[node.source], results[0], sizes)
+                wanted = at.value(Load(node.source, node.indices, node.type.dtype), None).expand(shape)
+                tensors[node.name] = through_memory(node, tensors[node.source], wanted, sizes)
+                continue
             case Reduction():
                 results = _reduce(node, at, shape, [size(e, sizes) for e in node.reduce_shape])
         for name, kind, r in zip(node.names, node.types, results, strict=True):
@@ -229,16 +232,17 @@ def run_fast(graph: Graph, args: Sequence[Any]) -> list[Any]:
     return [collect(o, tensors, sizes) for o in graph.outputs]
 
 
-def check_memory(node: View, source: Tensor, expected: Tensor, sizes: Mapping[str, int]) -> None:
-    """A view's strides and offset address the same elements as its index map."""
-    if expected.numel() == 0 or source.numel() == 0:
-        return
+def through_memory(node: View, source: Tensor, wanted: Tensor, sizes: Mapping[str, int]) -> Tensor:
+    """The view as its strides and offset give it, which must be the elements of its index map."""
+    if wanted.numel() == 0 or source.numel() == 0:
+        return wanted
     strides = [size(e, sizes) for e in node.type.strides]
     offset = size(node.offset, sizes) + source.storage_offset()
-    through_memory = torch.as_strided(source, expected.shape, strides, offset)
-    assert torch.equal(
-        torch.nan_to_num(through_memory.double()), torch.nan_to_num(expected.double())
-    ), f"{node.name}: strides {strides} from {offset} are another view than {node.indices}"
+    result = torch.as_strided(source, wanted.shape, strides, offset)
+    assert torch.equal(torch.nan_to_num(result.double()), torch.nan_to_num(wanted.double())), (
+        f"{node.name}: strides {strides} from {offset} are another view than {node.indices}"
+    )
+    return result
 
 
 def _reduce(node: Reduction, at: _Evaluator, shape: list[int], reduced: list[int]) -> list[Tensor]:

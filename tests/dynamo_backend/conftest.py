@@ -1,0 +1,79 @@
+"""Fixtures of the converter tests: trace a function to ATen, import it, run it by the oracle, compare with eager."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torch_mlc.dynamo_backend.decompositions import decomposition_table, whole_ops
+from torch_mlc.dynamo_backend.importer import import_graph
+from torch_mlc.ir.graph import Graph, Library
+
+
+@pytest.fixture(scope="session")
+def reference() -> ModuleType:
+    """The module ``reference.py`` beside this file."""
+    spec = importlib.util.spec_from_file_location("import_reference", Path(__file__).with_name("reference.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def trace_aten(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], dynamic: bool = False) -> fx.GraphModule:
+    """The ATen graph of ``fn``, decomposed as the backend does."""
+    mode, table = "symbolic" if dynamic else "fake", decomposition_table()
+    with whole_ops():
+        traced = make_fx(fn, decomposition_table=table, tracing_mode=mode)(*inputs)
+        if any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in traced.graph.nodes):
+            functional = torch.func.functionalize(traced, remove="mutations")
+            traced = make_fx(functional, decomposition_table=table, tracing_mode=mode)(*inputs)
+    return traced
+
+
+def library_ops(graph: Graph) -> list[str]:
+    """Every library op of a graph but the seeds."""
+    return [n.target for n in graph.nodes if isinstance(n, Library) and n.target != "mlc::seeds"]
+
+
+@pytest.fixture
+def trace() -> Callable[..., fx.GraphModule]:
+    """``trace(fn, inputs, dynamic=False)``: the ATen graph of a function."""
+    return trace_aten
+
+
+@pytest.fixture
+def check(reference: ModuleType) -> Callable[..., Graph]:
+    """``check(fn, *inputs)``: imports the trace of ``fn``, runs it by the oracle, and compares each output with eager.
+
+    ``library`` names the ops that may be library calls (none by default). ``rtol``/``atol`` None: torch's own for the type.
+    """
+
+    def run(
+        fn: Callable[..., Any],
+        *inputs: torch.Tensor,
+        dynamic: bool = False,
+        library: Sequence[str] = (),
+        rtol: float | None = None,
+        atol: float | None = None,
+        fast: bool = False,
+    ) -> Graph:
+        traced = trace_aten(fn, inputs, dynamic)
+        graph = import_graph(traced, inputs)
+        assert set(library_ops(graph)) == set(library), str(traced.graph)
+        results = (reference.run_fast if fast else reference.run_oracle)(graph, inputs)
+        expected = torch.utils._pytree.tree_leaves(fn(*inputs))
+        assert len(results) == len(expected)
+        for result, wanted in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, wanted, rtol=rtol, atol=atol, equal_nan=True, check_stride=False)
+        return graph
+
+    return run

@@ -1,0 +1,122 @@
+"""Reductions, softmax and norms equal eager, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+NAN, INF = float("nan"), float("inf")
+
+REDUCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "sum": lambda x: (x.sum(), x.sum(1), x.sum((0, 2), keepdim=True)),
+    "sum_dtype": lambda x: x.sum(0, dtype=torch.float64),
+    "mean": lambda x: (x.mean(), x.mean(-1), x.mean((0, 1), keepdim=True)),
+    "prod": lambda x: (x.prod(), x.prod(1, keepdim=True)),
+    "amax": lambda x: (x.amax(1), x.amin((0, 2), keepdim=True), x.max(), x.min()),
+    "max_dim": lambda x: (*x.max(1), *x.min(-1, keepdim=True)),
+    "max_values": lambda x: x.max(1).values,
+    "argmax": lambda x: (x.argmax(), x.argmax(1), x.argmin(2, keepdim=True)),
+    "any": lambda x: ((x > 1).any(), (x > 1).any(1), (x > -1).all(2, keepdim=True), x.any(0)),
+    "var": lambda x: (x.var(), x.var(1), x.std((0, 2), correction=0, keepdim=True)),
+    "var_mean": lambda x: torch.var_mean(x, 1, correction=0),
+    "norm": lambda x: (x.norm(), x.norm(1, 1), x.norm(2, -1, keepdim=True), x.norm(INF, 0), x.norm(0, 1), x.norm(3, 1)),
+    "logsumexp": lambda x: (x.logsumexp(1), x.logsumexp((0, 2), keepdim=True)),
+    "softmax": lambda x: (x.softmax(1), x.softmax(-1), x.log_softmax(0)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions(check: Callable[..., Any], name: str, dynamic: bool) -> None:
+    check(REDUCTIONS[name], torch.randn(3, 5, 7), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_of_halves(check: Callable[..., Any], name: str) -> None:
+    if name == "sum_dtype":
+        pytest.skip("the result is no half")
+    check(REDUCTIONS[name], torch.randn(3, 5, 2).to(torch.bfloat16), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "amax", "max_dim", "argmax", "softmax", "any", "var"])
+def test_special_values(check: Callable[..., Any], name: str) -> None:
+    x = torch.tensor([1.0, -INF, NAN, 2.0, INF, 2.0, -1.0, 0.0, 5.0, 5.0, -INF, -INF]).reshape(2, 3, 2)
+    check(REDUCTIONS[name], x)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool], ids=str)
+def test_reductions_of_integers(check: Callable[..., Any], dtype: torch.dtype) -> None:
+    x = torch.tensor([[0, 1, 2, 3], [3, 3, 1, 0], [200, 100, 7, 5]]).to(dtype)
+    check(lambda x: (x.sum(), x.sum(1), x.prod(1), x.amax(0), x.any(1), x.all(0), x.max(), x.min()), x)
+    check(lambda x: (x.max(1).indices, x.max(1).values), x)
+
+
+def test_zero_size_and_zero_dim(check: Callable[..., Any]) -> None:
+    check(lambda x: (x.sum(), x.sum(1), x.prod(1), x.mean(1), x.any(1), x.all(1)), torch.randn(3, 0))
+    check(lambda x: (x.sum(1), x.amax(1), x.mean(0)), torch.randn(0, 3))
+    check(lambda x: (x.sum(), x.mean(0), x.amax(), x.argmax(), x.softmax(0), *x.max(0)), torch.tensor(2.5))
+    check(lambda x: (x.sum(1, keepdim=True), x.var(0, correction=0), x.argmax(1)), torch.randn(3, 1))
+
+
+def test_long_rows_use_welford(check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_mlc.dynamo_backend.converters.reductions.TWO_PASS_LIMIT", 4)
+    graph = check(lambda x: (x.var(1), F.layer_norm(x, (7,))), torch.randn(3, 7) + 10, rtol=1e-4, atol=1e-4)
+    assert any(getattr(n, "monoid", None) is not None and n.monoid.name == "welford" for n in graph.nodes)
+
+
+def weights(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(*shape), torch.randn(*shape)
+
+
+def batch_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    # The form that AOTAutograd traces; called as F.batch_norm the statistics would be mutated.
+    return torch.ops.aten._native_batch_norm_legit.no_stats(x, w, b, True, 0.1, 1e-5)[0]
+
+
+NORMS: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...], int]] = {
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, (6,), w, b), (2, 4, 6), 6),
+    "layer_norm_plain": (lambda x, w, b: F.layer_norm(x, (4, 6)), (2, 4, 6), 6),
+    "rms_norm": (lambda x, w, b: F.rms_norm(x, (6,), w), (2, 4, 6), 6),
+    "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (2, 6, 3, 2), 6),
+    "group_norm_plain": (lambda x, w, b: F.group_norm(x, 3), (2, 6, 5), 6),
+    "batch_norm": (batch_norm, (4, 6, 3, 2), 6),
+    "batch_norm_1d": (batch_norm, (5, 6), 6),
+    "softmax": (lambda x, w, b: x.softmax(1) * w, (2, 4, 6), 6),
+    "log_softmax": (lambda x, w, b: x.log_softmax(-1) * w, (2, 4, 6), 6),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms(check: Callable[..., Any], name: str, dynamic: bool) -> None:
+    fn, shape, channels = NORMS[name]
+    check(fn, torch.randn(shape), *weights(channels), dynamic=dynamic, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_backward(check: Callable[..., Any], name: str) -> None:
+    fn, shape, channels = NORMS[name]
+
+    def gradient(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, g: torch.Tensor) -> Any:
+        leaves = [t.detach().requires_grad_() for t in (x, w, b)]
+        return [t for t in torch.autograd.grad(fn(*leaves), leaves, g, allow_unused=True) if t is not None]
+
+    check(gradient, torch.randn(shape), *weights(channels), torch.randn(shape), rtol=1e-4, atol=1e-5)
+
+
+def test_norms_of_halves(check: Callable[..., Any]) -> None:
+    x, w, b = torch.randn(3, 8).bfloat16(), torch.randn(8).bfloat16(), torch.randn(8).bfloat16()
+    check(lambda x, w, b: (F.layer_norm(x, (8,), w, b), x.softmax(-1)), x, w, b, rtol=2e-2, atol=2e-2)
+
+
+def test_batch_norm_in_evaluation_and_running_statistics(check: Callable[..., Any]) -> None:
+    x, mean, var = torch.randn(4, 3, 5), torch.randn(3), torch.rand(3) + 0.5
+    w, b = weights(3)
+    evaluate = torch.ops.aten._native_batch_norm_legit_no_training.default
+    check(lambda x, m, v, w, b: evaluate(x, w, b, m, v, 0.1, 1e-5)[0], x, mean, var, w, b, rtol=1e-4, atol=1e-5)
+    op = torch.ops.aten._native_batch_norm_legit_functional.default
+    check(lambda x, m, v, w, b: op(x, w, b, m, v, True, 0.1, 1e-5), x, mean, var, w, b, rtol=1e-4, atol=1e-5)
