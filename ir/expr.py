@@ -13,7 +13,6 @@ from functools import cache
 from typing import Any, TypeAlias, TypeGuard
 
 import sympy
-from typing_extensions import TypeIs
 
 from .dtypes import DType
 from .errors import IRError
