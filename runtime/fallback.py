@@ -56,6 +56,8 @@ class _Run:
     results: dict[str, Tensor] = field(default_factory=dict)
     shape: tuple[int, ...] = ()
     buffers: dict[str, Buffer] = field(default_factory=dict)
+    # Values of the expression at hand: expressions share parts.
+    memo: dict[int, Tensor] = field(default_factory=dict)
 
     def run(self) -> None:
         f = self.function
@@ -71,10 +73,10 @@ class _Run:
     def stage(self, stage: Stage) -> None:
         if stage.monoid is None:
             for name, value in zip(stage.results, stage.values, strict=True):
-                self.results[name] = self.value(value, {})
+                self.results[name] = self.whole(value, {})
             return
         rows = self.shape[: len(self.function.rows)]
-        values = [self.value(v, {}).expand(self.shape).reshape(*rows, -1) for v in stage.values]
+        values = [self.whole(v, {}).expand(self.shape).reshape(*rows, -1) for v in stage.values]
         dtypes = tuple(v.dtype for v in stage.values)
         tail = (1,) * (len(self.shape) - len(rows))
         for name, state in zip(stage.results, self.combine(stage.monoid, values, dtypes), strict=True):
@@ -96,7 +98,7 @@ class _Run:
             half = n // 2
             env = {f"a{k}": v[..., : 2 * half : 2] for k, v in enumerate(values)}
             env |= {f"b{k}": v[..., 1 : 2 * half : 2] for k, v in enumerate(values)}
-            new = [self.value(e, env).expand_as(env["a0"]) for e in combined]
+            new = [self.whole(e, env).expand_as(env["a0"]) for e in combined]
             values = [torch.cat((x, v[..., 2 * half :]), -1) if n % 2 else x for x, v in zip(new, values, strict=True)]
         return [v[..., 0] for v in values]
 
@@ -149,7 +151,18 @@ class _Run:
 
     # --- values -------------------------------------------------------------------------------------------------------------
 
+    def whole(self, e: Expr, env: Env) -> Tensor:
+        """The value of an expression that is not part of another."""
+        self.memo = {}
+        return self.value(e, env)
+
     def value(self, e: Expr, env: Env) -> Tensor:
+        known = self.memo.get(id(e))
+        if known is None:
+            known = self.memo[id(e)] = self.compute(e, env)
+        return known
+
+    def compute(self, e: Expr, env: Env) -> Tensor:
         match e:
             case Const(value, dtype):
                 t = torch.tensor(value, dtype=dtype.torch, device=self.device)

@@ -1,0 +1,88 @@
+"""The entry point of ``torch.compile(model, backend="mlc")``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from functorch.compile import min_cut_rematerialization_partition
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import get_aot_graph_name
+from torch._guards import TracingContext
+
+from ..ir.errors import MlcError
+from ..runtime.kernels import kernel_store
+from ..runtime.log import logger
+from ..runtime.options import Options
+from .compile import compile_graph
+from .decompositions import decomposition_table, whole_ops
+
+_LOG = logger(__name__)
+
+
+class BackendError(MlcError):
+    """Something inside the backend went wrong that is a fault of the backend."""
+
+
+def mlc_backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph, for inference or training.
+
+    ``mode`` and ``options`` are those of ``torch.compile``; they go over ``MLC_*`` variables. Raises OptionError for settings that
+    do not exist.
+    """
+    settings = Options.resolve(mode, options, os.environ)
+    compiler = partial(_compile, settings=settings)
+    aot = aot_autograd(
+        fw_compiler=partial(compiler, kind="forward"),
+        bw_compiler=partial(compiler, kind="backward"),
+        inference_compiler=partial(compiler, kind="inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=decomposition_table(),
+        keep_inference_input_mutations=False,
+    )
+    try:
+        with whole_ops():
+            result: Callable[..., Any] = aot(gm, example_inputs)
+    except IndexError as error:
+        # Dynamo takes an IndexError for one of the user's.
+        raise BackendError(f"IndexError inside the backend: {error}") from error
+    return result
+
+
+def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str) -> Callable[..., Any]:
+    """One graph of AOTAutograd to a boxed function."""
+    name = get_aot_graph_name()
+    _LOG.debug("compiling %s of %d nodes", name, len(gm.graph.nodes))
+    try:
+        compiled = compile_graph(gm, example_inputs, options=settings, static=_static_inputs(kind), name=name)
+    except IndexError as error:
+        raise BackendError(f"IndexError inside the backend: {error}") from error
+    assert compiled.call is not None
+    return compiled.call
+
+
+def _static_inputs(kind: str) -> tuple[int, ...]:
+    """Positions of parameters and buffers among the inputs of a forward graph, as AOTAutograd knows them."""
+    context = TracingContext.try_get()
+    if kind == "backward" or context is None or context.fw_metadata is None:
+        return ()
+    return tuple(context.fw_metadata.static_input_indices or ())
+
+
+def _reset() -> None:
+    """Forget what this process compiled; torch._dynamo.reset() calls it."""
+    kernel_store.cache_clear()
+
+
+mlc_backend.reset = _reset  # type: ignore[attr-defined]
+
+__all__ = ["BackendError", "mlc_backend"]

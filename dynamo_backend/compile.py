@@ -1,0 +1,267 @@
+"""One ATen graph to one function: the path of the design, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import fx
+
+from ..codegen.host import HostProgram, KernelUse, build_host_program
+from ..codegen.host_text import HostText, print_host
+from ..ir.graph import CallTensor, Graph, IRModule
+from ..ir.passes import PassManager
+from ..ir.target import Target
+from ..runtime.counters import counters
+from ..runtime.executable import Boxed, load_program
+from ..runtime.fallback import AtenKernel
+from ..runtime.kernels import KIND_GRAPH, KernelStore, kernel_store
+from ..runtime.log import logger, say, trace_text
+from ..runtime.options import Options
+from ..runtime.targets import target_for
+from ..runtime.timing import PhaseTimer
+from ..scheduler.fuse import Fusion, fuse
+from ..scheduler.passes import GRAPH_PASSES
+from .dumps import dump_graph
+from .graph_key import graph_key
+from .importer import import_graph
+from .kernels import KernelBuild, KernelPlan, build_kernel
+
+_LOG = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Every stage of a graph that was compiled here: what reports are made of."""
+
+    imported: Graph
+    graph: Graph
+    fusion: Fusion
+    kernels: Mapping[str, KernelBuild]
+    program: HostProgram
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """``call`` runs the graph (boxed); None where it was compiled for a machine that is not this one.
+
+    ``stages`` is None where the program came from the cache.
+    """
+
+    name: str
+    text: HostText
+    call: Boxed | None
+    timer: PhaseTimer
+    stages: Stages | None = field(default=None, repr=False)
+
+
+def compile_graph(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options,
+    static: Collection[int] = (),
+    name: str = "main",
+    load: bool = True,
+    fresh: bool = False,
+) -> CompiledGraph:
+    """Compile an ATen graph of AOTAutograd.
+
+    ``static`` are the positions of parameters among the inputs. With ``load=False`` nothing is loaded, so that a target that is
+    not here can be compiled for; with ``fresh=True`` no cache is read or written and ``stages`` is there.
+    """
+    timer = PhaseTimer()
+    store = kernel_store(options.cache_dir if options.cache and not fresh else None)
+    job = _Job(gm, example_inputs, options, frozenset(static), name, load, fresh, timer, store)
+    with timer.phase("key"):
+        key = None if fresh else graph_key(gm, example_inputs, static, _surroundings(gm, options))
+    stored = job.stored(key)
+    if stored is not None:
+        return stored
+    counters.add("graph_cache_misses")
+    with store.lock(KIND_GRAPH, key or "none"):
+        return job.stored(key) or job.compile(key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    gm: fx.GraphModule
+    example_inputs: Sequence[Any]
+    options: Options
+    static: frozenset[int]
+    name: str
+    load: bool
+    fresh: bool
+    timer: PhaseTimer
+    store: KernelStore
+
+    def compile(self, key: str | None) -> CompiledGraph:
+        options, phase = self.options, self.timer.phase
+        with phase("import"):
+            imported = import_graph(
+                self.gm, self.example_inputs, fallback_random=options.fallback_random, numerics=options.numerics,
+                static=self.static, name=self.name,
+            )  # fmt: skip
+        with phase("passes"):
+            graph = run_passes(imported, options)
+        with phase("fuse"):
+            fusion = fuse(graph, numerics=options.numerics)
+        kernels = self.build_kernels(fusion)
+        with phase("host"):
+            variables = _variables(kernels)
+            program = build_host_program(fusion.graph, {f: _use(b, variables[b.key]) for f, b in kernels.items()})
+            text = print_host(program)
+        stages = Stages(imported, graph, fusion, kernels, program)
+        if options.dump_dir is not None:
+            dump_graph(options.dump_dir / self.name, kernels, text, len(GRAPH_PASSES) + 1)
+        call = self.loaded(kernels, text, imported.constants) if self.load else None
+        self.keep(key, kernels, program, text)
+        self.tell(program, text, fusion)
+        return CompiledGraph(self.name, text, call, self.timer, stages)
+
+    def build_kernels(self, fusion: Fusion) -> dict[str, KernelBuild]:
+        """The code of every function that the graph calls."""
+        plan = KernelPlan(self.options, settings_fingerprint(self.options), self.store, self.timer, self.fresh)
+        builds: dict[str, KernelBuild] = {}
+        for node in fusion.graph.nodes:
+            if isinstance(node, CallTensor) and node.function not in builds:
+                target = target_for(node.types[0].device, self.options.target, self.options.threads)
+                function = fusion.functions[node.function]
+                builds[node.function] = build_kernel(function, target, plan, node.origins)
+            elif isinstance(node, CallTensor):
+                counters.add("kernels_shared")
+        return builds
+
+    def loaded(self, kernels: Mapping[str, KernelBuild], text: HostText, constants: Mapping[str, Any]) -> Boxed:
+        with self.timer.phase("load"):
+            variables = _variables(kernels)
+            code = {variables[b.key]: self.callable_of(b) for b in kernels.values()}
+            return load_program(text, code, constants, self.name)
+
+    def callable_of(self, build: KernelBuild) -> Callable[..., Any]:
+        if build.code is None:
+            return AtenKernel(build.function)
+        return self.store.load(build.code, _device(build.target)).call
+
+    # --- the cache ------------------------------------------------------------------------------------------------------
+
+    def stored(self, key: str | None) -> CompiledGraph | None:
+        """The graph from memory or disk, with nothing imported, fused, lowered, scheduled or emitted."""
+        if key is None:
+            return None
+        with self.timer.phase("cache"):
+            record = self.store.graph(key)
+            if record is None:
+                return None
+            codes = {variable: self.store.code(kernel) for variable, kernel in record["kernels"].items()}
+        if any(code is None for code in codes.values()):
+            return None
+        text = HostText(record["text"], record["ops"], record["constants"])
+        call = None
+        if self.load:
+            with self.timer.phase("load"):
+                device = record["device"]
+                calls = {v: self.store.load(c, device).call for v, c in codes.items() if c is not None}
+                call = load_program(text, calls, _constants(self.gm), self.name)
+        counters.add("graph_cache_hits")
+        counters.add("kernel_calls", record["launches"])
+        counters.add("library_calls", record["library_calls"])
+        say(self.options.log, "cache", lambda: f"{self.name}: program of {record['launches']} kernels found")
+        say(self.options.log, "timing", lambda: f"{self.name}: {self.timer}")
+        return CompiledGraph(self.name, text, call, self.timer)
+
+    def keep(self, key: str | None, kernels: Mapping[str, KernelBuild], program: HostProgram, text: HostText) -> None:
+        if key is None or any(b.code is None for b in kernels.values()):
+            return
+        variables = _variables(kernels)
+        devices = {_device(b.target) for b in kernels.values()}
+        record = {
+            "text": text.text,
+            "ops": dict(text.ops),
+            "constants": dict(text.constants),
+            "kernels": {variables[b.key]: b.key for b in kernels.values()},
+            "device": min(devices, default="cpu"),
+            "launches": program.launches,
+            "library_calls": program.library_calls,
+        }
+        with self.timer.phase("cache"):
+            self.store.keep_graph(key, record, f"{self.name}: {program.launches} kernels")
+
+    def tell(self, program: HostProgram, text: HostText, fusion: Fusion) -> None:
+        counters.add("graphs_compiled")
+        counters.add("kernel_calls", program.launches)
+        counters.add("library_calls", program.library_calls)
+        trace_text(f"mlc_host_program_{self.name}", text.text)
+        _LOG.debug("host program of %s:\n%s", self.name, text.text)
+        log = self.options.log
+        say(log, "timing", lambda: f"{self.name}: {self.timer}")
+        say(log, "cache", lambda: f"{self.name}: compiled, {program.launches} kernels")
+        say(log, "fusion", lambda: f"{self.name}: {fusion.report.nodes} nodes in {fusion.report.kernels} kernels")
+
+
+def run_passes(graph: Graph, options: Options) -> Graph:
+    """The graph after every graph pass; dumped and verified as the options say."""
+    manager = PassManager([_GraphPass(p) for p in GRAPH_PASSES], options.dump_dir, verify=options.verify > 0)
+    return manager.run(IRModule({graph.name: graph}, graph.name)).graph
+
+
+@dataclass(frozen=True, slots=True)
+class _GraphPass:
+    """A rewrite of one graph as a pass over the module that holds it."""
+
+    rewrite: Callable[[Graph], Graph]
+
+    @property
+    def name(self) -> str:
+        return self.rewrite.__name__
+
+    def run(self, module: IRModule) -> IRModule:
+        graph = self.rewrite(module.graph)
+        return module if graph is module.graph else replace(module, functions={**module.functions, module.main: graph})
+
+
+def settings_fingerprint(options: Options) -> str:
+    """What of the settings code depends on. Tuning and strictness change which code is found, never what a key means."""
+    return replace(options, tune=False, strict=False).fingerprint()
+
+
+def _surroundings(gm: fx.GraphModule, options: Options) -> tuple[str, ...]:
+    devices = {
+        str(v.device)
+        for n in gm.graph.nodes
+        for v in (n.meta.get("val"),)
+        if n.op in ("placeholder", "call_function") and hasattr(v, "device")
+    }
+    return (settings_fingerprint(options), *(repr(target_for(d, options.target, options.threads)) for d in sorted(devices)
+                                             if d.startswith(("cpu", "cuda"))))  # fmt: skip
+
+
+def _variables(kernels: Mapping[str, KernelBuild]) -> dict[str, str]:
+    """The variable of each distinct kernel in the host program."""
+    return {key: f"k{n}_" for n, key in enumerate(dict.fromkeys(b.key for b in kernels.values()))}
+
+
+def _use(build: KernelBuild, variable: str) -> KernelUse:
+    names = [s.name for s in build.function.symbols.symbols]
+    if build.code is None:
+        return KernelUse(variable, tuple(range(len(names))), by_pointer=False)
+    return KernelUse(variable, tuple(names.index(s) for s in build.code.symbols))
+
+
+def _device(target: Target) -> str:
+    return "cuda" if target.is_gpu else "cpu"
+
+
+def _constants(gm: fx.GraphModule) -> dict[str, Any]:
+    """The module's own tensors and sub-graphs, by the name of the node that reads them."""
+    found: dict[str, Any] = {}
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            value: Any = gm
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            found[node.name] = value
+    return found
+
+

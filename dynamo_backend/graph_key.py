@@ -1,0 +1,149 @@
+"""The key of a graph: equal for graphs that compile to the same program, in this process or another.
+
+Made from the FX graph itself, before anything is imported: ops, arguments, shapes and strides of every value, what is known of
+the sizes, and the contents of the module's own constants. Size symbols and nodes are numbered, so that names do not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+
+from ..runtime.fingerprint import environment_fingerprint, key_of
+
+# Constants of more elements are not read for a key.
+_MOST_ELEMENTS = 1 << 16
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class _NoKey(Exception):
+    """The graph holds an object whose meaning no text tells."""
+
+
+def graph_key(gm: fx.GraphModule, example_inputs: Sequence[Any], static: Collection[int], extra: Sequence[str]) -> str | None:
+    """Hex key of a graph and of everything that decides its code, or None where it cannot have one.
+
+    ``extra`` adds what lies outside the graph: settings and targets.
+    """
+    writer = _Writer()
+    try:
+        writer.graph(gm, example_inputs)
+    except _NoKey:
+        return None
+    writer.sizes()
+    return key_of([environment_fingerprint(), *extra, repr(sorted(static)), *writer.lines])
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._nodes: dict[fx.Node, str] = {}
+        self._symbols: dict[sympy.Symbol, str] = {}
+        self._texts: dict[sympy.Expr, str] = {}
+        self._shape_env: Any = None
+
+    def graph(self, gm: fx.GraphModule, example_inputs: Sequence[Any] = ()) -> None:
+        nodes, position = self._nodes, 0
+        for node in gm.graph.nodes:
+            name = nodes[node] = f"%{len(nodes)}"
+            val = node.meta.get("val")
+            if node.op == "placeholder":
+                if val is None and position < len(example_inputs):
+                    val = example_inputs[position]
+                position += 1
+                self.lines.append(f"{name} = input {self.value(val)}")
+            elif node.op == "get_attr":
+                # Constants are found by their node's name when a stored program is loaded.
+                self.lines.append(f"{name} = constant {node.name} {self.value(val)}")
+                self.attribute(gm, str(node.target))
+            elif node.op == "output":
+                self.lines.append(f"return {self.argument(node.args)}")
+            else:
+                args, kwargs = self.argument(node.args), self.argument(node.kwargs)
+                self.lines.append(f"{name} = {self.target(node.target)} {args} {kwargs} {self.value(val)}")
+
+    def target(self, target: Any) -> str:
+        if isinstance(target, (OpOverload, HigherOrderOperator)):
+            return str(target)
+        module = getattr(target, "__module__", "")
+        if module in ("_operator", "math") or module.startswith("torch."):
+            return f"{module}.{target.__name__}"
+        raise _NoKey
+
+    def attribute(self, gm: fx.GraphModule, target: str) -> None:
+        value: Any = gm
+        for part in target.split("."):
+            value = getattr(value, part)
+        if isinstance(value, fx.GraphModule):
+            self.lines.append("{")
+            self.graph(value)
+            self.lines.append("}")
+        elif type(value) in (torch.Tensor, torch.nn.Parameter) and value.numel() <= _MOST_ELEMENTS:
+            data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            self.lines.append(f"{self.value(value)} {hashlib.sha256(data).hexdigest()}")
+        else:
+            raise _NoKey
+
+    def value(self, val: Any) -> str:
+        """A result as its metadata tells it."""
+        if isinstance(val, torch.Tensor):
+            if type(val).__name__ not in ("FakeTensor", "Tensor", "Parameter"):
+                raise _NoKey
+            shape, stride = self.argument(tuple(val.shape)), self.argument(tuple(val.stride()))
+            return f"{val.dtype}{shape}{stride}{val.device}"
+        if isinstance(val, (list, tuple)):
+            return f"({','.join([self.value(v) for v in val])})"
+        if val is None or isinstance(val, (int, float, bool, str, *_SYMBOLIC)):
+            return self.argument(val)
+        return type(val).__name__
+
+    def argument(self, arg: Any) -> str:
+        match arg:
+            case fx.Node():
+                return self._nodes[arg]
+            case bool() | int() | float() | str() | None | complex():
+                return repr(arg)
+            case tuple() | list():
+                return f"({','.join([self.argument(a) for a in arg])})"
+            case dict():
+                return f"({','.join([f'{k}={self.argument(v)}' for k, v in arg.items()])})"
+            case slice():
+                return f"slice({self.argument((arg.start, arg.stop, arg.step))})"
+            case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
+                return str(arg)
+        if isinstance(arg, _SYMBOLIC):
+            self._shape_env = self._shape_env or arg.node.shape_env
+            return self.expression(arg.node.expr)
+        if isinstance(arg, (OpOverload, HigherOrderOperator)):
+            return str(arg)
+        raise _NoKey
+
+    def expression(self, expr: sympy.Expr) -> str:
+        known = self._texts.get(expr)
+        if known is None:
+            new = sorted(expr.free_symbols - self._symbols.keys(), key=lambda s: s.name)
+            self._symbols.update({s: f"s{len(self._symbols) + k}" for k, s in enumerate(new)})
+            known = str(expr.xreplace({s: sympy.Symbol(self._symbols[s]) for s in expr.free_symbols}))
+            self._texts[expr] = known
+        return known
+
+    def sizes(self) -> None:
+        """What the ShapeEnv knows of each size; typical values to the nearest power of two, since schedules go by them."""
+        env = self._shape_env
+        facts = sorted(self.expression(f) for f in getattr(env, "divisible", ()) or () if f.free_symbols <= self._symbols.keys())
+        self.lines += [f"holds {f}" for f in facts]
+        for symbol, name in self._symbols.items():
+            bounds = env.var_to_range.get(symbol) if env is not None else None
+            typical = None
+            for table in ("backed_var_to_val", "var_to_val"):
+                hint = (getattr(env, table, None) or {}).get(symbol)
+                if hint is not None and getattr(hint, "is_Integer", isinstance(hint, int)):
+                    typical = int(hint).bit_length()
+                    break
+            self.lines.append(f"{name} in {bounds} about 2**{typical}")

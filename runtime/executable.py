@@ -1,0 +1,106 @@
+"""From the text of a host program to a function that runs: names resolved, kernels in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..codegen.host_text import HostText, resolve_op
+from ..ir.errors import MlcError
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+Tensor = torch.Tensor
+_native = torch._C._dynamo.guards
+
+
+class RuntimeFailure(MlcError):
+    """A compiled graph could not be put together on this machine."""
+
+
+def load_program(
+    text: HostText, kernels: Mapping[str, Callable[..., Any]], constants: Mapping[str, Any], name: str
+) -> Boxed:
+    """The function of a host program: takes the list of arguments, clears it, returns a tuple.
+
+    ``kernels`` gives loaded code by variable, ``constants`` objects by name. Raises RuntimeFailure where one is missing.
+    """
+    namespace: dict[str, Any] = dict(HELPERS)
+    namespace.update(kernels)
+    for variable, target in text.ops.items():
+        namespace[variable] = constants[target] if target in constants else resolve_op(target)
+    for variable, constant in text.constants.items():
+        if constant not in constants:
+            raise RuntimeFailure(f"{name}: the module has no constant {constant!r}")
+        namespace[variable] = constants[constant]
+    exec(compile(text.text, f"<mlc host program {name}>", "exec"), namespace)
+    call: Any = namespace["call"]
+    call._boxed_call = True
+    call.__name__ = call.__qualname__ = f"mlc_{name}"
+    result: Boxed = call
+    return result
+
+
+# --- what the text calls ------------------------------------------------------------------------------------------------
+
+
+def _view(source: Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
+    return torch.as_strided(source, size, stride, source.storage_offset() + offset)
+
+
+def _empty(size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype, device: str) -> Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def _empty_cpu(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype)
+
+
+def _empty_cuda(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
+_assert_size_stride: Callable[..., None] | None = getattr(_native, "assert_size_stride", None)
+
+
+def _checked(result: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """The result of a library in the layout that the graph was compiled for; copied into it where the op chose another."""
+    if result.size() != tuple(size):
+        raise RuntimeFailure(
+            f"a library call gave shape {tuple(result.size())} where tracing promised {tuple(size)}; "
+            "the op's fake kernel and its real one disagree"
+        )
+    if result.stride() == tuple(stride) or result.numel() <= 1:
+        return result
+    if all(n <= 1 or a == b for n, a, b in zip(size, result.stride(), stride)):
+        return result
+    return torch.empty_strided(size, stride, dtype=result.dtype, device=result.device).copy_(result)
+
+
+def _seeds(count: int, device: str) -> Tensor:
+    """One random int64 for each use of random numbers, from the generator that ``torch.manual_seed`` seeds."""
+    return torch.randint(-(1 << 63), (1 << 63) - 1, (count,), dtype=torch.int64, device=device)
+
+
+def _aligned(tensor: Tensor, alignment: int = 16) -> Tensor:
+    """The tensor, or a copy where its memory does not begin on a multiple of ``alignment`` bytes."""
+    return tensor.clone(memory_format=torch.preserve_format) if tensor.data_ptr() % alignment else tensor
+
+
+def _raw_stream(index: int) -> int:
+    return int(torch._C._cuda_getCurrentRawStream(index))
+
+
+HELPERS: dict[str, Any] = {
+    "torch": torch,
+    "empty_cpu_": getattr(_native, "_empty_strided_cpu", _empty_cpu),
+    "empty_cuda_": getattr(_native, "_empty_strided_cuda", _empty_cuda) if torch.cuda.is_available() else _empty_cuda,
+    "empty_": _empty,
+    "view_": getattr(_native, "_reinterpret_tensor", _view),
+    "checked_": _checked,
+    "seeds_": _seeds,
+    "aligned_": _aligned,
+    "guard_": torch.cuda._DeviceGuard,
+    "raw_stream_": _raw_stream,
+}

@@ -1,0 +1,145 @@
+"""Kernels as bytes: compiled for a target, kept by key in memory and on disk, loaded on the machine that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..codegen.kernel import KernelSource
+from ..ir.target import Target
+from .cache import DiskCache, Entry
+from .cpu import compile_kernels, load_kernels
+from .executable import RuntimeFailure
+from .gpu import GpuBinary, compile_triton
+
+KIND_KERNEL, KIND_GRAPH = "kernel", "graph"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCode:
+    """Machine code of one kernel. ``meta`` is plain JSON: what loading and launching need besides the bytes.
+
+    ``symbols`` are the sizes that it takes, by their names in the tensor function.
+    """
+
+    key: str
+    name: str
+    language: str
+    symbols: tuple[str, ...]
+    payload: bytes = field(repr=False)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """Code that can be called: ``call(pointer, …, size, …)``, a stream after them on a GPU. ``owner`` keeps it in memory."""
+
+    call: Callable[..., Any]
+    owner: Any = field(repr=False)
+
+
+def compile_source(source: KernelSource, target: Target, key: str) -> KernelCode:
+    """Machine code of an emitted kernel. Raises CpuCompileError or GpuCompileError."""
+    if source.language == "llvm":
+        return KernelCode(key, source.name, "llvm", source.symbols, compile_kernels([source], target))
+    binary = compile_triton(source, target)
+    meta = {k: v for k, v in asdict(binary).items() if k not in ("code", "assembly")}
+    meta["grid"] = [str(g) for g in source.grid]
+    # The assembly is kept for the reports; the code stands in front of it.
+    meta["code_bytes"] = len(binary.code)
+    return KernelCode(key, source.name, "triton", source.symbols, binary.code + binary.assembly.encode(), meta)
+
+
+def gpu_binary(code: KernelCode) -> GpuBinary:
+    """The binary of a kernel in language "triton"."""
+    split = code.meta["code_bytes"]
+    known = {k: v for k, v in code.meta.items() if k in GpuBinary.__dataclass_fields__}
+    known |= {k: tuple(v) for k, v in known.items() if isinstance(v, list)}
+    return GpuBinary(**known, code=code.payload[:split], assembly=code.payload[split:].decode())
+
+
+def load_code(code: KernelCode, device: str) -> LoadedKernel:
+    """The kernel, ready to be called on ``device``. Raises RuntimeFailure where this machine cannot run it."""
+    if code.language == "llvm":
+        kernel = load_kernels(code.payload, [code.name])[code.name]
+        return LoadedKernel(kernel.call, kernel)
+    raise RuntimeFailure(f"{code.name}: no GPU on this machine to load a {code.language} kernel for {device}")
+
+
+class KernelStore:
+    """What was compiled before, by key: in this process, and on disk where ``disk`` is given."""
+
+    def __init__(self, disk: DiskCache | None) -> None:
+        self.disk = disk
+        self._codes: dict[str, KernelCode] = {}
+        self._loaded: dict[tuple[str, str], LoadedKernel] = {}
+        self._graphs: dict[str, Mapping[str, Any]] = {}
+
+    # --- kernels --------------------------------------------------------------------------------------------------------
+
+    def code(self, key: str) -> KernelCode | None:
+        """The code of a kernel compiled before."""
+        known = self._codes.get(key)
+        if known is None and self.disk is not None:
+            entry = self.disk.read(KIND_KERNEL, key)
+            if entry is not None:
+                m = entry.meta
+                known = KernelCode(key, m["name"], m["language"], tuple(m["symbols"]), entry.payload, m["meta"])
+                self._codes[key] = known
+        return known
+
+    def keep(self, code: KernelCode, description: str) -> None:
+        """Remember a kernel, on disk too."""
+        self._codes[code.key] = code
+        if self.disk is not None:
+            meta = {"name": code.name, "language": code.language, "symbols": code.symbols, "meta": code.meta}
+            self.disk.write(Entry(KIND_KERNEL, code.key, meta, code.payload, description))
+
+    def load(self, code: KernelCode, device: str) -> LoadedKernel:
+        """The kernel ready to be called on ``device``; loaded once a process."""
+        known = self._loaded.get((code.key, device))
+        if known is None:
+            known = self._loaded[code.key, device] = load_code(code, device)
+        return known
+
+    def replaced(self, key: str) -> None:
+        """Forget what is loaded of a kernel that was compiled anew."""
+        for loaded in [k for k in self._loaded if k[0] == key]:
+            del self._loaded[loaded]
+
+    # --- graphs ---------------------------------------------------------------------------------------------------------
+
+    def graph(self, key: str) -> Mapping[str, Any] | None:
+        """The record of a graph compiled before."""
+        known = self._graphs.get(key)
+        if known is None and self.disk is not None:
+            entry = self.disk.read(KIND_GRAPH, key)
+            if entry is not None:
+                known = self._graphs[key] = entry.meta
+        return known
+
+    def keep_graph(self, key: str, record: Mapping[str, Any], description: str) -> None:
+        """Remember a graph, on disk too."""
+        self._graphs[key] = record
+        if self.disk is not None:
+            self.disk.write(Entry(KIND_GRAPH, key, record, description=description))
+
+    def lock(self, kind: str, key: str) -> AbstractContextManager[None]:
+        """Hold a key against other processes."""
+        return nullcontext() if self.disk is None else self.disk.lock(kind, key)
+
+    def forget(self) -> None:
+        """Drop what this process remembers; the disk keeps its own."""
+        self._codes.clear()
+        self._graphs.clear()
+        self._loaded.clear()
+
+
+@lru_cache(maxsize=8)
+def kernel_store(folder: Path | None) -> KernelStore:
+    """The store over a cache folder, one a process; without a folder it lives in memory alone."""
+    return KernelStore(None if folder is None else DiskCache(folder))
