@@ -7,6 +7,10 @@ from ..ir.loops import LoopNest
 from ..ir.printer import show
 
 
+class DatabaseWarning(UserWarning):
+    """The tuning database, or a record of it, could not be used; schedules are the default ones."""
+
+
 class ScheduleError(MlcError):
     """A primitive was asked for what would change the program's meaning, or cannot be expressed.
 
