@@ -148,7 +148,8 @@ def bind_access(
                 binding.setdefault(index, ())
             continue
         if index.is_Symbol and index in extents:
-            if not _learn(domain, binding, index, digits):
+            # Reading only the front of a dimension is another iteration space.
+            if extents[index] != domain.size(digits) or not _learn(domain, binding, index, digits):
                 return False
         elif index.is_Add:
             if not _bind_merged(domain, index, digits, extents, binding):

@@ -90,6 +90,16 @@ class Builder:
         value = Select(inside, Load(a, (*axes[:-1], axes[-1] + 1), F32), const(0.5, F32))
         self.nodes.append(Compute(self.name(shape), kind(shape), axes, value))
 
+    def front(self) -> None:
+        """``a[..., :n]``."""
+        a = self.pick()
+        shape = self.shapes[a]
+        if not shape or shape[-1] < 2:
+            return
+        new = (*shape[:-1], self.draw(st.integers(1, shape[-1] - 1)))
+        axes = axes_of(new)
+        self.nodes.append(Compute(self.name(new), kind(new), axes, call("neg", Load(a, axes, F32))))
+
     def reduction(self) -> None:
         a = self.pick()
         shape = self.shapes[a]
@@ -139,7 +149,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     b = Builder(draw)
     shapes = draw(st.lists(st.sampled_from([(4, 6), (2, 2, 6), (6,), (24,), (4,), (1, 6)]), min_size=1, max_size=3))
     inputs = tuple(Input(b.name(s), kind(s)) for s in shapes)
-    steps = [b.pointwise, b.pointwise, b.rows, b.reduction, b.view, b.shifted]
+    steps = [b.pointwise, b.pointwise, b.rows, b.reduction, b.view, b.shifted, b.front]
     for _ in range(draw(st.integers(1, 9))):
         draw(st.sampled_from(steps))()
     made = [n for node in b.nodes for n in node.names]
