@@ -57,7 +57,8 @@ def _accesses(block: Block) -> list[tuple[str, tuple[Index, ...]]]:
 def _storage(nest: LoopNest, buffer: Buffer, uses: list[tuple[tuple[Index, ...], tuple[Loop, ...]]]) -> Storage:
     common = _common([outer for _, outer in uses])
     region = next((lp.var for lp in common if lp.kind is LoopKind.PARALLEL), None)
-    known = {lp.var for lp in common}
+    # Lanes are side by side in memory, whoever else runs over them.
+    known = {lp.var for lp in common if lp.kind is not LoopKind.VECTORIZED}
     shape, shift = [], []
     for k, extent in enumerate(buffer.shape):
         dimension = [(indices[k], outer) for indices, outer in uses]

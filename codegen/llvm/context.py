@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Expr
+from ...ir.expr import Expr, Index
 from ...ir.loops import Block, Bound, LoopNest
 from ...ir.target import Target
 from .builder import Builder, Val
@@ -40,7 +40,7 @@ class Context:
     """State of the emitter at one point of the function that it writes.
 
     ``indices`` maps loop variables and size symbols to int64 scalars, outermost first; ``vector`` is the loop variable that
-    runs over lanes, and how many; ``block_mask`` is what the block's predicate leaves, ``mask`` what branches leave of it; ``axes`` the bindings of the block at hand; ``assumed`` what is known to hold there.
+    runs over lanes, and how many; ``block_mask`` is what the block's predicate leaves, ``mask`` what branches leave of it; ``axes`` the bindings of the block at hand; ``assumed`` what is known to hold there. ``stored`` is what the block at hand has written and may read again.
     """
 
     nest: LoopNest
@@ -57,6 +57,7 @@ class Context:
     assumed: frozenset[Bound] = frozenset()
     versions: dict[str, int] = field(default_factory=dict)
     values: dict[int, tuple[Expr, Val]] = field(default_factory=dict)
+    stored: dict[tuple[str, tuple[Index, ...]], Val] = field(default_factory=dict)
     accumulators: dict[tuple[str, int], object] = field(default_factory=dict)
 
     @property

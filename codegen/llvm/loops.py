@@ -58,6 +58,8 @@ def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
     started = []
     for reduced in _starting(nest, loop):
         started += reductions.begin(ctx, reduced, loop) or []
+    cascades = [c for r in _cascading(nest, loop) for c in reductions.begin_cascade(ctx, r, loop)]
+    started += [inner for _, inner in cascades]
     ctx.extents[loop.var] = loop.extent
     match loop.kind:
         case LoopKind.VECTORIZED if ctx.vector is None:
@@ -67,8 +69,19 @@ def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
         case _:
             started = _counted(ctx, nest, loop, low, high, started)
     del ctx.extents[loop.var]
-    for acc in started:
+    inner = len(started) - len(cascades)
+    for acc in started[:inner]:
         reductions.finish(ctx, acc)
+    for (outer, _), acc in zip(cascades, started[inner:], strict=True):
+        reductions.finish_cascade(ctx, outer, acc)
+
+
+def _cascading(nest: Nest, loop: Loop) -> list[reductions.Reduced]:
+    """The reductions that sum this loop by itself before they add it to what is outside: shorter sums, smaller errors."""
+    if not dict(loop.annotations).get("cascade"):
+        return []
+    found = (nest.reductions[n.name] for n in _blocks(loop) if n.name in nest.reductions)
+    return [r for r in found if loop.var in r.vars and r.outermost is not None and r.outermost.var != loop.var]
 
 
 def _starting(nest: Nest, loop: Loop) -> list[reductions.Reduced]:
@@ -267,10 +280,14 @@ def _predicate(ctx: Context, block: Block) -> tuple[Val | None, Mask | None]:
 
 
 def _statements(ctx: Context, block: Block) -> None:
+    ctx.stored = {}
     for k, statement in enumerate(block.body):
         match statement:
             case Store():
                 value = evaluate(ctx, statement.value)
                 store(ctx, statement.buffer, statement.indices, index_values(ctx, statement.indices), value)
+                ctx.stored = {k: v for k, v in ctx.stored.items() if k[0] != statement.buffer}
+                ctx.stored[statement.buffer, statement.indices] = value
             case Update():
                 reductions.update(ctx, block, k, statement)
+    ctx.stored = {}

@@ -126,6 +126,34 @@ def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | Non
     return result
 
 
+def begin_cascade(ctx: Context, reduced: Reduced, loop: Loop) -> list[tuple[Accumulator, Accumulator]]:
+    """Accumulators for one run of ``loop`` inside the reduction: pairs of what is outside and the cleared ones that replace it."""
+    pairs = []
+    for k, statement in enumerate(reduced.block.body):
+        outer = ctx.accumulators.get((reduced.block.name, k))
+        if not isinstance(outer, Accumulator) or statement.monoid.exact or any(s.lanes != outer.lanes for s in outer.slots):
+            continue
+        if {d.var for d in outer.dims} - {lp.var for lp in reduced.path[reduced.path.index(loop) :]}:
+            continue  # a loop between selects among the accumulators
+        inner = replace(outer, slots=tuple(_slot(ctx, outer.size, s.dtype, s.lanes) for s in outer.slots))
+        _clear(ctx, inner)
+        ctx.accumulators[reduced.block.name, k] = inner
+        pairs.append((outer, inner))
+    return pairs
+
+
+def finish_cascade(ctx: Context, outer: Accumulator, inner: Accumulator) -> None:
+    """Add what one run of the inner loop gathered to the accumulators outside."""
+    for key, value in ctx.accumulators.items():
+        if value is inner:
+            ctx.accumulators[key] = outer
+    for k in range(outer.size):
+        x = [_read(ctx, slot, str(k)) for slot in outer.slots]
+        y = [_read(ctx, slot, str(k)) for slot in inner.slots]
+        for slot, value in zip(outer.slots, combined(ctx, outer.update, x, y), strict=True):
+            ctx.b.line(f"store {ctx.b.splat(value, slot.lanes)}, ptr {_element(ctx, slot, str(k))}")
+
+
 def _slot(ctx: Context, size: int, dtype: DType, lanes: int) -> Slot:
     return Slot(ctx.b.alloca(f"[{size} x {llvm_type(dtype, lanes)}]"), dtype, lanes)
 

@@ -32,6 +32,9 @@ def _evaluate(ctx: Context, expr: Expr) -> Val:
     b = ctx.b
     match expr:
         case Load():
+            stored = ctx.stored.get((expr.buffer, expr.indices))
+            if stored is not None:
+                return stored
             indices = index_values(ctx, expr.indices)
             return load(ctx, expr.buffer, expr.indices, indices)
         case Const():

@@ -4,10 +4,16 @@ from ...ir.loops import LoopNest
 from ...ir.target import Target
 from ..error import ScheduleError
 from ..schedule import Schedule
+from .cpu_column import CPU_COLUMN_REDUCTION
+from .cpu_pointwise import CPU_POINTWISE
+from .cpu_row import CPU_ROW_REDUCTION
+from .cpu_split import CPU_SPLIT_REDUCTION
 from .plain import CPU_PLAIN
 from .registry import DesignSpace, Rule, matching
 
-RULES: tuple[Rule, ...] = (CPU_PLAIN,)
+RULES: tuple[Rule, ...] = (
+    CPU_POINTWISE, CPU_COLUMN_REDUCTION, CPU_SPLIT_REDUCTION, CPU_ROW_REDUCTION, CPU_PLAIN,
+)  # fmt: skip
 
 
 def default_schedule(nest: LoopNest, target: Target) -> Schedule:

@@ -1,0 +1,241 @@
+"""Steps that the CPU rules share: rows brought together, lanes, teams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import sympy
+
+from ...ir.expr import Expr, Load, flops, walk
+from ...ir.loops import AxisKind, Block, LoopKind, LoopNest, Scope, Store, Update, blocks
+from ...ir.target import Target
+from ..error import ScheduleError
+from ..schedule import Schedule
+from .analysis import Shape
+
+# Operations on an element from which mathematics, not memory, sets the pace.
+HEAVY = 24
+UNROLLS = (4, 2, 8, 1)
+# Terms of one accumulator past which sums are made of sums, which err far less than one long sum (Higham 2002, 4.2).
+LONG = 256
+
+
+def unroll_values(nest: LoopNest) -> Mapping[str, tuple[int, ...]]:
+    """How many registers wide a vector loop is: enough to hide latency, not so many that constants are spilled."""
+    heavy = max((cost(b) for b, _ in blocks(nest)), default=0) >= HEAVY
+    return {"unroll": (2, 4, 1, 8) if heavy else UNROLLS}
+
+
+def cost(block: Block) -> int:
+    """Operations of one iteration of a block."""
+    return sum(flops(v) for s in block.body for v in values(s))
+
+
+def values(statement: Store | Update) -> tuple[Expr, ...]:
+    return statement.values if isinstance(statement, Update) else (statement.value,)
+
+
+def lane_bytes(nest: LoopNest) -> int:
+    """Bytes of the widest type that is computed with: narrower ones share its number of lanes, and halves compute wide."""
+    widest = 4
+    for block, _ in blocks(nest):
+        for s in block.body:
+            for v in values(s):
+                # An index that is looked up for a whole vector is no lane.
+                widest = max(widest, *(e.dtype.itemsize for e in walk(v) if not isinstance(e, Load) or e.dtype.is_float))
+    return min(widest, 8)
+
+
+def choose_width(target: Target, nest: LoopNest, extent: sympy.Expr, unroll: int) -> int:
+    """Lanes of a vector loop over ``extent``: the wanted width, less where that leaves no tail, or the whole of a short loop."""
+    native = target.lanes(lane_bytes(nest))
+    wanted = native * unroll
+    divisor = nest.symbols.divisor(extent)
+    if extent.is_Integer and int(extent) <= wanted:
+        return max(int(extent), 1)
+    width = wanted
+    while width >= native:
+        if divisor % width == 0:
+            return width
+        width //= 2
+    return wanted
+
+
+def vectorize_loop(schedule: Schedule, loop: str, target: Target, unroll: int) -> None:
+    """Split a loop by the width of its vectors and make the inner part lanes."""
+    extent = schedule.extent(loop)
+    width = choose_width(target, schedule.nest, extent, unroll)
+    if width == 1:
+        return
+    inner = loop
+    if extent != width:
+        if is_long(schedule, loop, width):
+            _, run, inner = schedule.split(loop, [None, run_length(schedule, loop, width), width])
+            schedule.annotate(run, "cascade", True)
+        else:
+            _, inner = schedule.split(loop, [None, width])
+    schedule.vectorize(inner)
+
+
+def is_long(schedule: Schedule, loop: str, width: int) -> bool:
+    """Whether one accumulator would take so many terms of a rounding reduction that its error shows."""
+    inside = [schedule.block(b) for b in schedule.get_blocks() if loop in schedule.get_loops(b)]
+    rounding = [
+        b
+        for b in inside
+        for s in b.body
+        if isinstance(s, Update) and not s.monoid.exact and s.values[0].dtype.is_float and _reduces(b, loop)
+    ]
+    if not rounding:
+        return False
+    _, most = schedule.nest.symbols.bounds(schedule.extent(loop))
+    return most is None or most > LONG * width
+
+
+def run_length(schedule: Schedule, loop: str, width: int) -> int:
+    """How many terms to sum before they join the rest: about the square root of all, so that both sums are short."""
+    terms = schedule.nest.symbols.hint(schedule.extent(loop), default=LONG * width) // width
+    return 1 << min(max((max(terms, 1).bit_length() + 1) // 2, 5), 9)
+
+
+def _reduces(block: Block, loop: str) -> bool:
+    return any(
+        axis.kind is AxisKind.REDUCTION and any(s.name == loop for s in binding.free_symbols)
+        for axis, binding in zip(block.axes, block.bindings, strict=True)
+    )
+
+
+def vectorize_innermost(schedule: Schedule, target: Target, unroll: int, skip: int = 0, only: str | None = None) -> None:
+    """Lanes on the innermost loop of every block (or of ``only``) that has more than ``skip`` loops."""
+    for block in schedule.get_blocks() if only is None else [only]:
+        loops = schedule.get_loops(block)
+        if len(loops) > skip and schedule.loop(loops[-1]).kind is LoopKind.SERIAL:
+            vectorize_loop(schedule, loops[-1], target, unroll)
+
+
+def parallel_roots(schedule: Schedule, target: Target) -> None:
+    """A team for every outermost loop that carries no reduction; two loops together where one has too few iterations."""
+    seen: set[str] = set()
+    for block in schedule.get_blocks():
+        loops = schedule.get_loops(block)
+        if not loops or loops[0] in seen:
+            continue
+        root = schedule.loop(loops[0])
+        seen.add(loops[0])
+        if root.kind is not LoopKind.SERIAL or root.extent == 1:
+            continue
+        hint = schedule.nest.symbols.hint(root.extent)
+        nested = len(root.body) == 1 and len(loops) > 1 and schedule.loop(loops[1]).kind is LoopKind.SERIAL
+        try:
+            if hint < 4 * target.cores and nested:
+                joined = schedule.fuse(loops[0], loops[1])
+                seen.add(joined)
+                schedule.parallel(joined)
+            else:
+                schedule.parallel(loops[0])
+        except ScheduleError:
+            try:
+                schedule.parallel(loops[0])
+            except ScheduleError:
+                continue
+
+
+def merge_rows(schedule: Schedule, rows: int) -> None:
+    """Put all stages of a row under one set of row loops, as far as dependences allow."""
+    for level in range(rows):
+        _merge_level(schedule, level)
+
+
+def merge_inner(schedule: Schedule, rows: int) -> None:
+    """Let neighbouring stages over the same elements share their loops: fewest passes over a row."""
+    depth = max((len(schedule.get_loops(b)) for b in schedule.get_blocks()), default=0)
+    for level in range(rows, depth):
+        _merge_level(schedule, level)
+
+
+def _merge_level(schedule: Schedule, level: int) -> None:
+    previous: str | None = None
+    for block in schedule.get_blocks():
+        loops = schedule.get_loops(block)
+        if len(loops) <= level:
+            previous = None
+            continue
+        here = loops[level]
+        if previous is not None and here != previous:
+            try:
+                schedule.merge(previous, here)
+                here = previous
+            except ScheduleError:
+                pass
+        previous = here
+
+
+def inline_cheap(schedule: Schedule, limit: int = 2) -> None:
+    """Compute cheap intermediate elements again instead of keeping a row of them."""
+    local = {b.name for b in schedule.nest.locals if b.scope is Scope.LOCAL}
+    for name in schedule.get_blocks():
+        block = schedule.block(name)
+        writes = [w.buffer for w in block.writes]
+        if block.is_reduction or cost(block) > limit or len(writes) != 1 or writes[0] not in local:
+            continue
+        try:
+            schedule.compute_inline(name)
+        except ScheduleError:
+            continue
+
+
+def cut_rows(schedule: Schedule, block: str, rows: int, partials: int) -> str | None:
+    """Reduce ``partials`` pieces of a block's reduction by themselves, the loop over pieces outermost; the block that does it."""
+    loops = schedule.get_loops(block)
+    if len(loops) <= rows or schedule.loop(loops[rows]).kind is not LoopKind.SERIAL:
+        return None
+    try:
+        piece, _ = schedule.split(loops[rows], [partials, None])
+        partial = schedule.rfactor(piece)
+        others = [lp for lp in schedule.get_loops(partial) if lp != piece]
+        if schedule.get_loops(partial)[0] != piece:
+            schedule.reorder(piece, *others)
+    except ScheduleError:
+        return None
+    return partial
+
+
+def best_vector(shape: Shape) -> sympy.Symbol | None:
+    """The dimension along which most traffic is contiguous: bytes times how often; writes count double, later ones win ties."""
+    hint = shape.nest.symbols.hint
+    extents = dict((*shape.rows, *shape.inner))
+    scores: dict[sympy.Symbol, int] = {}
+    for a in shape.accesses:
+        count = 1
+        for var, step in a.steps:
+            count *= hint(extents[var]) if step != 0 else 1
+        for var, step in a.steps:
+            if step == 1 and extents[var] != 1:
+                scores[var] = scores.get(var, 0) + count * a.buffer.dtype.itemsize * (2 if a.is_write else 1)
+    order = {var: k for k, var in enumerate(extents)}
+    return max(scores, key=lambda v: (scores[v], order[v]), default=None)
+
+
+def crosses(shape: Shape, vector: sympy.Symbol | None) -> sympy.Symbol | None:
+    """A dimension that some access is contiguous in while it jumps along ``vector``: tiles of the two use whole cache lines."""
+    for a in shape.accesses:
+        if vector is not None and a.step(vector) not in (0, 1, None):
+            for var, step in a.steps:
+                if step == 1 and var != vector:
+                    return var
+    return None
+
+
+def row_loops(shape: Shape) -> int:
+    """How many loops of every stage run over rows."""
+    return len(shape.rows)
+
+
+def roots(schedule: Schedule) -> Iterator[tuple[str, list[str]]]:
+    """The outermost loops, each with the blocks inside."""
+    grouped: dict[str, list[str]] = {}
+    for block in schedule.get_blocks():
+        loops = schedule.get_loops(block)
+        if loops:
+            grouped.setdefault(loops[0], []).append(block)
+    yield from grouped.items()

@@ -1,0 +1,70 @@
+"""Point-wise nests on CPUs: lanes along the dimension that most bytes are contiguous in, a team over the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sympy
+
+from ...ir.loops import LoopNest
+from ...ir.target import Target
+from ..schedule import Schedule
+from .analysis import analyse
+from .cpu_common import best_vector, crosses, merge_rows, parallel_roots, unroll_values, vectorize_loop
+from .registry import Params, Rule, Value
+
+# Tiles of a transposition: rows of the strided side that are still in the cache when their next column is read.
+_TILE = 64
+
+
+def _matches(nest: LoopNest, target: Target) -> bool:
+    return not analyse(nest).has_reduction
+
+
+def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    return unroll_values(nest)
+
+
+def _apply(schedule: Schedule, target: Target, params: Params) -> None:
+    shape = analyse(schedule.nest)
+    best = best_vector(shape)
+    across = crosses(shape, best)
+    for block in schedule.get_blocks():
+        _innermost(schedule, block, across)
+        _innermost(schedule, block, best)
+    merge_rows(schedule, max((len(schedule.get_loops(b)) for b in schedule.get_blocks()), default=0))
+    done: set[str] = set()
+    for block in schedule.get_blocks():
+        loops = schedule.get_loops(block)
+        if not loops or loops[-1] in done:
+            continue
+        if across is not None and len(loops) >= 2:
+            done.add(_tile(schedule, loops, target))
+        else:
+            vectorize_loop(schedule, loops[-1], target, int(params["unroll"]))
+            done.add(schedule.get_loops(block)[-1])
+    parallel_roots(schedule, target)
+
+
+def _innermost(schedule: Schedule, block: str, var: sympy.Symbol | None) -> None:
+    """Bring the loop of a dimension innermost."""
+    loops = schedule.get_loops(block)
+    node = schedule.block(block)
+    for axis, binding in zip(node.axes, node.bindings, strict=True):
+        if axis.var == var and binding.is_Symbol and binding.name in loops and loops[-1] != binding.name:
+            others = [lp for lp in loops if lp != binding.name]
+            schedule.reorder(*others, binding.name)
+
+
+def _tile(schedule: Schedule, loops: list[str], target: Target) -> str:
+    """Two innermost loops in tiles, so that cache lines of the side that is read across are used whole."""
+    *outer, rows, columns = loops
+    width = target.lanes(4)
+    row_outer, row_inner = schedule.split(rows, [None, _TILE])
+    column_outer, column_inner, lane = schedule.split(columns, [None, _TILE // width, width])
+    schedule.reorder(*outer, row_outer, column_outer, row_inner, column_inner, lane)
+    schedule.vectorize(lane)
+    return lane
+
+
+CPU_POINTWISE = Rule("cpu_pointwise", ("cpu",), _matches, _parameters, _apply)

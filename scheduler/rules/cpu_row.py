@@ -1,0 +1,40 @@
+"""Reductions along contiguous rows on CPUs: a team over rows; all stages of a row while it is in the first-level cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...ir.loops import LoopNest
+from ...ir.target import Target
+from ..schedule import Schedule
+from .analysis import analyse
+from .cpu_common import (
+    inline_cheap,
+    merge_inner,
+    merge_rows,
+    parallel_roots,
+    row_loops,
+    unroll_values,
+    vectorize_innermost,
+)
+from .registry import Params, Rule, Value
+
+
+def _matches(nest: LoopNest, target: Target) -> bool:
+    return analyse(nest).has_reduction
+
+
+def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    return unroll_values(nest)
+
+
+def _apply(schedule: Schedule, target: Target, params: Params) -> None:
+    rows = row_loops(analyse(schedule.nest))
+    inline_cheap(schedule)
+    merge_rows(schedule, rows)
+    merge_inner(schedule, rows)
+    vectorize_innermost(schedule, target, int(params["unroll"]), skip=rows)
+    parallel_roots(schedule, target)
+
+
+CPU_ROW_REDUCTION = Rule("cpu_row_reduction", ("cpu",), _matches, _parameters, _apply)

@@ -1,0 +1,38 @@
+"""Reductions to few results over many elements on CPUs: pieces in parallel, then their combination."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...ir.loops import LoopNest
+from ...ir.target import Target
+from ..schedule import Schedule
+from .analysis import analyse
+from .cpu_common import best_vector, cut_rows, parallel_roots, unroll_values, vectorize_innermost
+from .registry import Params, Rule, Value
+
+
+def _matches(nest: LoopNest, target: Target) -> bool:
+    shape = analyse(nest)
+    if not shape.has_reduction or target.cores == 1 or shape.row_count >= 4 * target.cores:
+        return False
+    return shape.inner_count >= 1 << 14 and best_vector(shape) not in {v for v, _ in shape.rows}
+
+
+def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    return {**unroll_values(nest), "partials": (target.cores, 4 * target.cores)}
+
+
+def _apply(schedule: Schedule, target: Target, params: Params) -> None:
+    shape = analyse(schedule.nest)
+    rows = len(shape.rows)
+    for block in shape.reductions:
+        cut_rows(schedule, block.name, rows, int(params["partials"]))
+    for name in schedule.get_blocks():
+        # The combination of the pieces is short: lanes would only add a tail.
+        if len(schedule.get_loops(name)) > rows and f"{name}_rf" not in schedule.get_blocks():
+            vectorize_innermost(schedule, target, int(params["unroll"]), skip=rows, only=name)
+    parallel_roots(schedule, target)
+
+
+CPU_SPLIT_REDUCTION = Rule("cpu_split_reduction", ("cpu",), _matches, _parameters, _apply)
