@@ -1,0 +1,5 @@
+"""Triton source from scheduled loop nests."""
+
+from .emit import emit_triton
+
+__all__ = ["emit_triton"]

@@ -1,0 +1,196 @@
+"""A scheduled nest as the source of one Triton kernel.
+
+Loops bound to ``blockIdx`` are program ids; loops bound to ``threadIdx.x`` are the axes of the program's tile, one dimension
+of the tile for each depth of nesting; the others are loops. A block is written once, for all lanes of the tile.
+"""
+
+from __future__ import annotations
+
+import re
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv
+
+from ...ir.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Update, walk_nodes
+from ...ir.target import Target
+from ..kernel import EmitError, KernelSource
+from .helpers import helpers_for
+from .program import BlockInfo, Program
+from .reduce import Reductions
+from .values import Values
+from .writer import Writer
+
+_HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
+
+
+def emit_triton(nest: LoopNest, target: Target) -> KernelSource:
+    """The Triton source of a scheduled nest for a GPU target.
+
+    The kernel takes ``<name>_ptr`` for each parameter, then the size symbols, all of one integer type (``option("index")``).
+    Nest annotations: ``num_warps`` (4), ``num_stages`` (1), ``peel`` (programs that no tail touches run without masks),
+    ``evict:<buffer>`` (a cache policy, which blocks may also carry). A loop annotated ``num_stages`` is pipelined.
+    Raises EmitError, which says what schedule would do.
+    """
+    if not target.is_gpu:
+        raise EmitError(f"{target} is no GPU; Triton kernels are for cuda and hip")
+    return _Emitter(nest, target).source()
+
+
+class _Emitter:
+    def __init__(self, nest: LoopNest, target: Target) -> None:
+        self.nest = nest
+        self.target = target
+        self.program = Program(nest)
+        self.out = Writer()
+        self.values = Values(self.program, self.out)
+        self.reductions = Reductions(self.values, self.out)
+
+    def source(self) -> KernelSource:
+        name = re.sub(r"\W", "_", self.nest.name)
+        symbols = tuple(s.name for s in self.nest.symbols.symbols)
+        parameters = [*(f"{b.name}_ptr" for b in self.nest.params), *symbols]
+        self._program_ids()
+        self._tile_axes()
+        self._body()
+        body = "\n".join(self.out.lines) or "    pass"
+        helpers = "".join(self.out.helpers.values())
+        text = f"{_HEAD}{helpers_for(body + helpers)}{helpers}\n\n@triton.jit\ndef {name}({', '.join(parameters)}):\n{body}\n"
+        return KernelSource(name, "triton", text, self.nest.params, symbols, tuple(self.program.grid), self._meta())
+
+    def _meta(self) -> tuple[tuple[str, int | str | bool], ...]:
+        divisors = [(f"divisor:{s.symbol.name}", s.divisor) for s in self.nest.symbols.sizes if s.divisor > 1]
+        return (
+            ("index", "i64" if self.program.wide else "i32"),
+            ("num_warps", int(self.nest.annotation("num_warps", 4) or 4)),
+            ("num_stages", int(self.nest.annotation("num_stages", 1) or 1)),
+            ("enable_fp_fusion", True),
+            *divisors,
+        )
+
+    # --- the head -------------------------------------------------------------------------------------------------------
+
+    def _program_ids(self) -> None:
+        used = {s.name for e in self.program.loops.values() for s in e.free_symbols}
+        for k, axis in enumerate("xyz"):
+            if f"pid_{axis}" in used:
+                wide = ".to(tl.int64)" if self.program.wide else ""
+                self.out.line(f"pid_{axis} = tl.program_id({k}){wide}")
+
+    def _tile_axes(self) -> None:
+        for axis, (dim, extent) in self.program.tile.items():
+            place = ", ".join(":" if d == dim else "None" for d in range(self.program.rank))
+            wide = ".to(tl.int64)" if self.program.wide else ""
+            index = f"[{place}]" if self.program.rank > 1 else ""
+            self.out.line(f"{axis.name} = tl.arange(0, {extent}){wide}{index}")
+
+    # --- the body -------------------------------------------------------------------------------------------------------
+
+    def _body(self) -> None:
+        full = self._full_programs()
+        if full is None:
+            self._nodes(self.nest.body)
+            return
+        pid, count = full
+        self.out.line(f"if {pid.name} < {self.values.index(count)}:  # no tail in this program")
+        before = self.program.ranges.extents[pid]
+        self.program.ranges.loop(pid, count)
+        self._branch()
+        self.program.ranges.loop(pid, before)
+        self.out.line("else:")
+        self._branch()
+
+    def _branch(self) -> None:
+        with self.out.scope():
+            self._nodes(self.nest.body)
+        self.values.tiles.clear()
+        self.values.stored.clear()
+
+    def _full_programs(self) -> tuple[sympy.Symbol, sympy.Expr] | None:
+        """How many programs of a one-dimensional grid no tail touches, where the nest asks for a path of their own."""
+        if not self.nest.annotation("peel") or len(self.program.grid) != 1:
+            return None
+        pid = next((e for e in self.program.loops.values() if e.is_Symbol and e.name == "pid_x"), None)
+        tails = {b for i in self.program.infos.values() for b in i.bounds if not self.program.ranges.below(*b)}
+        if pid is None or not tails:
+            return None
+        counts = set()
+        for lhs, rhs in tails:
+            step = sympy.expand(lhs).coeff(pid)
+            if not step.is_Integer or step <= 0 or pid in rhs.free_symbols:
+                return None
+            counts.add(FloorDiv(rhs, step))
+        if len(counts) != 1:
+            return None
+        count = counts.pop()
+        return (pid, count) if count != 0 else None
+
+    def _nodes(self, nodes: tuple[Node, ...]) -> None:
+        for node in nodes:
+            if isinstance(node, Block):
+                self._block(self.program.infos[node.name])
+            else:
+                self._loop(node)
+
+    def _loop(self, loop: Loop) -> None:
+        self.values.open.append(loop.var)
+        var = self.program.loops[loop.var]
+        if loop.kind in (LoopKind.SERIAL, LoopKind.UNROLLED) and var.is_Symbol:
+            self._serial(loop, var)
+        else:
+            self._nodes(loop.body)
+        self.values.open.pop()
+
+    def _serial(self, loop: Loop, var: sympy.Symbol) -> None:
+        inside = [self.program.infos[n.name] for n, _ in walk_nodes(loop.body) if isinstance(n, Block)]
+        carried = [i for i in inside if self._starts(i, var)]
+        for info in carried:
+            self.reductions.begin(info)
+        for name in {a.buffer for i in inside for a in i.block.writes if _is_global(self.program, a.buffer)}:
+            self.out.forget(name)
+        self._loop_head(loop, var)
+        self.values.serial.append(loop.var)
+        with self.out.scope():
+            if self.program.wide and not loop.extent.free_symbols and loop.kind is LoopKind.SERIAL:
+                self.out.line(f"{var.name} = tl.cast({var.name}_, tl.int64)")
+            self._nodes(loop.body)
+        self.values.serial.pop()
+        for info in carried:
+            self.values.enter(info, ended=True)
+            self.reductions.end(info)
+
+    def _loop_head(self, loop: Loop, var: sympy.Symbol) -> None:
+        extent = self.values.index(loop.extent)
+        stages = dict(loop.annotations).get("num_stages")
+        name = var.name
+        if loop.kind is LoopKind.UNROLLED:
+            if not loop.extent.is_Integer:
+                raise EmitError(f"loop {loop.var} is unrolled and runs {loop.extent} times; unroll a constant extent")
+            self.out.line(f"for {name} in tl.static_range({extent}):")
+        elif stages:
+            self.out.line(f"for {self._raw(loop, name)} in tl.range(0, {extent}, num_stages={stages}):")
+        else:
+            self.out.line(f"for {self._raw(loop, name)} in tl.range(0, {extent}):")
+
+    def _raw(self, loop: Loop, name: str) -> str:
+        return f"{name}_" if self.program.wide and not loop.extent.free_symbols else name
+
+    def _starts(self, info: BlockInfo, var: sympy.Symbol) -> bool:
+        """Whether this loop is the outermost that carries the block's reduction."""
+        return info.block.is_reduction and var in info.reduced_serial and info.block.name not in self.reductions.open
+
+    def _block(self, info: BlockInfo) -> None:
+        source = dict(info.block.annotations).get("comment", "")
+        self.out.comment(f"{info.block.name}{': ' if source else ''}{source}")
+        self.values.enter(info)
+        for statement in info.block.body:
+            if isinstance(statement, Update):
+                self.reductions.step(info, statement)
+            else:
+                buffer = self.program.buffers[statement.buffer]
+                self.values.store(buffer, statement.indices, self.values.value(statement.value))
+
+
+def _is_global(program: Program, name: str) -> bool:
+    return program.buffers[name].scope is Scope.GLOBAL
+
+

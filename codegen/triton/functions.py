@@ -1,0 +1,221 @@
+"""The table of scalar functions as Triton expressions, and casts.
+
+Accuracy is torch's: libdevice's functions rather than the fast approximations of ``tl.math``, divisions and square roots
+rounded to nearest. Half types are computed in float32 and rounded after each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...ir.dtypes import DType
+from ...ir.ops import OPS
+from ..kernel import EmitError
+
+# Texts of the arguments and their type, to text.
+Handler = Callable[[tuple[str, ...], DType], str]
+
+TYPES: dict[DType, str] = {
+    DType.FLOAT64: "tl.float64",
+    DType.FLOAT32: "tl.float32",
+    DType.FLOAT16: "tl.float16",
+    DType.BFLOAT16: "tl.bfloat16",
+    DType.FLOAT8_E4M3FN: "tl.float8e4nv",
+    DType.FLOAT8_E5M2: "tl.float8e5",
+    DType.INT64: "tl.int64",
+    DType.INT32: "tl.int32",
+    DType.INT16: "tl.int16",
+    DType.INT8: "tl.int8",
+    DType.UINT64: "tl.uint64",
+    DType.UINT32: "tl.uint32",
+    DType.UINT16: "tl.uint16",
+    DType.UINT8: "tl.uint8",
+    DType.BOOL: "tl.int1",
+}
+_FP8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
+
+
+def type_text(dtype: DType) -> str:
+    """``tl.float32`` and so on. Raises EmitError for types that Triton lacks."""
+    try:
+        return TYPES[dtype]
+    except KeyError:
+        raise EmitError(f"Triton has no element type {dtype.value}; leave this op to the library") from None
+
+
+def literal(value: bool | int | float) -> str:
+    """A Python literal, infinities and NaN included."""
+    if isinstance(value, float):
+        if value != value:
+            return 'float("nan")'
+        if value in (float("inf"), float("-inf")):
+            return f'float("{value}")'
+    return f"({value!r})" if not isinstance(value, bool) and value < 0 else repr(value)
+
+
+def typed_literal(value: str, dtype: DType) -> str:
+    """A literal as a scalar of a definite type."""
+    return f"tl.full([], {value}, {type_text(dtype)})"
+
+
+def cast_text(text: str, source: DType, target: DType) -> str:
+    """``text`` converted with torch's rules. Raises EmitError where Triton's conversion differs."""
+    if target is DType.BOOL:
+        return f"({text} != 0)"
+    if target in _FP8:
+        raise EmitError(f"{source.value} to {target.value}: Triton saturates where torch does not; leave it to the library")
+    name = type_text(target)
+    # torch rounds twice on the way from float64 and the integers to the half types.
+    if target.is_half and source not in (DType.FLOAT32, *_FP8) or source.is_half and target is not DType.FLOAT32:
+        return f"{text}.to(tl.float32).to({name})"
+    return f"{text}.to({name})"
+
+
+def call_text(fn: str, args: tuple[str, ...], dtype: DType, result: DType) -> str:
+    """The call of an IR function on arguments of ``dtype``. Raises EmitError where that type has no such function."""
+    if fn == "bitcast":
+        return f"{args[0]}.to({type_text(result)}, bitcast=True)"
+    if fn in _FLOAT_ONLY and not dtype.is_float:
+        raise EmitError(f"{fn} of {dtype.value}: cast to a float type first")
+    handler = FUNCTIONS[fn]
+    if dtype.is_half:
+        text = handler(tuple(f"{a}.to(tl.float32)" for a in args), DType.FLOAT32)
+        return f"({text}).to({type_text(result)})" if result is dtype else text
+    return handler(args, dtype)
+
+
+def takes_literals(fn: str) -> bool:
+    """Whether a literal may stand bare among the arguments: it then takes the type of the other argument."""
+    return fn in _PLAIN
+
+
+def _infix(op: str) -> Handler:
+    return lambda a, d: f"({a[0]} {op} {a[1]})"
+
+
+def _libdevice(name: str) -> Handler:
+    return lambda a, d: f"libdevice.{name}({', '.join(a)})"
+
+
+def _by_kind(of_float: Handler, of_int: Handler) -> Handler:
+    return lambda a, d: of_float(a, d) if d.is_float else of_int(a, d)
+
+
+def _named(name: str) -> Handler:
+    return lambda a, d: f"{name}({', '.join(a)})"
+
+
+def _extreme(name: str, nan: str, of_bool: str) -> Handler:
+    def make(a: tuple[str, ...], d: DType) -> str:
+        if d is DType.BOOL:
+            return f"({a[0]} {of_bool} {a[1]})"
+        how = f", propagate_nan=tl.PropagateNan.{nan}" if d.is_float else ""
+        return f"tl.{name}({a[0]}, {a[1]}{how})"
+
+    return make
+
+
+def _logical(op: str) -> Handler:
+    def make(a: tuple[str, ...], d: DType) -> str:
+        x, y = a if d is DType.BOOL else (f"({a[0]} != 0)", f"({a[1]} != 0)")
+        return f"({x} {op} {y})"
+
+    return make
+
+
+def _div(a: tuple[str, ...], d: DType) -> str:
+    return f"tl.div_rn({a[0]}, {a[1]})" if d is DType.FLOAT32 else f"({a[0]} / {a[1]})"
+
+
+def _reciprocal(a: tuple[str, ...], d: DType) -> str:
+    return _div((typed_literal("1.0", d), a[0]), d)
+
+
+def _sigmoid(a: tuple[str, ...], d: DType) -> str:
+    return f"(1.0 / (1.0 + libdevice.exp(-{a[0]})))"
+
+
+def _rounding(name: str) -> Handler:
+    return lambda a, d: f"libdevice.{name}({a[0]})" if d.is_float else a[0]
+
+
+def _shift_left(a: tuple[str, ...], d: DType) -> str:
+    return f"tl.where(({a[1]} >= 0) & ({a[1]} < {d.bits}), {a[0]} << {a[1]}, 0)"
+
+
+def _shift_right(a: tuple[str, ...], d: DType) -> str:
+    if not d.is_signed:
+        return f"tl.where({a[1]} < {d.bits}, {a[0]} >> {a[1]}, 0)"
+    return f"({a[0]} >> tl.where(({a[1]} >= 0) & ({a[1]} < {d.bits}), {a[1]}, {d.bits - 1}))"
+
+
+def _remainder(a: tuple[str, ...], d: DType) -> str:
+    if d.is_float:
+        return f"mlc_remainder_float({a[0]}, {a[1]})"
+    return f"mlc_remainder({a[0]}, {a[1]})" if d.is_signed else f"({a[0]} % {a[1]})"
+
+
+def _floordiv(a: tuple[str, ...], d: DType) -> str:
+    if d.is_float:
+        return f"mlc_floordiv_float({a[0]}, {a[1]})"
+    return f"mlc_floordiv({a[0]}, {a[1]})" if d.is_signed else f"({a[0]} // {a[1]})"
+
+
+def _truncdiv(a: tuple[str, ...], d: DType) -> str:
+    return f"libdevice.trunc({_div(a, d)})" if d.is_float else f"({a[0]} // {a[1]})"
+
+
+FUNCTIONS: dict[str, Handler] = {
+    "add": _infix("+"),
+    "sub": _infix("-"),
+    "mul": _infix("*"),
+    "maximum": _extreme("maximum", "ALL", "|"),
+    "minimum": _extreme("minimum", "ALL", "&"),
+    "fmax": _extreme("maximum", "NONE", "|"),
+    "fmin": _extreme("minimum", "NONE", "&"),
+    "div": _div,
+    "floordiv": _floordiv,
+    "remainder": _remainder,
+    "truncdiv": _truncdiv,
+    "fmod": _by_kind(_libdevice("fmod"), _infix("%")),
+    "pow": _by_kind(_libdevice("pow"), _named("mlc_pow")),
+    **{name: _libdevice(name) for name in ("atan2", "hypot", "nextafter", "copysign")},
+    "fma": _by_kind(_named("tl.fma"), lambda a, d: f"({a[0]} * {a[1]} + {a[2]})"),
+    "neg": _by_kind(lambda a, d: f"(-{a[0]})", lambda a, d: f"(0 - {a[0]})"),
+    "abs": _named("tl.abs"),
+    "sign": lambda a, d: f"(({a[0]} > 0).to({type_text(d)}) - ({a[0]} < 0).to({type_text(d)}))",
+    "floor": _rounding("floor"),
+    "ceil": _rounding("ceil"),
+    "trunc": _rounding("trunc"),
+    "round": _rounding("nearbyint"),
+    "sqrt": lambda a, d: f"tl.sqrt_rn({a[0]})" if d is DType.FLOAT32 else f"tl.sqrt({a[0]})",
+    "rsqrt": _libdevice("rsqrt"),
+    "reciprocal": _reciprocal,
+    "sigmoid": _sigmoid,
+    **{name: _libdevice(name) for name in "exp exp2 expm1 log log2 log10 log1p tanh".split()},
+    **{name: _libdevice(name) for name in "sin cos tan asin acos atan sinh cosh asinh acosh atanh".split()},
+    **{name: _libdevice(name) for name in "erf erfc erfinv lgamma".split()},
+    "digamma": _named("mlc_digamma"),
+    **dict(zip("eq ne lt le gt ge".split(), map(_infix, "== != < <= > >=".split()), strict=True)),
+    "isnan": _by_kind(lambda a, d: f"({a[0]} != {a[0]})", lambda a, d: f"({a[0]} != {a[0]})"),
+    "isinf": _by_kind(lambda a, d: f'(tl.abs({a[0]}) == float("inf"))', lambda a, d: f"({a[0]} != {a[0]})"),
+    "logical_and": _logical("&"),
+    "logical_or": _logical("|"),
+    "logical_xor": _logical("^"),
+    "logical_not": lambda a, d: f"({a[0]} == 0)",
+    "bit_and": _infix("&"),
+    "bit_or": _infix("|"),
+    "bit_xor": _infix("^"),
+    "bit_not": lambda a, d: f"({a[0]} == 0)" if d is DType.BOOL else f"(~{a[0]})",
+    "shl": _shift_left,
+    "shr": _shift_right,
+    "bitcast": lambda a, d: a[0],  # needs the result's type; see call_text
+    "rand": _named("mlc_rand"),
+    "randn": _named("mlc_randn"),
+    "randbits": _named("mlc_randbits"),
+}
+
+_PLAIN = frozenset("add sub mul maximum minimum fmax fmin eq ne lt le gt ge bit_and bit_or bit_xor".split())
+_FLOAT_ONLY = frozenset(
+    {n for n, o in OPS.items() if o.flops >= 4 and o.arity == 1} - {"rand", "randn", "randbits", "lgamma"}
+) | {"div", "atan2", "hypot", "nextafter", "copysign", "lgamma"}

@@ -1,0 +1,126 @@
+"""Device functions that generated kernels may call, as text: each goes into the sources that use it.
+
+They are text, not imported functions, so that a kernel's source is all there is to compile, hash and read.
+"""
+
+from __future__ import annotations
+
+import re
+
+HELPERS: dict[str, str] = {
+    "mlc_floordiv": '''
+@triton.jit
+def mlc_floordiv(a, b):
+    """Integer division that rounds towards minus infinity."""
+    q = a // b
+    return tl.where((a % b != 0) & ((a < 0) != (b < 0)), q - 1, q)
+''',
+    "mlc_remainder": '''
+@triton.jit
+def mlc_remainder(a, b):
+    """Integer remainder with the sign of the divisor."""
+    r = a % b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+''',
+    "mlc_remainder_float": '''
+@triton.jit
+def mlc_remainder_float(a, b):
+    """Remainder with the sign of the divisor."""
+    r = libdevice.fmod(a, b)
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+''',
+    "mlc_floordiv_float": '''
+@triton.jit
+def mlc_floordiv_float(a, b):
+    """Floor of a quotient, exact where the quotient is; a / b for a zero divisor."""
+    r = libdevice.fmod(a, b)
+    q = (a - r) / b
+    q = tl.where((r != 0) & ((b < 0) != (r < 0)), q - 1.0, q)
+    f = libdevice.floor(q)
+    f = tl.where(q - f > 0.5, f + 1.0, f)
+    return tl.where(b == 0, a / b, tl.where(q == 0, libdevice.copysign(q * 0.0, a / b), f))
+''',
+    "mlc_pow": '''
+@triton.jit
+def mlc_pow(a, b):
+    """Integer power that wraps; a negative exponent leaves 1 and -1 and takes the rest to zero."""
+    result = (a * 0 + 1) + b * 0
+    base = a + b * 0
+    e = tl.where(b < 0, b % 2, b)
+    e = tl.where(e < 0, 0 - e, e)
+    for _ in range(0, 63):
+        result = tl.where((e & 1) != 0, result * base, result)
+        base = base * base
+        e = e >> 1
+    return tl.where((b < 0) & (a != 1) & (a + 1 != 0), result * 0, result)
+''',
+    "mlc_digamma": '''
+@triton.jit
+def mlc_digamma(a):
+    """Digamma: reflection below zero, recurrence up to ten, asymptotic series."""
+    negative = a <= 0
+    y = tl.where(negative, 1.0 - a, a)
+    total = y * 0.0
+    for _ in tl.static_range(10):
+        small = y < 10.0
+        total = tl.where(small, total - 1.0 / y, total)
+        y = tl.where(small, y + 1.0, y)
+    z = 1.0 / (y * y)
+    series = 0.08333333333333333 - z * (0.008333333333333333 - z * (0.003968253968253968 - z * (
+        0.004166666666666667 - z * (0.007575757575757576 - z * 0.021092796092796094))))
+    result = total + libdevice.log(y) - 0.5 / y - z * series
+    fraction = a - libdevice.trunc(a)
+    reflected = result - 3.141592653589793 / libdevice.tan(3.141592653589793 * fraction)
+    result = tl.where(negative, tl.where(fraction == 0, float("nan"), reflected), result)
+    return tl.where(a == 0, libdevice.copysign(a * 0.0 + float("inf"), -a), result)
+''',
+    "mlc_philox": '''
+@triton.jit
+def mlc_philox(seed, offset):
+    """Words 0 and 1 of Philox4x32-10 with key ``seed`` and counter ``(offset, 0)``."""
+    low = (offset & 0xFFFFFFFF).to(tl.uint32)
+    high = ((offset >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    zero = low ^ low
+    w0, w1, w2, w3 = tl.philox(seed, low, high, zero, zero)
+    return w0, w1
+''',
+    "mlc_rand": '''
+@triton.jit
+def mlc_rand(seed, offset):
+    """Uniform in [0, 1)."""
+    w0, w1 = mlc_philox(seed, offset)
+    return (w0 >> 8).to(tl.float32) * 5.9604644775390625e-08
+''',
+    "mlc_randn": '''
+@triton.jit
+def mlc_randn(seed, offset):
+    """Standard normal by Box and Muller."""
+    w0, w1 = mlc_philox(seed, offset)
+    u = ((w0 >> 8) + 1).to(tl.float32) * 5.9604644775390625e-08
+    v = (w1 >> 8).to(tl.float32) * 5.9604644775390625e-08
+    return tl.sqrt_rn(-2.0 * libdevice.log(u)) * libdevice.cos(6.283185307179586 * v)
+''',
+    "mlc_randbits": '''
+@triton.jit
+def mlc_randbits(seed, offset):
+    """64 random bits."""
+    w0, w1 = mlc_philox(seed, offset)
+    return (w1.to(tl.int64) << 32) | w0.to(tl.int64)
+''',
+}
+_NAME = re.compile(r"\bmlc_\w+")
+
+
+def helpers_for(text: str) -> str:
+    """The sources of the device functions that ``text`` calls, each before its first use."""
+    needed: dict[str, str] = {}
+
+    def visit(body: str) -> None:
+        for name in _NAME.findall(body):
+            if name in HELPERS and name not in needed:
+                source = HELPERS[name]
+                visit(source.replace(f"def {name}", ""))
+                needed[name] = source
+
+    visit(text)
+    return "\n".join(s for s in needed.values())

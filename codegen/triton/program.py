@@ -1,0 +1,193 @@
+"""The nest as a Triton program: which loop is a program id, which a tile axis, which a loop, and how wide indices are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+
+from ...ir.expr import Expr, IndexValue, Load, children, is_value, symbol
+from ...ir.loops import AxisKind, Block, Buffer, Loop, LoopKind, LoopNest, Scope, Update, blocks, walk_nodes
+from ...ir.symbols import Size
+from ..kernel import EmitError
+from .index import INT32_MAX, Ranges
+from .writer import Dims
+
+_GRID = {LoopKind.BLOCK_X: 0, LoopKind.BLOCK_Y: 1, LoopKind.BLOCK_Z: 2}
+_LOOPS = (LoopKind.SERIAL, LoopKind.UNROLLED)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInfo:
+    """A block in canonical loop symbols, which are the same for loops of sibling trees that are the same tile axis.
+
+    ``bounds`` are the conjuncts of its predicate; ``reduced`` the loop symbols that carry its reduction axes.
+    """
+
+    block: Block
+    axes: dict[sympy.Symbol, sympy.Expr]
+    bounds: tuple[tuple[sympy.Expr, sympy.Expr], ...]
+    spatial: Dims
+    reduced_tile: Dims
+    reduced_serial: Dims
+    carriers: frozenset[sympy.Symbol]
+
+    @property
+    def tile(self) -> Dims:
+        return self.spatial | self.reduced_tile
+
+
+class Program:
+    """Everything about a nest that is decided before the first line is written."""
+
+    def __init__(self, nest: LoopNest) -> None:
+        self.nest = nest
+        self.buffers: dict[str, Buffer] = nest.buffers
+        self.ranges = Ranges(nest.symbols)
+        self.grid: list[sympy.Expr] = []
+        # Loop variable -> the expression that it is in the program: a program id, a tile axis, a loop or zero.
+        self.loops: dict[sympy.Symbol, sympy.Expr] = {}
+        # Tile axis -> (dimension, extent).
+        self.tile: dict[sympy.Symbol, tuple[int, int]] = {}
+        self.rank = 0
+        self._place_loops()
+        self.infos = {b.name: self._info(b, outer) for b, outer in blocks(nest)}
+        self.wide = not self._fits_int32()
+
+    # --- loops ----------------------------------------------------------------------------------------------------------
+
+    def _place_loops(self) -> None:
+        depths: dict[sympy.Symbol, int] = {}
+        extents: dict[int, set[int]] = {}
+        grid: dict[int, sympy.Expr] = {}
+        serial = 0
+        for node, outer in walk_nodes(self.nest.body):
+            if not isinstance(node, Loop):
+                continue
+            if node.kind is LoopKind.THREAD_X:
+                depths[node.var] = sum(o.kind is LoopKind.THREAD_X for o in outer)
+                extents.setdefault(depths[node.var], set()).add(self._tile_extent(node))
+            elif node.kind in _GRID:
+                self._program_id(node, outer, grid)
+            elif node.kind in _LOOPS:
+                if node.extent == 1:
+                    self.loops[node.var] = sympy.S.Zero
+                else:
+                    self.loops[node.var] = canonical = symbol(f"k{serial}")
+                    serial += 1
+                    self.ranges.loop(canonical, node.extent)
+            else:
+                raise EmitError(f"loop {node.var} is {node.kind.value}: a GPU program has no such loop; bind it to "
+                                "threadIdx.x or leave it serial")  # fmt: skip
+        self.grid = [grid.get(k, sympy.S.One) for k in range(max(grid, default=0) + 1)]
+        # A depth at which every loop runs once is no dimension of the tile.
+        real = sorted(d for d, sizes in extents.items() if sizes != {1})
+        self.rank = len(real)
+        for node, _ in walk_nodes(self.nest.body):
+            if isinstance(node, Loop) and node.kind is LoopKind.THREAD_X:
+                self._tile_axis(node, int(node.extent), depths[node.var], real, extents)
+
+    def _tile_extent(self, loop: Loop) -> int:
+        if not loop.extent.is_Integer or int(loop.extent) & (int(loop.extent) - 1) or loop.extent <= 0:
+            raise EmitError(f"loop {loop.var} is bound to threadIdx.x and runs {loop.extent} times: a tile axis of Triton has "
+                            "a constant power of two; split the loop and bind the inner part")  # fmt: skip
+        return int(loop.extent)
+
+    def _program_id(self, loop: Loop, outer: tuple[Loop, ...], grid: dict[int, sympy.Expr]) -> None:
+        if any(o.kind not in _GRID for o in outer):
+            raise EmitError(f"loop {loop.var} is bound to {loop.kind.value} inside a loop that is not")
+        k = _GRID[loop.kind]
+        if grid.setdefault(k, loop.extent) != loop.extent:
+            raise EmitError(f"two loops are bound to {loop.kind.value} with extents {grid[k]} and {loop.extent}; bring the "
+                            "blocks under one loop (compute_at), or make the extents equal")  # fmt: skip
+        canonical = symbol(f"pid_{'xyz'[k]}")
+        self.loops[loop.var] = canonical if loop.extent != 1 else sympy.S.Zero
+        self.ranges.loop(canonical, loop.extent)
+
+    def _tile_axis(self, loop: Loop, extent: int, depth: int, real: list[int], extents: dict[int, set[int]]) -> None:
+        if depth not in real or extent == 1:
+            self.loops[loop.var] = sympy.S.Zero
+            return
+        dim = real.index(depth)
+        suffix = f"_{extent}" if len(extents[depth]) > 1 else ""
+        canonical = symbol(f"t{dim}{suffix}")
+        self.loops[loop.var] = canonical
+        self.tile[canonical] = (dim, extent)
+        self.ranges.loop(canonical, sympy.Integer(extent))
+
+    # --- blocks ---------------------------------------------------------------------------------------------------------
+
+    def _info(self, block: Block, outer: tuple[Loop, ...]) -> BlockInfo:
+        axes = {a.var: b.xreplace(self.loops) for a, b in zip(block.axes, block.bindings, strict=True)}
+        reduced = {s for a in block.axes if a.kind is AxisKind.REDUCTION for s in axes[a.var].free_symbols}
+        spatial = {s for a in block.axes if a.kind is not AxisKind.REDUCTION for s in axes[a.var].free_symbols}
+        programs = {s for s in reduced if s.name.startswith("pid_")}
+        if programs and block.is_reduction:
+            raise EmitError(f"block {block.name} reduces over a loop bound to blockIdx: programs cannot combine their parts; "
+                            "rfactor the loop first")  # fmt: skip
+        own = {v for v, c in self.loops.items() if c.free_symbols & reduced}
+        return BlockInfo(
+            block,
+            axes,
+            tuple((b.lhs.xreplace(self.loops), b.rhs.xreplace(self.loops)) for b in block.predicate),
+            self.dims(spatial),
+            self.dims(reduced),
+            frozenset(s for s in reduced if s.name.startswith("k") and s in self.ranges.extents),
+            frozenset(o.var for o in outer if o.var in own),
+        )
+
+    def dims(self, symbols: set[sympy.Symbol]) -> Dims:
+        return frozenset(symbols & self.tile.keys())
+
+    def _fits_int32(self) -> bool:
+        """Whether every index of the program, in masked lanes too, and every size stay below 2**31."""
+        used = {s for node, _ in walk_nodes(self.nest.body) for s in _symbols(node)}
+        sizes = [s for s in self.nest.symbols.sizes if s.symbol in used or _in_strides(s, self.nest)]
+        if any(s.upper is None or s.upper > INT32_MAX for s in sizes):
+            return False
+        return all(self.ranges.fits_int32(e) for e in self._indices())
+
+    def _indices(self) -> list[sympy.Expr]:
+        found: list[sympy.Expr] = []
+        for info in self.infos.values():
+            found += [*info.axes.values(), *(lhs for lhs, _ in info.bounds)]
+            parts = [e for v in _values(info.block) for e in _distinct(v)]
+            accesses = [(e.buffer, e.indices) for e in parts if isinstance(e, Load)]
+            accesses += [(a.buffer, a.indices) for a in info.block.writes]
+            for name, indices in accesses:
+                buffer = self.buffers[name]
+                if buffer.scope is Scope.GLOBAL:
+                    pairs = zip(indices, buffer.strides, strict=True)
+                    found.append(sympy.Add(*(i.xreplace(info.axes) * s for i, s in pairs if not is_value(i))))
+            found += [e.index.xreplace(info.axes) for e in parts if isinstance(e, IndexValue)]
+        return found
+
+
+def _values(block: Block) -> list[Expr]:
+    """Every expression of the block's body, indices of stores that are values included."""
+    found: list[Expr] = [v for s in block.body for v in (s.values if isinstance(s, Update) else (s.value,))]
+    return found + [i for a in block.writes for i in a.indices if is_value(i)]  # type: ignore[misc]
+
+
+def _distinct(expr: Expr) -> list[Expr]:
+    """Every sub-expression once; expressions share parts, and a walk of the tree would visit those over and over."""
+    seen: dict[int, Expr] = {}
+    stack = [expr]
+    while stack:
+        e = stack.pop()
+        if id(e) not in seen:
+            seen[id(e)] = e
+            stack.extend(children(e))
+    return list(seen.values())
+
+
+def _symbols(node: Loop | Block) -> set[sympy.Symbol]:
+    if isinstance(node, Loop):
+        return node.extent.free_symbols
+    return {s for a in node.axes for s in a.extent.free_symbols} | {
+        s for b in node.predicate for s in (b.lhs.free_symbols | b.rhs.free_symbols)
+    }
+
+
+def _in_strides(size: Size, nest: LoopNest) -> bool:
+    return any(size.symbol in s.free_symbols for b in nest.params for s in (*b.strides, *b.shape))

@@ -1,0 +1,221 @@
+"""Reductions: accumulators over loops, and the reduction of a tile along its axes by the monoid's own ``combine``.
+
+An accumulator over a loop is a full tile, one state a lane, reduced once after the loop. Lanes that hold no element hold the
+identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+
+from ...ir.dtypes import DType
+from ...ir.expr import Const, Expr, Var
+from ...ir.loops import AxisKind, Update
+from ...ir.monoid import Monoid
+from ..kernel import EmitError
+from .functions import cast_text, literal, type_text
+from .program import BlockInfo
+from .values import Values
+from .writer import SCALAR, Dims, Value, Writer
+
+_SMALL_INT = (DType.INT8, DType.INT16, DType.UINT8, DType.UINT16)
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """The state of one update while its loop runs: a name a component."""
+
+    update: Update
+    names: tuple[str, ...]
+    dtypes: tuple[DType, ...]
+
+
+class Reductions:
+    """Emits the updates of blocks."""
+
+    def __init__(self, values: Values, writer: Writer) -> None:
+        self.values = values
+        self.out = writer
+        self.open: dict[str, tuple[Accumulator, ...]] = {}
+
+    def begin(self, info: BlockInfo) -> None:
+        """Before the outermost loop that carries the block's reduction: accumulators at the identity."""
+        found = []
+        for update in _updates(info):
+            dtypes = _states(update)
+            names = tuple(self.out.fresh("acc") for _ in dtypes)
+            for name, start, dtype in zip(names, update.monoid.identity(dtypes), dtypes, strict=True):
+                shape = self.values.shape(info.tile) if info.tile else "[]"
+                self.out.line(f"{name} = tl.full({shape}, {literal(start.value)}, {type_text(dtype)})")
+            found.append(Accumulator(update, names, dtypes))
+        self.open[info.block.name] = tuple(found)
+
+    def step(self, info: BlockInfo, update: Update) -> None:
+        """One element a lane: into the accumulator of an open loop, or reduced at once."""
+        states = tuple(self._state(v) for v in update.values)
+        accumulators = [a for a in self.open.get(info.block.name, ()) if a.update is update]
+        if accumulators:
+            self._accumulate(accumulators[0], states)
+        elif info.reduced_tile:
+            self._finish(info, update, self._reduced(info, update, self._masked(info, update, states)))
+        elif info.block.axes_of(AxisKind.REDUCTION):  # over a single element
+            self._finish(info, update, states)
+        else:
+            raise EmitError(f"block {info.block.name} updates {update.targets[0].buffer} without a loop over a reduction axis; "
+                            "keep at least one loop of the reduction, or store the value")  # fmt: skip
+
+    def end(self, info: BlockInfo) -> None:
+        """After the loop: reduce the accumulators' tiles and write the results."""
+        for acc in self.open.pop(info.block.name):
+            states = tuple(Value(n, info.tile, d) for n, d in zip(acc.names, acc.dtypes, strict=True))
+            results = self._tile_reduce(acc.update.monoid, states, info) if info.reduced_tile else states
+            self._finish(info, acc.update, results)
+
+    # --- one element ----------------------------------------------------------------------------------------------------
+
+    def _state(self, expr: Expr) -> Value:
+        value = self.values.value(expr)
+        if value.dtype.is_half:
+            return Value(f"{value.typed}.to(tl.float32)", value.dims, DType.FLOAT32)
+        return value
+
+    def _accumulate(self, acc: Accumulator, new: tuple[Value, ...]) -> None:
+        info = self.values.info
+        assert info is not None
+        monoid, mask = acc.update.monoid, self.values.all_of(self.values.reduction_bounds())
+        old = tuple(Value(n, info.tile, d) for n, d in zip(acc.names, acc.dtypes, strict=True))
+        if mask is not None and len(new) == 1:
+            (start,) = monoid.identity(acc.dtypes)
+            new = (self._where(mask, new[0], start),)
+        results = self._combined(monoid, old, new)
+        for name, result, dtype in zip(acc.names, results, acc.dtypes, strict=True):
+            text = self.values.broadcast(result, info.tile).text
+            if mask is not None and len(new) > 1:
+                text = f"tl.where({mask.text}, {text}, {name})"
+            self.out.line(f"{name} = {text}")
+
+    def _combined(self, monoid: Monoid, old: tuple[Value, ...], new: tuple[Value, ...]) -> tuple[Value, ...]:
+        a = tuple(Var(f"a{k}", v.dtype) for k, v in enumerate(old))
+        b = tuple(Var(f"b{k}", v.dtype) for k, v in enumerate(new))
+        env = {var.name: value for var, value in zip((*a, *b), (*old, *new), strict=True)}
+        return tuple(self.values.value(e, env) for e in monoid.combine(a, b))
+
+    def _where(self, mask: Value, value: Value, otherwise: Const) -> Value:
+        text = f"tl.where({mask.text}, {value.typed}, {literal(otherwise.value)})"
+        if value.dtype is not DType.FLOAT32:
+            text = f"tl.where({mask.text}, {value.typed}, tl.full([], {literal(otherwise.value)}, {type_text(value.dtype)}))"
+        return Value(self.out.assign("v", text), mask.dims | value.dims, value.dtype)
+
+    def _masked(self, info: BlockInfo, update: Update, states: tuple[Value, ...]) -> tuple[Value, ...]:
+        """Full tiles of states, the identity in lanes without an element."""
+        mask = self.values.all_of(self.values.reduction_bounds())
+        start = update.monoid.identity(tuple(s.dtype for s in states))
+        if mask is not None:
+            states = tuple(self._where(mask, s, i) if s.typed != i.value else s for s, i in zip(states, start, strict=True))
+        return tuple(self.values.broadcast(s, info.tile) for s in states)
+
+    # --- tiles ----------------------------------------------------------------------------------------------------------
+
+    def _reduced(self, info: BlockInfo, update: Update, states: tuple[Value, ...]) -> tuple[Value, ...]:
+        if update.monoid.name == "welford" and _is_literal(update.values[1], 0.0) and _is_literal(update.values[2], 1.0):
+            return self._welford(info, states)
+        return self._tile_reduce(update.monoid, states, info)
+
+    def _welford(self, info: BlockInfo, states: tuple[Value, ...]) -> tuple[Value, ...]:
+        """Mean, then squares about it: a tile is in registers, so the second visit is free and more accurate."""
+        x, _, count = states
+        total = self._simple("tl.sum", x, info)
+        n = self._simple("tl.sum", count, info)
+        safe = f"tl.maximum({n.text}, 1.0)"
+        mean = Value(self.out.assign("mean", f"{total.text} / {safe}"), total.dims, x.dtype)
+        centred = self.out.assign("v", f"{x.text} - {mean.text}")
+        mask = self.values.all_of(self.values.reduction_bounds())
+        if mask is not None:
+            centred = self.out.assign("v", f"tl.where({mask.text}, {centred}, 0.0)")
+        m2 = self._simple("tl.sum", Value(f"({centred} * {centred})", x.dims, x.dtype), info)
+        return (mean, m2, n)
+
+    def _tile_reduce(self, monoid: Monoid, states: tuple[Value, ...], info: BlockInfo) -> tuple[Value, ...]:
+        """The states combined along the block's reduced tile axes."""
+        dtype = states[0].dtype
+        if monoid.name == "sum":
+            return (self._simple("tl.sum", states[0], info),)
+        if monoid.name in ("max", "min") and not dtype.is_float and dtype is not DType.BOOL:
+            return (self._simple(f"tl.{monoid.name}", states[0], info),)
+        if monoid.name in ("any", "all") or dtype is DType.BOOL and monoid.name in ("max", "min"):
+            fn = "tl.max" if monoid.name in ("any", "max") else "tl.min"
+            wide = Value(f"{states[0].text}.to(tl.int32)", states[0].dims, DType.INT32)
+            found = self._simple(fn, wide, info)
+            return (Value(self.out.assign("v", f"{found.text} != 0"), found.dims, DType.BOOL),)
+        return self._by_combine(monoid, states, info)
+
+    def _simple(self, fn: str, value: Value, info: BlockInfo) -> Value:
+        text = value.text
+        kept = value.dims - info.reduced_tile
+        for arguments in self._axes(info, kept):
+            text = f"{fn}({text}{arguments})"
+        if value.dtype in _SMALL_INT:
+            text = f"{text}.to({type_text(value.dtype)})"
+        return Value(self.out.assign("v", text), kept, value.dtype)
+
+    def _by_combine(self, monoid: Monoid, states: tuple[Value, ...], info: BlockInfo) -> tuple[Value, ...]:
+        fn = self._combine_function(monoid, tuple(s.dtype for s in states))
+        kept = info.tile - info.reduced_tile
+        names = tuple(self.out.fresh("r") for _ in states)
+        current = tuple(s.text for s in states)
+        for arguments in self._axes(info, kept):
+            operand = current[0] if len(current) == 1 else f"({', '.join(current)})"
+            axis, comma, keep = arguments.removeprefix(", ").partition(", ")
+            self.out.line(f"{', '.join(names)} = tl.reduce({operand}, {axis}, {fn}{comma}{keep})")
+            current = names
+        return tuple(Value(n, kept, s.dtype) for n, s in zip(names, states, strict=True))
+
+    def _axes(self, info: BlockInfo, kept: Dims) -> list[str]:
+        """Arguments of the reductions to call, one after the other, axis by axis."""
+        if not kept:  # no axis is left: every dimension goes, those of extent 1 too, the last first
+            return [f", {d}" for d in reversed(range(self.values.program.rank))]
+        dims = sorted((self.values.program.tile[s][0] for s in info.reduced_tile), reverse=True)
+        return [f", {d}, keep_dims=True" for d in dims]
+
+    def _combine_function(self, monoid: Monoid, dtypes: tuple[DType, ...]) -> str:
+        """The name of a device function that combines two states, generated once a kernel."""
+        name = f"combine_{monoid.name}_{'_'.join(d.value for d in dtypes)}"
+        if name not in self.out.helpers:
+            self.out.helpers[name] = self._combine_source(name, monoid, dtypes)
+        return name
+
+    def _combine_source(self, name: str, monoid: Monoid, dtypes: tuple[DType, ...]) -> str:
+        writer = Writer()
+        inner = Values(self.values.program, writer)
+        a = tuple(Var(f"a{k}", d) for k, d in enumerate(dtypes))
+        b = tuple(Var(f"b{k}", d) for k, d in enumerate(dtypes))
+        env = {v.name: Value(v.name, SCALAR, v.dtype) for v in (*a, *b)}
+        results = [inner.value(e, env) for e in monoid.combine(a, b)]
+        arguments = ", ".join(v.name for v in (*a, *b))
+        body = "\n".join([*writer.lines, f"    return {', '.join(r.typed for r in results)}"])
+        return f'\n@triton.jit\ndef {name}({arguments}):\n    """{monoid.name}: the combination of two states."""\n{body}\n'
+
+    # --- results --------------------------------------------------------------------------------------------------------
+
+    def _finish(self, info: BlockInfo, update: Update, results: tuple[Value, ...]) -> None:
+        ended: frozenset[sympy.Symbol] = info.reduced_serial | info.reduced_tile
+        for target, result in zip(update.targets, results, strict=True):
+            buffer = self.values.program.buffers[target.buffer]
+            if result.dtype is not buffer.dtype:
+                text = self.out.assign("v", cast_text(result.text, result.dtype, buffer.dtype))
+                result = Value(text, result.dims, buffer.dtype)
+            self.values.store(buffer, target.indices, result, ended)
+
+
+def _updates(info: BlockInfo) -> list[Update]:
+    return [s for s in info.block.body if isinstance(s, Update)]
+
+
+def _states(update: Update) -> tuple[DType, ...]:
+    return tuple(v.dtype.compute for v in update.values)
+
+
+def _is_literal(expr: Expr, value: float) -> bool:
+    return isinstance(expr, Const) and expr.value == value

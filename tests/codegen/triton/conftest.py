@@ -1,0 +1,124 @@
+"""Checks of Triton kernels without a GPU: interpreted against the oracle, and compiled."""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sympy
+
+from torch_mlc.codegen.kernel import KernelSource
+from torch_mlc.codegen.triton import emit_triton
+from torch_mlc.ir.dtypes import DType
+from torch_mlc.ir.loops import Buffer, LoopNest
+from torch_mlc.ir.oracle import run_nest
+from torch_mlc.ir.target import gpu_target
+
+pytest.importorskip("triton")
+SM90 = gpu_target("cuda:sm_90")
+_TOLERANCE = {DType.FLOAT32: 2e-6, DType.FLOAT64: 1e-12, DType.BFLOAT16: 8e-3, DType.FLOAT16: 1e-3}
+
+
+class Interpreter:
+    """Runs kernel sources in a process of their own."""
+
+    def __init__(self) -> None:
+        script = Path(__file__).parent / "interpreter.py"
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+
+    def run(
+        self, source: KernelSource, outputs: tuple[str, ...], inputs: dict[str, np.ndarray], sizes: dict[str, int]
+    ) -> dict[str, np.ndarray]:
+        names = [b.name for b in source.params]
+        job = {
+            "name": source.name,
+            "text": source.text,
+            "grid": [number(g, sizes) for g in source.grid],
+            "sizes": [sizes[s] for s in source.symbols],
+            "params": [_parameter(b, inputs, sizes) for b in source.params],
+            "outputs": [names.index(o) for o in outputs],
+        }
+        assert self.process.stdin is not None and self.process.stdout is not None
+        pickle.dump(job, self.process.stdin)
+        self.process.stdin.flush()
+        kind, answer = pickle.load(self.process.stdout)
+        assert kind == "ok", answer
+        return dict(zip(outputs, answer, strict=True))
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=30)
+
+
+def number(expr: sympy.Expr, sizes: dict[str, int]) -> int:
+    return int(sympy.sympify(expr).xreplace({s: sympy.Integer(sizes[s.name]) for s in expr.free_symbols}))
+
+
+def _parameter(buffer: Buffer, inputs: dict[str, np.ndarray], sizes: dict[str, int]) -> tuple:
+    shape = tuple(number(e, sizes) for e in buffer.shape)
+    array = inputs.get(buffer.name)
+    if array is None:
+        array = np.zeros(shape, buffer.dtype.numpy)
+    return array, tuple(number(e, sizes) for e in buffer.strides), buffer.dtype.value
+
+
+def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
+    """Values of a type, a NaN or infinity nowhere."""
+    if dtype is DType.BOOL:
+        return rng.random(shape) < 0.5
+    if dtype.is_int:
+        return rng.integers(0 if not dtype.is_signed else -20, 20, shape).astype(dtype.numpy)
+    return rng.standard_normal(shape).astype(np.float32).astype(dtype.numpy)
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[Interpreter]:
+    running = Interpreter()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def agrees(interpreter: Interpreter) -> Callable[..., KernelSource]:
+    """`agrees(nest, sizes, inputs=, tolerance=)`: the kernel, interpreted, gives what the oracle gives; returns the source."""
+
+    def check(
+        nest: LoopNest,
+        sizes: dict[str, int] | None = None,
+        inputs: dict[str, np.ndarray] | None = None,
+        tolerance: float | None = None,
+    ) -> KernelSource:
+        sizes = sizes or {}
+        rng = np.random.default_rng(0)
+        given = dict(inputs or {})
+        for b in nest.params:
+            if b.name not in nest.outputs and b.name not in given:
+                given[b.name] = random_array(rng, tuple(number(e, sizes) for e in b.shape), b.dtype)
+        source = emit_triton(nest, SM90)
+        found = interpreter.run(source, nest.outputs, given, sizes)
+        wanted = run_nest(nest, given, sizes)
+        for name in nest.outputs:
+            compare(name, found[name], wanted[name], nest.buffer(name).dtype, tolerance, source.text)
+        return source
+
+    return check
+
+
+def compare(
+    name: str, found: np.ndarray, wanted: np.ndarray, dtype: DType, tolerance: float | None, text: str = ""
+) -> None:
+    assert found.shape == wanted.shape, f"{name}: {found.shape} for {wanted.shape}"
+    if not dtype.is_float:
+        np.testing.assert_array_equal(found, wanted, err_msg=f"{name}\n{text}")
+        return
+    bound = _TOLERANCE[dtype] if tolerance is None else tolerance
+    a, b = found.astype(np.float64), wanted.astype(np.float64)
+    np.testing.assert_allclose(a, b, rtol=bound, atol=bound, err_msg=f"{name}\n{text}")

@@ -1,0 +1,95 @@
+"""A process that runs kernels under Triton's interpreter: jobs come on stdin, answers go to stdout, both pickled.
+
+The interpreter has to be chosen before Triton is imported, hence the process. libdevice does not exist there; its functions are
+computed in float64 and rounded once.
+"""
+
+import os
+import pickle
+import sys
+from types import SimpleNamespace
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import ml_dtypes  # noqa: F401, E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import triton.language as tl  # noqa: E402
+from triton.runtime.interpreter import TensorHandle  # noqa: E402
+
+from torch_mlc.codegen.kernel import KernelSource  # noqa: E402
+from torch_mlc.runtime.gpu import load_source  # noqa: E402
+
+_TORCH = {
+    **{n: n for n in "exp exp2 expm1 log log2 log10 log1p tanh sin cos tan asin acos atan sinh cosh asinh acosh".split()},
+    **{n: n for n in "atanh erf erfc erfinv lgamma rsqrt floor ceil trunc pow atan2 hypot copysign fmod".split()},
+    "nearbyint": "round",
+}
+
+
+def _wrap(name: str):
+    fn = getattr(torch, name)
+
+    def call(*args):
+        data = [torch.from_numpy(np.array(a.handle.data, dtype=np.float64)) for a in args]
+        out = np.asarray(fn(*data).numpy()).astype(args[0].handle.data.dtype)
+        scalar = args[0].dtype
+        block = any(a.type.is_block() for a in args)
+        kind = tl.block_type(scalar, list(out.shape)) if block else scalar
+        return tl.core.tensor(TensorHandle(out, scalar), kind)
+
+    return call
+
+
+def _nextafter(a, b):
+    out = np.nextafter(a.handle.data, b.handle.data)
+    return tl.core.tensor(TensorHandle(out, a.dtype), a.type)
+
+
+LIBDEVICE = SimpleNamespace(nextafter=_nextafter, **{ours: _wrap(theirs) for ours, theirs in _TORCH.items()})
+
+
+def _tensor(array, strides, dtype):
+    """A torch tensor of an array's content in memory of the given strides."""
+    if dtype == "bfloat16":
+        content = torch.from_numpy(np.ascontiguousarray(array).view(np.uint16).reshape(array.shape)).view(torch.bfloat16)
+    else:
+        content = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    out = torch.empty_strided(array.shape, strides, dtype=getattr(torch, dtype))
+    return out.copy_(content)
+
+
+def _array(tensor):
+    if tensor.dtype is torch.bfloat16:
+        return tensor.contiguous().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy().copy()
+
+
+def _run(job):
+    source = KernelSource(job["name"], "triton", job["text"], (), ())
+    fn = load_source(source)
+    fn.fn.__globals__["libdevice"] = LIBDEVICE
+    tensors = [_tensor(*p) for p in job["params"]]
+    with np.errstate(all="ignore"):
+        fn[tuple(job["grid"])](*tensors, *job["sizes"])
+    return [_array(tensors[k]) for k in job["outputs"]]
+
+
+def main() -> None:
+    source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    while True:
+        try:
+            job = pickle.load(source)
+        except EOFError:
+            return
+        try:
+            answer = ("ok", _run(job))
+        except Exception as error:
+            answer = ("error", f"{type(error).__name__}: {error}\n{job['text']}")
+        pickle.dump(answer, sink)
+        sink.flush()
+
+
+if __name__ == "__main__":
+    main()
