@@ -196,7 +196,7 @@ class _Importer:
                 args = [self.lookup(a) for a in node.args]
                 return convert(self.ctx, *args, **{k: self.lookup(v) for k, v in node.kwargs.items()})
             except NoConversion as decline:
-                del self.ctx.nodes[mark:]
+                self.ctx.undo(mark)
                 reason = str(decline)
         return self.library(node, val, reason)
 

@@ -97,9 +97,10 @@ class ImportContext:
         self.node: fx.Node
         self.val: Any = None
         self.origins: tuple[Origin, ...] = ()
+        # Streams of random numbers and copies between devices, once for each.
         self.seeds: dict[str, list[str]] = {}
+        self.copies: dict[tuple[str, str], Tensor] = {}
         self._names = names
-        self._types: dict[int, TensorType] = {}
 
     def enter(self, node: fx.Node, origins: tuple[Origin, ...]) -> None:
         """Make ``node`` the one being converted."""
@@ -199,6 +200,9 @@ class ImportContext:
         """``x`` on ``device``: a scalar tensor on the CPU may be an operand of a kernel on the GPU."""
         if x.device == device:
             return x
+        known = self.copies.get((x.name, device))
+        if known is not None:
+            return known
         kind = TensorType(x.type.shape, x.type.strides, x.dtype, device)
         name = self.fresh("on_device")
         self.nodes.append(
