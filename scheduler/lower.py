@@ -289,7 +289,7 @@ def _rewritten(
     function: TensorFunction, reshaped: dict[str, tuple[int, Buffer]], high: Dim, low: Dim
 ) -> TensorFunction:
     """``low`` becomes the merged dimension; ``high`` disappears from every index."""
-    merged = {low.var: low.var - high.var * low.extent}
+    merged = {low.var: sympy.expand(low.var - high.var * low.extent)}
 
     def index(i: sympy.Expr) -> sympy.Expr:
         free = i.free_symbols

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import sympy
@@ -137,9 +137,9 @@ def linear_part(e: sympy.Expr, var: sympy.Symbol) -> tuple[sympy.Expr, sympy.Exp
     return sympy.Add(*total), sympy.Add(*rest)
 
 
-def fresh(nest: LoopNest, base: str) -> str:
-    """A loop variable's name that the nest does not use."""
-    taken = {n.var.name for n, _ in walk_nodes(nest.body) if isinstance(n, Loop)}
+def fresh(nest: LoopNest, base: str, also: Collection[str] = ()) -> str:
+    """A loop variable's name that the nest does not use, nor ``also`` does."""
+    taken = {n.var.name for n, _ in walk_nodes(nest.body) if isinstance(n, Loop)}.union(also)
     if base not in taken:
         return base
     k = 1

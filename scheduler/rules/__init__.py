@@ -8,11 +8,15 @@ from .cpu_column import CPU_COLUMN_REDUCTION
 from .cpu_pointwise import CPU_POINTWISE
 from .cpu_row import CPU_ROW_REDUCTION
 from .cpu_split import CPU_SPLIT_REDUCTION
+from .gpu_column import GPU_COLUMN_REDUCTION
+from .gpu_pointwise import GPU_POINTWISE, GPU_TRANSPOSE
+from .gpu_row import GPU_ROW_LOOPED, GPU_ROW_PERSISTENT
 from .plain import CPU_PLAIN
 from .registry import DesignSpace, Rule, matching
 
 RULES: tuple[Rule, ...] = (
     CPU_POINTWISE, CPU_COLUMN_REDUCTION, CPU_SPLIT_REDUCTION, CPU_ROW_REDUCTION, CPU_PLAIN,
+    GPU_TRANSPOSE, GPU_POINTWISE, GPU_COLUMN_REDUCTION, GPU_ROW_PERSISTENT, GPU_ROW_LOOPED,
 )  # fmt: skip
 
 

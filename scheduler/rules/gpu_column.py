@@ -1,0 +1,72 @@
+"""Column reductions on GPUs: a program for some columns, a loop over blocks of rows, partial results in registers.
+
+A nest is one kernel, and programs do not combine results, so that few columns occupy few processors whatever the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sympy
+
+from ...ir.loops import LoopNest
+from ...ir.target import Target
+from ..schedule import Schedule
+from .analysis import analyse
+from .gpu_common import GPUS, clamp_power, cut, fused, narrowest_bytes, programs, row_depth, tile, typical
+from .gpu_row import inline_elements
+from .registry import Params, Rule, Value
+
+# Elements of a program's tile.
+TILE = 4096
+
+
+def _matches(nest: LoopNest, target: Target) -> bool:
+    shape = analyse(nest)
+    return shape.is_column_reduction
+
+
+def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    shape = analyse(nest)
+    (extent,) = [e for v, e in shape.rows if v == shape.best_vector]
+    least = max(32 // narrowest_bytes(shape), 8)  # a sector of the cache
+    columns = clamp_power(typical(nest, extent), 1, 128)
+    others = typical(nest, sympy.Mul(*(e for _, e in shape.rows))) // typical(nest, extent)
+    while columns > least and -(-typical(nest, extent) // columns) * others < 2 * target.cores:
+        columns //= 2
+    rows = clamp_power(typical(nest, sympy.Mul(*(e for _, e in shape.inner))), 1, TILE // columns)
+    sizes = dict.fromkeys((columns, max(columns // 2, least), min(columns * 2, 256)))
+    return {"columns": tuple(sizes), "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1)))), "warps": (8, 4, 16)}
+
+
+def _apply(schedule: Schedule, target: Target, params: Params) -> None:
+    shape = analyse(schedule.nest)
+    vector = shape.best_vector
+    inline_elements(schedule)
+    depth = row_depth(schedule, len(shape.rows))
+    first = schedule.get_blocks()[0]
+    loops = dict(zip([v for v, _ in shape.rows], schedule.get_loops(first)[:depth], strict=False))
+    if vector not in loops:
+        schedule.bind(schedule.get_loops(first)[0], "no common row loop")  # refuses, with the nest
+    column = loops[vector]
+    others = [lp for v, lp in loops.items() if v != vector]
+    over, within = cut(schedule, column, int(params["columns"]))
+    order = [lp for lp in (*others, over, within) if lp is not None]
+    if len(order) > 1:
+        schedule.reorder(*order)
+    programs(schedule, (*others, over))
+    tile(schedule, within)
+    depth = 1 + bool(others or over is not None)
+    done: set[str] = set()
+    for block in schedule.get_blocks():
+        inner = schedule.get_loops(block)[depth:]
+        if inner and inner[0] not in done:
+            loop = fused(schedule, inner)
+            assert loop is not None
+            rows_of, rows = cut(schedule, loop, int(params["rows"]))
+            tile(schedule, rows)
+            done |= {lp for lp in (rows_of, rows) if lp is not None}
+    schedule.annotate("", "num_warps", int(params["warps"]))
+
+
+GPU_COLUMN_REDUCTION = Rule("gpu_column_reduction", GPUS, _matches, _parameters, _apply)

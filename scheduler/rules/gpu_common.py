@@ -1,0 +1,112 @@
+"""Steps that the GPU rules share: rows brought together, loops cut into tiles, programs and warps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+
+from ...ir.loops import LoopKind, LoopNest, Scope, blocks
+from ..schedule import Schedule
+from .analysis import Shape
+from .cpu_common import merge_rows
+
+GPUS = ("cuda", "hip")
+
+
+def next_power(value: int) -> int:
+    """The least power of two that is not below ``value``."""
+    return 1 << max(value - 1, 0).bit_length()
+
+
+def clamp_power(value: int, low: int, high: int) -> int:
+    """The power of two next above ``value`` within bounds that are powers of two."""
+    return min(max(next_power(value), low), high)
+
+
+def typical(nest: LoopNest, extent: sympy.Expr) -> int:
+    """A typical value of a loop's extent, at least 1."""
+    return max(nest.symbols.hint(extent), 1)
+
+
+def tile_size(nest: LoopNest, extent: sympy.Expr, limit: int, least: int = 128) -> int:
+    """A power of two for a tile over a loop: the whole of a short loop, else the largest that leaves no tail, else ``limit``."""
+    if next_power(typical(nest, extent)) <= limit and extent.is_Integer and _is_power(int(extent)):
+        return int(extent)
+    divisor = nest.symbols.divisor(extent)
+    size = limit
+    while size >= least:
+        if divisor % size == 0:
+            return size
+        size //= 2
+    return min(next_power(typical(nest, extent)), limit)
+
+
+def _is_power(value: int) -> bool:
+    return value > 0 and value & (value - 1) == 0
+
+
+def row_depth(schedule: Schedule, rows: int) -> int:
+    """Put the stages under one set of row loops and say how many loops deep all of them now share."""
+    merge_rows(schedule, rows)
+    chains = [schedule.get_loops(b) for b in schedule.get_blocks()]
+    depth = 0
+    while depth < rows and all(len(c) > depth and c[depth] == chains[0][depth] for c in chains):
+        depth += 1
+    return depth
+
+
+def fused(schedule: Schedule, loops: Sequence[str]) -> str | None:
+    """The loops as one; None where there are none."""
+    if not loops:
+        return None
+    return loops[0] if len(loops) == 1 else schedule.fuse(*loops)
+
+
+def cut(schedule: Schedule, loop: str, size: int) -> tuple[str | None, str]:
+    """A loop over tiles and the loop inside a tile of ``size``; no loop over tiles where one tile is enough."""
+    extent = schedule.extent(loop)
+    if extent == size:
+        return None, loop
+    if extent.is_Integer and int(extent) < size:
+        outer, inner = schedule.split(loop, [1, size])
+    else:
+        outer, inner = schedule.split(loop, [None, size])
+    return outer, inner
+
+
+def programs(schedule: Schedule, loops: Sequence[str | None]) -> None:
+    """Bind nested loops to program ids, all in one dimension of the grid: the other two hold 65535 programs at most."""
+    real = [lp for lp in loops if lp is not None]
+    together = fused(schedule, real)
+    if together is not None:
+        schedule.bind(together, "blockIdx.x")
+
+
+def tile(schedule: Schedule, loop: str) -> None:
+    """Make a loop an axis of the program's tile."""
+    if schedule.loop(loop).kind is LoopKind.SERIAL:
+        schedule.bind(loop, "threadIdx.x")
+
+
+def widest_bytes(shape: Shape) -> int:
+    """Bytes of the widest element that moves between memory and registers."""
+    return max((a.buffer.dtype.itemsize for a in shape.accesses), default=4)
+
+
+def narrowest_bytes(shape: Shape) -> int:
+    """Bytes of the narrowest element of which the kernel reads or writes many."""
+    sizes = [a.buffer.dtype.itemsize for a in shape.accesses if any(s not in (0,) for _, s in a.steps)]
+    return min(sizes, default=4)
+
+
+def full_locals(nest: LoopNest, inner: Sequence[sympy.Symbol]) -> int:
+    """How many intermediate tensors have a value for every element of a row."""
+    return sum(b.scope is Scope.LOCAL and len(b.shape) > 0 and _reaches_inner(nest, b.name, inner) for b in nest.locals)
+
+
+
+def _reaches_inner(nest: LoopNest, buffer: str, inner: Sequence[sympy.Symbol]) -> bool:
+    wanted = set(inner)
+    sites = [w for b, _ in blocks(nest) for w in b.writes if w.buffer == buffer]
+    return any(i.free_symbols & wanted for w in sites for i in w.indices if isinstance(i, sympy.Expr))
