@@ -1,9 +1,9 @@
 """The table of scalar functions that a value expression may call.
 
-One row a function: the printer, the verifier, the oracle, the cost estimate and both emitters are keyed by these names, and a
-test asserts that each of them covers the table. Semantics are torch's: comparisons give bool, ``maximum`` and ``minimum``
-propagate NaN, ``floordiv`` and ``remainder`` round towards minus infinity, ``truncdiv`` and ``fmod`` towards zero,
-integers wrap.
+One row a function: the printer, the verifier, the oracle, the cost estimate and both emitters are keyed by these
+names, and a test asserts that each of them covers the table. Semantics are torch's: comparisons give bool,
+``maximum`` and ``minimum`` propagate NaN, ``floordiv`` and ``remainder`` round towards minus infinity, ``truncdiv``
+and ``fmod`` towards zero, integers wrap.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ class TargetError(MlcError, ValueError):
 class Target:
     """A machine as schedules and emitters see it.
 
-    ``kind`` is "cpu", "cuda" or "hip"; ``arch`` the processor ("znver3", "sm_90", "gfx942"). Sizes are bytes; ``cores`` are
-    CPU cores or streaming multiprocessors (compute units); ``vector_bytes`` is the width of a SIMD register on a CPU;
-    ``warp`` is threads per warp (wavefront); ``features`` are LLVM's feature flags of a CPU ("+avx2,+fma,…").
+    ``kind`` is "cpu", "cuda" or "hip"; ``arch`` the processor ("znver3", "sm_90", "gfx942"). Sizes are bytes;
+    ``cores`` are CPU cores or streaming multiprocessors (compute units); ``vector_bytes`` is the width of a SIMD
+    register on a CPU; ``warp`` is threads per warp (wavefront); ``features`` are LLVM's feature flags of a CPU
+    ("+avx2,+fma,…").
     """
 
     kind: str
@@ -53,7 +54,8 @@ _HIP = {"gfx90a": (104, 64 << 10), "gfx942": (304, 64 << 10), "gfx950": (256, 16
 
 
 def gpu_target(name: str) -> Target:
-    """The target called "cuda:sm_90" or "hip:gfx942", with the figures of the architecture's usual part. Raises TargetError."""
+    """The target called "cuda:sm_90" or "hip:gfx942", with the figures of the architecture's usual part. Raises
+    TargetError."""
     kind, _, arch = name.partition(":")
     table = {"cuda": _CUDA, "hip": _HIP}.get(kind)
     if table is None or arch not in table:
