@@ -78,7 +78,7 @@ def show(obj: IRModule | Graph | LoopNest | Expr | sympy.Expr, culprit: object =
         case sympy.Expr():
             script.line(index_text(obj))
         case _ if isinstance(obj, EXPR_TYPES):
-            text = ExprText({}, culprit)
+            text = ExprText(None, culprit)
             last = text.text(obj)
             script.lines_of(text, last)
         case _:

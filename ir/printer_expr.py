@@ -172,9 +172,12 @@ def argument(arg: Any) -> str:
 
 
 class ExprText:
-    """Value expressions as text. ``lets`` collects definitions of parts that occur twice or nest too deep."""
+    """Value expressions as text. ``lets`` collects definitions of parts that occur twice or nest too deep.
 
-    def __init__(self, dtypes: Mapping[str, DType], culprit: object = None) -> None:
+    ``dtypes`` are the element types that loads have when nothing is said; None says nothing of any.
+    """
+
+    def __init__(self, dtypes: Mapping[str, DType] | None, culprit: object = None) -> None:
         self.dtypes = dtypes
         self.culprit = culprit
         self.lets: list[str] = []
@@ -206,27 +209,29 @@ class ExprText:
     def _to_name(self, root: Expr) -> list[Expr]:
         """Compound parts that are shared or too deep to nest, innermost first."""
         uses: dict[int, int] = {}
-        depth: dict[int, int] = {}
-        chosen: list[Expr] = []
+        order: list[Expr] = []
         stack: list[tuple[Expr, bool]] = [(root, False)]
         while stack:
             e, done = stack.pop()
             if done:
-                if id(e) in depth:
-                    continue
-                parts = children(e)
-                height = 1 + max((depth[id(p)] for p in parts), default=0)
-                shared = uses[id(e)] > 1 and isinstance(e, (Call, Select)) and id(e) not in self._named
-                if e is not root and (shared or height > _MAX_NESTING):
-                    chosen.append(e)
-                    height = 0
-                depth[id(e)] = height
+                order.append(e)
                 continue
             uses[id(e)] = uses.get(id(e), 0) + 1
             if uses[id(e)] == 1:
                 stack.append((e, True))
                 stack.extend((p, False) for p in reversed(children(e)))
-        return [e for e in chosen if id(e) not in self._named]
+        depth: dict[int, int] = {}
+        chosen: list[Expr] = []
+        for e in order:
+            height = 1 + max((depth[id(p)] for p in children(e)), default=0)
+            shared = uses[id(e)] > 1 and isinstance(e, (Call, Select))
+            if id(e) in self._named:
+                height = 0
+            elif e is not root and (shared or height > _MAX_NESTING):
+                chosen.append(e)
+                height = 0
+            depth[id(e)] = height
+        return chosen
 
     def _text(self, e: Expr) -> str:
         if id(e) in self._named:
@@ -238,7 +243,8 @@ class ExprText:
             case Load():
                 name = e.buffer if is_name(e.buffer) else f"buffer({e.buffer!r})"
                 text = f"{name}[{self.indices(e.indices)}]"
-                return text if self.dtypes.get(e.buffer, e.dtype) is e.dtype else f"load({text}, {e.dtype.value})"
+                known = self.dtypes is None or self.dtypes.get(e.buffer) is e.dtype
+                return text if known else f"load({text}, {e.dtype.value})"
             case Const():
                 return f"{e.dtype.value}({literal(e.value)})"
             case Var():
