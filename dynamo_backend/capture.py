@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from .decompositions import decomposition_table, whole_ops
@@ -20,9 +21,9 @@ def capture(
 ) -> list[fx.GraphModule]:
     """AOTAutograd's graphs of ``model(*inputs)``: the inference graph, or forward and backward in that order.
 
-    The model is run, by eager ops, once; with ``training`` the sum of its floating outputs is differentiated and the gradients
-    left in ``.grad`` are dropped. ``inputs`` and parameters may be fake tensors of any device of one ``FakeTensorMode``.
-    One graph (pair) comes back for every graph that Dynamo makes.
+    The model is run, by eager ops, once; with ``training`` the sum of its floating outputs is differentiated and the
+    gradients left in ``.grad`` are dropped. ``inputs`` and parameters may be fake tensors of any device of one
+    ``FakeTensorMode``. One graph (pair) comes back for every graph that Dynamo makes.
     """
     graphs: list[fx.GraphModule] = []
 

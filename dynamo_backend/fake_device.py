@@ -39,8 +39,8 @@ def on_fake_device(model: torch.nn.Module, inputs: Sequence[Any], device: str) -
 def retarget(graphs: Sequence[fx.GraphModule], device: str) -> None:
     """Make captured graphs, in place, graphs of another device: their fake tensors and the devices in their calls.
 
-    For backward graphs where ``on_fake_device`` cannot help: autograd's engine asks for a real accelerator. Ops that torch
-    chooses by device (attention) stay those of the device of the capture.
+    For backward graphs where ``on_fake_device`` cannot help: autograd's engine asks for a real accelerator. Ops that
+    torch chooses by device (attention) stay those of the device of the capture.
     """
     target = torch.device(device)
     if target.index is None and target.type != "cpu":
@@ -62,9 +62,9 @@ def retarget(graphs: Sequence[fx.GraphModule], device: str) -> None:
 def allow_fake_cuda() -> bool:
     """Let autograd record fake CUDA tensors in a torch built without CUDA; whether it can.
 
-    Autograd asks for the device's guard, which such a build lacks, and ends the process where there is none. torch puts a
-    guard that does nothing in the place of one without devices (``_ensureCUDADeviceGuardSet``), but not in an empty place;
-    so the guard of the meta device, which has none, is put there first.
+    Autograd asks for the device's guard, which such a build lacks, and ends the process where there is none. torch
+    puts a guard that does nothing in the place of one without devices (``_ensureCUDADeviceGuardSet``), but not in an
+    empty place; so the guard of the meta device, which has none, is put there first.
     """
     if torch.backends.cuda.is_built():
         return True

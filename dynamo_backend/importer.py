@@ -1,7 +1,7 @@
 """ATen FX graphs, as AOTAutograd makes them, into graphs of the IR.
 
-Each call is given to the converter of its op; without one, or where the converter declines, it becomes a library call of that
-very op. Sizes become sympy expressions, and no guard is ever installed.
+Each call is given to the converter of its op; without one, or where the converter declines, it becomes a library call
+of that very op. Sizes become sympy expressions, and no guard is ever installed.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def import_graph(
 ) -> Graph:
     """The IR of an ATen graph.
 
-    ``example_inputs`` stand in for placeholders whose ``meta["val"]`` is missing. ``static`` holds the positions of the inputs
-    that are parameters or buffers. ``fallback_random`` leaves random ops to ATen (eager's own numbers); ``numerics`` is "fast"
-    or "eager". Raises ImportFailure.
+    ``example_inputs`` stand in for placeholders whose ``meta["val"]`` is missing. ``static`` holds the positions of
+    the inputs that are parameters or buffers. ``fallback_random`` leaves random ops to ATen (eager's own numbers);
+    ``numerics`` is "fast" or "eager". Raises ImportFailure.
     """
     return _Importer(gm, example_inputs, fallback_random, numerics, frozenset(static)).run(name)
 
@@ -194,6 +194,8 @@ class _Importer:
                 if (refused := _foreign(val)) is not None:
                     raise NoConversion(refused)
                 args = [self.lookup(a) for a in node.args]
+                if any(isinstance(a, Tensor) and a.dtype.is_complex for a in args):
+                    raise NoConversion("complex numbers")
                 return convert(self.ctx, *args, **{k: self.lookup(v) for k, v in node.kwargs.items()})
             except NoConversion as decline:
                 self.ctx.undo(mark)
@@ -241,7 +243,7 @@ class _Importer:
                 tuple((k, self.argument(v)) for k, v in node.kwargs.items()),
                 reason,
                 self.ctx.origins,
-            )  # fmt: skip
+            )
         )
         self.bind_unbacked(results)
         return tuple(results) if multiple else results[0]
@@ -266,7 +268,7 @@ class _Importer:
                             (),
                             "size decided by data",
                             self.ctx.origins,
-                        )  # fmt: skip
+                        )
                     )
 
     def is_settled_assertion(self, node: fx.Node) -> bool:

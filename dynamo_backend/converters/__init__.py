@@ -25,11 +25,22 @@ from .registry import CONVERTERS, LIBRARY_REASONS, Converter, NoConversion, conv
 from .sizes import SizeMap
 
 FAMILIES = (
-    batch_norm, create, elementwise, gather, join, libraries, logical, losses, norms, pooling, rand, reductions, resample, scatter,
-    softmax, views,
-)  # fmt: skip
+    *(batch_norm, create, elementwise, gather, join, libraries, logical, losses),
+    *(norms, pooling, rand, reductions, resample, scatter, softmax, views),
+)
 
 __all__ = [
-    "CONVERTERS", "FAMILIES", "LIBRARY_REASONS", "Converter", "Domain", "ImportContext", "NoConversion", "Scalar", "SizeMap",
-    "Tensor", "axes", "convert", "converter",
-]  # fmt: skip
+    "CONVERTERS",
+    "FAMILIES",
+    "LIBRARY_REASONS",
+    "Converter",
+    "Domain",
+    "ImportContext",
+    "NoConversion",
+    "Scalar",
+    "SizeMap",
+    "Tensor",
+    "axes",
+    "convert",
+    "converter",
+]

@@ -37,9 +37,7 @@ def _batch_norm_output(
     return ctx.compute(affine(value, scale, shift), ctx.type(k), ctx.name(k))
 
 
-def _eval_statistics(
-    ctx: ImportContext, x: Tensor, mean: Tensor, var: Tensor, eps: float
-) -> tuple[Expr, Expr]:
+def _eval_statistics(ctx: ImportContext, x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Expr, Expr]:
     channel = axes(x.rank)[1:2]
     kind = x.dtype.compute
     return ctx.at(mean, channel, kind), _rstd_of(ctx.at(var, channel, kind), eps)
@@ -55,7 +53,9 @@ def batch_norm_no_training(
     momentum: float, eps: float,
 ) -> tuple[Any, ...]:  # fmt: skip
     average, rstd = _eval_statistics(ctx, x, mean, var, eps)
-    empty = [ctx.compute(const(0, ctx.type(k).dtype.compute), ctx.type(k), ctx.name(k)) for k in (1, 2) if k in ctx.used()]
+    empty = [
+        ctx.compute(const(0, ctx.type(k).dtype.compute), ctx.type(k), ctx.name(k)) for k in (1, 2) if k in ctx.used()
+    ]
     if empty and len(empty) < 2:
         raise NoConversion("only one of the saved statistics is read")
     return (_batch_norm_output(ctx, x, average, rstd, weight, bias, 0), *(empty or (None, None)))
@@ -161,4 +161,3 @@ def batch_norm_backward(
     if mask[2]:
         db = ctx.compute(ctx.at(total, axes(1)), ctx.type(2), ctx.name(2)) if ctx.val[2] is not None else None
     return dx, dw, db
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any, TypeAlias
 
 import sympy
@@ -50,8 +50,8 @@ class Tensor:
 class Domain:
     """The iteration space of a reduction over dims of a shape.
 
-    ``indices`` has one index per dim of the shape: ``i0…`` for the kept dims in order, ``r0…`` for the reduced ones, zero for
-    reduced dims of extent one.
+    ``indices`` has one index per dim of the shape: ``i0…`` for the kept dims in order, ``r0…`` for the reduced ones,
+    zero for reduced dims of extent one.
     """
 
     indices: tuple[sympy.Expr, ...]
@@ -69,7 +69,7 @@ class Domain:
         return sympy.Mul(*self.reduce_shape)
 
 
-@lru_cache(maxsize=None)
+@cache
 def axes(rank: int) -> tuple[sympy.Symbol, ...]:
     """The axis symbols ``i0, i1, …`` that every node uses."""
     return tuple(symbol(f"i{k}") for k in range(rank))
@@ -138,7 +138,8 @@ class ImportContext:
     # --- values -----------------------------------------------------------------------------------------------------
 
     def load(self, x: Tensor, indices: Sequence[Index], dtype: DType | None = None) -> Expr:
-        """``x`` at ``indices``, which are those of the result: broadcast by the trailing dims, dims of extent one at zero.
+        """``x`` at ``indices``, which are those of the result: broadcast by the trailing dims, dims of extent one at
+        zero.
 
         In the type in which it is computed (float32 for halves), or in ``dtype``.
         """
@@ -214,14 +215,28 @@ class ImportContext:
                 (("device", torch.device(device)),),
                 "copy between devices",
                 self.origins,
-            )  # fmt: skip
+            )
         )
-        return Tensor(name, kind)
+        self.copies[x.name, device] = Tensor(name, kind)
+        return self.copies[x.name, device]
+
+    def undo(self, mark: int) -> None:
+        """Drop the nodes after the first ``mark``: a converter declined half-way."""
+        del self.nodes[mark:]
+        alive = {name for n in self.nodes for name in n.names}
+        self.copies = {key: t for key, t in self.copies.items() if t.name in alive}
+        for streams in self.seeds.values():
+            while streams and streams[-1] == self.node.name:
+                streams.pop()
 
     def view(
-        self, x: Tensor, indices: Sequence[Index], type: TensorType | None = None, name: str | None = None,
+        self,
+        x: Tensor,
+        indices: Sequence[Index],
+        type: TensorType | None = None,
+        name: str | None = None,
         offset: sympy.Expr = sympy.S.Zero,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """A ``View``: ``result[i0, …] = x[indices]``."""
         kind = self.type() if type is None else type
         name = self.node.name if name is None else name
@@ -248,9 +263,15 @@ class ImportContext:
         return Domain(tuple(indices), tuple(kept), tuple(names), tuple(extents))
 
     def reduce(
-        self, monoid: Monoid, domain: Domain, values: Sequence[Expr], device: str, suffix: str = "",
-        types: Sequence[TensorType] | None = None, names: Sequence[str] | None = None,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+        self,
+        monoid: Monoid,
+        domain: Domain,
+        values: Sequence[Expr],
+        device: str,
+        suffix: str = "",
+        types: Sequence[TensorType] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> tuple[Tensor, ...]:
         """A ``Reduction`` over ``domain``; results have the kept shape and the values' types."""
         if types is None:
             types = [self.contiguous(domain.kept, v.dtype, device) for v in values]
@@ -267,7 +288,7 @@ class ImportContext:
                     monoid,
                     tuple(values),
                     self.origins,
-                )  # fmt: skip
+                )
             )
             return tuple(Tensor(n, t) for n, t in zip(names, types))
         # Nothing is combined: the lifted state is the result.
@@ -303,7 +324,8 @@ class ImportContext:
         return f"seeds_{device.replace(':', '')}"
 
 
-# --- small helpers that many families use -------------------------------------------------------------------------------
+# --- small helpers that many families use
+# -------------------------------------------------------------------------------
 
 
 def normalize_dims(dims: int | Sequence[int] | None, rank: int) -> list[int]:

@@ -17,11 +17,12 @@ Operand = Tensor | Scalar
 
 # Functions of the table that give a float for integers too.
 _FLOAT_UNARY = (
-    "sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p sigmoid tanh sin cos tan asin acos atan sinh cosh asinh "
-    "acosh atanh erf erfc erfinv lgamma digamma"
-).split()
-_ROUNDING = "floor ceil trunc".split()
-_FLOAT_BINARY = "atan2 hypot copysign nextafter".split()
+    *("sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sigmoid", "tanh"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
+    *("erf", "erfc", "erfinv", "lgamma", "digamma"),
+)
+_ROUNDING = ["floor", "ceil", "trunc"]
+_FLOAT_BINARY = ["atan2", "hypot", "copysign", "nextafter"]
 
 
 def _register_unary(name: str, targets: tuple[str, ...], fn: Callable[[Expr], Expr]) -> None:
@@ -90,7 +91,9 @@ def minimum(a: Expr, b: Expr) -> Expr:
 
 
 _register_binary("mul", ("aten.mul.Tensor", "aten.mul.Scalar"), mul)
-_register_binary("div", ("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor"), lambda a, b: call("div", a, b))
+_register_binary(
+    "div", ("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor"), lambda a, b: call("div", a, b)
+)
 _register_binary("maximum", ("aten.maximum.default",), maximum)
 _register_binary("minimum", ("aten.minimum.default",), minimum)
 _register_binary("fmax", ("aten.fmax.default",), lambda a, b: call("fmax" if a.dtype.is_float else "maximum", a, b))
@@ -214,7 +217,8 @@ def clamp_max(ctx: ImportContext, x: Tensor, bound: Operand) -> Tensor:
     return ctx.pointwise(minimum, x, bound)
 
 
-# --- activations and their backward -------------------------------------------------------------------------------------
+# --- activations and their backward
+# -------------------------------------------------------------------------------------
 
 _SQRT_HALF = math.sqrt(0.5)
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
@@ -317,7 +321,8 @@ def elu(ctx: ImportContext, x: Tensor, alpha: Any = 1.0, scale: Any = 1.0, input
     return ctx.pointwise(fn, x)
 
 
-# --- copies and casts ---------------------------------------------------------------------------------------------------
+# --- copies and casts
+# ---------------------------------------------------------------------------------------------------
 
 
 @converter("aten.clone.default", "aten.lift_fresh_copy.default", "aten.contiguous.default")

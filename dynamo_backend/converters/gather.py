@@ -22,7 +22,12 @@ def wrapped(index: Expr, extent: sympy.Expr) -> Expr:
 
 @converter("aten.embedding.default")
 def embedding(
-    ctx: ImportContext, weight: Tensor, indices: Tensor, padding_idx: int = -1, scale: bool = False, sparse: bool = False
+    ctx: ImportContext,
+    weight: Tensor,
+    indices: Tensor,
+    padding_idx: int = -1,
+    scale: bool = False,
+    sparse: bool = False,
 ) -> Tensor:
     at = axes(indices.rank + 1)
     row = cast(ctx.at(indices, at[:-1]), DType.INT64)

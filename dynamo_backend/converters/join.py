@@ -112,7 +112,8 @@ def roll(ctx: ImportContext, x: Tensor, shifts: Sequence[Any], dims: Sequence[in
     return ctx.compute(ctx.at(x, indices, x.dtype))
 
 
-# --- part of a tensor replaced ------------------------------------------------------------------------------------------
+# --- part of a tensor replaced
+# ------------------------------------------------------------------------------------------
 
 
 def _slice_condition(

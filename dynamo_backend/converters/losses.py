@@ -15,9 +15,7 @@ from .registry import converter
 _NONE, _MEAN = 0, 1
 
 
-def _chosen(
-    ctx: ImportContext, target: Tensor, at: Sequence[sympy.Expr], ignore: int
-) -> tuple[Expr, Expr]:
+def _chosen(ctx: ImportContext, target: Tensor, at: Sequence[sympy.Expr], ignore: int) -> tuple[Expr, Expr]:
     """The target class at a position (as an index), and whether it counts."""
     label = ctx.at(target, at)
     return label, call("ne", label, const(ignore, label.dtype))

@@ -1,7 +1,7 @@
 """Normalisations and their backward, in the forms that need the fewest passes over the data.
 
-``x_hat = (x - mean) * rstd`` is recomputed in the backward from the saved statistics. Sources: Ba et al. 2016 (layer norm), Wu
-and He 2018 (group norm), Zhang and Sennrich 2019 (RMS norm).
+``x_hat = (x - mean) * rstd`` is recomputed in the backward from the saved statistics. Sources: Ba et al. 2016 (layer
+norm), Wu and He 2018 (group norm), Zhang and Sennrich 2019 (RMS norm).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def affine(value: Expr, weight: Expr | None, bias: Expr | None) -> Expr:
     return value if bias is None else call("add", value, bias)
 
 
-# --- layer norm ---------------------------------------------------------------------------------------------------------
+# --- layer norm
+# ---------------------------------------------------------------------------------------------------------
 
 
 @converter("aten.native_layer_norm.default")
@@ -95,9 +96,7 @@ def layer_norm_backward(
     return dx, dw, db
 
 
-def _row_means(
-    ctx: ImportContext, domain: Domain, scaled: Any, hat: Any, device: str
-) -> tuple[Tensor, Tensor]:
+def _row_means(ctx: ImportContext, domain: Domain, scaled: Any, hat: Any, device: str) -> tuple[Tensor, Tensor]:
     """Means, over the reduced dims, of the gradient of x_hat and of its product with x_hat."""
     g = scaled(domain.indices)
     (total,) = ctx.reduce(SUM, domain, (g,), device, "grad_sum")
@@ -118,7 +117,8 @@ def _column(ctx: ImportContext, domain: Domain, value: Expr, k: int) -> Tensor:
     return ctx.compute(ctx.at(total, axes(total.rank)), out, ctx.name(k))
 
 
-# --- RMS norm -----------------------------------------------------------------------------------------------------------
+# --- RMS norm
+# -----------------------------------------------------------------------------------------------------------
 
 
 @converter("aten._fused_rms_norm.default")
@@ -171,7 +171,8 @@ def rms_norm_backward(
     return dx, dw
 
 
-# --- group norm ---------------------------------------------------------------------------------------------------------
+# --- group norm
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _regrouped(ctx: ImportContext, x: Tensor, groups: int) -> tuple[Domain, list[sympy.Expr]]:

@@ -51,9 +51,7 @@ def _inside(
     return conditions
 
 
-def _overhangs(
-    extent: sympy.Expr, out: sympy.Expr, kernel: int, stride: int, padding: int, dilation: int = 1
-) -> bool:
+def _overhangs(extent: sympy.Expr, out: sympy.Expr, kernel: int, stride: int, padding: int, dilation: int = 1) -> bool:
     """Whether the last window may reach beyond the input."""
     reach = (out - 1) * stride - padding + (kernel - 1) * dilation - (extent - 1)
     if reach.is_Integer:
@@ -74,9 +72,7 @@ def max_pool(
     domain, kept, offsets = window(out.shape, kernel, n)
     extents = x.shape[lead:]
     places = [kept[lead + k] * steps[k] + offsets[k] * spread[k] - pads[k] for k in range(n)]
-    beyond = [
-        _overhangs(extents[k], out.shape[lead + k], kernel[k], steps[k], pads[k], spread[k]) for k in range(n)
-    ]
+    beyond = [_overhangs(extents[k], out.shape[lead + k], kernel[k], steps[k], pads[k], spread[k]) for k in range(n)]
     conditions = _inside(places, extents, [p > 0 for p in pads], beyond)
     loaded = ctx.at(x, [*kept[:lead], *places])
     value = select(all_of(conditions), loaded, lowest(loaded.dtype)) if conditions else loaded
@@ -192,13 +188,23 @@ def avg_pool_backward(
             conditions += within(kept[lead + k] + pads[k] - begin * steps[k], None, kernel[k])
     g = ctx.at(grad, windows)
     divisor = _divisor(
-        ctx, windows[lead:], x.shape[lead:], kernel, steps, pads, count_include_pad, divisor_override, ceil_mode, g.dtype
+        ctx,
+        windows[lead:],
+        x.shape[lead:],
+        kernel,
+        steps,
+        pads,
+        count_include_pad,
+        divisor_override,
+        ceil_mode,
+        g.dtype,
     )
     value = select(all_of(conditions), call("div", g, divisor), const(0, g.dtype))
     return finish(ctx, ctx.reduce(SUM, domain, (value,), x.device)[0], None)
 
 
-# --- adaptive -----------------------------------------------------------------------------------------------------------
+# --- adaptive
+# -----------------------------------------------------------------------------------------------------------
 
 
 def _bounds(place: sympy.Expr, extent: sympy.Expr, out: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 from ...ir.dtypes import DType
 from ...ir.expr import Const, Expr, call, cast, const
 from ...ir.graph import TensorType

@@ -77,9 +77,7 @@ def with_position(ctx: ImportContext, monoid: Monoid, x: Tensor, dims: Sequence[
     domain = ctx.domain(x.shape, dims)
     place = linear_offset([x.shape[d] for d in dims], [domain.indices[d] for d in dims])
     kind = DType.INT32 if x.dtype is DType.BOOL else x.dtype.compute
-    value, index = ctx.reduce(
-        monoid, domain, (ctx.load(x, domain.indices, kind), index_value(place)), x.device
-    )
+    value, index = ctx.reduce(monoid, domain, (ctx.load(x, domain.indices, kind), index_value(place)), x.device)
     return value, index
 
 
@@ -138,7 +136,8 @@ def vector_norm(
     return ctx.finish(result, dims, x.device, keepdim=keepdim)
 
 
-# --- moments ------------------------------------------------------------------------------------------------------------
+# --- moments
+# ------------------------------------------------------------------------------------------------------------
 
 
 def count_value(ctx: ImportContext, count: sympy.Expr, dtype: DType) -> Expr:

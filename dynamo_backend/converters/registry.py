@@ -23,9 +23,9 @@ LIBRARY_REASONS: dict[str, str] = {}
 def converter(*targets: str) -> Callable[[Converter], Converter]:
     """Register a converter for ATen overloads such as ``"aten.add.Tensor"``.
 
-    The function is called as ``fn(ctx, *args, **kwargs)`` with the node's arguments, tensors as ``Tensor`` and sizes as sympy
-    expressions, and returns one ``Tensor`` or a tuple with one entry per result (None where the result is never read).
-    It raises ``NoConversion`` to leave the call to the library.
+    The function is called as ``fn(ctx, *args, **kwargs)`` with the node's arguments, tensors as ``Tensor`` and sizes
+    as sympy expressions, and returns one ``Tensor`` or a tuple with one entry per result (None where the result is
+    never read). It raises ``NoConversion`` to leave the call to the library.
     """
 
     def register(fn: Converter) -> Converter:
@@ -45,4 +45,6 @@ def library(reason: str, *targets: str) -> None:
 
 
 class NoConversion(Exception):
-    """Raised by a converter for a call that it cannot express; the call goes to the library with this text as the reason."""
+    """Raised by a converter for a call that it cannot express; the call goes to the library with this text as the
+    reason.
+    """

@@ -19,14 +19,17 @@ Shape = tuple[sympy.Expr, ...]
 
 
 def _view(ctx: ImportContext, x: Tensor, indices: Sequence[sympy.Expr], k: int | None = None) -> Tensor:
-    """The current node's (``k``-th) result as a view of ``x``; where it lies in memory is read from the fake tensors."""
+    """The current node's (``k``-th) result as a view of ``x``; where it lies in memory is read from the fake
+    tensors.
+    """
     out = ctx.val if k is None else ctx.val[k]
     source = ctx.node.args[0].meta["val"]  # type: ignore[union-attr]
     offset = ctx.sizes.size(out.storage_offset()) - ctx.sizes.size(source.storage_offset())
     return ctx.view(x, indices, ctx.type(k), ctx.name(k), offset)
 
 
-# --- reshape ------------------------------------------------------------------------------------------------------------
+# --- reshape
+# ------------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=65536)
@@ -53,7 +56,9 @@ def reshape_indices(source: Shape, result: Shape) -> Shape:
 
 
 def _group(source: Shape, result: Shape, s: int, r: int) -> tuple[int, int]:
-    """Ends of the shortest runs of dims, from ``s`` and ``r``, that hold equally many elements; else all that is left."""
+    """Ends of the shortest runs of dims, from ``s`` and ``r``, that hold equally many elements; else all that is
+    left.
+    """
     s_end, r_end = min(s + 1, len(source)), min(r + 1, len(result))
     while s_end < len(source) or r_end < len(result):
         a, b = _product(source[s:s_end]), _product(result[r:r_end])
@@ -129,7 +134,8 @@ def alias(ctx: ImportContext, x: Tensor) -> Tensor:
     return _view(ctx, x, axes(x.rank))
 
 
-# --- permutations -------------------------------------------------------------------------------------------------------
+# --- permutations
+# -------------------------------------------------------------------------------------------------------
 
 
 def _permute(ctx: ImportContext, x: Tensor, order: Sequence[int]) -> Tensor:
@@ -164,7 +170,8 @@ def expand(ctx: ImportContext, x: Tensor, sizes: Sequence[Any], implicit: bool =
     return _view(ctx, x, [sympy.S.Zero if e is sympy.S.One else i for i, e in zip(at, x.shape)])
 
 
-# --- parts --------------------------------------------------------------------------------------------------------------
+# --- parts
+# --------------------------------------------------------------------------------------------------------------
 
 
 def clamp_index(index: Any, extent: sympy.Expr, default: sympy.Expr) -> sympy.Expr:
@@ -192,9 +199,7 @@ def slice_start(index: Any, extent: sympy.Expr, taken: sympy.Expr, step: int) ->
 
 
 @converter("aten.slice.Tensor")
-def slice_(
-    ctx: ImportContext, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> Tensor:
+def slice_(ctx: ImportContext, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
     dim %= x.rank
     indices: list[sympy.Expr] = list(axes(x.rank))
     begin = slice_start(start, x.shape[dim], ctx.type().shape[dim], step)

@@ -54,7 +54,8 @@ def trace() -> Callable[..., fx.GraphModule]:
 def check(reference: ModuleType) -> Callable[..., Graph]:
     """``check(fn, *inputs)``: imports the trace of ``fn``, runs it by the oracle, and compares each output with eager.
 
-    ``library`` names the ops that may be library calls (none by default). ``rtol``/``atol`` None: torch's own for the type.
+    ``library`` names the ops that may be library calls (none by default). ``rtol``/``atol`` None: torch's own for the
+    type.
     """
 
     def run(

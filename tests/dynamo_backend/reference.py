@@ -1,7 +1,7 @@
 """Runs imported graphs, without the compiler: library calls by torch, all else by definition.
 
-``run_oracle`` asks the oracle and is meant for small tensors; ``run_fast`` evaluates each node with whole torch tensors, and
-refuses loads out of range wherever their guard lets them happen.
+``run_oracle`` asks the oracle and is meant for small tensors; ``run_fast`` evaluates each node with whole torch
+tensors, and refuses loads out of range wherever their guard lets them happen.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ def bind_sizes(graph: Graph, args: Sequence[Any]) -> dict[str, int]:
     """The size symbols that the integer arguments and the tensors' shapes give."""
     sizes: dict[str, int] = {}
     for i, a in zip(graph.inputs, args, strict=True):
-        pairs = [(i.value, a)] if isinstance(i, SizeInput) else [
-            *zip(i.type.shape, a.shape, strict=True), *zip(i.type.strides, a.stride(), strict=True)
-        ]
+        pairs = (
+            [(i.value, a)]
+            if isinstance(i, SizeInput)
+            else [*zip(i.type.shape, a.shape, strict=True), *zip(i.type.strides, a.stride(), strict=True)]
+        )
         sizes |= {e.name: int(v) for e, v in pairs if e.is_Symbol}
     return sizes
 
@@ -64,7 +66,8 @@ def call_library(node: Library, lookup: Callable[[str], Any], sizes: Mapping[str
     return list(result) if isinstance(result, (list, tuple)) else [result]
 
 
-# --- by the oracle ------------------------------------------------------------------------------------------------------
+# --- by the oracle
+# ------------------------------------------------------------------------------------------------------
 
 
 def to_numpy(t: Tensor) -> np.ndarray[Any, Any]:
@@ -108,7 +111,8 @@ def collect(output: Any, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]
     return size(output, sizes)
 
 
-# --- by whole tensors ---------------------------------------------------------------------------------------------------
+# --- by whole tensors
+# ---------------------------------------------------------------------------------------------------
 
 _OTHER_NAMES = {
     "neg": torch.neg, "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "floordiv": torch.floor_divide,

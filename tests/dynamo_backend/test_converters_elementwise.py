@@ -25,9 +25,11 @@ def integers(dtype: torch.dtype) -> torch.Tensor:
 UNARY: dict[str, Callable[[torch.Tensor], Any]] = {
     name: getattr(torch, name)
     for name in (
-        "sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p sigmoid tanh sin cos tan asin acos atan sinh cosh "
-        "asinh acosh atanh erf erfc neg abs sign floor ceil trunc round relu square isnan isinf isfinite logical_not"
-    ).split()
+        *("sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
+        *("sigmoid", "tanh", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh"),
+        *("asinh", "acosh", "atanh", "erf", "erfc", "neg", "abs", "sign", "floor", "ceil"),
+        *("trunc", "round", "relu", "square", "isnan", "isinf", "isfinite", "logical_not"),
+    )
 } | {
     "gelu": lambda x: torch.nn.functional.gelu(x),
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),

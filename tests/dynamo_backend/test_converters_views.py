@@ -106,7 +106,8 @@ def test_created_tensors(check: Callable[..., Any]) -> None:
     def fn(x: torch.Tensor) -> Any:
         return (
             torch.zeros(3, 2), torch.ones_like(x), torch.full((2,), 1.5, dtype=torch.bfloat16), torch.arange(5),
-            torch.arange(1, 7, 2, dtype=torch.float32), torch.arange(0.0, 1.0, 0.3), torch.eye(3), torch.linspace(0, 1, 5),
+            torch.arange(1, 7, 2, dtype=torch.float32), torch.arange(0.0, 1.0, 0.3),
+            torch.eye(3), torch.linspace(0, 1, 5),
             torch.full_like(x, 3, dtype=torch.int32), x.new_full((2, 2), True, dtype=torch.bool), torch.tensor(2.5) * x,
         )  # fmt: skip
 
