@@ -10,12 +10,13 @@ import sympy
 from ..ir.loops import Block, Loop, LoopNest, walk_nodes
 from .error import ScheduleError
 from .primitives.annotate import annotate
-from .primitives.compute_at import compute_at, reverse_compute_at
+from .primitives.compute_at import compute_at
 from .primitives.compute_inline import compute_inline
 from .primitives.fuse import fuse
 from .primitives.kind import bind, parallel, unroll, vectorize
 from .primitives.merge import merge
 from .primitives.reorder import reorder
+from .primitives.reverse_compute_at import reverse_compute_at
 from .primitives.rfactor import rfactor
 from .primitives.split import split
 from .primitives.tree import find_block, find_loop
@@ -109,13 +110,13 @@ class Schedule:
         self.nest = compute_inline(self.nest, block)
         self._record("compute_inline", {"block": block})
 
-    def compute_at(self, block: BlockRef, loop: LoopRef) -> None:
-        self.nest = compute_at(self.nest, block, loop)
-        self._record("compute_at", {"block": block, "loop": loop})
+    def compute_at(self, block: BlockRef, loop: LoopRef, preserve_unit_loops: bool = False) -> None:
+        self.nest = compute_at(self.nest, block, loop, preserve_unit_loops)
+        self._record("compute_at", {"block": block, "loop": loop, "preserve_unit_loops": preserve_unit_loops})
 
-    def reverse_compute_at(self, block: BlockRef, loop: LoopRef) -> None:
-        self.nest = reverse_compute_at(self.nest, block, loop)
-        self._record("reverse_compute_at", {"block": block, "loop": loop})
+    def reverse_compute_at(self, block: BlockRef, loop: LoopRef, preserve_unit_loops: bool = False) -> None:
+        self.nest = reverse_compute_at(self.nest, block, loop, preserve_unit_loops)
+        self._record("reverse_compute_at", {"block": block, "loop": loop, "preserve_unit_loops": preserve_unit_loops})
 
     def rfactor(self, loop: LoopRef) -> BlockRef:
         self.nest, names = rfactor(self.nest, loop)

@@ -8,7 +8,7 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ...ir.expr import symbol
-from ...ir.loops import Loop, LoopNest
+from ...ir.loops import Loop, LoopKind, LoopNest
 from ..error import ScheduleError
 from .tree import find_loop, fresh, substitute, with_node
 
@@ -22,7 +22,7 @@ def fuse(nest: LoopNest, loops: list[str]) -> tuple[LoopNest, list[str]]:
             for j in range(m):  ->        C[i_j // m, i_j % m] = A[i_j // m, i_j % m]
                 C[i, j] = A[i, j]
 
-    Requires: the loops stand one directly inside the other, outermost first, alone in each other's bodies.
+    Requires: serial loops that stand one directly inside the other, outermost first, alone in each other's bodies.
     Raises: ScheduleError.    Source: TVM ``Schedule.fuse``, Halide ``Func.fuse``.
     """
     asked = f"fuse({', '.join(loops)})"
@@ -34,11 +34,10 @@ def fuse(nest: LoopNest, loops: list[str]) -> tuple[LoopNest, list[str]]:
         inner, _ = find_loop(nest, name, asked)
         if chain[-1].body != (inner,):
             raise ScheduleError(asked, f"{name} does not stand alone directly inside {chain[-1].var}", nest, name)
-        if inner.kind is not chain[-1].kind:
-            raise ScheduleError(
-                asked, f"{name} is {inner.kind.value}, {chain[-1].var} is {chain[-1].kind.value}", nest, name
-            )
         chain.append(inner)
+    for lp in chain:
+        if lp.kind is not LoopKind.SERIAL:
+            raise ScheduleError(asked, f"{lp.var} is {lp.kind.value} already", nest, lp.var.name, "fuse it before")
     if len(chain) == 1:
         return nest, [loops[0]]
     name = fresh(nest, "_".join(loops))

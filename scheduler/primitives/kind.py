@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.loops import BLOCK_KINDS, AxisKind, LoopKind, LoopNest
+from ...ir.loops import BLOCK_KINDS, Loop, LoopKind, LoopNest
 from ..error import ScheduleError
+from .dependence import accesses, carried, check_pairs, mixed, pairs_under
 from .tree import blocks_under, find_loop, loops_under, with_node
 
 MAX_UNROLL = 64
@@ -21,8 +22,8 @@ def bind(nest: LoopNest, loop: str, thread: str) -> LoopNest:
 
         for i in range(n):     ->     for i in blockIdx.x(n):
 
-    Requires: a grid axis is bound at most once around any block, and carries no reduction; a tile axis has a
-    constant extent.
+    Requires: a serial loop, whose iterations do not need each other. A grid axis is bound at most once around any
+    block, and carries no reduction; a tile axis has a constant extent.
     Raises: ScheduleError.    Source: TVM ``Schedule.bind``. Tiles are laid over threads by Triton.
     """
     asked = f"bind({loop}, {thread!r})"
@@ -33,9 +34,12 @@ def bind(nest: LoopNest, loop: str, thread: str) -> LoopNest:
     if kind in BLOCK_KINDS:
         if any(lp.kind is kind for lp in (*outer, *loops_under(node))):
             raise ScheduleError(asked, f"another loop around the same blocks is bound to {thread}", nest, loop)
-        _refuse_reduction(nest, loop, asked)
+        _refuse_reduction(nest, node, asked)
     elif not node.extent.is_Integer:
         raise ScheduleError(asked, f"extent {node.extent} is not constant", nest, loop, "split the loop first")
+    else:
+        _refuse_mixed(nest, node, asked)
+    _refuse_dependence(nest, node, len(outer), asked)
     return with_node(nest, node, replace(node, kind=kind))
 
 
@@ -46,14 +50,15 @@ def parallel(nest: LoopNest, loop: str) -> LoopNest:
 
         for i in range(n):     ->     for i in parallel(n):
 
-    Requires: the loop is outermost, and carries no reduction.
+    Requires: a serial loop, outermost, whose iterations do not need each other; it carries no reduction.
     Raises: ScheduleError.    Source: Halide ``Func.parallel``.
     """
     asked = f"parallel({loop})"
     node, outer = find_loop(nest, loop, asked)
     if outer:
         raise ScheduleError(asked, f"it stands inside {outer[-1].var}; a team runs outermost loops", nest, loop)
-    _refuse_reduction(nest, loop, asked)
+    _refuse_reduction(nest, node, asked)
+    _refuse_dependence(nest, node, 0, asked)
     return with_node(nest, node, replace(node, kind=LoopKind.PARALLEL))
 
 
@@ -64,14 +69,16 @@ def vectorize(nest: LoopNest, loop: str) -> LoopNest:
 
         for i in range(8):     ->     for i in vectorized(8):
 
-    Requires: a constant extent, and no loop inside.
+    Requires: a serial loop of a constant extent, no loop inside, and iterations that do not need each other.
     Raises: ScheduleError.    Source: Halide ``Func.vectorize``.
     """
     asked = f"vectorize({loop})"
-    node, _ = find_loop(nest, loop, asked)
-    _refuse_long(nest, loop, asked, MAX_LANES)
+    node, outer = find_loop(nest, loop, asked)
+    _refuse_long(nest, node, asked, MAX_LANES)
     if loops_under(node):
         raise ScheduleError(asked, "there are loops inside", nest, loop, "reorder it innermost")
+    _refuse_mixed(nest, node, asked)
+    _refuse_dependence(nest, node, len(outer), asked)
     return with_node(nest, node, replace(node, kind=LoopKind.VECTORIZED))
 
 
@@ -82,34 +89,49 @@ def unroll(nest: LoopNest, loop: str) -> LoopNest:
 
         for i in range(4):     ->     for i in unrolled(4):
 
-    Requires: a constant extent.
+    Requires: a serial loop of a constant extent.
     Raises: ScheduleError.    Source: Halide ``Func.unroll``.
     """
     asked = f"unroll({loop})"
     node, _ = find_loop(nest, loop, asked)
-    _refuse_long(nest, loop, asked, MAX_UNROLL)
+    _refuse_long(nest, node, asked, MAX_UNROLL)
+    _refuse_bound(nest, node, asked)
     return with_node(nest, node, replace(node, kind=LoopKind.UNROLLED))
 
 
-def _refuse_long(nest: LoopNest, loop: str, asked: str, limit: int) -> None:
-    node, _ = find_loop(nest, loop, asked)
+def _refuse_long(nest: LoopNest, node: Loop, asked: str, limit: int) -> None:
+    name = node.var.name
     if not node.extent.is_Integer:
-        raise ScheduleError(asked, f"extent {node.extent} is not constant", nest, loop, "split the loop first")
+        raise ScheduleError(asked, f"extent {node.extent} is not constant", nest, name, "split the loop first")
     if int(node.extent) > limit:
         raise ScheduleError(
-            asked, f"{node.extent} iterations are more than {limit}", nest, loop, "split the loop first"
+            asked, f"{node.extent} iterations are more than {limit}", nest, name, "split the loop first"
         )
 
 
-def _refuse_reduction(nest: LoopNest, loop: str, asked: str) -> None:
-    node, _ = find_loop(nest, loop, asked)
+def _refuse_bound(nest: LoopNest, node: Loop, asked: str) -> None:
+    if node.kind is not LoopKind.SERIAL:
+        raise ScheduleError(asked, f"the loop is {node.kind.value} already", nest, node.var.name)
+
+
+def _refuse_reduction(nest: LoopNest, node: Loop, asked: str) -> None:
+    outputs = set(nest.outputs)
     for b in blocks_under(node):
-        for axis, binding in zip(b.axes, b.bindings, strict=True):
-            if axis.kind is not AxisKind.SPATIAL and node.var in binding.free_symbols:
-                raise ScheduleError(
-                    asked,
-                    f"{b.name} reduces over it",
-                    nest,
-                    loop,
-                    "use rfactor, then bind the loop over partial results",
-                )
+        if node.var in carried(b):
+            raise ScheduleError(
+                asked, f"{b.name} reduces over it", nest, node.var.name,
+                "use rfactor, then bind the loop over partial results",
+            )  # fmt: skip
+        if b.is_reduction and accesses(b).written & outputs and all(node.var not in e.free_symbols for e in b.bindings):
+            raise ScheduleError(asked, f"each iteration would accumulate {b.name} anew in one place", nest, b.name)
+
+
+def _refuse_mixed(nest: LoopNest, node: Loop, asked: str) -> None:
+    for b in blocks_under(node):
+        if node.var in mixed(b):
+            raise ScheduleError(asked, f"it carries a reduction of {b.name} and another axis at once", nest, node.var.name)
+
+
+def _refuse_dependence(nest: LoopNest, node: Loop, depth: int, asked: str) -> None:
+    _refuse_bound(nest, node, asked)
+    check_pairs(nest, pairs_under(nest, node), asked, nest, depth + 1)

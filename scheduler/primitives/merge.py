@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import sympy
 
-from ...ir.loops import Access, AxisKind, Block, Loop, LoopNest, Node, walk_nodes
-from ...ir.symbols import interval
+from ...ir.loops import Loop, LoopNest, Node
 from ..error import ScheduleError
-from .tree import find_loop, in_loops, linear_part, reads_of, replace_node, substitute, writes_of
+from .dependence import accesses, check_pairs, places
+from .tree import blocks_under, find_loop, substitute
 
 
 def merge(nest: LoopNest, first: str, second: str) -> LoopNest:
-    """Run two neighbouring loops of equal extent as one; the variable of the first remains.
+    """Run two loops of one body and of equal extent as one; the variable of the first remains.
 
     Rewrites::
 
@@ -22,88 +22,68 @@ def merge(nest: LoopNest, first: str, second: str) -> LoopNest:
         for j in range(n):                C[i] = B[i] * 2
             C[j] = B[j] * 2
 
-    Requires: the loops are neighbours in one body and alike in extent and kind; whatever the second reads of what
-    the first writes is written in the same iteration, and is no reduction over this loop.
+    What stands between the two stays behind the merged loop, or before it where the first loop does not depend on it
+    and the second does.
+
+    Requires: both loops stand in one body, the first one first, and are alike in extent and kind; whatever the second
+    reads of what the first writes is written in the same iteration, and is no reduction over this loop.
     Raises: ScheduleError.    Source: loop fusion; Exo ``fuse``.
     """
     asked = f"merge({first}, {second})"
     a, outer = find_loop(nest, first, asked)
-    b, _ = find_loop(nest, second, asked)
+    b, around = find_loop(nest, second, asked)
     siblings = outer[-1].body if outer else nest.body
+    if a is b or len(outer) != len(around) or (outer and outer[-1] is not around[-1]):
+        raise ScheduleError(asked, f"{second} does not stand in the same body as {first}", nest, second)
     at = next(k for k, n in enumerate(siblings) if n is a)
-    if at + 1 >= len(siblings) or siblings[at + 1] is not b:
-        raise ScheduleError(asked, f"{second} does not stand right behind {first}", nest, second)
-    if sympy.expand(a.extent - b.extent) != 0:
+    to = next(k for k, n in enumerate(siblings) if n is b)
+    if to < at:
+        raise ScheduleError(asked, f"{second} stands before {first}", nest, second, f"merge({second}, {first})")
+    if a.extent != b.extent and sympy.expand(a.extent - b.extent) != 0:
         raise ScheduleError(asked, f"the extents {a.extent} and {b.extent} differ", nest, second)
     if a.kind is not b.kind:
         raise ScheduleError(asked, f"{first} is {a.kind.value}, {second} is {b.kind.value}", nest, second)
-    _check(nest, a, b, asked)
+    before, after = _sorted(nest, a, siblings[at + 1 : to], b, asked)
     scope = {lp.var: lp.extent for lp in outer} | {a.var: a.extent}
     merged = replace(a, body=(*a.body, *substitute(b.body, {b.var: a.var}, scope, nest)))
+    body = (*siblings[:at], *before, merged, *after, *siblings[to + 1 :])
+    result = replace(nest, body=_with_body(nest.body, outer, body))
+    found = places(result)
+    firsts, seconds = blocks_under(a), blocks_under(b)
+    check_pairs(result, ((found[x.name], found[y.name]) for x in firsts for y in seconds), asked, nest, len(outer) + 1)
+    return result
 
-    def without(body: tuple[Node, ...]) -> tuple[Node, ...]:
-        return replace_node(replace_node(body, b, lambda _: ()), a, lambda _: (merged,))
 
-    return replace(nest, body=without(nest.body))
+def _with_body(nodes: tuple[Node, ...], path: tuple[Loop, ...], body: tuple[Node, ...]) -> tuple[Node, ...]:
+    if not path:
+        return body
+    return tuple(replace(n, body=_with_body(n.body, path[1:], body)) if n is path[0] else n for n in nodes)  # type: ignore[union-attr]
 
 
-def _check(nest: LoopNest, a: Loop, b: Loop, asked: str) -> None:
-    written: dict[str, list[tuple[Block, Access]]] = {}
-    for block, access in writes_of(a):
-        written.setdefault(access.buffer, []).append((block, access))
-    for block, access in writes_of(b):
-        if access.buffer in written:
-            raise ScheduleError(asked, f"both write {access.buffer}", nest, block.name)
-    read_before = {ld.buffer for _, ld in reads_of(a)}
-    for block, access in writes_of(b):
-        if access.buffer in read_before:
+def _sorted(
+    nest: LoopNest, a: Loop, between: tuple[Node, ...], b: Loop, asked: str
+) -> tuple[list[Node], list[Node]]:
+    """What stands between two loops, as what can go before the first and what can go behind the second."""
+    before: list[Node] = []
+    after: list[Node] = []
+    for node in between:
+        # What stays behind the merged loop is passed by the second loop; what goes before it passes the first.
+        if not _depend(node, b):
+            after.append(node)
+        elif not any(_depend(x, node) for x in (a, *after)):
+            before.append(node)
+        else:
             raise ScheduleError(
-                asked, f"{block.name} overwrites {access.buffer}, which the first loop reads", nest, block.name
-            )
-    bounds = {n.var: n.extent for n, _ in walk_nodes(nest.body) if isinstance(n, Loop)}
-    numeric = nest.symbols.intervals()
-    for var, extent in bounds.items():
-        high = interval(extent, nest.symbols.intervals())[1]
-        numeric[var] = (0, None if high is None else max(high - 1, 0))
-    for reader, load in reads_of(b):
-        for writer, access in written.get(load.buffer, ()):
-            carried = {
-                s
-                for axis, e in zip(writer.axes, writer.bindings, strict=True)
-                if axis.kind is AxisKind.REDUCTION
-                for s in e.free_symbols
-            }
-            if a.var in carried:
-                raise ScheduleError(
-                    asked,
-                    f"{reader.name} reads {load.buffer}, which {writer.name} reduces over {a.var}",
-                    nest,
-                    reader.name,
-                )
-            at = in_loops(access.indices, writer)
-            wanted = in_loops(load.indices, reader)
-            if not any(
-                w is not None and r is not None and _same_iteration(w, r.xreplace({b.var: a.var}), a.var, numeric)
-                for w, r in zip(at, wanted, strict=True)
-            ):
-                raise ScheduleError(
-                    asked, f"{reader.name} reads {load.buffer} from other iterations than those that write it",
-                    nest, reader.name,
-                )  # fmt: skip
+                asked, f"{blocks_under(node)[0].name} stands between them, after the first and before the second",
+                nest, blocks_under(node)[0].name,
+            )  # fmt: skip
+    return before, after
 
 
-def _same_iteration(
-    write: sympy.Expr, read: sympy.Expr, var: sympy.Symbol, numeric: dict[sympy.Symbol, tuple[int, int | None]]
-) -> bool:
-    """Whether equal indices imply equal values of the loop variable: both are ``c*var + something in [0, c)``."""
-    w, r = linear_part(write, var), linear_part(read, var)
-    if w is None or r is None or w[0] == 0 or w[0] != r[0]:
-        return False
-    if w[1] == r[1]:
-        return True
-    c = interval(w[0], numeric)[0]
-    for rest in (w[1], r[1]):
-        low, high = interval(rest, numeric)
-        if low < 0 or high is None or high >= c:
-            return False
-    return True
+def _depend(first: Node, second: Node) -> bool:
+    """Whether two statements have to keep their order."""
+    for x in map(accesses, blocks_under(first)):
+        for y in map(accesses, blocks_under(second)):
+            if x.written & (y.read | y.written) or x.read & y.written:
+                return True
+    return False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.loops import Block, Loop, LoopNest, Node
+from ...ir.loops import Loop, LoopKind, LoopNest, Node
 from ..error import ScheduleError
+from .dependence import check_pairs, mixed, pairs_under
 from .tree import blocks_under, find_loop, with_node
 
 
@@ -18,8 +19,9 @@ def reorder(nest: LoopNest, loops: list[str]) -> LoopNest:
             for j in range(m):  ->        for i in range(n):
                 C[i, j] = A[i, j]             C[i, j] = A[i, j]
 
-    Requires: each loop of the chain stands alone in the body of the one around it, and no block in it reads what
-    another reduces over one of the loops.
+    Requires: each loop of the chain stands alone in the body of the one around it; blocks in it do not need each
+    other's other iterations; no loop carries a reduction and another axis at once; lanes stay innermost and a team
+    outermost.
     Raises: ScheduleError.    Source: TVM ``Schedule.reorder``, Halide ``Func.reorder``.
     """
     asked = f"reorder({', '.join(loops)})"
@@ -38,31 +40,27 @@ def reorder(nest: LoopNest, loops: list[str]) -> LoopNest:
     missing = [n for n in loops if n not in names]
     if missing:
         raise ScheduleError(asked, f"{missing[0]} is not nested with {by_depth[0]}", nest, missing[0])
-    _check_reductions(nest, chain, loops, asked)
+    if loops == by_depth:
+        return nest
     order = iter(loops)
     placed = [find_loop(nest, next(order), asked)[0] if n in loops else lp for n, lp in zip(names, chain, strict=True)]
+    _check(nest, chain, placed, bool(find_loop(nest, chain[0].var.name, asked)[1]), asked)
     node: tuple[Node, ...] = chain[-1].body
     for lp in reversed(placed):
         node = (replace(lp, body=node),)
     return with_node(nest, top, *node)
 
 
-def _check_reductions(nest: LoopNest, chain: list[Loop], loops: list[str], asked: str) -> None:
-    inside: list[Block] = [b for n in chain[-1].body for b in blocks_under(n)]
-    if len(inside) < 2:
-        return
-    moved = set(loops)
-    for b in inside:
-        if not b.is_reduction:
-            continue
-        carried = {
-            s.name
-            for a, e in zip(b.axes, b.bindings, strict=True)
-            if a.kind.value == "reduction"
-            for s in e.free_symbols
-        }
-        if carried & moved:
-            written = {w.buffer for w in b.writes}
-            for other in inside:
-                if other is not b and any(ld.buffer in written for ld in other.reads):
-                    raise ScheduleError(asked, f"{other.name} reads what {b.name} reduces", nest, other.name)
+def _check(nest: LoopNest, chain: list[Loop], placed: list[Loop], is_inside: bool, asked: str) -> None:
+    for k, lp in enumerate(placed):
+        if lp.kind is LoopKind.VECTORIZED and k != len(placed) - 1:
+            raise ScheduleError(asked, f"{lp.var} is vectorized and would not be innermost", nest, lp.var.name)
+        if lp.kind is LoopKind.PARALLEL and (k > 0 or is_inside):
+            raise ScheduleError(asked, f"{lp.var} is parallel and would not be outermost", nest, lp.var.name)
+    for b in blocks_under(chain[0]):
+        both = mixed(b) & {lp.var for lp in chain}
+        if both:
+            name = min(v.name for v in both)
+            raise ScheduleError(asked, f"{name} carries a reduction of {b.name} and another axis at once", nest, name)
+    depth = len(find_loop(nest, chain[-1].var.name, asked)[1]) + 1
+    check_pairs(nest, pairs_under(nest, chain[0]), asked, nest, depth)

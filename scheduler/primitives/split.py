@@ -10,13 +10,14 @@ from torch.utils._sympy.functions import FloorDiv
 
 from ...ir.expr import symbol
 from ...ir.index import simplify
-from ...ir.loops import Bound, Loop, LoopNest, Node
+from ...ir.loops import Block, Bound, Loop, LoopKind, LoopNest, Node, map_nodes
 from ..error import ScheduleError
+from .region import at_least, terms
 from .tree import find_loop, fresh, substitute, with_node
 
 
 def split(
-    nest: LoopNest, loop: str, factors: Sequence[int | None], tail: str = "predicate"
+    nest: LoopNest, loop: str, factors: Sequence[int | sympy.Expr | None], tail: str = "predicate"
 ) -> tuple[LoopNest, list[str]]:
     """Split one loop into nested loops, outermost first.
 
@@ -26,27 +27,28 @@ def split(
             C[i] = A[i]         ->        for i_1 in range(32):
                                               if i_0 * 32 + i_1 < n: C[i_0 * 32 + i_1] = A[i_0 * 32 + i_1]
 
-    Requires: at most one factor None, which is inferred. Where the factors do not provably divide the extent the
-    blocks under the loop get a predicate, or with ``tail="perfect"`` the split is refused.
+    Factors are numbers or expressions in sizes.
+
+    Requires: a serial loop; at most one factor None, which is inferred, and otherwise factors that provably cover the
+    extent. Where they do not provably divide it the blocks under the loop get a predicate, or with ``tail="perfect"``
+    the split is refused.
     Raises: ScheduleError.    Source: TVM ``Schedule.split``, Halide ``Func.split``.
     """
     asked = f"split({loop}, factors={tuple(factors)})"
     node, outer = find_loop(nest, loop, asked)
     if tail not in ("predicate", "perfect"):
         raise ScheduleError(asked, f"tail is {tail!r}; it is 'predicate' or 'perfect'")
-    if sum(f is None for f in factors) > 1 or not factors or any(f is not None and f < 1 for f in factors):
+    if node.kind is not LoopKind.SERIAL:
+        raise ScheduleError(asked, f"the loop is {node.kind.value} already", nest, loop, "split it before")
+    given = [None if f is None else sympy.sympify(f) for f in factors]
+    known: sympy.Expr = sympy.Mul(*(f for f in given if f is not None))
+    if not given or given.count(None) > 1 or not all(f is None or _is_size(nest, f) for f in given):
         raise ScheduleError(asked, "the factors must be positive, and at most one of them None", nest, loop)
-    known = 1
-    for f in factors:
-        known *= f or 1
-    extents: list[sympy.Expr] = []
-    exact = _divides(nest, node.extent, known)
-    inferred = _ceildiv(node.extent, known, exact)
-    for f in factors:
-        extents.append(inferred if f is None else sympy.Integer(f))
-    if None not in factors:
-        exact = node.extent == known
-        if not (node.extent.is_Integer and int(node.extent) <= known):
+    inferred, exact = _quotient(nest, node.extent, known)
+    extents = [inferred if f is None else f for f in given]
+    if None not in given:
+        exact = sympy.expand(known - node.extent) == 0
+        if not exact and not at_least(known, node.extent, nest.symbols):
             raise ScheduleError(
                 asked, f"{known} iterations do not cover extent {node.extent}", nest, loop, "leave one factor None"
             )
@@ -64,17 +66,65 @@ def split(
     value = simplify(value, scope, nest.symbols)
     bound = () if exact else (Bound(value, node.extent),)
     body: tuple[Node, ...] = substitute(node.body, {node.var: value}, scope, nest, bound)
+    if bound:
+        body = _without_implied(body, node, bound[0])
     for v, e in zip(reversed(variables[1:]), reversed(extents[1:]), strict=True):
         body = (Loop(v, e, body),)
     new = replace(node, var=variables[0], extent=extents[0], body=body)
     return with_node(nest, node, new), names
 
 
-def _divides(nest: LoopNest, extent: sympy.Expr, factor: int) -> bool:
-    return nest.symbols.is_divisible(extent, factor)
+def _is_size(nest: LoopNest, factor: sympy.Expr) -> bool:
+    """A positive number, or an expression in sizes that is one."""
+    if factor.is_Integer:
+        return bool(factor >= 1)
+    return factor.free_symbols <= set(nest.symbols.symbols) and at_least(factor, sympy.S.One, nest.symbols)
 
 
-def _ceildiv(extent: sympy.Expr, factor: int, exact: bool) -> sympy.Expr:
+def _quotient(nest: LoopNest, extent: sympy.Expr, factor: sympy.Expr) -> tuple[sympy.Expr, bool]:
+    """The extent over the factor, rounded up, and whether there is no remainder."""
+    if factor.is_Integer:
+        exact = nest.symbols.is_divisible(extent, int(factor))
+        if extent.is_Integer:
+            return sympy.Integer(-(-int(extent) // int(factor))), exact
+        if exact:
+            return simplify(FloorDiv(extent, factor), {}, nest.symbols), True
+        return FloorDiv(extent + factor - 1, factor), False
+    quotient, denominator = (extent / factor).as_numer_denom()
+    if denominator == 1:
+        return sympy.expand(quotient), True
+    return simplify(FloorDiv(sympy.expand(extent + factor - 1), factor), {}, nest.symbols), False
+
+
+def _without_implied(nodes: tuple[Node, ...], node: Loop, tail: Bound) -> tuple[Node, ...]:
+    """Blocks without the new bound where an older one says as much.
+
+    The loop may itself come of a split, of ``n`` iterations by ``c``: it ran ``ceildiv(n, c)`` times under the bound
+    ``c * loop + rest < n``, which fails wherever the loop's variable reaches its extent.
+    """
+
+    def visit(n: Node) -> Node | None:
+        if not isinstance(n, Block):
+            return None
+        rest = tuple(p for p in n.predicate if p != tail)
+        if not any(_implies(p, node.extent, tail) for p in rest):
+            return None
+        return replace(n, predicate=rest)
+
+    return map_nodes(nodes, visit)
+
+
+def _implies(older: Bound, extent: sympy.Expr, tail: Bound) -> bool:
+    ours = terms(tail.lhs)
+    for c in {t.as_coeff_Mul()[0] for t in terms(older.lhs)}:
+        if c.is_Integer and c > 1 and _rounded_up(older.rhs, c) == extent:
+            rest = set(terms(older.lhs)) - {c * t for t in ours}
+            if len(rest) == len(terms(older.lhs)) - len(ours) and not any(t.could_extract_minus_sign() for t in rest):
+                return True
+    return False
+
+
+def _rounded_up(extent: sympy.Expr, factor: sympy.Expr) -> sympy.Expr:
     if extent.is_Integer:
-        return sympy.Integer(-(-int(extent) // factor))
-    return FloorDiv(extent if exact else extent + (factor - 1), sympy.Integer(factor))
+        return sympy.Integer(-(-int(extent) // int(factor)))
+    return FloorDiv(extent + factor - 1, factor)

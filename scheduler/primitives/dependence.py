@@ -1,0 +1,172 @@
+"""Dependences: what must stay true of two blocks wherever they stand.
+
+A block gives a buffer's element one value, however often it is computed. So a reader is right where the same iteration of
+the loops that it shares with the writer has written, to the end, all that it reads; nothing has to be known about other
+iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import sympy
+
+from ...ir.expr import Index, Load
+from ...ir.loops import Access, AxisKind, Block, Loop, LoopNest, Node, Statement, blocks
+from ..error import ScheduleError
+from .region import Region, axis_regions, covers, same_place
+
+
+@dataclass(frozen=True, slots=True)
+class Accesses:
+    """What a block reads and writes; reads of elements that it has just written itself do not count."""
+
+    reads: tuple[Load, ...]
+    writes: tuple[Access, ...]
+    read: frozenset[str]
+    written: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Body:
+    """A block's body, known by identity: reads are found once for all the trees that share it."""
+
+    statements: tuple[Statement, ...]
+
+    def __hash__(self) -> int:
+        return id(self.statements)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Body) and self.statements is other.statements
+
+
+def accesses(block: Block) -> Accesses:
+    """The accesses of a block."""
+    return _accesses(_Body(block.body))
+
+
+@lru_cache(maxsize=2048)
+def _accesses(body: _Body) -> Accesses:
+    reads: dict[Load, None] = {}
+    writes: list[Access] = []
+    done: set[tuple[str, tuple[Index, ...]]] = set()
+    for statement in body.statements:
+        alone = Block("", (), (), (statement,))
+        reads.update(dict.fromkeys(ld for ld in alone.reads if (ld.buffer, ld.indices) not in done))
+        writes += alone.writes
+        done.update((w.buffer, w.indices) for w in alone.writes)
+    return Accesses(
+        tuple(reads), tuple(writes), frozenset(ld.buffer for ld in reads), frozenset(w.buffer for w in writes)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A block, the loops around it, and how many blocks come before it."""
+
+    block: Block
+    loops: tuple[Loop, ...]
+    order: int
+
+
+def places(nest: LoopNest) -> dict[str, Place]:
+    """Every block's place, by name, in order."""
+    return {b.name: Place(b, outer, k) for k, (b, outer) in enumerate(blocks(nest))}
+
+
+def _loops_of(block: Block, kinds: tuple[AxisKind, ...]) -> set[sympy.Symbol]:
+    return {
+        s for a, b in zip(block.axes, block.bindings, strict=True) if a.kind in kinds for s in b.free_symbols
+    }  # fmt: skip
+
+
+def carried(block: Block) -> set[sympy.Symbol]:
+    """The loop variables that a block reduces (or scans) over."""
+    return _loops_of(block, (AxisKind.REDUCTION, AxisKind.SCAN))
+
+
+def mixed(block: Block) -> set[sympy.Symbol]:
+    """The loop variables that carry both a reduction axis of a block and a spatial one."""
+    over = carried(block)
+    return over & _loops_of(block, (AxisKind.SPATIAL,)) if over else over
+
+
+def conflict(nest: LoopNest, first: Place, second: Place, depth: int | None = None) -> str:
+    """Why ``second`` is wrong if each iteration of the loops that it shares with ``first`` runs by itself; "" where it
+    is right. With ``depth`` only that many outermost loops are taken as shared.
+    """
+    a, b = accesses(first.block), accesses(second.block)
+    if not (a.written & b.read or a.read & b.written or a.written & b.written):
+        return ""
+    shared: list[sympy.Symbol] = []
+    for x, y in zip(first.loops[:depth], second.loops[:depth], strict=False):
+        if x.var != y.var:
+            break
+        shared.append(x.var)
+    if not shared:
+        return ""
+    outer = set(shared)
+    made, wanted = _regions(first, outer), _regions(second, outer)
+    for ld in b.reads:
+        if ld.buffer not in a.written:
+            continue
+        over = carried(first.block) & outer
+        if over:
+            names = ", ".join(sorted(v.name for v in over))
+            return f"{second.block.name} reads {ld.buffer}, which {first.block.name} reduces over {names}"
+        if not any(w.buffer == ld.buffer and covers(nest, w, made, ld, wanted) for w in a.writes):
+            return (
+                f"{second.block.name} reads {ld.buffer} from other iterations than those in which "
+                f"{first.block.name} writes it"
+            )
+    for w in b.writes:
+        touched = [Access(x.buffer, x.indices) for x in (*a.writes, *a.reads) if x.buffer == w.buffer]
+        if any(not same_place(nest, x, made, w, wanted, shared) for x in touched):
+            return f"{second.block.name} overwrites {w.buffer}, which {first.block.name} uses"
+    return ""
+
+
+def _regions(place: Place, outer: Collection[sympy.Symbol]) -> Mapping[sympy.Symbol, Region]:
+    inner = {lp.var: lp.extent for lp in place.loops if lp.var not in outer}
+    return axis_regions(place.block, outer, inner)
+
+
+def check_pairs(
+    nest: LoopNest, pairs: Iterable[tuple[Place, Place]], asked: str, shown: LoopNest, depth: int | None = None
+) -> None:
+    """Raise ScheduleError, showing the nest ``shown``, for the first pair that would be wrong."""
+    for first, second in pairs:
+        reason = conflict(nest, first, second, depth)
+        if reason:
+            raise ScheduleError(asked, reason, shown, second.block.name)
+
+
+def check_moved(before: LoopNest, after: LoopNest, name: str, asked: str) -> None:
+    """Check that one block, wherever it went, is still right with every other. Raises ScheduleError."""
+    old, new = places(before), places(after)
+    was, now = old[name], new[name]
+    mine = accesses(was.block)
+    for other in new.values():
+        if other.block.name == name or other.block.name not in old:
+            continue
+        theirs = accesses(other.block)
+        if not (mine.written & (theirs.read | theirs.written) or mine.read & theirs.written):
+            continue
+        earlier = old[other.block.name].order < was.order
+        if earlier != (other.order < now.order):
+            side, wrong = ("after", "before") if earlier else ("before", "after")
+            raise ScheduleError(
+                asked, f"it would come {wrong} {other.block.name} and has to stay {side} it", before, other.block.name
+            )
+        first, second = (other, now) if earlier else (now, other)
+        reason = conflict(after, first, second)
+        if reason:
+            raise ScheduleError(asked, reason, before, other.block.name)
+
+
+def pairs_under(nest: LoopNest, node: Node) -> list[tuple[Place, Place]]:
+    """Each pair of blocks inside a loop, in order."""
+    inside = [p for p in places(nest).values() if any(lp is node for lp in p.loops)]
+    return [(a, b) for k, a in enumerate(inside) for b in inside[k + 1 :]]
