@@ -1,0 +1,127 @@
+"""``torch_mlc.explain``: compile a model and tell what became of it, without running the result."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..codegen.host import HostProgram
+from ..ir.graph import CallTensor, Graph, Library, Origin
+from ..runtime.options import Options
+from ..scheduler.fuse import Fusion
+from .capture import capture
+from .compile import CompiledGraph, Stages, compile_graph
+from .kernels import KernelBuild
+from .report import GraphReport, KernelReport, LibraryReport, MissedFusion, Report
+from .traffic import traffic_of
+
+
+def explain(
+    model: Callable[..., Any],
+    *inputs: Any,
+    training: bool = False,
+    dynamic: bool | None = False,
+    target: str | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Report:
+    """Compile ``model`` for ``inputs`` and report every kernel, library call, fallback and missed fusion.
+
+    The model runs once, by eager ops, to be traced. With ``training`` the backward of the sum of its outputs is compiled as well;
+    ``dynamic`` is that of torch.compile. ``target`` ("cuda:sm_90", "hip:gfx942") compiles for a machine that is not here, from
+    inputs and parameters that are fake tensors on "cuda". ``options`` are those of torch.compile. No cache is used.
+    """
+    settings = Options.resolve(None, options, os.environ)
+    if target is not None:
+        settings = replace(settings, target=Options.resolve(None, {"target": target}, {}).target)
+    settings = replace(settings, strict=False)
+    graphs = capture(model, inputs, dynamic=dynamic, training=training)
+    names = _names(len(graphs), training)
+    compiled = [
+        compile_graph(gm, (), options=settings, name=name, load=False, fresh=True) for gm, name in zip(graphs, names)
+    ]
+    return Report(tuple(map(report_of, compiled)))
+
+
+def _names(count: int, training: bool) -> list[str]:
+    if not training:
+        return [f"graph {k}" if count > 1 else "graph" for k in range(count)]
+    return [f"{'forward' if k % 2 == 0 else 'backward'}{f' {k // 2}' if count > 2 else ''}" for k in range(count)]
+
+
+def report_of(compiled: CompiledGraph) -> GraphReport:
+    """The report of a graph that was compiled with ``fresh=True``."""
+    stages = compiled.stages
+    assert stages is not None, "a graph from the cache has no stages to report"
+    targets = dict.fromkeys(str(b.target) for b in stages.kernels.values())
+    return GraphReport(
+        compiled.name,
+        ", ".join(targets) or "cpu",
+        _kernels(stages),
+        _libraries(stages.fusion.graph),
+        _missed(stages.fusion, stages.graph),
+        stages.program.peak_bytes,
+        _typical_peak(stages.program, stages.graph),
+        compiled.timer.seconds,
+        compiled.text.text,
+    )
+
+
+def _typical_peak(program: HostProgram, graph: Graph) -> int:
+    return max((graph.symbols.hint(p) for p in program.peaks), default=0)
+
+
+def _kernels(stages: Stages) -> tuple[KernelReport, ...]:
+    calls = [n for n in stages.fusion.graph.nodes if isinstance(n, CallTensor)]
+    origins: dict[str, list[Origin]] = {}
+    for call in calls:
+        origins.setdefault(call.function, []).extend(call.origins)
+    runs = Counter(call.function for call in calls)
+    return tuple(_kernel(name, b, runs[name], origins[name]) for name, b in stages.kernels.items())
+
+
+def _kernel(name: str, build: KernelBuild, calls: int, origins: list[Origin]) -> KernelReport:
+    schedule, source = build.schedule, build.source
+    return KernelReport(
+        name,
+        calls,
+        schedule.rule if schedule is not None else "",
+        tuple(dict.fromkeys(o.op for o in origins)),
+        _lines(origins),
+        traffic_of(schedule.nest) if schedule is not None else None,
+        source.language if source is not None else "",
+        source.text if source is not None else "",
+        build.function,
+        build.nest,
+        schedule.nest if schedule is not None else None,
+        schedule.trace if schedule is not None else None,
+        build.error,
+    )
+
+
+def _lines(origins: Iterable[Origin]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(o.source for o in origins if o.source))
+
+
+def _libraries(graph: Graph) -> tuple[LibraryReport, ...]:
+    nodes = [n for n in graph.nodes if isinstance(n, Library)]
+    calls = Counter((n.target, n.reason) for n in nodes)
+    return tuple(
+        LibraryReport(
+            op, count, reason, _lines(o for n in nodes if (n.target, n.reason) == (op, reason) for o in n.origins)
+        )
+        for (op, reason), count in calls.items()
+    )
+
+
+def _missed(fusion: Fusion, graph: Graph) -> tuple[MissedFusion, ...]:
+    """What fusion refused, those that share the most bytes first; only what ended up in different kernels."""
+    homes = {name: k for k, node in enumerate(fusion.graph.nodes) for name in node.names}
+    found: dict[tuple[str, str], MissedFusion] = {}
+    for r in fusion.report.refusals:
+        together = r.first in homes and r.second in homes and homes[r.first] == homes[r.second]
+        if r.bytes and not together:
+            found.setdefault((r.first, r.second), MissedFusion(r.first, r.second, r.reason, r.bytes))
+    return tuple(found.values())

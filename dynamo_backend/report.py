@@ -1,0 +1,220 @@
+"""What ``torch_mlc.explain`` tells: every kernel, library call and missed fusion of a model, as objects and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import sympy
+
+from ..ir.loops import LoopNest
+from ..ir.printer import show
+from ..scheduler.function import TensorFunction
+from ..scheduler.function_text import function_text
+from ..scheduler.trace import Trace
+from .traffic import Traffic
+
+_WIDTH = 118
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """One kernel.
+
+    ``calls`` is how often the graph runs it; ``traffic`` is of one run. ``ops`` are the ATen ops in it and ``lines`` the model lines
+    that they come from. ``error`` is why it did not compile, and then its ATen ops run instead.
+    """
+
+    name: str
+    calls: int
+    rule: str
+    ops: tuple[str, ...]
+    lines: tuple[str, ...]
+    traffic: Traffic | None
+    language: str = ""
+    source: str = field(default="", repr=False)
+    function: TensorFunction | None = field(default=None, repr=False)
+    nest: LoopNest | None = field(default=None, repr=False)
+    scheduled: LoopNest | None = field(default=None, repr=False)
+    trace: Trace | None = field(default=None, repr=False)
+    error: str = ""
+
+    @property
+    def definition(self) -> str:
+        """What the kernel computes, before any order of loops."""
+        return "" if self.function is None else function_text(self.function)
+
+    @property
+    def loops(self) -> str:
+        """The loop nest as it was lowered."""
+        return "" if self.nest is None else show(self.nest)
+
+    @property
+    def schedule(self) -> str:
+        """The primitives that the rule applied, one a line."""
+        return "" if self.trace is None else str(self.trace)
+
+    def show(self) -> str:
+        """Everything about the kernel."""
+        parts = [f"== {self.name}: {self.calls} calls, rule {self.rule or 'none'}"]
+        parts += [f"   {line}" for line in self.lines]
+        if self.error:
+            parts.append(f"   ATen ops run instead: {self.error}")
+        for title, text in (
+            ("loops", self.loops), ("schedule", self.schedule),
+            ("scheduled", show(self.scheduled) if self.scheduled is not None else ""), (f"source ({self.language})", self.source),
+        ):  # fmt: skip
+            if text:
+                parts += [f"-- {title}", text.rstrip()]
+        return "\n".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryReport:
+    """Calls of one ATen op, and why it is a library call."""
+
+    op: str
+    calls: int
+    reason: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MissedFusion:
+    """Two ops that read or make the same ``bytes`` in different kernels, and why."""
+
+    first: str
+    second: str
+    reason: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """One graph: ``peak_bytes`` is the memory it holds at most beyond its inputs, in size symbols; ``times`` seconds by phase."""
+
+    name: str
+    target: str
+    kernels: tuple[KernelReport, ...]
+    libraries: tuple[LibraryReport, ...]
+    not_fused: tuple[MissedFusion, ...]
+    peak_bytes: sympy.Expr
+    typical_peak: int
+    times: Mapping[str, float]
+    program: str = field(repr=False)
+
+    @property
+    def fallbacks(self) -> tuple[KernelReport, ...]:
+        """Kernels that did not compile."""
+        return tuple(k for k in self.kernels if k.error)
+
+    @property
+    def launches(self) -> int:
+        return sum(k.calls for k in self.kernels)
+
+    @property
+    def moved(self) -> int:
+        """Bytes that all kernels together read and write."""
+        return sum(k.traffic.moved * k.calls for k in self.kernels if k.traffic is not None)
+
+    @property
+    def least(self) -> int:
+        """The least bytes that these kernels had to move."""
+        return sum(k.traffic.least * k.calls for k in self.kernels if k.traffic is not None)
+
+    def __str__(self) -> str:
+        calls = sum(c.calls for c in self.libraries)
+        head = (
+            f"{self.name} for {self.target}: {self.launches} kernel launches ({len(self.kernels)} kernels), "
+            f"{calls} library calls, peak memory {_bytes(self.typical_peak)}"
+        )
+        symbols = f" = {self.peak_bytes} bytes" if self.peak_bytes.free_symbols else ""
+        lines = [head + symbols, *self._kernel_lines(), *self._library_lines()]
+        for k in self.fallbacks:
+            lines.append(f"  fallback: {k.name} runs as {', '.join(k.ops)}, because {k.error.splitlines()[0]}")
+        lines += self._missed_lines()
+        if self.times:
+            spent = ", ".join(f"{name} {s * 1e3:.0f}" for name, s in self.times.items())
+            lines.append(f"  compile time {sum(self.times.values()) * 1e3:.0f} ms: {spent}")
+        return "\n".join(lines)
+
+    def _kernel_lines(self) -> list[str]:
+        if not self.kernels:
+            return ["  no kernels"]
+        width = max(len("kernel"), *(len(k.name) for k in self.kernels))
+        rule = max(len("rule"), *(len(k.rule) for k in self.kernels))
+        lines = [f"  {'kernel':{width}}  {'runs':>4}  {'rule':{rule}}  {'moves':>9}  {'least':>9}  {'ops':>7}  from"]
+        for k in self.kernels:
+            t = k.traffic
+            figures = (_bytes(t.moved), _bytes(t.least), _count(t.operations)) if t is not None else ("?", "?", "?")
+            start = (
+                f"  {k.name:{width}}  {k.calls:>4}  {k.rule or 'ATen':{rule}}  "
+                f"{figures[0]:>9}  {figures[1]:>9}  {figures[2]:>7}  "
+            )
+            lines.append((start + _origin(k))[: max(_WIDTH, len(start) + 40)].rstrip())
+        return lines
+
+    def _library_lines(self) -> list[str]:
+        width = max((len(c.op) for c in self.libraries), default=0)
+        return [f"  library {c.op:{width}}  {c.calls:>4}  {c.reason}" for c in self.libraries]
+
+    def _missed_lines(self) -> list[str]:
+        shown = self.not_fused[:_SHOWN]
+        lines = [f"  not fused: {m.first} | {m.second} ({_bytes(m.bytes)} shared): {m.reason}" for m in shown]
+        rest = len(self.not_fused) - len(shown)
+        return [*lines, f"  … and {rest} more in .not_fused"] if rest > 0 else lines
+
+    def show(self, details: bool = False) -> str:
+        """The table; with ``details`` the source, schedule and loops of every kernel and the host program too."""
+        if not details:
+            return str(self)
+        return "\n\n".join([str(self), *(k.show() for k in self.kernels), f"== host program\n{self.program}"])
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Every graph of a model, in the order in which they were compiled; ``str`` is the summary."""
+
+    graphs: tuple[GraphReport, ...]
+
+    @property
+    def kernels(self) -> tuple[KernelReport, ...]:
+        """The kernels of all graphs."""
+        return tuple(k for g in self.graphs for k in g.kernels)
+
+    @property
+    def fallbacks(self) -> tuple[KernelReport, ...]:
+        """The kernels of all graphs that did not compile."""
+        return tuple(k for g in self.graphs for k in g.fallbacks)
+
+    def show(self, details: bool = False) -> str:
+        """The text of every graph; with ``details`` everything that is known."""
+        return "\n\n".join(g.show(details) for g in self.graphs)
+
+    def __str__(self) -> str:
+        hint = "More: report.show(details=True), report.kernels[0].source, .schedule, .loops, .definition; graphs[0].program"
+        return "\n\n".join([*map(str, self.graphs), hint if self.graphs else "no graph: nothing was compiled"])
+
+
+def _origin(kernel: KernelReport) -> str:
+    if not kernel.lines:
+        return ", ".join(kernel.ops)
+    more = f" (+{len(kernel.lines) - 1} lines)" if len(kernel.lines) > 1 else ""
+    return kernel.lines[-1] + more
+
+
+def _bytes(n: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} GiB"
+
+
+def _count(n: float) -> str:
+    for unit in ("", "K", "M"):
+        if n < 1000:
+            return f"{n:.0f}{unit}"
+        n /= 1000
+    return f"{n:.1f}G"
