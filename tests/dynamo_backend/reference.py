@@ -17,10 +17,9 @@ import sympy
 import torch
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
-from torch_mlc.dynamo_backend.importer import ConstantRef
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, is_value
-from torch_mlc.ir.graph import Compute, Graph, Input, Library, Reduction, Ref, SizeInput, View
+from torch_mlc.ir.graph import Compute, ConstantRef, Graph, Input, Library, Reduction, Ref, SizeInput, View
 from torch_mlc.ir.oracle import run_graph, size
 from torch_mlc.ir.oracle_ops import function
 
