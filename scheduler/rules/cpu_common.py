@@ -42,7 +42,7 @@ def lane_bytes(nest: LoopNest) -> int:
         for s in block.body:
             for v in values(s):
                 # An index that is looked up for a whole vector is no lane.
-                widest = max(widest, *(e.dtype.itemsize for e in walk(v) if not isinstance(e, Load) or e.dtype.is_float))
+                widest = max([widest, *(e.dtype.itemsize for e in walk(v) if not isinstance(e, Load) or e.dtype.is_float)])
     return min(widest, 8)
 
 
