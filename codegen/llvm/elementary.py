@@ -25,17 +25,21 @@ _LOG = (
     0.33333310439855784, -0.24999986599867632, 0.2000222661409582, -0.16669250814273712, 0.1421865808729952,
     -0.12384348498787577, 0.11872976340154517, -0.11789807553631951, 0.06915367803958003,
 )  # fmt: skip
-# x P(x^2) / Q(x^2) on |x| <= 3.92, past which erf is 1 in float32. All terms are positive: no cancellation.
-_ERF_P = (
-    1.1283791461296546, 0.1904070967138179, 0.05274881213821158, 0.003765645773128791, 0.00028488368378690534,
-    2.050086338721896e-06,
+# erf(x) = x + x P(x^2) below 1; above, log2(erfc(x)) is a polynomial as far as 3.95, where erf is 1 in float32.
+_ERF = (
+    0.1283791656322872, -0.37612625063591343, 0.11283575323934866, -0.02685335217824958, 0.005187363044029142,
+    -0.000800092993159543, 7.820701431197896e-05,
 )  # fmt: skip
-_ERF_Q = (
-    1.0, 0.5020766366166082, 0.11410937745216136, 0.014969273689436314, 0.0011625430981713613, 3.809175574095763e-05,
+_LOG2_ERFC = (
+    -0.00046247721532361645, -1.6261650060602664, -0.9204569639608045, -0.14891247610942526, 0.031580121522989835,
+    -0.004270553191895621, 0.00027065768713518956,
 )  # fmt: skip
-# The same for tanh on |x| <= 9.02.
-_TANH_P = (0.9999999790099505, 0.13379716054387827, 0.003494032364499023, 2.0583446940064632e-05, 1.3319027788096752e-08)
-_TANH_Q = (1.0, 0.46713031292522694, 0.02587106473237308, 0.00032830893269309444, 7.762000649371695e-07)
+_EXP2 = (
+    1.0000000801396487, 0.693147228160472, 0.24022085275666993, 0.05550292695765645, 0.009677203254676775,
+    0.0013411540373610828,
+)  # fmt: skip
+# tanh(x) = x + x^3 P(x^2) below 0.6.
+_TANH = (-0.33333299270922817, 0.13331958214696593, -0.053786681354098864, 0.0208053775345593, -0.00590586059090895)
 
 
 class _F:
@@ -225,26 +229,57 @@ def log1p(b: Builder, x: Val) -> Val:
     return _log_specials(m, x, result, -1.0)
 
 
-def _odd_rational(b: Builder, x: Val, limit: float, p: Sequence[float], q: Sequence[float]) -> Val:
-    m = _F(b, x.lanes)
-    bounded = m.at_least(m.at_most(x, limit), -limit)
-    z = m.mul(bounded, bounded)
-    value = m.div(m.mul(bounded, m.poly(z, p)), m.poly(z, q))
-    # The last rounding could step past 1.
-    return m.at_least(m.at_most(value, 1.0), -1.0)
+def _times_power(m: _F, p: Val, n: Val) -> Val:
+    """p * 2**n for a p near 1 and a normal result: an addition to the exponent."""
+    return m.float(m.b.binary("add", m.bits(p), m.b.binary("shl", n, m.i(23))))
 
 
 def erf(b: Builder, x: Val) -> Val:
-    return _odd_rational(b, x, 3.92, _ERF_P, _ERF_Q)
+    m = _F(b, x.lanes)
+    size = m.abs(x)
+    small = m.fma(x, m.poly(m.mul(x, x), _ERF), x)
+    t = m.poly(m.at_most(size, 3.95), _LOG2_ERFC)
+    shifted = m.add(t, m.f(_ROUND))
+    n = b.binary("sub", m.bits(shifted), m.bits(m.f(_ROUND)))
+    p = m.poly(m.sub(t, m.sub(shifted, m.f(_ROUND))), _EXP2)
+    large = m.sub(m.f(1.0), _times_power(m, p, n))
+    # NaN compares false: the polynomial hands it on.
+    return b.intrinsic("copysign", b.select(b.binary("fcmp oge", size, m.f(1.0), BOOL), large, small), x)
 
 
 def tanh(b: Builder, x: Val) -> Val:
-    return _odd_rational(b, x, 9.02, _TANH_P, _TANH_Q)
+    m = _F(b, x.lanes)
+    size = m.abs(x)
+    z = m.mul(x, x)
+    small = m.fma(m.mul(x, z), m.poly(z, _TANH), x)
+    bounded = m.at_most(size, 9.02)
+    n, _, r = m.reduce(m.add(bounded, bounded), _LOG2E)
+    p = m.add(m.fma(m.mul(r, r), m.poly(r, _EXP), r), m.f(1.0))
+    square = _times_power(m, p, n)
+    large = m.sub(m.f(1.0), m.div(m.f(2.0), m.add(square, m.f(1.0))))
+    return b.intrinsic("copysign", b.select(b.binary("fcmp oge", size, m.f(0.6), BOOL), large, small), x)
 
 
 def sigmoid(b: Builder, x: Val) -> Val:
     m = _F(b, x.lanes)
     return m.div(m.f(1.0), m.add(m.f(1.0), exp(b, b_neg(b, x))))
+
+
+def cos_turns(b: Builder, x: Val) -> Val:
+    """cos(2 pi x) for 0 <= x < 1: quarters come off exactly. Minimax polynomials of sine and cosine are Cephes'."""
+    m = _F(b, x.lanes)
+    shifted = m.fma(x, m.f(4.0), m.f(_ROUND))
+    quarter = b.binary("sub", m.bits(shifted), m.bits(m.f(_ROUND)))
+    a = m.mul(m.fma(m.sub(shifted, m.f(_ROUND)), m.f(-0.25), x), m.f(2 * math.pi))
+    z = m.mul(a, a)
+    sine = m.fma(m.mul(a, z), m.poly(z, (-1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4)), a)
+    tail = m.poly(z, (4.166664568298827e-2, -1.388731625493765e-3, 2.443315711809948e-5))
+    cosine = m.fma(m.mul(z, z), tail, m.fma(z, m.f(-0.5), m.f(1.0)))
+    odd = b.binary("icmp ne", b.binary("and", quarter, m.i(1)), m.i(0), BOOL)
+    value = m.bits(b.select(odd, sine, cosine))
+    # Minus in the second and third quarter.
+    sign = b.binary("shl", b.binary("and", b.binary("add", quarter, m.i(1)), m.i(2)), m.i(30))
+    return m.float(b.binary("xor", value, sign))
 
 
 def b_neg(b: Builder, x: Val) -> Val:

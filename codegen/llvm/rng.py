@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from ...ir.dtypes import DType
 from . import elementary
 from .builder import Builder, Val
-from .library import library_call
 from .types import cast
 
 U32, I64, F32 = DType.UINT32, DType.INT64, DType.FLOAT32
@@ -57,8 +54,7 @@ def randn(b: Builder, seed: Val, offset: Val) -> Val:
     w0, w1, *_ = philox(b, seed, offset)
     logarithm = elementary.log(b, _fraction(b, w0, plus=1))
     radius = b.intrinsic("sqrt", b.binary("fmul", logarithm, b.const(-2.0, F32)))
-    angle = b.binary("fmul", _fraction(b, w1), b.const(2.0 * math.pi, F32))
-    return b.binary("fmul", radius, library_call(b, "cos", angle))
+    return b.binary("fmul", radius, elementary.cos_turns(b, _fraction(b, w1)))
 
 
 def randbits(b: Builder, seed: Val, offset: Val) -> Val:
