@@ -200,10 +200,12 @@ class Script:
         for name, value in graph.constants.items():
             self.line(f"# constant {name}: {type(value).__name__}")
         self._sizes(graph.symbols)
-        exprs = ExprText({n: t.dtype for n, t in _types(graph).items()}, self.culprit)
+        dtypes = {i.name: i.type.dtype for i in graph.inputs if isinstance(i, Input)}
+        exprs = ExprText(dtypes, self.culprit)
         for node in graph.nodes:
             note = ", ".join(dict.fromkeys(f"{o.op} {o.source}".strip() for o in node.origins))
             self.lines_of(exprs, self._node(node, exprs, device), node, note.replace("\n", " "))
+            dtypes.update({n: t.dtype for n, t in zip(node.names, node.types, strict=False) if t is not None})
         self.line(f"return ({names(map(_output, graph.outputs))})")
         self._depth -= 1
 

@@ -72,8 +72,12 @@ def _index(expr: sympy.Expr) -> tuple[str, int]:
     if expr.is_Add:
         return _sum_text(expr), _SUM
     if expr.is_Mul:
-        factors = [_at(a, _ATOM) for a in expr.args if a != -1]
-        return ("-" if expr.args[0] == -1 else "") + "*".join(factors), _PRODUCT if expr.args[0] != -1 else _SUM
+        number, *rest = expr.args
+        negative = bool(number.is_Integer and number < 0)
+        factors = [str(number) if negative else _at(number, _ATOM), *(_at(a, _ATOM) for a in rest)]
+        return ("-" + "*".join(factors[1:]) if number == -1 else "*".join(factors)), _SUM if negative else _PRODUCT
+    if expr.is_Pow:
+        return f"{_at(expr.args[0], _ATOM)}**{_at(expr.args[1], _ATOM)}", _PRODUCT
     if kind is FloorDiv:
         return f"{_at(expr.args[0], _ATOM)} // {_at(expr.args[1], _ATOM)}", _PRODUCT
     if kind is ModularIndexing and expr.args[1] == 1:

@@ -1,4 +1,4 @@
-"""The oracle runs nests and graphs: reductions, tails, gathers, lazy selects, empty shapes, and errors that name the place."""
+"""The oracle runs nests and graphs: reductions, tails, gathers, lazy selects, empty shapes; its errors name the place."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import sympy
 import torch
 
 from torch_mlc.ir.dtypes import DType
+from torch_mlc.ir.errors import IRError
 from torch_mlc.ir.expr import IndexValue, Load, Select, call, cast, const, symbol
 from torch_mlc.ir.graph import CallTensor, Compute, Graph, Input, IRModule, Library, Reduction, Ref, TensorType, View
 from torch_mlc.ir.loops import contiguous_strides
@@ -71,8 +72,9 @@ def test_out_of_range_names_block_buffer_and_index() -> None:
 
 
 def test_a_body_that_speaks_of_loops_is_refused() -> None:
-    with pytest.raises(Exception, match="nothing binds the symbol ri"):
-        run_nest(parse(ROW_SUM.replace("in0[i0, r0]", "in0[i0, ri]")), [np.zeros((2, 3), np.float32)], {"n": 2, "m": 3})
+    nest = parse(ROW_SUM.replace("in0[i0, r0]", "in0[i0, ri]"))
+    with pytest.raises(IRError, match="nothing binds the symbol ri"):
+        run_nest(nest, [np.zeros((2, 3), np.float32)], {"n": 2, "m": 3})
 
 
 def test_inputs_that_do_not_fit() -> None:
@@ -87,31 +89,40 @@ def test_inputs_that_do_not_fit() -> None:
         run_nest(nest, [], {"n": 2, "m": 3})
 
 
+def elements(outputs: str, body: str, axis: str = "spatial(4, i)", loop: str = "serial(4)"):
+    """A nest over the four elements of its outputs."""
+    names = outputs.split(", ")
+    params = ", ".join(f"{name}: float32[4]" for name in names)
+    return parse(f"""
+@nest(outputs={names})
+def f({params}):
+    for i in {loop}:
+        with block('b'):
+            i0 = {axis}
+            {body}
+""")
+
+
 def test_what_nobody_writes_is_poison() -> None:
-    nest = parse("@nest(outputs=['out0'])\ndef f(out0: float32[4]):\n    for i in serial(2):\n"
-                 "        with block('b'):\n            i0 = spatial(2, i)\n            out0[i0] = float32(1.0)\n")  # fmt: skip
+    nest = elements("out0", "out0[i0] = float32(1.0)", "spatial(2, i)", "serial(2)")
     np.testing.assert_array_equal(run_nest(nest, [], {})["out0"], [1, 1, np.nan, np.nan])
 
 
 def test_in_place() -> None:
-    nest = parse("@nest(outputs=['x'])\ndef f(x: float32[4]):\n    for i in serial(4):\n"
-                 "        with block('b'):\n            i0 = spatial(4, i)\n            x[i0] = add(x[i0], float32(1.0))\n")  # fmt: skip
+    nest = elements("x", "x[i0] = add(x[i0], float32(1.0))")
     given = np.arange(4, dtype=np.float32)
     np.testing.assert_array_equal(run_nest(nest, {"x": given}, {})["x"], given + 1)
     np.testing.assert_array_equal(given, np.arange(4))
 
 
 def test_a_statement_sees_what_the_one_before_it_wrote() -> None:
-    load = "x[i0]"
-    nest = parse("@nest(outputs=['x', 'y'])\ndef f(x: float32[2], y: float32[2]):\n    for i in serial(2):\n"
-                 f"        with block('b'):\n            i0 = spatial(2, i)\n            x[i0] = add({load}, float32(1.0))\n"
-                 f"            y[i0] = {load}\n")  # fmt: skip
-    out = run_nest(nest, {"x": np.zeros(2, np.float32)}, {})
-    np.testing.assert_array_equal(out["y"], [1, 1])
+    nest = elements("x, y", "x[i0] = add(x[i0], float32(1.0))\n            y[i0] = x[i0]")
+    out = run_nest(nest, {"x": np.zeros(4, np.float32)}, {})
+    np.testing.assert_array_equal(out["y"], [1, 1, 1, 1])
 
 
-def graph(*nodes, inputs=(Input("x", tensor(n, m)),), outputs=None, constants=None) -> Graph:
-    return Graph("g", inputs, nodes, outputs or nodes[-1].names, SIZES, constants or {})
+def graph(*nodes, inputs=None, outputs=None) -> Graph:
+    return Graph("g", inputs or (Input("x", tensor(n, m)),), nodes, outputs or nodes[-1].names, SIZES)
 
 
 def test_select_evaluates_one_branch() -> None:

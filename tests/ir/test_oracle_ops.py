@@ -137,5 +137,5 @@ def test_random_numbers_fill_their_range() -> None:
     u = np.array([rand(np.int64(7), np.int64(k)) for k in range(4000)])
     n = np.array([randn(np.int64(-7), np.int64(k)) for k in range(4000)])
     assert u.dtype == n.dtype == np.float32
-    assert 0 <= u.min() and u.max() < 1 and abs(u.mean() - 0.5) < 0.02
+    assert u.min() >= 0 and u.max() < 1 and abs(u.mean() - 0.5) < 0.02
     assert abs(n.mean()) < 0.06 and abs(n.std() - 1) < 0.05
