@@ -1,0 +1,256 @@
+"""Timing scheduled nests on the machine at hand: what tuning asks of the runtime.
+
+Candidates run on random inputs of the nest's shapes (typical sizes where they are symbolic) and take turns, so that a
+machine that slows down slows all of them. A candidate whose results differ from the default schedule's is an error,
+whatever its time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from ..codegen.llvm.module import emit_llvm
+from ..codegen.triton.emit import emit_triton
+from ..ir.errors import MlcError
+from ..ir.expr import Expr, Load, is_value, walk
+from ..ir.loops import Buffer, LoopNest, Update, blocks
+from ..ir.target import Target
+from ..scheduler.schedule import Schedule
+from ..scheduler.tune import Measurement, Measurer
+from .cpu import load_kernel
+from .gpu_launch import GpuKernel
+
+# Seconds of one sample (calls repeat to fill it), of all samples of one candidate at most, and samples wanted.
+SAMPLE_SECONDS = 2e-4
+CANDIDATE_SECONDS = 0.15
+SAMPLES = 15
+# Inputs and outputs beyond this many bytes are not allocated only to find out which schedule is faster.
+MAX_BYTES = 8 << 30
+
+
+class MeasureError(MlcError):
+    """A candidate cannot be timed: it is too large for that, or its results are not those of the default schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Tensors of a nest's parameters in call order, of which the last ``outputs`` are written, and its sizes."""
+
+    tensors: tuple[torch.Tensor, ...]
+    sizes: tuple[int, ...]
+    outputs: int
+
+
+def make_arguments(nest: LoopNest, device: str, seed: int = 0) -> Arguments:
+    """Random arguments of a nest: normal floats, coins, and integers that are indices where they are used as such.
+
+    Raises:
+        MeasureError: they would take more than ``MAX_BYTES``.
+    """
+    hint = nest.symbols.hint
+    spans = {b.name: _span(b, nest) for b in nest.params}
+    total = sum(spans[b.name] * b.dtype.itemsize for b in nest.params)
+    if total > MAX_BYTES:
+        raise MeasureError(f"{nest.name} takes {total >> 20} MiB of arguments; tuning stops at {MAX_BYTES >> 20}")
+    generator = torch.Generator(device).manual_seed(seed)
+    limits = _index_limits(nest)
+    tensors = []
+    for b in nest.params:
+        storage = torch.empty(spans[b.name], dtype=b.dtype.torch, device=device)
+        if b.name in nest.outputs:
+            storage.zero_()
+        else:
+            _fill(storage, limits.get(b.name), generator)
+        shape = [hint(e) for e in b.shape]
+        tensors.append(torch.as_strided(storage, shape, [hint(e) for e in b.strides]))
+    return Arguments(tuple(tensors), tuple(hint(s) for s in nest.symbols.symbols), len(nest.outputs))
+
+
+def _span(buffer: Buffer, nest: LoopNest) -> int:
+    """Elements from the first to the last of a buffer."""
+    hint = nest.symbols.hint
+    shape = [hint(e) for e in buffer.shape]
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * hint(s) for n, s in zip(shape, buffer.strides, strict=True))
+
+
+def _fill(storage: torch.Tensor, limit: int | None, generator: torch.Generator) -> None:
+    if storage.dtype.is_floating_point or storage.dtype.is_complex:
+        wide = torch.float32 if storage.dtype.itemsize < 4 else storage.dtype
+        storage.copy_(torch.empty_like(storage, dtype=wide).normal_(generator=generator))
+    else:
+        storage.random_(0, max(limit or 2, 1), generator=generator)
+
+
+def _index_limits(nest: LoopNest) -> dict[str, int]:
+    """The least dimension that each buffer's elements index: values below it are in range wherever they go."""
+    buffers, limits = nest.buffers, dict[str, int]()
+
+    def look(value: Expr) -> None:
+        for e in walk(value):
+            if isinstance(e, Load):
+                for index, size in zip(e.indices, buffers[e.buffer].shape, strict=True):
+                    if is_value(index):
+                        limit(index, size)
+
+    def limit(index: Expr, size: sympy.Expr) -> None:
+        for e in walk(index):
+            if isinstance(e, Load):
+                limits[e.buffer] = min(nest.symbols.hint(size), limits.get(e.buffer, 1 << 62))
+
+    for block, _ in blocks(nest):
+        for s in block.body:
+            for v in s.values if isinstance(s, Update) else (s.value,):
+                look(v)
+        for w in block.writes:
+            for index, size in zip(w.indices, buffers[w.buffer].shape, strict=True):
+                if is_value(index):
+                    limit(index, size)
+    return limits
+
+
+# --- measurers ---------------------------------------------------------------------------------------------------------
+
+Run = Callable[[], None]
+
+
+class _Bench:
+    """What all measurers do: arguments of one nest, made when they are wanted, and results compared with the first."""
+
+    def __init__(self, nest: LoopNest, device: str) -> None:
+        self._nest = nest
+        self._device = device
+        self._arguments: Arguments | None = None
+        self._expected: tuple[torch.Tensor, ...] | None = None
+
+    @property
+    def arguments(self) -> Arguments:
+        if self._arguments is None:
+            self._arguments = make_arguments(self._nest, self._device)
+        return self._arguments
+
+    def check(self, run: Run) -> None:
+        """Run once. Raises MeasureError where the results are not those of the first candidate."""
+        tensors = self.arguments.tensors
+        outputs = tensors[len(tensors) - self.arguments.outputs :]
+        for o in outputs:
+            o.zero_()
+        run()
+        if self._expected is None:
+            self._expected = tuple(o.clone() for o in outputs)
+            return
+        for k, (have, want) in enumerate(zip(outputs, self._expected, strict=True)):
+            if not torch.allclose(have, want, rtol=2e-2, atol=2e-2 * _scale(want), equal_nan=True):
+                raise MeasureError(f"output {k} differs from the default schedule's")
+
+
+def _scale(t: torch.Tensor) -> float:
+    """A typical magnitude, that of the finite elements' root mean square."""
+    if not t.numel() or not t.dtype.is_floating_point:
+        return 0.0
+    values = t.float().nan_to_num(0.0, 0.0, 0.0)
+    return max(float(values.square().mean().sqrt()), 1e-6)
+
+
+class CpuMeasurer:
+    """Times schedules of one nest on this processor: interleaved samples, in seconds a call.
+
+    The lower quartile counts: what else runs on the machine makes samples longer and never shorter.
+    """
+
+    def __init__(self, nest: LoopNest, target: Target, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.target = target
+        self._clock = clock
+        self._bench = _Bench(nest, "cpu")
+
+    def measure(self, candidates: Sequence[Schedule]) -> list[Measurement]:
+        """Seconds a call of each schedule, or the error that it met."""
+        results: list[Measurement] = [math.inf] * len(candidates)
+        runs: dict[int, Run] = {}
+        for k, schedule in enumerate(candidates):
+            try:
+                runs[k] = self._prepared(schedule)
+            except (MlcError, RuntimeError, MemoryError) as error:
+                results[k] = error
+        for k, seconds in self._timed(runs).items():
+            results[k] = seconds
+        return results
+
+    def _prepared(self, schedule: Schedule) -> Run:
+        arguments = self._bench.arguments
+        kernel = load_kernel(emit_llvm(schedule.nest, self.target), self.target)
+        passed = (*(t.data_ptr() for t in arguments.tensors), *arguments.sizes)
+
+        def run() -> None:
+            kernel(*passed)
+
+        self._bench.check(run)
+        return run
+
+    def _timed(self, runs: Mapping[int, Run]) -> dict[int, float]:
+        repeats = {k: self._repeats(run) for k, run in runs.items()}
+        samples: dict[int, list[float]] = {k: [] for k in runs}
+        spent = dict.fromkeys(runs, 0.0)
+        for _ in range(SAMPLES):
+            for k, run in runs.items():
+                if spent[k] >= CANDIDATE_SECONDS and samples[k]:
+                    continue
+                begun = self._clock()
+                for _ in range(repeats[k]):
+                    run()
+                took = self._clock() - begun
+                spent[k] += took
+                samples[k].append(took / repeats[k])
+        return {k: sorted(s)[len(s) // 4] for k, s in samples.items()}
+
+    def _repeats(self, run: Run) -> int:
+        run()  # warm
+        begun = self._clock()
+        run()
+        return max(1, min(1000, int(SAMPLE_SECONDS / max(self._clock() - begun, 1e-7))))
+
+
+class GpuMeasurer:
+    """Times schedules of one nest on the current GPU, with a cold second-level cache (Triton's ``do_bench``)."""
+
+    def __init__(self, nest: LoopNest, target: Target) -> None:
+        self.target = target
+        self._bench = _Bench(nest, "cuda")
+
+    def measure(self, candidates: Sequence[Schedule]) -> list[Measurement]:
+        """Seconds a call of each schedule, or the error that it met."""
+        results: list[Measurement] = []
+        for schedule in candidates:
+            try:
+                results.append(self._seconds(schedule))
+            except (MlcError, RuntimeError, MemoryError) as error:
+                results.append(error)
+        return results
+
+    def _seconds(self, schedule: Schedule) -> float:
+        # Triton comes with GPU builds of torch alone.
+        from triton.testing import do_bench
+
+        arguments = self._bench.arguments
+        kernel = GpuKernel(emit_triton(schedule.nest, self.target), self.target)
+
+        def run() -> None:
+            kernel(arguments.tensors, arguments.sizes)
+
+        self._bench.check(run)
+        return float(do_bench(run, warmup=10, rep=50, return_mode="median")) * 1e-3
+
+
+def measurer_for(nest: LoopNest, target: Target) -> Measurer | None:
+    """What times schedules of a nest here; None where this machine has no GPU of the target's kind."""
+    if not target.is_gpu:
+        return CpuMeasurer(nest, target)
+    is_hip = torch.version.hip is not None
+    return GpuMeasurer(nest, target) if torch.cuda.is_available() and is_hip == (target.kind == "hip") else None
