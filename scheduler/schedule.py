@@ -18,6 +18,7 @@ from .primitives.merge import merge
 from .primitives.reorder import reorder
 from .primitives.reverse_compute_at import reverse_compute_at
 from .primitives.rfactor import rfactor
+from .primitives.set_scope import set_scope
 from .primitives.split import split
 from .primitives.tree import find_block, find_loop
 from .trace import Step, Trace, make_step
@@ -52,6 +53,10 @@ class Schedule:
     def get_block(self, name: str) -> BlockRef:
         """The block of that name. Raises ScheduleError."""
         return find_block(self.nest, name, f"get_block({name})")[0].name
+
+    def get_loop(self, name: str) -> LoopRef:
+        """The loop over the variable of that name. Raises ScheduleError."""
+        return find_loop(self.nest, name, f"get_loop({name})")[0].var.name
 
     def get_loops(self, block: BlockRef) -> list[LoopRef]:
         """The loops around a block, outermost first."""
@@ -106,6 +111,10 @@ class Schedule:
         self.nest = annotate(self.nest, at, key, value)
         self._record("annotate", {"at": at, "key": key, "value": value})
 
+    def set_scope(self, buffer: str, scope: str) -> None:
+        self.nest = set_scope(self.nest, buffer, scope)
+        self._record("set_scope", {"buffer": buffer, "scope": scope})
+
     def compute_inline(self, block: BlockRef) -> None:
         self.nest = compute_inline(self.nest, block)
         self._record("compute_inline", {"block": block})
@@ -132,7 +141,7 @@ class Schedule:
 _LISTS = {"fuse": "loops", "reorder": "loops"}
 PRIMITIVES = (
     "split", "fuse", "reorder", "merge", "bind", "parallel", "vectorize", "unroll", "annotate", "compute_inline",
-    "compute_at", "reverse_compute_at", "rfactor",
+    "compute_at", "reverse_compute_at", "rfactor", "set_scope",
 )  # fmt: skip
 
 

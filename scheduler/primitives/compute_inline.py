@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import sympy
 
-from ...ir.expr import Expr, Index, Load, cast, rewrite
+from ...ir.expr import Expr, Index, Load, cast, is_value, loads, rewrite
+from ...ir.index import Extents, simplify
 from ...ir.loops import Block, LoopNest, Node, Statement, Store, Update, map_nodes
 from ..error import ScheduleError
 from ..views import map_value
-from .tree import find_block, with_node
+from .dependence import accesses
+from .tree import find_block
 
 
 def compute_inline(nest: LoopNest, block: str) -> LoopNest:
-    """Compute a point-wise block's value again wherever it is read, and drop the block and its buffer.
+    """Compute a point-wise block's values again wherever they are read, and drop their buffers.
 
     Rewrites::
 
@@ -23,43 +25,88 @@ def compute_inline(nest: LoopNest, block: str) -> LoopNest:
         for j in range(n):
             C[j] = B[j] * 2
 
-    Requires: the block stores one local buffer, at its own axes; it is no reduction and writes no output.
+    Statements of the block that store outputs remain; a block that is left with none disappears.
+
+    Requires: a point-wise block, whose local buffers are written at all of its axes and by nobody else; what it reads
+    is not overwritten before its readers come.
     Raises: ScheduleError.    Source: TVM ``Schedule.compute_inline``, Halide's default.
     """
     asked = f"compute_inline({block})"
     node, _ = find_block(nest, block, asked)
-    if len(node.body) != 1 or not isinstance(node.body[0], Store):
-        raise ScheduleError(asked, "it is not one point-wise store", nest, block)
-    store = node.body[0]
-    if store.buffer in nest.outputs:
-        raise ScheduleError(asked, f"it writes the output {store.buffer}", nest, block)
-    axes = [a.var for a in node.axes if a.extent != 1 or a.var in store.indices]
-    plain = all(isinstance(i, sympy.Symbol) for i in store.indices)
-    if not plain or set(axes) != set(store.indices):
-        raise ScheduleError(asked, f"it does not write {store.buffer} at its own axes", nest, block)
+    if node.is_reduction:
+        raise ScheduleError(asked, "it is a reduction", nest, block)
+    inlined: dict[str, Store] = {}
+    left: list[Statement] = []
+    for s in node.body:
+        assert isinstance(s, Store)
+        s = replace(s, value=_substituted(s.value, inlined))
+        if s.buffer in nest.outputs:
+            left.append(s)
+            continue
+        axes = {a.var for a in node.axes if a.extent != 1 or a.var in s.indices}
+        if any(is_value(i) or not i.is_Symbol for i in s.indices) or axes != set(s.indices):  # type: ignore[union-attr]
+            raise ScheduleError(asked, f"it does not write {s.buffer} at its own axes", nest, block)
+        inlined[s.buffer] = s
+    if not inlined:
+        raise ScheduleError(asked, f"it writes only outputs ({', '.join(s.buffer for s in left)})", nest, block)  # type: ignore[union-attr]
+    _check(nest, node, set(inlined), asked)
 
+    def statement(s: Statement, extents: Extents) -> Statement:
+        def simpler(value: Expr) -> Expr:
+            value = _substituted(value, inlined)
+            return rewrite(value, lambda _: None, lambda i: simplify(i, extents, nest.symbols))
+
+        match s:
+            case Store():
+                return replace(s, value=simpler(s.value))
+            case Update():
+                return replace(s, values=tuple(map(simpler, s.values)))
+
+    def visit(n: Node) -> Node | tuple[Node, ...] | None:
+        if not isinstance(n, Block):
+            return None
+        if n is node:
+            return replace(n, body=tuple(left)) if left else ()
+        if not accesses(n).read & inlined.keys():
+            return None
+        extents = {a.var: a.extent for a in n.axes}
+        return replace(n, body=tuple(statement(s, extents) for s in n.body))
+
+    kept = tuple(b for b in nest.locals if b.name not in inlined)
+    return replace(nest, body=map_nodes(nest.body, visit), locals=kept)
+
+
+def _substituted(value: Expr, inlined: dict[str, Store]) -> Expr:
     def leaf(e: Expr) -> Expr | None:
-        if isinstance(e, Load) and e.buffer == store.buffer:
-            env: dict[sympy.Symbol, Index] = dict(zip(store.indices, e.indices, strict=True))
+        if isinstance(e, Load) and e.buffer in inlined:
+            store = inlined[e.buffer]
+            env: dict[sympy.Symbol, Index] = dict(zip(store.indices, e.indices, strict=True))  # type: ignore[arg-type]
+            # The buffer holds e.dtype, whatever the value was computed in.
             return cast(map_value(store.value, env), e.dtype)
         return None
 
-    def statement(s: Statement) -> Statement:
-        match s:
-            case Store():
-                value = rewrite(s.value, leaf)
-                return s if value is s.value else replace(s, value=value)
-            case Update():
-                values = tuple(rewrite(v, leaf) for v in s.values)
-                same = all(a is b for a, b in zip(values, s.values, strict=True))
-                return s if same else replace(s, values=values)
+    return rewrite(value, leaf) if any(ld.buffer in inlined for ld in loads(value)) else value
 
-    def visit(n: Node) -> Node | None:
+
+def _check(nest: LoopNest, node: Block, buffers: set[str], asked: str) -> None:
+    """Nobody else writes the buffers; between the block and its last reader nobody writes what it reads."""
+    read = accesses(node).read
+    overwritten = ""
+    passed = False
+
+    def visit(n: Node) -> None:
+        nonlocal overwritten, passed
         if not isinstance(n, Block):
-            return None
-        body = tuple(statement(s) for s in n.body)
-        return None if all(a is b for a, b in zip(body, n.body, strict=True)) else replace(n, body=body)
+            return
+        if n is node:
+            passed = True
+            return
+        theirs = accesses(n)
+        if theirs.written & buffers:
+            raise ScheduleError(asked, f"{n.name} writes {min(theirs.written & buffers)} too", nest, n.name)
+        if passed and overwritten and theirs.read & buffers:
+            raise ScheduleError(asked, f"{overwritten}, before {n.name} reads it", nest, n.name)
+        if passed and theirs.written & read:
+            overwritten = f"{n.name} overwrites {min(theirs.written & read)}"
 
-    without = with_node(nest, node)
-    kept = tuple(b for b in nest.locals if b.name != store.buffer)
-    return replace(without, body=map_nodes(without.body, visit), locals=kept)
+    map_nodes(nest.body, visit)

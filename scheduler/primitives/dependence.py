@@ -1,8 +1,8 @@
 """Dependences: what must stay true of two blocks wherever they stand.
 
-A block gives a buffer's element one value, however often it is computed. So a reader is right where the same iteration of
-the loops that it shares with the writer has written, to the end, all that it reads; nothing has to be known about other
-iterations.
+A block gives a buffer's element one value, however often it is computed. So a reader is right where the same iteration
+of the loops that it shares with the writer has written, to the end, all that it reads; nothing has to be known about
+other iterations.
 """
 
 from __future__ import annotations

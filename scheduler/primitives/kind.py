@@ -129,7 +129,9 @@ def _refuse_reduction(nest: LoopNest, node: Loop, asked: str) -> None:
 def _refuse_mixed(nest: LoopNest, node: Loop, asked: str) -> None:
     for b in blocks_under(node):
         if node.var in mixed(b):
-            raise ScheduleError(asked, f"it carries a reduction of {b.name} and another axis at once", nest, node.var.name)
+            raise ScheduleError(
+                asked, f"it carries a reduction of {b.name} and another axis at once", nest, node.var.name
+            )
 
 
 def _refuse_dependence(nest: LoopNest, node: Loop, depth: int, asked: str) -> None:

@@ -111,7 +111,9 @@ def _bound_anew(
             return {a.var: fixed[a.var] for a in block.axes if a.var in fixed}
         for a in more:
             if a.kind is not AxisKind.SPATIAL:
-                raise ScheduleError(asked, f"a loop of {block.name} carries its reduction and another axis", nest, block.name)
+                raise ScheduleError(
+                    asked, f"a loop of {block.name} carries its reduction and another axis", nest, block.name
+                )
             fixed[a.var] = whole[a.var]
 
 

@@ -1,7 +1,7 @@
 """Regions: what part of an axis or of a buffer's dimension a block touches while the loops inside a given one run.
 
-A loop variable is *outer* where its loop is fixed and *inner* where it runs. An index then moves over an interval that starts
-at an expression in outer variables. Required regions may be too large; covered ones may be too small.
+A loop variable is *outer* where its loop is fixed and *inner* where it runs. An index then moves over an interval that
+starts at an expression in outer variables. Required regions may be too large; covered ones may be too small.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ ZERO, ONE = sympy.S.Zero, sympy.S.One
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """``extent`` places from ``start``. ``is_whole``: all that there is. ``is_dense``: every place is touched, not only some."""
+    """``extent`` places from ``start``. ``is_whole``: all that there is. ``is_dense``: every place is touched, not only
+    some."""
 
     start: sympy.Expr
     extent: sympy.Expr
@@ -139,9 +140,14 @@ def index_region(index: Index, size: sympy.Expr, axes: Mapping[sympy.Symbol, Reg
 
 
 def covers(
-    nest: LoopNest, write: Access, made: Mapping[sympy.Symbol, Region], read: Load, wanted: Mapping[sympy.Symbol, Region]
+    nest: LoopNest,
+    write: Access,
+    made: Mapping[sympy.Symbol, Region],
+    read: Load,
+    wanted: Mapping[sympy.Symbol, Region],
 ) -> bool:
-    """Whether one iteration writes all that it reads: ``made`` and ``wanted`` are the axes' regions of writer and reader."""
+    """Whether one iteration writes all that it reads: ``made`` and ``wanted`` are the regions of the writer's and the
+    reader's axes."""
     shape = nest.buffer(write.buffer).shape
     written: set[sympy.Symbol] = set()
     for index, other, size in zip(write.indices, read.indices, shape, strict=True):
@@ -196,7 +202,7 @@ def at_least(a: sympy.Expr, b: sympy.Expr, table: SymbolTable) -> bool:
 
 
 def _lower(term: sympy.Expr) -> sympy.Expr:
-    """A lower bound of a summand, without a rounded quotient: ``c * (x // d) >= c * (x - d + 1) / d`` where d divides c."""
+    """A lower bound of a summand without a rounded quotient: ``c * (x // d) >= c * (x - d + 1) / d``, d dividing c."""
     for f in sympy.Mul.make_args(term):
         if isinstance(f, FloorDiv):
             factor = sympy.Mul(*(g for g in sympy.Mul.make_args(term) if g is not f))

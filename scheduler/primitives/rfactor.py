@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import sympy
+from torch.utils._sympy.functions import FloorDiv
 
-from ...ir.expr import Load, substitute_index, symbol
+from ...ir.dtypes import DType
+from ...ir.expr import IndexValue, Load, Select, call, rewrite, symbol
+from ...ir.index import simplify
 from ...ir.loops import (
     Access,
     Axis,
     AxisKind,
     Block,
+    Bound,
     Buffer,
     Loop,
     LoopNest,
@@ -19,9 +24,14 @@ from ...ir.loops import (
     Scope,
     Update,
     contiguous_strides,
-)  # fmt: skip
+    walk_nodes,
+)
 from ..error import ScheduleError
-from .tree import blocks_under, find_loop, fresh, with_node
+from .dependence import carried, mixed
+from .region import at_least, terms
+from .tree import blocks_under, find_block, find_loop, fresh, replace_node
+
+Symbols = Mapping[sympy.Symbol, sympy.Expr]
 
 
 def rfactor(nest: LoopNest, loop: str) -> tuple[LoopNest, list[str]]:
@@ -35,75 +45,152 @@ def rfactor(nest: LoopNest, loop: str) -> tuple[LoopNest, list[str]]:
                                               for ko in range(8):
                                                   B += B_rf[ko]
 
-    Requires: exactly one block, a reduction, is inside the loop, and the loop carries its reduction.
+    The partial block keeps the loops; the combining block, under the old name, stands behind the outermost loop that
+    carries the reduction. Where a tail could leave a partial result without a first element, its elements beyond the
+    tail are identities instead of being skipped.
+
+    Requires: exactly one block, a reduction, is inside the loop; the loop carries its reduction and no other axis.
     Raises: ScheduleError.    Source: TVM ``Schedule.rfactor``, Suriana et al. 2017.
     """
     asked = f"rfactor({loop})"
-    target, outer = find_loop(nest, loop, asked)
+    target, _ = find_loop(nest, loop, asked)
     inside = blocks_under(target)
     if len(inside) != 1 or len(inside[0].body) != 1 or not isinstance(inside[0].body[0], Update):
         raise ScheduleError(asked, "exactly one reduction must be inside the loop", nest, loop)
     block, update = inside[0], inside[0].body[0]
-    reduced = [a for a in block.axes if a.kind is AxisKind.REDUCTION]
-    binding = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
-    if not any(target.var in binding[a.var].free_symbols for a in reduced):
+    over = carried(block)
+    if target.var not in over:
         raise ScheduleError(asked, f"{block.name} does not reduce over it", nest, loop)
-    root = outer[0] if outer else target
-    if len(blocks_under(root)) != 1:
-        raise ScheduleError(asked, f"other blocks share the loop {root.var}", nest, loop)
-    spatial = [a for a in block.axes if a.kind is AxisKind.SPATIAL]
-    axis = Axis(symbol(f"{block.name}_rf"), target.extent)
-    # The reduction axes become the loops that carry them, so that one of them can be spatial.
-    extents = {lp.var: lp.extent for lp in _loops_around(root, block)}
-    carriers = [v for v in extents if any(v in binding[a.var].free_symbols for a in reduced)]
-    rest = [Axis(symbol(f"{block.name}_{v.name}"), extents[v], AxisKind.REDUCTION) for v in carriers if v != target.var]
-    renamed: dict[sympy.Symbol, sympy.Expr] = {target.var: axis.var}
-    others = (v for v in carriers if v != target.var)
-    renamed.update(zip(others, (a.var for a in rest), strict=True))
-    mapping = {a.var: binding[a.var].xreplace(renamed) for a in reduced}
-    if any(s in extents and s not in carriers for e in mapping.values() for s in e.free_symbols):
-        raise ScheduleError(asked, "a loop carries both kinds of axis", nest, loop)
+    if mixed(block):
+        raise ScheduleError(asked, "a loop carries the reduction and another axis at once", nest, block.name)
+    around = find_block(nest, block.name, asked)[1]
+    top = next(lp for lp in around if lp.var in over)
+    names = _fresh_names(nest, update, block)
+    spatial = tuple(a for a in block.axes if a.kind is AxisKind.SPATIAL)
+    at = (symbol(names[0]), *(a.var for a in spatial))
+    partial = _partial(nest, block, update, target, around, names)
     shape = (target.extent, *(a.extent for a in spatial))
-    names = [f"{t.buffer}_rf" for t in update.targets]
-    buffers = [
+    buffers = tuple(
         Buffer(n, shape, contiguous_strides(shape), v.dtype, Scope.LOCAL)
-        for n, v in zip(names, update.values, strict=True)
-    ]
-    at = (axis.var, *(a.var for a in spatial))
-    partial = replace(
-        block,
-        name=f"{block.name}_rf",
-        axes=(axis, *spatial, *rest),
-        bindings=(target.var, *(binding[a.var] for a in spatial), *(v for v in carriers if v != target.var)),
-        body=(
-            Update(
-                update.monoid,
-                tuple(Access(n, at) for n in names),
-                tuple(substitute_index(v, mapping) for v in update.values),
-            ),
-        ),
+        for n, v in zip(names[1:], update.values, strict=True)
     )
-    final_axis = Axis(symbol(f"{block.name}_k"), target.extent, AxisKind.REDUCTION)
-    where = (final_axis.var, *(a.var for a in spatial))
-    loads = tuple(Load(n, where, v.dtype) for n, v in zip(names, update.values, strict=True))
-    axes = (*spatial, final_axis)
-    loops = [(symbol(fresh(nest, f"{block.name}_{a.var.name}_c")), a) for a in axes]
-    final: Node = Block(
-        block.name, axes, tuple(v for v, _ in loops), (Update(update.monoid, update.targets, loads),),
-        annotations=block.annotations,
-    )  # fmt: skip
-    for var, a in reversed(loops):
-        final = Loop(var, a.extent, (final,))
-    new_root = with_node(replace(nest, body=(root,)), block, partial).body[0]
-    result = with_node(nest, root, new_root, final)
-    return replace(result, locals=(*result.locals, *buffers)), [partial.name]
+    loads = tuple(Load(b.name, at, b.dtype) for b in buffers)
+    final = _final(nest, block, replace(update, values=loads), target, around[around.index(top) :], at[0])
+    body = replace_node(nest.body, block, lambda _: (partial,))
+    new_top = next(n for n, _ in walk_nodes(body) if isinstance(n, Loop) and n.var == top.var)
+    body = replace_node(body, new_top, lambda n: (n, final))
+    return replace(nest, body=body, locals=(*nest.locals, *buffers)), [partial.name]
 
 
-def _loops_around(root: Loop, block: Block) -> list[Loop]:
-    chain: list[Loop] = []
-    node: Node = root
-    while isinstance(node, Loop):
-        chain.append(node)
-        node = node.body[0]
-    assert node is block
-    return chain
+def _fresh_names(nest: LoopNest, update: Update, block: Block) -> list[str]:
+    """Names of the new axis and of the buffers of partial results."""
+    taken = set(nest.buffers) | {a.var.name for a in block.axes}
+    result: list[str] = []
+    for base in ("rf", *(f"{t.buffer}_rf" for t in update.targets)):
+        name, k = base, 1
+        while name in taken:
+            name, k = f"{base}_{k}", k + 1
+        taken.add(name)
+        result.append(name)
+    return result
+
+
+def _partial(
+    nest: LoopNest, block: Block, update: Update, target: Loop, around: tuple[Loop, ...], names: list[str]
+) -> Block:
+    """The block over partial results: every reduction loop is an axis of its own, the target a spatial one."""
+    over = carried(block)
+    binding = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
+    spatial = [a for a in block.axes if a.kind is AxisKind.SPATIAL]
+    axis = Axis(symbol(names[0]), target.extent)
+    rest = [lp for lp in around if lp.var in over and lp is not target]
+    axes = [Axis(symbol(f"{axis.var.name}_{k}"), lp.extent, AxisKind.REDUCTION) for k, lp in enumerate(rest)]
+    as_axes: Symbols = {target.var: axis.var, **{lp.var: a.var for lp, a in zip(rest, axes, strict=True)}}
+    if not axes:  # every element is a partial result: a reduction over one element still begins it
+        axes = [Axis(symbol(f"{axis.var.name}_0"), sympy.S.One, AxisKind.REDUCTION)]
+    extents = {axis.var: axis.extent, **{a.var: a.extent for a in axes}, **{a.var: a.extent for a in spatial}}
+    mapping = {
+        a.var: simplify(binding[a.var].xreplace(as_axes), extents, nest.symbols)
+        for a in block.axes
+        if a.kind is not AxisKind.SPATIAL
+    }
+    values = tuple(
+        rewrite(v, lambda _: None, lambda i: simplify(sympy.expand(i.xreplace(mapping)), extents, nest.symbols))
+        for v in update.values
+    )
+    predicate: list[Bound] = []
+    for bound in block.predicate:
+        if target.var not in bound.lhs.free_symbols or _begins(nest, bound, target, rest):
+            predicate.append(bound)
+            continue
+        unknown = {s for s in bound.lhs.free_symbols if s in {lp.var for lp in around}} - as_axes.keys()
+        assert not unknown, "a bound over reduction loops mentions no others, since none is mixed"
+        inside = call(
+            "lt",
+            IndexValue(bound.lhs.xreplace(as_axes), DType.INT64),
+            IndexValue(sympy.sympify(bound.rhs), DType.INT64),
+        )
+        identity = update.monoid.identity(tuple(v.dtype for v in values))
+        values = tuple(Select(inside, v, i) for v, i in zip(values, identity, strict=True))
+    targets = tuple(Access(n, (axis.var, *(a.var for a in spatial))) for n in names[1:])
+    bindings = (target.var, *(binding[a.var] for a in spatial), *(lp.var for lp in rest))
+    bindings += (sympy.S.Zero,) * (1 + len(spatial) + len(axes) - len(bindings))
+    taken = {b.name for n in nest.body for b in blocks_under(n)}
+    name = f"{block.name}_rf"
+    while name in taken:
+        name += "_rf"
+    return replace(
+        block,
+        name=name,
+        axes=(axis, *spatial, *axes),
+        bindings=bindings,
+        body=(Update(update.monoid, targets, values),),
+        predicate=tuple(predicate),
+    )
+
+
+def _begins(nest: LoopNest, bound: Bound, target: Loop, rest: list[Loop]) -> bool:
+    """Whether each iteration of the target meets the first iteration of the other loops, which begins its result."""
+    first = bound.lhs.xreplace({lp.var: sympy.S.Zero for lp in rest})
+    last = sympy.expand(first.xreplace({target.var: target.extent - 1}))
+    if at_least(bound.rhs, last + 1, nest.symbols):
+        return True
+    # The target runs ceildiv(n, c) times for a bound c * target < n: a split's outer loop.
+    c = first.coeff(target.var) if first.is_Add or first.is_Mul else sympy.S.One
+    if len(terms(first)) != 1 or not c.is_Integer or first != c * target.var:
+        return False
+    return at_least(bound.rhs, c * target.extent - c + 1, nest.symbols) or _is_rounded_up(target.extent, bound.rhs, c)
+
+
+def _is_rounded_up(extent: sympy.Expr, size: sympy.Expr, c: sympy.Expr) -> bool:
+    if not isinstance(extent, FloorDiv):
+        return False
+    base, by = extent.args
+    return bool(by == c and sympy.expand(base - size - c + 1) == 0)
+
+
+def _final(
+    nest: LoopNest, block: Block, update: Update, target: Loop, inside: tuple[Loop, ...], partial: sympy.Symbol
+) -> Node:
+    """The block that combines the partial results, under copies of the spatial loops that stand in the reduction."""
+    over = carried(block)
+    taken: set[str] = set()
+    renamed: dict[sympy.Symbol, sympy.Expr] = {}
+    loops: list[tuple[sympy.Symbol, Loop]] = []
+    for lp in (*(lp for lp in inside if lp.var not in over), target):
+        var = symbol(fresh(nest, f"{lp.var.name}_c", taken))
+        taken.add(var.name)
+        renamed[lp.var] = var
+        loops.append((var, lp))
+    axes = [(a, b) for a, b in zip(block.axes, block.bindings, strict=True) if a.kind is AxisKind.SPATIAL]
+    node: Node = Block(
+        block.name,
+        (*(a for a, _ in axes), Axis(partial, target.extent, AxisKind.REDUCTION)),
+        (*(b.xreplace(renamed) for _, b in axes), loops[-1][0]),
+        (update,),
+        tuple(Bound(b.lhs.xreplace(renamed), b.rhs) for b in block.predicate if not b.lhs.free_symbols & over),
+        block.annotations,
+    )
+    for var, lp in reversed(loops):
+        node = Loop(var, lp.extent, (node,))
+    return node
