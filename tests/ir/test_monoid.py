@@ -1,4 +1,4 @@
-"""The laws of the monoids: identity, associativity (up to rounding where the monoid is not exact), and their answers."""
+"""The laws of the monoids: identity, associativity (up to rounding where one is not exact), and their answers."""
 
 import itertools
 import math

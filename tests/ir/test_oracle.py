@@ -1,4 +1,4 @@
-"""The oracle runs nests and graphs: reductions, tails, gathers, lazy selects, empty shapes; its errors name the place."""
+"""The oracle runs nests and graphs: reductions, tails, gathers, lazy selects, empty shapes; errors name places."""
 
 import numpy as np
 import pytest

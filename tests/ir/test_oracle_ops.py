@@ -33,13 +33,13 @@ INTEGERS = [0, 1, -1, 2, -2, 7, -7, 63, 100, -100]
 TORCH = {
     "floordiv": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
-    "bit_and": torch.bitwise_and, "bit_or": torch.bitwise_or, "bit_xor": torch.bitwise_xor, "bit_not": torch.bitwise_not,
-    "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift,
+    "bit_and": torch.bitwise_and, "bit_or": torch.bitwise_or, "bit_xor": torch.bitwise_xor,
+    "bit_not": torch.bitwise_not, "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift,
 }  # fmt: skip
 RANDOM = ("rand", "randn", "randbits")
 OF_INTEGERS = (
-    "add sub mul maximum minimum floordiv remainder truncdiv fmod pow neg abs sign eq ne lt le gt ge bit_and bit_or bit_xor "
-    "bit_not shl shr logical_and logical_or logical_xor logical_not"
+    "add sub mul maximum minimum floordiv remainder truncdiv fmod pow neg abs sign eq ne lt le gt ge bit_and bit_or "
+    "bit_xor bit_not shl shr logical_and logical_or logical_xor logical_not"
 )
 
 

@@ -168,6 +168,25 @@ def test_what_is_no_script_is_refused(text: str, says: str) -> None:
 # --- random objects ---------------------------------------------------------------------------------------------------
 
 
+_FORMS = (
+    lambda a, b, c, by, to: a + b,
+    lambda a, b, c, by, to: a - 3 * b,
+    lambda a, b, c, by, to: a * b,
+    lambda a, b, c, by, to: a**2,
+    lambda a, b, c, by, to: sympy.Mul(a, b + c, evaluate=False),
+    lambda a, b, c, by, to: sympy.Add(a, b, evaluate=False),
+    lambda a, b, c, by, to: FloorDiv(a, by),
+    lambda a, b, c, by, to: PythonMod(a, by),
+    lambda a, b, c, by, to: Mod(by, to),
+    lambda a, b, c, by, to: ModularIndexing(a, by, to),
+    lambda a, b, c, by, to: ModularIndexing(a, 1, to),
+    lambda a, b, c, by, to: CleanDiv(a * by, by),
+    lambda a, b, c, by, to: Max(by, to),
+    lambda a, b, c, by, to: Min(by, a),
+    lambda a, b, c, by, to: sympy.Min(by, to),
+)
+
+
 def make_indices(count: int) -> list[sympy.Expr]:
     """Expressions grown at random from one seed: sympy is too slow to build them anew in every example."""
     rng = random.Random(0)
@@ -176,25 +195,7 @@ def make_indices(count: int) -> list[sympy.Expr]:
     while len(pool) < count:
         a, b, c = rng.choices(pool, k=3)
         by, to = rng.choices(sizes, k=2)
-        new = rng.choice(
-            [
-                lambda: a + b,
-                lambda: a - 3 * b,
-                lambda: a * b,
-                lambda: a**2,
-                lambda: sympy.Mul(a, b + c, evaluate=False),
-                lambda: sympy.Add(a, b, evaluate=False),
-                lambda: FloorDiv(a, by),
-                lambda: PythonMod(a, by),
-                lambda: Mod(by, to),
-                lambda: ModularIndexing(a, by, to),
-                lambda: ModularIndexing(a, 1, to),
-                lambda: CleanDiv(a * by, by),
-                lambda: Max(by, to),
-                lambda: Min(by, a),
-                lambda: sympy.Min(by, to),
-            ]
-        )()
+        new = rng.choice(_FORMS)(a, b, c, by, to)
         if sympy.count_ops(new) < 12 and not new.has(sympy.nan, sympy.zoo, sympy.oo):
             pool.append(new)
     return pool
@@ -260,16 +261,35 @@ def types() -> st.SearchStrategy[TensorType]:
 NOTES = st.dictionaries(st.text(max_size=4), NUMBERS.filter(lambda v: v == v), max_size=2).map(
     lambda d: tuple(d.items())
 )
-TABLE = st.lists(st.sampled_from(SYMBOLS[:2]), unique=True, max_size=2).flatmap(
-    lambda s: st.tuples(*(st.builds(Size, st.just(v), st.integers(0, 3), st.one_of(st.none(), st.integers(4, 9)), st.integers(1, 8)) for v in s))
-).map(SymbolTable)  # fmt: skip
-ACCESS = st.builds(Access, st.sampled_from(["x", "y"]), st.lists(st.one_of(indices(), values().filter(lambda e: not isinstance(e, Var))), max_size=2).map(tuple))  # fmt: skip
+TABLE = (
+    st.lists(st.sampled_from(SYMBOLS[:2]), unique=True, max_size=2)
+    .flatmap(
+        lambda s: st.tuples(
+            *(
+                st.builds(
+                    Size, st.just(v), st.integers(0, 3), st.one_of(st.none(), st.integers(4, 9)), st.integers(1, 8)
+                )
+                for v in s
+            )
+        )
+    )
+    .map(SymbolTable)
+)
+ACCESS = st.builds(
+    Access,
+    st.sampled_from(["x", "y"]),
+    st.lists(st.one_of(indices(), values().filter(lambda e: not isinstance(e, Var))), max_size=2).map(tuple),
+)
 STATEMENTS = st.one_of(
     st.builds(lambda a, v: Store(a.buffer, a.indices, v), ACCESS, values()),
-    st.sampled_from(sorted(MONOIDS)).map(MONOIDS.get).flatmap(
-        lambda m: st.builds(Update, st.just(m), st.tuples(*[ACCESS] * len(m.components)), st.tuples(*[values()] * len(m.components)))
+    st.sampled_from(sorted(MONOIDS))
+    .map(MONOIDS.get)
+    .flatmap(
+        lambda m: st.builds(
+            Update, st.just(m), st.tuples(*[ACCESS] * len(m.components)), st.tuples(*[values()] * len(m.components))
+        )
     ),
-)  # fmt: skip
+)
 
 
 @st.composite
@@ -311,11 +331,22 @@ def graphs(draw: st.DrawFn) -> Graph:
     parts = tuple(f"part{k}" for k in range(len(m.components)))
     nodes = [
         Compute("y", kind("y"), draw(st.sampled_from([(), (i0,), (i0, i1)])), draw(values())),
-        Reduction(parts, tuple(map(kind, parts)), (i0,), (r0,), (draw(indices()),), m, tuple(draw(values()) for _ in parts)),
-        View("add", kind("add"), "y", (i0,), tuple(draw(st.lists(st.one_of(indices(), values()), max_size=2))), draw(indices())),
-        Library((), (), "aten::op.out", (Ref("x"), draw(NUMBERS)), (("a", (draw(indices()),)),), draw(st.text(max_size=5))),
+        Reduction(
+            parts, tuple(map(kind, parts)), (i0,), (r0,), (draw(indices()),), m, tuple(draw(values()) for _ in parts)
+        ),
+        View(
+            "add",
+            kind("add"),
+            "y",
+            (i0,),
+            tuple(draw(st.lists(st.one_of(indices(), values()), max_size=2))),
+            draw(indices()),
+        ),
+        Library(
+            (), (), "aten::op.out", (Ref("x"), draw(NUMBERS)), (("a", (draw(indices()),)),), draw(st.text(max_size=5))
+        ),
         CallTensor(("z", "w"), (kind("z"), kind("w")), "g", ("x", "y"), (draw(indices()),)),
-    ]  # fmt: skip
+    ]
     outputs = tuple(draw(st.lists(st.one_of(st.sampled_from(["x", "y", "z"]), indices(), st.none()), max_size=3)))
     inputs = (Input("x", kind("x"), draw(st.booleans())), SizeInput("k", draw(indices())))
     return Graph("main", inputs, tuple(nodes), outputs, draw(TABLE))

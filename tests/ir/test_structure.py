@@ -46,10 +46,24 @@ def nest(*changes: tuple[str, str]) -> LoopNest:
 
 def test_names_do_not_count() -> None:
     other = nest(
-        ("def f", "def g"), ("first", "x"), ("second", "y"), ("'out'", "'zz'"), ("out: ", "zz: "), ("out[", "zz["), ("t[", "q9["), ("t = local", "q9 = local"),
-        (" p ", " z_p "), ("n, p)", "n, z_p)"), (" u ", " a_u "), ("n, u)", "n, a_u)"), (" j ", " aj "), (" i ", " zi "),
-        ("[i, j]", "[zi, aj]"), ("(3*j + 2*i)", "(2*zi + 3*aj)"), ("a[i, ", "a[zi, "),
-    )  # fmt: skip
+        ("def f", "def g"),
+        ("first", "x"),
+        ("second", "y"),
+        ("'out'", "'zz'"),
+        ("out: ", "zz: "),
+        ("out[", "zz["),
+        ("t[", "q9["),
+        ("t = local", "q9 = local"),
+        (" p ", " z_p "),
+        ("n, p)", "n, z_p)"),
+        (" u ", " a_u "),
+        ("n, u)", "n, a_u)"),
+        (" j ", " aj "),
+        (" i ", " zi "),
+        ("[i, j]", "[zi, aj]"),
+        ("(3*j + 2*i)", "(2*zi + 3*aj)"),
+        ("a[i, ", "a[zi, "),
+    )
     assert structural_text(other) == structural_text(nest())
     assert structural_key(other) == structural_key(nest())
 

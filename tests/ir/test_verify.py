@@ -161,7 +161,8 @@ def test_reading_before_writing() -> None:
 )
 def test_nesting_of_kinds(kinds: tuple[str, str], says: str) -> None:
     nest = parse(
-        f"@nest(outputs=['x'])\ndef f(x: float32[4, 4]):\n    for a in {kinds[0]}(4):\n        for b in {kinds[1]}(4):\n"
+        "@nest(outputs=['x'])\ndef f(x: float32[4, 4]):\n"
+        f"    for a in {kinds[0]}(4):\n        for b in {kinds[1]}(4):\n"
         "            with block('k'):\n                i = spatial(4, a)\n                j = spatial(4, b)\n"
         "                x[i, j] = float32(0.0)\n"
     )
