@@ -1,7 +1,7 @@
 """GPU kernels: Triton source to machine code, without a GPU, and the resources that the code takes.
 
-The compiler's stages are run one after the other here rather than through ``triton.compile``, which would keep a cache on disk
-beside ours. Triton is imported when a GPU kernel is compiled and never before.
+The compiler's stages are run one after the other here rather than through ``triton.compile``, which would keep a
+cache on disk beside ours. Triton is imported when a GPU kernel is compiled and never before.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class GpuCompileError(MlcError):
 class GpuBinary:
     """The machine code of one kernel, and what a launch needs to know.
 
-    ``code`` is a cubin or a code object, ``assembly`` its PTX or AMDGCN text. ``arguments`` are "ptr", "i32" or "i64" in call
-    order, and ``scratch`` null pointers follow them. ``threads`` is the size of a block; ``shared`` bytes of shared memory.
-    ``aligned`` says of each pointer whether the code relies on 16-byte alignment.
+    ``code`` is a cubin or a code object, ``assembly`` its PTX or AMDGCN text. ``arguments`` are "ptr", "i32" or "i64"
+    in call order, and ``scratch`` null pointers follow them. ``threads`` is the size of a block; ``shared`` bytes of
+    shared memory. ``aligned`` says of each pointer whether the code relies on 16-byte alignment.
     """
 
     name: str
@@ -86,7 +86,8 @@ def default_alignment(source: KernelSource) -> tuple[bool, ...]:
 def compile_triton(source: KernelSource, target: Target, aligned: tuple[bool, ...] | None = None) -> GpuBinary:
     """Machine code of a kernel for a target that this machine need not have.
 
-    ``aligned`` says which pointers are multiples of 16 bytes (the default: ``default_alignment``). Raises GpuCompileError.
+    ``aligned`` says which pointers are multiples of 16 bytes (the default: ``default_alignment``). Raises
+    GpuCompileError.
     """
     aligned = default_alignment(source) if aligned is None else aligned
     compiler = importlib.import_module("triton.compiler.compiler")

@@ -1,4 +1,5 @@
-"""What a compiled GPU kernel takes: registers, spills, shared memory, and how wide its accesses of global memory are."""
+"""What a compiled GPU kernel takes: registers, spills, shared memory, and how wide its accesses of global memory
+are."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ _AMD_WIDTHS = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4, "ushort":
 
 @dataclass(frozen=True, slots=True)
 class ResourceReport:
-    """``registers`` per thread; ``spills`` bytes of local memory per thread; ``shared`` bytes per block; ``wide_loads`` and
-    ``wide_stores`` the share of 16-byte instructions among the global loads and stores, by bytes (1.0 where there are none).
+    """``registers`` per thread; ``spills`` bytes of local memory per thread; ``shared`` bytes per block;
+    ``wide_loads`` and ``wide_stores`` the share of 16-byte instructions among the global loads and stores, by bytes
+    (1.0 where there are none).
     """
 
     registers: int
@@ -64,7 +66,7 @@ def _wide(widths: list[int]) -> float:
 def _nv_info(cubin: bytes) -> Iterator[tuple[int, int]]:
     """``(attribute, greatest value)`` of a cubin's .nv.info section (the kernel and the functions it calls)."""
     best: dict[int, int] = {}
-    for name, kind, data in _sections(cubin):
+    for name, data in _sections(cubin):
         if name != ".nv.info":
             continue
         at = 0
@@ -80,15 +82,15 @@ def _nv_info(cubin: bytes) -> Iterator[tuple[int, int]]:
     return iter(best.items())
 
 
-def _sections(elf: bytes) -> Iterator[tuple[str, int, bytes]]:
-    """Name, type and content of the sections of a 64-bit little-endian ELF file."""
+def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the sections of a 64-bit little-endian ELF file."""
     if elf[:4] != b"\x7fELF":
         return
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, names_at = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", elf, table + k * size) for k in range(count)]
     names = headers[names_at]
-    for name, kind, _, _, offset, length in headers:
+    for name, _, _, _, offset, length in headers:
         start = names[4] + name
         text = elf[start : elf.index(b"\0", start)].decode("ascii", "replace")
-        yield text, kind, elf[offset : offset + length]
+        yield text, elf[offset : offset + length]

@@ -1,7 +1,8 @@
 """A scheduled nest as the source of one Triton kernel.
 
-Loops bound to ``blockIdx`` are program ids; loops bound to ``threadIdx.x`` are the axes of the program's tile, one dimension
-of the tile for each depth of nesting; the others are loops. A block is written once, for all lanes of the tile.
+Loops bound to ``blockIdx`` are program ids; loops bound to ``threadIdx.x`` are the axes of the program's tile, one
+dimension of the tile for each depth of nesting; the others are loops. A block is written once, for all lanes of the
+tile.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ _HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra
 def emit_triton(nest: LoopNest, target: Target) -> KernelSource:
     """The Triton source of a scheduled nest for a GPU target.
 
-    The kernel takes ``<name>_ptr`` for each parameter, then the size symbols, all of one integer type (``option("index")``).
-    Nest annotations: ``num_warps`` (4), ``num_stages`` (1), ``peel`` (programs that no tail touches run without masks),
-    ``evict:<buffer>`` (a cache policy, which blocks may also carry). A loop annotated ``num_stages`` is pipelined.
+    The kernel takes ``<name>_ptr`` for each parameter, then the size symbols, all of one integer type
+    (``option("index")``). Nest annotations: ``num_warps`` (4), ``num_stages`` (1), ``peel`` (programs that no tail
+    touches run without masks), ``evict:<buffer>`` (a cache policy, which blocks may also carry). A loop annotated
+    ``num_stages`` is pipelined.
     Raises EmitError, which says what schedule would do.
     """
     if not target.is_gpu:
@@ -54,7 +56,8 @@ class _Emitter:
         self._body()
         body = "\n".join(self.out.lines) or "    pass"
         helpers = "".join(self.out.helpers.values())
-        text = f"{_HEAD}{helpers_for(body + helpers)}{helpers}\n\n@triton.jit\ndef {name}({', '.join(parameters)}):\n{body}\n"
+        text = f"{_HEAD}{helpers_for(body + helpers)}{helpers}"
+        text += f"\n\n@triton.jit\ndef {name}({', '.join(parameters)}):\n{body}\n"
         return KernelSource(name, "triton", text, self.nest.params, symbols, tuple(self.program.grid), self._meta())
 
     def _meta(self) -> tuple[tuple[str, int | str | bool], ...]:
@@ -67,7 +70,7 @@ class _Emitter:
             *divisors,
         )
 
-    # --- the head -------------------------------------------------------------------------------------------------------
+    # --- the head -----------------------------------------------------------------------------------------------------
 
     def _program_ids(self) -> None:
         used = {s.name for e in self.program.loops.values() for s in e.free_symbols}
@@ -83,7 +86,7 @@ class _Emitter:
             index = f"[{place}]" if self.program.rank > 1 else ""
             self.out.line(f"{axis.name} = tl.arange(0, {extent}){wide}{index}")
 
-    # --- the body -------------------------------------------------------------------------------------------------------
+    # --- the body -----------------------------------------------------------------------------------------------------
 
     def _body(self) -> None:
         full = self._full_programs()
@@ -192,5 +195,3 @@ class _Emitter:
 
 def _is_global(program: Program, name: str) -> bool:
     return program.buffers[name].scope is Scope.GLOBAL
-
-

@@ -1,7 +1,7 @@
 """The table of scalar functions as Triton expressions, and casts.
 
-Accuracy is torch's: libdevice's functions rather than the fast approximations of ``tl.math``, divisions and square roots
-rounded to nearest. Half types are computed in float32 and rounded after each call.
+Accuracy is torch's: libdevice's functions rather than the fast approximations of ``tl.math``, divisions and square
+roots rounded to nearest. Half types are computed in float32 and rounded after each call.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ TYPES: dict[DType, str] = {
     DType.UINT8: "tl.uint8",
     DType.BOOL: "tl.int1",
 }
+
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
 _FP8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 
 
@@ -63,10 +69,12 @@ def cast_text(text: str, source: DType, target: DType) -> str:
     if target is DType.BOOL:
         return f"({text} != 0)"
     if target in _FP8:
-        raise EmitError(f"{source.value} to {target.value}: Triton saturates where torch does not; leave it to the library")
+        raise EmitError(
+            f"{source.value} to {target.value}: Triton saturates where torch does not; leave it to the library"
+        )
     name = type_text(target)
     # torch rounds twice on the way from float64 and the integers to the half types.
-    if target.is_half and source not in (DType.FLOAT32, *_FP8) or source.is_half and target is not DType.FLOAT32:
+    if (target.is_half and source not in (DType.FLOAT32, *_FP8)) or (source.is_half and target is not DType.FLOAT32):
         return f"{text}.to(tl.float32).to({name})"
     return f"{text}.to({name})"
 
@@ -192,11 +200,11 @@ FUNCTIONS: dict[str, Handler] = {
     "rsqrt": _libdevice("rsqrt"),
     "reciprocal": _reciprocal,
     "sigmoid": _sigmoid,
-    **{name: _libdevice(name) for name in "exp exp2 expm1 log log2 log10 log1p tanh".split()},
-    **{name: _libdevice(name) for name in "sin cos tan asin acos atan sinh cosh asinh acosh atanh".split()},
-    **{name: _libdevice(name) for name in "erf erfc erfinv lgamma".split()},
+    **{name: _libdevice(name) for name in _names("exp exp2 expm1 log log2 log10 log1p tanh")},
+    **{name: _libdevice(name) for name in _names("sin cos tan asin acos atan sinh cosh asinh acosh atanh")},
+    **{name: _libdevice(name) for name in _names("erf erfc erfinv lgamma")},
     "digamma": _named("mlc_digamma"),
-    **dict(zip("eq ne lt le gt ge".split(), map(_infix, "== != < <= > >=".split()), strict=True)),
+    **dict(zip(_names("eq ne lt le gt ge"), map(_infix, _names("== != < <= > >=")), strict=True)),
     "isnan": _by_kind(lambda a, d: f"({a[0]} != {a[0]})", lambda a, d: f"({a[0]} != {a[0]})"),
     "isinf": _by_kind(lambda a, d: f'(tl.abs({a[0]}) == float("inf"))', lambda a, d: f"({a[0]} != {a[0]})"),
     "logical_and": _logical("&"),
@@ -215,7 +223,7 @@ FUNCTIONS: dict[str, Handler] = {
     "randbits": _named("mlc_randbits"),
 }
 
-_PLAIN = frozenset("add sub mul maximum minimum fmax fmin eq ne lt le gt ge bit_and bit_or bit_xor".split())
+_PLAIN = frozenset(_names("add sub mul maximum minimum fmax fmin eq ne lt le gt ge bit_and bit_or bit_xor"))
 _FLOAT_ONLY = frozenset(
     {n for n, o in OPS.items() if o.flops >= 4 and o.arity == 1} - {"rand", "randn", "randbits", "lgamma"}
 ) | {"div", "atan2", "hypot", "nextafter", "copysign", "lgamma"}

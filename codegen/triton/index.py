@@ -79,7 +79,8 @@ class Ranges:
         return self._relaxed(sympy.expand(sympy.Add(*total)))
 
     def _relaxed(self, expr: sympy.Expr) -> sympy.Expr:
-        """Not less than ``expr``: a quotient is exact where the size's divisor says so, else ``c * (a // b) <= c/b * a``."""
+        """Not less than ``expr``: a quotient is exact where the size's divisor says so, else ``c * (a // b) <= c/b *
+        a``."""
         expr = self._exact(expr)
         terms = []
         for term in sympy.Add.make_args(sympy.expand(expr)):

@@ -1,4 +1,5 @@
-"""The nest as a Triton program: which loop is a program id, which a tile axis, which a loop, and how wide indices are."""
+"""The nest as a Triton program: which loop is a program id, which a tile axis, which a loop, and how wide indices
+are."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ class Program:
         self.infos = {b.name: self._info(b, outer) for b, outer in blocks(nest)}
         self.wide = not self._fits_int32()
 
-    # --- loops ----------------------------------------------------------------------------------------------------------
+    # --- loops --------------------------------------------------------------------------------------------------------
 
     def _place_loops(self) -> None:
         depths: dict[sympy.Symbol, int] = {}
@@ -77,8 +78,10 @@ class Program:
                     serial += 1
                     self.ranges.loop(canonical, node.extent)
             else:
-                raise EmitError(f"loop {node.var} is {node.kind.value}: a GPU program has no such loop; bind it to "
-                                "threadIdx.x or leave it serial")  # fmt: skip
+                raise EmitError(
+                    f"loop {node.var} is {node.kind.value}: a GPU program has no such loop; bind it to "
+                    "threadIdx.x or leave it serial"
+                )
         self.grid = [grid.get(k, sympy.S.One) for k in range(max(grid, default=0) + 1)]
         # A depth at which every loop runs once is no dimension of the tile.
         real = sorted(d for d, sizes in extents.items() if sizes != {1})
@@ -89,8 +92,11 @@ class Program:
 
     def _tile_extent(self, loop: Loop) -> int:
         if not loop.extent.is_Integer or int(loop.extent) & (int(loop.extent) - 1) or loop.extent <= 0:
-            raise EmitError(f"loop {loop.var} is bound to threadIdx.x and runs {loop.extent} times: a tile axis of Triton has "
-                            "a constant power of two; split the loop and bind the inner part")  # fmt: skip
+            raise EmitError(
+                f"loop {loop.var} is bound to threadIdx.x and runs {loop.extent} times: "
+                "a tile axis of Triton has "
+                "a constant power of two; split the loop and bind the inner part"
+            )
         return int(loop.extent)
 
     def _program_id(self, loop: Loop, outer: tuple[Loop, ...], grid: dict[int, sympy.Expr]) -> None:
@@ -98,8 +104,11 @@ class Program:
             raise EmitError(f"loop {loop.var} is bound to {loop.kind.value} inside a loop that is not")
         k = _GRID[loop.kind]
         if grid.setdefault(k, loop.extent) != loop.extent:
-            raise EmitError(f"two loops are bound to {loop.kind.value} with extents {grid[k]} and {loop.extent}; bring the "
-                            "blocks under one loop (compute_at), or make the extents equal")  # fmt: skip
+            raise EmitError(
+                f"two loops are bound to {loop.kind.value} with extents {grid[k]} and "
+                f"{loop.extent}; bring the "
+                "blocks under one loop (compute_at), or make the extents equal"
+            )
         canonical = symbol(f"pid_{'xyz'[k]}")
         self.loops[loop.var] = canonical if loop.extent != 1 else sympy.S.Zero
         self.ranges.loop(canonical, loop.extent)
@@ -115,7 +124,7 @@ class Program:
         self.tile[canonical] = (dim, extent)
         self.ranges.loop(canonical, sympy.Integer(extent))
 
-    # --- blocks ---------------------------------------------------------------------------------------------------------
+    # --- blocks -------------------------------------------------------------------------------------------------------
 
     def _info(self, block: Block, outer: tuple[Loop, ...]) -> BlockInfo:
         axes = {a.var: b.xreplace(self.loops) for a, b in zip(block.axes, block.bindings, strict=True)}
@@ -123,8 +132,11 @@ class Program:
         spatial = {s for a in block.axes if a.kind is not AxisKind.REDUCTION for s in axes[a.var].free_symbols}
         programs = {s for s in reduced if s.name.startswith("pid_")}
         if programs and block.is_reduction:
-            raise EmitError(f"block {block.name} reduces over a loop bound to blockIdx: programs cannot combine their parts; "
-                            "rfactor the loop first")  # fmt: skip
+            raise EmitError(
+                f"block {block.name} reduces over a loop bound to blockIdx: programs "
+                "cannot combine their parts; "
+                "rfactor the loop first"
+            )
         own = {v for v, c in self.loops.items() if c.free_symbols & reduced}
         return BlockInfo(
             block,

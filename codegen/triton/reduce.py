@@ -1,7 +1,7 @@
 """Reductions: accumulators over loops, and the reduction of a tile along its axes by the monoid's own ``combine``.
 
-An accumulator over a loop is a full tile, one state a lane, reduced once after the loop. Lanes that hold no element hold the
-identity.
+An accumulator over a loop is a full tile, one state a lane, reduced once after the loop. Lanes that hold no element
+hold the identity.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...ir.expr import Const, Expr, Var
 from ...ir.loops import AxisKind, Update
 from ...ir.monoid import Monoid
 from ..kernel import EmitError
-from .functions import cast_text, literal, type_text
+from .functions import cast_text, literal, type_text, typed_literal
 from .program import BlockInfo
 from .values import Values
 from .writer import SCALAR, Dims, Value, Writer
@@ -63,8 +63,11 @@ class Reductions:
         elif info.block.axes_of(AxisKind.REDUCTION):  # over a single element
             self._finish(info, update, states)
         else:
-            raise EmitError(f"block {info.block.name} updates {update.targets[0].buffer} without a loop over a reduction axis; "
-                            "keep at least one loop of the reduction, or store the value")  # fmt: skip
+            raise EmitError(
+                f"block {info.block.name} updates {update.targets[0].buffer} without a "
+                "loop over a reduction axis; "
+                "keep at least one loop of the reduction, or store the value"
+            )
 
     def end(self, info: BlockInfo) -> None:
         """After the loop: reduce the accumulators' tiles and write the results."""
@@ -73,7 +76,7 @@ class Reductions:
             results = self._tile_reduce(acc.update.monoid, states, info) if info.reduced_tile else states
             self._finish(info, acc.update, results)
 
-    # --- one element ----------------------------------------------------------------------------------------------------
+    # --- one element --------------------------------------------------------------------------------------------------
 
     def _state(self, expr: Expr) -> Value:
         value = self.values.value(expr)
@@ -90,7 +93,7 @@ class Reductions:
             (start,) = monoid.identity(acc.dtypes)
             new = (self._where(mask, new[0], start),)
         results = self._combined(monoid, old, new)
-        for name, result, dtype in zip(acc.names, results, acc.dtypes, strict=True):
+        for name, result in zip(acc.names, results, strict=True):
             text = self.values.broadcast(result, info.tile).text
             if mask is not None and len(new) > 1:
                 text = f"tl.where({mask.text}, {text}, {name})"
@@ -103,9 +106,10 @@ class Reductions:
         return tuple(self.values.value(e, env) for e in monoid.combine(a, b))
 
     def _where(self, mask: Value, value: Value, otherwise: Const) -> Value:
-        text = f"tl.where({mask.text}, {value.typed}, {literal(otherwise.value)})"
+        other = literal(otherwise.value)
         if value.dtype is not DType.FLOAT32:
-            text = f"tl.where({mask.text}, {value.typed}, tl.full([], {literal(otherwise.value)}, {type_text(value.dtype)}))"
+            other = typed_literal(other, value.dtype)
+        text = f"tl.where({mask.text}, {value.typed}, {other})"
         return Value(self.out.assign("v", text), mask.dims | value.dims, value.dtype)
 
     def _masked(self, info: BlockInfo, update: Update, states: tuple[Value, ...]) -> tuple[Value, ...]:
@@ -113,13 +117,19 @@ class Reductions:
         mask = self.values.all_of(self.values.reduction_bounds())
         start = update.monoid.identity(tuple(s.dtype for s in states))
         if mask is not None:
-            states = tuple(self._where(mask, s, i) if s.typed != i.value else s for s, i in zip(states, start, strict=True))
+            states = tuple(
+                self._where(mask, s, i) if s.typed != i.value else s for s, i in zip(states, start, strict=True)
+            )
         return tuple(self.values.broadcast(s, info.tile) for s in states)
 
-    # --- tiles ----------------------------------------------------------------------------------------------------------
+    # --- tiles --------------------------------------------------------------------------------------------------------
 
     def _reduced(self, info: BlockInfo, update: Update, states: tuple[Value, ...]) -> tuple[Value, ...]:
-        if update.monoid.name == "welford" and _is_literal(update.values[1], 0.0) and _is_literal(update.values[2], 1.0):
+        if (
+            update.monoid.name == "welford"
+            and _is_literal(update.values[1], 0.0)
+            and _is_literal(update.values[2], 1.0)
+        ):
             return self._welford(info, states)
         return self._tile_reduce(update.monoid, states, info)
 
@@ -144,7 +154,7 @@ class Reductions:
             return (self._simple("tl.sum", states[0], info),)
         if monoid.name in ("max", "min") and not dtype.is_float and dtype is not DType.BOOL:
             return (self._simple(f"tl.{monoid.name}", states[0], info),)
-        if monoid.name in ("any", "all") or dtype is DType.BOOL and monoid.name in ("max", "min"):
+        if monoid.name in ("any", "all") or (dtype is DType.BOOL and monoid.name in ("max", "min")):
             fn = "tl.max" if monoid.name in ("any", "max") else "tl.min"
             wide = Value(f"{states[0].text}.to(tl.int32)", states[0].dims, DType.INT32)
             found = self._simple(fn, wide, info)
@@ -195,9 +205,10 @@ class Reductions:
         results = [inner.value(e, env) for e in monoid.combine(a, b)]
         arguments = ", ".join(v.name for v in (*a, *b))
         body = "\n".join([*writer.lines, f"    return {', '.join(r.typed for r in results)}"])
-        return f'\n@triton.jit\ndef {name}({arguments}):\n    """{monoid.name}: the combination of two states."""\n{body}\n'
+        head = f'\n@triton.jit\ndef {name}({arguments}):\n    """{monoid.name}: the combination of two states."""'
+        return f"{head}\n{body}\n"
 
-    # --- results --------------------------------------------------------------------------------------------------------
+    # --- results ------------------------------------------------------------------------------------------------------
 
     def _finish(self, info: BlockInfo, update: Update, results: tuple[Value, ...]) -> None:
         ended: frozenset[sympy.Symbol] = info.reduced_serial | info.reduced_tile

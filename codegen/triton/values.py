@@ -1,7 +1,7 @@
 """Value expressions as Triton statements.
 
-Every value has one name; equal computations are found by the names of their operands, so that an expression with shared parts
-is written once and costs no more than its parts. Loads carry the mask of the lanes that perform them.
+Every value has one name; equal computations are found by the names of their operands, so that an expression with
+shared parts is written once and costs no more than its parts. Loads carry the mask of the lanes that perform them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from .index import index_text
 from .program import BlockInfo, Program
 from .writer import SCALAR, Dims, Value, Writer
 
+
 @dataclass(frozen=True, slots=True)
 class Tile:
     """A LOCAL buffer as the program holds it: a value, the position it was written at, and where that holds.
 
-    ``level`` is the depth of scopes it was written at, ``path`` the loops open then; ``partial`` the loop variables inside which
-    it is an unfinished reduction.
+    ``level`` is the depth of scopes it was written at, ``path`` the loops open then; ``partial`` the loop variables
+    inside which it is an unfinished reduction.
     """
 
     value: Value
@@ -55,8 +56,8 @@ class Values:
         self._loading: dict[int, tuple[Expr, bool]] = {}
 
     def enter(self, info: BlockInfo, ended: bool = False) -> None:
-        """Name the block's axes; the expressions that follow speak of them. The reduction axes of a reduction that has ended
-        have no value any more."""
+        """Name the block's axes; the expressions that follow speak of them. The reduction axes of a reduction that
+        has ended have no value any more."""
         self.info = info
         self._memo, self._loading = {}, {}
         self._axes, self._extents = {}, {}
@@ -68,7 +69,8 @@ class Values:
                 self._extents[self._axes[axis.var]] = axis.extent  # type: ignore[index]
 
     def _variable(self, expr: sympy.Expr) -> sympy.Expr:
-        """A variable of the text that holds ``expr``; the expression itself where it is a symbol or has no loop in it."""
+        """A variable of the text that holds ``expr``; the expression itself where it is a symbol or has no loop in
+        it."""
         if expr.is_Symbol or not (expr.free_symbols & self.program.ranges.extents.keys()):
             return expr
         found = self.out.known(("axis", expr))
@@ -81,7 +83,7 @@ class Values:
         self.out.remember(("axis", expr), var)
         return var
 
-    # --- indices --------------------------------------------------------------------------------------------------------
+    # --- indices ------------------------------------------------------------------------------------------------------
 
     def index(self, expr: sympy.Expr) -> str:
         return _bare(index_text(expr, lambda s: s.name, self.program.ranges, self.program.wide))
@@ -100,8 +102,10 @@ class Values:
         """Where a LOCAL buffer is accessed, in loop symbols. Raises EmitError for gathers."""
         assert self.info is not None
         if any(is_value(i) for i in indices):
-            raise EmitError(f"block {self.info.block.name} gathers from a register tile, which has no addresses; "
-                            "give the buffer global scope")  # fmt: skip
+            raise EmitError(
+                f"block {self.info.block.name} gathers from a register tile, which has no addresses; "
+                "give the buffer global scope"
+            )
         return tuple(sympy.expand(i.xreplace(self.info.axes)) for i in indices)  # type: ignore[union-attr]
 
     def shape(self, dims: Dims) -> str:
@@ -110,8 +114,10 @@ class Values:
         for s in dims:
             dim, extent = self.program.tile[s]
             if sizes[dim] not in (1, extent):
-                raise EmitError(f"tiles of {sizes[dim]} and {extent} lanes meet in one expression of block "
-                                f"{self.info.block.name if self.info else '?'}; split both loops alike")  # fmt: skip
+                raise EmitError(
+                    f"tiles of {sizes[dim]} and {extent} lanes meet in one expression of block "
+                    f"{self.info.block.name if self.info else '?'}; split both loops alike"
+                )
             sizes[dim] = extent
         return f"[{', '.join(map(str, sizes))}]"
 
@@ -120,8 +126,10 @@ class Values:
         if value.dims == dims:
             return value if not (value.literal and not dims) else Value(value.typed, dims, value.dtype)
         if not value.dims <= dims:
-            raise EmitError(f"block {self.info.block.name if self.info else '?'}: a value varies along tile axes "
-                            "that its target lacks")  # fmt: skip
+            raise EmitError(
+                f"block {self.info.block.name if self.info else '?'}: a value varies along tile axes "
+                "that its target lacks"
+            )
         if value.dims:
             return Value(f"tl.broadcast_to({value.text}, {self.shape(dims)})", dims, value.dtype)
         if value.literal:
@@ -129,13 +137,13 @@ class Values:
         text = f"tl.broadcast_to({value.text}, {self.shape(dims)})"
         return Value(text, dims, value.dtype)
 
-    # --- masks ----------------------------------------------------------------------------------------------------------
+    # --- masks --------------------------------------------------------------------------------------------------------
 
     def bounds(self, dims: Dims, gone: Dims = SCALAR) -> tuple[Value, ...]:
         """The conjuncts of the block's predicate that lanes along ``dims`` need, the proved ones dropped.
 
-        A lane along an axis outside ``dims`` acts for all lanes of that axis, and the first of them is the last to be switched
-        off; ``gone`` are loops that have ended.
+        A lane along an axis outside ``dims`` acts for all lanes of that axis, and the first of them is the last to be
+        switched off; ``gone`` are loops that have ended.
         """
         assert self.info is not None
         first = {s: sympy.S.Zero for s in (*(self.program.tile.keys() - dims), *gone)}
@@ -169,7 +177,7 @@ class Values:
         dims = frozenset[sympy.Symbol]().union(*(c.dims for c in conjuncts))
         return Value(" & ".join(dict.fromkeys(c.text for c in conjuncts)), dims, DType.BOOL)
 
-    # --- expressions ----------------------------------------------------------------------------------------------------
+    # --- expressions --------------------------------------------------------------------------------------------------
 
     def value(self, expr: Expr, env: Mapping[str, Value] | None = None, guard: tuple[Value, ...] = ()) -> Value:
         """The value of an expression in the lanes where ``guard`` holds; ``env`` binds the Vars."""
@@ -248,7 +256,7 @@ class Values:
             self._loading[id(expr)] = found
         return found[1]
 
-    # --- memory ---------------------------------------------------------------------------------------------------------
+    # --- memory -------------------------------------------------------------------------------------------------------
 
     def address(
         self, buffer: Buffer, indices: tuple[Index, ...], env: Mapping[str, Value], guard: tuple[Value, ...]
@@ -292,8 +300,11 @@ class Values:
         if plain is not None:
             return plain  # type: ignore[return-value]
         if buffer.name in self.stored:
-            raise EmitError(f"block {self.info.block.name} reads {buffer.name} after the kernel wrote it elsewhere: other "
-                            "programs may not have written it yet; keep the value in a LOCAL buffer")  # fmt: skip
+            raise EmitError(
+                f"block {self.info.block.name} reads {buffer.name} after the kernel "
+                "wrote it elsewhere: other "
+                "programs may not have written it yet; keep the value in a LOCAL buffer"
+            )
         bounds = self.bounds(own.union(*(g.dims for g in guard)))
         key = (*place, _texts(bounds), _texts(guard))
         found = self.out.known(key)
@@ -318,14 +329,18 @@ class Values:
         if tile is None:
             raise EmitError(f"block {block} reads {buffer.name} before the program has written it")
         if tile.path != tuple(self.serial[: len(tile.path)]):
-            raise EmitError(f"block {block} reads {buffer.name} outside the loop in which it was written: a register tile "
-                            "holds the last iteration alone; compute the producer here (compute_at or compute_inline)")  # fmt: skip
+            raise EmitError(
+                f"block {block} reads {buffer.name} outside the loop in which it was written: a register tile holds "
+                "the last iteration alone; compute the producer here (compute_at or compute_inline)"
+            )
         if tile.partial & set(self.open):
             raise EmitError(f"block {block} reads {buffer.name} inside the loop that is still reducing it")
         position = self.position(expr.indices)
         if position != tile.position:
-            raise EmitError(f"block {block} reads {buffer.name} at {position}, the program wrote it at {tile.position}: a "
-                            "register tile is read at the lane that wrote it; give both blocks the same tile")  # fmt: skip
+            raise EmitError(
+                f"block {block} reads {buffer.name} at {position}, the program wrote it at {tile.position}: a register "
+                "tile is read at the lane that wrote it; give both blocks the same tile"
+            )
         return tile.value
 
     def store(self, buffer: Buffer, indices: tuple[Index, ...], value: Value, ended: Dims | None = None) -> None:
@@ -335,14 +350,18 @@ class Values:
         """
         assert self.info is not None
         if value.dtype is not buffer.dtype:
-            raise EmitError(f"block {self.info.block.name} stores {value.dtype.value} to {buffer.name} of {buffer.dtype.value}")
+            raise EmitError(
+                f"block {self.info.block.name} stores {value.dtype.value} to {buffer.name} of {buffer.dtype.value}"
+            )
         if buffer.scope is not Scope.GLOBAL:
             partial = self.info.carriers if ended is not None else frozenset()
             self.tiles[buffer.name] = Tile(value, self.position(indices), tuple(self.serial), partial)
             return
         text, dims, linear, parts = self.address(buffer, indices, {}, ())
         if not value.dims <= dims:
-            raise EmitError(f"block {self.info.block.name} stores values of several lanes to one element of {buffer.name}")
+            raise EmitError(
+                f"block {self.info.block.name} stores values of several lanes to one element of {buffer.name}"
+            )
         bounds = self.bounds(dims, ended or SCALAR)
         mask = self.all_of(bounds)
         if mask is not None and not mask.dims <= dims:

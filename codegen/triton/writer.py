@@ -34,7 +34,8 @@ class Value:
 
 
 class Writer:
-    """Lines at an indentation, and a stack of scopes of computed values: one for the program, one for each open loop."""
+    """Lines at an indentation, and a stack of scopes of computed values: one for the program, one for each open
+    loop."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

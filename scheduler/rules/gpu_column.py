@@ -13,7 +13,19 @@ from ...ir.loops import LoopNest
 from ...ir.target import Target
 from ..schedule import Schedule
 from .analysis import analyse
-from .gpu_common import GPUS, clamp_power, cut, fused, narrowest_bytes, programs, row_depth, tile, typical
+from .gpu_common import (
+    GPUS,
+    clamp_power,
+    column_like,
+    cut,
+    fused,
+    narrowest_bytes,
+    programs,
+    row_depth,
+    tile,
+    typical,
+    warps_for,
+)
 from .gpu_row import inline_elements
 from .registry import Params, Rule, Value
 
@@ -22,13 +34,12 @@ TILE = 4096
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
-    shape = analyse(nest)
-    return shape.is_column_reduction
+    return column_like(analyse(nest))
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     shape = analyse(nest)
-    (extent,) = [e for v, e in shape.rows if v == shape.best_vector]
+    extent = shape.rows[-1][1]
     least = max(32 // narrowest_bytes(shape), 8)  # a sector of the cache
     columns = clamp_power(typical(nest, extent), 1, 128)
     others = typical(nest, sympy.Mul(*(e for _, e in shape.rows))) // typical(nest, extent)
@@ -36,12 +47,16 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
         columns //= 2
     rows = clamp_power(typical(nest, sympy.Mul(*(e for _, e in shape.inner))), 1, TILE // columns)
     sizes = dict.fromkeys((columns, max(columns // 2, least), min(columns * 2, 256)))
-    return {"columns": tuple(sizes), "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1)))), "warps": (8, 4, 16)}
+    return {
+        "columns": tuple(sizes),
+        "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1)))),
+        "warps": (warps_for(target, TILE, 16), warps_for(target, TILE, 32), warps_for(target, TILE, 8)),
+    }
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     shape = analyse(schedule.nest)
-    vector = shape.best_vector
+    vector = shape.rows[-1][0]
     inline_elements(schedule)
     depth = row_depth(schedule, len(shape.rows))
     first = schedule.get_blocks()[0]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import sympy
 
-from ...ir.loops import LoopKind, LoopNest, Scope, blocks
+from ...ir.loops import LoopKind, LoopNest
+from ...ir.target import Target
 from ..schedule import Schedule
 from .analysis import Shape
 from .cpu_common import merge_rows
@@ -30,7 +31,8 @@ def typical(nest: LoopNest, extent: sympy.Expr) -> int:
 
 
 def tile_size(nest: LoopNest, extent: sympy.Expr, limit: int, least: int = 128) -> int:
-    """A power of two for a tile over a loop: the whole of a short loop, else the largest that leaves no tail, else ``limit``."""
+    """A power of two for a tile over a loop: the whole of a short loop, else the largest that leaves no tail, else
+    ``limit``."""
     if next_power(typical(nest, extent)) <= limit and extent.is_Integer and _is_power(int(extent)):
         return int(extent)
     divisor = nest.symbols.divisor(extent)
@@ -100,13 +102,36 @@ def narrowest_bytes(shape: Shape) -> int:
     return min(sizes, default=4)
 
 
-def full_locals(nest: LoopNest, inner: Sequence[sympy.Symbol]) -> int:
-    """How many intermediate tensors have a value for every element of a row."""
-    return sum(b.scope is Scope.LOCAL and len(b.shape) > 0 and _reaches_inner(nest, b.name, inner) for b in nest.locals)
+def column_like(shape: Shape) -> bool:
+    """Whether what a reduction visits lies together across its rows rather than along them."""
+    inner = [v for v, _ in shape.inner]
+    if not shape.has_reduction or not shape.rows:
+        return False
+    moving = [a for a in shape.accesses if any(a.step(v) != 0 for v in inner)]
+    size = {a.buffer.name: a.buffer.dtype.itemsize for a in moving}
+    along = sum(size[a.buffer.name] for a in moving if any(a.step(v) == 1 for v, e in shape.inner if e != 1))
+    across = sum(size[a.buffer.name] for a in moving if a.step(shape.rows[-1][0]) == 1)
+    return across > along
 
 
+def live_rows(shape: Shape) -> int:
+    """The most tensors of which a whole row is held at once: read or made in one stage, and read again in a later
+    one."""
+    inner = {v for v, _ in shape.inner}
+    local = {b.name for b in shape.nest.locals}
+    spans: dict[str, tuple[int, int]] = {}
+    for k, block in enumerate(shape.blocks):
+        outputs = {w.buffer for w in block.writes if w.buffer not in local}
+        for site in (*block.reads, *block.writes):
+            moves = any(i.free_symbols & inner for i in site.indices if isinstance(i, sympy.Expr))
+            if moves and site.buffer not in outputs:
+                first, _ = spans.get(site.buffer, (k, k))
+                spans[site.buffer] = (first, k)
+    counts = [sum(a <= k < b for a, b in spans.values()) for k in range(len(shape.blocks))]
+    return max(1, *counts) if counts else 1
 
-def _reaches_inner(nest: LoopNest, buffer: str, inner: Sequence[sympy.Symbol]) -> bool:
-    wanted = set(inner)
-    sites = [w for b, _ in blocks(nest) for w in b.writes if w.buffer == buffer]
-    return any(i.free_symbols & wanted for w in sites for i in w.indices if isinstance(i, sympy.Expr))
+
+def warps_for(target: Target, elements: int, each: int, low: int = 1, high: int = 16) -> int:
+    """Warps so that a thread has about ``each`` of a tile's elements; fewer where a warp is wider."""
+    scale = max(target.warp // 32, 1)
+    return max(clamp_power(elements // (each * 32), low, high) // scale, 1)

@@ -1,4 +1,5 @@
-"""Point-wise nests on GPUs: a flat tile where memory is flat, rows of tiles where it is not, square tiles for transposes."""
+"""Point-wise nests on GPUs: a flat tile where memory is flat, rows of tiles where it is not, square tiles for
+transposes."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ def _is_pointwise(nest: LoopNest, target: Target) -> bool:
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     shape = analyse(nest)
     # 16 bytes of the narrowest type a thread, in 4 warps.
-    default = clamp_power(16 // narrowest_bytes(shape) * 4 * target.warp, 256, 2048)
+    default = clamp_power(16 // narrowest_bytes(shape) * 4 * 32, 256, 2048)
     small = typical(nest, sympy.Mul(*(e for _, e in shape.rows))) < default * target.cores
     if small:
         default = max(default // 2, 256)
     sizes = dict.fromkeys((default, default * 2, max(default // 2, 128)))
-    return {"block": tuple(sizes), "warps": (4, 8, 2)}
+    return {"block": tuple(sizes), "warps": tuple(max(w * 32 // target.warp, 1) for w in (4, 8, 2))}
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
@@ -74,7 +75,7 @@ def _unit(shape: Shape) -> list[sympy.Symbol]:
 def _transpose_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     shape = analyse(nest)
     tiles = (64, 32) if narrowest_bytes(shape) <= 2 else (32, 64)
-    return {"tile": tiles, "warps": (8, 4) if tiles[0] == 64 else (4, 8)}
+    return {"tile": tiles, "warps": tuple(w * 32 // target.warp for w in ((8, 4) if tiles[0] == 64 else (4, 8)))}
 
 
 def _transpose(schedule: Schedule, target: Target, params: Params) -> None:

@@ -11,7 +11,19 @@ from ...ir.target import Target
 from ..error import ScheduleError
 from ..schedule import Schedule
 from .analysis import Shape, analyse
-from .gpu_common import GPUS, clamp_power, cut, full_locals, fused, next_power, programs, row_depth, tile, typical
+from .gpu_common import (
+    GPUS,
+    clamp_power,
+    cut,
+    fused,
+    live_rows,
+    next_power,
+    programs,
+    row_depth,
+    tile,
+    typical,
+    warps_for,
+)
 from .registry import Params, Rule, Value
 
 # Elements of a row, times tensors that are kept for all of it, that stay in the registers of one program.
@@ -28,21 +40,10 @@ def _row(shape: Shape) -> sympy.Expr:
     return sympy.Mul(*(e for _, e in shape.inner))
 
 
-def _live(shape: Shape) -> int:
-    """Tensors of which a whole row is held at once: inputs that several stages read, and intermediates."""
-    inner = [v for v, _ in shape.inner]
-    readers: dict[str, set[str]] = {}
-    for a in shape.accesses:
-        if not a.is_write and any(a.step(v) != 0 for v in inner):
-            readers.setdefault(a.buffer.name, set()).add(a.block)
-    shared = sum(len(blocks) > 1 for blocks in readers.values())
-    return max(1, shared + full_locals(shape.nest, inner))
-
-
 def _is_persistent(nest: LoopNest, target: Target) -> bool:
     shape = analyse(nest)
     row = _row(shape)
-    return shape.has_reduction and bool(row.is_Integer) and next_power(int(row)) * _live(shape) <= PERSISTENT
+    return shape.has_reduction and bool(row.is_Integer) and next_power(int(row)) * live_rows(shape) <= PERSISTENT
 
 
 def _persistent_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
@@ -53,7 +54,8 @@ def _persistent_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple
     if size <= SHORT:
         # Several rows a program, as long as every processor has work.
         rows = clamp_power(max(min(2048 // size, count // (2 * target.cores)), 1), 1, 64)
-    warps = clamp_power(size * rows * _live(shape) // 1024, 4 if size * rows >= 1024 else 1, MAX_WARPS)
+    least = 4 if size * rows >= 1024 else 1
+    warps = warps_for(target, size * rows * live_rows(shape), 32, least, MAX_WARPS)
     return {
         "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1), rows * 2 if size * rows <= 4096 else rows))),
         "warps": tuple(dict.fromkeys((warps, min(warps * 2, MAX_WARPS), max(warps // 2, 1)))),
@@ -65,7 +67,7 @@ def _persistent(schedule: Schedule, target: Target, params: Params) -> None:
     depth = _rows(schedule, shape, int(params["rows"]))
     size = next_power(int(_row(shape)))
     for inner in _inner_loops(schedule, depth):
-        over, within = cut(schedule, inner, size)
+        _, within = cut(schedule, inner, size)
         tile(schedule, within)
     schedule.annotate("", "num_warps", int(params["warps"]))
 
@@ -77,9 +79,9 @@ def _looped_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Val
     if size <= SHORT // 2:
         count = typical(nest, sympy.Mul(*(e for _, e in shape.rows)))
         rows = clamp_power(max(min(1024 // size, count // (2 * target.cores)), 1), 1, 32)
-    warps = clamp_power(size * rows // 256, 2, 8)
+    warps = warps_for(target, size * rows, 8, 2, 8)
     return {"block": tuple(dict.fromkeys((size, min(size * 2, 8192), max(size // 2, 32)))), "rows": (rows,),
-            "warps": tuple(dict.fromkeys((warps, warps * 2)))}  # fmt: skip
+            "warps": tuple(dict.fromkeys((warps, min(warps * 2, MAX_WARPS))))}  # fmt: skip
 
 
 def _looped(schedule: Schedule, target: Target, params: Params) -> None:

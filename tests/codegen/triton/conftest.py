@@ -88,7 +88,8 @@ def interpreter() -> Iterator[Interpreter]:
 
 @pytest.fixture
 def agrees(interpreter: Interpreter) -> Callable[..., KernelSource]:
-    """`agrees(nest, sizes, inputs=, tolerance=)`: the kernel, interpreted, gives what the oracle gives; returns the source."""
+    """`agrees(nest, sizes, inputs=, tolerance=)`: the kernel, interpreted, gives what the oracle gives; returns the
+    source."""
 
     def check(
         nest: LoopNest,

@@ -1,7 +1,7 @@
 """A process that runs kernels under Triton's interpreter: jobs come on stdin, answers go to stdout, both pickled.
 
-The interpreter has to be chosen before Triton is imported, hence the process. libdevice does not exist there; its functions are
-computed in float64 and rounded once.
+The interpreter has to be chosen before Triton is imported, hence the process. libdevice does not exist there; its
+functions are computed in float64 and rounded once.
 """
 
 import os
@@ -11,18 +11,26 @@ from types import SimpleNamespace
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-import ml_dtypes  # noqa: F401, E402
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-import triton.language as tl  # noqa: E402
-from triton.runtime.interpreter import TensorHandle  # noqa: E402
+import ml_dtypes
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime.interpreter import TensorHandle
 
-from torch_mlc.codegen.kernel import KernelSource  # noqa: E402
-from torch_mlc.runtime.gpu import load_source  # noqa: E402
+from torch_mlc.codegen.kernel import KernelSource
+from torch_mlc.runtime.gpu import load_source
+
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
 
 _TORCH = {
-    **{n: n for n in "exp exp2 expm1 log log2 log10 log1p tanh sin cos tan asin acos atan sinh cosh asinh acosh".split()},
-    **{n: n for n in "atanh erf erfc erfinv lgamma rsqrt floor ceil trunc pow atan2 hypot copysign fmod".split()},
+    **{
+        n: n
+        for n in _names("exp exp2 expm1 log log2 log10 log1p tanh sin cos tan asin acos atan sinh cosh asinh acosh")
+    },
+    **{n: n for n in _names("atanh erf erfc erfinv lgamma rsqrt floor ceil trunc pow atan2 hypot copysign fmod")},
     "nearbyint": "round",
 }
 
@@ -52,7 +60,9 @@ LIBDEVICE = SimpleNamespace(nextafter=_nextafter, **{ours: _wrap(theirs) for our
 def _tensor(array, strides, dtype):
     """A torch tensor of an array's content in memory of the given strides."""
     if dtype == "bfloat16":
-        content = torch.from_numpy(np.ascontiguousarray(array).view(np.uint16).reshape(array.shape)).view(torch.bfloat16)
+        content = torch.from_numpy(np.ascontiguousarray(array).view(np.uint16).reshape(array.shape)).view(
+            torch.bfloat16
+        )
     else:
         content = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     out = torch.empty_strided(array.shape, strides, dtype=getattr(torch, dtype))

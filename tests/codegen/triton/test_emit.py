@@ -49,7 +49,9 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def pointwise(n: int, dtype: DType, value, block: int = 64, inputs: int = 1, out: DType | None = None, **notes) -> LoopNest:
+def pointwise(
+    n: int, dtype: DType, value, block: int = 64, inputs: int = 1, out: DType | None = None, **notes
+) -> LoopNest:
     """out0[i] = value(in0[i], ...), one tile a program."""
     names = [f"in{k}" for k in range(inputs)]
     index = symbol("b") * block + symbol("t")
@@ -144,7 +146,9 @@ def test_welford(agrees, looped):
     lifted = (X, const(0.0, F32), const(1.0, F32))
     x = np.random.default_rng(1).standard_normal((3, 27)).astype(np.float32) + 100
     source = agrees(
-        row_reduction(27, 8 if looped else 32, WELFORD, lifted, (F32, F32, F32), looped), inputs={"in0": x}, tolerance=2e-4
+        row_reduction(27, 8 if looped else 32, WELFORD, lifted, (F32, F32, F32), looped),
+        inputs={"in0": x},
+        tolerance=2e-4,
     )
     assert ("combine_welford" in source.text) == looped
 
@@ -238,7 +242,11 @@ def symbolic(size: Size, block: int = 32) -> LoopNest:
     n = size.symbol
     index = symbol("b") * block + symbol("t")
     body = Block(
-        "b0", (Axis(I0, n),), (index,), (Store("out0", (I0,), call("neg", Load("in0", (I0,), F32))),), (Bound(index, n),)
+        "b0",
+        (Axis(I0, n),),
+        (index,),
+        (Store("out0", (I0,), call("neg", Load("in0", (I0,), F32))),),
+        (Bound(index, n),),
     )
     tree = loop("b", CeilDiv(n, block), BLOCK, loop("t", block, TILE, body))
     return LoopNest(
@@ -283,7 +291,11 @@ def test_a_tile_is_read_where_it_was_written():
     write = Block("b0", axis, (t,), (Store("t0", (I0,), Load("in0", (I0,), F32)),))
     read = Block("b1", axis, (t,), (Store("out0", (I0,), Load("t0", (31 - I0,), F32)),))
     nest = LoopNest(
-        "kernel", (tensor("in0", (32,)), tensor("out0", (32,))), ("out0",), (loop("t", 32, TILE, write, read),), (local,)
+        "kernel",
+        (tensor("in0", (32,)), tensor("out0", (32,))),
+        ("out0",),
+        (loop("t", 32, TILE, write, read),),
+        (local,),
     )
     with pytest.raises(EmitError, match="read at the lane that wrote it"):
         emit_triton(nest, SM90)

@@ -1,0 +1,125 @@
+"""A GPU kernel as a callable of tensors and sizes.
+
+A call checks that the pointers are aligned as the code assumes, and where they are not, compiles the variant that
+assumes less. Everything else about a launch is settled once for each variant and device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+
+from ..codegen.kernel import KernelSource
+from ..ir.expr import symbol
+from ..ir.target import Target
+from .gpu import ALIGNMENT, GpuBinary, compile_triton
+from .gpu_driver import CDriver, Driver
+
+_CELLS: dict[str, Any] = {"ptr": ctypes.c_uint64, "i32": ctypes.c_int32, "i64": ctypes.c_int64}
+Compile = Callable[[KernelSource, Target, tuple[bool, ...]], GpuBinary]
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """A variant on one device: the function, and the memory through which its arguments pass."""
+
+    function: Any
+    binary: GpuBinary
+    cells: tuple[Any, ...]
+    pointers: Any
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def _loaded(driver: Driver, binary: GpuBinary) -> _Loaded:
+    kinds = (*binary.arguments, *["ptr"] * binary.scratch)
+    cells = tuple(_CELLS[k](0) for k in kinds)
+    pointers = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(c) for c in cells))
+    return _Loaded(driver.load(binary.code, binary.name, binary.shared), binary, cells, pointers)
+
+
+class GpuKernel:
+    """One kernel on the GPUs of this machine: ``kernel(tensors, sizes)`` launches it on the current stream.
+
+    ``compile`` makes a binary of a variant; a cache of bytes goes there. ``driver`` stands for the machine's own.
+    """
+
+    def __init__(
+        self,
+        source: KernelSource,
+        target: Target,
+        compile: Compile = compile_triton,
+        driver: Driver | None = None,
+        stream: Callable[[int], int] | None = None,
+    ) -> None:
+        self.source = source
+        self.target = target
+        self._compile = compile
+        self._driver = CDriver(target.kind) if driver is None else driver
+        self._stream = torch._C._cuda_getCurrentRawStream if stream is None else stream
+        self._grid = _grid_function(source)
+        self._relaxable = tuple(b.align == 0 or b.align % ALIGNMENT == 0 for b in source.params)
+        self._variants: dict[tuple[int, tuple[bool, ...]], _Loaded] = {}
+
+    def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> None:
+        """Launch over ``tensors`` (the parameters in order, outputs included) and ``sizes``; nothing where the grid
+        is empty."""
+        grid = self._grid(*sizes)
+        if 0 in grid:
+            return
+        addresses = [t.data_ptr() for t in tensors]
+        aligned = tuple(r and a % ALIGNMENT == 0 for r, a in zip(self._relaxable, addresses, strict=True))
+        device = tensors[0].get_device() if tensors else torch.cuda.current_device()
+        loaded = self._variants.get((device, aligned)) or self._load(device, aligned)
+        binary = loaded.binary
+        # Another thread must not change the cells before the driver has copied them.
+        with loaded.lock:
+            for cell, value in zip(loaded.cells, (*addresses, *sizes), strict=False):
+                cell.value = value
+            self._driver.launch(
+                loaded.function, grid, binary.threads, binary.shared, self._stream(device), loaded.pointers
+            )
+
+    def _load(self, device: int, aligned: tuple[bool, ...]) -> _Loaded:
+        loaded = _loaded(self._driver, self._compile(self.source, self.target, aligned))
+        self._variants[(device, aligned)] = loaded
+        return loaded
+
+
+def _grid_function(source: KernelSource) -> Callable[..., tuple[int, int, int]]:
+    """The grid of a call from its sizes, three numbers."""
+    grid = [*source.grid, sympy.S.One, sympy.S.One, sympy.S.One][:3]
+    names = [symbol(s) for s in source.symbols]
+    if all(g.is_Integer for g in grid):
+        fixed = (int(grid[0]), int(grid[1]), int(grid[2]))
+        return lambda *sizes: fixed
+    texts = [_python(g) for g in grid]
+    code = f"lambda {', '.join(s.name for s in names)}: ({', '.join(texts)})"
+    made: Callable[..., tuple[int, int, int]] = eval(code, {"__builtins__": {}, "min": min, "max": max})
+    return made
+
+
+def _python(expr: sympy.Expr) -> str:
+    """A grid expression as Python over integers."""
+    if expr.is_Integer or expr.is_Symbol:
+        return str(expr)
+    args = [f"({_python(a)})" for a in expr.args]
+    name = type(expr).__name__
+    if expr.is_Add:
+        return " + ".join(args)
+    if expr.is_Mul:
+        return " * ".join(args)
+    if name in ("FloorDiv", "CleanDiv"):
+        return f"{args[0]} // {args[1]}"
+    if name == "CeilDiv":
+        return f"-(-{args[0]} // {args[1]})"
+    if name in ("Mod", "PythonMod"):
+        return f"{args[0]} % {args[1]}"
+    if name in ("Max", "Min"):
+        return f"{name.lower()}({', '.join(args)})"
+    raise ValueError(f"{expr} is no grid size")

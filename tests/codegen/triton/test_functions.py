@@ -1,0 +1,123 @@
+"""Every function of the IR and every cast, interpreted against the oracle and compiled for both vendors."""
+
+import numpy as np
+import pytest
+import sympy
+
+from torch_mlc.codegen.triton import emit_triton
+from torch_mlc.codegen.triton.functions import FUNCTIONS
+from torch_mlc.ir.dtypes import DType
+from torch_mlc.ir.expr import Expr, IndexValue, Load, call, cast, const, symbol
+from torch_mlc.ir.loops import Axis, Block, Buffer, Loop, LoopKind, LoopNest, Store, contiguous_strides
+from torch_mlc.ir.ops import OPS
+from torch_mlc.ir.target import gpu_target
+from torch_mlc.runtime.gpu import compile_triton
+
+N = 32
+F32, F64, I32, I64, BOOL = DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.BOOL
+RANDOM = ("rand", "randn", "randbits")
+INTEGER = ("bit_and", "bit_or", "bit_xor", "bit_not", "shl", "shr")
+EITHER = ("floordiv", "remainder", "truncdiv", "fmod", "pow", "maximum", "minimum", "sign", "abs", "neg", "eq", "lt")
+# Where the function is defined, and away from poles that magnify rounding.
+DOMAIN = {
+    "log": (0.1, 9), "log2": (0.1, 9), "log10": (0.1, 9), "log1p": (-0.9, 9), "sqrt": (0, 9), "rsqrt": (0.1, 9),
+    "asin": (-1, 1), "acos": (-1, 1), "atanh": (-0.9, 0.9), "erfinv": (-0.9, 0.9), "acosh": (1, 9), "lgamma": (0.1, 9),
+    "digamma": (0.5, 9), "tan": (-1.2, 1.2), "pow": (0.1, 3),
+}  # fmt: skip
+
+
+def nest_of(value: Expr, inputs: dict[str, DType]) -> LoopNest:
+    shape = (sympy.Integer(N),)
+
+    def buffer(name: str, dtype: DType) -> Buffer:
+        return Buffer(name, shape, contiguous_strides(shape), dtype)
+
+    block = Block("b0", (Axis(symbol("i0"), shape[0]),), (symbol("t"),), (Store("out0", (symbol("i0"),), value),))
+    params = (*(buffer(n, d) for n, d in inputs.items()), buffer("out0", value.dtype))
+    return LoopNest("kernel", params, ("out0",), (Loop(symbol("t"), shape[0], (block,), LoopKind.THREAD_X),))
+
+
+def operand(k: int, dtype: DType) -> Load:
+    return Load(f"in{k}", (symbol("i0"),), dtype)
+
+
+def case(fn: str, dtype: DType) -> tuple[LoopNest, dict[str, np.ndarray]]:
+    """A nest that applies one function, and its inputs."""
+    rng = np.random.default_rng(3)
+    if fn in RANDOM:
+        kinds = {"rand": F32, "randn": F32, "randbits": I64}
+        offset = call("add", IndexValue(symbol("i0"), I64), const((1 << 33) + 5, I64))
+        value = call(fn, operand(0, I64), offset, dtype=kinds[fn])
+        return nest_of(value, {"in0": I64}), {"in0": rng.integers(-(1 << 62), 1 << 62, N)}
+    arity = OPS[fn].arity
+    args = [operand(k, dtype) for k in range(arity)]
+    value = call(fn, *args, dtype=I32 if fn == "bitcast" else None)
+    low, high = DOMAIN.get(fn, (-4, 4))
+    inputs = {}
+    for k in range(arity):
+        if dtype is BOOL:
+            inputs[f"in{k}"] = rng.random(N) < 0.5
+        elif dtype.is_int:
+            data = rng.integers(-9, 9, N)
+            data[data == 0] = 3
+            inputs[f"in{k}"] = np.abs(data).astype(dtype.numpy) if fn in ("shl", "shr") else data.astype(dtype.numpy)
+        else:
+            inputs[f"in{k}"] = rng.uniform(low, high, N).astype(dtype.numpy)
+    return nest_of(value, {f"in{k}": dtype for k in range(arity)}), inputs
+
+
+def types_of(fn: str) -> tuple[DType, ...]:
+    if fn.startswith("logical"):
+        return (BOOL,)
+    if fn in INTEGER:
+        return (I32, I64)
+    return (F32, I64) if fn in EITHER else (F32,)
+
+
+CASES = [(fn, dtype) for fn in OPS for dtype in types_of(fn)]
+
+
+def test_the_table_is_covered():
+    assert FUNCTIONS.keys() == OPS.keys()
+
+
+@pytest.mark.parametrize(("fn", "dtype"), CASES, ids=lambda v: str(v))
+def test_function(agrees, fn, dtype):
+    nest, inputs = case(fn, dtype)
+    agrees(nest, inputs=inputs, tolerance=2e-5 if fn in ("digamma", "randn", "fmod", "remainder") else 1e-6)
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90", "hip:gfx942"])
+def test_every_function_compiles(target):
+    """All functions in one kernel of floats and one of integers, so that it is two compilations and not a hundred."""
+    machine = gpu_target(target)
+    floats: Expr = const(0.0, F32)
+    integers: Expr = const(0, I64)
+    for fn, info in OPS.items():
+        seeds = (operand(1, I64), IndexValue(symbol("i0"), I64))
+        if fn in RANDOM:
+            integers = call("add", integers, cast(call(fn, *seeds, dtype=I64 if fn == "randbits" else F32), I64))
+        elif fn in INTEGER:
+            integers = call("add", integers, call(fn, *[operand(1, I64)] * info.arity))
+        elif fn.startswith("logical"):
+            flag = call("lt", operand(0, F32), const(0.0, F32))
+            floats = call("add", floats, cast(call(fn, *[flag] * info.arity), F32))
+        else:
+            found = call(fn, *[operand(0, F32)] * info.arity, dtype=I32 if fn == "bitcast" else None)
+            floats = call("add", floats, cast(found, F32))
+            if fn in EITHER:
+                integers = call("add", integers, cast(call(fn, *[operand(1, I64)] * info.arity), I64))
+    for value in (floats, integers):
+        compile_triton(emit_triton(nest_of(value, {"in0": F32, "in1": I64}), machine), machine)
+
+
+@pytest.mark.parametrize("source", [F32, F64, DType.FLOAT16, DType.BFLOAT16, I64, I32, DType.INT8, DType.UINT8, BOOL])
+@pytest.mark.parametrize("to", [F32, F64, DType.FLOAT16, DType.BFLOAT16, I64, I32, DType.INT8, BOOL])
+def test_cast(agrees, source, to):
+    agrees(nest_of(cast(operand(0, source), to), {"in0": source}))
+
+
+def test_half_types_compute_in_float32(agrees):
+    value = call("mul", operand(0, DType.BFLOAT16), operand(1, DType.BFLOAT16))
+    source = agrees(nest_of(value, {"in0": DType.BFLOAT16, "in1": DType.BFLOAT16}))
+    assert source.text.count(".to(tl.float32)") == 2

@@ -1,0 +1,143 @@
+"""Compiling and launching Triton kernels: what can be checked without a GPU, and on one."""
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import pytest
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv
+
+from torch_mlc.codegen.kernel import KernelSource
+from torch_mlc.ir.dtypes import DType
+from torch_mlc.ir.expr import symbol
+from torch_mlc.ir.loops import Buffer
+from torch_mlc.ir.target import gpu_target
+from torch_mlc.runtime.gpu import GpuCompileError, compile_triton, load_source, resource_report
+from torch_mlc.runtime.gpu_launch import GpuKernel
+
+triton = pytest.importorskip("triton")
+SM90 = gpu_target("cuda:sm_90")
+TEXT = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def double(in0_ptr, out0_ptr, s0):
+    i = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    m = i < s0
+    tl.store(out0_ptr + i, tl.load(in0_ptr + i, mask=m, other=0) * 2, mask=m)
+"""
+
+
+def source(text: str = TEXT, divisor: int = 16) -> KernelSource:
+    n = symbol("s0")
+    buffers = tuple(Buffer(x, (n,), (sympy.S.One,), DType.FLOAT32) for x in ("in0", "out0"))
+    meta = (("index", "i32"), ("num_warps", 4), ("num_stages", 1), ("enable_fp_fusion", True), ("divisor:s0", divisor))
+    return KernelSource("double", "triton", text, buffers, ("s0",), (FloorDiv(n + 1023, 1024),), meta)
+
+
+def test_alignment_decides_the_width_of_accesses():
+    wide = resource_report(compile_triton(source(), SM90))
+    narrow = resource_report(compile_triton(source(), SM90, aligned=(False, True)))
+    assert (wide.wide_loads, wide.wide_stores) == (1.0, 1.0)
+    assert (narrow.wide_loads, narrow.wide_stores) == (0.0, 1.0)
+    assert resource_report(compile_triton(source(divisor=1), SM90)).wide_loads == 0.0
+
+
+def test_binary_says_how_to_launch_it():
+    binary = compile_triton(source(), SM90)
+    assert binary.code[:4] == b"\x7fELF"
+    assert binary.arguments == ("ptr", "ptr", "i32")
+    assert binary.threads == 128 and binary.shared == 0 and 0 <= binary.scratch <= 2
+    amd = compile_triton(source(), gpu_target("hip:gfx942"))
+    assert amd.threads == 256 and amd.arguments == binary.arguments and 0 <= amd.scratch <= 2
+
+
+def test_registers_are_what_the_vendor_reports(tmp_path):
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not tool.exists():
+        pytest.skip("this Triton ships no cuobjdump")
+    binary = compile_triton(source(), SM90)
+    (tmp_path / "k.cubin").write_bytes(binary.code)
+    text = subprocess.run([tool, "-res-usage", tmp_path / "k.cubin"], capture_output=True, text=True, check=True).stdout
+    assert f"REG:{resource_report(binary).registers} STACK:{resource_report(binary).spills}" in text
+
+
+def test_equal_sources_make_equal_binaries():
+    assert compile_triton(source(), SM90) == compile_triton(source(), SM90)
+
+
+def test_loading_leaves_nothing_behind():
+    import linecache
+    import sys
+
+    before = set(linecache.cache), set(sys.modules)
+    load_source(source())
+    assert (set(linecache.cache), set(sys.modules)) == before
+
+
+def test_a_kernel_that_does_not_compile_shows_its_source():
+    with pytest.raises(GpuCompileError, match=r"(?s)double does not compile for cuda:sm_90.*tl\.nothing"):
+        compile_triton(source(TEXT.replace("* 2", "* tl.nothing(2)")), SM90)
+
+
+class Recorder:
+    """A driver that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+        self.launches: list[tuple] = []
+
+    def load(self, code, name, shared):
+        self.loaded.append(name)
+        return name
+
+    def launch(self, function, grid, threads, shared, stream, arguments):
+        kinds = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32)
+        values = [ctypes.cast(arguments[k], ctypes.POINTER(t))[0] for k, t in enumerate(kinds)]
+        self.launches.append((grid, threads, stream, values, len(arguments)))
+
+
+def test_a_launch_passes_addresses_sizes_and_scratch():
+    driver = Recorder()
+    kernel = GpuKernel(source(), SM90, driver=driver, stream=lambda device: 7)
+    a, b = torch.ones(3000), torch.ones(3000)
+    kernel((a, b), (3000,))
+    binary = compile_triton(source(), SM90)
+    expected = ((3, 1, 1), 128, 7, [a.data_ptr(), b.data_ptr(), 3000], 3 + binary.scratch)
+    assert driver.launches == [expected]
+
+
+def test_an_unaligned_pointer_gets_its_own_variant_once():
+    driver, compiled = Recorder(), []
+
+    def compile(src, target, aligned):
+        compiled.append(aligned)
+        return compile_triton(src, target, aligned)
+
+    kernel = GpuKernel(source(), SM90, compile, driver, lambda device: 0)
+    a, b = torch.ones(3001), torch.ones(3000)
+    for _ in range(2):
+        kernel((a[1:], b), (3000,))
+        kernel((a[:3000], b), (3000,))
+    assert compiled == [(False, True), (True, True)]
+
+
+def test_an_empty_grid_is_not_launched():
+    driver = Recorder()
+    GpuKernel(source(), SM90, driver=driver, stream=lambda device: 0)((torch.ones(0), torch.ones(0)), (0,))
+    assert driver.launches == []
+
+
+@pytest.mark.gpu
+def test_launch_on_a_gpu():
+    major, minor = torch.cuda.get_device_capability()
+    kernel = GpuKernel(source(divisor=1), gpu_target(f"cuda:sm_{major}{minor}"))
+    for n in (0, 1, 1024, 100_003):
+        x = torch.randn(n + 1, device="cuda")
+        for start in (0, 1):
+            out = torch.full((n,), 5.0, device="cuda")
+            kernel((x[start : start + n], out), (n,))
+            torch.testing.assert_close(out, x[start : start + n] * 2)
