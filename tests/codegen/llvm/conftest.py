@@ -66,6 +66,11 @@ def target() -> Target:
 
 
 @pytest.fixture(scope="session")
+def execute() -> Callable[..., dict[str, Array]]:
+    return run_compiled
+
+
+@pytest.fixture(scope="session")
 def compute(target: Target) -> Callable[..., Array]:
     """``compute(value, *arrays, lanes=16)``: one expression over arrays of one length, by compiled code."""
 
