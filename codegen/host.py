@@ -1,7 +1,7 @@
 """The host program: what runs between the kernels of one graph, as steps that print as Python.
 
-Sizes are bound from the arguments, results allocated when they are first needed and freed after their last use, kernels launched
-and libraries called in the order of the graph.
+Sizes are bound from the arguments, results allocated when they are first needed and freed after their last use, kernels
+launched and libraries called in the order of the graph.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from .kernel import EmitError
 class KernelUse:
     """How calls of a tensor function reach compiled code.
 
-    ``kernel`` is the variable of the code (equal functions share one), ``sizes`` which of the call's sizes it takes, in its
-    order. ``by_pointer`` is False for code that wants tensors (ATen ops in a kernel's place).
+    ``kernel`` is the variable of the code (equal functions share one), ``sizes`` which of the call's sizes it takes, in
+    its order. Code is called with an address for each tensor, then the sizes; or, where not ``by_pointer`` (GPU
+    kernels, and ATen ops in a kernel's place), with the tuple of tensors and that of sizes.
     """
 
     kernel: str
@@ -44,7 +45,8 @@ class KernelUse:
 
 @dataclass(frozen=True, slots=True)
 class BindSize:
-    """``symbol`` is dimension ``dim`` of the tensor ``source``, or its stride where ``stride``; or the integer ``source``."""
+    """``symbol`` is dimension ``dim`` of the tensor ``source``, or its stride where ``stride``; or the integer
+    ``source``."""
 
     symbol: sympy.Symbol
     source: str
@@ -270,7 +272,7 @@ class _Builder:
             self.steps.append(Free(tuple(gone)))
 
     def wanted(self, kind: TensorType) -> bool:
-        """Whether the very next allocations include one of this type, so that keeping memory does not raise the peak."""
+        """Whether the very next allocations include one of this type, so that keeping it raises no peak."""
         for node in self.graph.nodes[self.position() : self.position() + 1]:
             if isinstance(node, CallTensor) and kind in node.types:
                 return len(self.spare.get(kind, ())) < node.types.count(kind)

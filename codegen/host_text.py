@@ -1,7 +1,8 @@
 """The host program as Python text, and what that text needs to run.
 
-The text defines ``call(args)``. Names that end in an underscore are given by whoever runs it: ``empty_cpu_``, ``view_``, …
-(``runtime/executable.py``), the kernels ``k0_``, the ops ``aten_addmm_default_`` and the constants ``constant_0_``.
+The text defines ``call(args)``. Names that end in an underscore are given by whoever runs it: ``empty_cpu_``,
+``view_``, … (``runtime/executable.py``), the kernels ``k0_``, the ops ``aten_addmm_default_`` and the constants
+``constant_0_``.
 """
 
 from __future__ import annotations
@@ -63,7 +64,6 @@ class _Printer:
     ops: dict[str, str] = field(default_factory=dict)
     constants: dict[str, str] = field(default_factory=dict)
     hoisted: dict[sympy.Expr, str] = field(default_factory=dict)
-    streams: dict[str, str] = field(default_factory=dict)
     indent: str = "    "
     comment: str = ""
 
@@ -78,12 +78,9 @@ class _Printer:
             self.line(f"{names}{',' if len(p.arguments) == 1 else ''} = args")
         self.line("args.clear()")
         devices = sorted({s.device for s in p.steps if isinstance(s, Launch) and s.device != "cpu"})
-        for k, device in enumerate(devices):
-            index = device.partition(":")[2] or "0"
-            self.line(f"with guard_({index}):")
+        if len(devices) == 1:
+            self.line(f"with guard_({devices[0].partition(':')[2] or '0'}):")
             self.indent += "    "
-            self.streams[device] = f"stream{k}_"
-            self.line(f"stream{k}_ = raw_stream_({index})")
         for step in p.steps:
             self.step(step)
         text = "\n".join(self.lines) + "\n"
@@ -96,7 +93,7 @@ class _Printer:
             self.comment = comment
         self.lines.append(self.indent + text)
 
-    # --- steps ----------------------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------------------------
 
     def step(self, step: Step) -> None:
         match step:
@@ -132,10 +129,11 @@ class _Printer:
             self.line(f"{target} = {source}")
 
     def launch(self, step: Launch) -> None:
-        pointer = ".data_ptr()" if step.use.by_pointer else ""
-        args = [self.name(t) + pointer for t in step.tensors] + [self.size(s) for s in step.sizes]
-        if step.device in self.streams and step.use.by_pointer:
-            args.append(self.streams[step.device])
+        if step.use.by_pointer:
+            args = [f"{self.name(t)}.data_ptr()" for t in step.tensors] + [self.size(s) for s in step.sizes]
+        else:
+            tensors = [self.name(t) for t in step.tensors]
+            args = [f"({', '.join(tensors)}{',' if len(tensors) == 1 else ''})", self.sizes(step.sizes)]
         self.line(f"{step.use.kernel}({', '.join(args)})", step.comment)
 
     def library(self, node: Library, comment: str) -> None:
@@ -159,7 +157,7 @@ class _Printer:
                 if kind is not None:
                     self.line(f"{name} = checked_({name}, {self.sizes(kind.shape)}, {self.sizes(kind.strides)})")
 
-    # --- words ----------------------------------------------------------------------------------------------------------
+    # --- words ------------------------------------------------------------------------------------------------------
 
     def name(self, name: str) -> str:
         """A Python name for a tensor or symbol; the same one each time."""

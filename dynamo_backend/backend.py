@@ -36,8 +36,8 @@ def mlc_backend(
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph, for inference or training.
 
-    ``mode`` and ``options`` are those of ``torch.compile``; they go over ``MLC_*`` variables. Raises OptionError for settings that
-    do not exist.
+    ``mode`` and ``options`` are those of ``torch.compile``; they go over ``MLC_*`` variables. Raises OptionError for
+    settings that do not exist.
     """
     settings = Options.resolve(mode, options, os.environ)
     compiler = partial(_compile, settings=settings)

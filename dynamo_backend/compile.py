@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..codegen.host import HostProgram, KernelUse, build_host_program
 from ..codegen.host_text import HostText, print_host
 from ..ir.graph import CallTensor, Graph, IRModule
 from ..ir.passes import PassManager
-from ..ir.target import Target
 from ..runtime.counters import counters
 from ..runtime.executable import Boxed, load_program
 from ..runtime.fallback import AtenKernel
@@ -27,6 +28,7 @@ from .dumps import dump_graph
 from .graph_key import graph_key
 from .importer import import_graph
 from .kernels import KernelBuild, KernelPlan, build_kernel
+from .tuning import Tuning, tuning_costs, tuning_of
 
 _LOG = logger(__name__)
 
@@ -68,8 +70,8 @@ def compile_graph(
 ) -> CompiledGraph:
     """Compile an ATen graph of AOTAutograd.
 
-    ``static`` are the positions of parameters among the inputs. With ``load=False`` nothing is loaded, so that a target that is
-    not here can be compiled for; with ``fresh=True`` no cache is read or written and ``stages`` is there.
+    ``static`` are the positions of parameters among the inputs. With ``load=False`` nothing is loaded, so that a target
+    that is not here can be compiled for; with ``fresh=True`` no cache is read or written and ``stages`` is there.
     """
     timer = PhaseTimer()
     store = kernel_store(options.cache_dir if options.cache and not fresh else None)
@@ -122,7 +124,8 @@ class _Job:
 
     def build_kernels(self, fusion: Fusion) -> dict[str, KernelBuild]:
         """The code of every function that the graph calls."""
-        plan = KernelPlan(self.options, settings_fingerprint(self.options), self.store, self.timer, self.fresh)
+        tuning = self.tuning(fusion)
+        plan = KernelPlan(self.options, settings_fingerprint(self.options), self.store, self.timer, tuning, self.fresh)
         builds: dict[str, KernelBuild] = {}
         for node in fusion.graph.nodes:
             if isinstance(node, CallTensor) and node.function not in builds:
@@ -133,6 +136,11 @@ class _Job:
                 counters.add("kernels_shared")
         return builds
 
+    def tuning(self, fusion: Fusion) -> Tuning:
+        calls = Counter(n.function for n in fusion.graph.nodes if isinstance(n, CallTensor))
+        costs = tuning_costs({name: fusion.functions[name] for name in calls}, calls)
+        return tuning_of(self.options, self.timer, costs, may_measure=self.load and not self.fresh)
+
     def loaded(self, kernels: Mapping[str, KernelBuild], text: HostText, constants: Mapping[str, Any]) -> Boxed:
         with self.timer.phase("load"):
             variables = _variables(kernels)
@@ -142,13 +150,13 @@ class _Job:
     def callable_of(self, build: KernelBuild) -> Callable[..., Any]:
         if build.code is None:
             return AtenKernel(build.function)
-        return self.store.load(build.code, _device(build.target)).call
+        return self.store.load(build.code).call
 
-    # --- the cache ------------------------------------------------------------------------------------------------------
+    # --- the cache --------------------------------------------------------------------------------------------------
 
     def stored(self, key: str | None) -> CompiledGraph | None:
         """The graph from memory or disk, with nothing imported, fused, lowered, scheduled or emitted."""
-        if key is None:
+        if key is None or self.options.tune:
             return None
         with self.timer.phase("cache"):
             record = self.store.graph(key)
@@ -161,8 +169,7 @@ class _Job:
         call = None
         if self.load:
             with self.timer.phase("load"):
-                device = record["device"]
-                calls = {v: self.store.load(c, device).call for v, c in codes.items() if c is not None}
+                calls = {v: self.store.load(c).call for v, c in codes.items() if c is not None}
                 call = load_program(text, calls, _constants(self.gm), self.name)
         counters.add("graph_cache_hits")
         counters.add("kernel_calls", record["launches"])
@@ -175,13 +182,11 @@ class _Job:
         if key is None or any(b.code is None for b in kernels.values()):
             return
         variables = _variables(kernels)
-        devices = {_device(b.target) for b in kernels.values()}
         record = {
             "text": text.text,
             "ops": dict(text.ops),
             "constants": dict(text.constants),
             "kernels": {variables[b.key]: b.key for b in kernels.values()},
-            "device": min(devices, default="cpu"),
             "launches": program.launches,
             "library_calls": program.library_calls,
         }
@@ -222,8 +227,9 @@ class _GraphPass:
 
 
 def settings_fingerprint(options: Options) -> str:
-    """What of the settings code depends on. Tuning and strictness change which code is found, never what a key means."""
-    return replace(options, tune=False, strict=False).fingerprint()
+    """What code depends on. Tuning and strictness change which code is found, never what a key means."""
+    order = "fixed" if torch.are_deterministic_algorithms_enabled() else "free"
+    return f"{replace(options, tune=False, strict=False).fingerprint()} {order}"
 
 
 def _surroundings(gm: fx.GraphModule, options: Options) -> tuple[str, ...]:
@@ -233,8 +239,8 @@ def _surroundings(gm: fx.GraphModule, options: Options) -> tuple[str, ...]:
         for v in (n.meta.get("val"),)
         if n.op in ("placeholder", "call_function") and hasattr(v, "device")
     }
-    return (settings_fingerprint(options), *(repr(target_for(d, options.target, options.threads)) for d in sorted(devices)
-                                             if d.startswith(("cpu", "cuda"))))  # fmt: skip
+    known = sorted(d for d in devices if d.startswith(("cpu", "cuda")))
+    return (settings_fingerprint(options), *(repr(target_for(d, options.target, options.threads)) for d in known))
 
 
 def _variables(kernels: Mapping[str, KernelBuild]) -> dict[str, str]:
@@ -244,13 +250,9 @@ def _variables(kernels: Mapping[str, KernelBuild]) -> dict[str, str]:
 
 def _use(build: KernelBuild, variable: str) -> KernelUse:
     names = [s.name for s in build.function.symbols.symbols]
-    if build.code is None:
-        return KernelUse(variable, tuple(range(len(names))), by_pointer=False)
-    return KernelUse(variable, tuple(names.index(s) for s in build.code.symbols))
-
-
-def _device(target: Target) -> str:
-    return "cuda" if target.is_gpu else "cpu"
+    taken = names if build.code is None else build.code.symbols
+    by_pointer = build.code is not None and build.code.language == "llvm"
+    return KernelUse(variable, tuple(names.index(s) for s in taken), by_pointer)
 
 
 def _constants(gm: fx.GraphModule) -> dict[str, Any]:
@@ -263,5 +265,3 @@ def _constants(gm: fx.GraphModule) -> dict[str, Any]:
                 value = getattr(value, part)
             found[node.name] = value
     return found
-
-

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import fx
 
 from ..codegen.host import HostProgram
 from ..ir.graph import CallTensor, Graph, Library, Origin
@@ -14,6 +17,7 @@ from ..runtime.options import Options
 from ..scheduler.fuse import Fusion
 from .capture import capture
 from .compile import CompiledGraph, Stages, compile_graph
+from .fake_device import on_fake_device, retarget
 from .kernels import KernelBuild
 from .report import GraphReport, KernelReport, LibraryReport, MissedFusion, Report
 from .traffic import traffic_of
@@ -29,20 +33,34 @@ def explain(
 ) -> Report:
     """Compile ``model`` for ``inputs`` and report every kernel, library call, fallback and missed fusion.
 
-    The model runs once, by eager ops, to be traced. With ``training`` the backward of the sum of its outputs is compiled as well;
-    ``dynamic`` is that of torch.compile. ``target`` ("cuda:sm_90", "hip:gfx942") compiles for a machine that is not here, from
-    inputs and parameters that are fake tensors on "cuda". ``options`` are those of torch.compile. No cache is used.
+    The model runs once, by eager ops, to be traced. With ``training`` the backward of the sum of its outputs is
+    compiled as well; ``dynamic`` is that of torch.compile. ``target`` ("cuda:sm_90", "hip:gfx942") compiles for a GPU
+    that need not be here, as if model and inputs were on it. ``options`` are those of torch.compile. No cache is used.
     """
     settings = Options.resolve(None, options, os.environ)
     if target is not None:
         settings = replace(settings, target=Options.resolve(None, {"target": target}, {}).target)
     settings = replace(settings, strict=False)
-    graphs = capture(model, inputs, dynamic=dynamic, training=training)
+    graphs = _graphs(model, inputs, dynamic, training, settings.target)
     names = _names(len(graphs), training)
     compiled = [
         compile_graph(gm, (), options=settings, name=name, load=False, fresh=True) for gm, name in zip(graphs, names)
     ]
     return Report(tuple(map(report_of, compiled)))
+
+
+def _graphs(
+    model: Callable[..., Any], inputs: Sequence[Any], dynamic: bool | None, training: bool, target: str | None
+) -> list[fx.GraphModule]:
+    """The ATen graphs of a model, on the GPU that ``target`` names where it names one and nothing is on a GPU yet."""
+    elsewhere = target not in (None, "cpu") and not any(isinstance(t, torch.Tensor) and t.is_cuda for t in inputs)
+    if elsewhere and not training and isinstance(model, torch.nn.Module):
+        model, inputs = on_fake_device(model, inputs, "cuda")
+    graphs = capture(model, inputs, dynamic=dynamic, training=training)
+    if elsewhere:
+        # Autograd's engine cannot run the backward of fakes on a device that torch was not built for.
+        retarget(graphs, "cuda")
+    return graphs
 
 
 def _names(count: int, training: bool) -> list[str]:

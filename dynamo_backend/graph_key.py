@@ -1,7 +1,8 @@
 """The key of a graph: equal for graphs that compile to the same program, in this process or another.
 
-Made from the FX graph itself, before anything is imported: ops, arguments, shapes and strides of every value, what is known of
-the sizes, and the contents of the module's own constants. Size symbols and nodes are numbered, so that names do not count.
+Made from the FX graph itself, before anything is imported: ops, arguments, shapes and strides of every value, what is
+known of the sizes, and the contents of the module's own constants. Size symbols and nodes are numbered, so that names
+do not count.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class _NoKey(Exception):
     """The graph holds an object whose meaning no text tells."""
 
 
-def graph_key(gm: fx.GraphModule, example_inputs: Sequence[Any], static: Collection[int], extra: Sequence[str]) -> str | None:
+def graph_key(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], static: Collection[int], extra: Sequence[str]
+) -> str | None:
     """Hex key of a graph and of everything that decides its code, or None where it cannot have one.
 
     ``extra`` adds what lies outside the graph: settings and targets.
@@ -134,9 +137,9 @@ class _Writer:
         return known
 
     def sizes(self) -> None:
-        """What the ShapeEnv knows of each size; typical values to the nearest power of two, since schedules go by them."""
-        env = self._shape_env
-        facts = sorted(self.expression(f) for f in getattr(env, "divisible", ()) or () if f.free_symbols <= self._symbols.keys())
+        """What the ShapeEnv knows of each size; typical values to a power of two, since schedules go by them."""
+        env, known = self._shape_env, self._symbols.keys()
+        facts = sorted(self.expression(f) for f in getattr(env, "divisible", ()) or () if f.free_symbols <= known)
         self.lines += [f"holds {f}" for f in facts]
         for symbol, name in self._symbols.items():
             bounds = env.var_to_range.get(symbol) if env is not None else None

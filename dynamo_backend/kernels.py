@@ -23,8 +23,8 @@ from ..runtime.timing import PhaseTimer
 from ..scheduler.function import TensorFunction
 from ..scheduler.function_text import function_key
 from ..scheduler.lower import lower_to_loops
-from ..scheduler.rules import default_schedule
 from ..scheduler.schedule import Schedule
+from .tuning import Tuning
 
 _LOG = logger(__name__)
 
@@ -37,8 +37,8 @@ class KernelError(MlcError):
 class KernelBuild:
     """A tensor function and what became of it.
 
-    ``code`` is None where compiling failed and ATen ops take its place; ``error`` says why. ``nest``, ``schedule`` and ``source``
-    are None where the code came from the cache.
+    ``code`` is None where compiling failed and ATen ops take its place; ``error`` says why. ``nest``, ``schedule`` and
+    ``source`` are None where the code came from the cache.
     """
 
     function: TensorFunction
@@ -53,12 +53,16 @@ class KernelBuild:
 
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
-    """How kernels are made in one compilation. ``fresh`` looks at no cache, so that every stage can be shown."""
+    """How kernels are made in one compilation. ``fresh`` looks at no cache, so that every stage can be shown.
+
+    Nor is code from a cache taken while kernels are tuned; what is tuned takes its place.
+    """
 
     options: Options
     settings: str
     store: KernelStore
     timer: PhaseTimer
+    tuning: Tuning
     fresh: bool = False
 
 
@@ -86,7 +90,7 @@ def build_kernel(function: TensorFunction, target: Target, plan: KernelPlan, ori
 
 
 def _stored(key: str, plan: KernelPlan) -> KernelCode | None:
-    if plan.fresh:
+    if plan.fresh or plan.tuning.budget is not None:
         return None
     with plan.timer.phase("cache"):
         return plan.store.code(key)
@@ -97,7 +101,7 @@ def _compile(function: TensorFunction, target: Target, plan: KernelPlan, key: st
     with phase("lower"):
         nest = lower_to_loops(function)
     with phase("schedule"):
-        schedule = default_schedule(nest, target)
+        schedule = plan.tuning.schedule(function.name, nest, target)
     with phase("emit"):
         source = emit(schedule.nest, target)
     with phase("compile"):
@@ -107,6 +111,7 @@ def _compile(function: TensorFunction, target: Target, plan: KernelPlan, key: st
     if not plan.fresh:
         with phase("cache"):
             plan.store.keep(code, f"{function.name} for {target}")
+            plan.store.replaced(key)
     return KernelBuild(function, target, key, code, nest, schedule, source)
 
 
@@ -133,7 +138,7 @@ def _failed(
     warnings.warn(
         KernelFallbackWarning(
             f"torch-mlc: a kernel does not compile for {target}, so its ATen ops run instead: {ops}{where}. "
-            f"Cause: {cause.splitlines()[0]}. Set MLC_STRICT=1 to make this an error, TORCH_LOGS=+torch_mlc for the details"
+            f"Cause: {cause.splitlines()[0]}. MLC_STRICT=1 makes this an error, TORCH_LOGS=+torch_mlc tells more"
         ),
         stacklevel=2,
     )

@@ -22,8 +22,8 @@ _SHOWN = 8
 class KernelReport:
     """One kernel.
 
-    ``calls`` is how often the graph runs it; ``traffic`` is of one run. ``ops`` are the ATen ops in it and ``lines`` the model lines
-    that they come from. ``error`` is why it did not compile, and then its ATen ops run instead.
+    ``calls`` is how often the graph runs it; ``traffic`` is of one run. ``ops`` are the ATen ops in it and ``lines``
+    the model lines that they come from. ``error`` is why it did not compile, and then its ATen ops run instead.
     """
 
     name: str
@@ -61,10 +61,13 @@ class KernelReport:
         parts += [f"   {line}" for line in self.lines]
         if self.error:
             parts.append(f"   ATen ops run instead: {self.error}")
+        scheduled = show(self.scheduled) if self.scheduled is not None else ""
         for title, text in (
-            ("loops", self.loops), ("schedule", self.schedule),
-            ("scheduled", show(self.scheduled) if self.scheduled is not None else ""), (f"source ({self.language})", self.source),
-        ):  # fmt: skip
+            ("loops", self.loops),
+            ("schedule", self.schedule),
+            ("scheduled", scheduled),
+            (f"source ({self.language})", self.source),
+        ):
             if text:
                 parts += [f"-- {title}", text.rstrip()]
         return "\n".join(parts)
@@ -92,7 +95,8 @@ class MissedFusion:
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """One graph: ``peak_bytes`` is the memory it holds at most beyond its inputs, in size symbols; ``times`` seconds by phase."""
+    """One graph: ``peak_bytes`` is the memory it holds at most beyond its inputs, in size symbols; ``times`` seconds by
+    phase."""
 
     name: str
     target: str
@@ -193,7 +197,7 @@ class Report:
         return "\n\n".join(g.show(details) for g in self.graphs)
 
     def __str__(self) -> str:
-        hint = "More: report.show(details=True), report.kernels[0].source, .schedule, .loops, .definition; graphs[0].program"
+        hint = "More: report.show(details=True); report.kernels[0].source, .schedule, .loops; report.graphs[0].program"
         return "\n\n".join([*map(str, self.graphs), hint if self.graphs else "no graph: nothing was compiled"])
 
 

@@ -1,7 +1,7 @@
-"""Bytes and operations of a kernel, counted from its loops: a model of what the code asks for, not of what caches make of it.
+"""Bytes and operations of a kernel, counted from its loops: what the code asks for, whatever caches make of it.
 
-Every pass of a block over an array counts, so an array that two loops read counts twice; the same element read by two blocks of
-one innermost loop counts once.
+Every pass of a block over an array counts, so an array that two loops read counts twice; the same element read by two
+blocks of one innermost loop counts once.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import sympy
 
-from ..ir.expr import Expr, Index, Load, flops, free_symbols, is_value
-from ..ir.loops import Block, Buffer, Loop, LoopNest, Scope, Store, blocks
+from ..ir.expr import Expr, Index, Load, flops, free_symbols, is_value, symbol
+from ..ir.loops import Block, Buffer, LoopKind, LoopNest, Scope, Store, blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Of one run of a kernel: bytes that its loops read and write, the least that any kernel had to, and operations (FLOP).
+    """Of one run of a kernel: bytes that its loops read and write, the least that it had to, and operations (FLOP).
 
     Sizes that are symbols count with their typical values.
     """
@@ -36,18 +36,21 @@ def traffic_of(nest: LoopNest) -> Traffic:
         points = math.prod(_extents(nest, block).values())
         operations += points * sum(flops(v) for s in block.body for v in _values(s))
         for buffer, indices, touched in _accesses(nest, block):
-            place = tuple(loop.var for loop in outer)
-            bound = tuple(i if is_value(i) else _bound(i, block, outer) for i in indices)
+            # Tile axes of equal depth are the same registers, whichever loop stands for them.
+            threads = [lp.var for lp in outer if lp.kind is LoopKind.THREAD_X]
+            tile = {var: symbol(f"tile{k}") for k, var in enumerate(threads)}
+            place = tuple(loop.var for loop in outer if loop.var not in tile)
+            bound = tuple(i if is_value(i) else _bound(i, block).xreplace(tile) for i in indices)
             passes[place, buffer.name, bound] = (buffer, touched)
     moved, most = 0, dict.fromkeys((b.name for b in nest.params), 0)
-    for (_, name, bound), (buffer, touched) in passes.items():
+    for (_, name, _), (buffer, touched) in passes.items():
         moved += touched * buffer.dtype.itemsize
         most[name] = max(most[name], touched)
     sizes = {b.name: b.dtype.itemsize for b in nest.params}
     return Traffic(moved, sum(n * sizes[name] for name, n in most.items()), operations)
 
 
-def _bound(index: sympy.Expr, block: Block, outer: tuple[Loop, ...]) -> sympy.Expr:
+def _bound(index: sympy.Expr, block: Block) -> sympy.Expr:
     return index.xreplace({a.var: b for a, b in zip(block.axes, block.bindings, strict=True)})
 
 

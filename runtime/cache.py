@@ -7,9 +7,9 @@ One file an entry, ``<folder>/v1/<kind>/<key>``::
     <JSON: kind, key, description, meta, size of the payload>\\n
     <payload bytes>
 
-Entries appear by atomic rename, so a reader sees a whole file or none and a killed process leaves nothing half written. The
-hash catches damage; kind and key inside the file catch entries that were moved. Folders are open to their owner alone,
-because the code inside is run.
+Entries appear by atomic rename, so a reader sees a whole file or none and a killed process leaves nothing half written.
+The hash catches damage; kind and key inside the file catch entries that were moved. Folders are open to their owner
+alone, because the code inside is run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import stat
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,8 @@ class _Damaged(Exception):
 class DiskCache:
     """Entries under a folder, by kind ("graph", "kernel") and key (lower-case hex).
 
-    Nothing here raises for the state of the disk: a folder that cannot be made, read or written, or that others may write,
-    is warned of once and then done without. Above ``limit`` bytes the entries used longest ago are removed.
+    Nothing here raises for the state of the disk: a folder that cannot be made, read or written, or that others may
+    write, is warned of once and then done without. Above ``limit`` bytes the entries used longest ago are removed.
     """
 
     def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
@@ -80,7 +80,7 @@ class DiskCache:
         self._size: int | None = None
         self._check_owner()
 
-    # --- entries ---------------------------------------------------------------------------------------------------------
+    # --- entries ----------------------------------------------------------------------------------------------------
 
     def read(self, kind: str, key: str) -> Entry | None:
         """The entry, or None where there is none or where it is damaged (which is warned of, and the entry removed)."""
@@ -100,10 +100,8 @@ class DiskCache:
             self._warn("damaged", f"cache entry {path} {error}; it is compiled anew")
             self._remove(path)
             return None
-        try:
+        with suppress(OSError):  # only the order of eviction suffers
             os.utime(path)
-        except OSError:
-            pass  # Only the order of eviction suffers.
         return entry
 
     def write(self, entry: Entry) -> bool:
@@ -117,7 +115,7 @@ class DiskCache:
             _write_atomically(path, data)
         except OSError as error:
             self._writable = False
-            self._warn("write", f"cannot write the cache in {self.folder} ({error}); nothing is kept for later processes")
+            self._warn("write", f"cannot write the cache in {self.folder} ({error}); nothing is kept")
             return False
         self._count(len(data))
         return True
@@ -142,7 +140,7 @@ class DiskCache:
             if held is not None:
                 held.release()
 
-    # --- the whole -------------------------------------------------------------------------------------------------------
+    # --- the whole --------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[EntryInfo]:
         """Every entry, the last used first."""
@@ -169,7 +167,7 @@ class DiskCache:
         self._size = None
         return len(paths)
 
-    # --- inside ----------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------------------------
 
     def _path(self, kind: str, key: str) -> Path:
         assert kind.isidentifier() and key.isalnum(), (kind, key)
@@ -192,10 +190,13 @@ class DiskCache:
             except OSError:
                 continue
             shared = info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not info.st_mode & stat.S_ISVTX
-            if hasattr(os, "getuid") and (info.st_uid != os.getuid() and path == self._root or shared):
+            if hasattr(os, "getuid") and ((info.st_uid != os.getuid() and path == self._root) or shared):
                 self._readable = self._writable = False
-                self._warn("owner", f"{path} belongs to or can be written by others, so compiled code is neither read from "
-                           f"nor kept in it; mend it with `chmod 700 {path}`, or set MLC_CACHE_DIR")  # fmt: skip
+                self._warn(
+                    "owner",
+                    f"{path} belongs to or can be written by others, so no compiled code is read from or kept in it; "
+                    f"mend it with `chmod 700 {path}`, or set MLC_CACHE_DIR",
+                )
 
     def _make_folder(self, path: Path) -> None:
         if not path.is_dir():

@@ -1,7 +1,7 @@
 """What the compiler did, counted: kernels generated, cache hits, library calls.
 
-The counters observe and never decide anything, so they may be shared by the whole process: ``counters`` is the one instance.
-Tests and reports take a ``snapshot`` before and after and look at the difference.
+The counters observe and never decide anything, so they may be shared by the whole process: ``counters`` is the one
+instance. Tests and reports take a ``snapshot`` before and after and look at the difference.
 """
 
 from __future__ import annotations

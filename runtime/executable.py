@@ -24,7 +24,8 @@ def load_program(
 ) -> Boxed:
     """The function of a host program: takes the list of arguments, clears it, returns a tuple.
 
-    ``kernels`` gives loaded code by variable, ``constants`` objects by name. Raises RuntimeFailure where one is missing.
+    ``kernels`` gives loaded code by variable, ``constants`` objects by name. Raises RuntimeFailure where one is
+    missing.
     """
     namespace: dict[str, Any] = dict(HELPERS)
     namespace.update(kernels)
@@ -42,7 +43,7 @@ def load_program(
     return result
 
 
-# --- what the text calls ------------------------------------------------------------------------------------------------
+# --- what the text calls --------------------------------------------------------------------------------------------
 
 
 def _view(source: Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
@@ -65,7 +66,7 @@ _assert_size_stride: Callable[..., None] | None = getattr(_native, "assert_size_
 
 
 def _checked(result: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """The result of a library in the layout that the graph was compiled for; copied into it where the op chose another."""
+    """The result of a library in the layout that tracing promised; copied into it where the op chose another."""
     if result.size() != tuple(size):
         raise RuntimeFailure(
             f"a library call gave shape {tuple(result.size())} where tracing promised {tuple(size)}; "
@@ -83,15 +84,6 @@ def _seeds(count: int, device: str) -> Tensor:
     return torch.randint(-(1 << 63), (1 << 63) - 1, (count,), dtype=torch.int64, device=device)
 
 
-def _aligned(tensor: Tensor, alignment: int = 16) -> Tensor:
-    """The tensor, or a copy where its memory does not begin on a multiple of ``alignment`` bytes."""
-    return tensor.clone(memory_format=torch.preserve_format) if tensor.data_ptr() % alignment else tensor
-
-
-def _raw_stream(index: int) -> int:
-    return int(torch._C._cuda_getCurrentRawStream(index))
-
-
 HELPERS: dict[str, Any] = {
     "torch": torch,
     "empty_cpu_": getattr(_native, "_empty_strided_cpu", _empty_cpu),
@@ -100,7 +92,5 @@ HELPERS: dict[str, Any] = {
     "view_": getattr(_native, "_reinterpret_tensor", _view),
     "checked_": _checked,
     "seeds_": _seeds,
-    "aligned_": _aligned,
     "guard_": torch.cuda._DeviceGuard,
-    "raw_stream_": _raw_stream,
 }

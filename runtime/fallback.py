@@ -1,7 +1,8 @@
 """A tensor function by ATen ops: what runs where a kernel could not be compiled, on any device torch has.
 
-Every value is a whole tensor over the function's dimensions, with extent one along those it does not depend on. Slow, general,
-and with the meaning of the IR: a ``Select`` computes both branches, so loads that its condition guards are clamped into range.
+Every value is a whole tensor over the function's dimensions, with extent one along those it does not depend on. Slow,
+general, and with the meaning of the IR: a ``Select`` computes both branches, so loads that its condition guards are
+clamped into range.
 """
 
 from __future__ import annotations
@@ -32,17 +33,16 @@ class FallbackError(MlcError):
 
 @dataclass(frozen=True, slots=True)
 class AtenKernel:
-    """A function as a callable like a loaded kernel's: inputs, then outputs to fill, then the sizes of its symbols."""
+    """A function as a callable of tensors (inputs, then outputs to fill) and of the sizes of its symbols."""
 
     function: TensorFunction
 
-    def __call__(self, *args: Any) -> None:
+    def __call__(self, tensors: Sequence[Tensor], sizes: Sequence[int] = ()) -> None:
         f = self.function
         buffers = (*f.inputs, *(o.buffer for o in f.outputs))
-        tensors, numbers = args[: len(buffers)], args[len(buffers) :]
-        sizes = {s.name: int(n) for s, n in zip(f.symbols.symbols, numbers, strict=True)}
+        numbers = {s.name: int(n) for s, n in zip(f.symbols.symbols, sizes, strict=True)}
         device = tensors[0].device
-        run = _Run(f, dict(zip((b.name for b in buffers), tensors, strict=True)), sizes, device)
+        run = _Run(f, dict(zip((b.name for b in buffers), tensors, strict=True)), numbers, device)
         with torch.no_grad():
             run.run()
 
@@ -117,7 +117,7 @@ class _Run:
         offset = offset.reshape(offset.shape[: len(dims)]).expand(shape)
         flat[offset] = value
 
-    # --- sizes and indices ------------------------------------------------------------------------------------------------
+    # --- sizes and indices ------------------------------------------------------------------------------------------
 
     def size(self, expr: sympy.Expr) -> int:
         return int(eval(index_text(expr, lambda s: str(self.sizes[s.name])), {"max": max, "min": min}))
@@ -149,7 +149,7 @@ class _Run:
             offset = offset + self.index(i, {}).clamp(0, n - 1) * s
         return torch.as_strided(tensor, (max(span, 1),), (1,)), offset
 
-    # --- values -------------------------------------------------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------------------------
 
     def whole(self, e: Expr, env: Env) -> Tensor:
         """The value of an expression that is not part of another."""
@@ -205,7 +205,7 @@ class _Run:
         return all(i == 0 or extents[i] <= self.size(n) for i, n in zip(indices, buffer.shape, strict=True))
 
 
-# --- the table ----------------------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------------------------
 
 
 def _fold(fn: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:

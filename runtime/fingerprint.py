@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +14,10 @@ ROOMS = ("ir", "scheduler", "codegen", "runtime", "dynamo_backend")
 _LIBRARIES = ("torch", "sympy", "llvmlite", "triton")
 
 
-@lru_cache(maxsize=None)
+@cache
 def environment_fingerprint() -> str:
-    """Hex digest over our own sources and the versions of Python and of what we generate code with; read once a process."""
+    """Hex digest over our own sources and the versions of Python and of what we generate code with; read once a
+    process."""
     digest = hashlib.sha256(platform.python_version().encode())
     for name in _LIBRARIES:
         digest.update(f"{name}={_version(name)};".encode())

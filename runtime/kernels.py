@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -10,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from ..codegen.kernel import KernelSource
+from ..ir.dtypes import DType
+from ..ir.loops import Buffer
+from ..ir.parser_expr import index as parse_index
+from ..ir.printer_expr import index_text
 from ..ir.target import Target
 from .cache import DiskCache, Entry
 from .cpu import compile_kernels, load_kernels
-from .executable import RuntimeFailure
 from .gpu import GpuBinary, compile_triton
+from .gpu_launch import GpuKernel
 
 KIND_KERNEL, KIND_GRAPH = "kernel", "graph"
 
@@ -36,7 +42,8 @@ class KernelCode:
 
 @dataclass(frozen=True, slots=True)
 class LoadedKernel:
-    """Code that can be called: ``call(pointer, …, size, …)``, a stream after them on a GPU. ``owner`` keeps it in memory."""
+    """Code that can be called: ``call(pointer, …, size, …)``, on a GPU ``call(tensors, sizes)``. ``owner`` keeps it in
+    memory."""
 
     call: Callable[..., Any]
     owner: Any = field(repr=False)
@@ -47,27 +54,51 @@ def compile_source(source: KernelSource, target: Target, key: str) -> KernelCode
     if source.language == "llvm":
         return KernelCode(key, source.name, "llvm", source.symbols, compile_kernels([source], target))
     binary = compile_triton(source, target)
-    meta = {k: v for k, v in asdict(binary).items() if k not in ("code", "assembly")}
-    meta["grid"] = [str(g) for g in source.grid]
-    # The assembly is kept for the reports; the code stands in front of it.
-    meta["code_bytes"] = len(binary.code)
-    return KernelCode(key, source.name, "triton", source.symbols, binary.code + binary.assembly.encode(), meta)
+    described = {k: v for k, v in asdict(binary).items() if k not in ("code", "assembly")}
+    meta = {
+        "binary": described,
+        "code": len(binary.code),
+        "source": _source_to_json(source),
+        "target": asdict(target),
+    }
+    payload = binary.code + binary.assembly.encode()
+    return KernelCode(key, source.name, "triton", source.symbols, payload, json.loads(json.dumps(meta)))
 
 
 def gpu_binary(code: KernelCode) -> GpuBinary:
     """The binary of a kernel in language "triton"."""
-    split = code.meta["code_bytes"]
-    known = {k: v for k, v in code.meta.items() if k in GpuBinary.__dataclass_fields__}
-    known |= {k: tuple(v) for k, v in known.items() if isinstance(v, list)}
+    split = code.meta["code"]
+    known = {k: tuple(v) if isinstance(v, list) else v for k, v in code.meta["binary"].items()}
     return GpuBinary(**known, code=code.payload[:split], assembly=code.payload[split:].decode())
 
 
-def load_code(code: KernelCode, device: str) -> LoadedKernel:
-    """The kernel, ready to be called on ``device``. Raises RuntimeFailure where this machine cannot run it."""
+def load_code(code: KernelCode) -> LoadedKernel:
+    """The kernel, ready to be called on this machine."""
     if code.language == "llvm":
         kernel = load_kernels(code.payload, [code.name])[code.name]
         return LoadedKernel(kernel.call, kernel)
-    raise RuntimeFailure(f"{code.name}: no GPU on this machine to load a {code.language} kernel for {device}")
+    first, target = gpu_binary(code), Target(**code.meta["target"])
+
+    def variant(source: KernelSource, target: Target, aligned: tuple[bool, ...]) -> GpuBinary:
+        return first if aligned == first.aligned else compile_triton(source, target, aligned)
+
+    return LoadedKernel(GpuKernel(_source_of_json(code.meta["source"]), target, variant), None)
+
+
+def _source_to_json(source: KernelSource) -> dict[str, Any]:
+    return {
+        "name": source.name, "text": source.text, "symbols": source.symbols, "meta": source.meta,
+        "params": [[b.name, b.dtype.value, b.align] for b in source.params], "grid": [index_text(g) for g in
+        source.grid],
+    }  # fmt: skip
+
+
+def _source_of_json(data: Mapping[str, Any]) -> KernelSource:
+    """What launching and compiling again need; shapes of the parameters are not among it."""
+    params = tuple(Buffer(name, (), (), DType(dtype), align=align) for name, dtype, align in data["params"])
+    grid = tuple(parse_index(ast.parse(g, mode="eval").body) for g in data["grid"])
+    meta = tuple((k, v) for k, v in data["meta"])
+    return KernelSource(data["name"], "triton", data["text"], params, tuple(data["symbols"]), grid, meta)
 
 
 class KernelStore:
@@ -76,10 +107,10 @@ class KernelStore:
     def __init__(self, disk: DiskCache | None) -> None:
         self.disk = disk
         self._codes: dict[str, KernelCode] = {}
-        self._loaded: dict[tuple[str, str], LoadedKernel] = {}
+        self._loaded: dict[str, LoadedKernel] = {}
         self._graphs: dict[str, Mapping[str, Any]] = {}
 
-    # --- kernels --------------------------------------------------------------------------------------------------------
+    # --- kernels ----------------------------------------------------------------------------------------------------
 
     def code(self, key: str) -> KernelCode | None:
         """The code of a kernel compiled before."""
@@ -99,19 +130,18 @@ class KernelStore:
             meta = {"name": code.name, "language": code.language, "symbols": code.symbols, "meta": code.meta}
             self.disk.write(Entry(KIND_KERNEL, code.key, meta, code.payload, description))
 
-    def load(self, code: KernelCode, device: str) -> LoadedKernel:
-        """The kernel ready to be called on ``device``; loaded once a process."""
-        known = self._loaded.get((code.key, device))
+    def load(self, code: KernelCode) -> LoadedKernel:
+        """The kernel ready to be called; loaded once a process."""
+        known = self._loaded.get(code.key)
         if known is None:
-            known = self._loaded[code.key, device] = load_code(code, device)
+            known = self._loaded[code.key] = load_code(code)
         return known
 
     def replaced(self, key: str) -> None:
         """Forget what is loaded of a kernel that was compiled anew."""
-        for loaded in [k for k in self._loaded if k[0] == key]:
-            del self._loaded[loaded]
+        self._loaded.pop(key, None)
 
-    # --- graphs ---------------------------------------------------------------------------------------------------------
+    # --- graphs -----------------------------------------------------------------------------------------------------
 
     def graph(self, key: str) -> Mapping[str, Any] | None:
         """The record of a graph compiled before."""

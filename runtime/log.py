@@ -1,7 +1,7 @@
 """Warnings, topics and traces.
 
-Every module logs under its own name, so ``TORCH_LOGS=+torch_mlc`` or ``TORCH_LOGS=torch_mlc.runtime`` work as for torch's own
-modules. ``MLC_LOG=timing,cache`` prints what happened on those topics to standard error without TORCH_LOGS.
+Every module logs under its own name, so ``TORCH_LOGS=+torch_mlc`` or ``TORCH_LOGS=torch_mlc.runtime`` work as for
+torch's own modules. ``MLC_LOG=timing,cache`` prints what happened on those topics to standard error without TORCH_LOGS.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def logger(name: str) -> logging.Logger:
 
 
 def say(topics: tuple[str, ...], topic: str, text: Callable[[], str]) -> None:
-    """Tell what happened on a topic: to the logger ``torch_mlc.<topic>``, and to standard error where ``topics`` names it.
+    """Tell what happened on a topic: to the logger ``torch_mlc.<topic>``, and to standard error where ``topics`` names
+    it.
 
     The text is made only where somebody reads it.
     """

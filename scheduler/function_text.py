@@ -12,13 +12,13 @@ from .function import TensorFunction
 
 
 def function_key(function: TensorFunction) -> str:
-    """SHA-256, in hex, of a function without its name. Typical sizes count to the nearest power of two, since schedules go by
-    them."""
+    """SHA-256, in hex, of a function without its name. Typical sizes count to the nearest power of two, since schedules
+    go by them."""
     return hashlib.sha256(function_text(function).encode()).hexdigest()
 
 
 def function_text(function: TensorFunction) -> str:
-    """The function, one definition a line; a value that is used twice is a line of its own. Equal functions give equal texts."""
+    """The function, one definition a line; equal functions give equal texts."""
     writer = _Writer()
     lines = writer.lines
     for s in function.symbols.sizes:

@@ -11,9 +11,8 @@ from torch_mlc.runtime.timing import PhaseTimer
 def test_an_inner_phase_is_not_counted_in_the_outer_one() -> None:
     timer = PhaseTimer()
     begin = time.perf_counter()
-    with timer.phase("lower"):
-        with timer.phase("emit"):
-            time.sleep(0.05)
+    with timer.phase("lower"), timer.phase("emit"):
+        time.sleep(0.05)
     whole = time.perf_counter() - begin
     assert list(timer.seconds) == ["lower", "emit"]
     assert timer.seconds["emit"] >= 0.05 > timer.seconds["lower"]
