@@ -8,6 +8,7 @@ from ...ir.expr import is_value
 from ...ir.loops import Block, LoopNest
 from ..error import ScheduleError
 from .dependence import Accesses, accesses, check_moved, places
+from .kind import check_kinds
 from .place import move_block
 from .region import Region, at_least, axis_regions, index_region
 from .tree import blocks_under, find_block, find_loop
@@ -56,6 +57,7 @@ def compute_at(nest: LoopNest, block: str, loop: str, preserve_unit_loops: bool 
     first = next(k for k, n in enumerate(target.body) if any(b is r.block for b in blocks_under(n) for r in readers))
     result = move_block(nest, node, loop, first, wanted, [r.block for r in readers], asked, preserve_unit_loops)
     check_moved(nest, result, block, asked)
+    check_kinds(result, asked, nest)
     return result
 
 

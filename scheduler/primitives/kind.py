@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.loops import BLOCK_KINDS, Loop, LoopKind, LoopNest
+from ...ir.loops import BLOCK_KINDS, Loop, LoopKind, LoopNest, walk_nodes
 from ..error import ScheduleError
 from .dependence import accesses, carried, check_pairs, mixed, pairs_under
-from .tree import blocks_under, find_loop, loops_under, with_node
+from .tree import blocks_under, find_loop, with_node
 
 MAX_UNROLL = 64
 MAX_LANES = 256
@@ -32,15 +32,13 @@ def bind(nest: LoopNest, loop: str, thread: str) -> LoopNest:
         raise ScheduleError(asked, f"there is no {thread!r}; there are {', '.join(_BINDINGS)}")
     node, outer = find_loop(nest, loop, asked)
     if kind in BLOCK_KINDS:
-        if any(lp.kind is kind for lp in (*outer, *loops_under(node))):
-            raise ScheduleError(asked, f"another loop around the same blocks is bound to {thread}", nest, loop)
         _refuse_reduction(nest, node, asked)
     elif not node.extent.is_Integer:
         raise ScheduleError(asked, f"extent {node.extent} is not constant", nest, loop, "split the loop first")
     else:
         _refuse_mixed(nest, node, asked)
     _refuse_dependence(nest, node, len(outer), asked)
-    return with_node(nest, node, replace(node, kind=kind))
+    return _with_kind(nest, node, kind, asked)
 
 
 def parallel(nest: LoopNest, loop: str) -> LoopNest:
@@ -54,12 +52,10 @@ def parallel(nest: LoopNest, loop: str) -> LoopNest:
     Raises: ScheduleError.    Source: Halide ``Func.parallel``.
     """
     asked = f"parallel({loop})"
-    node, outer = find_loop(nest, loop, asked)
-    if outer:
-        raise ScheduleError(asked, f"it stands inside {outer[-1].var}; a team runs outermost loops", nest, loop)
+    node, _ = find_loop(nest, loop, asked)
     _refuse_reduction(nest, node, asked)
     _refuse_dependence(nest, node, 0, asked)
-    return with_node(nest, node, replace(node, kind=LoopKind.PARALLEL))
+    return _with_kind(nest, node, LoopKind.PARALLEL, asked)
 
 
 def vectorize(nest: LoopNest, loop: str) -> LoopNest:
@@ -75,11 +71,9 @@ def vectorize(nest: LoopNest, loop: str) -> LoopNest:
     asked = f"vectorize({loop})"
     node, outer = find_loop(nest, loop, asked)
     _refuse_long(nest, node, asked, MAX_LANES)
-    if loops_under(node):
-        raise ScheduleError(asked, "there are loops inside", nest, loop, "reorder it innermost")
     _refuse_mixed(nest, node, asked)
     _refuse_dependence(nest, node, len(outer), asked)
-    return with_node(nest, node, replace(node, kind=LoopKind.VECTORIZED))
+    return _with_kind(nest, node, LoopKind.VECTORIZED, asked)
 
 
 def unroll(nest: LoopNest, loop: str) -> LoopNest:
@@ -96,7 +90,40 @@ def unroll(nest: LoopNest, loop: str) -> LoopNest:
     node, _ = find_loop(nest, loop, asked)
     _refuse_long(nest, node, asked, MAX_UNROLL)
     _refuse_bound(nest, node, asked)
-    return with_node(nest, node, replace(node, kind=LoopKind.UNROLLED))
+    return _with_kind(nest, node, LoopKind.UNROLLED, asked)
+
+
+def check_kinds(nest: LoopNest, asked: str, shown: LoopNest) -> None:
+    """Refuse a nest whose kinds of loops no machine nests so; the error shows the nest ``shown``."""
+    for node, outer in walk_nodes(nest.body):
+        if not isinstance(node, Loop) or (node.kind is LoopKind.SERIAL and not outer):
+            continue
+        name = node.var.name
+        for lp in outer:
+            if lp.kind is LoopKind.VECTORIZED:
+                raise ScheduleError(
+                    asked, f"the loop {name} would be inside {lp.var}, which is vectorized", shown, lp.var.name,
+                    "lanes are innermost",
+                )  # fmt: skip
+        if node.kind is LoopKind.PARALLEL and outer:
+            raise ScheduleError(
+                asked, f"{name} would be inside {outer[-1].var}; a team of threads runs outermost loops", shown, name
+            )
+        if node.kind in BLOCK_KINDS:
+            wrong = [lp for lp in outer if lp.kind in _INSIDE_BLOCKS or lp.kind is node.kind]
+            if wrong:
+                raise ScheduleError(
+                    asked, f"{name} ({node.kind.value}) would be inside {wrong[0].var} ({wrong[0].kind.value})", shown, name
+                )
+
+
+_INSIDE_BLOCKS = (LoopKind.PARALLEL, LoopKind.VECTORIZED, LoopKind.UNROLLED, LoopKind.THREAD_X)
+
+
+def _with_kind(nest: LoopNest, node: Loop, kind: LoopKind, asked: str) -> LoopNest:
+    result = with_node(nest, node, replace(node, kind=kind))
+    check_kinds(result, asked, nest)
+    return result
 
 
 def _refuse_long(nest: LoopNest, node: Loop, asked: str, limit: int) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.loops import Loop, LoopKind, LoopNest, Node
+from ...ir.loops import Loop, LoopNest, Node
 from ..error import ScheduleError
 from .dependence import check_pairs, mixed, pairs_under
+from .kind import check_kinds
 from .tree import blocks_under, find_loop, with_node
 
 
@@ -44,19 +45,16 @@ def reorder(nest: LoopNest, loops: list[str]) -> LoopNest:
         return nest
     order = iter(loops)
     placed = [find_loop(nest, next(order), asked)[0] if n in loops else lp for n, lp in zip(names, chain, strict=True)]
-    _check(nest, chain, placed, bool(find_loop(nest, chain[0].var.name, asked)[1]), asked)
+    _check(nest, chain, asked)
     node: tuple[Node, ...] = chain[-1].body
     for lp in reversed(placed):
         node = (replace(lp, body=node),)
-    return with_node(nest, top, *node)
+    result = with_node(nest, top, *node)
+    check_kinds(result, asked, nest)
+    return result
 
 
-def _check(nest: LoopNest, chain: list[Loop], placed: list[Loop], is_inside: bool, asked: str) -> None:
-    for k, lp in enumerate(placed):
-        if lp.kind is LoopKind.VECTORIZED and k != len(placed) - 1:
-            raise ScheduleError(asked, f"{lp.var} is vectorized and would not be innermost", nest, lp.var.name)
-        if lp.kind is LoopKind.PARALLEL and (k > 0 or is_inside):
-            raise ScheduleError(asked, f"{lp.var} is parallel and would not be outermost", nest, lp.var.name)
+def _check(nest: LoopNest, chain: list[Loop], asked: str) -> None:
     for b in blocks_under(chain[0]):
         both = mixed(b) & {lp.var for lp in chain}
         if both:

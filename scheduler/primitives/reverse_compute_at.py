@@ -8,6 +8,7 @@ from ...ir.expr import Load, is_value
 from ...ir.loops import AxisKind, Block, LoopNest
 from ..error import ScheduleError
 from .dependence import Place, accesses, check_moved, places
+from .kind import check_kinds
 from .place import move_block
 from .region import Region, axis_regions, index_region, terms
 from .tree import blocks_under, find_block, find_loop
@@ -54,6 +55,7 @@ def reverse_compute_at(nest: LoopNest, block: str, loop: str, preserve_unit_loop
     last = max(k for k, n in enumerate(target.body) if any(b is m.block for b in blocks_under(n) for m in makers))
     result = move_block(nest, node, loop, last + 1, wanted, [m.block for m in makers], asked, preserve_unit_loops)
     check_moved(nest, result, block, asked)
+    check_kinds(result, asked, nest)
     return result
 
 

@@ -1,0 +1,97 @@
+"""Whatever legal schedule is thrown together, the oracle gives the same answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from torch_mlc.ir.loops import Loop, LoopNest, walk_nodes
+from torch_mlc.ir.verify import verify
+from torch_mlc.scheduler.error import ScheduleError
+from torch_mlc.scheduler.schedule import PRIMITIVES, Schedule, replay
+from torch_mlc.scheduler.trace import Trace
+
+Draw = Callable[[st.SearchStrategy[object]], object]
+NAMES = ("pointwise", "plane", "transpose", "chain", "softmax", "layer_norm", "column_sum", "argmax", "stencil", "lookup",
+         "siblings")  # fmt: skip
+# How often each primitive went through over the whole test: one that never does is not tested.
+done: Counter[str] = Counter()
+
+
+def _step(s: Schedule, data: st.DataObject) -> None:
+    """One primitive on loops and blocks that exist; most that make no sense are not tried."""
+    loops = [n.var.name for n, _ in walk_nodes(s.nest.body) if isinstance(n, Loop)]
+    blocks = s.get_blocks()
+    one_loop, one_block = st.sampled_from(loops), st.sampled_from(blocks)
+    primitive = data.draw(st.sampled_from(PRIMITIVES), label="primitive")
+    match primitive:
+        case "split":
+            factors = data.draw(st.sampled_from(([None, 2], [None, 4], [3, None], [None, 2, 2], [2, None, 3])))
+            s.split(data.draw(one_loop), factors, data.draw(st.sampled_from(("predicate", "predicate", "perfect"))))
+        case "fuse" | "reorder":
+            chain = s.get_loops(data.draw(one_block))
+            start = data.draw(st.integers(0, max(len(chain) - 2, 0)))
+            count = data.draw(st.integers(2, 3))
+            part = chain[start : start + count]
+            if len(part) < 2:
+                return
+            if primitive == "fuse":
+                s.fuse(*part)
+            else:
+                s.reorder(*data.draw(st.permutations(part)))
+        case "merge":
+            siblings = [
+                [n.var.name for n in body if isinstance(n, Loop)]
+                for body in (s.nest.body, *(n.body for n, _ in walk_nodes(s.nest.body) if isinstance(n, Loop)))
+            ]
+            several = [x for x in siblings if len(x) > 1]
+            if several:
+                body = data.draw(st.sampled_from(several))
+                k = data.draw(st.integers(0, len(body) - 2))
+                s.merge(body[k], body[data.draw(st.integers(k + 1, min(k + 2, len(body) - 1)))])
+        case "bind":
+            s.bind(data.draw(one_loop), data.draw(st.sampled_from(("blockIdx.x", "blockIdx.y", "threadIdx.x"))))
+        case "parallel" | "vectorize" | "unroll" | "rfactor":
+            getattr(s, primitive)(data.draw(one_loop))
+        case "compute_inline":
+            s.compute_inline(data.draw(one_block))
+        case "compute_at" | "reverse_compute_at":
+            getattr(s, primitive)(data.draw(one_block), data.draw(one_loop), data.draw(st.booleans()))
+        case "annotate":
+            s.annotate(data.draw(st.sampled_from(("", *loops, *blocks))), "hint", 1)
+        case "set_scope":
+            if s.nest.locals:
+                buffer = data.draw(st.sampled_from([b.name for b in s.nest.locals]))
+                s.set_scope(buffer, data.draw(st.sampled_from(("local", "global"))))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(data=st.data())
+def test_a_legal_schedule_keeps_the_answer(
+    name: str, data: st.DataObject, nests: Mapping[str, LoopNest], unchanged: Callable[..., None]
+) -> None:
+    nest = nests[name]
+    s = Schedule(nest)
+    for _ in range(data.draw(st.integers(1, 12), label="steps")):
+        before = s.nest
+        try:
+            _step(s, data)
+        except ScheduleError as error:
+            assert error.reason and s.nest is before
+            continue
+        if s.nest is not before:
+            done[s.trace.steps[-1].primitive] += 1
+    verify(s.nest)
+    unchanged(nest, s.nest, (1, 5, 8))
+    assert replay(Trace.from_json(s.trace.to_json()), nest).nest == s.nest
+
+
+def test_every_primitive_went_through() -> None:
+    if not done:
+        pytest.skip("the random schedules did not run")
+    assert all(done[p] >= 3 for p in PRIMITIVES), done
