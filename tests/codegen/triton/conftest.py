@@ -10,13 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sympy
+import torch
 
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.loops import Buffer, LoopNest
 from torch_mlc.ir.oracle import run_nest
-from torch_mlc.ir.target import gpu_target
+from torch_mlc.ir.target import Target, gpu_target
+from torch_mlc.runtime.gpu_launch import GpuKernel
 
 pytest.importorskip("triton")
 SM90 = gpu_target("cuda:sm_90")
@@ -123,3 +125,55 @@ def compare(
     bound = _TOLERANCE[dtype] if tolerance is None else tolerance
     a, b = found.astype(np.float64), wanted.astype(np.float64)
     np.testing.assert_allclose(a, b, rtol=bound, atol=bound, err_msg=f"{name}\n{text}")
+
+
+def present_gpu() -> Target:
+    """The target of this machine's first GPU."""
+    if torch.version.hip:
+        return gpu_target(f"hip:{torch.cuda.get_device_properties(0).gcnArchName.partition(':')[0]}")
+    major, minor = torch.cuda.get_device_capability()
+    return gpu_target(f"cuda:sm_{major}{minor}")
+
+
+def to_gpu(array: np.ndarray, strides: tuple[int, ...], dtype: DType) -> torch.Tensor:
+    """A tensor of an array's content in memory of the given strides."""
+    if dtype is DType.BFLOAT16:
+        content = torch.from_numpy(array.view(np.int16).reshape(array.shape)).view(torch.bfloat16)
+    else:
+        content = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    return torch.empty_strided(array.shape, strides, dtype=dtype.torch, device="cuda").copy_(content)
+
+
+def from_gpu(tensor: torch.Tensor, dtype: DType) -> np.ndarray:
+    host = tensor.cpu()
+    if dtype is DType.BFLOAT16:
+        return host.contiguous().view(torch.int16).numpy().view(dtype.numpy)
+    return host.numpy()
+
+
+@pytest.fixture
+def agrees_on_gpu() -> Callable[..., None]:
+    """`agrees_on_gpu(schedule, inputs=, sizes=, tolerance=)`: the kernel of `schedule(target)`, launched on the GPU of
+    this machine, gives what the oracle gives."""
+
+    def check(
+        schedule: Callable[[Target], LoopNest],
+        inputs: dict[str, np.ndarray] | None = None,
+        sizes: dict[str, int] | None = None,
+        tolerance: float | None = None,
+    ) -> None:
+        sizes, rng, target = sizes or {}, np.random.default_rng(0), present_gpu()
+        nest = schedule(target)
+        given = dict(inputs or {})
+        for b in nest.params:
+            if b.name not in nest.outputs and b.name not in given:
+                given[b.name] = random_array(rng, tuple(number(e, sizes) for e in b.shape), b.dtype)
+        source = emit_triton(nest, target)
+        tensors = {b.name: to_gpu(*_parameter(b, given, sizes)[:2], b.dtype) for b in source.params}
+        GpuKernel(source, target)(list(tensors.values()), [sizes[s] for s in source.symbols])
+        wanted = run_nest(nest, given, sizes)
+        for name in nest.outputs:
+            dtype = nest.buffer(name).dtype
+            compare(name, from_gpu(tensors[name], dtype), wanted[name], dtype, tolerance, source.text)
+
+    return check

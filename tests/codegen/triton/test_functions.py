@@ -121,3 +121,10 @@ def test_half_types_compute_in_float32(agrees):
     value = call("mul", operand(0, DType.BFLOAT16), operand(1, DType.BFLOAT16))
     source = agrees(nest_of(value, {"in0": DType.BFLOAT16, "in1": DType.BFLOAT16}))
     assert source.text.count(".to(tl.float32)") == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("fn", "dtype"), CASES, ids=lambda v: str(v))
+def test_function_on_a_gpu(agrees_on_gpu, fn, dtype):
+    nest, inputs = case(fn, dtype)
+    agrees_on_gpu(lambda target: nest, inputs=inputs, tolerance=2e-5 if fn in ("digamma", "randn", "lgamma") else 4e-6)

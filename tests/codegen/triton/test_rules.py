@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import sympy
+import torch
 
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.ir.dtypes import DType
@@ -26,6 +27,7 @@ from torch_mlc.ir.monoid import MAX, SUM
 from torch_mlc.ir.symbols import Size, SymbolTable
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.gpu import compile_triton, resource_report
+from torch_mlc.runtime.gpu_launch import GpuKernel
 from torch_mlc.scheduler.rules import default_schedule, design_space
 
 SM90, GFX942 = gpu_target("cuda:sm_90"), gpu_target("hip:gfx942")
@@ -217,3 +219,34 @@ def test_constant_of_a_fused_scale(agrees):
         (stage("b0", axes((I0, 300)), Store("out0", (I0,), value)),),
     )
     assert "* 0.125" in agrees(scheduled(nest, "gpu_pointwise"), inputs={"in0": np.ones(300, np.float32)}).text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("nest", "rule"), SMALL, ids=[f"{r}-{k}" for k, (_, r) in enumerate(SMALL)])
+def test_rule_on_a_gpu(agrees_on_gpu, nest, rule):
+    tolerance = 1e-2 if nest.params[0].dtype is BF16 else 1e-5
+    agrees_on_gpu(lambda target: default_schedule(nest, target).nest, tolerance=tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("nest", "expected"),
+    [
+        (flat((1 << 20) + 3, F32), lambda a, b: torch.tanh(a) * b),
+        (bias(4096, 1000), lambda a, b: a + b),
+        (transpose(4096, 2048), lambda a, b: a.t() + b),
+        (softmax(2048, 32768), lambda a: torch.softmax(a, -1)),
+        (softmax(512, 131072), lambda a: torch.softmax(a, -1)),
+        (softmax(512, 50257, F32), lambda a: torch.softmax(a, -1)),
+        (columns(16384, 4097), lambda a: a.float().sum(0)),
+    ],
+    ids=["flat", "bias", "transpose", "row", "long-row", "odd-row", "column"],
+)
+def test_large_kernels_equal_torch_on_a_gpu(nest, expected):
+    from_torch = [torch.randn([int(e) for e in b.shape], device="cuda").to(b.dtype.torch) for b in nest.params[:-1]]
+    target = gpu_target("cuda:sm_%d%d" % torch.cuda.get_device_capability())
+    out = torch.empty([int(e) for e in nest.params[-1].shape], device="cuda", dtype=nest.params[-1].dtype.torch)
+    GpuKernel(emit_triton(default_schedule(nest, target).nest, target), target)([*from_torch, out])
+    torch.testing.assert_close(
+        out, expected(*from_torch), rtol=2e-2, atol=1e-2 if nest.params[0].dtype is BF16 else 1e-5
+    )
