@@ -14,7 +14,7 @@ from functools import lru_cache
 import sympy
 
 from ...ir.expr import Index, Load
-from ...ir.loops import Access, AxisKind, Block, Loop, LoopNest, Node, Statement, blocks
+from ...ir.loops import Access, AxisKind, Block, Loop, LoopNest, Node, Statement
 from ..error import ScheduleError
 from .region import Region, axis_regions, covers, same_place
 
@@ -73,7 +73,17 @@ class Place:
 
 def places(nest: LoopNest) -> dict[str, Place]:
     """Every block's place, by name, in order."""
-    return {b.name: Place(b, outer, k) for k, (b, outer) in enumerate(blocks(nest))}
+    found: dict[str, Place] = {}
+    _collect(nest.body, (), found)
+    return found
+
+
+def _collect(body: tuple[Node, ...], outer: tuple[Loop, ...], found: dict[str, Place]) -> None:
+    for n in body:
+        if isinstance(n, Block):
+            found[n.name] = Place(n, outer, len(found))
+        else:
+            _collect(n.body, (*outer, n), found)
 
 
 def _loops_of(block: Block, kinds: tuple[AxisKind, ...]) -> set[sympy.Symbol]:
@@ -166,7 +176,9 @@ def check_moved(before: LoopNest, after: LoopNest, name: str, asked: str) -> Non
             raise ScheduleError(asked, reason, before, other.block.name)
 
 
-def pairs_under(nest: LoopNest, node: Node) -> list[tuple[Place, Place]]:
+def pairs_under(node: Loop, outer: tuple[Loop, ...]) -> list[tuple[Place, Place]]:
     """Each pair of blocks inside a loop, in order."""
-    inside = [p for p in places(nest).values() if any(lp is node for lp in p.loops)]
+    found: dict[str, Place] = {}
+    _collect(node.body, (*outer, node), found)
+    inside = list(found.values())
     return [(a, b) for k, a in enumerate(inside) for b in inside[k + 1 :]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.loops import BLOCK_KINDS, Loop, LoopKind, LoopNest, walk_nodes
+from ...ir.loops import BLOCK_KINDS, Loop, LoopKind, LoopNest, Node
 from ..error import ScheduleError
 from .dependence import accesses, carried, check_pairs, mixed, pairs_under
 from .tree import blocks_under, find_loop, with_node
@@ -37,7 +37,7 @@ def bind(nest: LoopNest, loop: str, thread: str) -> LoopNest:
         raise ScheduleError(asked, f"extent {node.extent} is not constant", nest, loop, "split the loop first")
     else:
         _refuse_mixed(nest, node, asked)
-    _refuse_dependence(nest, node, len(outer), asked)
+    _refuse_dependence(nest, node, outer, asked)
     return _with_kind(nest, node, kind, asked)
 
 
@@ -52,9 +52,9 @@ def parallel(nest: LoopNest, loop: str) -> LoopNest:
     Raises: ScheduleError.    Source: Halide ``Func.parallel``.
     """
     asked = f"parallel({loop})"
-    node, _ = find_loop(nest, loop, asked)
+    node, outer = find_loop(nest, loop, asked)
     _refuse_reduction(nest, node, asked)
-    _refuse_dependence(nest, node, 0, asked)
+    _refuse_dependence(nest, node, outer, asked)
     return _with_kind(nest, node, LoopKind.PARALLEL, asked)
 
 
@@ -72,7 +72,7 @@ def vectorize(nest: LoopNest, loop: str) -> LoopNest:
     node, outer = find_loop(nest, loop, asked)
     _refuse_long(nest, node, asked, MAX_LANES)
     _refuse_mixed(nest, node, asked)
-    _refuse_dependence(nest, node, len(outer), asked)
+    _refuse_dependence(nest, node, outer, asked)
     return _with_kind(nest, node, LoopKind.VECTORIZED, asked)
 
 
@@ -95,26 +95,34 @@ def unroll(nest: LoopNest, loop: str) -> LoopNest:
 
 def check_kinds(nest: LoopNest, asked: str, shown: LoopNest) -> None:
     """Refuse a nest whose kinds of loops no machine nests so; the error shows the nest ``shown``."""
-    for node, outer in walk_nodes(nest.body):
-        if not isinstance(node, Loop) or (node.kind is LoopKind.SERIAL and not outer):
-            continue
-        name = node.var.name
-        for lp in outer:
-            if lp.kind is LoopKind.VECTORIZED:
-                raise ScheduleError(
-                    asked, f"the loop {name} would be inside {lp.var}, which is vectorized", shown, lp.var.name,
-                    "lanes are innermost",
-                )  # fmt: skip
-        if node.kind is LoopKind.PARALLEL and outer:
+
+    def visit(body: tuple[Node, ...], outer: tuple[Loop, ...]) -> None:
+        for n in body:
+            if isinstance(n, Loop):
+                if outer:
+                    _check_kind(n, outer, asked, shown)
+                # Serial loops constrain nothing inside, but that a team is not outermost there.
+                visit(n.body, (*outer, n) if n.kind is not LoopKind.SERIAL or not outer else outer)
+
+    visit(nest.body, ())
+
+
+def _check_kind(node: Loop, outer: tuple[Loop, ...], asked: str, shown: LoopNest) -> None:
+    name = node.var.name
+    for lp in outer:
+        if lp.kind is LoopKind.VECTORIZED:
             raise ScheduleError(
-                asked, f"{name} would be inside {outer[-1].var}; a team of threads runs outermost loops", shown, name
+                asked, f"the loop {name} would be inside {lp.var}, which is vectorized", shown, lp.var.name,
+                "lanes are innermost",
+            )  # fmt: skip
+        if node.kind in BLOCK_KINDS and (lp.kind in _INSIDE_BLOCKS or lp.kind is node.kind):
+            raise ScheduleError(
+                asked, f"{name}, {node.kind.value}, would be inside {lp.var}, which is {lp.kind.value}", shown, name
             )
-        if node.kind in BLOCK_KINDS:
-            wrong = [lp for lp in outer if lp.kind in _INSIDE_BLOCKS or lp.kind is node.kind]
-            if wrong:
-                raise ScheduleError(
-                    asked, f"{name} ({node.kind.value}) would be inside {wrong[0].var} ({wrong[0].kind.value})", shown, name
-                )
+    if node.kind is LoopKind.PARALLEL:
+        raise ScheduleError(
+            asked, f"{name} would be inside {outer[-1].var}; a team of threads runs outermost loops", shown, name
+        )
 
 
 _INSIDE_BLOCKS = (LoopKind.PARALLEL, LoopKind.VECTORIZED, LoopKind.UNROLLED, LoopKind.THREAD_X)
@@ -161,6 +169,6 @@ def _refuse_mixed(nest: LoopNest, node: Loop, asked: str) -> None:
             )
 
 
-def _refuse_dependence(nest: LoopNest, node: Loop, depth: int, asked: str) -> None:
+def _refuse_dependence(nest: LoopNest, node: Loop, outer: tuple[Loop, ...], asked: str) -> None:
     _refuse_bound(nest, node, asked)
-    check_pairs(nest, pairs_under(nest, node), asked, nest, depth + 1)
+    check_pairs(nest, pairs_under(node, outer), asked, nest, len(outer) + 1)

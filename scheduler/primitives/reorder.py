@@ -60,5 +60,5 @@ def _check(nest: LoopNest, chain: list[Loop], asked: str) -> None:
         if both:
             name = min(v.name for v in both)
             raise ScheduleError(asked, f"{name} carries a reduction of {b.name} and another axis at once", nest, name)
-    depth = len(find_loop(nest, chain[-1].var.name, asked)[1]) + 1
-    check_pairs(nest, pairs_under(nest, chain[0]), asked, nest, depth)
+    outer = find_loop(nest, chain[-1].var.name, asked)[1]
+    check_pairs(nest, pairs_under(chain[-1], outer), asked, nest, len(outer) + 1)

@@ -15,27 +15,50 @@ from ..error import ScheduleError
 
 def find_loop(nest: LoopNest, name: str, asked: str) -> tuple[Loop, tuple[Loop, ...]]:
     """The loop over a variable, and the loops around it, outermost first. Raises ScheduleError."""
-    for node, outer in walk_nodes(nest.body):
-        if isinstance(node, Loop) and node.var.name == name:
-            return node, outer
-    known = ", ".join(n.var.name for n, _ in walk_nodes(nest.body) if isinstance(n, Loop))
-    raise ScheduleError(asked, f"there is no loop {name}", nest, hint=f"the loops are {known}")
+    path = _path(nest.body, lambda n: isinstance(n, Loop) and n.var.name == name)
+    if path is None:
+        known = ", ".join(n.var.name for n, _ in walk_nodes(nest.body) if isinstance(n, Loop))
+        raise ScheduleError(asked, f"there is no loop {name}", nest, hint=f"the loops are {known}")
+    return path[0], tuple(reversed(path[1:]))  # type: ignore[return-value]
 
 
 def find_block(nest: LoopNest, name: str, asked: str) -> tuple[Block, tuple[Loop, ...]]:
     """A block by name, and the loops around it. Raises ScheduleError."""
-    for node, outer in walk_nodes(nest.body):
-        if isinstance(node, Block) and node.name == name:
-            return node, outer
-    known = ", ".join(n.name for n, _ in walk_nodes(nest.body) if isinstance(n, Block))
-    raise ScheduleError(asked, f"there is no block {name}", nest, hint=f"the blocks are {known}")
+    path = _path(nest.body, lambda n: isinstance(n, Block) and n.name == name)
+    if path is None:
+        known = ", ".join(n.name for n, _ in walk_nodes(nest.body) if isinstance(n, Block))
+        raise ScheduleError(asked, f"there is no block {name}", nest, hint=f"the blocks are {known}")
+    return path[0], tuple(reversed(path[1:]))  # type: ignore[return-value]
+
+
+def _path(body: tuple[Node, ...], wanted: Callable[[Node], bool]) -> list[Node] | None:
+    """The first node that is wanted, and the loops around it, innermost first."""
+    for n in body:
+        if wanted(n):
+            return [n]
+        if isinstance(n, Loop):
+            found = _path(n.body, wanted)
+            if found is not None:
+                found.append(n)
+                return found
+    return None
 
 
 def blocks_under(node: Node) -> list[Block]:
     """The blocks of a subtree in order."""
     if isinstance(node, Block):
         return [node]
-    return [n for n, _ in walk_nodes(node.body) if isinstance(n, Block)]
+    found: list[Block] = []
+    _collect(node.body, found)
+    return found
+
+
+def _collect(body: tuple[Node, ...], found: list[Block]) -> None:
+    for n in body:
+        if isinstance(n, Block):
+            found.append(n)
+        else:
+            _collect(n.body, found)
 
 
 def loops_under(node: Node) -> list[Loop]:
@@ -45,19 +68,15 @@ def loops_under(node: Node) -> list[Loop]:
 
 def replace_node(body: tuple[Node, ...], target: Node, new: Callable[[Node], tuple[Node, ...]]) -> tuple[Node, ...]:
     """The tree with one node, found by identity, replaced; a loop that is left empty disappears."""
-    out: list[Node] = []
-    for n in body:
+    for k, n in enumerate(body):
         if n is target:
-            out.extend(new(n))
-        elif isinstance(n, Loop):
+            return (*body[:k], *new(n), *body[k + 1 :])
+        if isinstance(n, Loop):
             inner = replace_node(n.body, target, new)
-            if inner is n.body:
-                out.append(n)
-            elif inner:
-                out.append(replace(n, body=inner))
-        else:
-            out.append(n)
-    return tuple(out) if len(out) != len(body) or any(a is not b for a, b in zip(out, body, strict=True)) else body
+            if inner is not n.body:
+                kept = (Loop(n.var, n.extent, inner, n.kind, n.annotations),) if inner else ()
+                return (*body[:k], *kept, *body[k + 1 :])
+    return body
 
 
 def with_node(nest: LoopNest, target: Node, *new: Node) -> LoopNest:
