@@ -28,10 +28,12 @@ def choose_repeats(groups: list[Group], outside: set[str], sizes: Mapping[str, i
         for name in {ld.buffer for m in g.members for ld in m.loads} - g.produced.keys():
             readers.setdefault(name, []).append(g)
     chosen: dict[str, Expr] = {}
+    # What chosen values are made of must stay in memory.
+    pinned: set[str] = set()
     for g in groups:
         for m in g.members:
             name = m.name
-            if m.monoid is not None or name in outside or name not in readers:
+            if m.monoid is not None or name in outside or name not in readers or name in pinned:
                 continue
             value = _expanded(m, g, readers, outside)
             if value is None:
@@ -41,6 +43,7 @@ def choose_repeats(groups: list[Group], outside: set[str], sizes: Mapping[str, i
             before = sizes.get(name, 0) * (1 + len(readers[name]))
             if extra <= before * GAIN and not operands.keys() & chosen.keys():
                 chosen[name] = value
+                pinned |= operands.keys()
     return chosen
 
 
