@@ -42,7 +42,7 @@ def fuse(nest: LoopNest, loops: list[str]) -> tuple[LoopNest, list[str]]:
         return nest, [loops[0]]
     name = fresh(nest, "_".join(loops))
     var = symbol(name)
-    extent: sympy.Expr = sympy.Mul(*(lp.extent for lp in chain))
+    extent = _product(nest, [lp.extent for lp in chain])
     mapping: dict[sympy.Symbol, sympy.Expr] = {}
     step: sympy.Expr = sympy.S.One
     for k, lp in reversed(list(enumerate(chain))):
@@ -51,3 +51,14 @@ def fuse(nest: LoopNest, loops: list[str]) -> tuple[LoopNest, list[str]]:
     scope = {lp.var: lp.extent for lp in outer} | {var: extent}
     body = substitute(chain[-1].body, mapping, scope, nest)
     return with_node(nest, outermost, replace(outermost, var=var, extent=extent, body=body)), [name]
+
+
+def _product(nest: LoopNest, extents: list[sympy.Expr]) -> sympy.Expr:
+    """The product, where a quotient meets the number that it was divided by without remainder: the dividend."""
+    product: sympy.Expr = sympy.Mul(*extents)
+    for f in sympy.Mul.make_args(product):
+        if isinstance(f, FloorDiv) and f.args[1].is_Integer and nest.symbols.is_divisible(f.args[0], int(f.args[1])):
+            rest = sympy.Mul(*(g for g in sympy.Mul.make_args(product) if g is not f))
+            if (rest / f.args[1]).as_numer_denom()[1] == 1:
+                return sympy.expand(rest / f.args[1] * f.args[0])
+    return product

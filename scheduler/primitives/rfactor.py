@@ -45,8 +45,8 @@ def rfactor(nest: LoopNest, loop: str) -> tuple[LoopNest, list[str]]:
                                               for ko in range(8):
                                                   B += B_rf[ko]
 
-    The partial block keeps the loops; the combining block, under the old name, stands behind the outermost loop that
-    carries the reduction. Where a tail could leave a partial result without a first element, its elements beyond the
+    The partial block keeps the loops; the combining block, under the old name and under copies of the spatial loops,
+    stands behind the outermost loop in which nothing else is computed. Where a tail could leave a partial result without a first element, its elements beyond the
     tail are identities instead of being skipped.
 
     Requires: exactly one block, a reduction, is inside the loop; the loop carries its reduction and no other axis.
@@ -64,7 +64,7 @@ def rfactor(nest: LoopNest, loop: str) -> tuple[LoopNest, list[str]]:
     if mixed(block):
         raise ScheduleError(asked, "a loop carries the reduction and another axis at once", nest, block.name)
     around = find_block(nest, block.name, asked)[1]
-    top = next(lp for lp in around if lp.var in over)
+    top = next(lp for lp in around if lp.var in over or len(blocks_under(lp)) == 1)
     names = _fresh_names(nest, update, block)
     spatial = tuple(a for a in block.axes if a.kind is AxisKind.SPATIAL)
     at = (symbol(names[0]), *(a.var for a in spatial))

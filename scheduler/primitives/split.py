@@ -89,7 +89,13 @@ def _quotient(nest: LoopNest, extent: sympy.Expr, factor: sympy.Expr) -> tuple[s
             return sympy.Integer(-(-int(extent) // int(factor))), exact
         if exact:
             return simplify(FloorDiv(extent, factor), {}, nest.symbols), True
-        return FloorDiv(extent + factor - 1, factor), False
+        if isinstance(extent, FloorDiv) and extent.args[1].is_Integer:
+            # Rounding up twice is rounding up once: the loop comes of a split by ``by``.
+            base, by = extent.args
+            size = sympy.expand(base - by + 1)
+            if _rounded_up(size, by) == extent:
+                return _rounded_up(size, by * factor), False
+        return _rounded_up(extent, factor), False
     quotient, denominator = (extent / factor).as_numer_denom()
     if denominator == 1:
         return sympy.expand(quotient), True
