@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.loops import Block, Bound, Loop, LoopKind, Node, Store, Update, walk_nodes
+from ...ir.expr import symbol
+from ...ir.loops import Block, Bound, Loop, LoopKind, Node, Store, Update, map_nodes, walk_nodes
 from ..kernel import EmitError
 from . import reductions
 from .access import bound_mask, store
@@ -100,14 +101,70 @@ def _constant_extent(ctx: Context, loop: Loop) -> int:
 
 def _lanes(ctx: Context, nest: Nest, loop: Loop) -> None:
     extent = _constant_extent(ctx, loop)
+    native = ctx.target.lanes(4)
     if extent == 1:
         _unrolled(ctx, nest, loop)
-        return
-    ctx.vector = (loop.var, extent)
+    elif extent > native and extent % native == 0 and (masks := _lane_masks(ctx, loop)) and _may_narrow(ctx, loop):
+        _narrow_lanes(ctx, nest, loop, native, masks)
+    else:
+        _vector(ctx, nest, loop, extent)
+
+
+def _vector(ctx: Context, nest: Nest, loop: Loop, lanes: int) -> None:
+    ctx.vector = (loop.var, lanes)
     ctx.values = {}
     emit_nodes(ctx, nest, loop.body)
     ctx.vector = None
     ctx.values = {}
+
+
+def _lane_masks(ctx: Context, loop: Loop) -> set[Bound]:
+    """The predicates inside that mask lanes here."""
+    return {
+        bound
+        for block in _blocks(loop)
+        for bound in block.predicate
+        if bound not in ctx.assumed and loop.var in bound.lhs.free_symbols | bound.rhs.free_symbols
+    }
+
+
+def _may_narrow(ctx: Context, loop: Loop) -> bool:
+    """Accumulators of blocks inside have the lanes of one register, or there are none."""
+    names = {b.name for b in _blocks(loop)}
+    live = [a for (name, _), a in ctx.accumulators.items() if name in names]
+    return all(isinstance(a, reductions.Accumulator) and a.lanes == ctx.target.lanes(4) for a in live)
+
+
+def _narrow_lanes(ctx: Context, nest: Nest, loop: Loop, native: int, masks: set[Bound]) -> None:
+    """A masked part one register at a time: as quick for the few elements that are left, and a fraction of the code."""
+    piece, lane = symbol(f"{loop.var.name}_piece"), symbol(f"{loop.var.name}_lane")
+    mapping = {loop.var: piece * native + lane}
+
+    def moved(bound: Bound) -> Bound:
+        return Bound(bound.lhs.xreplace(mapping), bound.rhs.xreplace(mapping))
+
+    def rebound(node: Node) -> Node | None:
+        if not isinstance(node, Block):
+            return None
+        return replace(
+            node,
+            bindings=tuple(sympy.expand(e.xreplace(mapping)) for e in node.bindings),
+            predicate=tuple(map(moved, node.predicate)),
+        )
+
+    narrow = Loop(lane, sympy.Integer(native), map_nodes(loop.body, rebound), LoopKind.VECTORIZED)
+    pieces = Loop(piece, sympy.Integer(int(loop.extent) // native), (narrow,))
+    high = Val(str(pieces.extent), I64)
+    if len(masks) == 1:
+        (bound,) = masks
+        parts = split_linear(sympy.expand(bound.rhs - bound.lhs), loop.var)
+        if parts is not None and parts[1] == -1:  # only as many as have a live lane
+            high = _smin(ctx, high, _full_iterations(ctx, parts[0], native))
+    assumed = ctx.assumed
+    ctx.assumed = assumed | {moved(b) for b in assumed}
+    ctx.extents |= {piece: pieces.extent, lane: narrow.extent}
+    _range(ctx, nest, pieces, Val("0", I64), high)
+    ctx.assumed = assumed
 
 
 def _unrolled(ctx: Context, nest: Nest, loop: Loop) -> None:
@@ -146,7 +203,7 @@ def _counted(
         return started
     names = {b for b, _, _ in bounds}
     started = [
-        reductions.widen(ctx, acc) if names & set(acc.block.predicate) else acc for acc in started
+        reductions.for_tail(ctx, acc, ctx.target.lanes(4)) if names & set(acc.block.predicate) else acc for acc in started
     ]
     _range(ctx, nest, loop, _smax(ctx, low, limit), high)
     return started

@@ -12,7 +12,7 @@ import sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import flops
-from ...ir.loops import Block, Loop, LoopNest, Scope, Update, blocks, walk_nodes
+from ...ir.loops import Block, Loop, LoopKind, LoopNest, Scope, Update, blocks, walk_nodes
 from ...ir.target import Target
 from ..kernel import KernelSource
 from .builder import Builder, Val, element_type
@@ -55,8 +55,15 @@ class _Module:
         features = frozenset(f[1:] for f in self.target.features.split(",") if f.startswith("+"))
         names = [f"%{p.name}" for p in self.nest.params] + [f"%{s.name}" for s in self.nest.symbols.symbols]
         types = ["ptr noalias nofree"] * len(self.nest.params) + ["i64"] * len(self.nest.symbols.symbols)
+        # Regions have functions of their own; without any, the work is one, for parameters may be declared not to overlap.
+        apart = not any(isinstance(n, Loop) and n.kind is LoopKind.PARALLEL for n, _ in walk_nodes(self.nest.body))
         signature = ", ".join(f"{t} {n}" for t, n in zip(types, names, strict=True))
-        b = Builder(f"define internal void @{self.nest.name}.main({signature})", features)
+        entry = _entry(self.nest, names, types, call=apart)
+        if apart:
+            b = Builder(f"define internal void @{self.nest.name}.main({signature})", features)
+        else:
+            b = Builder(entry[0].removesuffix(" #0 {"), features)
+            b.lines.extend(entry[2:])
         places = {p.name: _parameter(self.nest, p.name) for p in self.nest.params}
         ctx = Context(self.nest, self.target, b, places, {s: Val(f"%{s.name}", I64) for s in self.nest.symbols.symbols})
         paths = {n.name: (n, outer) for n, outer in blocks(self.nest)}
@@ -74,7 +81,7 @@ class _Module:
             f'; {self.nest.name} for {self.target.arch}',
             "@mlc_zero = internal constant [16 x i8] zeroinitializer, align 16",
             *self.functions,
-            _entry(self.nest, names, types),
+            *(["\n".join(entry)] if apart else []),
             "\n".join(self.declarations.values()),
             f'attributes #0 = {{ {_ATTRIBUTES} "prefer-vector-width"="{self.target.vector_bytes * 8}" }}',
             "!0 = !{}",
@@ -95,14 +102,17 @@ def _parameter(nest: LoopNest, name: str) -> Place:
     return Place(f"%{name}", p.dtype, p.shape, p.strides, fixed=name not in nest.outputs)
 
 
-def _entry(nest: LoopNest, names: list[str], types: list[str]) -> str:
+def _entry(nest: LoopNest, names: list[str], types: list[str], call: bool) -> list[str]:
+    """The exported function: its head and the loads of its arguments, and with ``call`` a call of the one that does the work."""
     lines = [f"define void @{nest.name}(ptr %arguments) #0 {{", "entry:"]
     for k, (name, kind) in enumerate(zip(names, types, strict=True)):
         short = kind.split()[0]
         lines.append(f"  %at{k} = getelementptr inbounds i64, ptr %arguments, i64 {k}")
         lines.append(f"  {name} = load {short}, ptr %at{k}, align 8")
+    if not call:
+        return lines
     passed = ", ".join(f"{t.split()[0]} {n}" for t, n in zip(types, names, strict=True))
-    return "\n".join([*lines, f"  call void @{nest.name}.main({passed})", "  ret void", "}"])
+    return [*lines, f"  call void @{nest.name}.main({passed})", "  ret void", "}"]
 
 
 # --- storage of LOCAL buffers -------------------------------------------------------------------------------------------
@@ -205,10 +215,13 @@ def _member(name: str, types: list[str]) -> str:
         "  %threads32 = call i32 @omp_get_num_threads()",
         "  %id = zext i32 %id32 to i64",
         "  %threads = zext i32 %threads32 to i64",
-        f"  %before = mul nuw i64 {count}, %id",
-        f"  %until = add nuw i64 %before, {count}",
-        "  %low = udiv i64 %before, %threads",
-        "  %high = udiv i64 %until, %threads",
+        "  %most = sub nuw i64 %threads, 1",
+        f"  %padded = add nuw i64 {count}, %most",
+        "  %share = udiv i64 %padded, %threads",
+        "  %low = mul nuw i64 %id, %share",
+        "  %until = add nuw i64 %low, %share",
+        f"  %past = icmp ugt i64 %until, {count}",
+        f"  %high = select i1 %past, i64 {count}, i64 %until",
         f"  call void @{name}({passed}, i64 %low, i64 %high)",
         "  ret void",
         "}",

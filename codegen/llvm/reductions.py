@@ -49,6 +49,8 @@ class Accumulator:
     reduced: frozenset[sympy.Symbol]
     across: Loop | None
     vector: Loop | None
+    # Part of a cascade: it joins others of its own width.
+    nested: bool = False
 
     @property
     def lanes(self) -> int:
@@ -135,7 +137,9 @@ def begin_cascade(ctx: Context, reduced: Reduced, loop: Loop) -> list[tuple[Accu
             continue
         if {d.var for d in outer.dims} - {lp.var for lp in reduced.path[reduced.path.index(loop) :]}:
             continue  # a loop between selects among the accumulators
-        inner = replace(outer, slots=tuple(_slot(ctx, outer.size, s.dtype, s.lanes) for s in outer.slots))
+        inner = replace(
+            outer, slots=tuple(_slot(ctx, outer.size, s.dtype, s.lanes) for s in outer.slots), nested=True
+        )
         _clear(ctx, inner)
         ctx.accumulators[reduced.block.name, k] = inner
         pairs.append((outer, inner))
@@ -236,23 +240,37 @@ def runtime_loop(ctx: Context, low: str, high: str, written: frozenset[str] | No
         b.label(done)
 
 
-def widen(ctx: Context, acc: Accumulator) -> Accumulator:
-    """The accumulator with every component a lane: what follows masks lanes."""
-    slots = []
-    for slot in acc.slots:
-        if slot.lanes == acc.lanes:
-            slots.append(slot)
-            continue
-        wide = _slot(ctx, acc.size, slot.dtype, acc.lanes)
-        for k in range(acc.size):
-            value = ctx.b.splat(_read(ctx, slot, str(k)), acc.lanes)
-            ctx.b.line(f"store {value}, ptr {_element(ctx, wide, str(k))}")
-        slots.append(wide)
-    new = replace(acc, slots=tuple(slots))
+def for_tail(ctx: Context, acc: Accumulator, native: int) -> Accumulator:
+    """The accumulator for a masked part: every component a lane, and along the reduction no more lanes than a register has."""
+    lanes = acc.lanes
+    wanted = lanes
+    if acc.across is not None and not acc.nested and lanes > native and lanes % native == 0 and (lanes // native).bit_count() == 1:
+        wanted = native
+    if all(slot.lanes == wanted for slot in acc.slots):
+        return acc
+    slots = tuple(_slot(ctx, acc.size, s.dtype, wanted) for s in acc.slots)
+    for k in range(acc.size):
+        state = [ctx.b.splat(_read(ctx, slot, str(k)), lanes) for slot in acc.slots]
+        width = lanes
+        while width > wanted:
+            width //= 2
+            state = _halved(ctx, acc.update, state, width)
+        for slot, value in zip(slots, state, strict=True):
+            ctx.b.line(f"store {ctx.b.splat(value, wanted)}, ptr {_element(ctx, slot, str(k))}")
+    vector = acc.vector
+    if vector is not None and wanted != lanes:
+        vector = replace(vector, extent=sympy.Integer(wanted))
+    new = replace(acc, slots=slots, vector=vector, across=vector if acc.across is not None else None)
     for key, value in ctx.accumulators.items():
         if value is acc:
             ctx.accumulators[key] = new
     return new
+
+
+def _halved(ctx: Context, statement: Update, state: list[Val], half: int) -> list[Val]:
+    low = [_lanes(ctx, v, 0, half) for v in state]
+    high = [_lanes(ctx, v, half, half) for v in state]
+    return [ctx.b.splat(v, half) for v in combined(ctx, statement, low, high)]
 
 
 def _read(ctx: Context, slot: Slot, index: str) -> Val:
@@ -277,7 +295,7 @@ def update(ctx: Context, block: Block, k: int, statement: Update) -> None:
     index = _index(ctx, acc)
     old = [_read(ctx, slot, index) for slot in acc.slots]
     new = combined(ctx, statement, old, values)
-    mask = _reduction_mask(ctx, acc)
+    mask = _reduction_mask(ctx, acc, block)
     for slot, before, after in zip(acc.slots, old, new, strict=True):
         if mask is not None:
             after = ctx.b.select(mask.live, after, before)
@@ -294,11 +312,11 @@ def combined(ctx: Context, statement: Update, x: list[Val], y: list[Val]) -> lis
     return [combine(ctx, e, env) for e in statement.monoid.combine(a, b)]
 
 
-def _reduction_mask(ctx: Context, acc: Accumulator) -> Mask | None:
+def _reduction_mask(ctx: Context, acc: Accumulator, block: Block) -> Mask | None:
     """The mask of the predicates along the reduction. Others mask targets, whose dead lanes are never stored."""
     live: Val | None = None
-    for bound in acc.block.predicate:
-        if bound not in ctx.assumed and (bound.lhs.free_symbols | bound.rhs.free_symbols) & acc.reduced:
+    for bound, original in zip(block.predicate, acc.block.predicate, strict=True):
+        if bound not in ctx.assumed and (original.lhs.free_symbols | original.rhs.free_symbols) & acc.reduced:
             mask = bound_mask(ctx, bound)
             live = mask.live if live is None else conjunction(ctx.b, live, mask.live)
     return None if live is None else Mask(live)
@@ -412,11 +430,8 @@ def horizontal(ctx: Context, statement: Update, state: list[Val]) -> list[Val]:
     lanes = state[0].lanes
     while lanes > 1:
         half = lanes // 2
-        low = [_lanes(ctx, v, 0, half) for v in state]
-        high = [_lanes(ctx, v, half, half) for v in state]
         rest = [_lanes(ctx, v, lanes - 1, 1) for v in state] if lanes % 2 else None
-        state = combined(ctx, statement, low, high)
-        state = [ctx.b.splat(v, half) for v in state]
+        state = _halved(ctx, statement, state, half)
         if rest is not None:
             state = _with_rest(ctx, statement, state, rest, half)
         lanes = half
