@@ -28,6 +28,12 @@ from ..ir.graph import (
 )
 from .kernel import EmitError
 
+# Ops whose results have the strides that their fake versions promise; the others are looked at after each call.
+SURE = frozenset(
+    {"aten::mm.default", "aten::addmm.default", "aten::bmm.default", "aten::baddbmm.default",
+     "aten::embedding_dense_backward.default", "mlc::seeds", "mlc::constant", "aten::sym_size.int"}
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class KernelUse:
@@ -93,6 +99,14 @@ class CallLibrary:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckLayout:
+    """Bring a library's result into the layout that the graph was compiled for, should it have another."""
+
+    name: str
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True)
 class MakeView:
     """``name`` looks at the memory of ``source`` from ``offset`` elements in."""
 
@@ -116,7 +130,7 @@ class Return:
     values: tuple[GraphOutput, ...]
 
 
-Step: TypeAlias = BindSize | Allocate | Reuse | Launch | CallLibrary | MakeView | Free | Return
+Step: TypeAlias = BindSize | Allocate | Reuse | Launch | CallLibrary | CheckLayout | MakeView | Free | Return
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +180,8 @@ class _Builder:
     spare: dict[TensorType, list[str]] = field(default_factory=dict)
     ours: dict[str, TensorType] = field(default_factory=dict)
     memory: _Memory = field(default_factory=lambda: _Memory())
+    # Symbols that no argument gives: sizes decided by data, read from the results of the calls that decide them.
+    unbound: set[sympy.Symbol] = field(default_factory=set)
 
     def build(self) -> HostProgram:
         graph = self.graph
@@ -182,6 +198,10 @@ class _Builder:
             names = [n for n in dict.fromkeys((*uses(node), *node.names)) if last.get(n, at) == at and n not in kept]
             self.free([n for n in names if n in self.owner])
         self.steps.append(Return(graph.outputs))
+        missing = self.unbound & _mentioned(graph)
+        if missing:
+            names = ", ".join(sorted(s.name for s in missing))
+            raise EmitError(f"{graph.name}: no argument and no result gives the size {names}")
         return HostProgram(
             graph.name, tuple(i.name for i in graph.inputs), tensors, tuple(self.steps), bound, self.memory.peaks()
         )
@@ -212,11 +232,7 @@ class _Builder:
             if solved is not None:
                 symbol, scale, shift = solved
                 found[symbol] = BindSize(symbol, name, dim, stride, scale, shift)
-        missing = wanted - found.keys()
-        needed = _mentioned(self.graph)
-        if missing & needed:
-            names = ", ".join(sorted(s.name for s in missing & needed))
-            raise EmitError(f"{self.graph.name}: no argument gives the size {names}")
+        self.unbound = wanted - found.keys()
         order = [s for s in self.graph.symbols.symbols if s in found]
         self.steps += [found[s] for s in order]
         return tuple(order)
@@ -239,12 +255,22 @@ class _Builder:
                     if kind is not None:
                         self.owner[name] = name
                         self.memory.add(name, kind.nbytes)
+                        self.bind_result(name, kind)
+                        if node.target not in SURE:
+                            self.steps.append(CheckLayout(name, kind))
             case View(name, kind, source, _, _, offset):
                 self.steps.append(MakeView(name, kind, source, offset))
                 self.owner[name] = self.owner[source]
                 self.memory.share(name, source)
             case Compute() | Reduction():
                 raise EmitError(f"{self.graph.name}: {node.names[0]} was not fused into any function")
+
+    def bind_result(self, name: str, kind: TensorType) -> None:
+        """Read the sizes that a result is the first to tell."""
+        for dim, extent in enumerate(kind.shape):
+            if extent in self.unbound:
+                self.unbound.discard(extent)
+                self.steps.append(BindSize(extent, name, dim))
 
     def allocate(self, name: str, kind: TensorType) -> None:
         spare = self.spare.get(kind)

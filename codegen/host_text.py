@@ -25,6 +25,7 @@ from .host import (
     Allocate,
     BindSize,
     CallLibrary,
+    CheckLayout,
     Free,
     HostProgram,
     Launch,
@@ -33,12 +34,6 @@ from .host import (
     Reuse,
     Step,
 )
-
-# Ops whose results have the strides that their fake versions promise; the others are looked at after each call.
-_SURE = frozenset(
-    {"aten::mm.default", "aten::addmm.default", "aten::bmm.default", "aten::baddbmm.default",
-     "aten::embedding_dense_backward.default", "mlc::seeds", "mlc::constant", "aten::sym_size.int"}
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +102,9 @@ class _Printer:
                 self.launch(step)
             case CallLibrary(node, comment):
                 self.library(node, comment)
+            case CheckLayout(name, kind):
+                variable = self.name(name)
+                self.line(f"{variable} = checked_({variable}, {self.sizes(kind.shape)}, {self.sizes(kind.strides)})")
             case MakeView(name, kind, source, offset):
                 where = f"{self.sizes(kind.shape)}, {self.sizes(kind.strides)}, {self.size(offset)}"
                 self.line(f"{self.name(name)} = view_({self.name(source)}, {where})")
@@ -152,10 +150,6 @@ class _Printer:
             self.line(f"{results[0]} = {call}", comment)
         else:
             self.line(f"{', '.join(results)}{',' if len(results) == 1 else ''} = {call}", comment)
-        if node.target not in _SURE:
-            for name, kind in zip(results, node.types, strict=True):
-                if kind is not None:
-                    self.line(f"{name} = checked_({name}, {self.sizes(kind.shape)}, {self.sizes(kind.strides)})")
 
     # --- words ------------------------------------------------------------------------------------------------------
 

@@ -141,12 +141,13 @@ class _Writer:
         env, known = self._shape_env, self._symbols.keys()
         facts = sorted(self.expression(f) for f in getattr(env, "divisible", ()) or () if f.free_symbols <= known)
         self.lines += [f"holds {f}" for f in facts]
+        # torch 2.11 has the values under the second name, which later versions warn of.
+        values = getattr(env, "backed_var_to_val", None)
+        if values is None:
+            values = getattr(env, "var_to_val", None) or {}
         for symbol, name in self._symbols.items():
             bounds = env.var_to_range.get(symbol) if env is not None else None
-            typical = None
-            for table in ("backed_var_to_val", "var_to_val"):
-                hint = (getattr(env, table, None) or {}).get(symbol)
-                if hint is not None and getattr(hint, "is_Integer", isinstance(hint, int)):
-                    typical = int(hint).bit_length()
-                    break
+            hint = values.get(symbol)
+            known = hint is not None and getattr(hint, "is_Integer", isinstance(hint, int))
+            typical = int(hint).bit_length() if known else None
             self.lines.append(f"{name} in {bounds} about 2**{typical}")
