@@ -18,7 +18,7 @@ from .gpu_common import (
     clamp_power,
     column_like,
     cut,
-    fused,
+    inner_loops,
     narrowest_bytes,
     programs,
     row_depth,
@@ -72,15 +72,9 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     programs(schedule, (*others, over))
     tile(schedule, within)
     depth = 1 + bool(others or over is not None)
-    done: set[str] = set()
-    for block in schedule.get_blocks():
-        inner = schedule.get_loops(block)[depth:]
-        if inner and inner[0] not in done:
-            loop = fused(schedule, inner)
-            assert loop is not None
-            rows_of, rows = cut(schedule, loop, int(params["rows"]))
-            tile(schedule, rows)
-            done |= {lp for lp in (rows_of, rows) if lp is not None}
+    for loop in inner_loops(schedule, depth, merge=True):
+        _, rows = cut(schedule, loop, int(params["rows"]))
+        tile(schedule, rows)
     schedule.annotate("", "num_warps", int(params["warps"]))
 
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import sympy
 
-from ...ir.loops import LoopKind, LoopNest
+from ...ir.expr import Load
+from ...ir.loops import Access, LoopKind, LoopNest
 from ...ir.target import Target
 from ..schedule import Schedule
 from .analysis import Shape
-from .cpu_common import merge_rows
+from .cpu_common import merge_inner, merge_rows
 
 GPUS = ("cuda", "hip")
 
@@ -56,6 +57,17 @@ def row_depth(schedule: Schedule, rows: int) -> int:
     while depth < rows and all(len(c) > depth and c[depth] == chains[0][depth] for c in chains):
         depth += 1
     return depth
+
+
+def inner_loops(schedule: Schedule, depth: int, *, merge: bool) -> list[str]:
+    """The loops over the elements of a row, one for each stage that has any; with ``merge``, stages that may run in
+    one visit share theirs, so that the later ones find the tiles of the earlier."""
+    for block in schedule.get_blocks():
+        fused(schedule, schedule.get_loops(block)[depth:])
+    if merge:
+        merge_inner(schedule, depth)
+    chains = [schedule.get_loops(b) for b in schedule.get_blocks()]
+    return list(dict.fromkeys(c[depth] for c in chains if len(c) > depth))
 
 
 def fused(schedule: Schedule, loops: Sequence[str]) -> str | None:
@@ -122,7 +134,8 @@ def live_rows(shape: Shape) -> int:
     spans: dict[str, tuple[int, int]] = {}
     for k, block in enumerate(shape.blocks):
         outputs = {w.buffer for w in block.writes if w.buffer not in local}
-        for site in (*block.reads, *block.writes):
+        sites: list[Load | Access] = [*block.reads, *block.writes]
+        for site in sites:
             moves = any(i.free_symbols & inner for i in site.indices if isinstance(i, sympy.Expr))
             if moves and site.buffer not in outputs:
                 first, _ = spans.get(site.buffer, (k, k))

@@ -16,6 +16,7 @@ from .gpu_common import (
     clamp_power,
     cut,
     fused,
+    inner_loops,
     live_rows,
     next_power,
     programs,
@@ -66,7 +67,7 @@ def _persistent(schedule: Schedule, target: Target, params: Params) -> None:
     shape = analyse(schedule.nest)
     depth = _rows(schedule, shape, int(params["rows"]))
     size = next_power(int(_row(shape)))
-    for inner in _inner_loops(schedule, depth):
+    for inner in inner_loops(schedule, depth, merge=False):
         _, within = cut(schedule, inner, size)
         tile(schedule, within)
     schedule.annotate("", "num_warps", int(params["warps"]))
@@ -89,7 +90,7 @@ def _looped(schedule: Schedule, target: Target, params: Params) -> None:
     shape = analyse(schedule.nest)
     inline_elements(schedule)
     depth = _rows(schedule, shape, int(params["rows"]))
-    for inner in _inner_loops(schedule, depth):
+    for inner in inner_loops(schedule, depth, merge=True):
         _, within = cut(schedule, inner, int(params["block"]))
         tile(schedule, within)
     schedule.annotate("", "num_warps", int(params["warps"]))
@@ -115,17 +116,6 @@ def _rows(schedule: Schedule, shape: Shape, rows: int) -> int:
     if within is not None:
         tile(schedule, within)
     return sum(lp is not None for lp in (over, within))
-
-
-def _inner_loops(schedule: Schedule, depth: int) -> list[str]:
-    """The loops over the elements of a row, one for each stage that has any."""
-    found: dict[str, None] = {}
-    for block in schedule.get_blocks():
-        loops = schedule.get_loops(block)[depth:]
-        together = fused(schedule, loops)
-        if together is not None:
-            found[together] = None
-    return list(found)
 
 
 GPU_ROW_PERSISTENT = Rule("gpu_row_persistent", GPUS, _is_persistent, _persistent_parameters, _persistent)

@@ -244,7 +244,8 @@ def test_rule_on_a_gpu(agrees_on_gpu, nest, rule):
 )
 def test_large_kernels_equal_torch_on_a_gpu(nest, expected):
     from_torch = [torch.randn([int(e) for e in b.shape], device="cuda").to(b.dtype.torch) for b in nest.params[:-1]]
-    target = gpu_target("cuda:sm_%d%d" % torch.cuda.get_device_capability())
+    major, minor = torch.cuda.get_device_capability()
+    target = gpu_target(f"cuda:sm_{major}{minor}")
     out = torch.empty([int(e) for e in nest.params[-1].shape], device="cuda", dtype=nest.params[-1].dtype.torch)
     GpuKernel(emit_triton(default_schedule(nest, target).nest, target), target)([*from_torch, out])
     torch.testing.assert_close(
