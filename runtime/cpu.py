@@ -13,6 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -45,33 +46,45 @@ def object_fingerprint(target: Target) -> str:
 _PIPELINE = 1
 
 
-@lru_cache(maxsize=8)
-def _machine(arch: str, features: str) -> Any:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_triple(llvm.get_process_triple())
-    return target.create_target_machine(cpu=arch, features=features, opt=2, reloc="pic", codemodel="small")
+class _Machines(threading.local):
+    """Target machines of one thread: they are not for two threads at once."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, str], Any] = {}
+
+    def of(self, target: Target) -> Any:
+        key = (target.arch, target.features)
+        if key not in self.known:
+            llvm.initialize_native_target()
+            llvm.initialize_native_asmprinter()
+            kind = llvm.Target.from_triple(llvm.get_process_triple())
+            self.known[key] = kind.create_target_machine(
+                cpu=target.arch, features=target.features, opt=2, reloc="pic", codemodel="small"
+            )
+        return self.known[key]
 
 
-# LLVM's global context is not for two threads at once.
-_COMPILE_LOCK = threading.Lock()
+_MACHINES = _Machines()
 
 
 def compile_object(texts: Sequence[str], target: Target) -> bytes:
-    """One relocatable object of modules of LLVM IR. Raises CpuCompileError with LLVM's own words."""
-    with _COMPILE_LOCK:
-        machine = _machine(target.arch, target.features)
-        try:
-            module = llvm.parse_assembly(texts[0])
-            for text in texts[1:]:
-                module.link_in(llvm.parse_assembly(text))
-        except RuntimeError as error:
-            raise CpuCompileError(f"LLVM cannot parse a kernel: {error}") from error
-        module.triple = machine.triple
-        module.data_layout = str(machine.target_data)
-        _optimise(module, machine)
-        data: bytes = machine.emit_object(module)
-        return data
+    """One relocatable object of modules of LLVM IR; threads may compile at the same time.
+
+    Raises: CpuCompileError with LLVM's own words.
+    """
+    machine = _MACHINES.of(target)
+    context = llvm.create_context()
+    try:
+        module = llvm.parse_assembly(texts[0], context)
+        for text in texts[1:]:
+            module.link_in(llvm.parse_assembly(text, context))
+    except RuntimeError as error:
+        raise CpuCompileError(f"LLVM cannot parse a kernel: {error}") from error
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    _optimise(module, machine)
+    data: bytes = machine.emit_object(module)
+    return data
 
 
 def _optimise(module: Any, machine: Any) -> None:
@@ -148,6 +161,15 @@ def _link(library: Any, wanted: Sequence[str]) -> LoadedObject:
 def compile_kernels(sources: Sequence[KernelSource], target: Target) -> bytes:
     """One object with all the kernels; their names must differ."""
     return compile_object([s.text for s in sources], target)
+
+
+def compile_each(sources: Sequence[KernelSource], target: Target, threads: int | None = None) -> list[bytes]:
+    """An object for each kernel, compiled by several threads, for LLVM needs no GIL."""
+    workers = min(threads or os.cpu_count() or 1, len(sources))
+    if workers <= 1:
+        return [compile_object([s.text], target) for s in sources]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(lambda s: compile_object([s.text], target), sources))
 
 
 def load_kernels(data: bytes, names: Sequence[str]) -> dict[str, CpuKernel]:
