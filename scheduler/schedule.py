@@ -75,7 +75,9 @@ class Schedule:
 
     # --- primitives ---------------------------------------------------------------------------------------------------
 
-    def split(self, loop: LoopRef, factors: Sequence[int | None], tail: str = "predicate") -> tuple[LoopRef, ...]:
+    def split(
+        self, loop: LoopRef, factors: Sequence[int | sympy.Expr | None], tail: str = "predicate"
+    ) -> tuple[LoopRef, ...]:
         self.nest, names = split(self.nest, loop, factors, tail)
         return self._record("split", {"loop": loop, "factors": list(factors), "tail": tail}, names)
 

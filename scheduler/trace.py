@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
+
+from ..ir.errors import IRError
+from ..ir.parser_expr import index
+from ..ir.printer_expr import index_text
 from .error import ScheduleError
 
-# Names of loops and blocks, numbers, and lists of them: what JSON holds.
+# Names of loops and blocks, numbers, expressions in sizes, and lists of them.
 Argument = Any
 
 
@@ -22,7 +28,7 @@ class Step:
     results: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        call = f"s.{self.primitive}({', '.join(f'{k}={_plain(v)!r}' for k, v in self.args)})"
+        call = f"s.{self.primitive}({', '.join(f'{k}={_text(v)}' for k, v in self.args)})"
         return f"{', '.join(self.results)} = {call}" if self.results else call
 
 
@@ -51,7 +57,7 @@ class Trace:
                 for name, args, results in data["steps"]
             )
             return Trace(steps, str(data.get("rule", "")))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, IRError) as error:
             raise ScheduleError("Trace.from_json", f"this is no trace ({error}): {text[:80]!r}") from None
 
 
@@ -60,8 +66,31 @@ def make_step(primitive: str, args: Mapping[str, Argument], results: tuple[str, 
 
 
 def _frozen(value: Argument) -> Argument:
-    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+    match value:
+        case list() | tuple():
+            return tuple(map(_frozen, value))
+        case sympy.Integer():
+            return int(value)
+        case {"size": str() as text}:
+            return index(ast.parse(text, mode="eval").body)
+        case bool() | int() | float() | str() | None | sympy.Expr():
+            return value
+    raise TypeError(f"{type(value).__name__} is no argument of a primitive")
 
 
 def _plain(value: Argument) -> Argument:
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+    match value:
+        case tuple():
+            return [_plain(v) for v in value]
+        case sympy.Expr():
+            return {"size": index_text(value)}
+    return value
+
+
+def _text(value: Argument) -> str:
+    match value:
+        case tuple():
+            return f"[{', '.join(map(_text, value))}]"
+        case sympy.Expr():
+            return index_text(value)
+    return repr(value)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv
 
 from ...ir.dtypes import DType
 from ...ir.expr import IndexValue, Load, Select, call, rewrite, symbol
@@ -28,7 +27,6 @@ from ...ir.loops import (
 )
 from ..error import ScheduleError
 from .dependence import carried, mixed
-from .region import at_least, terms
 from .tree import blocks_under, find_block, find_loop, fresh, replace_node
 
 Symbols = Mapping[sympy.Symbol, sympy.Expr]
@@ -46,8 +44,8 @@ def rfactor(nest: LoopNest, loop: str) -> tuple[LoopNest, list[str]]:
                                                   B += B_rf[ko]
 
     The partial block keeps the loops; the combining block, under the old name and under copies of the spatial loops,
-    stands behind the outermost loop in which nothing else is computed. Where a tail could leave a partial result without a first element, its elements beyond the
-    tail are identities instead of being skipped.
+    stands behind the outermost loop in which nothing else is computed. A tail becomes part of the value: elements
+    beyond it are identities, so that every partial result is begun.
 
     Requires: exactly one block, a reduction, is inside the loop; the loop carries its reduction and no other axis.
     Raises: ScheduleError.    Source: TVM ``Schedule.rfactor``, Suriana et al. 2017.
@@ -68,7 +66,7 @@ def rfactor(nest: LoopNest, loop: str) -> tuple[LoopNest, list[str]]:
     names = _fresh_names(nest, update, block)
     spatial = tuple(a for a in block.axes if a.kind is AxisKind.SPATIAL)
     at = (symbol(names[0]), *(a.var for a in spatial))
-    partial = _partial(nest, block, update, target, around, names)
+    partial = _partial(nest, block, update, target, around, names, asked)
     shape = (target.extent, *(a.extent for a in spatial))
     buffers = tuple(
         Buffer(n, shape, contiguous_strides(shape), v.dtype, Scope.LOCAL)
@@ -96,8 +94,9 @@ def _fresh_names(nest: LoopNest, update: Update, block: Block) -> list[str]:
 
 
 def _partial(
-    nest: LoopNest, block: Block, update: Update, target: Loop, around: tuple[Loop, ...], names: list[str]
-) -> Block:
+    nest: LoopNest, block: Block, update: Update, target: Loop, around: tuple[Loop, ...], names: list[str],
+    asked: str,
+) -> Block:  # fmt: skip
     """The block over partial results: every reduction loop is an axis of its own, the target a spatial one."""
     over = carried(block)
     binding = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
@@ -118,18 +117,16 @@ def _partial(
         rewrite(v, lambda _: None, lambda i: simplify(sympy.expand(i.xreplace(mapping)), extents, nest.symbols))
         for v in update.values
     )
-    predicate: list[Bound] = []
+    # The tail becomes part of the value: the new axes have elements beyond it, and a partial result that has no other
+    # is still begun.
+    predicate = [b for b in block.predicate if not b.lhs.free_symbols & over]
     for bound in block.predicate:
-        if target.var not in bound.lhs.free_symbols or _begins(nest, bound, target, rest):
-            predicate.append(bound)
+        if not bound.lhs.free_symbols & over:
             continue
-        unknown = {s for s in bound.lhs.free_symbols if s in {lp.var for lp in around}} - as_axes.keys()
-        assert not unknown, "a bound over reduction loops mentions no others, since none is mixed"
-        inside = call(
-            "lt",
-            IndexValue(bound.lhs.xreplace(as_axes), DType.INT64),
-            IndexValue(sympy.sympify(bound.rhs), DType.INT64),
-        )
+        lhs = bound.lhs.xreplace(as_axes)
+        if lhs.free_symbols & {lp.var for lp in around}:
+            raise ScheduleError(asked, f"its bound {bound.lhs} < {bound.rhs} is over other loops too", nest, block.name)
+        inside = call("lt", IndexValue(lhs, DType.INT64), IndexValue(bound.rhs, DType.INT64))
         identity = update.monoid.identity(tuple(v.dtype for v in values))
         values = tuple(Select(inside, v, i) for v, i in zip(values, identity, strict=True))
     targets = tuple(Access(n, (axis.var, *(a.var for a in spatial))) for n in names[1:])
@@ -147,26 +144,6 @@ def _partial(
         body=(Update(update.monoid, targets, values),),
         predicate=tuple(predicate),
     )
-
-
-def _begins(nest: LoopNest, bound: Bound, target: Loop, rest: list[Loop]) -> bool:
-    """Whether each iteration of the target meets the first iteration of the other loops, which begins its result."""
-    first = bound.lhs.xreplace({lp.var: sympy.S.Zero for lp in rest})
-    last = sympy.expand(first.xreplace({target.var: target.extent - 1}))
-    if at_least(bound.rhs, last + 1, nest.symbols):
-        return True
-    # The target runs ceildiv(n, c) times for a bound c * target < n: a split's outer loop.
-    c = first.coeff(target.var) if first.is_Add or first.is_Mul else sympy.S.One
-    if len(terms(first)) != 1 or not c.is_Integer or first != c * target.var:
-        return False
-    return at_least(bound.rhs, c * target.extent - c + 1, nest.symbols) or _is_rounded_up(target.extent, bound.rhs, c)
-
-
-def _is_rounded_up(extent: sympy.Expr, size: sympy.Expr, c: sympy.Expr) -> bool:
-    if not isinstance(extent, FloorDiv):
-        return False
-    base, by = extent.args
-    return bool(by == c and sympy.expand(base - size - c + 1) == 0)
 
 
 def _final(

@@ -16,8 +16,10 @@ from torch_mlc.scheduler.schedule import PRIMITIVES, Schedule, replay
 from torch_mlc.scheduler.trace import Trace
 
 Draw = Callable[[st.SearchStrategy[object]], object]
-NAMES = ("pointwise", "plane", "transpose", "chain", "softmax", "layer_norm", "column_sum", "argmax", "stencil", "lookup",
-         "siblings")  # fmt: skip
+NAMES = (
+    "pointwise", "plane", "transpose", "chain", "softmax", "layer_norm", "column_sum", "argmax", "stencil", "lookup",
+    "siblings",
+)  # fmt: skip
 # How often each primitive went through over the whole test: one that never does is not tested.
 done: Counter[str] = Counter()
 
