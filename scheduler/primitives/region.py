@@ -17,7 +17,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonM
 from ...ir.errors import IRError
 from ...ir.expr import Index, Load, is_value
 from ...ir.index import simplify
-from ...ir.loops import Access, Block, LoopNest
+from ...ir.loops import Access, Block, Bound, LoopNest
 from ...ir.symbols import SymbolTable
 
 Extents: TypeAlias = Mapping[sympy.Symbol, sympy.Expr]
@@ -41,11 +41,16 @@ class Region:
 
 def axis_regions(block: Block, outer: Collection[sympy.Symbol], inner: Extents) -> dict[sympy.Symbol, Region]:
     """The region of each axis of a block, given the loops outside (fixed) and inside (running) some place."""
-    return {a.var: _axis_region(b, a.extent, outer, inner) for a, b in zip(block.axes, block.bindings, strict=True)}
+    found = {}
+    for a, b in zip(block.axes, block.bindings, strict=True):
+        tail = Bound(b, a.extent)
+        guards = [p for p in block.predicate if p != tail and any(v in inner for v in p.lhs.free_symbols)]
+        found[a.var] = _axis_region(b, a.extent, outer, inner, guards)
+    return found
 
 
 def _axis_region(
-    binding: sympy.Expr, extent: sympy.Expr, outer: Collection[sympy.Symbol], inner: Extents
+    binding: sympy.Expr, extent: sympy.Expr, outer: Collection[sympy.Symbol], inner: Extents, guards: Sequence[Bound]
 ) -> Region:
     if binding.is_Symbol:
         return Region(binding, ONE) if binding in outer else Region(ZERO, extent, is_whole=True)
@@ -69,7 +74,14 @@ def _axis_region(
             return Region(ZERO, extent, is_whole=True, is_dense=False)
         moving.append((step, count))
     reach = sympy.expand(sympy.Add(ONE, *(s * (n - 1) for s, n in moving)))
-    return Region(sympy.Add(*start), reach, is_dense=is_dense and _is_dense(moving))
+    is_dense = is_dense and _is_dense(moving)
+    walked = binding - sympy.Add(*start)
+    for g in guards:
+        if sympy.expand(g.lhs - walked) == 0:  # the tail of a loop that was split once more
+            reach = g.rhs
+        elif not seen.isdisjoint(g.lhs.free_symbols):  # some places are left out, we do not know which
+            is_dense = False
+    return Region(sympy.Add(*start), reach, is_dense=is_dense)
 
 
 def _walk(term: sympy.Expr, inner: Extents) -> tuple[sympy.Expr | None, sympy.Expr | None]:

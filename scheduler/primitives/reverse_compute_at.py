@@ -5,12 +5,12 @@ from __future__ import annotations
 import sympy
 
 from ...ir.expr import Load, is_value
-from ...ir.loops import AxisKind, Block, LoopNest
+from ...ir.loops import BLOCK_KINDS, AxisKind, Block, Loop, LoopKind, LoopNest
 from ..error import ScheduleError
 from .dependence import Place, accesses, check_moved, places
 from .kind import check_kinds
 from .place import move_block
-from .region import Region, axis_regions, index_region, terms
+from .region import Region, at_least, axis_regions, index_region, terms
 from .tree import blocks_under, find_block, find_loop
 
 
@@ -51,7 +51,7 @@ def reverse_compute_at(nest: LoopNest, block: str, loop: str, preserve_unit_loop
     for lp in around:
         if lp.extent != 1 and lp.var not in told:
             raise ScheduleError(asked, f"it would be computed again in each iteration of {lp.var}", nest, lp.var.name)
-    _check_accumulation(nest, node, wanted, fixed, asked)
+    _check_accumulation(nest, node, wanted, around, asked)
     last = max(k for k, n in enumerate(target.body) if any(b is m.block for b in blocks_under(n) for m in makers))
     result = move_block(nest, node, loop, last + 1, wanted, [m.block for m in makers], asked, preserve_unit_loops)
     check_moved(nest, result, block, asked)
@@ -93,18 +93,41 @@ def _given(
 
 
 def _check_accumulation(
-    nest: LoopNest, node: Block, wanted: dict[sympy.Symbol, Region], fixed: set[sympy.Symbol], asked: str
+    nest: LoopNest, node: Block, wanted: dict[sympy.Symbol, Region], around: tuple[Loop, ...], asked: str
 ) -> None:
     """A reduction over the loops around it must meet each element once, the first one first."""
+    fixed = {lp.var: lp.extent for lp in around}
     reduced = {a.var for a in node.axes if a.kind is not AxisKind.SPATIAL}
-    over = {s for v in reduced & wanted.keys() for s in wanted[v].start.free_symbols} & fixed
+    over = {s for v in reduced & wanted.keys() for s in wanted[v].start.free_symbols} & fixed.keys()
     if not over:
         return
+    for lp in around:
+        if lp.var in over and (lp.kind is LoopKind.PARALLEL or lp.kind in BLOCK_KINDS):
+            raise ScheduleError(asked, f"it would reduce over {lp.var}, which is {lp.kind.value}", nest, lp.var.name)
     seen: set[sympy.Symbol] = set()
     for region in wanted.values():
+        steps: list[tuple[sympy.Expr, sympy.Expr]] = []
         for term in terms(region.start):
-            used = term.free_symbols & fixed
-            plain = all(f.is_Symbol or not f.free_symbols & fixed for f in sympy.Mul.make_args(term))
+            used = term.free_symbols & fixed.keys()
+            plain = all(f.is_Symbol or not f.free_symbols & fixed.keys() for f in sympy.Mul.make_args(term))
             if used and (len(used) > 1 or not plain or used & seen):
                 raise ScheduleError(asked, "it would reduce over a loop that carries other axes too", nest, node.name)
             seen |= used
+            steps += [(sympy.Mul(*(f for f in sympy.Mul.make_args(term) if f != v)), fixed[v]) for v in used]
+        if not _is_disjoint(nest, region.extent, steps):
+            raise ScheduleError(asked, "it would meet elements that iterations share more than once", nest, node.name)
+
+
+def _is_disjoint(nest: LoopNest, extent: sympy.Expr, steps: list[tuple[sympy.Expr, sympy.Expr]]) -> bool:
+    """Whether each iteration of loops with such steps has ``extent`` places of its own."""
+    reach, left = extent, [(step, n) for step, n in steps if n != 1]
+    while left:
+        for step, n in left:
+            others = [s for s, _ in left if s != step]
+            if at_least(step, reach, nest.symbols) and all(at_least(s, step, nest.symbols) for s in others):
+                reach = sympy.expand(reach + step * (n - 1))
+                left.remove((step, n))
+                break
+        else:
+            return False
+    return True
