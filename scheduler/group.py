@@ -137,7 +137,7 @@ class Group:
             return reason
         if domain.inner is not None and self._splits(m):
             self.is_split = True
-        if self.is_split and (reason := self._split_refusal(m)) is not None:
+        if self.is_split and (reason := self._split_refusal(m, binding)) is not None:
             return reason
         self._admit(m, binding)
         return None
@@ -222,15 +222,16 @@ class Group:
         inner = self.table.hint(self.domain.size(self.domain.inner_order()))
         return rows < FEW_ROWS and inner >= MANY_ELEMENTS
 
-    def _split_refusal(self, m: Member) -> str | None:
-        """In a kernel whose reduction is split, the result exists only at the very end."""
+    def _split_refusal(self, m: Member, binding: Binding) -> str | None:
+        """In a kernel whose reduction is split, the result exists only at the very end: for rows on a CPU, else for nobody."""
         reduced = {n for p in self.members if p.monoid is not None for n in p.names}
-        if m.monoid is None and any(ld.buffer in reduced for ld in m.loads):
-            return f"{m.name} needs the result of a reduction that is split over programs"
-        # A reduction that joins late makes the group split: then no earlier member may depend on another reduction's
-        # result.
-        for p in (*self.members, m):
-            if any(ld.buffer in reduced for ld in p.loads):
+        # A reduction that joins late makes the group split: then no earlier member may depend on another reduction's result.
+        for p, at in (*((p, self.bindings[p.name]) for p in self.members), (m, binding)):
+            if not any(ld.buffer in reduced for ld in p.loads):
+                continue
+            inner = self.domain.inner or frozenset()
+            of_row = p.monoid is None and not any(d in inner for a in p.axes for d in at[a])
+            if not of_row or not self.device.startswith("cpu"):
                 return f"{p.name} needs the result of a reduction that is split over programs"
         return None
 

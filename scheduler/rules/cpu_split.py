@@ -11,6 +11,9 @@ from .analysis import analyse
 from .cpu_common import best_vector, cut_rows, parallel_roots, unroll_values, vectorize_innermost
 from .registry import Params, Rule, Value
 
+PIECE = 16384
+MAX_PARTIALS = 1024
+
 
 def _matches(nest: LoopNest, target: Target) -> bool:
     shape = analyse(nest)
@@ -20,7 +23,10 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
-    return {**unroll_values(nest), "partials": (target.cores, 4 * target.cores)}
+    # Short pieces keep sums as accurate as a pairwise summation: rounding grows with the longest chain of additions.
+    accurate = min(MAX_PARTIALS, -(-analyse(nest).inner_count // PIECE))
+    default = max(4 * target.cores, accurate)
+    return {**unroll_values(nest), "partials": tuple(dict.fromkeys((default, 4 * target.cores, target.cores)))}
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
