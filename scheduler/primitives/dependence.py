@@ -132,7 +132,7 @@ def conflict(nest: LoopNest, first: Place, second: Place, depth: int | None = No
                 f"{first.block.name} writes it"
             )
     for w in b.writes:
-        touched = [Access(x.buffer, x.indices) for x in (*a.writes, *a.reads) if x.buffer == w.buffer]
+        touched = [x for x in (*a.writes, *(Access(ld.buffer, ld.indices) for ld in a.reads)) if x.buffer == w.buffer]
         if any(not same_place(nest, x, made, w, wanted, shared) for x in touched):
             return f"{second.block.name} overwrites {w.buffer}, which {first.block.name} uses"
     return ""

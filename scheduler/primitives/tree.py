@@ -15,31 +15,32 @@ from ..error import ScheduleError
 
 def find_loop(nest: LoopNest, name: str, asked: str) -> tuple[Loop, tuple[Loop, ...]]:
     """The loop over a variable, and the loops around it, outermost first. Raises ScheduleError."""
-    path = _path(nest.body, lambda n: isinstance(n, Loop) and n.var.name == name)
-    if path is None:
+    found = _find(nest.body, (), lambda n: isinstance(n, Loop) and n.var.name == name)
+    if found is None or not isinstance(found[0], Loop):
         known = ", ".join(n.var.name for n, _ in walk_nodes(nest.body) if isinstance(n, Loop))
         raise ScheduleError(asked, f"there is no loop {name}", nest, hint=f"the loops are {known}")
-    return path[0], tuple(reversed(path[1:]))  # type: ignore[return-value]
+    return found[0], found[1]
 
 
 def find_block(nest: LoopNest, name: str, asked: str) -> tuple[Block, tuple[Loop, ...]]:
     """A block by name, and the loops around it. Raises ScheduleError."""
-    path = _path(nest.body, lambda n: isinstance(n, Block) and n.name == name)
-    if path is None:
+    found = _find(nest.body, (), lambda n: isinstance(n, Block) and n.name == name)
+    if found is None or not isinstance(found[0], Block):
         known = ", ".join(n.name for n, _ in walk_nodes(nest.body) if isinstance(n, Block))
         raise ScheduleError(asked, f"there is no block {name}", nest, hint=f"the blocks are {known}")
-    return path[0], tuple(reversed(path[1:]))  # type: ignore[return-value]
+    return found[0], found[1]
 
 
-def _path(body: tuple[Node, ...], wanted: Callable[[Node], bool]) -> list[Node] | None:
-    """The first node that is wanted, and the loops around it, innermost first."""
+def _find(
+    body: tuple[Node, ...], outer: tuple[Loop, ...], wanted: Callable[[Node], bool]
+) -> tuple[Node, tuple[Loop, ...]] | None:
+    """The first node that is wanted, and the loops around it, outermost first."""
     for n in body:
         if wanted(n):
-            return [n]
+            return n, outer
         if isinstance(n, Loop):
-            found = _path(n.body, wanted)
+            found = _find(n.body, (*outer, n), wanted)
             if found is not None:
-                found.append(n)
                 return found
     return None
 
