@@ -200,8 +200,8 @@ class _Builder:
         self.steps.append(Return(graph.outputs))
         missing = self.unbound & _mentioned(graph)
         if missing:
-            names = ", ".join(sorted(s.name for s in missing))
-            raise EmitError(f"{graph.name}: no argument and no result gives the size {names}")
+            lost = ", ".join(sorted(s.name for s in missing))
+            raise EmitError(f"{graph.name}: no argument and no result gives the size {lost}")
         return HostProgram(
             graph.name, tuple(i.name for i in graph.inputs), tensors, tuple(self.steps), bound, self.memory.peaks()
         )
@@ -246,18 +246,18 @@ class _Builder:
                     self.allocate(name, kind)
                 taken = tuple(sizes[k] for k in use.sizes)
                 self.steps.append(Launch(use, (*args, *names), taken, types[0].device, comment))
-            case Library(names, types):
+            case Library():
                 self.steps.append(CallLibrary(node, comment))
                 for used in uses(node):
                     # An op may return or keep what it is given, so memory that a library saw is not used again.
                     self.ours.pop(self.owner.get(used, used), None)
-                for name, kind in zip(names, types, strict=True):
-                    if kind is not None:
+                for name, result in zip(node.names, node.types, strict=True):
+                    if result is not None:
                         self.owner[name] = name
-                        self.memory.add(name, kind.nbytes)
-                        self.bind_result(name, kind)
+                        self.memory.add(name, result.nbytes)
+                        self.bind_result(name, result)
                         if node.target not in SURE:
-                            self.steps.append(CheckLayout(name, kind))
+                            self.steps.append(CheckLayout(name, result))
             case View(name, kind, source, _, _, offset):
                 self.steps.append(MakeView(name, kind, source, offset))
                 self.owner[name] = self.owner[source]

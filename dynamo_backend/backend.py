@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import get_aot_graph_name
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..ir.errors import MlcError
 from ..runtime.kernels import kernel_store
@@ -63,7 +64,9 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
     name = get_aot_graph_name()
     _LOG.debug("compiling %s of %d nodes", name, len(gm.graph.nodes))
     try:
-        compiled = compile_graph(gm, example_inputs, options=settings, static=_static_inputs(kind), name=name)
+        # AOTAutograd traces with fake tensors; constants of the module and tuning are about real ones.
+        with _disable_current_modes():
+            compiled = compile_graph(gm, example_inputs, options=settings, static=_static_inputs(kind), name=name)
     except IndexError as error:
         raise BackendError(f"IndexError inside the backend: {error}") from error
     assert compiled.call is not None

@@ -148,6 +148,6 @@ class _Writer:
         for symbol, name in self._symbols.items():
             bounds = env.var_to_range.get(symbol) if env is not None else None
             hint = values.get(symbol)
-            known = hint is not None and getattr(hint, "is_Integer", isinstance(hint, int))
-            typical = int(hint).bit_length() if known else None
+            is_number = hint is not None and getattr(hint, "is_Integer", isinstance(hint, int))
+            typical = int(str(hint)).bit_length() if is_number else None
             self.lines.append(f"{name} in {bounds} about 2**{typical}")

@@ -30,7 +30,7 @@ class Traffic:
 
 def traffic_of(nest: LoopNest) -> Traffic:
     """Count a nest, scheduled or not."""
-    passes: dict[tuple[object, ...], tuple[Buffer, int]] = {}
+    passes: dict[tuple[object, str, object], tuple[Buffer, int]] = {}
     operations = 0
     for block, outer in blocks(nest):
         points = math.prod(_extents(nest, block).values())

@@ -89,10 +89,11 @@ class DiskCache:
         path = self._path(kind, key)
         try:
             data = path.read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            self._warn("read", f"cannot read the cache in {self.folder} ({error}); compiling without it")
+            self._readable = self._writable = False
+            self._warn("disk", f"cannot read the cache in {self.folder} ({error}); compiling without it")
             return None
         try:
             entry = _decode(data, kind, key)
@@ -115,7 +116,7 @@ class DiskCache:
             _write_atomically(path, data)
         except OSError as error:
             self._writable = False
-            self._warn("write", f"cannot write the cache in {self.folder} ({error}); nothing is kept")
+            self._warn("disk", f"cannot write the cache in {self.folder} ({error}); nothing is kept")
             return False
         self._count(len(data))
         return True

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch._ops import OpOverload
 
 from ..codegen.host_text import HostText, resolve_op
 from ..ir.errors import MlcError
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
-Tensor = torch.Tensor
+Tensor: TypeAlias = torch.Tensor
 _native = torch._C._dynamo.guards
 
 
@@ -30,7 +31,7 @@ def load_program(
     namespace: dict[str, Any] = dict(HELPERS)
     namespace.update(kernels)
     for variable, target in text.ops.items():
-        namespace[variable] = constants[target] if target in constants else resolve_op(target)
+        namespace[variable] = constants[target] if target in constants else _callable_op(target)
     for variable, constant in text.constants.items():
         if constant not in constants:
             raise RuntimeFailure(f"{name}: the module has no constant {constant!r}")
@@ -44,6 +45,26 @@ def load_program(
 
 
 # --- what the text calls --------------------------------------------------------------------------------------------
+
+
+# The same kernels behind torch's argument parser, which takes half the time of a call through torch.ops.
+_DIRECT: dict[str, Callable[..., Any]] = {
+    "aten::mm.default": torch.mm,
+    "aten::addmm.default": torch.addmm,
+    "aten::bmm.default": torch.bmm,
+    "aten::baddbmm.default": torch.baddbmm,
+}
+
+
+def _callable_op(target: str) -> Callable[..., Any]:
+    """The cheapest way to call an op."""
+    direct = _DIRECT.get(target)
+    if direct is not None:
+        return direct
+    op = resolve_op(target)
+    # An overload does nothing but hand over to this.
+    found: Callable[..., Any] = op._op if type(op) is OpOverload else op
+    return found
 
 
 def _view(source: Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -23,7 +23,7 @@ from ..ir.monoid import Monoid
 from ..ir.oracle_text import index_text
 from ..scheduler.function import Output, Stage, TensorFunction
 
-Tensor = torch.Tensor
+Tensor: TypeAlias = torch.Tensor
 Env = Mapping[str, Tensor]
 
 
@@ -129,7 +129,7 @@ class _Run:
         for s in index.free_symbols:
             names[s.name] = self.sizes[s.name] if s.name in self.sizes else self.axis(s)
         found = eval(index_text(index, lambda s: s.name), names)
-        if isinstance(found, Tensor):
+        if isinstance(found, torch.Tensor):
             return found
         return torch.tensor(found, dtype=torch.int64, device=self.device).reshape((1,) * len(self.shape))
 
@@ -210,7 +210,7 @@ class _Run:
 
 def _fold(fn: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
     def over(*args: Any) -> Any:
-        tensors = [a if isinstance(a, Tensor) else torch.tensor(a) for a in args]
+        tensors = [a if isinstance(a, torch.Tensor) else torch.tensor(a) for a in args]
         result = tensors[0]
         for t in tensors[1:]:
             result = fn(result, t)

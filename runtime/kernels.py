@@ -68,7 +68,7 @@ def compile_source(source: KernelSource, target: Target, key: str) -> KernelCode
 def gpu_binary(code: KernelCode) -> GpuBinary:
     """The binary of a kernel in language "triton"."""
     split = code.meta["code"]
-    known = {k: tuple(v) if isinstance(v, list) else v for k, v in code.meta["binary"].items()}
+    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in code.meta["binary"].items()}
     return GpuBinary(**known, code=code.payload[:split], assembly=code.payload[split:].decode())
 
 

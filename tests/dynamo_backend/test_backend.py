@@ -121,6 +121,18 @@ def test_a_size_decided_by_data() -> None:
         close(torch.compile(f, backend="mlc", fullgraph=True)(x), f(x))
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_constants_of_the_module(again: bool) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x[torch.tensor([2, 0, 2])] * torch.tensor(3.5)
+
+    # The second time the program comes from the cache.
+    before = counters.snapshot()
+    x = torch.randn(3, 4)
+    close(torch.compile(f, backend="mlc", fullgraph=True)(x), f(x))
+    assert ("graph_cache_hits" in counters.since(before)) == again
+
+
 def test_empty_tensors() -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.exp() + 1, x.sum(0)

@@ -1,0 +1,50 @@
+"""A tensor function by ATen ops equals eager, whatever it holds: it stands in for kernels that do not compile."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from torch_mlc.dynamo_backend import kernels
+from torch_mlc.runtime.counters import counters
+
+CASES: dict[str, Callable[[torch.Tensor], object]] = {
+    "pointwise": lambda x: torch.tanh(x) * 2 + x.clamp(-1, 1).exp() - torch.sigmoid(x).erf(),
+    "transposed": lambda x: (x.t() + 1).contiguous(),
+    "rows": lambda x: F.softmax(x, -1),
+    "columns": lambda x: x.sum(0) / x.amax(0),
+    "welford": lambda x: torch.var_mean(x, 1),
+    "argmax": lambda x: (x.argmax(1), x.round().argmin(0)),
+    "logic": lambda x: ((x > 0).any(1), (x > -9).all(0), torch.where(x > 0, x, -x)),
+    "cat and pad": lambda x: F.pad(torch.cat([x, x * 2], 1), (1, 2, 0, 1)).sin(),
+    "gather": lambda x: x[torch.tensor([2, 0, 2])] + 1,
+    "half": lambda x: (x.bfloat16() * 3).float().cos(),
+    "integers": lambda x: ((x * 10).long() // 3, (x * 10).long() % 4, (x * 10).int() << 1),
+    "shapes": lambda x: x.reshape(2, -1).exp().view(-1)[1::2] * torch.arange(3 * x.shape[0], dtype=torch.float32),
+    "one row": lambda x: x[:1].sum(),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def failing(nest: object, target: object) -> None:
+        raise ValueError("on purpose")
+
+    monkeypatch.setattr(kernels, "emit", failing)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:torch-mlc")
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_function_by_aten_ops_equals_eager(name: str, dynamic: bool) -> None:
+    torch.manual_seed(0)
+    f, x = CASES[name], torch.randn(4, 6)
+    before = counters.snapshot()
+    settings = {"strict": False, "cache": False, "numerics": "eager"}
+    ours = torch.compile(f, backend="mlc", dynamic=dynamic, options=settings)(x)
+    assert counters.since(before)["kernel_fallbacks"] >= 1
+    torch.testing.assert_close(ours, f(x))
