@@ -37,7 +37,7 @@ def _underlined(text: str, at: str) -> list[str]:
     found = not at
     for line in text.splitlines():
         lines.append("  " + line)
-        if not found and (f"for {at} in" in line or f'block("{at}"' in line):
+        if not found and (f"for {at} in" in line or f"block({at!r}" in line):
             column = line.index(at)
             lines.append("  " + " " * column + "^" * len(at) + " here")
             found = True

@@ -313,3 +313,19 @@ def test_kinds_of_the_grid_are_run_backwards_too() -> None:
     inputs = {"in0": np.arange(4, dtype=np.float32)}
     assert run_nest(racing, inputs, {})["out0"][0] == 3
     assert run_nest(racing, inputs, {}, backward=True)["out0"][0] == 0
+
+
+def test_an_error_underlines_the_loop_or_the_block() -> None:
+    s = Schedule(softmax("4", "6"))
+    for primitive, name, line in (
+        (lambda: s.parallel("b0_r"), "b0_r", "    for b0_r in serial(6):"),
+        (lambda: s.compute_inline("b1"), "b1", "            with block('b1'):"),
+    ):
+        with pytest.raises(ScheduleError) as caught:
+            primitive()
+        assert caught.value.reason
+        text = str(caught.value).splitlines()
+        at = next(k for k, t in enumerate(text) if t.endswith("^ here"))
+        assert text[at - 1].endswith(line)
+        start = text[at].index("^")
+        assert text[at - 1][start : start + len(name)] == name and text[at].count("^") == len(name)
