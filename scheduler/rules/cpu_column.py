@@ -1,4 +1,7 @@
-"""Reductions across contiguous columns on CPUs: lanes over columns, rows one after the other, a team over column blocks."""
+"""Reductions across contiguous columns on CPUs: lanes over columns, rows one after the other.
+
+A team over column blocks.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,16 @@ from ...ir.loops import LoopNest
 from ...ir.target import Target
 from ..schedule import Schedule
 from .analysis import Shape, analyse
-from .cpu_common import best_vector, choose_width, cut_rows, inline_cheap, is_long, merge_rows, parallel_roots, run_length
+from .cpu_common import (
+    best_vector,
+    choose_width,
+    cut_rows,
+    inline_cheap,
+    is_long,
+    merge_rows,
+    parallel_roots,
+    run_length,
+)
 from .registry import Params, Rule, Value
 
 
