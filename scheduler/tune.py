@@ -29,6 +29,8 @@ Measurement: TypeAlias = float | Exception
 Point: TypeAlias = tuple[int, tuple[tuple[str, Value], ...]]
 # A design space larger than this is searched without ever being listed.
 MAX_LISTED = 4096
+# Candidates that are measured a second time at most.
+MAX_LOOKS = 8
 
 
 class Measurer(Protocol):
@@ -211,17 +213,19 @@ class _Search:
         self._report()
 
     def _winner(self) -> Trace:
-        """The fastest by a second look: both it and the default are measured again, side by side."""
-        best = self._best()
-        if best is None or best == self.default:
-            return self.traces[self.default]
-        pair = [self.default, best]
-        schedules = [self._again(k) for k in pair]
-        for key, result in zip(pair, self.measurer.measure(schedules), strict=True):
-            self._keep(self.traces[key], result)
-        default, other = self.results[self.default], self.results[best]
-        faster = other is not None and (default is None or other < default)
-        return self.traces[best if faster else self.default]
+        """The fastest by a second look, side by side with the default.
+
+        Of many noisy times the least is a lucky one. A second look puts an honest time in its place, so the one that is
+        fastest then may be another, which is looked at in its turn; what is recorded in the end is what was seen twice.
+        """
+        looked: set[str] = {self.default}
+        while (best := self._best()) is not None and best not in looked and len(looked) <= MAX_LOOKS:
+            looked.add(best)
+            pair = [self.default, best]
+            schedules = [self._again(k) for k in pair]
+            for key, result in zip(pair, self.measurer.measure(schedules), strict=True):
+                self._keep(self.traces[key], result)
+        return self.traces[best if best in looked and best is not None else self.default]
 
     def _again(self, key: str) -> Schedule:
         rule, params = self.points[key]

@@ -22,7 +22,7 @@ from torch_mlc.scheduler.trace import Trace
 
 
 def nest_of(n: str, m: str, locals_: str, *stages: str) -> LoopNest:
-    """A nest over sizes ``n`` and ``m`` (numbers or names): ``stages`` are blocks in short form, ``loops: statement``."""
+    """A nest over sizes ``n`` and ``m`` (numbers or names) of blocks in short form, ``loops: statement``."""
     sizes = "".join(f"    {s} = size()\n" for s in dict.fromkeys((n, m)) if not s.isdigit())
     text = [f"def nest(in0: float32[{n}, {m}], in1: float32[{m}, {n}], in2: float32[{m}], out0: float32[{n}, {m}],"]
     text += [f"         out1: float32[{n}], out2: float32[{m}]):\n{sizes}{locals_}"]
@@ -150,6 +150,9 @@ NESTS: tuple[Make, ...] = (
 # --- schedules --------------------------------------------------------------------------------------------------------
 
 
+FACTORS = ([None, 4], [None, 2], [3, None], [None, 2, 2], [16], [2, 4, None])
+
+
 @dataclass
 class Player:
     """Draws primitives for a schedule; what is refused leaves it as it was."""
@@ -176,8 +179,7 @@ class Player:
             return
         match self.draw(st.integers(0, 12)):
             case 0 | 1:
-                factors = self.draw(st.sampled_from([[None, 4], [None, 2], [3, None], [None, 2, 2], [16], [2, 4, None]]))
-                s.split(self.pick(every), factors)  # type: ignore[arg-type]
+                s.split(self.pick(every), self.draw(st.sampled_from(FACTORS)))  # type: ignore[arg-type]
             case 2:
                 s.fuse(*self.some_loops()[:2])
             case 3:
