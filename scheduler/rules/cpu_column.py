@@ -17,6 +17,7 @@ from .cpu_common import (
     cut_rows,
     inline_cheap,
     is_long,
+    merge_inner,
     merge_rows,
     parallel_roots,
     run_length,
@@ -46,19 +47,65 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     unroll, partials = int(params["unroll"]), int(params["partials"])
     rows = len(shape.rows)
     inline_cheap(schedule)
-    cut: list[str] = []
+    one_visit = not _reads_results(shape)
     if partials > 1:
         cut = [p for b in shape.reductions if (p := cut_rows(schedule, b.name, rows, partials)) is not None]
-    for block in schedule.get_blocks():
-        _lanes_inside(schedule, block, rows + (block in cut), target, unroll)
-    if not cut:
+        for block in schedule.get_blocks():
+            depth = rows + (block in cut)
+            if block not in cut and one_visit and cut and _cut_elements(schedule, block, rows, partials):
+                cut.append(block)
+                depth += 1
+            if not one_visit:
+                _lanes_inside(schedule, [block], depth, target, unroll)
+        if one_visit:
+            merge_rows(schedule, rows + 1)
+            merge_inner(schedule, rows + 1)
+            for together in _sharing(schedule, rows + 1):
+                _lanes_inside(schedule, together, rows + (together[0] in cut), target, unroll)
+    elif one_visit:
+        # What the reduction reads is made on the way, and leaves on the way.
         merge_rows(schedule, rows)
+        merge_inner(schedule, rows)
+        for together in _sharing(schedule, rows):
+            _lanes_inside(schedule, together, rows, target, unroll)
+    else:
+        for block in schedule.get_blocks():
+            _lanes_inside(schedule, [block], rows, target, unroll)
+        merge_rows(schedule, rows)
+        merge_inner(schedule, rows)
     parallel_roots(schedule, target)
 
 
-def _lanes_inside(schedule: Schedule, block: str, rows: int, target: Target, unroll: int) -> None:
-    """Split the last row loop by the width of the vectors and move its lanes inside the reduction."""
+def _reads_results(shape: Shape) -> bool:
+    """Whether a stage needs what another reduces, so that the elements are visited more than once."""
+    reduced = {w.buffer for b in shape.reductions for w in b.writes}
+    return any(ld.buffer in reduced for b in shape.blocks for ld in b.reads)
+
+
+def _cut_elements(schedule: Schedule, block: str, rows: int, partials: int) -> bool:
+    """The loops of a stage over elements in the pieces of the reductions that read it."""
     loops = schedule.get_loops(block)
+    if len(loops) <= rows:
+        return False
+    piece, rest = schedule.split(loops[rows], [partials, None])
+    schedule.reorder(piece, *loops[:rows], rest)
+    return True
+
+
+def _sharing(schedule: Schedule, depth: int) -> list[list[str]]:
+    """Blocks by the innermost loop that they share; those of other shapes by themselves."""
+    groups: dict[str, list[str]] = {}
+    for block in schedule.get_blocks():
+        loops = schedule.get_loops(block)
+        groups.setdefault(loops[-1] if loops else block, []).append(block)
+    return [g for g in groups.values() if schedule.get_loops(g[0])]
+
+
+def _lanes_inside(schedule: Schedule, together: list[str], rows: int, target: Target, unroll: int) -> None:
+    """Split the last row loop by the width of the vectors and move its lanes inside the loops over elements."""
+    loops = schedule.get_loops(together[0])
+    if not 0 < rows <= len(loops):
+        return
     column = loops[rows - 1]
     extent = schedule.extent(column)
     width = choose_width(target, schedule.nest, extent, unroll)
