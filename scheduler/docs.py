@@ -1,0 +1,109 @@
+"""The page docs/primitives.md, made from the primitives' docstrings: ``python -m torch_mlc.scheduler.docs``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from textwrap import dedent
+from typing import Any
+
+from .primitives.annotate import annotate
+from .primitives.compute_at import compute_at
+from .primitives.compute_inline import compute_inline
+from .primitives.fuse import fuse
+from .primitives.kind import bind, parallel, unroll, vectorize
+from .primitives.merge import merge
+from .primitives.reorder import reorder
+from .primitives.reverse_compute_at import reverse_compute_at
+from .primitives.rfactor import rfactor
+from .primitives.set_scope import set_scope
+from .primitives.split import split
+from .schedule import Schedule
+
+SECTIONS: tuple[tuple[str, tuple[Callable[..., Any], ...]], ...] = (
+    ("Loops", (split, fuse, reorder, merge)),
+    ("What a loop becomes", (bind, parallel, vectorize, unroll)),
+    ("Where a block is computed", (compute_at, reverse_compute_at, compute_inline)),
+    ("Reductions", (rfactor,)),
+    ("Hints and storage", (annotate, set_scope)),
+)
+
+_HEAD = """\
+# Schedule primitives
+
+Made by `python -m torch_mlc.scheduler.docs` from `scheduler/primitives/`; do not edit.
+
+`s = Schedule(nest)` holds a loop nest, `s.nest`, and rewrites it step by step. Every primitive checks that the nest
+keeps its meaning, and otherwise raises `ScheduleError`, whose `.reason` is one sentence and whose text shows the place
+in the nest. What was applied is `s.trace`: it prints as Python, is kept as JSON, and `replay(trace, nest)` applies it
+again. Loops and blocks are known by their names: `s.get_blocks()`, `s.get_loops(block)` (outermost first).
+
+```python
+from torch_mlc.scheduler.schedule import Schedule
+
+s = Schedule(nest)
+outer, inner = s.split("b0_i0", [None, 8])
+s.parallel(outer)
+s.vectorize(inner)
+print(s.trace)
+```
+
+A reader may stand in a loop with its producer where one iteration of the loop has written, to the end, all that the
+same iteration reads. That one rule decides `merge`, `compute_at`, `reverse_compute_at`, `reorder`, and which loops may
+be parallel, vectorized or bound.
+"""
+
+
+def primitives_page() -> str:
+    """The page docs/primitives.md."""
+    parts = [_HEAD]
+    for title, functions in SECTIONS:
+        parts.append(f"## {title}\n")
+        parts += [_entry(f) for f in functions]
+    return "\n".join(parts)
+
+
+def _entry(function: Callable[..., Any]) -> str:
+    name = function.__name__
+    method = inspect.signature(getattr(Schedule, name))
+    shown = ", ".join(_parameter(p) for p in list(method.parameters.values())[1:])
+    return f"### `{name}`\n\n```python\ns.{name}({shown}) -> {method.return_annotation}\n```\n\n{_markdown(function)}"
+
+
+def _parameter(p: inspect.Parameter) -> str:
+    star = "*" if p.kind is inspect.Parameter.VAR_POSITIONAL else ""
+    default = "" if p.default is inspect.Parameter.empty else f" = {p.default!r}"
+    return f"{star}{p.name}: {p.annotation}{default}".replace("sympy.Expr", "Expr")
+
+
+def _markdown(function: Callable[..., Any]) -> str:
+    """A docstring as Markdown: double back-quotes single, the literal block fenced, closing lines a list."""
+    first, _, rest = (function.__doc__ or "").partition("\n")
+    lines = [first, *dedent(rest).rstrip().splitlines()]
+    out: list[str] = []
+    inside = in_list = False
+    for line in lines:
+        if line.endswith("::"):
+            out.append("```text")
+            inside = True
+        elif inside and (line.startswith("    ") or not line):
+            # The blank line after "::" belongs to the notation; the one that ends the block comes before other text.
+            if line or out[-1] != "```text":
+                out.append(line.removeprefix("    "))
+        else:
+            if inside:
+                while not out[-1]:
+                    out.pop()
+                out += ["```", ""]
+                inside = False
+            for key in ("Requires:", "Raises:"):
+                if line.startswith(key):
+                    line, in_list = f"- *{key[:-1]}*:{line.removeprefix(key)}", True
+            in_list &= bool(line)
+            out.append(("  " if in_list and not line.startswith("- ") else "") + line.replace("``", "`"))
+    text = "\n".join(line.rstrip() for line in out).strip()
+    return text.replace(".    Source: ", ".\n- *Source*: ").replace("\n\n- *Raises*", "\n- *Raises*") + "\n"
+
+
+if __name__ == "__main__":
+    print(primitives_page(), end="")
