@@ -18,9 +18,9 @@ class EmitError(MlcError):
 class KernelSource:
     """One kernel as text.
 
-    ``params`` are the pointer arguments in call order (inputs, then outputs) and ``symbols`` the sizes (int64) after them.
-    ``grid`` is the number of GPU programs by dimension, in size symbols; ``meta`` what else the compiler or launcher needs.
-    The text depends on the nest, the target and the emitter's options alone, so it is a cache key.
+    ``params`` are the pointer arguments in call order (inputs, then outputs) and ``symbols`` the sizes (int64) after
+    them. ``grid`` is the number of GPU programs by dimension, in size symbols; ``meta`` what else the compiler or
+    launcher needs. The text depends on the nest, the target and the emitter's options alone, so it is a cache key.
     """
 
     name: str

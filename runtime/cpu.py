@@ -1,7 +1,8 @@
 """LLVM IR to machine code in this process: compile to an object, load it, call it.
 
-Nothing here needs a C compiler or a file. An object is bytes that any process with the same processor may load; symbols are
-found in the libraries that torch itself has loaded, so that there is one OpenMP runtime and one set of threads.
+Nothing here needs a C compiler or a file. An object is bytes that any process with the same processor may load;
+symbols are found in the libraries that torch itself has loaded, so that there is one OpenMP runtime and one set of
+threads.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def load_kernel(source: KernelSource, target: Target) -> CpuKernel:
     return load_kernels(compile_kernels([source], target), [source.name])[source.name]
 
 
-# --- symbols ------------------------------------------------------------------------------------------------------------
+# --- symbols ----------------------------------------------------------------------------------------------------------
 
 # What the code calls that lies in torch's libraries; the C library's functions are found by the loader itself.
 _OUTSIDE = re.compile(rb"(?<=\x00)_?((?:Sleef_|GOMP_|omp_)[A-Za-z0-9_]+)(?=\x00)")
@@ -204,7 +205,7 @@ def _libraries() -> tuple[ctypes.CDLL, ...]:
     return tuple(found)
 
 
-@lru_cache(maxsize=None)
+@cache
 def symbol_address(name: str) -> int:
     """Where a function of torch's libraries is; ``GOMP_parallel`` has a stand-in that runs a team of one.
 
@@ -241,9 +242,10 @@ def _stand_ins() -> LoadedObject:
     return _link(llvm.JITLibraryBuilder().add_ir(_SERIAL), _TEAM_OF_ONE)
 
 
-# --- calls from Python --------------------------------------------------------------------------------------------------
+# --- calls from Python ------------------------------------------------------------------------------------------------
 
-# A C function for Python (METH_FASTCALL): its "self" is the address of a kernel, its arguments go into one array of int64.
+# A C function for Python (METH_FASTCALL): its "self" is the address of a kernel, its arguments go into one array of
+# int64.
 _TRAMPOLINE = """
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare i64 @PyLong_AsUnsignedLongLongMask(ptr)

@@ -1,11 +1,12 @@
 """Loads and stores: addresses, and how lanes reach memory.
 
-Neighbouring elements are one vector access, one element for all lanes is a scalar load, everything else a gather. Dead lanes
-never touch memory: a contiguous access is masked, a gather reads dead lanes from a zero that always exists.
+Neighbouring elements are one vector access, one element for all lanes is a scalar load, everything else a gather. Dead
+lanes never touch memory: a contiguous access is masked, a gather reads dead lanes from a zero that always exists.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import sympy
@@ -17,6 +18,7 @@ from ...ir.loops import Bound
 from .builder import Val
 from .context import Context, Mask, Place
 from .index import in_loops, iota, lane_index, scalar_index, split_linear
+from .transpose import element_pointer, transposed
 from .types import from_memory, memory_type, to_memory
 
 I64, I32, BOOL = DType.INT64, DType.INT32, DType.BOOL
@@ -24,10 +26,15 @@ I64, I32, BOOL = DType.INT64, DType.INT32, DType.BOOL
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where lane 0 is, and how many elements apart lanes are: 0 and 1 are static; None means that ``name`` is a pointer a lane."""
+    """Where lane 0 is, and how many elements apart lanes are: 0 or 1.
+
+    Step None: ``name`` is a pointer a lane; ``base`` and ``offset`` say the same where the offset is no data.
+    """
 
     name: str
     step: int | None
+    base: str = ""
+    offset: sympy.Expr | None = None
 
 
 def address(ctx: Context, place: Place, indices: tuple[Index, ...], values: list[Val | None]) -> Address:
@@ -53,12 +60,12 @@ def address(ctx: Context, place: Place, indices: tuple[Index, ...], values: list
     lanes = [(v, s) for v, s in computed if v.lanes]
     parts = split_linear(offset, ctx.vector[0]) if ctx.vector else (offset, sympy.S.Zero)
     if parts is not None and parts[1].is_Integer and not lanes and int(parts[1]) in (0, 1):
-        return Address(_offset(ctx, base, parts[0], element), int(parts[1]))
+        return Address(element_pointer(ctx, base, parts[0], element), int(parts[1]))
     total = lane_index(ctx, offset)
     for value, stride in lanes:
         total = ctx.b.binary("add", total, _times(ctx, value, stride))
     name = ctx.b.op(f"getelementptr {element}, ptr {base}, {ctx.b.splat(total, ctx.lanes)}")
-    return Address(name, None)
+    return Address(name, None, base, None if lanes or parts is None else offset)
 
 
 def _times(ctx: Context, value: Val, stride: sympy.Expr) -> Val:
@@ -68,29 +75,34 @@ def _times(ctx: Context, value: Val, stride: sympy.Expr) -> Val:
     return wide if stride == 1 else ctx.b.binary("mul", wide, scalar_index(ctx, in_loops(ctx, stride)))
 
 
-def _offset(ctx: Context, base: str, offset: sympy.Expr, element: str) -> str:
-    constant, rest = offset.as_coeff_Add() if offset.is_Add else (sympy.S.Zero, offset)
-    if rest.is_Integer:
-        constant, rest = constant + rest, sympy.S.Zero
-    if rest != 0:
-        base = ctx.b.op(f"getelementptr inbounds {element}, ptr {base}, i64 {scalar_index(ctx, rest).name}")
-    if constant != 0:
-        base = ctx.b.op(f"getelementptr inbounds {element}, ptr {base}, i64 {int(constant)}")
-    return base
-
-
-# --- loads --------------------------------------------------------------------------------------------------------------
+# --- loads ------------------------------------------------------------------------------------------------------------
 
 
 def load(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val | None]) -> Val:
-    """The value at an access. Lanes outside the mask are zero and never read; see ``in_range`` for which mask it takes."""
+    """The value at an access. Lanes outside the mask are zero and never read.
+
+    See ``in_range`` for which mask it takes.
+    """
     place = ctx.places[name]
     where = address(ctx, place, indices, values)
     mask = ctx.block_mask if ctx.mask is not ctx.block_mask and in_range(ctx, place, indices) else ctx.mask
+    if where.offset is not None and mask is None:
+        turned = transposed(
+            ctx, where.base, where.offset, ctx.versions.get(name, 0), memory_type(place.dtype), place.dtype.itemsize,
+            _row_loader(ctx, name),
+        )  # fmt: skip
+        if turned is not None:
+            return from_memory(ctx.b, turned, place.dtype, ctx.lanes)
     text, movable = _load_text(ctx, place, where, mask)
     lanes = 0 if where.step == 0 else ctx.lanes
     loaded = ctx.b.load(text, name, None if place.fixed else ctx.versions.get(name, 0), movable)
     return from_memory(ctx.b, loaded, place.dtype, lanes)
+
+
+def _row_loader(ctx: Context, name: str) -> Callable[[str], str]:
+    place = ctx.places[name]
+    version = None if place.fixed else ctx.versions.get(name, 0)
+    return lambda text: ctx.b.load(text, name, version, movable=True)
 
 
 def _load_text(ctx: Context, place: Place, where: Address, mask: Mask | None) -> tuple[str, bool]:
@@ -147,7 +159,10 @@ def _any(ctx: Context, mask: Mask) -> str:
 
 
 def _through_stack(ctx: Context, pointer: str, vector: str, count: str, size: int) -> str:
-    """The first ``count`` elements by way of the stack: AVX2 has no masked access to elements of less than four bytes."""
+    """The first ``count`` elements by way of the stack.
+
+    AVX2 has no masked access to elements of less than four bytes.
+    """
     b = ctx.b
     spot = b.alloca(vector)
     b.line(f"store {vector} zeroinitializer, ptr {spot}, align 64")
@@ -161,7 +176,7 @@ def _copy(ctx: Context, to: str, source: str, count: str, size: int) -> None:
     b.call("void", "llvm.memcpy.p0.p0.i64", f"ptr {to}", f"ptr {source}", f"i64 {length}", "i1 false", pure=False)
 
 
-# --- stores -------------------------------------------------------------------------------------------------------------
+# --- stores -----------------------------------------------------------------------------------------------------------
 
 
 def store(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val | None], value: Val) -> None:
@@ -208,11 +223,14 @@ def _store_lanes(ctx: Context, data: str, where: Address, size: int, mask: Mask 
     b.line(_masked(ctx, "scatter", vector, f"<{lanes} x ptr> align {size} {where.name}", str(live), data))
 
 
-# --- masks --------------------------------------------------------------------------------------------------------------
+# --- masks ------------------------------------------------------------------------------------------------------------
 
 
 def bound_mask(ctx: Context, bound: Bound) -> Mask:
-    """``lhs < rhs`` at this point: a scalar, or one bit a lane, with the count of live lanes where they are the first ones."""
+    """``lhs < rhs`` at this point: a scalar, or one bit a lane.
+
+    With the count of live lanes where they are the first ones.
+    """
     b = ctx.b
     difference = in_loops(ctx, bound.rhs - bound.lhs)
     parts = split_linear(difference, ctx.vector[0]) if ctx.vector else (difference, sympy.S.Zero)

@@ -1,8 +1,8 @@
 """Text of one LLVM function: instructions, basic blocks, value numbering and the hoisting of invariants.
 
-Every pure instruction is keyed by its own text, so that an equal one in scope is never written twice, and is written before the
-outermost loop in which its operands are known. So common subexpressions are shared and invariants leave the loops without a
-pass of LLVM, which would take longer than all the rest of a compilation.
+Every pure instruction is keyed by its own text, so that an equal one in scope is never written twice, and is written
+before the outermost loop in which its operands are known. So common subexpressions are shared and invariants leave the
+loops without a pass of LLVM, which would take longer than all the rest of a compilation.
 """
 
 from __future__ import annotations
@@ -95,13 +95,17 @@ def _round_float(value: float, dtype: DType) -> float:
     return rounded if kind is None else float(kind(rounded))
 
 
-Lines: TypeAlias = "list[str | Lines]"
+# A list inside stands for lines that are still being written, at its place.
+Lines: TypeAlias = "list[str | list[str]]"
 _NAME = re.compile(r"%[\w.]+")
 
 
 @dataclass(slots=True)
 class Frame:
-    """A loop body or a branch that is being written: what is known in it, and the place before it for what is hoisted."""
+    """A loop body or a branch that is being written: what is known in it.
+
+    And the place before it for what is hoisted.
+    """
 
     known: dict[str, str] = field(default_factory=dict)
     before: list[str] = field(default_factory=list)
@@ -121,7 +125,8 @@ class Builder:
         self.declarations: dict[str, str] = {}
         self._count = 0
         self._frames = [Frame()]
-        # The frame in which a name is defined; parameters and stack slots are in none, which is as good as the outermost.
+        # The frame in which a name is defined; parameters and stack slots are in none, which is as good as the
+        # outermost.
         self._depth: dict[str, int] = {}
 
     # --- names and text
@@ -138,7 +143,10 @@ class Builder:
         self.lines.append(f"  {text}")
 
     def op(self, text: str) -> str:
-        """The name of a pure instruction's result: an equal one that is known, or a new one as far out as it can stand."""
+        """The name of a pure instruction's result: an equal one that is known.
+
+        Or a new one as far out as it can stand.
+        """
         return self._known(text) or self._place(text, max(map(self._depth_of, _NAME.findall(text)), default=0))
 
     def load(self, text: str, buffer: str, version: int | None, movable: bool) -> str:
@@ -183,7 +191,9 @@ class Builder:
     def call(self, result: str, function: str, *args: str, pure: bool = True) -> str:
         """Call of an external function or intrinsic, which is declared; ``args`` are typed ("float %x")."""
         types = ", ".join(_type_of(a) for a in args)
-        attributes = "" if function.startswith("llvm.") else " nounwind willreturn memory(none)" if pure else " nounwind"
+        attributes = (
+            "" if function.startswith("llvm.") else " nounwind willreturn memory(none)" if pure else " nounwind"
+        )
         self.declarations[function] = f"declare {result} @{function}({types}){attributes}"
         text = f"call {result} @{function}({', '.join(args)})"
         if result == "void":
@@ -280,7 +290,7 @@ def _flat(lines: Lines) -> Iterator[str]:
         if isinstance(line, str):
             yield line
         else:
-            yield from _flat(line)
+            yield from line
 
 
 def type_suffix(element: str, lanes: int) -> str:

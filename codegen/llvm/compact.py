@@ -46,7 +46,9 @@ def storage_of(nest: LoopNest) -> dict[str, Storage]:
                 axes = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
                 bound = tuple(i if is_value(i) else i.xreplace(axes) for i in indices)  # type: ignore[union-attr]
                 uses.setdefault(name, []).append((bound, outer))
-    return {b.name: _storage(nest, b, uses[b.name]) for b in nest.locals if b.name in uses and b.scope is not Scope.GLOBAL}
+    return {
+        b.name: _storage(nest, b, uses[b.name]) for b in nest.locals if b.name in uses and b.scope is not Scope.GLOBAL
+    }
 
 
 def _accesses(block: Block) -> list[tuple[str, tuple[Index, ...]]]:
@@ -88,7 +90,8 @@ def _narrowed(
     for index, outer in uses:
         if is_value(index):
             return whole
-        fixed, moving = [], []
+        fixed: list[sympy.Expr] = []
+        moving: list[sympy.Expr] = []
         for term in sympy.Add.make_args(sympy.expand(index)):
             names = {s for s in term.free_symbols if any(s == lp.var for lp in outer)}
             (fixed if names <= known else moving).append(term)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import sympy
 
@@ -17,7 +18,10 @@ from .builder import Builder, Val
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a buffer lies: element (i, j) is at ``pointer + (i - shift[0]) * strides[0] + …``; ``fixed`` if never written."""
+    """Where a buffer lies: element (i, j) is at ``pointer + (i - shift[0]) * strides[0] + …``.
+
+    ``fixed`` if never written.
+    """
 
     pointer: str
     dtype: DType
@@ -29,7 +33,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Which lanes are live. ``count`` is the number of leading live lanes (an i64) where the live lanes are a prefix."""
+    """Which lanes are live.
+
+    ``count`` is the number of leading live lanes (an i64) where the live lanes are a prefix.
+    """
 
     live: Val
     count: str | None = None
@@ -39,8 +46,10 @@ class Mask:
 class Context:
     """State of the emitter at one point of the function that it writes.
 
-    ``indices`` maps loop variables and size symbols to int64 scalars, outermost first; ``vector`` is the loop variable that
-    runs over lanes, and how many; ``block_mask`` is what the block's predicate leaves, ``mask`` what branches leave of it; ``axes`` the bindings of the block at hand; ``assumed`` what is known to hold there. ``stored`` is what the block at hand has written and may read again.
+    ``indices`` maps loop variables and size symbols to int64 scalars, outermost first. ``vector`` is the loop variable
+    that runs over lanes, and how many; ``unrolled`` the extents of the unrolled loops around. ``block_mask`` is what
+    the block's predicate leaves, ``mask`` what branches leave of it. ``axes`` are the bindings of the block at hand,
+    ``assumed`` what is known to hold there, ``stored`` what it has written and may read again.
     """
 
     nest: LoopNest
@@ -50,6 +59,7 @@ class Context:
     indices: dict[sympy.Symbol, Val]
     extents: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
     vector: tuple[sympy.Symbol, int] | None = None
+    unrolled: dict[sympy.Symbol, int] = field(default_factory=dict)
     mask: Mask | None = None
     block_mask: Mask | None = None
     axes: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
@@ -58,7 +68,8 @@ class Context:
     versions: dict[str, int] = field(default_factory=dict)
     values: dict[int, tuple[Expr, Val]] = field(default_factory=dict)
     stored: dict[tuple[str, tuple[Index, ...]], Val] = field(default_factory=dict)
-    accumulators: dict[tuple[str, int], object] = field(default_factory=dict)
+    tiles: dict[tuple[str, sympy.Expr, int], list[str]] = field(default_factory=dict)
+    accumulators: dict[tuple[str, int], Any] = field(default_factory=dict)
 
     @property
     def lanes(self) -> int:
@@ -69,11 +80,14 @@ class Context:
         for name, place in self.places.items():
             if not place.fixed and (names is None or name in names):
                 self.versions[name] = self.versions.get(name, 0) + 1
-        self.values = {}
+        self.values, self.tiles = {}, {}
 
     @contextmanager
     def inside(self, is_loop: bool = False, written: frozenset[str] | None = None) -> Iterator[None]:
-        """A loop body or branch: what is computed inside is unknown after it. ``written`` are the buffers that it writes."""
+        """A loop body or branch: what is computed inside is unknown after it.
+
+        ``written`` are the buffers that it writes.
+        """
         names = written if written is not None else frozenset(n for n, p in self.places.items() if not p.fixed)
         self.touch(names)
         with self.b.frame(is_loop, names):

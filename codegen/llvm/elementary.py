@@ -1,7 +1,8 @@
-"""float32 elementary functions written inline, so that several vectors are in flight and no register is spilled for a call.
+"""float32 elementary functions written inline: several vectors are in flight, and no register is spilled for a call.
 
-Each is within 2 ulp (tests measure them) and takes every input, denormals, infinities and NaN included. Polynomials and
-rationals were fitted here (minimax by iterated weighted least squares); reductions of the argument are Cody and Waite's.
+Each is within 2 ulp (tests measure them) and takes every input, denormals, infinities and NaN included. Polynomials
+and rationals were fitted here (minimax by iterated weighted least squares); reductions of the argument are Cody and
+Waite's.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class _F:
     def bits(self, x: Val) -> Val:
         return self.b.convert("bitcast", x, I32)
 
-    def float(self, x: Val) -> Val:
+    def real(self, x: Val) -> Val:
         return self.b.convert("bitcast", x, F32)
 
     def at_most(self, x: Val, limit: float) -> Val:
@@ -96,7 +97,7 @@ class _F:
 
     def power(self, n: Val) -> Val:
         """2**n of an int32 in the range of normal exponents."""
-        return self.float(self.b.binary("shl", self.b.binary("add", n, self.i(127)), self.i(23)))
+        return self.real(self.b.binary("shl", self.b.binary("add", n, self.i(127)), self.i(23)))
 
     def reduce(self, x: Val, scale: float) -> tuple[Val, Val, Val]:
         """``(n, float(n), r)`` with x == n / scale + r for scale = log2 e."""
@@ -152,7 +153,7 @@ def _mantissa(m: _F, x: Val) -> tuple[Val, Val]:
     small = b.binary("fcmp olt", x, m.f(2.0**-126), BOOL)
     bits = m.bits(b.select(small, m.mul(x, m.f(2.0**23)), x))
     e = b.binary("ashr", b.binary("sub", bits, m.i(0x3F3504F3)), m.i(23))
-    one_plus_f = m.float(b.binary("sub", bits, b.binary("shl", e, m.i(23))))
+    one_plus_f = m.real(b.binary("sub", bits, b.binary("shl", e, m.i(23))))
     e = b.binary("add", e, b.select(small, m.i(-23), m.i(0)))
     return e, m.sub(one_plus_f, m.f(1.0))
 
@@ -231,7 +232,7 @@ def log1p(b: Builder, x: Val) -> Val:
 
 def _times_power(m: _F, p: Val, n: Val) -> Val:
     """p * 2**n for a p near 1 and a normal result: an addition to the exponent."""
-    return m.float(m.b.binary("add", m.bits(p), m.b.binary("shl", n, m.i(23))))
+    return m.real(m.b.binary("add", m.bits(p), m.b.binary("shl", n, m.i(23))))
 
 
 def erf(b: Builder, x: Val) -> Val:
@@ -279,7 +280,7 @@ def cos_turns(b: Builder, x: Val) -> Val:
     value = m.bits(b.select(odd, sine, cosine))
     # Minus in the second and third quarter.
     sign = b.binary("shl", b.binary("and", b.binary("add", quarter, m.i(1)), m.i(2)), m.i(30))
-    return m.float(b.binary("xor", value, sign))
+    return m.real(b.binary("xor", value, sign))
 
 
 def b_neg(b: Builder, x: Val) -> Val:

@@ -62,7 +62,7 @@ def _extreme(greater: bool, skip_nan: bool) -> Handler:
 def _divide(b: Builder, args: Args, dtype: DType) -> Val:
     if not dtype.is_float:
         raise EmitError(f"div of {dtype.value}: cast to a float type, or use floordiv or truncdiv")
-    return b.binary("fdiv", *args)
+    return b.binary("fdiv", args[0], args[1])
 
 
 def _int_division(b: Builder, x: Val, y: Val, dtype: DType) -> tuple[Val, Val, Val]:
@@ -134,15 +134,15 @@ def _remainder(b: Builder, args: Args, dtype: DType) -> Val:
 
 def _truncdiv(b: Builder, args: Args, dtype: DType) -> Val:
     if dtype.is_float:
-        return b.intrinsic("trunc", b.binary("fdiv", *args))
-    quotient, _, ok = _int_division(b, *args, dtype)
+        return b.intrinsic("trunc", b.binary("fdiv", args[0], args[1]))
+    quotient, _, ok = _int_division(b, args[0], args[1], dtype)
     return b.select(ok, quotient, b.const(0, dtype))
 
 
 def _fmod(b: Builder, args: Args, dtype: DType) -> Val:
     if dtype.is_float:
         return library_call(b, "fmod", *args)
-    _, rest, ok = _int_division(b, *args, dtype)
+    _, rest, ok = _int_division(b, args[0], args[1], dtype)
     return b.select(ok, rest, args[0])
 
 
@@ -213,9 +213,9 @@ def _compare(code: str) -> Handler:
     def handler(b: Builder, args: Args, dtype: DType) -> Val:
         source = args[0].dtype
         if source.is_float:
-            return b.binary(f"fcmp {floats}", *args, BOOL)
+            return b.binary(f"fcmp {floats}", args[0], args[1], BOOL)
         sign = "" if code in ("eq", "ne") else "s" if source.is_signed else "u"
-        return b.binary(f"icmp {sign}{code}", *args, BOOL)
+        return b.binary(f"icmp {sign}{code}", args[0], args[1], BOOL)
 
     return handler
 
@@ -233,7 +233,7 @@ def _isinf(b: Builder, args: Args, dtype: DType) -> Val:
 
 
 def _logical(instruction: str) -> Handler:
-    return lambda b, args, dtype: b.binary(instruction, *(cast(b, a, BOOL) for a in args))
+    return lambda b, args, dtype: b.binary(instruction, cast(b, args[0], BOOL), cast(b, args[1], BOOL))
 
 
 def _logical_not(b: Builder, args: Args, dtype: DType) -> Val:
@@ -241,7 +241,7 @@ def _logical_not(b: Builder, args: Args, dtype: DType) -> Val:
 
 
 def _bits(instruction: str) -> Handler:
-    return lambda b, args, dtype: b.binary(instruction, *args)
+    return lambda b, args, dtype: b.binary(instruction, args[0], args[1])
 
 
 def _bit_not(b: Builder, args: Args, dtype: DType) -> Val:
@@ -273,7 +273,7 @@ def _bitcast(b: Builder, args: Args, dtype: DType) -> Val:
 
 
 def _fma(b: Builder, args: Args, dtype: DType) -> Val:
-    return b.intrinsic("fma", *args) if dtype.is_float else b.binary("add", b.binary("mul", *args[:2]), args[2])
+    return b.intrinsic("fma", *args) if dtype.is_float else b.binary("add", b.binary("mul", args[0], args[1]), args[2])
 
 
 def _copysign(b: Builder, args: Args, dtype: DType) -> Val:
@@ -284,10 +284,33 @@ def _library(fn: str) -> Handler:
     return lambda b, args, dtype: library_call(b, fn, *args)
 
 
-_ELEMENTARY = (
-    "exp exp2 expm1 log log2 log10 log1p sigmoid tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh "
-    "erf erfc erfinv lgamma digamma"
-).split()
+_ELEMENTARY = [
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sigmoid",
+    "tanh",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "erfinv",
+    "lgamma",
+    "digamma",
+]
 
 HANDLERS: dict[str, Handler] = {
     "add": _arithmetic("fadd", "add"),

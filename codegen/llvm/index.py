@@ -149,7 +149,8 @@ def _symbol(ctx: Context, var: sympy.Symbol) -> Val:
     except KeyError:
         where = f"block {ctx.block.name}" if ctx.block else "the loops"
         raise EmitError(
-            f"{ctx.nest.name}, {where}: {var} is neither a loop variable around nor a size; bind it, or add it to symbols"
+            f"{ctx.nest.name}, {where}: {var} is neither a loop variable around nor a size; "
+            "bind it, or add it to symbols"
         ) from None
 
 
@@ -165,10 +166,8 @@ def _ordered(ctx: Context, terms: Iterable[sympy.Expr]) -> list[sympy.Expr]:
     if ctx.vector is not None:
         order[ctx.vector[0]] = len(order)
 
-    def depth(term: sympy.Expr) -> tuple[int, str]:
-        return (max((order.get(s, 0) for s in term.free_symbols), default=-1), str(term))
-
-    return sorted(terms, key=depth)
+    # Stable: sympy's own order of terms, which is the same in every process, stands among those of one loop.
+    return sorted(terms, key=lambda term: max((order.get(s, 0) for s in term.free_symbols), default=-1))
 
 
 def _fold(ctx: Context, op: str, terms: list[sympy.Expr], lanes: int, dtype: DType) -> Val:
@@ -182,7 +181,10 @@ def _fold(ctx: Context, op: str, terms: list[sympy.Expr], lanes: int, dtype: DTy
 
 
 def _divide(ctx: Context, what: str, base: sympy.Expr, by: sympy.Expr, lanes: int, dtype: DType) -> Val:
-    """Floor division or remainder. Indices are rarely negative: then the unsigned instruction is the same and cheaper."""
+    """Floor division or remainder. Indices are rarely negative.
+
+    Then the unsigned instruction is the same and cheaper.
+    """
     b = ctx.b
     low, _ = ctx.nest.symbols.bounds(base, ctx.extents)
     positive, _ = ctx.nest.symbols.bounds(by, ctx.extents)

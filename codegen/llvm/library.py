@@ -8,7 +8,8 @@ from .builder import Builder, Val, element_type
 # Sleef's name and its error bound in tenths of an ulp.
 _SLEEF = {
     "exp": "exp u10", "exp2": "exp2 u10", "expm1": "expm1 u10", "log": "log u10", "log2": "log2 u10",
-    "log10": "log10 u10", "log1p": "log1p u10", "tanh": "tanh u10", "sin": "sin u10", "cos": "cos u10", "tan": "tan u10",
+    "log10": "log10 u10", "log1p": "log1p u10", "tanh": "tanh u10", "sin": "sin u10", "cos": "cos u10",
+    "tan": "tan u10",
     "asin": "asin u10", "acos": "acos u10", "atan": "atan u10", "sinh": "sinh u10", "cosh": "cosh u10",
     "asinh": "asinh u10", "acosh": "acosh u10", "atanh": "atanh u10", "erf": "erf u10", "erfc": "erfc u15",
     "lgamma": "lgamma u10", "pow": "pow u10", "atan2": "atan2 u10", "hypot": "hypot u05", "fmod": "fmod",

@@ -47,7 +47,8 @@ def _loop(ctx: Context, nest: Nest, loop: Loop) -> None:
     if loop.kind is LoopKind.PARALLEL and nest.region is not None:
         if _starting(nest, loop) or ctx.accumulators:
             raise EmitError(
-                f"{ctx.nest.name}: the reduction over or around the parallel loop {loop.var} would race; rfactor it first"
+                f"{ctx.nest.name}: the reduction over or around the parallel loop {loop.var} would race; "
+                "rfactor it first"
             )
         nest.region(ctx, loop)
         return
@@ -78,7 +79,10 @@ def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
 
 
 def _cascading(nest: Nest, loop: Loop) -> list[reductions.Reduced]:
-    """The reductions that sum this loop by itself before they add it to what is outside: shorter sums, smaller errors."""
+    """The reductions that sum this loop by itself before they add it to what is outside: shorter sums.
+
+    Smaller errors.
+    """
     if not dict(loop.annotations).get("cascade"):
         return []
     found = (nest.reductions[n.name] for n in _blocks(loop) if n.name in nest.reductions)
@@ -94,7 +98,8 @@ def _starting(nest: Nest, loop: Loop) -> list[reductions.Reduced]:
 def _constant_extent(ctx: Context, loop: Loop) -> int:
     if not loop.extent.is_Integer:
         raise EmitError(
-            f"{ctx.nest.name}: the {loop.kind.value} loop {loop.var} has the extent {loop.extent}; split it by a constant first"
+            f"{ctx.nest.name}: the {loop.kind.value} loop {loop.var} has the extent {loop.extent}; "
+            "split it by a constant first"
         )
     return int(loop.extent)
 
@@ -168,8 +173,15 @@ def _narrow_lanes(ctx: Context, nest: Nest, loop: Loop, native: int, masks: set[
 
 
 def _unrolled(ctx: Context, nest: Nest, loop: Loop) -> None:
-    for k in range(_constant_extent(ctx, loop)):
+    extent = _constant_extent(ctx, loop)
+    if _lane_masks(ctx, loop) and not ctx.accumulators and extent > 1:
+        # Copies that each test whether they run at all: a loop does the same in less code.
+        _range(ctx, nest, loop, Val("0", I64), Val(str(extent), I64))
+        return
+    ctx.unrolled[loop.var] = extent
+    for k in range(extent):
         _at(ctx, nest, loop, Val(str(k), I64))
+    del ctx.unrolled[loop.var]
 
 
 def _at(ctx: Context, nest: Nest, loop: Loop, value: Val) -> None:
@@ -181,7 +193,7 @@ def _at(ctx: Context, nest: Nest, loop: Loop, value: Val) -> None:
     del ctx.indices[loop.var]
 
 
-# --- counting loops and peeling -----------------------------------------------------------------------------------------
+# --- counting loops and peeling ---------------------------------------------------------------------------------------
 
 
 def _counted(
@@ -192,7 +204,7 @@ def _counted(
         _range(ctx, nest, loop, low, high)
         return started
     limit = high
-    for bound, worst, step in bounds:
+    for _, worst, step in bounds:
         limit = _smin(ctx, limit, _full_iterations(ctx, worst, step))
     assumed = ctx.assumed
     ctx.assumed = assumed | {b for b, _, _ in bounds}
@@ -203,14 +215,18 @@ def _counted(
         return started
     names = {b for b, _, _ in bounds}
     started = [
-        reductions.for_tail(ctx, acc, ctx.target.lanes(4)) if names & set(acc.block.predicate) else acc for acc in started
+        reductions.for_tail(ctx, acc, ctx.target.lanes(4)) if names & set(acc.block.predicate) else acc
+        for acc in started
     ]
     _range(ctx, nest, loop, _smax(ctx, low, limit), high)
     return started
 
 
 def _peelable(ctx: Context, loop: Loop) -> list[tuple[Bound, sympy.Expr, int]]:
-    """Predicates below that hold in all iterations but the last ones: with the slack ``worst - step * var`` left at least."""
+    """Predicates below that hold in all iterations but the last ones.
+
+    With the slack ``worst - step * var`` left at least.
+    """
     found: dict[Bound, tuple[sympy.Expr, int]] = {}
     for node, outer in walk_nodes(loop.body):
         if not isinstance(node, Block):
@@ -275,9 +291,9 @@ def _range(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
         return
     b = ctx.b
     some = b.binary("icmp slt", low, high, BOOL)
-    with _branch(ctx, some, _written(loop.body)):
-        with reductions.runtime_loop(ctx, low.name, high.name, _written(loop.body)) as name:
-            _at(ctx, nest, loop, Val(name, I64))
+    written = _written(loop.body)
+    with _branch(ctx, some, written), reductions.runtime_loop(ctx, low.name, high.name, written) as name:
+        _at(ctx, nest, loop, Val(name, I64))
 
 
 def _written(nodes: tuple[Node, ...]) -> frozenset[str]:
@@ -303,7 +319,7 @@ def _branch(ctx: Context, condition: Val, written: frozenset[str]) -> Iterator[N
         b.label(done)
 
 
-# --- blocks -------------------------------------------------------------------------------------------------------------
+# --- blocks -----------------------------------------------------------------------------------------------------------
 
 
 def _block(ctx: Context, nest: Nest, block: Block) -> None:

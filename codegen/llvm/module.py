@@ -1,7 +1,7 @@
 """One kernel as an LLVM module: the exported entry, the function that does the work, and one function a parallel loop.
 
-The entry is ``void name(i64* arguments)``: pointers, then sizes, as in ``KernelSource``. One array argument makes the call from
-Python one C call whatever the number of arguments, and lets a native host program fill it in.
+The entry is ``void name(i64* arguments)``: pointers, then sizes, as in ``KernelSource``. One array argument makes the
+call from Python one C call whatever the number of arguments, and lets a native host program fill it in.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class _Module:
         features = frozenset(f[1:] for f in self.target.features.split(",") if f.startswith("+"))
         names = [f"%{p.name}" for p in self.nest.params] + [f"%{s.name}" for s in self.nest.symbols.symbols]
         types = ["ptr noalias nofree"] * len(self.nest.params) + ["i64"] * len(self.nest.symbols.symbols)
-        # Regions have functions of their own; without any, the work is one, for parameters may be declared not to overlap.
+        # Regions have functions of their own; without any, the work is one, for parameters may be declared not to
+        # overlap.
         apart = not any(isinstance(n, Loop) and n.kind is LoopKind.PARALLEL for n, _ in walk_nodes(self.nest.body))
         signature = ", ".join(f"{t} {n}" for t, n in zip(types, names, strict=True))
         entry = _entry(self.nest, names, types, call=apart)
@@ -103,7 +104,10 @@ def _parameter(nest: LoopNest, name: str) -> Place:
 
 
 def _entry(nest: LoopNest, names: list[str], types: list[str], call: bool) -> list[str]:
-    """The exported function: its head and the loads of its arguments, and with ``call`` a call of the one that does the work."""
+    """The exported function: its head and the loads of its arguments.
+
+    And with ``call`` a call of the one that does the work.
+    """
     lines = [f"define void @{nest.name}(ptr %arguments) #0 {{", "entry:"]
     for k, (name, kind) in enumerate(zip(names, types, strict=True)):
         short = kind.split()[0]
@@ -115,7 +119,7 @@ def _entry(nest: LoopNest, names: list[str], types: list[str], call: bool) -> li
     return [*lines, f"  call void @{nest.name}.main({passed})", "  ret void", "}"]
 
 
-# --- storage of LOCAL buffers -------------------------------------------------------------------------------------------
+# --- storage of LOCAL buffers -----------------------------------------------------------------------------------------
 
 
 def _allocate(ctx: Context, storages: list[Storage]) -> list[str]:
@@ -146,7 +150,7 @@ def _release(ctx: Context, heap: list[str]) -> None:
         ctx.b.call("void", "free", f"ptr {raw}", pure=False)
 
 
-# --- parallel loops -----------------------------------------------------------------------------------------------------
+# --- parallel loops ---------------------------------------------------------------------------------------------------
 
 
 def _region(module: _Module, ctx: Context, loop: Loop, nest: Nest, storage: dict[str, Storage]) -> None:
@@ -156,7 +160,9 @@ def _region(module: _Module, ctx: Context, loop: Loop, nest: Nest, storage: dict
     shared = {n: p for n, p in ctx.places.items()}
     places = {n: _renamed(p, f"%{n}") for n, p in shared.items()}
     indices = {s: Val(f"%x{k}", I64) for k, s in enumerate(ctx.indices)}
-    parameters = [f"ptr noalias nofree {p.pointer}" for p in places.values()] + [f"i64 {v.name}" for v in indices.values()]
+    parameters = [f"ptr noalias nofree {p.pointer}" for p in places.values()] + [
+        f"i64 {v.name}" for v in indices.values()
+    ]
     signature = ", ".join([*parameters, "i64 %low", "i64 %high"])
     b = Builder(f"define internal void @{name}({signature})", ctx.b.features)
     inner = Context(ctx.nest, ctx.target, b, places, dict(indices), dict(ctx.extents), assumed=ctx.assumed)
@@ -233,8 +239,8 @@ def _work(loop: Loop) -> sympy.Expr:
     total: sympy.Expr = sympy.S.Zero
     for node, outer in walk_nodes(loop.body):
         if isinstance(node, Block):
-            cost = sum(
-                sum(map(flops, s.values if isinstance(s, Update) else (s.value,))) + 1 for s in node.body
-            ) + len(node.reads)
+            cost = sum(sum(map(flops, s.values if isinstance(s, Update) else (s.value,))) + 1 for s in node.body) + len(
+                node.reads
+            )
             total += cost * sympy.Mul(*(lp.extent for lp in outer))
     return total

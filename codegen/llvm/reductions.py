@@ -1,6 +1,7 @@
 """Accumulators of reductions: one for each lane, each interleaved copy and each target inside the loop that reduces.
 
-They are stack slots that LLVM keeps in registers. A component that is the same in all lanes (Welford's count) is one scalar.
+They are stack slots that LLVM keeps in registers. A component that is the same in all lanes (Welford's count) is one
+scalar.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Expr, IndexValue, Load, Var, is_value, walk
+from ...ir.expr import Expr, IndexValue, Load, Var, walk
 from ...ir.loops import AxisKind, Block, Bound, Loop, LoopKind, Update
 from ..kernel import EmitError
 from .access import bound_mask, store
@@ -38,8 +39,8 @@ class Slot:
 class Accumulator:
     """The state of one ``Update`` while its loops run.
 
-    ``dims`` are the loops inside that select one of the slots' elements: loops over targets, and interleaved reduction loops.
-    ``across`` tells that lanes run along the reduction and are combined at the end.
+    ``dims`` are the loops inside that select one of the slots' elements: loops over targets, and interleaved reduction
+    loops. ``across`` tells that lanes run along the reduction and are combined at the end.
     """
 
     block: Block
@@ -97,7 +98,10 @@ def spatial_vars(block: Block) -> set[sympy.Symbol]:
 
 
 def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | None:
-    """Make and clear the accumulators of a block whose reduction starts at ``loop``; None: update the targets in memory."""
+    """Make and clear the accumulators of a block whose reduction starts at ``loop``; None.
+
+    Update the targets in memory.
+    """
     inside = reduced.path[reduced.path.index(loop) :]
     spatial = spatial_vars(reduced.block)
     across = next((lp for lp in inside if lp.kind is LoopKind.VECTORIZED and lp.var in reduced.vars), None)
@@ -129,17 +133,23 @@ def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | Non
 
 
 def begin_cascade(ctx: Context, reduced: Reduced, loop: Loop) -> list[tuple[Accumulator, Accumulator]]:
-    """Accumulators for one run of ``loop`` inside the reduction: pairs of what is outside and the cleared ones that replace it."""
+    """Accumulators for one run of ``loop`` inside the reduction.
+
+    Pairs of what is outside and the cleared ones that replace it.
+    """
     pairs = []
     for k, statement in enumerate(reduced.block.body):
         outer = ctx.accumulators.get((reduced.block.name, k))
-        if not isinstance(outer, Accumulator) or statement.monoid.exact or any(s.lanes != outer.lanes for s in outer.slots):
+        if (
+            not isinstance(statement, Update)
+            or not isinstance(outer, Accumulator)
+            or statement.monoid.exact
+            or any(s.lanes != outer.lanes for s in outer.slots)
+        ):
             continue
         if {d.var for d in outer.dims} - {lp.var for lp in reduced.path[reduced.path.index(loop) :]}:
             continue  # a loop between selects among the accumulators
-        inner = replace(
-            outer, slots=tuple(_slot(ctx, outer.size, s.dtype, s.lanes) for s in outer.slots), nested=True
-        )
+        inner = replace(outer, slots=tuple(_slot(ctx, outer.size, s.dtype, s.lanes) for s in outer.slots), nested=True)
         _clear(ctx, inner)
         ctx.accumulators[reduced.block.name, k] = inner
         pairs.append((outer, inner))
@@ -185,7 +195,7 @@ def _masks_lanes(bound: Bound, var: sympy.Symbol) -> bool:
 
 def _mentions(expr: Expr, axes: set[sympy.Symbol]) -> bool:
     for e in walk(expr):
-        if isinstance(e, Load) and any(not is_value(i) and i.free_symbols & axes for i in e.indices):  # type: ignore[union-attr]
+        if isinstance(e, Load) and any(isinstance(i, sympy.Expr) and i.free_symbols & axes for i in e.indices):
             return True
         if isinstance(e, IndexValue) and e.index.free_symbols & axes:
             return True
@@ -241,10 +251,19 @@ def runtime_loop(ctx: Context, low: str, high: str, written: frozenset[str] | No
 
 
 def for_tail(ctx: Context, acc: Accumulator, native: int) -> Accumulator:
-    """The accumulator for a masked part: every component a lane, and along the reduction no more lanes than a register has."""
+    """The accumulator for a masked part: every component a lane.
+
+    And along the reduction no more lanes than a register has.
+    """
     lanes = acc.lanes
     wanted = lanes
-    if acc.across is not None and not acc.nested and lanes > native and lanes % native == 0 and (lanes // native).bit_count() == 1:
+    if (
+        acc.across is not None
+        and not acc.nested
+        and lanes > native
+        and lanes % native == 0
+        and (lanes // native).bit_count() == 1
+    ):
         wanted = native
     if all(slot.lanes == wanted for slot in acc.slots):
         return acc
@@ -300,7 +319,9 @@ def update(ctx: Context, block: Block, k: int, statement: Update) -> None:
         if mask is not None:
             after = ctx.b.select(mask.live, after, before)
         if after.lanes > slot.lanes:
-            raise EmitError(f"{block.name}: a lane-dependent value in the scalar accumulator of {statement.monoid.name}")
+            raise EmitError(
+                f"{block.name}: a lane-dependent value in the scalar accumulator of {statement.monoid.name}"
+            )
         after = ctx.b.splat(after, slot.lanes)
         ctx.b.line(f"store {after}, ptr {_element(ctx, slot, index)}")
 
@@ -352,7 +373,7 @@ def _update_memory(ctx: Context, block: Block, statement: Update, values: list[V
     ctx.vector, ctx.mask, ctx.block_mask = vector, mask, block_mask
 
 
-# --- the end ------------------------------------------------------------------------------------------------------------
+# --- the end ----------------------------------------------------------------------------------------------------------
 
 
 def finish(ctx: Context, acc: Accumulator) -> None:
@@ -453,4 +474,3 @@ def _with_rest(ctx: Context, statement: Update, state: list[Val], rest: list[Val
 def _lanes(ctx: Context, v: Val, start: int, count: int) -> Val:
     picks = ", ".join(f"i32 {k}" for k in range(start, start + count))
     return Val(ctx.b.op(f"shufflevector {v}, {v.type} poison, <{count} x i32> <{picks}>"), v.dtype, count)
-

@@ -33,10 +33,14 @@ def sigmoid(b: Builder, x: Val) -> Val:
 
 
 # Giles 2010, "Approximating the erfinv function": a start that two Newton steps make exact.
-_CENTRE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
-           0.246640727, 1.50140941)  # fmt: skip
-_TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
-         1.00167406, 2.83297682)  # fmt: skip
+_CENTRE = (
+    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
+    0.246640727, 1.50140941,
+)  # fmt: skip
+_TAIL = (
+    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
+    1.00167406, 2.83297682,
+)  # fmt: skip
 
 
 def erfinv(b: Builder, x: Val) -> Val:
@@ -60,8 +64,10 @@ def erfinv(b: Builder, x: Val) -> Val:
     return b.convert("fptrunc", y, DType.FLOAT32) if narrow else y
 
 
-_DIGAMMA = (8.33333333333333333333e-2, -2.10927960927960927961e-2, 7.57575757575757575758e-3, -4.16666666666666666667e-3,
-            3.96825396825396825397e-3, -8.33333333333333333333e-3, 8.33333333333333333333e-2)  # fmt: skip
+_DIGAMMA = (
+    8.33333333333333333333e-2, -2.10927960927960927961e-2, 7.57575757575757575758e-3, -4.16666666666666666667e-3,
+    3.96825396825396825397e-3, -8.33333333333333333333e-3, 8.33333333333333333333e-2,
+)  # fmt: skip
 
 
 def digamma(b: Builder, x: Val) -> Val:
@@ -95,7 +101,10 @@ def digamma(b: Builder, x: Val) -> Val:
 
 
 def int_pow(b: Builder, base: Val, exponent: Val) -> Val:
-    """Integer power by squaring, wrapping; a negative exponent leaves 1 and -1 and sends the rest to zero, as torch does."""
+    """Integer power by squaring, wrapping; a negative exponent leaves 1 and -1 and sends the rest to zero.
+
+    As torch does.
+    """
     dtype = base.dtype
     zero, one = b.const(0, dtype, base.lanes), b.const(1, dtype, base.lanes)
     result, square = one, base

@@ -36,7 +36,9 @@ def from_memory(b: Builder, name: str, dtype: DType, lanes: int) -> Val:
             bits = b.binary("shl", wide, b.const(16, I32))
             return b.convert("bitcast", bits, dtype)
         case DType.FLOAT8_E5M2:
-            half = b.binary("shl", b.convert("zext", Val(name, DType.INT8, lanes), DType.INT16), b.const(8, DType.INT16))
+            half = b.binary(
+                "shl", b.convert("zext", Val(name, DType.INT8, lanes), DType.INT16), b.const(8, DType.INT16)
+            )
             text = b.op(f"bitcast {half} to {memory_type(DType.FLOAT16, lanes)}")
             return from_memory(b, text, DType.FLOAT16, lanes)
         case DType.FLOAT8_E4M3FN:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...ir.loops import LoopNest
+from ...ir.loops import LoopNest, blocks
 from ...ir.target import Target
 from ..schedule import Schedule
 from .analysis import Shape, analyse
 from .cpu_common import (
+    HEAVY,
     best_vector,
     choose_width,
+    cost,
     cut_rows,
     inline_cheap,
     is_long,
@@ -31,7 +33,10 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
-    return {"unroll": (8, 4, 2), "partials": _partials(analyse(nest), target)}
+    heavy = max(cost(b) for b, _ in blocks(nest)) >= HEAVY
+    # Long expressions want few registers at a time; then several vectors of a row in turn keep its cache lines together.
+    widths = {"unroll": (2, 4), "turns": (8, 1)} if heavy else {"unroll": (8, 4, 2), "turns": (1, 8)}
+    return {**widths, "partials": _partials(analyse(nest), target)}
 
 
 def _partials(shape: Shape, target: Target) -> tuple[int, ...]:
@@ -44,7 +49,7 @@ def _partials(shape: Shape, target: Target) -> tuple[int, ...]:
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     shape = analyse(schedule.nest)
-    unroll, partials = int(params["unroll"]), int(params["partials"])
+    unroll, partials = (int(params["unroll"]), int(params["turns"])), int(params["partials"])
     rows = len(shape.rows)
     inline_cheap(schedule)
     one_visit = not _reads_results(shape)
@@ -101,20 +106,21 @@ def _sharing(schedule: Schedule, depth: int) -> list[list[str]]:
     return [g for g in groups.values() if schedule.get_loops(g[0])]
 
 
-def _lanes_inside(schedule: Schedule, together: list[str], rows: int, target: Target, unroll: int) -> None:
+def _lanes_inside(schedule: Schedule, together: list[str], rows: int, target: Target, unroll: tuple[int, int]) -> None:
     """Split the last row loop by the width of the vectors and move its lanes inside the loops over elements."""
     loops = schedule.get_loops(together[0])
     if not 0 < rows <= len(loops):
         return
     column = loops[rows - 1]
     extent = schedule.extent(column)
-    width = choose_width(target, schedule.nest, extent, unroll)
+    width = choose_width(target, schedule.nest, extent, unroll[0])
     if width == 1:
         return
-    lane = column
+    lanes = [column]
     outer = loops[: rows - 1]
     if extent != width:
-        blocks_of, lane = schedule.split(column, [None, width])
+        turns = unroll[1] if schedule.nest.symbols.hint(extent) >= unroll[1] * width else 1
+        blocks_of, *lanes = schedule.split(column, [None, turns, width] if turns > 1 else [None, width])
         outer = [*outer, blocks_of]
     inner = loops[rows:]
     if inner and is_long(schedule, inner[-1], 1):
@@ -123,8 +129,8 @@ def _lanes_inside(schedule: Schedule, together: list[str], rows: int, target: Ta
         schedule.annotate(run, "cascade", True)
         inner = [*rest, outside, run]
     if inner:
-        schedule.reorder(*outer, *inner, lane)
-    schedule.vectorize(lane)
+        schedule.reorder(*outer, *inner, *lanes)
+    schedule.vectorize(lanes[-1])
 
 
 CPU_COLUMN_REDUCTION = Rule("cpu_column_reduction", ("cpu",), _matches, _parameters, _apply)

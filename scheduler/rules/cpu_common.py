@@ -36,18 +36,26 @@ def values(statement: Store | Update) -> tuple[Expr, ...]:
 
 
 def lane_bytes(nest: LoopNest) -> int:
-    """Bytes of the widest type that is computed with: narrower ones share its number of lanes, and halves compute wide."""
+    """Bytes of the widest type that is computed with: narrower ones share its number of lanes.
+
+    And halves compute wide.
+    """
     widest = 4
     for block, _ in blocks(nest):
         for s in block.body:
             for v in values(s):
                 # An index that is looked up for a whole vector is no lane.
-                widest = max([widest, *(e.dtype.itemsize for e in walk(v) if not isinstance(e, Load) or e.dtype.is_float)])
+                widest = max(
+                    [widest, *(e.dtype.itemsize for e in walk(v) if not isinstance(e, Load) or e.dtype.is_float)]
+                )
     return min(widest, 8)
 
 
 def choose_width(target: Target, nest: LoopNest, extent: sympy.Expr, unroll: int) -> int:
-    """Lanes of a vector loop over ``extent``: the wanted width, less where that leaves no tail, or the whole of a short loop."""
+    """Lanes of a vector loop over ``extent``: the wanted width, less where that leaves no tail.
+
+    Or the whole of a short loop.
+    """
     native = target.lanes(lane_bytes(nest))
     wanted = native * unroll
     divisor = nest.symbols.divisor(extent)
@@ -105,7 +113,9 @@ def _reduces(block: Block, loop: str) -> bool:
     )
 
 
-def vectorize_innermost(schedule: Schedule, target: Target, unroll: int, skip: int = 0, only: str | None = None) -> None:
+def vectorize_innermost(
+    schedule: Schedule, target: Target, unroll: int, skip: int = 0, only: str | None = None
+) -> None:
     """Lanes on the innermost loop of every block (or of ``only``) that has more than ``skip`` loops."""
     for block in schedule.get_blocks() if only is None else [only]:
         loops = schedule.get_loops(block)
@@ -114,7 +124,10 @@ def vectorize_innermost(schedule: Schedule, target: Target, unroll: int, skip: i
 
 
 def parallel_roots(schedule: Schedule, target: Target) -> None:
-    """A team for every outermost loop that carries no reduction; two loops together where one has too few iterations."""
+    """A team for every outermost loop that carries no reduction.
+
+    Two loops together where one has too few iterations.
+    """
     seen: set[str] = set()
     for block in schedule.get_blocks():
         loops = schedule.get_loops(block)
@@ -126,6 +139,7 @@ def parallel_roots(schedule: Schedule, target: Target) -> None:
             continue
         hint = schedule.nest.symbols.hint(root.extent)
         nested = len(root.body) == 1 and len(loops) > 1 and schedule.loop(loops[1]).kind is LoopKind.SERIAL
+        nested = nested and not any(_reduces(schedule.block(b), loops[1]) for b in schedule.get_blocks())
         try:
             if hint < 4 * target.cores and nested:
                 joined = schedule.fuse(loops[0], loops[1])
@@ -185,7 +199,10 @@ def inline_cheap(schedule: Schedule, limit: int = 2) -> None:
 
 
 def cut_rows(schedule: Schedule, block: str, rows: int, partials: int) -> str | None:
-    """Reduce ``partials`` pieces of a block's reduction by themselves, the loop over pieces outermost; the block that does it."""
+    """Reduce ``partials`` pieces of a block's reduction by themselves, the loop over pieces outermost.
+
+    The block that does it.
+    """
     loops = schedule.get_loops(block)
     if len(loops) <= rows or schedule.loop(loops[rows]).kind is not LoopKind.SERIAL:
         return None
@@ -201,7 +218,10 @@ def cut_rows(schedule: Schedule, block: str, rows: int, partials: int) -> str | 
 
 
 def best_vector(shape: Shape) -> sympy.Symbol | None:
-    """The dimension along which most traffic is contiguous: bytes times how often; writes count double, later ones win ties."""
+    """The dimension along which most traffic is contiguous: bytes times how often; writes count double.
+
+    Later ones win ties.
+    """
     hint = shape.nest.symbols.hint
     extents = dict((*shape.rows, *shape.inner))
     scores: dict[sympy.Symbol, int] = {}
@@ -217,7 +237,10 @@ def best_vector(shape: Shape) -> sympy.Symbol | None:
 
 
 def crosses(shape: Shape, vector: sympy.Symbol | None) -> sympy.Symbol | None:
-    """A dimension that some access is contiguous in while it jumps along ``vector``: tiles of the two use whole cache lines."""
+    """A dimension that some access is contiguous in while it jumps along ``vector``.
+
+    Tiles of the two use whole cache lines.
+    """
     for a in shape.accesses:
         if vector is not None and a.step(vector) not in (0, 1, None):
             for var, step in a.steps:

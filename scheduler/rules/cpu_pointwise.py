@@ -13,8 +13,9 @@ from .analysis import analyse
 from .cpu_common import best_vector, crosses, merge_rows, parallel_roots, unroll_values, vectorize_loop
 from .registry import Params, Rule, Value
 
-# Tiles of a transposition: rows of the strided side that are still in the cache when their next column is read.
-_TILE = 64
+# A tile of a transposition: a cache line of the side that is read across, by a register of the other.
+_TILE = 16
+_LANES = 8
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -57,12 +58,15 @@ def _innermost(schedule: Schedule, block: str, var: sympy.Symbol | None) -> None
 
 
 def _tile(schedule: Schedule, loops: list[str], target: Target) -> str:
-    """Two innermost loops in tiles, so that cache lines of the side that is read across are used whole."""
+    """Tiles of the two innermost loops: one side in lanes, the other unrolled.
+
+    So that the emitter transposes in registers.
+    """
     *outer, rows, columns = loops
-    width = target.lanes(4)
     row_outer, row_inner = schedule.split(rows, [None, _TILE])
-    column_outer, column_inner, lane = schedule.split(columns, [None, _TILE // width, width])
-    schedule.reorder(*outer, row_outer, column_outer, row_inner, column_inner, lane)
+    column_outer, lane = schedule.split(columns, [None, _LANES])
+    schedule.reorder(*outer, row_outer, column_outer, row_inner, lane)
+    schedule.unroll(row_inner)
     schedule.vectorize(lane)
     return lane
 

@@ -1,4 +1,7 @@
-"""Reductions along contiguous rows on CPUs: a team over rows; all stages of a row while it is in the first-level cache."""
+"""Reductions along contiguous rows on CPUs: a team over rows.
+
+All stages of a row while it is in the first-level cache.
+"""
 
 from __future__ import annotations
 

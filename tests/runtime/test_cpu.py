@@ -36,7 +36,8 @@ def adder(name: str, amount: int) -> KernelSource:
     """Adds to the int64 that its one argument points at."""
     return source(
         name,
-        f"  %p = load ptr, ptr %arguments\n  %x = load i64, ptr %p\n  %y = add i64 %x, {amount}\n  store i64 %y, ptr %p",
+        f"  %p = load ptr, ptr %arguments\n  %x = load i64, ptr %p\n"
+        f"  %y = add i64 %x, {amount}\n  store i64 %y, ptr %p",
     )
 
 

@@ -14,7 +14,9 @@ from torch_mlc.codegen.llvm.elementary import INLINE
 from torch_mlc.ir.expr import call
 
 Array = np.ndarray[Any, Any]
-SPECIALS = np.array([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-38, -1e-38, 3.4e38, -3.4e38, 0.5, 2], "f4")
+SPECIALS = np.array(
+    [0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-38, -1e-38, 3.4e38, -3.4e38, 0.5, 2], "f4"
+)
 
 
 def every_magnitude(count: int, seed: int = 0) -> Array:
@@ -41,7 +43,12 @@ def ulps(got: Array, exact: Array) -> Array:
 def samples(low: float, high: float) -> Array:
     rng = np.random.default_rng(1)
     return np.concatenate(
-        [rng.uniform(low, high, 40000).astype("f4"), rng.normal(0, 1, 20000).astype("f4"), every_magnitude(20000), SPECIALS]
+        [
+            rng.uniform(low, high, 40000).astype("f4"),
+            rng.normal(0, 1, 20000).astype("f4"),
+            every_magnitude(20000),
+            SPECIALS,
+        ]
     )
 
 
@@ -72,7 +79,9 @@ def test_within_two_ulp(fn: str, compute: Callable[..., Array]) -> None:
 @pytest.mark.parametrize("fn", sorted(RANGES))
 def test_a_lane_gives_what_a_scalar_gives(fn: str, compute: Callable[..., Array]) -> None:
     x = samples(*RANGES[fn])[::97]
-    np.testing.assert_array_equal(compute(lambda v: call(fn, v), x, lanes=8), compute(lambda v: call(fn, v), x, lanes=1))
+    np.testing.assert_array_equal(
+        compute(lambda v: call(fn, v), x, lanes=8), compute(lambda v: call(fn, v), x, lanes=1)
+    )
 
 
 def test_odd_functions_keep_the_sign_of_zero(compute: Callable[..., Array]) -> None:

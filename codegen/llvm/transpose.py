@@ -1,0 +1,111 @@
+"""Tiles of a transposition in registers: contiguous loads along an unrolled loop, turned into vectors across it.
+
+Where lanes are far apart in memory and the iterations of an unrolled loop around them are neighbours, 8 x 8 tiles are
+loaded by rows and transposed by shuffles, instead of element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sympy
+
+from .context import Context
+from .index import scalar_index, split_linear
+
+_SIDE = 8
+
+
+def transposed(
+    ctx: Context, base: str, offset: sympy.Expr, version: int, element: str, size: int, load: Callable[[str], str]
+) -> str | None:
+    """The value at this point of the unrolled loop, or None where the access is not of this form."""
+    assert ctx.vector is not None
+    lane, lanes = ctx.vector
+    for var, extent in ctx.unrolled.items():
+        parts = split_linear(offset, var)
+        if parts is None or parts[1] != 1 or extent % _SIDE or lanes % _SIDE or split_linear(offset, lane) is None:
+            continue
+        position = int(ctx.indices[var].name)
+        first = sympy.Integer(position - position % _SIDE)
+        key = (base, offset.xreplace({var: first}), version)
+        if key not in ctx.tiles:
+            ctx.tiles[key] = _tile(ctx, key, var, lane, lanes, element, size, load)
+        return ctx.tiles[key][position % _SIDE]
+    return None
+
+
+def _tile(
+    ctx: Context,
+    key: tuple[str, sympy.Expr, int],
+    var: sympy.Symbol,
+    lane: sympy.Symbol,
+    lanes: int,
+    element: str,
+    size: int,
+    load: Callable[[str], str],
+) -> list[str]:
+    """The vectors of eight neighbouring iterations of the unrolled loop."""
+    base, offset, _ = key
+    blocks = []
+    for start in range(0, lanes, _SIDE):
+        rows = []
+        for k in range(start, start + _SIDE):
+            pointer = element_pointer(ctx, base, sympy.expand(offset.xreplace({lane: sympy.Integer(k)})), element)
+            rows.append(load(f"load <{_SIDE} x {element}>, ptr {pointer}, align {size}"))
+        blocks.append(_transpose(ctx, rows, element))
+    return [_concat(ctx, [block[k] for block in blocks], element) for k in range(_SIDE)]
+
+
+# Pairs of rows and picks of two shuffles a pair: neighbours, pairs of neighbours, halves; within 128 bits as far as
+# possible.
+_STAGES = (
+    (1, (0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15)),
+    (2, (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15)),
+    (4, (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)),
+)
+
+
+def _transpose(ctx: Context, rows: list[str], element: str) -> list[str]:
+    """Eight rows of eight elements as eight columns."""
+    t = rows
+    (_, low, high), (_, low2, high2), (_, low4, high4) = _STAGES
+    t = [_shuffle(ctx, t[k & ~1], t[k | 1], high if k & 1 else low, element) for k in range(8)]
+    # Now t[2k] and t[2k + 1] hold columns 0 1 4 5 and 2 3 6 7 of rows 2k and 2k + 1.
+    s = []
+    for block in (0, 4):
+        for odd in (0, 1):
+            pair = (t[block + odd], t[block + 2 + odd])
+            s += [_shuffle(ctx, *pair, low2, element), _shuffle(ctx, *pair, high2, element)]
+    return [_shuffle(ctx, s[k % 4], s[4 + k % 4], high4 if k >= 4 else low4, element) for k in range(8)]
+
+
+def _shuffle(ctx: Context, x: str, y: str, picks: tuple[int, ...], element: str) -> str:
+    kind = f"<{_SIDE} x {element}>"
+    return ctx.b.op(
+        f"shufflevector {kind} {x}, {kind} {y}, <{len(picks)} x i32> <{', '.join(f'i32 {p}' for p in picks)}>"
+    )
+
+
+def _concat(ctx: Context, parts: list[str], element: str) -> str:
+    width = _SIDE
+    while len(parts) > 1:
+        kind = f"<{width} x {element}>"
+        picks = ", ".join(f"i32 {p}" for p in range(2 * width))
+        parts = [
+            ctx.b.op(f"shufflevector {kind} {x}, {kind} {y}, <{2 * width} x i32> <{picks}>")
+            for x, y in zip(parts[::2], parts[1::2], strict=True)
+        ]
+        width *= 2
+    return parts[0]
+
+
+def element_pointer(ctx: Context, base: str, offset: sympy.Expr, element: str) -> str:
+    constant, rest = offset.as_coeff_Add() if offset.is_Add else (sympy.S.Zero, offset)
+    if rest.is_Integer:
+        constant, rest = constant + rest, sympy.S.Zero
+    if rest != 0:
+        base = ctx.b.op(f"getelementptr inbounds {element}, ptr {base}, i64 {scalar_index(ctx, rest).name}")
+    if constant != 0:
+        base = ctx.b.op(f"getelementptr inbounds {element}, ptr {base}, i64 {int(constant)}")
+    return base
