@@ -34,8 +34,9 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     heavy = max(cost(b) for b, _ in blocks(nest)) >= HEAVY
-    # Long expressions want few registers at a time; then several vectors of a row in turn keep its cache lines together.
-    widths = {"unroll": (2, 4), "turns": (8, 1)} if heavy else {"unroll": (8, 4, 2), "turns": (1, 8)}
+    # Long expressions want few registers at a time. In turns, neighbouring vectors of a row keep its cache lines
+    # together.
+    widths = {"unroll": (4, 8, 2) if heavy else (8, 4, 2), "turns": (1, 16)}
     return {**widths, "partials": _partials(analyse(nest), target)}
 
 
