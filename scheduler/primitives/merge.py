@@ -60,9 +60,7 @@ def _with_body(nodes: tuple[Node, ...], path: tuple[Loop, ...], body: tuple[Node
     return tuple(replace(n, body=_with_body(n.body, path[1:], body)) if n is path[0] else n for n in nodes)  # type: ignore[union-attr]
 
 
-def _sorted(
-    nest: LoopNest, a: Loop, between: tuple[Node, ...], b: Loop, asked: str
-) -> tuple[list[Node], list[Node]]:
+def _sorted(nest: LoopNest, a: Loop, between: tuple[Node, ...], b: Loop, asked: str) -> tuple[list[Node], list[Node]]:
     """What stands between two loops, as what can go before the first and what can go behind the second."""
     before: list[Node] = []
     after: list[Node] = []

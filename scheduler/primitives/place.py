@@ -72,11 +72,7 @@ def move_block(
     for axis in fixed:
         if axis not in new:
             own_loop(axis)
-    predicate = [
-        Bound(b.lhs.xreplace(renamed), b.rhs)
-        for b in block.predicate
-        if not b.lhs.free_symbols & gone
-    ]
+    predicate = [Bound(b.lhs.xreplace(renamed), b.rhs) for b in block.predicate if not b.lhs.free_symbols & gone]
     guards = _guards(new, {lp.var for lp in (*outer, node)}, partners)
     predicate += [g for g in guards if g not in predicate]
     for axis in block.axes:
@@ -121,9 +117,7 @@ def _loops_in(binding: sympy.Expr, nest: LoopNest) -> set[sympy.Symbol]:
     return set(binding.free_symbols) - set(nest.symbols.symbols)
 
 
-def _guards(
-    new: Mapping[sympy.Symbol, sympy.Expr], outer: set[sympy.Symbol], partners: list[Block]
-) -> list[Bound]:
+def _guards(new: Mapping[sympy.Symbol, sympy.Expr], outer: set[sympy.Symbol], partners: list[Block]) -> list[Bound]:
     """The bounds that all partners have in outer loops alone, of those that the new bindings speak of."""
     used = {s for e in new.values() for s in e.free_symbols} & outer
     first, *others = partners
@@ -150,4 +144,3 @@ def _in_range(
             if any(e == binding and a.extent == extent for a, e in zip(p.axes, p.bindings, strict=True)):
                 return True
     return False
-

@@ -124,10 +124,7 @@ def _moved(
 def in_loops(indices: tuple[Index, ...], block: Block) -> tuple[sympy.Expr | None, ...]:
     """Indices of an access in terms of loop variables; None for an index computed from data."""
     env = {a.var: b for a, b in zip(block.axes, block.bindings, strict=True)}
-    return tuple(
-        None if is_value(i) else env.get(i, i) if i.is_Symbol else i.xreplace(env)
-        for i in indices
-    )
+    return tuple(None if is_value(i) else env.get(i, i) if i.is_Symbol else i.xreplace(env) for i in indices)
 
 
 def writes_of(node: Node) -> list[tuple[Block, Access]]:

@@ -131,9 +131,7 @@ def test_the_error_shows_the_place_and_the_mend(nests: Mapping[str, LoopNest]) -
     with pytest.raises(ScheduleError) as caught:
         Schedule(nests["pointwise"]).split("b0_i0", [None, 32], tail="perfect")
     text = str(caught.value).splitlines()
-    assert text[0] == (
-        "split(b0_i0, factors=(None, 32)): extent s0 is not provably divisible by 32 and tail='perfect'"
-    )
+    assert text[0] == ("split(b0_i0, factors=(None, 32)): extent s0 is not provably divisible by 32 and tail='perfect'")
     loop = next(k for k, line in enumerate(text) if "for b0_i0 in" in line)
     assert text[loop + 1].split() == ["^^^^^", "here"]
     assert text[loop + 1].index("^") == text[loop].index("b0_i0")
