@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...ir.loops import LoopNest, blocks
+from ...ir.loops import LoopNest
 from ...ir.target import Target
 from ..schedule import Schedule
 from .analysis import Shape, analyse
 from .cpu_common import (
-    HEAVY,
     best_vector,
     choose_width,
-    cost,
     cut_rows,
     inline_cheap,
     is_long,
@@ -33,17 +31,13 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
-    heavy = max(cost(b) for b, _ in blocks(nest)) >= HEAVY
-    # Long expressions want few registers at a time. In turns, neighbouring vectors of a row keep its cache lines
-    # together.
-    widths = {"unroll": (4, 8, 2) if heavy else (8, 4, 2), "turns": (1, 16)}
-    return {**widths, "partials": _partials(analyse(nest), target)}
+    # Vectors of a row in turns read memory as a stream; the columns' accumulators stay in the first-level cache.
+    return {"unroll": (8, 4, 2), "turns": (16, 1), "partials": _partials(analyse(nest), target)}
 
 
 def _partials(shape: Shape, target: Target) -> tuple[int, ...]:
     """Into how many pieces to cut the rows: more than one where the columns alone do not occupy the team."""
-    columns = shape.row_count
-    if columns >= 64 * target.cores or target.cores == 1 or shape.inner_count < 64 * target.cores:
+    if target.cores == 1 or shape.inner_count < 64 * target.cores:
         return (1,)
     return (target.cores, 1)
 
@@ -56,16 +50,14 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     one_visit = not _reads_results(shape)
     if partials > 1:
         cut = [p for b in shape.reductions if (p := cut_rows(schedule, b.name, rows, partials)) is not None]
-        for block in schedule.get_blocks():
-            depth = rows + (block in cut)
-            if block not in cut and one_visit and cut and _cut_elements(schedule, block, rows, partials):
-                cut.append(block)
-                depth += 1
-            if not one_visit:
-                _lanes_inside(schedule, [block], depth, target, unroll)
-        if one_visit:
-            merge_rows(schedule, rows + 1)
-            merge_inner(schedule, rows + 1)
+        if not one_visit or not cut:
+            for block in schedule.get_blocks():
+                _lanes_inside(schedule, [block], rows + (block in cut), target, unroll)
+        else:
+            elements = [b.name for b in shape.blocks if not b.is_reduction]
+            cut += [name for name in elements if _cut_elements(schedule, name, rows, partials)]
+            merge_rows(schedule, rows + 1, cut)
+            merge_inner(schedule, rows + 1, cut)
             for together in _sharing(schedule, rows + 1):
                 _lanes_inside(schedule, together, rows + (together[0] in cut), target, unroll)
     elif one_visit:
@@ -120,7 +112,7 @@ def _lanes_inside(schedule: Schedule, together: list[str], rows: int, target: Ta
     lanes = [column]
     outer = loops[: rows - 1]
     if extent != width:
-        turns = unroll[1] if schedule.nest.symbols.hint(extent) >= unroll[1] * width else 1
+        turns = max(1, min(unroll[1], schedule.nest.symbols.hint(extent) // width))
         blocks_of, *lanes = schedule.split(column, [None, turns, width] if turns > 1 else [None, width])
         outer = [*outer, blocks_of]
     inner = loops[rows:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import sympy
 
@@ -154,22 +154,25 @@ def parallel_roots(schedule: Schedule, target: Target) -> None:
                 continue
 
 
-def merge_rows(schedule: Schedule, rows: int) -> None:
-    """Put all stages of a row under one set of row loops, as far as dependences allow."""
+def merge_rows(schedule: Schedule, rows: int, only: Collection[str] | None = None) -> None:
+    """Put all stages of a row (or ``only`` some) under one set of row loops, as far as dependences allow."""
     for level in range(rows):
-        _merge_level(schedule, level)
+        _merge_level(schedule, level, only)
 
 
-def merge_inner(schedule: Schedule, rows: int) -> None:
+def merge_inner(schedule: Schedule, rows: int, only: Collection[str] | None = None) -> None:
     """Let neighbouring stages over the same elements share their loops: fewest passes over a row."""
     depth = max((len(schedule.get_loops(b)) for b in schedule.get_blocks()), default=0)
     for level in range(rows, depth):
-        _merge_level(schedule, level)
+        _merge_level(schedule, level, only)
 
 
-def _merge_level(schedule: Schedule, level: int) -> None:
+def _merge_level(schedule: Schedule, level: int, only: Collection[str] | None) -> None:
     previous: str | None = None
     for block in schedule.get_blocks():
+        if only is not None and block not in only:
+            previous = None
+            continue
         loops = schedule.get_loops(block)
         if len(loops) <= level:
             previous = None
