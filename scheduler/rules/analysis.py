@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import sympy
 
@@ -100,8 +101,27 @@ class Shape:
         return self.has_reduction and self.row_count < 64 and self.inner_count >= 8192
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """A nest, known by identity: each rule that looks at it asks the same."""
+
+    nest: LoopNest
+
+    def __hash__(self) -> int:
+        return id(self.nest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.nest is other.nest
+
+
 def analyse(nest: LoopNest) -> Shape:
     """Look at a nest that has not been scheduled yet."""
+    return _analyse(_Same(nest))
+
+
+@lru_cache(maxsize=32)
+def _analyse(same: _Same) -> Shape:
+    nest = same.nest
     found = [b for b, _ in blocks(nest)]
     widest = max(found, key=lambda b: len(b.axes), default=None)
     inner_vars = {a.var for b in found for a in b.axes if a.kind is AxisKind.REDUCTION}
