@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import sympy
 
-from ...ir.expr import Index, Load
+from ...ir.expr import Index, Load, is_value
 from ...ir.loops import Access, AxisKind, Block, Loop, LoopNest, Node, Statement
 from ..error import ScheduleError
 from .region import Region, axis_regions, covers, same_place
@@ -126,7 +126,10 @@ def conflict(nest: LoopNest, first: Place, second: Place, depth: int | None = No
         if over:
             names = ", ".join(sorted(v.name for v in over))
             return f"{second.block.name} reads {ld.buffer}, which {first.block.name} reduces over {names}"
-        if not any(w.buffer == ld.buffer and covers(nest, w, made, ld, wanted) for w in a.writes):
+        if not any(
+            w.buffer == ld.buffer and (covers(nest, w, made, ld, wanted) or _at_once(first, w, second, ld))
+            for w in a.writes
+        ):
             return (
                 f"{second.block.name} reads {ld.buffer} from other iterations than those in which "
                 f"{first.block.name} writes it"
@@ -136,6 +139,34 @@ def conflict(nest: LoopNest, first: Place, second: Place, depth: int | None = No
         if any(not same_place(nest, x, made, w, wanted, shared) for x in touched):
             return f"{second.block.name} overwrites {w.buffer}, which {first.block.name} uses"
     return ""
+
+
+def _at_once(first: Place, write: Access, second: Place, read: Load) -> bool:
+    """Whether each iteration of all the loops around both blocks writes the very element that it reads.
+
+    Indices are compared as functions of the loops, so that it does not matter how the loops make up an axis: quotients
+    and remainders by sizes that are symbols are as good as constants.
+    """
+    common: set[sympy.Symbol] = set()
+    for x, y in zip(first.loops, second.loops, strict=False):
+        if x.var != y.var:
+            break
+        common.add(x.var)
+    over = carried(first.block)
+    # What guards nothing but the elements that are reduced leaves no result out.
+    guards = {p for p in first.block.predicate if p.lhs.free_symbols & common or not p.lhs.free_symbols & over}
+    if over & common or not guards <= set(second.block.predicate):
+        return False
+    ours = dict(zip((x.var for x in first.block.axes), first.block.bindings, strict=True))
+    theirs = dict(zip((x.var for x in second.block.axes), second.block.bindings, strict=True))
+    inner = {lp.var for lp in first.loops} - common
+    for i, j in zip(write.indices, read.indices, strict=True):
+        if is_value(i) or is_value(j):
+            return False
+        here, there = i.xreplace(ours), j.xreplace(theirs)  # type: ignore[union-attr]
+        if here.free_symbols & inner or sympy.expand(here - there) != 0:
+            return False
+    return True
 
 
 def _regions(place: Place, outer: Collection[sympy.Symbol]) -> Mapping[sympy.Symbol, Region]:

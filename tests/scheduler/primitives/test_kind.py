@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from textwrap import dedent
 
 import pytest
 
 from torch_mlc.ir.loops import Block, Bound, Loop, LoopKind, LoopNest, Node
+from torch_mlc.ir.parser import parse
 from torch_mlc.scheduler.error import ScheduleError
 from torch_mlc.scheduler.schedule import Schedule
 
@@ -117,3 +119,51 @@ def _guarded(second: Node, first: Node) -> tuple[Node, ...]:
     (block,) = second.body
     assert isinstance(block, Block)
     return (replace(block, bindings=(first.var - 2,), predicate=(Bound(1 - first.var, first.var * 0),)),)
+
+
+POOLED = """
+@nest(outputs=["out0"])
+def pooled(in0: float32[s0, s1, s1, 3], out0: float32[s0, s1, s1]):
+    s0 = size(lower=1)
+    s1 = size(lower=1)
+    t0 = local(float32[s0, s1, s1])
+    for b0_i0 in serial(s0):
+        for b0_i1 in serial(s1):
+            for b0_i2 in serial(s1):
+                for b0_r0 in serial(3):
+                    with block("b0"):
+                        i0 = spatial(s0, b0_i0)
+                        i1 = spatial(s1, b0_i1)
+                        i2 = spatial(s1, b0_i2)
+                        r0 = reduction(3, b0_r0)
+                        t0[i0, i1, i2] = max.update(in0[i0, i1, i2, r0])
+    for b1_i0 in serial(s0):
+        for b1_i1 in serial(s1):
+            for b1_i2 in serial(s1):
+                with block("b1"):
+                    i0 = spatial(s0, b1_i0)
+                    i1 = spatial(s1, b1_i1)
+                    i2 = spatial(s1, b1_i2)
+                    out0[i0, i1, i2] = mul(t0[i0, i1, {column}], float32(2.0))
+"""
+
+
+def rows_as_one(s: Schedule) -> None:
+    """Fuse the rows of both blocks into one loop, whose digits are quotients and remainders by a symbol; and cut it."""
+    for k in range(3):
+        s.merge(s.get_loops("b0")[k], s.get_loops("b1")[k])
+    over, within = s.split(s.fuse(*s.get_loops("b0")[:3]), [None, 4])
+    s.bind(over, "blockIdx.x")
+    s.bind(within, "threadIdx.x")
+
+
+def test_digits_by_a_symbol_are_read_where_they_were_written(proved: Prove) -> None:
+    s = proved(parse(dedent(POOLED.format(column="i2"))), rows_as_one)
+    assert [s.loop(x).kind for x in s.get_loops("b1")] == [LoopKind.BLOCK_X, LoopKind.THREAD_X]
+
+
+def test_a_mirrored_read_is_another_iteration() -> None:
+    nest = parse(dedent(POOLED.format(column="s1 - 1 - i2")))
+    assert isinstance(nest, LoopNest)
+    with pytest.raises(ScheduleError, match="other iterations"):
+        rows_as_one(Schedule(nest))
