@@ -106,7 +106,9 @@ class SizeMap:
 
     def _hint(self, theirs: sympy.Symbol) -> int | None:
         env = self._shape_env
-        for table in ("var_to_hint_override", "backed_var_to_val", "var_to_val"):
+        # torch 2.13 renamed the table of values, and warns of the old name.
+        values = "backed_var_to_val" if hasattr(env, "backed_var_to_val") else "var_to_val"
+        for table in ("var_to_hint_override", values):
             known = getattr(env, table, None) or {}
             key = theirs if theirs in known else theirs.name
             if key in known and _finite(known[key]) is not None:
