@@ -16,10 +16,14 @@ WORSE = 2.0
 # a wrong formula is off by many orders more.
 FLOOR_ULPS = 4.0
 
-# A gradient that is zero in exact arithmetic (the key bias under softmax, a bias before batch norm) holds nothing but
-# rounding noise, and divided by its own size that noise would be an error of 1. So a tensor's scale is never taken
-# below this fraction of the largest scale in its group. A gradient this small relative to the others moves nothing.
+# A tensor's scale is never taken below this fraction of the largest scale in its group: a gradient this small relative
+# to the others moves nothing, and is mostly what rounding left of larger terms.
 GROUP_SCALE = 1e-4
+
+# A gradient that is zero in exact arithmetic (the key bias under softmax, a bias before batch norm) holds nothing but
+# rounding noise, also in float64, where it is below this fraction of the largest. Such noise is measured by the largest
+# scale: by any smaller one it would be the worst error of the model and hide the errors of all other tensors.
+ZERO = 1e-11
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,9 @@ class Accuracy:
 
 
 def normalised_errors(values: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, float]:
-    """``max|value - reference| / scale`` of each tensor, ``scale`` its largest reference magnitude (see GROUP_SCALE).
+    """``max|value - reference| / scale`` of each tensor, ``scale`` its largest reference magnitude.
+
+    The exceptions for tensors much smaller than the others are those of GROUP_SCALE and ZERO.
 
     Integer and bool tensors must be equal: error 0, or infinity. A NaN or infinity where the reference has the same
     counts as equal. Different names, shapes or a missing tensor are an infinite error.
@@ -46,7 +52,8 @@ def normalised_errors(values: Mapping[str, Tensor], reference: Mapping[str, Tens
     if values.keys() != reference.keys():
         return {name: float("inf") for name in values.keys() ^ reference.keys()}
     scales = {name: _scale(t) for name, t in reference.items() if t.is_floating_point()}
-    least = GROUP_SCALE * max(scales.values(), default=0.0)
+    largest = max(scales.values(), default=0.0)
+    scales = {n: largest if s < ZERO * largest else max(s, GROUP_SCALE * largest) for n, s in scales.items()}
     errors = {}
     for name, expected in reference.items():
         value = values[name]
@@ -55,7 +62,7 @@ def normalised_errors(values: Mapping[str, Tensor], reference: Mapping[str, Tens
         elif not expected.is_floating_point():
             errors[name] = 0.0 if torch.equal(value, expected) else float("inf")
         else:
-            errors[name] = _error(value.double(), expected.double(), max(scales[name], least))
+            errors[name] = _error(value.double(), expected.double(), scales[name])
     return errors
 
 

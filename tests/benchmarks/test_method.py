@@ -68,7 +68,14 @@ def test_errors_are_normalised_by_the_largest_value() -> None:
 def test_rounding_noise_around_zero_is_no_error_but_a_wrong_value_is() -> None:
     reference = {"big": torch.tensor([1.0]), "zero": torch.tensor([1e-18])}
     assert normalised_errors({"big": torch.tensor([1.0]), "zero": torch.tensor([1e-9])}, reference)["zero"] < 1e-4
-    assert normalised_errors({"big": torch.tensor([1.0]), "zero": torch.tensor([1e-2])}, reference)["zero"] > 1
+    assert normalised_errors({"big": torch.tensor([1.0]), "zero": torch.tensor([1e-2])}, reference)["zero"] > 9e-3
+
+
+def test_a_small_tensor_keeps_its_own_scale_until_it_moves_nothing() -> None:
+    reference = {"big": torch.tensor([1.0]), "small": torch.tensor([1e-2]), "tiny": torch.tensor([1e-6])}
+    values = {"big": torch.tensor([1.0]), "small": torch.tensor([2e-2]), "tiny": torch.tensor([2e-6])}
+    errors = normalised_errors(values, reference)
+    assert errors["small"] == pytest.approx(1) and errors["tiny"] == pytest.approx(1e-2)
 
 
 def test_not_finite_and_integer_tensors() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch_mlc.dynamo_backend.decompositions import decomposition_table, whole_ops
 from torch_mlc.dynamo_backend.importer import import_graph
 from torch_mlc.ir.graph import Graph, Library
+
+# The benchmark models are scripts of the checkout and not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 @pytest.fixture(scope="session")
