@@ -216,22 +216,23 @@ class Group:
         self.domain.inner = frozenset(d for a in m.reduce_axes for d in binding[a])
 
     def _splits(self, m: Member) -> bool:
-        if m.monoid is None:
+        # On GPUs the pass split_reductions has split what is worth it already.
+        if m.monoid is None or not self.device.startswith("cpu"):
             return False
         rows = self.table.hint(self.domain.size(self.domain.rows()))
         inner = self.table.hint(self.domain.size(self.domain.inner_order()))
         return rows < FEW_ROWS and inner >= MANY_ELEMENTS
 
     def _split_refusal(self, m: Member, binding: Binding) -> str | None:
-        """In a kernel whose reduction is split, the result exists only at the very end: for rows on a CPU, else for nobody."""
+        """In a kernel whose reduction is split, the result exists only at the very end: for rows alone."""
         reduced = {n for p in self.members if p.monoid is not None for n in p.names}
-        # A reduction that joins late makes the group split: then no earlier member may depend on another reduction's result.
+        # A reduction that joins late makes the group split: then no earlier member may need another one's result.
         for p, at in (*((p, self.bindings[p.name]) for p in self.members), (m, binding)):
             if not any(ld.buffer in reduced for ld in p.loads):
                 continue
             inner = self.domain.inner or frozenset()
             of_row = p.monoid is None and not any(d in inner for a in p.axes for d in at[a])
-            if not of_row or not self.device.startswith("cpu"):
+            if not of_row:
                 return f"{p.name} needs the result of a reduction that is split over programs"
         return None
 

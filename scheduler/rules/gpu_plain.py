@@ -4,6 +4,7 @@ never fast: a nest that needs it is a nest that deserves a rule."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from ...ir.loops import LoopNest
 from ...ir.target import Target
@@ -23,10 +24,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     # A value that stays inside lives in a register, so whoever reads it runs in the iteration that made it.
     inline_elements(schedule)
     if row_depth(schedule, len(analyse(schedule.nest).rows)):
-        try:
+        with suppress(ScheduleError):  # one program, then
             schedule.bind(schedule.get_loops(schedule.get_blocks()[0])[0], "blockIdx.x")
-        except ScheduleError:  # one program, then
-            pass
     schedule.annotate("", "num_warps", 1)
 
 

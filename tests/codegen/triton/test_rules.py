@@ -71,14 +71,18 @@ def bias(m, n, dtype=BF16, pitch=None) -> LoopNest:
     return LoopNest("kernel", params, ("out0",), (tree,))
 
 
-def transpose(m, n, dtype=BF16) -> LoopNest:
+def transpose(m, n, dtype=BF16, pitch=None) -> LoopNest:
     value = cast(call("add", wide("in0", (I1, I0), dtype), wide("in1", (I0, I1), dtype)), dtype)
-    params = (tensor("in0", (n, m), dtype), tensor("in1", (m, n), dtype), tensor("out0", (m, n), dtype))
+    params = (
+        tensor("in0", (n, m), dtype, (pitch or m, 1)),
+        tensor("in1", (m, n), dtype),
+        tensor("out0", (m, n), dtype),
+    )
     tree = stage("b0", axes((I0, m), (I1, n)), Store("out0", (I0, I1), value))
     return LoopNest("kernel", params, ("out0",), (tree,))
 
 
-def softmax(m, n, dtype=BF16, **table) -> LoopNest:
+def softmax(m, n, dtype=BF16, strides=(), **table) -> LoopNest:
     """Softmax in four stages, one of them an intermediate element."""
     x = wide("in0", (I0, R0), dtype)
     e = Load("t1", (I0, R0), F32)
@@ -98,14 +102,15 @@ def softmax(m, n, dtype=BF16, **table) -> LoopNest:
         tensor("t2", (m,), F32, scope=Scope.LOCAL),
     )
     return LoopNest(
-        "kernel", (tensor("in0", (m, n), dtype), tensor("out0", (m, n), dtype)), ("out0",), body, local, **table
+        "kernel", (tensor("in0", (m, n), dtype, strides), tensor("out0", (m, n), dtype)), ("out0",), body, local, **table
     )
 
 
-def columns(m, n, dtype=BF16) -> LoopNest:
+def columns(m, n, dtype=BF16, pitch=None) -> LoopNest:
     total = Update(SUM, (Access("out0", (I0,)),), (wide("in0", (R0, I0), dtype),))
     tree = stage("b0", axes((I0, n), (R0, m), reduce=True), total)
-    return LoopNest("kernel", (tensor("in0", (m, n), dtype), tensor("out0", (n,), F32)), ("out0",), (tree,))
+    params = (tensor("in0", (m, n), dtype, (pitch or n, 1)), tensor("out0", (n,), F32))
+    return LoopNest("kernel", params, ("out0",), (tree,))
 
 
 def everything(n, dtype=F32) -> LoopNest:
@@ -133,6 +138,16 @@ SMALL = [
     (columns(64, 32), "gpu_column_reduction"),
     (columns(37, 21, F32), "gpu_column_reduction"),
     (everything(100), "gpu_row_persistent"),
+    # Strided and transposed inputs, the other type, other parities.
+    (flat(640, F32), "gpu_pointwise"),
+    (bias(5, 64, BF16, pitch=80), "gpu_pointwise"),
+    (transpose(40, 35, BF16, pitch=43), "gpu_transpose"),
+    (transpose(32, 64, F32, pitch=36), "gpu_transpose"),
+    (softmax(6, 40, BF16, strides=(47, 1)), "gpu_row_persistent"),
+    (softmax(4, 64, F32, strides=(128, 2)), "gpu_row_persistent"),
+    (softmax(5, 33, F32, strides=(1, 5)), "gpu_column_reduction"),
+    (softmax(8, 32, BF16, strides=(1, 8)), "gpu_column_reduction"),
+    (columns(32, 21, BF16, pitch=24), "gpu_column_reduction"),
 ]
 
 
@@ -146,6 +161,27 @@ def test_looped_rule_keeps_the_meaning(agrees):
     nest = scheduled(softmax(3, S0, F32, symbols=table), "gpu_row_looped")
     for n in (1, 64, 130):
         agrees(nest, {"s0": n}, tolerance=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "step"), [(BF16, 1), (BF16, 2), (F32, 3)])
+def test_looped_rule_on_other_inputs(agrees, dtype, step):
+    table = SymbolTable((Size(S0, 1, None, hint=64),))
+    nest = scheduled(softmax(5, S0, dtype, strides=(S0 * step, step), symbols=table), "gpu_row_looped")
+    for n in (33, 64):
+        agrees(nest, {"s0": n}, tolerance=1e-2 if dtype is BF16 else 1e-5)
+
+
+PLAIN = [
+    flat(37), bias(5, 7, F32, pitch=9), softmax(3, 11, F32), softmax(4, 6, strides=(1, 4)), columns(9, 5),
+    everything(20),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("nest", PLAIN, ids=["flat", "strided", "row", "transposed", "column", "everything"])
+def test_the_last_resort_keeps_the_meaning(agrees, nest):
+    (rule,) = [r for r in design_space(nest, SM90).rules if r.name == "gpu_plain"]
+    candidate = design_space(nest, SM90).candidate(rule, {})
+    agrees(candidate.schedule.nest, tolerance=1e-2 if nest.params[0].dtype is BF16 else 1e-5)
 
 
 def test_symbolic_rows_and_elements(agrees):
