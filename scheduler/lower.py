@@ -35,7 +35,7 @@ def lower_to_loops(function: TensorFunction) -> LoopNest:
 
     Stages stand in order at the root, each with loops over the rows and, where it needs them, the inner dimensions.
     """
-    function = collapse(substitute_single_uses(function))
+    function = rows_late(collapse(substitute_single_uses(function)))
     readers = {ld.buffer for s in function.stages for v in s.values for ld in _result_loads(v)}
     locals_: list[Buffer] = []
     blocks: list[Block] = []
@@ -172,6 +172,26 @@ def substitute_single_uses(function: TensorFunction) -> TensorFunction:
             continue
         stages.append(replace(s, values=values))
     return replace(function, stages=tuple(_merged_origins(function, stages)))
+
+
+def rows_late(function: TensorFunction) -> TensorFunction:
+    """Stages that run once a row come no earlier than somebody needs them: between two that run over the elements of
+    the row, they would keep those from sharing a visit."""
+    waiting: list[Stage] = []
+    order: list[Stage] = []
+    for stage in function.stages:
+        if stage.monoid is None and not stage.inner:
+            waiting.append(stage)
+            continue
+        needed: set[str] = set()
+        ready: list[Stage] = []
+        for s in (stage, *reversed(waiting)):
+            if s is stage or needed & set(s.results):
+                needed |= {ld.buffer for v in s.values for ld in _result_loads(v)}
+                ready.insert(0, s)
+        waiting = [w for w in waiting if w not in ready]
+        order += ready
+    return replace(function, stages=(*order, *waiting))
 
 
 def _merged_origins(function: TensorFunction, stages: list[Stage]) -> list[Stage]:

@@ -63,7 +63,10 @@ def _is_transpose(nest: LoopNest, target: Target) -> bool:
     shape = analyse(nest)
     if not shape.needs_transpose:
         return False
-    return all(typical(nest, e) >= 16 for v, e in shape.rows if v in _unit(shape))
+    chosen = _unit(shape)
+    if not all(any(a.step(v) == 1 and a.step(w) != 0 for a in shape.accesses) for v, w in (chosen, chosen[::-1])):
+        return False  # a vector that is broadcast along the other dimension needs no exchange of lanes
+    return all(typical(nest, e) >= 16 for v, e in shape.rows if v in chosen)
 
 
 def _unit(shape: Shape) -> list[sympy.Symbol]:

@@ -101,9 +101,8 @@ def softmax(m, n, dtype=BF16, strides=(), **table) -> LoopNest:
         tensor("t1", (m, n), F32, scope=Scope.LOCAL),
         tensor("t2", (m,), F32, scope=Scope.LOCAL),
     )
-    return LoopNest(
-        "kernel", (tensor("in0", (m, n), dtype, strides), tensor("out0", (m, n), dtype)), ("out0",), body, local, **table
-    )
+    params = (tensor("in0", (m, n), dtype, strides), tensor("out0", (m, n), dtype))
+    return LoopNest("kernel", params, ("out0",), body, local, **table)
 
 
 def columns(m, n, dtype=BF16, pitch=None) -> LoopNest:
@@ -188,6 +187,13 @@ def test_symbolic_rows_and_elements(agrees):
     table = SymbolTable((Size(S0, 1, 1 << 20, hint=600),))
     agrees(scheduled(flat(S0, symbols=table), "gpu_pointwise"), {"s0": 300})
     agrees(scheduled(softmax(S0, 33, F32, symbols=table), "gpu_row_persistent"), {"s0": 5}, tolerance=1e-5)
+
+
+def test_a_broadcast_vector_is_no_transpose():
+    value = call("add", Load("in0", (I0, I1), F32), Load("in1", (I0,), F32))
+    params = (tensor("in0", (512, 256), F32), tensor("in1", (512,), F32), tensor("out0", (512, 256), F32))
+    tree = stage("b0", axes((I0, 512), (I1, 256)), Store("out0", (I0, I1), value))
+    scheduled(LoopNest("kernel", params, ("out0",), (tree,)), "gpu_pointwise")
 
 
 def test_a_row_is_read_once():
