@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import sympy
 
 from .dtypes import DType
-from .expr import Expr, Index, is_value, loads
+from .expr import Expr, Index, free_symbols, is_value, loads
 from .loops import LoopNest
 from .monoid import Monoid
 from .symbols import SymbolTable
@@ -246,7 +246,51 @@ def uses(node: Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def size_makers(graph: Graph) -> dict[sympy.Symbol, str]:
+    """Sizes that the data decide, and the first result that tells each: who mentions the size depends on that result.
+
+    A library result of no tensor type that is named like a size is that size; otherwise a result's extent tells it.
+    """
+    given: set[sympy.Symbol] = set()
+    for i in graph.inputs:
+        given.update(_mentioned(i.type.shape + i.type.strides if isinstance(i, Input) else (i.value,)))
+    unknown = {s.name: s for s in graph.symbols.symbols if s not in given}
+    makers: dict[sympy.Symbol, str] = {}
+    for node in graph.nodes if unknown else ():
+        if isinstance(node, Library):
+            for name, kind in zip(node.names, node.types, strict=True):
+                told = [unknown.get(name)] if kind is None else [e for e in kind.shape if e in unknown.values()]
+                for s in told:
+                    if s is not None:
+                        makers.setdefault(s, name)
+    return makers
+
+
+def sizes_read(node: Node) -> set[sympy.Symbol]:
+    """Every size symbol, and axis, that a node mentions."""
+    found = _mentioned([(t.shape, t.strides) for t in node.types if t is not None])
+    match node:
+        case Compute() | Reduction():
+            found |= {s for v in node_values(node) for s in free_symbols(v)}
+            found |= _mentioned(node.reduce_shape) if isinstance(node, Reduction) else set()
+        case View():
+            found |= _mentioned((node.offset, *(i for i in node.indices if not is_value(i))))
+            found |= {s for i in node.indices if is_value(i) for s in free_symbols(i)}
+        case Library():
+            found |= _mentioned((node.args, [v for _, v in node.kwargs]))
+        case CallTensor():
+            found |= _mentioned(node.sizes)
+    return found
+
+
+def _mentioned(value: Any) -> set[sympy.Symbol]:
+    if isinstance(value, sympy.Basic):
+        return set(value.free_symbols)
+    return {s for v in value for s in _mentioned(v)} if isinstance(value, (tuple, list)) else set()
+
+
 __all__ = [
     "CallTensor", "Compute", "ConstantRef", "Graph", "GraphInput", "GraphOutput", "IRModule", "Input", "Library",
-    "Node", "Origin", "Reduction", "Ref", "SizeInput", "TensorType", "View", "node_values", "refs", "uses",
+    "Node", "Origin", "Reduction", "Ref", "SizeInput", "TensorType", "View", "node_values", "refs",
+    "size_makers", "sizes_read", "uses",
 ]  # fmt: skip

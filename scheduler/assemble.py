@@ -12,14 +12,14 @@ import sympy
 
 from ..ir.dtypes import DType
 from ..ir.expr import Cast, Expr, Index, Load, cast, rewrite, symbol
-from ..ir.graph import CallTensor, Graph, Library, Node, TensorType, View, uses
+from ..ir.graph import CallTensor, Graph, Library, Node, TensorType, View, size_makers, sizes_read, uses
 from ..ir.index import simplify
 from ..ir.loops import Buffer
 from ..ir.symbols import Size, SymbolTable
 from .domain import Digits
 from .function import Dim, Output, Stage, TensorFunction
 from .group import Group
-from .members import Member
+from .members import Member, member_sizes
 from .views import ViewMap
 
 Call: TypeAlias = CallTensor
@@ -93,14 +93,19 @@ def _ordered(graph: Graph, views: ViewMap, units: list[Unit]) -> list[Unit]:
     for k, u in enumerate(units):
         for name in u.produced if isinstance(u, Group) else u.names:
             maker[name] = k
+    makers = size_makers(graph)
     needs: list[set[int]] = []
     keys: list[int] = []
     for k, u in enumerate(units):
         if isinstance(u, Group):
             read = {ld.buffer for m in u.members for ld in m.loads}
+            if makers:
+                read |= {makers[s] for m in u.members for s in member_sizes(m) & makers.keys()}
             keys.append(max(m.index for m in u.members))
         else:
             read = {views.base(n) for n in uses(u)}
+            if makers:
+                read |= {makers[s] for s in sizes_read(u) & makers.keys()}
             keys.append(max((place[n] for n in u.names), default=0))
         needs.append({maker[n] for n in read if n in maker} - {k})
     users: list[list[int]] = [[] for _ in units]

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..ir.graph import CallTensor, Graph, Library, Node, uses
+import sympy
+
+from ..ir.graph import CallTensor, Graph, Library, Node, size_makers, sizes_read, uses
 from .assemble import assemble
 from .domain import bind_access
 from .function import TensorFunction
 from .group import Group
-from .members import Member, build_members, drop_dead
+from .members import Member, build_members, drop_dead, member_sizes
 from .repeat import apply_repeats, choose_repeats
 from .views import ViewMap
 
@@ -70,10 +72,13 @@ class _Fuser:
     readers: dict[str, list[int]] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
+    # The results that tell sizes which the data decide.
+    makers_of_sizes: dict[sympy.Symbol, str] = field(default_factory=dict)
 
     def run(self, members: list[Member]) -> None:
         table = self.graph.symbols
         self.sizes = {n: table.hint(t.nbytes) for n, t in self.graph.types().items()}
+        self.makers_of_sizes = size_makers(self.graph)
         pending = {m.index: m for m in members}
         for index, node in enumerate(self.graph.nodes):
             if isinstance(node, (Library, CallTensor)):
@@ -105,6 +110,8 @@ class _Fuser:
         for name in {self.views.base(u) for u in uses(node)}:
             self._depend(unit, name)
             self.readers.setdefault(name, []).append(at)
+        for size in sizes_read(node) & self.makers_of_sizes.keys() if self.makers_of_sizes else ():
+            self._depend(unit, self.makers_of_sizes[size])
         self.units.append(unit)
         self.maker.update(dict.fromkeys(node.names, at))
 
@@ -115,6 +122,8 @@ class _Fuser:
 
     def _place(self, m: Member) -> None:
         reads = {ld.buffer for ld in m.loads}
+        if self.makers_of_sizes:
+            reads |= {self.makers_of_sizes[s] for s in member_sizes(m) & self.makers_of_sizes.keys()}
         for at in self._candidates(reads):
             if self._try_join(m, reads, at):
                 self._unite(m, reads, at)

@@ -9,7 +9,7 @@ from functools import cache
 import sympy
 
 from ..ir.dtypes import DType
-from ..ir.expr import Call, Cast, Expr, Load, Select, flops, is_value, loads, rewrite, walk
+from ..ir.expr import Call, Cast, Expr, Load, Select, flops, free_symbols, is_value, loads, rewrite, walk
 from ..ir.graph import Compute, Graph, Origin, Reduction, TensorType, View, node_values, uses
 from ..ir.index import simplify
 from ..ir.monoid import Monoid
@@ -48,6 +48,13 @@ class Member:
     @property
     def all_axes(self) -> tuple[sympy.Symbol, ...]:
         return (*self.axes, *self.reduce_axes)
+
+
+def member_sizes(m: Member) -> set[sympy.Symbol]:
+    """Every size symbol, and axis, that a member mentions."""
+    found = {s for t in m.types for e in (*t.shape, *t.strides) for s in e.free_symbols}
+    found.update(s for e in m.extents.values() for s in e.free_symbols)
+    return found.union(*(free_symbols(v) for v in m.values))
 
 
 def collect_loads(values: tuple[Expr, ...]) -> tuple[Load, ...]:

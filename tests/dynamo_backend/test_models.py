@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
 from benchmarks.accuracy import judge
 from benchmarks.models.registry import MODELS
 from benchmarks.models.spec import Inputs, ModelSpec
 from benchmarks.peers import Peer
 from benchmarks.run_models import INFERENCE, TRAINING, Runner, infer, reference_of, trainer
 from benchmarks.schema import PeerResult
-from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
-
 from torch_mlc.dynamo_backend import backend
 from torch_mlc.runtime.counters import counters
 
