@@ -220,10 +220,13 @@ def cut_rows(schedule: Schedule, block: str, rows: int, partials: int) -> str | 
     return partial
 
 
+SHORT = 8
+
+
 def best_vector(shape: Shape) -> sympy.Symbol | None:
     """The dimension along which most traffic is contiguous: bytes times how often; writes count double.
 
-    Later ones win ties.
+    Later ones win ties. A dimension too short to fill a register, such as a pooling window, is chosen only if all are.
     """
     hint = shape.nest.symbols.hint
     extents = dict((*shape.rows, *shape.inner))
@@ -236,7 +239,7 @@ def best_vector(shape: Shape) -> sympy.Symbol | None:
             if step == 1 and extents[var] != 1:
                 scores[var] = scores.get(var, 0) + count * a.buffer.dtype.itemsize * (2 if a.is_write else 1)
     order = {var: k for k, var in enumerate(extents)}
-    return max(scores, key=lambda v: (scores[v], order[v]), default=None)
+    return max(scores, key=lambda v: (hint(extents[v]) >= SHORT, scores[v], order[v]), default=None)
 
 
 def crosses(shape: Shape, vector: sympy.Symbol | None) -> sympy.Symbol | None:
