@@ -153,13 +153,7 @@ def _reach(buffer: Buffer, block: Block, indices: tuple[object, ...], is_write: 
     plain = [i for i in indices if not is_value(i)]
     strides = [s for i, s in zip(indices, buffer.strides, strict=True) if not is_value(i)]
     offset = sympy.expand(sympy.Add(*(i * s for i, s in zip(plain, strides, strict=True))))
-    gathered = {
-        s
-        for i in indices
-        if is_value(i)
-        for e in walk(i)
-        for s in _symbols_of(e)
-    }
+    gathered = {s for i in indices if is_value(i) for e in walk(i) for s in _symbols_of(e)}
     steps: list[tuple[sympy.Symbol, sympy.Expr | None]] = []
     for a in block.axes:
         if a.var in gathered:
