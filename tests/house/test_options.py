@@ -42,7 +42,7 @@ def test_reduce_overhead_says_that_it_does_nothing_yet() -> None:
         ("MLC_TUNE_BUDGET", "30", 30.0),
         ("MLC_TARGET", "cuda:sm_90", "cuda:sm_90"),
         ("MLC_TARGET", "HIP:gfx942", "hip:gfx942"),
-        ("MLC_VERIFY", "2", 2),
+        ("MLC_VERIFY", "1", 1),
         ("MLC_LOG", "schedule,timing", ("timing", "schedule")),
         ("MLC_THREADS", "4", 4),
         ("MLC_DUMP_DIR", "dumps", Path.cwd() / "dumps"),
