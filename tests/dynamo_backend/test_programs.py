@@ -134,7 +134,7 @@ def test_outputs_have_the_strides_of_eager(dynamic: bool) -> None:
         y = x.permute(2, 0, 1)
         return (
             y + 1, y.contiguous(), torch.zeros_like(y), y.sum(1), (y * 2).flatten(1), y.to(torch.float64),
-            torch.empty_like(y) * 0,
+            torch.empty_like(y).zero_(),
             y.clone(memory_format=torch.contiguous_format), (x.relu()).mT, y[:, ::2].neg(), y.new_ones(2, 3),
             y.argmax(0),
         )  # fmt: skip
