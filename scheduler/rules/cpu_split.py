@@ -8,9 +8,10 @@ from ...ir.loops import LoopNest
 from ...ir.target import Target
 from ..schedule import Schedule
 from .analysis import analyse
-from .cpu_common import best_vector, cut_rows, parallel_roots, unroll_values, vectorize_innermost
+from .cpu_common import best_vector, cut_rows, inline_cheap, parallel_roots, unroll_values, vectorize_innermost
 from .registry import Params, Rule, Value
 
+INLINE = 16
 PIECE = 16384
 MAX_PARTIALS = 1024
 
@@ -32,6 +33,8 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     shape = analyse(schedule.nest)
     rows = len(shape.rows)
+    # An intermediate of all elements would go through memory: computing it again is cheaper.
+    inline_cheap(schedule, limit=INLINE)
     for block in shape.reductions:
         cut_rows(schedule, block.name, rows, int(params["partials"]))
     for name in schedule.get_blocks():
