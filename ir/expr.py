@@ -247,11 +247,6 @@ def substitute_index(expr: Expr, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> 
     return rewrite(expr, lambda _: None, lambda i: i.xreplace(mapping))
 
 
-def substitute_vars(expr: Expr, env: Mapping[str, Expr]) -> Expr:
-    """Replace ``Var`` nodes by name."""
-    return rewrite(expr, lambda e: env.get(e.name) if isinstance(e, Var) else None)
-
-
 def rename_loads(expr: Expr, names: Mapping[str, str]) -> Expr:
     """Point loads at other buffers."""
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import sympy
 from torch.utils._sympy.functions import (
@@ -189,8 +189,3 @@ def _power(base: str, exponent: sympy.Expr) -> str:
     if not exponent.is_Integer or exponent <= 0:
         raise EmitError(f"{base} ** {exponent}: an index takes whole, constant, positive powers alone")
     return "(" + " * ".join([base] * int(exponent)) + ")"
-
-
-def offset_of(indices: Mapping[int, sympy.Expr], strides: tuple[sympy.Expr, ...]) -> sympy.Expr:
-    """Linear element offset of those dimensions whose index is an expression over loops."""
-    return sympy.Add(*(index * strides[k] for k, index in indices.items()))

@@ -9,7 +9,6 @@ from typing import Any
 import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from ...ir.graph import TensorType
 from ...ir.index import simplify
 from .context import ImportContext, Tensor, axes
 from .registry import NoConversion, converter
@@ -284,13 +283,3 @@ def as_strided(ctx: ImportContext, x: Tensor, size: Any, stride: Any, offset: An
     if kind == x.type and (offset is None or offset == 0):
         return _view(ctx, x, axes(x.rank))
     raise NoConversion("as_strided: memory read under another shape")
-
-
-def is_contiguous(kind: TensorType) -> bool:
-    """Whether elements follow one another in row-major order."""
-    step: sympy.Expr = sympy.S.One
-    for extent, stride in zip(reversed(kind.shape), reversed(kind.strides)):
-        if extent is not sympy.S.One and stride != step:
-            return False
-        step = step * extent
-    return True

@@ -267,11 +267,3 @@ def _greatest(e: sympy.Expr, extents: Extents, table: SymbolTable) -> sympy.Expr
         case ModularIndexing() | Mod() | PythonMod():
             return sympy.expand(rest * (varying[0].args[-1] - 1))
     return None
-
-
-def bound_to(block: Block, names: Sequence[sympy.Symbol]) -> set[sympy.Symbol]:
-    """The loop variables in the bindings of the given axes."""
-    wanted = set(names)
-    return {
-        s for a, b in zip(block.axes, block.bindings, strict=True) if a.var in wanted for s in b.free_symbols
-    }  # fmt: skip

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import sympy
 
-from ...ir.expr import Index, Load, is_value
+from ...ir.expr import Index, is_value
 from ...ir.index import simplify
-from ...ir.loops import Access, Block, Bound, Loop, LoopNest, Node, walk_nodes
+from ...ir.loops import Block, Bound, Loop, LoopNest, Node, walk_nodes
 from ..error import ScheduleError
 
 
@@ -60,11 +60,6 @@ def _collect(body: tuple[Node, ...], found: list[Block]) -> None:
             found.append(n)
         else:
             _collect(n.body, found)
-
-
-def loops_under(node: Node) -> list[Loop]:
-    """The loops inside a subtree, without the node itself."""
-    return [] if isinstance(node, Block) else [n for n, _ in walk_nodes(node.body) if isinstance(n, Loop)]
 
 
 def replace_node(body: tuple[Node, ...], target: Node, new: Callable[[Node], tuple[Node, ...]]) -> tuple[Node, ...]:
@@ -125,14 +120,6 @@ def in_loops(indices: tuple[Index, ...], block: Block) -> tuple[sympy.Expr | Non
     """Indices of an access in terms of loop variables; None for an index computed from data."""
     env = {a.var: b for a, b in zip(block.axes, block.bindings, strict=True)}
     return tuple(None if is_value(i) else env.get(i, i) if i.is_Symbol else i.xreplace(env) for i in indices)
-
-
-def writes_of(node: Node) -> list[tuple[Block, Access]]:
-    return [(b, a) for b in blocks_under(node) for a in b.writes]
-
-
-def reads_of(node: Node) -> list[tuple[Block, Load]]:
-    return [(b, ld) for b in blocks_under(node) for ld in b.reads]
 
 
 def linear_part(e: sympy.Expr, var: sympy.Symbol) -> tuple[sympy.Expr, sympy.Expr] | None:

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import sympy
 
-from ...ir.expr import IndexValue, Load, flops, is_value, loads, walk
-from ...ir.loops import AxisKind, Block, Buffer, LoopNest, Scope, Store, blocks
+from ...ir.expr import IndexValue, Load, is_value, walk
+from ...ir.loops import AxisKind, Block, Buffer, LoopNest, Scope, blocks
 from ..primitives.tree import linear_part
 
 
@@ -60,33 +60,6 @@ class Shape:
         """Bytes an element of the accesses that move by one along a dimension, a measure of how well it vectorises."""
         return sum(a.buffer.dtype.itemsize for a in self.accesses if a.step(var) == 1)
 
-    def strided(self, var: sympy.Symbol) -> int:
-        """The same for accesses that jump along it."""
-        return sum(a.buffer.dtype.itemsize for a in self.accesses if a.step(var) not in (0, 1))
-
-    @property
-    def best_vector(self) -> sympy.Symbol | None:
-        """The dimension along which most bytes are contiguous; writes count double, later dimensions win ties."""
-        best: tuple[int, int] = (0, -1)
-        chosen = None
-        for k, (var, extent) in enumerate((*self.rows, *self.inner)):
-            if extent == 1:
-                continue
-            score = sum((2 if a.is_write else 1) * a.buffer.dtype.itemsize for a in self.accesses if a.step(var) == 1)
-            if (score, k) > best and score:
-                best, chosen = (score, k), var
-        return chosen
-
-    @property
-    def is_row_reduction(self) -> bool:
-        """Reductions whose elements lie together."""
-        return self.has_reduction and self.best_vector in {v for v, _ in self.inner}
-
-    @property
-    def is_column_reduction(self) -> bool:
-        """Reductions across rows that lie together."""
-        return self.has_reduction and self.best_vector in {v for v, _ in self.rows}
-
     @property
     def needs_transpose(self) -> bool:
         """Point-wise accesses that are contiguous along different dimensions."""
@@ -94,11 +67,6 @@ class Shape:
             return False
         unit = {v for v, e in self.rows if e != 1 and self.contiguous(v)}
         return len(unit) > 1
-
-    @property
-    def is_split(self) -> bool:
-        """Too few rows to occupy a machine, over many elements."""
-        return self.has_reduction and self.row_count < 64 and self.inner_count >= 8192
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,13 +139,3 @@ def _symbols_of(e: object) -> set[sympy.Symbol]:
         case IndexValue():
             return set(e.index.free_symbols)
     return set()
-
-
-def work_per_element(nest: LoopNest) -> int:
-    """Estimated operations an element over all blocks: for deciding whether a team of threads is worth its start."""
-    total = 0
-    for b, _ in blocks(nest):
-        for s in b.body:
-            values = (s.value,) if isinstance(s, Store) else s.values
-            total += sum(flops(v) + sum(1 for _ in loads(v)) for v in values) + 1
-    return total

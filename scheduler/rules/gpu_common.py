@@ -103,11 +103,6 @@ def tile(schedule: Schedule, loop: str) -> None:
         schedule.bind(loop, "threadIdx.x")
 
 
-def widest_bytes(shape: Shape) -> int:
-    """Bytes of the widest element that moves between memory and registers."""
-    return max((a.buffer.dtype.itemsize for a in shape.accesses), default=4)
-
-
 def narrowest_bytes(shape: Shape) -> int:
     """Bytes of the narrowest element of which the kernel reads or writes many."""
     sizes = [a.buffer.dtype.itemsize for a in shape.accesses if any(s not in (0,) for _, s in a.steps)]
