@@ -21,7 +21,7 @@ from ..ir.expr import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, 
 from ..ir.loops import Buffer
 from ..ir.monoid import Monoid
 from ..ir.oracle_text import index_text
-from ..scheduler.function import Output, Stage, TensorFunction
+from ..scheduler.function import Dim, Output, Stage, TensorFunction
 
 Tensor: TypeAlias = torch.Tensor
 Env = Mapping[str, Tensor]
@@ -75,12 +75,18 @@ class _Run:
             for name, value in zip(stage.results, stage.values, strict=True):
                 self.results[name] = self.whole(value, {})
             return
-        rows = self.shape[: len(self.function.rows)]
-        values = [self.whole(v, {}).expand(self.shape).reshape(*rows, -1) for v in stage.values]
+        f = self.function
+        kept, over = self.places(f.axes_of(stage)), self.places(f.over_of(stage))
+        shape = [n if k in kept or k in over else 1 for k, n in enumerate(self.shape)]
+        last = [k for k in range(len(shape)) if k not in over] + over
+        values = [self.whole(v, {}).expand(shape).permute(last).flatten(len(shape) - len(over)) for v in stage.values]
         dtypes = tuple(v.dtype for v in stage.values)
-        tail = (1,) * (len(self.shape) - len(rows))
         for name, state in zip(stage.results, self.combine(stage.monoid, values, dtypes), strict=True):
-            self.results[name] = state.reshape(*rows, *tail)
+            self.results[name] = state.reshape([n if k in kept else 1 for k, n in enumerate(shape)])
+
+    def places(self, dims: Sequence[Dim]) -> list[int]:
+        """Where some dimensions stand among all."""
+        return [k for k, d in enumerate(self.function.dims) if d in dims]
 
     def combine(self, monoid: Monoid, values: list[Tensor], dtypes: tuple[DType, ...]) -> list[Tensor]:
         """One state a row, by halving the last dimension, which keeps the order of elements."""
@@ -105,16 +111,15 @@ class _Run:
     def store(self, output: Output) -> None:
         f, target = self.function, self.tensors[output.buffer.name]
         value = self.results[output.result].to(output.buffer.dtype.torch)
-        inner = any(s.inner and s.monoid is None and output.result in s.results for s in f.stages)
-        dims = f.dims if inner else f.rows
-        shape = self.shape[: len(dims)]
-        value = value.reshape(value.shape[: len(dims)]).expand(shape)
-        names = [d.var for d in dims]
+        at = self.places(next(f.axes_of(s) for s in f.stages if output.result in s.results))
+        shape = [self.shape[k] for k in at]
+        value = value.reshape([value.shape[k] for k in at]).expand(shape)
+        names = [f.dims[k].var for k in at]
         if set(output.indices) == set(names) and len(output.indices) == len(names):
             target.copy_(value.permute([names.index(i) for i in output.indices]).reshape(target.shape))
             return
         flat, offset = self.flat(output.buffer, output.indices, target)
-        offset = offset.reshape(offset.shape[: len(dims)]).expand(shape)
+        offset = offset.reshape([offset.shape[k] for k in at]).expand(shape)
         flat[offset] = value
 
     # --- sizes and indices ------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import sympy
@@ -54,11 +54,7 @@ def assemble(
     for out in graph.outputs:
         if isinstance(out, str):
             writer.need(out)
-    return nodes, {name: _renamed(f, name) for f, name in functions.items()}
-
-
-def _renamed(f: TensorFunction, name: str) -> TensorFunction:
-    return TensorFunction(name, f.rows, f.inner, f.inputs, f.outputs, f.stages, f.symbols)
+    return nodes, {name: replace(f, name=name) for f, name in functions.items()}
 
 
 @dataclass(slots=True)

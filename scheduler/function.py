@@ -29,7 +29,10 @@ class Stage:
 
     With a monoid it combines ``values`` (a lifted state) over the inner dimensions into one result a component for
     each row. Loads name inputs of the function, indexed in their own shape, or results of earlier stages, indexed by
-    the dimensions' symbols.
+    the symbols of the dimensions that those have.
+
+    ``axes`` (the dimensions of the results) and ``over`` (those that a monoid combines over) are given where this is
+    not so: a product that feeds another, a sum over rows beside one over elements.
     """
 
     results: tuple[str, ...]
@@ -37,6 +40,8 @@ class Stage:
     inner: bool
     monoid: Monoid | None = None
     origins: tuple[Origin, ...] = field(default=(), compare=False)
+    axes: tuple[sympy.Symbol, ...] | None = None
+    over: tuple[sympy.Symbol, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,8 @@ class Output:
 class TensorFunction:
     """A kernel to be: names are canonical, so that equal functions of different places are equal values.
 
-    ``rows`` and ``inner`` are the dimensions, outermost first. Every stage's names are unique in the function.
+    ``rows`` and ``inner`` are the dimensions, outermost first; ``extra`` those that only stages with ``axes`` or
+    ``over`` of their own have. Every stage's names are unique in the function.
     """
 
     name: str = field(compare=False)
@@ -62,7 +68,25 @@ class TensorFunction:
     outputs: tuple[Output, ...]
     stages: tuple[Stage, ...]
     symbols: SymbolTable = SymbolTable()
+    extra: tuple[Dim, ...] = ()
 
     @property
     def dims(self) -> tuple[Dim, ...]:
-        return (*self.rows, *self.inner)
+        return (*self.rows, *self.inner, *self.extra)
+
+    def axes_of(self, stage: Stage) -> tuple[Dim, ...]:
+        """The dimensions of a stage's results."""
+        if stage.axes is not None:
+            return self.named(stage.axes)
+        return (*self.rows, *self.inner) if stage.inner and stage.monoid is None else self.rows
+
+    def over_of(self, stage: Stage) -> tuple[Dim, ...]:
+        """The dimensions that a stage combines over; none without a monoid."""
+        if stage.monoid is None:
+            return ()
+        return self.inner if stage.over is None else self.named(stage.over)
+
+    def named(self, symbols: tuple[sympy.Symbol, ...]) -> tuple[Dim, ...]:
+        """Dimensions by their symbols."""
+        by_var = {d.var: d for d in self.dims}
+        return tuple(by_var[s] for s in symbols)

@@ -25,12 +25,16 @@ def function_text(function: TensorFunction) -> str:
         typical = None if s.hint is None else s.hint.bit_length()
         lines.append(f"size {s.symbol} in [{s.lower}, {s.upper}], divisible by {s.divisor}, 2**{typical}")
     lines += [f"{kind} {d.var} < {index_text(d.extent)}" for kind, dims in
-              (("row", function.rows), ("inner", function.inner)) for d in dims]  # fmt: skip
+              (("row", function.rows), ("inner", function.inner), ("extra", function.extra)) for d in dims]  # fmt: skip
     lines += [f"input {_buffer(b)}" for b in function.inputs]
     for stage in function.stages:
         values = [writer.value(v) for v in stage.values]
         how = f"{stage.monoid.name} of " if stage.monoid is not None else ""
         place = "at every point" if stage.inner else "at every row"
+        if stage.axes is not None:
+            place = f"at every [{', '.join(a.name for a in stage.axes)}]"
+        if stage.over is not None:
+            place += f" over [{', '.join(a.name for a in stage.over)}]"
         lines.append(f"{', '.join(stage.results)} = {how}{', '.join(values)} {place}")
     for o in function.outputs:
         lines.append(f"output {_buffer(o.buffer)} at [{writer.indices(o.indices)}] = {o.result}")

@@ -51,7 +51,7 @@ def lower_to_loops(function: TensorFunction) -> LoopNest:
         else:
             blocks.append(block)
         if late:
-            blocks.append(_row_block(function, f"b{len(blocks)}", late))
+            blocks.append(_row_block(function, stage, f"b{len(blocks)}", late))
     return LoopNest(
         function.name,
         (*function.inputs, *(o.buffer for o in function.outputs)),
@@ -66,22 +66,12 @@ def _result_loads(value: Expr) -> list[Load]:
     return [e for e in walk(value) if isinstance(e, Load) and e.buffer.startswith("t")]
 
 
-def _dims(function: TensorFunction, stage: Stage) -> tuple[Dim, ...]:
-    return function.dims if stage.inner or stage.monoid is not None else function.rows
-
-
 def _block(
     function: TensorFunction, stage: Stage, name: str, outputs: dict[str, list[Output]], readers: set[str]
 ) -> tuple[Block, list[Buffer]]:
-    dims = _dims(function, stage)
-    rows = {d.var for d in function.rows}
-    axes = tuple(
-        Axis(
-            d.var, d.extent, AxisKind.REDUCTION if stage.monoid is not None and d.var not in rows else AxisKind.SPATIAL
-        )
-        for d in dims
-    )
-    kept = function.rows if stage.monoid is not None else dims
+    kept, over = function.axes_of(stage), function.over_of(stage)
+    dims = _in_order(function, (*kept, *over))
+    axes = tuple(Axis(d.var, d.extent, AxisKind.REDUCTION if d in over else AxisKind.SPATIAL) for d in dims)
     where = tuple(d.var for d in kept)
     shape = tuple(d.extent for d in kept)
     buffers: list[Buffer] = []
@@ -110,6 +100,11 @@ def _block(
     return Block(name, axes, bindings, tuple(body)), buffers
 
 
+def _in_order(function: TensorFunction, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """Dimensions in the order of the function's loops; those of a stage's own stand last."""
+    return tuple(d for d in function.dims if d in dims)
+
+
 def _direct(outputs: list[Output], result: str, value: Expr, readers: set[str]) -> Output | None:
     """The output that a reduction may accumulate into: its only reader, of the same type."""
     if len(outputs) == 1 and result not in readers and outputs[0].buffer.dtype is value.dtype:
@@ -131,7 +126,7 @@ def _late_stores(
     """The stores of a reduction's results that it cannot accumulate in place, because they are also read here."""
     if stage.monoid is None:
         return []
-    where = tuple(d.var for d in function.rows)
+    where = tuple(d.var for d in function.axes_of(stage))
     return [
         Store(o.buffer.name, o.indices, cast(Load(r, where, v.dtype), o.buffer.dtype))
         for r, v in zip(stage.results, stage.values, strict=True)
@@ -140,9 +135,10 @@ def _late_stores(
     ]
 
 
-def _row_block(function: TensorFunction, name: str, body: list[Statement]) -> Block:
-    axes = tuple(Axis(d.var, d.extent) for d in function.rows)
-    return Block(name, axes, tuple(symbol(f"{name}_{d.var.name}") for d in function.rows), tuple(body))
+def _row_block(function: TensorFunction, stage: Stage, name: str, body: list[Statement]) -> Block:
+    dims = _in_order(function, function.axes_of(stage))
+    axes = tuple(Axis(d.var, d.extent) for d in dims)
+    return Block(name, axes, tuple(symbol(f"{name}_{d.var.name}") for d in dims), tuple(body))
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------
@@ -151,12 +147,13 @@ def _row_block(function: TensorFunction, name: str, body: list[Statement]) -> Bl
 def substitute_single_uses(function: TensorFunction) -> TensorFunction:
     """Stages whose result one load of the same level reads, and nothing else, become part of their reader."""
     kept_out = {o.result for o in function.outputs}
-    level = {r: s.inner for s in function.stages for r in s.results}
+    made_at = {r: set(function.axes_of(s)) for s in function.stages for r in s.results}
     uses: dict[str, int] = {}
     for s in function.stages:
+        visited = {*function.axes_of(s), *function.over_of(s)}
         for v in s.values:
             for ld in _result_loads(v):
-                same = level[ld.buffer] == (s.inner or s.monoid is not None)
+                same = made_at[ld.buffer] == visited
                 uses[ld.buffer] = uses.get(ld.buffer, 0) + (1 if same else 2)
     inlined: dict[str, Expr] = {}
 
@@ -180,7 +177,7 @@ def rows_late(function: TensorFunction) -> TensorFunction:
     waiting: list[Stage] = []
     order: list[Stage] = []
     for stage in function.stages:
-        if stage.monoid is None and not stage.inner:
+        if stage.monoid is None and not stage.inner and stage.axes is None:
             waiting.append(stage)
             continue
         needed: set[str] = set()
@@ -244,6 +241,9 @@ def _accesses(function: TensorFunction) -> dict[str, list[tuple[Index, ...]]]:
 def _merge(function: TensorFunction, high: Dim, low: Dim) -> TensorFunction | None:
     """The function with two neighbouring dimensions as one, if each access moves with ``high*low.extent + low``
     alone."""
+    for s in function.stages:
+        if any(((high.var in own) != (low.var in own)) for own in (s.axes, s.over) if own is not None):
+            return None
     buffers = {b.name: b for b in function.inputs} | {o.buffer.name: o.buffer for o in function.outputs}
     reshaped: dict[str, tuple[int, Buffer]] = {}
     for name, sites in _accesses(function).items():
@@ -328,7 +328,15 @@ def _rewritten(
         moved = tuple(index(i) for i in given)
         return _drop(moved, reshaped[name][0], low) if name in reshaped else moved  # type: ignore[return-value]
 
-    stages = tuple(replace(s, values=tuple(rewrite(v, leaf, index) for v in s.values)) for s in function.stages)
+    stages = tuple(
+        replace(
+            s,
+            values=tuple(rewrite(v, leaf, index) for v in s.values),
+            axes=_without(s.axes, high),
+            over=_without(s.over, high),
+        )
+        for s in function.stages
+    )
     outputs = tuple(
         replace(
             o,
@@ -341,14 +349,18 @@ def _rewritten(
     return replace(function, stages=stages, outputs=outputs, inputs=inputs)
 
 
+def _without(symbols: tuple[sympy.Symbol, ...] | None, dim: Dim) -> tuple[sympy.Symbol, ...] | None:
+    return None if symbols is None else tuple(s for s in symbols if s != dim.var)
+
+
 def _drop(indices: tuple[Index, ...], k: int, low: Dim) -> tuple[Index, ...]:
     return (*indices[:k], low.var, *indices[k + 2 :])
 
 
 def _renumber(function: TensorFunction) -> TensorFunction:
-    """Dimensions named i0, i1, … and r0, r1, … again."""
-    env: dict[sympy.Symbol, sympy.Expr] = {}
-    for prefix, dims in (("i", function.rows), ("r", function.inner)):
+    """Dimensions named i0, i1, …, r0, r1, … and x0, x1, … again."""
+    env: dict[sympy.Symbol, sympy.Symbol] = {}
+    for prefix, dims in (("i", function.rows), ("r", function.inner), ("x", function.extra)):
         env.update({d.var: symbol(f"{prefix}{k}") for k, d in enumerate(dims)})
     if all(a == b for a, b in env.items()):
         return function
@@ -356,12 +368,22 @@ def _renumber(function: TensorFunction) -> TensorFunction:
     def index(i: sympy.Expr) -> sympy.Expr:
         return i.xreplace(env) if i.free_symbols else i
 
+    def renamed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        return tuple(Dim(env[d.var], d.extent) for d in dims)
+
     return replace(
         function,
-        rows=tuple(Dim(env[d.var], d.extent) for d in function.rows),
-        inner=tuple(Dim(env[d.var], d.extent) for d in function.inner),
+        rows=renamed(function.rows),
+        inner=renamed(function.inner),
+        extra=renamed(function.extra),
         stages=tuple(
-            replace(s, values=tuple(rewrite(v, lambda _: None, index) for v in s.values)) for s in function.stages
+            replace(
+                s,
+                values=tuple(rewrite(v, lambda _: None, index) for v in s.values),
+                axes=None if s.axes is None else tuple(env[a] for a in s.axes),
+                over=None if s.over is None else tuple(env[a] for a in s.over),
+            )
+            for s in function.stages
         ),
         outputs=tuple(replace(o, indices=tuple(index(i) for i in o.indices)) for o in function.outputs),
     )
