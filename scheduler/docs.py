@@ -8,6 +8,7 @@ from textwrap import dedent
 from typing import Any
 
 from .primitives.annotate import annotate
+from .primitives.blockize import blockize
 from .primitives.compute_at import compute_at
 from .primitives.compute_inline import compute_inline
 from .primitives.fuse import fuse
@@ -18,6 +19,7 @@ from .primitives.reverse_compute_at import reverse_compute_at
 from .primitives.rfactor import rfactor
 from .primitives.set_scope import set_scope
 from .primitives.split import split
+from .primitives.tensorize import tensorize
 from .schedule import Schedule
 
 SECTIONS: tuple[tuple[str, tuple[Callable[..., Any], ...]], ...] = (
@@ -25,6 +27,7 @@ SECTIONS: tuple[tuple[str, tuple[Callable[..., Any], ...]], ...] = (
     ("What a loop becomes", (bind, parallel, vectorize, unroll)),
     ("Where a block is computed", (compute_at, reverse_compute_at, compute_inline)),
     ("Reductions", (rfactor,)),
+    ("Units and instructions", (blockize, tensorize)),
     ("Hints and storage", (annotate, set_scope)),
 )
 

@@ -10,6 +10,7 @@ import sympy
 from ..ir.loops import Block, Loop, LoopNest, walk_nodes
 from .error import ScheduleError
 from .primitives.annotate import annotate
+from .primitives.blockize import blockize, check_units
 from .primitives.compute_at import compute_at
 from .primitives.compute_inline import compute_inline
 from .primitives.fuse import fuse
@@ -20,6 +21,7 @@ from .primitives.reverse_compute_at import reverse_compute_at
 from .primitives.rfactor import rfactor
 from .primitives.set_scope import set_scope
 from .primitives.split import split
+from .primitives.tensorize import check_tensorized, tensorize
 from .primitives.tree import find_block, find_loop
 from .trace import Step, Trace, make_step
 
@@ -78,72 +80,74 @@ class Schedule:
     def split(
         self, loop: LoopRef, factors: Sequence[int | sympy.Expr | None], tail: str = "predicate"
     ) -> tuple[LoopRef, ...]:
-        self.nest, names = split(self.nest, loop, factors, tail)
-        return self._record("split", {"loop": loop, "factors": list(factors), "tail": tail}, names)
+        args = {"loop": loop, "factors": list(factors), "tail": tail}
+        return self._take("split", args, *split(self.nest, loop, factors, tail))
 
     def fuse(self, *loops: LoopRef) -> LoopRef:
-        self.nest, names = fuse(self.nest, list(loops))
-        return self._record("fuse", {"loops": list(loops)}, names)[0]
+        return self._take("fuse", {"loops": list(loops)}, *fuse(self.nest, list(loops)))[0]
 
     def reorder(self, *loops: LoopRef) -> None:
-        self.nest = reorder(self.nest, list(loops))
-        self._record("reorder", {"loops": list(loops)})
+        self._take("reorder", {"loops": list(loops)}, reorder(self.nest, list(loops)))
 
     def merge(self, first: LoopRef, second: LoopRef) -> None:
-        self.nest = merge(self.nest, first, second)
-        self._record("merge", {"first": first, "second": second})
+        self._take("merge", {"first": first, "second": second}, merge(self.nest, first, second))
 
     def bind(self, loop: LoopRef, thread: str) -> None:
-        self.nest = bind(self.nest, loop, thread)
-        self._record("bind", {"loop": loop, "thread": thread})
+        self._take("bind", {"loop": loop, "thread": thread}, bind(self.nest, loop, thread))
 
     def parallel(self, loop: LoopRef) -> None:
-        self.nest = parallel(self.nest, loop)
-        self._record("parallel", {"loop": loop})
+        self._take("parallel", {"loop": loop}, parallel(self.nest, loop))
 
     def vectorize(self, loop: LoopRef) -> None:
-        self.nest = vectorize(self.nest, loop)
-        self._record("vectorize", {"loop": loop})
+        self._take("vectorize", {"loop": loop}, vectorize(self.nest, loop))
 
     def unroll(self, loop: LoopRef) -> None:
-        self.nest = unroll(self.nest, loop)
-        self._record("unroll", {"loop": loop})
+        self._take("unroll", {"loop": loop}, unroll(self.nest, loop))
 
     def annotate(self, at: str, key: str, value: bool | int | float | str) -> None:
-        self.nest = annotate(self.nest, at, key, value)
-        self._record("annotate", {"at": at, "key": key, "value": value})
+        self._take("annotate", {"at": at, "key": key, "value": value}, annotate(self.nest, at, key, value))
 
     def set_scope(self, buffer: str, scope: str) -> None:
-        self.nest = set_scope(self.nest, buffer, scope)
-        self._record("set_scope", {"buffer": buffer, "scope": scope})
+        self._take("set_scope", {"buffer": buffer, "scope": scope}, set_scope(self.nest, buffer, scope))
 
     def compute_inline(self, block: BlockRef) -> None:
-        self.nest = compute_inline(self.nest, block)
-        self._record("compute_inline", {"block": block})
+        self._take("compute_inline", {"block": block}, compute_inline(self.nest, block))
 
     def compute_at(self, block: BlockRef, loop: LoopRef, preserve_unit_loops: bool = False) -> None:
-        self.nest = compute_at(self.nest, block, loop, preserve_unit_loops)
-        self._record("compute_at", {"block": block, "loop": loop, "preserve_unit_loops": preserve_unit_loops})
+        args: dict[str, Any] = {"block": block, "loop": loop, "preserve_unit_loops": preserve_unit_loops}
+        self._take("compute_at", args, compute_at(self.nest, **args))
 
     def reverse_compute_at(self, block: BlockRef, loop: LoopRef, preserve_unit_loops: bool = False) -> None:
-        self.nest = reverse_compute_at(self.nest, block, loop, preserve_unit_loops)
-        self._record("reverse_compute_at", {"block": block, "loop": loop, "preserve_unit_loops": preserve_unit_loops})
+        args: dict[str, Any] = {"block": block, "loop": loop, "preserve_unit_loops": preserve_unit_loops}
+        self._take("reverse_compute_at", args, reverse_compute_at(self.nest, **args))
 
     def rfactor(self, loop: LoopRef) -> BlockRef:
-        self.nest, names = rfactor(self.nest, loop)
-        return self._record("rfactor", {"loop": loop}, names)[0]
+        return self._take("rfactor", {"loop": loop}, *rfactor(self.nest, loop))[0]
+
+    def blockize(self, loop: LoopRef) -> None:
+        self._take("blockize", {"loop": loop}, blockize(self.nest, loop))
+
+    def tensorize(self, block: BlockRef, intrinsic: str) -> None:
+        self._take("tensorize", {"block": block, "intrinsic": intrinsic}, tensorize(self.nest, block, intrinsic))
 
     # --- recording ----------------------------------------------------------------------------------------------------
 
-    def _record(self, primitive: str, args: dict[str, Any], results: Sequence[str] = ()) -> tuple[str, ...]:
-        self._steps.append(make_step(primitive, args, tuple(results)))
-        return tuple(results)
+    def _take(
+        self, primitive: str, args: dict[str, Any], nest: LoopNest, results: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        """One step: what it made of the nest, unless that breaks a unit or a tensorized block."""
+        step = make_step(primitive, args, tuple(results))
+        check_units(self.nest, nest, step)
+        check_tensorized(self.nest, nest, step)
+        self.nest = nest
+        self._steps.append(step)
+        return step.results
 
 
 _LISTS = {"fuse": "loops", "reorder": "loops"}
 PRIMITIVES = (
     "split", "fuse", "reorder", "merge", "bind", "parallel", "vectorize", "unroll", "annotate", "compute_inline",
-    "compute_at", "reverse_compute_at", "rfactor", "set_scope",
+    "compute_at", "reverse_compute_at", "rfactor", "set_scope", "blockize", "tensorize",
 )  # fmt: skip
 
 

@@ -209,6 +209,26 @@ SCRIPTS = {
                         r0 = reduction(6, b1_r0)
                         out1[i0] = max.update(in0[i0, r0])
         """,
+    # A product of two matrices in tiles of a GPU's program, with tails in two of three directions.
+    "product": """
+        @nest(outputs=["out0"])
+        def product(in0: bfloat16[s0, 24], in1: bfloat16[24, 16], out0: float32[s0, 16]):
+            s0 = size(lower=1)
+            for mo in serial(FloorDiv(s0 + 3, 4)):
+                for ko in serial(2):
+                    for m in thread_x(4):
+                        for n in thread_x(16):
+                            for k in thread_x(16):
+                                with block("b0"):
+                                    i0 = spatial(s0, 4*mo + m)
+                                    i1 = spatial(16, n)
+                                    r0 = reduction(24, 16*ko + k)
+                                    where(4*mo + m < s0)
+                                    where(16*ko + k < 24)
+                                    a = cast(in0[i0, r0], float32)
+                                    b = cast(in1[r0, i1], float32)
+                                    out0[i0, i1] = sum.update(mul(a, b))
+        """,
 }  # fmt: skip
 
 
