@@ -116,6 +116,7 @@ def _kernel(name: str, build: KernelBuild, calls: int, origins: list[Origin]) ->
         schedule.nest if schedule is not None else None,
         schedule.trace if schedule is not None else None,
         build.error,
+        tuple(dict.fromkeys(f"{o.op}: {o.note}" for o in origins if o.note)),
     )
 
 

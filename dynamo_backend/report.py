@@ -23,7 +23,8 @@ class KernelReport:
     """One kernel.
 
     ``calls`` is how often the graph runs it; ``traffic`` is of one run. ``ops`` are the ATen ops in it and ``lines``
-    the model lines that they come from. ``error`` is why it did not compile, and then its ATen ops run instead.
+    the model lines that they come from; ``notes`` say why what could have been a library call is computed here.
+    ``error`` is why it did not compile, and then its ATen ops run instead.
     """
 
     name: str
@@ -39,6 +40,7 @@ class KernelReport:
     scheduled: LoopNest | None = field(default=None, repr=False)
     trace: Trace | None = field(default=None, repr=False)
     error: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def definition(self) -> str:
@@ -59,6 +61,7 @@ class KernelReport:
         """Everything about the kernel."""
         parts = [f"== {self.name}: {self.calls} calls, rule {self.rule or 'none'}"]
         parts += [f"   {line}" for line in self.lines]
+        parts += [f"   opened: {note}" for note in self.notes]
         if self.error:
             parts.append(f"   ATen ops run instead: {self.error}")
         scheduled = show(self.scheduled) if self.scheduled is not None else ""
@@ -157,7 +160,7 @@ class GraphReport:
                 f"{figures[0]:>9}  {figures[1]:>9}  {figures[2]:>7}  "
             )
             lines.append((start + _origin(k))[: max(_WIDTH, len(start) + 40)].rstrip())
-        return lines
+        return [*lines, *(f"  opened in {k.name}: {note}" for k in self.kernels for note in k.notes)]
 
     def _library_lines(self) -> list[str]:
         width = max((len(c.op) for c in self.libraries), default=0)

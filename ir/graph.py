@@ -43,10 +43,14 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a node comes from: the ATen op, and the user's line ("model.py:12 in forward: x = self.norm(x)")."""
+    """Where a node comes from: the ATen op, and the user's line ("model.py:12 in forward: x = self.norm(x)").
+
+    ``note`` is what reports are to say of it: why a product is computed by loops of ours.
+    """
 
     op: str
     source: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

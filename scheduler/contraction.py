@@ -1,0 +1,213 @@
+"""Products of matrices as the graph has them: what each operand is made of, and what was decided about them.
+
+A product whose operand is made on the way from something smaller (integers and scales, a narrower type) may read that
+instead; ``operand_of`` finds how, through views, with no list of forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sympy
+
+from ..ir.dtypes import DType
+from ..ir.expr import Expr, Index, Load, flops, is_value, loads, rewrite, symbol, walk
+from ..ir.graph import Compute, Graph, Library, Node, Ref, TensorType, View, uses
+from ..ir.graph import Reduction as ReductionNode
+from ..ir.index import simplify
+from ..ir.symbols import SymbolTable
+from .views import ViewMap, map_value
+
+# An operand's element may cost so many operations, and be written with so many nodes, where a product makes it itself.
+INLINE_FLOPS, INLINE_NODES = 64, 400
+
+I0, I1, I2, R0 = (symbol(s) for s in ("i0", "i1", "i2", "r0"))
+# Op -> positions of the operands, and of what is added (None: nothing); how results and operands are indexed.
+_MATRIX = ((I0, I1), (I0, R0), (R0, I1))
+_BATCH = ((I0, I1, I2), (I0, I1, R0), (I0, R0, I2))
+_VECTOR = ((I0,), (I0, R0), (R0,))
+_FORMS: dict[str, tuple[int | None, int, tuple[tuple[sympy.Symbol, ...], ...]]] = {
+    "aten::mm.default": (None, 0, _MATRIX),
+    "aten::addmm.default": (0, 1, _MATRIX),
+    "aten::bmm.default": (None, 0, _BATCH),
+    "aten::baddbmm.default": (0, 1, _BATCH),
+    "aten::mv.default": (None, 0, _VECTOR),
+    "aten::addmv.default": (0, 1, _VECTOR),
+    "aten::dot.default": (None, 0, ((), (R0,), (R0,))),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One factor of a product.
+
+    ``plain`` is its element as the library would read it, over the product's axes, and ``value`` the same made of what
+    it is made of: equal where nothing is gained. ``bytes`` are those of the tensor, ``read`` those that ``value``
+    loads, ``flops`` what an element costs to make. ``stop`` says why ``value`` reaches no further.
+    """
+
+    name: str
+    type: TensorType
+    plain: Expr
+    value: Expr
+    bytes: int
+    read: int
+    flops: int
+    stop: str = ""
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it can be read from less memory than it takes."""
+        return self.read < self.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A library call that is a product: ``result[axes] = beta * added + alpha * sum over r0 of a * b``.
+
+    ``m``, ``n``, ``k`` and ``batch`` are typical sizes; m counts the rows of ``a``. ``readers`` are the nodes that read
+    the result, through views too. ``shared`` tells which operands something else needs in memory anyway.
+    """
+
+    node: Library
+    axes: tuple[sympy.Symbol, ...]
+    shape: tuple[sympy.Expr, ...]
+    depth: sympy.Expr
+    a: Operand
+    b: Operand
+    added: str | None
+    beta: int | float
+    alpha: int | float
+    batch: int
+    m: int
+    n: int
+    k: int
+    readers: tuple[Node, ...]
+    shared: tuple[bool, bool]
+
+    @property
+    def type(self) -> TensorType:
+        """The type of the result."""
+        (kind,) = self.node.types
+        assert kind is not None
+        return kind
+
+    @property
+    def accumulator(self) -> DType:
+        """The type in which terms are added."""
+        return self.type.dtype.compute
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of a product, and why: ``opened`` into loops of ours, or left to the library.
+
+    ``inlined`` tells of either operand whether the loops make it themselves.
+    """
+
+    opened: bool
+    reason: str
+    inlined: tuple[bool, bool] = (False, False)
+
+
+class Products:
+    """The products of a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.views = ViewMap(graph)
+        self.types = graph.types()
+        self.makers = {n.name: n for n in graph.nodes if isinstance(n, Compute)}
+        self.made = {name: n for n in graph.nodes for name in n.names}
+        self.readers: dict[str, list[Node]] = {}
+        for n in graph.nodes:
+            if not isinstance(n, View):
+                for name in {self.views.base(u) for u in uses(n)}:
+                    self.readers.setdefault(name, []).append(n)
+        self.leaving = {self.views.base(o) for o in graph.outputs if isinstance(o, str)}
+
+    def product(self, node: Node) -> Product | None:
+        """The node as a product, or None where it is none, or one whose arithmetic the IR does not have."""
+        if not isinstance(node, Library) or node.target not in _FORMS or node.types[0] is None:
+            return None
+        at, first, (axes, of_a, of_b) = _FORMS[node.target]
+        names = [a.name if isinstance(a, Ref) else "" for a in (node.args[first], node.args[first + 1])]
+        kind, kinds = node.types[0], [self.types.get(n) for n in names]
+        if any(t is None or t.dtype is not kind.dtype for t in kinds) or not _has_arithmetic(kind.dtype):
+            return None
+        added = node.args[at] if at is not None else None
+        kwargs = dict(node.kwargs)
+        beta, alpha = kwargs.pop("beta", 1), kwargs.pop("alpha", 1)
+        plain = all(type(v) in (int, float) for v in (beta, alpha)) and not kwargs and len(node.args) == first + 2
+        if not plain or (added is not None and not isinstance(added, Ref)):
+            return None
+        depth = kinds[0].shape[of_a.index(R0)]  # type: ignore[union-attr]
+        extents = {**dict(zip(axes, kind.shape, strict=True)), R0: depth}
+        a, b = (self.operand(n, i, extents) for n, i in zip(names, (of_a, of_b), strict=True))
+        hint = self.graph.symbols.hint
+        sizes = [hint(e) for e in kind.shape]
+        batch, m, n = [1] * (3 - len(sizes)) + sizes if len(axes) != 1 else [1, sizes[0], 1]
+        return Product(
+            node, axes, kind.shape, depth, a, b, added.name if added is not None else None, beta, alpha, batch, m, n,
+            hint(depth), tuple(self.readers.get(node.names[0], ())),
+            (self._is_needed(names[0], node), self._is_needed(names[1], node)),
+        )  # fmt: skip
+
+    def _is_needed(self, name: str, node: Library) -> bool:
+        base = self.views.base(name)
+        others = [r for r in self.readers.get(base, ()) if r is not node]
+        return base not in self.makers or base in self.leaving or bool(others)
+
+    def operand(self, name: str, indices: tuple[Index, ...], extents: Mapping[sympy.Symbol, sympy.Expr]) -> Operand:
+        """A factor, with all that it can be made of."""
+        kind = self.types[name]
+        plain = Load(name, indices, kind.dtype)
+        inliner = _Inliner(self.views, self.makers, extents, self.graph.symbols)
+        value = inliner.expand(self.views.resolve(plain, extents))
+        hint = self.graph.symbols.hint
+        read = sum(hint(self.types[n].nbytes) for n in {ld.buffer for ld in loads(value)})
+        found = hint(kind.nbytes)
+        cost = flops(value)
+        if sum(1 for _ in walk(value)) > INLINE_NODES or cost > INLINE_FLOPS:
+            return Operand(name, kind, plain, plain, found, found, 0, "it costs too much to make for every use")
+        stop = inliner.stop or self._stop(value)
+        return Operand(name, kind, plain, value if read < found else plain, found, read, cost, stop)
+
+    def _stop(self, value: Expr) -> str:
+        for ld in loads(value):
+            maker = self.made.get(ld.buffer)
+            if isinstance(maker, ReductionNode):
+                return f"{ld.buffer} is a reduction"
+            if isinstance(maker, Library):
+                return f"{ld.buffer} comes from {maker.target}"
+        return ""
+
+
+@dataclass(slots=True)
+class _Inliner:
+    """Replaces loads by what they are made of, as far as point-wise producers reach."""
+
+    views: ViewMap
+    makers: Mapping[str, Compute]
+    extents: Mapping[sympy.Symbol, sympy.Expr]
+    table: SymbolTable
+    stop: str = ""
+
+    def expand(self, value: Expr) -> Expr:
+        def leaf(e: Expr) -> Expr | None:
+            if not isinstance(e, Load) or (maker := self.makers.get(e.buffer)) is None:
+                return None
+            if any(is_value(i) for ld in loads(maker.value) for i in ld.indices):
+                self.stop = f"{maker.name} gathers by data: it is made first, and the product reads it"
+                return None
+            own = dict(zip(maker.axes, maker.type.shape, strict=True))
+            made = map_value(self.views.resolve(maker.value, own), dict(zip(maker.axes, e.indices, strict=True)))
+            return self.expand(rewrite(made, lambda _: None, lambda i: simplify(i, self.extents, self.table)))
+
+        return rewrite(value, leaf)
+
+
+def _has_arithmetic(dtype: DType) -> bool:
+    """Whether kernels add and multiply this type as ATen does."""
+    return dtype.is_int or (dtype.is_float and dtype.itemsize > 1)

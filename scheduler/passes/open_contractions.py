@@ -1,0 +1,97 @@
+"""Open the products that gain by it: a library call becomes a sum of products, which fuses like any reduction.
+
+What the operands are made of (integers, scales, shifts) moves into the loops where that reads less memory, and what
+reads the result joins as an epilogue. Which products are opened is a decision by cost, one file a kind of target
+(``contraction_cost_cpu``, ``contraction_cost_gpu``); every product says what was decided and why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sympy
+
+from ...ir.expr import Expr, Load, call, cast, const, rewrite
+from ...ir.graph import Compute, Graph, Node, Reduction, TensorType
+from ...ir.loops import contiguous_strides
+from ...ir.monoid import SUM
+from ..contraction import R0, Decision, Product, Products
+from ..digits import refine
+from .contraction_cost_cpu import decide_cpu
+from .contraction_cost_gpu import decide_gpu
+from .simplify_algebra import simplify_call
+
+
+def open_contractions(graph: Graph) -> Graph:
+    """Decide about every product of the graph; open those that are to be opened."""
+    products = Products(graph)
+    taken = {i.name for i in graph.inputs} | {name for n in graph.nodes for name in n.names}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        product = products.product(node)
+        if product is None:
+            nodes.append(node)
+            continue
+        decision = (decide_cpu if product.type.device.startswith("cpu") else decide_gpu)(product)
+        if decision.opened:
+            nodes += open_product(product, decision, graph, taken)
+        else:
+            nodes.append(replace(product.node, reason=decision.reason))
+    same = len(nodes) == len(graph.nodes) and all(a is b for a, b in zip(nodes, graph.nodes, strict=True))
+    return graph if same else replace(graph, nodes=tuple(nodes))
+
+
+def open_product(product: Product, decision: Decision, graph: Graph, taken: set[str]) -> list[Node]:
+    """The sum over k, and, where the result is not that sum itself, the element of the result that reads it."""
+    kind, accumulator = product.type, product.accumulator
+    factors = [
+        cast(o.value if made else o.plain, accumulator)
+        for o, made in zip((product.a, product.b), decision.inlined, strict=True)
+    ]
+    origins = tuple(replace(o, note=decision.reason) for o in product.node.origins)
+    name = product.node.names[0]
+    is_whole = kind.dtype is accumulator and product.alpha == 1 and not _adds(product)
+    sum_name = name if is_whole else _fresh(f"{name}_sum", taken)
+    sum_type = kind if is_whole else TensorType(kind.shape, contiguous_strides(kind.shape), accumulator, kind.device)
+    extents = dict(zip(product.axes, kind.shape, strict=True))
+    axes, value = refine(call("mul", *factors), {R0: product.depth}, extents, graph.symbols)
+    value = rewrite(value, simplify_call)
+    total = Reduction((sum_name,), (sum_type,), product.axes, tuple(axes), tuple(axes.values()), SUM, (value,), origins)
+    if is_whole:
+        return [total]
+    value = _scaled(Load(sum_name, product.axes, accumulator), product.alpha)
+    if _adds(product):
+        value = call("add", _scaled(cast(_added(product, graph), accumulator), product.beta), value)
+    return [total, Compute(name, kind, product.axes, cast(value, kind.dtype), origins)]
+
+
+def _adds(product: Product) -> bool:
+    # As ATen has it: with beta == 0 what is added is not even read, so that its NaNs do not count.
+    return product.added is not None and product.beta != 0
+
+
+def _scaled(value: Expr, factor: int | float) -> Expr:
+    return value if factor == 1 else call("mul", const(factor, value.dtype), value)
+
+
+def _added(product: Product, graph: Graph) -> Expr:
+    """The element that is added, broadcast to the result's axes from the last one backwards."""
+    assert product.added is not None
+    kind = graph.types()[product.added]
+    lead = len(product.axes) - len(kind.shape)
+    indices = tuple(
+        sympy.S.Zero if extent == 1 else axis for axis, extent in zip(product.axes[lead:], kind.shape, strict=True)
+    )
+    return Load(product.added, indices, kind.dtype)
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    found, k = name, 0
+    while found in taken:
+        k += 1
+        found = f"{name}_{k}"
+    taken.add(found)
+    return found
+
+
+__all__ = ["open_contractions", "open_product"]
