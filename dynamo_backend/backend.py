@@ -20,6 +20,7 @@ from ..runtime.log import logger
 from ..runtime.options import Options
 from .compile import compile_graph
 from .decompositions import decomposition_table, whole_ops
+from .override_uses import override_uses
 
 _LOG = logger(__name__)
 
@@ -70,6 +71,8 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
     except IndexError as error:
         raise BackendError(f"IndexError inside the backend: {error}") from error
     assert compiled.call is not None
+    if settings.schedules is not None:
+        override_uses().tell(settings.schedules, compiled.overridden, name, complete=kind != "forward")
     return compiled.call
 
 
@@ -84,6 +87,7 @@ def _static_inputs(kind: str) -> tuple[int, ...]:
 def _reset() -> None:
     """Forget what this process compiled; torch._dynamo.reset() calls it."""
     kernel_store.cache_clear()
+    override_uses.cache_clear()
 
 
 mlc_backend.reset = _reset  # type: ignore[attr-defined]

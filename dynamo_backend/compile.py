@@ -48,7 +48,7 @@ class Stages:
 class CompiledGraph:
     """``call`` runs the graph (boxed); None where it was compiled for a machine that is not this one.
 
-    ``stages`` is None where the program came from the cache.
+    ``stages`` is None where the program came from the cache. ``overridden`` names the user's schedules that were taken.
     """
 
     name: str
@@ -56,6 +56,7 @@ class CompiledGraph:
     call: Boxed | None
     timer: PhaseTimer
     stages: Stages | None = field(default=None, repr=False)
+    overridden: tuple[str, ...] = ()
 
 
 def compile_graph(
@@ -77,7 +78,7 @@ def compile_graph(
     store = kernel_store(options.cache_dir if options.cache and not fresh else None)
     job = _Job(gm, example_inputs, options, frozenset(static), name, load, fresh, timer, store)
     with timer.phase("key"):
-        key = None if fresh else graph_key(gm, example_inputs, static, _surroundings(gm, options))
+        key = graph_key(gm, example_inputs, static, _surroundings(gm, options)) if job.may_be_stored else None
     stored = job.stored(key)
     if stored is not None:
         return stored
@@ -97,6 +98,12 @@ class _Job:
     fresh: bool
     timer: PhaseTimer
     store: KernelStore
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether the graph may be found in a cache: all that decides its code is known before it is compiled."""
+        schedules = self.options.schedules
+        return not self.fresh and (schedules is None or schedules.content is not None)
 
     def compile(self, key: str | None) -> CompiledGraph:
         options, phase = self.options, self.timer.phase
@@ -120,7 +127,7 @@ class _Job:
         call = self.loaded(kernels, text, imported.constants) if self.load else None
         self.keep(key, kernels, program, text)
         self.tell(program, text, fusion)
-        return CompiledGraph(self.name, text, call, self.timer, stages)
+        return CompiledGraph(self.name, text, call, self.timer, stages, _overridden(kernels))
 
     def build_kernels(self, fusion: Fusion) -> dict[str, KernelBuild]:
         """The code of every function that the graph calls."""
@@ -176,7 +183,7 @@ class _Job:
         counters.add("library_calls", record["library_calls"])
         say(self.options.log, "cache", lambda: f"{self.name}: program of {record['launches']} kernels found")
         say(self.options.log, "timing", lambda: f"{self.name}: {self.timer}")
-        return CompiledGraph(self.name, text, call, self.timer)
+        return CompiledGraph(self.name, text, call, self.timer, overridden=tuple(record["overridden"]))
 
     def keep(self, key: str | None, kernels: Mapping[str, KernelBuild], program: HostProgram, text: HostText) -> None:
         if key is None or any(b.code is None for b in kernels.values()):
@@ -189,6 +196,7 @@ class _Job:
             "kernels": {variables[b.key]: b.key for b in kernels.values()},
             "launches": program.launches,
             "library_calls": program.library_calls,
+            "overridden": _overridden(kernels),
         }
         with self.timer.phase("cache"):
             self.store.keep_graph(key, record, f"{self.name}: {program.launches} kernels")
@@ -240,7 +248,16 @@ def _surroundings(gm: fx.GraphModule, options: Options) -> tuple[str, ...]:
         if n.op in ("placeholder", "call_function") and hasattr(v, "device")
     }
     known = sorted(d for d in devices if d.startswith(("cpu", "cuda")))
-    return (settings_fingerprint(options), *(repr(target_for(d, options.target, options.threads)) for d in known))
+    schedules = options.schedules.content if options.schedules is not None else None
+    return (
+        settings_fingerprint(options),
+        str(schedules),
+        *(repr(target_for(d, options.target, options.threads)) for d in known),
+    )
+
+
+def _overridden(kernels: Mapping[str, KernelBuild]) -> tuple[str, ...]:
+    return tuple(str(b.override) for b in kernels.values() if b.override is not None)
 
 
 def _variables(kernels: Mapping[str, KernelBuild]) -> dict[str, str]:

@@ -46,7 +46,9 @@ def explain(
     compiled = [
         compile_graph(gm, (), options=settings, name=name, load=False, fresh=True) for gm, name in zip(graphs, names)
     ]
-    return Report(tuple(map(report_of, compiled)))
+    given = settings.schedules.items if settings.schedules is not None else ()
+    taken = {name for c in compiled for name in c.overridden}
+    return Report(tuple(map(report_of, compiled)), tuple(str(o) for o in given if str(o) not in taken))
 
 
 def _graphs(
@@ -117,6 +119,7 @@ def _kernel(name: str, build: KernelBuild, calls: int, origins: list[Origin]) ->
         schedule.trace if schedule is not None else None,
         build.error,
         tuple(dict.fromkeys(f"{o.op}: {o.note}" for o in origins if o.note)),
+        build.target,
     )
 
 

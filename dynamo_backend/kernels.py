@@ -23,6 +23,7 @@ from ..runtime.timing import PhaseTimer
 from ..scheduler.function import TensorFunction
 from ..scheduler.function_text import function_key
 from ..scheduler.lower import lower_to_loops
+from ..scheduler.overrides import Override, workload_of
 from ..scheduler.schedule import Schedule
 from .tuning import Tuning
 
@@ -38,7 +39,7 @@ class KernelBuild:
     """A tensor function and what became of it.
 
     ``code`` is None where compiling failed and ATen ops take its place; ``error`` says why. ``nest``, ``schedule`` and
-    ``source`` are None where the code came from the cache.
+    ``source`` are None where the code came from the cache. ``override`` is the user's own schedule that was taken.
     """
 
     function: TensorFunction
@@ -49,6 +50,21 @@ class KernelBuild:
     schedule: Schedule | None = field(default=None, repr=False)
     source: KernelSource | None = field(default=None, repr=False)
     error: str = ""
+    override: Override | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ByHand:
+    """A nest with the schedule that a user gave for it."""
+
+    nest: LoopNest
+    schedule: Schedule
+    override: Override
+
+    @property
+    def key(self) -> str:
+        """What code depends on: the steps, not where they are written."""
+        return self.schedule.trace.to_json()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,39 +85,60 @@ class KernelPlan:
 def build_kernel(function: TensorFunction, target: Target, plan: KernelPlan, origins: Sequence[Origin]) -> KernelBuild:
     """The code of a function for a target.
 
-    A failure is warned of once and leaves ``code`` None; under ``strict`` it is raised as KernelError.
+    A failure is warned of once and leaves ``code`` None; under ``strict``, and where the schedule is the user's own, it
+    is raised as KernelError. Raises ScheduleError for a schedule of the user's that is not legal.
     """
     phase = plan.timer.phase
+    by_hand = _by_hand(function, target, plan)
+    override = by_hand.override if by_hand is not None else None
     with phase("key"):
-        key = key_of([environment_fingerprint(), plan.settings, repr(target), function_key(function)])
-    stored = _stored(key, plan)
+        parts = [environment_fingerprint(), plan.settings, repr(target), function_key(function)]
+        key = key_of(parts if by_hand is None else [*parts, by_hand.key])
+    stored = _stored(key, plan, by_hand)
     if stored is not None:
         counters.add("kernel_cache_hits")
-        return KernelBuild(function, target, key, stored)
+        return KernelBuild(function, target, key, stored, override=override)
     counters.add("kernel_cache_misses")
     with plan.store.lock(KIND_KERNEL, key):
-        stored = _stored(key, plan)
+        stored = _stored(key, plan, by_hand)
         if stored is not None:
-            return KernelBuild(function, target, key, stored)
+            return KernelBuild(function, target, key, stored, override=override)
         try:
-            return _compile(function, target, plan, key)
+            return _compile(function, target, plan, key, by_hand)
         except Exception as error:  # whatever goes wrong in there, the graph can still run
-            return _failed(function, target, plan, key, origins, error)
+            return _failed(function, target, plan, key, origins, error, override)
 
 
-def _stored(key: str, plan: KernelPlan) -> KernelCode | None:
-    if plan.fresh or plan.tuning.budget is not None:
+def _by_hand(function: TensorFunction, target: Target, plan: KernelPlan) -> ByHand | None:
+    """The user's schedule of a function, where there is one."""
+    if plan.options.schedules is None:
+        return None
+    with plan.timer.phase("lower"):
+        nest = lower_to_loops(function)
+    with plan.timer.phase("schedule"):
+        override = plan.options.schedules.find(workload_of(nest), target)
+        return None if override is None else ByHand(nest, override.apply(nest), override)
+
+
+def _stored(key: str, plan: KernelPlan, by_hand: ByHand | None) -> KernelCode | None:
+    # While kernels are tuned, code from a cache is not what will be found; what a user wrote stays what it is.
+    if plan.fresh or (plan.tuning.budget is not None and by_hand is None):
         return None
     with plan.timer.phase("cache"):
         return plan.store.code(key)
 
 
-def _compile(function: TensorFunction, target: Target, plan: KernelPlan, key: str) -> KernelBuild:
+def _compile(
+    function: TensorFunction, target: Target, plan: KernelPlan, key: str, by_hand: ByHand | None
+) -> KernelBuild:
     phase = plan.timer.phase
-    with phase("lower"):
-        nest = lower_to_loops(function)
-    with phase("schedule"):
-        schedule = plan.tuning.schedule(function.name, nest, target)
+    if by_hand is not None:
+        nest, schedule = by_hand.nest, by_hand.schedule
+    else:
+        with phase("lower"):
+            nest = lower_to_loops(function)
+        with phase("schedule"):
+            schedule = plan.tuning.schedule(function.name, nest, target)
     with phase("emit"):
         source = emit(schedule.nest, target)
     with phase("compile"):
@@ -112,7 +149,8 @@ def _compile(function: TensorFunction, target: Target, plan: KernelPlan, key: st
         with phase("cache"):
             plan.store.keep(code, f"{function.name} for {target}")
             plan.store.replaced(key)
-    return KernelBuild(function, target, key, code, nest, schedule, source)
+    override = by_hand.override if by_hand is not None else None
+    return KernelBuild(function, target, key, code, nest, schedule, source, override=override)
 
 
 def emit(nest: LoopNest, target: Target) -> KernelSource:
@@ -125,12 +163,20 @@ def _story(function: TensorFunction, schedule: Schedule) -> str:
 
 
 def _failed(
-    function: TensorFunction, target: Target, plan: KernelPlan, key: str, origins: Sequence[Origin], error: Exception
+    function: TensorFunction,
+    target: Target,
+    plan: KernelPlan,
+    key: str,
+    origins: Sequence[Origin],
+    error: Exception,
+    override: Override | None,
 ) -> KernelBuild:
     ops = ", ".join(dict.fromkeys(o.op for o in origins)) or function.name
     lines = "; ".join(dict.fromkeys(o.source for o in origins if o.source))
     where = f" (from {lines})" if lines else ""
     cause = f"{type(error).__name__}: {error}"
+    if override is not None:
+        raise KernelError(f"{override} makes a kernel that does not compile for {target}: {cause}") from error
     if plan.options.strict:
         raise KernelError(f"kernel {function.name} of {ops}{where} does not compile for {target}: {cause}") from error
     counters.add("kernel_fallbacks")

@@ -9,8 +9,10 @@ import sympy
 
 from ..ir.loops import LoopNest
 from ..ir.printer import show
+from ..ir.target import Target
 from ..scheduler.function import TensorFunction
 from ..scheduler.function_text import function_text
+from ..scheduler.overrides import SHORT, workload_of
 from ..scheduler.trace import Trace
 from .traffic import Traffic
 
@@ -25,6 +27,7 @@ class KernelReport:
     ``calls`` is how often the graph runs it; ``traffic`` is of one run. ``ops`` are the ATen ops in it and ``lines``
     the model lines that they come from; ``notes`` say why what could have been a library call is computed here.
     ``error`` is why it did not compile, and then its ATen ops run instead.
+    ``nest`` is the kernel as it was lowered, ``scheduled`` what ``trace`` made of it for ``target``.
     """
 
     name: str
@@ -41,6 +44,12 @@ class KernelReport:
     trace: Trace | None = field(default=None, repr=False)
     error: str = ""
     notes: tuple[str, ...] = ()
+    target: Target | None = field(default=None, repr=False)
+
+    @property
+    def workload(self) -> str:
+        """The hash of the kernel as it was lowered: under this name it is tuned, and may be scheduled by hand."""
+        return "" if self.nest is None else workload_of(self.nest)
 
     @property
     def definition(self) -> str:
@@ -57,9 +66,20 @@ class KernelReport:
         """The primitives that the rule applied, one a line."""
         return "" if self.trace is None else str(self.trace)
 
+    @property
+    def script(self) -> str:
+        """The schedule as a function for a script that ``torch.compile(options={"schedules": path})`` takes."""
+        if self.trace is None or self.target is None:
+            return ""
+        told = [f"# {self.name}, by {self.rule}", *(f"# {line}" for line in self.lines)]
+        head = f'@torch_mlc.schedule("{self.workload[:SHORT]}", target="{self.target.kind}")'
+        steps = [f"    {step}" for step in self.trace.steps] or ["    pass"]
+        return "\n".join([*told, head, "def _(s):", *steps])
+
     def show(self) -> str:
         """Everything about the kernel."""
-        parts = [f"== {self.name}: {self.calls} calls, rule {self.rule or 'none'}"]
+        of = f", workload {self.workload}" if self.workload else ""
+        parts = [f"== {self.name}: {self.calls} calls, rule {self.rule or 'none'}{of}"]
         parts += [f"   {line}" for line in self.lines]
         parts += [f"   opened: {note}" for note in self.notes]
         if self.error:
@@ -151,12 +171,15 @@ class GraphReport:
             return ["  no kernels"]
         width = max(len("kernel"), *(len(k.name) for k in self.kernels))
         rule = max(len("rule"), *(len(k.rule) for k in self.kernels))
-        lines = [f"  {'kernel':{width}}  {'runs':>4}  {'rule':{rule}}  {'moves':>9}  {'least':>9}  {'ops':>7}  from"]
+        lines = [
+            f"  {'kernel':{width}}  {'workload':{SHORT}}  {'runs':>4}  {'rule':{rule}}  {'moves':>9}  {'least':>9}  "
+            f"{'ops':>7}  from"
+        ]
         for k in self.kernels:
             t = k.traffic
             figures = (_bytes(t.moved), _bytes(t.least), _count(t.operations)) if t is not None else ("?", "?", "?")
             start = (
-                f"  {k.name:{width}}  {k.calls:>4}  {k.rule or 'ATen':{rule}}  "
+                f"  {k.name:{width}}  {k.workload[:SHORT]:{SHORT}}  {k.calls:>4}  {k.rule or 'ATen':{rule}}  "
                 f"{figures[0]:>9}  {figures[1]:>9}  {figures[2]:>7}  "
             )
             lines.append((start + _origin(k))[: max(_WIDTH, len(start) + 40)].rstrip())
@@ -181,9 +204,19 @@ class GraphReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Every graph of a model, in the order in which they were compiled; ``str`` is the summary."""
+    """Every graph of a model, in the order in which they were compiled; ``str`` is the summary.
+
+    ``unmatched`` are the schedules of ``options={"schedules": …}`` that are for none of the kernels.
+    """
 
     graphs: tuple[GraphReport, ...]
+    unmatched: tuple[str, ...] = ()
+
+    @property
+    def script(self) -> str:
+        """The schedules of all kernels as one script, to be edited and given to ``options={"schedules": path}``."""
+        parts = dict.fromkeys(k.script for k in self.kernels if k.script)
+        return "\n\n\n".join(["import torch_mlc", *parts]) + "\n"
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
@@ -201,7 +234,9 @@ class Report:
 
     def __str__(self) -> str:
         hint = "More: report.show(details=True); report.kernels[0].source, .schedule, .loops; report.graphs[0].program"
-        return "\n\n".join([*map(str, self.graphs), hint if self.graphs else "no graph: nothing was compiled"])
+        missed = [f"{o} is for no kernel here" for o in self.unmatched]
+        last = hint if self.graphs else "no graph: nothing was compiled"
+        return "\n\n".join([*map(str, self.graphs), *missed, last])
 
 
 def _origin(kernel: KernelReport) -> str:

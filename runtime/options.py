@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from platformdirs import user_cache_dir
 
 from ..ir.errors import MlcError
+from ..scheduler.overrides import OverrideError, Overrides, load_overrides
 
 LOG_TOPICS = ("timing", "cache", "fusion", "schedule")
 MODES: dict[str, dict[str, object]] = {
@@ -114,6 +115,15 @@ def _parse_threads(value: object) -> int | None:
     if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", text) or int(text) < 1:
         raise _Refused("a whole number of threads, 1 or more")
     return int(text)
+
+
+def _parse_schedules(value: object) -> Overrides | None:
+    if value is None:
+        return None
+    try:
+        return load_overrides(value)
+    except OverrideError as error:
+        raise OptionError(f"schedules (MLC_SCHEDULES): {error}") from error
 
 
 class OptionSpec(NamedTuple):
@@ -261,6 +271,14 @@ class Options:
         values="0, 1",
         changes_code=True,
         doc="Draw random numbers by eager's own kernels, so that a seed gives eager's numbers.",
+    )
+    schedules: Overrides | None = _option(
+        "MLC_SCHEDULES",
+        _parse_schedules,
+        default=None,
+        shown="none",
+        values="a script (.py) or traces (.json); as an option also a mapping",
+        doc="Schedules by hand for kernels, by the hash of their workload (docs/scheduling.md).",
     )
 
     @classmethod

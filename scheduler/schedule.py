@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import sympy
 
+from ..ir.errors import IRError
 from ..ir.loops import Block, Loop, LoopNest, walk_nodes
+from ..ir.parser_expr import index
 from .error import ScheduleError
 from .primitives.annotate import annotate
 from .primitives.blockize import blockize, check_units
@@ -23,7 +26,7 @@ from .primitives.set_scope import set_scope
 from .primitives.split import split
 from .primitives.tensorize import check_tensorized, tensorize
 from .primitives.tree import find_block, find_loop
-from .trace import Step, Trace, make_step
+from .trace import VARIADIC, Step, Trace, make_step
 
 # A loop is known by its variable's name, a block by its own; both are unique in a nest.
 LoopRef: TypeAlias = str
@@ -74,6 +77,19 @@ class Schedule:
 
     def extent(self, loop: LoopRef) -> sympy.Expr:
         return self.loop(loop).extent
+
+    def size(self, text: str) -> sympy.Expr:
+        """An expression in the nest's sizes from its text, ``s.size("s0 // 4")``: a factor of ``split``. Raises
+        ScheduleError."""
+        try:
+            found = index(ast.parse(text, mode="eval").body)
+        except (SyntaxError, IRError) as error:
+            raise ScheduleError(f"size({text!r})", f"this is no expression in sizes ({error})") from None
+        unknown = sorted(s.name for s in found.free_symbols - set(self.nest.symbols.symbols))
+        if unknown:
+            known = ", ".join(s.name for s in self.nest.symbols.symbols) or "none"
+            raise ScheduleError(f"size({text!r})", f"the nest has no size {unknown[0]}; its sizes are: {known}")
+        return found
 
     # --- primitives ---------------------------------------------------------------------------------------------------
 
@@ -144,7 +160,6 @@ class Schedule:
         return step.results
 
 
-_LISTS = {"fuse": "loops", "reorder": "loops"}
 PRIMITIVES = (
     "split", "fuse", "reorder", "merge", "bind", "parallel", "vectorize", "unroll", "annotate", "compute_inline",
     "compute_at", "reverse_compute_at", "rfactor", "set_scope", "blockize", "tensorize",
@@ -160,8 +175,8 @@ def replay(trace: Trace, nest: LoopNest) -> Schedule:
             raise ScheduleError(str(step), f"there is no primitive {step.primitive!r}; there are {known}")
         args = dict(step.args)
         try:
-            if step.primitive in _LISTS:
-                getattr(schedule, step.primitive)(*args[_LISTS[step.primitive]])
+            if step.primitive in VARIADIC:
+                getattr(schedule, step.primitive)(*args[VARIADIC[step.primitive]])
             else:
                 getattr(schedule, step.primitive)(**args)
         except (TypeError, KeyError) as error:

@@ -17,6 +17,8 @@ from .error import ScheduleError
 
 # Names of loops and blocks, numbers, expressions in sizes, and lists of them.
 Argument = Any
+# Primitives that take loops one after the other, and the name under which a step keeps them.
+VARIADIC = {"fuse": "loops", "reorder": "loops"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,10 @@ class Step:
     results: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        call = f"s.{self.primitive}({', '.join(f'{k}={_text(v)}' for k, v in self.args)})"
+        """The call as Python that does it again on a schedule ``s``."""
+        spread = VARIADIC.get(self.primitive)
+        given = [", ".join(map(_text, v)) if k == spread else f"{k}={_text(v)}" for k, v in self.args]
+        call = f"s.{self.primitive}({', '.join(given)})"
         return f"{', '.join(self.results)} = {call}" if self.results else call
 
 
@@ -92,5 +97,5 @@ def _text(value: Argument) -> str:
         case tuple():
             return f"[{', '.join(map(_text, value))}]"
         case sympy.Expr():
-            return index_text(value)
+            return f"s.size({index_text(value)!r})"
     return repr(value)

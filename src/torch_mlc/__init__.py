@@ -8,15 +8,30 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .dynamo_backend.explain import explain
+    from .ir.printer import show
+    from .runtime.nest_kernel import compile
     from .runtime.options import OptionError, Options
+    from .scheduler.error import ScheduleError
+    from .scheduler.overrides import schedule
+    from .scheduler.schedule import Schedule
+    from .scheduler.trace import Trace
 
 __version__ = "0.1.0"
-__all__ = ["OptionError", "Options", "__version__", "explain"]
+__all__ = [
+    "OptionError", "Options", "Schedule", "ScheduleError", "Trace", "__version__", "compile", "explain",
+    "schedule", "show",
+]  # fmt: skip
 
 _HOME = {
     "OptionError": "runtime.options",
     "Options": "runtime.options",
+    "Schedule": "scheduler.schedule",
+    "ScheduleError": "scheduler.error",
+    "Trace": "scheduler.trace",
+    "compile": "runtime.nest_kernel",
     "explain": "dynamo_backend.explain",
+    "schedule": "scheduler.overrides",
+    "show": "ir.printer",
 }
 
 

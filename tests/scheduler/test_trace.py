@@ -58,7 +58,7 @@ def test_it_reads_as_python(schedule: Schedule) -> None:
         s.merge(first='b0_i0', second='b1_i0')
         b0_i0_0, b0_i0_1 = s.split(loop='b0_i0', factors=[None, 8], tail='predicate')
         s.parallel(loop='b0_i0_0')
-        b0_i1_0, b0_i1_1 = s.split(loop='b0_i1', factors=[None, s0], tail='predicate')
+        b0_i1_0, b0_i1_1 = s.split(loop='b0_i1', factors=[None, s.size('s0')], tail='predicate')
         s.compute_at(block='b0', loop='b1_i1', preserve_unit_loops=True)
         s.annotate(at='', key='unroll', value=2)""")
 
