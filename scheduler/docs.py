@@ -9,6 +9,8 @@ from typing import Any
 
 from .primitives.annotate import annotate
 from .primitives.blockize import blockize
+from .primitives.cache_read import cache_read
+from .primitives.cache_write import cache_write
 from .primitives.compute_at import compute_at
 from .primitives.compute_inline import compute_inline
 from .primitives.fuse import fuse
@@ -16,6 +18,7 @@ from .primitives.kind import bind, parallel, unroll, vectorize
 from .primitives.merge import merge
 from .primitives.reorder import reorder
 from .primitives.reverse_compute_at import reverse_compute_at
+from .primitives.reverse_compute_inline import reverse_compute_inline
 from .primitives.rfactor import rfactor
 from .primitives.set_scope import set_scope
 from .primitives.split import split
@@ -25,7 +28,8 @@ from .schedule import Schedule
 SECTIONS: tuple[tuple[str, tuple[Callable[..., Any], ...]], ...] = (
     ("Loops", (split, fuse, reorder, merge)),
     ("What a loop becomes", (bind, parallel, vectorize, unroll)),
-    ("Where a block is computed", (compute_at, reverse_compute_at, compute_inline)),
+    ("Where a block is computed", (compute_at, reverse_compute_at, compute_inline, reverse_compute_inline)),
+    ("Copies nearer by", (cache_read, cache_write)),
     ("Reductions", (rfactor,)),
     ("Units and instructions", (blockize, tensorize)),
     ("Hints and storage", (annotate, set_scope)),

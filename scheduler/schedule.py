@@ -14,6 +14,8 @@ from ..ir.parser_expr import index
 from .error import ScheduleError
 from .primitives.annotate import annotate
 from .primitives.blockize import blockize, check_units
+from .primitives.cache_read import cache_read
+from .primitives.cache_write import cache_write
 from .primitives.compute_at import compute_at
 from .primitives.compute_inline import compute_inline
 from .primitives.fuse import fuse
@@ -21,6 +23,7 @@ from .primitives.kind import bind, parallel, unroll, vectorize
 from .primitives.merge import merge
 from .primitives.reorder import reorder
 from .primitives.reverse_compute_at import reverse_compute_at
+from .primitives.reverse_compute_inline import reverse_compute_inline
 from .primitives.rfactor import rfactor
 from .primitives.set_scope import set_scope
 from .primitives.split import split
@@ -129,6 +132,17 @@ class Schedule:
     def compute_inline(self, block: BlockRef) -> None:
         self._take("compute_inline", {"block": block}, compute_inline(self.nest, block))
 
+    def reverse_compute_inline(self, block: BlockRef) -> None:
+        self._take("reverse_compute_inline", {"block": block}, reverse_compute_inline(self.nest, block))
+
+    def cache_read(self, block: BlockRef, buffer: str, scope: str = "local") -> BlockRef:
+        args = {"block": block, "buffer": buffer, "scope": scope}
+        return self._take("cache_read", args, *cache_read(self.nest, **args))[0]
+
+    def cache_write(self, block: BlockRef, buffer: str, scope: str = "local") -> BlockRef:
+        args = {"block": block, "buffer": buffer, "scope": scope}
+        return self._take("cache_write", args, *cache_write(self.nest, **args))[0]
+
     def compute_at(self, block: BlockRef, loop: LoopRef, preserve_unit_loops: bool = False) -> None:
         args: dict[str, Any] = {"block": block, "loop": loop, "preserve_unit_loops": preserve_unit_loops}
         self._take("compute_at", args, compute_at(self.nest, **args))
@@ -163,6 +177,7 @@ class Schedule:
 PRIMITIVES = (
     "split", "fuse", "reorder", "merge", "bind", "parallel", "vectorize", "unroll", "annotate", "compute_inline",
     "compute_at", "reverse_compute_at", "rfactor", "set_scope", "blockize", "tensorize",
+    "cache_read", "cache_write", "reverse_compute_inline",
 )  # fmt: skip
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sympy
 
+from ...ir.errors import IRError
 from ...ir.expr import is_value
 from ...ir.loops import Block, LoopNest
 from ..error import ScheduleError
-from .dependence import Accesses, accesses, check_moved, places
+from .dependence import Accesses, accesses, check_moved, guarded, places
 from .kind import check_kinds
 from .place import move_block
 from .region import Region, at_least, axis_regions, index_region
@@ -83,7 +84,11 @@ def _needed(
                 raise ScheduleError(asked, f"it writes {write.buffer} at computed places", nest, node.name)
             if not index.is_Symbol:  # type: ignore[union-attr]
                 continue  # a constant place; axes in other forms are needed whole
-            region = _union(nest, [index_region(ld.indices[k], size, axes) for ld, _, axes in loads], size)
+            regions = [index_region(ld.indices[k], size, axes) for ld, _, axes in loads]
+            for place, (ld, reader, _) in enumerate(loads):
+                if ld in guarded(reader) and not _is_there(nest, regions[place], reader):
+                    regions[place] = Region(sympy.S.Zero, size, is_whole=True)
+            region = _union(nest, regions, size)
             known = wanted.get(index)  # type: ignore[arg-type]
             wanted[index] = region if known is None else _union(nest, [known, region], size)  # type: ignore[index]
             if any(
@@ -106,6 +111,17 @@ def _needed(
                 asked, f"it writes an output, of whose axis {partial[0]} its readers need a part only", nest, node.name
             )
     return wanted
+
+
+def _is_there(nest: LoopNest, region: Region, reader: Block) -> bool:
+    """Whether a region surely begins at no place before the first."""
+    if region.is_whole:
+        return True
+    around = find_block(nest, reader.name, "compute_at")[1]
+    try:
+        return nest.symbols.bounds(region.start, {lp.var: lp.extent for lp in around})[0] >= 0
+    except IRError:
+        return False
 
 
 def _union(nest: LoopNest, regions: list[Region], size: sympy.Expr) -> Region:

@@ -14,7 +14,8 @@ from functools import lru_cache
 import sympy
 
 from ...ir.expr import Index, Load, is_value
-from ...ir.loops import Access, AxisKind, Block, Loop, LoopNest, Node, Statement
+from ...ir.loops import Access, AxisKind, Block, Loop, LoopNest, Node, Statement, Update
+from ...ir.verify_expr import parts
 from ..error import ScheduleError
 from .region import Region, axis_regions, covers, same_place
 
@@ -60,6 +61,18 @@ def _accesses(body: _Body) -> Accesses:
     return Accesses(
         tuple(reads), tuple(writes), frozenset(ld.buffer for ld in reads), frozenset(w.buffer for w in writes)
     )
+
+
+def guarded(block: Block) -> frozenset[Load]:
+    """The loads that a ``Select`` may leave out wherever they stand: they may name places that are not there."""
+    apart: set[Load] = set()
+    sure: set[Load] = set()
+    for s in block.body:
+        for value in s.values if isinstance(s, Update) else (s.value,):
+            for e, under in parts(value):
+                if isinstance(e, Load):
+                    (apart if under else sure).add(e)
+    return frozenset(apart - sure)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ NAMES = (
     "siblings", "product",
 )  # fmt: skip
 # Those that move blocks go through more seldom than others, and are drawn more often.
-DRAWN = (*PRIMITIVES, *2 * ("merge", "compute_at", "reverse_compute_at", "compute_inline"))
+DRAWN = (*PRIMITIVES, *2 * ("merge", "compute_at", "reverse_compute_at", "compute_inline", "reverse_compute_inline"))
 # Sizes at which the answers are compared; a product's take long.
 EXTENTS = {"product": (1, 3)}
 # How often each primitive went through over the whole test: one that never does is not tested.
@@ -63,8 +63,15 @@ def _step(s: Schedule, data: st.DataObject) -> None:
             s.bind(data.draw(one_loop), data.draw(st.sampled_from(("blockIdx.x", "blockIdx.y", "threadIdx.x"))))
         case "parallel" | "vectorize" | "unroll" | "rfactor":
             getattr(s, primitive)(data.draw(one_loop))
-        case "compute_inline":
-            s.compute_inline(data.draw(one_block))
+        case "compute_inline" | "reverse_compute_inline":
+            getattr(s, primitive)(data.draw(one_block))
+        case "cache_read" | "cache_write":
+            block = data.draw(one_block)
+            sites = s.block(block).reads if primitive == "cache_read" else s.block(block).writes
+            buffers = sorted({site.buffer for site in sites})
+            if buffers and len(s.nest.locals) < 8:
+                scope = data.draw(st.sampled_from(("local", "shared")))
+                getattr(s, primitive)(block, data.draw(st.sampled_from(buffers)), scope)
         case "blockize":
             s.blockize(data.draw(one_loop))
         case "tensorize":
