@@ -13,6 +13,7 @@ _REGISTER_COUNT = 0x2F
 _FRAME_SIZE = 0x11
 _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 _PTX_ACCESS = re.compile(r"\b(ld|st)\.global(?:\.[a-zL:_0-9]+?)*?(?:\.v([248]))?\.[bufs](8|16|32|64|128)\b")
+_PTX_COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[^;]*?,\s*(0x[0-9a-f]+|\d+)\s*[,;]")
 _AMD_ACCESS = re.compile(r"\b(?:global|buffer|flat)_(load|store)_(\w+)")
 _AMD_WIDTHS = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4, "ushort": 2, "short": 2, "ubyte": 1, "byte": 1}
 
@@ -38,6 +39,8 @@ def report_nvidia(name: str, cubin: bytes, ptx: str, shared: int) -> ResourceRep
     for line in ptx.splitlines():
         for op, vector, bits in _PTX_ACCESS.findall(line):
             widths[op].append(int(vector or 1) * _WIDTHS[bits])
+        # Copies to shared memory that the program does not wait for.
+        widths["ld"] += [int(size, 0) for size in _PTX_COPY.findall(line)]
     return ResourceReport(
         info.get(_REGISTER_COUNT, 0), info.get(_FRAME_SIZE, 0), shared, _wide(widths["ld"]), _wide(widths["st"])
     )

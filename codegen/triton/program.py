@@ -3,7 +3,8 @@ are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -32,6 +33,8 @@ class BlockInfo:
     reduced_tile: Dims
     reduced_serial: Dims
     carriers: frozenset[sympy.Symbol]
+    # The two operands of a block that is one ``tl.dot``: what each of them is over.
+    operands: tuple[BlockInfo, ...] = ()
 
     @property
     def tile(self) -> Dims:
@@ -51,6 +54,9 @@ class Program:
         # Tile axis -> (dimension, extent).
         self.tile: dict[sympy.Symbol, tuple[int, int]] = {}
         self.rank = 0
+        # The tile axis over which a ``tl.dot`` reduces, along the second dimension -> the same along the first.
+        self.turned: dict[sympy.Symbol, sympy.Symbol] = {}
+        self._contracted = _contracted(nest)
         self._place_loops()
         self.infos = {b.name: self._info(b, outer) for b, outer in blocks(nest)}
         self.wide = not self._fits_int32()
@@ -65,8 +71,12 @@ class Program:
         for node, outer in walk_nodes(self.nest.body):
             if not isinstance(node, Loop):
                 continue
-            if node.kind is LoopKind.THREAD_X:
-                depths[node.var] = sum(o.kind is LoopKind.THREAD_X for o in outer)
+            if node.var in self._contracted:
+                self._contracted_axis(node)
+            elif node.kind is LoopKind.THREAD_X:
+                depths[node.var] = sum(
+                    o.kind is LoopKind.THREAD_X and o.var not in self._contracted for o in outer
+                )
                 extents.setdefault(depths[node.var], set()).add(self._tile_extent(node))
             elif node.kind in _GRID:
                 self._program_id(node, outer, grid)
@@ -87,7 +97,7 @@ class Program:
         real = sorted(d for d, sizes in extents.items() if sizes != {1})
         self.rank = len(real)
         for node, _ in walk_nodes(self.nest.body):
-            if isinstance(node, Loop) and node.kind is LoopKind.THREAD_X:
+            if isinstance(node, Loop) and node.var in depths:
                 self._tile_axis(node, int(node.extent), depths[node.var], real, extents)
 
     def _tile_extent(self, loop: Loop) -> int:
@@ -124,6 +134,16 @@ class Program:
         self.tile[canonical] = (dim, extent)
         self.ranges.loop(canonical, sympy.Integer(extent))
 
+    def _contracted_axis(self, loop: Loop) -> None:
+        """The axis that a ``tl.dot`` sums over: the second dimension of its left operand, the first of its right."""
+        extent = self._tile_extent(loop)
+        along, across = symbol(f"c{extent}"), symbol(f"d{extent}")
+        self.loops[loop.var] = along
+        self.turned[along] = across
+        for dim, axis in ((1, along), (0, across)):
+            self.tile[axis] = (dim, extent)
+            self.ranges.loop(axis, sympy.Integer(extent))
+
     # --- blocks -------------------------------------------------------------------------------------------------------
 
     def _info(self, block: Block, outer: tuple[Loop, ...]) -> BlockInfo:
@@ -138,7 +158,7 @@ class Program:
                 "rfactor the loop first"
             )
         own = {v for v, c in self.loops.items() if c.free_symbols & reduced}
-        return BlockInfo(
+        info = BlockInfo(
             block,
             axes,
             tuple((b.lhs.xreplace(self.loops), b.rhs.xreplace(self.loops)) for b in block.predicate),
@@ -147,6 +167,29 @@ class Program:
             frozenset(s for s in reduced if s.name.startswith("k") and s in self.ranges.extents),
             frozenset(o.var for o in outer if o.var in own),
         )
+        return self._contraction(info) if is_dot(block) else info
+
+    def _contraction(self, info: BlockInfo) -> BlockInfo:
+        """A block that is one ``tl.dot``: its state is a tile of rows and columns, its operands tiles over the axis
+        that is summed."""
+        rows = {s for s in info.spatial if self.tile[s][0] == 0}
+        columns = {s for s in info.spatial if self.tile[s][0] == 1}
+        if self.rank != 2 or len(rows) != 1 or len(columns) != 1 or len(info.reduced_tile) != 1:
+            raise EmitError(
+                f"block {info.block.name} is tensorized as a dot: it needs one tile axis of rows, one of columns and "
+                "one of the reduction, innermost, and every other tile of the kernel two dimensions"
+            )
+        left = self._operand(info, frozenset(rows), {})
+        right = self._operand(info, frozenset(columns), self.turned)
+        return replace(info, reduced_tile=frozenset(), operands=(left, right))
+
+    def _operand(self, info: BlockInfo, own: Dims, turned: Mapping[sympy.Symbol, sympy.Symbol]) -> BlockInfo:
+        axes = {v: e.xreplace(turned) for v, e in info.axes.items()}
+        bounds = [(lhs.xreplace(turned), rhs.xreplace(turned)) for lhs, rhs in info.bounds]
+        over = frozenset(turned.get(s, s) for s in info.reduced_tile)
+        # What bounds the other operand alone switches no lane of this one off.
+        kept = [b for b in bounds if (b[0].free_symbols | b[1].free_symbols) & self.tile.keys() <= own | over]
+        return replace(info, axes=axes, bounds=tuple(kept), spatial=own, reduced_tile=over)
 
     def dims(self, symbols: set[sympy.Symbol]) -> Dims:
         return frozenset(symbols & self.tile.keys())
@@ -173,6 +216,22 @@ class Program:
                     found.append(sympy.Add(*(i.xreplace(info.axes) * s for i, s in pairs if not is_value(i))))
             found += [e.index.xreplace(info.axes) for e in parts if isinstance(e, IndexValue)]
         return found
+
+
+def is_dot(block: Block) -> bool:
+    """Whether a block is to be one matrix product of tiles."""
+    return dict(block.annotations).get("tensorize") == "dot"
+
+
+def _contracted(nest: LoopNest) -> set[sympy.Symbol]:
+    """The tile axes over which the blocks that are matrix products reduce."""
+    found: set[sympy.Symbol] = set()
+    for block, outer in blocks(nest):
+        if is_dot(block):
+            pairs = zip(block.axes, block.bindings, strict=True)
+            reduced = {s for a, b in pairs if a.kind is AxisKind.REDUCTION for s in b.free_symbols}
+            found |= {lp.var for lp in outer if lp.kind is LoopKind.THREAD_X and lp.var in reduced}
+    return found
 
 
 def _values(block: Block) -> list[Expr]:

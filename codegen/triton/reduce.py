@@ -15,6 +15,7 @@ from ...ir.expr import Const, Expr, Var
 from ...ir.loops import AxisKind, Update
 from ...ir.monoid import Monoid
 from ..kernel import EmitError
+from .dot import dot
 from .functions import cast_text, literal, type_text, typed_literal
 from .program import BlockInfo
 from .values import Values
@@ -54,6 +55,9 @@ class Reductions:
 
     def step(self, info: BlockInfo, update: Update) -> None:
         """One element a lane: into the accumulator of an open loop, or reduced at once."""
+        if info.operands:
+            self._product(info, update)
+            return
         states = tuple(self._state(v) for v in update.values)
         accumulators = [a for a in self.open.get(info.block.name, ()) if a.update is update]
         if accumulators:
@@ -75,6 +79,14 @@ class Reductions:
             states = tuple(Value(n, info.tile, d) for n, d in zip(acc.names, acc.dtypes, strict=True))
             results = self._tile_reduce(acc.update.monoid, states, info) if info.reduced_tile else states
             self._finish(info, acc.update, results)
+
+    def _product(self, info: BlockInfo, update: Update) -> None:
+        """A tile of a matrix product: onto the accumulator of an open loop, or the whole of it."""
+        known = next((a for a in self.open.get(info.block.name, ()) if a.update is update), None)
+        result = dot(self.values, self.out, info, update, known.names[0] if known else None)
+        self.values.enter(info, ended=True)
+        if known is None:
+            self._finish(info, update, (result,))
 
     # --- one element --------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from .cpu_pointwise import CPU_POINTWISE
 from .cpu_row import CPU_ROW_REDUCTION
 from .cpu_split import CPU_SPLIT_REDUCTION
 from .gpu_column import GPU_COLUMN_REDUCTION
+from .gpu_contraction import GPU_CONTRACTION
 from .gpu_plain import GPU_PLAIN
 from .gpu_pointwise import GPU_POINTWISE, GPU_TRANSPOSE
 from .gpu_row import GPU_ROW_LOOPED, GPU_ROW_PERSISTENT
@@ -17,7 +18,7 @@ from .registry import DesignSpace, Rule, matching
 
 RULES: tuple[Rule, ...] = (
     CPU_POINTWISE, CPU_COLUMN_REDUCTION, CPU_SPLIT_REDUCTION, CPU_ROW_REDUCTION, CPU_PLAIN,
-    GPU_TRANSPOSE, GPU_POINTWISE, GPU_COLUMN_REDUCTION, GPU_ROW_PERSISTENT, GPU_ROW_LOOPED,
+    GPU_CONTRACTION, GPU_TRANSPOSE, GPU_POINTWISE, GPU_COLUMN_REDUCTION, GPU_ROW_PERSISTENT, GPU_ROW_LOOPED,
     GPU_PLAIN,
 )  # fmt: skip
 

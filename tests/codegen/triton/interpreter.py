@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import torch
 import triton.language as tl
-from triton.runtime.interpreter import TensorHandle
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.runtime.gpu import load_source
@@ -55,6 +55,34 @@ def _nextafter(a, b):
 
 
 LIBDEVICE = SimpleNamespace(nextafter=_nextafter, **{ours: _wrap(theirs) for ours, theirs in _TORCH.items()})
+
+
+def _dot_of_bfloat16(plain):
+    """The interpreter keeps bfloat16 as its bits and multiplies those; products are of the numbers."""
+
+    def widened(handle):
+        if handle.dtype != tl.bfloat16:
+            return handle
+        bits = np.asarray(handle.data, dtype=np.uint16).astype(np.uint32) << 16
+        return TensorHandle(bits.view(np.float32), tl.float32)
+
+    return lambda self, a, b, *rest: plain(self, widened(a), widened(b), *rest)
+
+
+def _rounded_to_nearest(plain):
+    """The interpreter cuts bits off where float32 becomes bfloat16; GPUs round."""
+
+    def cast(self, src, dst_type):
+        if src.dtype.scalar == tl.float32 and dst_type.scalar == tl.bfloat16:
+            bits = np.asarray(src.data, dtype=np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
+            return TensorHandle(bits, tl.bfloat16)
+        return plain(self, src, dst_type)
+
+    return cast
+
+
+InterpreterBuilder.cast_impl = _rounded_to_nearest(InterpreterBuilder.cast_impl)
+InterpreterBuilder.create_dot = _dot_of_bfloat16(InterpreterBuilder.create_dot)
 
 
 def _tensor(array, strides, dtype):

@@ -1,0 +1,143 @@
+"""Matrix products of tiles: a block that sums products is one ``tl.dot`` a step.
+
+The factors of the product are told apart by the axes on which they depend: those of the rows and the summed axis are
+the left operand, those of the summed axis and the columns the right. Each operand is computed as a tile of its own two
+axes, whatever its expression is: conversions, scales, gathers and unpacking happen on the way to the tensor cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...ir.dtypes import DType
+from ...ir.expr import Call, Cast, Expr, Load, call, free_symbols, is_value
+from ...ir.loops import Scope, Update
+from ..kernel import EmitError
+from .functions import cast_text, type_text
+from .program import BlockInfo
+from .values import Values
+from .writer import Dims, Value, Writer
+
+PRECISIONS = ("ieee", "tf32", "tf32x3")
+# What tensor cores multiply without loss, and what sums it.
+_HALVES = (DType.BFLOAT16, DType.FLOAT16)
+_BYTES = (DType.INT8, DType.UINT8)
+
+
+def dot(values: Values, out: Writer, info: BlockInfo, update: Update, accumulator: str | None) -> Value:
+    """Write one step of a product: the tile, added to ``accumulator`` where there is one.
+
+    Raises EmitError where the block is no sum of products of a left and a right factor.
+    """
+    if update.monoid.name != "sum" or len(update.values) != 1:
+        raise EmitError(f"block {info.block.name} is tensorized as a dot and reduces by {update.monoid.name}")
+    (value,) = update.values
+    dtype = value.dtype.compute
+    if dtype not in (DType.FLOAT32, DType.INT32):
+        raise EmitError(f"block {info.block.name}: a dot sums in float32 or int32, not {dtype.value}")
+    sides = _sides(info, _factors(value))
+    narrow = _common(sides, dtype)
+    tiles = [_operand(values, out, operand, side, narrow) for operand, side in zip(info.operands, sides, strict=True)]
+    arguments = [t.text for t in tiles] + ([accumulator] if accumulator else [])
+    if narrow is DType.FLOAT32:
+        precision = dict(info.block.annotations).get("input_precision", "ieee")
+        if precision not in PRECISIONS:
+            raise EmitError(f"block {info.block.name}: input_precision is {precision!r}; it is one of {PRECISIONS}")
+        arguments.append(f'input_precision="{precision}"')
+    if dtype is DType.INT32:
+        arguments.append("out_dtype=tl.int32")
+    text = f"tl.dot({', '.join(arguments)})"
+    if accumulator is None:
+        return Value(out.assign("v", text), info.tile, dtype)
+    out.line(f"{accumulator} = {text}")
+    return Value(accumulator, info.tile, dtype)
+
+
+def _factors(value: Expr) -> list[Expr]:
+    if isinstance(value, Call) and value.fn == "mul":
+        return [f for a in value.args for f in _factors(a)]
+    return [value]
+
+
+def _sides(info: BlockInfo, factors: Sequence[Expr]) -> tuple[list[Expr], list[Expr]]:
+    """The factors of the left operand and of the right one."""
+    left: list[Expr] = []
+    right: list[Expr] = []
+    for f in factors:
+        dims = _dims(info, f)
+        if dims & info.operands[0].spatial and dims & info.operands[1].spatial:
+            raise EmitError(
+                f"block {info.block.name}: a factor of the product depends on rows and columns alike; "
+                "store it first, or leave the block a plain reduction"
+            )
+        (right if dims & info.operands[1].spatial else left).append(f)
+    if not left or not right:
+        raise EmitError(f"block {info.block.name} is tensorized as a dot and has no left or no right factor")
+    return left, right
+
+
+def _dims(info: BlockInfo, expr: Expr) -> Dims:
+    """The tile axes of rows and columns on which an expression depends."""
+    found = {s for v in free_symbols(expr) & info.axes.keys() for s in info.axes[v].free_symbols}
+    return frozenset(found & info.tile)
+
+
+def _common(sides: Sequence[Sequence[Expr]], dtype: DType) -> DType:
+    """The type in which both operands are multiplied: the narrow one that both have, or ``dtype``."""
+    if dtype is DType.INT32:
+        kinds = {_narrow(side) for side in sides}
+        return DType.INT8 if kinds == {DType.INT8} else DType.INT32
+    kinds = {_narrow(side) for side in sides}
+    halves = kinds & set(_HALVES)
+    # Small integers are exact in the other operand's half type.
+    if len(halves) == 1 and kinds - halves <= set(_BYTES):
+        return halves.pop()
+    return DType.FLOAT32
+
+
+def _narrow(side: Sequence[Expr]) -> DType:
+    """The type of an operand before it was widened."""
+    if len(side) != 1:
+        return side[0].dtype.compute
+    return _bare(side[0]).dtype
+
+
+def _bare(expr: Expr) -> Expr:
+    """The expression without a conversion that loses nothing."""
+    if isinstance(expr, Cast):
+        inner = expr.value.dtype
+        if expr.dtype is DType.FLOAT32 and inner in (*_HALVES, *_BYTES):
+            return expr.value
+        if expr.dtype is DType.INT32 and inner in _BYTES:
+            return expr.value
+    return expr
+
+
+def _operand(values: Values, out: Writer, info: BlockInfo, side: Sequence[Expr], narrow: DType) -> Value:
+    """The tile of one operand: zero where the summed axis has no element, full along both of its axes."""
+    values.enter(info)
+    exprs = [_bare(e) if narrow is not e.dtype else e for e in side]
+    product = exprs[0]
+    for e in exprs[1:]:
+        product = call("mul", product, e)
+    tile = values.value(product)
+    if tile.dtype is not narrow:
+        tile = Value(out.assign("v", cast_text(tile.typed, tile.dtype, narrow)), tile.dims, narrow)
+    mask = values.all_of(values.reduction_bounds())
+    if mask is not None and not _is_masked(values, info, product):
+        zero = f"tl.full([], 0, {type_text(narrow)})"
+        text = f"tl.where({mask.text}, {tile.typed}, {zero})"
+        tile = Value(out.assign("v", text), mask.dims | tile.dims, narrow)
+    return values.broadcast(tile, info.tile)
+
+
+def _is_masked(values: Values, info: BlockInfo, expr: Expr) -> bool:
+    """Whether the expression is a load that is switched off wherever the summed axis has no element, and zero there."""
+    while isinstance(expr, Cast):
+        expr = expr.value
+    if not isinstance(expr, Load) or values.program.buffers[expr.buffer].scope is not Scope.GLOBAL:
+        return False
+    if any(is_value(i) for i in expr.indices):
+        return False
+    moved = {s for i in expr.indices for v in i.free_symbols & info.axes.keys() for s in info.axes[v].free_symbols}
+    return info.reduced_tile <= moved

@@ -1,0 +1,245 @@
+"""What makes a nest a contraction: blocks that sum products of two factors over shared axes, and the roles of the axes.
+
+An axis of the left factor alone is a row, one of the right alone a column, one of both a batch; the summed axes are
+those of the reduction. Everything else in the nest runs on the tile of results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import sympy
+
+from ...ir.dtypes import DType
+from ...ir.expr import Call, Cast, Expr, Load, free_symbols, is_value, loads
+from ...ir.loops import AxisKind, Block, LoopNest, Scope, Update, blocks
+
+Axes = tuple[tuple[sympy.Symbol, sympy.Expr], ...]
+_NARROW = (DType.BFLOAT16, DType.FLOAT16, DType.INT8, DType.UINT8)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One factor of a product: its expression without the conversion that widens it, and the type that is multiplied.
+
+    ``is_plain`` where the tile is memory as it is, which the tensor cores may read where the copy puts it.
+    """
+
+    factors: tuple[Expr, ...]
+    dtype: DType
+    is_plain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A block that sums products."""
+
+    name: str
+    left: Operand
+    right: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """A nest whose heart is one product, or several over the same axes.
+
+    The axes are those of the function, with their extents; ``before`` and ``after`` are the other blocks.
+    """
+
+    products: tuple[Product, ...]
+    batch: Axes
+    rows: Axes
+    columns: Axes
+    summed: Axes
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    # Whether a later block reduces over the columns, so that one program must hold a whole row.
+    needs_row: bool
+
+    def dtype(self) -> DType:
+        """The type that is multiplied: a half type or bytes where both operands of all products are, else float32."""
+        kinds = {common_type(p) for p in self.products}
+        return kinds.pop() if len(kinds) == 1 else DType.FLOAT32
+
+
+def extent(axes: Axes) -> sympy.Expr:
+    """Iterations of all the axes."""
+    return sympy.Mul(*(e for _, e in axes))
+
+
+def common_type(product: Product) -> DType:
+    """What the tensor cores are given: the half type of one operand if the other is of it, or of bytes; bytes if both
+    are and are summed as integers; else float32."""
+    kinds = {product.left.dtype, product.right.dtype}
+    halves = kinds & {DType.BFLOAT16, DType.FLOAT16}
+    if len(halves) == 1 and kinds - halves <= {DType.INT8, DType.UINT8}:
+        return halves.pop()
+    return DType.INT8 if kinds == {DType.INT8} else DType.FLOAT32
+
+
+@lru_cache(maxsize=32)
+def _cached(same: _Same) -> Contraction | None:
+    return _find(same.nest)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """A nest, known by identity."""
+
+    nest: LoopNest
+
+    def __hash__(self) -> int:
+        return id(self.nest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.nest is other.nest
+
+
+def find_contraction(nest: LoopNest) -> Contraction | None:
+    """The contraction that a nest as lowering leaves it is; None where it is none."""
+    return _cached(_Same(nest))
+
+
+def _find(nest: LoopNest) -> Contraction | None:
+    found = [b for b, _ in blocks(nest)]
+    products: list[Product] = []
+    axes: tuple[Axes, Axes, Axes, Axes] | None = None
+    first = last = -1
+    for k, block in enumerate(found):
+        roles = _roles(nest, block)
+        if roles is None:
+            continue
+        product, own = roles
+        if axes is not None and own != axes:
+            return None
+        axes, last = own, k
+        first = k if first < 0 else first
+        products.append(product)
+    if axes is None:
+        return None
+    inside = {p.name for p in products}
+    if any(b.name not in inside for b in found[first : last + 1]):
+        return None
+    batch, rows, columns, summed = axes
+    known = {v for v, _ in (*batch, *rows, *columns)}
+    column_vars = {v for v, _ in columns}
+    before, after = found[:first], found[last + 1 :]
+    local = {b.name for b in nest.locals}
+    if any(b.is_reduction or any(w.buffer not in local for w in b.writes) for b in before):
+        return None
+    needs_row = False
+    for b in after:
+        if not {a.var for a in b.axes} <= known:
+            return None
+        reduced = {a.var for a in b.axes if a.kind is not AxisKind.SPATIAL}
+        if not reduced <= column_vars or (reduced and reduced != column_vars):
+            return None
+        needs_row |= bool(reduced)
+    return Contraction(
+        tuple(products), batch, rows, columns, summed,
+        tuple(b.name for b in before), tuple(b.name for b in after), needs_row,
+    )  # fmt: skip
+
+
+def _roles(nest: LoopNest, block: Block) -> tuple[Product, tuple[Axes, Axes, Axes, Axes]] | None:
+    """A block as a product, with its batch, row, column and summed axes."""
+    if len(block.body) != 1 or not isinstance(block.body[0], Update):
+        return None
+    update = block.body[0]
+    if update.monoid.name != "sum" or len(update.values) != 1:
+        return None
+    value = update.values[0]
+    summed = {a.var for a in block.axes if a.kind is AxisKind.REDUCTION}
+    parts = factors(value)
+    over = [free_symbols(f) & summed for f in parts]
+    heavy = [k for k, f in enumerate(parts) if over[k] and any(True for _ in loads(f))]
+    spatial = [a.var for a in block.axes if a.kind is AxisKind.SPATIAL]
+    reached = [free_symbols(f) & set(spatial) for f in parts]
+    for k in heavy:
+        if {v for v in reached[k]} and len(heavy) >= 2:
+            split = _split(parts, reached, heavy, k)
+            if split is not None:
+                return _product(nest, block, value.dtype, parts, reached, split)
+    return None
+
+
+def factors(value: Expr) -> list[Expr]:
+    """The factors of a product."""
+    if isinstance(value, Call) and value.fn == "mul":
+        return [f for a in value.args for f in factors(a)]
+    return [value]
+
+
+def _split(
+    parts: Sequence[Expr], reached: Sequence[set[sympy.Symbol]], heavy: Sequence[int], left: int
+) -> tuple[set[sympy.Symbol], set[sympy.Symbol]] | None:
+    """The axes of the rows and of the columns, if factor ``left`` is of the rows."""
+    for right in heavy:
+        if right != left and reached[left] - reached[right] and reached[right] - reached[left]:
+            return reached[left] - reached[right], reached[right] - reached[left]
+    return None
+
+
+def _product(
+    nest: LoopNest,
+    block: Block,
+    dtype: DType,
+    parts: Sequence[Expr],
+    reached: Sequence[set[sympy.Symbol]],
+    split: tuple[set[sympy.Symbol], set[sympy.Symbol]],
+) -> tuple[Product, tuple[Axes, Axes, Axes, Axes]] | None:
+    rows, columns = split
+    left = [f for f, own in zip(parts, reached, strict=True) if not own & columns]
+    right = [f for f, own in zip(parts, reached, strict=True) if own & columns]
+    if any(own & rows and own & columns for own in reached):
+        return None
+    # Rows stand before columns in the order of the axes, so that the roles of sibling products agree.
+    place = {a.var: k for k, a in enumerate(block.axes)}
+    if min(place[v] for v in rows) > min(place[v] for v in columns):
+        rows, columns, left, right = columns, rows, right, left
+    a, b = _operand(nest, block, left), _operand(nest, block, right)
+    product = Product(block.name, a, b)
+    if dtype not in (DType.FLOAT32, DType.INT32) or (dtype is DType.INT32 and common_type(product) is not DType.INT8):
+        return None
+    sizes = {x.var: x.extent for x in block.axes}
+
+    def named(chosen: set[sympy.Symbol]) -> Axes:
+        return tuple((v, e) for v, e in sizes.items() if v in chosen)
+
+    summed = {x.var for x in block.axes if x.kind is AxisKind.REDUCTION}
+    batch = sizes.keys() - rows - columns - summed
+    return product, (named(set(batch)), named(rows), named(columns), named(summed))
+
+
+def _operand(nest: LoopNest, block: Block, parts: Sequence[Expr]) -> Operand:
+    if len(parts) != 1:
+        return Operand(tuple(parts), parts[0].dtype, False)
+    bare = parts[0]
+    if isinstance(bare, Cast) and bare.dtype in (DType.FLOAT32, DType.INT32) and bare.value.dtype in _NARROW:
+        bare = bare.value
+    plain = isinstance(bare, Load) and nest.buffer(bare.buffer).scope is Scope.GLOBAL
+    plain = plain and not any(is_value(i) for i in bare.indices)  # type: ignore[union-attr]
+    return Operand((bare,), bare.dtype, plain)
+
+
+def bytes_per_step(nest: LoopNest, c: Contraction, tile: Mapping[sympy.Symbol, int]) -> int:
+    """Bytes of the tiles that one step over the summed axes copies, each load once; ``tile`` has the elements of a
+    tile along each axis."""
+    total = 0
+    seen: set[Load] = set()
+    summed = {v for v, _ in c.summed}
+    for p in c.products:
+        for part in (*p.left.factors, *p.right.factors):
+            for ld in loads(part):
+                if ld in seen or nest.buffer(ld.buffer).scope is not Scope.GLOBAL:
+                    continue
+                seen.add(ld)
+                own = {s for i in ld.indices if not is_value(i) for s in i.free_symbols} & tile.keys()
+                if own & summed and own - summed:
+                    elements = 1
+                    for v in own:
+                        elements *= tile[v]
+                    total += elements * ld.dtype.itemsize
+    return total

@@ -1,0 +1,284 @@
+"""Contractions on GPUs: one program for a tile of results, the tensor cores fed by a pipelined loop over the summed
+axis, everything that follows on the tile while it is in registers.
+
+Programs run in an order in which those that share operands run together, so that the operands stay in the L2 cache.
+Sources: CUTLASS's threadblock swizzle; the matmul tutorial of Triton; Tillet et al. 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sympy
+
+from ...ir.dtypes import DType
+from ...ir.loops import LoopNest
+from ...ir.target import Target
+from ..schedule import Schedule
+from .contraction import Axes, Contraction, bytes_per_step, extent, find_contraction
+from .cpu_common import merge_rows
+from .gpu_common import GPUS, cut, fused, next_power, programs, tile, typical
+from .registry import Params, Rule, Value
+
+# The least that a tile of the tensor cores has along each axis.
+LEAST = 16
+# Rows that a warp group multiplies at once, and how many elements a whole row may have to stay in one program.
+GROUP_ROWS, WHOLE_ROW = 64, 256
+# Programs in a group along the shorter way through the L2 cache.
+GROUP = 8
+# Shared memory that the compiler wants beside the tiles: barriers, and what it exchanges between layouts.
+RESERVED = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """A shape of tiles: rows, columns, and elements of the summed axis a step; ``warps`` of 32 threads, the steps in
+    flight, and the share of the peak rate that it reaches."""
+
+    rows: int
+    columns: int
+    step: int
+    warps: int
+    stages: int
+    rate: float
+
+
+# Of two-byte operands; wider ones take shorter steps.
+_SHAPES = (
+    TileShape(128, 256, 64, 8, 3, 1.0),
+    TileShape(128, 128, 64, 8, 4, 0.88),
+    TileShape(64, 256, 64, 4, 4, 0.85),
+    TileShape(128, 64, 64, 4, 5, 0.72),
+    TileShape(64, 128, 64, 4, 5, 0.74),
+    TileShape(64, 64, 64, 4, 6, 0.56),
+    TileShape(64, 32, 128, 4, 5, 0.34),
+    TileShape(64, 16, 128, 4, 6, 0.20),
+    TileShape(32, 32, 64, 4, 5, 0.22),
+    TileShape(16, 64, 64, 4, 5, 0.22),
+    TileShape(32, 16, 128, 2, 5, 0.14),
+    TileShape(16, 16, 128, 2, 5, 0.10),
+)
+# Without tensor cores each thread keeps a square of results in registers.
+_PLAIN_SHAPES = (
+    TileShape(128, 64, 16, 8, 3, 1.0),
+    TileShape(64, 64, 16, 4, 3, 0.9),
+    TileShape(64, 32, 32, 4, 3, 0.6),
+    TileShape(32, 32, 32, 4, 3, 0.4),
+    TileShape(16, 64, 32, 4, 3, 0.4),
+    TileShape(64, 16, 32, 4, 3, 0.4),
+    TileShape(16, 16, 32, 2, 3, 0.2),
+)
+
+
+def _matches(nest: LoopNest, target: Target) -> bool:
+    c = find_contraction(nest)
+    if c is None:
+        return False
+    rows, columns, summed = (typical(nest, extent(a)) for a in (c.rows, c.columns, c.summed))
+    if min(rows, columns) < 2 or max(rows, columns) < LEAST or summed < LEAST:
+        return False
+    if c.needs_row and not (extent(c.columns).is_Integer and columns <= WHOLE_ROW):
+        return False
+    return bool(_fitting(nest, target, c))
+
+
+def _is_turned(nest: LoopNest, c: Contraction) -> bool:
+    """Whether the columns become the rows of the tensor cores: where those are too few to fill a warp group, or where
+    the right operand is computed, for the left one alone may come from registers."""
+    if c.needs_row:
+        return False
+    rows, columns = (typical(nest, extent(a)) for a in (c.rows, c.columns))
+    if min(rows, columns) < GROUP_ROWS:
+        return columns > rows
+    computed = [(not p.left.is_plain, not p.right.is_plain) for p in c.products]
+    return all(right and not left for left, right in computed)
+
+
+def _roles(nest: LoopNest, c: Contraction) -> tuple[Axes, Axes]:
+    """The axes of the first and of the second dimension of the tile."""
+    return (c.columns, c.rows) if _is_turned(nest, c) else (c.rows, c.columns)
+
+
+def _fast(c: Contraction, target: Target) -> bool:
+    """Whether tensor cores multiply the operands' type."""
+    return c.dtype() is not DType.FLOAT32 or "+tf32" in target.features
+
+
+def _fitting(nest: LoopNest, target: Target, c: Contraction) -> list[TileShape]:
+    """The shapes of tiles for a contraction, the one expected to be fastest first; steps and stages fit the shared
+    memory."""
+    first, second = _roles(nest, c)
+    sizes = typical(nest, extent(first)), typical(nest, extent(second))
+    batch, depth = typical(nest, extent(c.batch)), typical(nest, extent(c.summed))
+    table = _SHAPES if _fast(c, target) else _PLAIN_SHAPES
+    scored: list[tuple[float, int, TileShape]] = []
+    for k, shape in enumerate(table):
+        if c.needs_row and next_power(sizes[1]) != shape.columns and shape.columns != max(next_power(sizes[1]), LEAST):
+            continue
+        if any(s > max(next_power(n), LEAST) for s, n in zip((shape.rows, shape.columns), sizes, strict=True)):
+            continue
+        # Several products keep a tile of results each.
+        if len(c.products) * shape.rows * shape.columns > shape.warps * 32 * 128:
+            continue
+        fitted = _fit(nest, target, c, shape)
+        if fitted is None:
+            continue
+        count = batch * -(-sizes[0] // shape.rows) * -(-sizes[1] // shape.columns)
+        waves = -(-count // target.cores)
+        scored.append((waves * shape.rows * shape.columns * depth / shape.rate, k, fitted))
+    return [s for _, _, s in sorted(scored, key=lambda s: s[:2])]
+
+
+def _fit(nest: LoopNest, target: Target, c: Contraction, shape: TileShape) -> TileShape | None:
+    """The shape with steps and stages that fit the shared memory of a program."""
+    first, second = _roles(nest, c)
+    depth = max(next_power(typical(nest, extent(c.summed))), LEAST)
+    step = min(shape.step, depth)
+    while step >= LEAST:
+        tiles = dict.fromkeys((v for v, _ in first), 0) | dict.fromkeys((v for v, _ in second), 0)
+        tiles |= {v: 1 for v, _ in (*first, *second, *c.summed)}
+        # Fused axes share a tile: the whole of it along one of them is the most that a load has.
+        tiles |= {first[-1][0]: shape.rows, second[-1][0]: shape.columns, c.summed[-1][0]: step}
+        each = bytes_per_step(nest, c, tiles)
+        computed = sum(not p.right.is_plain or not p.left.is_plain for p in c.products)
+        each_once = computed * shape.columns * step * 4
+        stages = min(shape.stages, (target.shared_bytes - RESERVED - each_once) // max(each, 1))
+        if target.kind == "hip":
+            stages = min(stages, 2)
+        if stages >= 2 or (stages == 1 and step == LEAST):
+            return TileShape(shape.rows, shape.columns, step, shape.warps, stages, shape.rate)
+        step //= 2
+    return None
+
+
+def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    c = find_contraction(nest)
+    assert c is not None
+    shapes = _fitting(nest, target, c)
+    texts = tuple(f"{s.rows}x{s.columns}x{s.step}/{s.warps}/{s.stages}" for s in shapes[:6])
+    return {"tile": texts, "group": (GROUP, 1, 4, 16)}
+
+
+def _parse(text: str) -> TileShape:
+    sizes, warps, stages = text.split("/")
+    rows, columns, step = map(int, sizes.split("x"))
+    return TileShape(rows, columns, step, int(warps), int(stages), 1.0)
+
+
+def _apply(schedule: Schedule, target: Target, params: Params) -> None:
+    c = find_contraction(schedule.nest)
+    assert c is not None
+    shape, first, second = _parse(str(params["tile"])), *_roles(schedule.nest, c)
+    for name in c.before:
+        schedule.compute_inline(name)
+    _bring_together(schedule, (*c.batch, *first, *second))
+    product = c.products[0].name
+    loops = _loops_of(schedule, product)
+    outer = fused(schedule, [loops[v] for v, _ in first])
+    assert outer is not None
+    over, within = cut(schedule, outer, shape.rows)
+    if c.needs_row:
+        _whole_rows(schedule, c, outer_depth=_depth(schedule, within), size=shape.columns)
+        order = [loops[v] for v, _ in c.batch] + [lp for lp in (over,) if lp is not None]
+        programs(schedule, order)
+        tile(schedule, within)
+    else:
+        inner = fused(schedule, [loops[v] for v, _ in second])
+        assert inner is not None
+        across, lane = cut(schedule, inner, shape.columns)
+        _order_programs(schedule, [loops[v] for v, _ in c.batch], over, across, (within, lane), int(params["group"]))
+        for lp in (within, lane):
+            tile(schedule, lp)
+    _steps(schedule, c, shape)
+    for p in c.products:
+        schedule.annotate(p.name, "tensorize", "dot")
+        if c.dtype() is DType.FLOAT32 and _fast(c, target):
+            schedule.annotate(p.name, "input_precision", "tf32")
+    schedule.annotate("", "num_warps", max(shape.warps * 32 // target.warp, 1))
+    schedule.annotate("", "num_stages", shape.stages)
+
+
+def _loops_of(schedule: Schedule, block: str) -> dict[sympy.Symbol, str]:
+    """The loop over each axis of a block whose axes are loops."""
+    b = schedule.block(block)
+    return {a.var: e.name for a, e in zip(b.axes, b.bindings, strict=True) if isinstance(e, sympy.Symbol)}
+
+
+def _depth(schedule: Schedule, loop: str) -> int:
+    block = next(b for b in schedule.get_blocks() if loop in schedule.get_loops(b))
+    return schedule.get_loops(block).index(loop) + 1
+
+
+def _bring_together(schedule: Schedule, order: Axes) -> None:
+    """Every block's loops over results in one order, and as many of them shared as dependences allow."""
+    for name in schedule.get_blocks():
+        loops = _loops_of(schedule, name)
+        wanted = [loops[v] for v, _ in order if v in loops]
+        if len(wanted) > 1:
+            schedule.reorder(*wanted)
+    merge_rows(schedule, len(order))
+
+
+def _whole_rows(schedule: Schedule, c: Contraction, outer_depth: int, size: int) -> None:
+    """A program holds all columns of its rows, whether loops over them are shared or not."""
+    columns = {v for v, _ in c.columns}
+    seen: set[str] = set()
+    for name in schedule.get_blocks():
+        loops = _loops_of(schedule, name)
+        mine = [lp for v, lp in loops.items() if v in columns and lp not in seen]
+        if not mine:
+            continue
+        whole = fused(schedule, mine)
+        assert whole is not None
+        _, lane = cut(schedule, whole, size)
+        seen.update((*mine, whole, lane))
+        tile(schedule, lane)
+
+
+def _order_programs(
+    schedule: Schedule, batch: list[str], over: str | None, across: str | None, lanes: tuple[str, str], group: int
+) -> None:
+    """Programs in groups: a few tiles along one way, and all along the other before the next few."""
+    around: list[str] = [*batch]
+    small: str | None = None
+    if over is not None and across is not None:
+        for loop in (over, across):
+            size = _divisor(schedule, loop, group)
+            if size > 1:
+                big, small = schedule.split(loop, [None, size]) if schedule.extent(loop) != size else (None, loop)
+                other = across if loop == over else over
+                around += [lp for lp in (big, other) if lp is not None] + [small]
+                break
+    if small is None:
+        around += [lp for lp in (over, across) if lp is not None]
+    schedule.reorder(*around, *lanes)
+    programs(schedule, around)
+
+
+def _divisor(schedule: Schedule, loop: str, group: int) -> int:
+    """The largest power of two up to ``group`` that divides the loop's iterations."""
+    while group > 1 and not schedule.nest.symbols.is_divisible(schedule.extent(loop), group):
+        group //= 2
+    return group
+
+
+def _steps(schedule: Schedule, c: Contraction, shape: TileShape) -> None:
+    """The loop over the summed axis: shared by the products, in steps of a tile, pipelined."""
+    own = {v for v, _ in c.summed}
+    chains: list[str] = []
+    for p in c.products:
+        loops = _loops_of(schedule, p.name)
+        chain = [lp for lp in schedule.get_loops(p.name) if lp in {loops[v] for v in own if v in loops}]
+        joined = fused(schedule, chain)
+        assert joined is not None
+        chains.append(joined)
+    for other in chains[1:]:
+        schedule.merge(chains[0], other)
+    step, lane = cut(schedule, chains[0], shape.step)
+    tile(schedule, lane)
+    if step is not None:
+        schedule.annotate(step, "num_stages", shape.stages)
+
+
+GPU_CONTRACTION = Rule("gpu_contraction", GPUS, _matches, _parameters, _apply)

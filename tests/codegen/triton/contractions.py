@@ -1,0 +1,131 @@
+"""Contractions as the fuser leaves them: functions of one product or two, what goes before and what comes after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv
+
+from torch_mlc.ir.dtypes import DType
+from torch_mlc.ir.expr import Expr, Load, call, cast, const, symbol
+from torch_mlc.ir.loops import Buffer, LoopNest, contiguous_strides
+from torch_mlc.ir.monoid import SUM
+from torch_mlc.ir.symbols import SymbolTable
+from torch_mlc.scheduler.function import Dim, Output, Stage, TensorFunction
+from torch_mlc.scheduler.lower import lower_to_loops
+
+F32, BF16, I8, I32 = DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.INT32
+B, M, N, K = symbol("i0"), symbol("i1"), symbol("i2"), symbol("r0")
+
+
+def buffer(name: str, shape: tuple, dtype: DType, strides: tuple | None = None) -> Buffer:
+    sizes = tuple(map(sympy.sympify, shape))
+    steps = contiguous_strides(sizes) if strides is None else tuple(map(sympy.sympify, strides))
+    return Buffer(name, sizes, steps, dtype, align=16)
+
+
+def wide(name: str, indices: tuple, dtype: DType) -> Expr:
+    return cast(Load(name, indices, dtype), F32)
+
+
+def dims(**extents: object) -> tuple[Dim, ...]:
+    return tuple(Dim(symbol(k), sympy.sympify(v)) for k, v in extents.items())
+
+
+def function(name, rows, inner, inputs, outputs, stages, table=SymbolTable()) -> LoopNest:
+    return lower_to_loops(TensorFunction(name, rows, inner, tuple(inputs), tuple(outputs), tuple(stages), table))
+
+
+def gelu(x: Expr) -> Expr:
+    half = call("mul", const(0.5, F32), x)
+    return call("mul", half, call("add", const(1.0, F32), call("erf", call("mul", x, const(0.7071067811865476, F32)))))
+
+
+def silu(x: Expr) -> Expr:
+    return call("mul", x, call("sigmoid", x))
+
+
+def linear(m, n, k, dtype=BF16, a_strides=None, w_strides=None, epilogue="none", table=SymbolTable()) -> LoopNest:
+    """``x @ w.T`` of x (m, k) and w (n, k), then ``epilogue``: none, gelu (with bias), residual, gated."""
+    i, j = symbol("i0"), symbol("i1")
+    inputs = [buffer("in0", (m, k), dtype, a_strides), buffer("in1", (n, k), dtype, w_strides)]
+    product = call("mul", wide("in0", (i, K), dtype), wide("in1", (j, K), dtype))
+    stages = [Stage(("t0",), (product,), True, SUM)]
+    t0 = Load("t0", (i, j), F32)
+    result = t0
+    match epilogue:
+        case "gelu":
+            inputs.append(buffer("in2", (n,), dtype))
+            result = gelu(call("add", t0, wide("in2", (j,), dtype)))
+        case "residual":
+            inputs.append(buffer("in2", (m, n), dtype))
+            result = call("add", t0, wide("in2", (i, j), dtype))
+        case "gated":
+            inputs.append(buffer("in2", (n, k), dtype, w_strides))
+            other = call("mul", wide("in0", (i, K), dtype), wide("in2", (j, K), dtype))
+            stages.append(Stage(("t1",), (other,), True, SUM))
+            result = call("mul", silu(t0), Load("t1", (i, j), F32))
+    stages.append(Stage(("t2",), (result,), False))
+    out = Output(buffer("out0", (m, n), dtype), "t2", (i, j))
+    return function("linear", dims(i0=m, i1=n), dims(r0=k), inputs, [out], stages, table)
+
+
+def batched(b, m, n, k, dtype=BF16) -> LoopNest:
+    """``x @ y`` of x (b, m, k) and y (b, k, n)."""
+    inputs = [buffer("in0", (b, m, k), dtype), buffer("in1", (b, k, n), dtype)]
+    product = call("mul", wide("in0", (B, M, K), dtype), wide("in1", (B, K, N), dtype))
+    stages = [Stage(("t0",), (product,), True, SUM), Stage(("t1",), (Load("t0", (B, M, N), F32),), False)]
+    out = Output(buffer("out0", (b, m, n), dtype), "t1", (B, M, N))
+    return function("batched", dims(i0=b, i1=m, i2=n), dims(r0=k), inputs, [out], stages)
+
+
+def dequantised(m, n, k, group=None, dtype=BF16) -> LoopNest:
+    """``x @ w.T`` with bytes ``w`` (n, k), a scale and a zero point for each row, or for each ``group`` of a row."""
+    i, j = symbol("i0"), symbol("i1")
+    at = (j,) if group is None else (j, FloorDiv(K, group))
+    sizes = (n,) if group is None else (n, -(-k // group))
+    inputs = [buffer("in0", (m, k), dtype), buffer("in1", (n, k), I8), buffer("in2", sizes, dtype),
+              buffer("in3", sizes, I8)]  # fmt: skip
+    zero = wide("in3", at, I8)
+    weight = call("mul", call("sub", wide("in1", (j, K), I8), zero), wide("in2", at, dtype))
+    product = call("mul", wide("in0", (i, K), dtype), cast(cast(weight, dtype), F32))
+    stages = [Stage(("t0",), (product,), True, SUM), Stage(("t1",), (Load("t0", (i, j), F32),), False)]
+    out = Output(buffer("out0", (m, n), dtype), "t1", (i, j))
+    return function("dequantised", dims(i0=m, i1=n), dims(r0=k), inputs, [out], stages)
+
+
+def normed(m, n, k, dtype=BF16) -> LoopNest:
+    """``((x * r) * g) @ w.T`` with a scale ``r`` for each row and ``g`` for each element, rounded to the input's
+    type."""
+    i, j = symbol("i0"), symbol("i1")
+    inputs = [buffer("in0", (m, k), dtype), buffer("in1", (n, k), dtype), buffer("in2", (m,), F32),
+              buffer("in3", (k,), dtype)]  # fmt: skip
+    scaled = call("mul", call("mul", wide("in0", (i, K), dtype), Load("in2", (i,), F32)), wide("in3", (K,), dtype))
+    product = call("mul", cast(cast(scaled, dtype), F32), wide("in1", (j, K), dtype))
+    stages = [Stage(("t0",), (product,), True, SUM), Stage(("t1",), (Load("t0", (i, j), F32),), False)]
+    out = Output(buffer("out0", (m, n), dtype), "t1", (i, j))
+    return function("normed", dims(i0=m, i1=n), dims(r0=k), inputs, [out], stages)
+
+
+def row_softmax(m, n, k, dtype=BF16) -> LoopNest:
+    """The softmax of the rows of ``x @ w.T``."""
+    from torch_mlc.ir.monoid import MAX
+
+    i, j = symbol("i0"), symbol("i1")
+    inputs = [buffer("in0", (m, k), dtype), buffer("in1", (n, k), dtype)]
+    t0 = Load("t0", (i, j), F32)
+    exp = call("exp", call("sub", t0, Load("t1", (i,), F32)))
+    stages = [
+        Stage(("t0",), (call("mul", wide("in0", (i, K), dtype), wide("in1", (j, K), dtype)),), True, SUM,
+              axes=(i, j), over=(K,)),
+        Stage(("t1",), (t0,), True, MAX, axes=(i,), over=(j,)),
+        Stage(("t2",), (exp,), True, axes=(i, j)),
+        Stage(("t3",), (Load("t2", (i, j), F32),), True, SUM, axes=(i,), over=(j,)),
+        Stage(("t4",), (call("div", Load("t2", (i, j), F32), Load("t3", (i,), F32)),), True, axes=(i, j)),
+    ]  # fmt: skip
+    out = Output(buffer("out0", (m, n), dtype), "t4", (i, j))
+    return function("row_softmax", dims(i0=m, i1=n), dims(r0=k), inputs, [out], stages)
+
+
+Make = Callable[..., LoopNest]
