@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def target_for(device: str, override: str | None = None, cores: int | None = Non
     Raises: TargetError where the device is of a kind with no code, or there is no GPU to ask and no override.
     """
     if override is not None and override != "cpu" and not device.startswith("cpu"):
-        return gpu_target(override)
+        return _as_torch_allows(gpu_target(override))
     if device.startswith("cpu"):
         return cpu_target(cores)
     kind, _, number = device.partition(":")
@@ -74,7 +75,7 @@ def target_for(device: str, override: str | None = None, cores: int | None = Non
     hip = torch.version.hip is not None
     arch = properties.gcnArchName.partition(":")[0] if hip else f"sm_{properties.major}{properties.minor}"
     shared = int(getattr(properties, "shared_memory_per_block_optin", 48 << 10))
-    return Target(
+    found = Target(
         "hip" if hip else "cuda",
         arch,
         properties.multi_processor_count,
@@ -84,3 +85,10 @@ def target_for(device: str, override: str | None = None, cores: int | None = Non
         shared_bytes=shared,
         registers=int(getattr(properties, "regs_per_multiprocessor", 65536)),
     )
+    return _as_torch_allows(found)
+
+
+def _as_torch_allows(target: Target) -> Target:
+    """The target with the tensor cores' shorter float32 where torch's flags let matrix products use it."""
+    allowed = target.kind == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return replace(target, features="+tf32") if allowed else target

@@ -33,10 +33,10 @@ def dot(values: Values, out: Writer, info: BlockInfo, update: Update, accumulato
         raise EmitError(f"block {info.block.name} is tensorized as a dot and reduces by {update.monoid.name}")
     (value,) = update.values
     dtype = value.dtype.compute
-    if dtype not in (DType.FLOAT32, DType.INT32):
-        raise EmitError(f"block {info.block.name}: a dot sums in float32 or int32, not {dtype.value}")
+    if dtype is not DType.FLOAT32:
+        raise EmitError(f"block {info.block.name}: a dot sums in float32, not {dtype.value}")
     sides = _sides(info, _factors(value))
-    narrow = _common(sides, dtype)
+    narrow = _common(sides)
     tiles = [_operand(values, out, operand, side, narrow) for operand, side in zip(info.operands, sides, strict=True)]
     arguments = [t.text for t in tiles] + ([accumulator] if accumulator else [])
     if narrow is DType.FLOAT32:
@@ -44,8 +44,6 @@ def dot(values: Values, out: Writer, info: BlockInfo, update: Update, accumulato
         if precision not in PRECISIONS:
             raise EmitError(f"block {info.block.name}: input_precision is {precision!r}; it is one of {PRECISIONS}")
         arguments.append(f'input_precision="{precision}"')
-    if dtype is DType.INT32:
-        arguments.append("out_dtype=tl.int32")
     text = f"tl.dot({', '.join(arguments)})"
     if accumulator is None:
         return Value(out.assign("v", text), info.tile, dtype)
@@ -82,11 +80,8 @@ def _dims(info: BlockInfo, expr: Expr) -> Dims:
     return frozenset(found & info.tile)
 
 
-def _common(sides: Sequence[Sequence[Expr]], dtype: DType) -> DType:
-    """The type in which both operands are multiplied: the narrow one that both have, or ``dtype``."""
-    if dtype is DType.INT32:
-        kinds = {_narrow(side) for side in sides}
-        return DType.INT8 if kinds == {DType.INT8} else DType.INT32
+def _common(sides: Sequence[Sequence[Expr]]) -> DType:
+    """The type in which both operands are multiplied: the narrow one that both have, or float32."""
     kinds = {_narrow(side) for side in sides}
     halves = kinds & set(_HALVES)
     # Small integers are exact in the other operand's half type.
@@ -104,12 +99,8 @@ def _narrow(side: Sequence[Expr]) -> DType:
 
 def _bare(expr: Expr) -> Expr:
     """The expression without a conversion that loses nothing."""
-    if isinstance(expr, Cast):
-        inner = expr.value.dtype
-        if expr.dtype is DType.FLOAT32 and inner in (*_HALVES, *_BYTES):
-            return expr.value
-        if expr.dtype is DType.INT32 and inner in _BYTES:
-            return expr.value
+    if isinstance(expr, Cast) and expr.dtype is DType.FLOAT32 and expr.value.dtype in (*_HALVES, *_BYTES):
+        return expr.value
     return expr
 
 

@@ -74,9 +74,7 @@ class Program:
             if node.var in self._contracted:
                 self._contracted_axis(node)
             elif node.kind is LoopKind.THREAD_X:
-                depths[node.var] = sum(
-                    o.kind is LoopKind.THREAD_X and o.var not in self._contracted for o in outer
-                )
+                depths[node.var] = sum(o.kind is LoopKind.THREAD_X and o.var not in self._contracted for o in outer)
                 extents.setdefault(depths[node.var], set()).add(self._tile_extent(node))
             elif node.kind in _GRID:
                 self._program_id(node, outer, grid)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sympy
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ...ir.dtypes import DType
 from ...ir.expr import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, children, is_value
@@ -273,10 +274,18 @@ class Values:
                 dims |= at.dims
             else:
                 linear += index.xreplace(self._axes) * stride  # type: ignore[union-attr]
-        linear = simplify(sympy.expand(linear), self._extents, self.program.nest.symbols)
+        linear = self._resolved(simplify(sympy.expand(linear), self._extents, self.program.nest.symbols))
         dims |= self.dims(linear)
         texts = [*parts, *([self.index(linear)] if linear != 0 or not parts else [])]
         return " + ".join(texts), dims, linear, tuple(parts)
+
+    def _resolved(self, index: sympy.Expr) -> sympy.Expr:
+        """The index in loops rather than in the variables of the text, where that takes lanes out of a quotient: what
+        is the same for a whole tile is loaded once for it."""
+        if not index.has(FloorDiv, ModularIndexing):
+            return index
+        exact = simplify(index.xreplace(self.meaning), self.program.ranges.extents, self.program.nest.symbols)
+        return exact if self.dims(exact) < self.dims(index) else index
 
     @staticmethod
     def _pointer(buffer: Buffer, offset: str) -> str:

@@ -59,7 +59,7 @@ class Contraction:
     needs_row: bool
 
     def dtype(self) -> DType:
-        """The type that is multiplied: a half type or bytes where both operands of all products are, else float32."""
+        """The type that is multiplied: a half type where all products are of it, else float32."""
         kinds = {common_type(p) for p in self.products}
         return kinds.pop() if len(kinds) == 1 else DType.FLOAT32
 
@@ -70,13 +70,13 @@ def extent(axes: Axes) -> sympy.Expr:
 
 
 def common_type(product: Product) -> DType:
-    """What the tensor cores are given: the half type of one operand if the other is of it, or of bytes; bytes if both
-    are and are summed as integers; else float32."""
+    """What the tensor cores are given: the half type of one operand if the other is of it, or of bytes; else
+    float32."""
     kinds = {product.left.dtype, product.right.dtype}
     halves = kinds & {DType.BFLOAT16, DType.FLOAT16}
     if len(halves) == 1 and kinds - halves <= {DType.INT8, DType.UINT8}:
         return halves.pop()
-    return DType.INT8 if kinds == {DType.INT8} else DType.FLOAT32
+    return DType.FLOAT32
 
 
 @lru_cache(maxsize=32)
@@ -201,7 +201,7 @@ def _product(
         rows, columns, left, right = columns, rows, right, left
     a, b = _operand(nest, block, left), _operand(nest, block, right)
     product = Product(block.name, a, b)
-    if dtype not in (DType.FLOAT32, DType.INT32) or (dtype is DType.INT32 and common_type(product) is not DType.INT8):
+    if dtype is not DType.FLOAT32:
         return None
     sizes = {x.var: x.extent for x in block.axes}
 
@@ -217,7 +217,7 @@ def _operand(nest: LoopNest, block: Block, parts: Sequence[Expr]) -> Operand:
     if len(parts) != 1:
         return Operand(tuple(parts), parts[0].dtype, False)
     bare = parts[0]
-    if isinstance(bare, Cast) and bare.dtype in (DType.FLOAT32, DType.INT32) and bare.value.dtype in _NARROW:
+    if isinstance(bare, Cast) and bare.dtype is DType.FLOAT32 and bare.value.dtype in _NARROW:
         bare = bare.value
     plain = isinstance(bare, Load) and nest.buffer(bare.buffer).scope is Scope.GLOBAL
     plain = plain and not any(is_value(i) for i in bare.indices)  # type: ignore[union-attr]

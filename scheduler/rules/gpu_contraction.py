@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.loops import LoopNest
+from ...ir.loops import LoopNest, blocks
 from ...ir.target import Target
 from ..schedule import Schedule
 from .contraction import Axes, Contraction, bytes_per_step, extent, find_contraction
-from .cpu_common import merge_rows
+from .cpu_common import cost, merge_rows
 from .gpu_common import GPUS, cut, fused, next_power, programs, tile, typical
 from .registry import Params, Rule, Value
 
@@ -25,6 +25,8 @@ from .registry import Params, Rule, Value
 LEAST = 16
 # Rows that a warp group multiplies at once, and how many elements a whole row may have to stay in one program.
 GROUP_ROWS, WHOLE_ROW = 64, 256
+# Elements of results that a thread has in registers, and operations on each from which it has room for half of them.
+HELD, HEAVY = 128, 16
 # Programs in a group along the shorter way through the L2 cache.
 GROUP = 8
 # Shared memory that the compiler wants beside the tiles: barriers, and what it exchanges between layouts.
@@ -105,6 +107,16 @@ def _fast(c: Contraction, target: Target) -> bool:
     return c.dtype() is not DType.FLOAT32 or "+tf32" in target.features
 
 
+def _has_groups(target: Target, c: Contraction) -> bool:
+    """Whether the tensor cores want the rows of four warps at once."""
+    return target.arch in ("sm_90", "sm_100") and _fast(c, target)
+
+
+def _epilogue(nest: LoopNest, c: Contraction) -> int:
+    """Operations on an element of the result."""
+    return max((cost(b) for b, _ in blocks(nest) if b.name in c.after), default=0)
+
+
 def _fitting(nest: LoopNest, target: Target, c: Contraction) -> list[TileShape]:
     """The shapes of tiles for a contraction, the one expected to be fastest first; steps and stages fit the shared
     memory."""
@@ -118,8 +130,11 @@ def _fitting(nest: LoopNest, target: Target, c: Contraction) -> list[TileShape]:
             continue
         if any(s > max(next_power(n), LEAST) for s, n in zip((shape.rows, shape.columns), sizes, strict=True)):
             continue
-        # Several products keep a tile of results each.
-        if len(c.products) * shape.rows * shape.columns > shape.warps * 32 * 128:
+        # Several products keep a tile of results each, and mathematics on a tile wants registers of its own.
+        held = len(c.products) * shape.rows * shape.columns
+        if held > shape.warps * 32 * (HELD if _epilogue(nest, c) < HEAVY else HELD // 2):
+            continue
+        if _has_groups(target, c) and shape.rows < min(GROUP_ROWS, next_power(sizes[0])):
             continue
         fitted = _fit(nest, target, c, shape)
         if fitted is None:
@@ -192,7 +207,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             tile(schedule, lp)
     _steps(schedule, c, shape)
     for p in c.products:
-        schedule.annotate(p.name, "tensorize", "dot")
+        schedule.tensorize(p.name, "dot")
         if c.dtype() is DType.FLOAT32 and _fast(c, target):
             schedule.annotate(p.name, "input_precision", "tf32")
     schedule.annotate("", "num_warps", max(shape.warps * 32 // target.warp, 1))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import Expr, Load, call, cast, const, symbol
 from torch_mlc.ir.loops import Buffer, LoopNest, contiguous_strides
-from torch_mlc.ir.monoid import SUM
+from torch_mlc.ir.monoid import MAX, SUM
 from torch_mlc.ir.symbols import SymbolTable
 from torch_mlc.scheduler.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.scheduler.lower import lower_to_loops
 
-F32, BF16, I8, I32 = DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.INT32
+F32, BF16, I8 = DType.FLOAT32, DType.BFLOAT16, DType.INT8
 B, M, N, K = symbol("i0"), symbol("i1"), symbol("i2"), symbol("r0")
+
+NO_SIZES = SymbolTable()
 
 
 def buffer(name: str, shape: tuple, dtype: DType, strides: tuple | None = None) -> Buffer:
@@ -33,7 +33,7 @@ def dims(**extents: object) -> tuple[Dim, ...]:
     return tuple(Dim(symbol(k), sympy.sympify(v)) for k, v in extents.items())
 
 
-def function(name, rows, inner, inputs, outputs, stages, table=SymbolTable()) -> LoopNest:
+def function(name, rows, inner, inputs, outputs, stages, table=NO_SIZES) -> LoopNest:
     return lower_to_loops(TensorFunction(name, rows, inner, tuple(inputs), tuple(outputs), tuple(stages), table))
 
 
@@ -46,7 +46,7 @@ def silu(x: Expr) -> Expr:
     return call("mul", x, call("sigmoid", x))
 
 
-def linear(m, n, k, dtype=BF16, a_strides=None, w_strides=None, epilogue="none", table=SymbolTable()) -> LoopNest:
+def linear(m, n, k, dtype=BF16, a_strides=None, w_strides=None, epilogue="none", table=NO_SIZES) -> LoopNest:
     """``x @ w.T`` of x (m, k) and w (n, k), then ``epilogue``: none, gelu (with bias), residual, gated."""
     i, j = symbol("i0"), symbol("i1")
     inputs = [buffer("in0", (m, k), dtype, a_strides), buffer("in1", (n, k), dtype, w_strides)]
@@ -95,6 +95,16 @@ def dequantised(m, n, k, group=None, dtype=BF16) -> LoopNest:
     return function("dequantised", dims(i0=m, i1=n), dims(r0=k), inputs, [out], stages)
 
 
+def byte_products(m, n, k, dtype=BF16) -> LoopNest:
+    """``x @ w.T`` with bytes ``w`` (n, k) as they are."""
+    i, j = symbol("i0"), symbol("i1")
+    inputs = [buffer("in0", (m, k), dtype), buffer("in1", (n, k), I8)]
+    product = call("mul", wide("in0", (i, K), dtype), wide("in1", (j, K), I8))
+    stages = [Stage(("t0",), (product,), True, SUM), Stage(("t1",), (Load("t0", (i, j), F32),), False)]
+    out = Output(buffer("out0", (m, n), dtype), "t1", (i, j))
+    return function("bytes", dims(i0=m, i1=n), dims(r0=k), inputs, [out], stages)
+
+
 def normed(m, n, k, dtype=BF16) -> LoopNest:
     """``((x * r) * g) @ w.T`` with a scale ``r`` for each row and ``g`` for each element, rounded to the input's
     type."""
@@ -110,8 +120,6 @@ def normed(m, n, k, dtype=BF16) -> LoopNest:
 
 def row_softmax(m, n, k, dtype=BF16) -> LoopNest:
     """The softmax of the rows of ``x @ w.T``."""
-    from torch_mlc.ir.monoid import MAX
-
     i, j = symbol("i0"), symbol("i1")
     inputs = [buffer("in0", (m, k), dtype), buffer("in1", (n, k), dtype)]
     t0 = Load("t0", (i, j), F32)
@@ -126,6 +134,3 @@ def row_softmax(m, n, k, dtype=BF16) -> LoopNest:
     ]  # fmt: skip
     out = Output(buffer("out0", (m, n), dtype), "t4", (i, j))
     return function("row_softmax", dims(i0=m, i1=n), dims(r0=k), inputs, [out], stages)
-
-
-Make = Callable[..., LoopNest]
