@@ -19,6 +19,7 @@ from .function import TensorFunction
 from .group import Group
 from .members import Member, build_members, drop_dead, member_sizes
 from .repeat import apply_repeats, choose_repeats
+from .stream import open_streams
 from .views import ViewMap
 
 # Kernels of so few elements are gathered into one, up to so many members.
@@ -295,6 +296,8 @@ def fuse(graph: Graph, *, numerics: str = "fast") -> Fusion:
     ``numerics="eager"`` keeps the rounding of half types between fused operations. Source: the planner's objective
     is that of MetaFlow and of XLA's multi-output fusion (bytes, recompute, launches); the search here is greedy.
     """
+    streams = open_streams(graph, fast=numerics != "eager")
+    graph = streams.graph
     views = ViewMap(graph)
     members, outside = build_members(graph, views, fast=numerics != "eager")
     fuser = _Fuser(graph, views)
@@ -312,11 +315,11 @@ def fuse(graph: Graph, *, numerics: str = "fast") -> Fusion:
             units.append(u.node)
     calls, functions = assemble(graph, views, units, outside, fast=numerics != "eager")
     report = FusionReport(
-        len(members),
+        len(members) + streams.nodes,
         sum(isinstance(c, CallTensor) for c in calls),
         tuple(sorted(fuser.refusals, key=lambda r: -r.bytes)),
     )
-    return Fusion(_with_nodes(graph, calls), functions, report)
+    return Fusion(_with_nodes(graph, calls), streams.functions | functions, report)
 
 
 def _with_nodes(graph: Graph, nodes: list[Node]) -> Graph:

@@ -36,7 +36,9 @@ def open_contractions(graph: Graph) -> Graph:
         if decision.opened:
             nodes += open_product(product, decision, graph, taken)
         else:
-            nodes.append(replace(product.node, reason=decision.reason))
+            # What passes before have to say about the call stands after its own reason.
+            said = product.node.reason.split("; ")[1:]
+            nodes.append(replace(product.node, reason="; ".join([decision.reason, *said])))
     same = len(nodes) == len(graph.nodes) and all(a is b for a, b in zip(nodes, graph.nodes, strict=True))
     return graph if same else replace(graph, nodes=tuple(nodes))
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Call, Const, Expr, Select, const, rewrite, substitute_index
+from ...ir.expr import Call, Const, Expr, Select, call, const, rewrite, substitute_index
 from ...ir.graph import Compute, Graph, Node, Reduction
 
 _FOLD: dict[str, Callable[..., bool | int | float]] = {
@@ -20,6 +20,8 @@ _FOLD: dict[str, Callable[..., bool | int | float]] = {
     "logical_and": lambda a, b: bool(a) and bool(b), "logical_or": lambda a, b: bool(a) or bool(b),
     "logical_not": lambda a: not a,
 }  # fmt: skip
+# Comparisons that hold where the other does not; of floats neither may hold.
+_OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 
 
 def simplify_algebra(graph: Graph) -> Graph:
@@ -62,6 +64,12 @@ def simplify_call(e: Expr) -> Expr | None:
             return if_true if condition else if_false
         case Select(_, if_true, if_false) if if_true == if_false:
             return if_true
+        case Select(condition, Const(True, DType.BOOL), Const(False, DType.BOOL)):
+            return condition
+        case Select(condition, Const(False, DType.BOOL), Const(True, DType.BOOL)):
+            return call("logical_not", condition)
+        case Call("logical_not", (Call(fn, (a, b), _),), _) if fn in _OPPOSITE and not a.dtype.is_float:
+            return call(_OPPOSITE[fn], a, b)
         case Call(fn, args, dtype) if fn in _FOLD and all(isinstance(a, Const) for a in args):
             return _fold(fn, args, dtype)
         case Call("mul", (x, Const(value)), _) | Call("mul", (Const(value), x), _) if value == 1 and value is not True:

@@ -1,0 +1,418 @@
+"""Finding attention: a product whose left or right operand is, element by element, a softmax over the contracted axis
+of a function of another product.
+
+Nothing here knows how a model writes it. Loads are followed through views and element-wise nodes; that the maximum and
+the sum are those of the very same values over the very same axis is proved from the index expressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from ...ir.dtypes import DType
+from ...ir.errors import MlcError
+from ...ir.expr import Call, Const, Expr, Load, Select, call, cast, const, free_symbols, is_value, rewrite, walk
+from ...ir.expr import loads as loads_of
+from ...ir.graph import Compute, Library, Ref, TensorType, uses
+from ..definitions import Definitions, unrounded
+from ..members import is_cheap
+
+# The name that a found function of the scores reads them by.
+SCORES = "scores"
+# A function of scores beyond so many nodes is not attention any more; one of other tensors is made apart.
+MAX_NODES, MAX_APART = 1500, 64
+
+
+class NoAttention(MlcError):
+    """A softmax feeds a product, but the two cannot become one function; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """``node[b, i, j] = beta * added[b, i, j] + alpha * sum over e of left[b, i, e] * right[b, e, j]``, b only if
+    ``rank`` is 3."""
+
+    node: Library
+    left: str
+    right: str
+    rank: int
+    added: str | None = None
+    alpha: float = 1.0
+    beta: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return self.node.names[0]
+
+    @property
+    def type(self) -> TensorType:
+        kind = self.node.types[0]
+        assert kind is not None
+        return kind
+
+
+def product_of(node: object) -> Product | None:
+    """The matrix product that a library call is, if it is one."""
+    if not isinstance(node, Library):
+        return None
+    tensors = [a.name for a in node.args if isinstance(a, Ref)]
+    match node.target:
+        case "aten::bmm.default" | "aten::mm.default" if len(tensors) == len(node.args) == 2:
+            return Product(node, tensors[0], tensors[1], 3 if "bmm" in node.target else 2)
+        case "aten::baddbmm.default" | "aten::addmm.default" if len(tensors) == len(node.args) == 3:
+            factors: dict[str, Any] = dict(node.kwargs)
+            numbers = (factors.get("alpha", 1), factors.get("beta", 1))
+            if all(isinstance(x, (int, float)) for x in numbers) and factors.keys() <= {"alpha", "beta"}:
+                rank = 3 if "baddbmm" in node.target else 2
+                return Product(node, tensors[1], tensors[2], rank, tensors[0], *map(float, numbers))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """The axes of one attention: a batch (None for two matrices), rows of scores, columns, features and the axis that
+    scores are summed over."""
+
+    batch: sympy.Symbol | None
+    row: sympy.Symbol
+    column: sympy.Symbol
+    feature: sympy.Symbol
+    inner: sympy.Symbol
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """``out[b, m, d] = sum over n of softmax over n of score(scores[b, m, n]) * value[b, n, d]``.
+
+    ``scores[b, m, n]`` is the sum over e of ``query * key``; ``score`` reads it as ``SCORES``. ``transposed`` where
+    the product's result is ``[b, d, m]``. ``zero_for_nan`` where a row without any probability counts as zeros.
+    """
+
+    product: Product
+    first: Product
+    axes: Axes
+    extents: dict[sympy.Symbol, sympy.Expr]
+    query: Expr
+    key: Expr
+    value: Expr
+    score: Expr
+    transposed: bool
+    zero_for_nan: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Softmax:
+    score: Expr
+    zero_for_nan: bool = False
+
+
+def match_attention(found: Definitions, node: Library, types: dict[str, TensorType]) -> Attention | None:
+    """The attention that a product closes, or None. Raises NoAttention where it is one that cannot be rewritten."""
+    product = product_of(node)
+    if product is None or product.added is not None or not product.type.dtype.is_float:
+        return None
+    for transposed in (False, True):
+        attention = _match(found, product, types, transposed)
+        if attention is not None:
+            return attention
+    return None
+
+
+def _match(found: Definitions, product: Product, types: dict[str, TensorType], transposed: bool) -> Attention | None:
+    names = ("att_row", "att_column", "att_feature", "att_inner")
+    row, column, feature, inner = (sympy.Symbol(n, integer=True, nonnegative=True) for n in names)
+    batch = sympy.Symbol("att_batch", integer=True, nonnegative=True) if product.rank == 3 else None
+    *_, m, d = reversed(product.type.shape[-2:]) if transposed else product.type.shape[-2:]
+    n = types[product.left].shape[-1]
+    extents = {row: m, column: n, feature: d}
+    if batch is not None:
+        extents[batch] = product.type.shape[0]
+    found = found.within(extents)
+    lead = () if batch is None else (batch,)
+    weights, values = (product.right, product.left) if transposed else (product.left, product.right)
+    kind = product.type.dtype
+    softmax = _softmax(found, Load(weights, (*lead, *((column, row) if transposed else (row, column))), kind), column)
+    if softmax is None:
+        return None
+    at = (*lead, *((feature, column) if transposed else (column, feature)))
+    value = _operand(found, Load(values, at, kind))
+    axes = Axes(batch, row, column, feature, inner)
+    refusal = NoAttention("its scores are not one product of matrices")
+    for first in _products(found, softmax.score, column):
+        extents[inner] = types[first.left].shape[-1]
+        try:
+            scores = _Scores(found, first, axes)
+            score = scores.expand(cast(softmax.score, kind.compute))
+            query, key = scores.operands()
+        except NoAttention as error:
+            refusal = error
+            continue
+        return Attention(
+            product, first, axes, extents, query, key, value, score, transposed, softmax.zero_for_nan
+        )  # fmt: skip
+    raise refusal
+
+
+# --- the softmax ------------------------------------------------------------------------------------------------------
+
+
+def _softmax(found: Definitions, e: Expr, column: sympy.Symbol) -> _Softmax | None:
+    """What a value is the softmax over ``column`` of."""
+    e = found.peel(e)
+    match e:
+        case Call("div", (top, bottom), _):
+            return _normalized(found, top, bottom, column)
+        case Call("mul", (a, b), _):
+            for top, other in ((a, b), (b, a)):
+                inverse = found.peel(other)
+                if isinstance(inverse, Call) and inverse.fn == "reciprocal":
+                    return _normalized(found, top, inverse.args[0], column)
+        case Select(condition, if_true, if_false):
+            return _without_nan(found, found.peel(condition), if_true, if_false, column)
+    return None
+
+
+def _without_nan(
+    found: Definitions, condition: Expr, if_true: Expr, if_false: Expr, column: sympy.Symbol
+) -> _Softmax | None:
+    """A softmax whose NaN are replaced by zeros: they come by whole rows. Its values are never infinite."""
+    softmax = _softmax(found, if_false, column)
+    if softmax is None or not isinstance(condition, Call):
+        return None
+    tested = _softmax(found, condition.args[0], column)
+    if tested is None or not found.same(tested.score, softmax.score):
+        return None
+    instead = found.peel(if_true)
+    match condition:
+        case Call("isnan", _, _) if isinstance(instead, Const) and instead.value == 0:
+            return _Softmax(softmax.score, True)
+        case Call("eq", (_, limit), _):
+            bound = found.peel(limit)
+            if isinstance(bound, Const) and bound.value in (float("inf"), -float("inf")):
+                return softmax
+    return None
+
+
+def _normalized(found: Definitions, top: Expr, bottom: Expr, column: sympy.Symbol) -> _Softmax | None:
+    """``exp(s - max s) / sum exp(s - max s)``, both over ``column``."""
+    exp = found.peel(top)
+    if not (isinstance(exp, Call) and exp.fn == "exp"):
+        return None
+    total = _over(found, bottom, ("sum",), column)
+    if total is None or not found.same(total, exp):
+        return None
+    shifted = found.peel(exp.args[0])
+    if not (isinstance(shifted, Call) and shifted.fn == "sub"):
+        return None
+    score, shift = shifted.args
+    highest = _over(found, shift, ("max", "argmax"), column)
+    if highest is None or not found.same(highest, score):
+        return None
+    return _Softmax(score)
+
+
+def _over(found: Definitions, e: Expr, monoids: tuple[str, ...], column: sympy.Symbol) -> Expr | None:
+    """What a value is the reduction over all of ``column`` of, at the position of ``column``."""
+    state = found.state(e)
+    if state is None:
+        return None
+    node, component, load = state
+    if node.monoid.name not in monoids or component != 0 or len(node.reduce_axes) != 1:
+        return None
+    if node.reduce_shape[0] != found.extents[column] or any(_mentions(i, column) for i in load.indices):
+        return None
+    return found.moved(node.values[0], (*node.axes, *node.reduce_axes), (*load.indices, column))
+
+
+def _mentions(index: object, *axes: sympy.Symbol) -> bool:
+    if is_value(index):
+        return not free_symbols(index).isdisjoint(axes)
+    assert isinstance(index, sympy.Basic)
+    return not index.free_symbols.isdisjoint(axes)
+
+
+# --- the scores -------------------------------------------------------------------------------------------------------
+
+
+def _products(found: Definitions, score: Expr, column: sympy.Symbol) -> Iterator[Product]:
+    """Products that a score is made of, each once, those at whose result the score looks most plainly first."""
+    seen: set[str] = set()
+    stack: list[Expr] = [score]
+    while stack:
+        for load in loads_of(stack.pop()):
+            base = found.base(load)
+            if base.buffer in seen:
+                continue
+            seen.add(base.buffer)
+            made = found.makers.get(base.buffer)
+            product = product_of(made)
+            if product is not None and product.type.dtype.is_float:
+                yield product
+            elif isinstance(made, Compute):
+                stack.append(found.moved(made.value, made.axes, base.indices))
+
+
+class _Scores:
+    """A score as a function of one product's result, of other tensors and of positions."""
+
+    def __init__(self, found: Definitions, first: Product, axes: Axes) -> None:
+        self.found = found
+        self.first = first
+        self.axes = axes
+        self.made_of = _made_of(found, first.name)
+        self.kind = first.type.dtype
+        self.indices: tuple[Any, ...] | None = None
+        self.scale: float = 1.0
+        self.known: dict[Load, Expr] = {}
+        self.count = 0
+
+    def expand(self, score: Expr) -> Expr:
+        """The score, with the product's result read as ``SCORES``. Raises NoAttention."""
+        result = self._expanded(score)
+        if self.indices is None:
+            raise NoAttention("its scores do not depend on a product of matrices")
+        scale = self._hoisted()
+        if scale == 1.0:
+            return result
+
+        def leaf(e: Expr) -> Expr | None:
+            return call("mul", e, const(scale, e.dtype)) if isinstance(e, Load) and e.buffer == SCORES else None
+
+        return rewrite(result, leaf)
+
+    def _expanded(self, e: Expr) -> Expr:
+        self.count += sum(1 for _ in walk(e))
+        if self.count > MAX_NODES:
+            raise NoAttention(f"its function of the scores has more than {MAX_NODES} operations")
+        return rewrite(e, lambda x: self._load(x) if isinstance(x, Load) and x.buffer != SCORES else None)
+
+    def _load(self, e: Load) -> Expr:
+        known = self.known.get(e)
+        if known is None:
+            known = self.known[e] = self._resolved(self.found.base(e))
+        return known
+
+    def _resolved(self, e: Load) -> Expr:
+        if e.buffer == self.first.name:
+            return self._result(e)
+        made = self.found.makers.get(e.buffer)
+        if e.buffer in self.made_of:
+            if isinstance(made, Compute):
+                return self._expanded(self.found.moved(made.value, made.axes, e.indices))
+            raise NoAttention(f"its scores depend on other scores, through {e.buffer}")
+        settled = self.found.settled_load(e)
+        if settled is None:
+            return e
+        if isinstance(made, Compute) and self._is_simple(made):
+            return self._expanded(self.found.moved(made.value, made.axes, settled.indices))
+        return settled
+
+    def _is_simple(self, made: Compute) -> bool:
+        """Whether a tensor that is no score is better computed where it is read than read from memory."""
+        if not is_cheap(made.value) or sum(1 for _ in walk(made.value)) > MAX_APART:
+            return False
+        gathers = [ld for ld in loads_of(made.value) if any(is_value(i) for i in ld.indices)]
+        extents = dict(zip(made.axes, made.type.shape, strict=True))
+        return all(self.found.within(extents).settled_load(ld) is not None for ld in gathers)
+
+    def _result(self, e: Load) -> Expr:
+        if any(is_value(i) for i in e.indices):
+            raise NoAttention("its scores are gathered by data")
+        if self.indices not in (None, e.indices):
+            raise NoAttention("scores of several positions make one score")
+        self.indices = e.indices
+        a = self.axes
+        at = (a.row, a.column) if a.batch is None else (a.batch, a.row, a.column)
+        compute = self.kind.compute
+        value: Expr = Load(SCORES, at, compute)
+        if self.first.alpha != 1.0:
+            value = call("mul", value, const(self.first.alpha, compute))
+        if self.first.added is not None and self.first.beta != 0.0:
+            added = self._added(self.first.added, e.indices)
+            if self.first.beta != 1.0:
+                added = call("mul", added, const(self.first.beta, compute))
+            value = call("add", value, added)
+        return cast(value, self.kind)
+
+    def _added(self, name: str, indices: tuple[Any, ...]) -> Expr:
+        """What a product adds, which is broadcast to its shape."""
+        shape = self.found.graph.types()[name].shape
+        at = indices[len(indices) - len(shape) :]
+        at = tuple(sympy.S.Zero if n == 1 else i for i, n in zip(at, shape, strict=True))
+        return cast(self._load(Load(name, at, self.kind)), self.kind.compute)
+
+    # --- operands -----------------------------------------------------------------------------------------------------
+
+    def _sides(self) -> tuple[Load, Load]:
+        """The loads of queries and keys that make a score. Raises NoAttention."""
+        assert self.indices is not None
+        a, (*lead, i, j) = self.axes, self.indices
+        left, right = (Load(n, (), self.kind) for n in (self.first.left, self.first.right))
+        rows = Load(left.buffer, (*lead, i, a.inner), self.kind)
+        columns = Load(right.buffer, (*lead, a.inner, j), self.kind)
+        if any(_mentions(x, a.row, a.column) for x in lead):
+            raise NoAttention("each score is of other matrices")
+        if not _mentions(i, a.column) and not _mentions(j, a.row):
+            return rows, columns
+        if not _mentions(i, a.row) and not _mentions(j, a.column):
+            return columns, rows
+        raise NoAttention("rows and columns of the scores are mixed")
+
+    def _hoisted(self) -> float:
+        query, key = (_scaled(self.found, ld)[1] for ld in self._sides())
+        return query * key
+
+    def operands(self) -> tuple[Expr, Expr]:
+        """Query and key at a score, in the compute type, without the constants that were taken out of them."""
+        query, key = (_scaled(self.found, ld)[0] for ld in self._sides())
+        return query, key
+
+
+def _made_of(found: Definitions, name: str) -> set[str]:
+    """Every tensor that depends on one."""
+    result = {name}
+    for node in found.graph.nodes:
+        if not result.isdisjoint(uses(node)):
+            result.update(node.names)
+    return result
+
+
+def _operand(found: Definitions, load: Load) -> Expr:
+    return _scaled(found, load, constants=False)[0]
+
+
+def _scaled(found: Definitions, load: Load, constants: bool = True) -> tuple[Expr, float]:
+    """An operand read through views, copies and conversions that lose nothing; and the constants that multiply it."""
+    kind, scale = load.dtype.compute, 1.0
+    current = found.base(load)
+    while True:
+        made = found.makers.get(current.buffer)
+        if not isinstance(made, Compute):
+            break
+        value = unrounded(found.moved(made.value, made.axes, current.indices))
+        factor = 1.0
+        if constants and isinstance(value, Call) and value.fn == "mul":
+            for x, c in (value.args, value.args[::-1]):
+                if isinstance(c, Const) and isinstance(unrounded(x), Load):
+                    value, factor = unrounded(x), float(c.value)
+                    break
+        if not isinstance(value, Load) or any(is_value(i) for i in value.indices):
+            break
+        if not _keeps(value.dtype, current.dtype):
+            break
+        current, scale = found.base(value), scale * factor
+    return cast(current, kind), scale
+
+
+def _keeps(origin: DType, kind: DType) -> bool:
+    """Whether a conversion from ``origin`` to ``kind`` keeps every value."""
+    if origin is kind:
+        return True
+    return origin.is_float and (kind is DType.FLOAT64 or (kind is DType.FLOAT32 and origin.is_half))
+
+
+__all__ = ["SCORES", "Attention", "Axes", "NoAttention", "Product", "match_attention", "product_of"]
