@@ -113,7 +113,7 @@ class Store:
 @dataclass(frozen=True, slots=True)
 class Update:
     """``targets = monoid.combine(targets, values)``, begun from the identity where the block's reduction axes are
-    all zero.
+    all zero; an update that does not ``begins`` goes on from what the targets hold.
 
     ``values`` are lifted states, one per component of the monoid, as ``targets`` are.
     """
@@ -121,6 +121,7 @@ class Update:
     monoid: Monoid
     targets: tuple[Access, ...]
     values: tuple[Expr, ...]
+    begins: bool = True
 
 
 Statement: TypeAlias = Store | Update
@@ -160,11 +161,14 @@ class Block:
 
     @property
     def reads(self) -> tuple[Load, ...]:
-        """Every load of the body, each once; the implicit read of an update's own targets is not among them."""
+        """Every load of the body, each once. An update that begins by itself does not count as reading its targets."""
         seen: dict[Load, None] = {}
         for s in self.body:
             for value in s.values if isinstance(s, Update) else (s.value,):
                 seen.update(dict.fromkeys(loads(value)))
+            if isinstance(s, Update) and not s.begins:
+                own = (Load(t.buffer, t.indices, v.dtype) for t, v in zip(s.targets, s.values, strict=True))
+                seen.update(dict.fromkeys(own))
             for access in s.targets if isinstance(s, Update) else (Access(s.buffer, s.indices),):
                 for i in access.indices:
                     if is_value(i):

@@ -168,10 +168,11 @@ class NestText:
             place = self._place(block, statement.buffer, statement.indices, "store to")
             self._line(f"{place} = {value}")
             return
-        first = " and ".join(f"{self._axes[a.var]} == 0" for a in self._reduction_axes(block))
-        self._line(f"if {first or True}:")
-        with self._scope():
-            self._identity(block, statement)
+        if statement.begins:
+            first = " and ".join(f"{self._axes[a.var]} == 0" for a in self._reduction_axes(block))
+            self._line(f"if {first or True}:")
+            with self._scope():
+                self._identity(block, statement)
         values = [self._value(block, v) for v in statement.values]
         places = [self._place(block, t.buffer, t.indices, "update of") for t in statement.targets]
         old: State = tuple(Var(f"old{k}", v.dtype) for k, v in enumerate(statement.values))
@@ -197,7 +198,8 @@ class NestText:
     def _empty_reduction(self, block: Block) -> None:
         """A reduction over nothing: no iteration begins it, so its identity is written before the loops around it."""
         reduced = self._reduction_axes(block)
-        if not block.is_reduction or not any(a.extent.is_zero is not False for a in reduced):
+        begun = any(isinstance(s, Update) and s.begins for s in block.body)
+        if not begun or not any(a.extent.is_zero is not False for a in reduced):
             return
         self._line(f"if {' or '.join(f'{self._index(a.extent)} == 0' for a in reduced)}:  # {block.name} is empty")
         with self._scope():
@@ -211,7 +213,7 @@ class NestText:
 
     def _identities(self, block: Block) -> None:
         for statement in block.body:
-            if isinstance(statement, Update):
+            if isinstance(statement, Update) and statement.begins:
                 self._identity(block, statement)
 
     def _over(self, axes: list[Axis], body: Callable[[], None]) -> None:

@@ -205,7 +205,10 @@ class _NestReader:
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "update":
             monoid = _monoid(name_of(value.func.value), value)
             targets = tuple(self.access(t) for t in (target.elts if isinstance(target, ast.Tuple) else [target]))
-            return Update(monoid, targets, tuple(self.exprs.value(a) for a in value.args))
+            _, args, given = call_of(value)
+            options(given, value, "begins")
+            begins = bool(literal(given["begins"])) if "begins" in given else True
+            return Update(monoid, targets, tuple(map(self.exprs.value, args)), begins)
         place = self.access(target)
         return Store(place.buffer, place.indices, self.exprs.value(value))
 

@@ -185,6 +185,7 @@ class Script:
         targets = [exprs.marked(t, f"{t.buffer}[{exprs.indices(t.indices)}]") for t in s.targets]
         values = [exprs.text(v) for v in s.values]
         left = targets[0] if len(targets) == 1 else f"({names(targets)})"
+        values += [] if s.begins else ["begins=False"]
         self.lines_of(exprs, f"{left} = {s.monoid.name}.update({', '.join(values)})", s)
 
     # --- graphs -----------------------------------------------------------------------------------------------------

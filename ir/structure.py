@@ -183,7 +183,7 @@ class _Writer:
             return
         values = ",".join([self.value(v) for v in s.values])
         targets = ",".join([f"{self.name(t.buffer)}[{self.indices(t.indices)}]" for t in s.targets])
-        self.lines.append(f"{targets}={s.monoid.name} {values}")
+        self.lines.append(f"{targets}{'' if s.begins else '+'}={s.monoid.name} {values}")
 
     # --- graphs -------------------------------------------------------------------------------------------------------
 

@@ -174,6 +174,11 @@ def buffers_are_written(nest: LoopNest) -> Iterator[Fault]:
         for load in block.reads:
             if load.buffer in local and load.buffer not in written | {w.buffer for w in block.writes}:
                 yield Fault(load, f"{load.buffer} is read before anything writes it")
+        for s in block.body:
+            for t in s.targets if isinstance(s, Update) and not s.begins else ():
+                if t.buffer in local and t.buffer not in written:
+                    hint = "let the update begin by itself, or store the identity before it"
+                    yield Fault(s, f"{t.buffer} is updated before anything writes it", hint)
         for w in block.writes:
             if w.buffer in scopes and w.buffer not in local and w.buffer not in nest.outputs:
                 yield Fault(block, f"{w.buffer} is an input, and is written", "name it among the outputs")

@@ -13,7 +13,9 @@ from .primitives.cache_read import cache_read
 from .primitives.cache_write import cache_write
 from .primitives.compute_at import compute_at
 from .primitives.compute_inline import compute_inline
+from .primitives.decompose_reduction import decompose_reduction
 from .primitives.fuse import fuse
+from .primitives.fuse_reductions import fuse_reductions
 from .primitives.kind import bind, parallel, unroll, vectorize
 from .primitives.merge import merge
 from .primitives.reorder import reorder
@@ -30,7 +32,7 @@ SECTIONS: tuple[tuple[str, tuple[Callable[..., Any], ...]], ...] = (
     ("What a loop becomes", (bind, parallel, vectorize, unroll)),
     ("Where a block is computed", (compute_at, reverse_compute_at, compute_inline, reverse_compute_inline)),
     ("Copies nearer by", (cache_read, cache_write)),
-    ("Reductions", (rfactor,)),
+    ("Reductions", (rfactor, decompose_reduction, fuse_reductions)),
     ("Units and instructions", (blockize, tensorize)),
     ("Hints and storage", (annotate, set_scope)),
 )

@@ -18,7 +18,9 @@ from .primitives.cache_read import cache_read
 from .primitives.cache_write import cache_write
 from .primitives.compute_at import compute_at
 from .primitives.compute_inline import compute_inline
+from .primitives.decompose_reduction import decompose_reduction
 from .primitives.fuse import fuse
+from .primitives.fuse_reductions import fuse_reductions
 from .primitives.kind import bind, parallel, unroll, vectorize
 from .primitives.merge import merge
 from .primitives.reorder import reorder
@@ -154,6 +156,13 @@ class Schedule:
     def rfactor(self, loop: LoopRef) -> BlockRef:
         return self._take("rfactor", {"loop": loop}, *rfactor(self.nest, loop))[0]
 
+    def decompose_reduction(self, block: BlockRef, loop: LoopRef) -> BlockRef:
+        args = {"block": block, "loop": loop}
+        return self._take("decompose_reduction", args, *decompose_reduction(self.nest, block, loop))[0]
+
+    def fuse_reductions(self, first: BlockRef, second: BlockRef) -> None:
+        self._take("fuse_reductions", {"first": first, "second": second}, fuse_reductions(self.nest, first, second))
+
     def blockize(self, loop: LoopRef) -> None:
         self._take("blockize", {"loop": loop}, blockize(self.nest, loop))
 
@@ -177,7 +186,7 @@ class Schedule:
 PRIMITIVES = (
     "split", "fuse", "reorder", "merge", "bind", "parallel", "vectorize", "unroll", "annotate", "compute_inline",
     "compute_at", "reverse_compute_at", "rfactor", "set_scope", "blockize", "tensorize",
-    "cache_read", "cache_write", "reverse_compute_inline",
+    "cache_read", "cache_write", "reverse_compute_inline", "decompose_reduction", "fuse_reductions",
 )  # fmt: skip
 
 

@@ -356,9 +356,9 @@ def _update_memory(ctx: Context, block: Block, statement: Update, values: list[V
         lane_zero = {ctx.vector[0]: sympy.S.Zero}
     else:
         lane_zero = {}
-    first = Val("true", DType.BOOL)
+    first = Val("true" if statement.begins else "false", DType.BOOL)
     for axis, binding in zip(block.axes, block.bindings, strict=True):
-        if axis.kind is AxisKind.REDUCTION:
+        if axis.kind is AxisKind.REDUCTION and statement.begins:
             here = scalar_index(ctx, sympy.expand(binding.xreplace(lane_zero)))
             first = conjunction(b, first, b.binary("icmp eq", here, b.const(0, DType.INT64), DType.BOOL))
     vector, mask, block_mask = ctx.vector, ctx.mask, ctx.block_mask
@@ -432,6 +432,10 @@ def _finish_one(ctx: Context, acc: Accumulator) -> None:
             live = mask if live is None else Mask(conjunction(ctx.b, live.live, mask.live))
     ctx.mask = ctx.block_mask = live
     ctx.values = {}
+    if not acc.update.begins:
+        places = zip(acc.update.targets, state, strict=True)
+        old = [evaluate(ctx, Load(t.buffer, t.indices, v.dtype)) for t, v in places]
+        state = combined(ctx, acc.update, old, state)
     for target, value in zip(acc.update.targets, state, strict=True):
         store(ctx, target.buffer, target.indices, index_values(ctx, target.indices), value)
 

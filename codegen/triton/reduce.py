@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Const, Expr, Var
-from ...ir.loops import AxisKind, Update
+from ...ir.expr import Const, Expr, Load, Var
+from ...ir.loops import Access, AxisKind, Buffer, Scope, Update
 from ...ir.monoid import Monoid
 from ..kernel import EmitError
 from .dot import dot
@@ -31,6 +31,8 @@ class Accumulator:
     update: Update
     names: tuple[str, ...]
     dtypes: tuple[DType, ...]
+    # What the targets held before the loop, where the update goes on from it.
+    before: tuple[Value, ...] = ()
 
 
 class Reductions:
@@ -50,7 +52,7 @@ class Reductions:
             for name, start, dtype in zip(names, update.monoid.identity(dtypes), dtypes, strict=True):
                 shape = self.values.shape(info.tile) if info.tile else "[]"
                 self.out.line(f"{name} = tl.full({shape}, {literal(start.value)}, {type_text(dtype)})")
-            found.append(Accumulator(update, names, dtypes))
+            found.append(Accumulator(update, names, dtypes, self._held(info, update)))
         self.open[info.block.name] = tuple(found)
 
     def step(self, info: BlockInfo, update: Update) -> None:
@@ -63,9 +65,12 @@ class Reductions:
         if accumulators:
             self._accumulate(accumulators[0], states)
         elif info.reduced_tile:
-            self._finish(info, update, self._reduced(info, update, self._masked(info, update, states)))
+            results = self._reduced(info, update, self._masked(info, update, states))
+            self._finish(info, update, results, self._held(info, update))
+            self.values.enter(info)
         elif info.block.axes_of(AxisKind.REDUCTION):  # over a single element
-            self._finish(info, update, states)
+            self._finish(info, update, states, self._held(info, update))
+            self.values.enter(info)
         else:
             raise EmitError(
                 f"block {info.block.name} updates {update.targets[0].buffer} without a "
@@ -78,7 +83,34 @@ class Reductions:
         for acc in self.open.pop(info.block.name):
             states = tuple(Value(n, info.tile, d) for n, d in zip(acc.names, acc.dtypes, strict=True))
             results = self._tile_reduce(acc.update.monoid, states, info) if info.reduced_tile else states
-            self._finish(info, acc.update, results)
+            self._finish(info, acc.update, results, acc.before)
+
+    def _held(self, info: BlockInfo, update: Update) -> tuple[Value, ...]:
+        """What the targets hold now, for an update that goes on from there."""
+        if update.begins:
+            return ()
+        self.values.enter(info, ended=True)
+        held = []
+        for target, dtype in zip(update.targets, _states(update), strict=True):
+            buffer = self.values.program.buffers[target.buffer]
+            value = self._stored(info, buffer, target)
+            text = value.text if buffer.dtype is dtype else cast_text(value.text, buffer.dtype, dtype)
+            held.append(Value(text, value.dims, dtype))
+        return tuple(held)
+
+    def _stored(self, info: BlockInfo, buffer: Buffer, target: Access) -> Value:
+        """A target as the program itself has stored it; other programs' stores it could not see."""
+        if buffer.scope is not Scope.GLOBAL:
+            return self.values.value(Load(buffer.name, target.indices, buffer.dtype))
+        _, dims, linear, parts = self.values.address(buffer, target.indices, {}, ())
+        bounds = self.values.bounds(dims, info.reduced_serial | info.reduced_tile)
+        found = self.out.known(("load", buffer.name, linear, parts, tuple(c.text for c in bounds), ()))
+        if found is None:
+            raise EmitError(
+                f"block {info.block.name} goes on from {buffer.name}, of which this program has not stored the same "
+                "elements just before; keep the value in a LOCAL buffer (cache_write)"
+            )
+        return found  # type: ignore[return-value]
 
     def _product(self, info: BlockInfo, update: Update) -> None:
         """A tile of a matrix product: onto the accumulator of an open loop, or the whole of it."""
@@ -222,7 +254,11 @@ class Reductions:
 
     # --- results ------------------------------------------------------------------------------------------------------
 
-    def _finish(self, info: BlockInfo, update: Update, results: tuple[Value, ...]) -> None:
+    def _finish(
+        self, info: BlockInfo, update: Update, results: tuple[Value, ...], held: tuple[Value, ...] = ()
+    ) -> None:
+        if held:
+            results = self._combined(update.monoid, held, results)
         ended: frozenset[sympy.Symbol] = info.reduced_serial | info.reduced_tile
         for target, result in zip(update.targets, results, strict=True):
             buffer = self.values.program.buffers[target.buffer]

@@ -8,7 +8,7 @@ from ...ir.errors import IRError
 from ...ir.expr import is_value
 from ...ir.loops import Block, LoopNest
 from ..error import ScheduleError
-from .dependence import Accesses, accesses, check_moved, guarded, places
+from .dependence import Accesses, accesses, check_moved, guarded, places, refuse_continued
 from .kind import check_kinds
 from .place import move_block
 from .region import Region, at_least, axis_regions, index_region
@@ -37,6 +37,7 @@ def compute_at(nest: LoopNest, block: str, loop: str, preserve_unit_loops: bool 
     asked = f"compute_at({block}, {loop})"
     node, _ = find_block(nest, block, asked)
     target, outer = find_loop(nest, loop, asked)
+    refuse_continued(nest, node, asked)
     inside = blocks_under(target)
     if any(b is node for b in inside):
         raise ScheduleError(asked, "it is inside that loop already", nest, block)

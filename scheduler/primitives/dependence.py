@@ -123,11 +123,11 @@ def conflict(nest: LoopNest, first: Place, second: Place, depth: int | None = No
     a, b = accesses(first.block), accesses(second.block)
     if not (a.written & b.read or a.read & b.written or a.written & b.written):
         return ""
-    shared: list[sympy.Symbol] = []
+    shared: dict[sympy.Symbol, sympy.Expr] = {}
     for x, y in zip(first.loops[:depth], second.loops[:depth], strict=False):
         if x.var != y.var:
             break
-        shared.append(x.var)
+        shared[x.var] = x.extent
     if not shared:
         return ""
     outer = set(shared)
@@ -218,6 +218,15 @@ def check_moved(before: LoopNest, after: LoopNest, name: str, asked: str) -> Non
         reason = conflict(after, first, second)
         if reason:
             raise ScheduleError(asked, reason, before, other.block.name)
+
+
+def refuse_continued(nest: LoopNest, block: Block, asked: str) -> None:
+    """Refuse to compute a block elsewhere whose updates go on from what is there: done twice they would count twice."""
+    if any(isinstance(s, Update) and not s.begins for s in block.body):
+        raise ScheduleError(
+            asked, "it goes on from what another block has begun", nest, block.name,
+            "move it before decompose_reduction",
+        )  # fmt: skip
 
 
 def pairs_under(node: Loop, outer: tuple[Loop, ...]) -> list[tuple[Place, Place]]:

@@ -181,16 +181,44 @@ def covers(
 
 
 def same_place(nest: LoopNest, first: Access, a: Mapping[sympy.Symbol, Region], second: Access,
-               b: Mapping[sympy.Symbol, Region], shared: Collection[sympy.Symbol]) -> bool:  # fmt: skip
-    """Whether two accesses touch one element each, the same, and another in every other iteration."""
+               b: Mapping[sympy.Symbol, Region], shared: Mapping[sympy.Symbol, sympy.Expr]) -> bool:  # fmt: skip
+    """Whether two accesses touch the same elements, and others in every other iteration of the shared loops, whose
+    extents ``shared`` gives."""
     shape = nest.buffer(first.buffer).shape
     told: set[sympy.Symbol] = set()
     for i, j, size in zip(first.indices, second.indices, shape, strict=True):
         x, y = index_region(i, size, a), index_region(j, size, b)
-        if not (x.is_point and y.is_point) or sympy.expand(x.start - y.start) != 0:
-            return False
-        told |= x.start.free_symbols
+        # Where one dimension tells iterations apart it does not matter how much of the others each touches.
+        if sympy.expand(x.start - y.start) == 0 and (x.is_point or _steps_over(x, shared, nest)):
+            told |= x.start.free_symbols if y.is_point or _steps_over(y, shared, nest) else set()
     return told >= set(shared)
+
+
+def _steps_over(region: Region, shared: Mapping[sympy.Symbol, sympy.Expr], nest: LoopNest) -> bool:
+    """Whether each iteration of the shared loops has a part of a dimension for itself."""
+    steps: list[tuple[sympy.Expr, sympy.Expr]] = []
+    for term in terms(region.start):
+        used = [v for v in term.free_symbols if v in shared]
+        factor = sympy.Mul(*(f for f in sympy.Mul.make_args(term) if f not in used))
+        if len(used) > 1 or (used and factor * used[0] != term):
+            return False
+        steps += [(factor, shared[v]) for v in used]
+    return is_disjoint(nest, region.extent, steps)
+
+
+def is_disjoint(nest: LoopNest, extent: sympy.Expr, steps: list[tuple[sympy.Expr, sympy.Expr]]) -> bool:
+    """Whether each iteration of loops with such steps, and that often, has ``extent`` places of its own."""
+    reach, left = extent, [(step, n) for step, n in steps if n != 1]
+    while left:
+        for step, n in left:
+            others = [s for s, _ in left if s != step]
+            if at_least(step, reach, nest.symbols) and all(at_least(s, step, nest.symbols) for s in others):
+                reach = sympy.expand(reach + step * (n - 1))
+                left.remove((step, n))
+                break
+        else:
+            return False
+    return True
 
 
 # --- proofs -----------------------------------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ import sympy
 from ...ir.expr import Load, is_value
 from ...ir.loops import BLOCK_KINDS, AxisKind, Block, Loop, LoopKind, LoopNest
 from ..error import ScheduleError
-from .dependence import Place, accesses, check_moved, places
+from .dependence import Place, accesses, check_moved, places, refuse_continued
 from .kind import check_kinds
 from .place import move_block
-from .region import Region, at_least, axis_regions, index_region, terms
+from .region import Region, axis_regions, index_region, is_disjoint, terms
 from .tree import blocks_under, find_block, find_loop
 
 
@@ -34,6 +34,7 @@ def reverse_compute_at(nest: LoopNest, block: str, loop: str, preserve_unit_loop
     asked = f"reverse_compute_at({block}, {loop})"
     node, _ = find_block(nest, block, asked)
     target, outer = find_loop(nest, loop, asked)
+    refuse_continued(nest, node, asked)
     inside = blocks_under(target)
     if any(b is node for b in inside):
         raise ScheduleError(asked, "it is inside that loop already", nest, block)
@@ -114,20 +115,5 @@ def _check_accumulation(
                 raise ScheduleError(asked, "it would reduce over a loop that carries other axes too", nest, node.name)
             seen |= used
             steps += [(sympy.Mul(*(f for f in sympy.Mul.make_args(term) if f != v)), fixed[v]) for v in used]
-        if not _is_disjoint(nest, region.extent, steps):
+        if not is_disjoint(nest, region.extent, steps):
             raise ScheduleError(asked, "it would meet elements that iterations share more than once", nest, node.name)
-
-
-def _is_disjoint(nest: LoopNest, extent: sympy.Expr, steps: list[tuple[sympy.Expr, sympy.Expr]]) -> bool:
-    """Whether each iteration of loops with such steps has ``extent`` places of its own."""
-    reach, left = extent, [(step, n) for step, n in steps if n != 1]
-    while left:
-        for step, n in left:
-            others = [s for s, _ in left if s != step]
-            if at_least(step, reach, nest.symbols) and all(at_least(s, step, nest.symbols) for s in others):
-                reach = sympy.expand(reach + step * (n - 1))
-                left.remove((step, n))
-                break
-        else:
-            return False
-    return True

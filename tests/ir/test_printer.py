@@ -286,7 +286,11 @@ STATEMENTS = st.one_of(
     .map(MONOIDS.get)
     .flatmap(
         lambda m: st.builds(
-            Update, st.just(m), st.tuples(*[ACCESS] * len(m.components)), st.tuples(*[values()] * len(m.components))
+            Update,
+            st.just(m),
+            st.tuples(*[ACCESS] * len(m.components)),
+            st.tuples(*[values()] * len(m.components)),
+            st.booleans(),
         )
     ),
 )
