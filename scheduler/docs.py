@@ -13,12 +13,15 @@ from .primitives.cache_read import cache_read
 from .primitives.cache_write import cache_write
 from .primitives.compute_at import compute_at
 from .primitives.compute_inline import compute_inline
+from .primitives.decompose_online import decompose_online
 from .primitives.decompose_reduction import decompose_reduction
 from .primitives.fuse import fuse
 from .primitives.fuse_reductions import fuse_reductions
 from .primitives.kind import bind, parallel, unroll, vectorize
 from .primitives.merge import merge
+from .primitives.pack import pack
 from .primitives.reorder import reorder
+from .primitives.reorder_storage import reorder_storage
 from .primitives.reverse_compute_at import reverse_compute_at
 from .primitives.reverse_compute_inline import reverse_compute_inline
 from .primitives.rfactor import rfactor
@@ -31,10 +34,10 @@ SECTIONS: tuple[tuple[str, tuple[Callable[..., Any], ...]], ...] = (
     ("Loops", (split, fuse, reorder, merge)),
     ("What a loop becomes", (bind, parallel, vectorize, unroll)),
     ("Where a block is computed", (compute_at, reverse_compute_at, compute_inline, reverse_compute_inline)),
-    ("Copies nearer by", (cache_read, cache_write)),
-    ("Reductions", (rfactor, decompose_reduction, fuse_reductions)),
+    ("Copies nearer by", (cache_read, cache_write, pack)),
+    ("Reductions", (rfactor, decompose_reduction, fuse_reductions, decompose_online)),
     ("Units and instructions", (blockize, tensorize)),
-    ("Hints and storage", (annotate, set_scope)),
+    ("Hints and storage", (annotate, set_scope, reorder_storage)),
 )
 
 _HEAD = """\

@@ -18,12 +18,15 @@ from .primitives.cache_read import cache_read
 from .primitives.cache_write import cache_write
 from .primitives.compute_at import compute_at
 from .primitives.compute_inline import compute_inline
+from .primitives.decompose_online import decompose_online
 from .primitives.decompose_reduction import decompose_reduction
 from .primitives.fuse import fuse
 from .primitives.fuse_reductions import fuse_reductions
 from .primitives.kind import bind, parallel, unroll, vectorize
 from .primitives.merge import merge
+from .primitives.pack import pack
 from .primitives.reorder import reorder
+from .primitives.reorder_storage import reorder_storage
 from .primitives.reverse_compute_at import reverse_compute_at
 from .primitives.reverse_compute_inline import reverse_compute_inline
 from .primitives.rfactor import rfactor
@@ -169,6 +172,18 @@ class Schedule:
     def tensorize(self, block: BlockRef, intrinsic: str) -> None:
         self._take("tensorize", {"block": block, "intrinsic": intrinsic}, tensorize(self.nest, block, intrinsic))
 
+    def decompose_online(self, block: BlockRef, loop: LoopRef, skip: bool = False) -> tuple[BlockRef, ...]:
+        args: dict[str, Any] = {"block": block, "loop": loop, "skip": skip}
+        return self._take("decompose_online", args, *decompose_online(self.nest, **args))
+
+    def pack(self, block: BlockRef, buffer: str, order: Sequence[str]) -> BlockRef:
+        args = {"block": block, "buffer": buffer, "order": list(order)}
+        return self._take("pack", args, *pack(self.nest, block, buffer, order))[0]
+
+    def reorder_storage(self, buffer: str, order: Sequence[int]) -> None:
+        args = {"buffer": buffer, "order": list(order)}
+        self._take("reorder_storage", args, reorder_storage(self.nest, buffer, order))
+
     # --- recording ----------------------------------------------------------------------------------------------------
 
     def _take(
@@ -187,6 +202,7 @@ PRIMITIVES = (
     "split", "fuse", "reorder", "merge", "bind", "parallel", "vectorize", "unroll", "annotate", "compute_inline",
     "compute_at", "reverse_compute_at", "rfactor", "set_scope", "blockize", "tensorize",
     "cache_read", "cache_write", "reverse_compute_inline", "decompose_reduction", "fuse_reductions",
+    "decompose_online", "pack", "reorder_storage",
 )  # fmt: skip
 
 

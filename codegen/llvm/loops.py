@@ -199,6 +199,39 @@ def _at(ctx: Context, nest: Nest, loop: Loop, value: Val) -> None:
 def _counted(
     ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val, started: list[reductions.Accumulator]
 ) -> list[reductions.Accumulator]:
+    whole = ctx.assumed
+    low, high, limits = _limited(ctx, loop, low, high)
+    ctx.assumed = whole | limits
+    try:
+        return _peeled(ctx, nest, loop, low, high, started)
+    finally:
+        ctx.assumed = whole
+
+
+def _limited(ctx: Context, loop: Loop, low: Val, high: Val) -> tuple[Val, Val, frozenset[Bound]]:
+    """The range in which a loop does anything, where bounds that everything inside has leave out one end of it.
+
+    A bound in this loop and those around it alone is a limit, and known to hold between the limits.
+    """
+    inside = _blocks(loop)
+    common = [b for b in inside[0].predicate if b not in ctx.assumed and all(b in n.predicate for n in inside[1:])]
+    used = []
+    for bound in common:
+        parts = split_linear(sympy.expand(bound.rhs - bound.lhs), loop.var)
+        if parts is None or not parts[1].is_Integer or parts[1] == 0 or not parts[0].free_symbols <= ctx.indices.keys():
+            continue
+        step = int(parts[1])
+        if step < 0:
+            high = _smin(ctx, high, _full_iterations(ctx, parts[0], -step))
+        else:  # from the first one with step * var > -rest
+            low = _smax(ctx, low, _full_iterations(ctx, 1 - parts[0], step))
+        used.append(bound)
+    return low, high, frozenset(used)
+
+
+def _peeled(
+    ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val, started: list[reductions.Accumulator]
+) -> list[reductions.Accumulator]:
     bounds = _peelable(ctx, loop)
     if not bounds:
         _range(ctx, nest, loop, low, high)

@@ -4,6 +4,7 @@ from ...ir.loops import LoopNest
 from ...ir.target import Target
 from ..error import ScheduleError
 from ..schedule import Schedule
+from .cpu_attention import CPU_ATTENTION
 from .cpu_column import CPU_COLUMN_REDUCTION
 from .cpu_pointwise import CPU_POINTWISE
 from .cpu_row import CPU_ROW_REDUCTION
@@ -17,7 +18,7 @@ from .plain import CPU_PLAIN
 from .registry import DesignSpace, Rule, matching
 
 RULES: tuple[Rule, ...] = (
-    CPU_POINTWISE, CPU_COLUMN_REDUCTION, CPU_SPLIT_REDUCTION, CPU_ROW_REDUCTION, CPU_PLAIN,
+    CPU_ATTENTION, CPU_POINTWISE, CPU_COLUMN_REDUCTION, CPU_SPLIT_REDUCTION, CPU_ROW_REDUCTION, CPU_PLAIN,
     GPU_CONTRACTION, GPU_TRANSPOSE, GPU_POINTWISE, GPU_COLUMN_REDUCTION, GPU_ROW_PERSISTENT, GPU_ROW_LOOPED,
     GPU_PLAIN,
 )  # fmt: skip

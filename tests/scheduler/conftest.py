@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -134,3 +138,16 @@ def lower_all(graph: Graph) -> Reference:
 @pytest.fixture
 def reference() -> Callable[..., Reference]:
     return compile_reference
+
+
+@pytest.fixture(scope="session")
+def attention_functions() -> ModuleType:
+    """The module ``attention_functions.py`` beside this file."""
+    spec = importlib.util.spec_from_file_location(
+        "attention_functions", Path(__file__).with_name("attention_functions.py")
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

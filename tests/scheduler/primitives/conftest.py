@@ -229,6 +229,58 @@ SCRIPTS = {
                                     b = cast(in1[r0, i1], float32)
                                     out0[i0, i1] = sum.update(mul(a, b))
         """,
+    # Online statistics: a maximum and a sum that follows it.
+    "statistics": """
+        @nest(outputs=["out0", "out1"])
+        def statistics(in0: float32[s0, s1], out0: float32[s0], out1: float32[s0]):
+            s0 = size(lower=1)
+            s1 = size(lower=1)
+            t0 = local(float32[s0])
+            t1 = local(float32[s0])
+            for b0_i0 in serial(s0):
+                for b0_r0 in serial(s1):
+                    with block("b0"):
+                        i0 = spatial(s0, b0_i0)
+                        r0 = reduction(s1, b0_r0)
+                        (t0[i0], t1[i0]) = logsumexp.update(in0[i0, r0], float32(1.0))
+            for b1_i0 in serial(s0):
+                with block("b1"):
+                    i0 = spatial(s0, b1_i0)
+                    out0[i0] = t0[i0]
+                    out1[i0] = t1[i0]
+        """,
+    # Scores, their softmax's state with a vector, and what comes of it.
+    "attention": """
+        @nest(outputs=["out0"])
+        def attention(in0: float32[s0, s1], in1: float32[s1, 3], out0: float32[s0, 3]):
+            s0 = size(lower=1)
+            s1 = size(lower=1)
+            t0 = local(float32[s0, s1])
+            t1 = local(float32[s0, 3])
+            t2 = local(float32[s0, 3])
+            t3 = local(float32[s0, 3])
+            for b0_i0 in serial(s0):
+                for b0_r0 in serial(s1):
+                    with block("b0"):
+                        i0 = spatial(s0, b0_i0)
+                        r0 = spatial(s1, b0_r0)
+                        t0[i0, r0] = mul(in0[i0, r0], in0[i0, r0])
+            for b1_i0 in serial(s0):
+                for b1_r0 in serial(s1):
+                    for b1_x0 in serial(3):
+                        with block("b1"):
+                            i0 = spatial(s0, b1_i0)
+                            r0 = reduction(s1, b1_r0)
+                            x0 = spatial(3, b1_x0)
+                            (t1[i0, x0], t2[i0, x0], t3[i0, x0]) = attention.update(
+                                t0[i0, r0], float32(1.0), in1[r0, x0])
+            for b2_i0 in serial(s0):
+                for b2_x0 in serial(3):
+                    with block("b2"):
+                        i0 = spatial(s0, b2_i0)
+                        x0 = spatial(3, b2_x0)
+                        out0[i0, x0] = div(t3[i0, x0], t2[i0, x0])
+        """,
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 import pytest
+import sympy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,10 +19,11 @@ from torch_mlc.scheduler.trace import Trace
 Draw = Callable[[st.SearchStrategy[object]], object]
 NAMES = (
     "pointwise", "plane", "transpose", "chain", "softmax", "layer_norm", "column_sum", "argmax", "stencil", "lookup",
-    "siblings", "product",
+    "siblings", "product", "statistics", "attention",
 )  # fmt: skip
 # Those that move blocks go through more seldom than others, and are drawn more often.
-DRAWN = (*PRIMITIVES, *2 * ("merge", "compute_at", "reverse_compute_at", "compute_inline", "reverse_compute_inline"))
+DRAWN = (*PRIMITIVES, *2 * ("merge", "compute_at", "reverse_compute_at", "compute_inline", "reverse_compute_inline"),
+         *2 * ("decompose_online", "tensorize"))  # fmt: skip
 # Sizes at which the answers are compared; a product's take long.
 EXTENTS = {"product": (1, 3)}
 # How often each primitive went through over the whole test: one that never does is not tested.
@@ -91,6 +93,20 @@ def _step(s: Schedule, data: st.DataObject) -> None:
             s.tensorize(data.draw(one_block), "dot")
         case "compute_at" | "reverse_compute_at":
             getattr(s, primitive)(data.draw(one_block), data.draw(one_loop), data.draw(st.booleans()))
+        case "decompose_online":
+            s.decompose_online(data.draw(one_block), data.draw(one_loop), data.draw(st.booleans()))
+        case "pack":
+            block = data.draw(one_block)
+            reads = [ld for ld in s.block(block).reads if ld.buffer not in {b.name for b in s.nest.locals}]
+            if reads and len(s.nest.locals) < 8:
+                load = data.draw(st.sampled_from(reads))
+                axes = {str(v) for i in load.indices if isinstance(i, sympy.Expr) for v in i.free_symbols}
+                axes &= {a.var.name for a in s.block(block).axes}
+                s.pack(block, load.buffer, data.draw(st.permutations(sorted(axes))))
+        case "reorder_storage":
+            if s.nest.locals:
+                buffer = data.draw(st.sampled_from(s.nest.locals))
+                s.reorder_storage(buffer.name, data.draw(st.permutations(range(len(buffer.shape)))))
         case "annotate":
             s.annotate(data.draw(st.sampled_from(("", *loops, *blocks))), "hint", 1)
         case "set_scope":

@@ -1,0 +1,95 @@
+"""pack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...ir.expr import Expr, Load, children, free_symbols, loads, rewrite, symbol
+from ...ir.loops import Axis, Block, Buffer, Loop, LoopNest, Node, Scope, Statement, Store, Update, contiguous_strides
+from ...ir.loops import blocks as all_blocks
+from ..error import ScheduleError
+from .dependence import accesses
+from .tree import blocks_under, find_block, fresh, replace_node
+
+
+def pack(nest: LoopNest, block: str, buffer: str, order: Sequence[str]) -> tuple[LoopNest, list[str]]:
+    """Read an operand through a copy that lies in memory as the block wants it; returns the name of the copying block.
+
+    Rewrites::
+
+                                              for k in range(K):
+                                                  for i in range(n):
+                                                      P[k, i] = A[i, k]
+        for i in range(n):                    for i in range(n):
+            for k in range(K):          ->        for k in range(K):
+                C[i] += A[i, k] * B[k]                C[i] += P[k, i] * B[k]
+
+    What is copied is the largest part of the block's values that loads ``buffer`` and nothing else, conversions and
+    scales included, so that they are computed once an element. ``order`` names the axes of the block that it moves
+    with, outermost first. The copy is of everything, before all else; ``compute_at`` then makes it the part that one
+    iteration of a loop needs.
+
+    Requires: one such part, of an input of the nest; ``order`` names its axes, each once.
+    Raises: ScheduleError.    Source: packing in Goto and van de Geijn 2008; TVM ``Schedule.cache_read``.
+    """
+    asked = f"pack({block}, {buffer}, {list(order)})"
+    node, _ = find_block(nest, block, asked)
+    written = {name for b, _ in all_blocks(nest) for name in accesses(b).written}
+    if buffer in written or all(p.name != buffer for p in nest.params):
+        raise ScheduleError(asked, f"{buffer} is no input of the nest", nest, block)
+    parts = list(dict.fromkeys(p for s in node.body for v in _values(s) for p in _parts(v, buffer)))
+    if len(parts) != 1:
+        raise ScheduleError(asked, f"it reads {buffer} in {len(parts)} ways", nest, block)
+    (part,) = parts
+    axes = {a.var.name: a for a in node.axes if a.var in free_symbols(part)}
+    if sorted(order) != sorted(axes):
+        raise ScheduleError(asked, f"{buffer} is read along {', '.join(axes)}", nest, block)
+    own = tuple(Axis(axes[name].var, axes[name].extent) for name in order)
+    name = _free({b.name for b in (*nest.params, *nest.locals)}, f"{buffer}_packed")
+    shape = tuple(a.extent for a in own)
+    made = Buffer(name, shape, contiguous_strides(shape), part.dtype, Scope.LOCAL)
+    where = tuple(a.var for a in own)
+    load = Load(name, where, part.dtype)
+
+    def leaf(e: Expr) -> Expr | None:
+        return load if e == part else None
+
+    def statement(s: Statement) -> Statement:
+        if isinstance(s, Store):
+            return replace(s, value=rewrite(s.value, leaf))
+        return replace(s, values=tuple(rewrite(v, leaf) for v in s.values))
+
+    copier = _free({b.name for b, _ in all_blocks(nest)}, f"{block}_{buffer}")
+    taken: set[str] = set()
+    loops = []
+    for a in own:
+        taken.add(fresh(nest, f"{copier}_{a.var.name}", taken))
+        loops.append(symbol(fresh(nest, f"{copier}_{a.var.name}")))
+    copy: Node = Block(copier, own, tuple(loops), (Store(name, where, part),))
+    for var, a in zip(reversed(loops), reversed(own), strict=True):
+        copy = Loop(var, a.extent, (copy,))
+    body = replace_node(nest.body, node, lambda _: (replace(node, body=tuple(map(statement, node.body))),))
+    root = next(k for k, n in enumerate(body) if any(b.name == block for b in blocks_under(n)))
+    return replace(nest, body=(*body[:root], copy, *body[root:]), locals=(*nest.locals, made)), [copier]
+
+
+def _values(s: Statement) -> tuple[Expr, ...]:
+    return s.values if isinstance(s, Update) else (s.value,)
+
+
+def _parts(value: Expr, buffer: str) -> list[Expr]:
+    """The largest sub-expressions that load the buffer and no other."""
+    names = {ld.buffer for ld in loads(value)}
+    if buffer not in names:
+        return []
+    if names == {buffer}:
+        return [value]
+    return [p for c in children(value) for p in _parts(c, buffer)]
+
+
+def _free(taken: set[str], base: str) -> str:
+    name, k = base, 1
+    while name in taken:
+        name, k = f"{base}_{k}", k + 1
+    return name

@@ -1,0 +1,311 @@
+"""Online attention on CPUs: tiles of queries and keys whose scores stay in cache, lanes along queries.
+
+One iteration of the team is a tile of queries. It goes over tiles of keys: a register-blocked product gives the tile's
+scores, laid out with queries innermost, so that maxima and sums over keys are vertical; then one exponential an element
+and a register-blocked product with the values. Queries are packed once a tile, transposed; keys and values only where
+they are of a half type or do not lie along their vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sympy
+
+from ...ir.expr import Expr, Load, free_symbols, is_value, loads
+from ...ir.loops import AxisKind, Block, LoopNest, Scope, Update, blocks
+from ...ir.monoid import ATTENTION, SUM
+from ...ir.target import Target
+from ..error import ScheduleError
+from ..primitives.tree import linear_part
+from ..schedule import Schedule
+from .cpu_common import values
+from .registry import Params, Rule, Value
+
+# Sides of a tile of scores. Queries, scores, weights and results of a tile together stay in the second-level cache.
+QUERIES = (64, 128, 32)
+KEYS = (64, 128, 32)
+# Keys (queries in the second product) that one step of the products has in registers, by two vectors of the other.
+REGISTERS = (4, 6, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The blocks of an attention nest by what they do, and its axes.
+
+    ``products`` make scores by contraction, ``edits`` are point-wise on scores, ``state`` is the online reduction over
+    ``keys``, ``results`` come after it. ``queries`` is the row axis along which tiles are taken: neither keys nor
+    values move along it. ``width`` are the axes of values alone.
+    """
+
+    products: tuple[str, ...]
+    edits: tuple[str, ...]
+    state: str
+    results: tuple[str, ...]
+    rows: tuple[sympy.Symbol, ...]
+    queries: sympy.Symbol
+    keys: sympy.Symbol
+    width: tuple[sympy.Symbol, ...]
+
+
+def roles(nest: LoopNest) -> Roles | None:
+    """The roles in a nest as lowering left it; None where it is no attention of this form."""
+    found = [b for b, _ in blocks(nest)]
+    states = [b for b in found if any(isinstance(s, Update) and s.monoid is ATTENTION for s in b.body)]
+    if len(states) != 1 or not _plain(found):
+        return None
+    state = states[0]
+    update = state.body[0]
+    reduced = state.axes_of(AxisKind.REDUCTION)
+    if not isinstance(update, Update) or len(state.body) != 1 or len(reduced) != 1:
+        return None
+    keys = reduced[0].var
+    speaks = {s for v in update.values[:2] for s in free_symbols(v)}
+    spatial = [a.var for a in state.axes_of(AxisKind.SPATIAL)]
+    rows = tuple(v for v in spatial if v in speaks)
+    at = found.index(state)
+    before, after = found[:at], found[at + 1 :]
+    if any(not set(rows) | {keys} <= {a.var for a in b.axes} for b in before):
+        return None
+    if any(keys in {a.var for a in b.axes} or not set(rows) <= {a.var for a in b.axes} for b in after):
+        return None
+    products = [b for b in before if b.is_reduction]
+    still = {s for b in (*products, state) for v in _operands(b) for ld in loads(v)
+             if not ld.buffer.startswith("t") and keys in _moves(ld) for s in _moves(ld)}  # fmt: skip
+    extents = {a.var: a.extent for a in state.axes}
+    tiled = [v for v in rows if v not in still]
+    if not tiled or not products or any(not _is_product(b) for b in products):
+        return None
+    return Roles(
+        tuple(b.name for b in products), tuple(b.name for b in before if not b.is_reduction), state.name,
+        tuple(b.name for b in after), rows, max(tiled, key=lambda v: nest.symbols.hint(extents[v])), keys,
+        tuple(v for v in spatial if v not in rows),
+    )  # fmt: skip
+
+
+def _plain(found: list[Block]) -> bool:
+    """Every axis has a loop of its own, as lowering makes them."""
+    return all(not b.predicate and all(e.is_Symbol for e in b.bindings) for b in found)
+
+
+def _operands(block: Block) -> tuple[Expr, ...]:
+    (update,) = block.body
+    return values(update)[-1:]
+
+
+def _moves(load: Load) -> set[sympy.Symbol]:
+    return {s for i in load.indices if not is_value(i) for s in i.free_symbols}
+
+
+def _is_product(block: Block) -> bool:
+    return len(block.body) == 1 and isinstance(block.body[0], Update) and block.body[0].monoid is SUM
+
+
+def _matches(nest: LoopNest, target: Target) -> bool:
+    return roles(nest) is not None
+
+
+def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    return {"queries": QUERIES, "keys": KEYS, "registers": REGISTERS}
+
+
+def _apply(schedule: Schedule, target: Target, params: Params) -> None:
+    found = roles(schedule.nest)
+    if found is None:
+        raise ScheduleError("cpu_attention", "the nest is no attention", schedule.nest)
+    lanes = 2 * target.lanes(4)
+    rows = int(params["registers"])
+    tile, inner = _tiles(schedule, found, lanes, rows, params)
+    _pack(schedule, found, tile, inner)
+    vector = [s.name for s in found.width]
+    try:
+        steps = schedule.decompose_online(found.state, inner, skip=True)
+    except ScheduleError:
+        steps = schedule.decompose_online(found.state, inner)
+    _, begin_vector, top, factor, weight, total, running, product, vector_step = steps
+    _lay_out(schedule, found)
+    for name in found.products:
+        _block_registers(schedule, name, found.queries, found.keys, lanes, rows)
+    for names in ((*found.edits, top), (weight, total)):
+        for name in names:
+            _along_queries(schedule, name, found.queries, found.keys, lanes)
+        for other in names[1:]:
+            _together(schedule, names[0], other)
+    for name in (steps[0], factor, running):
+        _innermost(schedule, name, lanes)
+    if vector:
+        _block_registers(schedule, product, found.width[-1], found.queries, lanes, rows)
+    for name in (begin_vector, vector_step, *found.results):
+        _innermost(schedule, name, 2 * lanes)
+
+
+def _loop(schedule: Schedule, block: str, axis: sympy.Symbol) -> list[str]:
+    """The loops that an axis of a block moves with, outermost first."""
+    b = schedule.block(block)
+    names = {s.name for a, e in zip(b.axes, b.bindings, strict=True) if a.var == axis for s in e.free_symbols}
+    return [lp for lp in schedule.get_loops(block) if lp in names]
+
+
+def _tiles(schedule: Schedule, found: Roles, lanes: int, rows: int, params: Params) -> tuple[str, str]:
+    """All blocks under loops over tiles of queries, and those that see keys under one over tiles of keys."""
+    state = schedule.block(found.state)
+    extents = {a.var: a.extent for a in state.axes}
+    sides = {}
+    for axis, unit, key in ((found.queries, lanes, "queries"), (found.keys, rows, "keys")):
+        extent = extents[axis]
+        most = int(params[key]) // unit * unit or unit
+        sides[axis] = min(most, -(-int(extent) // unit) * unit) if extent.is_Integer else most
+    everyone = (*found.products, *found.edits, found.state, *found.results)
+    order = [v for v in found.rows if v != found.queries]
+    heads: list[list[str]] = []
+    for name in schedule.get_blocks():
+        assert name in everyone
+        over = {a.var for a in schedule.block(name).axes}
+        (loop,) = _loop(schedule, name, found.queries)
+        head, _ = schedule.split(loop, [None, sides[found.queries]])
+        outer = [*(x for v in order for x in _loop(schedule, name, v)), head]
+        if found.keys in over:
+            (loop,) = _loop(schedule, name, found.keys)
+            outer.append(schedule.split(loop, [None, sides[found.keys]])[0])
+        schedule.reorder(*outer, *(x for x in schedule.get_loops(name) if x not in outer))
+        heads.append(outer)
+    first, *others = heads
+    for level in range(len(order) + 2):
+        for outer in others:
+            if len(outer) > level:
+                schedule.merge(first[level], outer[level])
+    team = schedule.fuse(*first[: len(order) + 1])
+    schedule.parallel(team)
+    return team, first[len(order) + 1]
+
+
+def _pack(schedule: Schedule, found: Roles, tile: str, inner: str) -> None:
+    """Queries transposed once a tile; keys and values as float where the machine cannot use them as they lie."""
+    inputs = {p.name for p in schedule.nest.params} - set(schedule.nest.outputs)
+    for name in (*found.products, found.state):
+        block = schedule.block(name)
+        (update,) = block.body
+        for load in dict.fromkeys(ld for v in values(update) for ld in loads(v)):
+            if load.buffer not in inputs:
+                continue
+            axes = [a.var for a in block.axes if a.var in _moves(load)]
+            by_tile = found.keys not in axes
+            last = found.queries if by_tile and found.queries in axes else axes[-1]
+            if name == found.state:
+                last = found.width[-1] if found.width else axes[-1]
+            if not by_tile and not load.dtype.is_half and _contiguous(schedule.nest, load, last):
+                continue
+            order = [v.name for v in axes if v != last] + [last.name]
+            try:
+                copy = schedule.pack(name, load.buffer, order)
+                schedule.compute_at(copy, tile if by_tile else inner)
+            except ScheduleError:
+                continue
+            _innermost(schedule, copy, 16, transposed=by_tile)
+
+
+def _contiguous(nest: LoopNest, load: Load, axis: sympy.Symbol) -> bool:
+    buffer = nest.buffer(load.buffer)
+    offset = sympy.expand(
+        sympy.Add(*(i * s for i, s in zip(load.indices, buffer.strides, strict=True) if not is_value(i)))
+    )
+    part = linear_part(offset, axis)
+    return part is not None and part[0] == 1
+
+
+def _lay_out(schedule: Schedule, found: Roles) -> None:
+    """Scores and weights with queries innermost."""
+    for buffer in schedule.nest.locals:
+        if buffer.scope is not Scope.LOCAL:
+            continue
+        for block in schedule.get_blocks():
+            place = next((w for w in schedule.block(block).writes if w.buffer == buffer.name), None)
+            if place is None or found.queries not in place.indices:
+                continue
+            at = place.indices.index(found.queries)
+            columns = {a.var for a in schedule.block(block).axes} & {*found.width}
+            if at != len(place.indices) - 1 and not columns:
+                rest = [k for k in range(len(place.indices)) if k != at]
+                schedule.reorder_storage(buffer.name, [*rest, at])
+            break
+
+
+def _block_registers(
+    schedule: Schedule, block: str, lanes_axis: sympy.Symbol, rows_axis: sympy.Symbol, lanes: int, rows: int
+) -> None:
+    """A product with ``rows`` x ``lanes`` accumulators in registers, and its reduction just outside of them."""
+    (along,) = _inside(schedule, block, lanes_axis)
+    (across,) = _inside(schedule, block, rows_axis)
+    outer_lanes, vector = _split(schedule, along, lanes)
+    outer_rows, copies = _split(schedule, across, rows)
+    heads = [*outer_lanes, *outer_rows]
+    used = {*heads, vector, copies}
+    loops = [
+        x for x in schedule.get_loops(block) if schedule.get_loops(block).index(x) >= _depth(schedule, block, used)
+    ]
+    reduced = [x for x in loops if x not in used]
+    schedule.reorder(*heads, *reduced, copies, vector)
+    schedule.unroll(copies)
+    schedule.vectorize(vector)
+
+
+def _depth(schedule: Schedule, block: str, used: set[str]) -> int:
+    loops = schedule.get_loops(block)
+    alone = len(loops)
+    for k in reversed(range(len(loops))):
+        if len([b for b in schedule.get_blocks() if loops[k] in schedule.get_loops(b)]) > 1:
+            break
+        alone = k
+    return alone
+
+
+def _split(schedule: Schedule, loop: str, width: int) -> tuple[list[str], str]:
+    extent = schedule.extent(loop)
+    if extent.is_Integer and int(extent) <= width:
+        return [], loop
+    outer, inner = schedule.split(loop, [None, width])
+    return [outer], inner
+
+
+def _inside(schedule: Schedule, block: str, axis: sympy.Symbol) -> list[str]:
+    """The loops of an axis that hold this block alone."""
+    alone = schedule.get_loops(block)[_depth(schedule, block, set()) :]
+    return [x for x in _loop(schedule, block, axis) if x in alone]
+
+
+def _along_queries(schedule: Schedule, block: str, queries: sympy.Symbol, keys: sympy.Symbol, lanes: int) -> None:
+    """Lanes along queries, keys one after the other."""
+    (along,) = _inside(schedule, block, queries)
+    over = _inside(schedule, block, keys) or [
+        x for x in schedule.get_loops(block)[_depth(schedule, block, set()) :] if x != along
+    ]
+    outer, vector = _split(schedule, along, lanes)
+    schedule.reorder(*outer, *over, vector)
+    schedule.vectorize(vector)
+
+
+def _together(schedule: Schedule, first: str, second: str) -> None:
+    """Two blocks in one visit of the tile, as far as their loops are alike."""
+    for a, b in zip(schedule.get_loops(first), schedule.get_loops(second), strict=False):
+        if a != b:
+            try:
+                schedule.merge(a, b)
+            except ScheduleError:
+                return
+
+
+def _innermost(schedule: Schedule, block: str, lanes: int, transposed: bool = False) -> None:
+    loops = schedule.get_loops(block)
+    if not loops or _depth(schedule, block, set()) == len(loops):
+        return
+    outer, vector = _split(schedule, loops[-1], lanes)
+    if transposed and len(loops) > 1 and loops[-2] in loops[_depth(schedule, block, set()) :]:
+        across, copies = _split(schedule, loops[-2], 8)
+        schedule.reorder(*outer, *across, copies, vector)
+        schedule.unroll(copies)
+    if int(schedule.extent(vector)) > 1:
+        schedule.vectorize(vector)
+
+
+CPU_ATTENTION = Rule("cpu_attention", ("cpu",), _matches, _parameters, _apply)
