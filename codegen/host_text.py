@@ -33,6 +33,7 @@ from .host import (
     Return,
     Reuse,
     Step,
+    WriteOver,
 )
 
 
@@ -98,6 +99,8 @@ class _Printer:
                 self.line(f"{self.name(name)} = {self.empty(kind)}")
             case Reuse(name, source):
                 self.line(f"{self.name(name)} = {self.name(source)}; del {self.name(source)}  # takes over its memory")
+            case WriteOver(name, target):
+                self.line(f"{self.name(name)} = {self.name(target)}  # written over")
             case Launch():
                 self.launch(step)
             case CallLibrary(node, comment):
@@ -127,11 +130,18 @@ class _Printer:
             self.line(f"{target} = {source}")
 
     def launch(self, step: Launch) -> None:
-        if step.use.by_pointer:
+        if step.use.by_pointer and step.use.table:
+            args = [str(step.count)]
+            tensors, sizes = (_rows(x, step.count) for x in (step.tensors, step.sizes))
+            for row, numbers in zip(tensors, sizes, strict=True):
+                args += [f"{self.name(t)}.data_ptr()" for t in row] + [self.size(s) for s in numbers]
+        elif step.use.by_pointer:
             args = [f"{self.name(t)}.data_ptr()" for t in step.tensors] + [self.size(s) for s in step.sizes]
         else:
-            tensors = [self.name(t) for t in step.tensors]
-            args = [f"({', '.join(tensors)}{',' if len(tensors) == 1 else ''})", self.sizes(step.sizes)]
+            names = [self.name(t) for t in step.tensors]
+            args = [f"({', '.join(names)}{',' if len(names) == 1 else ''})", self.sizes(step.sizes)]
+            if step.use.table:
+                args.insert(0, str(step.count))
         self.line(f"{step.use.kernel}({', '.join(args)})", step.comment)
 
     def library(self, node: Library, comment: str) -> None:
@@ -240,6 +250,11 @@ class _Printer:
         return repr(arg)
 
 
+def _rows(items: tuple[Any, ...], count: int) -> list[tuple[Any, ...]]:
+    width = len(items) // count
+    return [items[k * width : (k + 1) * width] for k in range(count)]
+
+
 def _wraps(text: str) -> bool:
     """Whether the first bracket closes with the last one."""
     depth = 0
@@ -270,3 +285,16 @@ def returns_sequence(target: str) -> bool:
     if schema is None:
         return False
     return len(schema.returns) > 1 or any("List" in str(r.type) or "[]" in str(r.type) for r in schema.returns)
+
+
+def may_alias(target: str) -> bool:
+    """Whether an op may return memory that it was given, going by its schema; yes where there is none."""
+    if "::" not in target or target.startswith("hop::"):
+        return True
+    if target.startswith("mlc::"):
+        return False
+    try:
+        schema = getattr(resolve_op(target), "_schema", None)
+    except (IRError, AttributeError):
+        return True
+    return schema is None or any(r.alias_info is not None for r in schema.returns)

@@ -49,7 +49,7 @@ def mlc_backend(
         inference_compiler=partial(compiler, kind="inference"),
         partition_fn=min_cut_rematerialization_partition,
         decompositions=decomposition_table(),
-        keep_inference_input_mutations=False,
+        keep_inference_input_mutations=True,
     )
     try:
         with whole_ops():

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..codegen.host import HostProgram, KernelUse, build_host_program
-from ..codegen.host_text import HostText, print_host
+from ..codegen.host import HostProgram, KernelUse
+from ..codegen.host_build import build_host_program
+from ..codegen.host_text import HostText, may_alias, print_host
 from ..ir.graph import CallTensor, Graph, IRModule
 from ..ir.passes import PassManager
 from ..runtime.counters import counters
@@ -23,6 +24,7 @@ from ..runtime.options import Options
 from ..runtime.targets import target_for
 from ..runtime.timing import PhaseTimer
 from ..scheduler.fuse import Fusion, fuse
+from ..scheduler.horizontal import share_launches
 from ..scheduler.passes import GRAPH_PASSES, rewrite_attention
 from .dumps import dump_graph
 from .graph_key import graph_key
@@ -115,7 +117,7 @@ class _Job:
         with phase("passes"):
             graph = run_passes(imported, options)
         with phase("fuse"):
-            fusion = fuse(graph, numerics=options.numerics)
+            fusion = share_launches(fuse(graph, numerics=options.numerics), may_alias)
         kernels = self.build_kernels(fusion)
         with phase("host"):
             variables = _variables(kernels)
@@ -271,7 +273,7 @@ def _use(build: KernelBuild, variable: str) -> KernelUse:
     names = [s.name for s in build.function.symbols.symbols]
     taken = names if build.code is None else build.code.symbols
     by_pointer = build.code is not None and build.code.language == "llvm"
-    return KernelUse(variable, tuple(names.index(s) for s in taken), by_pointer)
+    return KernelUse(variable, tuple(names.index(s) for s in taken), by_pointer, build.function.table)
 
 
 def _constants(gm: fx.GraphModule) -> dict[str, Any]:

@@ -164,7 +164,10 @@ class Library:
 class CallTensor:
     """A call of a fused function of the module, destination passing: ``args`` are its inputs, ``names`` the results.
 
-    ``sizes[k]`` is the value, at this call, of the k-th size symbol of the function.
+    ``sizes[k]`` is the value, at this call, of the k-th size symbol of the function. Where ``into[k]`` names a tensor,
+    the k-th result is written into its memory; where that tensor is also an argument, the function reads each element
+    of it before it writes it. A function over a table does the work of ``count`` calls at once: names, types, args,
+    sizes and ``into`` are then those of the calls one after the other.
     """
 
     names: tuple[str, ...]
@@ -173,6 +176,27 @@ class CallTensor:
     args: tuple[str, ...]
     sizes: tuple[sympy.Expr, ...] = ()
     origins: tuple[Origin, ...] = field(default=(), compare=False)
+    into: tuple[str | None, ...] = ()
+    count: int = 1
+
+    @property
+    def fresh(self) -> tuple[bool, ...]:
+        """Of each result, whether it needs memory of its own."""
+        return tuple(t is None for t in self.into) if self.into else (True,) * len(self.names)
+
+    def calls(self) -> tuple[CallTensor, ...]:
+        """The calls that a call over a table stands for, one function each; itself otherwise."""
+        if self.count == 1:
+            return (self,)
+        parts = [_parts(x, self.count) for x in (self.names, self.types, self.args, self.sizes, self.into)]
+        return tuple(
+            CallTensor(n, t, self.function, a, s, self.origins, i) for n, t, a, s, i in zip(*parts, strict=True)
+        )
+
+
+def _parts(items: tuple[Any, ...], count: int) -> list[tuple[Any, ...]]:
+    size = len(items) // count
+    return [items[k * size : (k + 1) * size] for k in range(count)]
 
 
 Node: TypeAlias = Compute | Reduction | View | Library | CallTensor
@@ -246,7 +270,7 @@ def uses(node: Node) -> tuple[str, ...]:
         case Library():
             names = [*refs(node.args), *refs(tuple(v for _, v in node.kwargs))]
         case CallTensor():
-            names = list(node.args)
+            names = [*node.args, *(t for t in node.into if t is not None)]
     return tuple(dict.fromkeys(names))
 
 

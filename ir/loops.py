@@ -198,7 +198,8 @@ class LoopNest:
     """One kernel: parameters in call order (inputs, then outputs), sizes passed as integers, buffers of its own, and
     the loops.
 
-    ``outputs`` names the parameters that the nest writes; ``symbols`` holds the sizes that are passed as integers,
+    ``outputs`` names the parameters that the nest writes, the annotation "in_place" (names between commas) those of
+    them whose old elements it reads; ``symbols`` holds the sizes that are passed as integers,
     in order.
     """
 
@@ -219,6 +220,12 @@ class LoopNest:
     @property
     def buffers(self) -> dict[str, Buffer]:
         return {b.name: b for b in (*self.params, *self.locals)}
+
+    @property
+    def given(self) -> tuple[Buffer, ...]:
+        """The parameters that come with content: those that are not written, and those that are written in place."""
+        in_place = str(self.annotation("in_place", "")).split(",")
+        return tuple(b for b in self.params if b.name not in self.outputs or b.name in in_place)
 
     def annotation(self, key: str, default: bool | int | float | str | None = None) -> bool | int | float | str | None:
         return dict(self.annotations).get(key, default)

@@ -34,7 +34,7 @@ class OracleError(MlcError):
 def run_nest(nest: LoopNest, inputs: Arrays, sizes: Mapping[str, int], *, backward: bool = False) -> dict[str, Array]:
     """Run a nest, every loop one iteration after the other, and return the outputs by name.
 
-    ``inputs`` gives logical arrays by name, or in order for the parameters that are not outputs; a one-dimensional
+    ``inputs`` gives logical arrays by name, or in order for the parameters that come with content; a one-dimensional
     array where the buffer has another rank is its storage, read at the buffer's strides. An output that is given too
     starts from that content (a nest that writes in place). ``sizes`` gives every size symbol by name. What nothing
     has written is NaN, or garbage where the type has none. ``backward`` runs the parallel and bound loops from their
@@ -43,7 +43,8 @@ def run_nest(nest: LoopNest, inputs: Arrays, sizes: Mapping[str, int], *, backwa
     Raises:
         OracleError: an index out of range, an axis outside its extent, a missing or misshapen input.
     """
-    given = _by_name(inputs, [b.name for b in nest.params if b.name not in nest.outputs], nest.name)
+    wanted = {b.name for b in nest.given}
+    given = _by_name(inputs, [b.name for b in nest.given], nest.name)
     integers = {s.name: size(s, sizes) for s in nest.symbols.symbols}
     arrays: dict[str, Array] = {}
     for buffer in (*nest.params, *nest.locals):
@@ -51,7 +52,7 @@ def run_nest(nest: LoopNest, inputs: Arrays, sizes: Mapping[str, int], *, backwa
         if buffer.name in given and buffer in nest.params:
             array = _logical(buffer, given[buffer.name], shape, sizes)
             arrays[buffer.name] = array.copy() if buffer.name in nest.outputs else array
-        elif buffer in nest.params and buffer.name not in nest.outputs:
+        elif buffer in nest.params and buffer.name in wanted:
             raise OracleError(f"{nest.name}: no input for parameter {buffer.name!r}")
         else:
             arrays[buffer.name] = poison(shape, buffer.dtype)
@@ -157,7 +158,10 @@ def run_graph(
                     raise OracleError(f"{function.name}: library call {node.target}; pass library= to run it")
                 arrays.update(zip(node.names, library(node, arrays), strict=True))
             case CallTensor():
-                arrays.update(_call(node, arrays, sizes, module, library))
+                for one in node.calls():
+                    results = _call(one, arrays, sizes, module, library)
+                    arrays.update(results)
+                    arrays.update({t: results[n] for n, t in zip(one.names, one.into) if t is not None})
             case _:
                 nest = _element_nest(function, node)
                 arrays.update(run_nest(nest, {u: arrays[u] for u in uses(node)}, sizes))

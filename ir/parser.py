@@ -311,11 +311,18 @@ class _GraphReader:
             case "call", [callee, kinds, arguments]:
                 types = tuple(_type(k, self.device) for k in items(kinds))
                 sizes = tuple(index(e) for e in items(given["sizes"])) if "sizes" in given else ()
-                return CallTensor(names, types, string(callee), tuple(map(name_of, items(arguments))), sizes)
+                into = tuple(_optional_name(e) for e in items(given["into"])) if "into" in given else ()
+                count = int(index(given["count"])) if "count" in given else 1
+                inputs = tuple(map(name_of, items(arguments)))
+                return CallTensor(names, types, string(callee), inputs, sizes, (), into, count)
         raise fail(value, "compute, reduce, view, library or call")
 
     def optional(self, node: ast.expr) -> TensorType | None:
         return None if isinstance(node, ast.Constant) and node.value is None else _type(node, self.device)
+
+
+def _optional_name(node: ast.expr) -> str | None:
+    return None if isinstance(node, ast.Constant) and node.value is None else name_of(node)
 
 
 def _axes(node: ast.Lambda) -> tuple[sympy.Symbol, ...]:

@@ -235,7 +235,10 @@ class Script:
                 return f"{left} = {text}" if left else text
             case CallTensor():
                 sizes = f", sizes={listing(node.sizes)}" if node.sizes else ""
-                return f"{left} = call({node.function!r}, {types(node.types)}, [{', '.join(node.args)}]{sizes})"
+                into = f", into=[{', '.join(map(str, node.into))}]" if node.into else ""
+                count = f", count={node.count}" if node.count > 1 else ""
+                given = f"{node.function!r}, {types(node.types)}, [{', '.join(node.args)}]"
+                return f"{left} = call({given}{sizes}{into}{count})"
 
 
 def _usual_device(graph: Graph) -> str:

@@ -225,7 +225,8 @@ class _Writer:
                 how = f"{n.target} {self._argument(n.args)}{named}"
             case CallTensor():
                 args = ",".join(map(self.name, n.args))
-                how = f"call {self._callee(n.function)} {args} {self.indices(n.sizes)}"
+                into = ",".join("" if t is None else self.name(t) for t in n.into)
+                how = f"call {self._callee(n.function)} {args} {self.indices(n.sizes)} {into} {n.count}"
         self._numbers = self._sizes
         self.lines.append(f"{','.join(map(self.name, n.names))} {types} {how}")
 

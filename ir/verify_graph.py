@@ -141,7 +141,8 @@ def calls_fit(graph: Graph, module: IRModule | None) -> Iterator[Fault]:
     types: dict[str, TensorType] = {i.name: i.type for i in graph.inputs if isinstance(i, Input)}
     for node in graph.nodes:
         if isinstance(node, CallTensor):
-            yield from _call(node, types, module)
+            for one in node.calls():
+                yield from _call(one, types, module)
         types.update({n: t for n, t in zip(node.names, node.types) if t is not None})
 
 
@@ -155,8 +156,9 @@ def _call(node: CallTensor, types: dict[str, TensorType], module: IRModule) -> I
         wants = [(i.type.dtype, len(i.type.shape)) for i in callee.inputs if isinstance(i, Input)]
         gives = [(made[o].dtype, len(made[o].shape)) for o in callee.outputs if isinstance(o, str)]
     else:
-        wants = [(b.dtype, len(b.shape)) for b in callee.params if b.name not in callee.outputs]
-        gives = [(b.dtype, len(b.shape)) for b in callee.params if b.name in callee.outputs]
+        wants = [(b.dtype, len(b.shape)) for b in callee.given]
+        made_by_name = callee.buffers
+        gives = [(made_by_name[n].dtype, len(made_by_name[n].shape)) for n in callee.outputs]
     given = [(types[a].dtype, len(types[a].shape)) for a in node.args if a in types]
     for what, have, want in (
         ("arguments", given, wants),

@@ -37,9 +37,20 @@ class AtenKernel:
 
     function: TensorFunction
 
-    def __call__(self, tensors: Sequence[Tensor], sizes: Sequence[int] = ()) -> None:
+    def __call__(self, *arguments: Any) -> None:
+        """``kernel(tensors, sizes)``, or ``kernel(rows, tensors, sizes)`` of a function over a table."""
+        if not self.function.table:
+            self.run(*arguments)
+            return
+        rows, tensors, sizes = arguments
+        width, count = len(tensors) // rows, len(sizes) // rows
+        for k in range(rows):
+            self.run(tensors[k * width : (k + 1) * width], sizes[k * count : (k + 1) * count])
+
+    def run(self, tensors: Sequence[Tensor], sizes: Sequence[int] = ()) -> None:
+        """The work of one call."""
         f = self.function
-        buffers = (*f.inputs, *(o.buffer for o in f.outputs))
+        buffers = f.params
         numbers = {s.name: int(n) for s, n in zip(f.symbols.symbols, sizes, strict=True)}
         device = tensors[0].device
         run = _Run(f, dict(zip((b.name for b in buffers), tensors, strict=True)), numbers, device)
@@ -67,6 +78,9 @@ class _Run:
             return
         for stage in f.stages:
             self.stage(stage)
+        if any(o.buffer in f.inputs for o in f.outputs):
+            # A result may be an input as it is, and must not change when that is written.
+            self.results = {name: t.clone() for name, t in self.results.items()}
         for output in f.outputs:
             self.store(output)
 

@@ -58,7 +58,8 @@ class TensorFunction:
     """A kernel to be: names are canonical, so that equal functions of different places are equal values.
 
     ``rows`` and ``inner`` are the dimensions, outermost first; ``extra`` those that only stages with ``axes`` or
-    ``over`` of their own have. Every stage's names are unique in the function.
+    ``over`` of their own have. Every stage's names are unique in the function. An output whose buffer is an input is
+    written in place. With ``table`` the kernel takes rows of arguments and does the work of one call for each row.
     """
 
     name: str = field(compare=False)
@@ -69,10 +70,16 @@ class TensorFunction:
     stages: tuple[Stage, ...]
     symbols: SymbolTable = SymbolTable()
     extra: tuple[Dim, ...] = ()
+    table: bool = False
 
     @property
     def dims(self) -> tuple[Dim, ...]:
         return (*self.rows, *self.inner, *self.extra)
+
+    @property
+    def params(self) -> tuple[Buffer, ...]:
+        """The buffers that a call passes: inputs, then outputs that are not inputs."""
+        return (*self.inputs, *(o.buffer for o in self.outputs if o.buffer not in self.inputs))
 
     def axes_of(self, stage: Stage) -> tuple[Dim, ...]:
         """The dimensions of a stage's results."""

@@ -24,6 +24,8 @@ def function_text(function: TensorFunction) -> str:
     for s in function.symbols.sizes:
         typical = None if s.hint is None else s.hint.bit_length()
         lines.append(f"size {s.symbol} in [{s.lower}, {s.upper}], divisible by {s.divisor}, 2**{typical}")
+    if function.table:
+        lines.append("for each row of a table")
     lines += [f"{kind} {d.var} < {index_text(d.extent)}" for kind, dims in
               (("row", function.rows), ("inner", function.inner), ("extra", function.extra)) for d in dims]  # fmt: skip
     lines += [f"input {_buffer(b)}" for b in function.inputs]

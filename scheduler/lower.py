@@ -36,12 +36,16 @@ def lower_to_loops(function: TensorFunction) -> LoopNest:
     Stages stand in order at the root, each with loops over the rows and, where it needs them, the inner dimensions.
     """
     function = rows_late(collapse(substitute_single_uses(function)))
+    inputs = {b.name for b in function.inputs}
+    # What goes over an input is written when everything has been read.
+    last = [o for o in function.outputs if o.buffer.name in inputs]
     readers = {ld.buffer for s in function.stages for v in s.values for ld in _result_loads(v)}
+    readers |= {o.result for o in last}
     locals_: list[Buffer] = []
     blocks: list[Block] = []
     for stage in function.stages:
         name = f"b{len(blocks)}"
-        outputs = {r: [o for o in function.outputs if o.result == r] for r in stage.results}
+        outputs = {r: [o for o in function.outputs if o.result == r and o not in last] for r in stage.results}
         block, buffers = _block(function, stage, name, outputs, readers)
         locals_ += buffers
         late = _late_stores(function, stage, outputs, readers)
@@ -52,13 +56,25 @@ def lower_to_loops(function: TensorFunction) -> LoopNest:
             blocks.append(block)
         if late:
             blocks.append(_row_block(function, stage, f"b{len(blocks)}", late))
+    if last:
+        (block,) = blocks
+        where = tuple(d.var for d in function.dims)
+        kinds = {b.name: b.dtype for b in locals_}
+        stores = [
+            Store(o.buffer.name, o.indices, cast(Load(o.result, where, kinds[o.result]), o.buffer.dtype)) for o in last
+        ]
+        blocks = [replace(block, body=(*block.body, *stores))]
     return LoopNest(
         function.name,
-        (*function.inputs, *(o.buffer for o in function.outputs)),
+        function.params,
         tuple(o.buffer.name for o in function.outputs),
         tuple(_loops(b) for b in blocks),
         tuple(locals_),
         function.symbols,
+        (
+            *((("table", True),) if function.table else ()),
+            *((("in_place", ",".join(o.buffer.name for o in last)),) if last else ()),
+        ),
     )
 
 
@@ -223,7 +239,7 @@ def collapse(function: TensorFunction) -> TensorFunction:
                     changed = True
                     break
     function = replace(function, rows=tuple(rows), inner=tuple(inner))
-    return _renumber(function)
+    return renumber(function)
 
 
 def _accesses(function: TensorFunction) -> dict[str, list[tuple[Index, ...]]]:
@@ -357,8 +373,8 @@ def _drop(indices: tuple[Index, ...], k: int, low: Dim) -> tuple[Index, ...]:
     return (*indices[:k], low.var, *indices[k + 2 :])
 
 
-def _renumber(function: TensorFunction) -> TensorFunction:
-    """Dimensions named i0, i1, …, r0, r1, … and x0, x1, … again."""
+def renumber(function: TensorFunction) -> TensorFunction:
+    """The function with its dimensions named i0, i1, …, r0, r1, … and x0, x1, … again."""
     env: dict[sympy.Symbol, sympy.Symbol] = {}
     for prefix, dims in (("i", function.rows), ("r", function.inner), ("x", function.extra)):
         env.update({d.var: symbol(f"{prefix}{k}") for k, d in enumerate(dims)})

@@ -21,6 +21,7 @@ from .context import Context, Place
 from .index import scalar_index
 from .loops import Nest, emit_nodes, run_loop
 from .reductions import reductions_of
+from .table import DECLARATIONS, size_function, table_driver
 from .types import memory_type
 
 I64 = DType.INT64
@@ -36,9 +37,12 @@ def emit_llvm(nest: LoopNest, target: Target) -> KernelSource:
 
     Raises: EmitError for what has no code on a CPU (complex values, GPU bindings, a parallel reduction).
     """
-    text = _Module(nest, target).text()
+    module = _Module(nest, target)
+    is_table = bool(nest.annotation("table"))
+    text = module.table_text() if is_table else module.text()
+    symbols = tuple(s.name for s in nest.symbols.symbols)
     return KernelSource(
-        nest.name, "llvm", text, nest.params, tuple(s.name for s in nest.symbols.symbols), meta=(("abi", "array"),)
+        nest.name, "llvm", text, nest.params, symbols, meta=(("abi", "table" if is_table else "array"),)
     )
 
 
@@ -52,7 +56,7 @@ class _Module:
 
     def text(self) -> str:
         storage = storage_of(self.nest)
-        features = frozenset(f[1:] for f in self.target.features.split(",") if f.startswith("+"))
+        features = self.features()
         names = [f"%{p.name}" for p in self.nest.params] + [f"%{s.name}" for s in self.nest.symbols.symbols]
         types = ["ptr noalias nofree"] * len(self.nest.params) + ["i64"] * len(self.nest.symbols.symbols)
         # Regions have functions of their own; without any, the work is one, for parameters may be declared not to
@@ -78,11 +82,51 @@ class _Module:
         _release(ctx, heap)
         b.line("ret void")
         self.add(b)
+        return self.whole(["\n".join(entry)] if apart else [])
+
+    def table_text(self) -> str:
+        """The kernel over a table: what a row does between two of its iterations, and the driver around it.
+
+        The iterations are those of the parallel loop around everything; without one a row is done at once.
+        """
+        nest, storage = self.nest, storage_of(self.nest)
+        features = self.features()
+        loop = nest.body[0] if len(nest.body) == 1 else None
+        cut = isinstance(loop, Loop) and loop.kind is LoopKind.PARALLEL
+        parameters = [f"ptr noalias nofree %{p.name}" for p in nest.params]
+        parameters += [f"i64 %{s.name}" for s in nest.symbols.symbols]
+        signature = ", ".join([*parameters, "i64 %low", "i64 %high"])
+        b = Builder(f"define internal void @{nest.name}.part({signature})", features)
+        places = {p.name: _parameter(nest, p.name) for p in nest.params}
+        ctx = Context(nest, self.target, b, places, {s: Val(f"%{s.name}", I64) for s in nest.symbols.symbols})
+        inside = Nest(reductions_of({n.name: (n, outer) for n, outer in blocks(nest)}))
+        heap = _allocate(ctx, list(storage.values()))
+        extent, work = sympy.S.One, _work(nest.body)
+        if cut and isinstance(loop, Loop):
+            extent = loop.extent
+            run_loop(ctx, inside, loop, Val("%low", I64), Val("%high", I64))
+        else:
+            emit_nodes(ctx, inside, nest.body)
+        _release(ctx, heap)
+        b.line("ret void")
+        self.add(b)
+        for name, value in (("extent", extent), ("work", work)):
+            text, declarations = size_function(nest, self.target, f"{nest.name}.{name}", value, features)
+            self.functions.append(text)
+            self.declarations.update(declarations)
+        self.declarations.update(DECLARATIONS)
+        return self.whole([table_driver(nest, self.target, DEFAULT_GRAIN)])
+
+    def features(self) -> frozenset[str]:
+        return frozenset(f[1:] for f in self.target.features.split(",") if f.startswith("+"))
+
+    def whole(self, entry: list[str]) -> str:
+        """The module: its functions, what they declare, and the entry."""
         return "\n\n".join([
             f'; {self.nest.name} for {self.target.arch}',
             "@mlc_zero = internal constant [16 x i8] zeroinitializer, align 16",
             *self.functions,
-            *(["\n".join(entry)] if apart else []),
+            *entry,
             "\n".join(self.declarations.values()),
             f'attributes #0 = {{ {_ATTRIBUTES} "prefer-vector-width"="{self.target.vector_bytes * 8}" }}',
             "!0 = !{}",
@@ -186,7 +230,7 @@ def _renamed(place: Place, pointer: str) -> Place:
 def _call_team(ctx: Context, loop: Loop, name: str, arguments: list[str], extent: Val) -> None:
     b = ctx.b
     grain = int(dict(loop.annotations).get("grain", DEFAULT_GRAIN))
-    work = scalar_index(ctx, sympy.expand(_work(loop) * loop.extent))
+    work = scalar_index(ctx, sympy.expand(_work(loop.body) * loop.extent))
     passed = ", ".join(arguments)
     alone, team, done = b.fresh("alone"), b.fresh("team"), b.fresh("joined")
     large = b.binary("icmp sge", work, Val(str(grain), I64), DType.BOOL)
@@ -234,10 +278,10 @@ def _member(name: str, types: list[str]) -> str:
     ])  # fmt: skip
 
 
-def _work(loop: Loop) -> sympy.Expr:
-    """Operations of one iteration, roughly: a load or store counts as one."""
+def _work(body: tuple[Loop | Block, ...]) -> sympy.Expr:
+    """Operations of one run of some loops, roughly: a load or store counts as one."""
     total: sympy.Expr = sympy.S.Zero
-    for node, outer in walk_nodes(loop.body):
+    for node, outer in walk_nodes(body):
         if isinstance(node, Block):
             cost = sum(sum(map(flops, s.values if isinstance(s, Update) else (s.value,))) + 1 for s in node.body) + len(
                 node.reads

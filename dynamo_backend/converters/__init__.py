@@ -6,6 +6,7 @@ from . import (
     batch_norm,
     create,
     elementwise,
+    foreach,
     gather,
     join,
     libraries,
@@ -25,7 +26,7 @@ from .registry import CONVERTERS, LIBRARY_REASONS, Converter, NoConversion, conv
 from .sizes import SizeMap
 
 FAMILIES = (
-    *(batch_norm, create, elementwise, gather, join, libraries, logical, losses),
+    *(batch_norm, create, elementwise, foreach, gather, join, libraries, logical, losses),
     *(norms, pooling, rand, reductions, resample, scatter, softmax, views),
 )
 

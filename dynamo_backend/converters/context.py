@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
@@ -96,6 +97,8 @@ class ImportContext:
         self.numerics = numerics
         self.node: fx.Node
         self.val: Any = None
+        # What the result is called: the node's own name, except for parts of a node.
+        self.result = ""
         self.origins: tuple[Origin, ...] = ()
         # Streams of random numbers and copies between devices, once for each.
         self.seeds: dict[str, list[str]] = {}
@@ -105,12 +108,23 @@ class ImportContext:
     def enter(self, node: fx.Node, origins: tuple[Origin, ...]) -> None:
         """Make ``node`` the one being converted."""
         self.node, self.val, self.origins = node, node.meta.get("val"), origins
+        self.result = node.name
+
+    @contextmanager
+    def result_of(self, k: int) -> Iterator[None]:
+        """While inside, the ``k``-th result of the current node is the one being made, as if by a node of its own."""
+        val, result = self.val, self.result
+        self.val, self.result = val[k], self.unique(f"{result}_{k}")
+        try:
+            yield
+        finally:
+            self.val, self.result = val, result
 
     # --- types and names --------------------------------------------------------------------------------------------
 
     def fresh(self, suffix: str) -> str:
         """A name, not yet used, that begins with the name of the current node."""
-        return self.unique(f"{self.node.name}_{suffix}")
+        return self.unique(f"{self.result}_{suffix}")
 
     def unique(self, name: str) -> str:
         base, k = name, 0
@@ -125,7 +139,7 @@ class ImportContext:
         return self.sizes.tensor_type(self.val if k is None else self.val[k])
 
     def name(self, k: int | None = None) -> str:
-        return self.node.name if k is None else self.fresh(str(k))
+        return self.result if k is None else self.fresh(str(k))
 
     def used(self) -> set[int]:
         """Which results of a node with several are read."""
@@ -178,7 +192,7 @@ class ImportContext:
         if type is None:
             type = self.type()
         if name is None:
-            name = self.node.name
+            name = self.result
         self.nodes.append(Compute(name, type, axes(len(type.shape)), convert(value, type.dtype), self.origins))
         return Tensor(name, type)
 
@@ -239,7 +253,7 @@ class ImportContext:
     ) -> Tensor:
         """A ``View``: ``result[i0, …] = x[indices]``."""
         kind = self.type() if type is None else type
-        name = self.node.name if name is None else name
+        name = self.result if name is None else name
         self.nodes.append(View(name, kind, x.name, axes(len(kind.shape)), tuple(indices), offset, self.origins))
         return Tensor(name, kind)
 

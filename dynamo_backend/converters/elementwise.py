@@ -132,6 +132,14 @@ def rsub(ctx: ImportContext, a: Operand, b: Operand, alpha: Scalar = 1) -> Tenso
     return ctx.pointwise(lambda x, y: call("sub", y, _scaled(ctx, x, alpha)), a, b)
 
 
+@converter("prims.fma.default")
+def fma(ctx: ImportContext, a: Operand, b: Operand, c: Operand) -> Tensor:
+    """Into it torch takes ``addcmul`` and the like apart."""
+    if not ctx.type().dtype.is_float:
+        raise NoConversion("fused multiply-add of integers")
+    return ctx.pointwise(lambda x, y, z: call("fma", x, y, z), a, b, c)
+
+
 @converter("aten.div.Tensor_mode", "aten.div.Scalar_mode")
 def div_mode(ctx: ImportContext, a: Operand, b: Operand, *, rounding_mode: str | None = None) -> Tensor:
     def fn(x: Expr, y: Expr) -> Expr:

@@ -80,6 +80,7 @@ def _rename_call(node: Node, names: dict[str, str]) -> Node:
                 node, args=tuple(arg(a) for a in node.args), kwargs=tuple((k, arg(v)) for k, v in node.kwargs)
             )
         case CallTensor():
-            return replace(node, args=tuple(names.get(a, a) for a in node.args))
+            into = tuple(None if t is None else names.get(t, t) for t in node.into)
+            return replace(node, args=tuple(names.get(a, a) for a in node.args), into=into)
         case _:
             return node

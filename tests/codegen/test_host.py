@@ -2,7 +2,8 @@
 
 import sympy
 
-from torch_mlc.codegen.host import Allocate, HostProgram, KernelUse, Reuse, build_host_program
+from torch_mlc.codegen.host import Allocate, HostProgram, KernelUse, Reuse
+from torch_mlc.codegen.host_build import build_host_program
 from torch_mlc.codegen.host_text import print_host
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import symbol

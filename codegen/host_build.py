@@ -1,0 +1,270 @@
+"""From a fused graph to the steps of its host program.
+
+Sizes are bound from the arguments, results allocated when they are first needed and freed after their last use, kernels
+launched and libraries called in the order of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+
+from ..ir.graph import (
+    CallTensor,
+    Compute,
+    Graph,
+    Input,
+    Library,
+    Origin,
+    Reduction,
+    SizeInput,
+    TensorType,
+    View,
+    uses,
+)
+from .host import (
+    Allocate,
+    BindSize,
+    CallLibrary,
+    CheckLayout,
+    Free,
+    HostProgram,
+    KernelUse,
+    Launch,
+    MakeView,
+    Return,
+    Reuse,
+    Step,
+    WriteOver,
+)
+from .host_memory import Memory
+from .kernel import EmitError
+
+# Ops whose results have the strides that their fake versions promise; the others are looked at after each call.
+SURE = frozenset(
+    {"aten::mm.default", "aten::addmm.default", "aten::bmm.default", "aten::baddbmm.default",
+     "aten::embedding_dense_backward.default", "mlc::seeds", "mlc::constant", "aten::sym_size.int"}
+)  # fmt: skip
+
+
+def build_host_program(graph: Graph, uses_of: Mapping[str, KernelUse]) -> HostProgram:
+    """The program of a fused graph; ``uses_of`` gives the compiled code of each tensor function.
+
+    Raises EmitError where a size can be read from no argument.
+    """
+    return _Builder(graph, uses_of).build()
+
+
+@dataclass(slots=True)
+class _Builder:
+    graph: Graph
+    uses_of: Mapping[str, KernelUse]
+    steps: list[Step] = field(default_factory=list)
+    last: dict[str, int] = field(default_factory=dict)
+    # The name whose object owns the memory that a name looks at.
+    owner: dict[str, str] = field(default_factory=dict)
+    # Dead memory by type, allocated by us and shared with nobody.
+    spare: dict[TensorType, list[str]] = field(default_factory=dict)
+    ours: dict[str, TensorType] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+    # Symbols that no argument gives: sizes decided by data, read from the results of the calls that decide them.
+    unbound: set[sympy.Symbol] = field(default_factory=set)
+
+    def build(self) -> HostProgram:
+        graph = self.graph
+        tensors = {i.name: i.type for i in graph.inputs if isinstance(i, Input)}
+        bound = self.bind_sizes()
+        last = self.last = self.last_uses()
+        kept = {o for o in graph.outputs if isinstance(o, str)}
+        self.owner = {name: name for name in tensors}
+        unused = tuple(n for n in tensors if n not in last and n not in kept)
+        if unused:
+            self.steps.append(Free(unused))
+        for at, node in enumerate(graph.nodes):
+            self.node(node)
+            names = [n for n in dict.fromkeys((*uses(node), *node.names)) if last.get(n, at) == at and n not in kept]
+            self.free([n for n in names if n in self.owner])
+        self.steps.append(Return(graph.outputs))
+        missing = self.unbound & _mentioned(graph)
+        if missing:
+            lost = ", ".join(sorted(s.name for s in missing))
+            raise EmitError(f"{graph.name}: no argument and no result gives the size {lost}")
+        return HostProgram(
+            graph.name, tuple(i.name for i in graph.inputs), tensors, tuple(self.steps), bound, self.memory.peaks()
+        )
+
+    def last_uses(self) -> dict[str, int]:
+        """The position of the last node that reads each name."""
+        last: dict[str, int] = {}
+        for at, node in enumerate(self.graph.nodes):
+            last.update(dict.fromkeys(uses(node), at))
+        return last
+
+    def bind_sizes(self) -> tuple[sympy.Symbol, ...]:
+        """Read every symbol from an argument: an integer that is the symbol, a dimension, or a linear form of it."""
+        wanted = {s for s in self.graph.symbols.symbols if not _decided_inside(self.graph, s)}
+        found: dict[sympy.Symbol, BindSize] = {}
+        places: list[tuple[sympy.Expr, str, int | None, bool]] = []
+        for i in self.graph.inputs:
+            match i:
+                case SizeInput(name, value):
+                    places.append((value, name, None, False))
+                case Input(name, kind):
+                    places += [(e, name, d, False) for d, e in enumerate(kind.shape)]
+                    places += [(e, name, d, True) for d, e in enumerate(kind.strides)]
+        # Plain symbols of integers first, then of dimensions, then forms that have to be solved.
+        places.sort(key=lambda p: (not p[0].is_Symbol, p[3], p[2] is not None))
+        for value, name, dim, stride in places:
+            solved = _solve(value, wanted - found.keys())
+            if solved is not None:
+                symbol, scale, shift = solved
+                found[symbol] = BindSize(symbol, name, dim, stride, scale, shift)
+        self.unbound = wanted - found.keys()
+        order = [s for s in self.graph.symbols.symbols if s in found]
+        self.steps += [found[s] for s in order]
+        return tuple(order)
+
+    def node(self, node: Any) -> None:
+        comment = origin_text(node.origins)
+        match node:
+            case CallTensor():
+                self.call(node, comment)
+            case Library():
+                self.steps.append(CallLibrary(node, comment))
+                for used in uses(node):
+                    # An op may return or keep what it is given, so memory that a library saw is not used again.
+                    self.ours.pop(self.owner.get(used, used), None)
+                for name, result in zip(node.names, node.types, strict=True):
+                    if result is not None:
+                        self.owner[name] = name
+                        self.memory.add(name, result.nbytes)
+                        self.bind_result(name, result)
+                        if node.target not in SURE:
+                            self.steps.append(CheckLayout(name, result))
+            case View(name, kind, source, _, _, offset):
+                self.steps.append(MakeView(name, kind, source, offset))
+                self.owner[name] = self.owner[source]
+                self.memory.share(name, source)
+            case Compute() | Reduction():
+                raise EmitError(f"{self.graph.name}: {node.names[0]} was not fused into any function")
+
+    def call(self, node: CallTensor, comment: str) -> None:
+        use = self.uses_of[node.function]
+        tensors: list[str] = []
+        sizes: list[sympy.Expr] = []
+        for one in node.calls():
+            tensors += one.args
+            for name, kind, target in zip(one.names, one.types, one.into or (None,) * len(one.names), strict=True):
+                if target is None:
+                    self.allocate(name, kind)
+                    tensors.append(name)
+                    continue
+                if name in self.last:
+                    self.steps.append(WriteOver(name, target))
+                    self.owner[name] = self.owner[target]
+                    self.memory.share(name, target)
+                if target not in one.args:
+                    tensors.append(target)
+            sizes += [one.sizes[k] for k in use.sizes]
+        self.steps.append(Launch(use, tuple(tensors), tuple(sizes), node.types[0].device, comment, node.count))
+
+    def bind_result(self, name: str, kind: TensorType) -> None:
+        """Read the sizes that a result is the first to tell."""
+        for dim, extent in enumerate(kind.shape):
+            if extent in self.unbound:
+                self.unbound.discard(extent)
+                self.steps.append(BindSize(extent, name, dim))
+
+    def allocate(self, name: str, kind: TensorType) -> None:
+        spare = self.spare.get(kind)
+        if spare:
+            self.steps.append(Reuse(name, spare.pop()))
+        else:
+            self.steps.append(Allocate(name, kind))
+        self.owner[name] = name
+        self.ours[name] = kind
+        self.memory.add(name, kind.nbytes)
+
+    def free(self, names: list[str]) -> None:
+        gone = []
+        for name in names:
+            owner = self.owner.pop(name)
+            self.memory.drop(name)
+            kind = self.ours.get(owner)
+            if owner == name and kind is not None and owner not in self.owner.values() and self.wanted(kind):
+                # The name stays bound until its memory is taken over.
+                self.spare.setdefault(kind, []).append(name)
+                del self.ours[name]
+                continue
+            gone.append(name)
+        if gone:
+            self.steps.append(Free(tuple(gone)))
+
+    def wanted(self, kind: TensorType) -> bool:
+        """Whether the very next allocations include one of this type, so that keeping it raises no peak."""
+        for node in self.graph.nodes[self.position() : self.position() + 1]:
+            if isinstance(node, CallTensor) and kind in node.types:
+                return len(self.spare.get(kind, ())) < node.types.count(kind)
+        return False
+
+    def position(self) -> int:
+        return sum(isinstance(s, (Launch, CallLibrary, MakeView)) for s in self.steps)
+
+
+def _decided_inside(graph: Graph, symbol: sympy.Symbol) -> bool:
+    """Whether a node of the graph gives the symbol its value (a size decided by data)."""
+    return any(
+        isinstance(n, Library) and symbol.name in n.names and n.types[n.names.index(symbol.name)] is None
+        for n in graph.nodes
+    )
+
+
+def _solve(value: sympy.Expr, wanted: set[sympy.Symbol]) -> tuple[sympy.Symbol, int, int] | None:
+    """The symbol, scale and shift where ``value`` is ``scale * symbol + shift`` of one wanted symbol."""
+    if value.is_Symbol:
+        return (value, 1, 0) if value in wanted else None
+    free = value.free_symbols & wanted
+    if len(free) != 1 or len(value.free_symbols) != 1:
+        return None
+    (symbol,) = free
+    shift = value.xreplace({symbol: sympy.S.Zero})
+    scale = sympy.expand(value - shift).coeff(symbol)
+    if not (scale.is_Integer and shift.is_Integer and scale > 0) or sympy.expand(scale * symbol + shift - value) != 0:
+        return None
+    return symbol, int(scale), int(shift)
+
+
+def _mentioned(graph: Graph) -> set[sympy.Symbol]:
+    """Every size symbol that the steps will compute with."""
+    found: set[sympy.Symbol] = set()
+
+    def look(arg: Any) -> None:
+        if isinstance(arg, sympy.Basic):
+            found.update(arg.free_symbols)
+        elif isinstance(arg, (tuple, list)):
+            for a in arg:
+                look(a)
+
+    for node in graph.nodes:
+        for kind in node.types:
+            if kind is not None:
+                look((kind.shape, kind.strides))
+        match node:
+            case Library():
+                look((node.args, tuple(v for _, v in node.kwargs)))
+            case CallTensor():
+                look(node.sizes)
+            case View():
+                look(node.offset)
+    look(graph.outputs)
+    return found
+
+
+def origin_text(origins: Sequence[Origin]) -> str:
+    """The model lines of a step on one line: each line once, at most three."""
+    lines = list(dict.fromkeys(o.source for o in origins if o.source))
+    more = f" … and {len(lines) - 3} more" if len(lines) > 3 else ""
+    return "; ".join(lines[:3]) + more

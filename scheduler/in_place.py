@@ -1,0 +1,198 @@
+"""Results that are copied over an input of the graph are written there at once, where nobody can tell.
+
+A step of an optimizer is then one pass over its parameters and state instead of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import sympy
+
+from ..ir.expr import Load, walk
+from ..ir.graph import CallTensor, Graph, Input, Library, Node, Ref, TensorType, View, uses
+from .function import Output, TensorFunction
+from .function_table import FunctionTable
+from .scalars import is_elementwise
+
+COPY = "aten::copy_.default"
+# Whether an op may return memory that it was given.
+MayAlias = Callable[[str], bool]
+
+
+@dataclass(slots=True)
+class Aliases:
+    """Which names of a graph may share memory with which inputs or results: views, and what libraries may pass on."""
+
+    bases: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: Graph, may_alias: MayAlias) -> Aliases:
+        found = cls({i.name: frozenset((i.name,)) for i in graph.inputs if isinstance(i, Input)})
+        for node in graph.nodes:
+            shared: frozenset[str] = frozenset()
+            if isinstance(node, View):
+                shared = found[node.source]
+            elif isinstance(node, Library) and node.target != COPY and may_alias(node.target):
+                shared = frozenset().union(*(found[u] for u in uses(node)))
+            elif isinstance(node, CallTensor) and node.into:
+                for name, target in zip(node.names, node.into, strict=True):
+                    found.bases[name] = frozenset((name,)) | (found[target] if target is not None else frozenset())
+                continue
+            for name in node.names:
+                found.bases[name] = shared if isinstance(node, View) else shared | {name}
+        return found
+
+    def __getitem__(self, name: str) -> frozenset[str]:
+        return self.bases[name]
+
+
+def is_copy(node: Node) -> bool:
+    """Whether a node writes a tensor over another."""
+    return isinstance(node, Library) and node.target == COPY and all(isinstance(a, Ref) for a in node.args[:2])
+
+
+def write_in_place(
+    graph: Graph, functions: Mapping[str, TensorFunction], may_alias: MayAlias
+) -> tuple[Graph, dict[str, TensorFunction]]:
+    """The graph with those copies left out that a kernel can make unnecessary.
+
+    A result ``v`` that is copied over an input ``p`` of the same type goes straight into its memory if nothing reads
+    that memory later, ``v`` itself does not leave the graph, and the kernel that makes it reads ``p`` only at the very
+    element that it writes, or not at all.
+    """
+    return _Pass(graph, dict(functions), Aliases.of(graph, may_alias)).run()
+
+
+@dataclass(slots=True)
+class _Pass:
+    graph: Graph
+    functions: dict[str, TensorFunction]
+    aliases: Aliases
+    types: dict[str, TensorType] = field(default_factory=dict)
+    makers: dict[str, int] = field(default_factory=dict)
+    readers: dict[str, list[int]] = field(default_factory=dict)
+    leaving: set[str] = field(default_factory=set)
+    # Functions of calls that changed, by position.
+    changed: dict[int, TensorFunction] = field(default_factory=dict)
+
+    def run(self) -> tuple[Graph, dict[str, TensorFunction]]:
+        copies = [k for k, n in enumerate(self.graph.nodes) if is_copy(n)]
+        if not copies:
+            return self.graph, self.functions
+        self.types = self.graph.types()
+        for k, node in enumerate(self.graph.nodes):
+            self.makers.update(dict.fromkeys(node.names, k))
+            for base in {b for u in uses(node) for b in self.aliases[u]}:
+                self.readers.setdefault(base, []).append(k)
+        for o in self.graph.outputs:
+            if isinstance(o, str):
+                self.leaving |= self.aliases[o]
+        nodes: list[Node | None] = list(self.graph.nodes)
+        for k in copies:
+            node = self.graph.nodes[k]
+            assert isinstance(node, Library)
+            target, value = node.args[0].name, self.behind(node.args[1].name)
+            made = nodes[self.makers[value]] if value in self.makers else None
+            if not isinstance(made, CallTensor) or not self.is_safe(k, node, target, value):
+                continue
+            changed = self.written(made, target, value)
+            if changed is not None:
+                nodes[self.makers[value]], nodes[k] = changed, None
+        table = FunctionTable(self.functions)
+        for k, function in self.changed.items():
+            call = nodes[k]
+            assert isinstance(call, CallTensor)
+            nodes[k] = replace(call, function=table.enter(function))
+        kept = _without_idle_views([n for n in nodes if n is not None], self.graph)
+        return replace(self.graph, nodes=kept), table.used(kept)
+
+    def behind(self, name: str) -> str:
+        """The tensor that a view shows as it is."""
+        while name in self.makers and isinstance(view := self.graph.nodes[self.makers[name]], View):
+            if view.type != self.types[view.source] or view.offset != 0:
+                break
+            name = view.source
+        return name
+
+    def is_safe(self, at: int, node: Library, target: str, value: str) -> bool:
+        """Whether it makes no difference to the rest of the graph when the value arrives early."""
+        kind = self.types[target]
+        if self.types[value] != kind or target not in {i.name for i in self.graph.inputs}:
+            return False
+        if any(s == 0 and n != 1 for s, n in zip(kind.strides, kind.shape, strict=True)):
+            return False
+        if value in self.leaving or any(n in self.readers or n in self.leaving for n in node.names):
+            return False
+        made = self.makers[value]
+        if any(k > made and k != at for k in self.readers.get(target, ())):
+            return False
+        # A library that keeps or changes what it is given must not be given the input's memory in the value's place.
+        return not any(
+            isinstance(n := self.graph.nodes[k], Library) and k != at and _keeps(n) for k in self.readers.get(value, ())
+        )
+
+    def written(self, call: CallTensor, target: str, value: str) -> CallTensor | None:
+        """The call with the value's memory given; None where its kernel would read what it has overwritten."""
+        k = call.names.index(value)
+        into = list(call.into or (None,) * len(call.names))
+        if any(target in self.aliases[a] and a != target for a in call.args):
+            return None
+        into[k] = target
+        if target not in call.args:
+            return replace(call, into=tuple(into))
+        at = self.makers[value]
+        function = overwritten(self.changed.get(at, self.functions[call.function]), k, call.args.index(target))
+        if function is None:
+            return None
+        self.changed[at] = function
+        return replace(call, into=tuple(into))
+
+
+def _without_idle_views(nodes: list[Node], graph: Graph) -> tuple[Node, ...]:
+    """The nodes but for views that nothing needs any more."""
+    needed = {o for o in graph.outputs if isinstance(o, str)}
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if not isinstance(node, View) or node.name in needed:
+            kept.append(node)
+            needed.update(uses(node))
+    return tuple(reversed(kept))
+
+
+def _keeps(node: Library) -> bool:
+    op = node.target.split("::")[-1].split(".")[0]
+    return node.target != COPY and (op.endswith("_") or node.target.startswith("hop::"))
+
+
+def overwritten(function: TensorFunction, output: int, given: int) -> TensorFunction | None:
+    """The function that writes one output over one of its inputs; None where a point would read another point's.
+
+    The value must be computed from the element that it replaces: then it cannot be there before that has been read.
+    """
+    old, buffer = function.outputs[output], function.inputs[given]
+    if not is_elementwise(function) or function.inner or any(o.buffer == buffer for o in function.outputs):
+        return None
+    if (old.buffer.shape, old.buffer.strides, old.buffer.dtype) != (buffer.shape, buffer.strides, buffer.dtype):
+        return None
+    mentioned = {s for i in old.indices for s in i.free_symbols}
+    if any(d.var not in mentioned and d.extent != 1 for d in function.rows):
+        return None
+    reads: dict[str, set[str]] = {}
+    for s in function.stages:
+        found: set[str] = set()
+        for e in (e for v in s.values for e in walk(v) if isinstance(e, Load)):
+            found |= {e.buffer} | reads.get(e.buffer, set())
+            if e.buffer == buffer.name and not _same(e.indices, old.indices):
+                return None
+        reads.update(dict.fromkeys(s.results, found))
+    if buffer.name not in reads[old.result]:
+        return None
+    outputs = list(function.outputs)
+    outputs[output] = Output(buffer, old.result, old.indices)
+    return replace(function, outputs=tuple(outputs))
+
+
+def _same(a: tuple[object, ...], b: tuple[sympy.Expr, ...]) -> bool:
+    return len(a) == len(b) and all(x == y for x, y in zip(a, b, strict=True))
