@@ -102,7 +102,7 @@ class _Tables:
         """Positions of calls whose functions are equal, sizes of flat ones aside."""
         found: dict[object, list[int]] = {}
         for k, node in enumerate(self.graph.nodes):
-            if isinstance(node, CallTensor) and node.count == 1:
+            if isinstance(node, CallTensor) and node.count == 1 and node.types[0].device == "cpu":
                 if node.function not in self.flats:
                     self.flats[node.function] = flatten(self.functions[node.function])
                 flat = self.flats[node.function]

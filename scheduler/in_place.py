@@ -12,7 +12,7 @@ import sympy
 
 from ..ir.expr import Load, walk
 from ..ir.graph import CallTensor, Graph, Input, Library, Node, Ref, TensorType, View, uses
-from .function import Output, TensorFunction
+from .function import Output, Stage, TensorFunction
 from .function_table import FunctionTable
 from .scalars import is_elementwise
 
@@ -172,12 +172,12 @@ def overwritten(function: TensorFunction, output: int, given: int) -> TensorFunc
     The value must be computed from the element that it replaces: then it cannot be there before that has been read.
     """
     old, buffer = function.outputs[output], function.inputs[given]
-    if not is_elementwise(function) or function.inner or any(o.buffer == buffer for o in function.outputs):
+    if any(o.buffer == buffer for o in function.outputs) or function.extra:
         return None
     if (old.buffer.shape, old.buffer.strides, old.buffer.dtype) != (buffer.shape, buffer.strides, buffer.dtype):
         return None
     mentioned = {s for i in old.indices for s in i.free_symbols}
-    if any(d.var not in mentioned and d.extent != 1 for d in function.rows):
+    if {d.var for d in function.rows if d.extent != 1} - mentioned:
         return None
     reads: dict[str, set[str]] = {}
     for s in function.stages:
@@ -186,12 +186,22 @@ def overwritten(function: TensorFunction, output: int, given: int) -> TensorFunc
             found |= {e.buffer} | reads.get(e.buffer, set())
             if e.buffer == buffer.name and not _same(e.indices, old.indices):
                 return None
+        # Once a row, and never for the elements of it or what is combined over them.
+        if buffer.name in found and not _once_a_row(function, s):
+            return None
         reads.update(dict.fromkeys(s.results, found))
     if buffer.name not in reads[old.result]:
+        return None
+    others = [o for o in function.outputs if buffer.name in reads[o.result] and o is not old]
+    if others and not is_elementwise(function):
         return None
     outputs = list(function.outputs)
     outputs[output] = Output(buffer, old.result, old.indices)
     return replace(function, outputs=tuple(outputs))
+
+
+def _once_a_row(function: TensorFunction, stage: Stage) -> bool:
+    return stage.monoid is None and stage.axes is None and not (stage.inner and function.inner)
 
 
 def _same(a: tuple[object, ...], b: tuple[sympy.Expr, ...]) -> bool:

@@ -57,13 +57,19 @@ def lower_to_loops(function: TensorFunction) -> LoopNest:
         if late:
             blocks.append(_row_block(function, stage, f"b{len(blocks)}", late))
     if last:
-        (block,) = blocks
-        where = tuple(d.var for d in function.dims)
+        where = tuple(d.var for d in function.rows)
         kinds = {b.name: b.dtype for b in locals_}
         stores = [
             Store(o.buffer.name, o.indices, cast(Load(o.result, where, kinds[o.result]), o.buffer.dtype)) for o in last
         ]
-        blocks = [replace(block, body=(*block.body, *stores))]
+        if len(blocks) == 1 and not blocks[0].is_reduction and not function.inner:
+            blocks = [replace(blocks[0], body=(*blocks[0].body, *stores))]
+        else:
+            axes = tuple(Axis(d.var, d.extent) for d in function.rows)
+            name = f"b{len(blocks)}"
+            blocks.append(
+                Block(name, axes, tuple(symbol(f"{name}_{d.var.name}") for d in function.rows), tuple(stores))
+            )
     return LoopNest(
         function.name,
         function.params,
