@@ -67,7 +67,8 @@ class Product:
     """A library call that is a product: ``result[axes] = beta * added + alpha * sum over r0 of a * b``.
 
     ``m``, ``n``, ``k`` and ``batch`` are typical sizes; m counts the rows of ``a``. ``readers`` are the nodes that read
-    the result, through views too. ``shared`` tells which operands something else needs in memory anyway.
+    the result, through views too, ``then`` those that read what they make; ``leaves`` where the result is one of the
+    graph. ``shared`` tells which operands something else needs in memory anyway.
     """
 
     node: Library
@@ -84,6 +85,8 @@ class Product:
     n: int
     k: int
     readers: tuple[Node, ...]
+    then: tuple[Node, ...]
+    leaves: bool
     shared: tuple[bool, bool]
 
     @property
@@ -148,9 +151,12 @@ class Products:
         hint = self.graph.symbols.hint
         sizes = [hint(e) for e in kind.shape]
         batch, m, n = [1] * (3 - len(sizes)) + sizes if len(axes) != 1 else [1, sizes[0], 1]
+        (result,) = node.names
+        readers = tuple(self.readers.get(result, ()))
+        then = tuple(s for r in readers for name in r.names for s in self.readers.get(name, ()))
         return Product(
             node, axes, kind.shape, depth, a, b, added.name if added is not None else None, beta, alpha, batch, m, n,
-            hint(depth), tuple(self.readers.get(node.names[0], ())),
+            hint(depth), readers, then, result in self.leaving,
             (self._is_needed(names[0], node), self._is_needed(names[1], node)),
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from ..ir.dtypes import DType
 from ..ir.expr import Call, Cast, Expr, Load, Select, flops, free_symbols, is_value, loads, rewrite, walk
 from ..ir.graph import Compute, Graph, Origin, Reduction, TensorType, View, node_values, uses
 from ..ir.index import simplify
-from ..ir.monoid import Monoid
+from ..ir.monoid import SUM, Monoid
 from ..ir.symbols import SymbolTable
 from .views import ViewMap, map_value
 
@@ -75,9 +75,21 @@ def simplify_value(value: Expr, fast: bool = True) -> Expr:
                 return e.value.value
             if fast and origin is e.dtype is DType.FLOAT32 and middle.is_half:
                 return e.value.value
+            if middle.is_half and e.dtype is DType.FLOAT32 and origin in (DType.INT8, DType.UINT8):
+                return Cast(e.value.value, e.dtype)  # bytes are exact in either half type
         return None
 
     return rewrite(value, leaf)
+
+
+def keeps_rounding(node: Compute | Reduction, value: Expr) -> bool:
+    """Whether a value is the product of two operands that a GPU multiplies in the type to which they were rounded."""
+    if not isinstance(node, Reduction) or node.monoid is not SUM or not node.types[0].device.startswith("cuda"):
+        return False
+    if not isinstance(value, Call) or value.fn != "mul":
+        return False
+    left, right = (free_symbols(a) & set(node.axes) for a in value.args)
+    return bool(left - right and right - left)
 
 
 @cache
@@ -118,7 +130,7 @@ def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member
             values = _substitute(values, substituted, members, outside, counts, extents, graph.symbols)
             if values is before:
                 break
-        values = tuple(simplify_value(v, fast) for v in values)
+        values = tuple(simplify_value(v, fast and not keeps_rounding(node, v)) for v in values)
         member = Member(
             index, node.names, node.types, node.axes, reduce_axes, extents, values,
             node.monoid if isinstance(node, Reduction) else None, node.origins, collect_loads(values),

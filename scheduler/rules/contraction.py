@@ -120,12 +120,15 @@ def _find(nest: LoopNest) -> Contraction | None:
     if axes is None:
         return None
     inside = {p.name for p in products}
-    if any(b.name not in inside for b in found[first : last + 1]):
+    used = {ld.buffer for b in found if b.name in inside for ld in b.reads}
+    between = [b for b in found[first:last] if b.name not in inside]
+    # What stands between products may as well come after them, unless one of them reads it.
+    if any(b.is_reduction or any(w.buffer in used for w in b.writes) for b in between):
         return None
     batch, rows, columns, summed = axes
     known = {v for v, _ in (*batch, *rows, *columns)}
     column_vars = {v for v, _ in columns}
-    before, after = found[:first], found[last + 1 :]
+    before, after = found[:first], [*between, *found[last + 1 :]]
     local = {b.name for b in nest.locals}
     if any(b.is_reduction or any(w.buffer not in local for w in b.writes) for b in before):
         return None

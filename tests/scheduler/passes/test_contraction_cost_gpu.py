@@ -1,0 +1,104 @@
+"""Which products a GPU computes with our loops, and that it says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from torch_mlc.dynamo_backend.capture import capture
+from torch_mlc.dynamo_backend.fake_device import on_fake_device
+from torch_mlc.dynamo_backend.importer import import_graph
+from torch_mlc.ir.expr import loads
+from torch_mlc.ir.graph import Graph, Library, Reduction
+from torch_mlc.scheduler.passes import eliminate_dead, open_contractions, simplify_algebra
+
+BF16 = torch.bfloat16
+
+
+class Program(torch.nn.Module):
+    def __init__(self, fn: Callable[..., object]) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, *inputs: Tensor) -> object:
+        return self.fn(*inputs)
+
+
+def decided(fn: Callable[..., object], *inputs: Tensor) -> Graph:
+    model, fakes = on_fake_device(Program(fn), inputs, "cuda")
+    graphs = capture(model, fakes)
+    return eliminate_dead(open_contractions(simplify_algebra(import_graph(graphs[0]))))
+
+
+def products(graph: Graph) -> tuple[list[Reduction], list[Library]]:
+    opened = [n for n in graph.nodes if isinstance(n, Reduction)]
+    return opened, [n for n in graph.nodes if isinstance(n, Library)]
+
+
+def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def quantised(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return x @ (w.to(x.dtype) * s).t()
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_packed_weights_are_read_packed_for_few_rows(rows: int) -> None:
+    graph = decided(quantised, empty(rows, 4096), empty(4096, 4096, dtype=torch.int8), empty(4096, 1))
+    (total,), libraries = products(graph)
+    assert not libraries
+    assert {ld.dtype.torch for ld in loads(total.values[0])} == {BF16, torch.int8}
+    assert "made of" in total.origins[0].note
+
+
+def test_many_rows_are_the_library_s() -> None:
+    """Multiplying is all of the time, and the library does it faster."""
+    graph = decided(quantised, empty(8192, 4096), empty(4096, 4096, dtype=torch.int8), empty(4096, 1))
+    opened, (library,) = products(graph)
+    assert not opened and "cuBLAS in" in library.reason
+
+
+def linear(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w.t()
+
+
+def with_gelu(x: Tensor, w: Tensor) -> Tensor:
+    return functional.gelu(x @ w.t())
+
+
+def with_norm(x: Tensor, w: Tensor) -> Tensor:
+    return functional.layer_norm(functional.gelu(x @ w.t()), (w.shape[0],))
+
+
+def test_an_epilogue_pays_where_the_product_is_shallow() -> None:
+    for depth, expected in ((512, True), (16384, False)):
+        opened, _ = products(decided(with_gelu, empty(8192, depth), empty(4096, depth)))
+        assert bool(opened) is expected
+    assert not products(decided(linear, empty(8192, 512), empty(4096, 512)))[0], "nothing follows: nothing is saved"
+
+
+def test_what_feeds_a_reduction_saves_less() -> None:
+    """Its tile ends in memory, where the reduction's kernel would have made it."""
+    shapes = empty(8192, 512), empty(4096, 512)
+    alone, followed = (decided(fn, *shapes) for fn in (with_gelu, with_norm))
+    (total,), _ = products(alone)
+    assert "131072 KiB of the result" in total.origins[0].note
+    assert any("65536 KiB of the result" in n.reason for n in products(followed)[1])
+
+
+def test_full_float32_is_the_library_s_unless_memory_decides() -> None:
+    kinds = {"dtype": torch.float32}
+    assert not products(decided(with_gelu, empty(4096, 1024, **kinds), empty(4096, 1024, **kinds)))[0]
+    few = decided(quantised, empty(16, 4096, **kinds), empty(4096, 4096, dtype=torch.int8), empty(4096, 1, **kinds))
+    assert products(few)[0]
+
+
+def test_small_products_and_integers_stay() -> None:
+    assert not products(decided(with_gelu, empty(8, 8), empty(8, 8)))[0]
+    kinds = {"dtype": torch.int32}
+    assert not products(decided(linear, empty(64, 64, **kinds), empty(64, 64, **kinds)))[0]
