@@ -19,6 +19,8 @@ from ..kernel import EmitError
 from .access import bound_mask, store
 from .builder import Val, llvm_type
 from .context import Context, Mask, conjunction
+from .factor import factored
+from .functions import apply
 from .index import scalar_index
 from .values import combine, evaluate, index_values
 
@@ -52,6 +54,9 @@ class Accumulator:
     vector: Loop | None
     # Part of a cascade: it joins others of its own width.
     nested: bool = False
+    # What is combined at each step, and what multiplies the whole at the end.
+    values: tuple[Expr, ...] = ()
+    factor: Expr | None = None
 
     @property
     def lanes(self) -> int:
@@ -108,7 +113,7 @@ def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | Non
     vector = across or next((lp for lp in reduced.path if lp.kind is LoopKind.VECTORIZED), None)
     dims = []
     for lp in inside:
-        if lp is vector or (lp.var not in spatial and (lp.var not in reduced.vars or lp.kind is not LoopKind.UNROLLED)):
+        if lp is vector or (lp.var not in spatial and not _is_interleaved(lp, reduced)):
             continue
         if not lp.extent.is_Integer or (lp.var in spatial and lp.var in reduced.vars):
             return None
@@ -118,7 +123,10 @@ def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | Non
     for k, statement in enumerate(reduced.block.body):
         if isinstance(statement, Update):
             varies = _varying(ctx, reduced, statement, vector.var if vector else None)
-            acc = Accumulator(reduced.block, statement, (), tuple(dims), reduced.vars, across, vector)
+            values, factor = factored(reduced.block, statement.monoid, statement.values, loop, inside)
+            acc = Accumulator(
+                reduced.block, statement, (), tuple(dims), reduced.vars, across, vector, values=values, factor=factor
+            )
             if acc.size * max(lanes, 1) * 8 * len(varies) > _LARGEST:
                 return None
             slots = [
@@ -130,6 +138,11 @@ def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | Non
             ctx.accumulators[reduced.block.name, k] = acc
             result.append(acc)
     return result
+
+
+def _is_interleaved(loop: Loop, reduced: Reduced) -> bool:
+    """Whether each copy of an unrolled loop keeps a partial state; with the annotation ``chain`` they share one."""
+    return loop.var in reduced.vars and loop.kind is LoopKind.UNROLLED and not dict(loop.annotations).get("chain")
 
 
 def begin_cascade(ctx: Context, reduced: Reduced, loop: Loop) -> list[tuple[Accumulator, Accumulator]]:
@@ -149,7 +162,10 @@ def begin_cascade(ctx: Context, reduced: Reduced, loop: Loop) -> list[tuple[Accu
             continue
         if {d.var for d in outer.dims} - {lp.var for lp in reduced.path[reduced.path.index(loop) :]}:
             continue  # a loop between selects among the accumulators
-        inner = replace(outer, slots=tuple(_slot(ctx, outer.size, s.dtype, s.lanes) for s in outer.slots), nested=True)
+        inside = reduced.path[reduced.path.index(loop) :]
+        own, factor = factored(reduced.block, statement.monoid, outer.values, loop, inside)
+        slots = tuple(_slot(ctx, outer.size, s.dtype, s.lanes) for s in outer.slots)
+        inner = replace(outer, slots=slots, nested=True, values=own, factor=factor)
         _clear(ctx, inner)
         ctx.accumulators[reduced.block.name, k] = inner
         pairs.append((outer, inner))
@@ -161,11 +177,29 @@ def finish_cascade(ctx: Context, outer: Accumulator, inner: Accumulator) -> None
     for key, value in ctx.accumulators.items():
         if value is inner:
             ctx.accumulators[key] = outer
-    for k in range(outer.size):
-        x = [_read(ctx, slot, str(k)) for slot in outer.slots]
-        y = [_read(ctx, slot, str(k)) for slot in inner.slots]
-        for slot, value in zip(outer.slots, combined(ctx, outer.update, x, y), strict=True):
-            ctx.b.line(f"store {ctx.b.splat(value, slot.lanes)}, ptr {_element(ctx, slot, str(k))}")
+    if inner.factor is None:
+        for k in range(outer.size):
+            _join(ctx, outer, inner, str(k))
+        return
+    with _at_targets(ctx, inner):
+        _join_dims(ctx, outer, inner, list(outer.dims))
+
+
+def _join_dims(ctx: Context, outer: Accumulator, inner: Accumulator, dims: list[Loop]) -> None:
+    if not dims:
+        _join(ctx, outer, inner, _index(ctx, outer))
+        return
+    with _each(ctx, dims[0]) as positions:
+        for value in positions:
+            ctx.indices[dims[0].var] = value
+            _join_dims(ctx, outer, inner, dims[1:])
+
+
+def _join(ctx: Context, outer: Accumulator, inner: Accumulator, index: str) -> None:
+    x = [_read(ctx, slot, index) for slot in outer.slots]
+    y = _whole(ctx, inner, [_read(ctx, slot, index) for slot in inner.slots])
+    for slot, value in zip(outer.slots, combined(ctx, outer.update, x, y), strict=True):
+        ctx.b.line(f"store {ctx.b.splat(value, slot.lanes)}, ptr {_element(ctx, slot, index)}")
 
 
 def _slot(ctx: Context, size: int, dtype: DType, lanes: int) -> Slot:
@@ -307,10 +341,10 @@ def _index(ctx: Context, acc: Accumulator) -> str:
 def update(ctx: Context, block: Block, k: int, statement: Update) -> None:
     """One step: the accumulator (or the targets in memory) combined with the values at this point."""
     acc = ctx.accumulators.get((block.name, k))
-    values = [evaluate(ctx, v) for v in statement.values]
     if not isinstance(acc, Accumulator):
-        _update_memory(ctx, block, statement, values)
+        _update_memory(ctx, block, statement, [evaluate(ctx, v) for v in statement.values])
         return
+    values = [evaluate(ctx, v) for v in acc.values]
     index = _index(ctx, acc)
     old = [_read(ctx, slot, index) for slot in acc.slots]
     new = combined(ctx, statement, old, values)
@@ -379,6 +413,13 @@ def _update_memory(ctx: Context, block: Block, statement: Update, values: list[V
 def finish(ctx: Context, acc: Accumulator) -> None:
     """Combine interleaved copies and lanes, and store every target."""
     ctx.accumulators = {k: v for k, v in ctx.accumulators.items() if v is not acc}
+    with _at_targets(ctx, acc):
+        _finish_dims(ctx, acc, [d for d in acc.dims if d.var not in acc.reduced])
+
+
+@contextmanager
+def _at_targets(ctx: Context, acc: Accumulator) -> Iterator[None]:
+    """Where the targets are: lanes over them, or none where lanes ran along the reduction."""
     old_axes, old_vector, old_block = ctx.axes, ctx.vector, ctx.block
     old_mask, old_block_mask = ctx.mask, ctx.block_mask
     ctx.axes = dict(zip((a.var for a in acc.block.axes), acc.block.bindings, strict=True))
@@ -387,9 +428,21 @@ def finish(ctx: Context, acc: Accumulator) -> None:
         ctx.vector = None
     elif acc.vector is not None:  # lanes over targets
         ctx.vector = (acc.vector.var, acc.lanes)
-    _finish_dims(ctx, acc, [d for d in acc.dims if d.var not in acc.reduced])
+    yield
     ctx.axes, ctx.vector, ctx.block = old_axes, old_vector, old_block
     ctx.mask, ctx.block_mask = old_mask, old_block_mask
+    ctx.values = {}
+
+
+@contextmanager
+def _each(ctx: Context, loop: Loop) -> Iterator[list[Val]]:
+    """The values of a loop over targets: all of them where it is written out, else that of a loop at run time."""
+    if loop.kind is LoopKind.UNROLLED or int(loop.extent) == 1:
+        yield [ctx.b.const(k, DType.INT64) for k in range(int(loop.extent))]
+    else:
+        with runtime_loop(ctx, "0", str(loop.extent)) as name:
+            yield [Val(name, DType.INT64)]
+    del ctx.indices[loop.var]
 
 
 def _finish_dims(ctx: Context, acc: Accumulator, dims: list[Loop]) -> None:
@@ -397,15 +450,31 @@ def _finish_dims(ctx: Context, acc: Accumulator, dims: list[Loop]) -> None:
         _finish_one(ctx, acc)
         return
     loop, *rest = dims
-    if loop.kind is LoopKind.UNROLLED or int(loop.extent) == 1:
-        for k in range(int(loop.extent)):
-            ctx.indices[loop.var] = ctx.b.const(k, DType.INT64)
+    with _each(ctx, loop) as positions:
+        for value in positions:
+            ctx.indices[loop.var] = value
             _finish_dims(ctx, acc, rest)
-    else:
-        with runtime_loop(ctx, "0", str(loop.extent)) as name:
-            ctx.indices[loop.var] = Val(name, DType.INT64)
-            _finish_dims(ctx, acc, rest)
-    del ctx.indices[loop.var]
+
+
+def _live(ctx: Context, acc: Accumulator) -> Mask | None:
+    """The targets that exist."""
+    live: Mask | None = None
+    for bound in acc.block.predicate:
+        names = bound.lhs.free_symbols | bound.rhs.free_symbols
+        if bound not in ctx.assumed and not names & acc.reduced:
+            mask = bound_mask(ctx, bound)
+            live = mask if live is None else Mask(conjunction(ctx.b, live.live, mask.live))
+    return live
+
+
+def _whole(ctx: Context, acc: Accumulator, state: list[Val]) -> list[Val]:
+    """A state times the factor that its terms have in common."""
+    if acc.factor is None:
+        return state
+    ctx.mask = ctx.block_mask = _live(ctx, acc)
+    ctx.values = {}
+    factor = evaluate(ctx, acc.factor)
+    return [apply(ctx.b, "mul", (v, factor), v.dtype) for v in state]
 
 
 def _finish_one(ctx: Context, acc: Accumulator) -> None:
@@ -424,13 +493,8 @@ def _finish_one(ctx: Context, acc: Accumulator) -> None:
     (state,) = states
     if acc.across is not None:
         state = horizontal(ctx, acc.update, [ctx.b.splat(v, acc.lanes) for v in state])
-    live: Mask | None = None
-    for bound in acc.block.predicate:
-        names = bound.lhs.free_symbols | bound.rhs.free_symbols
-        if bound not in ctx.assumed and not names & acc.reduced:
-            mask = bound_mask(ctx, bound)
-            live = mask if live is None else Mask(conjunction(ctx.b, live.live, mask.live))
-    ctx.mask = ctx.block_mask = live
+    state = _whole(ctx, acc, state)
+    ctx.mask = ctx.block_mask = _live(ctx, acc)
     ctx.values = {}
     if not acc.update.begins:
         places = zip(acc.update.targets, state, strict=True)

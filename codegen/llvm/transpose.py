@@ -1,7 +1,8 @@
 """Tiles of a transposition in registers: contiguous loads along an unrolled loop, turned into vectors across it.
 
 Where lanes are far apart in memory and the iterations of an unrolled loop around them are neighbours, 8 x 8 tiles are
-loaded by rows and transposed by shuffles, instead of element by element.
+loaded by rows and transposed by shuffles, instead of element by element. Where the copies of the unrolled loop lie
+between the lanes and fill the gaps, whole vectors are loaded and every other element is picked of each pair.
 """
 
 from __future__ import annotations
@@ -22,8 +23,22 @@ def transposed(
     """The value at this point of the unrolled loop, or None where the access is not of this form."""
     assert ctx.vector is not None
     lane, lanes = ctx.vector
+    whole = offset
     for var, extent in ctx.unrolled.items():
+        # Copies of other unrolled loops are at other places.
+        copies = {v: sympy.Integer(ctx.indices[v].name) for v in ctx.unrolled if v != var}
+        offset = sympy.expand(whole.xreplace(copies)) if whole.free_symbols & copies.keys() else whole
         parts = split_linear(offset, var)
+        step = split_linear(offset, lane)
+        if (
+            parts is not None and step is not None and parts[1] == 1 and step[1] == extent
+            and extent in (2, 4) and lanes % _SIDE == 0
+        ):  # fmt: skip
+            first = offset.xreplace({var: sympy.S.Zero})
+            key = (base, first, version)
+            if key not in ctx.tiles:
+                ctx.tiles[key] = _apart(ctx, key, lane, lanes, extent, (element, size), load)
+            return ctx.tiles[key][int(ctx.indices[var].name)]
         if parts is None or parts[1] != 1 or extent % _SIDE or lanes % _SIDE or split_linear(offset, lane) is None:
             continue
         position = int(ctx.indices[var].name)
@@ -33,6 +48,39 @@ def transposed(
             ctx.tiles[key] = _tile(ctx, key, var, lane, lanes, element, size, load)
         return ctx.tiles[key][position % _SIDE]
     return None
+
+
+def _apart(
+    ctx: Context,
+    key: tuple[str, sympy.Expr, int],
+    lane: sympy.Symbol,
+    lanes: int,
+    count: int,
+    kind: tuple[str, int],
+    load: Callable[[str], str],
+) -> list[str]:
+    """``count`` vectors of every ``count``-th element, from as many neighbouring vectors."""
+    base, offset, _ = key
+    element, size = kind
+    start = sympy.expand(offset.xreplace({lane: sympy.S.Zero}))
+    parts = []
+    for k in range(count):
+        pointer = element_pointer(ctx, base, sympy.expand(start + k * lanes), element)
+        parts.append(load(f"load <{lanes} x {element}>, ptr {pointer}, align {size}"))
+    return _picked(ctx, parts, lanes, element)
+
+
+def _picked(ctx: Context, parts: list[str], lanes: int, element: str) -> list[str]:
+    """Even elements of each pair of vectors, then odd ones, until each vector holds one remainder; in their order."""
+    if len(parts) == 1:
+        return parts
+    kind, found = f"<{lanes} x {element}>", []
+    for odd in (0, 1):
+        picks = ", ".join(f"i32 {k}" for k in range(odd, 2 * lanes, 2))
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        half = [ctx.b.op(f"shufflevector {kind} {x}, {kind} {y}, <{lanes} x i32> <{picks}>") for x, y in pairs]
+        found.append(_picked(ctx, half, lanes, element))
+    return [v for pair in zip(*found, strict=True) for v in pair]
 
 
 def _tile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 
 from ...ir.dtypes import DType
@@ -15,6 +16,9 @@ from .index import in_loops, lane_index
 from .types import cast
 
 I64, I32 = DType.INT64, DType.INT32
+_COMPARISONS = {
+    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
+}  # fmt: skip
 
 
 def evaluate(ctx: Context, expr: Expr) -> Val:
@@ -44,7 +48,11 @@ def _evaluate(ctx: Context, expr: Expr) -> Val:
         case Cast():
             return cast(b, evaluate(ctx, expr.value), expr.dtype)
         case Call():
-            return apply(b, expr.fn, tuple(evaluate(ctx, a) for a in expr.args), expr.dtype)
+            args = tuple(evaluate(ctx, a) for a in expr.args)
+            if expr.fn in _COMPARISONS and all(a.is_literal and a.dtype.is_int and not a.lanes for a in args):
+                # The copies of an unrolled loop know which they are.
+                return b.const(_COMPARISONS[expr.fn](int(args[0].name), int(args[1].name)), expr.dtype)
+            return apply(b, expr.fn, args, expr.dtype)
         case Select():
             return _select(ctx, expr)
         case Var():

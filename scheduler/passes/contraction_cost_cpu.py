@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from ..contraction import Decision, Operand, Product
 
-# One core: bytes a nanosecond to and from memory, and float32 operations a nanosecond: BLAS, our loops, and what makes
-# an operand's elements. Measured on Zen 3 and Ice Lake; only their ratios matter.
-BANDWIDTH, BLAS, LOOPS, MAKING = 10.0, 80.0, 40.0, 12.0
+# One core of Zen 3, in nanoseconds: a byte to or from memory; a float32 operation of BLAS and of our loops; an element
+# of the weight that BLAS puts in order; an operation that makes an element; a byte of memory that is new at each call,
+# as allocations past 32 MiB are. Only their ratios matter.
+BYTE, BLAS, LOOPS, ORDER, MAKING, PAGED = 1 / 14, 1 / 73, 1 / 34, 0.7, 0.02, 0.5
+NEW_PAST = 32 << 20
+# Rows that share one conversion of an operand's elements: as many as have their sums in registers.
+ROWS = 4
 
 
 def decide_cpu(product: Product) -> Decision:
@@ -46,22 +50,22 @@ def _library_time(p: Product, packed: tuple[bool, bool]) -> float:
     made = 0.0
     for o, is_packed, shared in zip((p.a, p.b), packed, p.shared, strict=True):
         if is_packed and not shared:
-            elements = o.bytes / o.type.dtype.itemsize
-            made += max((o.read + 2 * o.bytes) / BANDWIDTH, elements * (1 + o.flops) / MAKING)
-    return made + max((p.a.bytes + p.b.bytes) / BANDWIDTH, 2.0 * p.batch * p.m * p.n * p.k / BLAS)
+            made += max((o.read + o.bytes) * BYTE, _making(o)) + (o.bytes * PAGED if o.bytes > NEW_PAST else 0.0)
+    order = p.batch * p.n * p.k * ORDER if p.m > 1 else 0.0
+    return made + max((p.a.bytes + p.b.bytes) * BYTE, order + _flops(p) * BLAS)
 
 
 def _loop_time(p: Product, packed: tuple[bool, bool]) -> float:
     """One visit of what is read; elements are made once for every block of rows."""
-    read = sum(o.read if is_packed else o.bytes for o, is_packed in zip((p.a, p.b), packed, strict=True))
-    blocks = -(-p.m // ROWS)
-    making = sum(
-        o.bytes / o.type.dtype.itemsize * (1 + o.flops) * blocks
-        for o, is_packed in zip((p.a, p.b), packed, strict=True)
-        if is_packed
-    )
-    return max(read / BANDWIDTH, making / MAKING + 2.0 * p.batch * p.m * p.n * p.k / LOOPS)
+    both = tuple(zip((p.a, p.b), packed, strict=True))
+    read = sum(o.read if is_packed else o.bytes for o, is_packed in both)
+    made = sum(_making(o) for o, is_packed in both if is_packed) * -(-p.m // ROWS)
+    return max(read * BYTE, made + _flops(p) * LOOPS)
 
 
-# Rows that share one conversion of an operand's elements: as many as have their sums in registers.
-ROWS = 4
+def _making(o: Operand) -> float:
+    return o.bytes / o.type.dtype.itemsize * (1 + o.flops) * MAKING
+
+
+def _flops(p: Product) -> float:
+    return 2.0 * p.batch * p.m * p.n * p.k

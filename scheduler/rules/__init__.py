@@ -6,6 +6,7 @@ from ..error import ScheduleError
 from ..schedule import Schedule
 from .cpu_attention import CPU_ATTENTION
 from .cpu_column import CPU_COLUMN_REDUCTION
+from .cpu_contraction import CPU_CONTRACTION
 from .cpu_pointwise import CPU_POINTWISE
 from .cpu_row import CPU_ROW_REDUCTION
 from .cpu_split import CPU_SPLIT_REDUCTION
@@ -18,8 +19,8 @@ from .plain import CPU_PLAIN
 from .registry import DesignSpace, Rule, matching
 
 RULES: tuple[Rule, ...] = (
-    CPU_ATTENTION, CPU_POINTWISE, CPU_COLUMN_REDUCTION, CPU_SPLIT_REDUCTION, CPU_ROW_REDUCTION, CPU_PLAIN,
-    GPU_CONTRACTION, GPU_TRANSPOSE, GPU_POINTWISE, GPU_COLUMN_REDUCTION, GPU_ROW_PERSISTENT, GPU_ROW_LOOPED,
+    CPU_ATTENTION, CPU_POINTWISE, CPU_CONTRACTION, CPU_COLUMN_REDUCTION, CPU_SPLIT_REDUCTION, CPU_ROW_REDUCTION,
+    CPU_PLAIN, GPU_CONTRACTION, GPU_TRANSPOSE, GPU_POINTWISE, GPU_COLUMN_REDUCTION, GPU_ROW_PERSISTENT, GPU_ROW_LOOPED,
     GPU_PLAIN,
 )  # fmt: skip
 

@@ -51,12 +51,12 @@ def lane_bytes(nest: LoopNest) -> int:
     return min(widest, 8)
 
 
-def choose_width(target: Target, nest: LoopNest, extent: sympy.Expr, unroll: int) -> int:
+def choose_width(target: Target, nest: LoopNest, extent: sympy.Expr, unroll: int, size: int = 0) -> int:
     """Lanes of a vector loop over ``extent``: the wanted width, less where that leaves no tail.
 
-    Or the whole of a short loop.
+    Or the whole of a short loop. ``size``: bytes of a lane, found in the nest where not given.
     """
-    native = target.lanes(lane_bytes(nest))
+    native = target.lanes(size or lane_bytes(nest))
     wanted = native * unroll
     divisor = nest.symbols.divisor(extent)
     if extent.is_Integer and int(extent) <= wanted:

@@ -45,6 +45,11 @@ def norm_backward(x: Tensor, g: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return (h - x * (h * x).mean(-1, keepdim=True)), (g * x).sum(0)
 
 
+def nibbles(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    q = torch.stack([w & 15, w >> 4], -1).reshape(w.shape[0], 2 * w.shape[1])
+    return x @ (q.to(x.dtype) * s).t()
+
+
 PROGRAMS: Programs = {
     "pointwise": (lambda x: torch.sigmoid(x) * x, (rand(6, 7),)),
     "broadcast": (lambda x, b: torch.relu(x + b[:, None]) * 2, (rand(6, 7), rand(6))),
@@ -61,6 +66,12 @@ PROGRAMS: Programs = {
     "cat": (lambda x, y: torch.cat([x, y * 2], 1), (rand(5, 4), rand(5, 3))),
     "embedding": (lambda i, w: F.embedding(i, w) + 1, (torch.zeros(6, dtype=torch.int64), rand(5, 4))),
     "two_results": (lambda x: (x.amax(-1), x.sum(-1)), (rand(6, 9),)),
+    "dequantised": (
+        lambda x, w, s, b: F.linear(x, w.to(x.dtype) * s, b).relu(),
+        (rand(5, 9), torch.zeros(7, 9, dtype=torch.int8), rand(7, 1), rand(7)),
+    ),
+    "dequantised_columns": (lambda x, w: x @ w.to(x.dtype), (rand(5, 9), torch.zeros(9, 7, dtype=torch.int8))),
+    "nibbles": (nibbles, (rand(3, 32), torch.zeros(6, 16, dtype=torch.uint8), rand(6, 1))),
 }
 
 
