@@ -27,7 +27,7 @@ from .attention_match import SCORES, Attention, NoAttention, match_attention, pr
 from .simplify_algebra import simplify_call
 
 # Kinds of device that have a rule for functions of this kind.
-DEVICES: tuple[str, ...] = ()
+DEVICES: tuple[str, ...] = ("cpu",)
 
 
 def rewrite_attention(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:

@@ -10,9 +10,10 @@ import sympy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torch_mlc.ir.loops import Loop, LoopNest, walk_nodes
+from torch_mlc.ir.loops import Loop, LoopNest, Update, walk_nodes
 from torch_mlc.ir.verify import verify
 from torch_mlc.scheduler.error import ScheduleError
+from torch_mlc.scheduler.primitives.decompose_online import ONLINE
 from torch_mlc.scheduler.schedule import PRIMITIVES, Schedule, replay
 from torch_mlc.scheduler.trace import Trace
 
@@ -35,7 +36,9 @@ def _step(s: Schedule, data: st.DataObject) -> None:
     loops = [n.var.name for n, _ in walk_nodes(s.nest.body) if isinstance(n, Loop)]
     blocks = s.get_blocks()
     one_loop, one_block = st.sampled_from(loops), st.sampled_from(blocks)
-    primitive = data.draw(st.sampled_from(DRAWN), label="primitive")
+    online = [b for b in blocks if any(isinstance(u, Update) and u.monoid in ONLINE for u in s.block(b).body)]
+    drawn = (*DRAWN, *10 * ("decompose_online",)) if online else DRAWN
+    primitive = data.draw(st.sampled_from(drawn), label="primitive")
     match primitive:
         case "split":
             factors = data.draw(st.sampled_from(([None, 2], [None, 4], [3, None], [None, 2, 2], [2, None, 3])))
@@ -94,7 +97,9 @@ def _step(s: Schedule, data: st.DataObject) -> None:
         case "compute_at" | "reverse_compute_at":
             getattr(s, primitive)(data.draw(one_block), data.draw(one_loop), data.draw(st.booleans()))
         case "decompose_online":
-            s.decompose_online(data.draw(one_block), data.draw(one_loop), data.draw(st.booleans()))
+            block = data.draw(st.sampled_from(online or blocks))
+            around = s.get_loops(block) or loops
+            s.decompose_online(block, data.draw(st.sampled_from(around)), data.draw(st.booleans()))
         case "pack":
             block = data.draw(one_block)
             reads = [ld for ld in s.block(block).reads if ld.buffer not in {b.name for b in s.nest.locals}]
