@@ -28,6 +28,8 @@ from .simplify_algebra import simplify_call
 
 # Kinds of device that have a rule for functions of this kind.
 DEVICES: tuple[str, ...] = ("cpu",)
+# Fewer rows than these fill no tile of a CPU's kernel: the products read each key once, as the library's do.
+FEW_ROWS = {"cpu": 4}
 
 
 def rewrite_attention(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:
@@ -82,6 +84,9 @@ def _check_alone(found: Definitions, attention: Attention) -> None:
     space = [attention.extents[s] for s in (a.batch, a.row, a.column) if s is not None]
     if hint(sympy.Mul(*space)) > hint(attention.first.type.numel):
         raise NoAttention("its scores are fewer than those that it reads")
+    kind = attention.product.type.device.partition(":")[0]
+    if hint(attention.extents[a.row]) < FEW_ROWS.get(kind, 0):
+        raise NoAttention(f"it has {attention.extents[a.row]} rows, too few for tiles of them")
 
 
 # --- the batch --------------------------------------------------------------------------------------------------------

@@ -154,8 +154,10 @@ def _tiles(schedule: Schedule, found: Roles, lanes: int, rows: int, params: Para
     sides = {}
     for axis, unit, key in ((found.queries, lanes, "queries"), (found.keys, rows, "keys")):
         extent = extents[axis]
-        most = int(params[key]) // unit * unit or unit
-        sides[axis] = min(most, -(-int(extent) // unit) * unit) if extent.is_Integer else most
+        sides[axis] = most = int(params[key]) // unit * unit or unit
+        if extent.is_Integer and extent > 0:  # tiles of one size, as far as whole registers allow
+            count = -(-int(extent) // most)
+            sides[axis] = -(-int(extent) // (count * unit)) * unit
     everyone = (*found.products, *found.edits, found.state, *found.results)
     order = [v for v in found.rows if v != found.queries]
     heads: list[list[str]] = []
