@@ -1,0 +1,56 @@
+"""Attention in plain operations through torch.compile: one kernel, the same numbers as in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_mlc
+
+
+def _positions(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    m, n = _positions(q, k)
+    scores = (q @ k.mT) * q.shape[-1] ** -0.5
+    return torch.softmax(torch.where(n <= m, scores, float("-inf")), -1) @ v
+
+
+def softcap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(torch.tanh(q @ k.mT / 20) * 20, -1) @ v
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (x[:, :2].repeat_interleave(2, 1) for x in (k, v))
+    return softcap(q, k, v)
+
+
+def rows_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return softcap(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("fn", [causal, softcap, grouped, rows_first], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_one_kernel(fn: Callable[..., Tensor], dynamic: bool) -> None:
+    torch.manual_seed(0)
+    compiled = torch.compile(fn, backend="mlc", dynamic=dynamic)
+    for length in (70, 33) if dynamic else (70,):
+        shape = (1, length, 4, 16) if fn is rows_first else (1, 4, length, 16)
+        inputs = [torch.randn(shape) for _ in range(3)]
+        expected = fn(*(x.double() for x in inputs))
+        torch.testing.assert_close(compiled(*inputs).double(), expected, rtol=1e-5, atol=1e-5)
+    (graph,) = torch_mlc.explain(fn, *inputs).graphs
+    (kernel,) = graph.kernels
+    assert "decompose_online" in kernel.schedule
+
+
+def test_few_rows_stay_with_the_library() -> None:
+    inputs = [torch.randn(1, 4, length, 16) for length in (1, 70, 70)]
+    (graph,) = torch_mlc.explain(softcap, *inputs).graphs
+    assert not any("decompose_online" in k.schedule for k in graph.kernels)
+    assert "too few for tiles of them" in str(torch_mlc.explain(softcap, *inputs))
