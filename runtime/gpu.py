@@ -11,10 +11,11 @@ import importlib
 import linecache
 import re
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..codegen.kernel import KernelSource
+from ..codegen.triton.table import ALIGNED, PARAMETERS, UNALIGNED
 from ..ir.dtypes import DType
 from ..ir.errors import MlcError
 from ..ir.target import Target
@@ -73,6 +74,8 @@ def load_source(source: KernelSource) -> Any:
 
 def signature(source: KernelSource) -> dict[str, str]:
     """Triton's types of the kernel's arguments, by name."""
+    if source.option("table"):
+        return dict(zip(PARAMETERS, ("*i64", "*i32"), strict=True))
     types_ = {f"{b.name}_ptr": _POINTERS[b.dtype] for b in source.params}
     types_.update(dict.fromkeys(source.symbols, str(source.option("index", "i64"))))
     return types_
@@ -93,6 +96,8 @@ def compile_triton(source: KernelSource, target: Target, aligned: tuple[bool, ..
     compiler = importlib.import_module("triton.compiler.compiler")
     gpu_target = _gpu_target(target)
     try:
+        if source.option("table") and aligned != default_alignment(source):
+            source = replace(source, text=source.text.replace(ALIGNED, UNALIGNED, 1))
         src = compiler.ASTSource(load_source(source), signature(source), {}, _attributes(source, aligned))
         metadata, stages = _run_stages(compiler, src, gpu_target, _options(source, target))
     except Exception as error:  # the compiler raises errors of many kinds, none of them ours
@@ -134,6 +139,8 @@ def _options(source: KernelSource, target: Target) -> dict[str, Any]:
 def _attributes(source: KernelSource, aligned: tuple[bool, ...]) -> dict[tuple[int, ...], list[list[Any]]]:
     """Divisibility of the arguments, as Triton takes it: pointers in bytes, sizes in units."""
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    if source.option("table"):
+        return {(k,): [["tt.divisibility", ALIGNMENT]] for k in range(len(PARAMETERS))}
     for k, is_aligned in enumerate(aligned):
         if is_aligned:
             attributes[(k,)] = [["tt.divisibility", ALIGNMENT]]

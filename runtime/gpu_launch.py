@@ -62,24 +62,30 @@ class GpuKernel:
         self._compile = compile
         self._driver = CDriver(target.kind) if driver is None else driver
         self._stream = torch._C._cuda_getCurrentRawStream if stream is None else stream
-        self._grid = _grid_function(source)
+        self.grid = _grid_function(source)
         self._relaxable = tuple(b.align == 0 or b.align % ALIGNMENT == 0 for b in source.params)
         self._variants: dict[tuple[int, tuple[bool, ...]], _Loaded] = {}
 
     def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> None:
         """Launch over ``tensors`` (the parameters in order, outputs included) and ``sizes``; nothing where the grid
         is empty."""
-        grid = self._grid(*sizes)
+        grid = self.grid(*sizes)
         if 0 in grid:
             return
         addresses = [t.data_ptr() for t in tensors]
         aligned = tuple(r and a % ALIGNMENT == 0 for r, a in zip(self._relaxable, addresses, strict=True))
         device = tensors[0].get_device() if tensors else torch.cuda.current_device()
+        self.launch(device, aligned, grid, (*addresses, *sizes))
+
+    def launch(
+        self, device: int, aligned: tuple[bool, ...], grid: tuple[int, int, int], arguments: Sequence[int]
+    ) -> None:
+        """Launch the variant for pointers that are so aligned, with these numbers as arguments."""
         loaded = self._variants.get((device, aligned)) or self._load(device, aligned)
         binary = loaded.binary
         # Another thread must not change the cells before the driver has copied them.
         with loaded.lock:
-            for cell, value in zip(loaded.cells, (*addresses, *sizes), strict=False):
+            for cell, value in zip(loaded.cells, arguments, strict=False):
                 cell.value = value
             self._driver.launch(
                 loaded.function, grid, binary.threads, binary.shared, self._stream(device), loaded.pointers

@@ -21,6 +21,7 @@ from .cache import DiskCache, Entry
 from .cpu import compile_kernels, load_kernels
 from .gpu import GpuBinary, compile_triton
 from .gpu_launch import GpuKernel
+from .gpu_table import GpuTableKernel
 
 KIND_KERNEL, KIND_GRAPH = "kernel", "graph"
 
@@ -42,8 +43,8 @@ class KernelCode:
 
 @dataclass(frozen=True, slots=True)
 class LoadedKernel:
-    """Code that can be called: ``call(pointer, …, size, …)``, on a GPU ``call(tensors, sizes)``. ``owner`` keeps it in
-    memory."""
+    """Code that can be called: ``call(pointer, …, size, …)``, on a GPU ``call(tensors, sizes)``; code over a table
+    takes the number of rows first. ``owner`` keeps it in memory."""
 
     call: Callable[..., Any]
     owner: Any = field(repr=False)
@@ -82,7 +83,9 @@ def load_code(code: KernelCode) -> LoadedKernel:
     def variant(source: KernelSource, target: Target, aligned: tuple[bool, ...]) -> GpuBinary:
         return first if aligned == first.aligned else compile_triton(source, target, aligned)
 
-    return LoadedKernel(GpuKernel(_source_of_json(code.meta["source"]), target, variant), None)
+    source = _source_of_json(code.meta["source"])
+    kind = GpuTableKernel if source.option("table") else GpuKernel
+    return LoadedKernel(kind(source, target, variant), None)
 
 
 def _source_to_json(source: KernelSource) -> dict[str, Any]:

@@ -103,14 +103,14 @@ def _resized(buffer: Buffer, dim: Dim) -> Buffer | None:
     return replace(buffer, shape=(_COUNT,))
 
 
-def with_sizes(function: TensorFunction, sizes: list[int | None], largest: int) -> TensorFunction:
-    """A flat function with what is known of its sizes in all calls; ``largest`` is a typical number of elements."""
+def with_sizes(function: TensorFunction, sizes: list[int | None], total: int) -> TensorFunction:
+    """A flat function with what is known of its sizes in all calls; ``total`` is how many elements all have."""
     known = [n for n in sizes if n is not None]
     exact = len(known) == len(sizes)
     divisor = math.gcd(*known) if exact and known else 1
     divisor = min(divisor & -divisor, _LARGEST_DIVISOR) if divisor else _LARGEST_DIVISOR
     upper = max(known) if exact and known else None
-    return replace(function, symbols=SymbolTable((Size(_COUNT, 0, upper, max(divisor, 1), largest),)))
+    return replace(function, symbols=SymbolTable((Size(_COUNT, 0, upper, max(divisor, 1), total),)))
 
 
 __all__ = ["Flat", "flatten", "with_sizes"]

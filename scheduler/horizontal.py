@@ -102,7 +102,7 @@ class _Tables:
         """Positions of calls whose functions are equal, sizes of flat ones aside."""
         found: dict[object, list[int]] = {}
         for k, node in enumerate(self.graph.nodes):
-            if isinstance(node, CallTensor) and node.count == 1 and node.types[0].device == "cpu":
+            if isinstance(node, CallTensor) and node.count == 1:
                 if node.function not in self.flats:
                     self.flats[node.function] = flatten(self.functions[node.function])
                 flat = self.flats[node.function]
@@ -184,9 +184,9 @@ class _Tables:
         sizes = [c.sizes for c in members]
         if flat is not None and len({c.function for c in members}) > 1:
             counts = [self.elements(c) for c in members]
-            largest = max(self.graph.symbols.hint(n) for n in counts)
+            total = sum(self.graph.symbols.hint(n) for n in counts)
             fixed = [int(n) if n.is_Integer else None for n in counts]
-            function = with_sizes(replace(flat.function, name=function.name), fixed, largest)
+            function = with_sizes(replace(flat.function, name=function.name), fixed, total)
             sizes = [(n,) for n in counts]
         name = table.enter(replace(function, table=True))
         return CallTensor(

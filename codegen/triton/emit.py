@@ -18,6 +18,7 @@ from ..kernel import EmitError, KernelSource
 from .helpers import helpers_for
 from .program import BlockInfo, Program
 from .reduce import Reductions
+from .table import ALIGNED, PARAMETERS, table_head
 from .values import Values
 from .writer import Writer
 
@@ -50,13 +51,14 @@ class _Emitter:
     def source(self) -> KernelSource:
         name = re.sub(r"\W", "_", self.nest.name)
         symbols = tuple(s.name for s in self.nest.symbols.symbols)
-        parameters = [*(f"{b.name}_ptr" for b in self.nest.params), *symbols]
+        table = bool(self.nest.annotation("table"))
+        parameters = list(PARAMETERS) if table else [*(f"{b.name}_ptr" for b in self.nest.params), *symbols]
         self._program_ids()
         self._tile_axes()
         self._body()
         body = "\n".join(self.out.lines) or "    pass"
         helpers = "".join(self.out.helpers.values())
-        text = f"{_HEAD}{helpers_for(body + helpers)}{helpers}"
+        text = f"{_HEAD}{ALIGNED if table else ''}{helpers_for(body + helpers)}{helpers}"
         text += f"\n\n@triton.jit\ndef {name}({', '.join(parameters)}):\n{body}\n"
         return KernelSource(name, "triton", text, self.nest.params, symbols, tuple(self.program.grid), self._meta())
 
@@ -67,6 +69,7 @@ class _Emitter:
             ("num_warps", int(self.nest.annotation("num_warps", 4) or 4)),
             ("num_stages", int(self.nest.annotation("num_stages", 1) or 1)),
             ("enable_fp_fusion", True),
+            *((("table", True),) if self.nest.annotation("table") else ()),
             *divisors,
         )
 
@@ -74,6 +77,11 @@ class _Emitter:
 
     def _program_ids(self) -> None:
         used = {s.name for e in self.program.loops.values() for s in e.free_symbols}
+        if self.nest.annotation("table"):
+            axes = "".join(axis for axis in "xyz" if f"pid_{axis}" in used)
+            for line in table_head(self.nest, axes, self.program.wide):
+                self.out.line(line)
+            return
         for k, axis in enumerate("xyz"):
             if f"pid_{axis}" in used:
                 wide = ".to(tl.int64)" if self.program.wide else ""

@@ -13,6 +13,7 @@ from torch import fx
 
 import torch_mlc
 from benchmarks.models.registry import MODELS
+from torch_mlc.codegen.host_text import may_alias
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.dynamo_backend.capture import capture
 from torch_mlc.dynamo_backend.compile import run_passes
@@ -26,6 +27,7 @@ from torch_mlc.runtime.options import Options
 from torch_mlc.scheduler.function import TensorFunction
 from torch_mlc.scheduler.function_text import function_key
 from torch_mlc.scheduler.fuse import fuse
+from torch_mlc.scheduler.horizontal import share_launches
 from torch_mlc.scheduler.lower import lower_to_loops
 from torch_mlc.scheduler.rules import default_schedule
 
@@ -77,7 +79,7 @@ def functions(program: Program) -> dict[str, TensorFunction]:
     found: dict[str, TensorFunction] = {}
     options = Options.resolve(None, None, {})
     for gm in program.graphs():
-        fusion = fuse(run_passes(import_graph(gm), options))
+        fusion = share_launches(fuse(run_passes(import_graph(gm), options)), may_alias)
         called = {n.function for n in fusion.graph.nodes if isinstance(n, CallTensor)}
         found.update({function_key(fusion.functions[name]): fusion.functions[name] for name in called})
     return found

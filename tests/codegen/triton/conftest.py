@@ -47,12 +47,33 @@ class Interpreter:
             "params": [_parameter(b, inputs, sizes) for b in source.params],
             "outputs": [names.index(o) for o in outputs],
         }
+        return dict(zip(outputs, self.ask(job), strict=True))
+
+    def run_table(
+        self,
+        source: KernelSource,
+        outputs: tuple[str, ...],
+        rows: list[dict[str, np.ndarray]],
+        sizes: list[dict[str, int]],
+    ) -> list[dict[str, np.ndarray]]:
+        """A kernel over a table: the outputs of each row."""
+        names = [b.name for b in source.params]
+        job = {
+            "source": source,
+            "target": SM90,
+            "rows": [[_parameter(b, given, n) for b in source.params] for given, n in zip(rows, sizes, strict=True)],
+            "sizes": [n[s] for n in sizes for s in source.symbols],
+            "outputs": [names.index(o) for o in outputs],
+        }
+        return [dict(zip(outputs, answer, strict=True)) for answer in self.ask(job)]
+
+    def ask(self, job: dict) -> list:
         assert self.process.stdin is not None and self.process.stdout is not None
         pickle.dump(job, self.process.stdin)
         self.process.stdin.flush()
         kind, answer = pickle.load(self.process.stdout)
         assert kind == "ok", answer
-        return dict(zip(outputs, answer, strict=True))
+        return answer
 
     def close(self) -> None:
         assert self.process.stdin is not None

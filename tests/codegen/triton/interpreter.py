@@ -19,6 +19,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.runtime.gpu import load_source
+from torch_mlc.runtime.gpu_table import GpuTableKernel
 
 
 def _names(text: str) -> list[str]:
@@ -103,7 +104,30 @@ def _array(tensor):
     return tensor.numpy().copy()
 
 
+def _run_table(job):
+    """A kernel over a table, as a launch on a GPU would run it: the same rows and programs."""
+    source, launched = job["source"], []
+    kernel = GpuTableKernel(
+        source, job["target"], driver=object(), stream=lambda device: 0,
+        upload=lambda array, device: torch.from_numpy(array),
+    )  # fmt: skip
+    kernel._kernel.launch = lambda device, aligned, grid, arguments: launched.append((aligned, grid))
+    rows = [[_tensor(*p) for p in params] for params in job["rows"]]
+    kernel(len(rows), [t for row in rows for t in row], job["sizes"])
+    if launched:
+        ((aligned, grid),) = launched
+        assert aligned == tuple(True for _ in source.params), "memory of torch is aligned"
+        state = kernel._state.by_device[-1]
+        fn = load_source(source)
+        fn.fn.__globals__["libdevice"] = LIBDEVICE
+        with np.errstate(all="ignore"):
+            fn[grid](state.table, state.programs)
+    return [[_array(row[k]) for k in job["outputs"]] for row in rows]
+
+
 def _run(job):
+    if "rows" in job:
+        return _run_table(job)
     source = KernelSource(job["name"], "triton", job["text"], (), ())
     fn = load_source(source)
     fn.fn.__globals__["libdevice"] = LIBDEVICE
@@ -124,7 +148,8 @@ def main() -> None:
         try:
             answer = ("ok", _run(job))
         except Exception as error:
-            answer = ("error", f"{type(error).__name__}: {error}\n{job['text']}")
+            text = job["source"].text if "rows" in job else job["text"]
+            answer = ("error", f"{type(error).__name__}: {error}\n{text}")
         pickle.dump(answer, sink)
         sink.flush()
 

@@ -1,0 +1,75 @@
+"""Kernels over a table on GPUs: interpreted like the oracle, and compiled with whole accesses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import sympy
+
+from torch_mlc.codegen.triton.emit import emit_triton
+from torch_mlc.ir.dtypes import DType
+from torch_mlc.ir.expr import Expr, Load, call, const, symbol
+from torch_mlc.ir.loops import Buffer, LoopNest
+from torch_mlc.ir.oracle import run_nest
+from torch_mlc.ir.symbols import Size, SymbolTable
+from torch_mlc.ir.target import gpu_target
+from torch_mlc.runtime.gpu import compile_triton, default_alignment, resource_report
+from torch_mlc.scheduler.function import Dim, Output, Stage, TensorFunction
+from torch_mlc.scheduler.lower import lower_to_loops
+from torch_mlc.scheduler.rules import default_schedule
+
+F32 = DType.FLOAT32
+N, I0 = symbol("s0"), symbol("i0")
+SM90 = gpu_target("cuda:sm_90")
+
+
+def step(divisor: int = 1, upper: int | None = 1 << 20) -> TensorFunction:
+    """A step of momentum over ``s0`` elements: both results in place, a scalar that all elements read."""
+
+    def buffer(name: str, *shape: object) -> Buffer:
+        return Buffer(name, shape, tuple(sympy.S.One for _ in shape), F32, align=16)  # type: ignore[arg-type]
+
+    p, g, m, rate = buffer("in0", N), buffer("in1", N), buffer("in2", N), buffer("in3")
+
+    def load(name: str) -> Expr:
+        return Load(name, (I0,), F32)
+
+    momentum = call("add", call("mul", load("in2"), const(0.9, F32)), load("in1"))
+    moved = call("sub", load("in0"), call("mul", Load("in3", (), F32), load("t0")))
+    return TensorFunction(
+        "step", (Dim(I0, N),), (), (p, g, m, rate), (Output(m, "t0", (I0,)), Output(p, "t1", (I0,))),
+        (Stage(("t0",), (momentum,), False), Stage(("t1",), (moved,), False)),
+        SymbolTable((Size(N, 0, upper, divisor, 1 << 24),)), table=True,
+    )  # fmt: skip
+
+
+def scheduled(function: TensorFunction) -> LoopNest:
+    return default_schedule(lower_to_loops(function), SM90).nest
+
+
+@pytest.mark.parametrize("sizes", [(1,), (0, 5, 0), (3, 1024, 70, 0, 2049, 512)], ids=str)
+def test_rows_of_any_size(interpreter, sizes: tuple[int, ...]) -> None:
+    function = step()
+    nest = scheduled(function)
+    plain = lower_to_loops(replace(function, table=False))
+    rng = np.random.default_rng(0)
+    rows = [
+        {b: rng.standard_normal(n if b != "in3" else ()).astype(np.float32) for b in ("in0", "in1", "in2", "in3")}
+        for n in sizes
+    ]
+    found = interpreter.run_table(emit_triton(nest, SM90), nest.outputs, rows, [{"s0": n} for n in sizes])
+    for row, n, results in zip(rows, sizes, found, strict=True):
+        wanted = run_nest(plain, row, {"s0": n})
+        for name in nest.outputs:
+            np.testing.assert_allclose(results[name], wanted[name], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("upper", [1 << 20, None], ids=str)
+def test_memory_is_accessed_16_bytes_at_a_time(upper: int | None) -> None:
+    source = emit_triton(scheduled(step(upper=upper)), SM90)
+    report = resource_report(compile_triton(source, SM90))
+    assert report.spills == 0
+    slow = resource_report(compile_triton(source, SM90, tuple(False for _ in default_alignment(source))))
+    assert report.wide_loads > slow.wide_loads and report.wide_stores > slow.wide_stores
