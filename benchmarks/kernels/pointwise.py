@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -47,6 +49,16 @@ def adamw_step(p: Tensor, grad: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, T
     return p * (1 - 1e-3 * 0.01) - 1e-3 * update, m, v
 
 
+def adamw_list(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The same step over many tensors of several shapes at once, as optimizers write it."""
+    p, grad, m, v = ([*tensors[k::4]] for k in range(4))
+    m = torch._foreach_lerp(m, grad, 0.1)
+    v = torch._foreach_addcmul(torch._foreach_mul(v, 0.999), grad, grad, 0.001)
+    scale = torch._foreach_add(torch._foreach_sqrt(torch._foreach_div(v, 1 - 0.999**10)), 1e-8)
+    p = torch._foreach_addcdiv(torch._foreach_mul(p, 1 - 1e-3 * 0.01), m, scale, -1e-3 / (1 - 0.9**10))
+    return (*p, *m, *v)
+
+
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates ``x [batch, seq, heads, d]`` by ``cos, sin [seq, d/2]``."""
     a, b = x.chunk(2, dim=-1)
@@ -64,10 +76,22 @@ def make_adamw(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
     return p, grad, m, v.square()
 
 
+def make_adamw_list(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """``shape`` is how many parameters, and the elements of each: matrices and vectors in turn."""
+    count, width = shape
+    forms: tuple[Shape, ...] = ((width,), (width // 8, 8), (width // 4, 2, 2))
+    return tuple(t for k in range(count) for t in make_adamw(forms[k % len(forms)], generator))
+
+
 def make_rope(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
     angle = torch.rand((shape[1], shape[3] // 2), generator=generator)
     return torch.randn(shape, generator=generator), angle.cos(), angle.sin()
 
+
+LISTS: Mapping[str, Mapping[str, Shape]] = {
+    "cpu": {"aligned": (148, 4096), "odd": (148, 3989)},
+    "cuda": {"aligned": (148, 4096), "odd": (148, 3989)},
+}
 
 CASES = (
     KernelCase("bias_gelu", bias_gelu, normal(same, last), ROWS),
@@ -78,5 +102,6 @@ CASES = (
     KernelCase("clamp_where", clamp_where, normal(same, same), ROWS),
     KernelCase("int_to_float", int_to_float, make_levels, ROWS),
     KernelCase("adamw_step", adamw_step, make_adamw, ROWS),
+    KernelCase("adamw_list", adamw_list, make_adamw_list, LISTS),
     KernelCase("rope", rope, make_rope, HEADS),
 )

@@ -366,3 +366,13 @@ def test_any_nest_is_read_back(nest: LoopNest) -> None:
 @given(graphs())
 def test_any_graph_is_read_back(graph: Graph) -> None:
     assert parse(show(graph)) == graph
+
+
+def test_calls_in_place_and_over_tables_keep_their_text() -> None:
+    kind = TensorType((sympy.Integer(4),), (sympy.S.One,), DType.FLOAT32)
+    inputs = tuple(Input(n, kind) for n in ("p", "q", "g"))
+    one = CallTensor(("a", "b"), (kind, kind), "f", ("p", "g"), (), (), ("p", None))
+    many = CallTensor(("c", "d"), (kind, kind), "f", ("q", "a", "b", "g"), (), (), (None, None), 2)
+    graph = Graph("main", inputs, (one, many), ("b", "c"))
+    assert parse(show(graph)) == graph
+    assert [c.args for c in many.calls()] == [("q", "a"), ("b", "g")] and one.fresh == (False, True)
