@@ -20,14 +20,18 @@ from .primitives.fuse_reductions import fuse_reductions
 from .primitives.kind import bind, parallel, unroll, vectorize
 from .primitives.merge import merge
 from .primitives.pack import pack
+from .primitives.pad import pad
+from .primitives.pipeline import pipeline
 from .primitives.reorder import reorder
 from .primitives.reorder_storage import reorder_storage
 from .primitives.reverse_compute_at import reverse_compute_at
 from .primitives.reverse_compute_inline import reverse_compute_inline
 from .primitives.rfactor import rfactor
+from .primitives.sample import sample_categorical, sample_perfect_tile
 from .primitives.set_scope import set_scope
 from .primitives.split import split
 from .primitives.tensorize import tensorize
+from .primitives.transform_layout import transform_layout
 from .schedule import Schedule
 
 SECTIONS: tuple[tuple[str, tuple[Callable[..., Any], ...]], ...] = (
@@ -36,8 +40,10 @@ SECTIONS: tuple[tuple[str, tuple[Callable[..., Any], ...]], ...] = (
     ("Where a block is computed", (compute_at, reverse_compute_at, compute_inline, reverse_compute_inline)),
     ("Copies nearer by", (cache_read, cache_write, pack)),
     ("Reductions", (rfactor, decompose_reduction, fuse_reductions, decompose_online)),
+    ("Layouts and tails", (transform_layout, pad)),
+    ("Decisions", (sample_perfect_tile, sample_categorical)),
     ("Units and instructions", (blockize, tensorize)),
-    ("Hints and storage", (annotate, set_scope, reorder_storage)),
+    ("Hints and storage", (annotate, set_scope, reorder_storage, pipeline)),
 )
 
 _HEAD = """\

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from random import Random
 from typing import Any, TypeAlias
 
 import sympy
@@ -25,16 +26,20 @@ from .primitives.fuse_reductions import fuse_reductions
 from .primitives.kind import bind, parallel, unroll, vectorize
 from .primitives.merge import merge
 from .primitives.pack import pack
+from .primitives.pad import pad
+from .primitives.pipeline import pipeline
 from .primitives.reorder import reorder
 from .primitives.reorder_storage import reorder_storage
 from .primitives.reverse_compute_at import reverse_compute_at
 from .primitives.reverse_compute_inline import reverse_compute_inline
 from .primitives.rfactor import rfactor
+from .primitives.sample import Choice, sample_categorical, sample_perfect_tile
 from .primitives.set_scope import set_scope
 from .primitives.split import split
 from .primitives.tensorize import check_tensorized, tensorize
+from .primitives.transform_layout import transform_layout
 from .primitives.tree import find_block, find_loop
-from .trace import VARIADIC, Step, Trace, make_step
+from .trace import VARIADIC, Argument, Drawn, Ref, Step, Trace, drawn, make_step, settled
 
 # A loop is known by its variable's name, a block by its own; both are unique in a nest.
 LoopRef: TypeAlias = str
@@ -46,12 +51,15 @@ class Schedule:
 
     Each method applies the primitive of its name (the docstrings with the nests before and after are theirs, in
     ``scheduler/primitives``), records it, and raises ScheduleError, leaving the nest as it was, where it is not legal.
+    What is drawn comes of a generator that ``seed`` starts.
     """
 
-    def __init__(self, nest: LoopNest, rule: str = "") -> None:
+    def __init__(self, nest: LoopNest, rule: str = "", seed: int = 0) -> None:
         self.nest = nest
         self.rule = rule
         self._steps: list[Step] = []
+        self._random = Random(seed)
+        self._drawn: dict[str, Drawn] = {}
 
     @property
     def trace(self) -> Trace:
@@ -129,7 +137,8 @@ class Schedule:
         self._take("unroll", {"loop": loop}, unroll(self.nest, loop))
 
     def annotate(self, at: str, key: str, value: bool | int | float | str) -> None:
-        self._take("annotate", {"at": at, "key": key, "value": value}, annotate(self.nest, at, key, value))
+        args = {"at": at, "key": key, "value": value}
+        self._take("annotate", args, annotate(self.nest, at, key, settled(value)))
 
     def set_scope(self, buffer: str, scope: str) -> None:
         self._take("set_scope", {"buffer": buffer, "scope": scope}, set_scope(self.nest, buffer, scope))
@@ -166,6 +175,30 @@ class Schedule:
     def fuse_reductions(self, first: BlockRef, second: BlockRef) -> None:
         self._take("fuse_reductions", {"first": first, "second": second}, fuse_reductions(self.nest, first, second))
 
+    def pipeline(self, loop: LoopRef, stages: int) -> None:
+        self._take("pipeline", {"loop": loop, "stages": stages}, pipeline(self.nest, loop, settled(stages)))
+
+    def transform_layout(self, buffer: str, mapping: str) -> None:
+        args = {"buffer": buffer, "mapping": mapping}
+        self._take("transform_layout", args, transform_layout(self.nest, buffer, mapping))
+
+    def pad(self, loop: LoopRef, multiple: int) -> None:
+        self._take("pad", {"loop": loop, "multiple": multiple}, pad(self.nest, loop, settled(multiple)))
+
+    def sample_perfect_tile(
+        self, loop: LoopRef, n: int = 2, max_innermost: int = 64, decision: Sequence[int | None] | None = None
+    ) -> list[int | None]:
+        found = sample_perfect_tile(self.nest, loop, n, max_innermost, self._random, decision)
+        args = {"loop": loop, "n": n, "max_innermost": max_innermost, "decision": found}
+        return self._draw("sample_perfect_tile", args, found)
+
+    def sample_categorical(
+        self, choices: Sequence[Choice], weights: Sequence[float] | None = None, decision: int | None = None
+    ) -> Choice:
+        found = sample_categorical(self.nest, choices, weights, self._random, decision)
+        args = {"choices": list(choices), "weights": None if weights is None else list(weights), "decision": found}
+        return self._draw("sample_categorical", args, [choices[found]])[0]
+
     def blockize(self, loop: LoopRef) -> None:
         self._take("blockize", {"loop": loop}, blockize(self.nest, loop))
 
@@ -197,12 +230,34 @@ class Schedule:
         self._steps.append(step)
         return step.results
 
+    def _draw(self, primitive: str, args: dict[str, Any], values: Sequence[Any]) -> list[Any]:
+        """One step that draws values; what is no value (None) has no name."""
+        start = len(self._drawn)
+        names = [f"v{start + k}" for k, _ in enumerate(v for v in values if v is not None)]
+        self._take(primitive, args, self.nest, names)
+        rest = iter(names)
+        found = [None if v is None else drawn(v, next(rest)) for v in values]
+        self._drawn.update({v.name: v for v in found if v is not None})
+        return found
+
+    def given(self, argument: Argument) -> Argument:
+        """An argument of a step with the values that this schedule has drawn in their places. Raises ScheduleError."""
+        match argument:
+            case tuple():
+                return tuple(map(self.given, argument))
+            case Ref():
+                if argument.name not in self._drawn:
+                    raise ScheduleError("replay", f"nothing has drawn {argument.name}")
+                return self._drawn[argument.name]
+        return argument
+
 
 PRIMITIVES = (
     "split", "fuse", "reorder", "merge", "bind", "parallel", "vectorize", "unroll", "annotate", "compute_inline",
     "compute_at", "reverse_compute_at", "rfactor", "set_scope", "blockize", "tensorize",
     "cache_read", "cache_write", "reverse_compute_inline", "decompose_reduction", "fuse_reductions",
     "decompose_online", "pack", "reorder_storage",
+    "transform_layout", "pad", "pipeline", "sample_perfect_tile", "sample_categorical",
 )  # fmt: skip
 
 
@@ -213,7 +268,7 @@ def replay(trace: Trace, nest: LoopNest) -> Schedule:
         if step.primitive not in PRIMITIVES:
             known = ", ".join(PRIMITIVES)
             raise ScheduleError(str(step), f"there is no primitive {step.primitive!r}; there are {known}")
-        args = dict(step.args)
+        args = {k: schedule.given(v) for k, v in step.args}
         try:
             if step.primitive in VARIADIC:
                 getattr(schedule, step.primitive)(*args[VARIADIC[step.primitive]])

@@ -264,13 +264,14 @@ def below(e: sympy.Expr, bound: sympy.Expr, extents: Extents, table: SymbolTable
     """Whether ``e < bound`` is proved while each loop variable runs over its extent."""
     if e.is_Symbol and extents.get(e) == bound:
         return True
-    top: list[sympy.Expr] = []
-    for term in terms(e):
-        greatest = _greatest(term, extents, table)
-        if greatest is None:
-            return False
-        top.append(greatest)
-    return at_least(bound, sympy.Add(*top) + 1, table)
+    last = last_of(e, extents, table)
+    return last is not None and at_least(bound, last + 1, table)
+
+
+def last_of(e: sympy.Expr, extents: Extents, table: SymbolTable) -> sympy.Expr | None:
+    """A value that ``e`` does not exceed while each variable runs over its extent; None where none is seen."""
+    top = [_greatest(term, extents, table) for term in terms(e)]
+    return None if any(t is None for t in top) else sympy.Add(*top)
 
 
 def _greatest(e: sympy.Expr, extents: Extents, table: SymbolTable) -> sympy.Expr | None:
