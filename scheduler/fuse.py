@@ -218,12 +218,14 @@ class _Fuser:
         if a.group.device != b.group.device:
             return False
         # A path between the two through a third unit would become a cycle.
-        for k, unit in enumerate(self.units):
-            if k in (source, target) or (unit.group is None and unit.node is None):
-                continue
-            bit = 1 << k
-            if (b.needs & bit and unit.needs & (1 << source)) or (a.needs & bit and unit.needs & (1 << target)):
-                return False
+        for needs, other in ((b.needs, source), (a.needs, target)):
+            rest = needs & ~((1 << source) | (1 << target))
+            while rest:
+                k = rest.bit_length() - 1
+                rest ^= 1 << k
+                unit = self.units[k]
+                if (unit.group is not None or unit.node is not None) and unit.needs >> other & 1:
+                    return False
         merged = sorted([*a.group.members, *b.group.members], key=lambda m: m.index)
         large, small = (a, b) if len(a.group.members) >= len(b.group.members) else (b, a)
         assert large.group is not None and small.group is not None
@@ -231,14 +233,17 @@ class _Fuser:
         if trial is None:
             return False
         trial.members.sort(key=lambda m: m.index)
+        moved, read = (
+            [n for m in a.group.members for n in m.names],
+            {ld.buffer for m in a.group.members for ld in m.loads},
+        )
         b.group.take(trial)
         b.needs |= a.needs
         b.needs &= ~((1 << source) | (1 << target))
         a.group = None
-        for name, made in self.maker.items():
-            if made == source:
-                self.maker[name] = target
-        for readers in self.readers.values():
+        self.maker.update(dict.fromkeys(moved, target))
+        for name in read | set(self.makers_of_sizes.values()):
+            readers = self.readers.get(name, [])
             if source in readers:
                 readers[:] = [r for r in readers if r != source]
                 if target not in readers:
