@@ -27,6 +27,7 @@ _BYTES = (DType.INT8, DType.UINT8)
 def dot(values: Values, out: Writer, info: BlockInfo, update: Update, accumulator: str | None) -> Value:
     """Write one step of a product: the tile, added to ``accumulator`` where there is one.
 
+    The annotation ``operands`` names the type to which both are rounded, where it is not that in which they come.
     Raises EmitError where the block is no sum of products of a left and a right factor.
     """
     if update.monoid.name != "sum" or len(update.values) != 1:
@@ -36,7 +37,8 @@ def dot(values: Values, out: Writer, info: BlockInfo, update: Update, accumulato
     if dtype is not DType.FLOAT32:
         raise EmitError(f"block {info.block.name}: a dot sums in float32, not {dtype.value}")
     sides = _sides(info, _factors(value))
-    narrow = _common(sides)
+    asked = dict(info.block.annotations).get("operands")
+    narrow = _common(sides) if asked is None else DType(asked)
     tiles = [_operand(values, out, operand, side, narrow) for operand, side in zip(info.operands, sides, strict=True)]
     arguments = [t.text for t in tiles] + ([accumulator] if accumulator else [])
     if narrow is DType.FLOAT32:

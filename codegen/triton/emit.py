@@ -18,6 +18,7 @@ from ..kernel import EmitError, KernelSource
 from .helpers import helpers_for
 from .program import BlockInfo, Program
 from .reduce import Reductions
+from .states import begin_states
 from .table import ALIGNED, PARAMETERS, table_head
 from .values import Values
 from .writer import Writer
@@ -156,6 +157,7 @@ class _Emitter:
         carried = [i for i in inside if self._starts(i, var)]
         for info in carried:
             self.reductions.begin(info)
+        begin_states(self.values, self.out, inside, var)
         for name in {a.buffer for i in inside for a in i.block.writes if _is_global(self.program, a.buffer)}:
             self.out.forget(name)
         self._loop_head(loop, var)

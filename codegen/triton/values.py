@@ -7,7 +7,7 @@ shared parts is written once and costs no more than its parts. Loads carry the m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
@@ -45,6 +45,8 @@ class Values:
         self.out = writer
         self.tiles: dict[str, Tile] = {}
         self.stored: set[str] = set()
+        # LOCAL buffers that a loop carries -> the variable of the text.
+        self.carried: dict[str, str] = {}
         # Loop variables open at this point, and among them those that are loops of the program.
         self.open: list[sympy.Symbol] = []
         self.serial: list[sympy.Symbol] = []
@@ -346,11 +348,35 @@ class Values:
             raise EmitError(f"block {block} reads {buffer.name} inside the loop that is still reducing it")
         position = self.position(expr.indices)
         if position != tile.position:
+            summed = self._summed(position)
+            if tuple(p.xreplace(summed) for p in position) == tile.position:
+                own = {v: k for k, v in summed.items()}
+                return replace(tile.value, dims=frozenset(own.get(d, d) for d in tile.value.dims))
             raise EmitError(
                 f"block {block} reads {buffer.name} at {position}, the program wrote it at {tile.position}: a register "
                 "tile is read at the lane that wrote it; give both blocks the same tile"
             )
         return tile.value
+
+    def _store_state(self, buffer: str, position: tuple[sympy.Expr, ...], value: Value) -> None:
+        """Give a variable that a loop carries its value for the next iteration."""
+        tile, name = self.tiles[buffer], self.carried[buffer]
+        if position != tile.position:
+            raise EmitError(
+                f"{buffer} is carried at {tile.position} and written at {position}: give both the same tile"
+            )
+        self.out.line(f"{name} = {self.broadcast(value, tile.value.dims).text}")
+        self.out.forget_value(name)
+
+    def _summed(self, position: tuple[sympy.Expr, ...]) -> dict[sympy.Symbol, sympy.Symbol]:
+        """The axis along which a product sums, in its left operand -> the axis of columns that has the same lanes."""
+        found: dict[sympy.Symbol, sympy.Symbol] = {}
+        for axis in {s for p in position for s in p.free_symbols} & self.program.turned.keys():
+            place = self.program.tile[axis]
+            own = next((s for s, at in self.program.tile.items() if at == place and s not in self.program.turned), None)
+            if own is not None:
+                found[axis] = own
+        return found
 
     def store(self, buffer: Buffer, indices: tuple[Index, ...], value: Value, ended: Dims | None = None) -> None:
         """Write a value to a buffer: a tile kept under its position, or a masked store to memory.
@@ -363,6 +389,11 @@ class Values:
                 f"block {self.info.block.name} stores {value.dtype.value} to {buffer.name} of {buffer.dtype.value}"
             )
         if buffer.scope is not Scope.GLOBAL:
+            if buffer.name in self.carried:
+                self._store_state(buffer.name, self.position(indices), value)
+                return
+            if value.text in self.carried.values():  # it is about to change
+                value = Value(self.out.assign("v", value.text), value.dims, value.dtype)
             partial = self.info.carriers if ended is not None else frozenset()
             self.tiles[buffer.name] = Tile(value, self.position(indices), tuple(self.serial), partial)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,4 +88,11 @@ class Writer:
         """Loads of a buffer that is written: what was loaded before does not hold any more."""
         for scope in self._scopes:
             for key in [k for k in scope if isinstance(k, tuple) and k[:2] == ("load", buffer)]:
+                del scope[key]
+
+    def forget_value(self, name: str) -> None:
+        """Expressions of a variable that has a new value."""
+        word = re.compile(rf"\b{re.escape(name)}\b")
+        for scope in self._scopes:
+            for key in [k for k in scope if isinstance(k, tuple) and k[0] == "value" and word.search(str(k[1]))]:
                 del scope[key]

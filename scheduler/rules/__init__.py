@@ -10,6 +10,7 @@ from .cpu_contraction import CPU_CONTRACTION
 from .cpu_pointwise import CPU_POINTWISE
 from .cpu_row import CPU_ROW_REDUCTION
 from .cpu_split import CPU_SPLIT_REDUCTION
+from .gpu_attention import GPU_ATTENTION
 from .gpu_column import GPU_COLUMN_REDUCTION
 from .gpu_contraction import GPU_CONTRACTION
 from .gpu_plain import GPU_PLAIN
@@ -20,8 +21,8 @@ from .registry import DesignSpace, Rule, matching
 
 RULES: tuple[Rule, ...] = (
     CPU_ATTENTION, CPU_POINTWISE, CPU_CONTRACTION, CPU_COLUMN_REDUCTION, CPU_SPLIT_REDUCTION, CPU_ROW_REDUCTION,
-    CPU_PLAIN, GPU_CONTRACTION, GPU_TRANSPOSE, GPU_POINTWISE, GPU_COLUMN_REDUCTION, GPU_ROW_PERSISTENT, GPU_ROW_LOOPED,
-    GPU_PLAIN,
+    CPU_PLAIN, GPU_ATTENTION, GPU_CONTRACTION, GPU_TRANSPOSE, GPU_POINTWISE, GPU_COLUMN_REDUCTION, GPU_ROW_PERSISTENT,
+    GPU_ROW_LOOPED, GPU_PLAIN,
 )  # fmt: skip
 
 

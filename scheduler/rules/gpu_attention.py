@@ -1,0 +1,156 @@
+"""Online attention on GPUs: a program for a tile of queries, a pipelined loop over tiles of keys, two matrix products
+and the running maxima and sums in registers.
+
+The nest is that of the CPU's rule, and so are its steps up to the online softmax; the scores' and the values' products
+become ``tl.dot``. Sources: Milakov and Gimelshein 2018; Dao et al. 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sympy
+
+from ...ir.dtypes import DType
+from ...ir.expr import Call, Cast
+from ...ir.loops import LoopNest, Update, blocks
+from ...ir.target import Target
+from ..schedule import Schedule
+from .cpu_attention import Roles, roles
+from .cpu_common import values
+from .gpu_common import GPUS, clamp_power, cut, fused, next_power, tile, typical
+from .registry import Params, Rule, Value
+
+# The least that the tensor cores take along an axis, and the most elements of a head.
+LEAST, WIDEST = 16, 256
+QUERIES, KEYS = (128, 64), (64, 128, 32)
+
+
+def _extents(nest: LoopNest) -> dict[sympy.Symbol, sympy.Expr]:
+    return {a.var: a.extent for b, _ in blocks(nest) for a in b.axes}
+
+
+def _depths(nest: LoopNest, found: Roles) -> list[sympy.Expr]:
+    """The extents that stand whole in a tile: those of the values, and those that scores sum over."""
+    extents = _extents(nest)
+    own = {*found.rows, found.keys}
+    summed = [a.extent for b, _ in blocks(nest) if b.name in found.products for a in b.axes if a.var not in own]
+    return [sympy.Mul(*(extents[v] for v in found.width)), *summed]
+
+
+def _matches(nest: LoopNest, target: Target) -> bool:
+    found = roles(nest)
+    if found is None or len(found.width) != 1:
+        return False
+    by_name = {b.name: b for b, _ in blocks(nest)}
+    for name in found.products:
+        if len([a for a in by_name[name].axes if a.var not in {*found.rows, found.keys}]) != 1:
+            return False
+        (update,) = by_name[name].body
+        if not isinstance(values(update)[0], Call) or values(update)[0].dtype is not DType.FLOAT32:
+            return False
+    return all(e.is_Integer and LEAST <= int(e) <= WIDEST for e in _depths(nest, found))
+
+
+def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    found = roles(nest)
+    assert found is not None
+    extents = _extents(nest)
+    queries, keys = typical(nest, extents[found.queries]), typical(nest, extents[found.keys])
+    heads = typical(nest, sympy.Mul(*(extents[v] for v in found.rows if v != found.queries)))
+    half, widest = _half(nest, found) is not None, max(int(e) for e in _depths(nest, found))
+    most, wide = (128, 64) if half and widest <= 128 else (64, 64 if half else 32)
+    if not half or heads * -(-queries // most) < target.cores:
+        most = 64 if half else 32
+    rows, columns = clamp_power(queries, LEAST, most), clamp_power(keys, LEAST, wide)
+    warps = max(max(rows // 16, 4) * 32 // target.warp, 1)
+    return {
+        "queries": tuple(dict.fromkeys((rows, max(rows // 2, LEAST)))),
+        "keys": tuple(dict.fromkeys((columns, max(columns // 2, LEAST)))),
+        "warps": (min(warps, 8),),
+        "stages": (2, 3, 1),
+    }
+
+
+def _half(nest: LoopNest, found: Roles) -> DType | None:
+    """The half type of the values, in which the tensor cores take the weights too; None where they are wider."""
+    state = next(b for b, _ in blocks(nest) if b.name == found.state)
+    (update,) = state.body
+    assert isinstance(update, Update)
+    vector = update.values[-1]
+    if isinstance(vector, Cast) and vector.value.dtype.is_half and vector.dtype is DType.FLOAT32:
+        return vector.value.dtype
+    return None
+
+
+def _apply(schedule: Schedule, target: Target, params: Params) -> None:
+    found = roles(schedule.nest)
+    assert found is not None
+    half = _half(schedule.nest, found)
+    inner = _programs(schedule, found, int(params["queries"]), int(params["keys"]))
+    steps = schedule.decompose_online(found.state, inner)
+    product = steps[7]
+    for name in schedule.get_blocks():
+        _lanes(schedule, name, found)
+    for name in (*found.products, product):
+        schedule.tensorize(name, "dot")
+    if half is not None:
+        schedule.annotate(product, "operands", half.value)
+    schedule.annotate(inner, "num_stages", int(params["stages"]))
+    schedule.annotate("", "num_warps", int(params["warps"]))
+    schedule.annotate("", "num_stages", int(params["stages"]))
+
+
+def _moving(schedule: Schedule, block: str, axis: sympy.Symbol) -> list[str]:
+    """The loops that an axis of a block moves with, outermost first."""
+    b = schedule.block(block)
+    names = {s.name for a, e in zip(b.axes, b.bindings, strict=True) if a.var == axis for s in e.free_symbols}
+    return [lp for lp in schedule.get_loops(block) if lp in names]
+
+
+def _programs(schedule: Schedule, found: Roles, queries: int, keys: int) -> str:
+    """All blocks in programs of one tile of queries; those that see keys in one loop over tiles of them, its name."""
+    order = [v for v in found.rows if v != found.queries]
+    heads: list[list[str]] = []
+    for name in schedule.get_blocks():
+        (row,) = _moving(schedule, name, found.queries)
+        head, _ = schedule.split(row, [None, queries])
+        outer = [*(x for v in order for x in _moving(schedule, name, v)), head]
+        column = _moving(schedule, name, found.keys)
+        if column:
+            outer.append(schedule.split(column[0], [None, keys])[0])
+        schedule.reorder(*outer, *(x for x in schedule.get_loops(name) if x not in outer))
+        heads.append(outer)
+    first, *others = heads
+    for level in range(len(order) + 2):
+        for outer in others:
+            if len(outer) > level:
+                schedule.merge(first[level], outer[level])
+    program = fused(schedule, first[: len(order) + 1])
+    assert program is not None
+    schedule.bind(program, "blockIdx.x")
+    return first[len(order) + 1]
+
+
+def _lanes(schedule: Schedule, block: str, found: Roles) -> None:
+    """The loops of one block inside a tile: rows first, then one axis of columns, then what is summed."""
+    alone = [lp for lp in schedule.get_loops(block) if _holds_one(schedule, lp, block)]
+    rows = [lp for lp in _moving(schedule, block, found.queries) if lp in alone]
+    wide = [lp for v in found.width for lp in _moving(schedule, block, v) if lp in alone]
+    others = [lp for lp in alone if lp not in (*rows, *wide)]
+    order = [*rows, *wide, *others]
+    if len(order) > 1:
+        schedule.reorder(*order)
+    for lp in order:
+        size = next_power(max(int(schedule.extent(lp)), LEAST)) if lp not in rows else int(schedule.extent(lp))
+        _, lane = cut(schedule, lp, size)
+        tile(schedule, lane)
+
+
+def _holds_one(schedule: Schedule, loop: str, block: str) -> bool:
+    return [b for b in schedule.get_blocks() if loop in schedule.get_loops(b)] == [block] and str(
+        schedule.loop(loop).kind.value
+    ) == "serial"
+
+
+GPU_ATTENTION = Rule("gpu_attention", GPUS, _matches, _parameters, _apply)
