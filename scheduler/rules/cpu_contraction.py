@@ -123,8 +123,8 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     extents = dict(analyse(nest).rows)
     sums = 24 if target.vector_bytes == 64 else 12
     rows = _together(nest, extents[roles.rows[-1]], sums) if roles.rows else 1
-    # With several rows, more streams in step would evict each other from the sets of the cache. Unpacking the parts of a
-    # word is dearer than that, and its shuffles serve all columns.
+    # With several rows, more streams in step would evict each other from the sets of the cache. To unpack the parts of
+    # a word is dearer than that, and its shuffles serve all columns.
     columns = min(4, max(1, sums // rows)) if roles.is_across and (rows == 1 or roles.packed) else 1
     wide = 2 if rows * columns * 2 <= sums else 1
     return {
