@@ -21,6 +21,7 @@ from ..ir.errors import MlcError
 from ..ir.expr import const
 from ..ir.graph import ConstantRef, Graph, GraphInput, GraphOutput, Input, Library, Ref, SizeInput, TensorType
 from .converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion, SizeMap, Tensor
+from .flex_attention import open_flex_attention
 from .origins import origins_of
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -45,7 +46,7 @@ def import_graph(
     the inputs that are parameters or buffers. ``fallback_random`` leaves random ops to ATen (eager's own numbers);
     ``numerics`` is "fast" or "eager". Raises ImportFailure.
     """
-    return _Importer(gm, example_inputs, fallback_random, numerics, frozenset(static)).run(name)
+    return _Importer(open_flex_attention(gm), example_inputs, fallback_random, numerics, frozenset(static)).run(name)
 
 
 @dataclass(frozen=True, slots=True)

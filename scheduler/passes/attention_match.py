@@ -8,7 +8,7 @@ the sum are those of the very same values over the very same axis is proved from
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -89,7 +89,8 @@ class Attention:
     """``out[b, m, d] = sum over n of softmax over n of score(scores[b, m, n]) * value[b, n, d]``.
 
     ``scores[b, m, n]`` is the sum over e of ``query * key``; ``score`` reads it as ``SCORES``. ``transposed`` where
-    the product's result is ``[b, d, m]``. ``zero_for_nan`` where a row without any probability counts as zeros.
+    the product's result is ``[b, d, m]``. ``zero_for_nan`` where rows of NaN count as zeros, ``zero_for_empty`` where
+    those do whose every score is minus infinity.
     """
 
     product: Product
@@ -102,12 +103,14 @@ class Attention:
     score: Expr
     transposed: bool
     zero_for_nan: bool
+    zero_for_empty: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Softmax:
     score: Expr
     zero_for_nan: bool = False
+    zero_for_empty: bool = False
 
 
 def match_attention(found: Definitions, node: Library, types: dict[str, TensorType]) -> Attention | None:
@@ -152,7 +155,8 @@ def _match(found: Definitions, product: Product, types: dict[str, TensorType], t
             refusal = error
             continue
         return Attention(
-            product, first, axes, extents, query, key, value, score, transposed, softmax.zero_for_nan
+            product, first, axes, extents, query, key, value, score, transposed, softmax.zero_for_nan,
+            softmax.zero_for_empty,
         )  # fmt: skip
     raise refusal
 
@@ -172,28 +176,46 @@ def _softmax(found: Definitions, e: Expr, column: sympy.Symbol) -> _Softmax | No
                 if isinstance(inverse, Call) and inverse.fn == "reciprocal":
                     return _normalized(found, top, inverse.args[0], column)
         case Select(condition, if_true, if_false):
-            return _without_nan(found, found.peel(condition), if_true, if_false, column)
+            return _selected(found, found.peel(condition), if_true, if_false, column)
     return None
 
 
-def _without_nan(
+def _selected(
     found: Definitions, condition: Expr, if_true: Expr, if_false: Expr, column: sympy.Symbol
+) -> _Softmax | None:
+    """A softmax that zeros stand in for in some rows."""
+    if isinstance(condition, Call):
+        return _without_nan(found, condition, if_true, if_false, column)
+    softmax = _softmax(found, if_false, column)
+    masked = _over(found, condition, ("all",), column)
+    if softmax is None or masked is None or not _is(found, if_true, 0.0):
+        return None
+    match found.peel(masked):
+        case Call("eq", (score, limit), _) if _is(found, limit, -float("inf")) and found.same(score, softmax.score):
+            return replace(softmax, zero_for_empty=True)
+    return None
+
+
+def _is(found: Definitions, e: Expr, value: float) -> bool:
+    e = found.peel(e)
+    return isinstance(e, Const) and e.value == value
+
+
+def _without_nan(
+    found: Definitions, condition: Call, if_true: Expr, if_false: Expr, column: sympy.Symbol
 ) -> _Softmax | None:
     """A softmax whose NaN are replaced by zeros: they come by whole rows. Its values are never infinite."""
     softmax = _softmax(found, if_false, column)
-    if softmax is None or not isinstance(condition, Call):
+    if softmax is None:
         return None
     tested = _softmax(found, condition.args[0], column)
     if tested is None or not found.same(tested.score, softmax.score):
         return None
-    instead = found.peel(if_true)
     match condition:
-        case Call("isnan", _, _) if isinstance(instead, Const) and instead.value == 0:
-            return _Softmax(softmax.score, True)
-        case Call("eq", (_, limit), _):
-            bound = found.peel(limit)
-            if isinstance(bound, Const) and bound.value in (float("inf"), -float("inf")):
-                return softmax
+        case Call("isnan", _, _) if _is(found, if_true, 0.0):
+            return replace(softmax, zero_for_nan=True)
+        case Call("eq", (_, limit), _) if any(_is(found, limit, x) for x in (float("inf"), -float("inf"))):
+            return softmax
     return None
 
 

@@ -20,7 +20,7 @@ from ...ir.expr import Expr, Load, Select, call, cast, const, is_value, loads, r
 from ...ir.graph import Compute, Graph, Library, Node, Origin, Reduction, TensorType, View, uses
 from ...ir.index import simplify
 from ...ir.loops import contiguous_strides
-from ...ir.monoid import ATTENTION, SUM
+from ...ir.monoid import ATTENTION, SUM, lowest
 from ..definitions import Definitions
 from ..domain import quotient
 from .attention_match import SCORES, Attention, NoAttention, match_attention, product_of
@@ -194,6 +194,8 @@ class _Writer:
             odd = call("logical_or", odd, call("isnan", total))
             return Select(odd, zero, plain)
         result = Select(odd, const(float("nan"), kind), plain)
+        if self.attention.zero_for_empty:
+            return Select(call("eq", highest, lowest(kind)), zero, result)
         columns = self.batch.extents[self.attention.axes.column]
         if self.graph.symbols.bounds(columns)[0] > 0:
             return result

@@ -25,7 +25,7 @@ from torch_mlc.scheduler.passes import (
     simplify_algebra,
 )
 
-B, H, M, N, D, V = 2, 4, 5, 7, 3, 6
+B, H, M, N, D, V = 2, 4, 17, 19, 3, 5
 INF = float("inf")
 
 
@@ -253,7 +253,7 @@ def test_half_types_keep_scores_in_float32(run: Any) -> None:
 
 
 def test_dynamic_batch_and_lengths(run: Any) -> None:
-    others = [qkv(3, H, m=1, n=4), qkv(5, H, m=6, n=9)]
+    others = [qkv(3, H, m=1, n=4), qkv(1, H, m=6, n=9)]
     check(run, lambda q, k, v: attend(causal(q @ k.mT), v), *qkv(B, H), dynamic=True, others=others)
 
 
@@ -265,6 +265,7 @@ def test_odd_rows_are_those_of_eager(run: Any, odd: float) -> None:
     bias[3, :] = odd
     check(run, lambda q, k, v, b: attend(q @ k.mT + b, v), *qkv(B), bias)
     check(run, lambda q, k, v, b: torch.softmax(q @ k.mT + b, -1).nan_to_num() @ v, *qkv(B), bias)
+    check(run, lambda q, k, v, b: torch._safe_softmax(q @ k.mT + b, -1) @ v, *qkv(B), bias)
 
 
 def test_no_columns_give_zeros(run: Any) -> None:
@@ -303,6 +304,11 @@ def test_what_is_no_softmax_over_the_contracted_axis() -> None:
 def test_scores_of_no_product_stay() -> None:
     reason = refusal(lambda q, k, v: torch.softmax((q @ k.mT).cumsum(-1), -1) @ v, *qkv(B))
     assert "attention stays apart: its scores are not one product of matrices" in reason
+
+
+def test_few_rows_are_left_to_products() -> None:
+    for m in (1, 3):
+        assert f"{m} rows, too few" in refusal(lambda q, k, v: attend(q @ k.mT, v), *qkv(B, H, m=m))
 
 
 def test_other_devices_are_left_alone() -> None:
