@@ -1,4 +1,4 @@
-"""Storage of LOCAL buffers: only what one iteration of the loops around all their uses touches.
+"""Storage of a nest's own buffers: of LOCAL ones only what one iteration of the loops around all their uses touches.
 
 A LOCAL buffer keeps its full logical shape through scheduling. Here each dimension that every use indexes with the same
 expression of the common loops becomes one element wide, or as wide as the inner loops run.
@@ -17,7 +17,9 @@ from ...ir.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, blocks, 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where a LOCAL buffer lives: ``shape`` is what is allocated, ``shift`` (in loop variables) what indices begin at.
+    """Where a buffer of the nest's own lives.
+
+    ``shape`` is what is allocated, ``shift`` (in loop variables) what indices begin at.
 
     ``region`` is the variable of the parallel loop that it is private to, None where all threads share it.
     """
@@ -46,9 +48,7 @@ def storage_of(nest: LoopNest) -> dict[str, Storage]:
                 axes = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
                 bound = tuple(i if is_value(i) else i.xreplace(axes) for i in indices)  # type: ignore[union-attr]
                 uses.setdefault(name, []).append((bound, outer))
-    return {
-        b.name: _storage(nest, b, uses[b.name]) for b in nest.locals if b.name in uses and b.scope is not Scope.GLOBAL
-    }
+    return {b.name: _storage(nest, b, uses[b.name]) for b in nest.locals if b.name in uses}
 
 
 def _accesses(block: Block) -> list[tuple[str, tuple[Index, ...]]]:
@@ -57,6 +57,8 @@ def _accesses(block: Block) -> list[tuple[str, tuple[Index, ...]]]:
 
 
 def _storage(nest: LoopNest, buffer: Buffer, uses: list[tuple[tuple[Index, ...], tuple[Loop, ...]]]) -> Storage:
+    if buffer.scope is Scope.GLOBAL:  # the whole of it, for all threads
+        return Storage(buffer, buffer.shape, tuple(sympy.S.Zero for _ in buffer.shape), None)
     common = _common([outer for _, outer in uses])
     region = next((lp.var for lp in common if lp.kind is LoopKind.PARALLEL), None)
     # Lanes are side by side in memory, whoever else runs over them.

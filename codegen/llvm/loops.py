@@ -16,6 +16,7 @@ from . import reductions
 from .access import bound_mask, store
 from .builder import Val
 from .context import Context, Mask, conjunction
+from .empty import without_elements
 from .index import in_loops, scalar_index, split_linear
 from .values import evaluate, index_values
 
@@ -59,7 +60,10 @@ def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
     """One loop over ``low <= var < high`` with the reductions that start at it."""
     started = []
     for reduced in _starting(nest, loop):
-        started += reductions.begin(ctx, reduced, loop) or []
+        accumulators = reductions.begin(ctx, reduced, loop)
+        if accumulators is None:  # the first iteration begins the targets in memory; there may be none
+            emit_nodes(ctx, nest, without_elements(ctx, reduced, loop))
+        started += accumulators or []
     cascades = [c for r in _cascading(nest, loop) for c in reductions.begin_cascade(ctx, r, loop)]
     started += [inner for _, inner in cascades]
     ctx.extents[loop.var] = loop.extent

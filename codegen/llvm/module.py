@@ -12,7 +12,7 @@ import sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import flops
-from ...ir.loops import Block, Loop, LoopKind, LoopNest, Scope, Update, blocks, walk_nodes
+from ...ir.loops import Block, Loop, LoopKind, LoopNest, Update, blocks, walk_nodes
 from ...ir.target import Target
 from ..kernel import KernelSource
 from .builder import Builder, Val, element_type
@@ -163,7 +163,7 @@ def _entry(nest: LoopNest, names: list[str], types: list[str], call: bool) -> li
     return [*lines, f"  call void @{nest.name}.main({passed})", "  ret void", "}"]
 
 
-# --- storage of LOCAL buffers -----------------------------------------------------------------------------------------
+# --- storage of the nest's own buffers ------------------------------------------------------------------------------
 
 
 def _allocate(ctx: Context, storages: list[Storage]) -> list[str]:
@@ -171,8 +171,6 @@ def _allocate(ctx: Context, storages: list[Storage]) -> list[str]:
     heap: list[str] = []
     budget = _STACK_BYTES
     for s in storages:
-        if s.buffer.scope is Scope.GLOBAL:
-            continue
         size = s.numel * s.buffer.dtype.itemsize
         if size.is_Integer and int(size) <= budget:
             budget -= int(size)

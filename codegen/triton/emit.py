@@ -50,6 +50,12 @@ class _Emitter:
         self.reductions = Reductions(self.values, self.out)
 
     def source(self) -> KernelSource:
+        for b in self.nest.locals:
+            if b.scope is Scope.GLOBAL:
+                raise EmitError(
+                    f"{b.name} is a workspace in memory, which a kernel on a GPU does not get; make it an output, or "
+                    'set_scope(…, "local")'
+                )
         name = re.sub(r"\W", "_", self.nest.name)
         symbols = tuple(s.name for s in self.nest.symbols.symbols)
         table = bool(self.nest.annotation("table"))

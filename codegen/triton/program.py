@@ -90,6 +90,7 @@ class Program:
                     f"loop {node.var} is {node.kind.value}: a GPU program has no such loop; bind it to "
                     "threadIdx.x or leave it serial"
                 )
+        self._grid_runs(grid)
         self.grid = [grid.get(k, sympy.S.One) for k in range(max(grid, default=0) + 1)]
         # A depth at which every loop runs once is no dimension of the tile.
         real = sorted(d for d, sizes in extents.items() if sizes != {1})
@@ -97,6 +98,18 @@ class Program:
         for node, _ in walk_nodes(self.nest.body):
             if isinstance(node, Loop) and node.var in depths:
                 self._tile_axis(node, int(node.extent), depths[node.var], real, extents)
+
+    def _grid_runs(self, grid: dict[int, sympy.Expr]) -> None:
+        """A grid that may be empty stands around every block that writes an output: without programs none runs."""
+        maybe_empty = [k for k, extent in grid.items() if self.nest.symbols.bounds(extent)[0] < 1]
+        for block, outer in blocks(self.nest) if maybe_empty else ():
+            around = {_GRID[o.kind] for o in outer if o.kind in _GRID}
+            outside = [k for k in maybe_empty if k not in around]
+            if outside and any(w.buffer in self.nest.outputs for w in block.writes):
+                raise EmitError(
+                    f"block {block.name} stands outside of the loop bound to blockIdx.{'xyz'[outside[0]]}, whose "
+                    f"extent {grid[outside[0]]} may be zero: then no program would run it; bind a loop around it too"
+                )
 
     def _tile_extent(self, loop: Loop) -> int:
         if not loop.extent.is_Integer or int(loop.extent) & (int(loop.extent) - 1) or loop.extent <= 0:
@@ -155,6 +168,13 @@ class Program:
                 "cannot combine their parts; "
                 "rfactor the loop first"
             )
+        both = sorted(s.name for s in reduced & spatial if s in self.ranges.extents)
+        if both and block.is_reduction:
+            raise EmitError(
+                f"block {block.name} reduces over a loop that selects its targets too; fuse loops of a "
+                "reduction with one another alone"
+            )
+        self._one_target(block, outer, reduced, spatial)
         own = {v for v, c in self.loops.items() if c.free_symbols & reduced}
         info = BlockInfo(
             block,
@@ -188,6 +208,19 @@ class Program:
         # What bounds the other operand alone switches no lane of this one off.
         kept = [b for b in bounds if (b[0].free_symbols | b[1].free_symbols) & self.tile.keys() <= own | over]
         return replace(info, axes=axes, bounds=tuple(kept), spatial=own, reduced_tile=over)
+
+    def _one_target(
+        self, block: Block, outer: tuple[Loop, ...], reduced: set[sympy.Symbol], spatial: set[sympy.Symbol]
+    ) -> None:
+        """An accumulator is one tile: the loop that reduces has no loop inside that selects among the targets."""
+        variables = [(o.var, self.loops[o.var]) for o in outer if o.kind in _LOOPS]
+        at = next((k for k, (_, c) in enumerate(variables) if c.free_symbols & reduced), None)
+        for var, canonical in variables[at:] if at is not None and block.is_reduction else ():
+            if canonical.free_symbols & spatial:
+                raise EmitError(
+                    f"loop {var} over targets of block {block.name} stands inside {variables[at or 0][0]}, over which "
+                    "it reduces; reorder the loops, or bind the inner one to threadIdx.x"
+                )
 
     def dims(self, symbols: set[sympy.Symbol]) -> Dims:
         return frozenset(symbols & self.tile.keys())

@@ -146,11 +146,18 @@ class Values:
         """The conjuncts of the block's predicate that lanes along ``dims`` need, the proved ones dropped.
 
         A lane along an axis outside ``dims`` acts for all lanes of that axis, and the first of them is the last to be
-        switched off; ``gone`` are loops that have ended.
+        switched off; ``gone`` are loops that have ended: what guards them alone left out elements, and no result.
         """
         assert self.info is not None
         first = {s: sympy.S.Zero for s in (*(self.program.tile.keys() - dims), *gone)}
-        return self._conjuncts([(lhs.xreplace(first), rhs.xreplace(first)) for lhs, rhs in self.info.bounds])
+        loops = {s for e in self.program.loops.values() for s in e.free_symbols} if gone else set()
+        return self._conjuncts(
+            [
+                (lhs.xreplace(first), rhs.xreplace(first))
+                for lhs, rhs in self.info.bounds
+                if not (over := (lhs.free_symbols | rhs.free_symbols) & loops) or not over <= gone
+            ]
+        )
 
     def reduction_bounds(self) -> tuple[Value, ...]:
         """The conjuncts that depend on the block's reduction axes: their lanes hold elements that are not there."""

@@ -202,6 +202,7 @@ def check_moved(before: LoopNest, after: LoopNest, name: str, asked: str) -> Non
     old, new = places(before), places(after)
     was, now = old[name], new[name]
     mine = accesses(was.block)
+    _check_runs(before, was, now, asked)
     for other in new.values():
         if other.block.name == name or other.block.name not in old:
             continue
@@ -227,6 +228,27 @@ def refuse_continued(nest: LoopNest, block: Block, asked: str) -> None:
             asked, "it goes on from what another block has begun", nest, block.name,
             "move it before decompose_reduction",
         )  # fmt: skip
+
+
+def _check_runs(nest: LoopNest, was: Place, now: Place, asked: str) -> None:
+    """Refuse loops around a block that may not run at all, where what it writes leaves the nest. Raises ScheduleError.
+
+    A loop that makes up one of the block's axes is empty where the axis is; others must have an iteration.
+    """
+    if not accesses(now.block).written & set(nest.outputs):
+        return
+    own = {s for b in now.block.bindings for s in b.free_symbols}
+    before = {lp.var for lp in was.loops}
+    for lp in now.loops:
+        if lp.var not in own and lp.var not in before and nest.symbols.bounds(lp.extent, _extents(now))[0] < 1:
+            raise ScheduleError(
+                asked, f"{lp.var} runs {lp.extent} times, which may be none: then {now.block.name} would not write its "
+                "output", nest, now.block.name, "say in the size's lower bound that it is not zero",
+            )  # fmt: skip
+
+
+def _extents(place: Place) -> dict[sympy.Symbol, sympy.Expr]:
+    return {lp.var: lp.extent for lp in place.loops}
 
 
 def pairs_under(node: Loop, outer: tuple[Loop, ...]) -> list[tuple[Place, Place]]:

@@ -8,9 +8,10 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ...ir.expr import symbol
-from ...ir.loops import Loop, LoopKind, LoopNest
+from ...ir.loops import AxisKind, Loop, LoopKind, LoopNest
 from ..error import ScheduleError
-from .tree import find_loop, fresh, substitute, with_node
+from .dependence import mixed
+from .tree import blocks_under, find_loop, fresh, substitute, with_node
 
 
 def fuse(nest: LoopNest, loops: list[str]) -> tuple[LoopNest, list[str]]:
@@ -22,7 +23,8 @@ def fuse(nest: LoopNest, loops: list[str]) -> tuple[LoopNest, list[str]]:
             for j in range(m):  ->        C[i_j // m, i_j % m] = A[i_j // m, i_j % m]
                 C[i, j] = A[i, j]
 
-    Requires: serial loops that stand one directly inside the other, outermost first, alone in each other's bodies.
+    Requires: serial loops that stand one directly inside the other, outermost first, alone in each other's bodies; a
+    loop that carries a reduction which may be empty is not fused with one that carries its results.
     Raises: ScheduleError.    Source: TVM ``Schedule.fuse``, Halide ``Func.fuse``.
     """
     asked = f"fuse({', '.join(loops)})"
@@ -50,6 +52,13 @@ def fuse(nest: LoopNest, loops: list[str]) -> tuple[LoopNest, list[str]]:
         step = step * lp.extent
     scope = {lp.var: lp.extent for lp in outer} | {var: extent}
     body = substitute(chain[-1].body, mapping, scope, nest)
+    for b in blocks_under(replace(outermost, var=var, extent=extent, body=body)):
+        empty = [a for a in b.axes_of(AxisKind.REDUCTION) if nest.symbols.bounds(a.extent)[0] < 1]
+        if empty and var in mixed(b):
+            raise ScheduleError(
+                asked, f"{b.name} reduces over {empty[0].extent} elements, which may be none: then no iteration would "
+                "begin its results", nest, b.name, "fuse loops of the reduction with one another alone",
+            )  # fmt: skip
     return with_node(nest, outermost, replace(outermost, var=var, extent=extent, body=body)), [name]
 
 

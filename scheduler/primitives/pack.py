@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...ir.expr import Expr, Load, children, free_symbols, loads, rewrite, symbol
+import sympy
+
+from ...ir.expr import Expr, Load, Select, children, free_symbols, is_value, loads, rewrite, symbol, walk
 from ...ir.loops import Axis, Block, Buffer, Loop, LoopNest, Node, Scope, Statement, Store, Update, contiguous_strides
 from ...ir.loops import blocks as all_blocks
 from ..error import ScheduleError
 from .dependence import accesses
+from .region import below
 from .tree import blocks_under, find_block, fresh, replace_node
 
 
@@ -30,7 +33,8 @@ def pack(nest: LoopNest, block: str, buffer: str, order: Sequence[str]) -> tuple
     with, outermost first. The copy is of everything, before all else; ``compute_at`` then makes it the part that one
     iteration of a loop needs.
 
-    Requires: one such part, of an input of the nest; ``order`` names its axes, each once.
+    Requires: one such part, of an input of the nest, that no condition keeps inside its buffer; ``order`` names its
+    axes, each once.
     Raises: ScheduleError.    Source: packing in Goto and van de Geijn 2008; TVM ``Schedule.cache_read``.
     """
     asked = f"pack({block}, {buffer}, {list(order)})"
@@ -45,6 +49,11 @@ def pack(nest: LoopNest, block: str, buffer: str, order: Sequence[str]) -> tuple
     axes = {a.var.name: a for a in node.axes if a.var in free_symbols(part)}
     if sorted(order) != sorted(axes):
         raise ScheduleError(asked, f"{buffer} is read along {', '.join(axes)}", nest, block)
+    extents = {a.var: a.extent for a in axes.values()}
+    if any(_under_choice(v, part) for s in node.body for v in _values(s)) and not _in_range(nest, part, extents):
+        raise ScheduleError(
+            asked, f"{buffer} is read where a condition holds, and elsewhere perhaps out of range", nest, block
+        )
     own = tuple(Axis(axes[name].var, axes[name].extent) for name in order)
     name = _free({b.name for b in (*nest.params, *nest.locals)}, f"{buffer}_packed")
     shape = tuple(a.extent for a in own)
@@ -86,6 +95,24 @@ def _parts(value: Expr, buffer: str) -> list[Expr]:
     if names == {buffer}:
         return [value]
     return [p for c in children(value) for p in _parts(c, buffer)]
+
+
+def _under_choice(value: Expr, part: Expr) -> bool:
+    """Whether a branch of a select, which is computed where it is taken, holds the part."""
+    if value == part:
+        return False
+    if isinstance(value, Select) and any(part in walk(v) for v in (value.if_true, value.if_false)):
+        return True
+    return any(_under_choice(c, part) for c in children(value))
+
+
+def _in_range(nest: LoopNest, part: Expr, extents: dict[sympy.Symbol, sympy.Expr]) -> bool:
+    """Whether every load of the part is proved to be inside its buffer for all the axes' values."""
+    for ld in loads(part):
+        for i, extent in zip(ld.indices, nest.buffer(ld.buffer).shape, strict=True):
+            if is_value(i) or nest.symbols.bounds(i, extents)[0] < 0 or not below(i, extent, extents, nest.symbols):
+                return False
+    return True
 
 
 def _free(taken: set[str], base: str) -> str:

@@ -26,6 +26,8 @@ def reorder(nest: LoopNest, loops: list[str]) -> LoopNest:
     Raises: ScheduleError.    Source: TVM ``Schedule.reorder``, Halide ``Func.reorder``.
     """
     asked = f"reorder({', '.join(loops)})"
+    if not loops:
+        raise ScheduleError(asked, "no loops were given")
     if len(set(loops)) != len(loops):
         raise ScheduleError(asked, "a loop is named twice")
     depth = {name: len(find_loop(nest, name, asked)[1]) for name in loops}

@@ -27,6 +27,7 @@ from torch_mlc.ir.loops import (
     contiguous_strides,
 )
 from torch_mlc.ir.monoid import LOGSUMEXP, MAX, SUM, WELFORD, Monoid, monoid
+from torch_mlc.ir.parser import parse
 from torch_mlc.ir.symbols import Size, SymbolTable
 from torch_mlc.ir.target import gpu_target
 
@@ -318,3 +319,35 @@ def test_refusals_say_what_to_do():
         emit_triton(bad, SM90)
     with pytest.raises(EmitError, match="saturates"):
         emit_triton(pointwise(64, F32, lambda a: cast(a, DType.FLOAT8_E5M2)), SM90)
+
+
+def test_a_loop_over_targets_inside_the_loop_that_reduces_is_refused():
+    nest = parse(
+        "@nest(outputs=['out0'])\n"
+        "def f(in0: float32[4, 4], out0: float32[4]):\n"
+        "    for r in serial(4):\n"
+        "        for i in serial(4):\n"
+        "            with block('b0'):\n"
+        "                a = spatial(4, i)\n"
+        "                b = reduction(4, r)\n"
+        "                out0[a] = sum.update(in0[b, a])\n"
+    )
+    assert isinstance(nest, LoopNest)
+    with pytest.raises(EmitError, match="loop i over targets of block b0 stands inside r, over which it reduces"):
+        emit_triton(nest, SM90)
+
+
+def test_a_tail_of_the_reduction_alone_does_not_mask_its_result(agrees):
+    nest = parse(
+        "@nest(outputs=['out0'])\n"
+        "def f(in0: float32[s0], out0: float32[()]):\n"
+        "    s0 = size()\n"
+        "    for ro in serial((s0 + 7) // 8):\n"
+        "        for ri in serial(8):\n"
+        "            with block('b0'):\n"
+        "                b = reduction(s0, ri + 8*ro)\n"
+        "                where(ri + 8*ro < s0)\n"
+        "                out0[()] = sum.update(in0[b])\n"
+    )
+    for n in (0, 3, 9):
+        agrees(nest, {"s0": n})

@@ -203,3 +203,27 @@ def test_a_reduction_is_not_torn_apart(nests: Mapping[str, LoopNest]) -> None:
     s.fuse("b2_i0", "b2_r0")
     with pytest.raises(ScheduleError, match="carries its reduction and another axis"):
         s.compute_at("b2", "b3_i0")
+
+
+def test_an_output_is_not_computed_in_a_loop_that_may_not_run(parsed: Callable[[str], LoopNest]) -> None:
+    text = """
+        @nest(outputs=["out0", "out1"])
+        def f(in0: float32[4], out0: float32[4], out1: float32[4, s0]):
+            s0 = size(lower={lower})
+            t0 = local(float32[4])
+            for i in serial(4):
+                with block("b0"):
+                    a = spatial(4, i)
+                    t0[a] = exp(in0[a])
+                    out0[a] = t0[a]
+            for j in serial(4):
+                for k in serial(s0):
+                    with block("b1"):
+                        a = spatial(4, j)
+                        b = spatial(s0, k)
+                        out1[a, b] = t0[a]
+        """
+    with pytest.raises(ScheduleError, match="k runs s0 times, which may be none: then b0 would not write its output"):
+        Schedule(parsed(text.format(lower=0))).compute_at("b0", "k")
+    Schedule(parsed(text.format(lower=0))).compute_at("b0", "j")
+    Schedule(parsed(text.format(lower=1))).compute_at("b0", "k")

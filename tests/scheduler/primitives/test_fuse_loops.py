@@ -76,3 +76,20 @@ def test_bound_loops_are_not_fused(nests: Mapping[str, LoopNest]) -> None:
     s.vectorize("b0_i1")
     with pytest.raises(ScheduleError, match="b0_i1 is vectorized already"):
         s.fuse("b0_i0", "b0_i1")
+
+
+def test_a_reduction_that_may_be_empty_stays_apart_from_its_targets(parsed: Callable[[str], LoopNest]) -> None:
+    text = """
+        @nest(outputs=["out0"])
+        def rows(in0: float32[4, s0], out0: float32[4]):
+            s0 = size(lower={lower})
+            for i in serial(4):
+                for r in serial(s0):
+                    with block("b0"):
+                        a = spatial(4, i)
+                        b = reduction(s0, r)
+                        out0[a] = sum.update(in0[a, b])
+        """
+    with pytest.raises(ScheduleError, match="reduces over s0 elements, which may be none"):
+        Schedule(parsed(text.format(lower=0))).fuse("i", "r")
+    assert Schedule(parsed(text.format(lower=1))).fuse("i", "r") == "i_r"

@@ -73,3 +73,17 @@ def test_two_ways_to_read_it(parsed: Parse) -> None:
     s = Schedule(parsed(PRODUCT.replace("in1[i1, r0]", "mul(in1[i1, r0], cast(in0[i0, 0], float32))")))
     with pytest.raises(ScheduleError, match="it reads in0 in 2 ways"):
         s.pack("b0", "in0", ["r0", "i0"])
+
+
+def test_what_a_condition_keeps_in_range_is_not_read_for_all(parsed: Callable[[str], LoopNest]) -> None:
+    text = """
+        @nest(outputs=["out0"])
+        def padded(in0: float32[{extent}], in1: float32[8], out0: float32[8]):
+            for i in serial(8):
+                with block("b0"):
+                    a = spatial(8, i)
+                    out0[a] = select(lt(index(a, int64), int64(6)), in0[a], in1[a])
+        """
+    with pytest.raises(ScheduleError, match="read where a condition holds, and elsewhere perhaps out of range"):
+        Schedule(parsed(text.format(extent=6))).pack("b0", "in0", ["a"])
+    Schedule(parsed(text.format(extent=8))).pack("b0", "in0", ["a"])

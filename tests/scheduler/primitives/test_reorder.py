@@ -108,3 +108,8 @@ def test_a_loop_that_carries_a_reduction_and_an_axis_stays(nests: Mapping[str, L
     o, i = s.split(both, [None, 4])
     with pytest.raises(ScheduleError, match="carries a reduction of b0 and another axis"):
         s.reorder(i, o)
+
+
+def test_no_loops_are_refused(nests: Mapping[str, LoopNest]) -> None:
+    with pytest.raises(ScheduleError, match="no loops were given"):
+        Schedule(nests["plane"]).reorder()
