@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -20,6 +21,7 @@ from .domain import Digits
 from .function import Dim, Output, Stage, TensorFunction
 from .group import Group
 from .members import Member, member_sizes
+from .pieces import in_pieces
 from .views import ViewMap
 
 Call: TypeAlias = CallTensor
@@ -42,11 +44,11 @@ def assemble(
     writer = _ViewWriter(graph, views, nodes)
     for u in _ordered(graph, views, units):
         if isinstance(u, Group):
-            function, call = _Assembler(u, graph, types, needed, fast).build()
-            name = functions.get(function)
-            if name is None:
-                name = functions[function] = f"{function.name}_{len(functions)}"
-            nodes.append(CallTensor(call.names, call.types, name, call.args, call.sizes, call.origins))
+            for function, call in _calls(*_Assembler(u, graph, types, needed, fast).build()):
+                name = functions.get(function)
+                if name is None:
+                    name = functions[function] = f"{function.name}_{len(functions)}"
+                nodes.append(replace(call, function=name))
         else:
             for used in uses(u):
                 writer.need(used)
@@ -55,6 +57,30 @@ def assemble(
         if isinstance(out, str):
             writer.need(out)
     return nodes, {name: replace(f, name=name) for f, name in functions.items()}
+
+
+def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunction, CallTensor]]:
+    """A function and its call; on a GPU, where it reduces over its rows too, those of its two parts."""
+    split = None if call.types[0].device.startswith("cpu") else in_pieces(function)
+    if split is None:
+        return [(function, call)]
+    sizes = dict(zip(function.symbols.symbols, call.sizes, strict=True))
+    results = {o.result for o in split.second.outputs}
+    last = [k for k, o in enumerate(function.outputs) if o.result in results]
+    rest = [k for k in range(len(function.outputs)) if k not in last]
+    made = [o.buffer for o in split.first.outputs[len(rest) :]]
+    partial = tuple(f"{call.names[last[0]]}_pieces{k}" for k in range(len(made)))
+    device = call.types[0].device
+    types = tuple(TensorType(_at(sizes, b.shape), _at(sizes, b.strides), b.dtype, device) for b in made)
+    first = replace(call, names=(*(call.names[k] for k in rest), *partial),
+                    types=(*(call.types[k] for k in rest), *types))  # fmt: skip
+    second = replace(call, names=tuple(call.names[k] for k in last), types=tuple(call.types[k] for k in last),
+                     args=(*partial, *(call.args[k] for k in split.taken)))  # fmt: skip
+    return [(split.first, first), (split.second, second)]
+
+
+def _at(sizes: Mapping[sympy.Symbol, sympy.Expr], exprs: tuple[sympy.Expr, ...]) -> tuple[sympy.Expr, ...]:
+    return tuple(e.xreplace(sizes) for e in exprs)
 
 
 @dataclass(slots=True)
@@ -261,7 +287,10 @@ class _Assembler:
             ):
                 values[k] = v.value
                 self.widened[m.names[k]] = DType.FLOAT32
-        return Stage(tuple(self.results[n] for n in m.names), tuple(values), g.is_inner(m), m.monoid, m.origins)
+        stage = Stage(tuple(self.results[n] for n in m.names), tuple(values), g.is_inner(m), m.monoid, m.origins)
+        if m.name in g.cross:
+            return replace(stage, axes=everything[len(rows) :], over=rows if m.monoid is not None else None)
+        return stage
 
     def _index(self, index: sympy.Expr, env: dict[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
         moved = index.xreplace(env) if index.free_symbols else index
@@ -276,6 +305,8 @@ class _Assembler:
                 if made is None:
                     return Load(self._input(e.buffer), e.indices, e.dtype)
                 at = everything if self.group.is_inner(made) and made.monoid is None else rows
+                if made.name in self.group.cross:
+                    at = everything[len(rows) :]
                 kept = self.widened.get(e.buffer, e.dtype)
                 return cast(Load(self.results[e.buffer], at, kept), e.dtype)
             if isinstance(e, Cast) and isinstance(e.value, Cast) and e.value.value.dtype is e.dtype is DType.FLOAT32:

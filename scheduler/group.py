@@ -8,6 +8,7 @@ import sympy
 
 from ..ir.expr import is_value
 from ..ir.symbols import SymbolTable
+from . import cross
 from .domain import Binding, Digits, Domain, bind_access
 from .members import Member
 
@@ -34,17 +35,20 @@ class Group:
     reads: dict[str, list[Digits | None]] = field(default_factory=dict)
     tensors: set[str] = field(default_factory=set)
     is_split: bool = False
+    # Results of reductions over the rows, and what is made of those: there when all rows have been visited.
+    cross: set[str] = field(default_factory=set)
 
     def copy(self) -> Group:
         return Group(
             self.table, self.device, self.domain.copy(), list(self.members),
             {k: dict(v) for k, v in self.bindings.items()}, dict(self.produced),
             {k: list(v) for k, v in self.reads.items()}, set(self.tensors), self.is_split,
+            set(self.cross),
         )  # fmt: skip
 
     def take(self, trial: Group) -> None:
         """Become what a successful trial on a copy has become."""
-        for name in ("domain", "members", "bindings", "produced", "reads", "tensors", "is_split"):
+        for name in ("domain", "members", "bindings", "produced", "reads", "tensors", "is_split", "cross"):
             setattr(self, name, getattr(trial, name))
 
     def is_inner(self, m: Member) -> bool:
@@ -129,7 +133,9 @@ class Group:
         if sum(len(d) for d in binding.values()) != len(used):
             return f"two axes of {m.name} run along the same dimension"
         missing = [a for a in m.all_axes if a not in binding]
-        if m.monoid is not None:
+        if any(ld.buffer in self.cross for ld in m.loads):
+            reason = cross.complete_reader(self, m, missing, used)
+        elif m.monoid is not None:
             reason = self._complete_reduction(m, binding, missing, used)
         else:
             reason = self._complete_compute(m, binding, missing, used)
@@ -209,7 +215,7 @@ class Group:
                 return f"{m.name} reduces over nothing"
             self._set_inner(m, binding)
         elif covered != domain.inner:
-            return f"{m.name} reduces over other dimensions"
+            return cross.complete_reduction(self, m, covered)
         return None
 
     def _set_inner(self, m: Member, binding: Binding) -> None:
@@ -227,6 +233,8 @@ class Group:
         """In a kernel whose reduction is split, the result exists only at the very end: for rows alone."""
         reduced = {n for p in self.members if p.monoid is not None for n in p.names}
         # A reduction that joins late makes the group split: then no earlier member may need another one's result.
+        if self.cross:
+            return f"{m.name} makes few rows of many elements, and others reduce over those rows"
         for p, at in (*((p, self.bindings[p.name]) for p in self.members), (m, binding)):
             if not any(ld.buffer in reduced for ld in p.loads):
                 continue

@@ -271,6 +271,8 @@ def _merge(function: TensorFunction, high: Dim, low: Dim) -> TensorFunction | No
     for name, sites in _accesses(function).items():
         buffer = buffers.get(name)
         if buffer is None:
+            if any(is_value(i) or not i.is_Symbol for site in sites for i in site):
+                return None
             continue  # results are indexed by dimensions and follow them
         at: int | None = None
         for indices in sites:

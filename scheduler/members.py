@@ -3,7 +3,7 @@ readers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import sympy
@@ -40,6 +40,8 @@ class Member:
     monoid: Monoid | None
     origins: tuple[Origin, ...]
     loads: tuple[Load, ...]
+    # A reduction whose results nothing spreads over elements again.
+    ends: bool = False
 
     @property
     def name(self) -> str:
@@ -139,7 +141,18 @@ def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member
         order.append(member)
         if isinstance(node, Compute) and _is_trivial(member) and not _better_read(member, outside, members):
             substituted[member.name] = (node.axes, values[0])
-    return drop_dead(order, outside), outside
+    return _with_ends(drop_dead(order, outside)), outside
+
+
+def _with_ends(members: list[Member]) -> list[Member]:
+    """Mark the reductions whose every reader has no more elements than they have results."""
+    spread: set[str] = set()
+    counts: dict[str, sympy.Expr] = {}
+    for m in members:
+        points = sympy.Mul(*m.extents.values())
+        spread.update(ld.buffer for ld in m.loads if ld.buffer in counts and counts[ld.buffer] != points)
+        counts.update({n: t.numel for n, t in zip(m.names, m.types, strict=True)})
+    return [replace(m, ends=True) if m.monoid is not None and not spread & set(m.names) else m for m in members]
 
 
 def drop_dead(members: list[Member], outside: set[str]) -> list[Member]:

@@ -251,8 +251,17 @@ def _peeled(
     if limit == high:
         return started
     names = {b for b, _, _ in bounds}
+    # Lanes over targets keep their width, and so do those of a reduction that shares their loop.
+    inside = {b.name for b in _blocks(loop)}
+    shared = any(
+        isinstance(a, reductions.Accumulator) and a.across is None and a.lanes
+        for (name, _), a in ctx.accumulators.items()
+        if name in inside
+    )
     started = [
-        reductions.for_tail(ctx, acc, ctx.target.lanes(4)) if names & set(acc.block.predicate) else acc
+        reductions.for_tail(ctx, acc, acc.lanes if shared else ctx.target.lanes(4))
+        if names & set(acc.block.predicate)
+        else acc
         for acc in started
     ]
     _range(ctx, nest, loop, _smax(ctx, low, limit), high)

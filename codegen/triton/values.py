@@ -243,7 +243,7 @@ class Values:
         return self._named(text, self.dims(index), expr.dtype)
 
     def _select(self, expr: Select, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value:
-        condition = self.value(expr.condition, env, guard)
+        condition = self._bound(expr.condition) or self.value(expr.condition, env, guard)
         if condition.literal:
             return self.value(expr.if_true if condition.text == "True" else expr.if_false, env, guard)
         branches = []
@@ -256,6 +256,16 @@ class Values:
         a, b = branches
         text = f"tl.where({condition.text}, {a.typed}, {b.typed})"
         return self._named(text, condition.dims | a.dims | b.dims, expr.dtype)
+
+    def _bound(self, condition: Expr) -> Value | None:
+        """A condition that one index is below another, under the name that it has as a bound of a block, so that what
+        either guards is read once."""
+        match condition:
+            case Call(fn="lt", args=(IndexValue(index=a), IndexValue(index=b))):
+                axes = self.info.axes if self.info is not None else {}
+                found = self._conjuncts([(a.xreplace(axes), b.xreplace(axes))])
+                return found[0] if found else Value("True", SCALAR, DType.BOOL, literal=True)
+        return None
 
     def _loads(self, expr: Expr) -> bool:
         """Whether the expression reads memory."""
@@ -286,7 +296,9 @@ class Values:
         linear = self._resolved(simplify(sympy.expand(linear), self._extents, self.program.nest.symbols))
         dims |= self.dims(linear)
         texts = [*parts, *([self.index(linear)] if linear != 0 or not parts else [])]
-        return " + ".join(texts), dims, linear, tuple(parts)
+        # Blocks name their axes each for themselves: one place is known by the loops that it stands for.
+        place = sympy.expand(linear.xreplace(self.meaning)) if linear.free_symbols & self.meaning.keys() else linear
+        return " + ".join(texts), dims, place, tuple(parts)
 
     def _resolved(self, index: sympy.Expr) -> sympy.Expr:
         """The index in loops rather than in the variables of the text, where that takes lanes out of a quotient: what
@@ -324,7 +336,7 @@ class Values:
                 "programs may not have written it yet; keep the value in a LOCAL buffer"
             )
         bounds = self.bounds(own.union(*(g.dims for g in guard)))
-        key = (*place, _texts(bounds), _texts(guard))
+        key = (*place, _texts(bounds, guard), ())
         found = self.out.known(key)
         if found is not None:
             return found  # type: ignore[return-value]
@@ -431,8 +443,9 @@ def _closes_at_end(text: str) -> bool:
     return False
 
 
-def _texts(conjuncts: tuple[Value, ...]) -> tuple[str, ...]:
-    return tuple(c.text for c in conjuncts)
+def _texts(*conjuncts: tuple[Value, ...]) -> tuple[str, ...]:
+    """What tells masks apart: their parts, whatever the order."""
+    return tuple(sorted({c.text for part in conjuncts for c in part}))
 
 
 def _bare(text: str) -> str:

@@ -7,12 +7,14 @@ from ..schedule import Schedule
 from .cpu_attention import CPU_ATTENTION
 from .cpu_column import CPU_COLUMN_REDUCTION
 from .cpu_contraction import CPU_CONTRACTION
+from .cpu_cross import CPU_CROSS_REDUCTION
 from .cpu_pointwise import CPU_POINTWISE
 from .cpu_row import CPU_ROW_REDUCTION
 from .cpu_split import CPU_SPLIT_REDUCTION
 from .gpu_attention import GPU_ATTENTION
 from .gpu_column import GPU_COLUMN_REDUCTION
 from .gpu_contraction import GPU_CONTRACTION
+from .gpu_cross import GPU_CROSS_REDUCTION
 from .gpu_plain import GPU_PLAIN
 from .gpu_pointwise import GPU_POINTWISE, GPU_TRANSPOSE
 from .gpu_row import GPU_ROW_LOOPED, GPU_ROW_PERSISTENT
@@ -20,9 +22,10 @@ from .plain import CPU_PLAIN
 from .registry import DesignSpace, Rule, matching
 
 RULES: tuple[Rule, ...] = (
-    CPU_ATTENTION, CPU_POINTWISE, CPU_CONTRACTION, CPU_COLUMN_REDUCTION, CPU_SPLIT_REDUCTION, CPU_ROW_REDUCTION,
-    CPU_PLAIN, GPU_ATTENTION, GPU_CONTRACTION, GPU_TRANSPOSE, GPU_POINTWISE, GPU_COLUMN_REDUCTION, GPU_ROW_PERSISTENT,
-    GPU_ROW_LOOPED, GPU_PLAIN,
+    CPU_ATTENTION, CPU_POINTWISE, CPU_CONTRACTION, CPU_CROSS_REDUCTION, CPU_COLUMN_REDUCTION, CPU_SPLIT_REDUCTION,
+    CPU_ROW_REDUCTION, CPU_PLAIN,
+    GPU_ATTENTION, GPU_CONTRACTION, GPU_TRANSPOSE, GPU_POINTWISE, GPU_CROSS_REDUCTION, GPU_COLUMN_REDUCTION,
+    GPU_ROW_PERSISTENT, GPU_ROW_LOOPED, GPU_PLAIN,
 )  # fmt: skip
 
 

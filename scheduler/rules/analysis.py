@@ -49,6 +49,17 @@ class Shape:
         return tuple(b for b in self.blocks if b.is_reduction)
 
     @property
+    def cross(self) -> tuple[Block, ...]:
+        """Reductions over the rows beside others along them, and what is made of those."""
+        return tuple(b for b in self.blocks if self.is_cross(b))
+
+    def is_cross(self, block: Block) -> bool:
+        """Whether a block's results have the inner dimensions, and no row."""
+        kept = {a.var for a in block.axes if a.kind is AxisKind.SPATIAL}
+        rows = {v for v, _ in self.rows}
+        return _crosses(block) or (bool(kept) and not kept & rows and any(_crosses(b) for b in self.blocks))
+
+    @property
     def has_reduction(self) -> bool:
         return any(b.is_reduction for b in self.blocks)
 
@@ -91,11 +102,12 @@ def analyse(nest: LoopNest) -> Shape:
 def _analyse(same: _Same) -> Shape:
     nest = same.nest
     found = [b for b, _ in blocks(nest)]
-    widest = max(found, key=lambda b: len(b.axes), default=None)
-    inner_vars = {a.var for b in found for a in b.axes if a.kind is AxisKind.REDUCTION}
+    plain = [b for b in found if not _crosses(b)] or found
+    widest = max(plain, key=lambda b: len(b.axes), default=None)
+    inner_vars = {a.var for b in plain for a in b.axes if a.kind is AxisKind.REDUCTION}
     if widest is not None:
         inner_vars |= {a.var for b in found for a in b.axes if a.var.name.startswith("r")}
-    axes = {a.var: a.extent for b in sorted(found, key=lambda b: -len(b.axes)) for a in b.axes}
+    axes = {a.var: a.extent for b in sorted(plain, key=lambda b: -len(b.axes)) for a in b.axes}
     rows = tuple((v, e) for v, e in axes.items() if v not in inner_vars)
     inner = tuple((v, e) for v, e in axes.items() if v in inner_vars)
     accesses = tuple(r for b in found for r in _reaches(nest, b))
@@ -104,6 +116,13 @@ def _analyse(same: _Same) -> Shape:
         nest, rows, inner, tuple(found), accesses,
         hint(sympy.Mul(*(e for _, e in rows))), hint(sympy.Mul(*(e for _, e in inner))),
     )  # fmt: skip
+
+
+def _crosses(block: Block) -> bool:
+    """Whether a block reduces over rows, or pieces of them, for each of the inner dimensions: lowering gives those
+    their names."""
+    kept = [a.var.name[0] for a in block.axes if a.kind is AxisKind.SPATIAL]
+    return block.is_reduction and "r" in kept and "i" not in kept
 
 
 def _reaches(nest: LoopNest, block: Block) -> list[Reach]:

@@ -52,23 +52,23 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         cut = [p for b in shape.reductions if (p := cut_rows(schedule, b.name, rows, partials)) is not None]
         if not one_visit or not cut:
             for block in schedule.get_blocks():
-                _lanes_inside(schedule, [block], rows + (block in cut), target, unroll)
+                lanes_inside(schedule, [block], rows + (block in cut), target, unroll)
         else:
             elements = [b.name for b in shape.blocks if not b.is_reduction]
             cut += [name for name in elements if _cut_elements(schedule, name, rows, partials)]
             merge_rows(schedule, rows + 1, cut)
             merge_inner(schedule, rows + 1, cut)
             for together in _sharing(schedule, rows + 1):
-                _lanes_inside(schedule, together, rows + (together[0] in cut), target, unroll)
+                lanes_inside(schedule, together, rows + (together[0] in cut), target, unroll)
     elif one_visit:
         # What the reduction reads is made on the way, and leaves on the way.
         merge_rows(schedule, rows)
         merge_inner(schedule, rows)
         for together in _sharing(schedule, rows):
-            _lanes_inside(schedule, together, rows, target, unroll)
+            lanes_inside(schedule, together, rows, target, unroll)
     else:
         for block in schedule.get_blocks():
-            _lanes_inside(schedule, [block], rows, target, unroll)
+            lanes_inside(schedule, [block], rows, target, unroll)
         merge_rows(schedule, rows)
         merge_inner(schedule, rows)
     parallel_roots(schedule, target)
@@ -99,7 +99,7 @@ def _sharing(schedule: Schedule, depth: int) -> list[list[str]]:
     return [g for g in groups.values() if schedule.get_loops(g[0])]
 
 
-def _lanes_inside(schedule: Schedule, together: list[str], rows: int, target: Target, unroll: tuple[int, int]) -> None:
+def lanes_inside(schedule: Schedule, together: list[str], rows: int, target: Target, unroll: tuple[int, int]) -> None:
     """Split the last row loop by the width of the vectors and move its lanes inside the loops over elements."""
     loops = schedule.get_loops(together[0])
     if not 0 < rows <= len(loops):

@@ -229,7 +229,7 @@ def best_vector(shape: Shape) -> sympy.Symbol | None:
     Later ones win ties. A dimension too short to fill a register, such as a pooling window, is chosen only if all are.
     """
     hint = shape.nest.symbols.hint
-    extents = dict((*shape.rows, *shape.inner))
+    extents = {a.var: a.extent for b in shape.blocks for a in b.axes} | dict((*shape.rows, *shape.inner))
     scores: dict[sympy.Symbol, int] = {}
     for a in shape.accesses:
         count = 1

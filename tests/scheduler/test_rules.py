@@ -26,6 +26,7 @@ from torch_mlc.scheduler.error import ScheduleError
 from torch_mlc.scheduler.fuse import fuse
 from torch_mlc.scheduler.lower import lower_to_loops
 from torch_mlc.scheduler.passes import GRAPH_PASSES
+from torch_mlc.scheduler.pieces import in_pieces
 from torch_mlc.scheduler.rules import RULES, default_schedule, design_space
 from torch_mlc.scheduler.rules.registry import Rule
 from torch_mlc.scheduler.schedule import Schedule, replay
@@ -58,6 +59,7 @@ PROGRAMS: Programs = {
     "softmax": (lambda x: F.softmax(x * 0.5, -1), (rand(6, 9),)),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, (x.shape[-1],), w, b), (rand(6, 9), rand(9), rand(9))),
     "norm_backward": (norm_backward, (rand(6, 9), rand(6, 9), rand(9))),
+    "norm_backward_rows": (norm_backward, (rand(18, 33), rand(18, 33), rand(33))),
     "column_sum": (lambda x: (x * x).sum(0), (rand(9, 6),)),
     "channels": (lambda x: x.mean((0, 2)), (rand(3, 4, 5),)),
     "whole": (lambda x: x.abs().sum(), (rand(6, 9),)),
@@ -82,7 +84,11 @@ def nests_of(name: str, dynamic: bool) -> tuple[LoopNest, ...]:
     graph = import_graph(gm)
     for graph_pass in GRAPH_PASSES:
         graph = graph_pass(graph)
-    return tuple(lower_to_loops(f) for f in fuse(graph).functions.values())
+    functions = list(fuse(graph).functions.values())
+    for f in list(functions):
+        if (pieces := in_pieces(f)) is not None:
+            functions += [pieces.first, pieces.second]
+    return tuple(map(lower_to_loops, functions))
 
 
 def believing(nest: LoopNest, hint: int) -> LoopNest:

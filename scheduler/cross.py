@@ -1,0 +1,95 @@
+"""Reductions over the rows of a kernel whose other reductions run along them: one visit of the elements for both.
+
+The gradient of a norm is of this kind: sums along each row for the gradient of its input, sums over all rows for those
+of its weights, of the same elements. What a reduction over the rows gives is there when all rows have been visited, so
+that nothing in the kernel may read it but what has no rows either: a conversion, a scale.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import sympy
+
+from .members import Member
+
+if TYPE_CHECKING:
+    from .group import Group
+
+# Rows shorter than this are no work for vectors and tiles along them; fewer rows are soon visited again.
+SHORT_ROW, FEW_ROWS = 32, 16
+# The longest row that a program of a GPU holds in registers beside the sums of all columns, and elements of all sums.
+LONGEST_ROW, LARGEST_SUMS = 8192, 16384
+
+
+def complete_reduction(group: Group, m: Member, covered: set[int]) -> str | None:
+    """Let a reduction over ``covered`` into a group whose reductions run over other dimensions, or say why not.
+
+    Either it reduces over the rows, or those that are there do once rows and elements change places: elements are
+    what lies together in memory.
+    """
+    domain = group.domain
+    rows = set(domain.rows())
+    if covered != rows or not rows:
+        return f"{m.name} reduces over other dimensions"
+    if group.is_split:
+        return f"{m.name} reduces over the rows of a reduction that is split over programs"
+    if m.ends and not _runs_along(m):
+        reason = _refusal(group, list(domain.rows()), list(domain.inner_order()), len(group.cross) + len(m.names))
+        if reason is None:
+            group.cross.update(m.names)
+        return reason
+    if not _runs_along(m) or not _may_turn(group):
+        return f"{m.name} reduces over other dimensions"
+    turned = {n for p in group.members if p.monoid is not None for n in p.names}
+    reason = _refusal(group, list(domain.inner_order()), list(domain.rows()), len(turned))
+    if reason is None:
+        group.cross.update(turned)
+        domain.inner = frozenset(covered)
+    return reason
+
+
+def complete_reader(group: Group, m: Member, missing: list[sympy.Symbol], used: set[int]) -> str | None:
+    """Let a member in that reads what a reduction over the rows gives, if it has no rows itself."""
+    others = [ld.buffer for ld in m.loads if ld.buffer in group.produced and ld.buffer not in group.cross]
+    if m.monoid is not None or missing or others or used != group.domain.inner:
+        return f"{m.name} needs the result of a reduction over all rows"
+    group.cross.update(m.names)
+    return None
+
+
+def _refusal(group: Group, rows: list[int], inner: list[int], sums: int) -> str | None:
+    """Why ``sums`` results for each element of a row cannot be kept beside it, if they cannot."""
+    extents = [group.domain.size(dims) for dims in (rows, inner)]
+    count, length = map(group.table.hint, extents)
+    if length < SHORT_ROW or count < FEW_ROWS:
+        return f"{count} rows of {length} elements are too few for sums along and across them at once"
+    if not group.device.startswith("cpu") and not (
+        extents[1].is_Integer and length <= LONGEST_ROW and sums * length <= LARGEST_SUMS
+    ):
+        return f"no program holds a row of {extents[1]} elements and {sums} sums over all rows"
+    return None
+
+
+def _may_turn(group: Group) -> bool:
+    """Whether the group's reductions may become reductions over rows: nothing in the group needs their results, and
+    every other member runs over all elements."""
+    made = {n for p in group.members if p.monoid is not None for n in p.names}
+    whole = set(group.domain.order)
+    return (
+        not group.cross
+        and all(
+            (p.monoid is not None and p.ends)
+            or (p.monoid is None and {d for digits in group.bindings[p.name].values() for d in digits} == whole)
+            for p in group.members
+        )
+        and not any(ld.buffer in made for p in group.members for ld in p.loads)
+    )
+
+
+def _runs_along(m: Member) -> bool:
+    """Whether a reduction visits neighbours in memory one after the other, going by the last index of what it reads."""
+    last = [ld.indices[-1] for ld in m.loads if len(ld.indices) > 1]
+    reduced = set(m.reduce_axes)
+    along = sum(isinstance(i, sympy.Expr) and bool(i.free_symbols & reduced) for i in last)
+    return 2 * along > len(last)

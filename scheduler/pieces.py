@@ -1,0 +1,183 @@
+"""Reductions over rows beside reductions along them, on a GPU: each program keeps the sums of a piece of the rows.
+
+A second kernel combines the pieces.
+
+Programs do not combine results. The second kernel combines the raw states of the first by the same monoid, and does
+what else has no rows. On CPUs a schedule does the same inside one kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv
+
+from ..ir.dtypes import DType
+from ..ir.expr import (
+    Expr,
+    Index,
+    IndexValue,
+    Load,
+    Select,
+    call,
+    rename_loads,
+    substitute_index,
+    symbol,
+)
+from ..ir.expr import loads as _loads
+from ..ir.loops import Buffer, contiguous_strides
+from .function import Dim, Output, Stage, TensorFunction
+from .lower import collapse
+
+# Programs of the first kernel: two for each multiprocessor, so that one reads while the other reduces. Each has so many
+# rows at least, or what it writes of its own is no small part of what it reads.
+PROGRAMS, LEAST_ROWS = 264, 16
+PARAM_ALIGN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """``first`` reads the inputs of the whole and gives the other results and, last, the states of the pieces.
+
+    Those are ``partial`` in number. ``second`` reads them first and then inputs of the whole, of which ``taken`` are
+    the places.
+    """
+
+    first: TensorFunction
+    second: TensorFunction
+    partial: int
+    taken: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The rows in pieces: each row dimension in terms of ``pieces`` and ``own``; ``inside`` where there is a tail."""
+
+    pieces: tuple[Dim, ...]
+    own: tuple[Dim, ...]
+    rows: dict[sympy.Symbol, sympy.Expr]
+    inside: Expr | None
+
+
+def in_pieces(function: TensorFunction) -> Pieces | None:
+    """The function as two, where it reduces over its rows; None where it does not."""
+    if not any(s.axes is not None and s.monoid is not None for s in function.stages):
+        return None
+    function = collapse(function)
+    cut = _cut(function)
+    across = [s for s in function.stages if s.axes is not None]
+    last = {r for s in across for r in s.results}
+    stages = tuple(
+        _partial(function, s, cut) if s.axes is not None else s
+        for s in function.stages
+        if s.axes is None or s.monoid is not None
+    )
+    outputs = [o for o in function.outputs if o.result not in last]
+    kept = len(outputs)
+    outputs = [replace(o, buffer=replace(o.buffer, name=f"out{k}")) for k, o in enumerate(outputs)]
+    dims = (*cut.pieces, *function.inner)
+    shape, where = tuple(d.extent for d in dims), tuple(d.var for d in dims)
+    for s in across:
+        for result, value in zip(s.results, s.values, strict=True) if s.monoid is not None else ():
+            buffer = Buffer(f"out{len(outputs)}", shape, contiguous_strides(shape), value.dtype, align=PARAM_ALIGN)
+            outputs.append(Output(buffer, result, where))
+    second, taken = _second(function, across, tuple(o.buffer for o in outputs[kept:]), cut)
+    first = replace(function, outputs=tuple(outputs), stages=stages, extra=(*cut.pieces, *cut.own))
+    return Pieces(first, second, len(outputs) - kept, taken)
+
+
+def _cut(function: TensorFunction) -> _Cut:
+    """Whole row dimensions are pieces while there are too few; the one that makes them enough is cut; the others are
+    each piece's own."""
+    table = function.symbols
+    count = max(table.hint(sympy.Mul(*(d.extent for d in function.rows))), 1)
+    wanted = max(min(PROGRAMS, count // LEAST_ROWS), 2)
+    pieces: list[sympy.Expr] = []
+    own: list[sympy.Expr] = []
+    place: list[tuple[int | None, int | None]] = []
+    size: sympy.Expr = sympy.S.One
+    tail = None
+    for dim in function.rows:
+        made = max(table.hint(sympy.Mul(*pieces)), 1)
+        if pieces and 2 * made >= wanted:
+            place.append((None, len(own)))
+            own.append(dim.extent)
+        elif made * table.hint(dim.extent) <= wanted:
+            place.append((len(pieces), None))
+            pieces.append(dim.extent)
+        else:
+            parts, size = piece_sizes(dim.extent, -(-wanted // made))
+            if table.divisor(dim.extent) % int(parts) if parts.is_Integer else True:
+                tail = dim
+            place.append((len(pieces), len(own)))
+            pieces.append(parts)
+            own.append(size)
+    outer = [Dim(symbol(f"x{k}"), e) for k, e in enumerate(pieces)]
+    inside = [Dim(symbol(f"x{len(pieces) + k}"), e) for k, e in enumerate(own)]
+    rows: dict[sympy.Symbol, sympy.Expr] = {}
+    guard: Expr | None = None
+    for dim, (p, q) in zip(function.rows, place, strict=True):
+        index: sympy.Expr = sympy.S.Zero if q is None else inside[q].var
+        if p is not None:
+            index = outer[p].var * (size if q is not None else 1) + index
+        rows[dim.var] = index
+        if dim is tail:
+            guard = call("lt", IndexValue(index, DType.INT64), IndexValue(dim.extent, DType.INT64))
+    return _Cut(tuple(outer), tuple(inside), rows, guard)
+
+
+def piece_sizes(extent: sympy.Expr, wanted: int) -> tuple[sympy.Expr, sympy.Expr]:
+    """About ``wanted`` pieces of a dimension, and the length of a piece: without a tail if there is such a number
+    near."""
+    if extent.is_Integer:
+        near = sorted(range(wanted // 2 + 1, wanted + wanted // 4 + 1), key=lambda p: max(p / wanted, wanted / p))
+        parts = next((p for p in near if int(extent) % p == 0), wanted)
+        size = -(-int(extent) // parts)
+        return sympy.Integer(-(-int(extent) // size)), sympy.Integer(size)
+    return sympy.Integer(wanted), FloorDiv(extent + wanted - 1, sympy.Integer(wanted))
+
+
+def _partial(function: TensorFunction, stage: Stage, cut: _Cut) -> Stage:
+    """A reduction over all rows as one over those of each piece."""
+    assert stage.monoid is not None
+    values = tuple(substitute_index(v, cut.rows) for v in stage.values)
+    if cut.inside is not None:
+        identity = stage.monoid.identity(tuple(v.dtype for v in values))
+        values = tuple(Select(cut.inside, v, e) for v, e in zip(values, identity, strict=True))
+    axes = (*(d.var for d in cut.pieces), *(d.var for d in function.inner))
+    return replace(stage, values=values, axes=axes, over=tuple(d.var for d in cut.own))
+
+
+def _second(
+    function: TensorFunction, across: list[Stage], partial: tuple[Buffer, ...], cut: _Cut
+) -> tuple[TensorFunction, tuple[int, ...]]:
+    """The pieces combined, and what is made of that; the inner dimensions are its rows."""
+    rows = tuple(Dim(symbol(f"i{k}"), d.extent) for k, d in enumerate(function.inner))
+    inner = tuple(Dim(symbol(f"r{k}"), d.extent) for k, d in enumerate(cut.pieces))
+    moved: dict[sympy.Symbol, sympy.Expr] = {d.var: r.var for d, r in zip(function.inner, rows, strict=True)}
+    at: tuple[Index, ...] = tuple(d.var for d in (*inner, *rows))
+    states = [replace(b, name=f"in{k}") for k, b in enumerate(partial)]
+    read = {ld.buffer for s in across if s.monoid is None for v in s.values for ld in _loads(v)}
+    taken = tuple(k for k, b in enumerate(function.inputs) if b.name in read)
+    names = {function.inputs[k].name: f"in{len(states) + j}" for j, k in enumerate(taken)}
+    waiting = iter(states)
+    stages = []
+    for s in across:
+        if s.monoid is None:
+            values = tuple(rename_loads(substitute_index(v, moved), names) for v in s.values)
+            stages.append(replace(s, values=values, inner=False, axes=None))
+        else:
+            values = tuple(Load(b.name, at, b.dtype) for _, b in zip(s.results, waiting, strict=False))
+            stages.append(replace(s, values=values, axes=None, over=None))
+    results = {r for s in across for r in s.results}
+    outputs = [o for o in function.outputs if o.result in results]
+    outputs = [
+        Output(replace(o.buffer, name=f"out{k}"), o.result, tuple(i.xreplace(moved) for i in o.indices))
+        for k, o in enumerate(outputs)
+    ]
+    inputs = (*states, *(replace(function.inputs[k], name=names[function.inputs[k].name]) for k in taken))
+    second = TensorFunction(
+        f"{function.name}_pieces", rows, inner, inputs, tuple(outputs), tuple(stages), function.symbols
+    )
+    return second, taken
