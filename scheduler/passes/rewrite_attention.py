@@ -27,9 +27,11 @@ from .attention_match import SCORES, Attention, NoAttention, match_attention, pr
 from .simplify_algebra import simplify_call
 
 # Kinds of device that have a rule for functions of this kind.
-DEVICES: tuple[str, ...] = ("cpu",)
+DEVICES: tuple[str, ...] = ("cpu", "cuda")
 # Fewer rows than these fill no tile of a CPU's kernel: the products read each key once, as the library's do.
 FEW_ROWS = {"cpu": 4}
+# What stands whole in a tile of a GPU's kernel: the features of values, and what scores are summed over.
+GPU_WIDTHS = range(16, 257)
 
 
 def rewrite_attention(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:
@@ -87,6 +89,11 @@ def _check_alone(found: Definitions, attention: Attention) -> None:
     kind = attention.product.type.device.partition(":")[0]
     if hint(attention.extents[a.row]) < FEW_ROWS.get(kind, 0):
         raise NoAttention(f"it has {attention.extents[a.row]} rows, too few for tiles of them")
+    widths = [attention.extents[s] for s in (a.inner, a.feature)]
+    if kind == "cuda" and not all(w.is_Integer and int(w) in GPU_WIDTHS for w in widths):
+        raise NoAttention(f"heads of {widths[0]} and {widths[1]} elements; a tile holds 16 to 256")
+    if kind == "cuda" and attention.product.type.dtype is DType.FLOAT64:
+        raise NoAttention("float64 is not for the tensor cores")
 
 
 # --- the batch --------------------------------------------------------------------------------------------------------

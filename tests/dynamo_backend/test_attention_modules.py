@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import torch_mlc
+from torch_mlc.dynamo_backend.report import Report
 
 HEADS, WIDTH = 4, 64
 STRICT = {"strict": True}
@@ -127,6 +128,26 @@ def test_a_report_says_why_attention_stays_apart() -> None:
 
     text = str(torch_mlc.explain(both, *(torch.randn(2, 32, 16) for _ in range(3)), options={"cache": False}))
     assert "attention stays apart" in text and "is an output of the graph" in text
+
+
+def on_a_gpu(size: int) -> Report:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        i = torch.arange(64, device=q.device)
+        scores = torch.tanh(q @ k.mT / 20) * 20
+        return torch.softmax(scores.masked_fill(i[None] > i[:, None], float("-inf")), -1) @ v
+
+    inputs = [torch.randn(2, 4, 64, size).bfloat16() for _ in range(3)]
+    return torch_mlc.explain(attend, *inputs, target="cuda:sm_90", options={"cache": False})
+
+
+def test_on_a_gpu_heads_of_any_usual_size_open() -> None:
+    report = on_a_gpu(64)
+    assert [k.rule for k in report.kernels] == ["gpu_attention"] and not report.fallbacks, str(report)
+    assert not report.graphs[0].libraries
+
+
+def test_on_a_gpu_heads_that_fill_no_tile_stay_apart() -> None:
+    assert "heads of 8 and 8 elements; a tile holds 16 to 256" in str(on_a_gpu(8))
 
 
 # --- FlexAttention ----------------------------------------------------------------------------------------------------
