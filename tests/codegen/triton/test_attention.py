@@ -6,14 +6,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from torch_mlc.codegen.triton import emit_triton
+from torch_mlc.dynamo_backend.capture import capture
+from torch_mlc.dynamo_backend.fake_device import on_fake_device
+from torch_mlc.dynamo_backend.importer import import_graph
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import symbol
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.gpu import compile_triton, resource_report
+from torch_mlc.scheduler.fuse import fuse
 from torch_mlc.scheduler.lower import lower_to_loops
+from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.rules import default_schedule
+from torch_mlc.scheduler.schedule import Schedule
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scheduler"))
 import attention_functions as plain
@@ -49,6 +56,46 @@ def test_symbolic_length(agrees, length):
     s0 = symbol("s0")
     nest = scheduled(plain.CAUSAL, hints={"s0": 64}, m=s0, n=s0, e=16, d=16, dtype=BF16)
     agrees(nest, {"s0": length}, tolerance=2e-2)
+
+
+class Causal(torch.nn.Module):
+    """Attention as models write it: heads by views, a cap, a mask, a softmax in float32."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        scores = 20 * torch.tanh((q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5 / 20)
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        weights = torch.softmax(scores.masked_fill(~mask, float("-inf")).float(), -1).to(q.dtype)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+
+def kernels(rows: int, width: int) -> list[str]:
+    return [s.rule for s in schedules(rows, width)]
+
+
+def schedules(rows: int, width: int) -> list[Schedule]:
+    shapes = [torch.empty(2, rows, 2 * width, dtype=torch.bfloat16)] * 3
+    model, inputs = on_fake_device(Causal(2), shapes, "cuda")
+    (gm,) = capture(model, inputs)
+    graph = import_graph(gm)
+    for graph_pass in GRAPH_PASSES:
+        graph = graph_pass(graph)
+    return [default_schedule(lower_to_loops(f), SM90) for f in fuse(graph).functions.values()]
+
+
+def test_a_user_s_attention_is_one_kernel(agrees):
+    (schedule,) = schedules(37, 16)
+    assert schedule.rule == "gpu_attention"
+    agrees(schedule.nest, tolerance=2e-2)
+
+
+def test_attention_that_fits_no_tile_stays_with_the_library():
+    assert "gpu_attention" not in kernels(8, 16)
+    assert "gpu_attention" not in kernels(32, 8)
 
 
 @pytest.mark.parametrize("variant", [plain.SOFTCAP, plain.CAUSAL, plain.ALIBI], ids=lambda v: v.name)
