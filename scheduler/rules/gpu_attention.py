@@ -7,12 +7,12 @@ become ``tl.dot``. Sources: Milakov and Gimelshein 2018; Dao et al. 2022.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Call, Cast
+from ...ir.expr import Call, Cast, is_value
 from ...ir.loops import LoopNest, Update, blocks
 from ...ir.target import Target
 from ..schedule import Schedule
@@ -87,11 +87,14 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     found = roles(schedule.nest)
     assert found is not None
     half = _half(schedule.nest, found)
+    copies = _queries(schedule, found)
     inner = _programs(schedule, found, int(params["queries"]), int(params["keys"]))
+    for name in copies:
+        schedule.compute_at(name, schedule.get_loops(found.state)[0])
     steps = schedule.decompose_online(found.state, inner)
     product = steps[7]
     for name in schedule.get_blocks():
-        _lanes(schedule, name, found)
+        _lanes(schedule, name, found, copies)
     for name in (*found.products, product):
         schedule.tensorize(name, "dot")
     if half is not None:
@@ -99,6 +102,21 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     schedule.annotate(inner, "num_stages", int(params["stages"]))
     schedule.annotate("", "num_warps", int(params["warps"]))
     schedule.annotate("", "num_stages", int(params["stages"]))
+
+
+def _queries(schedule: Schedule, found: Roles) -> list[str]:
+    """Copies of what a product reads for a whole tile of queries: they are loaded once, before the loop over keys."""
+    inputs = {p.name for p in schedule.nest.params} - set(schedule.nest.outputs)
+    copies = []
+    for name in found.products:
+        own = {a.var: a for a in schedule.block(name).axes}
+        for buffer in dict.fromkeys(ld.buffer for ld in schedule.block(name).reads):
+            sites = [ld for ld in schedule.block(name).reads if ld.buffer == buffer]
+            plain = all(i in own or (not is_value(i) and not i.free_symbols) for ld in sites for i in ld.indices)
+            moving = {i for ld in sites for i in ld.indices}
+            if buffer in inputs and plain and found.queries in moving and found.keys not in moving:
+                copies.append(schedule.cache_read(name, buffer))
+    return copies
 
 
 def _moving(schedule: Schedule, block: str, axis: sympy.Symbol) -> list[str]:
@@ -112,7 +130,7 @@ def _programs(schedule: Schedule, found: Roles, queries: int, keys: int) -> str:
     """All blocks in programs of one tile of queries; those that see keys in one loop over tiles of them, its name."""
     order = [v for v in found.rows if v != found.queries]
     heads: list[list[str]] = []
-    for name in schedule.get_blocks():
+    for name in (*found.products, *found.edits, found.state, *found.results):
         (row,) = _moving(schedule, name, found.queries)
         head, _ = schedule.split(row, [None, queries])
         outer = [*(x for v in order for x in _moving(schedule, name, v)), head]
@@ -132,17 +150,19 @@ def _programs(schedule: Schedule, found: Roles, queries: int, keys: int) -> str:
     return first[len(order) + 1]
 
 
-def _lanes(schedule: Schedule, block: str, found: Roles) -> None:
+def _lanes(schedule: Schedule, block: str, found: Roles, copies: Sequence[str]) -> None:
     """The loops of one block inside a tile: rows first, then one axis of columns, then what is summed."""
     alone = [lp for lp in schedule.get_loops(block) if _holds_one(schedule, lp, block)]
     rows = [lp for lp in _moving(schedule, block, found.queries) if lp in alone]
+    if block in copies:  # a copy: its axes are the buffer's, rows before elements
+        rows = alone[:1]
     wide = [lp for v in found.width for lp in _moving(schedule, block, v) if lp in alone]
     others = [lp for lp in alone if lp not in (*rows, *wide)]
     order = [*rows, *wide, *others]
     if len(order) > 1:
         schedule.reorder(*order)
     for lp in order:
-        size = next_power(max(int(schedule.extent(lp)), LEAST)) if lp not in rows else int(schedule.extent(lp))
+        size = next_power(max(int(schedule.extent(lp)), LEAST))
         _, lane = cut(schedule, lp, size)
         tile(schedule, lane)
 
