@@ -9,8 +9,8 @@ import sympy
 from ...ir.expr import symbol
 from ...ir.loops import AxisKind, Loop, LoopKind, Node, Store, Update
 from ..kernel import EmitError
+from .accumulators import Reduced, spatial_vars
 from .context import Context
-from .reductions import Reduced, spatial_vars
 
 
 def without_elements(ctx: Context, reduced: Reduced, loop: Loop) -> tuple[Node, ...]:

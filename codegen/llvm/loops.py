@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import sympy
@@ -14,8 +13,10 @@ from ...ir.loops import Block, Bound, Loop, LoopKind, Node, Store, Update, map_n
 from ..kernel import EmitError
 from . import reductions
 from .access import bound_mask, store
+from .accumulators import Accumulator, Reduced
 from .builder import Val
 from .context import Context, Mask, conjunction
+from .control import branch, runtime_loop
 from .empty import without_elements
 from .index import in_loops, scalar_index, split_linear
 from .values import evaluate, index_values
@@ -29,7 +30,7 @@ Region = Callable[[Context, Loop], None]
 class Nest:
     """What is known of the whole nest: reductions by block, and what to do at a parallel loop."""
 
-    reductions: dict[str, reductions.Reduced]
+    reductions: dict[str, Reduced]
     region: Region | None = None
 
 
@@ -82,7 +83,7 @@ def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
         reductions.finish_cascade(ctx, outer, acc)
 
 
-def _cascading(nest: Nest, loop: Loop) -> list[reductions.Reduced]:
+def _cascading(nest: Nest, loop: Loop) -> list[Reduced]:
     """The reductions that sum this loop by itself before they add it to what is outside: shorter sums.
 
     Smaller errors.
@@ -93,7 +94,7 @@ def _cascading(nest: Nest, loop: Loop) -> list[reductions.Reduced]:
     return [r for r in found if loop.var in r.vars and r.outermost is not None and r.outermost.var != loop.var]
 
 
-def _starting(nest: Nest, loop: Loop) -> list[reductions.Reduced]:
+def _starting(nest: Nest, loop: Loop) -> list[Reduced]:
     names = [n.name for n, _ in walk_nodes(loop.body) if isinstance(n, Block)]
     found = (nest.reductions[n] for n in names if n in nest.reductions)
     return [r for r in found if r.outermost is not None and r.outermost.var == loop.var]
@@ -141,7 +142,7 @@ def _may_narrow(ctx: Context, loop: Loop) -> bool:
     """Accumulators of blocks inside have the lanes of one register, or there are none."""
     names = {b.name for b in _blocks(loop)}
     live = [a for (name, _), a in ctx.accumulators.items() if name in names]
-    return all(isinstance(a, reductions.Accumulator) and a.lanes == ctx.target.lanes(4) for a in live)
+    return all(isinstance(a, Accumulator) and a.lanes == ctx.target.lanes(4) for a in live)
 
 
 def _narrow_lanes(ctx: Context, nest: Nest, loop: Loop, native: int, masks: set[Bound]) -> None:
@@ -201,8 +202,8 @@ def _at(ctx: Context, nest: Nest, loop: Loop, value: Val) -> None:
 
 
 def _counted(
-    ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val, started: list[reductions.Accumulator]
-) -> list[reductions.Accumulator]:
+    ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val, started: list[Accumulator]
+) -> list[Accumulator]:
     whole = ctx.assumed
     low, high, limits = _limited(ctx, loop, low, high)
     ctx.assumed = whole | limits
@@ -233,9 +234,7 @@ def _limited(ctx: Context, loop: Loop, low: Val, high: Val) -> tuple[Val, Val, f
     return low, high, frozenset(used)
 
 
-def _peeled(
-    ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val, started: list[reductions.Accumulator]
-) -> list[reductions.Accumulator]:
+def _peeled(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val, started: list[Accumulator]) -> list[Accumulator]:
     bounds = _peelable(ctx, loop)
     if not bounds:
         _range(ctx, nest, loop, low, high)
@@ -254,7 +253,7 @@ def _peeled(
     # Lanes over targets keep their width, and so do those of a reduction that shares their loop.
     inside = {b.name for b in _blocks(loop)}
     shared = any(
-        isinstance(a, reductions.Accumulator) and a.across is None and a.lanes
+        isinstance(a, Accumulator) and a.across is None and a.lanes
         for (name, _), a in ctx.accumulators.items()
         if name in inside
     )
@@ -332,13 +331,13 @@ def _range(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
         if int(high.name) == int(low.name) + 1:
             _at(ctx, nest, loop, low)
             return
-        with reductions.runtime_loop(ctx, low.name, high.name, _written(loop.body)) as name:
+        with runtime_loop(ctx, low.name, high.name, _written(loop.body)) as name:
             _at(ctx, nest, loop, Val(name, I64))
         return
     b = ctx.b
     some = b.binary("icmp slt", low, high, BOOL)
     written = _written(loop.body)
-    with _branch(ctx, some, written), reductions.runtime_loop(ctx, low.name, high.name, written) as name:
+    with branch(ctx, some, written), runtime_loop(ctx, low.name, high.name, written) as name:
         _at(ctx, nest, loop, Val(name, I64))
 
 
@@ -350,19 +349,6 @@ def _blocks(node: Node) -> tuple[Block, ...]:
     if isinstance(node, Block):
         return (node,)
     return tuple(n for n, _ in walk_nodes(node.body) if isinstance(n, Block))
-
-
-@contextmanager
-def _branch(ctx: Context, condition: Val, written: frozenset[str]) -> Iterator[None]:
-    """What is done where a scalar condition holds."""
-    b = ctx.b
-    with ctx.inside(written=written):
-        body, done = b.fresh("then"), b.fresh("end")
-        b.line(f"br {condition}, label {body}, label {done}")
-        b.label(body)
-        yield
-        b.branch(done)
-        b.label(done)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
@@ -377,7 +363,7 @@ def _block(ctx: Context, nest: Nest, block: Block) -> None:
     if condition is None or condition.name == "true":
         _statements(ctx, block)
     elif condition.name != "false":
-        with _branch(ctx, condition, frozenset(w.buffer for w in block.writes)):
+        with branch(ctx, condition, frozenset(w.buffer for w in block.writes)):
             _statements(ctx, block)
     ctx.axes, ctx.block, ctx.mask, ctx.block_mask = {}, None, None, None
     ctx.values = {}

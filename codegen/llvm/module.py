@@ -15,12 +15,12 @@ from ...ir.expr import flops
 from ...ir.loops import Block, Loop, LoopKind, LoopNest, Update, blocks, walk_nodes
 from ...ir.target import Target
 from ..kernel import KernelSource
+from .accumulators import reductions_of
 from .builder import Builder, Val, element_type
 from .compact import Storage, storage_of
 from .context import Context, Place
 from .index import scalar_index
 from .loops import Nest, emit_nodes, run_loop
-from .reductions import reductions_of
 from .table import DECLARATIONS, size_function, table_driver
 from .types import memory_type
 

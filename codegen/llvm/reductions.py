@@ -1,105 +1,43 @@
-"""Accumulators of reductions: one for each lane, each interleaved copy and each target inside the loop that reduces.
-
-They are stack slots that LLVM keeps in registers. A component that is the same in all lanes (Welford's count) is one
-scalar.
-"""
+"""Reductions: accumulators made where a reduction begins, updated at each step, joined and written where it ends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Expr, IndexValue, Load, Var, walk
-from ...ir.loops import AxisKind, Block, Bound, Loop, LoopKind, Update
+from ...ir.expr import Load
+from ...ir.loops import AxisKind, Block, Loop, LoopKind, Update
 from ..kernel import EmitError
 from .access import bound_mask, store
-from .builder import Val, llvm_type
+from .accumulators import (
+    Accumulator,
+    Reduced,
+    clear,
+    combined,
+    element,
+    halved,
+    horizontal,
+    identity,
+    make_slot,
+    position,
+    read,
+    spatial_vars,
+    varying,
+)
+from .builder import Val
 from .context import Context, Mask, conjunction
+from .control import runtime_loop
 from .factor import factored
 from .functions import apply
 from .index import scalar_index
-from .values import combine, evaluate, index_values
+from .values import evaluate, index_values
 
 # Past this many bytes accumulators no longer stay in the first-level cache: the targets themselves are updated.
 _LARGEST = 1 << 15
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One component: ``pointer`` to an array of values of ``lanes`` lanes (0: one scalar for all lanes)."""
-
-    pointer: str
-    dtype: DType
-    lanes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Accumulator:
-    """The state of one ``Update`` while its loops run.
-
-    ``dims`` are the loops inside that select one of the slots' elements: loops over targets, and interleaved reduction
-    loops. ``across`` tells that lanes run along the reduction and are combined at the end.
-    """
-
-    block: Block
-    update: Update
-    slots: tuple[Slot, ...]
-    dims: tuple[Loop, ...]
-    reduced: frozenset[sympy.Symbol]
-    across: Loop | None
-    vector: Loop | None
-    # Part of a cascade: it joins others of its own width.
-    nested: bool = False
-    # What is combined at each step, and what multiplies the whole at the end.
-    values: tuple[Expr, ...] = ()
-    factor: Expr | None = None
-
-    @property
-    def lanes(self) -> int:
-        return int(self.vector.extent) if self.vector else 0
-
-    @property
-    def size(self) -> int:
-        total = 1
-        for d in self.dims:
-            total *= int(d.extent)
-        return total
-
-
-@dataclass(frozen=True, slots=True)
-class Reduced:
-    """A reduction block, the loops around it, and the variables of those that carry its reduction axes."""
-
-    block: Block
-    path: tuple[Loop, ...]
-    vars: frozenset[sympy.Symbol]
-
-    @property
-    def outermost(self) -> Loop | None:
-        return next((lp for lp in self.path if lp.var in self.vars), None)
-
-
-def reductions_of(paths: Mapping[str, tuple[Block, tuple[Loop, ...]]]) -> dict[str, Reduced]:
-    """Every block with an ``Update``, by name."""
-    found = {}
-    for name, (block, path) in paths.items():
-        if block.is_reduction:
-            carried: set[sympy.Symbol] = set()
-            for axis, binding in zip(block.axes, block.bindings, strict=True):
-                if axis.kind is AxisKind.REDUCTION:
-                    carried |= binding.free_symbols
-            found[name] = Reduced(block, path, frozenset(lp.var for lp in path if lp.var in carried))
-    return found
-
-
-def spatial_vars(block: Block) -> set[sympy.Symbol]:
-    """The loop variables that the block's targets depend on."""
-    kinds = zip(block.axes, block.bindings, strict=True)
-    return {s for axis, binding in kinds if axis.kind is not AxisKind.REDUCTION for s in binding.free_symbols}
 
 
 def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | None:
@@ -122,7 +60,7 @@ def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | Non
     result = []
     for k, statement in enumerate(reduced.block.body):
         if isinstance(statement, Update):
-            varies = _varying(ctx, reduced, statement, vector.var if vector else None)
+            varies = varying(ctx, reduced, statement, vector.var if vector else None)
             values, factor = factored(reduced.block, statement.monoid, statement.values, loop, inside)
             acc = Accumulator(
                 reduced.block, statement, (), tuple(dims), reduced.vars, across, vector, values=values, factor=factor
@@ -130,11 +68,11 @@ def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | Non
             if acc.size * max(lanes, 1) * 8 * len(varies) > _LARGEST:
                 return None
             slots = [
-                _slot(ctx, acc.size, value.dtype, lanes if v else 0)
+                make_slot(ctx, acc.size, value.dtype, lanes if v else 0)
                 for value, v in zip(statement.values, varies, strict=True)
             ]
             acc = replace(acc, slots=tuple(slots))
-            _clear(ctx, acc)
+            clear(ctx, acc)
             ctx.accumulators[reduced.block.name, k] = acc
             result.append(acc)
     return result
@@ -164,9 +102,9 @@ def begin_cascade(ctx: Context, reduced: Reduced, loop: Loop) -> list[tuple[Accu
             continue  # a loop between selects among the accumulators
         inside = reduced.path[reduced.path.index(loop) :]
         own, factor = factored(reduced.block, statement.monoid, outer.values, loop, inside)
-        slots = tuple(_slot(ctx, outer.size, s.dtype, s.lanes) for s in outer.slots)
+        slots = tuple(make_slot(ctx, outer.size, s.dtype, s.lanes) for s in outer.slots)
         inner = replace(outer, slots=slots, nested=True, values=own, factor=factor)
-        _clear(ctx, inner)
+        clear(ctx, inner)
         ctx.accumulators[reduced.block.name, k] = inner
         pairs.append((outer, inner))
     return pairs
@@ -187,7 +125,7 @@ def finish_cascade(ctx: Context, outer: Accumulator, inner: Accumulator) -> None
 
 def _join_dims(ctx: Context, outer: Accumulator, inner: Accumulator, dims: list[Loop]) -> None:
     if not dims:
-        _join(ctx, outer, inner, _index(ctx, outer))
+        _join(ctx, outer, inner, position(ctx, outer))
         return
     with _each(ctx, dims[0]) as positions:
         for value in positions:
@@ -196,92 +134,10 @@ def _join_dims(ctx: Context, outer: Accumulator, inner: Accumulator, dims: list[
 
 
 def _join(ctx: Context, outer: Accumulator, inner: Accumulator, index: str) -> None:
-    x = [_read(ctx, slot, index) for slot in outer.slots]
-    y = _whole(ctx, inner, [_read(ctx, slot, index) for slot in inner.slots])
+    x = [read(ctx, slot, index) for slot in outer.slots]
+    y = _whole(ctx, inner, [read(ctx, slot, index) for slot in inner.slots])
     for slot, value in zip(outer.slots, combined(ctx, outer.update, x, y), strict=True):
-        ctx.b.line(f"store {ctx.b.splat(value, slot.lanes)}, ptr {_element(ctx, slot, index)}")
-
-
-def _slot(ctx: Context, size: int, dtype: DType, lanes: int) -> Slot:
-    return Slot(ctx.b.alloca(f"[{size} x {llvm_type(dtype, lanes)}]"), dtype, lanes)
-
-
-def _varying(ctx: Context, reduced: Reduced, update: Update, var: sympy.Symbol | None) -> list[bool]:
-    """Which components differ from lane to lane: those whose values do, and those that combine makes of them."""
-    if var is None:
-        return [False] * len(update.values)
-    axes = {a.var for a, e in zip(reduced.block.axes, reduced.block.bindings, strict=True) if var in e.free_symbols}
-    varies = [_mentions(v, axes) for v in update.values]
-    if var in reduced.vars and any(_masks_lanes(b, var) for b in reduced.block.predicate if b not in ctx.assumed):
-        return [True] * len(varies)
-    sides = _operands(update)
-    results = update.monoid.combine(*sides)
-    for _ in varies:
-        names = {v.name for side in sides for v, yes in zip(side, varies, strict=True) if yes}
-        used = [any(isinstance(e, Var) and e.name in names for e in walk(r)) for r in results]
-        varies = [x or y for x, y in zip(varies, used, strict=True)]
-    return varies
-
-
-def _masks_lanes(bound: Bound, var: sympy.Symbol) -> bool:
-    return var in bound.lhs.free_symbols or var in bound.rhs.free_symbols
-
-
-def _mentions(expr: Expr, axes: set[sympy.Symbol]) -> bool:
-    for e in walk(expr):
-        if isinstance(e, Load) and any(isinstance(i, sympy.Expr) and i.free_symbols & axes for i in e.indices):
-            return True
-        if isinstance(e, IndexValue) and e.index.free_symbols & axes:
-            return True
-    return False
-
-
-def _operands(update: Update) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
-    kinds = [v.dtype for v in update.values]
-    return tuple(Var(f"a{k}", d) for k, d in enumerate(kinds)), tuple(Var(f"b{k}", d) for k, d in enumerate(kinds))
-
-
-def _identity(ctx: Context, update: Update) -> list[Val]:
-    constants = update.monoid.identity(tuple(v.dtype for v in update.values))
-    return [ctx.b.const(c.value, c.dtype) for c in constants]
-
-
-def _clear(ctx: Context, acc: Accumulator) -> None:
-    for slot, neutral in zip(acc.slots, _identity(ctx, acc.update), strict=True):
-        value = ctx.b.splat(neutral, slot.lanes)
-        if acc.size <= 16:
-            for k in range(acc.size):
-                ctx.b.line(f"store {value}, ptr {_element(ctx, slot, str(k))}")
-        else:
-            with runtime_loop(ctx, "0", str(acc.size)) as k_name:
-                ctx.b.line(f"store {value}, ptr {_element(ctx, slot, k_name)}")
-
-
-def _element(ctx: Context, slot: Slot, index: str) -> str:
-    if index == "0":
-        return slot.pointer
-    return ctx.b.op(f"getelementptr inbounds {llvm_type(slot.dtype, slot.lanes)}, ptr {slot.pointer}, i64 {index}")
-
-
-@contextmanager
-def runtime_loop(ctx: Context, low: str, high: str, written: frozenset[str] | None = None) -> Iterator[str]:
-    """A loop over low <= i < high, which is known to run at least once; gives the name of i. It writes ``written``."""
-    b = ctx.b
-    with ctx.inside(is_loop=True, written=written):
-        head, latch, done = b.fresh("head"), b.fresh("latch"), b.fresh("done")
-        before = b.block
-        b.branch(head)
-        b.label(head)
-        name, following = b.fresh("i"), b.fresh("next")
-        b.line(f"{name} = phi i64 [ {low}, %{before} ], [ {following}, {latch} ]")
-        yield name
-        b.branch(latch)
-        b.label(latch)
-        b.line(f"{following} = add nuw nsw i64 {name}, 1")
-        more = b.fresh("more")
-        b.line(f"{more} = icmp slt i64 {following}, {high}")
-        b.line(f"br i1 {more}, label {head}, label {done}")
-        b.label(done)
+        ctx.b.line(f"store {ctx.b.splat(value, slot.lanes)}, ptr {element(ctx, slot, index)}")
 
 
 def for_tail(ctx: Context, acc: Accumulator, native: int) -> Accumulator:
@@ -301,15 +157,15 @@ def for_tail(ctx: Context, acc: Accumulator, native: int) -> Accumulator:
         wanted = native
     if all(slot.lanes == wanted for slot in acc.slots):
         return acc
-    slots = tuple(_slot(ctx, acc.size, s.dtype, wanted) for s in acc.slots)
+    slots = tuple(make_slot(ctx, acc.size, s.dtype, wanted) for s in acc.slots)
     for k in range(acc.size):
-        state = [ctx.b.splat(_read(ctx, slot, str(k)), lanes) for slot in acc.slots]
+        state = [ctx.b.splat(read(ctx, slot, str(k)), lanes) for slot in acc.slots]
         width = lanes
         while width > wanted:
             width //= 2
-            state = _halved(ctx, acc.update, state, width)
+            state = halved(ctx, acc.update, state, width)
         for slot, value in zip(slots, state, strict=True):
-            ctx.b.line(f"store {ctx.b.splat(value, wanted)}, ptr {_element(ctx, slot, str(k))}")
+            ctx.b.line(f"store {ctx.b.splat(value, wanted)}, ptr {element(ctx, slot, str(k))}")
     vector = acc.vector
     if vector is not None and wanted != lanes:
         vector = replace(vector, extent=sympy.Integer(wanted))
@@ -320,24 +176,6 @@ def for_tail(ctx: Context, acc: Accumulator, native: int) -> Accumulator:
     return new
 
 
-def _halved(ctx: Context, statement: Update, state: list[Val], half: int) -> list[Val]:
-    low = [_lanes(ctx, v, 0, half) for v in state]
-    high = [_lanes(ctx, v, half, half) for v in state]
-    return [ctx.b.splat(v, half) for v in combined(ctx, statement, low, high)]
-
-
-def _read(ctx: Context, slot: Slot, index: str) -> Val:
-    kind = llvm_type(slot.dtype, slot.lanes)
-    return Val(ctx.b.effect(f"load {kind}, ptr {_element(ctx, slot, index)}"), slot.dtype, slot.lanes)
-
-
-def _index(ctx: Context, acc: Accumulator) -> str:
-    position: sympy.Expr = sympy.S.Zero
-    for loop in acc.dims:
-        position = position * loop.extent + loop.var
-    return scalar_index(ctx, sympy.expand(position)).name
-
-
 def update(ctx: Context, block: Block, k: int, statement: Update) -> None:
     """One step: the accumulator (or the targets in memory) combined with the values at this point."""
     acc = ctx.accumulators.get((block.name, k))
@@ -345,8 +183,8 @@ def update(ctx: Context, block: Block, k: int, statement: Update) -> None:
         _update_memory(ctx, block, statement, [evaluate(ctx, v) for v in statement.values])
         return
     values = [evaluate(ctx, v) for v in acc.values]
-    index = _index(ctx, acc)
-    old = [_read(ctx, slot, index) for slot in acc.slots]
+    index = position(ctx, acc)
+    old = [read(ctx, slot, index) for slot in acc.slots]
     new = combined(ctx, statement, old, values)
     mask = _reduction_mask(ctx, acc, block)
     for slot, before, after in zip(acc.slots, old, new, strict=True):
@@ -357,14 +195,7 @@ def update(ctx: Context, block: Block, k: int, statement: Update) -> None:
                 f"{block.name}: a lane-dependent value in the scalar accumulator of {statement.monoid.name}"
             )
         after = ctx.b.splat(after, slot.lanes)
-        ctx.b.line(f"store {after}, ptr {_element(ctx, slot, index)}")
-
-
-def combined(ctx: Context, statement: Update, x: list[Val], y: list[Val]) -> list[Val]:
-    """monoid.combine of two states."""
-    a, b = _operands(statement)
-    env = {v.name: val for v, val in (*zip(a, x, strict=True), *zip(b, y, strict=True))}
-    return [combine(ctx, e, env) for e in statement.monoid.combine(a, b)]
+        ctx.b.line(f"store {after}, ptr {element(ctx, slot, index)}")
 
 
 def _reduction_mask(ctx: Context, acc: Accumulator, block: Block) -> Mask | None:
@@ -383,7 +214,7 @@ def _update_memory(ctx: Context, block: Block, statement: Update, values: list[V
     across = ctx.vector is not None and ctx.vector[0] not in spatial_vars(block)
     if across:
         assert ctx.vector is not None
-        neutral = _identity(ctx, statement)
+        neutral = identity(ctx, statement)
         if ctx.block_mask is not None:
             values = [b.select(ctx.block_mask.live, v, n) for v, n in zip(values, neutral, strict=True)]
         values = horizontal(ctx, statement, [b.splat(v, ctx.lanes) for v in values])
@@ -399,15 +230,12 @@ def _update_memory(ctx: Context, block: Block, statement: Update, values: list[V
     if across:
         ctx.vector = ctx.mask = ctx.block_mask = None
     old = []
-    for target, neutral_value in zip(statement.targets, _identity(ctx, statement), strict=True):
+    for target, neutral_value in zip(statement.targets, identity(ctx, statement), strict=True):
         current = evaluate(ctx, Load(target.buffer, target.indices, neutral_value.dtype))
         old.append(b.select(first, neutral_value, current) if first.name != "true" else neutral_value)
     for target, value in zip(statement.targets, combined(ctx, statement, old, values), strict=True):
         store(ctx, target.buffer, target.indices, index_values(ctx, target.indices), value)
     ctx.vector, ctx.mask, ctx.block_mask = vector, mask, block_mask
-
-
-# --- the end ----------------------------------------------------------------------------------------------------------
 
 
 def finish(ctx: Context, acc: Accumulator) -> None:
@@ -483,8 +311,8 @@ def _finish_one(ctx: Context, acc: Accumulator) -> None:
     for choice in _choices(interleaved):
         for var, k in choice.items():
             ctx.indices[var] = ctx.b.const(k, DType.INT64)
-        index = _index(ctx, acc)
-        states.append([_read(ctx, slot, index) for slot in acc.slots])
+        index = position(ctx, acc)
+        states.append([read(ctx, slot, index) for slot in acc.slots])
         for var in choice:
             del ctx.indices[var]
     while len(states) > 1:  # as a tree: shorter chains, smaller errors
@@ -512,33 +340,3 @@ def _choices(loops: list[Loop]) -> Iterator[dict[sympy.Symbol, int]]:
     for k in range(int(first.extent)):
         for others in _choices(rest):
             yield {first.var: k, **others}
-
-
-def horizontal(ctx: Context, statement: Update, state: list[Val]) -> list[Val]:
-    """All lanes combined into one, by halves."""
-    lanes = state[0].lanes
-    while lanes > 1:
-        half = lanes // 2
-        rest = [_lanes(ctx, v, lanes - 1, 1) for v in state] if lanes % 2 else None
-        state = _halved(ctx, statement, state, half)
-        if rest is not None:
-            state = _with_rest(ctx, statement, state, rest, half)
-        lanes = half
-    return [Val(ctx.b.op(f"extractelement {v}, i64 0"), v.dtype, 0) if v.lanes else v for v in state]
-
-
-def _with_rest(ctx: Context, statement: Update, state: list[Val], rest: list[Val], half: int) -> list[Val]:
-    """The odd lane goes into lane 0."""
-    b = ctx.b
-    neutral = _identity(ctx, statement)
-    padded = []
-    for value, empty in zip(rest, neutral, strict=True):
-        one = b.op(f"extractelement {value}, i64 0")
-        fill = b.splat(empty, half)
-        padded.append(Val(b.op(f"insertelement {fill}, {llvm_type(value.dtype, 0)} {one}, i64 0"), value.dtype, half))
-    return [b.splat(v, half) for v in combined(ctx, statement, state, padded)]
-
-
-def _lanes(ctx: Context, v: Val, start: int, count: int) -> Val:
-    picks = ", ".join(f"i32 {k}" for k in range(start, start + count))
-    return Val(ctx.b.op(f"shufflevector {v}, {v.type} poison, <{count} x i32> <{picks}>"), v.dtype, count)
