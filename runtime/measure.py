@@ -63,10 +63,10 @@ def make_arguments(nest: LoopNest, device: str, seed: int = 0) -> Arguments:
     tensors = []
     for b in nest.params:
         storage = torch.empty(spans[b.name], dtype=b.dtype.torch, device=device)
-        if b.name in nest.outputs:
-            storage.zero_()
-        else:
+        if b in nest.given:
             _fill(storage, limits.get(b.name), generator)
+        else:
+            storage.zero_()
         shape = [hint(e) for e in b.shape]
         tensors.append(torch.as_strided(storage, shape, [hint(e) for e in b.strides]))
     return Arguments(tuple(tensors), tuple(hint(s) for s in nest.symbols.symbols), len(nest.outputs))
@@ -129,19 +129,22 @@ class _Bench:
         self._device = device
         self._arguments: Arguments | None = None
         self._expected: tuple[torch.Tensor, ...] | None = None
+        # What the outputs hold before a run: an update in place reads it.
+        self._before: tuple[torch.Tensor, ...] = ()
 
     @property
     def arguments(self) -> Arguments:
         if self._arguments is None:
-            self._arguments = make_arguments(self._nest, self._device)
+            self._arguments = made = make_arguments(self._nest, self._device)
+            self._before = tuple(t.clone() for t in made.tensors[len(made.tensors) - made.outputs :])
         return self._arguments
 
     def check(self, run: Run) -> None:
         """Run once. Raises MeasureError where the results are not those of the first candidate."""
         tensors = self.arguments.tensors
         outputs = tensors[len(tensors) - self.arguments.outputs :]
-        for o in outputs:
-            o.zero_()
+        for o, before in zip(outputs, self._before, strict=True):
+            o.copy_(before)
         run()
         if self._expected is None:
             self._expected = tuple(o.clone() for o in outputs)
@@ -249,7 +252,12 @@ class GpuMeasurer:
 
 
 def measurer_for(nest: LoopNest, target: Target) -> Measurer | None:
-    """What times schedules of a nest here; None where this machine has no GPU of the target's kind."""
+    """What times schedules of a nest here; None where this machine has no GPU of the target's kind.
+
+    A kernel over a table of tensors has no arguments of typical sizes, and is not timed either.
+    """
+    if nest.annotation("table"):
+        return None
     if not target.is_gpu:
         return CpuMeasurer(nest, target)
     is_hip = torch.version.hip is not None

@@ -83,6 +83,28 @@ def test_a_candidate_with_other_results_is_an_error_and_the_others_are_timed() -
     assert isinstance(second, MeasureError) and "differs" in str(second)
 
 
+def test_every_candidate_of_an_update_in_place_starts_from_the_same_content() -> None:
+    nest = replace(
+        nest_of("""
+@nest(outputs=["out0"])
+def grow(in0: float32[100], out0: float32[100]):
+    for a in serial(100):
+        with block("b0"):
+            i = spatial(100, a)
+            out0[i] = add(mul(out0[i], float32(2.0)), in0[i])
+"""),
+        annotations=(("in_place", "out0"),),
+    )
+    split = Schedule(nest)
+    split.split(split.get_loops("b0")[0], [None, 8])
+    assert float(make_arguments(nest, "cpu").tensors[1].std()) > 0.5
+    assert all(isinstance(r, float) for r in CpuMeasurer(nest, cpu_target()).measure([Schedule(nest), split]))
+
+
+def test_a_kernel_over_a_table_is_not_timed() -> None:
+    assert measurer_for(replace(DOUBLE, annotations=(("table", True),)), cpu_target()) is None
+
+
 def test_a_candidate_that_does_not_compile_is_an_error() -> None:
     schedule = Schedule(DOUBLE)
     schedule.bind("a", "blockIdx.x")
