@@ -13,11 +13,14 @@ from torch import fx
 
 from ..codegen.host import HostProgram
 from ..ir.graph import CallTensor, Graph, Library, Origin
+from ..runtime.gpu import resource_report
+from ..runtime.kernels import gpu_binary
 from ..runtime.options import Options
 from ..scheduler.fuse import Fusion
 from .capture import capture
 from .compile import CompiledGraph, Stages, compile_graph
 from .fake_device import on_fake_device, retarget
+from .graph_traffic import graph_traffic
 from .kernels import KernelBuild
 from .report import GraphReport, KernelReport, LibraryReport, MissedFusion, Report
 from .traffic import traffic_of
@@ -76,15 +79,17 @@ def report_of(compiled: CompiledGraph) -> GraphReport:
     stages = compiled.stages
     assert stages is not None, "a graph from the cache has no stages to report"
     targets = dict.fromkeys(str(b.target) for b in stages.kernels.values())
+    kernels = _kernels(stages)
     return GraphReport(
         compiled.name,
         ", ".join(targets) or "cpu",
-        _kernels(stages),
+        kernels,
         _libraries(stages.fusion.graph),
         _missed(stages.fusion, stages.graph),
         stages.program.peak_bytes,
         _typical_peak(stages.program, stages.graph),
         compiled.timer.seconds,
+        graph_traffic(stages.fusion.graph, stages.fusion.functions, {k.name: k.traffic for k in kernels}),
         compiled.text.text,
     )
 
@@ -103,7 +108,7 @@ def _kernels(stages: Stages) -> tuple[KernelReport, ...]:
 
 
 def _kernel(name: str, build: KernelBuild, calls: int, origins: list[Origin]) -> KernelReport:
-    schedule, source = build.schedule, build.source
+    schedule, source, code = build.schedule, build.source, build.code
     return KernelReport(
         name,
         calls,
@@ -120,6 +125,7 @@ def _kernel(name: str, build: KernelBuild, calls: int, origins: list[Origin]) ->
         build.error,
         tuple(dict.fromkeys(f"{o.op}: {o.note}" for o in origins if o.note)),
         build.target,
+        resource_report(gpu_binary(code)) if code is not None and code.language == "triton" else None,
     )
 
 

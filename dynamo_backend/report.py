@@ -10,10 +10,12 @@ import sympy
 from ..ir.loops import LoopNest
 from ..ir.printer import show
 from ..ir.target import Target
+from ..runtime.gpu_report import ResourceReport
 from ..scheduler.function import TensorFunction
 from ..scheduler.function_text import function_text
 from ..scheduler.overrides import SHORT, workload_of
 from ..scheduler.trace import Trace
+from .graph_traffic import GraphTraffic
 from .traffic import Traffic
 
 _WIDTH = 118
@@ -27,7 +29,8 @@ class KernelReport:
     ``calls`` is how often the graph runs it; ``traffic`` is of one run. ``ops`` are the ATen ops in it and ``lines``
     the model lines that they come from; ``notes`` say why what could have been a library call is computed here.
     ``error`` is why it did not compile, and then its ATen ops run instead.
-    ``nest`` is the kernel as it was lowered, ``scheduled`` what ``trace`` made of it for ``target``.
+    ``nest`` is the kernel as it was lowered, ``scheduled`` what ``trace`` made of it for ``target``. ``resources`` is
+    what the machine code takes of a GPU.
     """
 
     name: str
@@ -45,6 +48,7 @@ class KernelReport:
     error: str = ""
     notes: tuple[str, ...] = ()
     target: Target | None = field(default=None, repr=False)
+    resources: ResourceReport | None = None
 
     @property
     def workload(self) -> str:
@@ -84,6 +88,7 @@ class KernelReport:
         parts += [f"   opened: {note}" for note in self.notes]
         if self.error:
             parts.append(f"   ATen ops run instead: {self.error}")
+        parts += [f"   takes {self.resources}"] if self.resources is not None else []
         scheduled = show(self.scheduled) if self.scheduled is not None else ""
         for title, text in (
             ("loops", self.loops),
@@ -119,7 +124,7 @@ class MissedFusion:
 @dataclass(frozen=True, slots=True)
 class GraphReport:
     """One graph: ``peak_bytes`` is the memory it holds at most beyond its inputs, in size symbols; ``times`` seconds by
-    phase."""
+    phase; ``traffic`` the bytes of one run, library calls among them."""
 
     name: str
     target: str
@@ -129,6 +134,7 @@ class GraphReport:
     peak_bytes: sympy.Expr
     typical_peak: int
     times: Mapping[str, float]
+    traffic: GraphTraffic
     program: str = field(repr=False)
 
     @property
@@ -157,7 +163,12 @@ class GraphReport:
             f"{calls} library calls, peak memory {_bytes(self.typical_peak)}"
         )
         symbols = f" = {self.peak_bytes} bytes" if self.peak_bytes.free_symbols else ""
-        lines = [head + symbols, *self._kernel_lines(), *self._library_lines()]
+        t = self.traffic
+        moves = (
+            f"  moves {_bytes(t.kernels)} in kernels and {_bytes(t.libraries)} in library calls, {t.ratio:.2f} times "
+            f"the {_bytes(t.compulsory)} of its inputs and outputs"
+        )
+        lines = [head + symbols, moves, *self._kernel_lines(), *self._resource_lines(), *self._library_lines()]
         for k in self.fallbacks:
             lines.append(f"  fallback: {k.name} runs as {', '.join(k.ops)}, because {k.error.splitlines()[0]}")
         lines += self._missed_lines()
@@ -184,6 +195,24 @@ class GraphReport:
             )
             lines.append((start + _origin(k))[: max(_WIDTH, len(start) + 40)].rstrip())
         return [*lines, *(f"  opened in {k.name}: {note}" for k in self.kernels for note in k.notes)]
+
+    def _resource_lines(self) -> list[str]:
+        """What the kernels take of a GPU, as their machine code says."""
+        taking = [(k.name, k.resources) for k in self.kernels if k.resources is not None]
+        if not taking:
+            return []
+        width = max(len("kernel"), *(len(name) for name, _ in taking))
+        head = (
+            f"  {'kernel':{width}}  {'registers':>9}  {'spills':>6}  {'shared':>9}  {'wide loads':>10}  {'stores':>6}"
+        )
+        lines = [f"{head}  {'wgmma':>5}  {'mma':>5}  {'threads':>7}  {'occupancy':>9}"]
+        for name, r in taking:
+            occupied = "?" if r.occupancy is None else f"{r.occupancy:.0%}"
+            lines.append(
+                f"  {name:{width}}  {r.registers:>9}  {r.spills:>6}  {_bytes(r.shared):>9}  {r.wide_loads:>10.0%}  "
+                f"{r.wide_stores:>6.0%}  {r.group_products:>5}  {r.warp_products:>5}  {r.threads:>7}  {occupied:>9}"
+            )
+        return lines
 
     def _library_lines(self) -> list[str]:
         width = max((len(c.op) for c in self.libraries), default=0)

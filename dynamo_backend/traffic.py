@@ -1,57 +1,130 @@
 """Bytes and operations of a kernel, counted from its loops: what the code asks for, whatever caches make of it.
 
-Every pass of a block over an array counts, so an array that two loops read counts twice; the same element read by two
-blocks of one innermost loop counts once.
+Every visit of an array counts: one that two loops read counts twice, one whose values stay in the registers or the
+local buffer of the first visit once. Of a gathered array the elements named count, of an output each element once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import sympy
 
 from ..ir.expr import Expr, Index, Load, flops, free_symbols, is_value, symbol
-from ..ir.loops import Block, Buffer, LoopKind, LoopNest, Scope, Store, blocks
+from ..ir.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, Store, blocks
+
+_Place: TypeAlias = tuple[sympy.Symbol, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Visits:
+    """Of one array: the bytes that are touched at all, and the bytes that reads and writes add up to."""
+
+    touched: int
+    read: int
+    written: int
+
+    @property
+    def times(self) -> float:
+        """How often the array is read: 1 where each byte that is needed is asked for once."""
+        return self.read / self.touched if self.touched else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Of one run of a kernel: bytes that its loops read and write, the least that it had to, and operations (FLOP).
 
-    Sizes that are symbols count with their typical values.
+    ``arrays`` tells them apart by parameter. Sizes that are symbols count with their typical values.
     """
 
     moved: int
     least: int
     operations: int
+    arrays: Mapping[str, Visits] = field(default_factory=dict)
 
 
 def traffic_of(nest: LoopNest) -> Traffic:
     """Count a nest, scheduled or not."""
-    passes: dict[tuple[object, str, object], tuple[Buffer, int]] = {}
-    operations = 0
+    counter, operations = _Counter(nest), 0
     for block, outer in blocks(nest):
         points = math.prod(_extents(nest, block).values())
         operations += points * sum(flops(v) for s in block.body for v in _values(s))
-        for buffer, indices, touched in _accesses(nest, block):
-            # Tile axes of equal depth are the same registers, whichever loop stands for them.
-            threads = [lp.var for lp in outer if lp.kind is LoopKind.THREAD_X]
-            tile = {var: symbol(f"tile{k}") for k, var in enumerate(threads)}
-            place = tuple(loop.var for loop in outer if loop.var not in tile)
-            bound = tuple(i if is_value(i) else _bound(i, block).xreplace(tile) for i in indices)
-            passes[place, buffer.name, bound] = (buffer, touched)
-    moved, most = 0, dict.fromkeys((b.name for b in nest.params), 0)
-    for (_, name, _), (buffer, touched) in passes.items():
-        moved += touched * buffer.dtype.itemsize
-        most[name] = max(most[name], touched)
-    sizes = {b.name: b.dtype.itemsize for b in nest.params}
-    return Traffic(moved, sum(n * sizes[name] for name, n in most.items()), operations)
+        counter.enter(block, outer)
+    arrays = {b.name: counter.visits(b) for b in nest.params}
+    moved = sum(v.read + v.written for v in arrays.values())
+    return Traffic(moved, sum(counter.least(b) for b in nest.params), operations, arrays)
 
 
-def _bound(index: sympy.Expr, block: Block) -> sympy.Expr:
-    return index.xreplace({a.var: b for a, b in zip(block.axes, block.bindings, strict=True)})
+class _Counter:
+    """The visits of the arrays in memory while the blocks of a nest are gone through in order."""
+
+    def __init__(self, nest: LoopNest) -> None:
+        self.nest = nest
+        self.buffers = nest.buffers
+        # Elements by array and by the loops that visit it, for each place in it that is named there.
+        self.read: dict[str, dict[_Place, dict[object, int]]] = {}
+        self.written: dict[str, dict[_Place, dict[object, int]]] = {}
+
+    def enter(self, block: Block, outer: tuple[Loop, ...]) -> None:
+        # Tile axes of equal depth are the same registers, whichever loop stands for them; a loop that runs once is
+        # no loop.
+        threads = [lp.var for lp in outer if lp.kind is LoopKind.THREAD_X]
+        once = {lp.var: sympy.S.Zero for lp in outer if lp.extent == 1}
+        same = {**{var: symbol(f"tile{k}") for k, var in enumerate(threads)}, **once}
+        place = tuple(lp.var for lp in outer if lp.var not in same)
+        bindings = {a.var: b.xreplace(same) for a, b in zip(block.axes, block.bindings, strict=True)}
+        extents = _extents(self.nest, block)
+        for kind, name, indices in _accesses(block):
+            if self.buffers[name].scope is not Scope.GLOBAL:
+                continue
+            bound = tuple(_bound(i, bindings) for i in indices)
+            if not self._known(name, place, bound, kind):
+                known = self.read if kind == "read" else self.written
+                touched = math.prod(extents[s] for s in _symbols(indices) if s in extents)
+                known.setdefault(name, {}).setdefault(place, {})[bound] = touched
+
+    def _known(self, name: str, place: _Place, bound: object, kind: str) -> bool:
+        """Whether the values are at hand: read or written before, in these loops or in loops around them."""
+        for visits in (self.read, self.written) if kind == "read" else (self.written,):
+            for where, indices in visits.get(name, {}).items():
+                if place[: len(where)] == where and bound in indices:
+                    return True
+        return False
+
+    def visits(self, buffer: Buffer) -> Visits:
+        """Bytes of one parameter. Places of one visit overlap where together they are more than the array has."""
+        size, most = buffer.dtype.itemsize, self._numel(buffer)
+        read, written = (
+            [min(most, sum(places.values())) for places in visits.get(buffer.name, {}).values()]
+            for visits in (self.read, self.written)
+        )
+        return Visits(max([*read, *written], default=0) * size, sum(read) * size, sum(written) * size)
+
+    def least(self, buffer: Buffer) -> int:
+        """Bytes of one parameter that no order of loops saves."""
+        of = self.visits(buffer)
+        given = any(b.name == buffer.name for b in self.nest.given)
+        return min(of.read, of.touched) * given + min(of.written, of.touched)
+
+    def _numel(self, buffer: Buffer) -> int:
+        """Elements in memory: of those along a dimension of stride zero there is one."""
+        held = (n for n, stride in zip(buffer.shape, buffer.strides, strict=True) if stride != 0)
+        return int(self.nest.symbols.hint(sympy.Mul(*held)))
+
+
+def _accesses(block: Block) -> Iterator[tuple[str, str, tuple[Index, ...]]]:
+    for load in block.reads:
+        yield "read", load.buffer, load.indices
+    for access in block.writes:
+        yield "write", access.buffer, access.indices
+
+
+def _bound(index: Index, bindings: dict[sympy.Symbol, sympy.Expr]) -> object:
+    """An index in terms of loops; one that the data decide stays as it is."""
+    return index if is_value(index) else index.xreplace(bindings)  # type: ignore[union-attr]
 
 
 def _extents(nest: LoopNest, block: Block) -> dict[sympy.Symbol, int]:
@@ -60,18 +133,6 @@ def _extents(nest: LoopNest, block: Block) -> dict[sympy.Symbol, int]:
 
 def _values(statement: object) -> tuple[Expr, ...]:
     return (statement.value,) if isinstance(statement, Store) else statement.values  # type: ignore[attr-defined,no-any-return]
-
-
-def _accesses(nest: LoopNest, block: Block) -> Iterable[tuple[Buffer, tuple[Index, ...], int]]:
-    """Each array in memory that a block reads or writes, where, and how many of its elements the block touches."""
-    extents, buffers = _extents(nest, block), nest.buffers
-    places = [(ld.buffer, ld.indices) for ld in block.reads] + [(a.buffer, a.indices) for a in block.writes]
-    for name, indices in places:
-        buffer = buffers[name]
-        if buffer.scope is not Scope.GLOBAL:
-            continue
-        touched = math.prod(extents[s] for s in _symbols(indices) if s in extents)
-        yield buffer, indices, min(touched, nest.symbols.hint(buffer.numel))
 
 
 def _symbols(indices: tuple[Index, ...]) -> set[sympy.Symbol]:

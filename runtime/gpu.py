@@ -119,10 +119,10 @@ def compile_triton(source: KernelSource, target: Target, aligned: tuple[bool, ..
 
 
 def resource_report(binary: GpuBinary) -> ResourceReport:
-    """Registers, spills, shared memory and the share of 16-byte accesses of a binary."""
+    """Registers, spills, shared memory, 16-byte accesses, tensor-core instructions and occupancy of a binary."""
     if binary.kind == "cuda":
-        return report_nvidia(binary.name, binary.code, binary.assembly, binary.shared)
-    return report_amd(binary.name, binary.assembly, binary.shared)
+        return report_nvidia(binary.arch, binary.code, binary.assembly, binary.shared, binary.threads)
+    return report_amd(binary.arch, binary.assembly, binary.shared, binary.threads)
 
 
 def _gpu_target(target: Target) -> Any:

@@ -1,5 +1,5 @@
-"""What a compiled GPU kernel takes: registers, spills, shared memory, and how wide its accesses of global memory
-are."""
+"""What a compiled GPU kernel takes: registers, spills, shared memory, how wide its accesses of global memory are, and
+whether it multiplies on the tensor cores."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .occupancy import occupancy
+
 # Attributes of a cubin's .nv.info section, each a symbol index and a number.
 _REGISTER_COUNT = 0x2F
 _FRAME_SIZE = 0x11
+_WIDEST = 16
 _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 _PTX_ACCESS = re.compile(r"\b(ld|st)\.global(?:\.[a-zL:_0-9]+?)*?(?:\.v([248]))?\.[bufs](8|16|32|64|128)\b")
 _PTX_COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[^;]*?,\s*(0x[0-9a-f]+|\d+)\s*[,;]")
+# Copies of whole tiles by the tensor memory accelerator; the size is in its descriptor.
+_PTX_BULK_LOAD = re.compile(r"\bcp\.async\.bulk\.(?:tensor\.)?[^;]*?\.shared::c(?:luster|ta)\.global\b")
+_PTX_BULK_STORE = re.compile(r"\bcp\.async\.bulk\.(?:tensor\.)?[^;]*?\.global\.shared::cta\b")
+_PTX_WGMMA = re.compile(r"\b(?:wgmma\.mma_async|tcgen05\.mma)\b")
+_PTX_MMA = re.compile(r"\bw?mma\.(?:mma\.)?sync\b")
+_AMD_MFMA = re.compile(r"\bv_(?:s?mfmac?|swmmac|wmma)_\w+")
 _AMD_ACCESS = re.compile(r"\b(?:global|buffer|flat)_(load|store)_(\w+)")
 _AMD_WIDTHS = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4, "ushort": 2, "short": 2, "ubyte": 1, "byte": 1}
 
@@ -22,7 +31,10 @@ _AMD_WIDTHS = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4, "ushort":
 class ResourceReport:
     """``registers`` per thread; ``spills`` bytes of local memory per thread; ``shared`` bytes per block;
     ``wide_loads`` and ``wide_stores`` the share of 16-byte instructions among the global loads and stores, by bytes
-    (1.0 where there are none).
+    (1.0 where there are none); a tile that the tensor memory accelerator copies counts as one of 16 bytes.
+    ``group_products`` are the products of tiles by groups of warps (wgmma, tcgen05) and ``warp_products`` those by
+    single warps (mma, MFMA), instructions as written. ``threads`` per block; ``occupancy`` is the share of a
+    multiprocessor's threads that blocks can fill, None where its limits are not known.
     """
 
     registers: int
@@ -30,9 +42,13 @@ class ResourceReport:
     shared: int
     wide_loads: float
     wide_stores: float
+    group_products: int
+    warp_products: int
+    threads: int
+    occupancy: float | None
 
 
-def report_nvidia(name: str, cubin: bytes, ptx: str, shared: int) -> ResourceReport:
+def report_nvidia(arch: str, cubin: bytes, ptx: str, shared: int, threads: int) -> ResourceReport:
     """From the cubin's ELF sections and the PTX text; no disassembler is needed."""
     info = dict(_nv_info(cubin))
     widths: dict[str, list[int]] = {"ld": [], "st": []}
@@ -41,12 +57,23 @@ def report_nvidia(name: str, cubin: bytes, ptx: str, shared: int) -> ResourceRep
             widths[op].append(int(vector or 1) * _WIDTHS[bits])
         # Copies to shared memory that the program does not wait for.
         widths["ld"] += [int(size, 0) for size in _PTX_COPY.findall(line)]
+        widths["ld"] += [_WIDEST] * len(_PTX_BULK_LOAD.findall(line))
+        widths["st"] += [_WIDEST] * len(_PTX_BULK_STORE.findall(line))
+    registers = info.get(_REGISTER_COUNT, 0)
     return ResourceReport(
-        info.get(_REGISTER_COUNT, 0), info.get(_FRAME_SIZE, 0), shared, _wide(widths["ld"]), _wide(widths["st"])
+        registers,
+        info.get(_FRAME_SIZE, 0),
+        shared,
+        _wide(widths["ld"]),
+        _wide(widths["st"]),
+        len(_PTX_WGMMA.findall(ptx)),
+        len(_PTX_MMA.findall(ptx)),
+        threads,
+        occupancy(arch, registers, shared, threads),
     )
 
 
-def report_amd(name: str, assembly: str, shared: int) -> ResourceReport:
+def report_amd(arch: str, assembly: str, shared: int, threads: int) -> ResourceReport:
     """From the metadata and the instructions of the AMDGCN text."""
 
     def field(key: str) -> int:
@@ -58,12 +85,23 @@ def report_amd(name: str, assembly: str, shared: int) -> ResourceReport:
         width = next((w for suffix, w in _AMD_WIDTHS.items() if kind.startswith(suffix)), 0)
         widths[op].append(width or 4)
     spills = 4 * (field("vgpr_spill_count") + field("sgpr_spill_count"))
-    return ResourceReport(field("vgpr_count"), spills, shared, _wide(widths["load"]), _wide(widths["store"]))
+    registers = field("vgpr_count")
+    return ResourceReport(
+        registers,
+        spills,
+        shared,
+        _wide(widths["load"]),
+        _wide(widths["store"]),
+        0,
+        len(_AMD_MFMA.findall(assembly)),
+        threads,
+        occupancy(arch, registers, shared, threads),
+    )
 
 
 def _wide(widths: list[int]) -> float:
     total = sum(widths)
-    return sum(w for w in widths if w >= 16) / total if total else 1.0
+    return sum(w for w in widths if w >= _WIDEST) / total if total else 1.0
 
 
 def _nv_info(cubin: bytes) -> Iterator[tuple[int, int]]:

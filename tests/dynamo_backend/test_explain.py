@@ -78,6 +78,9 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(target: str, training: bool)
     assert report.kernels and not report.fallbacks
     for kernel in report.kernels:
         assert kernel.language == "triton" and "@triton.jit" in kernel.source
+        taken = kernel.resources
+        assert taken is not None and taken.registers > 0 and 0 < taken.occupancy <= 1 and taken.spills == 0
+    assert "occupancy" in str(report)
     assert all(g.target == target for g in report.graphs)
 
 

@@ -65,6 +65,31 @@ def test_registers_are_what_the_vendor_reports(tmp_path):
     assert f"REG:{resource_report(binary).registers} STACK:{resource_report(binary).spills}" in text
 
 
+def test_products_on_the_tensor_cores_are_counted():
+    text = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def product(in0_ptr, in1_ptr, out0_ptr):
+    m, k = tl.arange(0, 64), tl.arange(0, 64)
+    at = m[:, None] * 64 + k[None, :]
+    tl.store(out0_ptr + at, tl.dot(tl.load(in0_ptr + at), tl.load(in1_ptr + at)))
+"""
+    half, full = (DType.BFLOAT16, DType.FLOAT32)
+    shape, strides = (sympy.Integer(64), sympy.Integer(64)), (sympy.Integer(64), sympy.S.One)
+    params = tuple(Buffer(n, shape, strides, d) for n, d in (("in0", half), ("in1", half), ("out0", full)))
+    kernel = KernelSource("product", "triton", text, params, (), (), (("num_warps", 4), ("enable_fp_fusion", True)))
+    reports = {t: resource_report(compile_triton(kernel, gpu_target(t))) for t in ("cuda:sm_90", "cuda:sm_80")}
+    hopper, ampere = reports["cuda:sm_90"], reports["cuda:sm_80"]
+    assert hopper.group_products > 0 and hopper.warp_products == 0
+    assert ampere.group_products == 0 and ampere.warp_products > 0
+    amd = resource_report(compile_triton(kernel, gpu_target("hip:gfx942")))
+    assert amd.group_products == 0 and amd.warp_products > 0
+    assert all(0 < r.occupancy <= 1 and r.wide_loads == 1.0 for r in (hopper, ampere, amd))
+    assert resource_report(compile_triton(source(), SM90)).group_products == 0
+
+
 def test_equal_sources_make_equal_binaries():
     assert compile_triton(source(), SM90) == compile_triton(source(), SM90)
 
