@@ -66,19 +66,22 @@ def progress_bar(console: Console) -> Progress:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--suite", type=click.Choice(("kernels", "models", "compile")), required=True)
+@click.option("--suite", type=click.Choice(("kernels", "models", "compile", "static")), required=True)
 @click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu")
 @click.option("--peers", default="eager,inductor", callback=peers_option, help="eager, or backends of torch.compile.")
 @click.option("--filter", "patterns", multiple=True, help="Cases whose name contains this; may be given again.")
 @click.option("--mode", type=click.Choice((*MODES, "both")), default="both", help="Of models and compile.")
 @click.option("--dtype", type=click.Choice(tuple(DTYPES)), default="float32", help="Of kernels and models.")
-@click.option("--size", type=click.Choice(SIZES), help="Of models and compile: small on the CPU, full on a GPU.")
+@click.option(
+    "--size", type=click.Choice(SIZES), help="Of models and compile: small on the CPU, full on a GPU; of static: full."
+)
 @click.option("--variant", type=click.Choice((*VARIANTS, "both")), default="both", help="Sizes of kernels.")
 @click.option("--layers", default=",".join(map(str, LAYERS)), callback=layers_option, help="Depths of compile.")
 @click.option("--dynamic", is_flag=True, help="Compile with dynamic=True.")
 @click.option("--repeat", type=click.IntRange(min=1), help="Rounds: 20 on the CPU, 100 on a GPU; 1 for compile.")
 @click.option("--flush/--no-flush", default=None, help="Empty caches before each call; on for kernels on a GPU.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of torch; as torch chooses them by default.")
+@click.option("--target", default="cuda:sm_90", help="GPU that static compiles for; none need be here.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, help="Folder of the results.")
 @click.option("--plot/--no-plot", default=True, help="Write a PNG; needs matplotlib.")
 def main(
@@ -95,16 +98,20 @@ def main(
     repeat: int | None,
     flush: bool | None,
     threads: int | None,
+    target: str,
     out: Path,
     plot: bool,
 ) -> None:
-    """Measure torch.compile backends against eager and against one another.
+    """Measure torch.compile backends against eager and against one another; static: what torch_mlc compiles to.
 
     Writes a table to the terminal, and a JSON with every sample and a PNG to the folder of results. The exit status is
     1 where a peer failed or its numbers are worse than the limit.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise click.BadParameter("torch sees no GPU; use --device cpu", param_hint="--device")
+    if suite == "static":
+        static(size or "full", patterns, target, out)
+        return
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("the plot needs matplotlib: pip install 'torch-mlc[bench]', or use --no-plot")
     known = {"kernels": list(KERNELS), "models": list(MODELS), "compile": [MODEL]}[suite]
@@ -162,6 +169,29 @@ def main(
                     report.cases.append(case)
                     bar.advance(task)
     finish(report, out, plot, console)
+
+
+def static(size: Size, patterns: tuple[str, ...], target: str, out: Path) -> None:
+    """Compile for a GPU and tell figures and targets; exit with 1 where something did not compile."""
+    if importlib.util.find_spec("torch_mlc") is None or importlib.util.find_spec("triton") is None:
+        raise click.UsageError("static compiles with torch_mlc for a GPU: pip install torch-mlc triton")
+    # Every other suite also runs where torch_mlc is not installed.
+    run = importlib.import_module(f"{__package__}.run_static")
+    names = select(run.WORKLOADS, patterns)
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    with progress_bar(console) as bar:
+        task = bar.add_task("static", total=len(names))
+
+        def before(name: str) -> None:
+            bar.update(task, description=name, completed=names.index(name))
+
+        report = run.run_static(names, size, target, before)
+    run.print_static(report, console)
+    stem = f"static_{target.partition(':')[2].replace('_', '')}_{report.created.replace(':', '').replace('+0000', 'Z')}"
+    report.write(out / f"{stem}.json")
+    console.print(f"wrote {out / stem}.json", soft_wrap=True)
+    if report.failed:
+        sys.exit(1)
 
 
 def finish(report: Report, out: Path, plot: bool, console: Console) -> None:

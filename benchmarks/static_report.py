@@ -1,0 +1,139 @@
+"""What the suite ``static`` found, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from torch_mlc.dynamo_backend.report import KernelReport, Report
+
+SCHEMA, VERSION = "torch-mlc-static", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure with its target. ``inductor`` is Inductor's, None where it is not known.
+
+    Value and target are compared after rounding to ``digits`` after the point, as targets are given.
+    """
+
+    name: str
+    value: float
+    target: float
+    inductor: float | None = None
+    at_least: bool = False
+    detail: str = ""
+    digits: int = 2
+
+    @property
+    def met(self) -> bool:
+        if not math.isfinite(self.value):
+            return False
+        value, target = round(self.value, self.digits), round(self.target, self.digits)
+        return value >= target if self.at_least else value <= target
+
+    def text(self, value: float | None) -> str:
+        """Ratios with two digits at least, whatever they are compared with."""
+        return "-" if value is None else f"{value:.{max(self.digits, 2) if self.digits else 0}f}"
+
+
+@dataclass(slots=True)
+class StaticReport:
+    """A whole run. ``workloads`` holds what was compiled, graph by graph and kernel by kernel."""
+
+    target: str
+    size: str
+    command: list[str]
+    created: str
+    machine: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    inductor_source: str
+    rows: list[Row] = field(default_factory=list)
+    workloads: dict[str, Any] = field(default_factory=dict)
+    # Workloads that could not be compiled, and why.
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        body = {"schema": SCHEMA, "version": VERSION, **asdict(self)}
+        body["rows"] = [
+            {**asdict(r), "value": r.value if math.isfinite(r.value) else None, "met": r.met} for r in self.rows
+        ]
+        return json.dumps(body, indent=1, allow_nan=False)
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.to_json() + "\n")
+
+
+def workload_json(report: Report, seconds: Sequence[float]) -> dict[str, Any]:
+    """Graphs and kernels of one workload; ``seconds`` by kernel."""
+    by_kernel = iter(seconds)
+    return {
+        g.name: {
+            "launches": g.launches,
+            "library_calls": {f"{c.op}: {c.reason}": c.calls for c in g.libraries},
+            "kernel_bytes": g.traffic.kernels,
+            "library_bytes": g.traffic.libraries,
+            "compulsory_bytes": g.traffic.compulsory,
+            "kernels": [_kernel_json(k, next(by_kernel)) for k in g.kernels],
+        }
+        for g in report.graphs
+    }
+
+
+def _kernel_json(kernel: KernelReport, seconds: float) -> dict[str, Any]:
+    traffic = kernel.traffic
+    return {
+        "name": kernel.name,
+        "calls": kernel.calls,
+        "rule": kernel.rule,
+        "ops": kernel.ops,
+        "error": kernel.error,
+        "compile_cpu_s": round(seconds, 4) if math.isfinite(seconds) else None,
+        "moved_bytes": traffic.moved if traffic else None,
+        "least_bytes": traffic.least if traffic else None,
+        "reads": {n: round(v.times, 3) for n, v in traffic.arrays.items() if v.read} if traffic else {},
+        "resources": asdict(kernel.resources) if kernel.resources is not None else None,
+    }
+
+
+def static_table(report: StaticReport) -> Table:
+    """The rows; green where the target is met, red where it is not."""
+    met = sum(r.met for r in report.rows)
+    title = f"static, {report.target}, size {report.size}: {met} of {len(report.rows)} targets met"
+    table = Table(title=title, title_style="")
+    table.add_column("figure")
+    for column in ("value", "target", "Inductor"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("met", no_wrap=True)
+    table.add_column("of what", style="dim")
+    for row in report.rows:
+        verdict = Text("yes", style="green") if row.met else Text("no", style="bold red")
+        sign = "≥" if row.at_least else "≤"
+        table.add_row(
+            row.name,
+            row.text(row.value),
+            f"{sign} {row.target:.{row.digits}f}",
+            row.text(row.inductor),
+            verdict,
+            row.detail,
+        )
+    return table
+
+
+def print_static(report: StaticReport, console: Console) -> None:
+    """The table, what failed, and where Inductor's figures come from."""
+    console.print(static_table(report))
+    if report.size != "full":
+        console.print("sizes below full: targets and Inductor's figures are for the full ones", style="bold")
+    console.print(f"Inductor: {report.inductor_source}", style="dim")
+    for name, error in report.failed.items():
+        console.print(f"failed: {name}: {error}", style="bold red")
