@@ -185,7 +185,10 @@ def static(size: Size, patterns: tuple[str, ...], target: str, out: Path) -> Non
         def before(name: str) -> None:
             bar.update(task, description=name, completed=names.index(name))
 
-        report = run.run_static(names, size, target, before)
+        try:
+            report = run.run_static(names, size, target, before)
+        except run.TargetError as error:
+            raise click.BadParameter(str(error), param_hint="--target") from error
     run.print_static(report, console)
     stem = f"static_{target.partition(':')[2].replace('_', '')}_{report.created.replace(':', '').replace('+0000', 'Z')}"
     report.write(out / f"{stem}.json")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TypeAlias
@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch_mlc
 from torch_mlc.dynamo_backend.kernels import emit
 from torch_mlc.dynamo_backend.report import GraphReport, KernelReport, Report
-from torch_mlc.ir.target import Target, gpu_target
+from torch_mlc.ir.target import Target, TargetError, gpu_target
 from torch_mlc.runtime.gpu import compile_triton
 from torch_mlc.runtime.gpu_report import ResourceReport
 from torch_mlc.scheduler.lower import lower_to_loops
@@ -39,9 +39,9 @@ BATCH_NORM, INDUCTOR_BATCH_NORM = 1.45, 1.71
 READS, INDUCTOR_READS = 1, 2
 INDUCTOR_PERSISTENT = 1024
 WIDE = 0.95
+# Architectures whose groups of warps multiply together.
+GROUP_PRODUCTS = ("sm_90", "sm_100")
 SECONDS, SECONDS_OF_PRODUCTS = 0.15, 0.7
-# Arrays of fewer bytes stay in a cache however often they are read.
-LARGE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,23 +184,17 @@ def _ratio_rows(by_name: dict[str, Compiled]) -> list[Row]:
 
 
 def _read_rows(by_name: dict[str, Compiled]) -> list[Row]:
-    """Of every kernel over rows of one width: how often its large inputs are read."""
+    """Of graphs over rows of one width: how often their large inputs are read, by all their kernels together."""
     rows = []
     for family in ("softmax rows", "RMS norm rows"):
         for n in COLUMNS:
             found = [c for name, c in by_name.items() if name.startswith(f"{family}, N={n},")]
-            reads = [_reads(c.report.kernels, large=LARGE if c.size == "full" else 0) for c in found]
-            if reads:
+            if found:
+                value, worst = max((max(c.graph(0).traffic.reads.values()), c.workload.name) for c in found)
                 inductor = INDUCTOR_READS if n > INDUCTOR_PERSISTENT else 1
-                rows.append(Row(f"{family}, N={n}: reads per large input", max(reads), READS, inductor, digits=2))
+                name = f"{family}, N={n}: reads per input"
+                rows.append(Row(name, value, READS, inductor, detail=worst.rpartition(" ")[2], digits=2))
     return rows
-
-
-def _reads(kernels: Iterable[KernelReport], large: int) -> float:
-    """Visits of the array that is visited most, by all kernels together where they read the same function input."""
-    return max(
-        (v.times for k in kernels if k.traffic for v in k.traffic.arrays.values() if v.touched >= large), default=0.0
-    )
 
 
 # --- all kernels ------------------------------------------------------------------------------------------------------
@@ -221,10 +215,12 @@ def _kernel_rows(compiled: Sequence[Compiled], target: Target) -> list[Row]:
     rows += [_wide("loads", aligned, lambda r: r.wide_loads), _wide("stores", aligned, lambda r: r.wide_stores)]
     products = [(c, k, r) for c, k, r in known if is_product(k)]
     if products:
-        plain = [f"{c.workload.name}: {k.name}" for c, k, r in products if not r.group_products]
+        by_groups = target.arch in GROUP_PRODUCTS
+        plain = [f"{c.workload.name}: {k.name}" for c, k, r in products if not _tensor_cores(r, by_groups)]
         share = 1 - len(plain) / len(products)
         detail = f"{len(products)} contractions" + (f"; without: {_some(plain)}" if plain else "")
-        rows.append(Row("contractions of 64 or more rows with wgmma", share, 1, at_least=True, detail=detail, digits=2))
+        name = f"contractions of 64 or more rows with {'wgmma' if by_groups else 'mma'}"
+        rows.append(Row(name, share, 1, at_least=True, detail=detail, digits=2))
     for name, most, chosen in (
         ("compile CPU seconds per memory-bound kernel", SECONDS, [s for _, k, s in kernels if not is_product(k)]),
         ("compile CPU seconds per contraction", SECONDS_OF_PRODUCTS, [s for _, k, s in kernels if is_product(k)]),
@@ -233,6 +229,10 @@ def _kernel_rows(compiled: Sequence[Compiled], target: Target) -> list[Row]:
             detail = f"mean of {len(chosen)}; median {statistics.median(chosen):.2f}, worst {max(chosen):.2f}"
             rows.append(Row(name, statistics.fmean(chosen), most, detail=detail, digits=2))
     return rows
+
+
+def _tensor_cores(resources: ResourceReport, by_groups: bool) -> int:
+    return resources.group_products if by_groups else resources.warp_products
 
 
 def is_product(kernel: KernelReport) -> bool:
@@ -259,4 +259,6 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-__all__ = ["WORKLOADS", "Compiled", "compile_workload", "is_product", "print_static", "rows_of", "run_static"]
+__all__ = [
+    "WORKLOADS", "Compiled", "TargetError", "compile_workload", "is_product", "print_static", "rows_of", "run_static",
+]  # fmt: skip

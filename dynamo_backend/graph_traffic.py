@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sympy
 
@@ -17,13 +17,15 @@ class GraphTraffic:
     """Of one run of a graph: bytes that its kernels and its library calls move, and ``compulsory``: its inputs, as far
     as they are read, and its outputs, once each.
 
-    A library call is taken to read its arguments and write its results once. Sizes that are symbols count with their
-    typical values.
+    ``reads`` is how often each input is read, by all kernels and calls together: 1 where each byte that is needed is
+    asked for once. A library call is taken to read its arguments and write its results once. Sizes that are symbols
+    count with their typical values.
     """
 
     kernels: int
     libraries: int
     compulsory: int
+    reads: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def moved(self) -> int:
@@ -53,6 +55,7 @@ class _Counter:
         self.home = {name: name for name in self.types}
         # Bytes of each input that are read, by the view through which they are.
         self.read: dict[str, dict[str, int]] = {i.name: {} for i in graph.inputs if isinstance(i, Input)}
+        self.visited = dict.fromkeys(self.read, 0)
         self.written: set[str] = set()
 
     def count(self) -> GraphTraffic:
@@ -67,7 +70,9 @@ class _Counter:
                     libraries += self.library(node)
                 case _:
                     raise AssertionError(f"{node.names[0]} is in no kernel: the graph is not fused")
-        return GraphTraffic(kernels, libraries, self.compulsory())
+        needed = {name: min(self.bytes(name), sum(views.values())) for name, views in self.read.items()}
+        reads = {name: self.visited[name] / size for name, size in needed.items() if size}
+        return GraphTraffic(kernels, libraries, sum(needed.values()) + self.results(), reads)
 
     def call(self, call: CallTensor) -> int:
         traffic = self.traffic[call.function]
@@ -77,32 +82,36 @@ class _Counter:
                 self.written.add(self.home[into])
         plain = sum(map(self.bytes, uses(call))) + sum(self.bytes(n) for n in call.names)
         if traffic is None:
-            self.reads({a: self.bytes(a) for a in uses(call)})
+            for name in uses(call):
+                self.visit(name, self.bytes(name), self.bytes(name))
             return plain
-        inputs = self.functions[call.function].inputs
-        sizes = {a: min(self.bytes(a), traffic.arrays[b.name].touched) for a, b in zip(call.args, inputs, strict=True)}
-        table = self.functions[call.function].table
-        self.reads({a: self.bytes(a) for a in call.args} if table else sizes)
         # The sizes of a function over a table are those of no call.
+        table = self.functions[call.function].table
+        for name, buffer in zip(call.args, self.functions[call.function].inputs, strict=True):
+            visits, whole = traffic.arrays[buffer.name], self.bytes(name)
+            touched = whole if table else min(whole, visits.touched)
+            self.visit(name, touched, round(touched * visits.times))
         return round(plain * traffic.moved / max(traffic.least, 1)) if table else traffic.moved
 
     def library(self, node: Library) -> int:
         sizes = {name: self.bytes(name) for name in uses(node) if name in self.types}
-        self.reads(sizes)
+        for name, size in sizes.items():
+            self.visit(name, size, size)
         made = [self.bytes(n) for n, t in zip(node.names, node.types, strict=True) if t is not None]
         return sum(sizes.values()) + sum(made)
 
-    def reads(self, sizes: Mapping[str, int]) -> None:
-        for name, size in sizes.items():
-            views = self.read.get(self.home[name])
-            if views is not None:
-                views[name] = max(views.get(name, 0), size)
+    def visit(self, name: str, touched: int, read: int) -> None:
+        """A tensor is read, ``touched`` bytes of it, ``read`` in all; what counts are the graph's inputs."""
+        home = self.home[name]
+        if home in self.read:
+            self.read[home][name] = max(self.read[home].get(name, 0), touched)
+            self.visited[home] += read
 
-    def compulsory(self) -> int:
-        read = sum(min(self.bytes(name), sum(views.values())) for name, views in self.read.items())
+    def results(self) -> int:
+        """Bytes that leave the graph: outputs that are no inputs, and inputs that are written."""
         returned = {self.home[o] for o in self.graph.outputs if isinstance(o, str)}
         written = {n for n in returned if n not in self.read} | (self.written & self.read.keys())
-        return read + sum(map(self.bytes, written))
+        return sum(map(self.bytes, written))
 
     def bytes(self, name: str) -> int:
         """Bytes in memory of a tensor or a view of one: a dimension of stride zero holds one element."""

@@ -152,3 +152,11 @@ def test_a_call_over_a_table_moves_what_its_calls_do() -> None:
     size = sum(t.numel() for t in tensors) * 4
     assert graph.launches == 1 and graph.traffic.compulsory == 2 * size
     assert graph.traffic.moved == 2 * size
+
+
+def test_reads_of_an_input_add_up_over_kernels_and_library_calls() -> None:
+    x = torch.randn(32, 48)
+    graph = explained(lambda x: (x.t() @ x, x[:, :24].exp()), x)
+    (times,) = graph.traffic.reads.values()
+    # Twice by the product, half of it once more.
+    assert graph.launches == 1 and times == 2.5

@@ -1,0 +1,76 @@
+"""The suite static: its rows tell what was compiled, and what misses a target is shown as missed."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.cli import main
+from benchmarks.static_report import Row
+
+pytest.importorskip("triton")
+
+
+def run(tmp_path: Path, *patterns: str) -> dict:  # type: ignore[type-arg]
+    arguments = ["--suite", "static", "--size", "tiny", "--out", str(tmp_path)]
+    for pattern in patterns:
+        arguments += ["--filter", pattern]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    (written,) = tmp_path.glob("static_sm90_*.json")
+    body = json.loads(written.read_text())
+    for row in body["rows"]:
+        assert row["name"][:20] in result.output
+    assert f"{sum(r['met'] for r in body['rows'])} of {len(body['rows'])} targets met" in result.output
+    return body  # type: ignore[no-any-return]
+
+
+def test_rows_of_the_chosen_workloads(tmp_path: Path) -> None:
+    body = run(tmp_path, "int8", "layer norm backward, N=4096", "softmax rows, N=1024, float32")
+    assert body["schema"] == "torch-mlc-static" and not body["failed"]
+    assert list(body["workloads"]) == [
+        "layer norm backward, N=4096", "int8-weight linear", "softmax rows, N=1024, float32"
+    ]  # fmt: skip
+    rows = {r["name"]: r for r in body["rows"]}
+    m, n, k = 16, 384, 256
+    least = m * k * 2 + n * k + n * 2 + m * n * 2
+    (graph,) = body["workloads"]["int8-weight linear"].values()
+    assert graph["compulsory_bytes"] == least
+    linear = rows["int8-weight linear: bytes over the least"]
+    assert linear["value"] == (graph["kernel_bytes"] + graph["library_bytes"]) / least
+    assert linear["inductor"] == 4.97 and linear["met"] == (round(linear["value"], 2) <= 1.05)
+    assert rows["softmax rows, N=1024: reads per input"]["value"] == 1
+    assert not any("GPT-2" in name for name in rows)
+    kernels = [k for w in body["workloads"].values() for g in w.values() for k in g["kernels"]]
+    assert kernels and all(k["resources"]["registers"] > 0 and k["compile_cpu_s"] > 0 for k in kernels)
+    assert rows["spilled bytes, worst kernel"]["value"] == max(k["resources"]["spills"] for k in kernels)
+    forward, backward = body["workloads"]["layer norm backward, N=4096"].values()
+    value = rows["layer norm backward, N=4096: bytes over the least"]["value"]
+    assert value == (backward["kernel_bytes"] + backward["library_bytes"]) / backward["compulsory_bytes"]
+    assert forward["launches"] == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "digits", "at_least", "met"),
+    [
+        (260, 260, 0, False, True),
+        (261, 260, 0, False, False),
+        (1.04, 1.0, 1, False, True),
+        (1.06, 1.0, 1, False, False),
+        (1.06, 1.05, 2, False, False),
+        (0.95, 0.95, 2, True, True),
+        (0.94, 0.95, 2, True, False),
+        (math.inf, 1.0, 1, False, False),
+        (math.nan, 1.0, 1, True, False),
+    ],
+)
+def test_what_misses_its_target(value: float, target: float, digits: int, at_least: bool, met: bool) -> None:
+    assert Row("figure", value, target, None, at_least, digits=digits).met is met
+
+
+def test_a_target_that_is_none(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["--suite", "static", "--target", "cuda:sm90", "--out", str(tmp_path)])
+    assert result.exit_code == 2 and "no target 'cuda:sm90'" in " ".join(result.output.replace("│", " ").split())
+    assert not list(tmp_path.iterdir())
