@@ -114,6 +114,8 @@ def _lanes(ctx: Context, nest: Nest, loop: Loop) -> None:
     native = ctx.target.lanes(4)
     if extent == 1:
         _unrolled(ctx, nest, loop)
+    elif (live := _known_lanes(ctx, loop)) is not None:
+        _part_lanes(ctx, nest, loop, live, native)
     elif extent > native and extent % native == 0 and (masks := _lane_masks(ctx, loop)) and _may_narrow(ctx, loop):
         _narrow_lanes(ctx, nest, loop, native, masks)
     else:
@@ -145,10 +147,47 @@ def _may_narrow(ctx: Context, loop: Loop) -> bool:
     return all(isinstance(a, Accumulator) and a.lanes == ctx.target.lanes(4) for a in live)
 
 
-def _narrow_lanes(ctx: Context, nest: Nest, loop: Loop, native: int, masks: set[Bound]) -> None:
-    """A masked part one register at a time: as quick for the few elements that are left, and a fraction of the code."""
-    piece, lane = symbol(f"{loop.var.name}_piece"), symbol(f"{loop.var.name}_lane")
-    mapping = {loop.var: piece * native + lane}
+def _known_lanes(ctx: Context, loop: Loop) -> int | None:
+    """How many of the first lanes are live where that is known here: the tail of a loop of constant length."""
+    inside = _blocks(loop)
+    masks = _lane_masks(ctx, loop)
+    if not masks or any(b.is_reduction or not masks <= set(b.predicate) for b in inside):
+        return None
+    here = {var: sympy.Integer(int(v.name)) for var, v in ctx.indices.items() if v.is_literal}
+    live = int(loop.extent)
+    for bound in masks:
+        parts = split_linear(sympy.expand((bound.rhs - bound.lhs).xreplace(here)), loop.var)
+        if parts is None or parts[1] != -1 or not parts[0].is_Integer:
+            return None
+        live = min(live, int(parts[0]))
+    return max(live, 0)
+
+
+def _part_lanes(ctx: Context, nest: Nest, loop: Loop, live: int, native: int) -> None:
+    """So many lanes and no mask: whole registers first, then what is left of one. Masked stores cost far more."""
+    assumed = ctx.assumed
+    ctx.assumed = assumed | _lane_masks(ctx, loop)
+    whole = live // native * native
+    for first, lanes in ((0, whole), (whole, live - whole)):
+        if lanes == 0:
+            continue
+        lane = symbol(f"{loop.var.name}_lane")
+        body, moved = _rebound(ctx, loop, first + lane)
+        before = ctx.assumed
+        ctx.assumed = before | moved
+        part = Loop(lane, sympy.Integer(lanes), body, LoopKind.VECTORIZED)
+        ctx.extents[lane] = part.extent
+        if lanes == 1:
+            _unrolled(ctx, nest, part)
+        else:
+            _vector(ctx, nest, part, lanes)
+        ctx.assumed = before
+    ctx.assumed = assumed
+
+
+def _rebound(ctx: Context, loop: Loop, value: sympy.Expr) -> tuple[tuple[Node, ...], frozenset[Bound]]:
+    """The body of a loop with another value in its variable's place, and what is assumed, in the new variables."""
+    mapping = {loop.var: value}
 
     def moved(bound: Bound) -> Bound:
         return Bound(bound.lhs.xreplace(mapping), bound.rhs.xreplace(mapping))
@@ -162,7 +201,14 @@ def _narrow_lanes(ctx: Context, nest: Nest, loop: Loop, native: int, masks: set[
             predicate=tuple(map(moved, node.predicate)),
         )
 
-    narrow = Loop(lane, sympy.Integer(native), map_nodes(loop.body, rebound), LoopKind.VECTORIZED)
+    return map_nodes(loop.body, rebound), frozenset(map(moved, ctx.assumed))
+
+
+def _narrow_lanes(ctx: Context, nest: Nest, loop: Loop, native: int, masks: set[Bound]) -> None:
+    """A masked part one register at a time: as quick for the few elements that are left, and a fraction of the code."""
+    piece, lane = symbol(f"{loop.var.name}_piece"), symbol(f"{loop.var.name}_lane")
+    body, moved = _rebound(ctx, loop, piece * native + lane)
+    narrow = Loop(lane, sympy.Integer(native), body, LoopKind.VECTORIZED)
     pieces = Loop(piece, sympy.Integer(int(loop.extent) // native), (narrow,))
     high = Val(str(pieces.extent), I64)
     if len(masks) == 1:
@@ -171,7 +217,7 @@ def _narrow_lanes(ctx: Context, nest: Nest, loop: Loop, native: int, masks: set[
         if parts is not None and parts[1] == -1:  # only as many as have a live lane
             high = _smin(ctx, high, _full_iterations(ctx, parts[0], native))
     assumed = ctx.assumed
-    ctx.assumed = assumed | {moved(b) for b in assumed}
+    ctx.assumed = assumed | moved
     ctx.extents |= {piece: pieces.extent, lane: narrow.extent}
     _range(ctx, nest, pieces, Val("0", I64), high)
     ctx.assumed = assumed
