@@ -206,13 +206,16 @@ def _kernel_rows(compiled: Sequence[Compiled], target: Target) -> list[Row]:
         return []
     failed = [f"{c.workload.name}: {k.name}" for c, k, _ in kernels if k.resources is None]
     known = [(c, k, k.resources) for c, k, _ in kernels if k.resources is not None]
-    rows = [
-        Row("kernels that do not compile", len(failed), 0, detail=_some(failed), digits=0),
+    rows = [Row("kernels that do not compile", len(failed), 0, detail=_some(failed), digits=0)]
+    if not known:
+        return rows
+    rows += [
         _worst("spilled bytes", known, lambda r: r.spills, 0),
         _worst("shared memory, KiB", known, lambda r: r.shared / 1024, target.shared_bytes / 1024),
     ]
     aligned = [(c, k, r) for c, k, r in known if c.workload.aligned]
-    rows += [_wide("loads", aligned, lambda r: r.wide_loads), _wide("stores", aligned, lambda r: r.wide_stores)]
+    if aligned:
+        rows += [_wide("loads", aligned, lambda r: r.wide_loads), _wide("stores", aligned, lambda r: r.wide_stores)]
     products = [(c, k, r) for c, k, r in known if is_product(k)]
     if products:
         by_groups = target.arch in GROUP_PRODUCTS

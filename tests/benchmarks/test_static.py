@@ -5,10 +5,14 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+import torch_mlc
 from benchmarks.cli import main
+from benchmarks.run_static import Compiled, rows_of
 from benchmarks.static_report import Row
+from benchmarks.static_workloads import GPT_FEW, GPT_STEP, WORKLOADS
 
 pytest.importorskip("triton")
 
@@ -74,3 +78,30 @@ def test_a_target_that_is_none(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["--suite", "static", "--target", "cuda:sm90", "--out", str(tmp_path)])
     assert result.exit_code == 2 and "no target 'cuda:sm90'" in " ".join(result.output.replace("│", " ").split())
     assert not list(tmp_path.iterdir())
+
+
+def test_launches_and_bytes_of_a_step_and_kernels_of_more_layers() -> None:
+    def step(layers: int) -> Compiled:
+        def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            for _ in range(layers):
+                x = torch.softmax(torch.tanh(x) @ w, -1)
+            return x
+
+        x, w = (torch.randn(n, 24, requires_grad=True) for n in (8, 24))
+        name = GPT_FEW if layers == 2 else GPT_STEP
+        report = torch_mlc.explain(f, x, w, training=True)
+        return Compiled(WORKLOADS[name], "full", report, (0.1,) * len(report.kernels))
+
+    few, many = step(2), step(4)
+    rows = {r.name: r for r in rows_of([many, few], "cuda:sm_90")}
+    forward, backward = many.report.graphs
+    calls = sum(c.calls for g in (forward, backward) for c in g.libraries)
+    assert rows[f"{GPT_STEP}: launches"].value == forward.launches + backward.launches + calls > 10
+    assert calls == 4 + 2 * 4
+    ratio = rows[f"{GPT_STEP}: bytes over inputs and outputs, backward"]
+    assert ratio.value == backward.traffic.moved / backward.traffic.compulsory > 1
+    assert ratio.inductor == 4.0
+    assert rows["distinct cubins per repeated layer"].value == len(many.report.kernels) / len(few.report.kernels)
+    # Nothing here is machine code of a GPU.
+    assert rows["kernels that do not compile"].value == len(many.report.kernels) + len(few.report.kernels)
+    assert not rows["kernels that do not compile"].met

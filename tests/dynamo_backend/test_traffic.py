@@ -1,11 +1,13 @@
 """Bytes by hand: of nests whose loops are written out, and of graphs with views, tables, library calls and writes in
 place."""
 
+import importlib.util
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_mlc
 from torch_mlc.dynamo_backend.report import GraphReport
@@ -160,3 +162,21 @@ def test_reads_of_an_input_add_up_over_kernels_and_library_calls() -> None:
     (times,) = graph.traffic.reads.values()
     # Twice by the product, half of it once more.
     assert graph.launches == 1 and times == 2.5
+
+
+ROW = 40000
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("columns", [1024, ROW])
+@pytest.mark.parametrize("function", [torch.nn.functional.softmax, torch.nn.functional.layer_norm])
+def test_visits_are_the_loads_of_the_code(function: Callable[..., Tensor], columns: int) -> None:
+    with FakeTensorMode():
+        x = torch.empty(8192, columns)
+    shape = (columns,) if function is torch.nn.functional.layer_norm else -1
+    report = torch_mlc.explain(lambda x: function(x, shape), x, target="cuda:sm_90")
+    (kernel,) = report.kernels
+    assert kernel.traffic is not None
+    loads = kernel.source.count("tl.load(in0_ptr")
+    assert kernel.traffic.arrays["in0"].times == loads
+    assert (loads > 1) == (columns == ROW)
