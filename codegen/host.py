@@ -85,10 +85,14 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class CallLibrary:
-    """Call an op (``target`` as in ``Library``) and bind its results."""
+    """Call an op (``target`` as in ``Library``) and bind its results.
+
+    ``over`` is the operand in whose memory the one result is made, "" for none.
+    """
 
     node: Library
     comment: str = ""
+    over: str = ""
 
 
 @dataclass(frozen=True, slots=True)

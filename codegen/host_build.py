@@ -20,6 +20,7 @@ from ..ir.graph import (
     Library,
     Origin,
     Reduction,
+    Ref,
     SizeInput,
     TensorType,
     View,
@@ -49,6 +50,8 @@ SURE = frozenset(
      "aten::embedding_dense_backward.default", "mlc::seeds", "mlc::constant", "aten::sym_size.int"}
 )  # fmt: skip
 
+PRODUCTS = frozenset({"aten::mm.default", "aten::addmm.default"})
+
 
 def build_host_program(graph: Graph, uses_of: Mapping[str, KernelUse]) -> HostProgram:
     """The program of a fused graph; ``uses_of`` gives the compiled code of each tensor function.
@@ -69,6 +72,8 @@ class _Builder:
     # Dead memory by type, allocated by us and shared with nobody.
     spare: dict[TensorType, list[str]] = field(default_factory=dict)
     ours: dict[str, TensorType] = field(default_factory=dict)
+    # Results of products, by name: memory that nothing else shares when they are made.
+    products: dict[str, TensorType] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     # Symbols that no argument gives: sizes decided by data, read from the results of the calls that decide them.
     unbound: set[sympy.Symbol] = field(default_factory=set)
@@ -133,23 +138,43 @@ class _Builder:
             case CallTensor():
                 self.call(node, comment)
             case Library():
-                self.steps.append(CallLibrary(node, comment))
-                for used in uses(node):
-                    # An op may return or keep what it is given, so memory that a library saw is not used again.
-                    self.ours.pop(self.owner.get(used, used), None)
-                for name, result in zip(node.names, node.types, strict=True):
-                    if result is not None:
-                        self.owner[name] = name
-                        self.memory.add(name, result.nbytes)
-                        self.bind_result(name, result)
-                        if node.target not in SURE:
-                            self.steps.append(CheckLayout(name, result))
+                self.library(node, comment)
             case View(name, kind, source, _, _, offset):
                 self.steps.append(MakeView(name, kind, source, offset))
                 self.owner[name] = self.owner[source]
                 self.memory.share(name, source)
             case Compute() | Reduction():
                 raise EmitError(f"{self.graph.name}: {node.names[0]} was not fused into any function")
+
+    def library(self, node: Library, comment: str) -> None:
+        over = self.dead_addend(node)
+        self.steps.append(CallLibrary(node, comment, over))
+        for used in uses(node):
+            # An op may return or keep what it is given, so memory that a library saw is not used again.
+            self.ours.pop(self.owner.get(used, used), None)
+        if over:
+            self.owner[node.names[0]] = self.owner[over]
+            self.memory.share(node.names[0], over)
+            return
+        for name, result in zip(node.names, node.types, strict=True):
+            if result is not None:
+                self.owner[name] = name
+                self.memory.add(name, result.nbytes)
+                self.bind_result(name, result)
+                if node.target in PRODUCTS:
+                    self.products[name] = result
+                if node.target not in SURE:
+                    self.steps.append(CheckLayout(name, result))
+
+    def dead_addend(self, node: Library) -> str:
+        """What a product is added to, where that is a product's result that nobody else reads; else ""."""
+        if node.target != "aten::addmm.default" or node.kwargs or not isinstance(node.args[0], Ref):
+            return ""
+        name = node.args[0].name
+        owner = self.owner.get(name, "")
+        alone = sum(o == owner for o in self.owner.values()) == 1 and node.args[0] not in node.args[1:]
+        dead = self.last[name] == self.position() and name not in self.graph.outputs
+        return name if alone and dead and self.products.get(owner) == node.types[0] else ""
 
     def call(self, node: CallTensor, comment: str) -> None:
         use = self.uses_of[node.function]

@@ -103,8 +103,8 @@ class _Printer:
                 self.line(f"{self.name(name)} = {self.name(target)}  # written over")
             case Launch():
                 self.launch(step)
-            case CallLibrary(node, comment):
-                self.library(node, comment)
+            case CallLibrary(node, comment, over):
+                self.library(node, comment, over)
             case CheckLayout(name, kind):
                 variable = self.name(name)
                 self.line(f"{variable} = checked_({variable}, {self.sizes(kind.shape)}, {self.sizes(kind.strides)})")
@@ -144,9 +144,11 @@ class _Printer:
                 args.insert(0, str(step.count))
         self.line(f"{step.use.kernel}({', '.join(args)})", step.comment)
 
-    def library(self, node: Library, comment: str) -> None:
+    def library(self, node: Library, comment: str, over: str = "") -> None:
         results = [self.name(n) for n in node.names]
         args = [self.literal(a) for a in node.args] + [f"{k}={self.literal(v)}" for k, v in node.kwargs]
+        if over:
+            args.append(f"out={self.name(over)}")
         if node.target == "mlc::constant":
             self.line(f"{results[0]} = {self.constant(node.args[0])}", comment)
             return

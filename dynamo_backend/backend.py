@@ -10,7 +10,6 @@ from typing import Any
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import get_aot_graph_name
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -18,6 +17,7 @@ from ..ir.errors import MlcError
 from ..runtime.kernels import kernel_store
 from ..runtime.log import logger
 from ..runtime.options import Options
+from .chunk_loss import chunk_losses, partition
 from .compile import compile_graph
 from .decompositions import decomposition_table, whole_ops
 from .override_uses import override_uses
@@ -47,7 +47,7 @@ def mlc_backend(
         fw_compiler=partial(compiler, kind="forward"),
         bw_compiler=partial(compiler, kind="backward"),
         inference_compiler=partial(compiler, kind="inference"),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=partition(settings),
         decompositions=decomposition_table(),
         keep_inference_input_mutations=True,
     )
@@ -67,6 +67,8 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
     try:
         # AOTAutograd traces with fake tensors; constants of the module and tuning are about real ones.
         with _disable_current_modes():
+            if kind == "inference":
+                chunk_losses(gm, settings)
             compiled = compile_graph(gm, example_inputs, options=settings, static=_static_inputs(kind), name=name)
     except IndexError as error:
         raise BackendError(f"IndexError inside the backend: {error}") from error

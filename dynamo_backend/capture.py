@@ -10,14 +10,22 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from ..runtime.options import Options
+from .chunk_loss import chunk_losses, partition
 from .decompositions import decomposition_table, whole_ops
+
+_DEFAULTS = Options()
 
 
 def capture(
-    model: Callable[..., Any], inputs: Sequence[Any], *, dynamic: bool | None = False, training: bool = False
+    model: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    dynamic: bool | None = False,
+    training: bool = False,
+    options: Options = _DEFAULTS,
 ) -> list[fx.GraphModule]:
     """AOTAutograd's graphs of ``model(*inputs)``: the inference graph, or forward and backward in that order.
 
@@ -31,11 +39,15 @@ def capture(
         graphs.append(gm)
         return make_boxed_func(gm.forward)
 
+    def keep_whole(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        chunk_losses(gm, options)
+        return keep(gm, inputs)
+
     aot = aot_autograd(
         fw_compiler=keep,
         bw_compiler=keep,
-        inference_compiler=keep,
-        partition_fn=min_cut_rematerialization_partition,
+        inference_compiler=keep_whole,
+        partition_fn=partition(options),
         decompositions=decomposition_table(),
         keep_inference_input_mutations=False,
     )

@@ -44,7 +44,7 @@ def explain(
     if target is not None:
         settings = replace(settings, target=Options.resolve(None, {"target": target}, {}).target)
     settings = replace(settings, strict=False)
-    graphs = _graphs(model, inputs, dynamic, training, settings.target)
+    graphs = _graphs(model, inputs, dynamic, training, settings)
     names = _names(len(graphs), training)
     compiled = [
         compile_graph(gm, (), options=settings, name=name, load=False, fresh=True) for gm, name in zip(graphs, names)
@@ -55,13 +55,14 @@ def explain(
 
 
 def _graphs(
-    model: Callable[..., Any], inputs: Sequence[Any], dynamic: bool | None, training: bool, target: str | None
+    model: Callable[..., Any], inputs: Sequence[Any], dynamic: bool | None, training: bool, settings: Options
 ) -> list[fx.GraphModule]:
-    """The ATen graphs of a model, on the GPU that ``target`` names where it names one and nothing is on a GPU yet."""
+    """The ATen graphs of a model, on the GPU that the target names where it names one and nothing is on a GPU yet."""
+    target = settings.target
     elsewhere = target not in (None, "cpu") and not any(isinstance(t, torch.Tensor) and t.is_cuda for t in inputs)
     if elsewhere and not training and isinstance(model, torch.nn.Module):
         model, inputs = on_fake_device(model, inputs, "cuda")
-    graphs = capture(model, inputs, dynamic=dynamic, training=training)
+    graphs = capture(model, inputs, dynamic=dynamic, training=training, options=settings)
     if elsewhere:
         # Autograd's engine cannot run the backward of fakes on a device that torch was not built for.
         retarget(graphs, "cuda")

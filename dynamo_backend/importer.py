@@ -201,7 +201,8 @@ class _Importer:
             except NoConversion as decline:
                 self.ctx.undo(mark)
                 reason = str(decline)
-        return self.library(node, val, reason)
+        note = node.meta.get("mlc_note")
+        return self.library(node, val, f"{reason}; {note}" if note else reason)
 
     def library(self, node: fx.Node, val: Any, reason: str) -> Any:
         target = node.target

@@ -117,6 +117,15 @@ def _parse_threads(value: object) -> int | None:
     return int(text)
 
 
+def _parse_loss_chunk(value: object) -> int | None:
+    if value is None or str(value).strip().lower() == "auto":
+        return None
+    text = str(value).strip()
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,9}", text):
+        raise _Refused("a whole number of rows, 0 for never, or auto", ("auto",), text.lower())
+    return int(text)
+
+
 def _parse_schedules(value: object) -> Overrides | None:
     if value is None:
         return None
@@ -271,6 +280,15 @@ class Options:
         values="0, 1",
         changes_code=True,
         doc="Draw random numbers by eager's own kernels, so that a seed gives eager's numbers.",
+    )
+    loss_chunk: int | None = _option(
+        "MLC_LOSS_CHUNK",
+        _parse_loss_chunk,
+        default=None,
+        shown="auto",
+        values="auto, 0, 1024, …",
+        changes_code=True,
+        doc="Rows of logits that exist at a time in linear + cross-entropy; auto chunks logits above 64 MiB, 0 none.",
     )
     schedules: Overrides | None = _option(
         "MLC_SCHEDULES",

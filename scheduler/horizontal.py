@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import sympy
 
-from ..ir.graph import CallTensor, Graph, Library, Node, size_makers, sizes_read, uses
+from ..ir.graph import CallTensor, Graph, Library, Node, View, size_makers, sizes_read, uses
 from .function import TensorFunction
 from .function_table import FunctionTable
 from .fuse import Fusion
@@ -22,8 +22,8 @@ from .scalars import split_scalars
 
 # A function with scalars in it is taken apart where it is repeated, or at least so large.
 LARGE_ELEMENTS = 1 << 15
-# Results may wait for the last call of a table, or be made before their time, up to so many bytes together; calls that
-# stand close have no such bound.
+# Results may wait for the last call of a table, or be made before their time, up to so many bytes together; for calls
+# that stand close, only what the later ones read is bounded so.
 MAX_WAITING_BYTES = 8 << 20
 CLOSE = 6
 
@@ -84,6 +84,7 @@ class _Tables:
     functions: Mapping[str, TensorFunction]
     aliases: Aliases
     needs: list[set[int]] = field(default_factory=list)
+    makers: dict[str, int] = field(default_factory=dict)
     flats: dict[str, Flat | None] = field(default_factory=dict)
 
     def run(self) -> tuple[Graph, dict[str, TensorFunction]]:
@@ -91,6 +92,7 @@ class _Tables:
         if not groups:
             return self.graph, dict(self.functions)
         self.needs = _order(self.graph, self.aliases)
+        self.makers = {name: k for k, node in enumerate(self.graph.nodes) for name in node.names}
         chosen: list[list[int]] = []
         for group in groups:
             chosen += self.independent(group, chosen)
@@ -133,9 +135,29 @@ class _Tables:
         mask = sum(1 << p for p in part)
         if reach[k] & mask or any(reach[p] >> k & 1 for p in part):
             return False
-        if k - part[0] <= CLOSE:
+        if k - part[0] <= CLOSE and self.late(k, part[0]) <= MAX_WAITING_BYTES:
             return True
         return self.waiting([*part, k]) <= MAX_WAITING_BYTES
+
+    def late(self, k: int, first: int) -> int:
+        """Bytes that call ``k`` reads and that were not there yet when call ``first`` ran: they would have to be made
+        while its operands are still held."""
+        node = self.graph.nodes[k]
+        assert isinstance(node, CallTensor)
+        total, hint = 0, self.graph.symbols.hint
+        for name in dict.fromkeys(map(self.behind, node.args)):
+            made = self.makers.get(name)
+            if made is not None and made > first:
+                maker = self.graph.nodes[made]
+                kind = maker.types[maker.names.index(name)]
+                total += hint(kind.nbytes) if kind is not None else 0
+        return total
+
+    def behind(self, name: str) -> str:
+        """The tensor that a view looks at."""
+        while (made := self.makers.get(name)) is not None and isinstance(view := self.graph.nodes[made], View):
+            name = view.source
+        return name
 
     def waiting(self, part: list[int]) -> int:
         hint = self.graph.symbols.hint

@@ -1,0 +1,78 @@
+"""New nodes with fake values in a graph of ATen ops."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.node import map_arg
+
+aten = torch.ops.aten
+_PLACE = ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten")
+_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+
+
+@dataclass(slots=True)
+class Writer:
+    """Writes nodes that stand for the user's line of ``like``."""
+
+    graph: fx.Graph
+    like: fx.Node
+    mode: FakeTensorMode = field(init=False)
+    place: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mode = self.like.meta["val"].fake_mode
+        self.place = {k: self.like.meta[k] for k in _PLACE if k in self.like.meta}
+
+    def call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A call of ``op`` with its fake value."""
+        values = map_arg((args, kwargs), lambda n: n.meta["val"])
+        with self.mode, torch.no_grad():
+            value = op(*values[0], **values[1])  # type: ignore[index]
+        node = self.graph.call_function(op, args, kwargs)
+        node.meta.update(self.place, val=value)
+        return node
+
+    def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """The node in ``dtype``."""
+        return node if node.meta["val"].dtype is dtype else self.call(aten._to_copy.default, node, dtype=dtype)
+
+    def reshape(self, node: fx.Node, like: fx.Node) -> fx.Node:
+        """The node in the shape of another of as many elements, whose sizes are numbers."""
+        shape = list(like.meta["val"].shape)
+        return node if list(node.meta["val"].shape) == shape else self.call(aten.view.default, node, shape)
+
+    def replay(self, maps: Sequence[fx.Node], start: fx.Node, old: int, new: int) -> fx.Node:
+        """The ops ``maps``, which leave the last dimension of ``old`` alone, done to one whose last has ``new``."""
+        result = start
+        for node in maps:
+            args = list(node.args)
+            args[0] = result
+            if node.target in _VIEWS or node.target is aten.slice_backward.default:
+                sizes = list(args[1])  # type: ignore[arg-type]
+                args[1] = [*sizes[:-1], new]
+            if node.target in _VIEWS and not result.meta["val"].is_contiguous():
+                args[0] = self.call(aten.clone.default, result, memory_format=torch.contiguous_format)
+            result = self.call(node.target, *args, **node.kwargs)
+        return result
+
+    def position(self, node: fx.Node) -> int:
+        """Where in the graph a node is."""
+        return next(k for k, n in enumerate(self.graph.nodes) if n is node)
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Let all that reads ``old`` read ``new``, which has its value."""
+        was, now = old.meta["val"], new.meta["val"]
+        assert was.dtype == now.dtype and was.dim() == now.dim(), f"{old} becomes {now}"
+        old.replace_all_uses_with(new)
+
+    def drop(self, nodes: Collection[fx.Node]) -> None:
+        """Erase those nodes that nobody reads, and then those that nobody reads any more."""
+        for node in reversed(list(self.graph.nodes)):
+            if node in nodes and not node.users:
+                self.graph.erase_node(node)
