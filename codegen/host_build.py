@@ -21,6 +21,7 @@ from ..ir.graph import (
     Origin,
     Reduction,
     Ref,
+    Scan,
     SizeInput,
     TensorType,
     View,
@@ -143,7 +144,7 @@ class _Builder:
                 self.steps.append(MakeView(name, kind, source, offset))
                 self.owner[name] = self.owner[source]
                 self.memory.share(name, source)
-            case Compute() | Reduction():
+            case Compute() | Reduction() | Scan():
                 raise EmitError(f"{self.graph.name}: {node.names[0]} was not fused into any function")
 
     def library(self, node: Library, comment: str) -> None:

@@ -1,10 +1,8 @@
 """Graphs of tensor functions and library calls, and the module that holds them.
 
-A graph node defines one or more tensors. Before fusion the nodes are ``Compute`` and ``Reduction`` (what each
-element is, as a value expression over the node's axes), ``View`` (an index map that costs nothing) and ``Library``
-(a call of an ATen op). Fusion replaces the first two by ``CallTensor`` of a function of the module. The nodes of a
-fused function are ``Compute`` and
-``Reduction`` alone.
+A graph node defines one or more tensors. Before fusion the nodes are ``Compute``, ``Reduction`` and ``Scan`` (what
+each element is, as a value expression over the node's axes), ``View`` (an index map that costs nothing) and
+``Library`` (a call of an ATen op). Fusion replaces the first three by ``CallTensor`` of a function of the module.
 """
 
 from __future__ import annotations
@@ -108,6 +106,24 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True)
+class Scan:
+    """``names[k][axes] = combine over all positions of scan_axis up to here of values[k]``, in order, the element here
+    included; one result per component of the monoid, each of the whole shape.
+
+    ``values`` are lifted states; results are the raw state, which a following ``Compute`` projects. ``scan_axis`` is
+    one of ``axes``. Source: Blelloch 1990, "Prefix sums and their applications" (inclusive scans).
+    """
+
+    names: tuple[str, ...]
+    types: tuple[TensorType, ...]
+    axes: tuple[sympy.Symbol, ...]
+    scan_axis: sympy.Symbol
+    monoid: Monoid
+    values: tuple[Expr, ...]
+    origins: tuple[Origin, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """``name[axes] = source[indices]``, without a copy: the same memory at ``type.strides`` from ``offset`` elements
     in."""
@@ -199,7 +215,7 @@ def _parts(items: tuple[Any, ...], count: int) -> list[tuple[Any, ...]]:
     return [items[k * size : (k + 1) * size] for k in range(count)]
 
 
-Node: TypeAlias = Compute | Reduction | View | Library | CallTensor
+Node: TypeAlias = Compute | Reduction | Scan | View | Library | CallTensor
 GraphInput: TypeAlias = Input | SizeInput
 # A name, a size, or nothing.
 GraphOutput: TypeAlias = str | sympy.Expr | None
@@ -242,7 +258,7 @@ class IRModule:
         return entry
 
 
-def node_values(node: Compute | Reduction) -> tuple[Expr, ...]:
+def node_values(node: Compute | Reduction | Scan) -> tuple[Expr, ...]:
     """The value expressions that define a node."""
     return (node.value,) if isinstance(node, Compute) else node.values
 
@@ -260,7 +276,7 @@ def refs(arg: Any) -> Iterator[str]:
 def uses(node: Node) -> tuple[str, ...]:
     """The tensors that a node reads, each once, in order."""
     match node:
-        case Compute() | Reduction():
+        case Compute() | Reduction() | Scan():
             names = [ld.buffer for v in node_values(node) for ld in loads(v)]
         case View():
             names = [node.source]
@@ -298,7 +314,7 @@ def sizes_read(node: Node) -> set[sympy.Symbol]:
     """Every size symbol, and axis, that a node mentions."""
     found = _mentioned([(t.shape, t.strides) for t in node.types if t is not None])
     match node:
-        case Compute() | Reduction():
+        case Compute() | Reduction() | Scan():
             found |= {s for v in node_values(node) for s in free_symbols(v)}
             found |= _mentioned(node.reduce_shape) if isinstance(node, Reduction) else set()
         case View():
@@ -319,6 +335,6 @@ def _mentioned(value: Any) -> set[sympy.Symbol]:
 
 __all__ = [
     "CallTensor", "Compute", "ConstantRef", "Graph", "GraphInput", "GraphOutput", "IRModule", "Input", "Library",
-    "Node", "Origin", "Reduction", "Ref", "SizeInput", "TensorType", "View", "node_values", "refs",
+    "Node", "Origin", "Reduction", "Ref", "Scan", "SizeInput", "TensorType", "View", "node_values", "refs",
     "size_makers", "sizes_read", "uses",
 ]  # fmt: skip

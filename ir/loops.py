@@ -112,8 +112,11 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """``targets = monoid.combine(targets, values)``, begun from the identity where the block's reduction axes are
-    all zero; an update that does not ``begins`` goes on from what the targets hold.
+    """``targets = monoid.combine(targets, values)``, begun from the identity where the block's reduction and scan axes
+    are all zero; an update that does not ``begins`` goes on from what the targets hold.
+
+    Over scan axes iterations run in order, and statements after the update read the state so far: a store of it makes
+    a prefix scan.
 
     ``values`` are lifted states, one per component of the monoid, as ``targets`` are.
     """
@@ -152,6 +155,11 @@ class Block:
     @property
     def is_reduction(self) -> bool:
         return any(isinstance(s, Update) for s in self.body)
+
+    @property
+    def is_scan(self) -> bool:
+        """Whether it updates a state along scan axes."""
+        return self.is_reduction and any(a.kind is AxisKind.SCAN for a in self.axes)
 
     @property
     def writes(self) -> tuple[Access, ...]:

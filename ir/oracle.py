@@ -17,8 +17,21 @@ import sympy
 from .dtypes import DType
 from .errors import MlcError
 from .expr import Load, free_symbols, is_value, symbol
-from .graph import CallTensor, Compute, Graph, Input, IRModule, Library, Node, Reduction, TensorType, View, uses
-from .loops import Access, Axis, AxisKind, Block, Buffer, Loop, LoopNest, Store, Update, contiguous_strides
+from .graph import CallTensor, Compute, Graph, Input, IRModule, Library, Node, Reduction, Scan, TensorType, View, uses
+from .loops import (
+    Access,
+    Axis,
+    AxisKind,
+    Block,
+    Buffer,
+    Loop,
+    LoopNest,
+    Scope,
+    Statement,
+    Store,
+    Update,
+    contiguous_strides,
+)
 from .oracle_text import NestText, index_text
 from .symbols import Size, SymbolTable
 
@@ -199,7 +212,9 @@ def _element_nest(function: Graph, node: Node) -> LoopNest:
             axes = [Axis(v, e) for v, e in zip(node.axes, node.types[0].shape, strict=True)]
             reduced = [Axis(v, e, AxisKind.REDUCTION) for v, e in zip(node.reduce_axes, node.reduce_shape, strict=True)]
             targets = tuple(Access(n, node.axes) for n in node.names)
-            return _loops(function, node, (*axes, *reduced), Update(node.monoid, targets, node.values))
+            return _loops(function, node, (*axes, *reduced), (Update(node.monoid, targets, node.values),))
+        case Scan():
+            return _scan_nest(function, node)
         case Compute():
             value = node.value
         case View():
@@ -208,23 +223,46 @@ def _element_nest(function: Graph, node: Node) -> LoopNest:
         case _:
             raise OracleError(f"{type(node).__name__} is no function of elements")
     axes = [Axis(v, e) for v, e in zip(node.axes, node.type.shape, strict=True)]
-    return _loops(function, node, tuple(axes), Store(node.name, node.axes, value))
+    return _loops(function, node, tuple(axes), (Store(node.name, node.axes, value),))
 
 
-def _loops(function: Graph, node: Compute | Reduction | View, axes: tuple[Axis, ...], body: Store | Update) -> LoopNest:
+def _scan_nest(function: Graph, node: Scan) -> LoopNest:
+    axes = tuple(
+        Axis(v, e, AxisKind.SCAN if v == node.scan_axis else AxisKind.SPATIAL)
+        for v, e in zip(node.axes, node.types[0].shape, strict=True)
+    )
+    kept = [a for a in axes if a.kind is AxisKind.SPATIAL]
+    where, shape = tuple(a.var for a in kept), tuple(a.extent for a in kept)
+    states = tuple(
+        Buffer(f"{n}_state", shape, contiguous_strides(shape), v.dtype, Scope.LOCAL)
+        for n, v in zip(node.names, node.values, strict=True)
+    )
+    update = Update(node.monoid, tuple(Access(s.name, where) for s in states), node.values)
+    stores = (Store(n, node.axes, Load(s.name, where, s.dtype)) for n, s in zip(node.names, states, strict=True))
+    return _loops(function, node, axes, (update, *stores), states)
+
+
+def _loops(
+    function: Graph,
+    node: Compute | Reduction | Scan | View,
+    axes: tuple[Axis, ...],
+    body: tuple[Statement, ...],
+    states: tuple[Buffer, ...] = (),
+) -> LoopNest:
     types = function.types()
     loops = [symbol(f"loop_{k}") for k in range(len(axes))]
-    tree: Loop | Block = Block(node.names[0], axes, tuple(loops), (body,))
+    tree: Loop | Block = Block(node.names[0], axes, tuple(loops), body)
     for var, axis in zip(reversed(loops), reversed(axes), strict=True):
         tree = Loop(var, axis.extent, (tree,))
     kinds = [t for t in node.types if t is not None]
     outputs = [Buffer(n, t.shape, contiguous_strides(t.shape), t.dtype) for n, t in zip(node.names, kinds, strict=True)]
     inputs = [_buffer(u, types[u]) for u in uses(node)]
     used = {s for b in (*inputs, *outputs) for e in (*b.shape, *b.strides) for s in e.free_symbols}
-    used |= {s for a in axes for s in a.extent.free_symbols} | _mentioned(body)
+    used |= {s for a in axes for s in a.extent.free_symbols}
+    used |= {s for statement in body for s in _mentioned(statement)}
     used -= {a.var for a in axes}
     table = SymbolTable(tuple(Size(s) for s in sorted(used, key=lambda s: str(s.name))))
-    return LoopNest(node.names[0], (*inputs, *outputs), node.names, (tree,), symbols=table)
+    return LoopNest(node.names[0], (*inputs, *outputs), node.names, (tree,), states, symbols=table)
 
 
 def _mentioned(body: Store | Update) -> set[sympy.Symbol]:

@@ -169,7 +169,8 @@ class NestText:
             self._line(f"{place} = {value}")
             return
         if statement.begins:
-            first = " and ".join(f"{self._axes[a.var]} == 0" for a in self._reduction_axes(block))
+            running = (*self._reduction_axes(block), *block.axes_of(AxisKind.SCAN))
+            first = " and ".join(f"{self._axes[a.var]} == 0" for a in running)
             self._line(f"if {first or True}:")
             with self._scope():
                 self._identity(block, statement)

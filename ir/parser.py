@@ -21,6 +21,7 @@ from .graph import (
     Library,
     Node,
     Reduction,
+    Scan,
     SizeInput,
     TensorType,
     View,
@@ -300,6 +301,11 @@ class _GraphReader:
                 values = tuple(self.exprs.value(e) for e in items(fn.body))
                 combine = _monoid(name_of(monoid), monoid)
                 return Reduction(names, types, axes[:kept], axes[kept:], over, combine, values)
+            case "scan", [monoid, kinds, along, ast.Lambda() as fn]:
+                types = tuple(_type(k, self.device) for k in items(kinds))
+                values = tuple(self.exprs.value(e) for e in items(fn.body))
+                combine = _monoid(name_of(monoid), monoid)
+                return Scan(names, types, _axes(fn), symbol(name_of(along)), combine, values)
             case "view", [kind, source, ast.Lambda() as fn]:
                 offset = index(given["offset"]) if "offset" in given else sympy.S.Zero
                 indices = tuple(self.exprs.index(e) for e in items(fn.body))
@@ -315,7 +321,7 @@ class _GraphReader:
                 count = int(index(given["count"])) if "count" in given else 1
                 inputs = tuple(map(name_of, items(arguments)))
                 return CallTensor(names, types, string(callee), inputs, sizes, (), into, count)
-        raise fail(value, "compute, reduce, view, library or call")
+        raise fail(value, "compute, reduce, scan, view, library or call")
 
     def optional(self, node: ast.expr) -> TensorType | None:
         return None if isinstance(node, ast.Constant) and node.value is None else _type(node, self.device)

@@ -40,6 +40,7 @@ from .graph import (
     Library,
     Node,
     Reduction,
+    Scan,
     SizeInput,
     TensorType,
     View,
@@ -223,6 +224,10 @@ class Script:
                 values = names([exprs.text(v) for v in node.values])
                 over = f"{_lambda((*node.axes, *node.reduce_axes))} ({values})"
                 return f"{left} = reduce({node.monoid.name}, {types(node.types)}, {listing(node.reduce_shape)}, {over})"
+            case Scan():
+                values = names([exprs.text(v) for v in node.values])
+                along = f"{node.scan_axis.name}, {_lambda(node.axes)} ({values})"
+                return f"{left} = scan({node.monoid.name}, {types(node.types)}, {along})"
             case View():
                 offset = f", offset={index_text(node.offset)}" if node.offset != 0 else ""
                 inside = exprs.indices(node.indices)

@@ -25,6 +25,7 @@ from .graph import (
     Node,
     Reduction,
     Ref,
+    Scan,
     TensorType,
     View,
     node_values,
@@ -208,13 +209,15 @@ class _Writer:
     def _node(self, n: Node) -> None:
         types = ",".join(map(self._tensor, n.types))
         match n:
-            case Compute() | Reduction():
+            case Compute() | Reduction() | Scan():
                 how = ""
                 if isinstance(n, Reduction):
                     how = f"{n.monoid.name} {len(n.axes)} {self.indices(n.reduce_shape)} "
                     self._bind(*n.axes, *n.reduce_axes)
                 else:
                     self._bind(*n.axes)
+                    if isinstance(n, Scan):
+                        how = f"{n.monoid.name} along {self.index(n.scan_axis)} "
                 how += ",".join([self.value(v) for v in node_values(n)])
             case View():
                 how = f"view {self.name(n.source)} {self.index(n.offset)} "

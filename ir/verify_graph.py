@@ -15,6 +15,7 @@ from .graph import (
     IRModule,
     Library,
     Reduction,
+    Scan,
     TensorType,
     View,
     node_values,
@@ -83,22 +84,25 @@ def values_are_sound(graph: Graph, module: IRModule | None) -> Iterator[Fault]:
             shapes[i.name] = Shape(i.type.dtype, i.type.shape)
     for node in graph.nodes:
         match node:
-            case Compute() | Reduction():
+            case Compute() | Reduction() | Scan():
                 yield from _elements(node, shapes, sizes)
             case View():
                 yield from _view(node, shapes, sizes)
         shapes.update({n: Shape(t.dtype, t.shape) for n, t in zip(node.names, node.types) if t is not None})
 
 
-def _elements(node: Compute | Reduction, shapes: Shapes, sizes: set[sympy.Symbol]) -> Iterator[Fault]:
+def _elements(node: Compute | Reduction | Scan, shapes: Shapes, sizes: set[sympy.Symbol]) -> Iterator[Fault]:
     axes, extents = node.axes, node.types[0].shape if node.types else ()
     if any(len(axes) != len(t.shape) for t in node.types):
         yield Fault(node, f"{len(axes)} axes and a shape of {len(extents)} dimensions")
         return
-    if isinstance(node, Reduction):
+    if isinstance(node, (Reduction, Scan)):
         wanted = len(node.monoid.components)
         if not len(node.names) == len(node.types) == len(node.values) == wanted:
             yield Fault(node, f"{node.monoid.name} has {wanted} components, here {len(node.values)} values")
+    if isinstance(node, Scan) and node.scan_axis not in node.axes:
+        yield Fault(node, f"the scan axis {node.scan_axis} is none of its axes")
+    if isinstance(node, Reduction):
         if len(node.reduce_axes) != len(node.reduce_shape):
             yield Fault(node, f"{len(node.reduce_axes)} reduction axes and {len(node.reduce_shape)} extents")
             return

@@ -167,7 +167,9 @@ class _Assembler:
     def build(self) -> tuple[TensorFunction, CallTensor]:
         g = self.group
         g.members.sort(key=lambda m: m.index)
-        rows, inner = self._loop_order(g.domain.rows()), self._loop_order(g.domain.inner_order())
+        rows = self._loop_order(g.domain.rows())
+        # A scan goes along its digits in order, however they lie in memory.
+        inner = g.domain.inner_order() if g.has_scan else self._loop_order(g.domain.inner_order())
         for prefix, dims in (("i", rows), ("r", inner)):
             for k, d in enumerate(dims):
                 self.vars[d] = symbol(f"{prefix}{k}")
@@ -287,7 +289,8 @@ class _Assembler:
             ):
                 values[k] = v.value
                 self.widened[m.names[k]] = DType.FLOAT32
-        stage = Stage(tuple(self.results[n] for n in m.names), tuple(values), g.is_inner(m), m.monoid, m.origins)
+        results, scan = tuple(self.results[n] for n in m.names), m.scan_axis is not None
+        stage = Stage(results, tuple(values), g.is_inner(m), m.monoid, m.origins, scan=scan)
         if m.name in g.cross:
             return replace(stage, axes=everything[len(rows) :], over=rows if m.monoid is not None else None)
         return stage
@@ -304,7 +307,8 @@ class _Assembler:
                 made = self.group.produced.get(e.buffer)
                 if made is None:
                     return Load(self._input(e.buffer), e.indices, e.dtype)
-                at = everything if self.group.is_inner(made) and made.monoid is None else rows
+                of_points = made.monoid is None or made.scan_axis is not None
+                at = everything if self.group.is_inner(made) and of_points else rows
                 if made.name in self.group.cross:
                     at = everything[len(rows) :]
                 kept = self.widened.get(e.buffer, e.dtype)

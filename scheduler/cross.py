@@ -32,6 +32,8 @@ def complete_reduction(group: Group, m: Member, covered: set[int]) -> str | None
     rows = set(domain.rows())
     if covered != rows or not rows:
         return f"{m.name} reduces over other dimensions"
+    if group.has_scan:
+        return f"{m.name} reduces over the rows of a scan"
     if group.is_split:
         return f"{m.name} reduces over the rows of a reduction that is split over programs"
     if m.ends and not _runs_along(m):

@@ -31,6 +31,9 @@ class Stage:
     each row. Loads name inputs of the function, indexed in their own shape, or results of earlier stages, indexed by
     the symbols of the dimensions that those have.
 
+    With ``scan`` it combines along the inner dimensions in order, and has a result for each of their points: the state
+    up to there.
+
     ``axes`` (the dimensions of the results) and ``over`` (those that a monoid combines over) are given where this is
     not so: a product that feeds another, a sum over rows beside one over elements.
     """
@@ -42,6 +45,7 @@ class Stage:
     origins: tuple[Origin, ...] = field(default=(), compare=False)
     axes: tuple[sympy.Symbol, ...] | None = None
     over: tuple[sympy.Symbol, ...] | None = None
+    scan: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +89,12 @@ class TensorFunction:
         """The dimensions of a stage's results."""
         if stage.axes is not None:
             return self.named(stage.axes)
-        return (*self.rows, *self.inner) if stage.inner and stage.monoid is None else self.rows
+        at_points = stage.inner and (stage.monoid is None or stage.scan)
+        return (*self.rows, *self.inner) if at_points else self.rows
 
     def over_of(self, stage: Stage) -> tuple[Dim, ...]:
         """The dimensions that a stage combines over; none without a monoid."""
-        if stage.monoid is None:
+        if stage.monoid is None or stage.scan:
             return ()
         return self.inner if stage.over is None else self.named(stage.over)
 

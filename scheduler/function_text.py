@@ -31,7 +31,7 @@ def function_text(function: TensorFunction) -> str:
     lines += [f"input {_buffer(b)}" for b in function.inputs]
     for stage in function.stages:
         values = [writer.value(v) for v in stage.values]
-        how = f"{stage.monoid.name} of " if stage.monoid is not None else ""
+        how = f"{stage.monoid.name} {'up to' if stage.scan else 'of'} " if stage.monoid is not None else ""
         place = "at every point" if stage.inner else "at every row"
         if stage.axes is not None:
             place = f"at every [{', '.join(a.name for a in stage.axes)}]"

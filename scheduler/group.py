@@ -51,6 +51,10 @@ class Group:
         for name in ("domain", "members", "bindings", "produced", "reads", "tensors", "is_split", "cross"):
             setattr(self, name, getattr(trial, name))
 
+    @property
+    def has_scan(self) -> bool:
+        return any(m.scan_axis is not None for m in self.members)
+
     def is_inner(self, m: Member) -> bool:
         """Whether a member is computed once an element rather than once a row (reductions count as elements here)."""
         if self.domain.inner is None or m.monoid is not None:
@@ -135,13 +139,15 @@ class Group:
         missing = [a for a in m.all_axes if a not in binding]
         if any(ld.buffer in self.cross for ld in m.loads):
             reason = cross.complete_reader(self, m, missing, used)
+        elif m.scan_axis is not None:
+            reason = self._complete_scan(m, m.scan_axis, binding, missing, used)
         elif m.monoid is not None:
             reason = self._complete_reduction(m, binding, missing, used)
         else:
             reason = self._complete_compute(m, binding, missing, used)
         if reason is not None:
             return reason
-        if domain.inner is not None and self._splits(m):
+        if domain.inner is not None and self._splits(m) and not self.has_scan:
             self.is_split = True
         if self.is_split and (reason := self._split_refusal(m, binding)) is not None:
             return reason
@@ -218,12 +224,39 @@ class Group:
             return cross.complete_reduction(self, m, covered)
         return None
 
+    def _complete_scan(
+        self, m: Member, along: sympy.Symbol, binding: Binding, missing: list[sympy.Symbol], used: set[int]
+    ) -> str | None:
+        """A scan runs along the inner dimensions, all of them and in their order."""
+        domain = self.domain
+        if self.cross:
+            return f"{m.name} scans along what others reduce over rows"
+        if self.is_split:
+            return f"{m.name} scans whole rows, and a reduction is split over programs"
+        if domain.inner is None:
+            if missing and not self._cut(m, missing, [d for d in domain.order if d not in used], binding):
+                return f"the loops of {m.name} do not line up"
+        else:
+            rows = [a for a in missing if a != along]
+            if rows and not self._cut(m, rows, [d for d in domain.rows() if d not in used], binding):
+                return f"the rows of {m.name} do not line up"
+            if along in missing and not self._cut(m, [along], domain.inner_order(), binding):
+                return f"{m.name} scans along other loops"
+        if {d for digits in binding.values() for d in digits} != set(domain.order):
+            return f"{m.name} covers only a part of the loops"
+        if domain.inner is None:
+            self._set_inner(m, binding)
+        if tuple(domain.inner_order()) != binding[along]:
+            return f"{m.name} scans along other dimensions"
+        return None
+
     def _set_inner(self, m: Member, binding: Binding) -> None:
-        self.domain.inner = frozenset(d for a in m.reduce_axes for d in binding[a])
+        over = m.reduce_axes if m.scan_axis is None else (m.scan_axis,)
+        self.domain.inner = frozenset(d for a in over for d in binding[a])
 
     def _splits(self, m: Member) -> bool:
         # On GPUs the pass split_reductions has split what is worth it already.
-        if m.monoid is None or not self.device.startswith("cpu"):
+        if m.monoid is None or m.scan_axis is not None or not self.device.startswith("cpu"):
             return False
         rows = self.table.hint(self.domain.size(self.domain.rows()))
         inner = self.table.hint(self.domain.size(self.domain.inner_order()))

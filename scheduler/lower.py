@@ -93,6 +93,8 @@ def _block(
 ) -> tuple[Block, list[Buffer]]:
     kept, over = function.axes_of(stage), function.over_of(stage)
     dims = _in_order(function, (*kept, *over))
+    if stage.scan:
+        return _scan_block(function, stage, name, outputs, readers)
     axes = tuple(Axis(d.var, d.extent, AxisKind.REDUCTION if d in over else AxisKind.SPATIAL) for d in dims)
     where = tuple(d.var for d in kept)
     shape = tuple(d.extent for d in kept)
@@ -122,6 +124,29 @@ def _block(
     return Block(name, axes, bindings, tuple(body)), buffers
 
 
+def _scan_block(
+    function: TensorFunction, stage: Stage, name: str, outputs: dict[str, list[Output]], readers: set[str]
+) -> tuple[Block, list[Buffer]]:
+    """The state of a row, updated at each point, and the stores of what it is up to there."""
+    assert stage.monoid is not None
+    dims, rows = (*function.rows, *function.inner), tuple(d.var for d in function.rows)
+    axes = tuple(Axis(d.var, d.extent, AxisKind.SCAN if d in function.inner else AxisKind.SPATIAL) for d in dims)
+    where, buffers, body = tuple(d.var for d in dims), [], []
+    states = []
+    for r, v in zip(stage.results, stage.values, strict=True):
+        shape = tuple(d.extent for d in function.rows)
+        states.append(Buffer(f"{r}_state", shape, contiguous_strides(shape), v.dtype, Scope.LOCAL))
+        so_far = Load(states[-1].name, rows, v.dtype)
+        if r in readers:
+            shape = tuple(d.extent for d in dims)
+            buffers.append(Buffer(r, shape, contiguous_strides(shape), v.dtype, Scope.LOCAL))
+            body.append(Store(r, where, so_far))
+        body += [Store(o.buffer.name, o.indices, cast(so_far, o.buffer.dtype)) for o in outputs[r]]
+    update = Update(stage.monoid, tuple(Access(s.name, rows) for s in states), stage.values)
+    bindings = tuple(symbol(f"{name}_{d.var.name}") for d in dims)
+    return Block(name, axes, bindings, (update, *body)), [*states, *buffers]
+
+
 def _in_order(function: TensorFunction, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """Dimensions in the order of the function's loops; those of a stage's own stand last."""
     return tuple(d for d in function.dims if d in dims)
@@ -146,7 +171,7 @@ def _late_stores(
     function: TensorFunction, stage: Stage, outputs: dict[str, list[Output]], readers: set[str]
 ) -> list[Statement]:
     """The stores of a reduction's results that it cannot accumulate in place, because they are also read here."""
-    if stage.monoid is None:
+    if stage.monoid is None or stage.scan:
         return []
     where = tuple(d.var for d in function.axes_of(stage))
     return [

@@ -10,7 +10,7 @@ import sympy
 
 from ..ir.dtypes import DType
 from ..ir.expr import Call, Cast, Expr, Load, Select, flops, free_symbols, is_value, loads, rewrite, walk
-from ..ir.graph import Compute, Graph, Origin, Reduction, TensorType, View, node_values, uses
+from ..ir.graph import Compute, Graph, Origin, Reduction, Scan, TensorType, View, node_values, uses
 from ..ir.index import simplify
 from ..ir.monoid import SUM, Monoid
 from ..ir.symbols import SymbolTable
@@ -28,7 +28,7 @@ CHEAP_FLOPS = 8
 @dataclass(frozen=True, slots=True)
 class Member:
     """One node to be fused. ``axes`` are the kept axes, ``reduce_axes`` those of a reduction; ``extents`` covers
-    both."""
+    both. ``scan_axis`` is the one of ``axes`` along which a scan combines."""
 
     index: int
     names: tuple[str, ...]
@@ -42,6 +42,7 @@ class Member:
     loads: tuple[Load, ...]
     # A reduction whose results nothing spreads over elements again.
     ends: bool = False
+    scan_axis: sympy.Symbol | None = None
 
     @property
     def name(self) -> str:
@@ -84,7 +85,7 @@ def simplify_value(value: Expr, fast: bool = True) -> Expr:
     return rewrite(value, leaf)
 
 
-def keeps_rounding(node: Compute | Reduction, value: Expr) -> bool:
+def keeps_rounding(node: Compute | Reduction | Scan, value: Expr) -> bool:
     """Whether a value is the product of two operands that a GPU multiplies in the type to which they were rounded."""
     if not isinstance(node, Reduction) or node.monoid is not SUM or not node.types[0].device.startswith("cuda"):
         return False
@@ -112,7 +113,7 @@ def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member
     counts: dict[str, int] = {}
     outside: set[str] = {views.base(o) for o in graph.outputs if isinstance(o, str)}
     for node in graph.nodes:
-        if isinstance(node, (Compute, Reduction)):
+        if isinstance(node, (Compute, Reduction, Scan)):
             for v in dict.fromkeys(views.base(u) for u in uses(node)):
                 counts[v] = counts.get(v, 0) + 1
         elif not isinstance(node, View):
@@ -121,7 +122,7 @@ def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member
     members: dict[str, Member] = {}
     order: list[Member] = []
     for index, node in enumerate(graph.nodes):
-        if not isinstance(node, (Compute, Reduction)):
+        if not isinstance(node, (Compute, Reduction, Scan)):
             continue
         reduce_axes = node.reduce_axes if isinstance(node, Reduction) else ()
         reduce_shape = node.reduce_shape if isinstance(node, Reduction) else ()
@@ -135,7 +136,8 @@ def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member
         values = tuple(simplify_value(v, fast and not keeps_rounding(node, v)) for v in values)
         member = Member(
             index, node.names, node.types, node.axes, reduce_axes, extents, values,
-            node.monoid if isinstance(node, Reduction) else None, node.origins, collect_loads(values),
+            None if isinstance(node, Compute) else node.monoid, node.origins, collect_loads(values),
+            scan_axis=node.scan_axis if isinstance(node, Scan) else None,
         )  # fmt: skip
         members[member.name] = member
         order.append(member)

@@ -52,6 +52,11 @@ class Accumulator:
     factor: Expr | None = None
 
     @property
+    def runs_on(self) -> bool:
+        """Whether it is the one running state of a scan, which copies and lanes hand on in order."""
+        return self.block.is_scan
+
+    @property
     def lanes(self) -> int:
         return int(self.vector.extent) if self.vector else 0
 
@@ -83,7 +88,7 @@ def reductions_of(paths: Mapping[str, tuple[Block, tuple[Loop, ...]]]) -> dict[s
         if block.is_reduction:
             carried: set[sympy.Symbol] = set()
             for axis, binding in zip(block.axes, block.bindings, strict=True):
-                if axis.kind is AxisKind.REDUCTION:
+                if axis.kind is not AxisKind.SPATIAL:
                     carried |= binding.free_symbols
             found[name] = Reduced(block, path, frozenset(lp.var for lp in path if lp.var in carried))
     return found
@@ -91,8 +96,10 @@ def reductions_of(paths: Mapping[str, tuple[Block, tuple[Loop, ...]]]) -> dict[s
 
 def spatial_vars(block: Block) -> set[sympy.Symbol]:
     """The loop variables that the block's targets depend on."""
+    # Along a scan that does not update (a state written out by stores) targets are as at any other axis.
+    over = (AxisKind.REDUCTION, AxisKind.SCAN) if block.is_scan else (AxisKind.REDUCTION,)
     kinds = zip(block.axes, block.bindings, strict=True)
-    return {s for axis, binding in kinds if axis.kind is not AxisKind.REDUCTION for s in binding.free_symbols}
+    return {s for axis, binding in kinds if axis.kind not in over for s in binding.free_symbols}
 
 
 def make_slot(ctx: Context, size: int, dtype: DType, lanes: int) -> Slot:

@@ -144,7 +144,12 @@ def _may_narrow(ctx: Context, loop: Loop) -> bool:
     """Accumulators of blocks inside have the lanes of one register, or there are none."""
     names = {b.name for b in _blocks(loop)}
     live = [a for (name, _), a in ctx.accumulators.items() if name in names]
-    return all(isinstance(a, Accumulator) and a.lanes == ctx.target.lanes(4) for a in live)
+    return all(isinstance(a, Accumulator) and _fits(a, ctx.target.lanes(4)) for a in live)
+
+
+def _fits(acc: Accumulator, lanes: int) -> bool:
+    # A scan along its lanes has one state, whatever their number.
+    return acc.lanes == lanes or (acc.runs_on and acc.across is not None)
 
 
 def _known_lanes(ctx: Context, loop: Loop) -> int | None:

@@ -34,6 +34,7 @@ from .control import runtime_loop
 from .factor import factored
 from .functions import apply
 from .index import scalar_index
+from .scans import prefix
 from .values import evaluate, index_values
 
 # Past this many bytes accumulators no longer stay in the first-level cache: the targets themselves are updated.
@@ -62,6 +63,9 @@ def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | Non
         if isinstance(statement, Update):
             varies = varying(ctx, reduced, statement, vector.var if vector else None)
             values, factor = factored(reduced.block, statement.monoid, statement.values, loop, inside)
+            if reduced.block.is_scan:
+                varies = [vector is not None and across is None] * len(statement.values)
+                values, factor = statement.values, None
             acc = Accumulator(
                 reduced.block, statement, (), tuple(dims), reduced.vars, across, vector, values=values, factor=factor
             )
@@ -80,6 +84,8 @@ def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | Non
 
 def _is_interleaved(loop: Loop, reduced: Reduced) -> bool:
     """Whether each copy of an unrolled loop keeps a partial state; with the annotation ``chain`` they share one."""
+    if reduced.block.is_scan:
+        return False
     return loop.var in reduced.vars and loop.kind is LoopKind.UNROLLED and not dict(loop.annotations).get("chain")
 
 
@@ -95,6 +101,7 @@ def begin_cascade(ctx: Context, reduced: Reduced, loop: Loop) -> list[tuple[Accu
             not isinstance(statement, Update)
             or not isinstance(outer, Accumulator)
             or statement.monoid.exact
+            or outer.runs_on
             or any(s.lanes != outer.lanes for s in outer.slots)
         ):
             continue
@@ -145,6 +152,8 @@ def for_tail(ctx: Context, acc: Accumulator, native: int) -> Accumulator:
 
     And along the reduction no more lanes than a register has.
     """
+    if acc.runs_on:
+        return acc
     lanes = acc.lanes
     wanted = lanes
     if (
@@ -185,8 +194,12 @@ def update(ctx: Context, block: Block, k: int, statement: Update) -> None:
     values = [evaluate(ctx, v) for v in acc.values]
     index = position(ctx, acc)
     old = [read(ctx, slot, index) for slot in acc.slots]
-    new = combined(ctx, statement, old, values)
     mask = _reduction_mask(ctx, acc, block)
+    if acc.runs_on and acc.across is not None and ctx.vector is not None:
+        _scan_lanes(ctx, acc, mask, index, old, values)
+        return
+    new = combined(ctx, statement, old, values)
+    results: list[Val] = []
     for slot, before, after in zip(acc.slots, old, new, strict=True):
         if mask is not None:
             after = ctx.b.select(mask.live, after, before)
@@ -196,6 +209,30 @@ def update(ctx: Context, block: Block, k: int, statement: Update) -> None:
             )
         after = ctx.b.splat(after, slot.lanes)
         ctx.b.line(f"store {after}, ptr {element(ctx, slot, index)}")
+        results.append(after)
+    if acc.runs_on:
+        _make_known(ctx, statement, results)
+
+
+def _scan_lanes(
+    ctx: Context, acc: Accumulator, mask: Mask | None, index: str, old: list[Val], values: list[Val]
+) -> None:
+    """One step of a scan whose lanes run along it."""
+    b = ctx.b
+    values = [b.splat(v, ctx.lanes) for v in values]
+    if mask is not None:
+        neutral = [b.splat(v, ctx.lanes) for v in identity(ctx, acc.update)]
+        values = [b.select(mask.live, v, n) for v, n in zip(values, neutral, strict=True)]
+    results, new = prefix(ctx, acc.update, old, values)
+    for slot, after in zip(acc.slots, new, strict=True):
+        b.line(f"store {after}, ptr {element(ctx, slot, index)}")
+    _make_known(ctx, acc.update, results)
+
+
+def _make_known(ctx: Context, statement: Update, state: list[Val]) -> None:
+    """What the statements after the update of a scan read: the state so far, which is not in memory yet."""
+    for target, value in zip(statement.targets, state, strict=True):
+        ctx.stored[target.buffer, target.indices] = value
 
 
 def _reduction_mask(ctx: Context, acc: Accumulator, block: Block) -> Mask | None:
@@ -212,6 +249,8 @@ def _update_memory(ctx: Context, block: Block, statement: Update, values: list[V
     """Targets in memory: begun where all reduction axes are zero."""
     b = ctx.b
     across = ctx.vector is not None and ctx.vector[0] not in spatial_vars(block)
+    if across and block.is_scan:
+        raise EmitError(f"{block.name}: lanes along a scan whose states are too many for registers")
     if across:
         assert ctx.vector is not None
         neutral = identity(ctx, statement)
@@ -223,7 +262,7 @@ def _update_memory(ctx: Context, block: Block, statement: Update, values: list[V
         lane_zero = {}
     first = Val("true" if statement.begins else "false", DType.BOOL)
     for axis, binding in zip(block.axes, block.bindings, strict=True):
-        if axis.kind is AxisKind.REDUCTION and statement.begins:
+        if axis.kind is not AxisKind.SPATIAL and statement.begins:
             here = scalar_index(ctx, sympy.expand(binding.xreplace(lane_zero)))
             first = conjunction(b, first, b.binary("icmp eq", here, b.const(0, DType.INT64), DType.BOOL))
     vector, mask, block_mask = ctx.vector, ctx.mask, ctx.block_mask
@@ -319,7 +358,7 @@ def _finish_one(ctx: Context, acc: Accumulator) -> None:
         pairs = [combined(ctx, acc.update, x, y) for x, y in zip(states[::2], states[1::2], strict=False)]
         states = pairs + ([states[-1]] if len(states) % 2 else [])
     (state,) = states
-    if acc.across is not None:
+    if acc.across is not None and not acc.runs_on:
         state = horizontal(ctx, acc.update, [ctx.b.splat(v, acc.lanes) for v in state])
     state = _whole(ctx, acc, state)
     ctx.mask = ctx.block_mask = _live(ctx, acc)

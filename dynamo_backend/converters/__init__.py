@@ -17,6 +17,7 @@ from . import (
     rand,
     reductions,
     resample,
+    scans,
     scatter,
     softmax,
     views,
@@ -27,7 +28,7 @@ from .sizes import SizeMap
 
 FAMILIES = (
     *(batch_norm, create, elementwise, foreach, gather, join, libraries, logical, losses),
-    *(norms, pooling, rand, reductions, resample, scatter, softmax, views),
+    *(norms, pooling, rand, reductions, resample, scans, scatter, softmax, views),
 )
 
 __all__ = [

@@ -38,6 +38,8 @@ def compute_at(nest: LoopNest, block: str, loop: str, preserve_unit_loops: bool 
     node, _ = find_block(nest, block, asked)
     target, outer = find_loop(nest, loop, asked)
     refuse_continued(nest, node, asked)
+    if node.is_scan:
+        raise ScheduleError(asked, "each of its elements needs all before it", nest, block)
     inside = blocks_under(target)
     if any(b is node for b in inside):
         raise ScheduleError(asked, "it is inside that loop already", nest, block)

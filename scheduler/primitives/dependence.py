@@ -110,6 +110,20 @@ def carried(block: Block) -> set[sympy.Symbol]:
     return _loops_of(block, (AxisKind.REDUCTION, AxisKind.SCAN))
 
 
+def scanned(block: Block) -> set[sympy.Symbol]:
+    """The loop variables along which a block scans, in whose order it needs its iterations."""
+    return _loops_of(block, (AxisKind.SCAN,))
+
+
+def unfinished(block: Block, write: Access) -> set[sympy.Symbol]:
+    """The loop variables over which a block goes on changing one element: what it writes at each point of a scan is
+    final there."""
+    named = {s for i in write.indices if not is_value(i) for s in i.free_symbols}  # type: ignore[union-attr]
+    running = [a for a in block.axes if a.kind is AxisKind.SCAN and a.var not in named]
+    pairs = zip(block.axes, block.bindings, strict=True)
+    return {s for a, b in pairs if a.kind is AxisKind.REDUCTION or a in running for s in b.free_symbols}
+
+
 def mixed(block: Block) -> set[sympy.Symbol]:
     """The loop variables that carry both a reduction axis of a block and a spatial one."""
     over = carried(block)
@@ -135,14 +149,12 @@ def conflict(nest: LoopNest, first: Place, second: Place, depth: int | None = No
     for ld in b.reads:
         if ld.buffer not in a.written:
             continue
-        over = carried(first.block) & outer
+        writes = [w for w in a.writes if w.buffer == ld.buffer]
+        over = {v for w in writes for v in unfinished(first.block, w)} & outer
         if over:
             names = ", ".join(sorted(v.name for v in over))
             return f"{second.block.name} reads {ld.buffer}, which {first.block.name} reduces over {names}"
-        if not any(
-            w.buffer == ld.buffer and (covers(nest, w, made, ld, wanted) or _at_once(first, w, second, ld))
-            for w in a.writes
-        ):
+        if not any(covers(nest, w, made, ld, wanted) or _at_once(first, w, second, ld) for w in writes):
             return (
                 f"{second.block.name} reads {ld.buffer} from other iterations than those in which "
                 f"{first.block.name} writes it"
@@ -165,7 +177,7 @@ def _at_once(first: Place, write: Access, second: Place, read: Load) -> bool:
         if x.var != y.var:
             break
         common.add(x.var)
-    over = carried(first.block)
+    over = unfinished(first.block, write)
     # What guards nothing but the elements that are reduced leaves no result out.
     guards = {p for p in first.block.predicate if p.lhs.free_symbols & common or not p.lhs.free_symbols & over}
     if over & common or not guards <= set(second.block.predicate):

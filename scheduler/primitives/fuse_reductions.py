@@ -39,6 +39,8 @@ def fuse_reductions(nest: LoopNest, first: str, second: str) -> LoopNest:
     for block in (a, b):
         if not block.is_reduction:
             raise ScheduleError(asked, f"{block.name} is no reduction", nest, block.name)
+        if block.is_scan:
+            raise ScheduleError(asked, f"{block.name} is a scan", nest, block.name)
     if tuple(lp.var for lp in outer) != tuple(lp.var for lp in around):
         raise ScheduleError(
             asked, f"{second} does not stand in the same loop as {first}", nest, second, "merge their loops first"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ...ir.loops import BLOCK_KINDS, Loop, LoopKind, LoopNest, Node
 from ..error import ScheduleError
-from .dependence import accesses, carried, check_pairs, mixed, pairs_under
+from .dependence import accesses, carried, check_pairs, mixed, pairs_under, scanned
 from .tree import blocks_under, find_loop, with_node
 
 MAX_UNROLL = 64
@@ -23,7 +23,7 @@ def bind(nest: LoopNest, loop: str, thread: str) -> LoopNest:
         for i in range(n):     ->     for i in blockIdx.x(n):
 
     Requires: a serial loop, whose iterations do not need each other. A grid axis is bound at most once around any
-    block, and carries no reduction; a tile axis has a constant extent.
+    block, and carries no reduction; a tile axis has a constant extent, and carries no scan.
     Raises: ScheduleError.    Source: TVM ``Schedule.bind``. Tiles are laid over threads by Triton.
     """
     asked = f"bind({loop}, {thread!r})"
@@ -37,6 +37,7 @@ def bind(nest: LoopNest, loop: str, thread: str) -> LoopNest:
         raise ScheduleError(asked, f"extent {node.extent} is not constant", nest, loop, "split the loop first")
     else:
         _refuse_mixed(nest, node, asked)
+        _refuse_scan(nest, node, asked)
     _refuse_dependence(nest, node, outer, asked)
     return _with_kind(nest, node, kind, asked)
 
@@ -59,7 +60,8 @@ def parallel(nest: LoopNest, loop: str) -> LoopNest:
 
 
 def vectorize(nest: LoopNest, loop: str) -> LoopNest:
-    """Run the iterations of a loop in the lanes of vectors. Over a reduction the lanes keep a partial result each.
+    """Run the iterations of a loop in the lanes of vectors. Over a reduction the lanes keep a partial result each;
+    along a scan each has the state up to it.
 
     Rewrites::
 
@@ -77,7 +79,8 @@ def vectorize(nest: LoopNest, loop: str) -> LoopNest:
 
 
 def unroll(nest: LoopNest, loop: str) -> LoopNest:
-    """Write out the iterations of a loop. Over a reduction each copy keeps a partial result.
+    """Write out the iterations of a loop. Over a reduction each copy keeps a partial result; along a scan
+    they hand one state on.
 
     Rewrites::
 
@@ -159,6 +162,12 @@ def _refuse_reduction(nest: LoopNest, node: Loop, asked: str) -> None:
             )  # fmt: skip
         if b.is_reduction and accesses(b).written & outputs and all(node.var not in e.free_symbols for e in b.bindings):
             raise ScheduleError(asked, f"each iteration would accumulate {b.name} anew in one place", nest, b.name)
+
+
+def _refuse_scan(nest: LoopNest, node: Loop, asked: str) -> None:
+    for b in blocks_under(node):
+        if b.is_scan and node.var in scanned(b):
+            raise ScheduleError(asked, f"{b.name} scans along it", nest, node.var.name, "tiles have no order inside")
 
 
 def _refuse_mixed(nest: LoopNest, node: Loop, asked: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ...ir.loops import Loop, LoopNest, Node
 from ..error import ScheduleError
-from .dependence import check_pairs, mixed, pairs_under
+from .dependence import check_pairs, mixed, pairs_under, scanned
 from .kind import check_kinds
 from .tree import blocks_under, find_loop, with_node
 
@@ -21,8 +21,8 @@ def reorder(nest: LoopNest, loops: list[str]) -> LoopNest:
                 C[i, j] = A[i, j]             C[i, j] = A[i, j]
 
     Requires: each loop of the chain stands alone in the body of the one around it; blocks in it do not need each
-    other's other iterations; no loop carries a reduction and another axis at once; lanes stay innermost and a team
-    outermost.
+    other's other iterations; no loop carries a reduction and another axis at once; the loops of a scan keep their
+    order among each other; lanes stay innermost and a team outermost.
     Raises: ScheduleError.    Source: TVM ``Schedule.reorder``, Halide ``Func.reorder``.
     """
     asked = f"reorder({', '.join(loops)})"
@@ -48,12 +48,21 @@ def reorder(nest: LoopNest, loops: list[str]) -> LoopNest:
     order = iter(loops)
     placed = [find_loop(nest, next(order), asked)[0] if n in loops else lp for n, lp in zip(names, chain, strict=True)]
     _check(nest, chain, asked)
+    _check_scans(nest, chain, placed, asked)
     node: tuple[Node, ...] = chain[-1].body
     for lp in reversed(placed):
         node = (replace(lp, body=node),)
     result = with_node(nest, top, *node)
     check_kinds(result, asked, nest)
     return result
+
+
+def _check_scans(nest: LoopNest, chain: list[Loop], placed: list[Loop], asked: str) -> None:
+    for b in blocks_under(chain[0]):
+        along = scanned(b)
+        before, after = ([lp.var.name for lp in loops if lp.var in along] for loops in (chain, placed))
+        if before != after:
+            raise ScheduleError(asked, f"{b.name} scans along {', '.join(before)} in that order", nest, before[0])
 
 
 def _check(nest: LoopNest, chain: list[Loop], asked: str) -> None:

@@ -58,13 +58,13 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             cut += [name for name in elements if _cut_elements(schedule, name, rows, partials)]
             merge_rows(schedule, rows + 1, cut)
             merge_inner(schedule, rows + 1, cut)
-            for together in _sharing(schedule, rows + 1):
+            for together in sharing(schedule, rows + 1):
                 lanes_inside(schedule, together, rows + (together[0] in cut), target, unroll)
     elif one_visit:
         # What the reduction reads is made on the way, and leaves on the way.
         merge_rows(schedule, rows)
         merge_inner(schedule, rows)
-        for together in _sharing(schedule, rows):
+        for together in sharing(schedule, rows):
             lanes_inside(schedule, together, rows, target, unroll)
     else:
         for block in schedule.get_blocks():
@@ -90,7 +90,7 @@ def _cut_elements(schedule: Schedule, block: str, rows: int, partials: int) -> b
     return True
 
 
-def _sharing(schedule: Schedule, depth: int) -> list[list[str]]:
+def sharing(schedule: Schedule, depth: int) -> list[list[str]]:
     """Blocks by the innermost loop that they share; those of other shapes by themselves."""
     groups: dict[str, list[str]] = {}
     for block in schedule.get_blocks():

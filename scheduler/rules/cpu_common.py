@@ -10,6 +10,7 @@ from ...ir.expr import Expr, Load, flops, walk
 from ...ir.loops import AxisKind, Block, LoopKind, LoopNest, Scope, Store, Update, blocks
 from ...ir.target import Target
 from ..error import ScheduleError
+from ..primitives.dependence import scanned
 from ..schedule import Schedule
 from .analysis import Shape
 
@@ -106,6 +107,10 @@ def run_length(schedule: Schedule, loop: str, width: int) -> int:
     return 1 << min(max((max(terms, 1).bit_length() + 1) // 2, 5), 9)
 
 
+def _carries(block: Block, loop: str) -> bool:
+    return _reduces(block, loop) or any(v.name == loop for v in scanned(block))
+
+
 def _reduces(block: Block, loop: str) -> bool:
     return any(
         axis.kind is AxisKind.REDUCTION and any(s.name == loop for s in binding.free_symbols)
@@ -139,7 +144,7 @@ def parallel_roots(schedule: Schedule, target: Target) -> None:
             continue
         hint = schedule.nest.symbols.hint(root.extent)
         nested = len(root.body) == 1 and len(loops) > 1 and schedule.loop(loops[1]).kind is LoopKind.SERIAL
-        nested = nested and not any(_reduces(schedule.block(b), loops[1]) for b in schedule.get_blocks())
+        nested = nested and not any(_carries(schedule.block(b), loops[1]) for b in schedule.get_blocks())
         try:
             if hint < 4 * target.cores and nested:
                 joined = schedule.fuse(loops[0], loops[1])

@@ -19,7 +19,7 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, is_value
-from torch_mlc.ir.graph import Compute, ConstantRef, Graph, Input, Library, Reduction, Ref, SizeInput, View
+from torch_mlc.ir.graph import Compute, ConstantRef, Graph, Input, Library, Reduction, Ref, Scan, SizeInput, View
 from torch_mlc.ir.oracle import run_graph, size
 from torch_mlc.ir.oracle_ops import function
 
@@ -226,6 +226,9 @@ def run_fast(graph: Graph, args: Sequence[Any]) -> list[Any]:
                 wanted = at.value(Load(node.source, node.indices, node.type.dtype), None).expand(shape)
                 tensors[node.name] = through_memory(node, tensors[node.source], wanted, sizes)
                 continue
+            case Scan():
+                at.open(node.axes, shape)
+                results = _scan(node, at, shape)
             case Reduction():
                 results = _reduce(node, at, shape, [size(e, sizes) for e in node.reduce_shape])
         for name, kind, r in zip(node.names, node.types, results, strict=True):
@@ -246,6 +249,22 @@ def through_memory(node: View, source: Tensor, wanted: Tensor, sizes: Mapping[st
         f"{node.name}: strides {strides} from {offset} are another view than {node.indices}"
     )
     return result
+
+
+def _scan(node: Scan, at: _Evaluator, shape: list[int]) -> list[Tensor]:
+    dim = node.axes.index(node.scan_axis)
+    values = [at.value(v, None).expand(shape).movedim(dim, 0) for v in node.values]
+    dtypes = tuple(v.dtype for v in node.values)
+    left, right = (tuple(Var(f"{side}{k}", d) for k, d in enumerate(dtypes)) for side in "ab")
+    total = [torch.tensor(c.value, dtype=c.dtype.torch).expand(v.shape[1:]) for c, v in
+             zip(node.monoid.identity(dtypes), values, strict=True)]  # fmt: skip
+    results = [v.clone() for v in values]
+    for j in range(shape[dim]):
+        at.vars = {v.name: t for v, t in zip(left, total)} | {v.name: s[j] for v, s in zip(right, values)}
+        total = [at.value(c, None) for c in node.monoid.combine(left, right)]
+        for r, t in zip(results, total, strict=True):
+            r[j] = t
+    return [r.movedim(0, dim) for r in results]
 
 
 def _reduce(node: Reduction, at: _Evaluator, shape: list[int], reduced: list[int]) -> list[Tensor]:

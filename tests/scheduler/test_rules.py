@@ -62,6 +62,8 @@ PROGRAMS: Programs = {
     "norm_backward_rows": (norm_backward, (rand(18, 33), rand(18, 33), rand(33))),
     "column_sum": (lambda x: (x * x).sum(0), (rand(9, 6),)),
     "channels": (lambda x: x.mean((0, 2)), (rand(3, 4, 5),)),
+    "scan": (lambda x, y: x.abs().cumsum(-1) * y, (rand(6, 9), rand(6, 9))),
+    "scan_down": (lambda x: (x * 0.5).logcumsumexp(0) + x, (rand(9, 6),)),
     "whole": (lambda x: x.abs().sum(), (rand(6, 9),)),
     "argmax": (lambda x: x.argmax(-1), (rand(6, 9),)),
     "variance": (lambda x: torch.var_mean(x, -1), (rand(6, 9),)),

@@ -98,7 +98,14 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "every other": lambda x: x[:, ::2] * 2,
     "looked up": lambda x: F.embedding((x.abs().sum(1) * 7).long() % x.shape[0], x),
     "repeated": lambda x: x.repeat(2, 3) - x.repeat(2, 3).mean(),
-    "reshaped": lambda x: (x.reshape(-1) * 2, x.cumsum(0) if False else x),
+    "reshaped": lambda x: (x.reshape(-1) * 2, x),
+    "running sums": lambda x: x.exp().cumsum(1) * x,
+    "running products down": lambda x: (x.cumprod(0), x.cumsum(0) - 1),
+    "running log-sum-exp": lambda x: x.logcumsumexp(-1),
+    "running sums of probabilities": lambda x: F.softmax(x, -1).cumsum(-1),
+    "running sums of halves": lambda x: x.bfloat16().cumsum(-1),
+    "running counts": lambda x: (x > 0).cumsum(1),
+    "running sums over all": lambda x: x.reshape(-1).cumsum(0).reshape(x.shape) + x,
     "double": lambda x: torch.log1p(x.double().abs()).sum(-1),
 }
 SHAPES = ((1, 1), (3, 5), (7, 33), (65, 2), (16, 64), (31, 129))

@@ -1,0 +1,50 @@
+"""Running sums, products and log-sum-exps along a dimension.
+
+States have the type in which ATen keeps them on a CPU: float64 for float32, float32 for the half types.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...ir.dtypes import DType
+from ...ir.expr import Expr, Load
+from ...ir.graph import Scan
+from ...ir.monoid import LOGSUMEXP, PRODUCT, SUM, Monoid
+from .context import ImportContext, Tensor, axes, convert
+from .registry import NoConversion, converter
+
+
+def _state_type(out: DType) -> DType:
+    if out.is_half:
+        return DType.FLOAT32
+    return DType.FLOAT64 if out is DType.FLOAT32 else out
+
+
+def scan(ctx: ImportContext, monoid: Monoid, x: Tensor, dim: int) -> Tensor:
+    """The current node's result: ``x``, converted to its type, combined up to each position of ``dim``."""
+    if not x.device.startswith("cpu"):
+        raise NoConversion("scan along a dimension: kernels of scans are for CPUs")
+    out = ctx.type()
+    at = axes(len(out.shape))
+    # What is asked for is converted to the result's type first, then summed in a wider one.
+    value = convert(ctx.load(x, at, out.dtype), _state_type(out.dtype))
+    if not out.shape:
+        return ctx.compute(monoid.project(monoid.lift(value))[0])
+    lifted = monoid.lift(value)
+    types = tuple(ctx.contiguous(out.shape, v.dtype, out.device) for v in lifted)
+    names = tuple(ctx.fresh(c.name) for c in monoid.components)
+    ctx.nodes.append(Scan(names, types, at, at[dim % len(at)], monoid, lifted, ctx.origins))
+    state: tuple[Expr, ...] = tuple(Load(n, at, t.dtype) for n, t in zip(names, types, strict=True))
+    return ctx.compute(monoid.project(state)[0])
+
+
+def _register(name: str, monoid: Monoid) -> None:
+    @converter(f"aten.{name}.default")
+    def running(ctx: ImportContext, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+        return scan(ctx, monoid, x, dim)
+
+
+_register("cumsum", SUM)
+_register("cumprod", PRODUCT)
+_register("logcumsumexp", LOGSUMEXP)

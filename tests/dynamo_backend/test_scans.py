@@ -1,0 +1,196 @@
+"""Scans: imported by the oracle, compiled against eager and float64, alone and with what stands around them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+import torch_mlc
+from torch_mlc.dynamo_backend.importer import import_graph
+from torch_mlc.ir.graph import Graph, Library, Scan
+
+OPS = ("cumsum", "cumprod", "logcumsumexp")
+TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool)
+
+
+@pytest.fixture(autouse=True)
+def _strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLC_STRICT", "1")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def compiled(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> Any:
+    return torch.compile(fn, backend="mlc", dynamic=dynamic, fullgraph=True)(*inputs)
+
+
+def agree(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> None:
+    torch.testing.assert_close(compiled(fn, *inputs, dynamic=dynamic), fn(*inputs), equal_nan=True)
+
+
+def kernels(fn: Callable[..., Any], *inputs: Any) -> list[Any]:
+    (graph,) = torch_mlc.explain(fn, *inputs).graphs
+    assert not graph.libraries, graph.libraries
+    return list(graph.kernels)
+
+
+# --- import -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_the_rules_of_types(check: Callable[..., Graph], op: str, dtype: torch.dtype) -> None:
+    if op == "logcumsumexp" and not dtype.is_floating_point:
+        pytest.skip("of floating types alone")
+    fn = getattr(torch, op)
+    x = (torch.randn(3, 7) * 3).to(dtype)
+    for dim in (0, 1, -2):
+        check(partial(fn, dim=dim), x)
+    check(lambda v: fn(v, 0), x[0, 0])
+    check(lambda v: fn(v, 1), x[:, :0])
+    check(lambda v: fn(v, 1), x[:0])
+    check(lambda v: fn(v, -1), x.t(), fast=True)
+
+
+@pytest.mark.parametrize("asked", [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int8])
+def test_a_type_that_is_asked_for_is_that_of_the_elements_too(check: Callable[..., Graph], asked: torch.dtype) -> None:
+    """In ATen the operand is converted first: fractions vanish before they are summed, small integers wrap."""
+    x = torch.randn(5, 9) * 40
+    check(lambda v: v.cumsum(1, dtype=asked), x)
+    check(lambda v: v.cumprod(0, dtype=asked), x)
+    check(lambda v: v.cumsum(1, dtype=asked), x.int())
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_infinities_and_nan(check: Callable[..., Graph], op: str) -> None:
+    inf, nan = math.inf, math.nan
+    x = torch.tensor([[1.0, inf, 2.0, -inf, 3.0], [-inf, -inf, 1.0, nan, 2.0], [nan, 1.0, inf, inf, -inf],
+                      [-inf, -inf, -inf, 0.0, -0.0], [-inf, inf, 1.0, 1.0, inf]])  # fmt: skip
+    fn = getattr(torch, op)
+    check(lambda v: fn(v, 1), x)
+    check(lambda v: fn(v, 0), x)
+    agree(lambda v: fn(v, 1), x.repeat(1, 9))
+    agree(lambda v: fn(v, 0), x.repeat(7, 9))
+
+
+def test_scans_of_tensors_on_a_gpu_are_library_calls(trace: Callable[..., fx.GraphModule]) -> None:
+    x = torch.randn(3, 4)
+    gm = trace(lambda v: v.cumsum(1) + 1, (x,))
+    assert any(isinstance(n, Scan) for n in import_graph(gm, (x,)).nodes)
+    with torch._subclasses.FakeTensorMode():
+        there = torch.empty(3, 4, device="cuda")
+    for node in gm.graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = there
+    (call,) = (n for n in import_graph(gm, (there,)).nodes if isinstance(n, Library))
+    assert call.target == "aten::cumsum.default" and call.reason.startswith("scan along a dimension")
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+SHAPES = ((1, 1), (1, 130), (3, 7), (5, 16), (4, 100), (33, 65), (2, 3, 37), (2, 33, 5), (3, 16, 24))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32])
+def test_every_dim(op: str, dtype: torch.dtype) -> None:
+    if op == "logcumsumexp" and not dtype.is_floating_point:
+        pytest.skip("of floating types alone")
+    fn = getattr(torch, op)
+    for shape in SHAPES[1::2] if dtype is torch.float64 else SHAPES:
+        x = (torch.randn(shape) * 2).to(dtype)
+        agree(lambda v: tuple(fn(v, d) for d in range(v.ndim)), x)
+
+
+def test_strides() -> None:
+    x = torch.randn(37, 50)
+    for view in (x.t(), x[:, ::2], x[3:30, 5:], x[:1].expand(6, 50), x.flip(1)):
+        agree(lambda v: (v.cumsum(0), v.cumprod(1)), view)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_sizes_that_are_symbols(op: str) -> None:
+    fn = getattr(torch, op)
+    run = torch.compile(lambda v: (fn(v * 0.5, 1), fn(v, 0) + v), backend="mlc", dynamic=True, fullgraph=True)
+    for shape in ((3, 5), (7, 33), (64, 2), (33, 129), (2, 1000)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(run(x), (fn(x * 0.5, 1), fn(x, 0) + x))
+
+
+@pytest.mark.parametrize("shape", [(1 << 18,), (3, 1 << 16), (1 << 16, 3)])
+def test_long_scans_are_as_exact_as_those_of_torch(shape: tuple[int, ...]) -> None:
+    x = torch.rand(shape)
+    dim = max(range(len(shape)), key=lambda d: shape[d])
+    for op in ("cumsum", "logcumsumexp"):
+        exact = getattr(torch, op)(x.double(), dim)
+        got, eager = (f(lambda v, op=op: getattr(torch, op)(v, dim), x) for f in (compiled, lambda fn, v: fn(v)))
+        assert (got - exact).abs().max() <= 1.5 * (eager - exact).abs().max() + 1e-6
+
+
+def test_producers_and_readers_share_the_kernel() -> None:
+    x, y = torch.randn(40, 70), torch.randn(40, 70)
+    for fn in (
+        lambda x, y: x.exp().cumsum(-1) * y,
+        lambda x, y: (x * y).cumsum(0).tanh(),
+        lambda x, y: (x - y).cumprod(1),
+    ):
+        assert [k.rule for k in kernels(fn, x, y)] == ["cpu_scan"]
+        agree(fn, x, y)
+
+
+def test_reductions_over_the_same_elements_share_the_kernel() -> None:
+    def top(x: Tensor) -> Tensor:
+        return torch.where(F.softmax(x, -1).cumsum(-1) < 0.7, x, -1e9)
+
+    def area(x: Tensor) -> Tensor:
+        return (x * x).cumsum(1).sum(1)
+
+    x = torch.randn(9, 300)
+    for fn in (top, area):
+        assert len(kernels(fn, x)) == 1
+        agree(fn, x)
+
+
+def test_two_scans_of_one_dimension_share_the_kernel_and_others_do_not() -> None:
+    x = torch.randn(24, 48)
+    assert len(kernels(lambda x: (x.cumsum(1), x.cumprod(1)), x)) == 1
+    assert len(kernels(lambda x: x.cumsum(1).cumsum(1), x)) == 1
+    assert len(kernels(lambda x: x.cumsum(1).cumsum(0), x)) == 2
+    agree(lambda x: (x.cumsum(1).cumsum(1), x.cumsum(1).cumsum(0), x.cumsum(1).sum(0), x.cumsum(0).sum(0)), x)
+
+
+def test_a_scan_over_merged_dimensions_keeps_their_order() -> None:
+    x = torch.randn(4, 6, 5)
+    agree(lambda x: (x * 2).reshape(-1).cumsum(0).reshape(x.shape) + x, x)
+    agree(lambda x: (x.permute(2, 0, 1) * 2).reshape(-1).cumsum(0), x)
+    agree(lambda x: x.reshape(4, 30).cumsum(1).reshape(x.shape) + x.transpose(1, 2).reshape(4, 6, 5), x)
+
+
+def test_what_reads_elements_elsewhere() -> None:
+    x = torch.randn(6, 33)
+    agree(lambda x: x.flip(1).cumsum(1).flip(1), x)
+    agree(lambda x: F.pad(x.cumsum(1), (1, 0))[:, :-1], x)
+    agree(lambda x: x.cumsum(1)[:, ::3] - x.cumsum(1)[:, -1:], x)
+
+
+def test_few_long_rows_with_a_reduction() -> None:
+    """A sum that would be split over a team stays whole beside a scan."""
+    x = torch.randn(2, 20000)
+    agree(lambda x: (x.cumsum(1), x.sum(1), x / x.abs().sum(1, keepdim=True)), x)
+
+
+def test_backward() -> None:
+    def loss(x: Tensor) -> Tensor:
+        return (x.sigmoid().cumsum(-1) * x).sum() + x.logcumsumexp(0).square().mean()
+
+    x = torch.randn(7, 45, requires_grad=True)
+    (expected,) = torch.autograd.grad(loss(x), x)
+    (got,) = torch.autograd.grad(compiled(loss, x), x)
+    torch.testing.assert_close(got, expected)
