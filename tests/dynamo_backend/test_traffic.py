@@ -124,11 +124,11 @@ def test_of_a_gathered_table_the_rows_named_count() -> None:
 
 
 def test_library_calls_move_their_operands_and_results() -> None:
-    a, b = torch.randn(32, 48), torch.randn(16, 48)
-    graph = explained(lambda a, b: torch.cumsum(a @ b.t(), 1), a, b)
-    inputs, result = (32 * 48 + 16 * 48) * 4, 32 * 16 * 4
+    a, b, c = torch.randn(32, 48), torch.randn(16, 48), torch.randn(16, 16)
+    graph = explained(lambda a, b, c: a @ b.t() @ c, a, b, c)
+    inputs, result = (32 * 48 + 16 * 48 + 16 * 16) * 4, 32 * 16 * 4
     assert graph.launches == 0 and graph.traffic.kernels == 0
-    # The product is written, read by the scan, and written again.
+    # The first product is written, read by the second, and that is written.
     assert graph.traffic.libraries == inputs + 3 * result
     assert graph.traffic.compulsory == inputs + result
     assert graph.traffic.ratio == (inputs + 3 * result) / (inputs + result)
