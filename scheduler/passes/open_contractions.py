@@ -19,6 +19,7 @@ from ..contraction import R0, Decision, Product, Products
 from ..digits import refine
 from .contraction_cost_cpu import decide_cpu
 from .contraction_cost_gpu import decide_gpu
+from .names import fresh_name
 from .simplify_algebra import simplify_call
 
 
@@ -53,7 +54,7 @@ def open_product(product: Product, decision: Decision, graph: Graph, taken: set[
     origins = tuple(replace(o, note=decision.reason) for o in product.node.origins)
     name = product.node.names[0]
     is_whole = kind.dtype is accumulator and product.alpha == 1 and not _adds(product)
-    sum_name = name if is_whole else _fresh(f"{name}_sum", taken)
+    sum_name = name if is_whole else fresh_name(f"{name}_sum", taken)
     sum_type = kind if is_whole else TensorType(kind.shape, contiguous_strides(kind.shape), accumulator, kind.device)
     extents = dict(zip(product.axes, kind.shape, strict=True))
     axes, value = refine(call("mul", *factors), {R0: product.depth}, extents, graph.symbols)
@@ -85,15 +86,6 @@ def _added(product: Product, graph: Graph) -> Expr:
         sympy.S.Zero if extent == 1 else axis for axis, extent in zip(product.axes[lead:], kind.shape, strict=True)
     )
     return Load(product.added, indices, kind.dtype)
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    found, k = name, 0
-    while found in taken:
-        k += 1
-        found = f"{name}_{k}"
-    taken.add(found)
-    return found
 
 
 __all__ = ["open_contractions", "open_product"]

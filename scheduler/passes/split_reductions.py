@@ -19,6 +19,7 @@ from ...ir.expr import Expr, IndexValue, Load, Select, call, substitute_index, s
 from ...ir.graph import Graph, Node, Reduction, TensorType
 from ...ir.loops import contiguous_strides
 from ...ir.symbols import SymbolTable
+from .names import fresh_name
 
 # Programs that occupy a GPU: about four for each of its multiprocessors.
 PROGRAMS = 512
@@ -108,7 +109,7 @@ def _split(node: Reduction, cuts: list[_Cut], taken: set[str]) -> list[Node]:
     for index, extent in tails:
         inside = call("lt", IndexValue(index, DType.INT64), IndexValue(extent, DType.INT64))
         values = _guarded(node, inside, values)
-    names = tuple(_fresh(f"{name}_pieces", taken) for name in node.names)
+    names = tuple(fresh_name(f"{name}_pieces", taken) for name in node.names)
     shape = tuple(c.parts for c in cuts)
     types = tuple(_with_lead(t, shape) for t in node.types)
     pieces = Reduction(
@@ -127,12 +128,3 @@ def _guarded(node: Reduction, inside: Expr, values: tuple[Expr, ...]) -> tuple[E
 def _with_lead(t: TensorType, lead: tuple[sympy.Expr, ...]) -> TensorType:
     shape = (*lead, *t.shape)
     return replace(t, shape=shape, strides=contiguous_strides(shape))
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    found, k = name, 0
-    while found in taken:
-        k += 1
-        found = f"{name}_{k}"
-    taken.add(found)
-    return found

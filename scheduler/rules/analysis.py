@@ -81,7 +81,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Same:
+class SameNest:
     """A nest, known by identity: each rule that looks at it asks the same."""
 
     nest: LoopNest
@@ -90,16 +90,16 @@ class _Same:
         return id(self.nest)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.nest is other.nest
+        return isinstance(other, SameNest) and self.nest is other.nest
 
 
 def analyse(nest: LoopNest) -> Shape:
     """Look at a nest that has not been scheduled yet."""
-    return _analyse(_Same(nest))
+    return _analyse(SameNest(nest))
 
 
 @lru_cache(maxsize=32)
-def _analyse(same: _Same) -> Shape:
+def _analyse(same: SameNest) -> Shape:
     nest = same.nest
     found = [b for b, _ in blocks(nest)]
     plain = [b for b in found if not _crosses(b)] or found

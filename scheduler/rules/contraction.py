@@ -15,6 +15,7 @@ import sympy
 from ...ir.dtypes import DType
 from ...ir.expr import Call, Cast, Expr, Load, free_symbols, is_value, loads
 from ...ir.loops import AxisKind, Block, LoopNest, Scope, Update, blocks
+from .analysis import SameNest
 
 Axes = tuple[tuple[sympy.Symbol, sympy.Expr], ...]
 _NARROW = (DType.BFLOAT16, DType.FLOAT16, DType.INT8, DType.UINT8)
@@ -80,26 +81,13 @@ def common_type(product: Product) -> DType:
 
 
 @lru_cache(maxsize=32)
-def _cached(same: _Same) -> Contraction | None:
+def _cached(same: SameNest) -> Contraction | None:
     return _find(same.nest)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Same:
-    """A nest, known by identity."""
-
-    nest: LoopNest
-
-    def __hash__(self) -> int:
-        return id(self.nest)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.nest is other.nest
 
 
 def find_contraction(nest: LoopNest) -> Contraction | None:
     """The contraction that a nest as lowering leaves it is; None where it is none."""
-    return _cached(_Same(nest))
+    return _cached(SameNest(nest))
 
 
 def _find(nest: LoopNest) -> Contraction | None:
