@@ -235,13 +235,17 @@ def bound_mask(ctx: Context, bound: Bound) -> Mask:
     difference = in_loops(ctx, bound.rhs - bound.lhs)
     parts = split_linear(difference, ctx.vector[0]) if ctx.vector else (difference, sympy.S.Zero)
     if parts is not None and parts[1] == 0:
-        return Mask(b.binary("icmp sgt", scalar_index(ctx, parts[0]), b.const(0, I64), BOOL))
-    if parts is not None and parts[1] == -1:
-        lanes = ctx.lanes
-        left = b.intrinsic("smin", scalar_index(ctx, parts[0]), b.const(lanes, I64))
-        left = b.intrinsic("smax", left, b.const(0, I64))
-        live = b.binary("icmp slt", iota(lanes, I32), b.convert("trunc", left, I32), BOOL)
-        return Mask(live, left.name)
+        value = scalar_index(ctx, parts[0])
+        if value.is_literal:
+            return Mask(b.const(int(value.name) > 0, BOOL))
+        return Mask(b.binary("icmp sgt", value, b.const(0, I64), BOOL))
+    if parts is not None and parts[1] in (-1, 1):  # a number of first or of last lanes: compared in 32 bits
+        lanes, first = ctx.lanes, parts[1] == -1
+        edge = b.intrinsic("smin", scalar_index(ctx, parts[0] if first else 1 - parts[0]), b.const(lanes, I64))
+        edge = b.intrinsic("smax", edge, b.const(0, I64))
+        order = "icmp slt" if first else "icmp sge"
+        live = b.binary(order, iota(lanes, I32), b.convert("trunc", edge, I32), BOOL)
+        return Mask(live, edge.name if first else None)
     return Mask(b.binary("icmp sgt", lane_index(ctx, difference), b.const(0, I64), BOOL))
 
 

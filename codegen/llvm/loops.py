@@ -19,6 +19,7 @@ from .context import Context, Mask, conjunction
 from .control import branch, runtime_loop
 from .empty import without_elements
 from .index import in_loops, scalar_index, split_linear
+from .limits import blocks_inside, iterations_above, limited, smax, smin, steady
 from .values import evaluate, index_values
 
 I64, BOOL = DType.INT64, DType.BOOL
@@ -90,7 +91,7 @@ def _cascading(nest: Nest, loop: Loop) -> list[Reduced]:
     """
     if not dict(loop.annotations).get("cascade"):
         return []
-    found = (nest.reductions[n.name] for n in _blocks(loop) if n.name in nest.reductions)
+    found = (nest.reductions[n.name] for n in blocks_inside(loop) if n.name in nest.reductions)
     return [r for r in found if loop.var in r.vars and r.outermost is not None and r.outermost.var != loop.var]
 
 
@@ -134,7 +135,7 @@ def _lane_masks(ctx: Context, loop: Loop) -> set[Bound]:
     """The predicates inside that mask lanes here."""
     return {
         bound
-        for block in _blocks(loop)
+        for block in blocks_inside(loop)
         for bound in block.predicate
         if bound not in ctx.assumed and loop.var in bound.lhs.free_symbols | bound.rhs.free_symbols
     }
@@ -142,7 +143,7 @@ def _lane_masks(ctx: Context, loop: Loop) -> set[Bound]:
 
 def _may_narrow(ctx: Context, loop: Loop) -> bool:
     """Accumulators of blocks inside have the lanes of one register, or there are none."""
-    names = {b.name for b in _blocks(loop)}
+    names = {b.name for b in blocks_inside(loop)}
     live = [a for (name, _), a in ctx.accumulators.items() if name in names]
     return all(isinstance(a, Accumulator) and _fits(a, ctx.target.lanes(4)) for a in live)
 
@@ -154,7 +155,7 @@ def _fits(acc: Accumulator, lanes: int) -> bool:
 
 def _known_lanes(ctx: Context, loop: Loop) -> int | None:
     """How many of the first lanes are live where that is known here: the tail of a loop of constant length."""
-    inside = _blocks(loop)
+    inside = blocks_inside(loop)
     masks = _lane_masks(ctx, loop)
     if not masks or any(b.is_reduction or not masks <= set(b.predicate) for b in inside):
         return None
@@ -195,7 +196,7 @@ def _rebound(ctx: Context, loop: Loop, value: sympy.Expr) -> tuple[tuple[Node, .
     mapping = {loop.var: value}
 
     def moved(bound: Bound) -> Bound:
-        return Bound(bound.lhs.xreplace(mapping), bound.rhs.xreplace(mapping))
+        return Bound(sympy.expand(bound.lhs.xreplace(mapping)), sympy.expand(bound.rhs.xreplace(mapping)))
 
     def rebound(node: Node) -> Node | None:
         if not isinstance(node, Block):
@@ -220,7 +221,7 @@ def _narrow_lanes(ctx: Context, nest: Nest, loop: Loop, native: int, masks: set[
         (bound,) = masks
         parts = split_linear(sympy.expand(bound.rhs - bound.lhs), loop.var)
         if parts is not None and parts[1] == -1:  # only as many as have a live lane
-            high = _smin(ctx, high, _full_iterations(ctx, parts[0], native))
+            high = smin(ctx, high, iterations_above(ctx, parts[0], native))
     assumed = ctx.assumed
     ctx.assumed = assumed | moved
     ctx.extents |= {piece: pieces.extent, lane: narrow.extent}
@@ -256,7 +257,7 @@ def _counted(
     ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val, started: list[Accumulator]
 ) -> list[Accumulator]:
     whole = ctx.assumed
-    low, high, limits = _limited(ctx, loop, low, high)
+    low, high, limits = limited(ctx, loop, low, high)
     ctx.assumed = whole | limits
     try:
         return _peeled(ctx, nest, loop, low, high, started)
@@ -264,45 +265,23 @@ def _counted(
         ctx.assumed = whole
 
 
-def _limited(ctx: Context, loop: Loop, low: Val, high: Val) -> tuple[Val, Val, frozenset[Bound]]:
-    """The range in which a loop does anything, where bounds that everything inside has leave out one end of it.
-
-    A bound in this loop and those around it alone is a limit, and known to hold between the limits.
-    """
-    inside = _blocks(loop)
-    common = [b for b in inside[0].predicate if b not in ctx.assumed and all(b in n.predicate for n in inside[1:])]
-    used = []
-    for bound in common:
-        parts = split_linear(sympy.expand(bound.rhs - bound.lhs), loop.var)
-        if parts is None or not parts[1].is_Integer or parts[1] == 0 or not parts[0].free_symbols <= ctx.indices.keys():
-            continue
-        step = int(parts[1])
-        if step < 0:
-            high = _smin(ctx, high, _full_iterations(ctx, parts[0], -step))
-        else:  # from the first one with step * var > -rest
-            low = _smax(ctx, low, _full_iterations(ctx, 1 - parts[0], step))
-        used.append(bound)
-    return low, high, frozenset(used)
-
-
 def _peeled(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val, started: list[Accumulator]) -> list[Accumulator]:
-    bounds = _peelable(ctx, loop)
-    if not bounds:
+    part = steady(ctx, loop, low, high)
+    if not part.bounds:
         _range(ctx, nest, loop, low, high)
         return started
-    limit = high
-    for _, worst, step in bounds:
-        limit = _smin(ctx, limit, _full_iterations(ctx, worst, step))
     assumed = ctx.assumed
-    ctx.assumed = assumed | {b for b, _, _ in bounds}
+    if part.low != low:
+        ctx.assumed = assumed | part.tail
+        _range(ctx, nest, loop, low, part.low)
+    ctx.assumed = assumed | part.bounds
     # A chunk may lie wholly past the limit.
-    _range(ctx, nest, loop, low, limit)
+    _range(ctx, nest, loop, part.low, part.high)
     ctx.assumed = assumed
-    if limit == high:
+    if part.high == high:
         return started
-    names = {b for b, _, _ in bounds}
     # Lanes over targets keep their width, and so do those of a reduction that shares their loop.
-    inside = {b.name for b in _blocks(loop)}
+    inside = {b.name for b in blocks_inside(loop)}
     shared = any(
         isinstance(a, Accumulator) and a.across is None and a.lanes
         for (name, _), a in ctx.accumulators.items()
@@ -310,69 +289,12 @@ def _peeled(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val, started: 
     )
     started = [
         reductions.for_tail(ctx, acc, acc.lanes if shared else ctx.target.lanes(4))
-        if names & set(acc.block.predicate)
+        if part.tail & set(acc.block.predicate)
         else acc
         for acc in started
     ]
-    _range(ctx, nest, loop, _smax(ctx, low, limit), high)
+    _range(ctx, nest, loop, smax(ctx, low, part.high), high)
     return started
-
-
-def _peelable(ctx: Context, loop: Loop) -> list[tuple[Bound, sympy.Expr, int]]:
-    """Predicates below that hold in all iterations but the last ones.
-
-    With the slack ``worst - step * var`` left at least.
-    """
-    found: dict[Bound, tuple[sympy.Expr, int]] = {}
-    for node, outer in walk_nodes(loop.body):
-        if not isinstance(node, Block):
-            continue
-        for bound in node.predicate:
-            if bound in ctx.assumed or bound in found:
-                continue
-            slack = _slack(ctx, bound, loop, outer)
-            if slack is not None:
-                found[bound] = slack
-    return [(b, worst, step) for b, (worst, step) in found.items()]
-
-
-def _slack(ctx: Context, bound: Bound, loop: Loop, inner: tuple[Loop, ...]) -> tuple[sympy.Expr, int] | None:
-    difference = sympy.expand(bound.rhs - bound.lhs)
-    parts = split_linear(difference, loop.var)
-    if parts is None or not parts[1].is_Integer or int(parts[1]) >= 0:
-        return None
-    worst, step = parts[0], -int(parts[1])
-    for lp in inner:
-        if lp.var not in worst.free_symbols:
-            continue
-        rest = split_linear(worst, lp.var)
-        # A counting loop inside peels for itself, and leaves less to the masked part.
-        if rest is None or lp.kind not in (LoopKind.VECTORIZED, LoopKind.UNROLLED) or not rest[1].is_Integer:
-            return None
-        worst = rest[0] + (rest[1] * (lp.extent - 1) if int(rest[1]) < 0 else 0)
-    return sympy.expand(worst), step
-
-
-def _full_iterations(ctx: Context, worst: sympy.Expr, step: int) -> Val:
-    """How many iterations have ``worst - step * var > 0``: the quotient rounded up, at least 0."""
-    if worst.is_Integer:
-        return Val(str(max(-(-int(worst) // step), 0)), I64)
-    value = ctx.b.intrinsic("smax", scalar_index(ctx, in_loops(ctx, worst)), Val("0", I64))
-    if step == 1:
-        return value
-    return ctx.b.binary("udiv", ctx.b.binary("add nsw", value, Val(str(step - 1), I64)), Val(str(step), I64))
-
-
-def _smin(ctx: Context, x: Val, y: Val) -> Val:
-    if x.is_literal and y.is_literal:
-        return x if int(x.name) <= int(y.name) else y
-    return ctx.b.intrinsic("smin", x, y)
-
-
-def _smax(ctx: Context, x: Val, y: Val) -> Val:
-    if x.is_literal and y.is_literal:
-        return x if int(x.name) >= int(y.name) else y
-    return y if x.name == "0" else ctx.b.intrinsic("smax", x, y)
 
 
 def _range(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
@@ -393,13 +315,7 @@ def _range(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
 
 
 def _written(nodes: tuple[Node, ...]) -> frozenset[str]:
-    return frozenset(w.buffer for node in nodes for n in _blocks(node) for w in n.writes)
-
-
-def _blocks(node: Node) -> tuple[Block, ...]:
-    if isinstance(node, Block):
-        return (node,)
-    return tuple(n for n, _ in walk_nodes(node.body) if isinstance(n, Block))
+    return frozenset(w.buffer for node in nodes for n in blocks_inside(node) for w in n.writes)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

@@ -5,13 +5,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 
+import sympy
+
 from ...ir.dtypes import DType
 from ...ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, is_value, loads
 from ..kernel import EmitError
-from .access import load
+from .access import bound_mask, load
 from .builder import Val
 from .context import Context
 from .functions import apply
+from .guards import affirmed, difference
 from .index import in_loops, lane_index
 from .types import cast
 
@@ -48,6 +51,8 @@ def _evaluate(ctx: Context, expr: Expr) -> Val:
         case Cast():
             return cast(b, evaluate(ctx, expr.value), expr.dtype)
         case Call():
+            if (position := difference(expr)) is not None:
+                return _position(ctx, expr, position)
             args = tuple(evaluate(ctx, a) for a in expr.args)
             if expr.fn in _COMPARISONS and all(a.is_literal and a.dtype.is_int and not a.lanes for a in args):
                 # The copies of an unrolled loop know which they are.
@@ -70,6 +75,16 @@ def _index_value(ctx: Context, expr: IndexValue) -> Val:
     if expr.dtype is I32:
         return lane_index(ctx, index, I32)
     return cast(ctx.b, lane_index(ctx, index), expr.dtype)
+
+
+def _position(ctx: Context, expr: Call, position: sympy.Expr) -> Val:
+    """A comparison of indices: known where the loops around were divided by it, else a mask."""
+    above = in_loops(ctx, position)
+    if affirmed(above) in ctx.assumed:
+        return ctx.b.const(True, expr.dtype)
+    if affirmed(in_loops(ctx, 1 - position)) in ctx.assumed:
+        return ctx.b.const(False, expr.dtype)
+    return bound_mask(ctx, affirmed(above)).live
 
 
 def _select(ctx: Context, expr: Select) -> Val:
