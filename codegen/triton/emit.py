@@ -16,6 +16,7 @@ from ...ir.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Update, wa
 from ...ir.target import Target
 from ..kernel import EmitError, KernelSource
 from .helpers import helpers_for
+from .limits import Limits, take_limits
 from .program import BlockInfo, Program
 from .reduce import Reductions
 from .states import begin_states
@@ -45,6 +46,7 @@ class _Emitter:
         self.nest = nest
         self.target = target
         self.program = Program(nest)
+        self.limits = take_limits(self.program)
         self.out = Writer()
         self.values = Values(self.program, self.out)
         self.reductions = Reductions(self.values, self.out)
@@ -185,10 +187,23 @@ class _Emitter:
             if not loop.extent.is_Integer:
                 raise EmitError(f"loop {loop.var} is unrolled and runs {loop.extent} times; unroll a constant extent")
             self.out.line(f"for {name} in tl.static_range({extent}):")
-        elif stages:
-            self.out.line(f"for {self._raw(loop, name)} in tl.range(0, {extent}, num_stages={stages}):")
-        else:
-            self.out.line(f"for {self._raw(loop, name)} in tl.range(0, {extent}):")
+            return
+        low, high = self._ends(extent, self.limits.get(loop.var, Limits()))
+        more = f", num_stages={stages}" if stages else ""
+        self.out.line(f"for {self._raw(loop, name)} in tl.range({low}, {high}{more}):")
+
+    def _ends(self, extent: str, limits: Limits) -> tuple[str, str]:
+        """From where to where a loop runs."""
+        low, high = "0", extent
+        for limit in limits.low:
+            low = self.out.assign("low", f"tl.maximum(tl.cast({self.values.index(limit)}, {self._integer}), {low})")
+        for limit in limits.high:
+            high = self.out.assign("high", f"tl.minimum(tl.cast({self.values.index(limit)}, {self._integer}), {high})")
+        return low, high
+
+    @property
+    def _integer(self) -> str:
+        return "tl.int64" if self.program.wide else "tl.int32"
 
     def _raw(self, loop: Loop, name: str) -> str:
         return f"{name}_" if self.program.wide and not loop.extent.free_symbols else name

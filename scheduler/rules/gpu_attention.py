@@ -15,6 +15,7 @@ from ...ir.dtypes import DType
 from ...ir.expr import Call, Cast, is_value
 from ...ir.loops import LoopNest, Update, blocks
 from ...ir.target import Target
+from ..error import ScheduleError
 from ..schedule import Schedule
 from .cpu_attention import Roles, roles
 from .cpu_common import values
@@ -91,7 +92,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     inner = _programs(schedule, found, int(params["queries"]), int(params["keys"]))
     for name in copies:
         schedule.compute_at(name, schedule.get_loops(found.state)[0])
-    steps = schedule.decompose_online(found.state, inner)
+    steps = _steps(schedule, found, inner)
     product = steps[7]
     for name in schedule.get_blocks():
         _lanes(schedule, name, found, copies)
@@ -102,6 +103,16 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     schedule.annotate(inner, "num_stages", int(params["stages"]))
     schedule.annotate("", "num_warps", int(params["warps"]))
     schedule.annotate("", "num_stages", int(params["stages"]))
+
+
+def _steps(schedule: Schedule, found: Roles, inner: str) -> tuple[str, ...]:
+    """The steps of the online softmax, without the tiles that positions prove empty where rows of nothing allow it."""
+    if schedule.extent(inner) != 1:
+        try:
+            return schedule.decompose_online(found.state, inner, skip=True)
+        except ScheduleError:
+            pass
+    return schedule.decompose_online(found.state, inner)
 
 
 def _queries(schedule: Schedule, found: Roles) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -56,6 +57,26 @@ def test_symbolic_length(agrees, length):
     s0 = symbol("s0")
     nest = scheduled(plain.CAUSAL, hints={"s0": 64}, m=s0, n=s0, e=16, d=16, dtype=BF16)
     agrees(nest, {"s0": length}, tolerance=2e-2)
+
+
+@pytest.mark.parametrize("variant", [plain.CAUSAL, plain.window(9)], ids=lambda v: v.name)
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_empty_tiles_are_not_read(agrees, variant, symbolic):
+    """The loop over keys begins and ends where the mask does: NaN beyond does not show."""
+    s0, s1 = (symbol("s0"), symbol("s1")) if symbolic else (70, 110)
+    nest = scheduled(variant, hints={"s0": 70, "s1": 110}, h=2, m=s0, n=s1, e=16, d=16)
+    rng = np.random.default_rng(0)
+    inputs = {b: rng.standard_normal((2, n, 16)).astype(np.float32) for b, n in (("q", 70), ("k", 110), ("v", 110))}
+    inputs["k"][:, 96:], inputs["v"][:, 96:] = np.nan, np.nan
+    source = agrees(nest, {"s0": 70, "s1": 110} if symbolic else {}, inputs, tolerance=1e-5)
+    (loop,) = [line for line in source.text.splitlines() if "in tl.range" in line]
+    assert "high0" in loop and ("low0" in loop) == (variant is not plain.CAUSAL)
+
+
+def test_documents_skip_nothing(agrees):
+    """What tokens are of one document is known to data alone."""
+    source = agrees(scheduled(plain.DOCUMENTS, h=1, m=20, n=70, e=16, d=16), tolerance=1e-5)
+    assert "in tl.range(0, 3, num_stages=" in source.text
 
 
 class Causal(torch.nn.Module):
