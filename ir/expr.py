@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from operator import is_not
 from typing import Any, TypeAlias, TypeGuard
 
 import sympy
@@ -164,7 +165,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     """The value expressions directly inside, gathers' indices included."""
     match expr:
         case Load():
-            return tuple(i for i in expr.indices if is_value(i))
+            return tuple([i for i in expr.indices if is_value(i)])
         case Cast():
             return (expr.value,)
         case Call():
@@ -181,7 +182,8 @@ def walk(expr: Expr) -> Iterator[Expr]:
     while stack:
         e = stack.pop()
         yield e
-        stack.extend(reversed(children(e)))
+        if inside := children(e):
+            stack.extend(inside[::-1])
 
 
 def loads(expr: Expr) -> Iterator[Load]:
@@ -210,16 +212,17 @@ def rewrite(
 ) -> Expr:
     """Rebuild bottom up. ``index`` maps each sympy expression; ``leaf`` sees each rebuilt node and may replace it.
 
-    Returns the same object where nothing changed.
+    What an expression shares is rebuilt once, and shared by the result. Returns the same object where nothing changed.
     """
+    shared: dict[int, Expr] = {}
 
     def go(e: Expr) -> Expr:
         new: Expr = e
         match e:
             case Load():
-                indices = tuple(go(i) if is_value(i) else (index(i) if index else i) for i in e.indices)
-                if any(a is not b for a, b in zip(indices, e.indices, strict=True)):
-                    new = Load(e.buffer, indices, e.dtype)
+                indices = [go(i) if is_value(i) else (index(i) if index else i) for i in e.indices]
+                if any(map(is_not, indices, e.indices)):
+                    new = Load(e.buffer, tuple(indices), e.dtype)
             case IndexValue():
                 if index is not None and (i := index(e.index)) is not e.index:
                     new = IndexValue(i, e.dtype)
@@ -227,15 +230,21 @@ def rewrite(
                 if (v := go(e.value)) is not e.value:
                     new = Cast(v, e.dtype)
             case Call():
-                args = tuple(go(a) for a in e.args)
-                if any(a is not b for a, b in zip(args, e.args, strict=True)):
-                    new = Call(e.fn, args, e.dtype)
+                if (known := shared.get(id(e))) is not None:
+                    return known
+                args = [go(a) for a in e.args]
+                if any(map(is_not, args, e.args)):
+                    new = Call(e.fn, tuple(args), e.dtype)
             case Select():
+                if (known := shared.get(id(e))) is not None:
+                    return known
                 c, t, f = go(e.condition), go(e.if_true), go(e.if_false)
                 if c is not e.condition or t is not e.if_true or f is not e.if_false:
                     new = Select(c, t, f)
-        replaced = leaf(new)
-        return new if replaced is None else replaced
+        result = leaf(new) or new
+        if isinstance(e, (Call, Select)):
+            shared[id(e)] = result
+        return result
 
     return go(expr)
 

@@ -129,6 +129,26 @@ class Products:
                 for name in {self.views.base(u) for u in uses(n)}:
                     self.readers.setdefault(name, []).append(n)
         self.leaving = {self.views.base(o) for o in graph.outputs if isinstance(o, str)}
+        self.weights = self._weights()
+
+    def _weights(self) -> dict[str, tuple[int, int]]:
+        """Operations and nodes of what each element-wise tensor is made of: a residual stream goes back through all
+        layers, so this is known before anything is written out."""
+        found: dict[str, tuple[int, int]] = {}
+        for name, maker in self.makers.items():
+            if _gathers(maker):
+                continue
+            cost, nodes = flops(maker.value), 0
+            for e in walk(maker.value):
+                inside = found.get(self.views.base(e.buffer), (0, 1)) if isinstance(e, Load) else (0, 1)
+                cost, nodes = cost + inside[0], nodes + inside[1]
+            found[name] = (cost, nodes)
+        return found
+
+    @staticmethod
+    def is_too_much(cost: int, nodes: int) -> bool:
+        """Whether an operand takes more operations or nodes than a product should make for every use."""
+        return cost > INLINE_FLOPS or nodes > INLINE_NODES
 
     def product(self, node: Node) -> Product | None:
         """The node as a product, or None where it is none, or one whose arithmetic the IR does not have."""
@@ -170,13 +190,16 @@ class Products:
         kind = self.types[name]
         plain = Load(name, indices, kind.dtype)
         inliner = _Inliner(self.views, self.makers, extents, self.graph.symbols)
-        value = inliner.expand(self.views.resolve(plain, extents))
         hint = self.graph.symbols.hint
-        read = sum(hint(self.types[n].nbytes) for n in {ld.buffer for ld in loads(value)})
         found = hint(kind.nbytes)
+        whole = Operand(name, kind, plain, plain, found, found, 0, "it costs too much to make for every use")
+        if self.is_too_much(*self.weights.get(self.views.base(name), (0, 1))):
+            return whole
+        value = inliner.expand(self.views.resolve(plain, extents))
+        read = sum(hint(self.types[n].nbytes) for n in {ld.buffer for ld in loads(value)})
         cost = flops(value)
-        if sum(1 for _ in walk(value)) > INLINE_NODES or cost > INLINE_FLOPS:
-            return Operand(name, kind, plain, plain, found, found, 0, "it costs too much to make for every use")
+        if self.is_too_much(cost, sum(1 for _ in walk(value))):
+            return whole
         stop = inliner.stop or self._stop(value)
         return Operand(name, kind, plain, value if read < found else plain, found, read, cost, stop)
 
@@ -204,7 +227,7 @@ class _Inliner:
         def leaf(e: Expr) -> Expr | None:
             if not isinstance(e, Load) or (maker := self.makers.get(e.buffer)) is None:
                 return None
-            if any(is_value(i) for ld in loads(maker.value) for i in ld.indices):
+            if _gathers(maker):
                 self.stop = f"{maker.name} gathers by data: it is made first, and the product reads it"
                 return None
             own = dict(zip(maker.axes, maker.type.shape, strict=True))
@@ -212,6 +235,10 @@ class _Inliner:
             return self.expand(rewrite(made, lambda _: None, lambda i: simplify(i, self.extents, self.table)))
 
         return rewrite(value, leaf)
+
+
+def _gathers(maker: Compute) -> bool:
+    return any(is_value(i) for ld in loads(maker.value) for i in ld.indices)
 
 
 def _has_arithmetic(dtype: DType) -> bool:
