@@ -44,6 +44,9 @@ class Monoid:
     project: Callable[[State], State] = field(compare=False, repr=False)
     # True where the result does not depend on the order of combination, rounding included.
     exact: bool = field(default=False, compare=False, repr=False)
+    # ``combine`` for an element whose index is above every index in the state, where that is less work. An element
+    # that is no better than the identity leaves the identity's index.
+    follow: Callable[[State, State], State] | None = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Callable[[str], Monoid], tuple[str]]:
         return (monoid, (self.name,))
@@ -98,6 +101,13 @@ def _argument(name: str, better: str, worst: Callable[[DType], Const]) -> Monoid
             )
         return (Select(take, b[0], a[0]), Select(take, b[1], a[1]))
 
+    def follow(a: State, b: State) -> State:
+        take = call(better, b[0], a[0])
+        if a[0].dtype.is_float:  # unordered or better, unless the state is NaN already
+            no_worse = call("le" if better == "gt" else "ge", b[0], a[0])
+            take = call("logical_and", call("logical_not", no_worse), call("eq", a[0], a[0]))
+        return (Select(take, b[0], a[0]), Select(take, b[1], a[1]))
+
     return Monoid(
         name,
         (Component("value"), Component("index")),
@@ -106,6 +116,7 @@ def _argument(name: str, better: str, worst: Callable[[DType], Const]) -> Monoid
         combine,
         lambda s: s,
         exact=True,
+        follow=follow,
     )
 
 

@@ -6,19 +6,22 @@ scalar.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, IndexValue, Load, Var, walk
 from ...ir.loops import AxisKind, Block, Bound, Loop, Update
+from ...ir.monoid import State
 from .builder import Val, llvm_type
 from .context import Context
 from .control import runtime_loop
-from .index import scalar_index
+from .index import scalar_index, split_linear
 from .values import combine
+
+_REDUCED = (AxisKind.REDUCTION, AxisKind.SCAN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class Accumulator:
     # What is combined at each step, and what multiplies the whole at the end.
     values: tuple[Expr, ...] = ()
     factor: Expr | None = None
+    # The index of the first element, where elements come by rising index and the monoid can make use of that.
+    first: IndexValue | None = None
 
     @property
     def runs_on(self) -> bool:
@@ -175,11 +180,32 @@ def position(ctx: Context, acc: Accumulator) -> str:
     return scalar_index(ctx, sympy.expand(position)).name
 
 
-def combined(ctx: Context, statement: Update, x: list[Val], y: list[Val]) -> list[Val]:
-    """monoid.combine of two states."""
+def combined(
+    ctx: Context, statement: Update, x: list[Val], y: list[Val], rule: Callable[[State, State], State] | None = None
+) -> list[Val]:
+    """monoid.combine of two states, or another rule of the monoid."""
     a, b = _operands(statement)
     env = {v.name: val for v, val in (*zip(a, x, strict=True), *zip(b, y, strict=True))}
-    return [combine(ctx, e, env) for e in statement.monoid.combine(a, b)]
+    return [combine(ctx, e, env) for e in (rule or statement.monoid.combine)(a, b)]
+
+
+def first_index(ctx: Context, reduced: Reduced, update: Update, loops: Iterable[Loop]) -> IndexValue | None:
+    """The index of the first element, where a state that holds an index sees them by rising index through ``loops``."""
+    index = update.values[-1]
+    if update.monoid.follow is None or not isinstance(index, IndexValue):
+        return None
+    over = {a.var: b for a, b in zip(reduced.block.axes, reduced.block.bindings, strict=True) if a.kind in _REDUCED}
+    rest = sympy.expand(index.index.xreplace(over))
+    reach: sympy.Expr = sympy.S.Zero
+    for loop in reversed([lp for lp in loops if lp.var in rest.free_symbols]):
+        parts = split_linear(rest, loop.var)
+        if parts is None or parts[1].free_symbols & reduced.vars:
+            return None
+        rest, step = parts
+        if ctx.nest.symbols.bounds(step - reach)[0] < 1:
+            return None
+        reach += step * (loop.extent - 1)
+    return replace(index, index=index.index.xreplace(dict.fromkeys(over, sympy.S.Zero)))
 
 
 def horizontal(ctx: Context, statement: Update, state: list[Val]) -> list[Val]:

@@ -19,6 +19,7 @@ from .accumulators import (
     clear,
     combined,
     element,
+    first_index,
     halved,
     horizontal,
     identity,
@@ -66,9 +67,11 @@ def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | Non
             if reduced.block.is_scan:
                 varies = [vector is not None and across is None] * len(statement.values)
                 values, factor = statement.values, None
+            first = first_index(ctx, reduced, statement, [lp for lp in inside if lp is not across and lp not in dims])
             acc = Accumulator(
-                reduced.block, statement, (), tuple(dims), reduced.vars, across, vector, values=values, factor=factor
-            )
+                reduced.block, statement, (), tuple(dims), reduced.vars, across, vector, values=values, factor=factor,
+                first=first,
+            )  # fmt: skip
             if acc.size * max(lanes, 1) * 8 * len(varies) > _LARGEST:
                 return None
             slots = [
@@ -198,7 +201,7 @@ def update(ctx: Context, block: Block, k: int, statement: Update) -> None:
     if acc.runs_on and acc.across is not None and ctx.vector is not None:
         _scan_lanes(ctx, acc, mask, index, old, values)
         return
-    new = combined(ctx, statement, old, values)
+    new = combined(ctx, statement, old, values, statement.monoid.follow if acc.first is not None else None)
     results: list[Val] = []
     for slot, before, after in zip(acc.slots, old, new, strict=True):
         if mask is not None:
@@ -363,6 +366,9 @@ def _finish_one(ctx: Context, acc: Accumulator) -> None:
     state = _whole(ctx, acc, state)
     ctx.mask = ctx.block_mask = _live(ctx, acc)
     ctx.values = {}
+    if acc.first is not None:  # nothing was better than the identity: the first of equals is meant
+        none = apply(ctx.b, "eq", (state[-1], identity(ctx, acc.update)[-1]), DType.BOOL)
+        state = [*state[:-1], ctx.b.select(none, evaluate(ctx, acc.first), state[-1])]
     if not acc.update.begins:
         places = zip(acc.update.targets, state, strict=True)
         old = [evaluate(ctx, Load(t.buffer, t.indices, v.dtype)) for t, v in places]

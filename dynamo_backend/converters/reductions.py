@@ -77,7 +77,11 @@ def with_position(ctx: ImportContext, monoid: Monoid, x: Tensor, dims: Sequence[
     domain = ctx.domain(x.shape, dims)
     place = linear_offset([x.shape[d] for d in dims], [domain.indices[d] for d in dims])
     kind = DType.INT32 if x.dtype is DType.BOOL else x.dtype.compute
-    value, index = ctx.reduce(monoid, domain, (ctx.load(x, domain.indices, kind), index_value(place)), x.device)
+    count = sympy.Mul(*(x.shape[d] for d in dims))
+    # As wide as a float32, where a position always fits: half the registers.
+    position = DType.INT32 if count.is_Integer and int(count) < 1 << 31 else DType.INT64
+    values = (ctx.load(x, domain.indices, kind), index_value(place, position))
+    value, index = ctx.reduce(monoid, domain, values, x.device)
     return value, index
 
 
