@@ -10,7 +10,7 @@ import sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import Load
-from ...ir.loops import AxisKind, Block, Loop, LoopKind, Update
+from ...ir.loops import AxisKind, Block, Bound, Loop, LoopKind, Update
 from ..kernel import EmitError
 from .access import bound_mask, store
 from .accumulators import (
@@ -368,6 +368,8 @@ def _finish_one(ctx: Context, acc: Accumulator) -> None:
     ctx.values = {}
     if acc.first is not None:  # nothing was better than the identity: the first of equals is meant
         none = apply(ctx.b, "eq", (state[-1], identity(ctx, acc.update)[-1]), DType.BOOL)
+        for extent in (a.extent for a in acc.block.axes if a.kind is AxisKind.REDUCTION):
+            none = conjunction(ctx.b, bound_mask(ctx, Bound(sympy.S.Zero, extent)).live, none)
         state = [*state[:-1], ctx.b.select(none, evaluate(ctx, acc.first), state[-1])]
     if not acc.update.begins:
         places = zip(acc.update.targets, state, strict=True)
