@@ -11,6 +11,7 @@ from ..ir.symbols import SymbolTable
 from . import cross
 from .domain import Binding, Digits, Domain, bind_access
 from .members import Member
+from .visits import refuse_revisits
 
 MAX_MEMBERS = 96
 # A reduction with fewer rows than this over more elements than that must be split over programs, so nothing that
@@ -152,7 +153,7 @@ class Group:
         if self.is_split and (reason := self._split_refusal(m, binding)) is not None:
             return reason
         self._admit(m, binding)
-        return None
+        return refuse_revisits(self)
 
     def _cut(self, m: Member, axes: list[sympy.Symbol], dims: list[int], binding: Binding) -> bool:
         mark = len(self.domain.splits)

@@ -19,6 +19,7 @@ from .helpers import helpers_for
 from .limits import Limits, take_limits
 from .program import BlockInfo, Program
 from .reduce import Reductions
+from .scans import Scans
 from .states import begin_states
 from .table import ALIGNED, PARAMETERS, table_head
 from .values import Values
@@ -50,6 +51,7 @@ class _Emitter:
         self.out = Writer()
         self.values = Values(self.program, self.out)
         self.reductions = Reductions(self.values, self.out)
+        self.scans = Scans(self.values, self.out, self.reductions)
 
     def source(self) -> KernelSource:
         for b in self.nest.locals:
@@ -165,6 +167,9 @@ class _Emitter:
         carried = [i for i in inside if self._starts(i, var)]
         for info in carried:
             self.reductions.begin(info)
+        scanning = [i for i in inside if self.scans.starts(i, var)]
+        for info in scanning:
+            self.scans.begin(info)
         begin_states(self.values, self.out, inside, var)
         for name in {a.buffer for i in inside for a in i.block.writes if _is_global(self.program, a.buffer)}:
             self.out.forget(name)
@@ -175,6 +180,8 @@ class _Emitter:
                 self.out.line(f"{var.name} = tl.cast({var.name}_, tl.int64)")
             self._nodes(loop.body)
         self.values.serial.pop()
+        for info in scanning:
+            self.scans.end(info)
         for info in carried:
             self.values.enter(info, ended=True)
             self.reductions.end(info)
@@ -218,10 +225,12 @@ class _Emitter:
         self.values.enter(info)
         for statement in info.block.body:
             if isinstance(statement, Update):
-                self.reductions.step(info, statement)
+                (self.scans if info.block.is_scan else self.reductions).step(info, statement)
             else:
                 buffer = self.program.buffers[statement.buffer]
                 self.values.store(buffer, statement.indices, self.values.value(statement.value))
+        if info.block.is_scan:
+            self.scans.leave(info)
 
 
 def _is_global(program: Program, name: str) -> bool:

@@ -60,7 +60,7 @@ class Reductions:
         if info.operands:
             self._product(info, update)
             return
-        states = tuple(self._state(v) for v in update.values)
+        states = tuple(self.state(v) for v in update.values)
         accumulators = [a for a in self.open.get(info.block.name, ()) if a.update is update]
         if accumulators:
             self._accumulate(accumulators[0], states)
@@ -122,7 +122,7 @@ class Reductions:
 
     # --- one element --------------------------------------------------------------------------------------------------
 
-    def _state(self, expr: Expr) -> Value:
+    def state(self, expr: Expr) -> Value:
         value = self.values.value(expr)
         if value.dtype.is_half:
             return Value(f"{value.typed}.to(tl.float32)", value.dims, DType.FLOAT32)
@@ -136,14 +136,14 @@ class Reductions:
         if mask is not None and len(new) == 1:
             (start,) = monoid.identity(acc.dtypes)
             new = (self._where(mask, new[0], start),)
-        results = self._combined(monoid, old, new)
+        results = self.combined(monoid, old, new)
         for name, result in zip(acc.names, results, strict=True):
             text = self.values.broadcast(result, info.tile).text
             if mask is not None and len(new) > 1:
                 text = f"tl.where({mask.text}, {text}, {name})"
             self.out.line(f"{name} = {text}")
 
-    def _combined(self, monoid: Monoid, old: tuple[Value, ...], new: tuple[Value, ...]) -> tuple[Value, ...]:
+    def combined(self, monoid: Monoid, old: tuple[Value, ...], new: tuple[Value, ...]) -> tuple[Value, ...]:
         a = tuple(Var(f"a{k}", v.dtype) for k, v in enumerate(old))
         b = tuple(Var(f"b{k}", v.dtype) for k, v in enumerate(new))
         env = {var.name: value for var, value in zip((*a, *b), (*old, *new), strict=True)}
@@ -215,7 +215,7 @@ class Reductions:
         return Value(self.out.assign("v", text), kept, value.dtype)
 
     def _by_combine(self, monoid: Monoid, states: tuple[Value, ...], info: BlockInfo) -> tuple[Value, ...]:
-        fn = self._combine_function(monoid, tuple(s.dtype for s in states))
+        fn = self.combine_function(monoid, tuple(s.dtype for s in states))
         kept = info.tile - info.reduced_tile
         names = tuple(self.out.fresh("r") for _ in states)
         current = tuple(s.text for s in states)
@@ -233,7 +233,7 @@ class Reductions:
         dims = sorted((self.values.program.tile[s][0] for s in info.reduced_tile), reverse=True)
         return [f", {d}, keep_dims=True" for d in dims]
 
-    def _combine_function(self, monoid: Monoid, dtypes: tuple[DType, ...]) -> str:
+    def combine_function(self, monoid: Monoid, dtypes: tuple[DType, ...]) -> str:
         """The name of a device function that combines two states, generated once a kernel."""
         name = f"combine_{monoid.name}_{'_'.join(d.value for d in dtypes)}"
         if name not in self.out.helpers:
@@ -258,7 +258,7 @@ class Reductions:
         self, info: BlockInfo, update: Update, results: tuple[Value, ...], held: tuple[Value, ...] = ()
     ) -> None:
         if held:
-            results = self._combined(update.monoid, held, results)
+            results = self.combined(update.monoid, held, results)
         ended: frozenset[sympy.Symbol] = info.reduced_serial | info.reduced_tile
         for target, result in zip(update.targets, results, strict=True):
             buffer = self.values.program.buffers[target.buffer]

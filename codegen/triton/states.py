@@ -17,13 +17,15 @@ from .writer import Value, Writer
 
 
 def begin_states(values: Values, out: Writer, inside: Sequence[BlockInfo], var: sympy.Symbol) -> None:
-    """Before the loop over ``var``: a variable for each buffer that blocks inside carry over it.
+    """Before the loop over ``var``: a variable for each buffer that blocks inside carry over it by stores.
 
     Raises EmitError where nothing was in the buffer before.
     """
     buffers = values.program.buffers
     for info in inside:
-        if not any(var in info.axes[a.var].free_symbols for a in info.block.axes_of(AxisKind.SCAN)):
+        if info.block.is_scan or not any(
+            var in info.axes[a.var].free_symbols for a in info.block.axes_of(AxisKind.SCAN)
+        ):
             continue
         for write in info.block.writes:
             positions = [i.xreplace(info.axes) for i in write.indices if isinstance(i, sympy.Expr)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.loops import BLOCK_KINDS, Loop, LoopKind, LoopNest, Node
+from ...ir.loops import BLOCK_KINDS, Loop, LoopKind, LoopNest, Node, walk_nodes
 from ..error import ScheduleError
 from .dependence import accesses, carried, check_pairs, mixed, pairs_under, scanned
 from .tree import blocks_under, find_loop, with_node
@@ -23,7 +23,8 @@ def bind(nest: LoopNest, loop: str, thread: str) -> LoopNest:
         for i in range(n):     ->     for i in blockIdx.x(n):
 
     Requires: a serial loop, whose iterations do not need each other. A grid axis is bound at most once around any
-    block, and carries no reduction; a tile axis has a constant extent, and carries no scan.
+    block, and carries no reduction; a tile axis has a constant extent, and if a block scans along it, no loop inside
+    along which it scans too.
     Raises: ScheduleError.    Source: TVM ``Schedule.bind``. Tiles are laid over threads by Triton.
     """
     asked = f"bind({loop}, {thread!r})"
@@ -165,9 +166,14 @@ def _refuse_reduction(nest: LoopNest, node: Loop, asked: str) -> None:
 
 
 def _refuse_scan(nest: LoopNest, node: Loop, asked: str) -> None:
+    """The lanes of a tile stand in order, so that a scan along them is one of neighbours."""
+    inside = {n.var for n, _ in walk_nodes(node.body) if isinstance(n, Loop) and n.extent != 1}
     for b in blocks_under(node):
-        if b.is_scan and node.var in scanned(b):
-            raise ScheduleError(asked, f"{b.name} scans along it", nest, node.var.name, "tiles have no order inside")
+        along = scanned(b) if b.is_scan else set()
+        if node.var in along and along & inside:
+            raise ScheduleError(
+                asked, f"{b.name} scans along loops inside it too", nest, node.var.name, "bind the innermost one"
+            )
 
 
 def _refuse_mixed(nest: LoopNest, node: Loop, asked: str) -> None:

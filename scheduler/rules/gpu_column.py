@@ -18,6 +18,7 @@ from .gpu_common import (
     clamp_power,
     column_like,
     cut,
+    has_scan,
     inner_loops,
     narrowest_bytes,
     programs,
@@ -34,7 +35,7 @@ TILE = 4096
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
-    return column_like(analyse(nest))
+    return column_like(analyse(nest)) and not has_scan(nest)
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import sympy
 
 from ...ir.expr import Load
-from ...ir.loops import Access, LoopKind, LoopNest
+from ...ir.loops import Access, LoopKind, LoopNest, blocks
 from ...ir.target import Target
 from ..schedule import Schedule
 from .analysis import Shape
@@ -119,6 +119,11 @@ def column_like(shape: Shape) -> bool:
     along = sum(size[a.buffer.name] for a in moving if any(a.step(v) == 1 for v, e in shape.inner if e != 1))
     across = sum(size[a.buffer.name] for a in moving if a.step(shape.rows[-1][0]) == 1)
     return across > along
+
+
+def has_scan(nest: LoopNest) -> bool:
+    """Whether a stage scans: what it gives for elements is there in the visit that makes it."""
+    return any(b.is_scan for b, _ in blocks(nest))
 
 
 def live_rows(shape: Shape) -> int:

@@ -16,6 +16,7 @@ from .gpu_common import (
     clamp_power,
     cut,
     fused,
+    has_scan,
     inner_loops,
     live_rows,
     next_power,
@@ -33,8 +34,8 @@ SHORT = 1024
 MAX_WARPS = 16
 
 
-def _has_reduction(nest: LoopNest, target: Target) -> bool:
-    return analyse(nest).has_reduction
+def _is_looped(nest: LoopNest, target: Target) -> bool:
+    return analyse(nest).has_reduction and not has_scan(nest)
 
 
 def _row(shape: Shape) -> sympy.Expr:
@@ -65,7 +66,7 @@ def _persistent_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple
 
 def _persistent(schedule: Schedule, target: Target, params: Params) -> None:
     shape = analyse(schedule.nest)
-    depth = _rows(schedule, shape, int(params["rows"]))
+    depth = row_programs(schedule, shape, int(params["rows"]))
     size = next_power(int(_row(shape)))
     for inner in inner_loops(schedule, depth, merge=False):
         _, within = cut(schedule, inner, size)
@@ -89,7 +90,7 @@ def _looped(schedule: Schedule, target: Target, params: Params) -> None:
     """One visit a stage: what a stage makes for each element is computed again by the stages that read it."""
     shape = analyse(schedule.nest)
     inline_elements(schedule)
-    depth = _rows(schedule, shape, int(params["rows"]))
+    depth = row_programs(schedule, shape, int(params["rows"]))
     for inner in inner_loops(schedule, depth, merge=True):
         _, within = cut(schedule, inner, int(params["block"]))
         tile(schedule, within)
@@ -105,7 +106,7 @@ def inline_elements(schedule: Schedule) -> None:
             continue
 
 
-def _rows(schedule: Schedule, shape: Shape, rows: int) -> int:
+def row_programs(schedule: Schedule, shape: Shape, rows: int) -> int:
     """One program for ``rows`` rows; how many loops now stand around every stage's inner loops."""
     depth = row_depth(schedule, len(shape.rows))
     row = fused(schedule, schedule.get_loops(schedule.get_blocks()[0])[:depth])
@@ -119,4 +120,4 @@ def _rows(schedule: Schedule, shape: Shape, rows: int) -> int:
 
 
 GPU_ROW_PERSISTENT = Rule("gpu_row_persistent", GPUS, _is_persistent, _persistent_parameters, _persistent)
-GPU_ROW_LOOPED = Rule("gpu_row_looped", GPUS, _has_reduction, _looped_parameters, _looped)
+GPU_ROW_LOOPED = Rule("gpu_row_looped", GPUS, _is_looped, _looped_parameters, _looped)

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor
 
 import torch_mlc
-from torch_mlc.dynamo_backend.importer import import_graph
-from torch_mlc.ir.graph import Graph, Library, Scan
+from torch_mlc.ir.graph import Graph
 
 OPS = ("cumsum", "cumprod", "logcumsumexp")
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool)
@@ -78,19 +77,6 @@ def test_infinities_and_nan(check: Callable[..., Graph], op: str) -> None:
     check(lambda v: fn(v, 0), x)
     agree(lambda v: fn(v, 1), x.repeat(1, 9))
     agree(lambda v: fn(v, 0), x.repeat(7, 9))
-
-
-def test_scans_of_tensors_on_a_gpu_are_library_calls(trace: Callable[..., fx.GraphModule]) -> None:
-    x = torch.randn(3, 4)
-    gm = trace(lambda v: v.cumsum(1) + 1, (x,))
-    assert any(isinstance(n, Scan) for n in import_graph(gm, (x,)).nodes)
-    with torch._subclasses.FakeTensorMode():
-        there = torch.empty(3, 4, device="cuda")
-    for node in gm.graph.nodes:
-        if "val" in node.meta:
-            node.meta["val"] = there
-    (call,) = (n for n in import_graph(gm, (there,)).nodes if isinstance(n, Library))
-    assert call.target == "aten::cumsum.default" and call.reason.startswith("scan along a dimension")
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------

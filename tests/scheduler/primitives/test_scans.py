@@ -85,13 +85,27 @@ def test_its_loops_keep_their_order(running: LoopNest) -> None:
         s.reorder(inner, outer)
 
 
-def test_no_team_and_no_tile_along_it(running: LoopNest) -> None:
+def test_no_team_along_it(running: LoopNest) -> None:
     s = Schedule(running)
     s.reorder("b1_r0", "b1_i0")
     with pytest.raises(ScheduleError, match="b1 reduces over it"):
         s.parallel("b1_r0")
-    with pytest.raises(ScheduleError, match="b1 scans along it"):
-        Schedule(running).bind("b1_r0", "threadIdx.x")
+
+
+def test_a_tile_holds_its_neighbours(running: LoopNest, proved: Prove) -> None:
+    """So that no loop along it stands inside."""
+    s = Schedule(running)
+    outer, _ = s.split("b1_r0", [4, None])
+    with pytest.raises(ScheduleError, match="b1 scans along loops inside it too"):
+        s.bind(outer, "threadIdx.x")
+
+    def build(s: Schedule) -> None:
+        merged(s)
+        _, lanes = s.split("b0_r0", [None, 8])
+        s.bind(lanes, "threadIdx.x")
+        s.bind("b0_i0", "blockIdx.x")
+
+    proved(running, build)
 
 
 def test_the_state_is_whole_only_after_its_loop(parsed: Parse) -> None:
