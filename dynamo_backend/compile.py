@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from ..runtime.targets import target_for
 from ..runtime.timing import PhaseTimer
 from ..scheduler.fuse import Fusion, fuse
 from ..scheduler.horizontal import share_launches
-from ..scheduler.passes import GRAPH_PASSES, rewrite_attention
+from ..scheduler.passes import GRAPH_PASSES, open_contractions, rewrite_attention
 from .dumps import dump_graph
 from .graph_key import graph_key
 from .importer import import_graph
@@ -219,19 +220,24 @@ def run_passes(graph: Graph, options: Options) -> Graph:
     """The graph after every graph pass; dumped and verified as the options say."""
     # With eager's rounding, scores and probabilities of half types are rounded where eager writes them.
     passes = [p for p in GRAPH_PASSES if options.numerics != "eager" or p is not rewrite_attention]
-    manager = PassManager([_GraphPass(p) for p in passes], options.dump_dir, verify=options.verify > 0)
+    wrapped = [_GraphPass(p.__name__, _for_targets(p, options)) for p in passes]
+    manager = PassManager(wrapped, options.dump_dir, verify=options.verify > 0)
     return manager.run(IRModule({graph.name: graph}, graph.name)).graph
+
+
+def _for_targets(rewrite: Callable[..., Graph], options: Options) -> Callable[[Graph], Graph]:
+    """The pass for the machines of this compilation, where it asks for them."""
+    if rewrite is not open_contractions:
+        return rewrite
+    return partial(open_contractions, target_of=lambda device: target_for(device, options.target, options.threads))
 
 
 @dataclass(frozen=True, slots=True)
 class _GraphPass:
     """A rewrite of one graph as a pass over the module that holds it."""
 
+    name: str
     rewrite: Callable[[Graph], Graph]
-
-    @property
-    def name(self) -> str:
-        return self.rewrite.__name__
 
     def run(self, module: IRModule) -> IRModule:
         graph = self.rewrite(module.graph)

@@ -21,6 +21,8 @@ from .views import ViewMap, map_value
 
 # An operand's element may cost so many operations, and be written with so many nodes, where a product makes it itself.
 INLINE_FLOPS, INLINE_NODES = 64, 400
+# Bytes that one instruction copies.
+WIDE = 16
 
 I0, I1, I2, R0 = (symbol(s) for s in ("i0", "i1", "i2", "r0"))
 # Op -> positions of the operands, and of what is added (None: nothing); how results and operands are indexed.
@@ -35,7 +37,10 @@ _FORMS: dict[str, tuple[int | None, int, tuple[tuple[sympy.Symbol, ...], ...]]] 
     "aten::mv.default": (None, 0, _VECTOR),
     "aten::addmv.default": (0, 1, _VECTOR),
     "aten::dot.default": (None, 0, ((), (R0,), (R0,))),
+    "aten::_int_mm.default": (None, 0, _MATRIX),
 }
+# The type of operands, where it is not that of the result.
+_OPERANDS = {"aten::_int_mm.default": DType.INT8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,8 @@ class Operand:
 
     ``plain`` is its element as the library would read it, over the product's axes, and ``value`` the same made of what
     it is made of: equal where nothing is gained. ``bytes`` are those of the tensor, ``read`` those that ``value``
-    loads, ``flops`` what an element costs to make. ``stop`` says why ``value`` reaches no further.
+    loads, ``flops`` what an element costs to make. ``stop`` says why ``value`` reaches no further. ``is_wide`` where
+    rows of all that is loaded start at multiples of 16 bytes, so that copies of tiles may be so wide.
     """
 
     name: str
@@ -55,6 +61,7 @@ class Operand:
     read: int
     flops: int
     stop: str = ""
+    is_wide: bool = True
 
     @property
     def is_packed(self) -> bool:
@@ -66,9 +73,10 @@ class Operand:
 class Product:
     """A library call that is a product: ``result[axes] = beta * added + alpha * sum over r0 of a * b``.
 
-    ``m``, ``n``, ``k`` and ``batch`` are typical sizes; m counts the rows of ``a``. ``readers`` are the nodes that read
-    the result, through views too, ``then`` those that read what they make; ``leaves`` where the result is one of the
-    graph. ``shared`` tells which operands something else needs in memory anyway.
+    ``m``, ``n``, ``k`` and ``batch`` are typical sizes; m counts the rows of ``a``; ``granule`` divides the depth.
+    ``readers`` are the nodes that read the result, through views too, ``then`` those that read what they make;
+    ``leaves`` where the result is one of the graph. ``shared`` tells which operands something else needs in memory
+    anyway.
     """
 
     node: Library
@@ -84,6 +92,7 @@ class Product:
     m: int
     n: int
     k: int
+    granule: int
     readers: tuple[Node, ...]
     then: tuple[Node, ...]
     leaves: bool
@@ -106,12 +115,14 @@ class Product:
 class Decision:
     """What becomes of a product, and why: ``opened`` into loops of ours, or left to the library.
 
-    ``inlined`` tells of either operand whether the loops make it themselves.
+    ``inlined`` tells of either operand whether the loops make it themselves. The summed axis is cut into ``pieces``,
+    whose sums another kernel adds.
     """
 
     opened: bool
     reason: str
     inlined: tuple[bool, bool] = (False, False)
+    pieces: int = 1
 
 
 class Products:
@@ -157,7 +168,8 @@ class Products:
         at, first, (axes, of_a, of_b) = _FORMS[node.target]
         names = [a.name if isinstance(a, Ref) else "" for a in (node.args[first], node.args[first + 1])]
         kind, kinds = node.types[0], [self.types.get(n) for n in names]
-        if any(t is None or t.dtype is not kind.dtype for t in kinds) or not _has_arithmetic(kind.dtype):
+        read = _OPERANDS.get(node.target, kind.dtype)
+        if any(t is None or t.dtype is not read for t in kinds) or not _has_arithmetic(kind.dtype):
             return None
         added = node.args[at] if at is not None else None
         kwargs = dict(node.kwargs)
@@ -176,7 +188,7 @@ class Products:
         then = tuple(s for r in readers for name in r.names for s in self.readers.get(name, ()))
         return Product(
             node, axes, kind.shape, depth, a, b, added.name if added is not None else None, beta, alpha, batch, m, n,
-            hint(depth), readers, then, result in self.leaving,
+            hint(depth), self.graph.symbols.divisor(depth), readers, then, result in self.leaving,
             (self._is_needed(names[0], node), self._is_needed(names[1], node)),
         )  # fmt: skip
 
@@ -192,7 +204,8 @@ class Products:
         inliner = _Inliner(self.views, self.makers, extents, self.graph.symbols)
         hint = self.graph.symbols.hint
         found = hint(kind.nbytes)
-        whole = Operand(name, kind, plain, plain, found, found, 0, "it costs too much to make for every use")
+        stop = "it costs too much to make for every use"
+        whole = Operand(name, kind, plain, plain, found, found, 0, stop, self._is_wide(plain))
         if self.is_too_much(*self.weights.get(self.views.base(name), (0, 1))):
             return whole
         value = inliner.expand(self.views.resolve(plain, extents))
@@ -201,7 +214,21 @@ class Products:
         if self.is_too_much(cost, sum(1 for _ in walk(value))):
             return whole
         stop = inliner.stop or self._stop(value)
-        return Operand(name, kind, plain, value if read < found else plain, found, read, cost, stop)
+        made = value if read < found else plain
+        return Operand(name, kind, plain, made, found, read, cost, stop, self._is_wide(made))
+
+    def _is_wide(self, value: Expr) -> bool:
+        """Whether the rows of what has as many dimensions as a matrix are multiples of 16 bytes."""
+        for ld in loads(value):
+            kind = self.types[ld.buffer]
+            steps = [s for s, e in zip(kind.strides, kind.shape, strict=True) if e != 1]
+            whole = [s for s in steps if s != 1]
+            if len(steps) > 1 and (
+                len(whole) == len(steps)
+                or not all(self.graph.symbols.is_divisible(s * ld.dtype.itemsize, WIDE) for s in whole)
+            ):
+                return False
+        return True
 
     def _stop(self, value: Expr) -> str:
         for ld in loads(value):

@@ -119,6 +119,8 @@ def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member
         elif not isinstance(node, View):
             outside.update(views.base(u) for u in uses(node))
     substituted: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]] = {}
+    # A product on tensor cores reads what is in memory for it in the type that they take.
+    widening: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]] = {}
     members: dict[str, Member] = {}
     order: list[Member] = []
     for index, node in enumerate(graph.nodes):
@@ -130,7 +132,8 @@ def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member
         values = tuple(views.resolve(v, extents) for v in node_values(node))
         for _ in range(SUBSTITUTION_DEPTH):
             before = values
-            values = _substitute(values, substituted, members, outside, counts, extents, graph.symbols)
+            trivial = widening if any(keeps_rounding(node, v) for v in values) else substituted
+            values = _substitute(values, trivial, members, outside, counts, extents, graph.symbols)
             if values is before:
                 break
         values = tuple(simplify_value(v, fast and not keeps_rounding(node, v)) for v in values)
@@ -143,6 +146,8 @@ def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member
         order.append(member)
         if isinstance(node, Compute) and _is_trivial(member) and not _better_read(member, outside, members):
             substituted[member.name] = (node.axes, values[0])
+            if all(ld.dtype.itemsize <= member.types[0].dtype.itemsize for ld in member.loads):
+                widening[member.name] = substituted[member.name]
     return _with_ends(drop_dead(order, outside)), outside
 
 

@@ -34,11 +34,11 @@ def dot(values: Values, out: Writer, info: BlockInfo, update: Update, accumulato
         raise EmitError(f"block {info.block.name} is tensorized as a dot and reduces by {update.monoid.name}")
     (value,) = update.values
     dtype = value.dtype.compute
-    if dtype is not DType.FLOAT32:
-        raise EmitError(f"block {info.block.name}: a dot sums in float32, not {dtype.value}")
     sides = _sides(info, _factors(value))
     asked = dict(info.block.annotations).get("operands")
     narrow = _common(sides) if asked is None else DType(asked)
+    if dtype is not (DType.INT32 if narrow is DType.INT8 else DType.FLOAT32):
+        raise EmitError(f"block {info.block.name}: a dot of {narrow.value} does not sum in {dtype.value}")
     tiles = [_operand(values, out, operand, side, narrow) for operand, side in zip(info.operands, sides, strict=True)]
     arguments = [t.text for t in tiles] + ([accumulator] if accumulator else [])
     if narrow is DType.FLOAT32:
@@ -46,6 +46,8 @@ def dot(values: Values, out: Writer, info: BlockInfo, update: Update, accumulato
         if precision not in PRECISIONS:
             raise EmitError(f"block {info.block.name}: input_precision is {precision!r}; it is one of {PRECISIONS}")
         arguments.append(f'input_precision="{precision}"')
+    if narrow is DType.INT8:
+        arguments.append("out_dtype=tl.int32")
     text = f"tl.dot({', '.join(arguments)})"
     if accumulator is None:
         return Value(out.assign("v", text), info.tile, dtype)
@@ -83,9 +85,12 @@ def _dims(info: BlockInfo, expr: Expr) -> Dims:
 
 
 def _common(sides: Sequence[Sequence[Expr]]) -> DType:
-    """The type in which both operands are multiplied: the narrow one that both have, or float32."""
+    """The type in which both operands are multiplied: the narrow one that both have, or float32; bytes where the
+    product is of integers."""
     kinds = {_narrow(side) for side in sides}
     halves = kinds & set(_HALVES)
+    if kinds == {DType.INT8} and all(side[0].dtype is DType.INT32 for side in sides):
+        return DType.INT8
     # Small integers are exact in the other operand's half type.
     if len(halves) == 1 and kinds - halves <= set(_BYTES):
         return halves.pop()
@@ -101,6 +106,8 @@ def _narrow(side: Sequence[Expr]) -> DType:
 
 def _bare(expr: Expr) -> Expr:
     """The expression without a conversion that loses nothing."""
+    if isinstance(expr, Cast) and expr.dtype is DType.INT32 and expr.value.dtype is DType.INT8:
+        return expr.value
     if isinstance(expr, Cast) and expr.dtype is DType.FLOAT32 and expr.value.dtype in (*_HALVES, *_BYTES):
         return expr.value
     return expr

@@ -3,31 +3,43 @@
 cuBLAS multiplies a little faster than any loop of ours. What our loops save is memory traffic and launches: an operand
 that is made on the way from something smaller need not be written and read again, and what follows a product runs on
 its tiles while they are in registers. Reading the weights is nearly all of the time of few rows, multiplying that of
-many.
+many. Where results are too few to give every multiprocessor a tile of them, the summed axis is cut into pieces.
 """
 
 from __future__ import annotations
 
 from ...ir.dtypes import DType
 from ...ir.graph import Compute, Reduction
+from ...ir.target import Target
 from ..contraction import Decision, Operand, Product
+from ..rules.gpu_tiles import LEAST, PLAIN_SHAPES, SHAPES, VECTOR_SHAPES, Extent, Machine, TileShape, multiplying_time
 
 # An H200: bytes a nanosecond to and from memory, nanoseconds between kernels, and operations a nanosecond of the
 # tensor cores on half types, of float32 in full precision, and of what makes an operand's elements. Only their ratios
 # matter.
 BANDWIDTH, LAUNCH = 4300.0, 2000.0
 TENSOR, PLAIN, MAKING = 790e3, 50e3, 30e3
-# What our loops reach of the library's rates: multiplying half types, multiplying float32, and reading.
-OURS, OURS_PLAIN, OURS_READING = 0.9, 0.6, 0.9
+# What our loops reach of the library's rates: multiplying half types, multiplying float32, and reading; and what is
+# left of either where rows do not start at multiples of 16 bytes, so that elements are copied one by one.
+OURS, OURS_PLAIN, OURS_READING, NARROW = 0.9, 0.6, 0.9, 0.4
 # Opening has to save this share of the time: the model is a model.
 WORTH = 0.08
-# The least that the tensor cores take along an axis, and the rows or columns that share a tile of an operand.
-LEAST, TILE = 16, 256
+# And so much of it a sum in pieces, which needs a second kernel.
+CUT_WORTH = 0.2
+# The rows or columns that share a tile of an operand.
+TILE = 256
+# Pieces of the summed axis: how many there may be, the least length of each, and what divides it.
+MOST_PIECES, PIECE_DEPTH, STEP = 64, 512, 64
 
 
-def decide_gpu(product: Product) -> Decision:
+def decide_gpu(product: Product, target: Target) -> Decision:
     """Open where what our loops need not read, write and launch is worth more than the library's higher rate."""
-    if not product.type.dtype.is_float or product.type.dtype is DType.FLOAT64:
+    if _is_bytes(product):
+        if not all(_is_along(o, k) for o, k in ((product.a, -1), (product.b, -2))):
+            return Decision(
+                False, "matrix product of bytes: cuBLAS; tensor cores take rows that are contiguous in depth"
+            )
+    elif not product.type.dtype.is_float or product.type.dtype is DType.FLOAT64:
         return Decision(False, f"matrix product of {product.type.dtype.value}: the library")
     few = min(product.m, product.n)
     if product.k < LEAST or max(product.m, product.n) < LEAST:
@@ -35,19 +47,31 @@ def decide_gpu(product: Product) -> Decision:
     packed = product.a.is_packed, product.b.is_packed
     if few == 1 and not any(packed):
         return Decision(False, "matrix product with a vector: cuBLAS; nothing to read in packed form")
-    library, ours = _library_time(product, packed), _loop_time(product, packed)
+    library = _library_time(product, packed, target)
+    ours, pieces = _loop_time(product, packed, target)
     if any(packed) and product.shared != (True, True):
-        unpacked = _loop_time(product, (False, False)) + _making_time(product, packed)
+        unpacked, cut = _loop_time(product, (False, False), target)
+        unpacked += _making_time(product, packed)
         if unpacked < ours:
-            packed, ours = (False, False), unpacked
+            packed, ours, pieces = (False, False), unpacked, cut
     sizes = f"{product.m} x {product.k} x {product.n}"
-    what = _gain(product, packed)
+    what = _gain(product, packed, pieces)
     if ours < library * (1 - WORTH):
-        return Decision(True, f"{what}: {sizes} in {_time(ours)} rather than {_time(library)}", packed)
+        return Decision(True, f"{what}: {sizes} in {_time(ours)} rather than {_time(library)}", packed, pieces)
     return Decision(False, f"matrix product: cuBLAS in {_time(library)}; in loops with {what} {_time(ours)}")
 
 
-def _gain(p: Product, packed: tuple[bool, bool]) -> str:
+def _is_bytes(p: Product) -> bool:
+    """Whether it is a product of bytes, which adds up to integers."""
+    return p.type.dtype is DType.INT32 and p.a.type.dtype is DType.INT8
+
+
+def _is_along(o: Operand, k: int) -> bool:
+    """Whether an operand's memory runs along its dimension ``k``."""
+    return o.type.strides[k] == 1
+
+
+def _gain(p: Product, packed: tuple[bool, bool], pieces: int) -> str:
     made = [
         f"{o.name} made of {o.read >> 10} KiB, {o.bytes >> 10} as it is"
         for o, inlined in zip((p.a, p.b), packed, strict=True)
@@ -55,7 +79,8 @@ def _gain(p: Product, packed: tuple[bool, bool]) -> str:
     ]
     saved = _saved_bytes(p)
     after = [f"{saved >> 10} KiB of the result kept in registers"] if saved else []
-    return ", ".join(made + after) or "nothing saved"
+    cut = [f"the sum in {pieces} pieces"] if pieces > 1 else []
+    return ", ".join(made + after + cut) or "nothing saved"
 
 
 def _time(ns: float) -> str:
@@ -96,23 +121,41 @@ def _making_time(p: Product, packed: tuple[bool, bool]) -> float:
     return total
 
 
-def _flops(p: Product) -> float:
-    return 2.0 * p.batch * p.m * p.n * p.k
+def _size(p: Product) -> Extent:
+    return Extent(p.batch, p.m, p.n, p.k)
 
 
 def _rate(p: Product) -> float:
+    """Operations a nanosecond of the library."""
+    if _is_bytes(p):
+        return TENSOR * 2
     return TENSOR if p.type.dtype.is_half else PLAIN
 
 
-def _library_time(p: Product, packed: tuple[bool, bool]) -> float:
+def _is_plain(p: Product) -> bool:
+    """Whether it is multiplied without tensor cores."""
+    return p.type.dtype is DType.FLOAT32
+
+
+def _shapes(p: Product) -> tuple[TileShape, ...]:
+    if min(p.m, p.n) == 1:
+        return VECTOR_SHAPES
+    return PLAIN_SHAPES if _is_plain(p) else SHAPES
+
+
+def _library_time(p: Product, packed: tuple[bool, bool], target: Target) -> float:
     """Operands made, the product, and its result read back by what follows."""
     moved = p.a.bytes + p.b.bytes + _result_bytes(p)
     after = _saved_launches(p) * LAUNCH + max(_saved_bytes(p) - _result_bytes(p) * (not p.leaves), 0) / BANDWIDTH
-    return _making_time(p, packed) + max(moved / BANDWIDTH, _flops(p) / _rate(p)) + after
+    machine = Machine(target.cores, BANDWIDTH, _rate(p))
+    # It cuts the summed axis too, and where it does, adds the pieces up in the same launch.
+    best = min(multiplying_time(_size(p), k, moved, machine, _shapes(p)) for k in _pieces(p))
+    return _making_time(p, packed) + best + after
 
 
-def _loop_time(p: Product, packed: tuple[bool, bool]) -> float:
-    """One visit of what is read; an element is made for every tile that it is part of."""
+def _loop_time(p: Product, packed: tuple[bool, bool], target: Target) -> tuple[float, int]:
+    """One visit of what is read, an element made for every tile that it is part of; and in how many pieces of the
+    summed axis."""
     read = sum(o.read if inlined else o.bytes for o, inlined in zip((p.a, p.b), packed, strict=True))
     kept = _result_bytes(p) if _followed(p) and not p.leaves else 0
     making = sum(
@@ -120,8 +163,25 @@ def _loop_time(p: Product, packed: tuple[bool, bool]) -> float:
         for o, others, inlined in zip((p.a, p.b), (p.n, p.m), packed, strict=True)
         if inlined
     )
-    rate = _rate(p) * (OURS if p.type.dtype.is_half else OURS_PLAIN)
-    return max((read + _result_bytes(p) - kept) / (BANDWIDTH * OURS_READING), _flops(p) / rate + making)
+    rate = _rate(p) * (OURS_PLAIN if _is_plain(p) else OURS)
+    share = 1.0 if p.a.is_wide and p.b.is_wide else NARROW
+    machine = Machine(target.cores, BANDWIDTH * OURS_READING * share, rate * share)
+
+    def cut(pieces: int) -> float:
+        moved = read + _result_bytes(p) - kept
+        sums = pieces * p.batch * p.m * p.n * p.accumulator.itemsize
+        added = 2 * sums / BANDWIDTH + LAUNCH if pieces > 1 else 0.0
+        return multiplying_time(_size(p), pieces, moved, machine, _shapes(p), making) + added
+
+    whole, best = cut(1), min((cut(k), k) for k in _pieces(p))
+    return best if best[0] < whole * (1 - CUT_WORTH) else (whole, 1)
+
+
+def _pieces(p: Product) -> list[int]:
+    """In how many pieces of one length, each a multiple of the steps of the tensor cores, the summed axis may be."""
+    deepest = min(p.k // PIECE_DEPTH, MOST_PIECES) if min(p.m, p.n) > 1 else 1
+    whole = p.granule if p.granule else p.k
+    return [1, *(k for k in range(2, deepest + 1) if whole % (k * STEP) == 0)]
 
 
 def _elements(o: Operand) -> float:

@@ -7,6 +7,7 @@ reads the result joins as an epilogue. Which products are opened is a decision b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import sympy
@@ -15,16 +16,26 @@ from ...ir.expr import Expr, Load, call, cast, const, rewrite
 from ...ir.graph import Compute, Graph, Node, Reduction, TensorType
 from ...ir.loops import contiguous_strides
 from ...ir.monoid import SUM
+from ...ir.target import Target, gpu_target
 from ..contraction import R0, Decision, Product, Products
 from ..digits import refine
 from .contraction_cost_cpu import decide_cpu
 from .contraction_cost_gpu import decide_gpu
 from .names import fresh_name
 from .simplify_algebra import simplify_call
+from .split_reductions import exact_cuts, in_pieces
 
 
-def open_contractions(graph: Graph) -> Graph:
-    """Decide about every product of the graph; open those that are to be opened."""
+def usual_gpu(device: str) -> Target:
+    """The GPU that decisions are made for where nobody says which one it is."""
+    return gpu_target("cuda:sm_90")
+
+
+def open_contractions(graph: Graph, target_of: Callable[[str], Target] = usual_gpu) -> Graph:
+    """Decide about every product of the graph; open those that are to be opened.
+
+    ``target_of`` gives the GPU that a device is.
+    """
     products = Products(graph)
     taken = {i.name for i in graph.inputs} | {name for n in graph.nodes for name in n.names}
     nodes: list[Node] = []
@@ -33,7 +44,8 @@ def open_contractions(graph: Graph) -> Graph:
         if product is None:
             nodes.append(node)
             continue
-        decision = (decide_cpu if product.type.device.startswith("cpu") else decide_gpu)(product)
+        device = product.type.device
+        decision = decide_cpu(product) if device.startswith("cpu") else decide_gpu(product, target_of(device))
         if decision.opened:
             nodes += open_product(product, decision, graph, taken)
         else:
@@ -60,12 +72,14 @@ def open_product(product: Product, decision: Decision, graph: Graph, taken: set[
     axes, value = refine(call("mul", *factors), {R0: product.depth}, extents, graph.symbols)
     value = rewrite(value, simplify_call)
     total = Reduction((sum_name,), (sum_type,), product.axes, tuple(axes), tuple(axes.values()), SUM, (value,), origins)
+    cuts = exact_cuts(total.reduce_shape, decision.pieces) if decision.pieces > 1 else []
+    sums: list[Node] = list(in_pieces(total, cuts, taken)) if cuts else [total]
     if is_whole:
-        return [total]
+        return sums
     value = _scaled(Load(sum_name, product.axes, accumulator), product.alpha)
     if _adds(product):
         value = call("add", _scaled(cast(_added(product, graph), accumulator), product.beta), value)
-    return [total, Compute(name, kind, product.axes, cast(value, kind.dtype), origins)]
+    return [*sums, Compute(name, kind, product.axes, cast(value, kind.dtype), origins)]
 
 
 def _adds(product: Product) -> bool:

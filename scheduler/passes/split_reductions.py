@@ -30,7 +30,7 @@ ALIGNMENT = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class Cut:
     """A reduced axis in two: ``parts`` pieces of ``size`` iterations; ``is_exact`` where no piece has a tail."""
 
     parts: sympy.Expr
@@ -44,11 +44,11 @@ def split_reductions(graph: Graph) -> Graph:
     nodes: list[Node] = []
     for node in graph.nodes:
         cuts = _cuts(node, graph.symbols) if isinstance(node, Reduction) else []
-        nodes += _split(node, cuts, taken) if isinstance(node, Reduction) and cuts else [node]
+        nodes += in_pieces(node, cuts, taken) if isinstance(node, Reduction) and cuts else [node]
     return graph if len(nodes) == len(graph.nodes) else replace(graph, nodes=tuple(nodes))
 
 
-def _cuts(node: Reduction, table: SymbolTable) -> list[_Cut]:
+def _cuts(node: Reduction, table: SymbolTable) -> list[Cut]:
     """How the outermost reduced axes are cut, a cut an axis; none where the reduction stays as it is."""
     if not node.types[0].device.startswith("cuda") or any(c.vector for c in node.monoid.components):
         return []
@@ -57,31 +57,31 @@ def _cuts(node: Reduction, table: SymbolTable) -> list[_Cut]:
     wanted = min(PROGRAMS // rows, elements // PIECE)
     if wanted < FEWEST:
         return []
-    cuts: list[_Cut] = []
+    cuts: list[Cut] = []
     pieces = 1
     for k, extent in enumerate(node.reduce_shape):
         if 2 * pieces >= wanted:
             break
         if pieces * table.hint(extent) <= 2 * wanted:  # all of the axis
-            cuts.append(_Cut(extent, sympy.S.One, True))
+            cuts.append(Cut(extent, sympy.S.One, True))
         else:
             cuts.append(_cut(extent, -(-wanted // pieces), ALIGNMENT if k == len(node.reduce_shape) - 1 else 1))
         pieces *= max(table.hint(cuts[-1].parts), 1)
     return cuts
 
 
-def _cut(extent: sympy.Expr, parts: int, step: int) -> _Cut:
+def _cut(extent: sympy.Expr, parts: int, step: int) -> Cut:
     """About ``parts`` pieces of an axis: without a tail if there is such a number near, else of a multiple of ``step``
     iterations."""
     if extent.is_Integer:
         length = int(extent)
         exact = [p for p in _near(parts) if length % p == 0 and (length // p) % min(step, 16) == 0]
         if exact:
-            return _Cut(sympy.Integer(exact[0]), sympy.Integer(length // exact[0]), True)
+            return Cut(sympy.Integer(exact[0]), sympy.Integer(length // exact[0]), True)
         size = -(-length // (parts * step)) * step
-        return _Cut(sympy.Integer(-(-length // size)), sympy.Integer(size), False)
+        return Cut(sympy.Integer(-(-length // size)), sympy.Integer(size), False)
     size = step * FloorDiv(extent + parts * step - 1, sympy.Integer(parts * step))
-    return _Cut(sympy.Integer(parts), size, False)
+    return Cut(sympy.Integer(parts), size, False)
 
 
 def _near(number: int) -> Iterator[int]:
@@ -89,8 +89,30 @@ def _near(number: int) -> Iterator[int]:
     yield from sorted(range(number // 2 + 1, 2 * number + 1), key=lambda p: max(p / number, number / p))
 
 
-def _split(node: Reduction, cuts: list[_Cut], taken: set[str]) -> list[Node]:
-    """The reduction in pieces, whose results have a leading axis for each cut, and the reduction over those."""
+def exact_cuts(shape: tuple[sympy.Expr, ...], pieces: int) -> list[Cut]:
+    """Cuts of the outermost axes into so many pieces of one length; none where that is not to be had."""
+    cuts: list[Cut] = []
+    for extent in shape:
+        if pieces == 1:
+            break
+        if not extent.is_Integer:
+            return []
+        if int(extent) % pieces == 0:
+            cuts.append(Cut(sympy.Integer(pieces), sympy.Integer(int(extent) // pieces), True))
+            pieces = 1
+        elif pieces % int(extent) == 0:
+            cuts.append(Cut(extent, sympy.S.One, True))
+            pieces //= int(extent)
+        else:
+            return []
+    return cuts if pieces == 1 else []
+
+
+def in_pieces(node: Reduction, cuts: list[Cut], taken: set[str]) -> list[Node]:
+    """The reduction in pieces, whose results have a leading axis for each cut, and the reduction over those.
+
+    The names of the pieces are added to ``taken``.
+    """
     lead = [symbol(f"i{k}") for k in range(len(cuts))]
     axes = [symbol(f"i{k}") for k in range(len(cuts), len(cuts) + len(node.axes))]
     moved: dict[sympy.Symbol, sympy.Expr] = dict(zip(node.axes, axes, strict=True))

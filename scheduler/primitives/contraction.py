@@ -16,7 +16,8 @@ class Intrinsic:
     """An instruction (or a function of the emitter) that contracts two tiles, ``[m, k]`` and ``[k, n]``.
 
     ``kinds`` are the kinds of targets that have it; ``loops`` is what the tile's loops are bound to; ``least`` are the
-    smallest extents (m, n, k); ``powers`` asks for powers of two; ``operands`` are the element types that it takes.
+    smallest extents (m, n, k); ``powers`` asks for powers of two; ``operands`` are the element types that it takes,
+    each with the type in which it sums their products.
     """
 
     name: str
@@ -24,14 +25,13 @@ class Intrinsic:
     loops: LoopKind
     least: tuple[int, int, int]
     powers: bool
-    operands: tuple[DType, ...]
-    accumulates: DType
+    operands: tuple[tuple[DType, DType], ...]
 
 
 # Triton's dot: its own least extents are smaller on some machines; below these the tile units are mostly padding.
 DOT = Intrinsic(
-    "dot", ("cuda", "hip"), LoopKind.THREAD_X, (2, 16, 16), True, (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32),
-    DType.FLOAT32,
+    "dot", ("cuda", "hip"), LoopKind.THREAD_X, (2, 16, 16), True,
+    (*((d, DType.FLOAT32) for d in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)), (DType.INT8, DType.INT32)),
 )  # fmt: skip
 INTRINSICS: dict[str, Intrinsic] = {i.name: i for i in (DOT,)}
 
@@ -91,14 +91,17 @@ def misfit(block: Block, around: tuple[Loop, ...], intrinsic: Intrinsic) -> tupl
     found = contraction_of(block)
     if isinstance(found, str):
         return found, ""
-    wrong = [d for d in found.dtypes if d not in intrinsic.operands]
+    sums = dict(intrinsic.operands)
+    wrong = [d for d in found.dtypes if d not in sums]
     if wrong:
-        names = ", ".join(d.value for d in intrinsic.operands)
+        names = ", ".join(d.value for d in sums)
         return f"its operands are {' and '.join(d.value for d in found.dtypes)}, and {intrinsic.name} takes {names}", ""
     update = block.body[0]
     assert isinstance(update, Update)
-    if update.values[0].dtype is not intrinsic.accumulates:
-        return f"it sums {update.values[0].dtype.value}, and {intrinsic.name} sums {intrinsic.accumulates.value}", ""
+    asked = update.values[0].dtype
+    other = next((d for d in found.dtypes if sums[d] is not asked), None)
+    if other is not None:
+        return f"it sums {asked.value}, and {intrinsic.name} sums {other.value} in {sums[other].value}", ""
     binding = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
     tile = [lp for lp in around if lp.kind is intrinsic.loops and lp.extent != 1]
     groups = (("m", found.m), ("n", found.n), ("k", found.k))
@@ -116,14 +119,16 @@ def misfit(block: Block, around: tuple[Loop, ...], intrinsic: Intrinsic) -> tupl
         if extent < least or (intrinsic.powers and extent & (extent - 1)):
             kind = "a power of two of at least" if intrinsic.powers else "at least"
             return f"{mine[0].var} runs {mine[0].extent} times, and {group} of {intrinsic.name} is {kind} {least}", ""
-    other = [lp for lp in tile if lp.var not in taken and any(lp.var in b.free_symbols for b in binding.values())]
-    if other:
-        return f"the loop {other[0].var} of the tile runs over none of m, n and k alone", hint
+    rest = [lp for lp in tile if lp.var not in taken and any(lp.var in b.free_symbols for b in binding.values())]
+    if rest:
+        return f"the loop {rest[0].var} of the tile runs over none of m, n and k alone", hint
     return "", ""
 
 
 def _operand(value: Expr) -> Expr:
-    """A factor without the conversion from the half type in which it comes."""
+    """A factor without the conversion from the half type, or the bytes that add up to integers, in which it comes."""
+    if isinstance(value, Cast) and value.dtype is DType.INT32 and value.value.dtype is DType.INT8:
+        return value.value
     if isinstance(value, Cast) and value.value.dtype.is_half:
         return value.value
     return value

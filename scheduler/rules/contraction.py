@@ -35,11 +35,12 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A block that sums products."""
+    """A block that sums products; ``dtype`` is that of the sum."""
 
     name: str
     left: Operand
     right: Operand
+    dtype: DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ class Contraction:
     needs_row: bool
 
     def dtype(self) -> DType:
-        """The type that is multiplied: a half type where all products are of it, else float32."""
+        """The type that is multiplied: a half type, or bytes that add up to integers, where all are of it, else
+        float32."""
         kinds = {common_type(p) for p in self.products}
         return kinds.pop() if len(kinds) == 1 else DType.FLOAT32
 
@@ -75,6 +77,8 @@ def common_type(product: Product) -> DType:
     float32."""
     kinds = {product.left.dtype, product.right.dtype}
     halves = kinds & {DType.BFLOAT16, DType.FLOAT16}
+    if product.dtype is DType.INT32:
+        return DType.INT8
     if len(halves) == 1 and kinds - halves <= {DType.INT8, DType.UINT8}:
         return halves.pop()
     return DType.FLOAT32
@@ -191,8 +195,10 @@ def _product(
     if min(place[v] for v in rows) > min(place[v] for v in columns):
         rows, columns, left, right = columns, rows, right, left
     a, b = _operand(nest, block, left), _operand(nest, block, right)
-    product = Product(block.name, a, b)
-    if dtype is not DType.FLOAT32:
+    product = Product(block.name, a, b, dtype)
+    if dtype is DType.INT32 and {a.dtype, b.dtype} != {DType.INT8}:
+        return None
+    if dtype not in (DType.FLOAT32, DType.INT32):
         return None
     sizes = {x.var: x.extent for x in block.axes}
 
@@ -208,11 +214,18 @@ def _operand(nest: LoopNest, block: Block, parts: Sequence[Expr]) -> Operand:
     if len(parts) != 1:
         return Operand(tuple(parts), parts[0].dtype, False)
     bare = parts[0]
-    if isinstance(bare, Cast) and bare.dtype is DType.FLOAT32 and bare.value.dtype in _NARROW:
+    if isinstance(bare, Cast) and _is_exact(bare):
         bare = bare.value
     plain = isinstance(bare, Load) and nest.buffer(bare.buffer).scope is Scope.GLOBAL
     plain = plain and not any(is_value(i) for i in bare.indices)  # type: ignore[union-attr]
     return Operand((bare,), bare.dtype, plain)
+
+
+def _is_exact(wide: Cast) -> bool:
+    """Whether a conversion is one that the tensor cores do themselves."""
+    if wide.dtype is DType.INT32:
+        return wide.value.dtype is DType.INT8
+    return wide.dtype is DType.FLOAT32 and wide.value.dtype in _NARROW
 
 
 def bytes_per_step(nest: LoopNest, c: Contraction, tile: Mapping[sympy.Symbol, int]) -> int:

@@ -8,7 +8,6 @@ Sources: CUTLASS's threadblock swizzle; the matmul tutorial of Triton; Tillet et
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import sympy
 
@@ -19,58 +18,17 @@ from ..schedule import Schedule
 from .contraction import Axes, Contraction, bytes_per_step, extent, find_contraction
 from .cpu_common import cost, merge_rows
 from .gpu_common import GPUS, cut, fused, next_power, programs, tile, typical
+from .gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape
 from .registry import Params, Rule, Value
 
-# The least that a tile of the tensor cores has along each axis.
-LEAST = 16
-# Rows that a warp group multiplies at once, and how many elements a whole row may have to stay in one program.
-GROUP_ROWS, WHOLE_ROW = 64, 256
+# How many elements a whole row may have to stay in one program.
+WHOLE_ROW = 256
 # Elements of results that a thread has in registers, and operations on each from which it has room for half of them.
 HELD, HEAVY = 128, 16
 # Programs in a group along the shorter way through the L2 cache.
 GROUP = 8
 # Shared memory that the compiler wants beside the tiles: barriers, and what it exchanges between layouts.
 RESERVED = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class TileShape:
-    """A shape of tiles: rows, columns, and elements of the summed axis a step; ``warps`` of 32 threads, the steps in
-    flight, and the share of the peak rate that it reaches."""
-
-    rows: int
-    columns: int
-    step: int
-    warps: int
-    stages: int
-    rate: float
-
-
-# Of two-byte operands; wider ones take shorter steps.
-_SHAPES = (
-    TileShape(128, 256, 64, 8, 3, 1.0),
-    TileShape(128, 128, 64, 8, 4, 0.88),
-    TileShape(64, 256, 64, 4, 4, 0.85),
-    TileShape(128, 64, 64, 4, 5, 0.72),
-    TileShape(64, 128, 64, 4, 5, 0.74),
-    TileShape(64, 64, 64, 4, 6, 0.56),
-    TileShape(64, 32, 128, 4, 5, 0.34),
-    TileShape(64, 16, 128, 4, 6, 0.20),
-    TileShape(32, 32, 64, 4, 5, 0.22),
-    TileShape(16, 64, 64, 4, 5, 0.22),
-    TileShape(32, 16, 128, 2, 5, 0.14),
-    TileShape(16, 16, 128, 2, 5, 0.10),
-)
-# Without tensor cores each thread keeps a square of results in registers.
-_PLAIN_SHAPES = (
-    TileShape(128, 64, 16, 8, 3, 1.0),
-    TileShape(64, 64, 16, 4, 3, 0.9),
-    TileShape(64, 32, 32, 4, 3, 0.6),
-    TileShape(32, 32, 32, 4, 3, 0.4),
-    TileShape(16, 64, 32, 4, 3, 0.4),
-    TileShape(64, 16, 32, 4, 3, 0.4),
-    TileShape(16, 16, 32, 2, 3, 0.2),
-)
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -123,7 +81,7 @@ def _fitting(nest: LoopNest, target: Target, c: Contraction) -> list[TileShape]:
     first, second = _roles(nest, c)
     sizes = typical(nest, extent(first)), typical(nest, extent(second))
     batch, depth = typical(nest, extent(c.batch)), typical(nest, extent(c.summed))
-    table = _SHAPES if _fast(c, target) else _PLAIN_SHAPES
+    table = SHAPES if _fast(c, target) else PLAIN_SHAPES
     scored: list[tuple[float, int, TileShape]] = []
     for k, shape in enumerate(table):
         if c.needs_row and next_power(sizes[1]) != shape.columns and shape.columns != max(next_power(sizes[1]), LEAST):
@@ -149,7 +107,8 @@ def _fit(nest: LoopNest, target: Target, c: Contraction, shape: TileShape) -> Ti
     """The shape with steps and stages that fit the shared memory of a program."""
     first, second = _roles(nest, c)
     depth = max(next_power(typical(nest, extent(c.summed))), LEAST)
-    step = min(shape.step, depth)
+    # Rows of one-byte operands are as long in bytes.
+    step = min(shape.step * (2 if c.dtype() is DType.INT8 else 1), depth)
     while step >= LEAST:
         tiles = dict.fromkeys((v for v, _ in first), 0) | dict.fromkeys((v for v, _ in second), 0)
         tiles |= {v: 1 for v, _ in (*first, *second, *c.summed)}
@@ -258,8 +217,10 @@ def _order_programs(
     around: list[str] = [*batch]
     small: str | None = None
     if over is not None and across is not None:
-        for loop in (over, across):
-            size = _divisor(schedule, loop, group)
+        # Whichever way has a number of tiles that divides well.
+        sizes = {loop: _divisor(schedule, loop, group) if group > 1 else 1 for loop in (over, across)}
+        for loop in sorted(sizes, key=lambda lp: max(sizes[lp] / group, group / sizes[lp])):
+            size = sizes[loop]
             if size > 1:
                 big, small = schedule.split(loop, [None, size]) if schedule.extent(loop) != size else (None, loop)
                 other = across if loop == over else over
@@ -272,10 +233,10 @@ def _order_programs(
 
 
 def _divisor(schedule: Schedule, loop: str, group: int) -> int:
-    """The largest power of two up to ``group`` that divides the loop's iterations."""
-    while group > 1 and not schedule.nest.symbols.is_divisible(schedule.extent(loop), group):
-        group //= 2
-    return group
+    """The number next to ``group``, below twice it, that divides the loop's iterations; 1 where none does."""
+    extent, table = schedule.extent(loop), schedule.nest.symbols
+    near = sorted(range(2, 2 * group), key=lambda size: max(size / group, group / size))
+    return next((size for size in near if table.is_divisible(extent, size)), 1)
 
 
 def _steps(schedule: Schedule, c: Contraction, shape: TileShape) -> None:

@@ -13,7 +13,7 @@ from torch_mlc.ir.symbols import SymbolTable
 from torch_mlc.scheduler.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.scheduler.lower import lower_to_loops
 
-F32, BF16, I8 = DType.FLOAT32, DType.BFLOAT16, DType.INT8
+F32, BF16, I8, I32 = DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.INT32
 B, M, N, K = symbol("i0"), symbol("i1"), symbol("i2"), symbol("r0")
 
 NO_SIZES = SymbolTable()
@@ -103,6 +103,17 @@ def byte_products(m, n, k, dtype=BF16) -> LoopNest:
     stages = [Stage(("t0",), (product,), True, SUM), Stage(("t1",), (Load("t0", (i, j), F32),), False)]
     out = Output(buffer("out0", (m, n), dtype), "t1", (i, j))
     return function("bytes", dims(i0=m, i1=n), dims(r0=k), inputs, [out], stages)
+
+
+def integers(m, n, k) -> LoopNest:
+    """``(x @ w.T) * s`` of bytes x (m, k) and w (n, k), summed in int32, with a scale for each column."""
+    i, j = symbol("i0"), symbol("i1")
+    inputs = [buffer("in0", (m, k), I8), buffer("in1", (n, k), I8), buffer("in2", (n,), F32)]
+    product = call("mul", cast(Load("in0", (i, K), I8), I32), cast(Load("in1", (j, K), I8), I32))
+    result = call("mul", cast(Load("t0", (i, j), I32), F32), Load("in2", (j,), F32))
+    stages = [Stage(("t0",), (product,), True, SUM), Stage(("t1",), (result,), False)]
+    out = Output(buffer("out0", (m, n), F32), "t1", (i, j))
+    return function("integers", dims(i0=m, i1=n), dims(r0=k), inputs, [out], stages)
 
 
 def normed(m, n, k, dtype=BF16) -> LoopNest:

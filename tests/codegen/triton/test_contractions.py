@@ -20,7 +20,7 @@ from torch_mlc.runtime.gpu_launch import GpuKernel
 from torch_mlc.scheduler.rules import default_schedule, design_space
 
 sys.path.insert(0, str(Path(__file__).parent))
-from contractions import batched, byte_products, dequantised, linear, normed, row_softmax
+from contractions import batched, byte_products, dequantised, integers, linear, normed, row_softmax
 
 SM90, GFX942 = gpu_target("cuda:sm_90"), gpu_target("hip:gfx942")
 F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
@@ -52,6 +52,7 @@ SMALL = {
     "bytes by row": dequantised(20, 40, 70),
     "bytes by group": dequantised(5, 40, 128, group=32),
     "bytes, odd": dequantised(70, 40, 51, group=17),
+    "integers": integers(20, 33, 70),
     "norm": normed(20, 33, 70),
     "softmax": row_softmax(20, 27, 40),
 }
@@ -103,13 +104,14 @@ LARGE = {
     "batch": batched(16, 1024, 1024, 128),
     "bytes, few rows": dequantised(16, 4096, 14336),
     "bytes by group": dequantised(2048, 4096, 4096, group=128),
+    "integers": integers(1024, 4096, 4096),
     "norm": normed(2048, 4096, 4096),
     "softmax": row_softmax(4096, 256, 512),
     "symbolic rows": linear(S0, 4096, 4096, table=SymbolTable((Size(S0, 1, 65536, 1, 2048),))),
 }
 # Where a row of scales or a bias is read beside the tiles, or bytes go to the tensor cores through registers: those
 # are copied eight at a time.
-NARROW = ("bias and gelu", "bytes, few rows", "bytes by group", "norm")
+NARROW = ("bias and gelu", "integers", "bytes, few rows", "bytes by group", "norm")
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -11,9 +13,11 @@ from torch_mlc.dynamo_backend.capture import capture
 from torch_mlc.dynamo_backend.fake_device import on_fake_device
 from torch_mlc.dynamo_backend.importer import import_graph
 from torch_mlc.ir.target import gpu_target
+from torch_mlc.scheduler.contraction import Decision, Products
 from torch_mlc.scheduler.fuse import fuse
 from torch_mlc.scheduler.lower import lower_to_loops
-from torch_mlc.scheduler.passes import GRAPH_PASSES
+from torch_mlc.scheduler.passes import GRAPH_PASSES, eliminate_dead, simplify_algebra
+from torch_mlc.scheduler.passes.open_contractions import open_product
 from torch_mlc.scheduler.rules import default_schedule
 
 SM90 = gpu_target("cuda:sm_90")
@@ -72,6 +76,24 @@ PROGRAMS = {
     "block": (Block(3, 16), (empty(2, 3, 7, 16), empty(2, 7, 48))),
     "batch": (Call(normed), (empty(3, 17, 20), empty(3, 20, 33), empty(33))),
 }
+
+
+def test_a_sum_in_pieces_keeps_the_meaning(agrees):
+    """Groups of a row fall into pieces whole; the second kernel adds them up and goes on."""
+    model, inputs = PROGRAMS["quantised"]
+    model, inputs = on_fake_device(model.eval(), inputs, "cuda")
+    graph = simplify_algebra(import_graph(capture(model, inputs)[0]))
+    products, taken = Products(graph), {n for node in graph.nodes for n in node.names}
+    nodes = []
+    for node in graph.nodes:
+        p = products.product(node)
+        decision = Decision(True, "asked for", (False, True), pieces=4)
+        nodes += [node] if p is None else open_product(p, decision, graph, taken)
+    functions = fuse(eliminate_dead(replace(graph, nodes=tuple(nodes)))).functions.values()
+    schedules = [default_schedule(lower_to_loops(f), SM90) for f in functions]
+    assert "gpu_contraction" in [s.rule for s in schedules] and len(schedules) > 1
+    for s in schedules:
+        agrees(s.nest, tolerance=3e-2)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

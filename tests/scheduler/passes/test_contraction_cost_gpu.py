@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from torch_mlc.dynamo_backend.fake_device import on_fake_device
 from torch_mlc.dynamo_backend.importer import import_graph
 from torch_mlc.ir.expr import loads
 from torch_mlc.ir.graph import Graph, Library, Reduction
+from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.scheduler.passes import eliminate_dead, open_contractions, simplify_algebra
 
 BF16 = torch.bfloat16
+SM90 = gpu_target("cuda:sm_90")
 
 
 class Program(torch.nn.Module):
@@ -28,10 +31,10 @@ class Program(torch.nn.Module):
         return self.fn(*inputs)
 
 
-def decided(fn: Callable[..., object], *inputs: Tensor) -> Graph:
+def decided(fn: Callable[..., object], *inputs: Tensor, target: Target = SM90) -> Graph:
     model, fakes = on_fake_device(Program(fn), inputs, "cuda")
     graphs = capture(model, fakes)
-    return eliminate_dead(open_contractions(simplify_algebra(import_graph(graphs[0]))))
+    return eliminate_dead(open_contractions(simplify_algebra(import_graph(graphs[0])), lambda device: target))
 
 
 def products(graph: Graph) -> tuple[list[Reduction], list[Library]]:
@@ -54,6 +57,25 @@ def test_packed_weights_are_read_packed_for_few_rows(rows: int) -> None:
     assert not libraries
     assert {ld.dtype.torch for ld in loads(total.values[0])} == {BF16, torch.int8}
     assert "made of" in total.origins[0].note
+
+
+def test_few_results_of_long_sums_are_made_in_pieces() -> None:
+    """As many as give each multiprocessor of the target a program, or the library keeps the product."""
+    shapes = empty(16, 14336), empty(4096, 14336, dtype=torch.int8), empty(4096, 1)
+    (pieces, total), libraries = products(decided(quantised, *shapes))
+    assert not libraries and "the sum in 2 pieces" in pieces.origins[0].note
+    assert [int(e) for e in pieces.types[0].shape] == [2, 16, 4096]
+    assert [int(e) for e in total.reduce_shape] == [2]
+    (whole,), _ = products(decided(quantised, *shapes, target=replace(SM90, cores=32)))
+    assert "pieces" not in whole.origins[0].note
+    assert not products(decided(with_gelu, empty(64, 1 << 16), empty(128, 1 << 16)))[0]
+
+
+def test_rows_that_start_anywhere_are_the_library_s() -> None:
+    """Their elements would be copied one by one."""
+    for depth, expected in ((1024, True), (1021, False)):
+        opened, _ = products(decided(with_gelu, empty(2048, depth), empty(4096, depth)))
+        assert bool(opened) is expected
 
 
 def test_many_rows_are_the_library_s() -> None:
@@ -94,8 +116,20 @@ def test_what_feeds_a_reduction_saves_less() -> None:
 def test_full_float32_is_the_library_s_unless_memory_decides() -> None:
     kinds = {"dtype": torch.float32}
     assert not products(decided(with_gelu, empty(4096, 1024, **kinds), empty(4096, 1024, **kinds)))[0]
-    few = decided(quantised, empty(16, 4096, **kinds), empty(4096, 4096, dtype=torch.int8), empty(4096, 1, **kinds))
+    few = decided(quantised, empty(1, 4096, **kinds), empty(4096, 4096, dtype=torch.int8), empty(4096, 1, **kinds))
     assert products(few)[0]
+
+
+def test_products_of_bytes_are_opened_where_rows_run_along_the_depth() -> None:
+    def scaled(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+        return torch._int_mm(x, w.t()) * s
+
+    x, w, s = (empty(*shape, dtype=kind) for shape, kind in (
+        ((1024, 1024), torch.int8), ((4096, 1024), torch.int8), ((4096,), torch.float32)))  # fmt: skip
+    (total,), libraries = products(decided(scaled, x, w, s))
+    assert not libraries and {ld.dtype.torch for ld in loads(total.values[0])} == {torch.int8}
+    _, (library,) = products(decided(lambda x, w, s: torch._int_mm(x, w) * s, x, w.reshape(1024, 4096), s))
+    assert "contiguous in depth" in library.reason
 
 
 def test_small_products_and_integers_stay() -> None:

@@ -42,14 +42,14 @@ def imported(fn: Callable[..., object], *inputs: Tensor, dynamic: bool = False) 
     return import_graph(gm)
 
 
-def opened(graph: Graph, inlined: bool = False) -> Graph:
+def opened(graph: Graph, inlined: bool = False, pieces: int = 1) -> Graph:
     """Every product opened, whatever it costs."""
     products, taken = Products(graph), {n for node in graph.nodes for n in node.names}
     nodes = []
     for node in graph.nodes:
         p = products.product(node)
         made = (True, True) if inlined else (False, False)
-        nodes += [node] if p is None else open_product(p, Decision(True, "asked for", made), graph, taken)
+        nodes += [node] if p is None else open_product(p, Decision(True, "asked for", made, pieces), graph, taken)
     graph = eliminate_dead(replace(graph, nodes=tuple(nodes)))
     verify(IRModule({"main": graph}))
     return graph
@@ -114,6 +114,16 @@ def test_an_opened_product_is_that_product(name: str, dtype: torch.dtype) -> Non
     wanted = fn(*(t.double() for t in inputs)).to(dtype) if dtype.is_floating_point else fn(*inputs)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}.get(dtype, 0.0)
     torch.testing.assert_close(result.to(dtype), wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["mm", "scaled addmm", "baddbmm"])
+def test_a_product_in_pieces_is_that_product(name: str) -> None:
+    fn, shapes = PRODUCTS[name]
+    # Six terms in three pieces of two.
+    inputs = tensors(*(tuple(6 if e == 5 else e for e in s) for s in shapes))
+    graph = opened(imported(fn, *inputs), pieces=3)
+    assert next(n.types[0].shape[0] for n in graph.nodes if isinstance(n, Reduction)) == 3
+    torch.testing.assert_close(answer(graph, inputs), fn(*inputs))
 
 
 def test_with_beta_zero_what_is_added_is_not_read() -> None:

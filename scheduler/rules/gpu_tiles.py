@@ -1,0 +1,100 @@
+"""Shapes of tiles for products on GPUs, and how long a product takes in them: what the rule ranks its tiles by, and
+what decides whether a product leaves the library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+# The least that a tile of the tensor cores has along each axis.
+LEAST = 16
+# A multiprocessor reads faster than its share of the memory's rate: about so many times.
+REACH = 2.0
+# Rows that a warp group multiplies at once.
+GROUP_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """A shape of tiles: rows, columns, and elements of the summed axis a step; ``warps`` of 32 threads, the steps in
+    flight, and the share of the peak rate that it reaches."""
+
+    rows: int
+    columns: int
+    step: int
+    warps: int
+    stages: int
+    rate: float
+
+
+# Of two-byte operands; wider ones take shorter steps.
+SHAPES = (
+    TileShape(128, 256, 64, 8, 3, 1.0),
+    TileShape(128, 128, 64, 8, 4, 0.88),
+    TileShape(64, 256, 64, 4, 4, 0.85),
+    TileShape(128, 64, 64, 4, 5, 0.72),
+    TileShape(64, 128, 64, 4, 5, 0.74),
+    TileShape(64, 64, 64, 4, 6, 0.56),
+    TileShape(64, 32, 128, 4, 5, 0.34),
+    TileShape(64, 16, 128, 4, 6, 0.20),
+    TileShape(32, 32, 64, 4, 5, 0.22),
+    TileShape(16, 64, 64, 4, 5, 0.22),
+    TileShape(32, 16, 128, 2, 5, 0.14),
+    TileShape(16, 16, 128, 2, 5, 0.10),
+)
+# Without tensor cores each thread keeps a square of results in registers.
+PLAIN_SHAPES = (
+    TileShape(128, 64, 16, 8, 3, 1.0),
+    TileShape(64, 64, 16, 4, 3, 0.9),
+    TileShape(64, 32, 32, 4, 3, 0.6),
+    TileShape(32, 32, 32, 4, 3, 0.4),
+    TileShape(16, 64, 32, 4, 3, 0.4),
+    TileShape(64, 16, 32, 4, 3, 0.4),
+    TileShape(16, 16, 32, 2, 3, 0.2),
+)
+# A product with a vector is a reduction of rows, without tensor cores.
+VECTOR_SHAPES = (TileShape(4, 1, 512, 4, 1, 0.05),)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the time of a product depends on: multiprocessors, bytes a nanosecond of memory, operations a nanosecond."""
+
+    cores: int
+    bandwidth: float
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A product's sizes."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+def multiplying_time(
+    size: Extent, pieces: int, read: float, machine: Machine, shapes: Iterable[TileShape] = SHAPES, making: float = 0.0
+) -> float:
+    """Nanoseconds of a product in the best of the shapes, whose programs read ``read`` bytes in all.
+
+    Programs run in waves, one on each multiprocessor: where they are fewer than those, only so many multiply and read.
+    Each adds up one of the ``pieces`` of the summed axis. ``making`` is what operands take to make by all
+    multiprocessors, beside multiplying.
+    """
+    return min(_time_in(size, pieces, read, machine, s, making) for s in shapes)
+
+
+def _time_in(size: Extent, pieces: int, read: float, machine: Machine, shape: TileShape, making: float) -> float:
+    # Rows and columns may change places.
+    tiles = min(
+        -(-size.m // a) * -(-size.n // b) for a, b in ((shape.rows, shape.columns), (shape.columns, shape.rows))
+    )
+    programs = pieces * size.batch * tiles
+    waves = -(-programs // machine.cores)
+    depth = size.k / pieces
+    each = 2.0 * shape.rows * shape.columns * depth * machine.cores / (machine.rate * shape.rate)
+    share = programs / machine.cores
+    return max(waves * each + making / min(1.0, share), read / (machine.bandwidth * min(1.0, REACH * share)))
