@@ -86,18 +86,21 @@ def _simple(name: str, fn: str, identity: Callable[[DType], Const], exact: bool 
     )
 
 
-def _argument(name: str, better: str, worst: Callable[[DType], Const]) -> Monoid:
-    """Value and index of the best element; NaN is best of all, and of equals the lower index wins."""
+def _argument(name: str, better: str, worst: Callable[[DType], Const], last: bool = False) -> Monoid:
+    """Value and index of the best element; NaN is best of all, and of equals the lower index wins, or with ``last`` the
+    higher one."""
+    sooner = "gt" if last else "lt"
 
     def combine(a: State, b: State) -> State:
-        take = call("logical_or", call(better, b[0], a[0]), _tie(a, b))
+        tie = call("logical_and", call("eq", b[0], a[0]), call(sooner, b[1], a[1]))
+        take = call("logical_or", call(better, b[0], a[0]), tie)
         if a[0].dtype.is_float:
             a_nan, b_nan = call("isnan", a[0]), call("isnan", b[0])
-            b_first = call("logical_or", call("logical_not", a_nan), call("lt", b[1], a[1]))
+            b_wins = call("logical_or", call("logical_not", a_nan), call(sooner, b[1], a[1]))
             take = call(
                 "logical_or",
                 call("logical_and", take, call("logical_not", a_nan)),
-                call("logical_and", b_nan, b_first),
+                call("logical_and", b_nan, b_wins),
             )
         return (Select(take, b[0], a[0]), Select(take, b[1], a[1]))
 
@@ -111,17 +114,13 @@ def _argument(name: str, better: str, worst: Callable[[DType], Const]) -> Monoid
     return Monoid(
         name,
         (Component("value"), Component("index")),
-        lambda dtypes: (worst(dtypes[0]), highest(dtypes[1])),
+        lambda dtypes: (worst(dtypes[0]), (lowest if last else highest)(dtypes[1])),
         _self,
         combine,
         lambda s: s,
         exact=True,
-        follow=follow,
+        follow=None if last else follow,
     )
-
-
-def _tie(a: State, b: State) -> Expr:
-    return call("logical_and", call("eq", b[0], a[0]), call("lt", b[1], a[1]))
 
 
 def _welford_combine(a: State, b: State) -> State:
@@ -165,6 +164,9 @@ ANY = _simple("any", "logical_or", lambda d: const(False, d), exact=True)
 ALL = _simple("all", "logical_and", lambda d: const(True, d), exact=True)
 ARGMAX = _argument("argmax", "gt", lowest)
 ARGMIN = _argument("argmin", "lt", highest)
+# What running maxima and minima give: of equals the last.
+LAST_ARGMAX = _argument("last_argmax", "gt", lowest, last=True)
+LAST_ARGMIN = _argument("last_argmin", "lt", highest, last=True)
 # State (mean, m2, count); count is kept in the same float type so that lanes combine without conversions.
 WELFORD = Monoid(
     "welford",
@@ -194,7 +196,8 @@ ATTENTION = Monoid(
 )
 
 MONOIDS: dict[str, Monoid] = {
-    m.name: m for m in (SUM, PRODUCT, MAX, MIN, ANY, ALL, ARGMAX, ARGMIN, WELFORD, LOGSUMEXP, ATTENTION)
+    m.name: m
+    for m in (SUM, PRODUCT, MAX, MIN, ANY, ALL, ARGMAX, ARGMIN, LAST_ARGMAX, LAST_ARGMIN, WELFORD, LOGSUMEXP, ATTENTION)
 }
 
 

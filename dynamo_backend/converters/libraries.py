@@ -41,11 +41,6 @@ library(
 )  # fmt: skip
 library("scatter", "aten.scatter.src", "aten.scatter.value", "aten.index_put.default", "aten.index_copy.default")
 library(
-    "scan along a dimension",
-    "aten.cumsum.default", "aten.cumprod.default", "aten.cummax.default", "aten.cummin.default",
-    "aten.logcumsumexp.default",
-)  # fmt: skip
-library(
     "sort",
     "aten.sort.default", "aten.sort.stable", "aten.topk.default", "aten.kthvalue.default", "aten.median.dim",
     "aten.median.default", "aten.mode.default", "aten._unique2.default", "aten.unique_dim.default",

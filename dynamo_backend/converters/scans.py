@@ -1,4 +1,4 @@
-"""Running sums, products and log-sum-exps along a dimension.
+"""Running sums, products, log-sum-exps, maxima and minima along a dimension.
 
 States have the type in which ATen keeps them: on a CPU float64 for float32, anywhere float32 for the half types.
 """
@@ -10,10 +10,10 @@ from typing import Any
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Expr, Load
+from ...ir.expr import Load
 from ...ir.graph import Scan, TensorType
-from ...ir.monoid import LOGSUMEXP, PRODUCT, SUM, Monoid
-from .context import ImportContext, Tensor, axes, convert
+from ...ir.monoid import LAST_ARGMAX, LAST_ARGMIN, LOGSUMEXP, PRODUCT, SUM, Monoid, State
+from .context import ImportContext, Tensor, axes, convert, index_value
 from .registry import NoConversion, converter
 
 # On a GPU a row is the work of one program.
@@ -32,31 +32,45 @@ def _is_long_work(ctx: ImportContext, out: TensorType, along: sympy.Expr) -> boo
     return length > LONG_ROW and ctx.sizes.hint(out.numel) < FEW_ROWS * length
 
 
-def scan(ctx: ImportContext, monoid: Monoid, x: Tensor, dim: int) -> Tensor:
-    """The current node's result: ``x``, converted to its type, combined up to each position of ``dim``."""
-    out = ctx.type()
-    at = axes(len(out.shape))
-    # What is asked for is converted to the result's type first, then summed in a wider one.
-    value = convert(ctx.load(x, at, out.dtype), _state_type(out.dtype, out.device))
-    along = out.shape[dim] if out.shape else sympy.S.One
+def scan(ctx: ImportContext, monoid: Monoid, lifted: State, kind: TensorType, dim: int) -> State:
+    """The states of a scan of ``lifted``, a state over the axes of ``kind``, up to each position of ``dim``."""
+    at = axes(len(kind.shape))
+    along = kind.shape[dim] if at else sympy.S.One
     if along is sympy.S.One:
-        return ctx.compute(monoid.project(monoid.lift(value))[0])
-    lifted = monoid.lift(value)
-    types = tuple(ctx.contiguous(out.shape, v.dtype, out.device) for v in lifted)
-    if _is_long_work(ctx, out, along):
+        return lifted
+    if _is_long_work(ctx, kind, along):
         raise NoConversion("few long rows: the library's scans are the work of many programs each")
+    types = tuple(ctx.contiguous(kind.shape, v.dtype, kind.device) for v in lifted)
     names = tuple(ctx.fresh(c.name) for c in monoid.components)
     ctx.nodes.append(Scan(names, types, at, at[dim % len(at)], monoid, lifted, ctx.origins))
-    state: tuple[Expr, ...] = tuple(Load(n, at, t.dtype) for n, t in zip(names, types, strict=True))
-    return ctx.compute(monoid.project(state)[0])
+    return tuple(Load(n, at, t.dtype) for n, t in zip(names, types, strict=True))
 
 
 def _register(name: str, monoid: Monoid) -> None:
     @converter(f"aten.{name}.default")
     def running(ctx: ImportContext, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
-        return scan(ctx, monoid, x, dim)
+        out = ctx.type()
+        # What is asked for is converted to the result's type first, then summed in a wider one.
+        value = ctx.load(x, axes(len(out.shape)), out.dtype)
+        lifted = monoid.lift(convert(value, _state_type(out.dtype, out.device)))
+        return ctx.compute(monoid.project(scan(ctx, monoid, lifted, out, dim))[0])
+
+
+def _register_best(name: str, monoid: Monoid) -> None:
+    @converter(f"aten.{name}.default")
+    def best(ctx: ImportContext, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        at = axes(x.rank)
+        extent = x.shape[dim] if at else sympy.S.One
+        # As wide as a float32, where a position always fits: half the registers.
+        position = DType.INT32 if extent.is_Integer and int(extent) < 1 << 31 else DType.INT64
+        place = index_value(at[dim] if extent is not sympy.S.One else sympy.S.Zero, position)
+        kind = DType.INT32 if x.dtype is DType.BOOL else x.dtype.compute
+        value, index = scan(ctx, monoid, (ctx.load(x, at, kind), place), ctx.type(0), dim)
+        return ctx.compute(value, ctx.type(0), ctx.name(0)), ctx.compute(index, ctx.type(1), ctx.name(1))
 
 
 _register("cumsum", SUM)
 _register("cumprod", PRODUCT)
 _register("logcumsumexp", LOGSUMEXP)
+_register_best("cummax", LAST_ARGMAX)
+_register_best("cummin", LAST_ARGMIN)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import sympy
 
 from ...ir.expr import is_value
-from ...ir.loops import Block, LoopNest, Scope
+from ...ir.loops import Block, LoopNest, Scope, Update
 from ...ir.target import Target
 from ..schedule import Schedule
 from .analysis import Shape, analyse
@@ -46,6 +46,12 @@ def _length(shape: Shape) -> sympy.Expr:
     return sympy.Mul(*(e for _, e in shape.inner))
 
 
+def _state_words(shape: Shape) -> int:
+    """Registers that the states of one element take."""
+    updates = [s for b in shape.blocks if b.is_scan for s in b.body if isinstance(s, Update)]
+    return sum(-(-v.dtype.itemsize // 4) for s in updates for v in s.values)
+
+
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     shape = analyse(nest)
     length, count = _length(shape), typical(nest, sympy.Mul(*(e for _, e in shape.rows)))
@@ -54,8 +60,9 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     least = max(32 // narrowest_bytes(shape), 8) if across else 1
     size = next_power(typical(nest, length))
     whole = bool(length.is_Integer) and size * live * least <= PERSISTENT
-    block = size if whole else clamp_power(size, 16, 64 if across else 1024)
-    rows = clamp_power(max(min(TILE // block, count // (2 * target.cores)), least), 1, 64)
+    tile_size = TILE // clamp_power(_state_words(shape) // 2, 1, 8)
+    block = size if whole else clamp_power(size, 16, 64 if across else min(tile_size, 1024))
+    rows = clamp_power(max(min(tile_size // block, count // (2 * target.cores)), least), 1, 64)
     if across:
         rows = min(rows, clamp_power(typical(nest, shape.rows[-1][1]), 1, 64))
     warps = warps_for(target, block * rows * (live if whole else 1), 16, 4 if block * rows >= 1024 else 1, MAX_WARPS)

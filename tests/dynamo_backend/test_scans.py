@@ -79,6 +79,48 @@ def test_infinities_and_nan(check: Callable[..., Graph], op: str) -> None:
     agree(lambda v: fn(v, 0), x.repeat(7, 9))
 
 
+BEST = ("cummax", "cummin")
+
+
+@pytest.mark.parametrize("op", BEST)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_the_best_so_far_and_where_it_was(check: Callable[..., Graph], op: str, dtype: torch.dtype) -> None:
+    """Of equals the last."""
+    fn = getattr(torch, op)
+    x = (torch.randn(3, 9) * 1.5).to(dtype)
+    for dim in (0, 1, -2):
+        check(partial(fn, dim=dim), x)
+    check(lambda v: fn(v, 0), x[0, 0])
+    check(lambda v: fn(v, 1), x[:, :0])
+    check(lambda v: fn(v, 1), x[:, :1])
+    agree(lambda v: (*fn(v, 0), *fn(v, 1)), x.repeat(5, 7))
+    agree(lambda v: (*fn(v, 0), fn(v, 1)[1]), x.repeat(5, 7), dynamic=True)
+
+
+@pytest.mark.parametrize("op", BEST)
+def test_the_best_of_nothing_but_infinities_and_nan(op: str) -> None:
+    inf, nan = math.inf, math.nan
+    x = torch.tensor([[1.0, nan, 2.0, nan, 3.0], [-inf, -inf, -inf, -inf, -inf], [inf, inf, 1.0, inf, inf],
+                      [0.0, -0.0, 0.0, -0.0, -1.0], [nan, 1.0, inf, -inf, nan]])  # fmt: skip
+    fn = getattr(torch, op)
+    for v in (x, x.t().contiguous(), x.repeat(1, 5), x.repeat(5, 1)):
+        agree(lambda v: (*fn(v, 0), *fn(v, 1)), v)
+    low = torch.full((2, 20), torch.iinfo(torch.int32).min, dtype=torch.int32)
+    agree(lambda v: (*fn(v, 1), *fn(-1 - v, 0)), low)
+
+
+@pytest.mark.parametrize("op", BEST)
+def test_gradients_of_the_best_so_far(op: str) -> None:
+    x = torch.randn(4, 33, requires_grad=True)
+
+    def loss(x: Tensor) -> Tensor:
+        return (getattr(torch, op)(x.sin(), 1).values * x).sum()
+
+    (expected,) = torch.autograd.grad(loss(x), x)
+    (got,) = torch.autograd.grad(compiled(loss, x), x)
+    torch.testing.assert_close(got, expected)
+
+
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 SHAPES = ((1, 1), (1, 130), (3, 7), (5, 16), (4, 100), (33, 65), (2, 3, 37), (2, 33, 5), (3, 16, 24))

@@ -18,7 +18,7 @@ F32, I64 = DType.FLOAT32, DType.INT64
 State = tuple[np.generic, ...]
 # Components' types, by monoid; the rest are one float32.
 TYPES = {
-    "argmax": (F32, I64), "argmin": (F32, I64), "welford": (F32,) * 3, "logsumexp": (F32,) * 2, "attention": (F32,) * 3,
+    **dict.fromkeys(("argmax", "argmin", "last_argmax", "last_argmin"), (F32, I64)), "welford": (F32,) * 3, "logsumexp": (F32,) * 2, "attention": (F32,) * 3,
     "any": (DType.BOOL,), "all": (DType.BOOL,),
 }  # fmt: skip
 ODD = [0.0, 1.0, -2.5, 3.0, 80.0, -90.0, math.inf, -math.inf, math.nan]
@@ -65,8 +65,11 @@ def lift(m: Monoid, x: float, k: int) -> State:
     """The state of element ``x`` at place ``k``."""
     if m.name in ("any", "all"):
         return (np.bool_(x > 0),)
-    args = {"argmax": (const(x, F32), const(k, I64)), "argmin": (const(x, F32), const(k, I64)),
-            "attention": (const(x, F32), const(float(k), F32))}.get(m.name, (const(x, F32),))  # fmt: skip
+    args: tuple[Expr, ...] = (const(x, F32),)
+    if m.name == "attention":
+        args = (const(x, F32), const(float(k), F32))
+    elif types(m)[-1] is I64:
+        args = (const(x, F32), const(k, I64))
     return run(m, m.lift(*args))
 
 
@@ -105,6 +108,8 @@ def test_associativity(m: Monoid) -> None:
 REFERENCES = {
     "sum": torch.sum, "product": torch.prod, "max": torch.max, "min": torch.min,
     "argmax": lambda x: (torch.max(x), torch.argmax(x)), "argmin": lambda x: (torch.min(x), torch.argmin(x)),
+    "last_argmax": lambda x: tuple(r[-1] for r in torch.cummax(x, 0)),
+    "last_argmin": lambda x: tuple(r[-1] for r in torch.cummin(x, 0)),
     "any": lambda x: torch.any(x > 0), "all": lambda x: torch.all(x > 0),
     "welford": lambda x: (torch.mean(x), torch.var(x, correction=0)),
     "logsumexp": lambda x: torch.logsumexp(x, 0),
