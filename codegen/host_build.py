@@ -70,6 +70,8 @@ class _Builder:
     last: dict[str, int] = field(default_factory=dict)
     # The name whose object owns the memory that a name looks at.
     owner: dict[str, str] = field(default_factory=dict)
+    # How many names look at the memory that a name owns.
+    shares: dict[str, int] = field(default_factory=dict)
     # Dead memory by type, allocated by us and shared with nobody.
     spare: dict[TensorType, list[str]] = field(default_factory=dict)
     ours: dict[str, TensorType] = field(default_factory=dict)
@@ -78,18 +80,23 @@ class _Builder:
     memory: Memory = field(default_factory=Memory)
     # Symbols that no argument gives: sizes decided by data, read from the results of the calls that decide them.
     unbound: set[sympy.Symbol] = field(default_factory=set)
+    # The node at hand, and the names that leave the graph.
+    at: int = 0
+    kept: set[str] = field(default_factory=set)
 
     def build(self) -> HostProgram:
         graph = self.graph
         tensors = {i.name: i.type for i in graph.inputs if isinstance(i, Input)}
         bound = self.bind_sizes()
         last = self.last = self.last_uses()
-        kept = {o for o in graph.outputs if isinstance(o, str)}
-        self.owner = {name: name for name in tensors}
+        kept = self.kept = {o for o in graph.outputs if isinstance(o, str)}
+        for name in tensors:
+            self.own(name, name)
         unused = tuple(n for n in tensors if n not in last and n not in kept)
         if unused:
             self.steps.append(Free(unused))
         for at, node in enumerate(graph.nodes):
+            self.at = at
             self.node(node)
             names = [n for n in dict.fromkeys((*uses(node), *node.names)) if last.get(n, at) == at and n not in kept]
             self.free([n for n in names if n in self.owner])
@@ -101,6 +108,11 @@ class _Builder:
         return HostProgram(
             graph.name, tuple(i.name for i in graph.inputs), tensors, tuple(self.steps), bound, self.memory.peaks()
         )
+
+    def own(self, name: str, owner: str) -> None:
+        """A name and whose memory it looks at."""
+        self.owner[name] = owner
+        self.shares[owner] = self.shares.get(owner, 0) + 1
 
     def last_uses(self) -> dict[str, int]:
         """The position of the last node that reads each name."""
@@ -142,7 +154,7 @@ class _Builder:
                 self.library(node, comment)
             case View(name, kind, source, _, _, offset):
                 self.steps.append(MakeView(name, kind, source, offset))
-                self.owner[name] = self.owner[source]
+                self.own(name, self.owner[source])
                 self.memory.share(name, source)
             case Compute() | Reduction() | Scan():
                 raise EmitError(f"{self.graph.name}: {node.names[0]} was not fused into any function")
@@ -154,12 +166,12 @@ class _Builder:
             # An op may return or keep what it is given, so memory that a library saw is not used again.
             self.ours.pop(self.owner.get(used, used), None)
         if over:
-            self.owner[node.names[0]] = self.owner[over]
+            self.own(node.names[0], self.owner[over])
             self.memory.share(node.names[0], over)
             return
         for name, result in zip(node.names, node.types, strict=True):
             if result is not None:
-                self.owner[name] = name
+                self.own(name, name)
                 self.memory.add(name, result.nbytes)
                 self.bind_result(name, result)
                 if node.target in PRODUCTS:
@@ -173,8 +185,8 @@ class _Builder:
             return ""
         name = node.args[0].name
         owner = self.owner.get(name, "")
-        alone = sum(o == owner for o in self.owner.values()) == 1 and node.args[0] not in node.args[1:]
-        dead = self.last[name] == self.position() and name not in self.graph.outputs
+        alone = self.shares.get(owner) == 1 and node.args[0] not in node.args[1:]
+        dead = self.last[name] == self.at and name not in self.kept
         return name if alone and dead and self.products.get(owner) == node.types[0] else ""
 
     def call(self, node: CallTensor, comment: str) -> None:
@@ -190,7 +202,7 @@ class _Builder:
                     continue
                 if name in self.last:
                     self.steps.append(WriteOver(name, target))
-                    self.owner[name] = self.owner[target]
+                    self.own(name, self.owner[target])
                     self.memory.share(name, target)
                 if target not in one.args:
                     tensors.append(target)
@@ -210,7 +222,7 @@ class _Builder:
             self.steps.append(Reuse(name, spare.pop()))
         else:
             self.steps.append(Allocate(name, kind))
-        self.owner[name] = name
+        self.own(name, name)
         self.ours[name] = kind
         self.memory.add(name, kind.nbytes)
 
@@ -218,9 +230,10 @@ class _Builder:
         gone = []
         for name in names:
             owner = self.owner.pop(name)
+            self.shares[owner] -= 1
             self.memory.drop(name)
             kind = self.ours.get(owner)
-            if owner == name and kind is not None and owner not in self.owner.values() and self.wanted(kind):
+            if owner == name and kind is not None and not self.shares[owner] and self.wanted(kind):
                 # The name stays bound until its memory is taken over.
                 self.spare.setdefault(kind, []).append(name)
                 del self.ours[name]
@@ -231,13 +244,10 @@ class _Builder:
 
     def wanted(self, kind: TensorType) -> bool:
         """Whether the very next allocations include one of this type, so that keeping it raises no peak."""
-        for node in self.graph.nodes[self.position() : self.position() + 1]:
+        for node in self.graph.nodes[self.at + 1 : self.at + 2]:
             if isinstance(node, CallTensor) and kind in node.types:
                 return len(self.spare.get(kind, ())) < node.types.count(kind)
         return False
-
-    def position(self) -> int:
-        return sum(isinstance(s, (Launch, CallLibrary, MakeView)) for s in self.steps)
 
 
 def _decided_inside(graph: Graph, symbol: sympy.Symbol) -> bool:

@@ -15,9 +15,16 @@ class FunctionTable:
     def __init__(self, functions: Mapping[str, TensorFunction]) -> None:
         self.functions = dict(functions)
         self._names = {f: n for n, f in functions.items()}
+        # By object, since many calls bring the same one; it is kept, so that its id is its own.
+        self._entered: dict[int, tuple[TensorFunction, str]] = {}
 
     def enter(self, function: TensorFunction) -> str:
         """The name of a function equal to this one, which is put in if there is none."""
+        if id(function) not in self._entered:
+            self._entered[id(function)] = function, self._enter(function)
+        return self._entered[id(function)][1]
+
+    def _enter(self, function: TensorFunction) -> str:
         known = self._names.get(function)
         if known is not None:
             return known

@@ -14,9 +14,10 @@ import sympy
 
 from ..ir.graph import CallTensor, Graph, Library, Node, size_makers, sizes_read, uses
 from .assemble import assemble
+from .dependences import Dependences, last_bits, set_bits
 from .domain import bind_access
 from .function import TensorFunction
-from .group import Group
+from .group import MAX_MEMBERS, Group
 from .members import Member, build_members, drop_dead, member_sizes
 from .repeat import apply_repeats, choose_repeats
 from .stream import open_streams
@@ -24,6 +25,9 @@ from .views import ViewMap
 
 # Kernels of so few elements are gathered into one, up to so many members.
 TINY_ELEMENTS, MAX_TINY = 16, 32
+# So many groups are tried for a node, those that share most with it; of groups that it cannot join because something
+# lies between, so many of the last are reported for each tensor.
+MOST_TRIED, MOST_TOLD = 48, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,10 @@ class Fusion:
 
 @dataclass(slots=True)
 class _Unit:
-    """A node of the graph of groups: a group or a library call, and the bit mask of all that it depends on."""
+    """A node of the graph of groups: a group or a library call; neither where the group has become part of another."""
 
     group: Group | None
     node: Library | CallTensor | None
-    needs: int = 0
 
 
 @dataclass(slots=True)
@@ -68,9 +71,10 @@ class _Fuser:
     graph: Graph
     views: ViewMap
     units: list[_Unit] = field(default_factory=list)
-    # Which unit makes a tensor; which units read it.
+    order: Dependences = field(default_factory=Dependences)
+    # Which unit makes a tensor; the mask of the groups that read it.
     maker: dict[str, int] = field(default_factory=dict)
-    readers: dict[str, list[int]] = field(default_factory=dict)
+    readers: dict[str, int] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
     # The results that tell sizes which the data decide.
@@ -94,7 +98,7 @@ class _Fuser:
         for at, unit in enumerate(self.units):
             if unit.group is None or not self._is_tiny(unit.group):
                 continue
-            for host in hosts:
+            for host in hosts[-MOST_TRIED:]:
                 kept = self.units[host].group
                 if kept is not None and len(kept.members) < MAX_TINY and self._try_unite(host, at):
                     hosts.remove(host)
@@ -106,20 +110,15 @@ class _Fuser:
         return all(m.monoid is None and hint(m.types[0].numel) <= TINY_ELEMENTS for m in group.members)
 
     def _library(self, node: Library | CallTensor) -> None:
-        at = len(self.units)
-        unit = _Unit(None, node)
-        for name in {self.views.base(u) for u in uses(node)}:
-            self._depend(unit, name)
-            self.readers.setdefault(name, []).append(at)
-        for size in sizes_read(node) & self.makers_of_sizes.keys() if self.makers_of_sizes else ():
-            self._depend(unit, self.makers_of_sizes[size])
-        self.units.append(unit)
+        names = {self.views.base(u) for u in uses(node)}
+        if self.makers_of_sizes:
+            names |= {self.makers_of_sizes[s] for s in sizes_read(node) & self.makers_of_sizes.keys()}
+        at = self.order.add(self._makers(names))
+        self.units.append(_Unit(None, node))
         self.maker.update(dict.fromkeys(node.names, at))
 
-    def _depend(self, unit: _Unit, name: str) -> None:
-        made = self.maker.get(name)
-        if made is not None:
-            unit.needs |= self.units[made].needs | (1 << made)
+    def _makers(self, names: set[str]) -> list[int]:
+        return [self.maker[n] for n in names if n in self.maker]
 
     def _place(self, m: Member) -> None:
         reads = {ld.buffer for ld in m.loads}
@@ -131,35 +130,22 @@ class _Fuser:
                 return
         group = Group(self.graph.symbols, m.types[0].device)
         group.begin(m)
-        unit = _Unit(group, None)
-        at = len(self.units)
-        self.units.append(unit)
+        at = self.order.add()
+        self.units.append(_Unit(group, None))
         self._register(m, reads, at)
         self._unite(m, reads, at)
 
     def _register(self, m: Member, reads: set[str], at: int) -> None:
-        unit = self.units[at]
-        before = unit.needs
+        self.order.depend(at, self._makers(reads))
         for name in reads:
-            if self.maker.get(name) != at:
-                self._depend(unit, name)
-            known = self.readers.setdefault(name, [])
-            if at not in known:
-                known.append(at)
+            self.readers[name] = self.readers.get(name, 0) | 1 << at
         self.maker.update(dict.fromkeys(m.names, at))
-        if unit.needs != before:
-            self._propagate(at)
-
-    def _propagate(self, at: int) -> None:
-        bit, needs = 1 << at, self.units[at].needs
-        for other in self.units:
-            if other.needs & bit:
-                other.needs |= needs
 
     def _candidates(self, reads: set[str]) -> list[int]:
         """Groups that make or read what this node reads, those that share the most bytes first."""
         score: dict[int, int] = {}
         largest = max((self.sizes.get(n, 0) for n in reads), default=0)
+        blocked = self.order.blocked(self._makers(reads))
         for name in reads:
             size = self.sizes.get(name, 0)
             made = self.maker.get(name)
@@ -167,10 +153,11 @@ class _Fuser:
                 # A write saved as well as a read.
                 score[made] = score.get(made, 0) + 2 * size
             if size * 4 >= largest:
-                for reader in self.readers.get(name, ()):
-                    if reader != made and self.units[reader].group is not None:
+                readers = self.readers.get(name, 0)
+                for reader in (*last_bits(readers & blocked, MOST_TOLD), *set_bits(readers & ~blocked)):
+                    if reader != made:
                         score[reader] = score.get(reader, 0) + size
-        return sorted(score, key=lambda at: (-score[at], -at))
+        return sorted(score, key=lambda at: (-score[at], -at))[:MOST_TRIED]
 
     def _try_join(self, m: Member, reads: set[str], at: int) -> bool:
         unit = self.units[at]
@@ -191,10 +178,11 @@ class _Fuser:
         assert group is not None
         if m.types[0].device != group.device:
             return f"they are on {group.device} and {m.types[0].device}"
-        bit = 1 << at
+        if len(group.members) >= MAX_MEMBERS:
+            return f"the kernel has {MAX_MEMBERS} members already"
         for name in reads:
             made = self.maker.get(name)
-            if made is not None and made != at and self.units[made].needs & bit:
+            if made is not None and made != at and self.order.is_needed(at, by=made):
                 between = self.units[made].node
                 what = between.names[0] if between is not None else name
                 return f"{what} lies between them"
@@ -217,15 +205,8 @@ class _Fuser:
         assert a.group is not None and b.group is not None
         if a.group.device != b.group.device:
             return False
-        # A path between the two through a third unit would become a cycle.
-        for needs, other in ((b.needs, source), (a.needs, target)):
-            rest = needs & ~((1 << source) | (1 << target))
-            while rest:
-                k = rest.bit_length() - 1
-                rest ^= 1 << k
-                unit = self.units[k]
-                if (unit.group is not None or unit.node is not None) and unit.needs >> other & 1:
-                    return False
+        if not self.order.may_unite(source, target):
+            return False
         merged = sorted([*a.group.members, *b.group.members], key=lambda m: m.index)
         large, small = (a, b) if len(a.group.members) >= len(b.group.members) else (b, a)
         assert large.group is not None and small.group is not None
@@ -238,20 +219,13 @@ class _Fuser:
             {ld.buffer for m in a.group.members for ld in m.loads},
         )
         b.group.take(trial)
-        b.needs |= a.needs
-        b.needs &= ~((1 << source) | (1 << target))
         a.group = None
+        self.order.unite(source, target)
         self.maker.update(dict.fromkeys(moved, target))
         for name in read | set(self.makers_of_sizes.values()):
-            readers = self.readers.get(name, [])
-            if source in readers:
-                readers[:] = [r for r in readers if r != source]
-                if target not in readers:
-                    readers.append(target)
-        for unit in self.units:
-            if unit.needs & (1 << source):
-                unit.needs = (unit.needs & ~(1 << source)) | (1 << target)
-        self._propagate(target)
+            readers = self.readers.get(name, 0)
+            if readers >> source & 1:
+                self.readers[name] = readers & ~(1 << source) | 1 << target
         return True
 
 

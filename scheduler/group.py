@@ -42,8 +42,7 @@ class Group:
     def copy(self) -> Group:
         return Group(
             self.table, self.device, self.domain.copy(), list(self.members),
-            {k: dict(v) for k, v in self.bindings.items()}, dict(self.produced),
-            {k: list(v) for k, v in self.reads.items()}, set(self.tensors), self.is_split,
+            dict(self.bindings), dict(self.produced), dict(self.reads), set(self.tensors), self.is_split,
             set(self.cross),
         )  # fmt: skip
 
@@ -122,11 +121,13 @@ class Group:
         """Bring all digits up to date after refinements."""
         if len(self.domain.splits) == mark:
             return
-        for b in (*self.bindings.values(), binding):
-            for a, digits in b.items():
-                b[a] = self.domain.refresh(digits, mark)
+        refresh = self.domain.refresh
+        for a, digits in binding.items():
+            binding[a] = refresh(digits, mark)
+        # New ones in their place: copies of the group share what they hold.
+        self.bindings = {name: {a: refresh(d, mark) for a, d in b.items()} for name, b in self.bindings.items()}
         for name, known in self.reads.items():
-            self.reads[name] = [None if d is None else self.domain.refresh(d, mark) for d in known]
+            self.reads[name] = [None if d is None else refresh(d, mark) for d in known]
 
     def _complete(self, m: Member, binding: Binding) -> str | None:
         """Bind the axes that the accesses left open, check the shape of the whole, and admit."""

@@ -6,12 +6,14 @@ The steps of an optimizer over hundreds of tensors, or the rotation of queries a
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import sympy
 
 from ..ir.graph import CallTensor, Graph, Library, Node, View, size_makers, sizes_read, uses
+from .dependences import Dependences
 from .function import TensorFunction
 from .function_table import FunctionTable
 from .fuse import Fusion
@@ -46,33 +48,72 @@ def share_launches(fusion: Fusion, may_alias: MayAlias) -> Fusion:
 def _split(graph: Graph, functions: Mapping[str, TensorFunction]) -> tuple[Graph, dict[str, TensorFunction]]:
     """Functions of one row that only compute elements, without the scalars that they make: where that makes functions
     equal, lets many work on the elements, or a result be written over an input."""
-    parts = {}
-    for k, node in enumerate(graph.nodes):
-        if isinstance(node, CallTensor):
-            found = split_scalars(node, functions[node.function])
-            if found is not None:
-                parts[k] = found
+    kinds: dict[TensorFunction, int] = {}
+    known = {f: _parts_of(n, functions[f], kinds) for f, n in _first_calls(graph).items()}
+    parts = {
+        k: found
+        for k, node in enumerate(graph.nodes)
+        if isinstance(node, CallTensor) and not node.into and (found := known[node.function]) is not None
+    }
     if not parts:
         return graph, dict(functions)
     hint = graph.symbols.hint
-    kinds: dict[TensorFunction, int] = {}
-    keys: dict[int, TensorFunction] = {}
-    for k, found in parts.items():
-        _, function = found[-1]
-        flat = flatten(function)
-        keys[k] = flat.function if flat is not None else function
-        kinds[keys[k]] = kinds.get(keys[k], 0) + 1
+    repeats = Counter(found.kind for found in parts.values())
     copied = {n.args[1].name for n in graph.nodes if isinstance(n, Library) and is_copy(n)}
     table = FunctionTable(functions)
     nodes: list[Node] = []
     for k, node in enumerate(graph.nodes):
         if k in parts and isinstance(node, CallTensor):
             large = max(hint(t.numel) for t in node.types) >= LARGE_ELEMENTS
-            if kinds[keys[k]] > 1 or large or copied & set(node.names):
-                nodes += [replace(c, function=table.enter(replace(f, name=node.function))) for c, f in parts[k]]
+            if repeats[parts[k].kind] > 1 or large or copied & set(node.names):
+                nodes += [replace(c, function=table.enter(f)) for c, f in parts[k].calls(node)]
                 continue
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes)), table.used(nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the calls of one function become; ``kind`` is equal where the functions of elements are, sizes aside."""
+
+    pattern: tuple[tuple[CallTensor, TensorFunction], ...]
+    kind: int
+
+    def calls(self, node: CallTensor) -> list[tuple[CallTensor, TensorFunction]]:
+        names = dict(zip(_named("result", node.names), node.names, strict=True))
+        types = dict(zip(_named("result", node.names), node.types, strict=True))
+        given = names | dict(zip(_named("argument", node.args), node.args, strict=True))
+        return [
+            (
+                replace(c, names=tuple(names[n] for n in c.names), types=tuple(types[n] for n in c.names),
+                        args=tuple(given[a] for a in c.args), sizes=node.sizes, origins=node.origins),
+                f,
+            )
+            for c, f in self.pattern
+        ]  # fmt: skip
+
+
+def _named(what: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{what} {k}" for k in range(len(names)))
+
+
+def _first_calls(graph: Graph) -> dict[str, CallTensor]:
+    """One call of each function."""
+    found: dict[str, CallTensor] = {}
+    for node in graph.nodes:
+        if isinstance(node, CallTensor):
+            found.setdefault(node.function, node)
+    return found
+
+
+def _parts_of(call: CallTensor, function: TensorFunction, kinds: dict[TensorFunction, int]) -> _Parts | None:
+    pattern = replace(call, names=_named("result", call.names), args=_named("argument", call.args), into=())
+    parts = split_scalars(pattern, function)
+    if parts is None:
+        return None
+    flat = flatten(parts[-1][1])
+    kind = kinds.setdefault(flat.function if flat is not None else parts[-1][1], len(kinds))
+    return _Parts(tuple((c, replace(f, name=call.function)) for c, f in parts), kind)
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
@@ -84,6 +125,9 @@ class _Tables:
     functions: Mapping[str, TensorFunction]
     aliases: Aliases
     needs: list[set[int]] = field(default_factory=list)
+    # What each node needs, and what needs it, where the calls chosen so far are one.
+    before: Dependences = field(default_factory=Dependences)
+    after: Dependences = field(default_factory=Dependences)
     makers: dict[str, int] = field(default_factory=dict)
     flats: dict[str, Flat | None] = field(default_factory=dict)
 
@@ -92,10 +136,11 @@ class _Tables:
         if not groups:
             return self.graph, dict(self.functions)
         self.needs = _order(self.graph, self.aliases)
+        self.before, self.after = _closures(self.needs)
         self.makers = {name: k for k, node in enumerate(self.graph.nodes) for name in node.names}
         chosen: list[list[int]] = []
         for group in groups:
-            chosen += self.independent(group, chosen)
+            chosen += self.independent(group)
         if not chosen:
             return self.graph, dict(self.functions)
         return self.rebuilt(chosen)
@@ -103,41 +148,52 @@ class _Tables:
     def candidates(self) -> list[list[int]]:
         """Positions of calls whose functions are equal, sizes of flat ones aside."""
         found: dict[object, list[int]] = {}
+        kinds: dict[TensorFunction, int] = {}
+        kind_of: dict[str, int] = {}
         for k, node in enumerate(self.graph.nodes):
             if isinstance(node, CallTensor) and node.count == 1:
-                if node.function not in self.flats:
-                    self.flats[node.function] = flatten(self.functions[node.function])
-                flat = self.flats[node.function]
-                what = flat.function if flat is not None else self.functions[node.function]
+                name = node.function
+                if name not in self.flats:
+                    flat = self.flats[name] = flatten(self.functions[name])
+                    kind_of[name] = kinds.setdefault(flat.function if flat else self.functions[name], len(kinds))
                 into = tuple(
                     None if t is None else node.args.index(t) if t in node.args else -1 for t in node.into
                 )  # fmt: skip
-                found.setdefault((what, into, node.types[0].device), []).append(k)
+                found.setdefault((kind_of[name], into, node.types[0].device), []).append(k)
         return list(found.values())
 
-    def independent(self, group: list[int], chosen: list[list[int]]) -> list[list[int]]:
+    def independent(self, group: list[int]) -> list[list[int]]:
         """The group in parts of which no call depends on another, however the calls chosen before are joined."""
-        reach = _reach(self.needs, chosen)
+        held = {k: self.waiting(k) for k in group}
+        least = min(held.values())
         result: list[list[int]] = []
-        rest = group
-        while len(rest) > 1:
-            part: list[int] = rest[:1]
-            left: list[int] = []
-            for k in rest[1:]:
-                (part if self.fits(k, part, reach) else left).append(k)
+        left = sum(1 << k for k in group)
+        while left:
+            first = (left & -left).bit_length() - 1
+            part, waits = [first], held[first]
+            free = left & ~(1 << first) & ~self.related(first)
+            while free:
+                low = free & -free
+                k = low.bit_length() - 1
+                far = k - first > CLOSE
+                if far and waits + least > MAX_WAITING_BYTES:
+                    break
+                free ^= low
+                if waits + held[k] <= MAX_WAITING_BYTES or (not far and self.late(k, first) <= MAX_WAITING_BYTES):
+                    part.append(k)
+                    waits += held[k]
+                    free &= ~self.related(k)
             if len(part) > 1:
                 result.append(part)
-                reach = _reach(self.needs, [*chosen, *result]) if left else reach
-            rest = left
+                for k in part[1:]:
+                    self.before.unite(k, first)
+                    self.after.unite(k, first)
+            left &= ~sum(1 << k for k in part)
         return result
 
-    def fits(self, k: int, part: list[int], reach: list[int]) -> bool:
-        mask = sum(1 << p for p in part)
-        if reach[k] & mask or any(reach[p] >> k & 1 for p in part):
-            return False
-        if k - part[0] <= CLOSE and self.late(k, part[0]) <= MAX_WAITING_BYTES:
-            return True
-        return self.waiting([*part, k]) <= MAX_WAITING_BYTES
+    def related(self, k: int) -> int:
+        """The mask of nodes that a call depends on or that depend on it."""
+        return self.before.needs[k] | self.after.needs[k]
 
     def late(self, k: int, first: int) -> int:
         """Bytes that call ``k`` reads and that were not there yet when call ``first`` ran: they would have to be made
@@ -159,14 +215,11 @@ class _Tables:
             name = view.source
         return name
 
-    def waiting(self, part: list[int]) -> int:
-        hint = self.graph.symbols.hint
-        total = 0
-        for k in part:
-            node = self.graph.nodes[k]
-            assert isinstance(node, CallTensor)
-            total += sum(hint(t.nbytes) for t, fresh in zip(node.types, node.fresh, strict=True) if fresh)
-        return total
+    def waiting(self, k: int) -> int:
+        """Bytes of the results of a call that have no memory yet."""
+        node, hint = self.graph.nodes[k], self.graph.symbols.hint
+        assert isinstance(node, CallTensor)
+        return sum(hint(t.nbytes) for t, fresh in zip(node.types, node.fresh, strict=True) if fresh)
 
     # --- the new graph ----------------------------------------------------------------------------------------------
 
@@ -254,22 +307,12 @@ def _order(graph: Graph, aliases: Aliases) -> list[set[int]]:
     return needs
 
 
-def _reach(needs: list[set[int]], joined: list[list[int]]) -> list[int]:
-    """For each node the bit mask of all that must come before it, when the nodes of each list run as one."""
-    home = {k: g for g in joined for k in g}
-    reach = [0] * len(needs)
-    # Joined nodes stand at different places of the order, so that one pass may not be enough.
-    changed = True
-    while changed:
-        changed = False
-        for k, before in enumerate(needs):
-            mask = reach[k]
-            for b in before:
-                mask |= reach[b] | (1 << b)
-                for other in home.get(b, ()):
-                    mask |= reach[other] | (1 << other)
-            for other in home.get(k, ()):
-                mask |= reach[other] & ~(1 << k)
-            if mask != reach[k]:
-                reach[k], changed = mask, True
-    return reach
+def _closures(needs: list[set[int]]) -> tuple[Dependences, Dependences]:
+    """What nodes need, and what needs them."""
+    before, after = Dependences.of(len(needs)), Dependences.of(len(needs))
+    for k, on in enumerate(needs):
+        before.depend(k, on)
+    for k in reversed(range(len(needs))):
+        for b in needs[k]:
+            after.depend(b, (k,))
+    return before, after

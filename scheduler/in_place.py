@@ -74,14 +74,18 @@ class _Pass:
     makers: dict[str, int] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=dict)
     leaving: set[str] = field(default_factory=set)
+    given: set[str] = field(default_factory=set)
     # Functions of calls that changed, by position.
     changed: dict[int, TensorFunction] = field(default_factory=dict)
+    # Outcomes of ``overwritten`` by function object, output and input; objects are kept, so that ids stay their own.
+    known: dict[tuple[int, int, int], tuple[TensorFunction, TensorFunction | None]] = field(default_factory=dict)
 
     def run(self) -> tuple[Graph, dict[str, TensorFunction]]:
         copies = [k for k, n in enumerate(self.graph.nodes) if is_copy(n)]
         if not copies:
             return self.graph, self.functions
         self.types = self.graph.types()
+        self.given = {i.name for i in self.graph.inputs}
         for k, node in enumerate(self.graph.nodes):
             self.makers.update(dict.fromkeys(node.names, k))
             for base in {b for u in uses(node) for b in self.aliases[u]}:
@@ -119,7 +123,7 @@ class _Pass:
     def is_safe(self, at: int, node: Library, target: str, value: str) -> bool:
         """Whether it makes no difference to the rest of the graph when the value arrives early."""
         kind = self.types[target]
-        if self.types[value] != kind or target not in {i.name for i in self.graph.inputs}:
+        if self.types[value] != kind or target not in self.given:
             return False
         if any(s == 0 and n != 1 for s, n in zip(kind.strides, kind.shape, strict=True)):
             return False
@@ -143,7 +147,10 @@ class _Pass:
         if target not in call.args:
             return replace(call, into=tuple(into))
         at = self.makers[value]
-        function = overwritten(self.changed.get(at, self.functions[call.function]), k, call.args.index(target))
+        before, given = self.changed.get(at, self.functions[call.function]), call.args.index(target)
+        if (id(before), k, given) not in self.known:
+            self.known[id(before), k, given] = before, overwritten(before, k, given)
+        _, function = self.known[id(before), k, given]
         if function is None:
             return None
         self.changed[at] = function

@@ -1,0 +1,99 @@
+"""Compile time grows with the graph, not with its square: lines of our own Python, counted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torch_mlc.codegen.host import KernelUse
+from torch_mlc.codegen.host_build import build_host_program
+from torch_mlc.codegen.host_text import may_alias, print_host
+from torch_mlc.dynamo_backend.capture import capture
+from torch_mlc.dynamo_backend.compile import run_passes
+from torch_mlc.dynamo_backend.importer import import_graph
+from torch_mlc.ir.graph import CallTensor
+from torch_mlc.runtime.options import Options
+from torch_mlc.scheduler.fuse import fuse
+from torch_mlc.scheduler.horizontal import share_launches
+
+FEW, MANY = 6, 24
+
+
+def blocks(count: int) -> tuple[Callable[..., Any], list[Tensor]]:
+    """A residual stream of norms, products and gates: each layer reads what all before it have added up."""
+
+    def function(x: Tensor, mask: Tensor, *weights: Tensor) -> Tensor:
+        for w in weights:
+            h = F.layer_norm(x, (16,)) @ w
+            x = x + F.gelu(h) * mask
+        return x
+
+    return function, [torch.randn(8, 16), torch.randn(8, 16), *(torch.randn(16, 16) for _ in range(count))]
+
+
+def chain(count: int) -> tuple[Callable[..., Any], list[Tensor]]:
+    """Element-wise operations and softmaxes with nothing between them, all of which read one tensor."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        for _ in range(2 * count):
+            x = (x.sin() * y).softmax(-1) + y
+        return x
+
+    return function, [torch.randn(8, 16), torch.randn(8, 16)]
+
+
+def step(count: int) -> tuple[Callable[..., Any], list[Tensor]]:
+    """Many small tensors, each brought up to date by itself."""
+
+    def function(lr: Tensor, *tensors: Tensor) -> list[Tensor]:
+        ps, gs = tensors[: 2 * count], tensors[2 * count :]
+        return [p - lr * g / (g * g).sqrt() for p, g in zip(ps, gs, strict=True)]
+
+    return function, [torch.tensor(0.1), *(torch.randn(8, 3 + k % 5) for _ in (0, 1) for k in range(2 * count))]
+
+
+def lines_of(work: Callable[[], object]) -> int:
+    """How many lines of Python run, in every module but torch's and sympy's: their caches would blur the count."""
+    count = 0
+
+    def line(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return line
+
+    def enter(frame: FrameType, event: str, arg: object) -> Any:
+        return line if "torch_mlc" in str(frame.f_globals.get("__name__")) else None
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def compiled(gm: Any, inputs: list[Tensor]) -> int:
+    """All that is ours but the kernels themselves; how many functions the kernels are."""
+    graph = run_passes(import_graph(gm, inputs), Options(verify=0))
+    fusion = share_launches(fuse(graph), may_alias)
+    called = {n.function for n in fusion.graph.nodes if isinstance(n, CallTensor)}
+    print_host(build_host_program(fusion.graph, {f: KernelUse(f, (), True, fusion.functions[f].table) for f in called}))
+    return len(called)
+
+
+@pytest.mark.parametrize("make", [blocks, chain, step], ids=lambda f: f.__name__)
+def test_work_grows_with_the_graph(make: Callable[[int], tuple[Callable[..., Any], list[Tensor]]]) -> None:
+    counts = []
+    for size in (FEW, FEW, MANY):  # once to fill caches
+        function, inputs = make(size)
+        (gm,) = capture(function, inputs)
+        counts.append(lines_of(lambda gm=gm, inputs=inputs: compiled(gm, inputs)))
+    assert counts[-1] < counts[-2] * (MANY / FEW) * 1.2, counts
