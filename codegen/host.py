@@ -62,7 +62,7 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True)
 class WriteOver:
-    """``name`` is the memory of ``target``, an input of the program that the launch after this one writes."""
+    """``name`` is the memory of ``target``, an input or what dies here, that the launch after this one writes over."""
 
     name: str
     target: str

@@ -19,6 +19,7 @@ from .function_table import FunctionTable
 from .fuse import Fusion
 from .generalise import Flat, flatten, with_sizes
 from .in_place import Aliases, MayAlias, is_copy, write_in_place
+from .overwrite import write_over_dead
 from .passes.eliminate_dead import has_effect
 from .scalars import split_scalars
 
@@ -31,13 +32,14 @@ CLOSE = 6
 
 
 def share_launches(fusion: Fusion, may_alias: MayAlias) -> Fusion:
-    """A fused graph with results in place of what they are copied over, and with independent equal calls as one.
+    """A fused graph with results in place of what they are copied over or made of, and with equal calls as one.
 
     ``may_alias`` tells whether an op may return memory that it was given.
     """
     graph, functions = _split(fusion.graph, fusion.functions)
     graph, functions = write_in_place(graph, functions, may_alias)
     graph, functions = _Tables(graph, functions, Aliases.of(graph, may_alias)).run()
+    graph, functions = write_over_dead(graph, functions, may_alias)
     kernels = sum(isinstance(n, CallTensor) for n in graph.nodes)
     return Fusion(graph, functions, replace(fusion.report, kernels=kernels))
 
