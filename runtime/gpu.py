@@ -27,6 +27,8 @@ _POINTERS: dict[DType, str] = {
     DType.INT64: "*i64", DType.INT32: "*i32", DType.INT16: "*i16", DType.INT8: "*i8",
     DType.UINT64: "*u64", DType.UINT32: "*u32", DType.UINT16: "*u16", DType.UINT8: "*u8", DType.BOOL: "*i1",
 }  # fmt: skip
+# What warps of different parts do to the registers they have.
+_SPECIALIZED = "setmaxnreg"
 # Bytes to which a pointer argument is aligned unless a call says otherwise.
 ALIGNMENT = 16
 
@@ -40,7 +42,8 @@ class GpuBinary:
     """The machine code of one kernel, and what a launch needs to know.
 
     ``code`` is a cubin or a code object, ``assembly`` its PTX or AMDGCN text. ``arguments`` are "ptr", "i32" or "i64"
-    in call order, and ``scratch`` null pointers follow them. ``threads`` is the size of a block; ``shared`` bytes of
+    in call order, and ``scratch`` pointers follow them, null but for the first where each program wants
+    ``scratch_bytes`` of memory there. ``threads`` is the size of a block; ``shared`` bytes of
     shared memory. ``aligned`` says of each pointer whether the code relies on 16-byte alignment.
     """
 
@@ -54,6 +57,7 @@ class GpuBinary:
     threads: int
     shared: int
     aligned: tuple[bool, ...]
+    scratch_bytes: int = 0
 
 
 def load_source(source: KernelSource) -> Any:
@@ -102,6 +106,8 @@ def compile_triton(source: KernelSource, target: Target, aligned: tuple[bool, ..
         metadata, stages = _run_stages(compiler, src, gpu_target, _options(source, target))
     except Exception as error:  # the compiler raises errors of many kinds, none of them ours
         raise GpuCompileError(f"{source.name} does not compile for {target}: {error}\n{source.text}") from error
+    if source.option("warp_specialize") and _SPECIALIZED not in stages.get("ptx", ""):
+        raise GpuCompileError(f"{source.name}: the compiler gave no warps parts of the work, as was asked for {target}")
     code, assembly = ("cubin", "ptx") if target.kind == "cuda" else ("hsaco", "amdgcn")
     arguments = tuple("ptr" if t.startswith("*") else t for t in signature(source).values())
     return GpuBinary(
@@ -115,6 +121,7 @@ def compile_triton(source: KernelSource, target: Target, aligned: tuple[bool, ..
         int(metadata["num_warps"]) * target.warp,
         int(metadata["shared"]),
         aligned,
+        int(metadata.get("global_scratch_size") or 0),
     )
 
 

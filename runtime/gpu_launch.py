@@ -7,6 +7,7 @@ assumes less. Everything else about a launch is settled once for each variant an
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +47,8 @@ def _loaded(driver: Driver, binary: GpuBinary) -> _Loaded:
 class GpuKernel:
     """One kernel on the GPUs of this machine: ``kernel(tensors, sizes)`` launches it on the current stream.
 
-    ``compile`` makes a binary of a variant; a cache of bytes goes there. ``driver`` stands for the machine's own.
+    ``compile`` makes a binary of a variant; a cache of bytes goes there. ``driver`` stands for the machine's own, and
+    ``scratch(bytes, device)`` for its memory.
     """
 
     def __init__(
@@ -56,13 +58,17 @@ class GpuKernel:
         compile: Compile = compile_triton,
         driver: Driver | None = None,
         stream: Callable[[int], int] | None = None,
+        scratch: Callable[[int, int], torch.Tensor] | None = None,
     ) -> None:
         self.source = source
         self.target = target
         self._compile = compile
         self._driver = CDriver(target.kind) if driver is None else driver
+        self._scratch = _device_bytes if scratch is None else scratch
         self._stream = torch._C._cuda_getCurrentRawStream if stream is None else stream
         self.grid = _grid_function(source)
+        described = str(source.option("descriptors", "")).split(",")
+        self._described = frozenset(k for k, b in enumerate(source.params) if b.name in described)
         self._relaxable = tuple(b.align == 0 or b.align % ALIGNMENT == 0 for b in source.params)
         self._variants: dict[tuple[int, tuple[bool, ...]], _Loaded] = {}
 
@@ -72,6 +78,8 @@ class GpuKernel:
         grid = self.grid(*sizes)
         if 0 in grid:
             return
+        if self._described:
+            tensors = [_aligned(t) if k in self._described else t for k, t in enumerate(tensors)]
         addresses = [t.data_ptr() for t in tensors]
         aligned = tuple(r and a % ALIGNMENT == 0 for r, a in zip(self._relaxable, addresses, strict=True))
         device = tensors[0].get_device() if tensors else torch.cuda.current_device()
@@ -87,6 +95,10 @@ class GpuKernel:
         with loaded.lock:
             for cell, value in zip(loaded.cells, arguments, strict=False):
                 cell.value = value
+            if binary.scratch_bytes:
+                # The allocator gives the memory to somebody else after this launch on the stream, and not before.
+                scratch = self._scratch(math.prod(grid) * binary.scratch_bytes, device)
+                loaded.cells[len(binary.arguments)].value = scratch.data_ptr()
             self._driver.launch(
                 loaded.function, grid, binary.threads, binary.shared, self._stream(device), loaded.pointers
             )
@@ -95,6 +107,17 @@ class GpuKernel:
         loaded = _loaded(self._driver, self._compile(self.source, self.target, aligned))
         self._variants[(device, aligned)] = loaded
         return loaded
+
+
+def _device_bytes(size: int, device: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy where it starts at an address from which whole tiles cannot be copied."""
+    if tensor.data_ptr() % ALIGNMENT == 0:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _grid_function(source: KernelSource) -> Callable[..., tuple[int, int, int]]:

@@ -15,6 +15,7 @@ from torch.utils._sympy.functions import FloorDiv
 from ...ir.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Update, walk_nodes
 from ...ir.target import Target
 from ..kernel import EmitError, KernelSource
+from .descriptors import Descriptors
 from .helpers import helpers_for
 from .limits import Limits, take_limits
 from .program import BlockInfo, Program
@@ -25,6 +26,8 @@ from .table import ALIGNED, PARAMETERS, table_head
 from .values import Values
 from .writer import Writer
 
+# Annotations of loops that Triton's ``range`` takes.
+LOOP_FLAGS = ("flatten", "warp_specialize")
 _HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
 
 
@@ -33,8 +36,11 @@ def emit_triton(nest: LoopNest, target: Target) -> KernelSource:
 
     The kernel takes ``<name>_ptr`` for each parameter, then the size symbols, all of one integer type
     (``option("index")``). Nest annotations: ``num_warps`` (4), ``num_stages`` (1), ``peel`` (programs that no tail
-    touches run without masks), ``evict:<buffer>`` (a cache policy, which blocks may also carry). A loop annotated
-    ``num_stages`` is pipelined.
+    touches run without masks), ``evict:<buffer>`` (a cache policy, which blocks may also carry),
+    ``descriptor:<buffer>`` (tiles of products' operands may be copied by the tensor memory accelerator, see
+    ``descriptors.py``). A loop annotated ``num_stages`` is pipelined; one annotated ``flatten`` becomes one with the
+    loop inside it, so that the pipeline goes on from one iteration to the next; ``warp_specialize`` gives warps parts
+    of its body.
     Raises EmitError, which says what schedule would do.
     """
     if not target.is_gpu:
@@ -51,6 +57,8 @@ class _Emitter:
         self.out = Writer()
         self.values = Values(self.program, self.out)
         self.reductions = Reductions(self.values, self.out)
+        self.descriptors = Descriptors(self.values, self.out)
+        self.values.tile_load = self.descriptors.load
         self.scans = Scans(self.values, self.out, self.reductions)
 
     def source(self) -> KernelSource:
@@ -66,6 +74,7 @@ class _Emitter:
         parameters = list(PARAMETERS) if table else [*(f"{b.name}_ptr" for b in self.nest.params), *symbols]
         self._program_ids()
         self._tile_axes()
+        self.descriptors.declare()
         self._body()
         body = "\n".join(self.out.lines) or "    pass"
         helpers = "".join(self.out.helpers.values())
@@ -80,9 +89,15 @@ class _Emitter:
             ("num_warps", int(self.nest.annotation("num_warps", 4) or 4)),
             ("num_stages", int(self.nest.annotation("num_stages", 1) or 1)),
             ("enable_fp_fusion", True),
+            *((("warp_specialize", True),) if self._specializes() else ()),
+            *((("descriptors", ",".join(self.descriptors.buffers)),) if self.descriptors.buffers else ()),
             *((("table", True),) if self.nest.annotation("table") else ()),
             *divisors,
         )
+
+    def _specializes(self) -> bool:
+        loops = (n for n, _ in walk_nodes(self.nest.body) if isinstance(n, Loop))
+        return any(dict(lp.annotations).get("warp_specialize") for lp in loops)
 
     # --- the head -----------------------------------------------------------------------------------------------------
 
@@ -197,6 +212,7 @@ class _Emitter:
             return
         low, high = self._ends(extent, self.limits.get(loop.var, Limits()))
         more = f", num_stages={stages}" if stages else ""
+        more += "".join(f", {key}=True" for key in LOOP_FLAGS if dict(loop.annotations).get(key))
         self.out.line(f"for {self._raw(loop, name)} in tl.range({low}, {high}{more}):")
 
     def _ends(self, extent: str, limits: Limits) -> tuple[str, str]:

@@ -6,7 +6,7 @@ shared parts is written once and costs no more than its parts. Loads carry the m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import sympy
@@ -52,6 +52,8 @@ class Values:
         self.serial: list[sympy.Symbol] = []
         # A variable of the text -> the expression in loop symbols that it stands for.
         self.meaning: dict[sympy.Symbol, sympy.Expr] = {}
+        # Loads of whole tiles that something else than a load of each element does.
+        self.tile_load: Callable[[Buffer, Load], Value | None] = lambda buffer, expr: None
         self.info: BlockInfo | None = None
         self._axes: dict[sympy.Symbol, sympy.Expr] = {}
         self._extents: dict[sympy.Symbol, sympy.Expr] = {}
@@ -324,6 +326,9 @@ class Values:
         buffer = self.program.buffers[expr.buffer]
         if buffer.scope is not Scope.GLOBAL:
             return self._local(expr, buffer)
+        tile = self.tile_load(buffer, expr) if not guard else None
+        if tile is not None:
+            return tile
         text, own, linear, parts = self.address(buffer, expr.indices, env, guard)
         place = ("load", buffer.name, linear, parts)
         plain = self.out.known((*place, _texts(self.bounds(own)), ()))

@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import sympy
+from torch.utils._sympy.functions import CeilDiv
 
 from ...ir.dtypes import DType
+from ...ir.expr import Load
 from ...ir.loops import LoopNest, blocks
 from ...ir.target import Target
+from ..error import ScheduleError
 from ..schedule import Schedule
 from .contraction import Axes, Contraction, bytes_per_step, extent, find_contraction
 from .cpu_common import cost, merge_rows
 from .gpu_common import GPUS, cut, fused, next_power, programs, tile, typical
+from .gpu_copies import described_operands, lasting_programs
 from .gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape
 from .registry import Params, Rule, Value
 
@@ -27,6 +31,11 @@ WHOLE_ROW = 256
 HELD, HEAVY = 128, 16
 # Programs in a group along the shorter way through the L2 cache.
 GROUP = 8
+# Tiles of results, and the depth of all of a program's tiles, from which it copies by descriptors unasked: making those
+# takes it about a microsecond.
+LARGE, DEEP = 128, 2048
+# Warps of a program that can be given parts of its work.
+WARP_GROUP = 4
 # Shared memory that the compiler wants beside the tiles: barriers, and what it exchanges between layouts.
 RESERVED = 2048
 
@@ -103,8 +112,18 @@ def _fitting(nest: LoopNest, target: Target, c: Contraction) -> list[TileShape]:
     return [s for _, _, s in sorted(scored, key=lambda s: s[:2])]
 
 
-def _fit(nest: LoopNest, target: Target, c: Contraction, shape: TileShape) -> TileShape | None:
-    """The shape with steps and stages that fit the shared memory of a program."""
+def _beside_results(nest: LoopNest, target: Target, c: Contraction, shape: TileShape) -> TileShape:
+    """The shape with fewer stages, where the next tile is on its way while results are written: those pass through
+    shared memory, half of them at a time. Raises ScheduleError."""
+    width = max(nest.buffer(name).dtype.itemsize for name in nest.outputs)
+    fitted = _fit(nest, target, c, shape, shape.rows * shape.columns * width // 2)
+    if fitted is None or fitted.step != shape.step:
+        raise ScheduleError("gpu_contraction", "shared memory does not hold results beside the next operands")
+    return fitted
+
+
+def _fit(nest: LoopNest, target: Target, c: Contraction, shape: TileShape, kept: int = 0) -> TileShape | None:
+    """The shape with steps and stages that fit the shared memory of a program, beside ``kept`` bytes of it."""
     first, second = _roles(nest, c)
     depth = max(next_power(typical(nest, extent(c.summed))), LEAST)
     # Rows of one-byte operands are as long in bytes.
@@ -117,7 +136,7 @@ def _fit(nest: LoopNest, target: Target, c: Contraction, shape: TileShape) -> Ti
         each = bytes_per_step(nest, c, tiles)
         computed = sum(not p.right.is_plain or not p.left.is_plain for p in c.products)
         each_once = computed * shape.columns * step * 4
-        stages = min(shape.stages, (target.shared_bytes - RESERVED - each_once) // max(each, 1))
+        stages = min(shape.stages, (target.shared_bytes - RESERVED - each_once - kept) // max(each, 1))
         if target.kind == "hip":
             stages = min(stages, 2)
         if stages >= 2 or (stages == 1 and step == LEAST):
@@ -131,7 +150,36 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     assert c is not None
     shapes = _fitting(nest, target, c)
     texts = tuple(f"{s.rows}x{s.columns}x{s.step}/{s.warps}/{s.stages}" for s in shapes[:6])
-    return {"tile": texts, "group": (GROUP, 1, 4, 16)}
+    found: dict[str, tuple[Value, ...]] = {"tile": texts, "group": (GROUP, 1, 4, 16)}
+    if not c.needs_row:
+        found |= _copying(nest, target, c, shapes[0])
+    return found
+
+
+def _copying(nest: LoopNest, target: Target, c: Contraction, shape: TileShape) -> dict[str, tuple[Value, ...]]:
+    """How operands may be copied and tiles dealt out: by descriptors, to programs that last, where large tiles of plain
+    operands give a program work enough."""
+    names = described_operands(nest, target, c)
+    tiles = _tiles(nest, c, shape)
+    lasting = lasting_programs(tiles, target.cores) if target.kind == "cuda" else None
+    rounds = int(tiles) // lasting if lasting is not None else 1
+    whole = all(isinstance(f, Load) and f.buffer in names for p in c.products for o in (p.left, p.right)
+                for f in o.factors)  # fmt: skip
+    large = min(shape.rows, shape.columns) >= LARGE and _fast(c, target)
+    by_default = whole and large and rounds * typical(nest, extent(c.summed)) >= DEEP
+    found: dict[str, tuple[Value, ...]] = {}
+    if lasting is not None:
+        found["persistent"] = (by_default, not by_default)
+    if names:
+        found["descriptors"] = (by_default, not by_default)
+        found["specialized"] = (False, True)
+    return found
+
+
+def _tiles(nest: LoopNest, c: Contraction, shape: TileShape) -> sympy.Expr:
+    """How many tiles the results are."""
+    first, second = _roles(nest, c)
+    return extent(c.batch) * CeilDiv(extent(first), shape.rows) * CeilDiv(extent(second), shape.columns)
 
 
 def _parse(text: str) -> TileShape:
@@ -144,6 +192,11 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     c = find_contraction(schedule.nest)
     assert c is not None
     shape, first, second = _parse(str(params["tile"])), *_roles(schedule.nest, c)
+    specialized, lasts = bool(params.get("specialized")), bool(params.get("persistent"))
+    if specialized and (shape.warps != WARP_GROUP or not params.get("descriptors")):
+        raise ScheduleError("gpu_contraction", "warps are given parts of four-warp programs with descriptors alone")
+    if lasts and not specialized:
+        shape = _beside_results(schedule.nest, target, c, shape)
     for name in c.before:
         schedule.compute_inline(name)
     _bring_together(schedule, (*c.batch, *first, *second))
@@ -161,10 +214,18 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         inner = fused(schedule, [loops[v] for v, _ in second])
         assert inner is not None
         across, lane = cut(schedule, inner, shape.columns)
-        _order_programs(schedule, [loops[v] for v, _ in c.batch], over, across, (within, lane), int(params["group"]))
+        order = _order_programs(
+            schedule, [loops[v] for v, _ in c.batch], over, across, (within, lane), int(params["group"])
+        )
+        _bind_programs(schedule, order, target.cores if lasts else None, flat=not specialized)
         for lp in (within, lane):
             tile(schedule, lp)
-    _steps(schedule, c, shape)
+    step = _steps(schedule, c, shape)
+    if specialized and step is not None:
+        schedule.annotate(step, "warp_specialize", True)
+    if params.get("descriptors"):
+        for name in described_operands(schedule.nest, target, c):
+            schedule.annotate("", f"descriptor:{name}", True)
     for p in c.products:
         schedule.tensorize(p.name, "dot")
         if c.dtype() is DType.FLOAT32 and _fast(c, target):
@@ -212,8 +273,8 @@ def _whole_rows(schedule: Schedule, c: Contraction, outer_depth: int, size: int)
 
 def _order_programs(
     schedule: Schedule, batch: list[str], over: str | None, across: str | None, lanes: tuple[str, str], group: int
-) -> None:
-    """Programs in groups: a few tiles along one way, and all along the other before the next few."""
+) -> list[str]:
+    """The loops over programs, in groups: a few tiles along one way, and all along the other before the next few."""
     around: list[str] = [*batch]
     small: str | None = None
     if over is not None and across is not None:
@@ -229,7 +290,24 @@ def _order_programs(
     if small is None:
         around += [lp for lp in (over, across) if lp is not None]
     schedule.reorder(*around, *lanes)
-    programs(schedule, around)
+    return around
+
+
+def _bind_programs(schedule: Schedule, order: list[str], cores: int | None, flat: bool) -> None:
+    """A program for each tile; with ``cores`` as many as last over several, which follow one another by that number,
+    so that programs at one time have neighbouring tiles."""
+    together = fused(schedule, order)
+    if together is None:
+        return
+    if cores is not None:
+        count = lasting_programs(schedule.extent(together), cores)
+        if count is None:
+            raise ScheduleError("gpu_contraction", "tiles cannot be dealt out evenly to programs that last")
+        several, together = schedule.split(together, [None, count])
+        schedule.reorder(together, several)
+        if flat:
+            schedule.annotate(several, "flatten", True)
+    schedule.bind(together, "blockIdx.x")
 
 
 def _divisor(schedule: Schedule, loop: str, group: int) -> int:
@@ -239,8 +317,9 @@ def _divisor(schedule: Schedule, loop: str, group: int) -> int:
     return next((size for size in near if table.is_divisible(extent, size)), 1)
 
 
-def _steps(schedule: Schedule, c: Contraction, shape: TileShape) -> None:
-    """The loop over the summed axis: shared by the products, in steps of a tile, pipelined."""
+def _steps(schedule: Schedule, c: Contraction, shape: TileShape) -> str | None:
+    """The loop over the summed axis, if it has several steps: shared by the products, in steps of a tile,
+    pipelined."""
     own = {v for v, _ in c.summed}
     chains: list[str] = []
     for p in c.products:
@@ -255,6 +334,7 @@ def _steps(schedule: Schedule, c: Contraction, shape: TileShape) -> None:
     tile(schedule, lane)
     if step is not None:
         schedule.annotate(step, "num_stages", shape.stages)
+    return step
 
 
 GPU_CONTRACTION = Rule("gpu_contraction", GPUS, _matches, _parameters, _apply)

@@ -150,6 +150,66 @@ def test_an_unaligned_pointer_gets_its_own_variant_once():
     assert compiled == [(False, True), (True, True)]
 
 
+TILES = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def tiles(in0_ptr, out0_ptr):
+    tile = tl.make_tensor_descriptor(in0_ptr, [64, 64], [64, 1], [32, 64])
+    at = tl.arange(0, 32)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    tl.store(out0_ptr + at, tile.load([32 * tl.program_id(0), 0]))
+"""
+
+
+def tiles(**meta) -> KernelSource:
+    shape, strides = (sympy.Integer(64), sympy.Integer(64)), (sympy.Integer(64), sympy.S.One)
+    buffers = tuple(Buffer(x, shape, strides, DType.FLOAT32, align=16) for x in ("in0", "out0"))
+    options = (("num_warps", 4), ("num_stages", 1), ("enable_fp_fusion", True), ("descriptors", "in0"), *meta.items())
+    return KernelSource("tiles", "triton", TILES, buffers, (), (sympy.Integer(2),), options)
+
+
+class Pointers(Recorder):
+    """A driver that keeps the addresses it is given."""
+
+    def launch(self, function, grid, threads, shared, stream, arguments):
+        self.launches.append([ctypes.cast(arguments[k], ctypes.POINTER(ctypes.c_uint64))[0] for k in range(3)])
+
+
+def test_programs_get_memory_for_their_descriptors():
+    driver, taken = Pointers(), []
+
+    def scratch(size, device):
+        taken.append(torch.empty(size, dtype=torch.uint8))
+        return taken[-1]
+
+    a, b = torch.ones(64, 64), torch.ones(64, 64)
+    GpuKernel(tiles(), SM90, driver=driver, stream=lambda device: 0, scratch=scratch)((a, b))
+    assert driver.launches == [[a.data_ptr(), b.data_ptr(), taken[0].data_ptr()]]
+    assert len(taken[0]) == 2 * compile_triton(tiles(), SM90).scratch_bytes > 0
+
+
+def test_what_a_descriptor_cannot_start_at_is_copied():
+    """The address of a tile's array is a multiple of 16 bytes, or the tensor memory accelerator stops."""
+    driver = Pointers()
+    kernel = GpuKernel(
+        tiles(),
+        SM90,
+        driver=driver,
+        stream=lambda device: 0,
+        scratch=lambda n, device: torch.empty(n, dtype=torch.uint8),
+    )
+    memory, b = torch.ones(64 * 64 + 1), torch.ones(64, 64)
+    kernel((memory[1:].view(64, 64), b))
+    ((first, second, _),) = driver.launches
+    assert first % 16 == 0 and first != memory[1:].data_ptr() and second == b.data_ptr()
+
+
+def test_warps_that_were_to_get_parts_of_the_work_and_did_not_are_an_error():
+    with pytest.raises(GpuCompileError, match="gave no warps parts"):
+        compile_triton(tiles(warp_specialize=True), SM90)
+
+
 def test_an_empty_grid_is_not_launched():
     driver = Recorder()
     GpuKernel(source(), SM90, driver=driver, stream=lambda device: 0)((torch.ones(0), torch.ones(0)), (0,))
