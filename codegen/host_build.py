@@ -200,7 +200,7 @@ class _Builder:
                     self.allocate(name, kind)
                     tensors.append(name)
                     continue
-                if name in self.last or name in self.graph.outputs:
+                if name in self.last or name in self.kept:
                     self.steps.append(WriteOver(name, target))
                     self.own(name, self.owner[target])
                     self.memory.share(name, target)
