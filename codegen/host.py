@@ -97,7 +97,8 @@ class CallLibrary:
 
 @dataclass(frozen=True, slots=True)
 class CheckLayout:
-    """Bring a library's result into the layout that the graph was compiled for, should it have another."""
+    """Bring a library's result, or an argument, into the layout that the graph was compiled for, should it have
+    another."""
 
     name: str
     type: TensorType

@@ -54,18 +54,20 @@ SURE = frozenset(
 PRODUCTS = frozenset({"aten::mm.default", "aten::addmm.default"})
 
 
-def build_host_program(graph: Graph, uses_of: Mapping[str, KernelUse]) -> HostProgram:
+def build_host_program(graph: Graph, uses_of: Mapping[str, KernelUse], *, check_inputs: bool = False) -> HostProgram:
     """The program of a fused graph; ``uses_of`` gives the compiled code of each tensor function.
 
+    With ``check_inputs`` arguments are brought into the layout of their types, should they have another.
     Raises EmitError where a size can be read from no argument.
     """
-    return _Builder(graph, uses_of).build()
+    return _Builder(graph, uses_of, check_inputs).build()
 
 
 @dataclass(slots=True)
 class _Builder:
     graph: Graph
     uses_of: Mapping[str, KernelUse]
+    check_inputs: bool = False
     steps: list[Step] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)
     # The name whose object owns the memory that a name looks at.
@@ -95,6 +97,8 @@ class _Builder:
         unused = tuple(n for n in tensors if n not in last and n not in kept)
         if unused:
             self.steps.append(Free(unused))
+        if self.check_inputs:
+            self.steps += [CheckLayout(name, kind) for name, kind in tensors.items() if name in last]
         for at, node in enumerate(graph.nodes):
             self.at = at
             self.node(node)

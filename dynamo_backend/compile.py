@@ -31,6 +31,7 @@ from .dumps import dump_graph
 from .graph_key import graph_key
 from .importer import import_graph
 from .kernels import KernelBuild, KernelPlan, build_kernel
+from .regions import attribute, regions_of, taken_apart
 from .tuning import Tuning, tuning_costs, tuning_of
 
 _LOG = logger(__name__)
@@ -52,6 +53,7 @@ class CompiledGraph:
     """``call`` runs the graph (boxed); None where it was compiled for a machine that is not this one.
 
     ``stages`` is None where the program came from the cache. ``overridden`` names the user's schedules that were taken.
+    ``regions`` are the bodies of its control flow, each compiled by itself.
     """
 
     name: str
@@ -60,6 +62,7 @@ class CompiledGraph:
     timer: PhaseTimer
     stages: Stages | None = field(default=None, repr=False)
     overridden: tuple[str, ...] = ()
+    regions: tuple[CompiledGraph, ...] = ()
 
 
 def compile_graph(
@@ -71,17 +74,27 @@ def compile_graph(
     name: str = "main",
     load: bool = True,
     fresh: bool = False,
+    region: bool = False,
 ) -> CompiledGraph:
     """Compile an ATen graph of AOTAutograd.
 
     ``static`` are the positions of parameters among the inputs. With ``load=False`` nothing is loaded, so that a target
     that is not here can be compiled for; with ``fresh=True`` no cache is read or written and ``stages`` is there.
+    A ``region`` is called from another graph, and brings what it is given into the layout that it was traced with.
     """
     timer = PhaseTimer()
     store = kernel_store(options.cache_dir if options.cache and not fresh else None)
-    job = _Job(gm, example_inputs, options, frozenset(static), name, load, fresh, timer, store)
+    bodies: dict[int, CompiledGraph] = {}
+    for node, body in regions_of(gm).items():
+        if id(body) not in bodies:
+            bodies[id(body)] = compile_graph(
+                taken_apart(body), (), options=options, name=f"{name}.{node}", load=load, fresh=fresh, region=True
+            )
+    regions = {node: bodies[id(body)] for node, body in regions_of(gm).items()}
+    job = _Job(gm, example_inputs, options, frozenset(static), name, load, fresh, region, regions, timer, store)
     with timer.phase("key"):
-        key = graph_key(gm, example_inputs, static, _surroundings(gm, options)) if job.may_be_stored else None
+        extra = (*_surroundings(gm, options), f"region {region}")
+        key = graph_key(gm, example_inputs, static, extra) if job.may_be_stored else None
     stored = job.stored(key)
     if stored is not None:
         return stored
@@ -99,6 +112,8 @@ class _Job:
     name: str
     load: bool
     fresh: bool
+    region: bool
+    regions: Mapping[str, CompiledGraph]
     timer: PhaseTimer
     store: KernelStore
 
@@ -122,15 +137,21 @@ class _Job:
         kernels = self.build_kernels(fusion)
         with phase("host"):
             variables = _variables(kernels)
-            program = build_host_program(fusion.graph, {f: _use(b, variables[b.key]) for f, b in kernels.items()})
+            code = {f: _use(b, variables[b.key]) for f, b in kernels.items()}
+            program = build_host_program(fusion.graph, code, check_inputs=self.region)
             text = print_host(program)
         stages = Stages(imported, graph, fusion, kernels, program)
         if options.dump_dir is not None:
             dump_graph(options.dump_dir / self.name, kernels, text, len(GRAPH_PASSES) + 1)
-        call = self.loaded(kernels, text, imported.constants) if self.load else None
+        call = self.loaded(kernels, text, self.constants(imported.constants)) if self.load else None
         self.keep(key, kernels, program, text)
         self.tell(program, text, fusion)
-        return CompiledGraph(self.name, text, call, self.timer, stages, _overridden(kernels))
+        bodies = tuple({id(r): r for r in self.regions.values()}.values())
+        return CompiledGraph(self.name, text, call, self.timer, stages, _overridden(kernels), bodies)
+
+    def constants(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What library calls name: objects of the module, and bodies of control flow as functions."""
+        return {**given, **{name: region.call for name, region in self.regions.items()}}
 
     def build_kernels(self, fusion: Fusion) -> dict[str, KernelBuild]:
         """The code of every function that the graph calls."""
@@ -180,7 +201,7 @@ class _Job:
         if self.load:
             with self.timer.phase("load"):
                 calls = {v: self.store.load(c).call for v, c in codes.items() if c is not None}
-                call = load_program(text, calls, _constants(self.gm), self.name)
+                call = load_program(text, calls, self.constants(_constants(self.gm)), self.name)
         counters.add("graph_cache_hits")
         counters.add("kernel_calls", record["launches"])
         counters.add("library_calls", record["library_calls"])
@@ -287,8 +308,5 @@ def _constants(gm: fx.GraphModule) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for node in gm.graph.nodes:
         if node.op == "get_attr":
-            value: Any = gm
-            for part in str(node.target).split("."):
-                value = getattr(value, part)
-            found[node.name] = value
+            found[node.name] = attribute(gm, str(node.target))
     return found

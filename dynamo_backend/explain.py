@@ -50,8 +50,14 @@ def explain(
         compile_graph(gm, (), options=settings, name=name, load=False, fresh=True) for gm, name in zip(graphs, names)
     ]
     given = settings.schedules.items if settings.schedules is not None else ()
+    compiled = [g for c in compiled for g in _with_regions(c)]
     taken = {name for c in compiled for name in c.overridden}
     return Report(tuple(map(report_of, compiled)), tuple(str(o) for o in given if str(o) not in taken))
+
+
+def _with_regions(compiled: CompiledGraph) -> list[CompiledGraph]:
+    """A graph, then the bodies of its control flow and of theirs."""
+    return [compiled, *(g for r in compiled.regions for g in _with_regions(r))]
 
 
 def _graphs(

@@ -37,7 +37,7 @@ def on_fake_device(model: torch.nn.Module, inputs: Sequence[Any], device: str) -
 
 
 def retarget(graphs: Sequence[fx.GraphModule], device: str) -> None:
-    """Make captured graphs, in place, graphs of another device: their fake tensors and the devices in their calls.
+    """Make captured graphs, in place, graphs of another device: fake tensors, devices in calls, bodies of control flow.
 
     For backward graphs where ``on_fake_device`` cannot help: autograd's engine asks for a real accelerator. Ops that
     torch chooses by device (attention) stay those of the device of the capture.
@@ -57,6 +57,7 @@ def retarget(graphs: Sequence[fx.GraphModule], device: str) -> None:
             if node.op == "call_function":
                 node.args = pytree.tree_map_only(torch.device, moved, node.args)
                 node.kwargs = pytree.tree_map_only(torch.device, moved, node.kwargs)
+        retarget([body for body in gm.children() if isinstance(body, fx.GraphModule)], device)
 
 
 def allow_fake_cuda() -> bool:

@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 
 from ..codegen.host_text import HostText, resolve_op
 from ..ir.errors import MlcError
+from .control import CONTROL
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Tensor: TypeAlias = torch.Tensor
@@ -61,6 +62,8 @@ def _callable_op(target: str) -> Callable[..., Any]:
     direct = _DIRECT.get(target)
     if direct is not None:
         return direct
+    if target.startswith("hop::") and target.removeprefix("hop::") in CONTROL:
+        return CONTROL[target.removeprefix("hop::")]
     op = resolve_op(target)
     # An overload does nothing but hand over to this.
     found: Callable[..., Any] = op._op if type(op) is OpOverload else op
@@ -87,10 +90,10 @@ _assert_size_stride: Callable[..., None] | None = getattr(_native, "assert_size_
 
 
 def _checked(result: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """The result of a library in the layout that tracing promised; copied into it where the op chose another."""
+    """A tensor in the layout that tracing promised; copied into it where it has another."""
     if result.size() != tuple(size):
         raise RuntimeFailure(
-            f"a library call gave shape {tuple(result.size())} where tracing promised {tuple(size)}; "
+            f"a library call or a region got shape {tuple(result.size())} where tracing promised {tuple(size)}; "
             "the op's fake kernel and its real one disagree"
         )
     if result.stride() == tuple(stride) or result.numel() <= 1:

@@ -62,3 +62,7 @@ library(
     "aten.nonzero.default", "aten.masked_select.default", "aten.item.default", "aten._local_scalar_dense.default",
     "aten.repeat_interleave.Tensor",
 )  # fmt: skip
+library(
+    "control flow between programs: its bodies are graphs of their own",
+    "hop.cond", "hop.while_loop", "hop.while_loop_stack_output", "hop.scan", "hop.invoke_subgraph",
+)  # fmt: skip

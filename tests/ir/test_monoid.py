@@ -18,7 +18,8 @@ F32, I64 = DType.FLOAT32, DType.INT64
 State = tuple[np.generic, ...]
 # Components' types, by monoid; the rest are one float32.
 TYPES = {
-    **dict.fromkeys(("argmax", "argmin", "last_argmax", "last_argmin"), (F32, I64)), "welford": (F32,) * 3, "logsumexp": (F32,) * 2, "attention": (F32,) * 3,
+    **dict.fromkeys(("argmax", "argmin", "last_argmax", "last_argmin"), (F32, I64)),
+    "welford": (F32,) * 3, "logsumexp": (F32,) * 2, "attention": (F32,) * 3,
     "any": (DType.BOOL,), "all": (DType.BOOL,),
 }  # fmt: skip
 ODD = [0.0, 1.0, -2.5, 3.0, 80.0, -90.0, math.inf, -math.inf, math.nan]
