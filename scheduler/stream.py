@@ -107,7 +107,8 @@ class _Stream:
         self.members = [*self._sources(), self.start]
         binding: Binding = {}
         for axis, extent in zip(self.start.axes, self.start.types[0].shape, strict=True):
-            binding[axis] = (self.domain.add(extent),)
+            # What has one element has no digit: readers name it by 0, or not at all.
+            binding[axis] = (self.domain.add(extent),) if extent != 1 else ()
         self.bindings[self.start.names[0]] = binding
         while len(self.bindings) <= MAX_EPILOGUE and self._follow():
             pass
@@ -231,7 +232,7 @@ class _Stream:
 
 
 def is_contraction(node: Reduction) -> bool:
-    """A sum over one axis of products of two operands, each of which lacks an axis of the result that the other has."""
+    """A sum over one axis of products of two operands, one of which lacks an axis of the result that the other has."""
     if node.monoid.name != "sum" or len(node.reduce_axes) != 1:
         return False
     (value,) = node.values
@@ -243,7 +244,7 @@ def is_contraction(node: Reduction) -> bool:
     axes = set(node.axes)
     first, second = ({s for ld in loads(a) for i in ld.indices if not is_value(i) for s in i.free_symbols & axes}
                      for a in args)  # fmt: skip
-    return bool(first - second) and bool(second - first)
+    return first != second
 
 
 # --- the function -----------------------------------------------------------------------------------------------------
@@ -315,9 +316,11 @@ class _Writer:
                 extra += own
                 self.extents |= dict(zip(own, m.reduce_shape, strict=True))
                 self.over[m.names[0]] = tuple(own)
-        digits = dict(enumerate(self.axes[start.names[0]]))
+        digits = self._digits()
+        single = [names[a] for a in start.axes if not s.bindings[start.names[0]][a]]
         for m in s.members[at + 1 :]:
-            self.axes[m.names[0]] = tuple(digits[d] for a in m.axes for d in s.bindings[m.names[0]][a])
+            dims = (digits[d] for a in m.axes for d in s.bindings[m.names[0]][a])
+            self.axes[m.names[0]] = (*dims, *single)
         return rows, inner, extra
 
     # --- names --------------------------------------------------------------------------------------------------------
@@ -365,8 +368,14 @@ class _Writer:
             if isinstance(m, Reduction):
                 env |= dict(zip(m.reduce_axes, self.over[name], strict=True))
             return env
-        digits = dict(enumerate(self.axes[self.stream.start.names[0]]))
+        digits = self._digits()
         return {a: self._number([digits[d] for d in binding[a]]) for a in m.axes}
+
+    def _digits(self) -> dict[int, sympy.Symbol]:
+        """The dimension of the function that each dimension of the domain is."""
+        start = self.stream.start
+        binding, axes = self.stream.bindings[start.names[0]], self.axes[start.names[0]]
+        return {d: v for a, v in zip(start.axes, axes, strict=True) for d in binding[a]}
 
     def _number(self, digits: Sequence[sympy.Symbol]) -> sympy.Expr:
         terms, step = [], sympy.S.One

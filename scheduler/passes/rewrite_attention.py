@@ -29,7 +29,7 @@ from .simplify_algebra import simplify_call
 # Kinds of device that have a rule for functions of this kind.
 DEVICES: tuple[str, ...] = ("cpu", "cuda")
 # Fewer rows than these fill no tile of a kernel: the products read each key once, as the library's do.
-FEW_ROWS = {"cpu": 4, "cuda": 16}
+FEW_ROWS = {"cuda": 16}
 # What stands whole in a tile of a GPU's kernel: the features of values, and what scores are summed over.
 GPU_WIDTHS = range(16, 257)
 

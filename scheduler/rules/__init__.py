@@ -5,6 +5,7 @@ from ...ir.target import Target
 from ..error import ScheduleError
 from ..schedule import Schedule
 from .cpu_attention import CPU_ATTENTION
+from .cpu_attention_rows import CPU_ATTENTION_ROWS
 from .cpu_column import CPU_COLUMN_REDUCTION
 from .cpu_contraction import CPU_CONTRACTION
 from .cpu_cross import CPU_CROSS_REDUCTION
@@ -24,8 +25,8 @@ from .plain import CPU_PLAIN
 from .registry import DesignSpace, Rule, matching
 
 RULES: tuple[Rule, ...] = (
-    CPU_ATTENTION, CPU_SCAN, CPU_POINTWISE, CPU_CONTRACTION, CPU_CROSS_REDUCTION, CPU_COLUMN_REDUCTION,
-    CPU_SPLIT_REDUCTION, CPU_ROW_REDUCTION, CPU_PLAIN,
+    CPU_ATTENTION_ROWS, CPU_ATTENTION, CPU_SCAN, CPU_POINTWISE, CPU_CONTRACTION, CPU_CROSS_REDUCTION,
+    CPU_COLUMN_REDUCTION, CPU_SPLIT_REDUCTION, CPU_ROW_REDUCTION, CPU_PLAIN,
     GPU_ATTENTION, GPU_SCAN, GPU_CONTRACTION, GPU_TRANSPOSE, GPU_POINTWISE, GPU_CROSS_REDUCTION, GPU_COLUMN_REDUCTION,
     GPU_ROW_PERSISTENT, GPU_ROW_LOOPED, GPU_PLAIN,
 )  # fmt: skip

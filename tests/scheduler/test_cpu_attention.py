@@ -30,8 +30,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiles": {"m": 64, "n": 64, "e": 16, "d": 16},
     "one more": {"m": 65, "n": 65, "e": 16, "d": 16},
     "one less, shared keys": {"h": 4, "m": 63, "n": 63, "e": 8, "d": 24, "groups": 2},
-    "one": {"b": 2, "m": 1, "n": 1, "e": 5, "d": 3},
-    "rows first": {"b": 2, "m": 7, "n": 131, "e": 16, "d": 40, "rows_first": True},
+    "less than a tile": {"b": 2, "m": 8, "n": 9, "e": 5, "d": 3},
+    "rows first": {"b": 2, "m": 9, "n": 131, "e": 16, "d": 40, "rows_first": True},
     "half": {"h": 4, "m": 70, "n": 129, "e": 32, "d": 64, "groups": 4, "dtype": DType.BFLOAT16},
 }
 
