@@ -10,6 +10,7 @@ from typing import Any
 from .primitives.annotate import annotate
 from .primitives.blockize import blockize
 from .primitives.cache_read import cache_read
+from .primitives.cache_window import cache_window
 from .primitives.cache_write import cache_write
 from .primitives.compute_at import compute_at
 from .primitives.compute_inline import compute_inline
@@ -38,7 +39,7 @@ SECTIONS: tuple[tuple[str, tuple[Callable[..., Any], ...]], ...] = (
     ("Loops", (split, fuse, reorder, merge)),
     ("What a loop becomes", (bind, parallel, vectorize, unroll)),
     ("Where a block is computed", (compute_at, reverse_compute_at, compute_inline, reverse_compute_inline)),
-    ("Copies nearer by", (cache_read, cache_write, pack)),
+    ("Copies nearer by", (cache_read, cache_write, pack, cache_window)),
     ("Reductions", (rfactor, decompose_reduction, fuse_reductions, decompose_online)),
     ("Layouts and tails", (transform_layout, pad)),
     ("Decisions", (sample_perfect_tile, sample_categorical)),

@@ -16,6 +16,7 @@ from .error import ScheduleError
 from .primitives.annotate import annotate
 from .primitives.blockize import blockize, check_units
 from .primitives.cache_read import cache_read
+from .primitives.cache_window import cache_window
 from .primitives.cache_write import cache_write
 from .primitives.compute_at import compute_at
 from .primitives.compute_inline import compute_inline
@@ -213,6 +214,10 @@ class Schedule:
         args = {"block": block, "buffer": buffer, "order": list(order)}
         return self._take("pack", args, *pack(self.nest, block, buffer, order))[0]
 
+    def cache_window(self, block: BlockRef, buffer: str, order: Sequence[str]) -> BlockRef:
+        args = {"block": block, "buffer": buffer, "order": list(order)}
+        return self._take("cache_window", args, *cache_window(self.nest, block, buffer, order))[0]
+
     def reorder_storage(self, buffer: str, order: Sequence[int]) -> None:
         args = {"buffer": buffer, "order": list(order)}
         self._take("reorder_storage", args, reorder_storage(self.nest, buffer, order))
@@ -256,7 +261,7 @@ PRIMITIVES = (
     "split", "fuse", "reorder", "merge", "bind", "parallel", "vectorize", "unroll", "annotate", "compute_inline",
     "compute_at", "reverse_compute_at", "rfactor", "set_scope", "blockize", "tensorize",
     "cache_read", "cache_write", "reverse_compute_inline", "decompose_reduction", "fuse_reductions",
-    "decompose_online", "pack", "reorder_storage",
+    "decompose_online", "pack", "cache_window", "reorder_storage",
     "transform_layout", "pad", "pipeline", "sample_perfect_tile", "sample_categorical",
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ from ...ir.errors import IRError
 from ...ir.expr import Index, is_value
 from ...ir.loops import Bound
 from .builder import Val
-from .context import Context, Mask, Place
+from .context import SLACK, Context, Mask, Place
 from .index import in_loops, iota, lane_index, scalar_index, split_linear
 from .transpose import element_pointer, transposed
 from .types import from_memory, memory_type, to_memory
@@ -86,10 +86,12 @@ def load(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val |
     place = ctx.places[name]
     where = address(ctx, place, indices, values)
     mask = ctx.block_mask if ctx.mask is not ctx.block_mask and in_range(ctx, place, indices) else ctx.mask
+    if place.own and mask is not None and mask.count is not None and ctx.lanes * place.dtype.itemsize * 4 <= SLACK:
+        mask = None  # dead lanes may hold anything, and what they read there is ours
     if where.offset is not None and mask is None:
         turned = transposed(
             ctx, where.base, where.offset, ctx.versions.get(name, 0), memory_type(place.dtype), place.dtype.itemsize,
-            _row_loader(ctx, name),
+            _row_loader(ctx, name), place.own,
         )  # fmt: skip
         if turned is not None:
             return from_memory(ctx.b, turned, place.dtype, ctx.lanes)

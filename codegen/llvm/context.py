@@ -15,12 +15,15 @@ from ...ir.loops import Block, Bound, LoopNest
 from ...ir.target import Target
 from .builder import Builder, Val
 
+# Bytes behind each buffer of the nest's own that a vector may reach over its end.
+SLACK = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a buffer lies: element (i, j) is at ``pointer + (i - shift[0]) * strides[0] + …``.
 
-    ``fixed`` if never written.
+    ``fixed`` if never written. ``SLACK`` bytes past the end of what is ``own`` memory may be read.
     """
 
     pointer: str
@@ -29,6 +32,7 @@ class Place:
     strides: tuple[sympy.Expr, ...]
     shift: tuple[sympy.Expr, ...] = ()
     fixed: bool = False
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)

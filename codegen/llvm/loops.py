@@ -302,7 +302,9 @@ def _range(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
         if int(high.name) <= int(low.name):
             return
         if int(high.name) == int(low.name) + 1:
+            ctx.tiles = {}  # known by the loop's variable, not its value
             _at(ctx, nest, loop, low)
+            ctx.tiles = {}
             return
         with runtime_loop(ctx, low.name, high.name, _written(loop.body)) as name:
             _at(ctx, nest, loop, Val(name, I64))

@@ -18,7 +18,7 @@ from ..kernel import KernelSource
 from .accumulators import reductions_of
 from .builder import Builder, Val, element_type
 from .compact import Storage, storage_of
-from .context import Context, Place
+from .context import SLACK, Context, Place
 from .index import scalar_index
 from .loops import Nest, emit_nodes, run_loop
 from .table import DECLARATIONS, size_function, table_driver
@@ -174,16 +174,17 @@ def _allocate(ctx: Context, storages: list[Storage]) -> list[str]:
         size = s.numel * s.buffer.dtype.itemsize
         if size.is_Integer and int(size) <= budget:
             budget -= int(size)
-            pointer = ctx.b.alloca(f"[{max(int(s.numel), 1)} x {memory_type(s.buffer.dtype)}]")
+            count = int(s.numel) + SLACK // s.buffer.dtype.itemsize
+            pointer = ctx.b.alloca(f"[{count} x {memory_type(s.buffer.dtype)}]")
         else:
-            size_name = scalar_index(ctx, sympy.expand(size) + 64).name
+            size_name = scalar_index(ctx, sympy.expand(size) + 64 + SLACK).name
             raw = ctx.b.call("ptr", "malloc", f"i64 {size_name}", pure=False)
             heap.append(raw)
             up = ctx.b.op(f"getelementptr inbounds i8, ptr {raw}, i64 63")
             mask = "call ptr @llvm.ptrmask.p0.i64"
             ctx.b.declarations["llvm.ptrmask.p0.i64"] = "declare ptr @llvm.ptrmask.p0.i64(ptr, i64)"
             pointer = ctx.b.op(f"{mask}(ptr {up}, i64 -64)")
-        ctx.places[s.buffer.name] = Place(pointer, s.buffer.dtype, s.buffer.shape, s.strides, s.shift)
+        ctx.places[s.buffer.name] = Place(pointer, s.buffer.dtype, s.buffer.shape, s.strides, s.shift, own=True)
     return heap
 
 
@@ -222,7 +223,7 @@ def _region(module: _Module, ctx: Context, loop: Loop, nest: Nest, storage: dict
 
 
 def _renamed(place: Place, pointer: str) -> Place:
-    return Place(pointer, place.dtype, place.shape, place.strides, place.shift, place.fixed)
+    return Place(pointer, place.dtype, place.shape, place.strides, place.shift, place.fixed, place.own)
 
 
 def _call_team(ctx: Context, loop: Loop, name: str, arguments: list[str], extent: Val) -> None:

@@ -2,7 +2,7 @@
 
 Where lanes are far apart in memory and the iterations of an unrolled loop around them are neighbours, 8 x 8 tiles are
 loaded by rows and transposed by shuffles, instead of element by element. Where the copies of the unrolled loop lie
-between the lanes and fill the gaps, whole vectors are loaded and every other element is picked of each pair.
+between the lanes, whole vectors are loaded and every other element is picked of each pair.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ _SIDE = 8
 
 
 def transposed(
-    ctx: Context, base: str, offset: sympy.Expr, version: int, element: str, size: int, load: Callable[[str], str]
-) -> str | None:
-    """The value at this point of the unrolled loop, or None where the access is not of this form."""
+    ctx: Context, base: str, offset: sympy.Expr, version: int, element: str, size: int, load: Callable[[str], str],
+    slack: bool = False,
+) -> str | None:  # fmt: skip
+    """The value at this point of the unrolled loop, or None where the access is not of this form.
+
+    With ``slack`` a few elements past the last one that is accessed may be read.
+    """
     assert ctx.vector is not None
     lane, lanes = ctx.vector
     whole = offset
@@ -30,15 +34,14 @@ def transposed(
         offset = sympy.expand(whole.xreplace(copies)) if whole.free_symbols & copies.keys() else whole
         parts = split_linear(offset, var)
         step = split_linear(offset, lane)
-        if (
-            parts is not None and step is not None and parts[1] == 1 and step[1] == extent
-            and extent in (2, 4) and lanes % _SIDE == 0
-        ):  # fmt: skip
-            first = offset.xreplace({var: sympy.S.Zero})
+        apart = int(step[1]) if step is not None and step[1] in (2, 4) else 0
+        if parts is not None and parts[1] == 1 and apart and lanes % _SIDE == 0 and (extent % apart == 0 or slack):
+            position = int(ctx.indices[var].name)
+            first = offset.xreplace({var: sympy.Integer(position - position % apart)})
             key = (base, first, version)
             if key not in ctx.tiles:
-                ctx.tiles[key] = _apart(ctx, key, lane, lanes, extent, (element, size), load)
-            return ctx.tiles[key][int(ctx.indices[var].name)]
+                ctx.tiles[key] = _apart(ctx, key, lane, lanes, apart, (element, size), load)
+            return ctx.tiles[key][position % apart]
         if parts is None or parts[1] != 1 or extent % _SIDE or lanes % _SIDE or split_linear(offset, lane) is None:
             continue
         position = int(ctx.indices[var].name)

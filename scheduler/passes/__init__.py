@@ -4,17 +4,18 @@ from .alias_copies import alias_copies
 from .eliminate_common import eliminate_common
 from .eliminate_dead import eliminate_dead
 from .open_contractions import open_contractions
+from .open_convolutions import open_convolutions
 from .rewrite_attention import rewrite_attention
 from .simplify_algebra import simplify_algebra
 from .split_reductions import split_reductions
 
 # In the order in which they run.
 GRAPH_PASSES = (
-    simplify_algebra, eliminate_common, alias_copies, rewrite_attention, open_contractions, split_reductions,
-    eliminate_dead,
+    simplify_algebra, eliminate_common, alias_copies, rewrite_attention, open_contractions, open_convolutions,
+    split_reductions, eliminate_dead,
 )  # fmt: skip
 
 __all__ = [
-    "GRAPH_PASSES", "alias_copies", "eliminate_common", "eliminate_dead", "open_contractions", "rewrite_attention",
-    "simplify_algebra", "split_reductions",
+    "GRAPH_PASSES", "alias_copies", "eliminate_common", "eliminate_dead", "open_contractions", "open_convolutions",
+    "rewrite_attention", "simplify_algebra", "split_reductions",
 ]  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from ...ir.expr import Index, Load, is_value, rename_loads, symbol
+import sympy
+
+from ...ir.expr import Expr, Index, Load, Select, children, is_value, loads, rename_loads, symbol, walk
 from ...ir.loops import (
     Access,
     Axis,
@@ -21,6 +23,7 @@ from ...ir.loops import (
     walk_nodes,
 )
 from ..error import ScheduleError
+from .region import below
 from .tree import blocks_under, fresh
 
 CACHES = {s.value: s for s in (Scope.LOCAL, Scope.SHARED)}
@@ -71,3 +74,44 @@ def redirected(statement: Statement, reads: Mapping[str, str], writes: Mapping[s
         case Update(monoid, targets, values):
             places = tuple(Access(writes.get(t.buffer, t.buffer), indices(t.indices)) for t in targets)
             return Update(monoid, places, tuple(rename_loads(v, reads) for v in values))
+
+
+def statement_values(statement: Statement) -> tuple[Expr, ...]:
+    """What a statement stores or combines."""
+    return statement.values if isinstance(statement, Update) else (statement.value,)
+
+
+def parts_of(value: Expr, buffer: str) -> list[Expr]:
+    """The largest sub-expressions that load the buffer and no other."""
+    names = {ld.buffer for ld in loads(value)}
+    if buffer not in names:
+        return []
+    if names == {buffer}:
+        return [value]
+    return [p for c in children(value) for p in parts_of(c, buffer)]
+
+
+def free_name(taken: Collection[str], base: str) -> str:
+    """``base``, with a number behind it where it is taken."""
+    name, k = base, 1
+    while name in taken:
+        name, k = f"{base}_{k}", k + 1
+    return name
+
+
+def under_choice(value: Expr, part: Expr) -> bool:
+    """Whether a branch of a select, which is computed where it is taken, holds the part."""
+    if value == part:
+        return False
+    if isinstance(value, Select) and any(part in walk(v) for v in (value.if_true, value.if_false)):
+        return True
+    return any(under_choice(c, part) for c in children(value))
+
+
+def in_range(nest: LoopNest, part: Expr, extents: dict[sympy.Symbol, sympy.Expr]) -> bool:
+    """Whether every load of the part is proved to be inside its buffer for all the axes' values."""
+    for ld in loads(part):
+        for i, extent in zip(ld.indices, nest.buffer(ld.buffer).shape, strict=True):
+            if is_value(i) or nest.symbols.bounds(i, extents)[0] < 0 or not below(i, extent, extents, nest.symbols):
+                return False
+    return True

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import sympy
-
-from ...ir.expr import Expr, Load, Select, children, free_symbols, is_value, loads, rewrite, symbol, walk
-from ...ir.loops import Axis, Block, Buffer, Loop, LoopNest, Node, Scope, Statement, Store, Update, contiguous_strides
+from ...ir.expr import Expr, Load, free_symbols, rewrite, symbol
+from ...ir.loops import Axis, Block, Buffer, Loop, LoopNest, Node, Scope, Statement, Store, contiguous_strides
 from ...ir.loops import blocks as all_blocks
 from ..error import ScheduleError
+from .copies import free_name, in_range, parts_of, statement_values, under_choice
 from .dependence import accesses
-from .region import below
 from .tree import blocks_under, find_block, fresh, replace_node
 
 
@@ -42,7 +40,7 @@ def pack(nest: LoopNest, block: str, buffer: str, order: Sequence[str]) -> tuple
     written = {name for b, _ in all_blocks(nest) for name in accesses(b).written}
     if buffer in written or all(p.name != buffer for p in nest.params):
         raise ScheduleError(asked, f"{buffer} is no input of the nest", nest, block)
-    parts = list(dict.fromkeys(p for s in node.body for v in _values(s) for p in _parts(v, buffer)))
+    parts = list(dict.fromkeys(p for s in node.body for v in statement_values(s) for p in parts_of(v, buffer)))
     if len(parts) != 1:
         raise ScheduleError(asked, f"it reads {buffer} in {len(parts)} ways", nest, block)
     (part,) = parts
@@ -50,12 +48,12 @@ def pack(nest: LoopNest, block: str, buffer: str, order: Sequence[str]) -> tuple
     if sorted(order) != sorted(axes):
         raise ScheduleError(asked, f"{buffer} is read along {', '.join(axes)}", nest, block)
     extents = {a.var: a.extent for a in axes.values()}
-    if any(_under_choice(v, part) for s in node.body for v in _values(s)) and not _in_range(nest, part, extents):
+    if any(under_choice(v, part) for s in node.body for v in statement_values(s)) and not in_range(nest, part, extents):
         raise ScheduleError(
             asked, f"{buffer} is read where a condition holds, and elsewhere perhaps out of range", nest, block
         )
     own = tuple(Axis(axes[name].var, axes[name].extent) for name in order)
-    name = _free({b.name for b in (*nest.params, *nest.locals)}, f"{buffer}_packed")
+    name = free_name({b.name for b in (*nest.params, *nest.locals)}, f"{buffer}_packed")
     shape = tuple(a.extent for a in own)
     made = Buffer(name, shape, contiguous_strides(shape), part.dtype, Scope.LOCAL)
     where = tuple(a.var for a in own)
@@ -69,7 +67,7 @@ def pack(nest: LoopNest, block: str, buffer: str, order: Sequence[str]) -> tuple
             return replace(s, value=rewrite(s.value, leaf))
         return replace(s, values=tuple(rewrite(v, leaf) for v in s.values))
 
-    copier = _free({b.name for b, _ in all_blocks(nest)}, f"{block}_{buffer}")
+    copier = free_name({b.name for b, _ in all_blocks(nest)}, f"{block}_{buffer}")
     taken: set[str] = set()
     loops = []
     for a in own:
@@ -81,42 +79,3 @@ def pack(nest: LoopNest, block: str, buffer: str, order: Sequence[str]) -> tuple
     body = replace_node(nest.body, node, lambda _: (replace(node, body=tuple(map(statement, node.body))),))
     root = next(k for k, n in enumerate(body) if any(b.name == block for b in blocks_under(n)))
     return replace(nest, body=(*body[:root], copy, *body[root:]), locals=(*nest.locals, made)), [copier]
-
-
-def _values(s: Statement) -> tuple[Expr, ...]:
-    return s.values if isinstance(s, Update) else (s.value,)
-
-
-def _parts(value: Expr, buffer: str) -> list[Expr]:
-    """The largest sub-expressions that load the buffer and no other."""
-    names = {ld.buffer for ld in loads(value)}
-    if buffer not in names:
-        return []
-    if names == {buffer}:
-        return [value]
-    return [p for c in children(value) for p in _parts(c, buffer)]
-
-
-def _under_choice(value: Expr, part: Expr) -> bool:
-    """Whether a branch of a select, which is computed where it is taken, holds the part."""
-    if value == part:
-        return False
-    if isinstance(value, Select) and any(part in walk(v) for v in (value.if_true, value.if_false)):
-        return True
-    return any(_under_choice(c, part) for c in children(value))
-
-
-def _in_range(nest: LoopNest, part: Expr, extents: dict[sympy.Symbol, sympy.Expr]) -> bool:
-    """Whether every load of the part is proved to be inside its buffer for all the axes' values."""
-    for ld in loads(part):
-        for i, extent in zip(ld.indices, nest.buffer(ld.buffer).shape, strict=True):
-            if is_value(i) or nest.symbols.bounds(i, extents)[0] < 0 or not below(i, extent, extents, nest.symbols):
-                return False
-    return True
-
-
-def _free(taken: set[str], base: str) -> str:
-    name, k = base, 1
-    while name in taken:
-        name, k = f"{base}_{k}", k + 1
-    return name

@@ -150,6 +150,14 @@ def _pack(p: Player) -> dict[str, Any]:
     return {"block": block.name, "buffer": read.buffer, "order": axes}
 
 
+def _window(p: Player) -> dict[str, Any]:
+    """An operand, and an axis for each dimension of its copy where no two axes are summed, or one fewer."""
+    args = _pack(p)
+    if len(args["order"]) > 1 and p.rng.random() < 0.8:
+        args["order"].pop()
+    return args
+
+
 def _storage(p: Player) -> dict[str, Any]:
     name = p.buffer()
     order = list(range(len(p.s.nest.buffer(name).shape)))
@@ -174,6 +182,7 @@ DRAWS: dict[str, Callable[[Player], dict[str, Any]]] = {
     "annotate": _annotate,
     "fuse_reductions": _pair,
     "pack": _pack,
+    "cache_window": _window,
     "reorder_storage": _storage,
 }  # fmt: skip
 

@@ -1,0 +1,76 @@
+"""Open the convolutions that gain by it: a depthwise one becomes a sum over taps, which fuses like any reduction.
+
+Of a backward call each gradient is decided by itself, and the library makes the others. Which are opened is a decision
+by cost (``convolution_cost``); every convolution says what was decided and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...ir.graph import Graph, Library, Node, TensorType
+from ..convolution import (
+    Convolution,
+    Names,
+    convolution,
+    open_bias_gradient,
+    open_forward,
+    open_input_gradient,
+    open_weight_gradient,
+)
+from .convolution_cost import Part, decide
+from .names import fresh_name
+
+_GRADIENTS: tuple[tuple[Part, Callable[[Convolution, Names, TensorType, str], list[Node]]], ...] = (
+    (Part.INPUT, open_input_gradient),
+    (Part.WEIGHT, open_weight_gradient),
+    (Part.BIAS, open_bias_gradient),
+)
+
+
+def open_convolutions(graph: Graph) -> Graph:
+    """Decide about every convolution of the graph; open those that are to be opened."""
+    types = graph.types()
+    taken = {i.name for i in graph.inputs} | {name for n in graph.nodes for name in n.names}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        c = convolution(node, types)
+        if c is None:
+            nodes.append(node)
+        elif c.is_backward:
+            nodes += _backward(c, taken)
+        else:
+            decision = decide(c, Part.OUTPUT)
+            if decision.opened:
+                nodes += open_forward(c, _names(c.node.names[0], taken), decision.reason)
+            else:
+                nodes.append(replace(c.node, reason=decision.reason))
+    same = len(nodes) == len(graph.nodes) and all(a is b for a, b in zip(nodes, graph.nodes, strict=True))
+    return graph if same else replace(graph, nodes=tuple(nodes))
+
+
+def _backward(c: Convolution, taken: set[str]) -> list[Node]:
+    """The gradients that are opened, after the call that makes the others."""
+    opened: list[Node] = []
+    names, types, reasons = list(c.node.names), list(c.node.types), []
+    for k, (part, build) in enumerate(_GRADIENTS):
+        kind = types[k]
+        if kind is None:
+            continue
+        decision = decide(c, part)
+        if not decision.opened:
+            reasons.append(f"{part.value}: {decision.reason}")
+            continue
+        opened += build(c, _names(names[k], taken), kind, decision.reason)
+        names[k], types[k] = fresh_name(f"{names[k]}_unmade", taken), None
+    if all(t is None for t in types):
+        return opened
+    mask = tuple(t is not None for t in types)
+    args = (*c.node.args[:-1], mask)
+    left = Library(tuple(names), tuple(types), c.node.target, args, (), "; ".join(reasons), c.node.origins)
+    return [left, *opened]
+
+
+def _names(result: str, taken: set[str]) -> Names:
+    return Names(result, fresh_name(f"{result}_sum", taken))
