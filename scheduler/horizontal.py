@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import sympy
@@ -22,6 +22,7 @@ from .in_place import Aliases, MayAlias, is_copy, write_in_place
 from .overwrite import write_over_dead
 from .passes.eliminate_dead import has_effect
 from .scalars import split_scalars
+from .unify import Families, unify
 
 # A function with scalars in it is taken apart where it is repeated, or at least so large.
 LARGE_ELEMENTS = 1 << 15
@@ -29,6 +30,8 @@ LARGE_ELEMENTS = 1 << 15
 # that stand close, only what the later ones read is bounded so.
 MAX_WAITING_BYTES = 8 << 20
 CLOSE = 6
+# Calls with more bytes of results are worth a launch, and constants in place of sizes.
+UNIFIED_BYTES = 32 << 20
 
 
 def share_launches(fusion: Fusion, may_alias: MayAlias) -> Fusion:
@@ -134,15 +137,19 @@ class _Tables:
     flats: dict[str, Flat | None] = field(default_factory=dict)
 
     def run(self) -> tuple[Graph, dict[str, TensorFunction]]:
-        groups = [g for g in self.candidates() if len(g) > 1]
-        if not groups:
+        equal = [g for g in self.candidates() if len(g) > 1]
+        alike = [g for g in self.alike() if len(g) > 1]
+        if not equal and not alike:
             return self.graph, dict(self.functions)
         self.needs = _order(self.graph, self.aliases)
         self.before, self.after = _closures(self.needs)
         self.makers = {name: k for k, node in enumerate(self.graph.nodes) for name in node.names}
         chosen: list[list[int]] = []
-        for group in groups:
-            chosen += self.independent(group)
+        for groups in (equal, alike):
+            taken = {k for group in chosen for k in group}
+            for group in groups:
+                left = [k for k in group if k not in taken]
+                chosen += self.independent(left) if len(left) > 1 else []
         if not chosen:
             return self.graph, dict(self.functions)
         return self.rebuilt(chosen)
@@ -152,17 +159,32 @@ class _Tables:
         found: dict[object, list[int]] = {}
         kinds: dict[TensorFunction, int] = {}
         kind_of: dict[str, int] = {}
+        for k, node, into in self.calls():
+            name = node.function
+            if name not in self.flats:
+                flat = self.flats[name] = flatten(self.functions[name])
+                kind_of[name] = kinds.setdefault(flat.function if flat else self.functions[name], len(kinds))
+            found.setdefault((kind_of[name], into, node.types[0].device), []).append(k)
+        return list(found.values())
+
+    def alike(self) -> list[list[int]]:
+        """Positions of calls whose functions are one where constants are sizes, and that are worth no launch each."""
+        found: dict[object, list[int]] = {}
+        families = Families()
+        for k, node, into in self.calls():
+            small = self.graph.symbols.hint(sympy.Add(*(t.nbytes for t in node.types))) <= UNIFIED_BYTES
+            if small and self.flats[node.function] is None:
+                family = families.find(self.functions[node.function])
+                if family is not None:
+                    found.setdefault((family, into, node.types[0].device), []).append(k)
+        return list(found.values())
+
+    def calls(self) -> Iterator[tuple[int, CallTensor, tuple[int | None, ...]]]:
+        """Calls of one row: their positions, and for each result the argument that it is written over, if any."""
         for k, node in enumerate(self.graph.nodes):
             if isinstance(node, CallTensor) and node.count == 1:
-                name = node.function
-                if name not in self.flats:
-                    flat = self.flats[name] = flatten(self.functions[name])
-                    kind_of[name] = kinds.setdefault(flat.function if flat else self.functions[name], len(kinds))
-                into = tuple(
-                    None if t is None else node.args.index(t) if t in node.args else -1 for t in node.into
-                )  # fmt: skip
-                found.setdefault((kind_of[name], into, node.types[0].device), []).append(k)
-        return list(found.values())
+                into = (None if t is None else node.args.index(t) if t in node.args else -1 for t in node.into)
+                yield k, node, tuple(into)
 
     def independent(self, group: list[int]) -> list[list[int]]:
         """The group in parts of which no call depends on another, however the calls chosen before are joined."""
@@ -265,6 +287,12 @@ class _Tables:
             fixed = [int(n) if n.is_Integer else None for n in counts]
             function = with_sizes(replace(flat.function, name=function.name), fixed, total)
             sizes = [(n,) for n in counts]
+        elif len(different := list(dict.fromkeys(self.functions[c.function] for c in members))) > 1:
+            unified = unify(different)
+            assert unified is not None, "functions of one kind are not one"
+            function = replace(unified.function, name=function.name)
+            more = dict(zip(different, unified.values, strict=True))
+            sizes = [(*c.sizes, *map(sympy.Integer, more[self.functions[c.function]])) for c in members]
         name = table.enter(replace(function, table=True))
         return CallTensor(
             tuple(n for c in members for n in c.names),

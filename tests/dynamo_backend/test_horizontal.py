@@ -100,6 +100,31 @@ def same_after(f: Callable[..., Any], *inputs: Tensor, dynamic: bool = False) ->
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_and_fewer_keys_are_one_launch(dtype: torch.dtype, dynamic: bool) -> None:
+    """Rotated as models do it: heads by views of a projection, each half of a head in the place of the other."""
+
+    def turned(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        return torch.cat((-second, first), -1)
+
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = (x.unflatten(-1, (-1, 16)).transpose(1, 2) for x in (q, k))
+        return q * cos + turned(q) * sin, k * cos + turned(k) * sin
+
+    torch.manual_seed(0)
+    compiled = torch.compile(rotate, backend="mlc", dynamic=dynamic)
+    for length in (5, 8) if dynamic else (5,):
+        given = [torch.randn(s).to(dtype) for s in ((2, length, 96), (2, length, 32), (length, 16), (length, 16))]
+        added = launches(lambda inputs=given: compiled(*inputs))  # type: ignore[misc]
+        assert added.get("kernel_calls", 1) == 1
+        expected = rotate(*(x.double() for x in given))
+        tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-6
+        for got, wanted in zip(compiled(*given), expected, strict=True):
+            torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_what_is_written_in_place(dynamic: bool) -> None:
     def f(x: Tensor, y: Tensor) -> Tensor:
         x.mul_(2).add_(y)
