@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import sympy
 
 from ...ir.expr import Index, Load, is_value, loads
+from ...ir.index import simplify
 from ...ir.loops import Buffer, Scope, Update
 from .program import BlockInfo, Program
 from .values import Values
@@ -105,7 +106,11 @@ def box_of(program: Program, info: BlockInfo, buffer: Buffer, indices: tuple[Ind
         return None
     if buffer.name in program.nest.outputs or len(indices) > MOST_DIMENSIONS:
         return None
-    positions = [sympy.expand(i.xreplace(info.axes)) for i in indices if not is_value(i)]  # type: ignore[union-attr]
+    positions = [
+        sympy.expand(simplify(i.xreplace(info.axes), program.ranges.extents, program.nest.symbols))  # type: ignore[union-attr]
+        for i in indices
+        if not is_value(i)
+    ]
     crossing = [p.free_symbols & program.tile.keys() for p in positions]
     if len(positions) != len(indices) or any(len(c) > 1 for c in crossing):
         return None

@@ -18,6 +18,7 @@ from ..kernel import EmitError, KernelSource
 from .descriptors import Descriptors
 from .helpers import helpers_for
 from .limits import Limits, take_limits
+from .parts import Iteration, Parts
 from .program import BlockInfo, Program
 from .reduce import Reductions
 from .scans import Scans
@@ -58,7 +59,8 @@ class _Emitter:
         self.values = Values(self.program, self.out)
         self.reductions = Reductions(self.values, self.out)
         self.descriptors = Descriptors(self.values, self.out)
-        self.values.tile_load = self.descriptors.load
+        self.parts = Parts(self.values, self.out)
+        self.values.tile_load = lambda b, e: self.descriptors.load(b, e) or self.parts.load(b, e)
         self.scans = Scans(self.values, self.out, self.reductions)
 
     def source(self) -> KernelSource:
@@ -188,6 +190,27 @@ class _Emitter:
         begin_states(self.values, self.out, inside, var)
         for name in {a.buffer for i in inside for a in i.block.writes if _is_global(self.program, a.buffer)}:
             self.out.forget(name)
+        if loop.kind is LoopKind.UNROLLED and loop.extent.is_Integer and all(i.operands for i in inside):
+            self._written_out(loop, var, inside)
+        else:
+            self._looped(loop, var)
+        for info in scanning:
+            self.scans.end(info)
+        for info in carried:
+            self.values.enter(info, ended=True)
+            self.reductions.end(info)
+
+    def _written_out(self, loop: Loop, var: sympy.Symbol, inside: list[BlockInfo]) -> None:
+        """A copy of the body for each iteration: what they read alike is loaded once, and what depends on the
+        iteration alone is decided here."""
+        infos, outside, count = self.program.infos, self.parts.iteration, int(loop.extent)
+        for k in range(count):
+            self.parts.iteration = Iteration(var, count, k, infos)
+            self.program.infos = infos | {i.block.name: i.at(var, sympy.Integer(k)) for i in inside}
+            self._nodes(loop.body)
+        self.program.infos, self.parts.iteration = infos, outside
+
+    def _looped(self, loop: Loop, var: sympy.Symbol) -> None:
         self._loop_head(loop, var)
         self.values.serial.append(loop.var)
         with self.out.scope():
@@ -195,11 +218,6 @@ class _Emitter:
                 self.out.line(f"{var.name} = tl.cast({var.name}_, tl.int64)")
             self._nodes(loop.body)
         self.values.serial.pop()
-        for info in scanning:
-            self.scans.end(info)
-        for info in carried:
-            self.values.enter(info, ended=True)
-            self.reductions.end(info)
 
     def _loop_head(self, loop: Loop, var: sympy.Symbol) -> None:
         extent = self.values.index(loop.extent)

@@ -40,6 +40,17 @@ class BlockInfo:
     def tile(self) -> Dims:
         return self.spatial | self.reduced_tile
 
+    def at(self, loop: sympy.Symbol, iteration: sympy.Expr) -> BlockInfo:
+        """The block in one iteration of a loop."""
+        here = {loop: iteration}
+        return replace(
+            self,
+            axes={v: e.xreplace(here) for v, e in self.axes.items()},
+            bounds=tuple((lhs.xreplace(here), rhs.xreplace(here)) for lhs, rhs in self.bounds),
+            reduced_serial=self.reduced_serial - {loop},
+            operands=tuple(o.at(loop, iteration) for o in self.operands),
+        )
+
 
 class Program:
     """Everything about a nest that is decided before the first line is written."""

@@ -6,6 +6,7 @@ shared parts is written once and costs no more than its parts. Loads carry the m
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,9 @@ from .functions import call_text, cast_text, literal, takes_literals, type_text
 from .index import index_text
 from .program import BlockInfo, Program
 from .writer import SCALAR, Dims, Value, Writer
+
+_COMPARISONS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq,
+                "ne": operator.ne}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +249,8 @@ class Values:
         return self._named(text, self.dims(index), expr.dtype)
 
     def _select(self, expr: Select, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value:
-        condition = self._bound(expr.condition) or self.value(expr.condition, env, guard)
+        condition = self._decided(expr.condition) or self._bound(expr.condition)
+        condition = condition or self.value(expr.condition, env, guard)
         if condition.literal:
             return self.value(expr.if_true if condition.text == "True" else expr.if_false, env, guard)
         branches = []
@@ -258,6 +263,23 @@ class Values:
         a, b = branches
         text = f"tl.where({condition.text}, {a.typed}, {b.typed})"
         return self._named(text, condition.dims | a.dims | b.dims, expr.dtype)
+
+    def _decided(self, condition: Expr) -> Value | None:
+        """A comparison of positions that are numbers here."""
+        if not isinstance(condition, Call) or condition.fn not in _COMPARISONS:
+            return None
+        a, b = map(self._number, condition.args)
+        if a is None or b is None:
+            return None
+        return Value(str(_COMPARISONS[condition.fn](a, b)), SCALAR, DType.BOOL, literal=True)
+
+    def _number(self, expr: Expr) -> int | None:
+        if isinstance(expr, Const) and expr.dtype.is_int:
+            return int(expr.value)
+        if not isinstance(expr, IndexValue):
+            return None
+        index = simplify(expr.index.xreplace(self._axes), self._extents, self.program.nest.symbols)
+        return int(index) if index.is_Integer else None
 
     def _bound(self, condition: Expr) -> Value | None:
         """A condition that one index is below another, under the name that it has as a bound of a block, so that what

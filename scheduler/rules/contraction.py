@@ -13,11 +13,13 @@ from functools import lru_cache
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Call, Cast, Expr, Load, free_symbols, is_value, loads
+from ...ir.expr import Call, Cast, Expr, IndexValue, Load, free_symbols, is_value, loads, walk
 from ...ir.loops import AxisKind, Block, LoopNest, Scope, Update, blocks
 from .analysis import SameNest
 
 Axes = tuple[tuple[sympy.Symbol, sympy.Expr], ...]
+# Parts of a word that are written out.
+MOST_PARTS = 8
 _NARROW = (DType.BFLOAT16, DType.FLOAT16, DType.INT8, DType.UINT8)
 
 
@@ -219,6 +221,18 @@ def _operand(nest: LoopNest, block: Block, parts: Sequence[Expr]) -> Operand:
     plain = isinstance(bare, Load) and nest.buffer(bare.buffer).scope is Scope.GLOBAL
     plain = plain and not any(is_value(i) for i in bare.indices)  # type: ignore[union-attr]
     return Operand((bare,), bare.dtype, plain)
+
+
+def part_axes(c: Contraction) -> Axes:
+    """The summed axes of few iterations whose positions values ask about: which part of a word an element is."""
+    asked: set[sympy.Symbol] = set()
+    for p in c.products:
+        for factor in (*p.left.factors, *p.right.factors):
+            for e in walk(factor):
+                if isinstance(e, IndexValue):
+                    asked |= e.index.free_symbols
+    found = tuple((v, e) for v, e in c.summed if v in asked and e.is_Integer and 1 < e <= MOST_PARTS)
+    return found if len(found) < len(c.summed) else ()
 
 
 def _is_exact(wide: Cast) -> bool:

@@ -7,21 +7,21 @@ Sources: CUTLASS's threadblock swizzle; the matmul tutorial of Triton; Tillet et
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import sympy
 from torch.utils._sympy.functions import CeilDiv
 
 from ...ir.dtypes import DType
-from ...ir.expr import Load
 from ...ir.loops import LoopNest, blocks
 from ...ir.target import Target
 from ..error import ScheduleError
 from ..schedule import Schedule
-from .contraction import Axes, Contraction, bytes_per_step, extent, find_contraction
+from .contraction import Axes, Contraction, bytes_per_step, extent, find_contraction, part_axes
 from .cpu_common import cost, merge_rows
 from .gpu_common import GPUS, cut, fused, next_power, programs, tile, typical
-from .gpu_copies import described_operands, lasting_programs
+from .gpu_copies import described_operands, lasting_programs, tile_loads
 from .gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape
 from .registry import Params, Rule, Value
 
@@ -157,21 +157,23 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
 
 
 def _copying(nest: LoopNest, target: Target, c: Contraction, shape: TileShape) -> dict[str, tuple[Value, ...]]:
-    """How operands may be copied and tiles dealt out: by descriptors, to programs that last, where large tiles of plain
-    operands give a program work enough."""
+    """How operands may be copied and tiles dealt out: by descriptors where a program has work enough and its tiles are
+    large, or are made of bytes of which an element-wise copy would take eight at a time; to programs that last where
+    operands are plain."""
     names = described_operands(nest, target, c)
     tiles = _tiles(nest, c, shape)
     lasting = lasting_programs(tiles, target.cores) if target.kind == "cuda" else None
     rounds = int(tiles) // lasting if lasting is not None else 1
-    whole = all(isinstance(f, Load) and f.buffer in names for p in c.products for o in (p.left, p.right)
-                for f in o.factors)  # fmt: skip
-    large = min(shape.rows, shape.columns) >= LARGE and _fast(c, target)
-    by_default = whole and large and rounds * typical(nest, extent(c.summed)) >= DEEP
+    plain = all(o.is_plain for p in c.products for o in (p.left, p.right))
+    whole = all(ld.buffer in names for ld, _ in tile_loads(c)) and _fast(c, target)
+    lasts = plain and whole and min(shape.rows, shape.columns) >= LARGE
+    described = whole and (lasts or not plain)
+    deep = (rounds if lasts else 1) * typical(nest, extent(c.summed)) >= DEEP
     found: dict[str, tuple[Value, ...]] = {}
     if lasting is not None:
-        found["persistent"] = (by_default, not by_default)
+        found["persistent"] = (lasts and deep, not (lasts and deep))
     if names:
-        found["descriptors"] = (by_default, not by_default)
+        found["descriptors"] = (described and deep, not (described and deep))
         found["specialized"] = (False, True)
     return found
 
@@ -320,7 +322,8 @@ def _divisor(schedule: Schedule, loop: str, group: int) -> int:
 def _steps(schedule: Schedule, c: Contraction, shape: TileShape) -> str | None:
     """The loop over the summed axis, if it has several steps: shared by the products, in steps of a tile,
     pipelined."""
-    own = {v for v, _ in c.summed}
+    parts = {v: int(e) for v, e in part_axes(c)}
+    own = {v for v, _ in c.summed} - parts.keys()
     chains: list[str] = []
     for p in c.products:
         loops = _loops_of(schedule, p.name)
@@ -328,6 +331,8 @@ def _steps(schedule: Schedule, c: Contraction, shape: TileShape) -> str | None:
         joined = fused(schedule, chain)
         assert joined is not None
         chains.append(joined)
+    if parts:
+        return _steps_of_parts(schedule, c, chains, parts, shape)
     for other in chains[1:]:
         schedule.merge(chains[0], other)
     step, lane = cut(schedule, chains[0], shape.step)
@@ -335,6 +340,28 @@ def _steps(schedule: Schedule, c: Contraction, shape: TileShape) -> str | None:
     if step is not None:
         schedule.annotate(step, "num_stages", shape.stages)
     return step
+
+
+def _steps_of_parts(
+    schedule: Schedule, c: Contraction, chains: Sequence[str], parts: Mapping[sympy.Symbol, int], shape: TileShape
+) -> str | None:
+    """Steps where an element of memory has several parts: a tile of elements is there for the products of all parts,
+    which are written out."""
+    size = max(shape.step // math.prod(parts.values()), LEAST)
+    steps: list[str] = []
+    for p, chain in zip(c.products, chains, strict=True):
+        loops = _loops_of(schedule, p.name)
+        step, lane = cut(schedule, chain, size)
+        schedule.reorder(*(loops[v] for v in parts), lane)
+        for v in parts:
+            schedule.unroll(loops[v])
+        tile(schedule, lane)
+        steps += [] if step is None else [step]
+    for other in steps[1:]:
+        schedule.merge(steps[0], other)
+    if steps:
+        schedule.annotate(steps[0], "num_stages", shape.stages)
+    return steps[0] if steps else None
 
 
 GPU_CONTRACTION = Rule("gpu_contraction", GPUS, _matches, _parameters, _apply)

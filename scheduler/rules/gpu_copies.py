@@ -5,50 +5,54 @@ from __future__ import annotations
 
 import sympy
 
-from ...ir.expr import Load, is_value
-from ...ir.loops import LoopNest
+from ...ir.expr import Load, is_value, loads
+from ...ir.loops import LoopNest, Scope
 from ...ir.target import Target
-from .contraction import Axes, Contraction, Operand
+from .contraction import Contraction, part_axes
 
 # Architectures with a tensor memory accelerator, the bytes to which it wants rows aligned, and the most dimensions.
 ACCELERATED, ROW_BYTES, MOST_DIMENSIONS = ("sm_90", "sm_100"), 16, 5
 
 
 def described_operands(nest: LoopNest, target: Target, c: Contraction) -> tuple[str, ...]:
-    """The arrays whose tiles the tensor memory accelerator can copy: operands as they are in memory, crossed by one
-    axis of the results and one that is summed, in rows of a multiple of 16 bytes."""
-    if target.arch not in ACCELERATED or any(len(axes) != 1 for axes in (c.rows, c.columns, c.summed)):
+    """The arrays whose tiles the tensor memory accelerator may copy: what operands load along an axis of the results
+    and one that is summed, in rows of a multiple of 16 bytes. Which loads of them are of whole tiles, the emitter sees.
+    """
+    if target.arch not in ACCELERATED:
         return ()
-    sides = [(p.left, c.rows) for p in c.products] + [(p.right, c.columns) for p in c.products]
-    names = [ld.buffer for o, own in sides if (ld := _copied(nest, o, own, c.summed)) is not None]
-    return tuple(dict.fromkeys(names))
+    found = [ld.buffer for ld, own in tile_loads(c) if _in_aligned_rows(nest, ld, own | {v for v, _ in c.summed})]
+    return tuple(dict.fromkeys(found))
 
 
-def _copied(nest: LoopNest, operand: Operand, own: Axes, summed: Axes) -> Load | None:
-    """The load that an operand is, where it is of whole tiles."""
-    if not operand.is_plain:
-        return None
-    (load,) = operand.factors
-    assert isinstance(load, Load)
+def tile_loads(c: Contraction) -> list[tuple[Load, set[sympy.Symbol]]]:
+    """The loads of operands that differ along axes of the results, and along the innermost of those that are summed
+    (parts of a word aside, which one load gives); with the former."""
+    parts = {v for v, _ in part_axes(c)}
+    lanes = [v for v, _ in c.summed if v not in parts][-1]
+    found: list[tuple[Load, set[sympy.Symbol]]] = []
+    for p in c.products:
+        for operand, axes in ((p.left, c.rows), (p.right, c.columns)):
+            own = {v for v, _ in axes}
+            for ld in (ld for f in operand.factors for ld in loads(f)):
+                free = {s for i in ld.indices if not is_value(i) for s in i.free_symbols}
+                if free & own and lanes in free:
+                    found.append((ld, own))
+    return found
+
+
+def _in_aligned_rows(nest: LoopNest, load: Load, moving: set[sympy.Symbol]) -> bool:
     buffer = nest.buffer(load.buffer)
-    if buffer.name in nest.outputs or len(load.indices) > MOST_DIMENSIONS:
-        return None
-    axes = {v for v, _ in (*own, *summed)}
-    crossing: list[int] = []
-    for d, index in enumerate(load.indices):
-        if is_value(index):
-            return None
-        assert isinstance(index, sympy.Expr)
-        mine = index.free_symbols & axes
-        if not mine:
-            continue
-        if len(mine) != 1 or any(sympy.expand(index - v).free_symbols & axes for v in mine):
-            return None
-        crossing.append(d)
-    last = [d for d in crossing if buffer.strides[d] == 1]
+    if buffer.scope is not Scope.GLOBAL or buffer.name in nest.outputs or len(load.indices) > MOST_DIMENSIONS:
+        return False
+    if any(is_value(i) for i in load.indices):
+        return False
+    last = [
+        d
+        for d, (i, s) in enumerate(zip(load.indices, buffer.strides, strict=True))
+        if s == 1 and i.free_symbols & moving
+    ]
     steps = [s * buffer.dtype.itemsize for d, s in enumerate(buffer.strides) if d not in last]
-    aligned = all(s != 0 and nest.symbols.is_divisible(s, ROW_BYTES) for s in steps)
-    return load if len(crossing) == 2 and len(last) == 1 and aligned else None
+    return len(last) == 1 and all(s != 0 and nest.symbols.is_divisible(s, ROW_BYTES) for s in steps)
 
 
 def lasting_programs(tiles: sympy.Expr, cores: int) -> int | None:

@@ -6,14 +6,14 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.expr import Expr, Load, call, cast, const, symbol
+from torch_mlc.ir.expr import Expr, IndexValue, Load, Select, call, cast, const, symbol
 from torch_mlc.ir.loops import Buffer, LoopNest, contiguous_strides
 from torch_mlc.ir.monoid import MAX, SUM
 from torch_mlc.ir.symbols import SymbolTable
 from torch_mlc.scheduler.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.scheduler.lower import lower_to_loops
 
-F32, BF16, I8, I32 = DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.INT32
+F32, BF16, I8, U8, I32 = DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.UINT8, DType.INT32
 B, M, N, K = symbol("i0"), symbol("i1"), symbol("i2"), symbol("r0")
 
 NO_SIZES = SymbolTable()
@@ -103,6 +103,32 @@ def byte_products(m, n, k, dtype=BF16) -> LoopNest:
     stages = [Stage(("t0",), (product,), True, SUM), Stage(("t1",), (Load("t0", (i, j), F32),), False)]
     out = Output(buffer("out0", (m, n), dtype), "t1", (i, j))
     return function("bytes", dims(i0=m, i1=n), dims(r0=k), inputs, [out], stages)
+
+
+def packed(m, n, groups, size, both=False, parts=2) -> LoopNest:
+    """``x @ w.T`` of x (m, groups * size) and w of 4 bits, two in a byte (or of fewer, in more ``parts``), with a scale
+    for each group of a row; with ``both``, the product of two such, gated."""
+    i, j, g, b, part = symbol("i0"), symbol("i1"), K, symbol("r1"), symbol("r2")
+    k, bytes_, bits = groups * size, groups * size // parts, 8 // parts
+    inputs = [buffer("in0", (m, k), BF16)]
+    x = wide("in0", (i, g * size + parts * b + part), BF16)
+    stages = []
+    for which in range(2 if both else 1):
+        name, scales = f"in{1 + 2 * which}", f"in{2 + 2 * which}"
+        inputs += [buffer(name, (n, bytes_), U8), buffer(scales, (n, groups), BF16)]
+        byte = Load(name, (j, g * (size // parts) + b), U8)
+        is_low = call("lt", IndexValue(part, DType.INT64), const(1, DType.INT64))
+        value = Select(is_low, call("bit_and", byte, const(15, U8)), call("shr", byte, const(4, U8)))
+        if parts > 2:
+            shifted = call("shr", byte, cast(IndexValue(part * bits, DType.INT64), U8))
+            value = call("bit_and", shifted, const((1 << bits) - 1, U8))
+        weight = call("mul", call("sub", cast(value, F32), const(8.0, F32)), wide(scales, (j, g), BF16))
+        stages.append(Stage((f"t{which}",), (call("mul", x, cast(cast(weight, BF16), F32)),), True, SUM))
+    result = Load("t0", (i, j), F32)
+    result = call("mul", silu(result), Load("t1", (i, j), F32)) if both else result
+    stages.append(Stage(("t2",), (result,), False))
+    out = Output(buffer("out0", (m, n), BF16), "t2", (i, j))
+    return function("packed", dims(i0=m, i1=n), dims(r0=groups, r1=size // parts, r2=parts), inputs, [out], stages)
 
 
 def integers(m, n, k) -> LoopNest:

@@ -20,7 +20,7 @@ from torch_mlc.runtime.gpu_launch import GpuKernel
 from torch_mlc.scheduler.rules import default_schedule, design_space
 
 sys.path.insert(0, str(Path(__file__).parent))
-from contractions import batched, byte_products, dequantised, integers, linear, normed, row_softmax
+from contractions import batched, byte_products, dequantised, integers, linear, normed, packed, row_softmax
 
 SM90, GFX942 = gpu_target("cuda:sm_90"), gpu_target("hip:gfx942")
 F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
@@ -52,6 +52,9 @@ SMALL = {
     "bytes by row": dequantised(20, 40, 70),
     "bytes by group": dequantised(5, 40, 128, group=32),
     "bytes, odd": dequantised(70, 40, 51, group=17),
+    "4 bits": packed(20, 40, 3, 32),
+    "2 bits": packed(20, 40, 2, 128, parts=4),
+    "4 bits, gated": packed(5, 40, 2, 64, both=True),
     "integers": integers(20, 33, 70),
     "norm": normed(20, 33, 70),
     "softmax": row_softmax(20, 27, 40),
@@ -82,6 +85,13 @@ def test_operands_of_small_integers_are_not_widened(agrees):
     assert "input_precision" not in source.text
 
 
+def test_parts_of_a_word_are_read_once():
+    source = emit_triton(scheduled(packed(16, 256, 4, 128)), SM90)
+    assert source.text.count("tl.load(in1_ptr") == 1 and source.text.count("tl.dot(") == 2
+    assert source.text.count("tl.load(in0_ptr") == 1 and "tl.split(" in source.text
+    assert "tl.where(m" not in source.text, "which part it is is known where it is written out"
+
+
 def test_what_is_alike_for_a_group_is_loaded_once_for_it():
     source = emit_triton(scheduled(dequantised(64, 256, 512, group=128)), SM90)
     assert "// 128" not in source.text
@@ -104,6 +114,9 @@ LARGE = {
     "batch": batched(16, 1024, 1024, 128),
     "bytes, few rows": dequantised(16, 4096, 14336),
     "bytes by group": dequantised(2048, 4096, 4096, group=128),
+    "bits, few rows": packed(16, 4096, 32, 128),
+    "bits, gated": packed(16, 4096, 32, 128, both=True),
+    "bits, many rows": packed(2048, 4096, 32, 128),
     "integers": integers(1024, 4096, 4096),
     "norm": normed(2048, 4096, 4096),
     "softmax": row_softmax(4096, 256, 512),
@@ -111,7 +124,16 @@ LARGE = {
 }
 # Where a row of scales or a bias is read beside the tiles, or bytes go to the tensor cores through registers: those
 # are copied eight at a time.
-NARROW = ("bias and gelu", "integers", "bytes, few rows", "bytes by group", "norm")
+NARROW = (
+    "bias and gelu",
+    "integers",
+    "bits, few rows",
+    "bits, gated",
+    "bits, many rows",
+    "bytes, few rows",
+    "bytes by group",
+    "norm",
+)
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -122,7 +144,7 @@ def test_large_contractions_use_the_tensor_cores(name):
     assert report.spills == 0 and report.shared <= SM90.shared_bytes
     assert report.wide_stores == 1.0
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global[^,]*,[^,]*, (0x\w+)", binary.assembly)
-    assert {int(c, 16) for c in copies} <= ({8, 16} if name.startswith("bytes") else {16})
+    assert {int(c, 16) for c in copies} <= ({4, 8, 16} if name.startswith(("bits", "bytes")) else {16})
     if name not in NARROW:
         assert report.wide_loads >= 0.95
 
