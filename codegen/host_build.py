@@ -7,7 +7,7 @@ launched and libraries called in the order of the graph.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -25,6 +25,7 @@ from ..ir.graph import (
     SizeInput,
     TensorType,
     View,
+    refs,
     uses,
 )
 from .host import (
@@ -50,6 +51,9 @@ SURE = frozenset(
     {"aten::mm.default", "aten::addmm.default", "aten::bmm.default", "aten::baddbmm.default",
      "aten::embedding_dense_backward.default", "mlc::seeds", "mlc::constant", "aten::sym_size.int"}
 )  # fmt: skip
+
+# The op of torch for a call of an op that writes to its arguments: what they hold after it are results.
+MUTATES = "hop::auto_functionalized_v2"
 
 PRODUCTS = frozenset({"aten::mm.default", "aten::addmm.default"})
 
@@ -165,6 +169,8 @@ class _Builder:
 
     def library(self, node: Library, comment: str) -> None:
         over = self.dead_addend(node)
+        if node.target == MUTATES:
+            node = replace(node, kwargs=(*node.kwargs, ("_only_clone_these_bases", self.kept_bases(node))))
         self.steps.append(CallLibrary(node, comment, over))
         for used in uses(node):
             # An op may return or keep what it is given, so memory that a library saw is not used again.
@@ -192,6 +198,26 @@ class _Builder:
         alone = self.shares.get(owner) == 1 and node.args[0] not in node.args[1:]
         dead = self.last[name] == self.at and name not in self.kept
         return name if alone and dead and self.products.get(owner) == node.types[0] else ""
+
+    def kept_bases(self, node: Library) -> tuple[int, ...]:
+        """Which of the tensors that an op writes to are to be copied first: all but memory of ours that is not read
+        any more."""
+        bases = dict(node.kwargs)["_all_bases"]
+        names = [b.name for b in bases if isinstance(b, Ref)]
+        others = [*refs(node.args), *refs(tuple(v for k, v in node.kwargs if k != "_all_bases"))]
+        return tuple(
+            k
+            for k, b in enumerate(bases)
+            if not (isinstance(b, Ref) and self.is_spent(b.name) and names.count(b.name) == 1 and b.name not in others)
+        )
+
+    def is_spent(self, name: str) -> bool:
+        """Whether a tensor lies in memory that we allocated, that nothing else looks at, and that nobody reads after
+        the node at hand."""
+        owner = self.owner.get(name, "")
+        alone = sum(o == owner for o in self.owner.values()) == 1
+        dead = self.last[name] == self.at and name not in self.kept
+        return alone and dead and owner in self.ours
 
     def call(self, node: CallTensor, comment: str) -> None:
         use = self.uses_of[node.function]

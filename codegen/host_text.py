@@ -19,7 +19,7 @@ import torch
 from torch.utils._sympy.printers import PythonPrinter
 
 from ..ir.errors import IRError
-from ..ir.graph import ConstantRef, Library, Ref, TensorType
+from ..ir.graph import ConstantRef, Library, OpRef, Ref, TensorType
 from ..ir.oracle_text import index_text
 from .host import (
     Allocate,
@@ -35,6 +35,9 @@ from .host import (
     Step,
     WriteOver,
 )
+
+# Before the name of an op that the text passes on rather than calls.
+OP_OBJECT = "="
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,8 @@ class _Printer:
             self.line(f"{results[0]} = seeds_({', '.join(args)})", comment)
             return
         call = f"{self.op(node.target)}({', '.join(args)})"
+        if nests(node.target):
+            call = f"flat_({call})"
         if not results:
             self.line(call, comment)
         elif len(results) == 1 and not returns_sequence(node.target):
@@ -220,6 +225,12 @@ class _Printer:
         self.ops[variable] = target
         return variable
 
+    def op_object(self, target: str) -> str:
+        """An op as a value, where ``op`` is the cheapest way to call it."""
+        variable = re.sub(r"\W+", "_", target).strip("_") + "_op_"
+        self.ops[variable] = f"{OP_OBJECT}{target}"
+        return variable
+
     def constant(self, name: str) -> str:
         return self.constants.setdefault(name, f"constant_{len(self.constants)}_")
 
@@ -230,6 +241,10 @@ class _Printer:
                 return self.name(name)
             case ConstantRef(name):
                 return self.constant(name)
+            case OpRef(name):
+                return self.op_object(name)
+            case dict():
+                return f"{{{', '.join(f'{k!r}: {self.literal(v)}' for k, v in arg.items())}}}"
             case tuple() | list():
                 items = [self.literal(a) for a in arg]
                 return f"[{', '.join(items)}]"
@@ -287,6 +302,14 @@ def returns_sequence(target: str) -> bool:
     if schema is None:
         return False
     return len(schema.returns) > 1 or any("List" in str(r.type) or "[]" in str(r.type) for r in schema.returns)
+
+
+def nests(target: str) -> bool:
+    """Whether results may be lists inside of a tuple; the text takes them apart all at once."""
+    if target.startswith("hop::"):
+        return True
+    returns = getattr(getattr(resolve_op(target), "_schema", None), "returns", ())
+    return len(returns) > 1 and any("[]" in str(r.type) or "List" in str(r.type) for r in returns)
 
 
 def may_alias(target: str) -> bool:

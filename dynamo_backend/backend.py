@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config
 from torch._functorch.aot_autograd import get_aot_graph_name
 from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
@@ -52,12 +54,20 @@ def mlc_backend(
         keep_inference_input_mutations=True,
     )
     try:
-        with whole_ops():
+        with whole_ops(), _states_as_tensors():
             result: Callable[..., Any] = aot(gm, example_inputs)
     except IndexError as error:
         # Dynamo takes an IndexError for one of the user's.
         raise BackendError(f"IndexError inside the backend: {error}") from error
     return result
+
+
+def _states_as_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Random ops that a checkpoint runs again get the state of their generator as a tensor, on GPUs too; torch has
+    generators as inputs of graphs there, which no program of ours takes."""
+    if hasattr(config, "graphsafe_rng_functionalization"):
+        return config.patch(graphsafe_rng_functionalization=False)
+    return contextlib.nullcontext()
 
 
 def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str) -> Callable[..., Any]:

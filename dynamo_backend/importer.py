@@ -19,8 +19,9 @@ from torch._ops import HigherOrderOperator, OpOverload
 from ..ir.dtypes import DType
 from ..ir.errors import MlcError
 from ..ir.expr import const
-from ..ir.graph import ConstantRef, Graph, GraphInput, GraphOutput, Input, Library, Ref, SizeInput, TensorType
+from ..ir.graph import ConstantRef, Graph, GraphInput, GraphOutput, Input, Library, OpRef, Ref, SizeInput, TensorType
 from .converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion, SizeMap, Tensor
+from .converters.replays import REPLAY, SAVE, replayed_value
 from .flex_attention import open_flex_attention
 from .origins import origins_of
 
@@ -65,6 +66,12 @@ def _foreign(val: Any) -> str | None:
             if v.device.type not in ("cpu", "cuda"):
                 return f"device {v.device.type}"
     return None
+
+
+def _full_name(op: OpOverload | HigherOrderOperator) -> str:
+    if isinstance(op, HigherOrderOperator):
+        return f"hop::{op.name()}"
+    return f"{op.namespace}::{op._opname}.{op._overloadname}"
 
 
 class _Importer:
@@ -174,6 +181,8 @@ class _Importer:
         target = node.target
         if target is operator.getitem:
             return self.env[node.args[0]][node.args[1]]  # type: ignore[index]
+        if "val" not in node.meta and isinstance(target, HigherOrderOperator) and target.name() in (SAVE, REPLAY):
+            node.meta["val"] = replayed_value(node)
         val = node.meta.get("val")
         is_op = isinstance(target, OpOverload)
         if isinstance(val, _SYMBOLIC) and not node.meta.get("unbacked_bindings"):
@@ -206,36 +215,41 @@ class _Importer:
 
     def library(self, node: fx.Node, val: Any, reason: str) -> Any:
         target = node.target
-        if isinstance(target, OpOverload):
-            if not node.users and not target._schema.returns and self.is_settled_assertion(node):
+        if isinstance(target, OpOverload) and not node.users and not target._schema.returns:
+            if self.is_settled_assertion(node):
                 return None
-            full_name = f"{target.namespace}::{target._opname}.{target._overloadname}"
-        elif isinstance(target, HigherOrderOperator):
-            full_name = f"hop::{target.name()}"
+        if isinstance(target, (OpOverload, HigherOrderOperator)):
+            full_name = _full_name(target)
         else:
             full_name = f"{getattr(target, '__module__', '')}::{getattr(target, '__name__', target)}"
             self.constants.setdefault(full_name, target)
-        vals = val if isinstance(val, (list, tuple)) else (val,)
-        multiple = isinstance(val, (list, tuple))
+        multiple = isinstance(val, (list, tuple, dict))
         names: list[str] = []
         types: list[TensorType | None] = []
         results: list[Any] = []
-        for k, v in enumerate(vals):
-            name = self.ctx.fresh(str(k)) if multiple else node.name
+
+        def result(v: Any, suffix: str) -> Any:
+            """What stands for one result; results in lists inside of others count one after the other."""
+            if isinstance(v, (list, tuple)):
+                return tuple(result(x, f"{suffix}_{k}".lstrip("_")) for k, x in enumerate(v))
+            if isinstance(v, dict):
+                return {k: result(x, f"{suffix}_{k}".lstrip("_")) for k, x in v.items()}
+            name = self.ctx.fresh(suffix) if multiple else node.name
+            kind: TensorType | None = None
+            found: Any = None if v is None else _Constant(name)
             if isinstance(v, torch.Tensor):
                 kind = self.sizes.tensor_type(v)
-                types.append(kind)
-                results.append(Tensor(name, kind))
+                found = Tensor(name, kind)
             elif isinstance(v, _SYMBOLIC):
-                size = self.sizes.size(v)
+                found = self.sizes.size(v)
                 # A result of no tensor type that is named like a size symbol binds that symbol.
-                name = size.name if size.is_Symbol else name
-                types.append(None)
-                results.append(size)
-            else:
-                types.append(None)
-                results.append(None if v is None else _Constant(name))
+                name = found.name if found.is_Symbol else name
             names.append(name)
+            types.append(kind)
+            results.append(found)
+            return found
+
+        answer = result(val, "")
         self.ctx.nodes.append(
             Library(
                 tuple(names),
@@ -248,7 +262,7 @@ class _Importer:
             )
         )
         self.bind_unbacked(results)
-        return tuple(results) if multiple else results[0]
+        return answer
 
     def bind_unbacked(self, results: list[Any]) -> None:
         """Sizes that a call decides (``nonzero``) are read back from its results, under the name of their symbol."""
@@ -303,13 +317,18 @@ class _Importer:
             case slice():
                 return slice(*(self.argument(a) for a in (arg.start, arg.stop, arg.step)))
             case dict():
-                return tuple((k, self.argument(v)) for k, v in arg.items())
+                return {k: self.argument(v) for k, v in arg.items()}
+            case OpOverload() | HigherOrderOperator():
+                return OpRef(_full_name(arg))
             case _Constant():
                 return ConstantRef(arg.name)
             case torch.SymInt() | torch.SymFloat() | torch.SymBool():
                 return self.sizes.size(arg)
-            case torch.Tensor() | torch.Generator():
+            case sympy.Basic() | torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
+                return arg
+            case bool() | int() | float() | complex() | str() | None:
+                return arg
+            case _:
                 name = self.ctx.fresh("constant")
                 self.constants[name] = arg
                 return ConstantRef(name)
-        return arg

@@ -160,6 +160,13 @@ class ConstantRef:
 
 
 @dataclass(frozen=True, slots=True)
+class OpRef:
+    """A library argument that is an op itself, by its full name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Library:
     """A call of an ATen op, by its full name ("aten::addmm.default"); ``args`` hold Refs, numbers, sizes and torch
     constants.
@@ -271,6 +278,8 @@ def refs(arg: Any) -> Iterator[str]:
         case tuple() | list():
             for a in arg:
                 yield from refs(a)
+        case dict():
+            yield from refs(tuple(arg.values()))
 
 
 def uses(node: Node) -> tuple[str, ...]:
@@ -335,6 +344,6 @@ def _mentioned(value: Any) -> set[sympy.Symbol]:
 
 __all__ = [
     "CallTensor", "Compute", "ConstantRef", "Graph", "GraphInput", "GraphOutput", "IRModule", "Input", "Library",
-    "Node", "Origin", "Reduction", "Ref", "Scan", "SizeInput", "TensorType", "View", "node_values", "refs",
+    "Node", "OpRef", "Origin", "Reduction", "Ref", "Scan", "SizeInput", "TensorType", "View", "node_values", "refs",
     "size_makers", "sizes_read", "uses",
 ]  # fmt: skip

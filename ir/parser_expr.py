@@ -13,7 +13,7 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 from .dtypes import DType
 from .errors import IRError
 from .expr import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, symbol
-from .graph import Ref
+from .graph import ConstantRef, OpRef, Ref
 from .loops import contiguous_strides
 from .ops import OPS
 from .printer_expr import INDEX_FUNCTIONS, result_type
@@ -193,6 +193,10 @@ def _argument_call(node: ast.Call) -> Any:
     match name:
         case "ref":
             return Ref(string(args[0]))
+        case "constant":
+            return ConstantRef(string(args[0]))
+        case "op":
+            return OpRef(string(args[0]))
         case "size":
             return index(args[0])
         case "slice":
@@ -201,7 +205,7 @@ def _argument_call(node: ast.Call) -> Any:
             return complex(literal(args[0]), literal(args[1]))
         case "torch.device":
             return torch.device(string(args[0]))
-    raise fail(node, "ref, size, slice, complex or torch.device")
+    raise fail(node, "ref, constant, op, size, slice, complex or torch.device")
 
 
 # --- value expressions ----------------------------------------------------------------------------------------------

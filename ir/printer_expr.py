@@ -16,7 +16,7 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, Modu
 
 from .dtypes import DType
 from .expr import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, children, is_value
-from .graph import Ref, TensorType
+from .graph import ConstantRef, OpRef, Ref, TensorType
 from .loops import Buffer, Scope, contiguous_strides
 from .ops import OPS, Result
 
@@ -149,6 +149,10 @@ def argument(arg: Any) -> str:
     match arg:
         case Ref():
             return f"ref({arg.name!r})"
+        case ConstantRef():
+            return f"constant({arg.name!r})"
+        case OpRef():
+            return f"op({arg.name!r})"
         case tuple():
             return f"({names(map(argument, arg))})"
         case list():

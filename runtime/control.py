@@ -68,6 +68,11 @@ def invoke_subgraph(body: Body, identifier: str | None, *operands: Any) -> Seque
     return body(list(operands))
 
 
+def triton_kernel_wrapper_functional(*, grid: Sequence[Sequence[int]], **given: Any) -> Any:
+    """The tensors that a Triton kernel of the user's writes, after it. Grids are tuples, where the text has lists."""
+    return torch.ops.higher_order.triton_kernel_wrapper_functional(grid=[tuple(g) for g in grid], **given)
+
+
 def _room(value: Any, length: int) -> torch.Tensor | None:
     if not isinstance(value, torch.Tensor):
         return None
@@ -75,10 +80,11 @@ def _room(value: Any, length: int) -> torch.Tensor | None:
 
 
 # By the name of the higher-order op.
-CONTROL: dict[str, Callable[..., Sequence[Any]]] = {
+CONTROL: dict[str, Callable[..., Any]] = {
     "cond": cond,
     "while_loop": while_loop,
     "while_loop_stack_output": while_loop_stack_output,
     "scan": scan,
     "invoke_subgraph": invoke_subgraph,
+    "triton_kernel_wrapper_functional": triton_kernel_wrapper_functional,
 }

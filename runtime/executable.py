@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import OpOverload
 
-from ..codegen.host_text import HostText, resolve_op
+from ..codegen.host_text import OP_OBJECT, HostText, resolve_op
 from ..ir.errors import MlcError
 from .control import CONTROL
 
@@ -32,7 +32,10 @@ def load_program(
     namespace: dict[str, Any] = dict(HELPERS)
     namespace.update(kernels)
     for variable, target in text.ops.items():
-        namespace[variable] = constants[target] if target in constants else _callable_op(target)
+        if target.startswith(OP_OBJECT):
+            namespace[variable] = resolve_op(target.removeprefix(OP_OBJECT))
+        else:
+            namespace[variable] = constants[target] if target in constants else _callable_op(target)
     for variable, constant in text.constants.items():
         if constant not in constants:
             raise RuntimeFailure(f"{name}: the module has no constant {constant!r}")
@@ -108,6 +111,15 @@ def _seeds(count: int, device: str) -> Tensor:
     return torch.randint(-(1 << 63), (1 << 63) - 1, (count,), dtype=torch.int64, device=device)
 
 
+def _flat(results: Any) -> list[Any]:
+    """The results of a call, those inside of lists, tuples and dicts too, one after the other."""
+    if isinstance(results, dict):
+        results = list(results.values())
+    if isinstance(results, (list, tuple)):
+        return [x for r in results for x in _flat(r)]
+    return [results]
+
+
 HELPERS: dict[str, Any] = {
     "torch": torch,
     "empty_cpu_": getattr(_native, "_empty_strided_cpu", _empty_cpu),
@@ -115,6 +127,7 @@ HELPERS: dict[str, Any] = {
     "empty_": _empty,
     "view_": getattr(_native, "_reinterpret_tensor", _view),
     "checked_": _checked,
+    "flat_": _flat,
     "seeds_": _seeds,
     "guard_": torch.cuda._DeviceGuard,
 }

@@ -16,6 +16,7 @@ from . import (
     pooling,
     rand,
     reductions,
+    replays,
     resample,
     scans,
     scatter,
@@ -28,7 +29,7 @@ from .sizes import SizeMap
 
 FAMILIES = (
     *(batch_norm, create, elementwise, foreach, gather, join, libraries, logical, losses),
-    *(norms, pooling, rand, reductions, resample, scans, scatter, softmax, views),
+    *(norms, pooling, rand, reductions, replays, resample, scans, scatter, softmax, views),
 )
 
 __all__ = [

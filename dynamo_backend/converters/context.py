@@ -104,6 +104,8 @@ class ImportContext:
         self.seeds: dict[str, list[str]] = {}
         self.copies: dict[tuple[str, str], Tensor] = {}
         self._names = names
+        self._given: Expr | None = None
+        self._drawn: list[Expr] = []
 
     def enter(self, node: fx.Node, origins: tuple[Origin, ...]) -> None:
         """Make ``node`` the one being converted."""
@@ -329,9 +331,23 @@ class ImportContext:
 
     def seed(self, device: str) -> Expr:
         """The seed of a new random stream, as an int64 value."""
+        if self._given is not None:
+            return self._given
         streams = self.seeds.setdefault(device, [])
         streams.append(self.node.name)
-        return Load(self.seeds_name(device), (sympy.Integer(len(streams) - 1),), DType.INT64)
+        drawn = Load(self.seeds_name(device), (sympy.Integer(len(streams) - 1),), DType.INT64)
+        self._drawn.append(drawn)
+        return drawn
+
+    @contextmanager
+    def drawing(self, seed: Expr | None = None) -> Iterator[list[Expr]]:
+        """While inside, ``seed`` is the seed of every stream, where it is given. Gives the seeds drawn inside."""
+        before = self._given, self._drawn
+        self._given, self._drawn = seed, []
+        try:
+            yield self._drawn
+        finally:
+            self._given, self._drawn = before
 
     @staticmethod
     def seeds_name(device: str) -> str:

@@ -66,3 +66,5 @@ library(
     "control flow between programs: its bodies are graphs of their own",
     "hop.cond", "hop.while_loop", "hop.while_loop_stack_output", "hop.scan", "hop.invoke_subgraph",
 )  # fmt: skip
+library("a kernel of the user's", "hop.triton_kernel_wrapper_functional")
+library("an op of the user's that writes to its arguments", "hop.auto_functionalized_v2", "hop.auto_functionalized")
