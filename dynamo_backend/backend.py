@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
 from torch._functorch.aot_autograd import get_aot_graph_name
 from torch._guards import TracingContext
@@ -19,6 +18,7 @@ from ..ir.errors import MlcError
 from ..runtime.kernels import kernel_store
 from ..runtime.log import logger
 from ..runtime.options import Options
+from .aot import compile_with_aot
 from .chunk_loss import chunk_losses, partition
 from .compile import compile_graph
 from .decompositions import decomposition_table, whole_ops
@@ -45,21 +45,20 @@ def mlc_backend(
     """
     settings = Options.resolve(mode, options, os.environ)
     compiler = partial(_compile, settings=settings)
-    aot = aot_autograd(
-        fw_compiler=partial(compiler, kind="forward"),
-        bw_compiler=partial(compiler, kind="backward"),
-        inference_compiler=partial(compiler, kind="inference"),
-        partition_fn=partition(settings),
-        decompositions=decomposition_table(),
-        keep_inference_input_mutations=True,
-    )
     try:
         with whole_ops(), _states_as_tensors():
-            result: Callable[..., Any] = aot(gm, example_inputs)
+            return compile_with_aot(
+                gm,
+                example_inputs,
+                forward=partial(compiler, kind="forward"),
+                backward=partial(compiler, kind="backward"),
+                inference=partial(compiler, kind="inference"),
+                partition=partition(settings),
+                decompositions=decomposition_table(),
+            )
     except IndexError as error:
         # Dynamo takes an IndexError for one of the user's.
         raise BackendError(f"IndexError inside the backend: {error}") from error
-    return result
 
 
 def _states_as_tensors() -> contextlib.AbstractContextManager[Any]:

@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..runtime.options import Options
 from .chunk_loss_match import LossSite, Refused, find_losses, hint_of
 from .chunk_loss_write import Writer
+from .share_nodes import share_nodes
 
 aten = torch.ops.aten
 
@@ -34,11 +36,17 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 def partition(options: Options) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
-    """The ``partition_fn`` of ``aot_autograd``: chunks losses, then parts forward and backward by min-cut."""
+    """The ``partition_fn`` of ``aot_autograd``: chunks losses, computes equal things once, and then parts forward and
+    backward by min-cut."""
 
     def part(joint: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         chunk_losses(joint, options)
-        parts: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(joint, inputs, **settings)
+        joint.graph.eliminate_dead_code()
+        share_nodes(joint.graph)
+        with config.patch(cse=False):
+            parts: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
+                joint, inputs, **settings
+            )
         return parts
 
     return part

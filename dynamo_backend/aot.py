@@ -1,0 +1,65 @@
+"""AOTAutograd over a graph of Dynamo's.
+
+``torch._dynamo.backends.common.aot_autograd`` does the same, and loads half of Inductor on its way for a log that only
+TORCH_COMPILE_DEBUG asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.utils import counters, flatten_graph_inputs
+from torch._functorch.aot_autograd import aot_module_simplified
+
+Compiler = Callable[..., Any]
+
+
+def compile_with_aot(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    forward: Compiler,
+    backward: Compiler,
+    inference: Compiler,
+    partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]],
+    decompositions: dict[Any, Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The function that runs a graph through what the compilers make of its ATen graphs.
+
+    Dynamo neither traces the compilers, nor what they return.
+    """
+    settings: dict[str, Any] = {
+        "forward": forward, "backward": backward, "inference": inference, "partition": partition,
+        "decompositions": decompositions,
+    }  # fmt: skip
+    if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):
+        # Compiled autograd and the like hand over lists of tensors.
+        flat: Callable[..., Any] = flatten_graph_inputs(gm, example_inputs, partial(compile_with_aot, **settings))
+        return flat
+
+    def untraced(*args: Any, **kwargs: Any) -> Any:
+        compiled = torch.compiler.disable(backward, reason="a compiler of backward graphs")(*args, **kwargs)
+        return torch.compiler.disable(compiled, reason="a compiled backward graph")
+
+    counters["aot_autograd"]["total"] += 1
+    try:
+        compiled: Callable[..., Any] = aot_module_simplified(
+            gm,
+            example_inputs,
+            fw_compiler=forward,
+            bw_compiler=untraced,
+            inference_compiler=inference,
+            partition_fn=partition,
+            decompositions=decompositions,
+            keep_inference_input_mutations=True,
+        )
+    except Exception:
+        counters["aot_autograd"]["not_ok"] += 1
+        raise
+    counters["aot_autograd"]["ok"] += 1
+    result: Callable[..., Any] = torch.compiler.disable(compiled, reason="a compiled graph")
+    return result

@@ -1,0 +1,110 @@
+"""Equal nodes of the graph that holds forward and backward become one before it is parted.
+
+torch's partitioner can do this itself, but asks Inductor's pattern matcher which nodes stand between two writes, and
+loading that takes as long as all of our own work on a graph of a hundred layers.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+
+aten = torch.ops.aten
+
+# Functions of sizes and of tuples: the rest of what is no op may do anything.
+_MODULES = (operator.__name__, "_operator", math.__name__)
+# Memory with nothing in it is no value that two readers may share.
+_EMPTY = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided)
+
+
+class _NoKeyError(Exception):
+    """An argument that cannot be compared."""
+
+
+def share_nodes(graph: fx.Graph) -> int:
+    """Merge, in place, every node into an earlier one that computes the same; how many were merged.
+
+    Random and writing ops stay, and so does what looks at the memory of an output: callers may write into it. Two nodes
+    with a write between them are not the same. The rest of the graph keeps its nodes and their names.
+    """
+    leaving = _memory_of_outputs(graph)
+    known: dict[Hashable, fx.Node] = {}
+    writes = merged = 0
+    for node in list(graph.nodes):
+        writes += _may_write(node)
+        if not _may_share(node) or not leaving.isdisjoint(_memory(node)):
+            continue
+        try:
+            key = (node.target, writes, _key(node.args), _key(node.kwargs), _key(node.meta.get("custom")))
+        except _NoKeyError:
+            continue
+        twin = known.setdefault(key, node)
+        if twin is not node:
+            node.replace_all_uses_with(twin)
+            graph.erase_node(node)
+            merged += 1
+    return merged
+
+
+def _may_write(node: fx.Node) -> bool:
+    if isinstance(node.target, OpOverload):
+        return bool(node.target._schema.is_mutable)
+    return _is_higher(node)
+
+
+def _is_higher(node: fx.Node) -> bool:
+    """Whether a node is an op of higher order, or some other function of which nothing is known."""
+    known = isinstance(node.target, OpOverload) or getattr(node.target, "__module__", "") in _MODULES
+    return node.op == "call_function" and not known
+
+
+def _may_share(node: fx.Node) -> bool:
+    if node.op != "call_function" or "unbacked_bindings" in node.meta:
+        return False
+    if not isinstance(node.target, OpOverload):
+        return not _is_higher(node)
+    op = node.target
+    is_plain = not op._schema.is_mutable and torch.Tag.nondeterministic_seeded not in op.tags
+    # What an op of higher order is given may be written by what it runs.
+    return is_plain and op.overloadpacket not in _EMPTY and not any(_is_higher(user) for user in node.users)
+
+
+def _memory_of_outputs(graph: fx.Graph) -> set[StorageWeakRef]:
+    (output,) = graph.find_nodes(op="output")
+    return {ref for n in output.all_input_nodes for ref in _memory(n)}
+
+
+def _memory(node: fx.Node) -> list[StorageWeakRef]:
+    """The memory of a node's result, where it is one tensor that has any."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return []
+    try:
+        return [StorageWeakRef(value.untyped_storage())]
+    except NotImplementedError:
+        return []
+
+
+def _key(arg: Any) -> Hashable:
+    """An argument as something that equals another only where they are the same: 1 is not 1.0, nor 0.0 -0.0."""
+    match arg:
+        case fx.Node():
+            return arg
+        case None | bool() | int() | float() | complex() | str():
+            return (type(arg), repr(arg))
+        case tuple() | list():
+            return (type(arg), *(_key(a) for a in arg))
+        case dict():
+            return (dict, *((k, _key(v)) for k, v in arg.items()))
+        case slice():
+            return (slice, _key((arg.start, arg.stop, arg.step)))
+        case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
+            return arg
+    raise _NoKeyError

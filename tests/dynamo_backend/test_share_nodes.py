@@ -1,0 +1,91 @@
+"""Equal nodes are merged where that cannot be seen, and most of Inductor stays unloaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torch_mlc.dynamo_backend.share_nodes import share_nodes
+
+aten = torch.ops.aten
+
+
+def traced(function: Callable[..., object], *inputs: Tensor) -> fx.GraphModule:
+    return make_fx(function, tracing_mode="fake")(*inputs)
+
+
+def targets(gm: fx.GraphModule) -> list[str]:
+    return [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
+
+
+def check(function: Callable[..., object], merged: int, *inputs: Tensor) -> None:
+    gm = traced(function, *inputs)
+    before = len(targets(gm))
+    assert share_nodes(gm.graph) == merged
+    gm.graph.lint()
+    gm.recompile()
+    assert len(targets(gm)) == before - merged
+    for mine, eager in zip(gm(*(t.clone() for t in inputs)), function(*(t.clone() for t in inputs)), strict=True):
+        assert torch.equal(mine, eager)
+
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def test_chains_of_equal_nodes_become_one() -> None:
+    check(lambda x: (x.sin().exp() + x.sin().exp() * 2,), 2, X)
+
+
+def test_literals_count_with_their_type_and_sign() -> None:
+    check(lambda x: (aten.mul(x, 1).sin() + aten.mul(x, 1.0).sin(),), 0, X)
+    check(lambda x: (aten.mul(x, 0.0).reciprocal() - aten.mul(x, -0.0).reciprocal(),), 0, X)
+    check(lambda x: (aten.sum(x, [0]).sin() * aten.sum(x, [1]).sum(),), 0, X)
+
+
+def test_what_leaves_the_graph_keeps_memory_of_its_own() -> None:
+    check(lambda x: (x.exp(), x.exp()), 0, X)
+    check(lambda x: (x.exp().view(-1), x.exp() + 1), 0, X)
+
+
+def test_random_and_empty_results_are_not_equal() -> None:
+    gm = traced(lambda x: (torch.rand_like(x) + torch.rand_like(x) + torch.bernoulli(x) * torch.bernoulli(x),), X)
+    assert share_nodes(gm.graph) == 0
+    gm = traced(lambda x: (torch.empty_like(x).fill_(1) + torch.empty_like(x).fill_(2),), X)
+    assert share_nodes(gm.graph) == 0
+
+
+def test_a_write_stands_between() -> None:
+    def function(x: Tensor) -> tuple[Tensor]:
+        before = x.sin()
+        x.copy_(before * 2)
+        return (before + x.sin(),)
+
+    check(function, 0, X)
+
+
+def test_arguments_of_higher_ops_keep_memory_of_their_own() -> None:
+    gm = traced(lambda x: (x.exp() * 2 + x.exp() * 3,), X)
+    first = next(n for n in gm.graph.nodes if n.target is aten.exp.default)
+    with gm.graph.inserting_after(first):
+        gm.graph.call_function(torch.ops.higher_order.auto_functionalized_v2, (first,))
+    assert share_nodes(gm.graph) == 0
+
+
+def test_training_without_inductor() -> None:
+    """The partitioner would load its pattern matcher to do the same, and AOTAutograd's wrapper its log."""
+    program = (
+        "import sys, torch\n"
+        "f = lambda x, w: (torch.nn.functional.layer_norm(x @ w, (4,)).tanh() * x.tanh()).sum()\n"
+        "x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)\n"
+        "torch.compile(f, backend='mlc')(x, w).backward()\n"
+        "got = x.grad; x.grad = None; f(x, w).backward()\n"
+        "torch.testing.assert_close(got, x.grad)\n"
+        "heavy = [f'torch._inductor.{m}' for m in ('pattern_matcher', 'lowering', 'scheduler')]\n"
+        "assert not [m for m in heavy if m in sys.modules]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
