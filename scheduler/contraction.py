@@ -73,10 +73,9 @@ class Operand:
 class Product:
     """A library call that is a product: ``result[axes] = beta * added + alpha * sum over r0 of a * b``.
 
-    ``m``, ``n``, ``k`` and ``batch`` are typical sizes; m counts the rows of ``a``; ``granule`` divides the depth.
-    ``readers`` are the nodes that read the result, through views too, ``then`` those that read what they make;
-    ``leaves`` where the result is one of the graph. ``shared`` tells which operands something else needs in memory
-    anyway.
+    ``m``, ``n``, ``k`` and ``batch`` are typical sizes; m counts the rows of ``a``. ``readers`` are
+    the nodes that read the result, through views too, ``then`` those that read what they make; ``leaves`` where the
+    result is one of the graph. ``shared`` tells which operands something else needs in memory anyway.
     """
 
     node: Library
@@ -92,7 +91,6 @@ class Product:
     m: int
     n: int
     k: int
-    granule: int
     readers: tuple[Node, ...]
     then: tuple[Node, ...]
     leaves: bool
@@ -188,7 +186,7 @@ class Products:
         then = tuple(s for r in readers for name in r.names for s in self.readers.get(name, ()))
         return Product(
             node, axes, kind.shape, depth, a, b, added.name if added is not None else None, beta, alpha, batch, m, n,
-            hint(depth), self.graph.symbols.divisor(depth), readers, then, result in self.leaving,
+            hint(depth), readers, then, result in self.leaving,
             (self._is_needed(names[0], node), self._is_needed(names[1], node)),
         )  # fmt: skip
 

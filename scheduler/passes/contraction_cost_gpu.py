@@ -179,9 +179,10 @@ def _loop_time(p: Product, packed: tuple[bool, bool], target: Target) -> tuple[f
 
 def _pieces(p: Product) -> list[int]:
     """In how many pieces of one length, each a multiple of the steps of the tensor cores, the summed axis may be."""
-    deepest = min(p.k // PIECE_DEPTH, MOST_PIECES) if min(p.m, p.n) > 1 else 1
-    whole = p.granule if p.granule else p.k
-    return [1, *(k for k in range(2, deepest + 1) if whole % (k * STEP) == 0)]
+    if min(p.m, p.n) == 1 or not p.depth.is_Integer:
+        return [1]
+    deepest = min(p.k // PIECE_DEPTH, MOST_PIECES)
+    return [1, *(k for k in range(2, deepest + 1) if p.k % (k * STEP) == 0)]
 
 
 def _elements(o: Operand) -> float:

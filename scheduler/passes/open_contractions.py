@@ -72,7 +72,7 @@ def open_product(product: Product, decision: Decision, graph: Graph, taken: set[
     axes, value = refine(call("mul", *factors), {R0: product.depth}, extents, graph.symbols)
     value = rewrite(value, simplify_call)
     total = Reduction((sum_name,), (sum_type,), product.axes, tuple(axes), tuple(axes.values()), SUM, (value,), origins)
-    cuts = exact_cuts(total.reduce_shape, decision.pieces) if decision.pieces > 1 else []
+    cuts = exact_cuts(total.reduce_shape, decision.pieces)
     sums: list[Node] = list(in_pieces(total, cuts, taken)) if cuts else [total]
     if is_whole:
         return sums

@@ -8,6 +8,7 @@ On CPUs a schedule splits a reduction inside its kernel instead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -90,22 +91,16 @@ def _near(number: int) -> Iterator[int]:
 
 
 def exact_cuts(shape: tuple[sympy.Expr, ...], pieces: int) -> list[Cut]:
-    """Cuts of the outermost axes into so many pieces of one length; none where that is not to be had."""
+    """Cuts of the outermost axes, of constant extents whose product ``pieces`` divides, into so many pieces of one
+    length; none for one piece."""
     cuts: list[Cut] = []
     for extent in shape:
         if pieces == 1:
             break
-        if not extent.is_Integer:
-            return []
-        if int(extent) % pieces == 0:
-            cuts.append(Cut(sympy.Integer(pieces), sympy.Integer(int(extent) // pieces), True))
-            pieces = 1
-        elif pieces % int(extent) == 0:
-            cuts.append(Cut(extent, sympy.S.One, True))
-            pieces //= int(extent)
-        else:
-            return []
-    return cuts if pieces == 1 else []
+        parts = math.gcd(int(extent), pieces)
+        cuts.append(Cut(sympy.Integer(parts), sympy.Integer(int(extent) // parts), True))
+        pieces //= parts
+    return cuts
 
 
 def in_pieces(node: Reduction, cuts: list[Cut], taken: set[str]) -> list[Node]:

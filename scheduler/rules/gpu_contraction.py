@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import sympy
 from torch.utils._sympy.functions import CeilDiv
@@ -34,6 +35,8 @@ GROUP = 8
 # Tiles of results, and the depth of all of a program's tiles, from which it copies by descriptors unasked: making those
 # takes it about a microsecond.
 LARGE, DEEP = 128, 2048
+# Shapes of which tuning tries other numbers of warps and stages.
+VARIED = 2
 # Warps of a program that can be given parts of its work.
 WARP_GROUP = 4
 # Shared memory that the compiler wants beside the tiles: barriers, and what it exchanges between layouts.
@@ -149,7 +152,9 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     c = find_contraction(nest)
     assert c is not None
     shapes = _fitting(nest, target, c)
-    texts = tuple(f"{s.rows}x{s.columns}x{s.step}/{s.warps}/{s.stages}" for s in shapes[:6])
+    # The best ones in other ways too: fewer steps in flight, as many threads again or half of them.
+    around = [v for s in shapes[:VARIED] for v in _variants(nest, c, s)]
+    texts = tuple(dict.fromkeys(map(_text, (*shapes[:6], *around))))
     found: dict[str, tuple[Value, ...]] = {"tile": texts, "group": (GROUP, 1, 4, 16)}
     if not c.needs_row:
         found |= _copying(nest, target, c, shapes[0])
@@ -182,6 +187,21 @@ def _tiles(nest: LoopNest, c: Contraction, shape: TileShape) -> sympy.Expr:
     """How many tiles the results are."""
     first, second = _roles(nest, c)
     return extent(c.batch) * CeilDiv(extent(first), shape.rows) * CeilDiv(extent(second), shape.columns)
+
+
+def _variants(nest: LoopNest, c: Contraction, shape: TileShape) -> list[TileShape]:
+    """A shape with another number of stages or of warps, as far as its results fit the registers."""
+    held = len(c.products) * shape.rows * shape.columns
+    most = 32 * (HELD if _epilogue(nest, c) < HEAVY else HELD // 2)
+    warps = [w for w in (shape.warps * 2, shape.warps // 2) if 4 <= w <= 8 and held <= w * most]
+    return [
+        *(replace(shape, stages=k) for k in range(shape.stages - 1, 1, -1)),
+        *(replace(shape, warps=w) for w in warps),
+    ]
+
+
+def _text(s: TileShape) -> str:
+    return f"{s.rows}x{s.columns}x{s.step}/{s.warps}/{s.stages}"
 
 
 def _parse(text: str) -> TileShape:

@@ -79,6 +79,17 @@ def test_every_candidate_keeps_the_meaning(agrees):
         agrees(candidate.schedule.nest, tolerance=2e-2)
 
 
+def test_tuning_may_vary_all_that_matters():
+    """Tiles, warps, stages, the order of programs, how tiles are copied, dealt out, and given to warps."""
+    values = {}
+    for rule in design_space(linear(4096, 4096, 4096), SM90).rules[:1]:
+        values = rule.parameters(linear(4096, 4096, 4096), SM90)
+    assert set(values) == {"tile", "group", "persistent", "descriptors", "specialized"}
+    tiles = [re.split("[x/]", str(t)) for t in values["tile"]]
+    for k, least in ((0, 2), (1, 2), (3, 2), (4, 3)):
+        assert len({t[k] for t in tiles}) >= least
+
+
 def test_operands_of_small_integers_are_not_widened(agrees):
     """Bytes without a scale are exact in the half type of the other operand."""
     source = agrees(scheduled(byte_products(20, 40, 70)), tolerance=2e-2)

@@ -17,6 +17,7 @@ from torch_mlc.ir.oracle import run_graph
 from torch_mlc.ir.symbols import Size, SymbolTable
 from torch_mlc.ir.verify import verify
 from torch_mlc.scheduler.passes import split_reductions
+from torch_mlc.scheduler.passes.split_reductions import exact_cuts
 
 F32, I64 = DType.FLOAT32, DType.INT64
 S0, S1 = symbol("s0"), symbol("s1")
@@ -52,6 +53,15 @@ def reduction(shape: tuple, over: tuple[int, ...], monoid: Monoid, device: str =
         values,
     )
     return Graph("main", (Input("x", tensor(shape, F32, device)),), (node,), names, SIZES)
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts", "cut"), [((3, 1024), 2, [1, 2]), ((4, 9), 6, [2, 3]), ((32, 64, 2), 4, [4])]
+)
+def test_pieces_of_one_length_are_cut_from_the_outermost_axes_that_divide(shape, parts, cut):
+    found = exact_cuts(tuple(map(sympy.Integer, shape)), parts)
+    assert [int(c.parts) for c in found] == cut
+    assert all(int(c.parts * c.size) == extent for c, extent in zip(found, shape, strict=False))
 
 
 def pieces(graph: Graph) -> tuple[Reduction, Reduction]:
