@@ -14,6 +14,7 @@ from . import (
     losses,
     norms,
     pooling,
+    products,
     rand,
     reductions,
     replays,
@@ -29,7 +30,7 @@ from .sizes import SizeMap
 
 FAMILIES = (
     *(batch_norm, create, elementwise, foreach, gather, join, libraries, logical, losses),
-    *(norms, pooling, rand, reductions, replays, resample, scans, scatter, softmax, views),
+    *(norms, pooling, products, rand, reductions, replays, resample, scans, scatter, softmax, views),
 )
 
 __all__ = [

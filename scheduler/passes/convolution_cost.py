@@ -39,9 +39,8 @@ def decide(c: Convolution, part: Part) -> Decision:
         return Decision(False, f"{library}; gradients of a transposed convolution")
     if gathers and not can_gather(c):
         return Decision(False, f"{library}; strides and dilations together")
-    # oneDNN has no kernels for half types where the machine multiplies none: a tenth of our speed, and less.
-    if gathers and max(c.stride) > 1 and not c.input.dtype.is_half:
+    if gathers and max(c.stride) > 1:
         return Decision(False, f"{library}; windows {max(c.stride)} apart cover each place differently")
-    if part in (Part.WEIGHT, Part.BIAS) and not c.input.dtype.is_half:
+    if part in (Part.WEIGHT, Part.BIAS):
         return Decision(False, f"{library}, which sums over images faster")
     return Decision(True, told)

@@ -38,8 +38,9 @@ def _mod(a: sympy.Expr, b: int) -> sympy.Expr:
 
 
 def imported(fn: Callable[..., object], *inputs: Tensor, dynamic: bool = False) -> Graph:
+    """The graph of a function, products of half types as they are."""
     (gm,) = capture(fn, inputs, dynamic=dynamic)
-    return import_graph(gm)
+    return import_graph(gm, numerics="eager")
 
 
 def opened(graph: Graph, inlined: bool = False, pieces: int = 1) -> Graph:
