@@ -19,10 +19,11 @@ from ..runtime.kernels import kernel_store
 from ..runtime.log import logger
 from ..runtime.options import Options
 from .aot import compile_with_aot
-from .chunk_loss import chunk_losses, partition
+from .chunk_loss import chunk_losses
 from .compile import compile_graph
 from .decompositions import decomposition_table, whole_ops
 from .override_uses import override_uses
+from .partition import partition
 
 _LOG = logger(__name__)
 

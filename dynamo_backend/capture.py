@@ -13,8 +13,9 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ..runtime.options import Options
-from .chunk_loss import chunk_losses, partition
+from .chunk_loss import chunk_losses
 from .decompositions import decomposition_table, whole_ops
+from .partition import partition
 
 _DEFAULTS = Options()
 

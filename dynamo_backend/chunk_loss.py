@@ -10,46 +10,28 @@ ops of a chunk are fused like any others.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch import config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..runtime.options import Options
 from .chunk_loss_match import LossSite, Refused, find_losses, hint_of
 from .chunk_loss_write import Writer
-from .share_nodes import share_nodes
 
 aten = torch.ops.aten
 
-# Smaller logits stay whole: chunks save no memory that anybody misses.
-LEAST_BYTES = 64 << 20
+# Smaller logits stay whole: chunks save no memory that anybody misses, of which a GPU has tens of GB.
+LEAST_BYTES, LEAST_BYTES_GPU = 64 << 20, 1 << 30
+# A GPU reads and writes the sum of weight gradients, in float32, in a tenth of the time that it takes to multiply for
+# so many rows.
+ROWS_GPU = 2560
 # The graph holds every chunk, so there is a limit to how many are written out.
 MOST_CHUNKS = 64
 _NONE, _MEAN = 0, 1
 _HALVES = (torch.bfloat16, torch.float16)
-
-
-def partition(options: Options) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
-    """The ``partition_fn`` of ``aot_autograd``: chunks losses, computes equal things once, and then parts forward and
-    backward by min-cut."""
-
-    def part(joint: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        chunk_losses(joint, options)
-        joint.graph.eliminate_dead_code()
-        share_nodes(joint.graph)
-        with config.patch(cse=False):
-            parts: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
-                joint, inputs, **settings
-            )
-        return parts
-
-    return part
 
 
 def chunk_losses(gm: fx.GraphModule, options: Options) -> int:
@@ -62,13 +44,14 @@ def chunk_losses(gm: fx.GraphModule, options: Options) -> int:
         return 0
     done = 0
     for found in find_losses(gm.graph):
-        if not _is_large(found.product, rows):
+        on_gpu = options.target not in (None, "cpu") or found.product.meta["val"].is_cuda
+        if not _is_large(found.product, rows, LEAST_BYTES_GPU if on_gpu else LEAST_BYTES):
             continue
         match found:
             case Refused(product, reason):
                 product.meta["mlc_note"] = f"logits of a loss stay whole: {reason}"
             case LossSite():
-                count = _chunks(found, rows)
+                count = _chunks(found, rows, ROWS_GPU if on_gpu else 1)
                 if count > 1:
                     _Rewrite(gm.graph, found, count).run()
                     done += 1
@@ -78,15 +61,16 @@ def chunk_losses(gm: fx.GraphModule, options: Options) -> int:
     return done
 
 
-def _is_large(product: fx.Node, rows: int | None) -> bool:
+def _is_large(product: fx.Node, rows: int | None, least: int) -> bool:
     value = product.meta["val"]
     if rows is not None:
         return hint_of(value.shape[0]) > rows
-    return hint_of(value.shape[0]) * hint_of(value.shape[1]) * value.element_size() > LEAST_BYTES
+    return hint_of(value.shape[0]) * hint_of(value.shape[1]) * value.element_size() > least
 
 
-def _chunks(site: LossSite, rows: int | None) -> int:
-    """How many chunks; for sizes that vary, so many that chunks keep their bound up to the next power of two of rows.
+def _chunks(site: LossSite, rows: int | None, least: int) -> int:
+    """How many chunks, of at least ``least`` rows where ``rows`` does not say; for sizes that vary, so many that chunks
+    keep their bound up to the next power of two of rows.
 
     A chunk of as many rows as the product has columns to sum makes the sum of weight gradients, which is read and
     written once a chunk, cheap next to the products; its logits take as much memory as the weight.
@@ -94,7 +78,7 @@ def _chunks(site: LossSite, rows: int | None) -> int:
     logits = site.product.meta["val"]
     count = site.log_probabilities.meta["val"].shape[0]
     wide, deep = site.classes, site.features
-    chunk = rows or max(deep, LEAST_BYTES // (wide * logits.element_size()), 1)
+    chunk = rows or max(deep, LEAST_BYTES // (wide * logits.element_size()), least)
     if isinstance(count, int):
         return min(-(-count // chunk), MOST_CHUNKS)
     most = 1 << (hint_of(count) - 1).bit_length()

@@ -26,7 +26,13 @@ from ..runtime.targets import target_for
 from ..runtime.timing import PhaseTimer
 from ..scheduler.fuse import Fusion, fuse
 from ..scheduler.horizontal import share_launches
-from ..scheduler.passes import GRAPH_PASSES, open_contractions, rewrite_attention
+from ..scheduler.passes import (
+    GRAPH_PASSES,
+    collapse_one_hot,
+    open_contractions,
+    rewrite_attention,
+    rewrite_logsumexp,
+)  # fmt: skip
 from .dumps import dump_graph
 from .graph_key import graph_key
 from .importer import import_graph
@@ -239,8 +245,9 @@ class _Job:
 
 def run_passes(graph: Graph, options: Options) -> Graph:
     """The graph after every graph pass; dumped and verified as the options say."""
-    # With eager's rounding, scores and probabilities of half types are rounded where eager writes them.
-    passes = [p for p in GRAPH_PASSES if options.numerics != "eager" or p is not rewrite_attention]
+    # With eager's rounding, what these passes read through is rounded to half types where eager writes it.
+    reading = (collapse_one_hot, rewrite_attention, rewrite_logsumexp)
+    passes = [p for p in GRAPH_PASSES if options.numerics != "eager" or p not in reading]
     wrapped = [_GraphPass(p.__name__, _for_targets(p, options)) for p in passes]
     manager = PassManager(wrapped, options.dump_dir, verify=options.verify > 0)
     return manager.run(IRModule({graph.name: graph}, graph.name)).graph

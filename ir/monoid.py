@@ -134,18 +134,19 @@ def _welford_combine(a: State, b: State) -> State:
     return (mean, call("add", call("add", m2_a, m2_b), spread), n)
 
 
-def _rescale(old: Expr, new: Expr) -> Expr:
-    """exp(old - new), and one where they are equal, infinities included."""
-    return Select(call("eq", old, new), const(1.0, old.dtype), call("exp", call("sub", old, new)))
-
-
 def _logsumexp_combine(a: State, b: State) -> State:
-    top = call("maximum", a[0], b[0])
-    return (top, *(_weighted(a, b, k, top) for k in range(1, len(a))))
+    """With one exponential: the state of the greater maximum keeps its weights, the other's are scaled down to it.
+
+    Equal maxima, infinite ones included, need no scaling.
+    """
+    first = call("ge", a[0], b[0])
+    top, low = call("maximum", a[0], b[0]), call("minimum", a[0], b[0])
+    scale = Select(call("eq", a[0], b[0]), _one(top), call("exp", call("sub", low, top)))
+    return (top, *(_weighted(first, x, y, scale) for x, y in zip(a[1:], b[1:], strict=True)))
 
 
-def _weighted(a: State, b: State, k: int, top: Expr) -> Expr:
-    return call("add", call("mul", a[k], _rescale(a[0], top)), call("mul", b[k], _rescale(b[0], top)))
+def _weighted(first: Expr, x: Expr, y: Expr, scale: Expr) -> Expr:
+    return call("add", Select(first, x, y), call("mul", Select(first, y, x), scale))
 
 
 def _one(like: Expr) -> Const:

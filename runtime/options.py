@@ -288,7 +288,8 @@ class Options:
         shown="auto",
         values="auto, 0, 1024, …",
         changes_code=True,
-        doc="Rows of logits that exist at a time in linear + cross-entropy; auto chunks logits above 64 MiB, 0 none.",
+        doc="Rows of logits that exist at a time in linear + cross-entropy; auto chunks logits above 64 MiB (1 GiB on "
+        "GPUs), 0 none.",
     )
     schedules: Overrides | None = _option(
         "MLC_SCHEDULES",

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Const, Expr, Load, Var
+from ...ir.expr import Const, Expr, Load, Select, Var, call, const
 from ...ir.loops import Access, AxisKind, Buffer, Scope, Update
-from ...ir.monoid import Monoid
+from ...ir.monoid import LOGSUMEXP, MAX, Monoid
 from ..kernel import EmitError
 from .dot import dot
 from .functions import cast_text, literal, type_text, typed_literal
@@ -203,7 +203,18 @@ class Reductions:
             wide = Value(f"{states[0].text}.to(tl.int32)", states[0].dims, DType.INT32)
             found = self._simple(fn, wide, info)
             return (Value(self.out.assign("v", f"{found.text} != 0"), found.dims, DType.BOOL),)
+        if monoid == LOGSUMEXP:
+            (top,) = self._by_combine(MAX, states[:1], info)
+            return top, self._rescaled(states, top, info)
         return self._by_combine(monoid, states, info)
+
+    def _rescaled(self, states: tuple[Value, ...], top: Value, info: BlockInfo) -> Value:
+        """The sum of a tile's log-sum-exps: one exponential an element, since their maximum is known."""
+        own, weight = (Var(f"a{k}", v.dtype) for k, v in enumerate(states))
+        most = Var("b0", top.dtype)
+        scale = Select(call("eq", own, most), const(1.0, own.dtype), call("exp", call("sub", own, most)))
+        env = {"a0": states[0], "a1": states[1], "b0": top}
+        return self._simple("tl.sum", self.values.value(call("mul", weight, scale), env), info)
 
     def _simple(self, fn: str, value: Value, info: BlockInfo) -> Value:
         text = value.text

@@ -9,7 +9,7 @@ import sympy
 
 from ...ir.expr import Expr, Load, Select, call, const
 from ...ir.monoid import SUM
-from .context import ImportContext, Tensor, axes, index_value
+from .context import ImportContext, Tensor, axes, convert, index_value
 from .registry import converter
 
 _NONE, _MEAN = 0, 1
@@ -22,7 +22,7 @@ def _chosen(ctx: ImportContext, target: Tensor, at: Sequence[sympy.Expr], ignore
 
 
 def _weight_of(ctx: ImportContext, weight: Tensor | None, label: Expr, like: Expr) -> Expr:
-    return const(1, like.dtype) if weight is None else Load(weight.name, (label,), weight.dtype)
+    return const(1, like.dtype) if weight is None else convert(Load(weight.name, (label,), weight.dtype), like.dtype)
 
 
 @converter("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")

@@ -1,21 +1,23 @@
 """Graph passes, one file each; the pass, its file and its function share one verb."""
 
 from .alias_copies import alias_copies
+from .collapse_one_hot import collapse_one_hot
 from .eliminate_common import eliminate_common
 from .eliminate_dead import eliminate_dead
 from .open_contractions import open_contractions
 from .open_convolutions import open_convolutions
 from .rewrite_attention import rewrite_attention
+from .rewrite_logsumexp import rewrite_logsumexp
 from .simplify_algebra import simplify_algebra
 from .split_reductions import split_reductions
 
 # In the order in which they run.
 GRAPH_PASSES = (
-    simplify_algebra, eliminate_common, alias_copies, rewrite_attention, open_contractions, open_convolutions,
-    split_reductions, eliminate_dead,
+    simplify_algebra, eliminate_common, alias_copies, collapse_one_hot, rewrite_attention, rewrite_logsumexp,
+    open_contractions, open_convolutions, split_reductions, eliminate_dead,
 )  # fmt: skip
 
 __all__ = [
-    "GRAPH_PASSES", "alias_copies", "eliminate_common", "eliminate_dead", "open_contractions", "open_convolutions",
-    "rewrite_attention", "simplify_algebra", "split_reductions",
+    "GRAPH_PASSES", "alias_copies", "collapse_one_hot", "eliminate_common", "eliminate_dead", "open_contractions",
+    "open_convolutions", "rewrite_attention", "rewrite_logsumexp", "simplify_algebra", "split_reductions",
 ]  # fmt: skip

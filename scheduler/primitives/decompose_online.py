@@ -56,8 +56,8 @@ def decompose_online(nest: LoopNest, block: str, loop: str, skip: bool = False) 
                                                       for i, d:  v[i, d] = v[i, d] * r[no, i] + x[no, i, d]
 
     Each exponential is taken once, and what multiplies ``b`` is a plain sum of products. Maxima and sums lose the axes
-    that scores do not have. For ``logsumexp`` the last two steps and ``v`` are absent. A state carries over from one
-    tile to the next, so that the blocks which write it scan over ``loop``.
+    that scores do not have. For ``logsumexp`` there is neither ``v`` nor ``p``: the sum takes the exponentials. A state
+    carries over from one tile to the next, so that the blocks which write it scan over ``loop``.
 
     With ``skip`` a tile is left out where its scores prove to be minus infinity by comparisons of positions (a causal
     mask, a window), with those blocks in the loop whose results nothing else reads; a row that has no other score must
@@ -240,25 +240,27 @@ def _steps(plan: _Plan, update: Update, guards: tuple[Bound, ...]) -> list[Node]
     new = plan.local(f"{top}_new", by_tile, score)
     factor = plan.local(f"{top}_factor", by_tile, score)
     part = plan.local(f"{total}_tile", by_tile, weight)
-    where = tuple(plan.mapping[a.var] for a in plan.reduced)
-    weights = plan.local(f"{top}_weight", (*plan.shared, *plan.reduced), score)
 
     def at_tile(name: str, like: Expr) -> Load:
         return Load(name, at, like.dtype)
 
-    old, weighed = Load(top, shared, score.dtype), Load(weights, (*shared, *where), score.dtype)
+    old, weighed = Load(top, shared, score.dtype), _rescale(score, at_tile(new, score))
+    kept: list[Node] = []
+    if vector:
+        where = (*shared, *(plan.mapping[a.var] for a in plan.reduced))
+        weights = plan.local(f"{top}_weight", (*plan.shared, *plan.reduced), score)
+        kept = [_node(plan, "weight", by_element, [Store(weights, where, weighed)])]
+        weighed = Load(weights, where, score.dtype)
     rescale: list[Statement] = [
         Store(new, at, call("maximum", old, at_tile(most, score))),
         Store(factor, at, _rescale(old, at_tile(new, score))),
         Store(top, shared, at_tile(new, score)),
     ]
     running = call("mul", Load(total, shared, weight.dtype), at_tile(factor, score))
-    steps = [
+    steps: list[Node] = [
         _node(plan, "max", summed, [Update(MAX, (Access(most, at),), (score,))]),
         _node(plan, "factor", scan, rescale),
-        _node(
-            plan, "weight", by_element, [Store(weights, (*shared, *where), _rescale(score, at_tile(new, score)))]
-        ),
+        *kept,
         _node(plan, "sum", summed, [Update(SUM, (Access(part, at),), (_product(weighed, weight),))]),
         _node(plan, "total", scan, [Store(total, shared, call("add", running, at_tile(part, weight)))]),
     ]  # fmt: skip

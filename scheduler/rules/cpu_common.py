@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 import sympy
 
 from ...ir.expr import Expr, Load, flops, walk
-from ...ir.loops import AxisKind, Block, LoopKind, LoopNest, Scope, Store, Update, blocks
+from ...ir.loops import AxisKind, Block, Loop, LoopKind, LoopNest, Scope, Store, Update, blocks
 from ...ir.target import Target
 from ..error import ScheduleError
 from ..primitives.dependence import scanned
@@ -17,6 +17,8 @@ from .analysis import Shape
 # Operations on an element from which mathematics, not memory, sets the pace.
 HEAVY = 24
 UNROLLS = (4, 2, 8, 1)
+# Registers that a reduction of little work keeps in flight at least, so that it does not wait for its own results.
+LIGHT = 4
 # Terms of one accumulator past which sums are made of sums, which err far less than one long sum (Higham 2002, 4.2).
 LONG = 256
 
@@ -121,11 +123,16 @@ def _reduces(block: Block, loop: str) -> bool:
 def vectorize_innermost(
     schedule: Schedule, target: Target, unroll: int, skip: int = 0, only: str | None = None
 ) -> None:
-    """Lanes on the innermost loop of every block (or of ``only``) that has more than ``skip`` loops."""
+    """Lanes on the innermost loop of every block (or of ``only``) that has more than ``skip`` loops, where that loop
+    has no other inside."""
     for block in schedule.get_blocks() if only is None else [only]:
         loops = schedule.get_loops(block)
-        if len(loops) > skip and schedule.loop(loops[-1]).kind is LoopKind.SERIAL:
-            vectorize_loop(schedule, loops[-1], target, unroll)
+        if len(loops) <= skip:
+            continue
+        innermost = schedule.loop(loops[-1])
+        if innermost.kind is LoopKind.SERIAL and not any(isinstance(n, Loop) for n in innermost.body):
+            light = schedule.block(block).is_reduction and cost(schedule.block(block)) < HEAVY
+            vectorize_loop(schedule, loops[-1], target, max(unroll, LIGHT) if light else unroll)
 
 
 def parallel_roots(schedule: Schedule, target: Target) -> None:

@@ -20,6 +20,7 @@ from .cpu_common import (
     unroll_values,
     vectorize_innermost,
 )
+from .cpu_online import in_tiles, keep_states
 from .registry import Params, Rule, Value
 
 
@@ -34,7 +35,9 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     rows = row_loops(analyse(schedule.nest))
     inline_cheap(schedule)
+    keep_states(schedule)
     merge_rows(schedule, rows)
+    in_tiles(schedule, rows)
     merge_inner(schedule, rows)
     vectorize_innermost(schedule, target, int(params["unroll"]), skip=rows)
     parallel_roots(schedule, target)

@@ -9,6 +9,7 @@ from ...ir.target import Target
 from ..schedule import Schedule
 from .analysis import analyse
 from .cpu_common import best_vector, cut_rows, inline_cheap, parallel_roots, unroll_values, vectorize_innermost
+from .cpu_online import in_tiles
 from .registry import Params, Rule, Value
 
 INLINE = 16
@@ -35,8 +36,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     rows = len(shape.rows)
     # An intermediate of all elements would go through memory: computing it again is cheaper.
     inline_cheap(schedule, limit=INLINE)
-    for block in shape.reductions:
-        cut_rows(schedule, block.name, rows, int(params["partials"]))
+    cut = [cut_rows(schedule, block.name, rows, int(params["partials"])) for block in shape.reductions]
+    in_tiles(schedule, rows + 1, [name for name in cut if name is not None])
     for name in schedule.get_blocks():
         # The combination of the pieces is short: lanes would only add a tail.
         if len(schedule.get_loops(name)) > rows and f"{name}_rf" not in schedule.get_blocks():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_mlc import explain
 from torch_mlc.codegen.host import Allocate, CallLibrary
@@ -207,3 +208,18 @@ def test_sums_of_products_are_made_in_place() -> None:
     compiled = torch.compile(fn, backend="mlc")
     torch.testing.assert_close(compiled(a, b), fn(a, b))
     torch.testing.assert_close(compiled(a, b), fn(a, b))
+
+
+@pytest.mark.parametrize(("rows", "chunks"), [(8192, 1), (16384, 7)])
+def test_gpus_have_more_memory_and_need_more_rows(rows: int, chunks: int) -> None:
+    classes, features = 50257, 64
+    with FakeTensorMode():
+        x = torch.empty(rows, features, dtype=torch.bfloat16, requires_grad=True)
+        w = torch.empty(classes, features, dtype=torch.bfloat16, requires_grad=True)
+        t = torch.empty(rows, dtype=torch.int64)
+    settings = Options.resolve(None, {"target": "cuda:sm_90"}, {})
+    forward, _ = capture(lambda x, w, t: F.cross_entropy(F.linear(x, w), t), [x, w, t], training=True, options=settings)
+    logits = [
+        n for n in forward.graph.nodes if n.target is torch.ops.aten.mm.default and n.meta["val"].shape[1] == classes
+    ]
+    assert len(logits) == chunks

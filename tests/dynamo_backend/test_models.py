@@ -29,8 +29,6 @@ from torch_mlc.runtime.counters import counters
 # What a compiled model may leave to a library.
 ALLOWED = {
     *("mm.default", "addmm.default", "bmm.default", "baddbmm.default"),
-    # Running statistics, which are kept for the backward too.
-    "copy_.default",
     *("convolution.default", "convolution_backward.default", "embedding_dense_backward.default"),
     *(
         f"_scaled_dot_product_{kind}.default"

@@ -97,7 +97,7 @@ def test_the_steps(proved: Prove, parsed: Parse) -> None:
         s.decompose_online("b0", tile)
 
     s = proved(parsed(STATISTICS), build)
-    assert s.get_blocks() == ["b0_begin", "b0_max", "b0_factor", "b0_weight", "b0_sum", "b0_total", "b1"]
+    assert s.get_blocks() == ["b0_begin", "b0_max", "b0_factor", "b0_sum", "b0_total", "b1"]
     assert s.get_loops("b0_max") == ["b0_i0", "b0_r0_0", "b0_r0_1_max"]
     assert s.get_loops("b0_begin") == ["b0_i0"]
     assert [a.kind for a in s.block("b0_total").axes] == [AxisKind.SCAN, AxisKind.SPATIAL]
