@@ -23,6 +23,7 @@ from .assemble import PARAM_ALIGN
 from .domain import Binding, Digits, Domain, bind_access
 from .function import Dim, Output, Stage, TensorFunction
 from .members import simplify_value
+from .split_keys import in_key_pieces
 from .views import ViewMap, map_value
 
 # What follows a stream row by row and is taken in: at most so many nodes.
@@ -50,23 +51,33 @@ def open_streams(graph: Graph, *, fast: bool) -> Streams:
     readers = _readers(graph, views)
     needed = {views.base(o) for o in graph.outputs if isinstance(o, str)}
     functions: dict[TensorFunction, str] = {}
-    calls: dict[str, CallTensor] = {}
+    calls: dict[str, list[CallTensor]] = {}
     gone: set[str] = set()
     for start in starts:
         stream = _Stream(graph, views, readers, needed, start)
         stream.grow()
-        function, call = _Writer(stream, types, fast).build()
-        name = functions.setdefault(function, f"{function.name}_{len(functions)}")
-        calls[stream.last] = replace(call, function=name)
+        calls[stream.last] = [
+            replace(call, function=functions.setdefault(function, f"{function.name}_{len(functions)}"))
+            for function, call in _calls(*_Writer(stream, types, fast).build())
+        ]
         gone.update(n for m in stream.members for n in m.names)
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.names and node.names[0] in calls:
-            nodes.append(calls[node.names[0]])
+            nodes += calls[node.names[0]]
         elif not node.names or node.names[0] not in gone:
             nodes.append(node)
     named = {name: replace(f, name=name) for f, name in functions.items()}
     return Streams(replace(graph, nodes=tuple(nodes)), named, len(gone))
+
+
+def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunction, CallTensor]]:
+    """A stream's function and its call; on a GPU that its rows do not occupy, those of pieces of it and of all."""
+    pieces = None if call.types[0].device.startswith("cpu") else in_key_pieces(function)
+    if pieces is None:
+        return [(function, call)]
+    first, second = pieces.calls(call, function.symbols.symbols)
+    return [(pieces.first, first), (pieces.second, second)]
 
 
 def _readers(graph: Graph, views: ViewMap) -> dict[str, list[Node]]:
@@ -386,7 +397,7 @@ class _Writer:
 
     def _through_views(self, m: Compute | Reduction) -> tuple[Expr, ...]:
         reduced = zip(m.reduce_axes, m.reduce_shape, strict=True) if isinstance(m, Reduction) else ()
-        extents = dict([*zip(m.axes, m.types[0].shape, strict=True), *reduced])
+        extents = {v: e for v, e in [*zip(m.axes, m.types[0].shape, strict=True), *reduced] if e != 1}
         return tuple(self.stream.views.resolve(v, extents) for v in node_values(m))
 
     def _value(self, value: Expr, env: dict[sympy.Symbol, sympy.Expr]) -> Expr:
@@ -401,9 +412,12 @@ class _Writer:
             at = self.axes[made.names[0]]
             return cast(Load(self.results[e.buffer], at, self.kinds[e.buffer]), e.dtype)
 
+        # A row of one element keeps its name: it is the row of a tile.
+        extents = {v: e for v, e in self.extents.items() if e != 1}
+
         def index(i: sympy.Expr) -> sympy.Expr:
             moved = i.xreplace(env) if i.free_symbols else i
-            return self._canonical(simplify(moved, self.extents, self.stream.graph.symbols))
+            return self._canonical(simplify(moved, extents, self.stream.graph.symbols))
 
         return simplify_value(rewrite(value, leaf, index), self.fast)
 

@@ -28,8 +28,6 @@ from .simplify_algebra import simplify_call
 
 # Kinds of device that have a rule for functions of this kind.
 DEVICES: tuple[str, ...] = ("cpu", "cuda")
-# Fewer rows than these fill no tile of a kernel: the products read each key once, as the library's do.
-FEW_ROWS = {"cuda": 16}
 # What stands whole in a tile of a GPU's kernel: the features of values, and what scores are summed over.
 GPU_WIDTHS = range(16, 257)
 
@@ -87,8 +85,6 @@ def _check_alone(found: Definitions, attention: Attention) -> None:
     if hint(sympy.Mul(*space)) > hint(attention.first.type.numel):
         raise NoAttention("its scores are fewer than those that it reads")
     kind = attention.product.type.device.partition(":")[0]
-    if hint(attention.extents[a.row]) < FEW_ROWS.get(kind, 0):
-        raise NoAttention(f"it has {attention.extents[a.row]} rows, too few for tiles of them")
     widths = [attention.extents[s] for s in (a.inner, a.feature)]
     if kind == "cuda" and not all(w.is_Integer and int(w) in GPU_WIDTHS for w in widths):
         raise NoAttention(f"heads of {widths[0]} and {widths[1]} elements; a tile holds 16 to 256")
@@ -175,7 +171,7 @@ class _Writer:
             return Load(scores, grid, e.dtype) if isinstance(e, Load) and e.buffer == SCORES else None
 
         score = cast(rewrite(rewrite(self.value(a.score), marker), simplify_call), kind)
-        made = call("mul", self.value(a.query), self.value(a.key))
+        made = call("mul", self.by_row(self.value(a.query)), self.value(a.key))
         origins = tuple(dict.fromkeys((*a.first.node.origins, *self.origins_between(), *product.node.origins)))
         names = tuple(f"{state}_{c.name}" for c in ATTENTION.components)
         self.taken.update(names)
@@ -245,7 +241,26 @@ class _Writer:
         """A value of the attention over the axes that the batch became."""
         for step in self.batch.steps:
             e = rewrite(e, lambda _: None, lambda i, s=step: i.xreplace(s))  # type: ignore[misc]
-        return rewrite(e, lambda _: None, lambda i: simplify(i, self.batch.extents, self.graph.symbols))
+        # A row of one element keeps its name: it is the row of a tile.
+        extents = {s: n for s, n in self.batch.extents.items() if n != 1 or s != self.attention.axes.row}
+        return rewrite(e, lambda _: None, lambda i: simplify(i, extents, self.graph.symbols))
+
+    def by_row(self, query: Expr) -> Expr:
+        """A query that moves along the rows where there is one alone: it is the row of a tile."""
+        row, types = self.attention.axes.row, self.graph.types()
+        if self.attention.extents[row] != 1:
+            return query
+
+        def leaf(e: Expr) -> Expr | None:
+            if not isinstance(e, Load) or any(not is_value(i) and row in i.free_symbols for i in e.indices):
+                return None
+            single = [k for k, n in enumerate(types[e.buffer].shape) if n == 1 and e.indices[k] == 0]
+            at = single[-1] if single else next((k for k, i in enumerate(e.indices) if not is_value(i)), None)
+            return (
+                None if at is None else replace(e, indices=(*e.indices[:at], e.indices[at] + row, *e.indices[at + 1 :]))
+            )
+
+        return rewrite(query, leaf)
 
     def origins_between(self) -> tuple[Origin, ...]:
         """The operations between the two products, for reports."""
