@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,9 @@ from ..runtime.kernels import kernel_store
 from ..runtime.log import logger
 from ..runtime.options import Options
 from .aot import compile_with_aot
+from .aot_cache import cacheable, is_cacheable, settings_in_keys
 from .chunk_loss import chunk_losses
-from .compile import compile_graph
+from .compile import CompiledGraph, compile_graph
 from .decompositions import decomposition_table, whole_ops
 from .override_uses import override_uses
 from .partition import partition
@@ -45,15 +46,20 @@ def mlc_backend(
     settings that do not exist.
     """
     settings = Options.resolve(mode, options, os.environ)
-    compiler = partial(_compile, settings=settings)
+    cached = is_cacheable(gm, example_inputs, settings)
+
+    def compiler(kind: str) -> Callable[..., Any]:
+        graph = partial(_compile, settings=settings, kind=kind)
+        return cacheable(graph) if cached else lambda gm, inputs: graph(gm, inputs).call
+
     try:
-        with whole_ops(), _states_as_tensors():
+        with whole_ops(), _states_as_tensors(), settings_in_keys(settings) if cached else nullcontext():
             return compile_with_aot(
                 gm,
                 example_inputs,
-                forward=partial(compiler, kind="forward"),
-                backward=partial(compiler, kind="backward"),
-                inference=partial(compiler, kind="inference"),
+                forward=compiler("forward"),
+                backward=compiler("backward"),
+                inference=compiler("inference"),
                 partition=partition(settings),
                 decompositions=decomposition_table(),
             )
@@ -62,16 +68,16 @@ def mlc_backend(
         raise BackendError(f"IndexError inside the backend: {error}") from error
 
 
-def _states_as_tensors() -> contextlib.AbstractContextManager[Any]:
+def _states_as_tensors() -> AbstractContextManager[Any]:
     """Random ops that a checkpoint runs again get the state of their generator as a tensor, on GPUs too; torch has
     generators as inputs of graphs there, which no program of ours takes."""
     if hasattr(config, "graphsafe_rng_functionalization"):
         return config.patch(graphsafe_rng_functionalization=False)
-    return contextlib.nullcontext()
+    return nullcontext()
 
 
-def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str) -> Callable[..., Any]:
-    """One graph of AOTAutograd to a boxed function."""
+def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str) -> CompiledGraph:
+    """One graph of AOTAutograd."""
     name = get_aot_graph_name()
     _LOG.debug("compiling %s of %d nodes", name, len(gm.graph.nodes))
     try:
@@ -85,7 +91,7 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
     assert compiled.call is not None
     if settings.schedules is not None:
         override_uses().tell(settings.schedules, compiled.overridden, name, complete=kind != "forward")
-    return compiled.call
+    return compiled
 
 
 def _static_inputs(kind: str) -> tuple[int, ...]:

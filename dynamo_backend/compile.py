@@ -60,6 +60,7 @@ class CompiledGraph:
 
     ``stages`` is None where the program came from the cache. ``overridden`` names the user's schedules that were taken.
     ``regions`` are the bodies of its control flow, each compiled by itself.
+    ``key`` is that of the program in the cache, "" where it is not there.
     """
 
     name: str
@@ -69,6 +70,12 @@ class CompiledGraph:
     stages: Stages | None = field(default=None, repr=False)
     overridden: tuple[str, ...] = ()
     regions: tuple[CompiledGraph, ...] = ()
+    key: str = ""
+
+    @property
+    def is_self_contained(self) -> bool:
+        """Whether the program can be loaded without the graph that it was compiled from."""
+        return bool(self.key) and not self.text.constants
 
 
 def compile_graph(
@@ -107,6 +114,39 @@ def compile_graph(
     counters.add("graph_cache_misses")
     with store.lock(KIND_GRAPH, key or "none"):
         return job.stored(key) or job.compile(key)
+
+
+def stored_graph(
+    key: str,
+    *,
+    options: Options,
+    name: str,
+    constants: Mapping[str, Any] | None = None,
+    load: bool = True,
+    timer: PhaseTimer | None = None,
+) -> CompiledGraph | None:
+    """The graph of a key from memory or disk, with nothing imported, fused, lowered, scheduled or emitted."""
+    timer = timer or PhaseTimer()
+    store = kernel_store(options.cache_dir if options.cache else None)
+    with timer.phase("cache"):
+        record = store.graph(key)
+        if record is None:
+            return None
+        codes = {variable: store.code(kernel) for variable, kernel in record["kernels"].items()}
+    if any(code is None for code in codes.values()):
+        return None
+    text = HostText(record["text"], record["ops"], record["constants"])
+    call = None
+    if load:
+        with timer.phase("load"):
+            calls = {v: store.load(c).call for v, c in codes.items() if c is not None}
+            call = load_program(text, calls, constants or {}, name)
+    counters.add("graph_cache_hits")
+    counters.add("kernel_calls", record["launches"])
+    counters.add("library_calls", record["library_calls"])
+    say(options.log, "cache", lambda: f"{name}: program of {record['launches']} kernels found")
+    say(options.log, "timing", lambda: f"{name}: {timer}")
+    return CompiledGraph(name, text, call, timer, overridden=tuple(record["overridden"]), key=key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +190,10 @@ class _Job:
         if options.dump_dir is not None:
             dump_graph(options.dump_dir / self.name, kernels, text, len(GRAPH_PASSES) + 1)
         call = self.loaded(kernels, text, self.constants(imported.constants)) if self.load else None
-        self.keep(key, kernels, program, text)
+        kept = self.keep(key, kernels, program, text)
         self.tell(program, text, fusion)
         bodies = tuple({id(r): r for r in self.regions.values()}.values())
-        return CompiledGraph(self.name, text, call, self.timer, stages, _overridden(kernels), bodies)
+        return CompiledGraph(self.name, text, call, self.timer, stages, _overridden(kernels), bodies, kept)
 
     def constants(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What library calls name: objects of the module, and bodies of control flow as functions."""
@@ -195,29 +235,15 @@ class _Job:
         """The graph from memory or disk, with nothing imported, fused, lowered, scheduled or emitted."""
         if key is None or self.options.tune:
             return None
-        with self.timer.phase("cache"):
-            record = self.store.graph(key)
-            if record is None:
-                return None
-            codes = {variable: self.store.code(kernel) for variable, kernel in record["kernels"].items()}
-        if any(code is None for code in codes.values()):
-            return None
-        text = HostText(record["text"], record["ops"], record["constants"])
-        call = None
-        if self.load:
-            with self.timer.phase("load"):
-                calls = {v: self.store.load(c).call for v, c in codes.items() if c is not None}
-                call = load_program(text, calls, self.constants(_constants(self.gm)), self.name)
-        counters.add("graph_cache_hits")
-        counters.add("kernel_calls", record["launches"])
-        counters.add("library_calls", record["library_calls"])
-        say(self.options.log, "cache", lambda: f"{self.name}: program of {record['launches']} kernels found")
-        say(self.options.log, "timing", lambda: f"{self.name}: {self.timer}")
-        return CompiledGraph(self.name, text, call, self.timer, overridden=tuple(record["overridden"]))
+        given = self.constants(_constants(self.gm))
+        return stored_graph(
+            key, options=self.options, name=self.name, constants=given, load=self.load, timer=self.timer
+        )
 
-    def keep(self, key: str | None, kernels: Mapping[str, KernelBuild], program: HostProgram, text: HostText) -> None:
+    def keep(self, key: str | None, kernels: Mapping[str, KernelBuild], program: HostProgram, text: HostText) -> str:
+        """Put the program into the cache; its key, "" where it cannot be found again."""
         if key is None or any(b.code is None for b in kernels.values()):
-            return
+            return ""
         variables = _variables(kernels)
         record = {
             "text": text.text,
@@ -230,6 +256,7 @@ class _Job:
         }
         with self.timer.phase("cache"):
             self.store.keep_graph(key, record, f"{self.name}: {program.launches} kernels")
+        return key
 
     def tell(self, program: HostProgram, text: HostText, fusion: Fusion) -> None:
         counters.add("graphs_compiled")

@@ -25,6 +25,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_CACHE] = TemporaryDirectory(prefix="torch_mlc_tests_")
     os.environ["MLC_STRICT"] = "1"
     os.environ["MLC_CACHE_DIR"] = config.stash[_CACHE].name
+    # AOTAutograd's cache too: tests are about what is compiled, not about what an earlier run left.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(config.stash[_CACHE].name, "torch"))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
