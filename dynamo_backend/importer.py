@@ -24,6 +24,7 @@ from .converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion
 from .converters.replays import REPLAY, SAVE, replayed_value
 from .flex_attention import open_flex_attention
 from .origins import origins_of
+from .regions import attribute
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -83,7 +84,9 @@ class _Importer:
         self.static = static
         self.sizes = SizeMap()
         names = {n.name for n in gm.graph.nodes}
-        self.ctx = ImportContext(names, self.sizes, fallback_random=fallback_random, numerics=numerics)
+        self.ctx = ImportContext(
+            names, self.sizes, fallback_random=fallback_random, numerics=numerics, bodies=self.body
+        )
         self.env: dict[fx.Node, Any] = {}
         self.inputs: list[GraphInput] = []
         self.outputs: tuple[GraphOutput, ...] = ()
@@ -110,6 +113,10 @@ class _Importer:
             name, tuple(self.inputs), (*seeds, *self.ctx.nodes), self.outputs, self.sizes.table(order), self.constants
         )
 
+    def body(self, node: fx.Node) -> Graph:
+        """The graph of a function that a node of this one names."""
+        return import_graph(attribute(self.gm, str(node.target)), numerics=self.ctx.numerics, name=node.name)
+
     # --- the ends of the graph --------------------------------------------------------------------------------------
 
     def placeholder(self, node: fx.Node) -> Any:
@@ -133,9 +140,7 @@ class _Importer:
         )
 
     def attribute(self, node: fx.Node) -> Any:
-        value: Any = self.gm
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value = attribute(self.gm, str(node.target))
         if not isinstance(value, torch.Tensor):
             self.constants[node.name] = value
             return _Constant(node.name)

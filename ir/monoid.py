@@ -7,6 +7,7 @@ variance; Milakov and Gimelshein 2018 for the online softmax statistics; Dao et 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import TypeAlias
 
 from .dtypes import DType
 from .errors import IRError
-from .expr import Const, Expr, Select, call, const
+from .expr import Const, Expr, IndexValue, Load, Select, Var, call, const, rewrite, walk
 
 State: TypeAlias = tuple[Expr, ...]
 
@@ -47,9 +48,11 @@ class Monoid:
     # ``combine`` for an element whose index is above every index in the state, where that is less work. An element
     # that is no better than the identity leaves the identity's index.
     follow: Callable[[State, State], State] | None = field(default=None, compare=False, repr=False)
+    # What ``associative`` made it of; empty for those of the table.
+    definition: State = field(default=(), compare=False, repr=False)
 
-    def __reduce__(self) -> tuple[Callable[[str], Monoid], tuple[str]]:
-        return (monoid, (self.name,))
+    def __reduce__(self) -> tuple[Callable[..., Monoid], tuple[object, ...]]:
+        return (associative, self.definition) if self.definition else (monoid, (self.name,))
 
 
 def lowest(dtype: DType) -> Const:
@@ -200,6 +203,35 @@ MONOIDS: dict[str, Monoid] = {
     m.name: m
     for m in (SUM, PRODUCT, MAX, MIN, ANY, ALL, ARGMAX, ARGMIN, LAST_ARGMAX, LAST_ARGMIN, WELFORD, LOGSUMEXP, ATTENTION)
 }
+
+
+def associative(*definition: Expr) -> Monoid:
+    """The monoid of an associative function of a user's: ``definition[k]`` is component k of the combination of two
+    states, whose components are the Vars ``a0``, ``a1``, … and ``b0``, ``b1``, …, the earlier state first.
+
+    Such a function may have no neutral element, so one is adjoined: a last component says whether a state has any
+    element at all. The name follows from the definition. Raises IRError where other values are mentioned.
+    """
+    kinds = {f"{side}{k}": e.dtype for side in "ab" for k, e in enumerate(definition)}
+    for e in (part for value in definition for part in walk(value)):
+        if isinstance(e, (Load, IndexValue)) or (isinstance(e, Var) and kinds.get(e.name) is not e.dtype):
+            raise IRError(f"a user's combination mentions {e}; it is a function of {', '.join(kinds)} alone")
+
+    def combine(a: State, b: State) -> State:
+        given = {f"{side}{k}": e for side, state in (("a", a), ("b", b)) for k, e in enumerate(state[:-1])}
+        results = (rewrite(e, lambda x: given[x.name] if isinstance(x, Var) else None) for e in definition)
+        chosen = (Select(b[-1], Select(a[-1], both, y), x) for x, y, both in zip(a[:-1], b[:-1], results, strict=True))
+        return (*chosen, call("logical_or", a[-1], b[-1]))
+
+    return Monoid(
+        f"user_{hashlib.sha256(repr(definition).encode()).hexdigest()[:12]}",
+        (*(Component(f"value{k}") for k in range(len(definition))), Component("present")),
+        lambda dtypes: tuple(const(0, d) for d in dtypes),
+        lambda *values: (*values, const(True, DType.BOOL)),
+        combine,
+        lambda s: s[:-1],
+        definition=definition,
+    )
 
 
 def monoid(name: str) -> Monoid:

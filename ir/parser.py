@@ -43,7 +43,7 @@ from .loops import (
     Update,
 )
 from .loops import Node as LoopNode
-from .monoid import MONOIDS, Monoid
+from .monoid import MONOIDS, Monoid, associative
 from .parser_expr import (
     ExprReader,
     ParseError,
@@ -124,9 +124,12 @@ def _sizes(body: list[ast.stmt]) -> tuple[SymbolTable, list[ast.stmt]]:
     return SymbolTable(tuple(sizes)), []
 
 
-def _monoid(name: str, at: ast.AST) -> Monoid:
+def _monoid(node: ast.expr, exprs: ExprReader) -> Monoid:
+    if isinstance(node, ast.Call) and _function_name(node) == "associative":
+        return associative(*map(exprs.value, node.args))
+    name = name_of(node)
     if name not in MONOIDS:
-        raise fail(at, f"one of the monoids {', '.join(MONOIDS)}")
+        raise fail(node, f"one of the monoids {', '.join(MONOIDS)}, or associative(…)")
     return MONOIDS[name]
 
 
@@ -204,7 +207,7 @@ class _NestReader:
 
     def statement(self, target: ast.expr, value: ast.expr) -> Statement:
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "update":
-            monoid = _monoid(name_of(value.func.value), value)
+            monoid = _monoid(value.func.value, self.exprs)
             targets = tuple(self.access(t) for t in (target.elts if isinstance(target, ast.Tuple) else [target]))
             _, args, given = call_of(value)
             options(given, value, "begins")
@@ -299,12 +302,12 @@ class _GraphReader:
                 over = tuple(index(e) for e in items(extents))
                 kept = len(axes) - len(over)
                 values = tuple(self.exprs.value(e) for e in items(fn.body))
-                combine = _monoid(name_of(monoid), monoid)
+                combine = _monoid(monoid, self.exprs)
                 return Reduction(names, types, axes[:kept], axes[kept:], over, combine, values)
             case "scan", [monoid, kinds, along, ast.Lambda() as fn]:
                 types = tuple(_type(k, self.device) for k in items(kinds))
                 values = tuple(self.exprs.value(e) for e in items(fn.body))
-                combine = _monoid(name_of(monoid), monoid)
+                combine = _monoid(monoid, self.exprs)
                 return Scan(names, types, _axes(fn), symbol(name_of(along)), combine, values)
             case "view", [kind, source, ast.Lambda() as fn]:
                 offset = index(given["offset"]) if "offset" in given else sympy.S.Zero

@@ -47,6 +47,7 @@ from .graph import (
 )
 from .loops import Annotations, Block, LoopNest, Scope, Store, Update
 from .loops import Node as LoopNode
+from .monoid import Monoid
 from .printer_expr import (
     MARK,
     UNMARK,
@@ -187,7 +188,7 @@ class Script:
         values = [exprs.text(v) for v in s.values]
         left = targets[0] if len(targets) == 1 else f"({names(targets)})"
         values += [] if s.begins else ["begins=False"]
-        self.lines_of(exprs, f"{left} = {s.monoid.name}.update({', '.join(values)})", s)
+        self.lines_of(exprs, f"{left} = {_monoid(s.monoid, exprs)}.update({', '.join(values)})", s)
 
     # --- graphs -----------------------------------------------------------------------------------------------------
 
@@ -223,11 +224,12 @@ class Script:
             case Reduction():
                 values = names([exprs.text(v) for v in node.values])
                 over = f"{_lambda((*node.axes, *node.reduce_axes))} ({values})"
-                return f"{left} = reduce({node.monoid.name}, {types(node.types)}, {listing(node.reduce_shape)}, {over})"
+                how = _monoid(node.monoid, exprs)
+                return f"{left} = reduce({how}, {types(node.types)}, {listing(node.reduce_shape)}, {over})"
             case Scan():
                 values = names([exprs.text(v) for v in node.values])
                 along = f"{node.scan_axis.name}, {_lambda(node.axes)} ({values})"
-                return f"{left} = scan({node.monoid.name}, {types(node.types)}, {along})"
+                return f"{left} = scan({_monoid(node.monoid, exprs)}, {types(node.types)}, {along})"
             case View():
                 offset = f", offset={index_text(node.offset)}" if node.offset != 0 else ""
                 inside = exprs.indices(node.indices)
@@ -244,6 +246,13 @@ class Script:
                 count = f", count={node.count}" if node.count > 1 else ""
                 given = f"{node.function!r}, {types(node.types)}, [{', '.join(node.args)}]"
                 return f"{left} = call({given}{sizes}{into}{count})"
+
+
+def _monoid(monoid: Monoid, exprs: ExprText) -> str:
+    """The name of a monoid, or the definition of a user's."""
+    if not monoid.definition:
+        return monoid.name
+    return f"associative({', '.join([exprs.text(e) for e in monoid.definition])})"
 
 
 def _usual_device(graph: Graph) -> str:

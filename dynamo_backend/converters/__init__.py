@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    associative,
     batch_norm,
     create,
     elementwise,
@@ -29,7 +30,7 @@ from .registry import CONVERTERS, LIBRARY_REASONS, Converter, NoConversion, conv
 from .sizes import SizeMap
 
 FAMILIES = (
-    *(batch_norm, create, elementwise, foreach, gather, join, libraries, logical, losses),
+    *(associative, batch_norm, create, elementwise, foreach, gather, join, libraries, logical, losses),
     *(norms, pooling, products, rand, reductions, replays, resample, scans, scatter, softmax, views),
 )
 

@@ -14,7 +14,7 @@ from torch import fx
 
 from ...ir.dtypes import DType
 from ...ir.expr import Const, Expr, Index, IndexValue, Load, Select, call, cast, const, is_value, symbol
-from ...ir.graph import Compute, Library, Node, Origin, Reduction, Ref, TensorType, View
+from ...ir.graph import Compute, Graph, Library, Node, Origin, Reduction, Ref, TensorType, View
 from ...ir.loops import contiguous_strides
 from ...ir.monoid import Monoid
 from .registry import NoConversion
@@ -90,7 +90,15 @@ def convert(value: Expr, dtype: DType) -> Expr:
 class ImportContext:
     """State of one import. ``node`` and ``val`` are those of the call being converted."""
 
-    def __init__(self, names: set[str], sizes: SizeMap, *, fallback_random: bool, numerics: str) -> None:
+    def __init__(
+        self,
+        names: set[str],
+        sizes: SizeMap,
+        *,
+        fallback_random: bool,
+        numerics: str,
+        bodies: Callable[[fx.Node], Graph] | None = None,
+    ) -> None:
         self.nodes: list[Node] = []
         self.sizes = sizes
         self.fallback_random = fallback_random
@@ -104,6 +112,7 @@ class ImportContext:
         self.seeds: dict[str, list[str]] = {}
         self.copies: dict[tuple[str, str], Tensor] = {}
         self._names = names
+        self._bodies = bodies
         self._given: Expr | None = None
         self._drawn: list[Expr] = []
 
@@ -328,6 +337,13 @@ class ImportContext:
         if not add_ones:
             return value
         return self.view(value, [axes(len(out.shape))[d] for d in kept_dims], out, self.name(k))
+
+    def body(self) -> Graph:
+        """The graph of the function that is the first argument of the current node."""
+        function = self.node.args[0]
+        if self._bodies is None or not isinstance(function, fx.Node):
+            raise NoConversion("a function that is no graph")
+        return self._bodies(function)
 
     def seed(self, device: str) -> Expr:
         """The seed of a new random stream, as an int64 value."""

@@ -38,7 +38,7 @@ def scan(ctx: ImportContext, monoid: Monoid, lifted: State, kind: TensorType, di
     along = kind.shape[dim] if at else sympy.S.One
     if along is sympy.S.One:
         return lifted
-    if _is_long_work(ctx, kind, along):
+    if not monoid.definition and _is_long_work(ctx, kind, along):
         raise NoConversion("few long rows: the library's scans are the work of many programs each")
     types = tuple(ctx.contiguous(kind.shape, v.dtype, kind.device) for v in lifted)
     names = tuple(ctx.fresh(c.name) for c in monoid.components)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
-from torch_mlc.ir.errors import VerifyError
+from torch_mlc.ir.dtypes import DType
+from torch_mlc.ir.errors import IRError, VerifyError
+from torch_mlc.ir.expr import Load
 from torch_mlc.ir.graph import Graph, Scan
-from torch_mlc.ir.loops import LoopNest, blocks
+from torch_mlc.ir.loops import LoopNest, Update, blocks
+from torch_mlc.ir.monoid import MONOIDS, associative
 from torch_mlc.ir.oracle import run_graph, run_nest
 from torch_mlc.ir.parser import parse
 from torch_mlc.ir.printer import show
@@ -55,6 +60,26 @@ def test_scripts_round_trip() -> None:
     assert parse(show(nest())) == nest()
     ((block, _),) = blocks(nest())
     assert block.is_scan and block.is_reduction
+
+
+USERS = "associative(select(lt(var('b0', float32), float32(0.0)), var('a0', float32), var('b0', float32)))"
+
+
+def test_a_function_of_the_users_is_part_of_the_text() -> None:
+    """The last of the elements that are not negative; with a neutral element adjoined."""
+    text = NEST.replace("sum.update(a[i0, r0])", f"{USERS}.update(a[i0, r0], bool(True))")
+    text = text.replace("                state[i0] =", "                (state[i0], some[i0]) =")
+    text = text.replace("    for p in", "    some = local(bool[3])\n    for p in", 1)
+    read = nest(text)
+    assert parse(show(read)) == read
+    assert structural_key(read) != structural_key(nest(text.replace("lt(", "le(")))
+    a = np.array([[-1, 2, -3, 4], [0, -5, -6, -7], [-1, -1, -1, 8]], np.float32)
+    got = run_nest(read, {"a": a}, {"n": 4})["out"]
+    np.testing.assert_array_equal(got, [[-1, 2, 2, 4], [0, 0, 0, 0], [-1, -1, -1, 8]])
+    combine = next(s.monoid for b, _ in blocks(read) for s in b.body if isinstance(s, Update))
+    assert pickle.loads(pickle.dumps(combine)) == combine and combine.name not in MONOIDS
+    with pytest.raises(IRError, match="a function of a0, b0 alone"):
+        associative(Load("a", (), DType.FLOAT32))
 
 
 def test_sound_ones_pass() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._higher_order_ops.associative_scan import associative_scan_op
 
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.dynamo_backend.capture import capture
@@ -41,6 +42,15 @@ def top(x: Tensor) -> Tensor:
     return torch.where(F.softmax(x, -1).cumsum(-1) < 0.7, x, -1e9)
 
 
+def recurrence(x: Tensor) -> Tensor:
+    """y = a y + b by a function of the user's."""
+
+    def combine(a0: Tensor, a1: Tensor, b0: Tensor, b1: Tensor) -> list[Tensor]:
+        return [a0 * b0, a1 * b0 + b1]
+
+    return associative_scan_op(combine, [(x * 0.5).t().contiguous(), x.t()], ())[1].t() * 2
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[int, ...], torch.dtype]] = {
     "sum": (lambda x: x.exp().cumsum(1) * x, (5, 37), torch.float32),
     "half": (lambda x: x.cumsum(1) + 1, (5, 37), torch.bfloat16),
@@ -56,6 +66,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[int, ...], torch.dtype]] = {
     "merged": (lambda x: (x * 2).reshape(x.shape[0], -1).cumsum(1), (3, 6, 5), torch.float32),
     "one_row": (lambda x: x.cumsum(0), (37,), torch.float32),
     "twice": (lambda x: x.cumsum(1).cumsum(1), (5, 37), torch.float32),
+    "recurrence": (recurrence, (5, 37), torch.float32),
     "three": (three, (5, 37), torch.float32),
     "top": (top, (5, 37), torch.float32),
 }
@@ -96,8 +107,21 @@ def extents(name: str, nest: LoopNest) -> dict[str, int]:
     return dict(zip((s.name for s in nest.symbols.symbols), PROGRAMS[name][1], strict=False))
 
 
-WHOLE = ("sum", "best", "double", "product", "narrow", "column_pairs", "planes", "merged", "one_row", "twice", "top")
-LOOPED = ("half", "count", "best", "pairs", "columns", "planes", "three", "top")
+WHOLE = (
+    "sum",
+    "best",
+    "recurrence",
+    "double",
+    "product",
+    "narrow",
+    "column_pairs",
+    "planes",
+    "merged",
+    "one_row",
+    "twice",
+    "top",
+)
+LOOPED = ("half", "best", "recurrence", "pairs", "columns", "planes", "three", "top")
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -137,7 +161,7 @@ def test_infinities_and_nan_pass_from_tile_to_tile(name: str, agrees: Callable) 
 
 @pytest.mark.parametrize("target", [SM90, GFX942], ids=str)
 def test_they_compile(target: Any) -> None:
-    dynamic = ("half", "column_pairs", "best") if target is SM90 else ("half",)
+    dynamic = ("half", "column_pairs", "best", "recurrence") if target is SM90 else ("half",)
     for nest in (*(n for name in dynamic for n in nests_of(name, True, 3000)), *nests_of("narrow", False)):
         source = emit_triton(default_schedule(nest, target).nest, target)
         report = resource_report(compile_triton(source, target))
