@@ -28,6 +28,8 @@ from .schema import CaseResult, Report
 from .table import print_report
 from .timing import TimingSettings
 
+# Nodes of the graphs of scaling.
+NODES = (100, 300, 1000, 3000, 10000)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -56,7 +58,7 @@ def layers_option(_: click.Context, __: click.Parameter, text: str) -> tuple[int
     except ValueError as error:
         raise click.BadParameter(f"{text!r} is not a list of numbers such as 2,12,48") from error
     if not layers or min(layers) < 1:
-        raise click.BadParameter(f"{text!r}: a model has at least one layer")
+        raise click.BadParameter(f"{text!r}: a model has at least one layer, a graph one node")
     return layers
 
 
@@ -66,7 +68,7 @@ def progress_bar(console: Console) -> Progress:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--suite", type=click.Choice(("kernels", "models", "compile", "static")), required=True)
+@click.option("--suite", type=click.Choice(("kernels", "models", "compile", "scaling", "static")), required=True)
 @click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu")
 @click.option("--peers", default="eager,inductor", callback=peers_option, help="eager, or backends of torch.compile.")
 @click.option("--filter", "patterns", multiple=True, help="Cases whose name contains this; may be given again.")
@@ -77,6 +79,7 @@ def progress_bar(console: Console) -> Progress:
 )
 @click.option("--variant", type=click.Choice((*VARIANTS, "both")), default="both", help="Sizes of kernels.")
 @click.option("--layers", default=",".join(map(str, LAYERS)), callback=layers_option, help="Depths of compile.")
+@click.option("--nodes", default=",".join(map(str, NODES)), callback=layers_option, help="Sizes of scaling.")
 @click.option("--dynamic", is_flag=True, help="Compile with dynamic=True.")
 @click.option("--repeat", type=click.IntRange(min=1), help="Rounds: 20 on the CPU, 100 on a GPU; 1 for compile.")
 @click.option("--flush/--no-flush", default=None, help="Empty caches before each call; on for kernels on a GPU.")
@@ -94,6 +97,7 @@ def main(
     size: Size | None,
     variant: str,
     layers: tuple[int, ...],
+    nodes: tuple[int, ...],
     dynamic: bool,
     repeat: int | None,
     flush: bool | None,
@@ -114,13 +118,16 @@ def main(
         return
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("the plot needs matplotlib: pip install 'torch-mlc[bench]', or use --no-plot")
-    known = {"kernels": list(KERNELS), "models": list(MODELS), "compile": [MODEL]}[suite]
+    # It compiles with torch_mlc itself; kernels, models and compile also run where that is not installed.
+    scaling = importlib.import_module(f"{__package__}.run_scaling") if suite == "scaling" else None
+    graphs = list(scaling.GRAPHS) if scaling is not None else []
+    known = {"kernels": list(KERNELS), "models": list(MODELS), "compile": [MODEL], "scaling": graphs}[suite]
     chosen = select(known, patterns)
     if threads is not None:
         torch.set_num_threads(threads)
     cuda = device == "cuda"
     size = size or ("full" if cuda else "small")
-    rounds = repeat or (1 if suite == "compile" else 100 if cuda else 20)
+    rounds = repeat or (1 if suite in ("compile", "scaling") else 100 if cuda else 20)
     timing = TimingSettings(device, rounds, flush=flush if flush is not None else cuda and suite == "kernels")
     modes = MODES if mode == "both" else (mode,)
     # A pipe or file has no width of its own, and rich's 80 columns would cut every cell of these tables.
@@ -151,6 +158,13 @@ def main(
                 for m in modes:
                     bar.update(task, description=f"{depth} layers, {m}")
                     report.cases += run_compile(depth, m, peers, device, size, dynamic, rounds)
+                    bar.advance(task)
+        elif scaling is not None:
+            task = bar.add_task("scaling", total=len(chosen) * len(nodes))
+            for name in chosen:
+                for count in nodes:
+                    bar.update(task, description=f"{name}, {count} nodes")
+                    report.cases.append(scaling.run_scaling(name, count, rounds))
                     bar.advance(task)
         else:
             task = bar.add_task("copy and matmul rates", total=None)

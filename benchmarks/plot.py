@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def label(case: CaseResult, suite: str) -> str:
 def write_plot(report: Report, path: Path) -> None:
     """Draw ``report`` into a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure = draw_compile(report) if report.suite == "compile" else draw_timing(report)
+    draw = {"compile": draw_compile, "scaling": draw_scaling}.get(report.suite, draw_timing)
+    figure = draw(report)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -148,5 +150,30 @@ def draw_compile(report: Report) -> Any:
     axes.spines[["top", "right"]].set_visible(False)
     if bars:
         axes.legend(loc="lower right", fontsize=8, frameon=False)
+    figure.suptitle(caption(report), fontsize=10)
+    return figure
+
+
+def draw_scaling(report: Report) -> Any:
+    """Seconds against nodes, both on logarithmic axes, one line a graph, and n log n from the first point of each."""
+    figure, axes = plt.subplots(figsize=(8, 5.5), layout="constrained")
+    names = list(dict.fromkeys(c.name for c in report.cases))
+    for name, tint in colours(names).items():
+        cases = [c for c in report.cases if c.name == name and c.peers["mlc"].time]
+        points = sorted((c.peers["mlc"].counts["all"]["nodes"], t.median) for c in cases if (t := c.peers["mlc"].time))
+        if not points:
+            continue
+        sizes = [n for n, _ in points]
+        first, begin = points[0]
+        axes.plot(sizes, [s for _, s in points], marker="o", markersize=4, color=tint, label=name)
+        ideal = [begin * n * math.log(n) / (first * math.log(first)) for n in sizes]
+        axes.plot(sizes, ideal, color=tint, linewidth=0.8, linestyle=":")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("nodes of the ATen graph")
+    axes.set_ylabel("seconds of the processor, cold (dotted: n log n from the first point)")
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
     figure.suptitle(caption(report), fontsize=10)
     return figure

@@ -110,12 +110,78 @@ def compile_table(report: Report) -> Table:
     return table
 
 
+def own_table(report: Report) -> Table:
+    """torch-mlc's own seconds of the suite ``compile``, each kind of graph by phase, against what is asked of them."""
+    names = dict.fromkeys(k.split(": ")[-1] for c in report.cases for p in c.peers.values() for k in own_phases(p))
+    table = Table(title="torch-mlc's own part, seconds by phase", title_style="")
+    for column in ("case", "mode", "graph"):
+        table.add_column(column)
+    for column in ("all", "limit", *names):
+        table.add_column(column, justify="right")
+    for case in report.cases:
+        for peer in case.peers.values():
+            own = own_phases(peer)
+            total = sum(own.values())
+            limit = own_limit(report, case)
+            for kind in dict.fromkeys(k.split(": ")[0] for k in own):
+                part = {k.split(": ")[1]: s for k, s in own.items() if k.startswith(f"{kind}: ")}
+                cells = [seconds(part.get(n)) for n in names]
+                table.add_row(case.variant, case.mode, kind, seconds(sum(part.values())), "", *cells)
+            if own and limit is not None:
+                style = "bold red" if total > limit else ""
+                table.add_row(case.variant, case.mode, "together", Text(f"{total:.2f} s", style), f"{limit:.2f} s")
+    return table
+
+
+# Seconds of our own part. Deep: how much longer the deepest model may take than the one in the middle.
+OWN_LIMITS = {"cold": 2.5, "warm": 0.5}
+OWN_DEEPER = 1.3
+
+
+def own_phases(peer: PeerResult) -> dict[str, float]:
+    """Seconds under ``"forward: fuse"`` and the like."""
+    return {k.removeprefix("own: "): s for k, s in peer.phases.items() if k.startswith("own: ")}
+
+
+def own_limit(report: Report, case: CaseResult) -> float | None:
+    """The limit of a case of 12 layers; of 48, by the time of 12 in the same mode and state; None for other depths."""
+    depth, state = case.variant.split(" layers, ")
+    if depth == "12":
+        return OWN_LIMITS[state]
+    same = [c for c in report.cases if c.variant == f"12 layers, {state}" and c.mode == case.mode]
+    times = [sum(own_phases(p).values()) for c in same for p in c.peers.values() if own_phases(p)]
+    return times[0] * OWN_DEEPER if depth == "48" and times else None
+
+
+def scaling_table(report: Report) -> Table:
+    """The table of the suite ``scaling``: seconds of the processor, in all and of each node, and seconds by phase."""
+    names = dict.fromkeys(k for c in report.cases for p in c.peers.values() for k in p.phases)
+    table = Table(title="torch-mlc's own compile time from an empty cache, seconds of the processor", title_style="")
+    table.add_column("graph")
+    for column in ("nodes", "all", "each node", *names):
+        table.add_column(column, justify="right")
+    for case in report.cases:
+        peer = case.peers["mlc"]
+        nodes, time = peer.counts["all"]["nodes"], peer.time
+        each = seconds(time.median / nodes) if time else ""
+        table.add_row(case.name, str(nodes), time_text(peer), each, *(seconds(peer.phases.get(n)) for n in names))
+    return table
+
+
 PHASES: Sequence[str] = ("dynamo", "aot", "backend", "rest")
 
 
 def print_report(report: Report, console: Console) -> None:
     """The table, the geometric means with their counts, and the measured rates."""
-    console.print(compile_table(report) if report.suite == "compile" else timing_table(report))
+    match report.suite:
+        case "compile":
+            console.print(compile_table(report))
+            if any(own_phases(p) for c in report.cases for p in c.peers.values()):
+                console.print(own_table(report))
+        case "scaling":
+            console.print(scaling_table(report))
+        case _:
+            console.print(timing_table(report))
     for name, mean in report.geomeans().items():
         console.print(f"{name}: geometric mean of {mean.count} speed-ups {mean.value:.3f}×")
     if report.roofline is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
 from torch import fx
+from torch._dynamo.utils import dynamo_timed
 from torch._functorch import config
 from torch._functorch.aot_autograd import get_aot_graph_name
 from torch._guards import TracingContext
@@ -18,11 +19,13 @@ from ..ir.errors import MlcError
 from ..runtime.kernels import kernel_store
 from ..runtime.log import logger
 from ..runtime.options import Options
+from ..runtime.timing import process_times
 from .aot import compile_with_aot
 from .aot_cache import cacheable, is_cacheable, settings_in_keys
 from .chunk_loss import chunk_losses
 from .compile import CompiledGraph, compile_graph
 from .decompositions import decomposition_table, whole_ops
+from .frame_budget import frame_budget
 from .override_uses import override_uses
 from .partition import partition
 
@@ -53,7 +56,11 @@ def mlc_backend(
         return cacheable(graph) if cached else lambda gm, inputs: graph(gm, inputs).call
 
     try:
-        with whole_ops(), _states_as_tensors(), settings_in_keys(settings) if cached else nullcontext():
+        with ExitStack() as around:
+            for context in (whole_ops(), _states_as_tensors(), frame_budget(settings.log)):
+                around.enter_context(context)
+            if cached:
+                around.enter_context(settings_in_keys(settings))
             return compile_with_aot(
                 gm,
                 example_inputs,
@@ -81,13 +88,15 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
     name = get_aot_graph_name()
     _LOG.debug("compiling %s of %d nodes", name, len(gm.graph.nodes))
     try:
-        # AOTAutograd traces with fake tensors; constants of the module and tuning are about real ones.
-        with _disable_current_modes():
+        # AOTAutograd traces with fake tensors; constants of the module and tuning are about real ones. Torch's
+        # own table of compile times has the seconds too.
+        with _disable_current_modes(), dynamo_timed("mlc_compile_graph"):
             if kind == "inference":
                 chunk_losses(gm, settings)
             compiled = compile_graph(gm, example_inputs, options=settings, static=_static_inputs(kind), name=name)
     except IndexError as error:
         raise BackendError(f"IndexError inside the backend: {error}") from error
+    process_times.add(kind, compiled.timer.seconds)
     assert compiled.call is not None
     if settings.schedules is not None:
         override_uses().tell(settings.schedules, compiled.overridden, name, complete=kind != "forward")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -44,7 +45,9 @@ def explain(
     if target is not None:
         settings = replace(settings, target=Options.resolve(None, {"target": target}, {}).target)
     settings = replace(settings, strict=False)
+    begin = time.perf_counter()
     graphs = _graphs(model, inputs, dynamic, training, settings)
+    captured = time.perf_counter() - begin
     names = _names(len(graphs), training)
     compiled = [
         compile_graph(gm, (), options=settings, name=name, load=False, fresh=True) for gm, name in zip(graphs, names)
@@ -52,7 +55,7 @@ def explain(
     given = settings.schedules.items if settings.schedules is not None else ()
     compiled = [g for c in compiled for g in _with_regions(c)]
     taken = {name for c in compiled for name in c.overridden}
-    return Report(tuple(map(report_of, compiled)), tuple(str(o) for o in given if str(o) not in taken))
+    return Report(tuple(map(report_of, compiled)), tuple(str(o) for o in given if str(o) not in taken), captured)
 
 
 def _with_regions(compiled: CompiledGraph) -> list[CompiledGraph]:

@@ -235,11 +235,13 @@ class GraphReport:
 class Report:
     """Every graph of a model, in the order in which they were compiled; ``str`` is the summary.
 
-    ``unmatched`` are the schedules of ``options={"schedules": …}`` that are for none of the kernels.
+    ``unmatched`` are the schedules of ``options={"schedules": …}`` that are for none of the kernels. ``capture_s`` are
+    the seconds of Dynamo, AOTAutograd, and eager's run of the model in between; each graph has its own phases.
     """
 
     graphs: tuple[GraphReport, ...]
     unmatched: tuple[str, ...] = ()
+    capture_s: float = 0.0
 
     @property
     def script(self) -> str:
@@ -265,7 +267,8 @@ class Report:
         hint = "More: report.show(details=True); report.kernels[0].source, .schedule, .loops; report.graphs[0].program"
         missed = [f"{o} is for no kernel here" for o in self.unmatched]
         last = hint if self.graphs else "no graph: nothing was compiled"
-        return "\n\n".join([*map(str, self.graphs), *missed, last])
+        spent = [f"Dynamo and AOTAutograd took {self.capture_s * 1e3:.0f} ms"] if self.capture_s else []
+        return "\n\n".join([*map(str, self.graphs), *spent, *missed, last])
 
 
 def _origin(kernel: KernelReport) -> str:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from torch_mlc.runtime.counters import Counters
-from torch_mlc.runtime.timing import PhaseTimer
+from torch_mlc.runtime.timing import PhaseTimer, ProcessTimes
 
 
 def test_an_inner_phase_is_not_counted_in_the_outer_one() -> None:
@@ -29,3 +29,12 @@ def test_counters_tell_what_was_added_since_a_snapshot() -> None:
     assert set(counters.snapshot().values()) == {0}
     with pytest.raises(AssertionError, match="no counter"):
         counters.add("kernels")
+
+
+def test_process_times_keep_kinds_of_graphs_apart() -> None:
+    times = ProcessTimes()
+    times.add("forward", {"fuse": 0.25, "emit": 1.0})
+    times.add("backward", {"fuse": 0.5})
+    times.add("forward", {"fuse": 0.25})
+    assert times.snapshot() == {"forward: fuse": 0.5, "forward: emit": 1.0, "backward: fuse": 0.5}
+    assert times.total == 2.0
