@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ...ir.expr import Call, Expr, call, free_symbols
+from ...ir.expr import Expr, free_symbols
 from ...ir.loops import AxisKind, Block, Loop
 from ...ir.monoid import SUM, Monoid
+from ...ir.product import factors, product_of
 
 
 def factored(
@@ -26,22 +27,8 @@ def factored(
     (value,) = values
     terms: list[Expr] = []
     common: list[Expr] = []
-    for f in _factors(value):
+    for f in factors(value):
         (terms if free_symbols(f) & moving else common).append(f)
     if not terms or not common:
         return values, None
-    return (_product(terms),), _product(common)
-
-
-def _factors(value: Expr) -> list[Expr]:
-    match value:
-        case Call("mul", (x, y), _):
-            return [*_factors(x), *_factors(y)]
-    return [value]
-
-
-def _product(factors: list[Expr]) -> Expr:
-    result = factors[0]
-    for f in factors[1:]:
-        result = call("mul", result, f)
-    return result
+    return (product_of(terms),), product_of(common)

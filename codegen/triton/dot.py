@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...ir.dtypes import DType
-from ...ir.expr import Call, Cast, Expr, Load, call, free_symbols, is_value
+from ...ir.expr import Cast, Expr, Load, free_symbols, is_value
 from ...ir.loops import Scope, Update
+from ...ir.product import bare, factors, multiplied, product_of
 from ..kernel import EmitError
 from .functions import cast_text, type_text
 from .program import BlockInfo
@@ -19,9 +20,6 @@ from .values import Values
 from .writer import Dims, Value, Writer
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
-# What tensor cores multiply without loss, and what sums it.
-_HALVES = (DType.BFLOAT16, DType.FLOAT16)
-_BYTES = (DType.INT8, DType.UINT8)
 
 
 def dot(values: Values, out: Writer, info: BlockInfo, update: Update, accumulator: str | None) -> Value:
@@ -34,9 +32,10 @@ def dot(values: Values, out: Writer, info: BlockInfo, update: Update, accumulato
         raise EmitError(f"block {info.block.name} is tensorized as a dot and reduces by {update.monoid.name}")
     (value,) = update.values
     dtype = value.dtype.compute
-    sides = _sides(info, _factors(value))
+    sides = _sides(info, factors(value))
     asked = dict(info.block.annotations).get("operands")
-    narrow = _common(sides) if asked is None else DType(asked)
+    left, right = map(_narrow, sides)
+    narrow = multiplied(left, right, dtype) if asked is None else DType(asked)
     if dtype is not (DType.INT32 if narrow is DType.INT8 else DType.FLOAT32):
         raise EmitError(f"block {info.block.name}: a dot of {narrow.value} does not sum in {dtype.value}")
     tiles = [_operand(values, out, operand, side, narrow) for operand, side in zip(info.operands, sides, strict=True)]
@@ -53,12 +52,6 @@ def dot(values: Values, out: Writer, info: BlockInfo, update: Update, accumulato
         return Value(out.assign("v", text), info.tile, dtype)
     out.line(f"{accumulator} = {text}")
     return Value(accumulator, info.tile, dtype)
-
-
-def _factors(value: Expr) -> list[Expr]:
-    if isinstance(value, Call) and value.fn == "mul":
-        return [f for a in value.args for f in _factors(a)]
-    return [value]
 
 
 def _sides(info: BlockInfo, factors: Sequence[Expr]) -> tuple[list[Expr], list[Expr]]:
@@ -84,42 +77,17 @@ def _dims(info: BlockInfo, expr: Expr) -> Dims:
     return frozenset(found & info.tile)
 
 
-def _common(sides: Sequence[Sequence[Expr]]) -> DType:
-    """The type in which both operands are multiplied: the narrow one that both have, or float32; bytes where the
-    product is of integers."""
-    kinds = {_narrow(side) for side in sides}
-    halves = kinds & set(_HALVES)
-    if kinds == {DType.INT8} and all(side[0].dtype is DType.INT32 for side in sides):
-        return DType.INT8
-    # Small integers are exact in the other operand's half type.
-    if len(halves) == 1 and kinds - halves <= set(_BYTES):
-        return halves.pop()
-    return DType.FLOAT32
-
-
 def _narrow(side: Sequence[Expr]) -> DType:
     """The type of an operand before it was widened."""
     if len(side) != 1:
         return side[0].dtype.compute
-    return _bare(side[0]).dtype
-
-
-def _bare(expr: Expr) -> Expr:
-    """The expression without a conversion that loses nothing."""
-    if isinstance(expr, Cast) and expr.dtype is DType.INT32 and expr.value.dtype is DType.INT8:
-        return expr.value
-    if isinstance(expr, Cast) and expr.dtype is DType.FLOAT32 and expr.value.dtype in (*_HALVES, *_BYTES):
-        return expr.value
-    return expr
+    return bare(side[0]).dtype
 
 
 def _operand(values: Values, out: Writer, info: BlockInfo, side: Sequence[Expr], narrow: DType) -> Value:
     """The tile of one operand: zero where the summed axis has no element, full along both of its axes."""
     values.enter(info)
-    exprs = [_bare(e) if narrow is not e.dtype else e for e in side]
-    product = exprs[0]
-    for e in exprs[1:]:
-        product = call("mul", product, e)
+    product = product_of([bare(e) if narrow is not e.dtype else e for e in side])
     tile = values.value(product)
     if tile.dtype is not narrow:
         tile = Value(out.assign("v", cast_text(tile.typed, tile.dtype, narrow)), tile.dims, narrow)

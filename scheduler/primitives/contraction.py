@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Call, Cast, Expr, free_symbols
+from ...ir.expr import Call, Expr, free_symbols
 from ...ir.loops import AxisKind, Block, Loop, LoopKind, Update
+from ...ir.product import BYTES, bare, multiplied
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ INTRINSICS: dict[str, Intrinsic] = {i.name: i for i in (DOT,)}
 class Contraction:
     """A block that sums the products of two operands.
 
-    ``left`` and ``right`` are the factors, conversions from a half type left off; the axes are those of the result
-    that only the left factor has (``m``), only the right one (``n``), both (``batch``), and the reduced ones
+    ``left`` and ``right`` are the factors, conversions that instructions do themselves left off; the axes are those of
+    the result that only the left factor has (``m``), only the right one (``n``), both (``batch``), and the reduced ones
     (``k``).
     """
 
@@ -64,7 +65,7 @@ def contraction_of(block: Block) -> Contraction | str:
     value = block.body[0].values[0]
     if not isinstance(value, Call) or value.fn != "mul":
         return "what it sums is no product"
-    first, second = map(_operand, value.args)
+    first, second = map(bare, value.args)
     reduced = {a.var for a in block.axes if a.kind is AxisKind.REDUCTION}
     spatial = [a.var for a in block.axes if a.kind is not AxisKind.REDUCTION]
     used = free_symbols(first), free_symbols(second)
@@ -92,16 +93,16 @@ def misfit(block: Block, around: tuple[Loop, ...], intrinsic: Intrinsic) -> tupl
     if isinstance(found, str):
         return found, ""
     sums = dict(intrinsic.operands)
-    wrong = [d for d in found.dtypes if d not in sums]
+    wrong = [d for d in found.dtypes if d not in sums and d not in BYTES]
     if wrong:
         names = ", ".join(d.value for d in sums)
         return f"its operands are {' and '.join(d.value for d in found.dtypes)}, and {intrinsic.name} takes {names}", ""
     update = block.body[0]
     assert isinstance(update, Update)
     asked = update.values[0].dtype
-    other = next((d for d in found.dtypes if sums[d] is not asked), None)
-    if other is not None:
-        return f"it sums {asked.value}, and {intrinsic.name} sums {other.value} in {sums[other].value}", ""
+    taken_as = multiplied(*found.dtypes, asked)
+    if sums[taken_as] is not asked:
+        return f"it sums {asked.value}, and {intrinsic.name} sums {taken_as.value} in {sums[taken_as].value}", ""
     binding = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
     tile = [lp for lp in around if lp.kind is intrinsic.loops and lp.extent != 1]
     groups = (("m", found.m), ("n", found.n), ("k", found.k))
@@ -123,15 +124,6 @@ def misfit(block: Block, around: tuple[Loop, ...], intrinsic: Intrinsic) -> tupl
     if rest:
         return f"the loop {rest[0].var} of the tile runs over none of m, n and k alone", hint
     return "", ""
-
-
-def _operand(value: Expr) -> Expr:
-    """A factor without the conversion from the half type, or the bytes that add up to integers, in which it comes."""
-    if isinstance(value, Cast) and value.dtype is DType.INT32 and value.value.dtype is DType.INT8:
-        return value.value
-    if isinstance(value, Cast) and value.value.dtype.is_half:
-        return value.value
-    return value
 
 
 def _names(axes: tuple[sympy.Symbol, ...]) -> str:

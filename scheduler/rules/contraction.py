@@ -13,14 +13,14 @@ from functools import lru_cache
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Call, Cast, Expr, IndexValue, Load, free_symbols, is_value, loads, walk
+from ...ir.expr import Expr, IndexValue, Load, free_symbols, is_value, loads, walk
 from ...ir.loops import AxisKind, Block, LoopNest, Scope, Update, blocks
+from ...ir.product import bare, factors, multiplied
 from .analysis import SameNest
 
 Axes = tuple[tuple[sympy.Symbol, sympy.Expr], ...]
 # Parts of a word that are written out.
 MOST_PARTS = 8
-_NARROW = (DType.BFLOAT16, DType.FLOAT16, DType.INT8, DType.UINT8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +65,13 @@ class Contraction:
     def dtype(self) -> DType:
         """The type that is multiplied: a half type, or bytes that add up to integers, where all are of it, else
         float32."""
-        kinds = {common_type(p) for p in self.products}
+        kinds = {multiplied(p.left.dtype, p.right.dtype, p.dtype) for p in self.products}
         return kinds.pop() if len(kinds) == 1 else DType.FLOAT32
 
 
 def extent(axes: Axes) -> sympy.Expr:
     """Iterations of all the axes."""
     return sympy.Mul(*(e for _, e in axes))
-
-
-def common_type(product: Product) -> DType:
-    """What the tensor cores are given: the half type of one operand if the other is of it, or of bytes; else
-    float32."""
-    kinds = {product.left.dtype, product.right.dtype}
-    halves = kinds & {DType.BFLOAT16, DType.FLOAT16}
-    if product.dtype is DType.INT32:
-        return DType.INT8
-    if len(halves) == 1 and kinds - halves <= {DType.INT8, DType.UINT8}:
-        return halves.pop()
-    return DType.FLOAT32
 
 
 @lru_cache(maxsize=32)
@@ -162,13 +150,6 @@ def _roles(nest: LoopNest, block: Block) -> tuple[Product, tuple[Axes, Axes, Axe
     return None
 
 
-def factors(value: Expr) -> list[Expr]:
-    """The factors of a product."""
-    if isinstance(value, Call) and value.fn == "mul":
-        return [f for a in value.args for f in factors(a)]
-    return [value]
-
-
 def _split(
     parts: Sequence[Expr], reached: Sequence[set[sympy.Symbol]], heavy: Sequence[int], left: int
 ) -> tuple[set[sympy.Symbol], set[sympy.Symbol]] | None:
@@ -215,12 +196,10 @@ def _product(
 def _operand(nest: LoopNest, block: Block, parts: Sequence[Expr]) -> Operand:
     if len(parts) != 1:
         return Operand(tuple(parts), parts[0].dtype, False)
-    bare = parts[0]
-    if isinstance(bare, Cast) and _is_exact(bare):
-        bare = bare.value
-    plain = isinstance(bare, Load) and nest.buffer(bare.buffer).scope is Scope.GLOBAL
-    plain = plain and not any(is_value(i) for i in bare.indices)  # type: ignore[union-attr]
-    return Operand((bare,), bare.dtype, plain)
+    factor = bare(parts[0])
+    plain = isinstance(factor, Load) and nest.buffer(factor.buffer).scope is Scope.GLOBAL
+    plain = plain and not any(is_value(i) for i in factor.indices)  # type: ignore[union-attr]
+    return Operand((factor,), factor.dtype, plain)
 
 
 def part_axes(c: Contraction) -> Axes:
@@ -233,13 +212,6 @@ def part_axes(c: Contraction) -> Axes:
                     asked |= e.index.free_symbols
     found = tuple((v, e) for v, e in c.summed if v in asked and e.is_Integer and 1 < e <= MOST_PARTS)
     return found if len(found) < len(c.summed) else ()
-
-
-def _is_exact(wide: Cast) -> bool:
-    """Whether a conversion is one that the tensor cores do themselves."""
-    if wide.dtype is DType.INT32:
-        return wide.value.dtype is DType.INT8
-    return wide.dtype is DType.FLOAT32 and wide.value.dtype in _NARROW
 
 
 def bytes_per_step(nest: LoopNest, c: Contraction, tile: Mapping[sympy.Symbol, int]) -> int:

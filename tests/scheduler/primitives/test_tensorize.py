@@ -88,7 +88,7 @@ def test_what_is_no_tile(nests: Mapping[str, LoopNest], parsed: Parse, old: str,
     if "int32" in new:
         text = text.replace("cast(in1[r0, i1], float32)", "in1[r0, i1]").replace("out0: float32", "out0: int32")
         text = text.replace("cast(in0[i0, r0], float32)", "cast(in0[i0, r0], int32)")
-        reason = "its operands are bfloat16 and int32, and dot takes float16, bfloat16, float32"
+        reason = "its operands are int32 and int32, and dot takes float16, bfloat16, float32"
     s = Schedule(parsed(text))
     if not reason:
         s.tensorize("b0", "dot")
