@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir.expr import Expr, Load, is_value, rewrite, walk
+from ..ir.expr import Call, Expr, Load, is_value, rewrite, walk
 from ..ir.index import simplify
+from ..ir.ops import OPS
 from ..ir.symbols import SymbolTable
 from .group import Group
 from .members import INLINE_NODES, Member, collect_loads, is_cheap
@@ -15,6 +16,8 @@ from .views import map_value
 MAX_LOADS = 4
 # Traffic must fall at least so far: what is computed again also costs instructions.
 GAIN = 0.75
+# Operations of a function from which it is not repeated for each of so many rows.
+COSTLY, MANY = 4, 256
 
 
 def choose_repeats(groups: list[Group], outside: set[str], sizes: Mapping[str, int]) -> dict[str, Expr]:
@@ -36,7 +39,7 @@ def choose_repeats(groups: list[Group], outside: set[str], sizes: Mapping[str, i
             if m.monoid is not None or name in outside or name not in readers or name in pinned:
                 continue
             value = _expanded(m, g, readers, outside)
-            if value is None:
+            if value is None or any(_makes_anew(m, value, r) for r in readers[name]):
                 continue
             operands = _bytes_read(value, sizes, sizes.get(name, 0))
             extra = sum(size for r in readers[name] for o, size in operands.items() if o not in r.tensors)
@@ -45,6 +48,24 @@ def choose_repeats(groups: list[Group], outside: set[str], sizes: Mapping[str, i
                 chosen[name] = value
                 pinned |= operands.keys()
     return chosen
+
+
+def _makes_anew(made: Member, value: Expr, reader: Group) -> bool:
+    """Whether lanes of a CPU along what is made (factors of channels, innermost in memory) would compute it for each of
+    many rows: no loop outside them knows it, and roots and quotients cost more than the visit of an element."""
+    if (
+        not reader.device.startswith("cpu")
+        or max((OPS[e.fn].flops for e in walk(value) if isinstance(e, Call)), default=0) < COSTLY
+    ):
+        return False
+    hint = reader.table.hint
+    for m in reader.members:
+        for ld in m.loads:
+            if ld.buffer == made.name and hint(m.types[0].numel) >= MANY * hint(made.types[0].numel):
+                lanes = [a for a, step in zip(m.axes, m.types[0].strides, strict=True) if step == 1]
+                if any(a in i.free_symbols for a in lanes for i in ld.indices if not is_value(i)):
+                    return True
+    return False
 
 
 def _bytes_read(value: Expr, sizes: Mapping[str, int], result: int) -> dict[str, int]:

@@ -52,13 +52,46 @@ def batch_norm_no_training(
     ctx: ImportContext, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
     momentum: float, eps: float,
 ) -> tuple[Any, ...]:  # fmt: skip
-    average, rstd = _eval_statistics(ctx, x, mean, var, eps)
+    if ctx.numerics != "eager" and _repeats(ctx, x):
+        out = _folded_output(ctx, x, weight, bias, mean, var, eps)
+    else:
+        average, rstd = _eval_statistics(ctx, x, mean, var, eps)
+        out = _batch_norm_output(ctx, x, average, rstd, weight, bias, 0)
     empty = [
         ctx.compute(const(0, ctx.type(k).dtype.compute), ctx.type(k), ctx.name(k)) for k in (1, 2) if k in ctx.used()
     ]
     if empty and len(empty) < 2:
         raise NoConversion("only one of the saved statistics is read")
-    return (_batch_norm_output(ctx, x, average, rstd, weight, bias, 0), *(empty or (None, None)))
+    return (out, *(empty or (None, None)))
+
+
+# Places of an image past which what is computed of a channel alone is computed beforehand.
+MANY = 256
+
+
+def _repeats(ctx: ImportContext, x: Tensor) -> bool:
+    """Whether a loop of a CPU kernel over channels, innermost in memory, would make what belongs to them at each place
+    anew."""
+    places = ctx.sizes.hint(sympy.Mul(*(x.shape[d] for d in _channel_dims(x))))
+    return x.device.startswith("cpu") and x.rank > 2 and x.type.strides[1] == 1 and places >= MANY
+
+
+def _folded_output(
+    ctx: ImportContext, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> Tensor:
+    """``x * scale + shift``, with the two made once a channel."""
+    at, kind = axes(1), x.dtype.compute
+    channels = ctx.contiguous(mean.shape, kind, x.device)
+    scale = _rstd_of(ctx.at(var, at, kind), eps)
+    if weight is not None:
+        scale = call("mul", scale, ctx.at(weight, at, kind))
+    shift = call("neg", call("mul", ctx.at(mean, at, kind), scale))
+    if bias is not None:
+        shift = call("add", shift, ctx.at(bias, at, kind))
+    factor, term = ctx.temporary(scale, channels, "scale"), ctx.temporary(shift, channels, "shift")
+    channel = axes(x.rank)[1:2]
+    product = call("mul", ctx.at(x, axes(x.rank), kind), ctx.at(factor, channel))
+    return ctx.compute(call("add", product, ctx.at(term, channel)), ctx.type(0), ctx.name(0))
 
 
 @converter("aten._native_batch_norm_legit_functional.default")

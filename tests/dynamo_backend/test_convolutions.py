@@ -261,3 +261,25 @@ def test_infinities_stay_in_the_windows_that_hold_them() -> None:
     x[0, 0, 4, 4], x[0, 1, 0, 8] = float("inf"), float("nan")
     fn = lambda x, w: F.conv2d(x, w, None, 1, 1, 1, 2)  # noqa: E731
     torch.testing.assert_close(compiled(fn, x, w), fn(x, w), equal_nan=True)
+
+
+def test_channels_last_norms_are_factors_made_once_that_stencils_apply() -> None:
+    norms = [nn.BatchNorm2d(16).eval() for _ in range(2)]
+    with torch.no_grad():
+        for norm in norms:
+            for t in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
+                t.copy_(torch.rand(16) + 0.5)
+    w = torch.randn(16, 1, 3, 3)
+
+    def fn(x: Tensor) -> Tensor:
+        y = F.relu6(norms[0](torch.sin(x)))
+        return norms[1](F.conv2d(y, w, None, 1, 1, 1, 16))
+
+    x = torch.randn(2, 16, 17, 19).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        (graph,) = torch_mlc.explain(fn, x).graphs
+        result, plain = compiled(fn, x), fn(x)
+    assert len([k for k in graph.kernels if k.rule == "cpu_stencil"]) == 1
+    assert not any("rsqrt" in k.loops for k in graph.kernels if k.rule == "cpu_stencil")
+    assert sum("rsqrt" in k.loops for k in graph.kernels) == 1
+    torch.testing.assert_close(result, plain)
