@@ -48,6 +48,8 @@ class Monoid:
     # ``combine`` for an element whose index is above every index in the state, where that is less work. An element
     # that is no better than the identity leaves the identity's index.
     follow: Callable[[State, State], State] | None = field(default=None, compare=False, repr=False)
+    # ``combine`` of two states in the order of their elements, of which the second has some: what a scan asks for.
+    after: Callable[[State, State], State] | None = field(default=None, compare=False, repr=False)
     # What ``associative`` made it of; empty for those of the table.
     definition: State = field(default=(), compare=False, repr=False)
 
@@ -114,6 +116,12 @@ def _argument(name: str, better: str, worst: Callable[[DType], Const], last: boo
             take = call("logical_and", call("logical_not", no_worse), call("eq", a[0], a[0]))
         return (Select(take, b[0], a[0]), Select(take, b[1], a[1]))
 
+    def after(a: State, b: State) -> State:
+        take = call("ge" if better == "gt" else "le", b[0], a[0])
+        if a[0].dtype.is_float:
+            take = call("logical_or", take, call("isnan", b[0]))
+        return (Select(take, b[0], a[0]), Select(take, b[1], a[1]))
+
     return Monoid(
         name,
         (Component("value"), Component("index")),
@@ -123,6 +131,7 @@ def _argument(name: str, better: str, worst: Callable[[DType], Const], last: boo
         lambda s: s,
         exact=True,
         follow=None if last else follow,
+        after=after if last else None,
     )
 
 
@@ -217,10 +226,13 @@ def associative(*definition: Expr) -> Monoid:
         if isinstance(e, (Load, IndexValue)) or (isinstance(e, Var) and kinds.get(e.name) is not e.dtype):
             raise IRError(f"a user's combination mentions {e}; it is a function of {', '.join(kinds)} alone")
 
-    def combine(a: State, b: State) -> State:
+    def after(a: State, b: State) -> State:
         given = {f"{side}{k}": e for side, state in (("a", a), ("b", b)) for k, e in enumerate(state[:-1])}
         results = (rewrite(e, lambda x: given[x.name] if isinstance(x, Var) else None) for e in definition)
-        chosen = (Select(b[-1], Select(a[-1], both, y), x) for x, y, both in zip(a[:-1], b[:-1], results, strict=True))
+        return (*(Select(a[-1], both, y) for y, both in zip(b[:-1], results, strict=True)), const(True, DType.BOOL))
+
+    def combine(a: State, b: State) -> State:
+        chosen = (Select(b[-1], both, x) for x, both in zip(a[:-1], after(a, b)[:-1], strict=True))
         return (*chosen, call("logical_or", a[-1], b[-1]))
 
     return Monoid(
@@ -230,6 +242,7 @@ def associative(*definition: Expr) -> Monoid:
         lambda *values: (*values, const(True, DType.BOOL)),
         combine,
         lambda s: s[:-1],
+        after=after,
         definition=definition,
     )
 

@@ -201,7 +201,8 @@ def update(ctx: Context, block: Block, k: int, statement: Update) -> None:
     if acc.runs_on and acc.across is not None and ctx.vector is not None:
         _scan_lanes(ctx, acc, mask, index, old, values)
         return
-    new = combined(ctx, statement, old, values, statement.monoid.follow if acc.first is not None else None)
+    rule = statement.monoid.follow if acc.first is not None else None
+    new = combined(ctx, statement, old, values, statement.monoid.after if acc.runs_on else rule)
     results: list[Val] = []
     for slot, before, after in zip(acc.slots, old, new, strict=True):
         if mask is not None:

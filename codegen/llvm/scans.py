@@ -19,18 +19,18 @@ def prefix(ctx: Context, update: Update, before: list[Val], values: list[Val]) -
     lanes = values[0].lanes
     width = ctx.target.lanes(max(v.dtype.itemsize for v in values))
     # The state travels by itself where that costs one operation; else it is read off the result.
-    single = len(values) == 1
+    single, rule = len(values) == 1, update.monoid.after
     pieces: list[list[Val]] = []
     for start in range(0, lanes, width):
         count = min(width, lanes - start)
         part = [pick_lanes(ctx, v, start, count) for v in values]
         step = 1
         while step < count:
-            part = [ctx.b.splat(v, count) for v in combined(ctx, update, _shifted(ctx, update, part, step), part)]
+            part = [ctx.b.splat(v, count) for v in combined(ctx, update, _shifted(ctx, update, part, step), part, rule)]
             step *= 2
         known = [ctx.b.splat(v, count) for v in before]
-        whole = [ctx.b.splat(v, count) for v in combined(ctx, update, known, part)]
-        before = combined(ctx, update, before, _last(ctx, part)) if single else _last(ctx, whole)
+        whole = [ctx.b.splat(v, count) for v in combined(ctx, update, known, part, rule)]
+        before = combined(ctx, update, before, _last(ctx, part), rule) if single else _last(ctx, whole)
         pieces.append(whole)
     while len(pieces) > 1:
         pairs = [_joined(ctx, x, y) for x, y in zip(pieces[::2], pieces[1::2], strict=False)]

@@ -6,14 +6,16 @@ hold the identity.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import Const, Expr, Load, Select, Var, call, const
 from ...ir.loops import Access, AxisKind, Buffer, Scope, Update
-from ...ir.monoid import LOGSUMEXP, MAX, Monoid
+from ...ir.monoid import LOGSUMEXP, MAX, Monoid, State
 from ..kernel import EmitError
 from .dot import dot
 from .functions import cast_text, literal, type_text, typed_literal
@@ -21,6 +23,7 @@ from .program import BlockInfo
 from .values import Values
 from .writer import SCALAR, Dims, Value, Writer
 
+Rule: TypeAlias = Callable[[State, State], State]
 _SMALL_INT = (DType.INT8, DType.INT16, DType.UINT8, DType.UINT16)
 
 
@@ -143,11 +146,14 @@ class Reductions:
                 text = f"tl.where({mask.text}, {text}, {name})"
             self.out.line(f"{name} = {text}")
 
-    def combined(self, monoid: Monoid, old: tuple[Value, ...], new: tuple[Value, ...]) -> tuple[Value, ...]:
+    def combined(
+        self, monoid: Monoid, old: tuple[Value, ...], new: tuple[Value, ...], rule: Rule | None = None
+    ) -> tuple[Value, ...]:
+        """The combination of two states, or another rule of the monoid."""
         a = tuple(Var(f"a{k}", v.dtype) for k, v in enumerate(old))
         b = tuple(Var(f"b{k}", v.dtype) for k, v in enumerate(new))
         env = {var.name: value for var, value in zip((*a, *b), (*old, *new), strict=True)}
-        return tuple(self.values.value(e, env) for e in monoid.combine(a, b))
+        return tuple(self.values.value(e, env) for e in (rule or monoid.combine)(a, b))
 
     def _where(self, mask: Value, value: Value, otherwise: Const) -> Value:
         other = literal(otherwise.value)
@@ -244,20 +250,20 @@ class Reductions:
         dims = sorted((self.values.program.tile[s][0] for s in info.reduced_tile), reverse=True)
         return [f", {d}, keep_dims=True" for d in dims]
 
-    def combine_function(self, monoid: Monoid, dtypes: tuple[DType, ...]) -> str:
+    def combine_function(self, monoid: Monoid, dtypes: tuple[DType, ...], rule: Rule | None = None) -> str:
         """The name of a device function that combines two states, generated once a kernel."""
-        name = f"combine_{monoid.name}_{'_'.join(d.value for d in dtypes)}"
+        name = f"{'combine' if rule is None else 'after'}_{monoid.name}_{'_'.join(d.value for d in dtypes)}"
         if name not in self.out.helpers:
-            self.out.helpers[name] = self._combine_source(name, monoid, dtypes)
+            self.out.helpers[name] = self._combine_source(name, monoid, dtypes, rule or monoid.combine)
         return name
 
-    def _combine_source(self, name: str, monoid: Monoid, dtypes: tuple[DType, ...]) -> str:
+    def _combine_source(self, name: str, monoid: Monoid, dtypes: tuple[DType, ...], rule: Rule) -> str:
         writer = Writer()
         inner = Values(self.values.program, writer)
         a = tuple(Var(f"a{k}", d) for k, d in enumerate(dtypes))
         b = tuple(Var(f"b{k}", d) for k, d in enumerate(dtypes))
         env = {v.name: Value(v.name, SCALAR, v.dtype) for v in (*a, *b)}
-        results = [inner.value(e, env) for e in monoid.combine(a, b)]
+        results = [inner.value(e, env) for e in rule(a, b)]
         arguments = ", ".join(v.name for v in (*a, *b))
         body = "\n".join([*writer.lines, f"    return {', '.join(r.typed for r in results)}"])
         head = f'\n@triton.jit\ndef {name}({arguments}):\n    """{monoid.name}: the combination of two states."""'

@@ -67,7 +67,7 @@ class Scans:
         carried = self.open.get(info.block.name)
         if carried is not None:
             before = tuple(Value(n, carried.dims, d) for n, d in zip(carried.names, carried.dtypes, strict=True))
-            combined = self.reductions.combined(monoid, before, states)
+            combined = self.reductions.combined(monoid, before, states, monoid.after)
             states = tuple(self.values.broadcast(s, info.spatial) for s in combined)
             # The names of the loop's variables are about to mean the state after this tile.
             states = tuple(Value(self.out.assign("state", s.text), s.dims, s.dtype) for s in states)
@@ -101,7 +101,8 @@ class Scans:
     def _scanned(self, info: BlockInfo, update: Update, states: tuple[Value, ...], lanes: Dims) -> tuple[Value, ...]:
         (axis,) = lanes
         dim, _ = self.values.program.tile[axis]
-        fn = self.reductions.combine_function(update.monoid, tuple(s.dtype for s in states))
+        monoid = update.monoid
+        fn = self.reductions.combine_function(monoid, tuple(s.dtype for s in states), monoid.after)
         names = tuple(self.out.fresh("scan") for _ in states)
         operand = states[0].text if len(states) == 1 else f"({', '.join(s.text for s in states)})"
         self.out.line(f"{', '.join(names)} = tl.associative_scan({operand}, {dim}, {fn})")

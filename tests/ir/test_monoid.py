@@ -106,6 +106,15 @@ def test_associativity(m: Monoid) -> None:
         same(m, combine(m, combine(m, a, b), c), combine(m, a, combine(m, b, c)))
 
 
+@pytest.mark.parametrize("m", [m for m in MONOIDS.values() if m.after], ids=lambda m: m.name)
+def test_states_in_order_are_combined_alike(m: Monoid) -> None:
+    assert m.after is not None
+    for x, y in itertools.product(ODD, repeat=2):
+        a, b = lift(m, x, 0), lift(m, y, 1)
+        for earlier in (identity(m), a):
+            same(m, run(m, m.after(variables(m, 0), variables(m, 1)), earlier, b), combine(m, earlier, b))
+
+
 REFERENCES = {
     "sum": torch.sum, "product": torch.prod, "max": torch.max, "min": torch.min,
     "argmax": lambda x: (torch.max(x), torch.argmax(x)), "argmin": lambda x: (torch.min(x), torch.argmin(x)),
