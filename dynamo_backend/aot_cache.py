@@ -72,7 +72,8 @@ def is_cacheable(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Opt
     Not where something is wanted of the compilation itself, where it depends on what no key can tell, or where the
     graph is so small that it is traced sooner than looked up.
     """
-    if not options.cache or options.dump_dir is not None or options.tune or options.schedules is not None:
+    wanted = options.dump_dir is not None or options.tune or options.verify > 1
+    if not options.cache or wanted or options.schedules is not None:
         return False
     trained = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
     operations = sum(n.op.startswith("call") for n in gm.graph.nodes)

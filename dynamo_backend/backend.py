@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from .decompositions import decomposition_table, whole_ops
 from .frame_budget import frame_budget
 from .override_uses import override_uses
 from .partition import partition
+from .verify_graph import verified
 
 _LOG = logger(__name__)
 
@@ -49,6 +51,8 @@ def mlc_backend(
     settings that do not exist.
     """
     settings = Options.resolve(mode, options, os.environ)
+    if settings.verify > 1:  # random numbers of ours are not those of ATen
+        settings = replace(settings, fallback_random=True)
     cached = is_cacheable(gm, example_inputs, settings)
 
     def compiler(kind: str) -> Callable[..., Any]:
@@ -98,6 +102,15 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
         raise BackendError(f"IndexError inside the backend: {error}") from error
     process_times.add(kind, compiled.timer.seconds)
     assert compiled.call is not None
+    if settings.verify > 1:
+
+        def part(cut: fx.GraphModule) -> Callable[..., Any]:
+            call = compile_graph(cut, example_inputs, options=settings, name=f"{name}_part").call
+            assert call is not None
+            return call
+
+        compiled = replace(compiled, call=verified(gm, compiled.call, part, name))
+        assert compiled.call is not None
     if settings.schedules is not None:
         override_uses().tell(settings.schedules, compiled.overridden, name, complete=kind != "forward")
     return compiled

@@ -86,8 +86,8 @@ def _parse_target(value: object) -> str | None:
 
 def _parse_verify(value: object) -> int:
     text = str(value).strip()
-    if isinstance(value, bool) or text not in ("0", "1"):
-        raise _Refused("0 or 1")
+    if isinstance(value, bool) or text not in ("0", "1", "2"):
+        raise _Refused("0, 1 or 2")
     return int(text)
 
 
@@ -233,9 +233,9 @@ class Options:
         _parse_verify,
         default=0,
         shown="0",
-        values="0, 1",
+        values="0, 1, 2",
         changes_code=True,
-        doc="1 checks the IR before and after each pass.",
+        doc="1 checks the IR before and after each pass; 2 also compares every run of a graph with its ATen ops.",
     )
     log: tuple[str, ...] = _option(
         "MLC_LOG",
