@@ -77,7 +77,7 @@ PROGRAMS = [
 def functions(program: Program) -> dict[str, TensorFunction]:
     """The kernels of a program by the key of their structure."""
     found: dict[str, TensorFunction] = {}
-    options = Options.resolve(None, None, {})
+    options = Options.resolve(None, {"target": TARGETS[0]}, {})
     for gm in program.graphs():
         fusion = share_launches(fuse(run_passes(import_graph(gm), options)), may_alias)
         called = {n.function for n in fusion.graph.nodes if isinstance(n, CallTensor)}
