@@ -25,6 +25,8 @@ WIDENED = "in float32: this CPU does not multiply half types"
 @cache
 def multiplies(dtype: torch.dtype) -> bool:
     """Whether oneDNN has kernels for a half type on this machine."""
+    if not torch.backends.mkldnn.is_available():
+        return False
     ops = torch.ops.mkldnn
     found = ops._is_mkldnn_bf16_supported if dtype is torch.bfloat16 else ops._is_mkldnn_fp16_supported
     return bool(found())

@@ -204,6 +204,8 @@ IMAGES = {
 def test_depthwise_with_what_follows(name: str, layout: torch.memory_format, dtype: torch.dtype) -> None:
     if dtype is torch.bfloat16 and name not in ("odd", "stride", "no images"):
         pytest.skip("as in float32")
+    if layout is torch.channels_last and name in ("four apart", "dilated", "one pixel"):
+        pytest.skip("lanes are channels whatever the windows")
     n, c, h, w, k, stride, dilation = IMAGES[name]
     x = torch.randn(n, c, h, w).to(dtype).to(memory_format=layout)
     weight, bias, scale = torch.randn(c, 1, k, k).to(dtype), torch.randn(c).to(dtype), torch.rand(c, 1, 1).to(dtype)
