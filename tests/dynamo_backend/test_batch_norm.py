@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
 
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import torch_mlc
 from torch_mlc.runtime.counters import counters
 
 
@@ -24,3 +30,39 @@ def test_running_statistics_are_written_in_place() -> None:
         torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=1e-5)
     made = counters.since(before)
     assert made["graphs_compiled"] == 2 and "library_calls" not in made
+
+
+@pytest.mark.parametrize("activation", [F.relu, F.silu, F.hardswish])
+@pytest.mark.parametrize("affine", [True, False])
+def test_activations_are_differentiated_from_what_the_norm_was_given(
+    activation: Callable[[Tensor], Tensor], affine: bool
+) -> None:
+    torch.manual_seed(0)
+    x, mean, var = torch.randn(8, 6, 5, 7), torch.zeros(6), torch.ones(6)
+    scale = [torch.randn(6) for _ in range(2)] if affine else [None, None]
+
+    def step(x: Tensor, mean: Tensor, var: Tensor, *scale: Tensor) -> Tensor:
+        return activation(F.batch_norm(x, mean, var, *(scale or (None, None)), training=True))
+
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        given = [t.to(dtype, copy=True).requires_grad_() for t in (x, *scale) if t is not None]
+        kept = [mean.to(dtype, copy=True), var.to(dtype, copy=True)]
+        torch._dynamo.reset()
+        f = torch.compile(step, backend="mlc") if dtype is torch.float32 else step
+        y = f(given[0], *kept, *given[1:])
+        (y * torch.linspace(-1, 1, 7, dtype=dtype)).sum().backward()
+        results.append([y, *(t.grad for t in given)])
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_backward_reads_operand_and_gradient_alone() -> None:
+    def step(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.relu(F.batch_norm(x, mean, var, weight, bias, training=True))
+
+    x, rest = torch.randn(16, 8, 32, 32, requires_grad=True), [torch.ones(8) for _ in range(4)]
+    for t in rest[2:]:
+        t.requires_grad_()
+    _, backward = torch_mlc.explain(step, x, *rest, training=True).graphs
+    assert backward.traffic is not None and backward.traffic.moved < 5.01 * x.numel() * 4
