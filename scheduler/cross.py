@@ -45,6 +45,7 @@ def complete_reduction(group: Group, m: Member, covered: set[int]) -> str | None
         return f"{m.name} reduces over other dimensions"
     turned = {n for p in group.members if p.monoid is not None for n in p.names}
     reason = _refusal(group, list(domain.inner_order()), list(domain.rows()), len(turned))
+    turned |= {p.name for p in group.members if _follows(group, p)}
     if reason is None:
         group.cross.update(turned)
         domain.inner = frozenset(covered)
@@ -73,20 +74,28 @@ def _refusal(group: Group, rows: list[int], inner: list[int], sums: int) -> str 
     return None
 
 
+def _follows(group: Group, m: Member) -> bool:
+    """Whether a member is made of what the group's reductions give, once for each of their results."""
+    made = {n for p in group.members if p.monoid is not None for n in p.names}
+    dims = {d for digits in group.bindings[m.name].values() for d in digits}
+    inside = [ld.buffer for ld in m.loads if ld.buffer in group.produced]
+    return m.monoid is None and bool(inside) and made.issuperset(inside) and dims == set(group.domain.rows())
+
+
 def _may_turn(group: Group) -> bool:
-    """Whether the group's reductions may become reductions over rows: nothing in the group needs their results, and
+    """Whether the group's reductions may become reductions over rows: what needs their results has no elements, and
     every other member runs over all elements."""
     made = {n for p in group.members if p.monoid is not None for n in p.names}
     whole = set(group.domain.order)
-    return (
-        not group.cross
-        and all(
-            (p.monoid is not None and p.ends)
-            or (p.monoid is None and {d for digits in group.bindings[p.name].values() for d in digits} == whole)
-            for p in group.members
-        )
-        and not any(ld.buffer in made for p in group.members for ld in p.loads)
-    )
+
+    def may(p: Member) -> bool:
+        if any(ld.buffer in made for ld in p.loads):
+            return _follows(group, p)
+        if p.monoid is not None:
+            return p.ends
+        return {d for digits in group.bindings[p.name].values() for d in digits} == whole
+
+    return not group.cross and all(map(may, group.members))
 
 
 def _runs_along(m: Member) -> bool:

@@ -115,6 +115,8 @@ def column_like(shape: Shape) -> bool:
     if not shape.has_reduction or not shape.rows:
         return False
     moving = [a for a in shape.accesses if any(a.step(v) != 0 for v in inner)]
+    # What has a place for every element weighs so much more than what has one for a row or a column.
+    moving = [a for a in moving if any(a.step(v) != 0 for v, _ in shape.rows)] or moving
     size = {a.buffer.name: a.buffer.dtype.itemsize for a in moving}
     along = sum(size[a.buffer.name] for a in moving if any(a.step(v) == 1 for v, e in shape.inner if e != 1))
     across = sum(size[a.buffer.name] for a in moving if a.step(shape.rows[-1][0]) == 1)
@@ -129,6 +131,16 @@ def has_scan(nest: LoopNest) -> bool:
 def live_rows(shape: Shape) -> int:
     """The most tensors of which a whole row is held at once: read or made in one stage, and read again in a later
     one."""
+    return max(map(len, _live(shape)), default=0) or 1
+
+
+def live_bytes(shape: Shape) -> int:
+    """Bytes, for each element of a row, of the tensors of which whole rows are held at once."""
+    return max((sum(shape.nest.buffer(name).dtype.itemsize for name in names) for names in _live(shape)), default=0)
+
+
+def _live(shape: Shape) -> list[list[str]]:
+    """The tensors of which a whole row is held behind each stage."""
     inner = {v for v, _ in shape.inner}
     local = {b.name for b in shape.nest.locals}
     spans: dict[str, tuple[int, int]] = {}
@@ -140,8 +152,7 @@ def live_rows(shape: Shape) -> int:
             if moves and site.buffer not in outputs:
                 first, _ = spans.get(site.buffer, (k, k))
                 spans[site.buffer] = (first, k)
-    counts = [sum(a <= k < b for a, b in spans.values()) for k in range(len(shape.blocks))]
-    return max(1, *counts) if counts else 1
+    return [[name for name, (a, b) in spans.items() if a <= k < b] for k in range(len(shape.blocks))]
 
 
 def warps_for(target: Target, elements: int, each: int, low: int = 1, high: int = 16) -> int:

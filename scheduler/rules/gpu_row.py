@@ -18,6 +18,7 @@ from .gpu_common import (
     fused,
     has_scan,
     inner_loops,
+    live_bytes,
     live_rows,
     next_power,
     programs,
@@ -30,6 +31,8 @@ from .registry import Params, Rule, Value
 
 # Elements of a row, times tensors that are kept for all of it, that stay in the registers of one program.
 PERSISTENT = 32768
+# Of rows half as long several tensors stay there in few bytes.
+PERSISTENT_BYTES = 96 << 10
 SHORT = 1024
 MAX_WARPS = 16
 
@@ -45,7 +48,11 @@ def _row(shape: Shape) -> sympy.Expr:
 def _is_persistent(nest: LoopNest, target: Target) -> bool:
     shape = analyse(nest)
     row = _row(shape)
-    return shape.has_reduction and bool(row.is_Integer) and next_power(int(row)) * live_rows(shape) <= PERSISTENT
+    if not shape.has_reduction or not row.is_Integer:
+        return False
+    size = next_power(int(row))
+    packed = 2 * size <= PERSISTENT and size * live_bytes(shape) <= PERSISTENT_BYTES
+    return packed or size * live_rows(shape) <= PERSISTENT
 
 
 def _persistent_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:

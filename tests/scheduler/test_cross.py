@@ -38,6 +38,12 @@ def rms_norm_backward(g: Tensor, x: Tensor, r: Tensor, w: Tensor) -> tuple[Tenso
     return (scaled - normed * inner) * r, (g * normed).sum((0, 1)) if x.ndim == 3 else (g * normed).sum(0)
 
 
+def columns_first(g: Tensor, x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums over rows come first, and leave in another type."""
+    scale = (g * x * r).sum(0).to(torch.bfloat16)
+    return g * w - x * (g * w * x).sum(-1, keepdim=True) * r, scale
+
+
 def both(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.sum(0), (x * x).sum(1)
 
@@ -75,11 +81,12 @@ def crossing(function: TensorFunction) -> list[str]:
 CASES = [
     (rms_norm_backward, rms_inputs(37, 41)),
     (rms_norm_backward, rms_inputs(4, 33, 48)),
+    (columns_first, rms_inputs(37, 41)),
     (both, (torch.randn(21, 35),)),
     (both_scaled, (torch.randn(64, 33),)),
     (extremes, (torch.randn(31, 129),)),
 ]
-IDS = ["rms", "rms of three dims", "both", "both, scaled", "extremes"]
+IDS = ["rms", "rms of three dims", "columns first", "both", "both, scaled", "extremes"]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
