@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import (
     associative,
+    attention,
     batch_norm,
     create,
     elementwise,
@@ -30,7 +31,7 @@ from .registry import CONVERTERS, LIBRARY_REASONS, Converter, NoConversion, conv
 from .sizes import SizeMap
 
 FAMILIES = (
-    *(associative, batch_norm, create, elementwise, foreach, gather, join, libraries, logical, losses),
+    *(associative, attention, batch_norm, create, elementwise, foreach, gather, join, libraries, logical, losses),
     *(norms, pooling, products, rand, reductions, replays, resample, scans, scatter, softmax, views),
 )
 

@@ -75,3 +75,40 @@ def test_one_row_of_one_head() -> None:
     torch.testing.assert_close(result.double(), softcap(*(x.double() for x in inputs)), rtol=1e-5, atol=1e-5)
     (graph,) = torch_mlc.explain(softcap, *inputs).graphs
     assert [k.rule for k in graph.kernels] == ["cpu_attention_rows"]
+
+
+def of_torch(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 130])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_torch_s_own_attention_is_generated_where_that_is_faster(dtype: torch.dtype, rows: int, dynamic: bool) -> None:
+    """Decoding, and a causal mask over more keys than queries; in the layout of a projection."""
+    torch.manual_seed(0)
+    compiled = torch.compile(of_torch, backend="mlc", dynamic=dynamic)
+    for length in (1100, 70) if dynamic else (1100,):
+        inputs = [torch.randn(2, n, 4, 32).to(dtype).transpose(1, 2) for n in (rows, length, length)]
+        expected = of_torch(*(x.double() for x in inputs), rows > 1)
+        tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+        result = compiled(*inputs, rows > 1)
+        torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=tolerance)
+        assert result.shape == expected.shape and result.dtype is dtype
+    inputs = [torch.randn(2, n, 4, 32).to(dtype).transpose(1, 2) for n in (rows, 1100, 1100)]
+    (graph,) = torch_mlc.explain(of_torch, *inputs, rows > 1).graphs
+    assert [k.rule for k in graph.kernels] == ["cpu_attention_rows" if rows == 1 else "cpu_attention"]
+
+
+def test_torch_s_own_attention_stays_where_it_is_faster_and_trains() -> None:
+    inputs = [torch.randn(1, 2, 1024, 128) for _ in range(3)]
+    (graph,) = torch_mlc.explain(of_torch, *inputs, False).graphs
+    (call,) = graph.libraries
+    assert "in our loops" in call.reason and "1024 x 1024 x 128" in call.reason
+    given = [torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3)]
+    exact = [x.detach().double().requires_grad_() for x in given]
+    torch.compile(of_torch, backend="mlc")(*given, True).square().sum().backward()
+    of_torch(*exact, True).square().sum().backward()
+    for x, y in zip(given, exact, strict=True):
+        assert x.grad is not None and y.grad is not None
+        torch.testing.assert_close(x.grad.double(), y.grad, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,63 @@
+"""Whether an attention that torch's own CPU kernel could do is generated instead, by a model of time.
+
+Torch's kernel blocks over queries and keys too and multiplies the blocks by BLAS: a little faster for wide heads and
+many queries, while it pays for each call, for each score, and for what a causal mask hides within its larger blocks.
+With few queries it fills no block. Measured on one core of Zen 3, in process time, for 1 to 2048 queries and heads of
+32 to 256.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Nanoseconds: of a score and a feature in our loops; the same in the library, with many queries and with fewer, where
+# its blocks are smaller; of a score there besides; of a call; of an element of a half type that it converts for few
+# queries.
+OURS, MANY, FEWER, SCORE, CALL, CONVERTED = 0.060, 0.049, 0.057, 0.7, 20e3, 1.0
+# Queries from which the library has large blocks; those below which ours has no tiles of them; a tile, and a register.
+LARGE, FEW, TILE, LANES = 768, 8, 64, 16
+# The share of causal scores that the library makes beyond what is seen; what has to be saved, for a model is a model.
+HIDDEN, WORTH = 0.25, 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSize:
+    """Typical sizes of an attention on a CPU; ``width`` of a head."""
+
+    heads: int
+    queries: int
+    keys: int
+    width: int
+    is_half: bool = False
+    causal: bool = False
+
+
+def decide_attention_cpu(size: AttentionSize) -> tuple[bool, str]:
+    """Whether our loops are clearly faster than torch's kernel, and why."""
+    ours, library = ours_time(size), library_time(size)
+    shape = f"{size.heads} x {size.queries} x {size.keys} x {size.width}{', causal' if size.causal else ''}"
+    told = f"{ours / 1e3:.0f} us in our loops, {library / 1e3:.0f} us in torch's: {shape}"
+    return ours < library * (1 - WORTH), told
+
+
+def ours_time(size: AttentionSize) -> float:
+    """Nanoseconds; the last tile of queries costs a whole one, or the registers that it fills."""
+    rows = size.queries
+    if rows >= FEW:
+        unit = TILE if rows > TILE else LANES
+        rows = -(-rows // unit) * unit
+    seen = min((size.queries + TILE) / (2 * size.keys), 1.0) if size.causal else 1.0
+    if size.causal and size.queries > size.keys:
+        seen = 1.0
+    return size.heads * rows * size.keys * seen * OURS * size.width
+
+
+def library_time(size: AttentionSize) -> float:
+    """Nanoseconds."""
+    scores = size.heads * size.queries * size.keys
+    seen = min(size.queries / (2 * size.keys) + HIDDEN, 1.0) if size.causal else 1.0
+    feature = MANY if size.queries >= LARGE else FEWER
+    time = CALL + scores * seen * (SCORE + feature * size.width)
+    if size.queries < FEW:
+        time += size.heads * size.keys * size.width * 2 * (CONVERTED if size.is_half else OURS / 2)
+    return time
