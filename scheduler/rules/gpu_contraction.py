@@ -22,7 +22,7 @@ from ..schedule import Schedule
 from .contraction import Axes, Contraction, bytes_per_step, extent, find_contraction, part_axes
 from .cpu_common import cost, merge_rows
 from .gpu_common import GPUS, cut, fused, next_power, programs, tile, typical
-from .gpu_copies import described_operands, lasting_programs, tile_loads
+from .gpu_copies import described_operands, lasting_programs
 from .gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape
 from .registry import Params, Rule, Value
 
@@ -32,9 +32,6 @@ WHOLE_ROW = 256
 HELD, HEAVY = 128, 16
 # Programs in a group along the shorter way through the L2 cache.
 GROUP = 8
-# Tiles of results, and the depth of all of a program's tiles, from which it copies by descriptors unasked: making those
-# takes it about a microsecond.
-LARGE, DEEP = 128, 2048
 # Shapes of which tuning tries other numbers of warps and stages.
 VARIED = 2
 # Warps of a program that can be given parts of its work.
@@ -162,23 +159,18 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
 
 
 def _copying(nest: LoopNest, target: Target, c: Contraction, shape: TileShape) -> dict[str, tuple[Value, ...]]:
-    """How operands may be copied and tiles dealt out: by descriptors where a program has work enough and its tiles are
-    large, or are made of bytes of which an element-wise copy would take eight at a time; to programs that last where
-    operands are plain."""
+    """How operands may be copied (by descriptors) and tiles dealt out (to programs that last).
+
+    Neither is a default before it has been timed on a device: tuning tries them, and a schedule of the user's may ask.
+    """
     names = described_operands(nest, target, c)
     tiles = _tiles(nest, c, shape)
     lasting = lasting_programs(tiles, target.cores) if target.kind == "cuda" else None
-    rounds = int(tiles) // lasting if lasting is not None else 1
-    plain = all(o.is_plain for p in c.products for o in (p.left, p.right))
-    whole = all(ld.buffer in names for ld, _ in tile_loads(c)) and _fast(c, target)
-    lasts = plain and whole and min(shape.rows, shape.columns) >= LARGE
-    described = whole and (lasts or not plain)
-    deep = (rounds if lasts else 1) * typical(nest, extent(c.summed)) >= DEEP
     found: dict[str, tuple[Value, ...]] = {}
     if lasting is not None:
-        found["persistent"] = (lasts and deep, not (lasts and deep))
+        found["persistent"] = (False, True)
     if names:
-        found["descriptors"] = (described and deep, not (described and deep))
+        found["descriptors"] = (False, True)
         found["specialized"] = (False, True)
     return found
 

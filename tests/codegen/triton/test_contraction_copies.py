@@ -15,7 +15,6 @@ from torch_mlc.ir.symbols import Size, SymbolTable
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.gpu import compile_triton, resource_report
 from torch_mlc.scheduler.error import ScheduleError
-from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.rules.gpu_contraction import GPU_CONTRACTION
 from torch_mlc.scheduler.schedule import Schedule
 
@@ -102,7 +101,8 @@ LARGE = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_large_contractions_are_copied_by_the_accelerator(name):
-    source = emit_triton(default_schedule(LARGE[name], SM90).nest, SM90)
+    lasting = {} if name.endswith(" rows") else {"persistent": True}
+    source = emit_triton(scheduled(LARGE[name], SM90, descriptors=True, **lasting), SM90)
     binary = compile_triton(source, SM90)
     report = resource_report(binary)
     assert {"in0", "in1"} <= set(str(source.option("descriptors")).split(","))
