@@ -158,7 +158,7 @@ def _same(a: Any, b: Any, transposed: bool = False) -> bool:
     """Whether two nodes are the same elements of the same memory (of one transposed)."""
     if a is b and not transposed:
         return True
-    if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)) or _base(a) is not _base(b):
+    if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)) or base_of(a) is not base_of(b):
         return False
     x, y = a.meta["val"], b.meta["val"]
     if x.dim() != y.dim() or x.dtype != y.dtype:
@@ -169,7 +169,8 @@ def _same(a: Any, b: Any, transposed: bool = False) -> bool:
     return all(statically_known_true(p == q) for p, q in pairs)
 
 
-def _base(node: fx.Node) -> fx.Node:
+def base_of(node: fx.Node) -> fx.Node:
+    """The node whose memory a node views."""
     while node.target in _ALIASES:
         assert isinstance(node.args[0], fx.Node)
         node = node.args[0]

@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..runtime.options import Options
+from .attention_joint import recompute_scores
 from .chunk_loss import chunk_losses
 from .chunk_loss_write import Writer
 from .converters import CONVERTERS
@@ -37,6 +38,7 @@ def partition(options: Options) -> Callable[..., tuple[fx.GraphModule, fx.GraphM
             renormalize(joint, rounded=options.target not in (None, "cpu"))
         joint.graph.eliminate_dead_code()
         share_nodes(joint.graph)
+        recompute_scores(joint, options)
         with config.patch(cse=False):
             parts: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
                 joint, inputs, **settings

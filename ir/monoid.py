@@ -207,10 +207,34 @@ ATTENTION = Monoid(
     _logsumexp_combine,
     lambda s: (call("div", s[2], s[1]),),
 )
+# A sum of weights times vectors: like attention's state, but of weights that need no maximum.
+WEIGHTED = Monoid(
+    "weighted",
+    (Component("vector", vector=True),),
+    lambda dtypes: (const(0, dtypes[0]),),
+    _self,
+    lambda a, b: (call("add", a[0], b[0]),),
+    lambda s: s,
+)
 
 MONOIDS: dict[str, Monoid] = {
     m.name: m
-    for m in (SUM, PRODUCT, MAX, MIN, ANY, ALL, ARGMAX, ARGMIN, LAST_ARGMAX, LAST_ARGMIN, WELFORD, LOGSUMEXP, ATTENTION)
+    for m in (
+        SUM,
+        PRODUCT,
+        MAX,
+        MIN,
+        ANY,
+        ALL,
+        ARGMAX,
+        ARGMIN,
+        LAST_ARGMAX,
+        LAST_ARGMIN,
+        WELFORD,
+        LOGSUMEXP,
+        ATTENTION,
+        WEIGHTED,
+    )
 }
 
 

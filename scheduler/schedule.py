@@ -169,9 +169,9 @@ class Schedule:
     def rfactor(self, loop: LoopRef) -> BlockRef:
         return self._take("rfactor", {"loop": loop}, *rfactor(self.nest, loop))[0]
 
-    def decompose_reduction(self, block: BlockRef, loop: LoopRef) -> BlockRef:
-        args = {"block": block, "loop": loop}
-        return self._take("decompose_reduction", args, *decompose_reduction(self.nest, block, loop))[0]
+    def decompose_reduction(self, block: BlockRef, loop: LoopRef, skip: bool = False) -> BlockRef:
+        args = {"block": block, "loop": loop, "skip": skip}
+        return self._take("decompose_reduction", args, *decompose_reduction(self.nest, block, loop, skip))[0]
 
     def fuse_reductions(self, first: BlockRef, second: BlockRef) -> None:
         self._take("fuse_reductions", {"first": first, "second": second}, fuse_reductions(self.nest, first, second))

@@ -14,15 +14,17 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from ..ir.dtypes import DType
-from ..ir.expr import Cast, Expr, Load, cast, is_value, loads, rewrite, symbol
+from ..ir.expr import Call, Cast, Expr, Load, cast, is_value, loads, rewrite, symbol
 from ..ir.graph import CallTensor, Compute, Graph, Node, Origin, Reduction, TensorType, node_values, uses
 from ..ir.index import Extents, simplify
 from ..ir.loops import Buffer
+from ..ir.monoid import SUM, WEIGHTED
 from ..ir.symbols import Size, SymbolTable
 from .assemble import PARAM_ALIGN
 from .domain import Binding, Digits, Domain, bind_access
 from .function import Dim, Output, Stage, TensorFunction
 from .members import simplify_value
+from .order import in_order
 from .split_keys import in_key_pieces
 from .views import ViewMap, map_value
 
@@ -53,8 +55,8 @@ def open_streams(graph: Graph, *, fast: bool) -> Streams:
     functions: dict[TensorFunction, str] = {}
     calls: dict[str, list[CallTensor]] = {}
     gone: set[str] = set()
-    for start in starts:
-        stream = _Stream(graph, views, readers, needed, start)
+    for group in _together(graph, starts):
+        stream = _Stream(graph, views, readers, needed, group)
         stream.grow()
         calls[stream.last] = [
             replace(call, function=functions.setdefault(function, f"{function.name}_{len(functions)}"))
@@ -68,7 +70,55 @@ def open_streams(graph: Graph, *, fast: bool) -> Streams:
         elif not node.names or node.names[0] not in gone:
             nodes.append(node)
     named = {name: replace(f, name=name) for f, name in functions.items()}
-    return Streams(replace(graph, nodes=tuple(nodes)), named, len(gone))
+    return Streams(replace(graph, nodes=in_order(nodes)), named, len(gone))
+
+
+def _together(graph: Graph, starts: Sequence[Reduction]) -> list[tuple[Reduction, ...]]:
+    """Starts that read the same contractions are one stream."""
+    makers = {n: node for node in graph.nodes for n in node.names}
+    groups: list[tuple[list[Reduction], set[str]]] = []
+    for start in starts:
+        read: set[str] = set()
+        stack = [ld.buffer for ld in told(start)]
+        while stack:
+            node = makers.get(name := stack.pop())
+            if isinstance(node, (Compute, Reduction)) and name not in read:
+                read.add(name)
+                if isinstance(node, Compute):
+                    stack += [ld.buffer for ld in loads(node.value)]
+        shared = {n for n in read if isinstance(m := makers[n], Reduction) and is_contraction(m)}
+        home = next((g for g in groups if g[1] & shared and _alike(g[0][0], start)), None)
+        if home is None:
+            groups.append(([start], shared))
+        else:
+            home[0].append(start)
+            home[1].update(shared)
+    return [tuple(g[0]) for g in groups]
+
+
+def _alike(a: Reduction, b: Reduction) -> bool:
+    """Whether two starts may be of one function: sums over the same columns of the same rows."""
+    if a.monoid is not WEIGHTED or b.monoid is not WEIGHTED or a.reduce_shape != b.reduce_shape:
+        return False
+    rows_a, rows_b = (
+        [n for x, n in zip(r.axes, r.types[0].shape, strict=True) if x in row_axes(r)] for r in (a, b)
+    )  # fmt: skip
+    return rows_a == rows_b
+
+
+def told(start: Reduction) -> list[Load]:
+    """The loads that tell a start about each of its columns, apart from the vectors that it weighs."""
+    value = start.values[0]
+    if start.monoid is WEIGHTED:
+        assert isinstance(value, Call)
+        value = value.args[0]
+    return list(loads(value))
+
+
+def row_axes(start: Reduction) -> set[sympy.Symbol]:
+    """The axes of a start that its scores have too."""
+    scored = {x for ld in told(start) for i in ld.indices if not is_value(i) for x in i.free_symbols}
+    return scored & set(start.axes)
 
 
 def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunction, CallTensor]]:
@@ -102,7 +152,7 @@ class _Stream:
     views: ViewMap
     readers: dict[str, list[Node]]
     needed: set[str]
-    start: Reduction
+    starts: tuple[Reduction, ...]
     members: list[Compute | Reduction] = field(default_factory=list)
     # Members after the start, with their values read through views; the domain is that of the start's results.
     domain: Domain = field(default_factory=Domain)
@@ -113,18 +163,26 @@ class _Stream:
     computes: dict[str, Compute] = field(default_factory=dict)
 
     def grow(self) -> None:
-        """Take in what leads from a contraction to the start, then what follows."""
+        """Take in what leads from contractions to the starts, then what follows."""
         self.computes = {n.name: n for n in self.graph.nodes if isinstance(n, Compute)}
-        self.members = [*self._sources(), self.start]
-        binding: Binding = {}
-        for axis, extent in zip(self.start.axes, self.start.types[0].shape, strict=True):
-            # What has one element has no digit: readers name it by 0, or not at all.
-            binding[axis] = (self.domain.add(extent),) if extent != 1 else ()
-        self.bindings[self.start.names[0]] = binding
+        self.members = [*self._sources(), *self.starts]
+        rows: list[Digits] = []
+        for start in self.starts:
+            binding: Binding = {}
+            kept, found = row_axes(start), iter(rows)
+            for axis, extent in zip(start.axes, start.types[0].shape, strict=True):
+                if axis in kept and start is not self.starts[0]:
+                    binding[axis] = next(found)
+                else:
+                    # What has one element has no digit: readers name it by 0, or not at all.
+                    binding[axis] = (self.domain.add(extent),) if extent != 1 else ()
+                if axis in kept and start is self.starts[0]:
+                    rows.append(binding[axis])
+            self.bindings[start.names[0]] = binding
         while len(self.bindings) <= MAX_EPILOGUE and self._follow():
             pass
         inside = {n for m in self.members for n in m.names}
-        for m in self.members[self.members.index(self.start) :]:
+        for m in self.members[self.members.index(self.starts[0]) :]:
             for name in m.names:
                 outer = [r for r in self.readers.get(name, ()) if inside.isdisjoint(r.names)]
                 if outer or name in self.needed:
@@ -135,8 +193,8 @@ class _Stream:
         """The nodes between a contraction and the start's first value, the contraction among them, in order."""
         makers = {n: node for node in self.graph.nodes for n in node.names}
         found: list[Compute | Reduction] = []
-        inside = {self.start.names[0]}
-        stack = [ld.buffer for ld in loads(self.start.values[0])]
+        inside = {n for s in self.starts for n in s.names}
+        stack = [ld.buffer for s in self.starts for ld in told(s)]
         while stack:
             node = makers.get(stack.pop())
             if not isinstance(node, (Compute, Reduction)) or node.names[0] in inside:
@@ -149,10 +207,10 @@ class _Stream:
             if others or not self.needed.isdisjoint(node.names) or not self._is_read_plainly(node):
                 continue
             inside.update(node.names)
-            found.insert(0, node)
+            found.append(node)
             if isinstance(node, Compute):
                 stack += [ld.buffer for ld in loads(node.value)]
-        return found
+        return [n for n in self.graph.nodes if any(n is m for m in found)]  # type: ignore[misc]
 
     def _is_read_plainly(self, node: Compute | Reduction) -> bool:
         """Whether each reader reads one element of a node, at axes of its own."""
@@ -176,7 +234,7 @@ class _Stream:
 
     def _follow(self) -> bool:
         """Take in one node that reads results of the stream, element by element, if all it reads is at hand."""
-        made = {n: m for m in self.members[self.members.index(self.start) :] for n in m.names}
+        made = {n: m for m in self.members[self.members.index(self.starts[0]) :] for n in m.names}
         inside = {n for m in self.members for n in m.names}
         for node in (r for n in made for r in self.readers.get(n, ()) if isinstance(r, Compute)):
             if node.name in inside or not self._is_only_way(node, made):
@@ -195,9 +253,16 @@ class _Stream:
         read = {self.views.base(u) for u in uses(node)} & made.keys()
         return all(
             n not in self.needed
-            and all(r.names == node.names or (r.names and r.names[0] in made) for r in self.readers[n])
+            and all(r.names == node.names or (r.names and r.names[0] in made) or self._is_next(r, made)
+                    for r in self.readers[n])
             for n in read
-        )
+        )  # fmt: skip
+
+    def _is_next(self, node: Node, made: dict[str, Compute | Reduction]) -> bool:
+        """Whether a node reads results of the stream alone, so that it can be taken in whatever else is."""
+        if not isinstance(node, Compute) or not all(self.views.base(u) in made for u in uses(node)):
+            return False
+        return self._bound(node, made)[0] is not None
 
     def _bound(
         self, node: Compute, made: dict[str, Compute | Reduction]
@@ -207,18 +272,22 @@ class _Stream:
         extents = dict(zip(node.axes, node.type.shape, strict=True))
         value = self._with_own_operands(self.views.resolve(node.value, extents), node, extents, made)
         trial, binding = self.domain.copy(), Binding()
+        whole: set[int] = set()
         for ld in loads(value):
             if ld.buffer not in made:
                 continue
             if any(is_value(i) for i in ld.indices):
                 return None, ()
             maker = made[ld.buffer]
-            digits: list[Digits | None] = [self.bindings[maker.names[0]][a] for a in maker.axes]
+            places = [self.bindings[maker.names[0]][a] for a in maker.axes]
+            # Maxima and sums are those of a row whatever the feature: they may be read at the first.
+            digits: list[Digits | None] = [() if i == 0 else d for i, d in zip(ld.indices, places, strict=True)]
+            whole.update(d for i, own in zip(ld.indices, places, strict=True) if i != 0 for d in own)
             if not bind_access(trial, ld.indices, digits, extents, binding):
                 return None, ()
         covered = [d for a in node.axes for d in binding.get(a, ())]
         missing = [a for a in node.axes if a not in binding and extents[a] != 1]
-        if missing or len(trial.splits) != len(self.domain.splits) or sorted(covered) != sorted(trial.order):
+        if missing or len(trial.splits) != len(self.domain.splits) or sorted(covered) != sorted(whole):
             return None, ()
         return {a: binding.get(a, ()) for a in node.axes}, (value,)
 
@@ -277,6 +346,8 @@ class _Writer:
     axes: dict[str, tuple[sympy.Symbol, ...]] = field(default_factory=dict)
     over: dict[str, tuple[sympy.Symbol, ...]] = field(default_factory=dict)
     kinds: dict[str, DType] = field(default_factory=dict)
+    # The dimensions of the function that stand for those of the domain.
+    digits: dict[int, sympy.Symbol] = field(default_factory=dict)
 
     def build(self) -> tuple[TensorFunction, CallTensor]:
         s = self.stream
@@ -299,39 +370,42 @@ class _Writer:
 
     def _dimensions(self) -> tuple[list[sympy.Symbol], list[sympy.Symbol], list[sympy.Symbol]]:
         """Rows, inner and extra dimensions; and, on the way, every member's axes in terms of them."""
-        s, start = self.stream, self.stream.start
-        scored = {x for ld in loads(start.values[0]) for i in ld.indices if not is_value(i) for x in i.free_symbols}
+        s, start = self.stream, self.stream.starts[0]
         rows: list[sympy.Symbol] = []
         extra: list[sympy.Symbol] = []
-        names: dict[sympy.Symbol, sympy.Symbol] = {}
-        for axis, extent in zip(start.axes, start.types[0].shape, strict=True):
-            part, prefix = (rows, "i") if axis in scored else (extra, "x")
-            names[axis] = symbol(f"{prefix}{len(part)}")
-            part.append(names[axis])
-            self.extents[names[axis]] = extent
         inner = [symbol(f"r{k}") for k in range(len(start.reduce_axes))]
-        names |= dict(zip(start.reduce_axes, inner, strict=True))
         self.extents |= dict(zip(inner, start.reduce_shape, strict=True))
-        self.axes[start.names[0]] = tuple(names[a] for a in start.axes)
-        self.over[start.names[0]] = tuple(inner)
-        grid = {**names}
-        at = s.members.index(start)
-        for k in range(at - 1, -1, -1):
+        grids: dict[str, dict[sympy.Symbol, sympy.Symbol]] = {}
+        for each in s.starts:
+            grid, kept, placed = dict(zip(each.reduce_axes, inner, strict=True)), row_axes(each), iter(list(rows))
+            for axis, extent in zip(each.axes, each.types[0].shape, strict=True):
+                if axis in kept and each is not start:
+                    grid[axis] = next(placed)
+                    continue
+                part, prefix = (rows, "i") if axis in kept else (extra, "x")
+                grid[axis] = symbol(f"{prefix}{len(part)}")
+                part.append(grid[axis])
+                self.extents[grid[axis]] = extent
+                self.digits.update((d, grid[axis]) for d in s.bindings[each.names[0]][axis])
+            grids[each.names[0]] = grid
+            self.axes[each.names[0]] = tuple(grid[a] for a in each.axes)
+            self.over[each.names[0]] = tuple(inner)
+        at = s.members.index(s.starts[-1])
+        for k in range(s.members.index(start) - 1, -1, -1):
             m = s.members[k]
             reader, load = next((r, ld) for r in s.members[k + 1 : at + 1] for v in node_values(r) for ld in loads(v)
                                 if ld.buffer in m.names)  # fmt: skip
-            env = grid if reader is start else dict(zip(reader.axes, self.axes[reader.names[0]], strict=True))
+            env = grids.get(reader.names[0]) or dict(zip(reader.axes, self.axes[reader.names[0]], strict=True))
             self.axes[m.names[0]] = tuple(i.xreplace(env) for i in load.indices)
             if isinstance(m, Reduction):
                 own = [symbol(f"x{len(extra) + k}") for k in range(len(m.reduce_axes))]
                 extra += own
                 self.extents |= dict(zip(own, m.reduce_shape, strict=True))
                 self.over[m.names[0]] = tuple(own)
-        digits = self._digits()
-        single = [names[a] for a in start.axes if not s.bindings[start.names[0]][a]]
+        single = [grids[start.names[0]][a] for a in start.axes if not s.bindings[start.names[0]][a]]
         for m in s.members[at + 1 :]:
-            dims = (digits[d] for a in m.axes for d in s.bindings[m.names[0]][a])
-            self.axes[m.names[0]] = (*dims, *single)
+            dims = (self.digits[d] for a in m.axes for d in s.bindings[m.names[0]][a])
+            self.axes[m.names[0]] = (*dims, *(v for v in single if v in rows or len(s.starts) == 1))
         return rows, inner, extra
 
     # --- names --------------------------------------------------------------------------------------------------------
@@ -342,7 +416,7 @@ class _Writer:
             for o in m.origins:
                 ops[re.sub(r"\W+", "_", o.op.split(".")[1] if o.op.count(".") else o.op).strip("_")] = None
         words = list(ops)[-3:]
-        return "_".join([self.stream.start.monoid.name, *words])[:60].rstrip("_")
+        return "_".join([self.stream.starts[0].monoid.name, *words])[:60].rstrip("_")
 
     def _canonical(self, expr: sympy.Expr) -> sympy.Expr:
         """Size symbols renamed in order of appearance."""
@@ -367,6 +441,8 @@ class _Writer:
         self.kinds.update(zip(m.names, (v.dtype for v in values), strict=True))
         axes = self.axes[name]
         monoid = m.monoid if isinstance(m, Reduction) else None
+        if monoid is WEIGHTED:
+            monoid = SUM  # here a sum like any other
         results = tuple(self.results[n] for n in m.names)
         return Stage(results, values, True, monoid, m.origins, axes, self.over.get(name))
 
@@ -379,14 +455,7 @@ class _Writer:
             if isinstance(m, Reduction):
                 env |= dict(zip(m.reduce_axes, self.over[name], strict=True))
             return env
-        digits = self._digits()
-        return {a: self._number([digits[d] for d in binding[a]]) for a in m.axes}
-
-    def _digits(self) -> dict[int, sympy.Symbol]:
-        """The dimension of the function that each dimension of the domain is."""
-        start = self.stream.start
-        binding, axes = self.stream.bindings[start.names[0]], self.axes[start.names[0]]
-        return {d: v for a, v in zip(start.axes, axes, strict=True) for d in binding[a]}
+        return {a: self._number([self.digits[d] for d in binding[a]]) for a in m.axes}
 
     def _number(self, digits: Sequence[sympy.Symbol]) -> sympy.Expr:
         terms, step = [], sympy.S.One

@@ -7,69 +7,27 @@ the sum are those of the very same values over the very same axis is proved from
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
 
-from ...ir.dtypes import DType
 from ...ir.errors import MlcError
-from ...ir.expr import Call, Const, Expr, Load, Select, call, cast, const, free_symbols, is_value, rewrite, walk
+from ...ir.expr import Call, Const, Expr, Index, Load, Select, call, cast, const, is_value, rewrite, walk
 from ...ir.expr import loads as loads_of
-from ...ir.graph import Compute, Library, Ref, TensorType, uses
-from ..definitions import Definitions, unrounded
-from ..members import is_cheap
+from ...ir.graph import Compute, Library, Reduction, TensorType
+from ..definitions import Definitions
+from .operands import Product, is_simple, made_of, mentions, operand, product_of, scaled
 
 # The name that a found function of the scores reads them by.
 SCORES = "scores"
-# A function of scores beyond so many nodes is not attention any more; one of other tensors is made apart.
-MAX_NODES, MAX_APART = 1500, 64
+# A function of scores beyond so many nodes is not attention any more.
+MAX_NODES = 1500
 
 
 class NoAttention(MlcError):
     """A softmax feeds a product, but the two cannot become one function; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """``node[b, i, j] = beta * added[b, i, j] + alpha * sum over e of left[b, i, e] * right[b, e, j]``, b only if
-    ``rank`` is 3."""
-
-    node: Library
-    left: str
-    right: str
-    rank: int
-    added: str | None = None
-    alpha: float = 1.0
-    beta: float = 1.0
-
-    @property
-    def name(self) -> str:
-        return self.node.names[0]
-
-    @property
-    def type(self) -> TensorType:
-        kind = self.node.types[0]
-        assert kind is not None
-        return kind
-
-
-def product_of(node: object) -> Product | None:
-    """The matrix product that a library call is, if it is one."""
-    if not isinstance(node, Library):
-        return None
-    tensors = [a.name for a in node.args if isinstance(a, Ref)]
-    match node.target:
-        case "aten::bmm.default" | "aten::mm.default" if len(tensors) == len(node.args) == 2:
-            return Product(node, tensors[0], tensors[1], 3 if "bmm" in node.target else 2)
-        case "aten::baddbmm.default" | "aten::addmm.default" if len(tensors) == len(node.args) == 3:
-            factors: dict[str, Any] = dict(node.kwargs)
-            numbers = (factors.get("alpha", 1), factors.get("beta", 1))
-            if all(isinstance(x, (int, float)) for x in numbers) and factors.keys() <= {"alpha", "beta"}:
-                rank = 3 if "baddbmm" in node.target else 2
-                return Product(node, tensors[1], tensors[2], rank, tensors[0], *map(float, numbers))
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +48,8 @@ class Attention:
 
     ``scores[b, m, n]`` is the sum over e of ``query * key``; ``score`` reads it as ``SCORES``. ``transposed`` where
     the product's result is ``[b, d, m]``. ``zero_for_nan`` where rows of NaN count as zeros, ``zero_for_empty`` where
-    those do whose every score is minus infinity.
+    those do whose every score is minus infinity. ``statistics`` are the maxima and sums of the softmax in the graph
+    ("max" or "sum" by the name of the reduction), all of one shape and read at ``rows``.
     """
 
     product: Product
@@ -104,11 +63,16 @@ class Attention:
     transposed: bool
     zero_for_nan: bool
     zero_for_empty: bool
+    rows: tuple[Index, ...]
+    statistics: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Softmax:
+    """``top`` is its maximum, as it is read."""
+
     score: Expr
+    top: Load
     zero_for_nan: bool = False
     zero_for_empty: bool = False
 
@@ -142,7 +106,7 @@ def _match(found: Definitions, product: Product, types: dict[str, TensorType], t
     if softmax is None:
         return None
     at = (*lead, *((feature, column) if transposed else (column, feature)))
-    value = _operand(found, Load(values, at, kind))
+    value = operand(found, Load(values, at, kind))
     axes = Axes(batch, row, column, feature, inner)
     refusal = NoAttention("its scores are not one product of matrices")
     for first in _products(found, softmax.score, column):
@@ -156,7 +120,7 @@ def _match(found: Definitions, product: Product, types: dict[str, TensorType], t
             continue
         return Attention(
             product, first, axes, extents, query, key, value, score, transposed, softmax.zero_for_nan,
-            softmax.zero_for_empty,
+            softmax.zero_for_empty, softmax.top.indices, _statistics(found, softmax, column),
         )  # fmt: skip
     raise refusal
 
@@ -190,7 +154,7 @@ def _selected(
     masked = _over(found, condition, ("all",), column)
     if softmax is None or masked is None or not _is(found, if_true, 0.0):
         return None
-    match found.peel(masked):
+    match found.peel(masked[0]):
         case Call("eq", (score, limit), _) if _is(found, limit, -float("inf")) and found.same(score, softmax.score):
             return replace(softmax, zero_for_empty=True)
     return None
@@ -225,36 +189,57 @@ def _normalized(found: Definitions, top: Expr, bottom: Expr, column: sympy.Symbo
     if not (isinstance(exp, Call) and exp.fn == "exp"):
         return None
     total = _over(found, bottom, ("sum",), column)
-    if total is None or not found.same(total, exp):
+    if total is None or not found.same(total[0], exp):
         return None
     shifted = found.peel(exp.args[0])
     if not (isinstance(shifted, Call) and shifted.fn == "sub"):
         return None
     score, shift = shifted.args
     highest = _over(found, shift, ("max", "argmax"), column)
-    if highest is None or not found.same(highest, score):
+    if highest is None or not found.same(highest[0], score):
         return None
-    return _Softmax(score)
+    return _Softmax(score, highest[1])
 
 
-def _over(found: Definitions, e: Expr, monoids: tuple[str, ...], column: sympy.Symbol) -> Expr | None:
-    """What a value is the reduction over all of ``column`` of, at the position of ``column``."""
+def _over(found: Definitions, e: Expr, monoids: tuple[str, ...], column: sympy.Symbol) -> tuple[Expr, Load] | None:
+    """What a value is the reduction over all of ``column`` of, at the position of ``column``; and the load of it."""
     state = found.state(e)
     if state is None:
         return None
     node, component, load = state
     if node.monoid.name not in monoids or component != 0 or len(node.reduce_axes) != 1:
         return None
-    if node.reduce_shape[0] != found.extents[column] or any(_mentions(i, column) for i in load.indices):
+    if node.reduce_shape[0] != found.extents[column] or any(mentions(i, column) for i in load.indices):
         return None
-    return found.moved(node.values[0], (*node.axes, *node.reduce_axes), (*load.indices, column))
+    return found.moved(node.values[0], (*node.axes, *node.reduce_axes), (*load.indices, column)), load
 
 
-def _mentions(index: object, *axes: sympy.Symbol) -> bool:
-    if is_value(index):
-        return not free_symbols(index).isdisjoint(axes)
-    assert isinstance(index, sympy.Basic)
-    return not index.free_symbols.isdisjoint(axes)
+def _statistics(found: Definitions, softmax: _Softmax, column: sympy.Symbol) -> dict[str, str]:
+    """The maxima and sums of a softmax, however often the graph has them."""
+    shape = found.makers[softmax.top.buffer].types[0]
+    result: dict[str, str] = {}
+    for node in found.graph.nodes:
+        if not isinstance(node, Reduction) or len(node.names) != 1 or shape is None:
+            continue
+        if node.types[0].shape != shape.shape or any(is_value(i) for i in softmax.top.indices):
+            continue
+        load = Load(node.names[0], softmax.top.indices, node.types[0].dtype)
+        if (whole := _over(found, load, ("max",), column)) is not None and found.same(whole[0], softmax.score):
+            result[node.names[0]] = "max"
+        elif (whole := _over(found, load, ("sum",), column)) is not None and _is_exp(found, whole[0], softmax, column):
+            result[node.names[0]] = "sum"
+    return result
+
+
+def _is_exp(found: Definitions, e: Expr, softmax: _Softmax, column: sympy.Symbol) -> bool:
+    """Whether a value is ``exp(s - max s)`` of a softmax's scores."""
+    match found.peel(e):
+        case Call("exp", (difference,), _):
+            match found.peel(difference):
+                case Call("sub", (score, shift), _):
+                    top = _over(found, shift, ("max", "argmax"), column)
+                    return top is not None and found.same(score, softmax.score) and found.same(top[0], softmax.score)
+    return False
 
 
 # --- the scores -------------------------------------------------------------------------------------------------------
@@ -285,7 +270,7 @@ class _Scores:
         self.found = found
         self.first = first
         self.axes = axes
-        self.made_of = _made_of(found, first.name)
+        self.made_of = made_of(found, first.name)
         self.kind = first.type.dtype
         self.indices: tuple[Any, ...] | None = None
         self.scale: float = 1.0
@@ -329,17 +314,9 @@ class _Scores:
         settled = self.found.settled_load(e)
         if settled is None:
             return e
-        if isinstance(made, Compute) and self._is_simple(made):
+        if isinstance(made, Compute) and is_simple(self.found, made):
             return self._expanded(self.found.moved(made.value, made.axes, settled.indices))
         return settled
-
-    def _is_simple(self, made: Compute) -> bool:
-        """Whether a tensor that is no score is better computed where it is read than read from memory."""
-        if not is_cheap(made.value) or sum(1 for _ in walk(made.value)) > MAX_APART:
-            return False
-        gathers = [ld for ld in loads_of(made.value) if any(is_value(i) for i in ld.indices)]
-        extents = dict(zip(made.axes, made.type.shape, strict=True))
-        return all(self.found.within(extents).settled_load(ld) is not None for ld in gathers)
 
     def _result(self, e: Load) -> Expr:
         if any(is_value(i) for i in e.indices):
@@ -376,65 +353,22 @@ class _Scores:
         left, right = (Load(n, (), self.kind) for n in (self.first.left, self.first.right))
         rows = Load(left.buffer, (*lead, i, a.inner), self.kind)
         columns = Load(right.buffer, (*lead, a.inner, j), self.kind)
-        if any(_mentions(x, a.row, a.column) for x in lead):
+        if any(mentions(x, a.row, a.column) for x in lead):
             raise NoAttention("each score is of other matrices")
-        if not _mentions(i, a.column) and not _mentions(j, a.row):
+        if not mentions(i, a.column) and not mentions(j, a.row):
             return rows, columns
-        if not _mentions(i, a.row) and not _mentions(j, a.column):
+        if not mentions(i, a.row) and not mentions(j, a.column):
             return columns, rows
         raise NoAttention("rows and columns of the scores are mixed")
 
     def _hoisted(self) -> float:
-        query, key = (_scaled(self.found, ld)[1] for ld in self._sides())
+        query, key = (scaled(self.found, ld)[1] for ld in self._sides())
         return query * key
 
     def operands(self) -> tuple[Expr, Expr]:
         """Query and key at a score, in the compute type, without the constants that were taken out of them."""
-        query, key = (_scaled(self.found, ld)[0] for ld in self._sides())
+        query, key = (scaled(self.found, ld)[0] for ld in self._sides())
         return query, key
 
 
-def _made_of(found: Definitions, name: str) -> set[str]:
-    """Every tensor that depends on one."""
-    result = {name}
-    for node in found.graph.nodes:
-        if not result.isdisjoint(uses(node)):
-            result.update(node.names)
-    return result
-
-
-def _operand(found: Definitions, load: Load) -> Expr:
-    return _scaled(found, load, constants=False)[0]
-
-
-def _scaled(found: Definitions, load: Load, constants: bool = True) -> tuple[Expr, float]:
-    """An operand read through views, copies and conversions that lose nothing; and the constants that multiply it."""
-    kind, scale = load.dtype.compute, 1.0
-    current = found.base(load)
-    while True:
-        made = found.makers.get(current.buffer)
-        if not isinstance(made, Compute):
-            break
-        value = unrounded(found.moved(made.value, made.axes, current.indices))
-        factor = 1.0
-        if constants and isinstance(value, Call) and value.fn == "mul":
-            for x, c in (value.args, value.args[::-1]):
-                if isinstance(c, Const) and isinstance(unrounded(x), Load):
-                    value, factor = unrounded(x), float(c.value)
-                    break
-        if not isinstance(value, Load) or any(is_value(i) for i in value.indices):
-            break
-        if not _keeps(value.dtype, current.dtype):
-            break
-        current, scale = found.base(value), scale * factor
-    return cast(current, kind), scale
-
-
-def _keeps(origin: DType, kind: DType) -> bool:
-    """Whether a conversion from ``origin`` to ``kind`` keeps every value."""
-    if origin is kind:
-        return True
-    return origin.is_float and (kind is DType.FLOAT64 or (kind is DType.FLOAT32 and origin.is_half))
-
-
-__all__ = ["SCORES", "Attention", "Axes", "NoAttention", "Product", "match_attention", "product_of"]
+__all__ = ["SCORES", "Attention", "Axes", "NoAttention", "match_attention"]

@@ -8,22 +8,21 @@ Gimelshein 2018, Dao et al. 2022.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ...ir.dtypes import DType
-from ...ir.expr import Expr, Load, Select, call, cast, const, is_value, loads, rewrite, symbol
-from ...ir.graph import Compute, Graph, Library, Node, Origin, Reduction, TensorType, View, uses
-from ...ir.index import simplify
-from ...ir.loops import contiguous_strides
+from ...ir.expr import Expr, Load, Select, call, cast, const, is_value, rewrite
+from ...ir.graph import Compute, Graph, Library, Node, Origin, Reduction, View, uses
 from ...ir.monoid import ATTENTION, SUM, lowest
 from ..definitions import Definitions
-from ..domain import quotient
-from .attention_match import SCORES, Attention, NoAttention, match_attention, product_of
+from ..order import in_order
+from .attention_match import SCORES, Attention, NoAttention, match_attention
+from .batch_axes import Frame, digits_of, split_batch
+from .names import fresh_name
+from .operands import product_of
 from .simplify_algebra import simplify_call
 
 # Kinds of device that have a rule for functions of this kind.
@@ -52,20 +51,29 @@ def rewrite_attention(graph: Graph, devices: Collection[str] = DEVICES) -> Graph
             attention = match_attention(found, node, types)
             if attention is None:
                 continue
-            _check_alone(found, attention)
+            read = _check_alone(found, attention)
+            values = (attention.query, attention.key, attention.value, attention.score)
+            batch = split_batch(graph.symbols, attention.axes.batch, attention.extents, values)
+            frame = Frame(graph, batch, attention.product.type.device)
+            written = _Writer(graph, attention, frame, taken).nodes([found.makers[n] for n in read])
         except NoAttention as refusal:
             reason = f"{node.reason}; attention stays apart: {refusal}"
             changed[node.names[0]] = [replace(node, reason=reason)]
             continue
-        changed[node.names[0]] = _Writer(graph, attention, _split_batch(found, attention), taken).nodes()
+        changed |= {n: [] for n in read}
+        changed[node.names[0]] = written
     if not changed:
         return graph
     nodes = [m for n in graph.nodes for m in changed.get(n.names[0] if n.names else "", [n])]
-    return replace(graph, nodes=tuple(nodes))
+    return replace(graph, nodes=in_order(nodes))
 
 
-def _check_alone(found: Definitions, attention: Attention) -> None:
-    """Raises NoAttention where something else than the attention needs its scores, or they are fewer than it reads."""
+def _check_alone(found: Definitions, attention: Attention) -> list[str]:
+    """Raises NoAttention where something else than the attention needs its scores, or they are fewer than it reads.
+
+    Returns the maxima and sums of its softmax, which others may need.
+    """
+    statistics: dict[str, None] = {}
     outputs = {o for o in found.graph.outputs if isinstance(o, str)}
     stack, seen = [attention.first.name], {attention.first.name}
     while stack:
@@ -77,6 +85,9 @@ def _check_alone(found: Definitions, attention: Attention) -> None:
                 continue
             if isinstance(reader, Library):
                 raise NoAttention(f"{reader.names[0]} needs {name}, which is made of its scores")
+            if reader.names[0] in attention.statistics:
+                statistics[reader.names[0]] = None
+                continue
             fresh = [n for n in reader.names if n not in seen]
             seen.update(fresh)
             stack += fresh
@@ -90,60 +101,8 @@ def _check_alone(found: Definitions, attention: Attention) -> None:
         raise NoAttention(f"heads of {widths[0]} and {widths[1]} elements; a tile holds 16 to 256")
     if kind == "cuda" and attention.product.type.dtype is DType.FLOAT64:
         raise NoAttention("float64 is not for the tensor cores")
-
-
-# --- the batch --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Batch:
-    """The batch axis as a mixed-radix number: digits and their extents, most significant first."""
-
-    axes: list[sympy.Symbol] = field(default_factory=list)
-    extents: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
-    # What each axis that was split became, oldest first.
-    steps: list[dict[sympy.Symbol, sympy.Expr]] = field(default_factory=list)
-
-
-def _split_batch(found: Definitions, attention: Attention) -> _Batch:
-    """The batch axis cut such that no load of the attention divides it: heads, groups of heads, and so on."""
-    batch = _Batch(extents=dict(attention.extents))
-    if attention.axes.batch is None:
-        return batch
-    batch.axes = [attention.axes.batch]
-    values = [attention.query, attention.key, attention.value, attention.score]
-    pieces = {i for v in values for ld in loads(v) for i in ld.indices if not is_value(i)}
-    table, fresh = found.graph.symbols, 0
-    while (cut := _next_cut(batch, pieces)) is not None:
-        axis, outer, inner = cut
-        high, low = (symbol(f"att_batch{fresh + k}") for k in (0, 1))
-        fresh += 2
-        step = {axis: high * inner + low}
-        del batch.extents[axis]
-        batch.extents |= {high: outer, low: inner}
-        at = batch.axes.index(axis)
-        batch.axes[at : at + 1] = [high, low]
-        batch.steps.append(step)
-        pieces = {simplify(i.xreplace(step), batch.extents, table) for i in pieces}
-    return batch
-
-
-def _next_cut(batch: _Batch, pieces: set[sympy.Expr]) -> tuple[sympy.Symbol, sympy.Expr, sympy.Expr] | None:
-    """An axis that some index divides, and the extents of the two that it becomes."""
-    found = []
-    for index in pieces:
-        for part in index.atoms(FloorDiv, ModularIndexing):
-            axis = part.args[0]
-            if axis not in batch.axes:
-                continue
-            by = part.args[1] if part.args[1] != 1 else part.args[2]
-            outer = quotient(batch.extents[axis], by)
-            if outer is not None:
-                found.append((str(by), axis, outer, by))
-    if not found:
-        return None
-    _, axis, outer, by = min(found, key=lambda f: (len(f[0]), f[0], str(f[1])))
-    return axis, outer, by
+    inside = {n for n in seen}
+    return [s for s in statistics if s in outputs or any(inside.isdisjoint(r.names) for r in found.readers.get(s, ()))]
 
 
 # --- the nodes --------------------------------------------------------------------------------------------------------
@@ -153,39 +112,59 @@ def _next_cut(batch: _Batch, pieces: set[sympy.Expr]) -> tuple[sympy.Symbol, sym
 class _Writer:
     graph: Graph
     attention: Attention
-    batch: _Batch
+    frame: Frame
     taken: set[str]
-    env: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
 
-    def nodes(self) -> list[Node]:
-        """Scores, their function, the reduction, the projection, and the product's result as a view of it."""
-        a, product = self.attention, self.attention.product
-        axes, extents = a.axes, self.batch.extents
+    def nodes(self, statistics: Sequence[Node] = ()) -> list[Node]:
+        """Scores, their function, the reduction, the projection, and the product's result as a view of it; then those
+        of the softmax's maxima and sums that something else reads. Raises NoAttention."""
+        a, product, frame = self.attention, self.attention.product, self.frame
+        axes, extents = a.axes, frame.batch.extents
         kind = product.type.dtype.compute
-        batch = tuple(self.batch.axes)
+        batch = tuple(frame.batch.axes)
         grid = (*batch, axes.row, axes.column)
         kept = (*batch, axes.row, axes.feature)
-        scores, function, state, out = (self.fresh(s) for s in ("scores", "score", "state", "attention"))
+        scores, function, state, out = (
+            fresh_name(f"{product.name}_{s}", self.taken) for s in ("scores", "score", "state", "attention")
+        )
 
         def marker(e: Expr) -> Expr | None:
             return Load(scores, grid, e.dtype) if isinstance(e, Load) and e.buffer == SCORES else None
 
-        score = cast(rewrite(rewrite(self.value(a.score), marker), simplify_call), kind)
-        made = call("mul", self.by_row(self.value(a.query)), self.value(a.key))
+        score = cast(rewrite(rewrite(frame.value(a.score, axes.row), marker), simplify_call), kind)
+        made = call("mul", self.by_row(frame.value(a.query, axes.row)), frame.value(a.key, axes.row))
         origins = tuple(dict.fromkeys((*a.first.node.origins, *self.origins_between(), *product.node.origins)))
         names = tuple(f"{state}_{c.name}" for c in ATTENTION.components)
         self.taken.update(names)
-        lifted = (Load(function, grid, kind), const(1.0, kind), self.value(a.value))
+        lifted = (Load(function, grid, kind), const(1.0, kind), frame.value(a.value, axes.row))
         return [
-            self.renamed(Reduction((scores,), (self.type(grid, made.dtype),), grid, (axes.inner,),
+            frame.renamed(Reduction((scores,), (frame.type(grid, made.dtype),), grid, (axes.inner,),
                                    (extents[axes.inner],), SUM, (made,), a.first.node.origins)),
-            self.renamed(Compute(function, self.type(grid, kind), grid, score, origins)),
-            self.renamed(Reduction(names, (self.type(kept, kind),) * 3, kept, (axes.column,),
+            frame.renamed(Compute(function, frame.type(grid, kind), grid, score, origins)),
+            frame.renamed(Reduction(names, (frame.type(kept, kind),) * 3, kept, (axes.column,),
                                    (extents[axes.column],), ATTENTION, lifted, origins)),
-            self.renamed(Compute(out, self.result_type(kept), kept,
+            frame.renamed(Compute(out, frame.result_type(product, kept, a.transposed), kept,
                                  cast(self.projection(names, kept, kind), product.type.dtype), product.node.origins)),
-            self.view(out, kept),
+            frame.view(product, out, a.transposed),
+            *(self.statistic(n, names, kind) for n in statistics),
         ]  # fmt: skip
+
+    def statistic(self, node: Node, names: tuple[str, ...], kind: DType) -> Compute:
+        """A maximum or sum of the softmax, read from the state: a sum is NaN where a score is infinite, as eager's."""
+        assert isinstance(node, Reduction)
+        frame, axes = self.frame, self.attention.axes
+        rows = tuple(frame.index(i) for i in self.attention.rows)
+        places = digits_of(rows, node.axes, node.types[0].shape, frame.batch.extents, self.graph.symbols)
+        kept = (*frame.batch.axes, axes.row)
+        if places is None or any(s not in places and frame.batch.extents[s] != 1 for s in kept):
+            raise NoAttention(f"{node.names[0]} is not one number a row of it")
+        at = (*(places.get(s, sympy.S.Zero) for s in kept), sympy.S.Zero)
+        highest, total = (Load(n, at, kind) for n in names[:2])
+        if self.attention.statistics[node.names[0]] == "max":
+            value: Expr = highest
+        else:
+            value = Select(call("isinf", highest), const(float("nan"), kind), total)
+        return Compute(node.names[0], node.types[0], node.axes, cast(value, node.types[0].dtype), node.origins)
 
     def projection(self, names: tuple[str, ...], at: tuple[sympy.Symbol, ...], kind: DType) -> Expr:
         """Weighted values over the sum; eager's NaN where the greatest score is infinite, zeros without columns."""
@@ -199,51 +178,10 @@ class _Writer:
         result = Select(odd, const(float("nan"), kind), plain)
         if self.attention.zero_for_empty:
             return Select(call("eq", highest, lowest(kind)), zero, result)
-        columns = self.batch.extents[self.attention.axes.column]
+        columns = self.frame.batch.extents[self.attention.axes.column]
         if self.graph.symbols.bounds(columns)[0] > 0:
             return result
         return Select(call("eq", total, zero), zero, result)
-
-    def view(self, out: str, kept: tuple[sympy.Symbol, ...]) -> View:
-        """The product's own result, whose batch is one axis."""
-        product = self.attention.product
-        axes = tuple(symbol(f"i{k}") for k in range(product.rank))
-        *lead, i, j = axes
-        row, feature = (j, i) if self.attention.transposed else (i, j)
-        digits: list[sympy.Expr] = []
-        extents = dict(zip(axes, product.type.shape, strict=True))
-        step: sympy.Expr = sympy.S.One
-        for s in reversed(self.batch.axes):
-            size = self.batch.extents[s]
-            digit = ModularIndexing(lead[0], step, size) if len(self.batch.axes) > 1 else lead[0]
-            digits.insert(0, simplify(digit, extents, self.graph.symbols))
-            step = step * size
-        return View(
-            product.name, product.type, out, axes, (*digits, row, feature), sympy.S.Zero, product.node.origins
-        )  # fmt: skip
-
-    def result_type(self, kept: tuple[sympy.Symbol, ...]) -> TensorType:
-        """The type of the projection: the memory of the product's result."""
-        kind = self.attention.product.type
-        *lead, i, j = kind.strides
-        strides: list[sympy.Expr] = [j, i] if self.attention.transposed else [i, j]
-        step = lead[0] if lead else sympy.S.One
-        for s in reversed(self.batch.axes):
-            strides.insert(0, step)
-            step = step * self.batch.extents[s]
-        return TensorType(tuple(self.batch.extents[s] for s in kept), tuple(strides), kind.dtype, kind.device)
-
-    def type(self, axes: tuple[sympy.Symbol, ...], dtype: DType) -> TensorType:
-        shape = tuple(self.batch.extents[s] for s in axes)
-        return TensorType(shape, contiguous_strides(shape), dtype, self.attention.product.type.device)
-
-    def value(self, e: Expr) -> Expr:
-        """A value of the attention over the axes that the batch became."""
-        for step in self.batch.steps:
-            e = rewrite(e, lambda _: None, lambda i, s=step: i.xreplace(s))  # type: ignore[misc]
-        # A row of one element keeps its name: it is the row of a tile.
-        extents = {s: n for s, n in self.batch.extents.items() if n != 1 or s != self.attention.axes.row}
-        return rewrite(e, lambda _: None, lambda i: simplify(i, extents, self.graph.symbols))
 
     def by_row(self, query: Expr) -> Expr:
         """A query that moves along the rows where there is one alone: it is the row of a tile."""
@@ -275,26 +213,3 @@ class _Writer:
             if not inside.isdisjoint(uses(node)):
                 inside.update(node.names)
         return tuple(origins)
-
-    def renamed(self, node: Any) -> Any:
-        """The node with the axes that nodes have: i0, i1, … and r0."""
-        reduced = node.reduce_axes if isinstance(node, Reduction) else ()
-        env = {s: symbol(f"i{k}") for k, s in enumerate(node.axes)}
-        env |= {s: symbol(f"r{k}") for k, s in enumerate(reduced)}
-
-        def moved(e: Expr) -> Expr:
-            return rewrite(e, lambda _: None, lambda i: i.xreplace(env) if i.free_symbols else i)
-
-        axes = tuple(env[s] for s in node.axes)
-        if isinstance(node, Reduction):
-            values = tuple(moved(v) for v in node.values)
-            return replace(node, axes=axes, reduce_axes=tuple(env[s] for s in reduced), values=values)
-        return replace(node, axes=axes, value=moved(node.value))
-
-    def fresh(self, suffix: str) -> str:
-        name, k = f"{self.attention.product.name}_{suffix}", 0
-        while name in self.taken:
-            k += 1
-            name = f"{self.attention.product.name}_{suffix}{k}"
-        self.taken.add(name)
-        return name

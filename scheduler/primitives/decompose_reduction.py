@@ -8,12 +8,14 @@ import sympy
 
 from ...ir.expr import symbol
 from ...ir.loops import AxisKind, Block, Bound, Loop, LoopNest, Node, Statement, Store, Update
+from ...ir.monoid import SUM
 from ..error import ScheduleError
 from .dependence import carried, mixed
+from .empty import Guards, occupied, zero
 from .tree import blocks_under, find_block, find_loop, fresh, replace_node
 
 
-def decompose_reduction(nest: LoopNest, block: str, loop: str) -> tuple[LoopNest, list[str]]:
+def decompose_reduction(nest: LoopNest, block: str, loop: str, skip: bool = False) -> tuple[LoopNest, list[str]]:
     """Begin a reduction by a block of its own, ahead of a loop; returns the name of that block.
 
     Rewrites::
@@ -26,8 +28,14 @@ def decompose_reduction(nest: LoopNest, block: str, loop: str) -> tuple[LoopNest
     The block that begins stores the identity of the reduction, under copies of the loop's spatial loops, their kinds
     included. The update goes on from what it finds, and from then on cannot be computed in another place.
 
+    With ``skip`` an iteration of the loop is left out where what it would add proves to be zero by comparisons of
+    positions (a causal mask, a window), with those blocks in the loop whose results nothing else reads. A factor zero
+    makes a product zero, and an exponential of minus infinity is zero whatever was subtracted: numbers are taken to be
+    finite there.
+
     Requires: every loop that carries the reduction is the given one or inside it; no loop carries the reduction and
-    another axis at once, nor do bounds; each loop from the given one on carries an axis of the block.
+    another axis at once, nor do bounds; each loop from the given one on carries an axis of the block. With ``skip``:
+    one update by a sum.
     Raises: ScheduleError.    Source: TVM ``Schedule.decompose_reduction``.
     """
     asked = f"decompose_reduction({block}, {loop})"
@@ -52,11 +60,22 @@ def decompose_reduction(nest: LoopNest, block: str, loop: str) -> tuple[LoopNest
     idle = [lp for lp in around[at:] if lp.var not in used and lp.extent != 1]
     if idle:
         raise ScheduleError(asked, f"each iteration of {idle[0].var} begins it anew", nest, idle[0].var.name)
+    guards = _guards(nest, node, [*around[: at + 1]], asked) if skip else Guards(())
     begin = _begin(nest, node, [lp for lp in around[at:] if lp.var not in over], over, asked)
-    going_on = replace(node, body=tuple(replace(s, begins=False) for s in node.body if isinstance(s, Update)))
+    updates = tuple(replace(s, begins=False) for s in node.body if isinstance(s, Update))
+    going_on = replace(node, body=updates, predicate=(*guards.bounds, *node.predicate))
     changed = replace_node((target,), node, lambda _: (going_on,))
     body = replace_node(nest.body, target, lambda _: (begin, *changed))
-    return replace(nest, body=body), [blocks_under(begin)[0].name]
+    result = guards.applied(replace(nest, body=body), loop, [block])
+    return result, [blocks_under(begin)[0].name]
+
+
+def _guards(nest: LoopNest, block: Block, outer: list[Loop], asked: str) -> Guards:
+    """What holds of the loops in iterations that may add something else than zero."""
+    (update,) = block.body if len(block.body) == 1 else (None,)
+    if not isinstance(update, Update) or update.monoid is not SUM:
+        raise ScheduleError(asked, "what is left out has to add nothing, but it is not one sum", nest, block.name)
+    return occupied(nest, block, update.values[0], {lp.var: lp.extent for lp in outer}, zero)
 
 
 def _begin(nest: LoopNest, block: Block, spatial: list[Loop], over: set[sympy.Symbol], asked: str) -> Node:

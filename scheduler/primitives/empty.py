@@ -1,4 +1,4 @@
-"""Which tiles of an online softmax hold scores of minus infinity alone, proved from comparisons of positions.
+"""Tiles of an online softmax that hold minus infinity alone, or tiles of a sum that hold zeros, by comparing positions.
 
 ``facts`` are expressions g in axes such that a value is minus infinity (or a condition holds, or fails) wherever g < 0:
 one of them is enough. The greatest g of a tile, by the signs of its coefficients, then tells the tiles that are empty.
@@ -9,7 +9,7 @@ NaN there would have shown.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,7 +39,8 @@ class Guards:
             return nest
         inside = [b.name for b in blocks_under(find_loop(nest, loop, "skip")[0])]
         local = {b.name for b in nest.locals}
-        done = set(guarded)
+        done = set(guarded) | {b.name for b, _ in blocks(nest) if set(self.bounds) <= set(b.predicate)}
+        before = set(done)
         grown = True
         while grown:
             grown = False
@@ -50,7 +51,7 @@ class Guards:
                 if all(r in done for r in readers):
                     done.add(b.name)
                     grown = True
-        new = done - set(guarded)
+        new = done - before
 
         def visit(n: Node) -> Node | None:
             if isinstance(n, Block) and n.name in new:
@@ -60,13 +61,20 @@ class Guards:
         return replace(nest, body=map_nodes(nest.body, visit))
 
 
-def occupied(nest: LoopNest, block: Block, score: Expr, outer: Mapping[sympy.Symbol, sympy.Expr]) -> Guards:
-    """What holds of the loops ``outer`` (variables and extents) in tiles that may have a score above minus infinity."""
+def occupied(
+    nest: LoopNest,
+    block: Block,
+    score: Expr,
+    outer: Mapping[sympy.Symbol, sympy.Expr],
+    empty: Callable[[Expr], Facts] | None = None,
+) -> Guards:
+    """What holds of the loops ``outer`` (variables and extents) in tiles that may have a score above minus infinity;
+    or a value that is not ``empty``."""
     around = find_block(nest, block.name, "skip")[1]
     inner = {lp.var: lp.extent for lp in around if lp.var not in outer}
     binding = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
     found: dict[Bound, None] = {}
-    for g in minus_infinity(inlined(nest, score)):
+    for g in (empty or minus_infinity)(inlined(nest, score)):
         greatest = _greatest(sympy.expand(g.xreplace(binding)), inner)
         if greatest is None or not greatest.free_symbols & outer.keys():
             continue
@@ -129,6 +137,26 @@ def minus_infinity(e: Expr) -> Facts:
             return minus_infinity(x)
         case Call("mul", (x, Const(factor, _)), _) | Call("mul", (Const(factor, _), x), _):
             return minus_infinity(x) if 0 < factor < math.inf else []
+    return []
+
+
+def zero(e: Expr) -> Facts:
+    """Where the value is zero, if all that it is made of is finite but for scores of minus infinity."""
+    match e:
+        case Const():
+            return [ALWAYS] if e.value == 0 else []
+        case Select(condition, a, b):
+            return _either(holds(condition), zero(a), fails(condition), zero(b))
+        case Cast(value, dtype) if dtype.is_float and value.dtype.is_float:
+            return zero(value)
+        case Call("mul", (x, y), _):
+            return list(dict.fromkeys((*zero(x), *zero(y))))
+        case Call("div" | "neg", (x, *_), _):
+            return zero(x)
+        case Call("add" | "sub", (x, y), _):
+            return [g for g in zero(x) if g in zero(y) or ALWAYS in zero(y)]
+        case Call("exp", (Call("sub", (x, _), _),), _) | Call("exp", (x,), _):
+            return minus_infinity(x)
     return []
 
 

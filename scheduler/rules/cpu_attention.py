@@ -1,9 +1,13 @@
-"""Online attention on CPUs: tiles of queries and keys whose scores stay in cache, lanes along queries.
+"""Attention on CPUs, forward and backward: tiles of queries and keys whose scores stay in cache, lanes along queries.
 
 One iteration of the team is a tile of queries. It goes over tiles of keys: a register-blocked product gives the tile's
 scores, laid out with queries innermost, so that maxima and sums over keys are vertical; then one exponential an element
 and a register-blocked product with the values. Queries are packed once a tile, transposed; keys and values only where
 they are of a half type or do not lie along their vectors.
+
+A backward is the same without an online state: several products make a tile (scores, gradients of weights), and plain
+sums over the keys take it up. What is a query there may be a key of the model: the gradients of keys and values are
+sums over queries.
 """
 
 from __future__ import annotations
@@ -34,54 +38,93 @@ REGISTERS = (4, 6, 2)
 class Roles:
     """The blocks of an attention nest by what they do, and its axes.
 
-    ``products`` make scores by contraction, ``edits`` are point-wise on scores, ``state`` is the online reduction over
-    ``keys``, ``results`` come after it. ``queries`` is the row axis along which tiles are taken: neither keys nor
-    values move along it. ``width`` are the axes of values alone.
+    ``products`` make scores by contraction, ``edits`` are point-wise on scores, ``states`` are what is reduced over
+    ``keys``: one online state, or sums (``online`` tells). ``results`` come after them. ``queries`` is the row axis
+    along which tiles are taken: neither keys nor values move along it. ``widths`` are, for each state, the axes of
+    values alone.
     """
 
     products: tuple[str, ...]
     edits: tuple[str, ...]
-    state: str
+    states: tuple[str, ...]
     results: tuple[str, ...]
     rows: tuple[sympy.Symbol, ...]
     queries: sympy.Symbol
     keys: sympy.Symbol
-    width: tuple[sympy.Symbol, ...]
+    widths: tuple[tuple[sympy.Symbol, ...], ...]
+    online: bool
+
+    @property
+    def state(self) -> str:
+        """The online state, or the first sum."""
+        return self.states[0]
+
+    @property
+    def width(self) -> tuple[sympy.Symbol, ...]:
+        """The axes of values alone, of all states."""
+        return tuple(dict.fromkeys(v for own in self.widths for v in own))
 
 
 def roles(nest: LoopNest) -> Roles | None:
     """The roles in a nest as lowering left it; None where it is no attention of this form."""
     found = [b for b, _ in blocks(nest)]
-    states = [b for b in found if any(isinstance(s, Update) and s.monoid is ATTENTION for s in b.body)]
-    if len(states) != 1 or not _plain(found):
+    online = [b for b in found if any(isinstance(s, Update) and s.monoid is ATTENTION for s in b.body)]
+    states = online or _sums(found)
+    if len(online) > 1 or not states or not _plain(found) or any(len(b.body) != 1 for b in states):
         return None
-    state = states[0]
-    update = state.body[0]
-    reduced = state.axes_of(AxisKind.REDUCTION)
-    if not isinstance(update, Update) or len(state.body) != 1 or len(reduced) != 1:
+    reduced = {tuple(a.var for a in b.axes_of(AxisKind.REDUCTION)) for b in states}
+    if len(reduced) != 1 or len(over := next(iter(reduced))) != 1:
         return None
-    keys = reduced[0].var
-    speaks = {s for v in update.values[:2] for s in free_symbols(v)}
-    spatial = [a.var for a in state.axes_of(AxisKind.SPATIAL)]
-    rows = tuple(v for v in spatial if v in speaks)
-    at = found.index(state)
-    before, after = found[:at], found[at + 1 :]
-    if any(not set(rows) | {keys} <= {a.var for a in b.axes} for b in before):
+    (keys,) = over
+    spatial = [tuple(a.var for a in b.axes_of(AxisKind.SPATIAL)) for b in states]
+    speaks = [_speaks(b, keys) for b in states]
+    rows = tuple(v for v in spatial[0] if v in speaks[0])
+    if any(set(rows) != own & set(at) for own, at in zip(speaks, spatial, strict=True)):
         return None
-    if any(keys in {a.var for a in b.axes} or not set(rows) <= {a.var for a in b.axes} for b in after):
+    others = [b for b in found if b not in states]
+    before = [b for b in others if keys in {a.var for a in b.axes}]
+    after = [b for b in others if b not in before]
+    if any(not set(rows) <= {a.var for a in b.axes} for b in others):
+        return None
+    if any(found.index(b) < found.index(states[-1]) for b in after):
+        return None
+    if any(found.index(b) > found.index(states[-1]) for b in before):
         return None
     products = [b for b in before if b.is_reduction]
-    still = {s for b in (*products, state) for v in _operands(b) for ld in loads(v)
+    still = {s for b in (*products, *states) for v in _operands(b) for ld in loads(v)
              if not ld.buffer.startswith("t") and keys in _moves(ld) for s in _moves(ld)}  # fmt: skip
-    extents = {a.var: a.extent for a in state.axes}
+    extents = {a.var: a.extent for a in states[0].axes}
     tiled = [v for v in rows if v not in still]
     if not tiled or not products or any(not _is_product(b) for b in products):
         return None
     return Roles(
-        tuple(b.name for b in products), tuple(b.name for b in before if not b.is_reduction), state.name,
-        tuple(b.name for b in after), rows, max(tiled, key=lambda v: nest.symbols.hint(extents[v])), keys,
-        tuple(v for v in spatial if v not in rows),
+        tuple(b.name for b in products), tuple(b.name for b in before if not b.is_reduction),
+        tuple(b.name for b in states), tuple(b.name for b in after), rows,
+        max(tiled, key=lambda v: nest.symbols.hint(extents[v])), keys,
+        tuple(tuple(v for v in at if v not in rows) for at in spatial), bool(online),
     )  # fmt: skip
+
+
+def _sums(found: list[Block]) -> list[Block]:
+    """Sums of products with what blocks before them make at each of their terms."""
+    made: set[str] = set()
+    result = []
+    for b in found:
+        over = {a.var for a in b.axes_of(AxisKind.REDUCTION)}
+        read = {ld.buffer for ld in b.reads if over & _moves(ld)}
+        if read & made and _is_product(b):
+            result.append(b)
+        made |= {w.buffer for w in b.writes}
+    return result
+
+
+def _speaks(state: Block, keys: sympy.Symbol) -> set[sympy.Symbol]:
+    """The axes of what a state is told for each key, which its values have not all of."""
+    (update,) = state.body
+    assert isinstance(update, Update)
+    if update.monoid is ATTENTION:
+        return {s for v in update.values[:2] for s in free_symbols(v)}
+    return {s for ld in loads(update.values[0]) if ld.buffer.startswith("t") for s in _moves(ld)}
 
 
 def _plain(found: list[Block]) -> bool:
@@ -118,7 +161,16 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     rows = int(params["registers"])
     tile, inner = _tiles(schedule, found, lanes, rows, params)
     _pack(schedule, found, tile, inner)
-    vector = [s.name for s in found.width]
+    if found.online:
+        _online(schedule, found, inner, lanes, rows)
+    else:
+        _plain_sums(schedule, found, inner, lanes, rows)
+    for name in found.results:
+        _innermost(schedule, name, 2 * lanes)
+
+
+def _online(schedule: Schedule, found: Roles, inner: str, lanes: int, rows: int) -> None:
+    """The steps of an online softmax, a tile of keys at a time."""
     try:
         steps = schedule.decompose_online(found.state, inner, skip=True)
     except ScheduleError:
@@ -134,9 +186,26 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             _together(schedule, names[0], other)
     for name in (steps[0], factor, running):
         _innermost(schedule, name, lanes)
-    if vector:
+    if found.width:
         _block_registers(schedule, product, found.width[-1], found.queries, lanes, rows)
-    for name in (begin_vector, vector_step, *found.results):
+    for name in (begin_vector, vector_step):
+        _innermost(schedule, name, 2 * lanes)
+
+
+def _plain_sums(schedule: Schedule, found: Roles, inner: str, lanes: int, rows: int) -> None:
+    """Sums over keys that go on from one tile to the next."""
+    begins = [schedule.decompose_reduction(name, inner, skip=True) for name in found.states]
+    _lay_out(schedule, found)
+    for name in found.products:
+        _block_registers(schedule, name, found.queries, found.keys, lanes, rows)
+    for name in found.edits:
+        _along_queries(schedule, name, found.queries, found.keys, lanes)
+    for other in found.edits[1:]:
+        _together(schedule, found.edits[0], other)
+    for name, width in zip(found.states, found.widths, strict=True):
+        if width:
+            _block_registers(schedule, name, width[-1], found.queries, lanes, rows)
+    for name in begins:
         _innermost(schedule, name, 2 * lanes)
 
 
@@ -149,8 +218,7 @@ def _loop(schedule: Schedule, block: str, axis: sympy.Symbol) -> list[str]:
 
 def _tiles(schedule: Schedule, found: Roles, lanes: int, rows: int, params: Params) -> tuple[str, str]:
     """All blocks under loops over tiles of queries, and those that see keys under one over tiles of keys."""
-    state = schedule.block(found.state)
-    extents = {a.var: a.extent for a in state.axes}
+    extents = {a.var: a.extent for a in schedule.block(found.state).axes}
     sides = {}
     for axis, unit, key in ((found.queries, lanes, "queries"), (found.keys, rows, "keys")):
         extent = extents[axis]
@@ -158,7 +226,7 @@ def _tiles(schedule: Schedule, found: Roles, lanes: int, rows: int, params: Para
         if extent.is_Integer and extent > 0:  # tiles of one size, as far as whole registers allow
             count = -(-int(extent) // most)
             sides[axis] = -(-int(extent) // (count * unit)) * unit
-    everyone = (*found.products, *found.edits, found.state, *found.results)
+    everyone = (*found.products, *found.edits, *found.states, *found.results)
     order = [v for v in found.rows if v != found.queries]
     heads: list[list[str]] = []
     for name in schedule.get_blocks():
@@ -185,7 +253,8 @@ def _tiles(schedule: Schedule, found: Roles, lanes: int, rows: int, params: Para
 def _pack(schedule: Schedule, found: Roles, tile: str, inner: str) -> None:
     """Queries transposed once a tile; keys and values as float where the machine cannot use them as they lie."""
     inputs = {p.name for p in schedule.nest.params} - set(schedule.nest.outputs)
-    for name in (*found.products, found.state):
+    widths = dict(zip(found.states, found.widths, strict=True))
+    for name in (*found.products, *found.states):
         block = schedule.block(name)
         (update,) = block.body
         for load in dict.fromkeys(ld for v in values(update) for ld in loads(v)):
@@ -194,8 +263,8 @@ def _pack(schedule: Schedule, found: Roles, tile: str, inner: str) -> None:
             axes = [a.var for a in block.axes if a.var in _moves(load)]
             by_tile = found.keys not in axes
             last = found.queries if by_tile and found.queries in axes else axes[-1]
-            if name == found.state:
-                last = found.width[-1] if found.width else axes[-1]
+            if widths.get(name):
+                last = widths[name][-1]
             if not by_tile and not load.dtype.is_half and _contiguous(schedule.nest, load, last):
                 continue
             order = [v.name for v in axes if v != last] + [last.name]

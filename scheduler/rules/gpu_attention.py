@@ -41,7 +41,7 @@ def _depths(nest: LoopNest, found: Roles) -> list[sympy.Expr]:
 
 def _matches(nest: LoopNest, target: Target) -> bool:
     found = roles(nest)
-    if found is None or len(found.width) != 1:
+    if found is None or not found.online or len(found.width) != 1:
         return False
     by_name = {b.name: b for b, _ in blocks(nest)}
     for name in found.products:

@@ -124,6 +124,7 @@ REFERENCES = {
     "welford": lambda x: (torch.mean(x), torch.var(x, correction=0)),
     "logsumexp": lambda x: torch.logsumexp(x, 0),
     "attention": lambda x: torch.softmax(x, 0) @ torch.arange(len(x), dtype=x.dtype),
+    "weighted": torch.sum,
 }  # fmt: skip
 
 

@@ -151,3 +151,16 @@ def attention_functions() -> ModuleType:
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def attention_gradients() -> ModuleType:
+    """The module ``attention_gradients.py`` beside this file."""
+    spec = importlib.util.spec_from_file_location(
+        "attention_gradients", Path(__file__).with_name("attention_gradients.py")
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

@@ -184,3 +184,57 @@ def test_it_is_done_once_and_stays(nests: Mapping[str, LoopNest]) -> None:
     lines = str(caught.value).splitlines()
     at = next(k for k, line in enumerate(lines) if line.endswith("^ here"))
     assert "with block('b0')" in lines[at - 1] and lines[-1] == "hint: move it before decompose_reduction"
+
+
+def masked_sum(condition: str) -> str:
+    return f"""
+        @nest(outputs=["out0"])
+        def masked(in0: float32[24, 24], in1: float32[24], out0: float32[24]):
+            t0 = local(float32[24, 24])
+            for b0_i0 in serial(24):
+                for b0_r0 in serial(24):
+                    with block("b0"):
+                        i0 = spatial(24, b0_i0)
+                        r0 = spatial(24, b0_r0)
+                        t0[i0, r0] = exp(sub(select({condition}, in0[i0, r0], float32(float("-inf"))), in1[i0]))
+            for b1_i0 in serial(24):
+                for b1_r0 in serial(24):
+                    with block("b1"):
+                        i0 = spatial(24, b1_i0)
+                        r0 = reduction(24, b1_r0)
+                        out0[i0] = sum.update(mul(t0[i0, r0], in0[i0, r0]))
+        """
+
+
+@pytest.mark.parametrize(
+    ("condition", "bounds"),
+    [
+        ("le(index(r0, int64), index(i0, int64))", 1),
+        ("ge(index(r0, int64), index(i0, int64))", 1),
+        ("lt(index(i0 - r0, int64), int64(5))", 1),
+        ("lt(in0[i0, r0], in1[r0])", 0),
+    ],
+)
+def test_zeros_are_skipped(parsed: Parse, proved: Prove, condition: str, bounds: int) -> None:
+    """Tiles that a mask of positions empties are left out, with what is made for them alone."""
+
+    def build(s: Schedule) -> None:
+        outer = []
+        for b in ("b0", "b1"):
+            i, r = s.get_loops(b)
+            io, ii = s.split(i, [None, 4])
+            ro, ri = s.split(r, [None, 8])
+            s.reorder(io, ro, ii, ri)
+            outer.append((io, ro))
+        s.merge(outer[0][0], outer[1][0])
+        s.merge(outer[0][1], outer[1][1])
+        s.decompose_reduction("b1", outer[0][1], skip=True)
+
+    s = proved(parsed(masked_sum(condition)), build)
+    assert len(s.block("b1").predicate) == len(s.block("b0").predicate) == bounds
+
+
+def test_only_sums_are_skipped(nests: Mapping[str, LoopNest], parsed: Parse) -> None:
+    nest = parsed(masked_sum("le(index(r0, int64), index(i0, int64))").replace("sum.update", "max.update"))
+    with pytest.raises(ScheduleError, match="it is not one sum"):
+        Schedule(nest).decompose_reduction("b1", "b1_r0", skip=True)

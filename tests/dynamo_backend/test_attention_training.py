@@ -1,0 +1,123 @@
+"""Attention in plain operations, trained: one kernel forward, three backward, gradients as in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_mlc
+from torch_mlc.runtime.counters import counters
+
+Fn = Callable[..., Tensor]
+
+
+def _positions(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+
+
+def softcap_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    m, n = _positions(q, k)
+    scores = torch.tanh((q @ k.mT) * q.shape[-1] ** -0.5 / 2) * 2
+    return torch.softmax(scores.masked_fill(n > m, float("-inf")), -1) @ v
+
+
+def bias(q: Tensor, k: Tensor, v: Tensor, added: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT / 4 + added, -1) @ v
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """Rows that see nothing are NaN, and so are the gradients of all that they meet."""
+    return torch.softmax(torch.where(seen, q @ k.mT, float("-inf")), -1) @ v
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (x[:, :2].repeat_interleave(2, 1) for x in (k, v))
+    m, n = _positions(q, k)
+    slopes = torch.arange(1, 5)[:, None, None] * 0.125
+    return torch.softmax(q @ k.mT / 4 - slopes * (m - n).abs(), -1) @ v
+
+
+def rows_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.view(2, -1, 4, 16).transpose(1, 2) for x in (q, k, v))
+    return softcap_causal(q, k, v).transpose(1, 2).flatten(2)
+
+
+def gradients(fn: Fn, inputs: list[Tensor], flow: Tensor) -> list[Tensor]:
+    leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    out = fn(*leaves)
+    out.backward(flow.to(out.dtype))
+    return [out.detach(), *(x.grad for x in leaves[:3] if x.grad is not None)]
+
+
+def wide(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+def check(fn: Fn, inputs: list[Tensor], compiled: Fn, tolerance: float) -> None:
+    flow = torch.randn(fn(*inputs).shape)
+    got = gradients(compiled, inputs, flow)
+    expected = gradients(fn, [wide(x) for x in inputs], flow.to(inputs[0].dtype))
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def qkv(m: int, n: int, e: int, d: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return [torch.randn(2, 4, rows, width).to(dtype) for rows, width in ((m, e), (n, e), (n, d))]
+
+
+def rules(fn: Fn, inputs: list[Tensor]) -> list[list[str]]:
+    report = torch_mlc.explain(fn, *(x.clone().requires_grad_(x.is_floating_point()) for x in inputs), training=True)
+    assert not any(g.libraries for g in report.graphs), str(report)
+    return [[k.rule for k in g.kernels for _ in range(k.calls)] for g in report.graphs]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_one_kernel_forward_and_three_backward(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    inputs = qkv(37, 70, 16, 24, dtype)
+    forward, backward = rules(softcap_causal, inputs)
+    assert forward == ["cpu_attention"]
+    assert sorted(backward) == ["cpu_attention", "cpu_attention", "cpu_row_reduction"]
+    check(softcap_causal, inputs, torch.compile(softcap_causal, backend="mlc"), 3e-2 if dtype.itemsize == 2 else 1e-5)
+
+
+def test_sizes_that_vary() -> None:
+    torch.manual_seed(0)
+    compiled = torch.compile(softcap_causal, backend="mlc", dynamic=True)
+    for m, n in ((33, 70), (64, 64)):
+        check(softcap_causal, qkv(m, n, 16, 16), compiled, 1e-5)
+
+
+@pytest.mark.parametrize("fn", [grouped, rows_first], ids=lambda f: f.__name__)
+def test_layouts(fn: Fn) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 33, 64) for _ in range(3)] if fn is rows_first else qkv(33, 33, 16, 16)
+    counters.reset()
+    check(fn, inputs, torch.compile(fn, backend="mlc"), 1e-5)
+    assert counters["library_calls"] == 0
+
+
+def test_masks_and_biases_without_gradient() -> None:
+    torch.manual_seed(0)
+    inputs = qkv(20, 40, 8, 8)
+    check(
+        bias, [*inputs, torch.randn(4, 20, 40, dtype=torch.float64).float()], torch.compile(bias, backend="mlc"), 1e-5
+    )
+    seen = torch.rand(2, 1, 20, 40) < 0.5
+    seen[1, 0, 3] = False
+    check(masked, [*inputs, seen], torch.compile(masked, backend="mlc"), 1e-5)
+
+
+def test_probabilities_that_are_wanted_are_kept() -> None:
+    torch.manual_seed(0)
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        p = torch.softmax(q @ k.mT, -1)
+        return p @ v, p
+
+    inputs = [x.requires_grad_() for x in qkv(20, 20, 8, 8)]
+    report = torch_mlc.explain(fn, *inputs, training=True)
+    assert "probabilities are kept for the backward: the graph's result reads them" in str(report)

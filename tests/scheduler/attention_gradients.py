@@ -1,0 +1,114 @@
+"""The backward of attention as tensor functions: what graphs of gradients become before any loop is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch import Tensor
+
+from torch_mlc.ir.dtypes import DType
+from torch_mlc.ir.expr import Expr, IndexValue, Load, Select, call, cast, const, symbol
+from torch_mlc.ir.loops import Buffer, contiguous_strides
+from torch_mlc.ir.monoid import SUM
+from torch_mlc.ir.symbols import Size, SymbolTable
+from torch_mlc.scheduler.function import Dim, Output, Stage, TensorFunction
+
+F32, I64 = DType.FLOAT32, DType.INT64
+CAP, SCALE = 5.0, 0.3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Batch, rows, columns, width of scores and of values."""
+
+    b: int = 2
+    m: int | sympy.Symbol = 5
+    n: int | sympy.Symbol = 7
+    e: int = 4
+    d: int = 3
+    dtype: DType = F32
+
+
+def _buffers(z: Sizes) -> dict[str, Buffer]:
+    shapes = {"q": (z.b, z.m, z.e), "k": (z.b, z.n, z.e), "v": (z.b, z.n, z.d), "g": (z.b, z.m, z.d),
+              "lse": (z.b, z.m), "delta": (z.b, z.m)}  # fmt: skip
+    exact = {name: tuple(map(sympy.sympify, shape)) for name, shape in shapes.items()}
+    return {
+        name: Buffer(name, shape, contiguous_strides(shape), z.dtype if len(shape) == 3 else F32)
+        for name, shape in exact.items()
+    }
+
+
+def gradients(z: Sizes, of_keys: bool) -> TensorFunction:
+    """Of ``softmax(cap(q @ k^T)) @ v`` with a causal mask: the gradient of queries, or those of values and keys."""
+    b, tiled, streamed, x0, x1, x2, x3 = map(symbol, ("i0", "i1", "r0", "x0", "x1", "x2", "x3"))
+    m, n = (streamed, tiled) if of_keys else (tiled, streamed)
+    buffers = _buffers(z)
+    grid = (b, tiled, streamed)
+
+    def load(name: str, *indices: sympy.Expr) -> Expr:
+        return cast(Load(name, indices, buffers[name].dtype), F32)
+
+    def local(name: str, *indices: sympy.Expr) -> Expr:
+        return Load(name, indices, F32)
+
+    def product(name: str, left: Expr, right: Expr, over: sympy.Symbol, axes: tuple[sympy.Symbol, ...]) -> Stage:
+        return Stage((name,), (call("mul", left, right),), True, SUM, axes=axes, over=(over,))
+
+    tanh = call("tanh", call("mul", local("t0", *grid), const(SCALE / CAP, F32)))
+    score = call("mul", tanh, const(CAP, F32))
+    sees = call("le", IndexValue(n, I64), IndexValue(m, I64))
+    shown = Select(sees, score, const(float("-inf"), F32))
+    weight = call("exp", call("sub", shown, load("lse", b, m)))
+    flow = call("mul", local("t2", *grid), call("sub", local("t1", *grid), load("delta", b, m)))
+    slope = call("mul", call("sub", const(1.0, F32), call("mul", tanh, tanh)), const(SCALE, F32))
+    masked = Select(sees, flow, const(0.0, F32))
+    stages = [
+        product("t0", load("q", b, m, x0), load("k", b, n, x0), x0, grid),
+        product("t1", load("g", b, m, x1), load("v", b, n, x1), x1, grid),
+        Stage(("t2",), (weight,), True, axes=grid),
+        Stage(("t3",), (call("mul", masked, slope),), True, axes=grid),
+    ]
+    if of_keys:
+        stages += [
+            product("t4", local("t2", *grid), load("g", b, m, x2), streamed, (b, tiled, x2)),
+            product("t5", local("t3", *grid), load("q", b, m, x3), streamed, (b, tiled, x3)),
+            Stage(("t6",), (local("t4", b, tiled, x2),), False, axes=(b, tiled, x2)),
+            Stage(("t7",), (local("t5", b, tiled, x3),), False, axes=(b, tiled, x3)),
+        ]
+        results = (("t6", x2, z.d), ("t7", x3, z.e))
+    else:
+        stages += [
+            product("t4", local("t3", *grid), load("k", b, n, x2), streamed, (b, tiled, x2)),
+            Stage(("t5",), (local("t4", b, tiled, x2),), False, axes=(b, tiled, x2)),
+        ]
+        results = (("t5", x2, z.e),)
+    long, short = (z.n, z.m) if of_keys else (z.m, z.n)
+    outputs = []
+    for k, (name, axis, width) in enumerate(results):
+        shape = (sympy.Integer(z.b), sympy.sympify(long), sympy.Integer(width))
+        outputs.append(Output(Buffer(f"out{k}", shape, contiguous_strides(shape), z.dtype), name, (b, tiled, axis)))
+    symbols = sorted({s for x in (z.m, z.n) for s in sympy.sympify(x).free_symbols}, key=str)
+    extra = [(x0, z.e), (x1, z.d), *((axis, width) for _, axis, width in results)]
+    return TensorFunction(
+        "gradients", (Dim(b, sympy.Integer(z.b)), Dim(tiled, sympy.sympify(long))),
+        (Dim(streamed, sympy.sympify(short)),), tuple(buffers.values()), tuple(outputs), tuple(stages),
+        SymbolTable(tuple(Size(s, 1) for s in symbols)), tuple(Dim(x, sympy.Integer(w)) for x, w in extra),
+    )  # fmt: skip
+
+
+def tensors(z: Sizes, m: int, n: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Inputs by name, and the gradients of q, k and v in float64."""
+    kind = z.dtype.torch
+    q, k, v, g = (torch.randn(z.b, x, w).to(kind) for x, w in ((m, z.e), (n, z.e), (n, z.d), (m, z.d)))
+    exact = [t.double().requires_grad_() for t in (q, k, v)]
+    capped = CAP * torch.tanh(exact[0] @ exact[1].mT * (SCALE / CAP))
+    scores = capped.masked_fill(torch.arange(n) > torch.arange(m)[:, None], float("-inf"))
+    out = torch.softmax(scores, -1) @ exact[2]
+    out.backward(g.double())
+    lse = torch.logsumexp(scores, -1).detach().float()
+    delta = (out.detach() * g.double()).sum(-1).float()
+    given = {"q": q, "k": k, "v": v, "g": g, "lse": lse, "delta": delta}
+    return given, {name: t.grad for name, t in zip("qkv", exact, strict=True) if t.grad is not None}
