@@ -21,7 +21,8 @@ def flash_attention_for_cpu(
 ) -> tuple[Tensor, None]:  # fmt: skip
     if ctx.used() - {0}:
         raise NoConversion(f"{LIBRARY}; its log-sum-exp is read")
-    if attn_mask is not None or dropout_p or ctx.numerics == "eager":
+    # Graphs that were traced on a CPU are compiled for GPUs too, by explain among others.
+    if not query.device.startswith("cpu") or attn_mask is not None or dropout_p or ctx.numerics == "eager":
         raise NoConversion(LIBRARY)
     width = query.shape[3]
     if not width.is_Integer or value.shape[3] != width or query.shape[1] != key.shape[1]:
