@@ -45,6 +45,10 @@ def stream_products(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:
     products = [p for n in graph.nodes if (p := product_of(n)) is not None]
     if len(products) < 3:
         return graph
+    raised = _exponentials(graph)
+    products = [p for p in products if raised & {p.left, p.right}]
+    if not products:
+        return graph
     found = Definitions.of(graph)
     types = graph.types()
     chains: list[_Chain] = []
@@ -138,6 +142,21 @@ def _chain(found: Definitions, product: Product, types: dict[str, TensorType]) -
         value = operand(here, Load(values, where, kind))
         return _Chain(product, tuple(search.scores.values()), cast(element, kind.compute), value, extents, transposed)
     return None
+
+
+def _exponentials(graph: Graph) -> set[str]:
+    """Tensors in whose elements an exponential can be: made of one by element-wise nodes and views alone."""
+    result: set[str] = set()
+    for node in graph.nodes:
+        match node:
+            case View() if node.source in result:
+                result.add(node.name)
+            case Compute() if any(
+                ld.buffer in result if isinstance(ld, Load) else isinstance(ld, Call) and ld.fn == "exp"
+                for ld in walk(node.value)
+            ):
+                result.update(node.names)
+    return result
 
 
 def _is_softmax(element: Expr) -> bool:

@@ -133,8 +133,7 @@ def _plain(found: list[Block]) -> bool:
 
 
 def _operands(block: Block) -> tuple[Expr, ...]:
-    (update,) = block.body
-    return values(update)[-1:]
+    return tuple(e for s in block.body if isinstance(s, Update) for e in values(s)[-1:])
 
 
 def _moves(load: Load) -> set[sympy.Symbol]:

@@ -173,6 +173,19 @@ SCRIPTS = {
                     i0 = spatial(16, b1_i0)
                     out0[i0] = add(add(t0[i0], t0[i0 + 1]), t0[i0 + 2])
         """,
+    # A sum over sliding windows of what is computed.
+    "window": """
+        @nest(outputs=["out0"])
+        def window(in0: float32[3, 12], in1: float32[3, 3], out0: float32[3, 10]):
+            for b0_i0 in serial(3):
+                for b0_i1 in serial(10):
+                    for b0_r0 in serial(3):
+                        with block("b0"):
+                            i0 = spatial(3, b0_i0)
+                            i1 = spatial(10, b0_i1)
+                            r0 = reduction(3, b0_r0)
+                            out0[i0, i1] = sum.update(mul(exp(in0[i0, i1 + r0]), in1[i0, r0]))
+        """,
     # A reader that looks up rows by number.
     "lookup": """
         @nest(outputs=["out0"])

@@ -20,12 +20,15 @@ from torch_mlc.scheduler.trace import Trace
 Draw = Callable[[st.SearchStrategy[object]], object]
 NAMES = (
     "pointwise", "plane", "transpose", "chain", "softmax", "layer_norm", "column_sum", "argmax", "stencil", "lookup",
-    "siblings", "product", "statistics", "attention",
+    "siblings", "product", "statistics", "attention", "window",
 )  # fmt: skip
 # Those that move blocks go through more seldom than others, and are drawn more often.
 DRAWN = (*PRIMITIVES, *2 * ("merge", "compute_at", "reverse_compute_at", "compute_inline", "reverse_compute_inline"))
 # What few nests allow, and little else leaves possible, often comes first there.
-ALLOWED = {"product": "tensorize", "statistics": "decompose_online", "attention": "decompose_online"}
+ALLOWED = {
+    "product": "tensorize", "statistics": "decompose_online", "attention": "decompose_online",
+    "window": "cache_window", "siblings": "fuse_reductions",
+}  # fmt: skip
 # What may become of a dimension: itself, or a quotient and a remainder.
 DIGITS = (("{0}",), ("{0} // 2", "{0} % 2"), ("{0} // 4", "{0} % 4"))
 # Sizes at which the answers are compared; a product's take long.
@@ -112,6 +115,11 @@ def _step(s: Schedule, data: st.DataObject, choices: tuple[str, ...]) -> None:
                 axes = {str(v) for i in load.indices if isinstance(i, sympy.Expr) for v in i.free_symbols}
                 axes &= {a.var.name for a in s.block(block).axes}
                 s.pack(block, load.buffer, data.draw(st.permutations(sorted(axes))))
+        case "cache_window":
+            block = data.draw(one_block)
+            if (reads := s.block(block).reads) and len(s.nest.locals) < 8:
+                axes = data.draw(st.permutations([str(a.var) for a in s.block(block).axes]))
+                s.cache_window(block, data.draw(st.sampled_from(reads)).buffer, axes[: max(len(axes) - 1, 1)])
         case "reorder_storage":
             if s.nest.locals:
                 buffer = data.draw(st.sampled_from(s.nest.locals))
