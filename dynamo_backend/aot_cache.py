@@ -26,9 +26,10 @@ from ..runtime.options import Options
 from ..runtime.targets import target_for
 from .compile import CompiledGraph, settings_fingerprint, stored_graph
 
-# AOTAutograd's key is made by code of Inductor's, whose import and hashes of files cost a process over a second. An
-# operation of a training graph takes longer to trace, differentiate and part than one of inference.
-LEAST_TRAINED, LEAST_INFERRED = 100, 500
+# AOTAutograd's key and entries are made by code of Inductor's, whose import and hashes of files cost a cold process
+# seconds. An operation of a training graph takes longer to trace, differentiate and part than one of inference. With
+# 272 operations, training: 6.8 s cold and 4.6 s warm without this cache, 13.3 s and 4.5 s with it.
+LEAST_TRAINED, LEAST_INFERRED = 1000, 3000
 # The settings of the call of the backend that is at work: a graph out of AOTAutograd's cache is loaded under them.
 _SETTINGS: ContextVar[Options] = ContextVar("mlc_settings")
 

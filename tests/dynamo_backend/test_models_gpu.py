@@ -78,7 +78,7 @@ def cases() -> Iterator[object]:
     and fixed sizes run always."""
     for name in TARGETS:
         for program in PROGRAMS:
-            varied = program.dynamic or (program.dtype is BF16 and not program.layers)
+            varied = program.dynamic or program.dtype is BF16 or bool(program.layers)
             rare = varied and (name != TARGETS[0] or (program.dynamic and program.model == "resnet18"))
             yield pytest.param(name, program, id=f"{name}-{program}", marks=[pytest.mark.slow] if rare else [])
 
