@@ -47,6 +47,18 @@ class Aliases:
     def __getitem__(self, name: str) -> frozenset[str]:
         return self.bases[name]
 
+    def readers(self, graph: Graph) -> dict[str, list[int]]:
+        """By memory (the name that it was made under), the positions of the nodes that read any name for it."""
+        found: dict[str, list[int]] = {}
+        for k, node in enumerate(graph.nodes):
+            for base in {b for u in uses(node) for b in self[u]}:
+                found.setdefault(base, []).append(k)
+        return found
+
+    def leaving(self, graph: Graph) -> set[str]:
+        """Memory that results of the graph may lie in."""
+        return {b for o in graph.outputs if isinstance(o, str) for b in self[o]}
+
 
 def is_copy(node: Node) -> bool:
     """Whether a node writes a tensor over another."""
@@ -86,13 +98,8 @@ class _Pass:
             return self.graph, self.functions
         self.types = self.graph.types()
         self.given = {i.name for i in self.graph.inputs}
-        for k, node in enumerate(self.graph.nodes):
-            self.makers.update(dict.fromkeys(node.names, k))
-            for base in {b for u in uses(node) for b in self.aliases[u]}:
-                self.readers.setdefault(base, []).append(k)
-        for o in self.graph.outputs:
-            if isinstance(o, str):
-                self.leaving |= self.aliases[o]
+        self.makers = {name: k for k, node in enumerate(self.graph.nodes) for name in node.names}
+        self.readers, self.leaving = self.aliases.readers(self.graph), self.aliases.leaving(self.graph)
         nodes: list[Node | None] = list(self.graph.nodes)
         for k in copies:
             node = self.graph.nodes[k]

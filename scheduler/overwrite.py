@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ..ir.graph import CallTensor, Graph, Library, TensorType, uses
+from ..ir.graph import CallTensor, Graph, Library, TensorType
 from .function import TensorFunction
 from .function_table import FunctionTable
 from .in_place import Aliases, MayAlias, overwritten
@@ -41,15 +41,11 @@ class _Pass:
 
     def run(self) -> tuple[Graph, dict[str, TensorFunction]]:
         self.types = self.graph.types()
-        self.lasting = {i.name for i in self.graph.inputs}
-        for k, node in enumerate(self.graph.nodes):
-            for base in {b for u in uses(node) for b in self.aliases[u]}:
-                self.last[base] = k
+        self.last = {base: readers[-1] for base, readers in self.aliases.readers(self.graph).items()}
+        self.lasting = {i.name for i in self.graph.inputs} | self.aliases.leaving(self.graph)
+        for node in self.graph.nodes:
             if isinstance(node, Library) and node.target == LASTING:
                 self.lasting.update(node.names)
-        for o in self.graph.outputs:
-            if isinstance(o, str):
-                self.lasting |= self.aliases[o]
         table = FunctionTable(self.functions)
         nodes = list(self.graph.nodes)
         for k, node in enumerate(nodes):

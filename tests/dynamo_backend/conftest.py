@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +20,16 @@ from torch_mlc.ir.graph import Graph, Library
 
 # The benchmark models are scripts of the checkout and not installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+
+@pytest.fixture
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing compiled before or left behind, kernels that fail are errors, and the same random numbers every time."""
+    monkeypatch.setenv("MLC_STRICT", "1")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="session")

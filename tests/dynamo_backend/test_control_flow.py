@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,14 +19,7 @@ from torch_mlc.dynamo_backend.fake_device import retarget
 from torch_mlc.runtime.counters import counters
 from torch_mlc.runtime.options import Options
 
-
-@pytest.fixture(autouse=True)
-def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("MLC_STRICT", "1")
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def agree(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> None:

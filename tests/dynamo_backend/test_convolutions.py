@@ -32,11 +32,7 @@ Import = Callable[..., Graph]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
-@pytest.fixture(autouse=True)
-def _strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLC_STRICT", "1")
-    torch._dynamo.reset()
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def compiled(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> Any:

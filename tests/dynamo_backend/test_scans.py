@@ -19,11 +19,7 @@ OPS = ("cumsum", "cumprod", "logcumsumexp")
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool)
 
 
-@pytest.fixture(autouse=True)
-def _strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLC_STRICT", "1")
-    torch._dynamo.reset()
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def compiled(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> Any:

@@ -140,27 +140,21 @@ def reference() -> Callable[..., Reference]:
     return compile_reference
 
 
-@pytest.fixture(scope="session")
-def attention_functions() -> ModuleType:
-    """The module ``attention_functions.py`` beside this file."""
-    spec = importlib.util.spec_from_file_location(
-        "attention_functions", Path(__file__).with_name("attention_functions.py")
-    )
+def _beside(name: str) -> ModuleType:
+    """A module that is a file beside this one."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def attention_functions() -> ModuleType:
+    return _beside("attention_functions")
 
 
 @pytest.fixture(scope="session")
 def attention_gradients() -> ModuleType:
-    """The module ``attention_gradients.py`` beside this file."""
-    spec = importlib.util.spec_from_file_location(
-        "attention_gradients", Path(__file__).with_name("attention_gradients.py")
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return _beside("attention_gradients")
