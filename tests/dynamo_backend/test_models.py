@@ -2,7 +2,7 @@
 
 A model is judged as the benchmarks judge it: at most twice eager's own error in the same dtype, plus a floor of a few
 ulp (``benchmarks.accuracy`` says why, and how a gradient that is zero in exact arithmetic is measured). What runs by
-default has each model in float32 training, in bfloat16, and at three sizes with one compilation; the other
+default has each model in float32 training, and most in bfloat16 and at three sizes with one compilation; the other
 combinations are marked slow.
 """
 
@@ -38,7 +38,7 @@ ALLOWED = {
 SEEDS = "mlc::seeds"
 
 # Small models that have between them attention, convolution, both norms, embedding, a scan and sizes in two dimensions.
-QUICK_DYNAMIC_TRAINING = ("dlrm", "unet", "bert")
+QUICK_DYNAMIC_TRAINING = ("dlrm", "bert")
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +120,7 @@ def test_training_in_float32(name: str, library_calls: Counter[str]) -> None:
     check(name, TRAINING, torch.float32, library_calls)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", names("gpt2_d128", "llama", "resnet18", "mixer", "dlrm", "lstm"))
 def test_inference_in_bfloat16_at_three_sizes(name: str, library_calls: Counter[str]) -> None:
     check(name, INFERENCE, torch.bfloat16, library_calls, dynamic=True)
 

@@ -356,13 +356,13 @@ def graphs(draw: st.DrawFn) -> Graph:
     return Graph("main", inputs, tuple(nodes), outputs, draw(TABLE))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(nests())
 def test_any_nest_is_read_back(nest: LoopNest) -> None:
     assert parse(show(nest)) == nest
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(graphs())
 def test_any_graph_is_read_back(graph: Graph) -> None:
     assert parse(show(graph)) == graph

@@ -1,0 +1,70 @@
+"""``python -m tests.opinfo``: every operator of torch's database, compiled and compared with eager.
+
+python -m tests.opinfo                             go on with build/opinfo/results.jsonl
+python -m tests.opinfo --ops 'nn.functional.*' --dtypes float32 --modes forward,gradient --samples 3
+python -m tests.opinfo --report                    what differs, and why
+python -m tests.opinfo --table                     write docs/operators.md
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .cases import DTYPES, MODES, jobs
+from .report import differences, write_table
+from .sweep import ROOT, Sweep, latest, read
+
+
+@click.command()
+@click.option("--ops", default="*", help="operators, as patterns divided by commas")
+@click.option("--dtypes", default=",".join(DTYPES))
+@click.option("--modes", default="forward,gradient", help=",".join(MODES))
+@click.option("--samples", default=0, help="at most so many of a job; 0: all")
+@click.option("--workers", default=2)
+@click.option("--patience", default=120.0, help="seconds that one sample may take")
+@click.option("--results", type=click.Path(path_type=Path), default=ROOT / "build" / "opinfo" / "results.jsonl")
+@click.option("--report", is_flag=True, help="run nothing; say what differs")
+@click.option("--table", is_flag=True, help="run nothing; write docs/operators.md")
+def main(
+    ops: str, dtypes: str, modes: str, samples: int, workers: int, patience: float, results: Path,
+    report: bool, table: bool,
+) -> None:  # fmt: skip
+    """Check operators against eager."""
+    console = Console()
+    if not (report or table):
+        patterns = ops.split(",")
+        chosen = [
+            job
+            for job in jobs(tuple(dtypes.split(",")), tuple(modes.split(",")))
+            if any(fnmatch(job.op, p) for p in patterns)
+        ]
+        counts: Counter[str] = Counter()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task("operators", total=len(chosen))
+
+            def told(record: dict[str, Any]) -> None:
+                if record["sample"] is None:
+                    progress.advance(task)
+                    return
+                counts[record["status"]] += 1
+                if record["status"] in ("wrong", "raises", "crash", "hang"):
+                    where = f"{record['op']} {record['dtype']} {record['mode']} [{record['sample']}]"
+                    console.print(f"{where} {record['status']}: {record['detail']}", markup=False)
+                progress.update(task, description=" ".join(f"{n} {k}" for k, n in counts.most_common()))
+
+            Sweep(chosen, results, samples, workers, patience, told).run()
+    records = latest(read(results))
+    if table:
+        write_table(records, ROOT / "docs" / "operators.md")
+    console.print(differences(records), markup=False)
+
+
+main()

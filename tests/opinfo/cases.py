@@ -1,0 +1,117 @@
+"""What is checked: the operators of torch's own database, the element types each one takes, and its samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils._pytree import tree_map_only
+
+DTYPES = (
+    *("float32", "float64", "bfloat16", "float16"),
+    *("int64", "int32", "int16", "int8", "uint8", "bool", "complex64"),
+)
+MODES = ("forward", "gradient", "inplace", "out")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One operator on one element type. ``mode`` is one of MODES: ``inplace`` is the variant that writes to its first
+    operand, ``out`` the one that writes to a tensor it is given.
+    """
+
+    op: str
+    dtype: str
+    mode: str = "forward"
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.dtype} {self.mode}"
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Job:
+        """The job that a result belongs to."""
+        return cls(record["op"], record["dtype"], record["mode"])
+
+
+def name_of(info: OpInfo) -> str:
+    """The operator's name, with that of its variant: ``std`` has a variant ``std.unbiased``."""
+    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
+
+
+@lru_cache(maxsize=1)
+def operators() -> dict[str, OpInfo]:
+    """torch's database by name."""
+    return {name_of(info): info for info in op_db}
+
+
+def jobs(dtypes: tuple[str, ...] = DTYPES, modes: tuple[str, ...] = MODES) -> Iterator[Job]:
+    """Every job that the database declares for CPUs, operator by operator."""
+    for name, info in operators().items():
+        forward = info.supported_dtypes("cpu")
+        backward = info.supported_backward_dtypes("cpu") if info.supports_autograd else set()
+        for dtype in dtypes:
+            kind = getattr(torch, dtype)
+            possible = {
+                "forward": kind in forward,
+                "gradient": kind in backward and kind in forward,
+                "inplace": kind in forward and info.inplace_variant is not None,
+                "out": kind in forward and info.supports_out,
+            }
+            yield from (Job(name, dtype, mode) for mode in modes if possible[mode])
+
+
+def samples(job: Job) -> list[SampleInput]:
+    """The database's samples, the same in every process."""
+    torch.manual_seed(zlib.crc32(f"{job.op} {job.dtype}".encode()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = operators()[job.op].sample_inputs(
+            "cpu", getattr(torch, job.dtype), requires_grad=job.mode == "gradient"
+        )
+        return list(found)
+
+
+def copied(sample: SampleInput) -> SampleInput:
+    """A sample with tensors of its own, of the same strides."""
+
+    def again(t: torch.Tensor) -> torch.Tensor:
+        return t.detach().clone(memory_format=torch.preserve_format).requires_grad_(t.requires_grad)
+
+    def fresh(value: Any) -> Any:
+        return tree_map_only(torch.Tensor, lambda t: again(t) if dense(t) else t.clone(), value)
+
+    return dataclasses.replace(sample, input=fresh(sample.input), args=fresh(sample.args), kwargs=fresh(sample.kwargs))
+
+
+def dense(t: torch.Tensor) -> bool:
+    """Whether a tensor has strides."""
+    return t.layout is torch.strided
+
+
+def widened(sample: SampleInput) -> SampleInput:
+    """The sample in float64 (complex128), for a reference."""
+    wide = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
+
+    def widen(value: Any) -> Any:
+        if isinstance(value, torch.dtype):
+            return torch.float64 if value.is_floating_point else wide.get(value, value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.is_floating_point():
+            return value.detach().double().requires_grad_(value.requires_grad)
+        if value.is_complex():
+            return value.detach().to(torch.complex128).requires_grad_(value.requires_grad)
+        return value
+
+    def fresh(value: Any) -> Any:
+        return tree_map_only((torch.Tensor, torch.dtype), widen, value)
+
+    return dataclasses.replace(sample, input=fresh(sample.input), args=fresh(sample.args), kwargs=fresh(sample.kwargs))

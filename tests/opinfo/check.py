@@ -1,0 +1,274 @@
+"""One sample of an operator, compiled and compared with eager: values, element types, shapes, strides, gradients."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._dynamo import config
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import torch_mlc.dynamo_backend.backend as backend
+from torch_mlc.dynamo_backend.compile import CompiledGraph
+
+from .cases import Job, copied, dense, operators, widened
+
+# Values nobody defines: only shape, type and strides are compared.
+UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+# Library calls that compute nothing.
+STRUCTURAL = re.compile(
+    r"^(mlc::constant|mlc::seeds|aten::sym_|aten::as_strided|aten::_assert|aten::alias|aten::empty)"
+)
+# Relative errors that two right answers may differ by, as torch's own tests have them, with room for other orders of
+# summation.
+RELATIVE = {
+    torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3,
+    torch.complex64: 1e-5, torch.complex128: 1e-9, torch.complex32: 2e-3,
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Outcome:
+    """``status``: ``equal``; ``wrong`` (an answer that is not eager's); ``raises`` (eager answers, compiled code does
+    not); ``torch`` (torch's own tracing fails alike, with the
+    backend ``aot_eager``); ``invalid`` (eager raises). ``detail`` says what differs. ``library`` names library calls.
+    """
+
+    status: str
+    detail: str = ""
+    kernels: int = 0
+    library: list[str] = field(default_factory=list)
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check(job: Job, sample: SampleInput) -> Outcome:
+    """Run one sample by eager and compiled."""
+    info = operators()[job.op]
+    run = _RUNNERS[job.mode]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected = _seeded(lambda: run(job, _function(info, job), copied(sample)))
+        except Exception as error:
+            return Outcome("invalid", _short(error))
+        seen: list[CompiledGraph] = []
+        outcome = _compare(job, sample, expected, "mlc", seen)
+        if outcome.status in ("wrong", "raises"):
+            peer = _compare(job, sample, expected, "aot_eager", [])
+            if peer.status in ("wrong", "raises"):
+                outcome = Outcome("torch", f"{outcome.detail} | aot_eager: {peer.detail}")
+        outcome.kernels = sum(_kernels(g) for g in seen)
+        outcome.library = sorted({op for g in seen for op in _library(g)})
+        return outcome
+
+
+def _compare(job: Job, sample: SampleInput, expected: list[Any], name: str, seen: list[CompiledGraph]) -> Outcome:
+    torch._dynamo.reset()
+    info = operators()[job.op]
+    options = {"options": {"fallback_random": True}} if name == "mlc" else {}
+    fn = torch.compile(_function(info, job), backend=name, dynamic=False, **options)
+    try:
+        with _recorded(seen), config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+            actual = _seeded(lambda: _RUNNERS[job.mode](job, fn, copied(sample)))
+    except Exception as error:
+        return Outcome("raises", _short(error))
+    detail = difference(
+        actual, expected, lambda: _exact(job, sample), values=info.name not in UNDEFINED, layout=job.mode != "gradient"
+    )
+    return Outcome("wrong", detail) if detail else Outcome("equal")
+
+
+def _function(info: OpInfo, job: Job) -> Callable[..., Any]:
+    op = info.inplace_variant if job.mode == "inplace" else info.op
+
+    def call(x: Any, args: Any, kwargs: Any) -> Any:
+        return op(x, *args, **kwargs)
+
+    return call
+
+
+def _seeded(fn: Callable[[], Any]) -> Any:
+    torch.manual_seed(0)
+    return fn()
+
+
+# --- what is run, by mode -------------------------------------------------------------------------------------------
+
+
+def _forward(job: Job, fn: Callable[..., Any], s: SampleInput) -> list[Any]:
+    with torch.no_grad():
+        return tree_leaves(fn(s.input, s.args, s.kwargs))
+
+
+def _inplace(job: Job, fn: Callable[..., Any], s: SampleInput) -> list[Any]:
+    """The result, and the operand that was written to."""
+    with torch.no_grad():
+        return [*tree_leaves(fn(s.input, s.args, s.kwargs)), s.input]
+
+
+def _out(job: Job, fn: Callable[..., Any], s: SampleInput) -> list[Any]:
+    """The results, and the tensors that were written to; those are made like what the call without them gives."""
+    with torch.no_grad():
+        torch.manual_seed(0)
+        like = operators()[job.op].op(s.input, *s.args, **s.kwargs)
+        out = tree_map_only(torch.Tensor, torch.ones_like, like)
+        torch.manual_seed(0)
+        return [*tree_leaves(fn(s.input, s.args, {**s.kwargs, "out": out})), *tree_leaves(out)]
+
+
+def _gradient(job: Job, fn: Callable[..., Any], s: SampleInput) -> list[Any]:
+    """Results, then the gradients of all operands that ask for one, for random gradients of the results."""
+    result = fn(s.input, s.args, s.kwargs)
+    if s.output_process_fn_grad is not None:
+        result = s.output_process_fn_grad(result)
+    results = tree_leaves(result)
+    leaves = [t for t in tree_leaves((s.input, s.args, s.kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad]
+    ends = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not leaves or not ends:
+        return [_detached(t) for t in results]
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t.dtype) for t in ends]
+    grads = torch.autograd.grad(ends, leaves, weights, allow_unused=True)
+    return [*(_detached(t) for t in results), *grads]
+
+
+def _detached(t: Any) -> Any:
+    return t.detach() if isinstance(t, torch.Tensor) else t
+
+
+_RUNNERS = {"forward": _forward, "gradient": _gradient, "inplace": _inplace, "out": _out}
+
+
+def _exact(job: Job, sample: SampleInput) -> list[Any] | None:
+    """The results in float64, or None where there are none."""
+    if job.mode in ("inplace", "out"):
+        return None
+    fn = _function(operators()[job.op], job)
+    try:
+        return _seeded(lambda: _RUNNERS[job.mode](job, fn, widened(copied(sample))))
+    except Exception:
+        return None
+
+
+# --- what was compiled ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _recorded(seen: list[CompiledGraph]) -> Iterator[None]:
+    real = backend.compile_graph
+
+    def recording(*args: Any, **kwargs: Any) -> CompiledGraph:
+        found = real(*args, **kwargs)
+        seen.append(found)
+        return found
+
+    with patch.object(backend, "compile_graph", recording):
+        yield
+
+
+def _kernels(graph: CompiledGraph) -> int:
+    match = re.match(r"# \S+ (\d+) kernels", graph.text.text)
+    return int(match[1]) if match else 0
+
+
+def _library(graph: CompiledGraph) -> set[str]:
+    """The ops of torch that a program calls for what they compute."""
+    called = {op for op in graph.text.ops.values() if not op.startswith("=")}
+    return {op for op in called if not STRUCTURAL.match(op)}
+
+
+# --- comparison -----------------------------------------------------------------------------------------------------
+
+
+def difference(
+    actual: list[Any], expected: list[Any], exact: Callable[[], list[Any] | None], *, values: bool, layout: bool
+) -> str:
+    """What differs, "" where nothing does that may not."""
+    if len(actual) != len(expected):
+        return f"{len(actual)} results, eager has {len(expected)}"
+    wide: list[Any] | None = None
+    for k, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        if not isinstance(e, torch.Tensor) or not isinstance(a, torch.Tensor):
+            if not _same_object(a, e):
+                return f"result {k} is {a!r:.80}, eager's {e!r:.80}"
+            continue
+        if (a.dtype, a.shape, a.layout) != (e.dtype, e.shape, e.layout):
+            return f"result {k} is {_kind(a)}, eager's {_kind(e)}"
+        if dense(e) and layout and _strides(a) != _strides(e):
+            return f"result {k} of shape {tuple(e.shape)} has strides {a.stride()}, eager's {e.stride()}"
+        if not values:
+            continue
+        if _close(a, e):
+            continue
+        wide = wide or exact() or []
+        reference = wide[k] if k < len(wide) else None
+        if text := _apart(a, e, reference):
+            return f"result {k} ({_kind(e)}): {text}"
+    return ""
+
+
+def _same_object(a: Any, e: Any) -> bool:
+    if isinstance(a, torch.Tensor) or isinstance(e, torch.Tensor):
+        return False
+    return a == e or (a != a and e != e) or (isinstance(e, float) and abs(a - e) <= 1e-5 * abs(e))
+
+
+def _kind(t: torch.Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" + ("" if dense(t) else f" {t.layout}")
+
+
+def _strides(t: torch.Tensor) -> tuple[int, ...]:
+    """Strides as far as they mean anything."""
+    return tuple(s for n, s in zip(t.shape, t.stride()) if n > 1) if t.numel() else ()
+
+
+def _plain(t: torch.Tensor) -> torch.Tensor:
+    t = t.detach()
+    t = t.resolve_conj().resolve_neg() if dense(t) else t.to_dense()
+    return t.dequantize() if t.is_quantized else t
+
+
+def _close(a: torch.Tensor, e: torch.Tensor) -> bool:
+    a, e = _plain(a), _plain(e)
+    tolerance = RELATIVE.get(e.dtype)
+    if tolerance is None:
+        return bool(torch.equal(a, e))
+    return bool(torch.allclose(a, e, rtol=tolerance, atol=tolerance, equal_nan=True))
+
+
+def _apart(a: torch.Tensor, e: torch.Tensor, reference: Any) -> str:
+    """Where two tensors differ by more than eager errs; "" nowhere. With no reference, where they differ at all."""
+    a, e = _plain(a), _plain(e)
+    wide = torch.complex128 if e.is_complex() else torch.float64
+    tolerance = RELATIVE.get(e.dtype, 0.0)
+    left, right = a.to(wide), e.to(wide)
+    alike = (left == right) | (left.isnan() & right.isnan())
+    alike |= (left - right).abs() <= tolerance * (1 + right.abs())
+    if isinstance(reference, torch.Tensor) and reference.shape == e.shape and (e.is_floating_point() or e.is_complex()):
+        truth = _plain(reference).to(wide)
+        alike |= left == truth.to(e.dtype).to(wide)
+        alike |= left.isnan() & truth.isnan()
+        error, allowed = (left - truth).abs(), 2 * (right - truth).abs() + tolerance * (1 + truth.abs())
+        alike |= error <= allowed
+    wrong = ~alike
+    if not bool(wrong.any()):
+        return ""
+    place = tuple(wrong.nonzero()[0].tolist())
+    return f"{int(wrong.sum())} of {wrong.numel()} differ; at {place}: {a[place].item()!r}, eager's {e[place].item()!r}"
+
+
+def _short(error: BaseException) -> str:
+    text = str(error).strip()
+    lines = [
+        line for line in text.splitlines() if line.strip() and "TORCH" not in line and "NoneType: None" not in line
+    ]
+    return f"{type(error).__name__}: {' / '.join(lines[:3])}"[:400]

@@ -1,0 +1,167 @@
+"""Runs jobs in worker processes that may crash or hang, and writes every outcome down at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .cases import Job
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class WorkerLost(Exception):
+    """A worker ended, or did not answer in time."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process of ``worker.py``, started when it is first needed."""
+
+    cache: Path
+    process: subprocess.Popen[bytes] | None = None
+    buffer: bytes = b""
+
+    def ask(self, **request: Any) -> None:
+        """Send a request."""
+        process = self.process or self.begin()
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        process.stdin.flush()
+
+    def begin(self) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ, "MLC_STRICT": "1", "MLC_CACHE_DIR": str(self.cache),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.cache / "torch"), "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        self.buffer = b""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.opinfo.worker"], cwd=ROOT, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.answer(300)
+        return self.process
+
+    def answer(self, seconds: float) -> dict[str, Any]:
+        """The next message. Raises WorkerLost, after which the worker is gone."""
+        assert self.process is not None and self.process.stdout is not None
+        while b"\n" not in self.buffer:
+            ready, _, _ = select.select([self.process.stdout], [], [], seconds)
+            if not ready:
+                self.end()
+                raise WorkerLost(f"no answer in {seconds:g} s")
+            part = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not part:
+                code = self.process.wait()
+                self.end()
+                raise WorkerLost(f"process ended with {code}")
+            self.buffer += part
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def end(self) -> None:
+        """Kill the process, if there is one."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+@dataclass(slots=True)
+class Sweep:
+    """``most`` bounds the samples of a job (0: all), ``patience`` is the seconds that one sample may take."""
+
+    jobs: list[Job]
+    results: Path
+    most: int = 0
+    workers: int = 1
+    patience: float = 120.0
+    told: Callable[[dict[str, Any]], None] = lambda record: None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self) -> None:
+        """Check every job whose outcomes are not all written down."""
+        finished = {Job.of(r) for r in read(self.results) if r["sample"] is None}
+        waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        for job in self.jobs:
+            if job not in finished:
+                waiting.put(job)
+        self.results.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="opinfo_") as cache, self.results.open("a") as out:
+            threads = [
+                threading.Thread(target=self.serve, args=(waiting, Path(cache), out), daemon=True)
+                for _ in range(self.workers)
+            ]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+
+    def serve(self, waiting: queue.SimpleQueue[Job], cache: Path, out: Any) -> None:
+        """One worker's jobs."""
+        worker = Worker(cache)
+        try:
+            while True:
+                try:
+                    job = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                for record in self.outcomes(worker, job):
+                    entry = {"op": job.op, "dtype": job.dtype, "mode": job.mode, **record}
+                    with self._lock:
+                        out.write(json.dumps(entry) + "\n")
+                        out.flush()
+                        self.told(entry)
+        finally:
+            worker.end()
+
+    def outcomes(self, worker: Worker, job: Job) -> Iterator[dict[str, Any]]:
+        """The outcome of each sample, and at last a record with no sample that says that the job is finished."""
+        first, total = 0, 0
+        while True:
+            running: int | None = None
+            try:
+                worker.ask(job=[job.op, job.dtype, job.mode], first=first, most=self.most)
+                while True:
+                    message = worker.answer(self.patience)
+                    if "samples" in message:
+                        total = message["samples"]
+                    elif "start" in message:
+                        running = message["start"]
+                    elif "done" in message:
+                        yield {"sample": message["done"], **message["outcome"]}
+                        running, first = None, message["done"] + 1
+                    elif "job_done" in message:
+                        yield {"sample": None, "samples": total, "detail": message.get("error", "")}
+                        return
+            except (WorkerLost, BrokenPipeError) as lost:
+                worker.end()
+                if running is None:  # not a sample's doing: the job as a whole
+                    yield {"sample": None, "samples": total, "detail": f"{lost}"}
+                    return
+                status = "hang" if "no answer" in str(lost) else "crash"
+                yield {"sample": running, "status": status, "detail": str(lost), "kernels": 0, "library": []}
+                first = running + 1
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """What a sweep has written down."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+def latest(records: Iterable[dict[str, Any]]) -> dict[tuple[Job, int], dict[str, Any]]:
+    """The last outcome of each sample."""
+    return {(Job.of(r), r["sample"]): r for r in records if r["sample"] is not None}
