@@ -19,7 +19,7 @@ from ..ir.passes import PassManager
 from ..runtime.counters import counters
 from ..runtime.executable import Boxed, load_program
 from ..runtime.fallback import AtenKernel
-from ..runtime.kernels import KIND_GRAPH, KernelStore, kernel_store
+from ..runtime.kernels import KIND_GRAPH, KernelStore, kernel_store_of
 from ..runtime.log import logger, say, trace_text
 from ..runtime.options import Options
 from ..runtime.targets import target_for
@@ -34,7 +34,7 @@ from ..scheduler.passes import (
     rewrite_logsumexp,
 )  # fmt: skip
 from .dumps import dump_graph
-from .graph_key import graph_key
+from .graph_key import GraphKey, graph_key
 from .importer import import_graph
 from .kernels import KernelBuild, KernelPlan, build_kernel
 from .regions import attribute, regions_of, taken_apart
@@ -96,7 +96,7 @@ def compile_graph(
     A ``region`` is called from another graph, and brings what it is given into the layout that it was traced with.
     """
     timer = PhaseTimer()
-    store = kernel_store(options.cache_dir if options.cache and not fresh else None)
+    store = kernel_store_of(options, fresh=fresh)
     bodies: dict[int, CompiledGraph] = {}
     for node, body in regions_of(gm).items():
         if id(body) not in bodies:
@@ -106,13 +106,14 @@ def compile_graph(
     regions = {node: bodies[id(body)] for node, body in regions_of(gm).items()}
     job = _Job(gm, example_inputs, options, frozenset(static), name, load, fresh, region, regions, timer, store)
     with timer.phase("key"):
-        extra = (*_surroundings(gm, options), f"region {region}")
-        key = graph_key(gm, example_inputs, static, extra) if job.may_be_stored else None
+        around = {**_surroundings(gm, options), "kind of graph": "region" if region else "whole"}
+        key = graph_key(gm, example_inputs, static, around) if job.may_be_stored else None
     stored = job.stored(key)
     if stored is not None:
         return stored
     counters.add("graph_cache_misses")
-    with store.lock(KIND_GRAPH, key or "none"):
+    say(options.log, "cache", lambda: f"{name}: {_why_missed(key, store)}")
+    with store.lock(KIND_GRAPH, key.text if key is not None else "none"):
         return job.stored(key) or job.compile(key)
 
 
@@ -127,7 +128,7 @@ def stored_graph(
 ) -> CompiledGraph | None:
     """The graph of a key from memory or disk, with nothing imported, fused, lowered, scheduled or emitted."""
     timer = timer or PhaseTimer()
-    store = kernel_store(options.cache_dir if options.cache else None)
+    store = kernel_store_of(options)
     with timer.phase("cache"):
         record = store.graph(key)
         if record is None:
@@ -169,7 +170,7 @@ class _Job:
         schedules = self.options.schedules
         return not self.fresh and (schedules is None or schedules.content is not None)
 
-    def compile(self, key: str | None) -> CompiledGraph:
+    def compile(self, key: GraphKey | None) -> CompiledGraph:
         options, phase = self.options, self.timer.phase
         with phase("import"):
             imported = import_graph(
@@ -231,16 +232,18 @@ class _Job:
 
     # --- the cache --------------------------------------------------------------------------------------------------
 
-    def stored(self, key: str | None) -> CompiledGraph | None:
+    def stored(self, key: GraphKey | None) -> CompiledGraph | None:
         """The graph from memory or disk, with nothing imported, fused, lowered, scheduled or emitted."""
         if key is None or self.options.tune:
             return None
         given = self.constants(_constants(self.gm))
         return stored_graph(
-            key, options=self.options, name=self.name, constants=given, load=self.load, timer=self.timer
+            key.text, options=self.options, name=self.name, constants=given, load=self.load, timer=self.timer
         )
 
-    def keep(self, key: str | None, kernels: Mapping[str, KernelBuild], program: HostProgram, text: HostText) -> str:
+    def keep(
+        self, key: GraphKey | None, kernels: Mapping[str, KernelBuild], program: HostProgram, text: HostText
+    ) -> str:
         """Put the program into the cache; its key, "" where it cannot be found again."""
         if key is None or any(b.code is None for b in kernels.values()):
             return ""
@@ -253,10 +256,11 @@ class _Job:
             "launches": program.launches,
             "library_calls": program.library_calls,
             "overridden": _overridden(kernels),
+            "parts": dict(key.parts),
         }
         with self.timer.phase("cache"):
-            self.store.keep_graph(key, record, f"{self.name}: {program.launches} kernels")
-        return key
+            self.store.keep_graph(key.text, record, f"{self.name}: {program.launches} kernels")
+        return key.text
 
     def tell(self, program: HostProgram, text: HostText, fusion: Fusion) -> None:
         counters.add("graphs_compiled")
@@ -305,7 +309,8 @@ def settings_fingerprint(options: Options) -> str:
     return f"{replace(options, tune=False, strict=False).fingerprint()} {order}"
 
 
-def _surroundings(gm: fx.GraphModule, options: Options) -> tuple[str, ...]:
+def _surroundings(gm: fx.GraphModule, options: Options) -> dict[str, str]:
+    """What decides the code of a graph and lies outside it."""
     devices = {
         str(v.device)
         for n in gm.graph.nodes
@@ -314,11 +319,25 @@ def _surroundings(gm: fx.GraphModule, options: Options) -> tuple[str, ...]:
     }
     known = sorted(d for d in devices if d.startswith(("cpu", "cuda")))
     schedules = options.schedules.content if options.schedules is not None else None
-    return (
-        settings_fingerprint(options),
-        str(schedules),
-        *(repr(target_for(d, options.target, options.threads)) for d in known),
-    )
+    return {
+        "settings": settings_fingerprint(options),
+        "schedules by hand": str(schedules),
+        "targets": " ".join(repr(target_for(d, options.target, options.threads)) for d in known),
+    }
+
+
+def _why_missed(key: GraphKey | None, store: KernelStore) -> str:
+    """What is told of a graph that no cache has: how it differs from the entry that is closest to it."""
+    if key is None:
+        return "not looked for in the cache"
+    closest: tuple[str, ...] | None = None
+    for record in store.graphs():
+        differing = key.differing(record.get("parts", {}))
+        if closest is None or len(differing) < len(closest):
+            closest = differing
+    if closest is None:
+        return "not in the cache, which has no graph"
+    return f"not in the cache; the closest entry differs in {', '.join(closest)}"
 
 
 def _overridden(kernels: Mapping[str, KernelBuild]) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ do not count.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -27,20 +28,40 @@ class _NoKey(Exception):
     """The graph holds an object whose meaning no text tells."""
 
 
-def graph_key(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], static: Collection[int], extra: Sequence[str]
-) -> str | None:
-    """Hex key of a graph and of everything that decides its code, or None where it cannot have one.
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """``text`` is the hex key; ``parts`` are digests of what it is made of, by name, which explain a miss."""
 
-    ``extra`` adds what lies outside the graph: settings and targets.
+    text: str
+    parts: Mapping[str, str]
+
+    def differing(self, parts: Mapping[str, str]) -> tuple[str, ...]:
+        """The names of the parts that another key does not share."""
+        return tuple(name for name in {**self.parts, **parts} if self.parts.get(name) != parts.get(name))
+
+
+def graph_key(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], static: Collection[int], surroundings: Mapping[str, str]
+) -> GraphKey | None:
+    """The key of a graph and of everything that decides its code, or None where it cannot have one.
+
+    ``surroundings`` is what lies outside the graph, by name: settings and targets.
     """
     writer = _Writer()
     try:
         writer.graph(gm, example_inputs)
     except _NoKey:
         return None
+    graph = key_of(writer.lines)
+    told = len(writer.lines)
     writer.sizes()
-    return key_of([environment_fingerprint(), *extra, repr(sorted(static)), *writer.lines])
+    texts = {"versions and sources": environment_fingerprint(), **surroundings, "parameters": repr(sorted(static))}
+    parts = {
+        **{name: key_of([text]) for name, text in texts.items()},
+        "graph": graph,
+        "what is known of sizes": key_of(writer.lines[told:]),
+    }
+    return GraphKey(key_of(parts.values()), parts)
 
 
 class _Writer:

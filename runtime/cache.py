@@ -1,50 +1,30 @@
 """Compiled code on disk: data that is checked before it is used, never pickled, safe for many processes at once.
 
-One file an entry, ``<folder>/v1/<kind>/<key>``::
-
-    torch-mlc cache 1\\n
-    <sha256 of everything below, hex>\\n
-    <JSON: kind, key, description, meta, size of the payload>\\n
-    <payload bytes>
-
-Entries appear by atomic rename, so a reader sees a whole file or none and a killed process leaves nothing half written.
-The hash catches damage; kind and key inside the file catch entries that were moved. Folders are open to their owner
-alone, because the code inside is run.
+One file an entry, ``<folder>/v1/<kind>/<key>``, as ``cache_entry.py`` writes it. Entries appear by atomic rename, so
+that a reader sees a whole file or none and a killed process leaves nothing half written. Folders are open to their
+owner alone, because the code inside is run.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
+from .cache_entry import DamagedEntry, Entry, decode_entry, encode_entry
 from .log import CacheWarning
 
-_MAGIC = b"torch-mlc cache 1\n"
 _VERSION = "v1"
 _LOCK_SECONDS = 60.0
 DEFAULT_LIMIT = 4 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What an entry holds: ``meta`` is plain JSON, ``payload`` raw bytes."""
-
-    kind: str
-    key: str
-    meta: Mapping[str, Any]
-    payload: bytes = b""
-    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +37,6 @@ class EntryInfo:
     used: float
     description: str
     path: Path = field(repr=False)
-
-
-class _Damaged(Exception):
-    """An entry is not what was written."""
 
 
 class DiskCache:
@@ -96,8 +72,8 @@ class DiskCache:
             self._warn("disk", f"cannot read the cache in {self.folder} ({error}); compiling without it")
             return None
         try:
-            entry = _decode(data, kind, key)
-        except _Damaged as error:
+            entry = decode_entry(data, kind, key)
+        except DamagedEntry as error:
             self._warn("damaged", f"cache entry {path} {error}; it is compiled anew")
             self._remove(path)
             return None
@@ -109,7 +85,7 @@ class DiskCache:
         """Store an entry in place of any of the same kind and key; False where it could not be kept."""
         if not self._writable:
             return False
-        data = _encode(entry)
+        data = encode_entry(entry)
         path = self._path(entry.kind, entry.key)
         try:
             self._make_folder(path.parent)
@@ -155,6 +131,13 @@ class DiskCache:
                 description = "unreadable"
             found.append(EntryInfo(path.parent.name, path.name, info.st_size, info.st_mtime, description, path))
         return sorted(found, key=lambda e: -e.used)
+
+    def read_all(self, kind: str) -> Iterator[Entry]:
+        """Every entry of a kind, the last used first; none of it counts as used, and what is damaged is left out."""
+        files = [(path, info) for path, info in self._files() if path.parent.name == kind]
+        for path, _ in sorted(files, key=lambda f: -f[1].st_mtime):
+            with suppress(OSError, DamagedEntry):
+                yield decode_entry(path.read_bytes(), kind, path.name)
 
     def size_bytes(self) -> int:
         """Bytes of all entries."""
@@ -229,29 +212,6 @@ class DiskCache:
         if topic not in self._warned:
             self._warned.add(topic)
             warnings.warn(CacheWarning(f"torch-mlc: {text}"), stacklevel=3)
-
-
-def _encode(entry: Entry) -> bytes:
-    header = {
-        "kind": entry.kind, "key": entry.key, "description": entry.description, "payload": len(entry.payload),
-        "meta": entry.meta,
-    }  # fmt: skip
-    body = json.dumps(header, separators=(",", ":")).encode() + b"\n" + entry.payload
-    return b"".join((_MAGIC, hashlib.sha256(body).hexdigest().encode(), b"\n", body))
-
-
-def _decode(data: bytes, kind: str, key: str) -> Entry:
-    start = len(_MAGIC)
-    if data[:start] != _MAGIC or data[start + 64 : start + 65] != b"\n":
-        raise _Damaged("was not written by torch-mlc, or by another version of it")
-    body = data[start + 65 :]
-    if hashlib.sha256(body).hexdigest().encode() != data[start : start + 64]:
-        raise _Damaged("is damaged (its hash does not fit)")
-    line, _, payload = body.partition(b"\n")
-    header = json.loads(line)
-    if (header["kind"], header["key"]) != (kind, key) or header["payload"] != len(payload):
-        raise _Damaged("belongs to another key")
-    return Entry(kind, key, header["meta"], payload, header["description"])
 
 
 def _write_atomically(path: Path, data: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -17,11 +17,15 @@ from ..ir.loops import Buffer
 from ..ir.parser_expr import index as parse_index
 from ..ir.printer_expr import index_text
 from ..ir.target import Target
-from .cache import DiskCache, Entry
+from .artifacts import note_artifact
+from .cache import DEFAULT_LIMIT, DiskCache
+from .cache_entry import Entry
 from .cpu import compile_kernels, load_kernels
 from .gpu import GpuBinary, compile_triton
 from .gpu_launch import GpuKernel
 from .gpu_table import GpuTableKernel
+from .options import Options
+from .remote_cache import CacheLevels, RemoteCache
 
 KIND_KERNEL, KIND_GRAPH = "kernel", "graph"
 
@@ -105,10 +109,10 @@ def _source_of_json(data: Mapping[str, Any]) -> KernelSource:
 
 
 class KernelStore:
-    """What was compiled before, by key: in this process, and on disk where ``disk`` is given."""
+    """What was compiled before, by key: in this process, and in the ``levels`` of a cache where they are given."""
 
-    def __init__(self, disk: DiskCache | None) -> None:
-        self.disk = disk
+    def __init__(self, levels: CacheLevels | None) -> None:
+        self.levels = levels
         self._codes: dict[str, KernelCode] = {}
         self._loaded: dict[str, LoadedKernel] = {}
         self._graphs: dict[str, Mapping[str, Any]] = {}
@@ -118,8 +122,8 @@ class KernelStore:
     def code(self, key: str) -> KernelCode | None:
         """The code of a kernel compiled before."""
         known = self._codes.get(key)
-        if known is None and self.disk is not None:
-            entry = self.disk.read(KIND_KERNEL, key)
+        if known is None:
+            entry = self._read(KIND_KERNEL, key)
             if entry is not None:
                 m = entry.meta
                 known = KernelCode(key, m["name"], m["language"], tuple(m["symbols"]), entry.payload, m["meta"])
@@ -127,11 +131,10 @@ class KernelStore:
         return known
 
     def keep(self, code: KernelCode, description: str) -> None:
-        """Remember a kernel, on disk too."""
+        """Remember a kernel, in the cache too."""
         self._codes[code.key] = code
-        if self.disk is not None:
-            meta = {"name": code.name, "language": code.language, "symbols": code.symbols, "meta": code.meta}
-            self.disk.write(Entry(KIND_KERNEL, code.key, meta, code.payload, description))
+        meta = {"name": code.name, "language": code.language, "symbols": code.symbols, "meta": code.meta}
+        self._write(Entry(KIND_KERNEL, code.key, meta, code.payload, description))
 
     def load(self, code: KernelCode) -> LoadedKernel:
         """The kernel ready to be called; loaded once a process."""
@@ -149,21 +152,26 @@ class KernelStore:
     def graph(self, key: str) -> Mapping[str, Any] | None:
         """The record of a graph compiled before."""
         known = self._graphs.get(key)
-        if known is None and self.disk is not None:
-            entry = self.disk.read(KIND_GRAPH, key)
+        if known is None:
+            entry = self._read(KIND_GRAPH, key)
             if entry is not None:
                 known = self._graphs[key] = entry.meta
         return known
 
     def keep_graph(self, key: str, record: Mapping[str, Any], description: str) -> None:
-        """Remember a graph, on disk too."""
+        """Remember a graph, in the cache too."""
         self._graphs[key] = record
-        if self.disk is not None:
-            self.disk.write(Entry(KIND_GRAPH, key, record, description=description))
+        self._write(Entry(KIND_GRAPH, key, record, description=description))
+
+    def graphs(self) -> Iterator[Mapping[str, Any]]:
+        """The records of the graphs on disk, the last used first."""
+        if self.levels is not None and self.levels.disk is not None:
+            for entry in self.levels.disk.read_all(KIND_GRAPH):
+                yield entry.meta
 
     def lock(self, kind: str, key: str) -> AbstractContextManager[None]:
         """Hold a key against other processes."""
-        return nullcontext() if self.disk is None else self.disk.lock(kind, key)
+        return nullcontext() if self.levels is None else self.levels.lock(kind, key)
 
     def forget(self) -> None:
         """Drop what this process remembers; the disk keeps its own."""
@@ -171,8 +179,30 @@ class KernelStore:
         self._graphs.clear()
         self._loaded.clear()
 
+    # --- the cache --------------------------------------------------------------------------------------------------
+
+    def _read(self, kind: str, key: str) -> Entry | None:
+        entry = self.levels.read(kind, key) if self.levels is not None else None
+        if entry is not None:
+            note_artifact(entry)
+        return entry
+
+    def _write(self, entry: Entry) -> None:
+        if self.levels is not None:
+            self.levels.write(entry)
+            note_artifact(entry)
+
+
+def kernel_store_of(options: Options, *, fresh: bool = False) -> KernelStore:
+    """The store that settings ask for; ``fresh`` reads and writes no cache."""
+    if fresh or not options.cache:
+        return kernel_store(None)
+    return kernel_store(options.cache_dir, options.cache_size, options.cache_remote)
+
 
 @lru_cache(maxsize=8)
-def kernel_store(folder: Path | None) -> KernelStore:
+def kernel_store(folder: Path | None, limit: int = DEFAULT_LIMIT, remote: str | None = None) -> KernelStore:
     """The store over a cache folder, one a process; without a folder it lives in memory alone."""
-    return KernelStore(None if folder is None else DiskCache(folder))
+    if folder is None:
+        return KernelStore(None)
+    return KernelStore(CacheLevels(DiskCache(folder, limit), RemoteCache(remote) if remote else None))

@@ -13,10 +13,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import fsspec
 from platformdirs import user_cache_dir
 
 from ..ir.errors import MlcError
 from ..scheduler.overrides import OverrideError, Overrides, load_overrides
+from .cache import DEFAULT_LIMIT
 
 LOG_TOPICS = ("timing", "cache", "fusion", "schedule")
 MODES: dict[str, dict[str, object]] = {
@@ -72,6 +74,33 @@ def _parse_cache_dir(value: object) -> Path:
     if path is None:
         raise _Refused("the path of a folder")
     return path
+
+
+def _parse_size(value: object) -> int:
+    valid = "a size above zero: 512MiB, 4GiB, 2GB, or a number of bytes"
+    units = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+    found = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([kmg]?i?b|)", str(value).strip().lower())
+    if isinstance(value, bool) or found is None or found[2] not in units:
+        raise _Refused(valid)
+    size = int(float(found[1]) * units[found[2]])
+    if size <= 0:
+        raise _Refused(valid)
+    return size
+
+
+def _parse_remote(value: object) -> str | None:
+    if value is None:
+        return None
+    url = str(value).strip()
+    scheme, mark, rest = url.partition("://")
+    known = tuple(sorted(fsspec.available_protocols()))
+    if not mark or not rest or scheme not in known:
+        raise _Refused("a URL that fsspec knows, such as s3://bucket/folder or file:///folder", known, scheme)
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        raise _Refused(f"{url} once its library is installed ({error})") from None
+    return url
 
 
 def _parse_target(value: object) -> str | None:
@@ -210,6 +239,23 @@ class Options:
         shown="1",
         values="0, 1",
         doc="Read and write compiled graphs on disk.",
+    )
+    cache_size: int = _option(
+        "MLC_CACHE_SIZE",
+        _parse_size,
+        default=DEFAULT_LIMIT,
+        shown="4GiB",
+        values="512MiB, 4GiB, …",
+        doc="The most that the cache folder may hold; what was used longest ago goes first.",
+    )
+    cache_remote: str | None = _option(
+        "MLC_CACHE_REMOTE",
+        _parse_remote,
+        default=None,
+        shown="none",
+        values="a URL for fsspec: s3://…, gs://…, file:///…",
+        doc="A place that machines share, asked where the cache folder has nothing and given what is compiled. Who may "
+        "write there can have code run here.",
     )
     target: str | None = _option(
         "MLC_TARGET",

@@ -48,12 +48,15 @@ def _index(expr: Expr) -> sympy.Expr | None:
     return None
 
 
-def guards(ctx: Context, block: Block) -> tuple[Bound, ...]:
-    """What must hold of the position for the loads in the selects of a block to need no mask, in loop variables."""
+def guards(ctx: Context, block: Block, otherwise: bool = False) -> tuple[Bound, ...]:
+    """What must hold of the position for the loads in the selects of a block to need no mask, in loop variables.
+
+    With ``otherwise``, what must hold where those conditions do not: joined tensors read something there too.
+    """
     axes = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
     found: dict[Bound, None] = {}
     for select in _selects(block):
-        for inside in _needed(select):
+        for inside in _failing(select) if otherwise else _needed(select):
             value = in_loops(ctx, inside.xreplace(axes))
             if not value.is_Integer:
                 found[affirmed(value)] = None
@@ -64,6 +67,12 @@ def _needed(select: Select) -> Iterator[sympy.Expr]:
     if _reads(select.if_true):
         yield from _conjuncts(select.condition)
     elif _reads(select.if_false) and (value := difference(select.condition)) is not None:
+        yield _ONE - value
+
+
+def _failing(select: Select) -> Iterator[sympy.Expr]:
+    value = difference(select.condition)
+    if value is not None and _reads(select.if_true) and _reads(select.if_false):
         yield _ONE - value
 
 

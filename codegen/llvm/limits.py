@@ -54,8 +54,11 @@ def limited(ctx: Context, loop: Loop, low: Val, high: Val) -> tuple[Val, Val, fr
     return low, high, frozenset(used)
 
 
-def steady(ctx: Context, loop: Loop, low: Val, high: Val) -> Steady:
-    """The iterations that need no mask: not the last ones, which a tail cuts, nor those at a border of padding."""
+def steady(ctx: Context, loop: Loop, low: Val, high: Val, otherwise: bool = False) -> Steady:
+    """The iterations that need no mask: not the last ones, which a tail cuts, nor those at a border of padding.
+
+    With ``otherwise``, of iterations in which comparisons of the position no longer all hold, those in which they fail.
+    """
     found: dict[Bound, tuple[sympy.Expr, int]] = {}
     tail = set()
     for node, outer in walk_nodes(loop.body):
@@ -68,7 +71,7 @@ def steady(ctx: Context, loop: Loop, low: Val, high: Val) -> Steady:
             if slack is not None and slack[1] < 0:
                 found[bound] = slack
                 tail.add(bound)
-        for bound in guards(ctx, node) if _is_long(loop) else ():
+        for bound in guards(ctx, node, otherwise) if _is_long(loop) else ():
             if bound not in ctx.assumed and bound not in found and (slack := _slack(bound, loop, outer)) is not None:
                 found[bound] = slack
     limit, start = high, low

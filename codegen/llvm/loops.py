@@ -265,8 +265,10 @@ def _counted(
         ctx.assumed = whole
 
 
-def _peeled(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val, started: list[Accumulator]) -> list[Accumulator]:
-    part = steady(ctx, loop, low, high)
+def _peeled(
+    ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val, started: list[Accumulator], otherwise: bool = False
+) -> list[Accumulator]:
+    part = steady(ctx, loop, low, high, otherwise)
     if not part.bounds:
         _range(ctx, nest, loop, low, high)
         return started
@@ -293,7 +295,10 @@ def _peeled(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val, started: 
         else acc
         for acc in started
     ]
-    _range(ctx, nest, loop, smax(ctx, low, part.high), high)
+    rest = smax(ctx, low, part.high)
+    if part.bounds != part.tail and not (otherwise or started or ctx.accumulators):
+        return _peeled(ctx, nest, loop, rest, high, started, otherwise=True)
+    _range(ctx, nest, loop, rest, high)
     return started
 
 

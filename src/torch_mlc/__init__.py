@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .dynamo_backend.explain import explain
     from .ir.printer import show
+    from .runtime.artifacts import load_cache_artifacts
     from .runtime.nest_kernel import compile
     from .runtime.options import OptionError, Options
     from .scheduler.error import ScheduleError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "OptionError", "Options", "Schedule", "ScheduleError", "Trace", "__version__", "compile", "explain",
-    "schedule", "show",
+    "load_cache_artifacts", "schedule", "show",
 ]  # fmt: skip
 
 _HOME = {
@@ -30,6 +31,7 @@ _HOME = {
     "Trace": "scheduler.trace",
     "compile": "runtime.nest_kernel",
     "explain": "dynamo_backend.explain",
+    "load_cache_artifacts": "runtime.artifacts",
     "schedule": "scheduler.overrides",
     "show": "ir.printer",
 }

@@ -74,8 +74,8 @@ PROGRAMS = [
 
 
 def cases() -> Iterator[object]:
-    """Every program for every target. Of the variants by type, size and symbolic sizes those of one model run always, on
-    the first target: the second's compiler is the same up to its last steps."""
+    """Every program for every target. Of the variants by type, size and symbolic sizes those of one model run always,
+    on the first target: the second's compiler is the same up to its last steps."""
     for name in TARGETS:
         for program in PROGRAMS:
             varied = program.dynamic or program.dtype is BF16 or bool(program.layers)
