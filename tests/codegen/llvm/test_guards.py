@@ -26,6 +26,7 @@ GUARDED: dict[str, Program] = {
     "summed with its border": lambda x: F.pad(x, (9, 70), value=1.0).sum(-1),
     "largest in the padded": lambda x: F.pad(x, (2, 2, 3, 3), value=-9.0).amax(0),
     "joined": lambda x: torch.cat([x, x * 2, x[:, :11]], 1),
+    "halves turned": lambda x: torch.cat((x[:, :-9] * 3 - x[:, 9:], x[:, 9:] * 3 + x[:, :-9]), 1),
     "a causal mask": lambda x: torch.softmax(x.masked_fill(~torch.ones_like(x, dtype=torch.bool).tril(), -1e9), -1),
     "shifted": lambda x: x - F.pad(x, (1, 0))[:, :-1],
     "mean of all": lambda x: F.pad(x, (0, 0, 0, 1)).square().mean(),
