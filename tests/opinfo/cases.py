@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_map_only
 
 DTYPES = (
@@ -39,6 +38,20 @@ class Job:
     def of(cls, record: dict[str, Any]) -> Job:
         """The job that a result belongs to."""
         return cls(record["op"], record["dtype"], record["mode"])
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A call: ``op(input, *args, **kwargs)``. ``ends`` picks of its results what a gradient starts from."""
+
+    input: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    ends: Callable[[Any], Any]
+
+    def mapped(self, fn: Callable[[Any], Any]) -> Sample:
+        """The call with other operands."""
+        return replace(self, input=fn(self.input), args=fn(self.args), kwargs=fn(self.kwargs))
 
 
 def name_of(info: OpInfo) -> str:
@@ -68,7 +81,7 @@ def jobs(dtypes: tuple[str, ...] = DTYPES, modes: tuple[str, ...] = MODES) -> It
             yield from (Job(name, dtype, mode) for mode in modes if possible[mode])
 
 
-def samples(job: Job) -> list[SampleInput]:
+def samples(job: Job) -> list[Sample]:
     """The database's samples, the same in every process."""
     torch.manual_seed(zlib.crc32(f"{job.op} {job.dtype}".encode()))
     with warnings.catch_warnings():
@@ -76,19 +89,24 @@ def samples(job: Job) -> list[SampleInput]:
         found = operators()[job.op].sample_inputs(
             "cpu", getattr(torch, job.dtype), requires_grad=job.mode == "gradient"
         )
-        return list(found)
+        return [Sample(s.input, tuple(s.args), dict(s.kwargs), s.output_process_fn_grad) for s in found]
 
 
-def copied(sample: SampleInput) -> SampleInput:
-    """A sample with tensors of its own, of the same strides."""
+def copied(sample: Sample) -> Sample:
+    """A sample with tensors of its own, of the same strides, offsets and overlaps."""
 
     def again(t: torch.Tensor) -> torch.Tensor:
-        return t.detach().clone(memory_format=torch.preserve_format).requires_grad_(t.requires_grad)
+        plain = t.detach()
+        if not dense(t) or t.is_conj() or t.is_neg():
+            return plain.clone().requires_grad_(t.requires_grad)
+        memory = plain.untyped_storage().clone()
+        return (
+            torch.empty(0, dtype=t.dtype)
+            .set_(memory, t.storage_offset(), t.shape, t.stride())
+            .requires_grad_(t.requires_grad)
+        )
 
-    def fresh(value: Any) -> Any:
-        return tree_map_only(torch.Tensor, lambda t: again(t) if dense(t) else t.clone(), value)
-
-    return dataclasses.replace(sample, input=fresh(sample.input), args=fresh(sample.args), kwargs=fresh(sample.kwargs))
+    return sample.mapped(lambda value: tree_map_only(torch.Tensor, again, value))
 
 
 def dense(t: torch.Tensor) -> bool:
@@ -96,7 +114,7 @@ def dense(t: torch.Tensor) -> bool:
     return t.layout is torch.strided
 
 
-def widened(sample: SampleInput) -> SampleInput:
+def widened(sample: Sample) -> Sample:
     """The sample in float64 (complex128), for a reference."""
     wide = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 
@@ -111,7 +129,4 @@ def widened(sample: SampleInput) -> SampleInput:
             return value.detach().to(torch.complex128).requires_grad_(value.requires_grad)
         return value
 
-    def fresh(value: Any) -> Any:
-        return tree_map_only((torch.Tensor, torch.dtype), widen, value)
-
-    return dataclasses.replace(sample, input=fresh(sample.input), args=fresh(sample.args), kwargs=fresh(sample.kwargs))
+    return sample.mapped(lambda value: tree_map_only((torch.Tensor, torch.dtype), widen, value))

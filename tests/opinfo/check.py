@@ -12,13 +12,13 @@ from unittest.mock import patch
 
 import torch
 from torch._dynamo import config
-from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torch_mlc.dynamo_backend.backend as backend
 from torch_mlc.dynamo_backend.compile import CompiledGraph
 
-from .cases import Job, copied, dense, operators, widened
+from .cases import Job, Sample, copied, dense, operators, widened
 
 # Values nobody defines: only shape, type and strides are compared.
 UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
@@ -50,14 +50,15 @@ class Outcome:
         return asdict(self)
 
 
-def check(job: Job, sample: SampleInput) -> Outcome:
+def check(job: Job, sample: Sample) -> Outcome:
     """Run one sample by eager and compiled."""
     info = operators()[job.op]
     run = _RUNNERS[job.mode]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        given = copied(sample)
         try:
-            expected = _seeded(lambda: run(job, _function(info, job), copied(sample)))
+            expected = _seeded(lambda: run(job, _function(info, job), given))
         except Exception as error:
             return Outcome("invalid", _short(error))
         seen: list[CompiledGraph] = []
@@ -71,7 +72,7 @@ def check(job: Job, sample: SampleInput) -> Outcome:
         return outcome
 
 
-def _compare(job: Job, sample: SampleInput, expected: list[Any], name: str, seen: list[CompiledGraph]) -> Outcome:
+def _compare(job: Job, sample: Sample, expected: list[Any], name: str, seen: list[CompiledGraph]) -> Outcome:
     torch._dynamo.reset()
     info = operators()[job.op]
     options = {"options": {"fallback_random": True}} if name == "mlc" else {}
@@ -104,18 +105,18 @@ def _seeded(fn: Callable[[], Any]) -> Any:
 # --- what is run, by mode -------------------------------------------------------------------------------------------
 
 
-def _forward(job: Job, fn: Callable[..., Any], s: SampleInput) -> list[Any]:
+def _forward(job: Job, fn: Callable[..., Any], s: Sample) -> list[Any]:
     with torch.no_grad():
         return tree_leaves(fn(s.input, s.args, s.kwargs))
 
 
-def _inplace(job: Job, fn: Callable[..., Any], s: SampleInput) -> list[Any]:
+def _inplace(job: Job, fn: Callable[..., Any], s: Sample) -> list[Any]:
     """The result, and the operand that was written to."""
     with torch.no_grad():
         return [*tree_leaves(fn(s.input, s.args, s.kwargs)), s.input]
 
 
-def _out(job: Job, fn: Callable[..., Any], s: SampleInput) -> list[Any]:
+def _out(job: Job, fn: Callable[..., Any], s: Sample) -> list[Any]:
     """The results, and the tensors that were written to; those are made like what the call without them gives."""
     with torch.no_grad():
         torch.manual_seed(0)
@@ -125,12 +126,10 @@ def _out(job: Job, fn: Callable[..., Any], s: SampleInput) -> list[Any]:
         return [*tree_leaves(fn(s.input, s.args, {**s.kwargs, "out": out})), *tree_leaves(out)]
 
 
-def _gradient(job: Job, fn: Callable[..., Any], s: SampleInput) -> list[Any]:
+def _gradient(job: Job, fn: Callable[..., Any], s: Sample) -> list[Any]:
     """Results, then the gradients of all operands that ask for one, for random gradients of the results."""
     result = fn(s.input, s.args, s.kwargs)
-    if s.output_process_fn_grad is not None:
-        result = s.output_process_fn_grad(result)
-    results = tree_leaves(result)
+    results = tree_leaves(s.ends(result))
     leaves = [t for t in tree_leaves((s.input, s.args, s.kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad]
     ends = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
     if not leaves or not ends:
@@ -148,7 +147,7 @@ def _detached(t: Any) -> Any:
 _RUNNERS = {"forward": _forward, "gradient": _gradient, "inplace": _inplace, "out": _out}
 
 
-def _exact(job: Job, sample: SampleInput) -> list[Any] | None:
+def _exact(job: Job, sample: Sample) -> list[Any] | None:
     """The results in float64, or None where there are none."""
     if job.mode in ("inplace", "out"):
         return None
