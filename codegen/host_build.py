@@ -22,6 +22,7 @@ from ..ir.graph import (
     Reduction,
     Ref,
     Scan,
+    Scatter,
     SizeInput,
     TensorType,
     View,
@@ -164,7 +165,7 @@ class _Builder:
                 self.steps.append(MakeView(name, kind, source, offset))
                 self.own(name, self.owner[source])
                 self.memory.share(name, source)
-            case Compute() | Reduction() | Scan():
+            case Compute() | Reduction() | Scan() | Scatter():
                 raise EmitError(f"{self.graph.name}: {node.names[0]} was not fused into any function")
 
     def library(self, node: Library, comment: str) -> None:

@@ -7,6 +7,11 @@ class MlcError(Exception):
     """Base class: catching it catches everything torch-mlc raises on purpose."""
 
 
+class OutOfRangeError(MlcError, IndexError, RuntimeError):
+    """Data name a place that a tensor does not have. Eager raises IndexError or RuntimeError, as the op would have it:
+    this is both."""
+
+
 class IRError(MlcError):
     """An IR object was built with parts that do not fit together."""
 

@@ -1,8 +1,9 @@
 """Graphs of tensor functions and library calls, and the module that holds them.
 
-A graph node defines one or more tensors. Before fusion the nodes are ``Compute``, ``Reduction`` and ``Scan`` (what
-each element is, as a value expression over the node's axes), ``View`` (an index map that costs nothing) and
-``Library`` (a call of an ATen op). Fusion replaces the first three by ``CallTensor`` of a function of the module.
+A graph node defines one or more tensors. Before fusion the nodes are ``Compute``, ``Reduction``, ``Scan`` and
+``Scatter`` (what each element is, as a value expression over the node's axes), ``View`` (an index map that costs
+nothing) and ``Library`` (a call of an ATen op). Fusion replaces the first four by ``CallTensor`` of a function of the
+module.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, TypeAlias
 import sympy
 
 from .dtypes import DType
-from .expr import Expr, Index, free_symbols, is_value, loads
+from .expr import Expr, Index, IndexValue, free_symbols, is_value, loads
 from .loops import LoopNest
 from .monoid import Monoid
 from .symbols import SymbolTable
@@ -124,6 +125,47 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
+class Scatter:
+    """``name[axes] = initial``, then for each point of ``source_axes`` over ``source_shape``, in their order:
+    ``name[positions] = combine(name[positions], value)``, or just ``value`` without a monoid.
+
+    ``values`` are the initial value, over ``axes``, and over ``source_axes`` the value and then a position for each
+    dimension of the result, as integer values: data decide them, or they are an ``IndexValue``. The monoid has one
+    component. A position out of range is an error of the program that runs it, and changes no element.
+    """
+
+    name: str
+    type: TensorType
+    axes: tuple[sympy.Symbol, ...]
+    source_axes: tuple[sympy.Symbol, ...]
+    source_shape: tuple[sympy.Expr, ...]
+    monoid: Monoid | None
+    values: tuple[Expr, ...]
+    origins: tuple[Origin, ...] = field(default=(), compare=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def types(self) -> tuple[TensorType, ...]:
+        return (self.type,)
+
+    @property
+    def initial(self) -> Expr:
+        return self.values[0]
+
+    @property
+    def value(self) -> Expr:
+        return self.values[1]
+
+    @property
+    def positions(self) -> tuple[Index, ...]:
+        """Where a point goes, an index for each dimension of the result: an expression where data have no say."""
+        return tuple(p.index if isinstance(p, IndexValue) else p for p in self.values[2:])
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """``name[axes] = source[indices]``, without a copy: the same memory at ``type.strides`` from ``offset`` elements
     in."""
@@ -222,7 +264,7 @@ def _parts(items: tuple[Any, ...], count: int) -> list[tuple[Any, ...]]:
     return [items[k * size : (k + 1) * size] for k in range(count)]
 
 
-Node: TypeAlias = Compute | Reduction | Scan | View | Library | CallTensor
+Node: TypeAlias = Compute | Reduction | Scan | Scatter | View | Library | CallTensor
 GraphInput: TypeAlias = Input | SizeInput
 # A name, a size, or nothing.
 GraphOutput: TypeAlias = str | sympy.Expr | None
@@ -265,7 +307,7 @@ class IRModule:
         return entry
 
 
-def node_values(node: Compute | Reduction | Scan) -> tuple[Expr, ...]:
+def node_values(node: Compute | Reduction | Scan | Scatter) -> tuple[Expr, ...]:
     """The value expressions that define a node."""
     return (node.value,) if isinstance(node, Compute) else node.values
 
@@ -285,7 +327,7 @@ def refs(arg: Any) -> Iterator[str]:
 def uses(node: Node) -> tuple[str, ...]:
     """The tensors that a node reads, each once, in order."""
     match node:
-        case Compute() | Reduction() | Scan():
+        case Compute() | Reduction() | Scan() | Scatter():
             names = [ld.buffer for v in node_values(node) for ld in loads(v)]
         case View():
             names = [node.source]
@@ -323,9 +365,10 @@ def sizes_read(node: Node) -> set[sympy.Symbol]:
     """Every size symbol, and axis, that a node mentions."""
     found = _mentioned([(t.shape, t.strides) for t in node.types if t is not None])
     match node:
-        case Compute() | Reduction() | Scan():
+        case Compute() | Reduction() | Scan() | Scatter():
             found |= {s for v in node_values(node) for s in free_symbols(v)}
             found |= _mentioned(node.reduce_shape) if isinstance(node, Reduction) else set()
+            found |= _mentioned(node.source_shape) if isinstance(node, Scatter) else set()
         case View():
             found |= _mentioned((node.offset, *(i for i in node.indices if not is_value(i))))
             found |= {s for i in node.indices if is_value(i) for s in free_symbols(i)}

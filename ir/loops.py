@@ -33,6 +33,7 @@ class AxisKind(enum.Enum):
     SPATIAL = "spatial"
     REDUCTION = "reduction"
     SCAN = "scan"
+    SCATTER = "scatter"
 
 
 class LoopKind(enum.Enum):
@@ -103,7 +104,8 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """``buffer[indices] = value``."""
+    """``buffer[indices] = value``. An index that is a value is checked: out of range nothing is written, and whoever
+    runs the nest says so. So it is for the targets of an update."""
 
     buffer: str
     indices: tuple[Index, ...]
@@ -116,7 +118,8 @@ class Update:
     are all zero; an update that does not ``begins`` goes on from what the targets hold.
 
     Over scan axes iterations run in order, and statements after the update read the state so far: a store of it makes
-    a prefix scan.
+    a prefix scan. Over scatter axes they run in order too, and any of them may write any element that differs in what
+    the spatial axes say: a block that scatters goes on from what is there.
 
     ``values`` are lifted states, one per component of the monoid, as ``targets`` are.
     """
@@ -160,6 +163,13 @@ class Block:
     def is_scan(self) -> bool:
         """Whether it updates a state along scan axes."""
         return self.is_reduction and any(a.kind is AxisKind.SCAN for a in self.axes)
+
+    @property
+    def is_scatter(self) -> bool:
+        """Whether it writes where data say, or in places that iterations may share without being a reduction."""
+        if any(a.kind is AxisKind.SCATTER for a in self.axes):
+            return True
+        return any(is_value(i) for w in self.writes for i in w.indices)
 
     @property
     def writes(self) -> tuple[Access, ...]:

@@ -17,7 +17,21 @@ import sympy
 from .dtypes import DType
 from .errors import MlcError
 from .expr import Load, free_symbols, is_value, symbol
-from .graph import CallTensor, Compute, Graph, Input, IRModule, Library, Node, Reduction, Scan, TensorType, View, uses
+from .graph import (
+    CallTensor,
+    Compute,
+    Graph,
+    Input,
+    IRModule,
+    Library,
+    Node,
+    Reduction,
+    Scan,
+    Scatter,
+    TensorType,
+    View,
+    uses,
+)
 from .loops import (
     Access,
     Axis,
@@ -215,6 +229,8 @@ def _element_nest(function: Graph, node: Node) -> LoopNest:
             return _loops(function, node, (*axes, *reduced), (Update(node.monoid, targets, node.values),))
         case Scan():
             return _scan_nest(function, node)
+        case Scatter():
+            return _scatter_nest(function, node)
         case Compute():
             value = node.value
         case View():
@@ -242,18 +258,34 @@ def _scan_nest(function: Graph, node: Scan) -> LoopNest:
     return _loops(function, node, axes, (update, *stores), states)
 
 
+def _scatter_nest(function: Graph, node: Scatter) -> LoopNest:
+    places = node.positions
+    first = Store(node.name, node.axes, node.initial)
+    update: Statement = Store(node.name, places, node.value)
+    if node.monoid is not None:
+        update = Update(node.monoid, (Access(node.name, places),), (node.value,), begins=False)
+    axes = tuple(
+        Axis(v, e, AxisKind.SPATIAL if v in places else AxisKind.SCATTER)
+        for v, e in zip(node.source_axes, node.source_shape, strict=True)
+    )
+    kept = tuple(Axis(v, e) for v, e in zip(node.axes, node.type.shape, strict=True))
+    return _loops(function, node, kept, (first,), then=(axes, (update,)))
+
+
 def _loops(
     function: Graph,
-    node: Compute | Reduction | Scan | View,
+    node: Compute | Reduction | Scan | Scatter | View,
     axes: tuple[Axis, ...],
     body: tuple[Statement, ...],
     states: tuple[Buffer, ...] = (),
+    then: tuple[tuple[Axis, ...], tuple[Statement, ...]] | None = None,
 ) -> LoopNest:
+    """A block over ``axes``; ``then`` another."""
     types = function.types()
-    loops = [symbol(f"loop_{k}") for k in range(len(axes))]
-    tree: Loop | Block = Block(node.names[0], axes, tuple(loops), body)
-    for var, axis in zip(reversed(loops), reversed(axes), strict=True):
-        tree = Loop(var, axis.extent, (tree,))
+    trees = [_tree(node.names[0], "loop", axes, body)]
+    if then is not None:
+        trees.append(_tree(f"{node.names[0]}_then", "then", *then))
+        axes, body = (*axes, *then[0]), (*body, *then[1])
     kinds = [t for t in node.types if t is not None]
     outputs = [Buffer(n, t.shape, contiguous_strides(t.shape), t.dtype) for n, t in zip(node.names, kinds, strict=True)]
     inputs = [_buffer(u, types[u]) for u in uses(node)]
@@ -262,11 +294,21 @@ def _loops(
     used |= {s for statement in body for s in _mentioned(statement)}
     used -= {a.var for a in axes}
     table = SymbolTable(tuple(Size(s) for s in sorted(used, key=lambda s: str(s.name))))
-    return LoopNest(node.names[0], (*inputs, *outputs), node.names, (tree,), states, symbols=table)
+    return LoopNest(node.names[0], (*inputs, *outputs), node.names, tuple(trees), states, symbols=table)
+
+
+def _tree(name: str, prefix: str, axes: tuple[Axis, ...], body: tuple[Statement, ...]) -> Loop | Block:
+    loops = [symbol(f"{prefix}_{k}") for k in range(len(axes))]
+    tree: Loop | Block = Block(name, axes, tuple(loops), body)
+    for var, axis in zip(reversed(loops), reversed(axes), strict=True):
+        tree = Loop(var, axis.extent, (tree,))
+    return tree
 
 
 def _mentioned(body: Store | Update) -> set[sympy.Symbol]:
     if isinstance(body, Update):
-        return {s for v in body.values for s in free_symbols(v)}
+        sites = [i for t in body.targets for i in t.indices]
+        values = {s for v in body.values for s in free_symbols(v)}
+        return values | {s for i in sites for s in (free_symbols(i) if is_value(i) else i.free_symbols)}
     plain = {s for i in body.indices if not is_value(i) for s in i.free_symbols}  # type: ignore[union-attr]
-    return free_symbols(body.value) | plain
+    return free_symbols(body.value) | plain | {s for i in body.indices if is_value(i) for s in free_symbols(i)}

@@ -22,6 +22,7 @@ from .graph import (
     Node,
     Reduction,
     Scan,
+    Scatter,
     SizeInput,
     TensorType,
     View,
@@ -309,6 +310,11 @@ class _GraphReader:
                 values = tuple(self.exprs.value(e) for e in items(fn.body))
                 combine = _monoid(monoid, self.exprs)
                 return Scan(names, types, _axes(fn), symbol(name_of(along)), combine, values)
+            case "scatter", [monoid, kind, ast.Lambda() as initial, extents, ast.Lambda() as fn]:
+                how = None if isinstance(monoid, ast.Constant) else _monoid(monoid, self.exprs)
+                values = (self.exprs.value(initial.body), *(self.exprs.value(e) for e in items(fn.body)))
+                shape = tuple(index(e) for e in items(extents))
+                return Scatter(names[0], _type(kind, self.device), _axes(initial), _axes(fn), shape, how, values)
             case "view", [kind, source, ast.Lambda() as fn]:
                 offset = index(given["offset"]) if "offset" in given else sympy.S.Zero
                 indices = tuple(self.exprs.index(e) for e in items(fn.body))
@@ -324,7 +330,7 @@ class _GraphReader:
                 count = int(index(given["count"])) if "count" in given else 1
                 inputs = tuple(map(name_of, items(arguments)))
                 return CallTensor(names, types, string(callee), inputs, sizes, (), into, count)
-        raise fail(value, "compute, reduce, scan, view, library or call")
+        raise fail(value, "compute, reduce, scan, scatter, view, library or call")
 
     def optional(self, node: ast.expr) -> TensorType | None:
         return None if isinstance(node, ast.Constant) and node.value is None else _type(node, self.device)

@@ -19,6 +19,7 @@ A graph::
         s0 = size(lower=2)
         y = compute(float32[s0, 128], lambda i0, i1: exp(x[i0, i1]))
         z, = reduce(sum, [float32[s0]], [128], lambda i0, r0: (y[i0, r0],))
+        w = scatter(sum, float32[9], lambda i0: float32(0.0), [s0], lambda r0: (z[r0], labels[r0]))
         return (z,)
 
 Names ``_t0``, ``_t1``, … above a statement stand for parts of its expression that occur twice or nest deep; naming a
@@ -41,6 +42,7 @@ from .graph import (
     Node,
     Reduction,
     Scan,
+    Scatter,
     SizeInput,
     TensorType,
     View,
@@ -216,7 +218,7 @@ class Script:
         def types(kinds: tuple[TensorType | None, ...]) -> str:
             return f"[{', '.join(tensor_text(k, device) for k in kinds)}]"
 
-        left = names(node.names) if not isinstance(node, (Compute, View)) else node.name
+        left = names(node.names) if not isinstance(node, (Compute, Scatter, View)) else node.name
         match node:
             case Compute():
                 body = f"{tensor_text(node.type, device)}, {_lambda(node.axes)} {exprs.text(node.value)}"
@@ -230,6 +232,13 @@ class Script:
                 values = names([exprs.text(v) for v in node.values])
                 along = f"{node.scan_axis.name}, {_lambda(node.axes)} ({values})"
                 return f"{left} = scan({_monoid(node.monoid, exprs)}, {types(node.types)}, {along})"
+            case Scatter():
+                first, *rest = [exprs.text(v) for v in node.values]
+                how = "None" if node.monoid is None else _monoid(node.monoid, exprs)
+                source = f"{listing(node.source_shape)}, {_lambda(node.source_axes)} ({names(rest)})"
+                return (
+                    f"{left} = scatter({how}, {tensor_text(node.type, device)}, {_lambda(node.axes)} {first}, {source})"
+                )
             case View():
                 offset = f", offset={index_text(node.offset)}" if node.offset != 0 else ""
                 inside = exprs.indices(node.indices)

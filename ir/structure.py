@@ -26,6 +26,7 @@ from .graph import (
     Reduction,
     Ref,
     Scan,
+    Scatter,
     TensorType,
     View,
     node_values,
@@ -203,6 +204,12 @@ class _Writer:
         ]
         self.lines.append(f"return {','.join(outputs)}")
 
+    def _bound_values(self, axes: tuple[sympy.Symbol, ...], values: tuple[Expr, ...]) -> str:
+        self._bind(*axes)
+        text = ",".join([self.value(v) for v in values])
+        self._numbers = self._sizes
+        return text
+
     def _tensor(self, kind: TensorType | None) -> str:
         return "None" if kind is None else f"{self.type(kind)}{kind.device}"
 
@@ -219,6 +226,9 @@ class _Writer:
                     if isinstance(n, Scan):
                         how = f"{n.monoid.name} along {self.index(n.scan_axis)} "
                 how += ",".join([self.value(v) for v in node_values(n)])
+            case Scatter():
+                how = f"{n.monoid.name if n.monoid else 'set'} into {self._bound_values(n.axes, n.values[:1])} "
+                how += f"over {self.indices(n.source_shape)} {self._bound_values(n.source_axes, n.values[1:])}"
             case View():
                 how = f"view {self.name(n.source)} {self.index(n.offset)} "
                 self._bind(*n.axes)

@@ -165,6 +165,22 @@ def updates_fit(nest: LoopNest) -> Iterator[Fault]:
                 yield Fault(s, "a store in a block with a reduction axis", hint)
 
 
+def scatters_are_apart(nest: LoopNest) -> Iterator[Fault]:
+    """What writes where data say goes on from what is there, and its spatial axes each select places of their own."""
+    for block, _ in blocks(nest):
+        if not block.is_scatter:
+            continue
+        for s in block.body:
+            if isinstance(s, Update) and s.begins:
+                yield Fault(s, "a scatter that begins by itself", "let another block begin the targets; begins=False")
+        for axis in block.axes:
+            if axis.kind is AxisKind.SCATTER or axis.extent == 1:
+                continue
+            if axis.kind is not AxisKind.SPATIAL or not all(axis.var in w.indices for w in block.writes):
+                says = f"iterations of {axis.var} may write the same places"
+                yield Fault(axis, says, "an axis that is no index of what is written is a scatter axis")
+
+
 def buffers_are_written(nest: LoopNest) -> Iterator[Fault]:
     """Outputs are written, inputs are not, and a local buffer is written before it is read."""
     written: set[str] = set()
@@ -218,6 +234,7 @@ NEST_RULES: tuple[Callable[[LoopNest], Iterator[Fault]], ...] = (
     axes_are_bound,
     bodies_are_sound,
     updates_fit,
+    scatters_are_apart,
     buffers_are_written,
     loop_kinds_fit,
 )

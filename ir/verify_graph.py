@@ -16,6 +16,7 @@ from .graph import (
     Library,
     Reduction,
     Scan,
+    Scatter,
     TensorType,
     View,
     node_values,
@@ -86,6 +87,8 @@ def values_are_sound(graph: Graph, module: IRModule | None) -> Iterator[Fault]:
         match node:
             case Compute() | Reduction() | Scan():
                 yield from _elements(node, shapes, sizes)
+            case Scatter():
+                yield from _scatter(node, shapes, sizes)
             case View():
                 yield from _view(node, shapes, sizes)
         shapes.update({n: Shape(t.dtype, t.shape) for n, t in zip(node.names, node.types) if t is not None})
@@ -115,6 +118,29 @@ def _elements(node: Compute | Reduction | Scan, shapes: Shapes, sizes: set[sympy
             yield Fault(value, f"the node is {kind.dtype.value}, its value {value.dtype.value}", "cast the value")
     for value in node_values(node):
         yield from expression(value, shapes, sizes | {*axes}, ranges)
+
+
+def _scatter(node: Scatter, shapes: Shapes, sizes: set[sympy.Symbol]) -> Iterator[Fault]:
+    kind = node.type
+    if len(node.axes) != len(kind.shape) or len(node.values) != 2 + len(kind.shape):
+        yield Fault(node, f"{len(node.axes)} axes and {len(node.values) - 2} positions of {len(kind.shape)} dimensions")
+        return
+    if len(node.source_axes) != len(node.source_shape):
+        yield Fault(node, f"{len(node.source_axes)} source axes and {len(node.source_shape)} extents")
+        return
+    if node.monoid is not None and len(node.monoid.components) != 1:
+        yield Fault(node, f"{node.monoid.name} has {len(node.monoid.components)} components; a scatter combines one")
+    for e in node.source_shape:
+        yield from index_symbols(node, e, sizes)
+    for v in node.values[:2]:
+        if v.dtype is not kind.dtype:
+            yield Fault(v, f"the node is {kind.dtype.value}, its value {v.dtype.value}", "cast the value")
+    yield from expression(node.initial, shapes, sizes | {*node.axes}, _ranges(node.axes, kind.shape))
+    bound, ranges = sizes | {*node.source_axes}, _ranges(node.source_axes, node.source_shape)
+    for v in node.values[1:]:
+        yield from expression(v, shapes, bound, ranges)
+    own = {**shapes, node.name: Shape(kind.dtype, kind.shape)}
+    yield from access(node, node.name, node.positions, own, bound, ranges)
 
 
 def _view(node: View, shapes: Shapes, sizes: set[sympy.Symbol]) -> Iterator[Fault]:

@@ -25,7 +25,7 @@ import llvmlite.binding as llvm
 import torch
 
 from ..codegen.kernel import KernelSource
-from ..ir.errors import MlcError
+from ..ir.errors import MlcError, OutOfRangeError
 from ..ir.target import Target
 
 _LOG = logging.getLogger(__name__)
@@ -245,7 +245,7 @@ def _stand_ins() -> LoadedObject:
 # --- calls from Python ------------------------------------------------------------------------------------------------
 
 # A C function for Python (METH_FASTCALL): its "self" is the address of a kernel, its arguments go into one array of
-# int64.
+# int64. Behind them is room for what a kernel has to say of an index that is out of range (codegen/llvm/scatter.py).
 _TRAMPOLINE = """
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare i64 @PyLong_AsUnsignedLongLongMask(ptr)
@@ -253,12 +253,18 @@ declare ptr @PyErr_Occurred()
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare void @Py_IncRef(ptr)
+declare ptr @PyErr_Format(ptr, ptr, ...)
 @_Py_NoneStruct = external global i8
+@mlc_out_of_range_error = external global i8
+@mlc_message = internal constant [64 x i8] c"index %lld is out of bounds for dimension %lld with size %lld\\00\\00\\00"
 
 define ptr @mlc_call(ptr %self, ptr %arguments, i64 %count) {
 entry:
   %kernel = call ptr @PyLong_AsVoidPtr(ptr %self)
-  %array = alloca i64, i64 %count, align 16
+  %size = add i64 %count, 4
+  %array = alloca i64, i64 %size, align 16
+  %status = getelementptr inbounds i64, ptr %array, i64 %count
+  store i64 0, ptr %status
   %none = icmp eq i64 %count, 0
   br i1 %none, label %ready, label %convert
 convert:
@@ -279,6 +285,20 @@ run:
   %thread = call ptr @PyEval_SaveThread()
   call void %kernel(ptr %array)
   call void @PyEval_RestoreThread(ptr %thread)
+  %flag = load i64, ptr %status
+  %fine = icmp eq i64 %flag, 0
+  br i1 %fine, label %done, label %outside
+outside:
+  %index.at = getelementptr inbounds i64, ptr %status, i64 1
+  %index = load i64, ptr %index.at
+  %dim.at = getelementptr inbounds i64, ptr %status, i64 2
+  %dim = load i64, ptr %dim.at
+  %extent.at = getelementptr inbounds i64, ptr %status, i64 3
+  %extent = load i64, ptr %extent.at
+  %raised = call ptr (ptr, ptr, ...) @PyErr_Format(
+    ptr @mlc_out_of_range_error, ptr @mlc_message, i64 %index, i64 %dim, i64 %extent)
+  br label %fail
+done:
   call void @Py_IncRef(ptr @_Py_NoneStruct)
   ret ptr @_Py_NoneStruct
 fail:
@@ -287,7 +307,7 @@ fail:
 """
 _PYTHON_SYMBOLS = (
     "PyLong_AsVoidPtr", "PyLong_AsUnsignedLongLongMask", "PyErr_Occurred", "PyEval_SaveThread", "PyEval_RestoreThread",
-    "Py_IncRef", "_Py_NoneStruct",
+    "Py_IncRef", "_Py_NoneStruct", "PyErr_Format",
 )  # fmt: skip
 _METH_FASTCALL = 0x0080
 
@@ -306,6 +326,8 @@ def _trampoline() -> tuple[_MethodDef, LoadedObject]:
     library = llvm.JITLibraryBuilder().add_ir(_TRAMPOLINE)
     for name in _PYTHON_SYMBOLS:
         library.import_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0)
+    # An exception's class is where its object is, and lives as long as its module.
+    library.import_symbol("mlc_out_of_range_error", id(OutOfRangeError))
     loaded = _link(library, ["mlc_call"])
     return _MethodDef(b"mlc_kernel", loaded.addresses["mlc_call"], _METH_FASTCALL, None), loaded
 

@@ -16,7 +16,7 @@ import sympy
 import torch
 
 from ..ir.dtypes import DType
-from ..ir.errors import MlcError
+from ..ir.errors import MlcError, OutOfRangeError
 from ..ir.expr import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, is_value
 from ..ir.loops import Buffer
 from ..ir.monoid import Monoid
@@ -77,12 +77,46 @@ class _Run:
         if math.prod(self.shape[: len(f.rows)]) == 0:
             return
         for stage in f.stages:
-            self.stage(stage)
+            if not stage.into:
+                self.stage(stage)
         if any(o.buffer in f.inputs for o in f.outputs):
             # A result may be an input as it is, and must not change when that is written.
             self.results = {name: t.clone() for name, t in self.results.items()}
         for output in f.outputs:
-            self.store(output)
+            if output.buffer not in f.inputs or not f.scatters:  # else what it begins with is there
+                self.store(output)
+        for stage in f.stages:
+            if stage.into:
+                self.scatter(stage, next(o.buffer for o in f.outputs if o.result == stage.into))
+
+    def scatter(self, stage: Stage, buffer: Buffer) -> None:
+        """Combine a value for each point of a stage into the elements of a buffer that data name."""
+        kept = self.places(self.function.axes_of(stage))
+        shape = [n if k in kept else 1 for k, n in enumerate(self.shape)]
+        value, *positions = (self.whole(v, {}).expand(shape).reshape(-1) for v in stage.values)
+        offset = torch.zeros_like(value, dtype=torch.int64)
+        span = 1
+        for k, (place, extent, stride) in enumerate(zip(positions, buffer.shape, buffer.strides, strict=True)):
+            size, step = self.size(extent), self.size(stride)
+            outside = place[(place < 0) | (place >= size)]
+            if len(outside):
+                raise OutOfRangeError(f"index {int(outside[0])} is out of bounds for dimension {k} with size {size}")
+            offset, span = offset + place.long() * step, span + (size - 1) * step
+        flat = torch.as_strided(self.tensors[buffer.name], (max(span, 1),), (1,))
+        value = value.to(flat.dtype)
+        match stage.monoid.name if stage.monoid is not None else "":
+            case "":
+                flat[offset] = value
+            case "sum":
+                flat.index_put_((offset,), value, accumulate=True)
+            case "any":
+                flat[offset[value]] = True
+            case "all":
+                flat[offset[~value]] = False
+            case "product" | "max" | "min" as name:
+                flat.scatter_reduce_(0, offset, value, {"product": "prod", "max": "amax", "min": "amin"}[name])
+            case name:
+                raise FallbackError(f"no ATen op scatters by {name}")
 
     def stage(self, stage: Stage) -> None:
         if stage.monoid is None:

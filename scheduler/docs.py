@@ -8,6 +8,7 @@ from textwrap import dedent
 from typing import Any
 
 from .primitives.annotate import annotate
+from .primitives.atomic import atomic
 from .primitives.blockize import blockize
 from .primitives.cache_read import cache_read
 from .primitives.cache_window import cache_window
@@ -44,7 +45,7 @@ SECTIONS: tuple[tuple[str, tuple[Callable[..., Any], ...]], ...] = (
     ("Layouts and tails", (transform_layout, pad)),
     ("Decisions", (sample_perfect_tile, sample_categorical)),
     ("Units and instructions", (blockize, tensorize)),
-    ("Hints and storage", (annotate, set_scope, reorder_storage, pipeline)),
+    ("Hints and storage", (annotate, atomic, set_scope, reorder_storage, pipeline)),
 )
 
 _HEAD = """\

@@ -34,6 +34,10 @@ class Stage:
     With ``scan`` it combines along the inner dimensions in order, and has a result for each of their points: the state
     up to there.
 
+    With ``into``, the name of an earlier stage's result that leaves the function, it has no result of its own: at every
+    point of ``axes`` its first value is combined with (or, without a monoid, takes the place of) the element of that
+    result whose place the other values are, one a dimension.
+
     ``axes`` (the dimensions of the results) and ``over`` (those that a monoid combines over) are given where this is
     not so: a product that feeds another, a sum over rows beside one over elements.
     """
@@ -46,6 +50,7 @@ class Stage:
     axes: tuple[sympy.Symbol, ...] | None = None
     over: tuple[sympy.Symbol, ...] | None = None
     scan: bool = False
+    into: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,11 @@ class TensorFunction:
     @property
     def dims(self) -> tuple[Dim, ...]:
         return (*self.rows, *self.inner, *self.extra)
+
+    @property
+    def scatters(self) -> bool:
+        """Whether a stage writes where data say."""
+        return any(s.into for s in self.stages)
 
     @property
     def params(self) -> tuple[Buffer, ...]:

@@ -37,6 +37,8 @@ def function_text(function: TensorFunction) -> str:
             place = f"at every [{', '.join(a.name for a in stage.axes)}]"
         if stage.over is not None:
             place += f" over [{', '.join(a.name for a in stage.over)}]"
+        if stage.into:
+            place += f" into {stage.into}"
         lines.append(f"{', '.join(stage.results)} = {how}{', '.join(values)} {place}")
     for o in function.outputs:
         lines.append(f"output {_buffer(o.buffer)} at [{writer.indices(o.indices)}] = {o.result}")

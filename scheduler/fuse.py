@@ -20,6 +20,7 @@ from .function import TensorFunction
 from .group import MAX_MEMBERS, Group
 from .members import Member, build_members, drop_dead, member_sizes
 from .repeat import apply_repeats, choose_repeats
+from .scatter import open_scatters
 from .stream import open_streams
 from .views import ViewMap
 
@@ -276,7 +277,8 @@ def fuse(graph: Graph, *, numerics: str = "fast") -> Fusion:
     is that of MetaFlow and of XLA's multi-output fusion (bytes, recompute, launches); the search here is greedy.
     """
     streams = open_streams(graph, fast=numerics != "eager")
-    graph = streams.graph
+    scatters = open_scatters(streams.graph, fast=numerics != "eager")
+    graph = scatters.graph
     views = ViewMap(graph)
     members, outside = build_members(graph, views, fast=numerics != "eager")
     fuser = _Fuser(graph, views)
@@ -294,11 +296,11 @@ def fuse(graph: Graph, *, numerics: str = "fast") -> Fusion:
             units.append(u.node)
     calls, functions = assemble(graph, views, units, outside, fast=numerics != "eager")
     report = FusionReport(
-        len(members) + streams.nodes,
+        len(members) + streams.nodes + scatters.nodes,
         sum(isinstance(c, CallTensor) for c in calls),
         tuple(sorted(fuser.refusals, key=lambda r: -r.bytes)),
     )
-    return Fusion(_with_nodes(graph, calls), streams.functions | functions, report)
+    return Fusion(_with_nodes(graph, calls), streams.functions | scatters.functions | functions, report)
 
 
 def _with_nodes(graph: Graph, nodes: list[Node]) -> Graph:

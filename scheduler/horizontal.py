@@ -22,6 +22,7 @@ from .in_place import Aliases, MayAlias, is_copy, write_in_place
 from .overwrite import write_over_dead
 from .passes.eliminate_dead import has_effect
 from .scalars import split_scalars
+from .scatter import begin_apart
 from .unify import Families, unify
 
 # A function with scalars in it is taken apart where it is repeated, or at least so large.
@@ -43,6 +44,7 @@ def share_launches(fusion: Fusion, may_alias: MayAlias) -> Fusion:
     graph, functions = write_in_place(graph, functions, may_alias)
     graph, functions = _Tables(graph, functions, Aliases.of(graph, may_alias)).run()
     graph, functions = write_over_dead(graph, functions, may_alias)
+    graph, functions = begin_apart(graph, functions)
     kernels = sum(isinstance(n, CallTensor) for n in graph.nodes)
     return Fusion(graph, functions, replace(fusion.report, kernels=kernels))
 
@@ -182,7 +184,7 @@ class _Tables:
     def calls(self) -> Iterator[tuple[int, CallTensor, tuple[int | None, ...]]]:
         """Calls of one row: their positions, and for each result the argument that it is written over, if any."""
         for k, node in enumerate(self.graph.nodes):
-            if isinstance(node, CallTensor) and node.count == 1:
+            if isinstance(node, CallTensor) and node.count == 1 and not self.functions[node.function].scatters:
                 into = (None if t is None else node.args.index(t) if t in node.args else -1 for t in node.into)
                 yield k, node, tuple(into)
 

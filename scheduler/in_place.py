@@ -15,6 +15,7 @@ from ..ir.graph import CallTensor, Graph, Input, Library, Node, Ref, TensorType,
 from .function import Output, Stage, TensorFunction
 from .function_table import FunctionTable
 from .scalars import is_elementwise
+from .scatter import scattered_over
 
 COPY = "aten::copy_.default"
 # Whether an op may return memory that it was given.
@@ -186,7 +187,11 @@ def overwritten(function: TensorFunction, output: int, given: int) -> TensorFunc
     The value must be computed from the element that it replaces: then it cannot be there before that has been read.
     """
     old, buffer = function.outputs[output], function.inputs[given]
-    if any(o.buffer == buffer for o in function.outputs) or function.extra:
+    if any(o.buffer == buffer for o in function.outputs):
+        return None
+    if function.scatters:
+        return scattered_over(function, given)
+    if function.extra:
         return None
     if (old.buffer.shape, old.buffer.strides, old.buffer.dtype) != (buffer.shape, buffer.strides, buffer.dtype):
         return None

@@ -18,9 +18,7 @@ from ..ir.loops import (
     AxisKind,
     Block,
     Buffer,
-    Loop,
     LoopNest,
-    Node,
     Scope,
     Statement,
     Store,
@@ -28,6 +26,7 @@ from ..ir.loops import (
     contiguous_strides,
 )
 from .function import Dim, Output, Stage, TensorFunction
+from .lower_scatter import in_loops, lower_scatter
 
 
 def lower_to_loops(function: TensorFunction) -> LoopNest:
@@ -35,6 +34,8 @@ def lower_to_loops(function: TensorFunction) -> LoopNest:
 
     Stages stand in order at the root, each with loops over the rows and, where it needs them, the inner dimensions.
     """
+    if function.scatters:
+        return lower_scatter(function)
     function = rows_late(collapse(substitute_single_uses(function)))
     inputs = {b.name for b in function.inputs}
     # What goes over an input is written when everything has been read.
@@ -74,7 +75,7 @@ def lower_to_loops(function: TensorFunction) -> LoopNest:
         function.name,
         function.params,
         tuple(o.buffer.name for o in function.outputs),
-        tuple(_loops(b) for b in blocks),
+        tuple(in_loops(b) for b in blocks),
         tuple(locals_),
         function.symbols,
         (
@@ -157,14 +158,6 @@ def _direct(outputs: list[Output], result: str, value: Expr, readers: set[str]) 
     if len(outputs) == 1 and result not in readers and outputs[0].buffer.dtype is value.dtype:
         return outputs[0]
     return None
-
-
-def _loops(block: Block) -> Node:
-    node: Node = block
-    for axis, binding in zip(reversed(block.axes), reversed(block.bindings), strict=True):
-        assert isinstance(binding, sympy.Symbol)
-        node = Loop(binding, axis.extent, (node,))
-    return node
 
 
 def _late_stores(

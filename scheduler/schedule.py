@@ -14,6 +14,7 @@ from ..ir.loops import Block, Loop, LoopNest, walk_nodes
 from ..ir.parser_expr import index
 from .error import ScheduleError
 from .primitives.annotate import annotate
+from .primitives.atomic import atomic
 from .primitives.blockize import blockize, check_units
 from .primitives.cache_read import cache_read
 from .primitives.cache_window import cache_window
@@ -141,6 +142,9 @@ class Schedule:
         args = {"at": at, "key": key, "value": value}
         self._take("annotate", args, annotate(self.nest, at, key, settled(value)))
 
+    def atomic(self, block: BlockRef) -> None:
+        self._take("atomic", {"block": block}, atomic(self.nest, block))
+
     def set_scope(self, buffer: str, scope: str) -> None:
         self._take("set_scope", {"buffer": buffer, "scope": scope}, set_scope(self.nest, buffer, scope))
 
@@ -258,8 +262,8 @@ class Schedule:
 
 
 PRIMITIVES = (
-    "split", "fuse", "reorder", "merge", "bind", "parallel", "vectorize", "unroll", "annotate", "compute_inline",
-    "compute_at", "reverse_compute_at", "rfactor", "set_scope", "blockize", "tensorize",
+    "split", "fuse", "reorder", "merge", "bind", "parallel", "vectorize", "unroll", "annotate", "atomic",
+    "compute_inline", "compute_at", "reverse_compute_at", "rfactor", "set_scope", "blockize", "tensorize",
     "cache_read", "cache_write", "reverse_compute_inline", "decompose_reduction", "fuse_reductions",
     "decompose_online", "pack", "cache_window", "reorder_storage",
     "transform_layout", "pad", "pipeline", "sample_perfect_tile", "sample_categorical",

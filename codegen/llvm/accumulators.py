@@ -87,10 +87,10 @@ class Reduced:
 
 
 def reductions_of(paths: Mapping[str, tuple[Block, tuple[Loop, ...]]]) -> dict[str, Reduced]:
-    """Every block with an ``Update``, by name."""
+    """Every block with an ``Update`` whose places data do not decide, by name."""
     found = {}
     for name, (block, path) in paths.items():
-        if block.is_reduction:
+        if block.is_reduction and not block.is_scatter:
             carried: set[sympy.Symbol] = set()
             for axis, binding in zip(block.axes, block.bindings, strict=True):
                 if axis.kind is not AxisKind.SPATIAL:

@@ -20,7 +20,8 @@ from .control import branch, runtime_loop
 from .empty import without_elements
 from .index import in_loops, scalar_index, split_linear
 from .limits import blocks_inside, iterations_above, limited, smax, smin, steady
-from .values import evaluate, index_values
+from .scatter import checked
+from .values import evaluate
 
 I64, BOOL = DType.INT64, DType.BOOL
 # Called for a parallel loop: writes the team's function and the call of it. None inside one.
@@ -329,6 +330,8 @@ def _written(nodes: tuple[Node, ...]) -> frozenset[str]:
 
 
 def _block(ctx: Context, nest: Nest, block: Block) -> None:
+    if dict(block.annotations).get("atomic"):
+        raise EmitError(f"{ctx.nest.name}: {block.name} scatters by atomic operations, which are a GPU's")
     ctx.axes = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
     ctx.block = block
     ctx.values = {}
@@ -364,9 +367,11 @@ def _statements(ctx: Context, block: Block) -> None:
         match statement:
             case Store():
                 value = evaluate(ctx, statement.value)
-                store(ctx, statement.buffer, statement.indices, index_values(ctx, statement.indices), value)
+                with checked(ctx, statement.buffer, statement.indices) as places:
+                    store(ctx, statement.buffer, statement.indices, places, value)
                 ctx.stored = {k: v for k, v in ctx.stored.items() if k[0] != statement.buffer}
-                ctx.stored[statement.buffer, statement.indices] = value
+                if all(p is None for p in places):
+                    ctx.stored[statement.buffer, statement.indices] = value
             case Update():
                 reductions.update(ctx, block, k, statement)
     ctx.stored = {}

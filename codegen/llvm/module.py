@@ -14,13 +14,14 @@ from ...ir.dtypes import DType
 from ...ir.expr import flops
 from ...ir.loops import Block, Loop, LoopKind, LoopNest, Update, blocks, walk_nodes
 from ...ir.target import Target
-from ..kernel import KernelSource
+from ..kernel import EmitError, KernelSource
 from .accumulators import reductions_of
 from .builder import Builder, Val, element_type
 from .compact import Storage, storage_of
 from .context import SLACK, Context, Place
 from .index import scalar_index
 from .loops import Nest, emit_nodes, run_loop
+from .scatter import REPORT, STATUS, is_checked
 from .table import DECLARATIONS, size_function, table_driver
 from .types import memory_type
 
@@ -62,14 +63,19 @@ class _Module:
         # Regions have functions of their own; without any, the work is one, for parameters may be declared not to
         # overlap.
         apart = not any(isinstance(n, Loop) and n.kind is LoopKind.PARALLEL for n, _ in walk_nodes(self.nest.body))
-        signature = ", ".join(f"{t} {n}" for t, n in zip(types, names, strict=True))
-        entry = _entry(self.nest, names, types, call=apart)
+        status = is_checked(self.nest)
+        passed = [f"{t} {n}" for t, n in zip(types, names, strict=True)] + [f"ptr %{STATUS}"] * status
+        signature = ", ".join(passed)
+        entry = _entry(self.nest, names, types, call=apart, status=status)
         if apart:
             b = Builder(f"define internal void @{self.nest.name}.main({signature})", features)
         else:
             b = Builder(entry[0].removesuffix(" #0 {"), features)
             b.lines.extend(entry[2:])
         places = {p.name: _parameter(self.nest, p.name) for p in self.nest.params}
+        if status:
+            places[STATUS] = Place(f"%{STATUS}", I64, (), (), fixed=True)
+            self.functions.append(REPORT)
         ctx = Context(self.nest, self.target, b, places, {s: Val(f"%{s.name}", I64) for s in self.nest.symbols.symbols})
         paths = {n.name: (n, outer) for n, outer in blocks(self.nest)}
         reduced = reductions_of(paths)
@@ -90,6 +96,8 @@ class _Module:
         The iterations are those of the parallel loop around everything; without one a row is done at once.
         """
         nest, storage = self.nest, storage_of(self.nest)
+        if is_checked(nest):
+            raise EmitError(f"{nest.name}: a kernel over a table cannot tell of an index that is out of range")
         features = self.features()
         loop = nest.body[0] if len(nest.body) == 1 else None
         cut = isinstance(loop, Loop) and loop.kind is LoopKind.PARALLEL
@@ -147,19 +155,23 @@ def _parameter(nest: LoopNest, name: str) -> Place:
     return Place(f"%{name}", p.dtype, p.shape, p.strides, fixed=name not in nest.outputs)
 
 
-def _entry(nest: LoopNest, names: list[str], types: list[str], call: bool) -> list[str]:
+def _entry(nest: LoopNest, names: list[str], types: list[str], call: bool, status: bool) -> list[str]:
     """The exported function: its head and the loads of its arguments.
 
-    And with ``call`` a call of the one that does the work.
+    And with ``call`` a call of the one that does the work. ``status``: what lies behind the arguments has a name too.
     """
     lines = [f"define void @{nest.name}(ptr %arguments) #0 {{", "entry:"]
     for k, (name, kind) in enumerate(zip(names, types, strict=True)):
         short = kind.split()[0]
         lines.append(f"  %at{k} = getelementptr inbounds i64, ptr %arguments, i64 {k}")
         lines.append(f"  {name} = load {short}, ptr %at{k}, align 8")
+    if status:
+        lines.append(f"  %{STATUS} = getelementptr inbounds i64, ptr %arguments, i64 {len(names)}")
     if not call:
         return lines
-    passed = ", ".join(f"{t.split()[0]} {n}" for t, n in zip(types, names, strict=True))
+    passed = ", ".join(
+        [*(f"{t.split()[0]} {n}" for t, n in zip(types, names, strict=True)), *[f"ptr %{STATUS}"] * status]
+    )
     return [*lines, f"  call void @{nest.name}.main({passed})", "  ret void", "}"]
 
 

@@ -12,7 +12,7 @@ from ...ir.dtypes import DType
 from ...ir.expr import Load
 from ...ir.loops import AxisKind, Block, Bound, Loop, LoopKind, Update
 from ..kernel import EmitError
-from .access import bound_mask, store
+from .access import bound_mask, load, store
 from .accumulators import (
     Accumulator,
     Reduced,
@@ -36,6 +36,7 @@ from .factor import factored
 from .functions import apply
 from .index import scalar_index
 from .scans import prefix
+from .scatter import checked
 from .values import evaluate, index_values
 
 # Past this many bytes accumulators no longer stay in the first-level cache: the targets themselves are updated.
@@ -192,7 +193,11 @@ def update(ctx: Context, block: Block, k: int, statement: Update) -> None:
     """One step: the accumulator (or the targets in memory) combined with the values at this point."""
     acc = ctx.accumulators.get((block.name, k))
     if not isinstance(acc, Accumulator):
-        _update_memory(ctx, block, statement, [evaluate(ctx, v) for v in statement.values])
+        values = [evaluate(ctx, v) for v in statement.values]
+        if block.is_scatter:
+            _scatter(ctx, statement, values)
+        else:
+            _update_memory(ctx, block, statement, values)
         return
     values = [evaluate(ctx, v) for v in acc.values]
     index = position(ctx, acc)
@@ -247,6 +252,15 @@ def _reduction_mask(ctx: Context, acc: Accumulator, block: Block) -> Mask | None
             mask = bound_mask(ctx, bound)
             live = mask.live if live is None else conjunction(ctx.b, live, mask.live)
     return None if live is None else Mask(live)
+
+
+def _scatter(ctx: Context, statement: Update, values: list[Val]) -> None:
+    """Targets in memory, where data say, combined with what is there."""
+    (target,) = statement.targets
+    with checked(ctx, target.buffer, target.indices) as places:
+        old = load(ctx, target.buffer, target.indices, places)
+        (new,) = combined(ctx, statement, [old], values)
+        store(ctx, target.buffer, target.indices, places, new)
 
 
 def _update_memory(ctx: Context, block: Block, statement: Update, values: list[Val]) -> None:

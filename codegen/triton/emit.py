@@ -22,6 +22,7 @@ from .parts import Iteration, Parts
 from .program import BlockInfo, Program
 from .reduce import Reductions
 from .scans import Scans
+from .scatter import scatter
 from .states import begin_states
 from .table import ALIGNED, PARAMETERS, table_head
 from .values import Values
@@ -258,7 +259,9 @@ class _Emitter:
         self.out.comment(f"{info.block.name}{': ' if source else ''}{source}")
         self.values.enter(info)
         for statement in info.block.body:
-            if isinstance(statement, Update):
+            if info.block.is_scatter:
+                scatter(self.values, self.out, info, statement)
+            elif isinstance(statement, Update):
                 (self.scans if info.block.is_scan else self.reductions).step(info, statement)
             else:
                 buffer = self.program.buffers[statement.buffer]

@@ -333,7 +333,8 @@ class Values:
         return exact if self.dims(exact) < self.dims(index) else index
 
     @staticmethod
-    def _pointer(buffer: Buffer, offset: str) -> str:
+    def pointer(buffer: Buffer, offset: str) -> str:
+        """The pointer to an element, or to those of a tile."""
         if offset == "0":
             return f"{buffer.name}_ptr"
         # One offset, added once: pointer plus scalar plus tile would be 64-bit arithmetic a lane.
@@ -374,7 +375,7 @@ class Values:
         policy = dict(self.info.block.annotations).get(f"evict:{buffer.name}")
         policy = policy or self.program.nest.annotation(f"evict:{buffer.name}")
         suffix += f', eviction_policy="{policy}"' if policy else ""
-        where = self._pointer(buffer, text)
+        where = self.pointer(buffer, text)
         name = self.out.assign(f"{buffer.name}_", f"tl.load({where}{suffix})")
         value = Value(name, own | (mask.dims if mask else SCALAR), buffer.dtype)
         self.out.remember(key, value)
@@ -454,7 +455,7 @@ class Values:
             raise EmitError(f"block {self.info.block.name}: the predicate varies along axes that the store lacks")
         suffix = f", mask={mask.text}" if mask is not None else ""
         self.out.forget(buffer.name)
-        where = self._pointer(buffer, text)
+        where = self.pointer(buffer, text)
         kept = value.text if not value.literal else value.typed
         self.out.line(f"tl.store({where}, {kept}{suffix})")
         self.stored.add(buffer.name)

@@ -58,9 +58,14 @@ def gather(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, *, sparse_gra
 
 
 def advanced_index(
-    ctx: ImportContext, shape: Sequence[sympy.Expr], indices: Sequence[Tensor | None], out_rank: int
+    ctx: ImportContext,
+    shape: Sequence[sympy.Expr],
+    indices: Sequence[Tensor | None],
+    out_rank: int,
+    at: tuple[sympy.Symbol, ...] | None = None,
 ) -> list[Index]:
-    """The place in a tensor of ``shape`` that element ``i0, …`` of ``x[indices]`` comes from (NumPy's rules)."""
+    """The place in a tensor of ``shape`` that element ``i0, …`` (or ``at``) of ``x[indices]`` comes from (NumPy's
+    rules)."""
     given = [d for d, t in enumerate(indices) if t is not None]
     tensors = [t for t in indices if t is not None]
     if any(t.dtype is DType.BOOL or t.dtype is DType.UINT8 for t in tensors):
@@ -68,7 +73,7 @@ def advanced_index(
     broadcast = max(t.rank for t in tensors)
     adjacent = given == list(range(given[0], given[-1] + 1))
     first = given[0] if adjacent else 0
-    at = axes(out_rank)
+    at = axes(out_rank) if at is None else at
     block = at[first : first + broadcast]
     rest = iter([*at[:first], *at[first + broadcast :]])
     result: list[Index] = []

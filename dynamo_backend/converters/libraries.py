@@ -33,18 +33,11 @@ library(
     "aten.mm.dtype", "aten.addmm.dtype",
 )  # fmt: skip
 library("a copy in memory of its own, that chunks of a loss can share a kernel", "aten.narrow_copy.default")
-library("scatter with duplicates: embedding backward", "aten.embedding_dense_backward.default")
-library(
-    "scatter with duplicates",
-    "aten.scatter_add.default", "aten.scatter_reduce.two", "aten.index_add.default", "aten.index_reduce.default",
-    "aten._unsafe_index_put.default",
-)  # fmt: skip
-library("scatter", "aten.scatter.src", "aten.scatter.value", "aten.index_put.default", "aten.index_copy.default")
 library(
     "sort",
     "aten.sort.default", "aten.sort.stable", "aten.topk.default", "aten.kthvalue.default", "aten.median.dim",
     "aten.median.default", "aten.mode.default", "aten._unique2.default", "aten.unique_dim.default",
-    "aten.searchsorted.Tensor", "aten.bucketize.Tensor", "aten.histc.default", "aten.bincount.default",
+    "aten.searchsorted.Tensor", "aten.bucketize.Tensor", "aten.bincount.default",
 )  # fmt: skip
 library(
     "Fourier transform",

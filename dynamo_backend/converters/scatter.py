@@ -1,24 +1,142 @@
-"""Scatters that can be written as a choice at each place of the result; the others are library calls."""
+"""Scatters: writes at places that data decide. Those that are a choice at each place of the result are written as one.
+
+Places that are out of range are an error where the kernel runs, as in eager; only ``index_put`` and ``put`` count from
+the end. What is combined in a half type is combined in float32 and rounded once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
+import torch
 
 from ...ir.dtypes import DType
-from ...ir.expr import Expr, Select, call, cast
-from .context import ImportContext, Scalar, Tensor, axes, index_value
+from ...ir.expr import Expr, Index, IndexValue, Load, Select, call, cast, const, is_value, symbol
+from ...ir.graph import Scatter, TensorType
+from ...ir.monoid import ALL, ANY, MAX, MIN, PRODUCT, SUM, Monoid
+from .context import ImportContext, Scalar, Tensor, axes, convert, index_value
+from .gather import advanced_index, wrapped
 from .registry import NoConversion, converter
 
+_MONOIDS = {
+    "sum": SUM, "add": SUM, "mean": SUM, "prod": PRODUCT, "multiply": PRODUCT, "amax": MAX, "amin": MIN,
+}  # fmt: skip
 
-def _hits(ctx: ImportContext, x: Tensor, dim: int, index: Tensor) -> tuple[Expr, list[sympy.Expr]]:
-    """Where the one index of each row points, and the place of that index. Raises NoConversion for several a row."""
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is scattered: a value for each point of ``shape``, over the axes ``r0, r1, …``, and where it goes."""
+
+    shape: tuple[sympy.Expr, ...]
+    places: tuple[Index, ...]
+    value: Expr
+
+
+def source_axes(rank: int) -> tuple[sympy.Symbol, ...]:
+    """The axis symbols of a source of so many dimensions."""
+    return tuple(symbol(f"r{k}") for k in range(rank))
+
+
+def scatter(ctx: ImportContext, monoid: Monoid | None, initial: Expr, source: Source) -> Tensor:
+    """The current node's result: ``initial``, over ``i0, …``, with the source scattered over it."""
+    out = ctx.type()
+    kind = _checked(out, monoid)
+    if monoid in (SUM, PRODUCT) and kind is DType.BOOL:
+        monoid = ANY if monoid is SUM else ALL
+    if kind is out.dtype:
+        return _node(ctx, monoid, initial, source, out, ctx.name())
+    wide = _node(ctx, monoid, initial, source, ctx.contiguous(out.shape, kind, out.device), ctx.fresh("wide"))
+    return ctx.compute(ctx.at(wide, axes(wide.rank)))
+
+
+def _checked(out: TensorType, monoid: Monoid | None) -> DType:
+    """The type in which a scatter combines. Raises NoConversion for what has no kernel."""
+    if out.dtype.is_complex:
+        raise NoConversion("complex numbers")
+    if monoid in (MAX, MIN) and out.dtype is DType.BOOL:
+        raise NoConversion("the greatest of bools")
+    kind = out.dtype if monoid is None else out.dtype.compute
+    return kind if monoid is None or out.device.startswith("cpu") else _atomic(kind, monoid)
+
+
+def _atomic(kind: DType, monoid: Monoid) -> DType:
+    """The type in which a GPU combines in memory, by atomic operations. Raises NoConversion where there are none."""
+    if kind.is_float:
+        if monoid is not SUM:
+            raise NoConversion(f"scatter: no atomic {monoid.name} of floats keeps NaN")
+        if torch.are_deterministic_algorithms_enabled():
+            raise NoConversion("scatter: atomic sums are rounded in an order that differs from run to run")
+        return kind
+    if monoid not in (SUM, MAX, MIN) or kind is DType.BOOL:
+        raise NoConversion(f"scatter: no atomic {monoid.name} of {kind.value}")
+    return kind if kind.bits >= 32 else DType.INT32
+
+
+def _node(
+    ctx: ImportContext, monoid: Monoid | None, initial: Expr, source: Source, kind: TensorType, name: str
+) -> Tensor:
+    places = [p if is_value(p) else IndexValue(sympy.sympify(p), DType.INT64) for p in source.places]
+    values = (convert(initial, kind.dtype), convert(source.value, kind.dtype), *places)
+    rank = len(source.shape)
+    ctx.nodes.append(
+        Scatter(name, kind, axes(len(kind.shape)), source_axes(rank), source.shape, monoid, values, ctx.origins)
+    )
+    return Tensor(name, kind)
+
+
+def _temporary(
+    ctx: ImportContext, monoid: Monoid | None, initial: Expr, source: Source, like: TensorType, suffix: str
+) -> Expr:
+    """The element ``i0, …`` of a scatter that no user of the node sees."""
+    kind = ctx.contiguous(like.shape, initial.dtype, like.device)
+    made = _node(ctx, monoid, initial, source, kind, ctx.fresh(suffix))
+    return Load(made.name, axes(made.rank), kind.dtype)
+
+
+def reduced(ctx: ImportContext, x: Tensor, source: Source, how: str, include_self: bool) -> Tensor:
+    """``source`` combined into ``x`` by the name that ATen gives a reduction."""
+    monoid, out = _MONOIDS[how], ctx.type()
+    kind = _checked(out, monoid)
+    if kind is DType.BOOL:
+        raise NoConversion("reductions of bools")
+    at = axes(x.rank)
+    initial = ctx.at(x, at, kind)
+    if not include_self:
+        (neutral,) = monoid.identity((kind,))
+        emptied = Source(source.shape, source.places, neutral)
+        initial = _temporary(ctx, None, initial, emptied, out, "empty")
+    if how != "mean":
+        return scatter(ctx, monoid, initial, source)
+    total = _temporary(ctx, SUM, initial, source, out, "sum")
+    ones = Source(source.shape, source.places, const(1, kind))
+    count = _temporary(ctx, SUM, const(int(include_self), kind), ones, out, "count")
+    count = call("maximum", count, const(1, kind))
+    return ctx.compute(call("floordiv" if kind.is_int else "div", total, count))
+
+
+# --- one index for each element ---------------------------------------------------------------------------------------
+
+
+def _along(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, value: Expr | Tensor) -> Source:
+    """What ``scatter`` scatters: the points of the index, each at the place that it names along ``dim``."""
+    if x.rank == 0 or index.rank != x.rank:
+        raise NoConversion("scatter into a number")
+    at = source_axes(index.rank)
+    place = cast(ctx.at(index, at), DType.INT64)
+    if isinstance(value, Tensor):
+        value = ctx.at(value, at, value.dtype)
+    return Source(index.shape, (*at[:dim], place, *at[dim + 1 :]), value)
+
+
+def _hits(ctx: ImportContext, x: Tensor, dim: int, index: Tensor) -> tuple[Expr, list[sympy.Expr]] | None:
+    """Where the one index of each row points, and the place of that index; None for several a row."""
     if x.rank == 0 or index.rank != x.rank or index.shape[dim] != 1:
-        raise NoConversion("scatter of several elements a row")
+        return None
     if any(index.shape[d] != x.shape[d] for d in range(x.rank) if d != dim):
-        raise NoConversion("scatter into a part of the rows")
+        return None
     at = axes(x.rank)
     place = [sympy.S.Zero if d == dim else i for d, i in enumerate(at)]
     label = cast(ctx.at(index, place), DType.INT64)
@@ -28,20 +146,113 @@ def _hits(ctx: ImportContext, x: Tensor, dim: int, index: Tensor) -> tuple[Expr,
 @converter("aten.scatter.value")
 def scatter_value(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, value: Scalar) -> Tensor:
     dim = dim % x.rank if x.rank else 0
-    hit, _ = _hits(ctx, x, dim, index)
-    kind = x.dtype.compute
-    return ctx.compute(Select(hit, ctx.scalar(value, kind), ctx.at(x, axes(x.rank))))
+    hits = _hits(ctx, x, dim, index)
+    if hits is not None:
+        kind = x.dtype.compute
+        return ctx.compute(Select(hits[0], ctx.scalar(value, kind), ctx.at(x, axes(x.rank))))
+    source = _along(ctx, x, dim, index, ctx.scalar(value, x.dtype))
+    return scatter(ctx, None, ctx.at(x, axes(x.rank), x.dtype), source)
 
 
 @converter("aten.scatter.src", "aten.scatter_add.default")
 def scatter_source(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     dim = dim % x.rank if x.rank else 0
-    hit, place = _hits(ctx, x, dim, index)
-    old = ctx.at(x, axes(x.rank))
-    new = ctx.at(source, place)
-    if "add" in ctx.node.target._opname:  # type: ignore[union-attr]
-        new = call("add", old, new)
-    return ctx.compute(Select(hit, new, old))
+    adds = "add" in ctx.node.target._opname  # type: ignore[union-attr]
+    hits = _hits(ctx, x, dim, index)
+    if hits is not None:
+        old, new = ctx.at(x, axes(x.rank)), ctx.at(source, hits[1])
+        return ctx.compute(Select(hits[0], call("add", old, new) if adds else new, old))
+    at = axes(x.rank)
+    return scatter(ctx, SUM if adds else None, ctx.at(x, at, x.dtype), _along(ctx, x, dim, index, source))
+
+
+@converter("aten.scatter.reduce")
+def scatter_by_name(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, source: Tensor, *, reduce: str) -> Tensor:
+    return reduced(ctx, x, _along(ctx, x, dim % max(x.rank, 1), index, source), reduce, include_self=True)
+
+
+@converter("aten.scatter.value_reduce")
+def scatter_value_by_name(
+    ctx: ImportContext, x: Tensor, dim: int, index: Tensor, value: Scalar, *, reduce: str
+) -> Tensor:
+    source = _along(ctx, x, dim % max(x.rank, 1), index, ctx.scalar(value, x.dtype.compute))
+    return reduced(ctx, x, source, reduce, include_self=True)
+
+
+@converter("aten.scatter_reduce.two")
+def scatter_reduce(
+    ctx: ImportContext, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    return reduced(ctx, x, _along(ctx, x, dim % max(x.rank, 1), index, source), reduce, include_self)
+
+
+# --- an index for each slice ------------------------------------------------------------------------------------------
+
+
+def _slices(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, value: Expr | Tensor) -> Source:
+    """What ``index_add`` scatters: whole slices, each at the place that its index names along ``dim``."""
+    if x.rank == 0:
+        raise NoConversion("scatter into a number")
+    dim %= x.rank
+    count = index.shape[0] if index.rank else sympy.S.One
+    shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
+    at = source_axes(x.rank)
+    place = cast(ctx.at(index, (at[dim],) if index.rank else ()), DType.INT64)
+    if isinstance(value, Tensor):
+        if value.rank != x.rank:
+            raise NoConversion("slices without their dimension")
+        value = ctx.at(value, at, value.dtype)
+    return Source(shape, (*at[:dim], place, *at[dim + 1 :]), value)
+
+
+@converter("aten.index_add.default")
+def index_add(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Scalar = 1) -> Tensor:
+    slices = _slices(ctx, x, dim, index, source)
+    if alpha != 1:
+        kind = x.dtype.compute
+        value = call("mul", convert(slices.value, kind), ctx.scalar(alpha, kind))
+        slices = Source(slices.shape, slices.places, value)
+    return scatter(ctx, SUM, ctx.at(x, axes(x.rank), x.dtype), slices)
+
+
+@converter("aten.index_reduce.default")
+def index_reduce(
+    ctx: ImportContext, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    return reduced(ctx, x, _slices(ctx, x, dim, index, source), reduce, include_self)
+
+
+@converter("aten.index_copy.default")
+def index_copy(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    return scatter(ctx, None, ctx.at(x, axes(x.rank), x.dtype), _slices(ctx, x, dim, index, source))
+
+
+@converter("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
+def index_fill(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, value: Scalar | Tensor) -> Tensor:
+    fill = ctx.at(ctx.local(value, x.device), (), x.dtype) if isinstance(value, Tensor) else ctx.scalar(value, x.dtype)
+    slices = _slices(ctx, x, dim, index, fill)
+    (at,) = (p for p in slices.places if is_value(p))
+    counted = tuple(wrapped(p, x.shape[dim % x.rank]) if p is at else p for p in slices.places)
+    return scatter(ctx, None, ctx.at(x, axes(x.rank), x.dtype), Source(slices.shape, counted, fill))
+
+
+@converter("aten.embedding_dense_backward.default")
+def embedding_backward(
+    ctx: ImportContext, grad: Tensor, indices: Tensor, count: sympy.Expr, padding: int, by_frequency: bool
+) -> Tensor:
+    if by_frequency:
+        raise NoConversion("embedding gradients scaled by frequency")
+    at = source_axes(grad.rank)
+    row = cast(ctx.at(indices, at[:-1]), DType.INT64)
+    value = ctx.at(grad, at)
+    if padding >= 0:
+        zero = const(0, value.dtype)
+        value = Select(call("eq", row, const(padding, DType.INT64)), zero, value)
+    kind = ctx.type().dtype.compute
+    return scatter(ctx, SUM, const(0, kind), Source(grad.shape, (row, at[-1]), value))
+
+
+# --- indices of several dimensions ------------------------------------------------------------------------------------
 
 
 @converter("aten.index_put.default", "aten._unsafe_index_put.default")
@@ -49,10 +260,80 @@ def index_put(
     ctx: ImportContext, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     mask = indices[0] if len(indices) == 1 else None
-    if not (isinstance(mask, Tensor) and mask.dtype is DType.BOOL and values.rank == 0):
-        raise NoConversion("scatter with duplicates" if accumulate else "scatter by several indices")
     at = axes(x.rank)
-    old, new = ctx.at(x, at), ctx.at(ctx.local(values, x.device), (), x.dtype.compute)
-    if accumulate:
-        new = call("add", old, new)
-    return ctx.compute(Select(ctx.at(mask, at[: mask.rank]), new, old))
+    if isinstance(mask, Tensor) and mask.dtype is DType.BOOL and values.rank == 0:
+        old, new = ctx.at(x, at), ctx.at(ctx.local(values, x.device), (), x.dtype.compute)
+        if accumulate:
+            new = call("add", old, new)
+        return ctx.compute(Select(ctx.at(mask, at[: mask.rank]), new, old))
+    given = [t for t in indices if t is not None]
+    if not given:
+        raise NoConversion("an assignment without indices")
+    block = _broadcast([t.shape for t in given])
+    rest = [n for d, n in enumerate(x.shape) if d >= len(indices) or indices[d] is None]
+    placed = [d for d, t in enumerate(indices) if t is not None]
+    first = placed[0] if placed == list(range(placed[0], placed[-1] + 1)) else 0
+    shape = (*rest[:first], *block, *rest[first:])
+    if values.rank > len(shape):
+        raise NoConversion("values of more dimensions than they are assigned to")
+    over = source_axes(len(shape))
+    places = advanced_index(ctx, x.shape, indices, len(shape), over)
+    value = ctx.load(ctx.local(values, x.device), over, values.dtype)
+    return scatter(ctx, SUM if accumulate else None, ctx.at(x, at, x.dtype), Source(shape, tuple(places), value))
+
+
+def _broadcast(shapes: Sequence[Sequence[sympy.Expr]]) -> list[sympy.Expr]:
+    rank = max(len(s) for s in shapes)
+    padded = [(*(sympy.S.One,) * (rank - len(s)), *s) for s in shapes]
+    return [next((n for n in dims if n is not sympy.S.One), sympy.S.One) for dims in zip(*padded, strict=True)]
+
+
+@converter("aten.put.default")
+def put(ctx: ImportContext, x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    if index.rank != source.rank or x.rank == 0:
+        raise NoConversion("indices and values of different shapes")
+    over = source_axes(index.rank)
+    flat = wrapped(ctx.at(index, over), sympy.Mul(*x.shape))
+    places: list[Index] = []
+    for k, extent in enumerate(x.shape):
+        step = sympy.Mul(*x.shape[k + 1 :])
+        place = flat if step == 1 else call("floordiv", flat, index_value(step))
+        # The first one is out of range where the whole is.
+        places.append(place if k == 0 else call("remainder", place, index_value(extent)))
+    value = ctx.at(source, over, source.dtype)
+    at = axes(x.rank)
+    return scatter(ctx, SUM if accumulate else None, ctx.at(x, at, x.dtype), Source(index.shape, tuple(places), value))
+
+
+# --- places that are computed -----------------------------------------------------------------------------------------
+
+
+@converter("aten.unfold_backward.default")
+def unfold_backward(
+    ctx: ImportContext, grad: Tensor, sizes: Sequence[sympy.Expr], dim: int, size: int, step: int
+) -> Tensor:
+    if not sizes:
+        raise NoConversion("windows of a number")
+    dim %= len(sizes)
+    *at, within = source_axes(grad.rank)
+    places = [i if k != dim else i * step + within for k, i in enumerate(at)]
+    source = Source(grad.shape, tuple(places), ctx.at(grad, (*at, within)))
+    return scatter(ctx, SUM, const(0, ctx.type().dtype.compute), source)
+
+
+@converter("aten.histc.default")
+def histc(ctx: ImportContext, x: Tensor, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> Tensor:
+    if isinstance(min, sympy.Expr) or isinstance(max, sympy.Expr) or not min < max:
+        raise NoConversion("a range that the data decide")
+    if x.dtype not in (DType.FLOAT32, DType.FLOAT64):
+        raise NoConversion("a histogram of other types than float32 and float64")
+    value = ctx.at(x, source_axes(x.rank))
+    low, high = ctx.scalar(min, x.dtype), ctx.scalar(max, x.dtype)
+    counted = call("logical_and", call("ge", value, low), call("le", value, high))
+    place = call("mul", call("sub", value, low), const(bins, x.dtype))
+    place = cast(call("div", place, call("sub", high, low)), DType.INT64)
+    # The last bin holds its right edge too.
+    place = call("minimum", place, const(int(bins) - 1, DType.INT64))
+    place = Select(counted, place, const(0, DType.INT64))
+    one = Select(counted, const(1, x.dtype), const(0, x.dtype))
+    return scatter(ctx, SUM, const(0, x.dtype), Source(x.shape, (place,), one))

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from ...ir.expr import rename_loads
-from ...ir.graph import CallTensor, Compute, Graph, Library, Node, Reduction, Ref, Scan, View
+from ...ir.graph import CallTensor, Compute, Graph, Library, Node, Reduction, Ref, Scan, Scatter, View
 
 
 def eliminate_common(graph: Graph) -> Graph:
@@ -37,6 +37,8 @@ def _key(node: Node) -> Hashable | None:
             return ("reduction", node.types, node.axes, node.reduce_axes, node.reduce_shape, node.monoid, node.values)
         case Scan():
             return ("scan", node.types, node.axes, node.scan_axis, node.monoid, node.values)
+        case Scatter():
+            return ("scatter", node.type, node.axes, node.source_axes, node.source_shape, node.monoid, node.values)
         case View():
             return ("view", node.type, node.source, node.axes, node.indices, node.offset)
         case _:
@@ -51,7 +53,7 @@ def rename(node: Node, names: dict[str, str]) -> Node:
         case Compute():
             value = rename_loads(node.value, names)
             return node if value is node.value else replace(node, value=value)
-        case Reduction() | Scan():
+        case Reduction() | Scan() | Scatter():
             values = tuple(rename_loads(v, names) for v in node.values)
             return (
                 node if all(a is b for a, b in zip(values, node.values, strict=True)) else replace(node, values=values)

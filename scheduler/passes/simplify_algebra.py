@@ -11,7 +11,7 @@ import sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import Call, Const, Expr, Select, call, const, rewrite, substitute_index
-from ...ir.graph import Compute, Graph, Node, Reduction, Scan
+from ...ir.graph import Compute, Graph, Node, Reduction, Scan, Scatter
 
 _FOLD: dict[str, Callable[..., bool | int | float]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
@@ -38,7 +38,7 @@ def simplify_algebra(graph: Graph) -> Graph:
                 nodes.append(n if v is n.value else replace(n, value=v))
             case Reduction() if all(size == 1 for size in n.reduce_shape):
                 nodes += _one_element(n)
-            case Reduction() | Scan():
+            case Reduction() | Scan() | Scatter():
                 vs = tuple(value(v) for v in n.values)
                 same = all(a is b for a, b in zip(vs, n.values, strict=True))
                 nodes.append(n if same else replace(n, values=vs))

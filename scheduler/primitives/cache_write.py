@@ -8,7 +8,7 @@ from ...ir.expr import is_value
 from ...ir.loops import Block, LoopNest, Node, map_nodes, walk_nodes
 from ..error import ScheduleError
 from .copies import cache_buffer, cache_scope, copy_block, redirected, top_of
-from .dependence import accesses
+from .dependence import accesses, refuse_scatter
 from .tree import blocks_under, find_block
 
 
@@ -34,6 +34,7 @@ def cache_write(nest: LoopNest, block: str, buffer: str, scope: str = "local") -
     """
     asked = f"cache_write({block}, {buffer}, {scope!r})"
     node, outer = find_block(nest, block, asked)
+    refuse_scatter(nest, node, asked)
     where = cache_scope(scope, asked, nest)
     known = nest.buffers
     every = [n for n, _ in walk_nodes(nest.body) if isinstance(n, Block)]

@@ -11,7 +11,7 @@ from ...ir.index import Extents, simplify
 from ...ir.loops import Block, LoopNest, Node, Statement, Store, Update, map_nodes
 from ..error import ScheduleError
 from ..views import map_value
-from .dependence import accesses
+from .dependence import accesses, refuse_scatter
 from .tree import find_block
 
 
@@ -33,6 +33,7 @@ def compute_inline(nest: LoopNest, block: str) -> LoopNest:
     """
     asked = f"compute_inline({block})"
     node, _ = find_block(nest, block, asked)
+    refuse_scatter(nest, node, asked)
     if node.is_reduction:
         raise ScheduleError(asked, "it is a reduction", nest, block)
     inlined: dict[str, Store] = {}

@@ -106,13 +106,23 @@ def _loops_of(block: Block, kinds: tuple[AxisKind, ...]) -> set[sympy.Symbol]:
 
 
 def carried(block: Block) -> set[sympy.Symbol]:
-    """The loop variables that a block reduces (or scans) over."""
-    return _loops_of(block, (AxisKind.REDUCTION, AxisKind.SCAN))
+    """The loop variables that a block reduces, scans or scatters over."""
+    return _loops_of(block, (AxisKind.REDUCTION,)) | scanned(block)
 
 
 def scanned(block: Block) -> set[sympy.Symbol]:
-    """The loop variables along which a block scans, in whose order it needs its iterations."""
-    return _loops_of(block, (AxisKind.SCAN,))
+    """The loop variables along which a block scans or scatters, in whose order it needs its iterations."""
+    return _loops_of(block, (AxisKind.SCAN,)) | (set() if is_atomic(block) else scattered(block))
+
+
+def scattered(block: Block) -> set[sympy.Symbol]:
+    """The loop variables whose iterations may write the same places."""
+    return _loops_of(block, (AxisKind.SCATTER,))
+
+
+def is_atomic(block: Block) -> bool:
+    """Whether a block scatters by atomic operations, in any order."""
+    return bool(dict(block.annotations).get("atomic"))
 
 
 def unfinished(block: Block, write: Access) -> set[sympy.Symbol]:
@@ -121,7 +131,8 @@ def unfinished(block: Block, write: Access) -> set[sympy.Symbol]:
     named = {s for i in write.indices if not is_value(i) for s in i.free_symbols}  # type: ignore[union-attr]
     running = [a for a in block.axes if a.kind is AxisKind.SCAN and a.var not in named]
     pairs = zip(block.axes, block.bindings, strict=True)
-    return {s for a, b in pairs if a.kind is AxisKind.REDUCTION or a in running for s in b.free_symbols}
+    over = (AxisKind.REDUCTION, AxisKind.SCATTER)
+    return {s for a, b in pairs if a.kind in over or a in running for s in b.free_symbols}
 
 
 def mixed(block: Block) -> set[sympy.Symbol]:
@@ -233,8 +244,15 @@ def check_moved(before: LoopNest, after: LoopNest, name: str, asked: str) -> Non
             raise ScheduleError(asked, reason, before, other.block.name)
 
 
+def refuse_scatter(nest: LoopNest, block: Block, asked: str) -> None:
+    """Refuse to take a block apart, or to compute it elsewhere, that writes where data say."""
+    if block.is_scatter:
+        raise ScheduleError(asked, "it scatters: it writes where data say", nest, block.name)
+
+
 def refuse_continued(nest: LoopNest, block: Block, asked: str) -> None:
     """Refuse to compute a block elsewhere whose updates go on from what is there: done twice they would count twice."""
+    refuse_scatter(nest, block, asked)
     if any(isinstance(s, Update) and not s.begins for s in block.body):
         raise ScheduleError(
             asked, "it goes on from what another block has begun", nest, block.name,

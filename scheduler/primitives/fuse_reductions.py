@@ -10,7 +10,7 @@ import sympy
 from ...ir.expr import Index, is_value, substitute_index
 from ...ir.loops import Access, Block, LoopNest, Node, Update, map_nodes
 from ..error import ScheduleError
-from .dependence import Place, accesses, places
+from .dependence import Place, accesses, places, refuse_scatter
 from .tree import find_block
 
 
@@ -41,6 +41,7 @@ def fuse_reductions(nest: LoopNest, first: str, second: str) -> LoopNest:
             raise ScheduleError(asked, f"{block.name} is no reduction", nest, block.name)
         if block.is_scan:
             raise ScheduleError(asked, f"{block.name} is a scan", nest, block.name)
+        refuse_scatter(nest, block, asked)
     if tuple(lp.var for lp in outer) != tuple(lp.var for lp in around):
         raise ScheduleError(
             asked, f"{second} does not stand in the same loop as {first}", nest, second, "merge their loops first"

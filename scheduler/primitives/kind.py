@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ...ir.loops import BLOCK_KINDS, Loop, LoopKind, LoopNest, Node, walk_nodes
 from ..error import ScheduleError
-from .dependence import accesses, carried, check_pairs, mixed, pairs_under, scanned
+from .dependence import accesses, carried, check_pairs, is_atomic, mixed, pairs_under, scanned, scattered
 from .tree import blocks_under, find_loop, with_node
 
 MAX_UNROLL = 64
@@ -39,6 +39,8 @@ def bind(nest: LoopNest, loop: str, thread: str) -> LoopNest:
     else:
         _refuse_mixed(nest, node, asked)
         _refuse_scan(nest, node, asked)
+        if any(node.var in scattered(b) and not is_atomic(b) for b in blocks_under(node)):
+            _refuse_scatter(nest, node, asked)
     _refuse_dependence(nest, node, outer, asked)
     return _with_kind(nest, node, kind, asked)
 
@@ -56,6 +58,7 @@ def parallel(nest: LoopNest, loop: str) -> LoopNest:
     asked = f"parallel({loop})"
     node, outer = find_loop(nest, loop, asked)
     _refuse_reduction(nest, node, asked)
+    _refuse_scatter(nest, node, asked)
     _refuse_dependence(nest, node, outer, asked)
     return _with_kind(nest, node, LoopKind.PARALLEL, asked)
 
@@ -68,13 +71,15 @@ def vectorize(nest: LoopNest, loop: str) -> LoopNest:
 
         for i in range(8):     ->     for i in vectorized(8):
 
-    Requires: a serial loop of a constant extent, no loop inside, and iterations that do not need each other.
+    Requires: a serial loop of a constant extent, no loop inside, and iterations that do not need each other, nor the
+    order in which a block scatters along it.
     Raises: ScheduleError.    Source: Halide ``Func.vectorize``.
     """
     asked = f"vectorize({loop})"
     node, outer = find_loop(nest, loop, asked)
     _refuse_long(nest, node, asked, MAX_LANES)
     _refuse_mixed(nest, node, asked)
+    _refuse_scatter(nest, node, asked)
     _refuse_dependence(nest, node, outer, asked)
     return _with_kind(nest, node, LoopKind.VECTORIZED, asked)
 
@@ -174,6 +179,13 @@ def _refuse_scan(nest: LoopNest, node: Loop, asked: str) -> None:
             raise ScheduleError(
                 asked, f"{b.name} scans along loops inside it too", nest, node.var.name, "bind the innermost one"
             )
+
+
+def _refuse_scatter(nest: LoopNest, node: Loop, asked: str) -> None:
+    """A CPU runs what may write the same places in order."""
+    for b in blocks_under(node):
+        if node.var in scattered(b):
+            raise ScheduleError(asked, f"iterations of {b.name} may write the same places", nest, node.var.name)
 
 
 def _refuse_mixed(nest: LoopNest, node: Loop, asked: str) -> None:

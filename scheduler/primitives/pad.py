@@ -25,6 +25,7 @@ from ...ir.loops import (
     map_nodes,
 )
 from ..error import ScheduleError
+from .dependence import refuse_scatter
 from .tree import blocks_under, find_loop, with_node
 
 Grown = dict[tuple[str, int], sympy.Expr]
@@ -60,6 +61,7 @@ def pad(nest: LoopNest, loop: str, multiple: int) -> LoopNest:
     grown: Grown = {}
     axes = {b.name: _axis(nest, b, node, asked) for b in blocks_under(node)}
     for b in blocks_under(node):
+        refuse_scatter(nest, b, asked)
         if axes[b.name].kind is AxisKind.SPATIAL:
             for w in b.writes:
                 grown[w.buffer, _dimension(nest, b, axes[b.name], w, asked)] = extent

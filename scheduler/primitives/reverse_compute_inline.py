@@ -11,7 +11,7 @@ from ...ir.expr import Expr, Index, Load, cast, is_value, loads, rewrite
 from ...ir.loops import Block, LoopNest, Node, Statement, Store, map_nodes
 from ..error import ScheduleError
 from ..views import map_value
-from .dependence import accesses, conflict, places
+from .dependence import accesses, conflict, places, refuse_scatter
 from .tree import find_block
 
 
@@ -34,6 +34,7 @@ def reverse_compute_inline(nest: LoopNest, block: str) -> LoopNest:
     """
     asked = f"reverse_compute_inline({block})"
     node, _ = find_block(nest, block, asked)
+    refuse_scatter(nest, node, asked)
     if node.is_reduction:
         raise ScheduleError(asked, "it is a reduction", nest, block, "compute_inline takes its producers into it")
     producer = _producer(nest, node, asked)

@@ -26,7 +26,7 @@ from ...ir.loops import (
     walk_nodes,
 )
 from ..error import ScheduleError
-from .dependence import carried, mixed
+from .dependence import carried, mixed, refuse_scatter
 from .tree import blocks_under, find_block, find_loop, fresh, replace_node
 
 Symbols = Mapping[sympy.Symbol, sympy.Expr]
@@ -56,6 +56,7 @@ def rfactor(nest: LoopNest, loop: str) -> tuple[LoopNest, list[str]]:
     if len(inside) != 1 or len(inside[0].body) != 1 or not isinstance(inside[0].body[0], Update):
         raise ScheduleError(asked, "exactly one reduction must be inside the loop", nest, loop)
     block, update = inside[0], inside[0].body[0]
+    refuse_scatter(nest, block, asked)
     over = carried(block)
     if target.var not in over:
         raise ScheduleError(asked, f"{block.name} does not reduce over it", nest, loop)

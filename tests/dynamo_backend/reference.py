@@ -19,7 +19,19 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, is_value
-from torch_mlc.ir.graph import Compute, ConstantRef, Graph, Input, Library, Reduction, Ref, Scan, SizeInput, View
+from torch_mlc.ir.graph import (
+    Compute,
+    ConstantRef,
+    Graph,
+    Input,
+    Library,
+    Reduction,
+    Ref,
+    Scan,
+    Scatter,
+    SizeInput,
+    View,
+)
 from torch_mlc.ir.oracle import run_graph, size
 from torch_mlc.ir.oracle_ops import function
 
@@ -229,6 +241,8 @@ def run_fast(graph: Graph, args: Sequence[Any]) -> list[Any]:
             case Scan():
                 at.open(node.axes, shape)
                 results = _scan(node, at, shape)
+            case Scatter():
+                results = [_scatter(node, at, shape, [size(e, sizes) for e in node.source_shape])]
             case Reduction():
                 results = _reduce(node, at, shape, [size(e, sizes) for e in node.reduce_shape])
         for name, kind, r in zip(node.names, node.types, results, strict=True):
@@ -265,6 +279,25 @@ def _scan(node: Scan, at: _Evaluator, shape: list[int]) -> list[Tensor]:
         for r, t in zip(results, total, strict=True):
             r[j] = t
     return [r.movedim(0, dim) for r in results]
+
+
+_COMBINERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "": lambda a, b: b, "sum": torch.add, "product": torch.mul, "max": torch.maximum, "min": torch.minimum,
+    "any": torch.logical_or, "all": torch.logical_and,
+}  # fmt: skip
+
+
+def _scatter(node: Scatter, at: _Evaluator, shape: list[int], points: list[int]) -> Tensor:
+    at.open(node.axes, shape)
+    result = at.value(node.initial, None).expand(shape).clone()
+    at.open(node.source_axes, points)
+    value, *places = (at.value(v, None).expand(points).reshape(-1) for v in node.values[1:])
+    combine = _COMBINERS["" if node.monoid is None else node.monoid.name]
+    for j, v in enumerate(value):
+        place = tuple(int(p[j]) for p in places)
+        assert all(0 <= p < n for p, n in zip(place, shape, strict=True)), place
+        result[place] = combine(result[place], v)
+    return result
 
 
 def _reduce(node: Reduction, at: _Evaluator, shape: list[int], reduced: list[int]) -> list[Tensor]:

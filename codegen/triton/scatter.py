@@ -1,0 +1,69 @@
+"""Stores of a tile at places that data decide: masked by their range, and combined in memory by atomic operations."""
+
+from __future__ import annotations
+
+from ...ir.dtypes import DType
+from ...ir.expr import Expr, Index, is_value
+from ...ir.loops import Buffer, Store, Update
+from ..kernel import EmitError
+from .program import BlockInfo
+from .values import Value, Values
+from .writer import Writer
+
+_ATOMIC = {"sum": "add", "max": "max", "min": "min"}
+_TYPES = (DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64)
+
+
+def scatter(values: Values, out: Writer, info: BlockInfo, statement: Store | Update) -> None:
+    """One statement of a block that scatters. Places out of range are left alone.
+
+    Raises EmitError for an update that no atomic operation makes.
+    """
+    if isinstance(statement, Update):
+        (target,), (expr,) = statement.targets, statement.values
+        buffer, indices, how = values.program.buffers[target.buffer], target.indices, _atomic(info, statement)
+        if (statement.monoid.name != "sum" or not expr.dtype.is_float) and expr.dtype.is_float:
+            raise EmitError(f"block {info.block.name}: an atomic {statement.monoid.name} of floats loses NaN")
+    else:
+        buffer, indices, expr, how = (
+            values.program.buffers[statement.buffer],
+            statement.indices,
+            statement.value,
+            "store",
+        )
+    if expr.dtype is not buffer.dtype:
+        raise EmitError(f"block {info.block.name} scatters {expr.dtype.value} to {buffer.name} of {buffer.dtype.value}")
+    if how != "store" and buffer.dtype not in _TYPES:
+        raise EmitError(f"block {info.block.name}: there is no atomic operation on {buffer.dtype.value} in memory")
+    _write(values, out, info, buffer, indices, expr, how)
+
+
+def _atomic(info: BlockInfo, update: Update) -> str:
+    name = _ATOMIC.get(update.monoid.name)
+    if name is None or not dict(info.block.annotations).get("atomic"):
+        raise EmitError(
+            f"block {info.block.name} scatters by {update.monoid.name}: programs combine by {', '.join(_ATOMIC)}"
+        )
+    return f"atomic_{name}"
+
+
+def _write(
+    values: Values, out: Writer, info: BlockInfo, buffer: Buffer, indices: tuple[Index, ...], expr: Expr, how: str
+) -> None:
+    value = values.value(expr)
+    text, dims, _, _ = values.address(buffer, indices, {}, ())
+    if not (value.dims | info.spatial) <= dims:
+        raise EmitError(f"block {info.block.name} scatters several lanes to one element of {buffer.name}")
+    inside: list[Value] = []
+    for index, extent in zip(indices, buffer.shape, strict=True):
+        if is_value(index):
+            at = values.value(index)
+            test = f"({at.typed} >= 0) & ({at.typed} < {values.index(extent)})"
+            inside.append(Value(f"({out.assign('m', test)})", at.dims, DType.BOOL))
+    mask = values.all_of((*values.bounds(dims), *inside))
+    suffix = f", mask={mask.text}" if mask is not None else ""
+    if how != "store":
+        suffix += ', sem="relaxed"'
+    out.forget(buffer.name)
+    out.line(f"tl.{how}({values.pointer(buffer, text)}, {values.broadcast(value, dims).text}{suffix})")
+    values.stored.add(buffer.name)

@@ -1,0 +1,121 @@
+"""Scatters on GPUs: interpreted against the oracle, with places out of range, and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from torch_mlc.codegen.host_text import may_alias
+from torch_mlc.codegen.triton import emit_triton
+from torch_mlc.dynamo_backend.capture import capture
+from torch_mlc.dynamo_backend.compile import run_passes
+from torch_mlc.dynamo_backend.fake_device import retarget
+from torch_mlc.dynamo_backend.importer import import_graph
+from torch_mlc.ir.graph import Graph, Library
+from torch_mlc.ir.loops import LoopNest, blocks
+from torch_mlc.ir.target import gpu_target
+from torch_mlc.runtime.gpu import compile_triton
+from torch_mlc.runtime.options import Options
+from torch_mlc.scheduler.fuse import fuse
+from torch_mlc.scheduler.horizontal import share_launches
+from torch_mlc.scheduler.lower import lower_to_loops
+from torch_mlc.scheduler.rules import default_schedule
+
+SM90 = gpu_target("cuda:sm_90")
+
+
+def rows(x: torch.Tensor, v: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return x.index_add(0, i, (v * 2).sigmoid())
+
+
+def each(x: torch.Tensor, v: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return x.scatter_add(0, (i[:, None] + torch.arange(37)) % 19, v)
+
+
+def best(x: torch.Tensor, v: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return x.scatter_reduce(0, i[:, None].expand(v.shape), v, "amax")
+
+
+def assigned(x: torch.Tensor, v: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return x.index_copy(1, torch.arange(13) * 2 + i[:1], v[:19, :13])
+
+
+PROGRAMS = {
+    "rows": (rows, torch.float32),
+    "halves": (rows, torch.bfloat16),
+    "each": (each, torch.float32),
+    "best": (best, torch.int32),
+    "narrow": (best, torch.uint8),
+    "assigned": (assigned, torch.bfloat16),
+}
+
+
+@cache
+def nests_of(name: str, dynamic: bool = False) -> tuple[LoopNest, ...]:
+    fn, dtype = PROGRAMS[name]
+    inputs = (torch.zeros(19, 37, dtype=dtype), torch.zeros(23, 37, dtype=dtype), torch.zeros(23, dtype=torch.int64))
+    gms = capture(fn, inputs, dynamic=dynamic)
+    retarget(gms, "cuda")
+    graph = import_graph(gms[0])
+    assert not any(isinstance(n, Library) for n in graph.nodes)
+    fusion = share_launches(fuse(run_passes(graph, Options.resolve(None, None, {}))), may_alias)
+    return tuple(map(lower_to_loops, fusion.functions.values()))
+
+
+def is_scatter(nest: LoopNest) -> bool:
+    return any(b.is_scatter for b, _ in blocks(nest))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_scattered(name: str, agrees: Callable[..., Any]) -> None:
+    found = [n for n in nests_of(name) if is_scatter(n)]
+    assert found
+    for nest in found:
+        schedule = default_schedule(nest, SM90)
+        assert schedule.rule == "gpu_scatter"
+        rng, given = np.random.default_rng(0), {}
+        for b in nest.params:
+            shape = tuple(map(int, b.shape))
+            values = rng.integers(0, 9, shape) if b.dtype.is_int else rng.normal(size=shape)
+            given[b.name] = np.asarray(values).astype(np.float32).astype(b.dtype.numpy)
+        source = agrees(schedule.nest, inputs=given, tolerance=1e-5)
+        assert ("tl.atomic_" in source.text) == (name != "assigned")
+
+
+def test_places_out_of_range_are_left_alone(interpreter: Any) -> None:
+    nest = next(n for n in nests_of("rows") if is_scatter(n))
+    index = next(b for b in nest.params if b.dtype.is_int)
+    (output,) = nest.outputs
+    at = np.arange(23) % 19
+    given = {b.name: np.zeros(tuple(map(int, b.shape)), b.dtype.numpy) for b in nest.params}
+    given[index.name] = at.copy()
+    given[index.name][[3, 5]] = 19, -1
+    source = emit_triton(default_schedule(nest, SM90).nest, SM90)
+    found = interpreter.run(source, nest.outputs, given, {})[output]
+    wanted = np.zeros((19, 37), np.float32)
+    np.add.at(wanted, np.delete(at, [3, 5]), np.float32(0.5))
+    np.testing.assert_allclose(found, wanted)
+
+
+@pytest.mark.parametrize(("name", "dynamic"), [("rows", True), ("halves", False), ("best", False), ("assigned", True)])
+def test_they_compile(name: str, dynamic: bool) -> None:
+    for nest in nests_of(name, dynamic):
+        binary = compile_triton(emit_triton(default_schedule(nest, SM90).nest, SM90), SM90)
+        assert binary.code
+
+
+def test_order_that_is_asked_for_leaves_rounding_sums_to_the_library() -> None:
+    inputs = (torch.zeros(9, 4), torch.zeros(7, 4), torch.zeros(7, dtype=torch.int64))
+    gms = capture(rows, inputs)
+    retarget(gms, "cuda")
+    torch.use_deterministic_algorithms(True)
+    try:
+        graph: Graph = import_graph(gms[0])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert [n.target for n in graph.nodes if isinstance(n, Library)] == ["aten::index_add.default"]

@@ -1,0 +1,238 @@
+"""Scatters: imported by the oracle, compiled against eager and float64, in place, and with indices out of range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import torch_mlc
+from torch_mlc.ir.errors import OutOfRangeError
+from torch_mlc.ir.graph import Graph
+from torch_mlc.runtime.counters import counters
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+def compiled(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> Any:
+    return torch.compile(fn, backend="mlc", dynamic=dynamic, fullgraph=True)(*inputs)
+
+
+def agree(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None, **tolerance: float) -> None:
+    torch.testing.assert_close(compiled(fn, *inputs, dynamic=dynamic), fn(*inputs), equal_nan=True, **tolerance)
+
+
+def kernels(fn: Callable[..., Any], *inputs: Any) -> list[Any]:
+    (graph,) = torch_mlc.explain(fn, *inputs).graphs
+    assert not graph.libraries, graph.libraries
+    return list(graph.kernels)
+
+
+def indices(*shape: int, below: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.randint(0, below, shape, dtype=dtype)
+
+
+# --- import -----------------------------------------------------------------------------------------------------------
+
+REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_meaning_of_each_op(check: Callable[..., Graph], dynamic: bool) -> None:
+    x, v = torch.randn(5, 7), torch.randn(4, 7)
+    rows, each = torch.tensor([3, 0, 3, 1]), indices(4, 6, below=5)
+    check(lambda x, v, i: (x.index_add(0, i, v), x.index_add(0, i, v, alpha=-0.5)), x, v, rows, dynamic=dynamic)
+    check(lambda x, v, i: x.index_copy(0, i[1:], v[1:]), x, v, rows.flip(0) % 4, dynamic=dynamic)
+    check(lambda x, i: (x.index_fill(1, i, 2.0), x.index_fill(0, i - 4, x[0, 0])), x, rows, dynamic=dynamic)
+    check(lambda x, v, i: (x.scatter_add(0, i, v), x.scatter_add(1, i, v)), x, v, each, dynamic=dynamic)
+    check(lambda x, v, i: x.scatter(1, i[:, :2], v.flip(1)), x, v, torch.tensor([[0, 6], [1, 2], [3, 4], [6, 5]]))
+    check(lambda x, v, i: (x.index_put((i,), v, True), x.index_put((i - 5,), v[0], True)), x, v, rows)
+    check(lambda x, v, i: x.index_put((i, i), v[:, 0], accumulate=True), x, v, rows, dynamic=dynamic)
+    check(lambda x, v, i: x.put(i, v[:, :6], accumulate=True), x, v, each * 7 - 1)
+    check(lambda x, v, i: x.scatter(0, i, v, reduce="multiply"), x, v, each)
+
+
+@pytest.mark.parametrize("how", REDUCTIONS)
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
+def test_reductions_by_name(check: Callable[..., Graph], how: str, include: bool, dtype: torch.dtype) -> None:
+    x, v, i = ((torch.randn(5, 3) * 4).to(dtype), (torch.randn(6, 3) * 4).to(dtype), indices(6, 2, below=5))
+    loose = {"rtol": 0.1, "atol": 0.1} if dtype is torch.bfloat16 else {}
+    check(lambda x, v, i: x.scatter_reduce(0, i, v, how, include_self=include), x, v, i, fast=True, **loose)
+    if how != "sum":
+        check(lambda x, v, i: x.index_reduce(0, i, v, how, include_self=include), x, v, i[:, 0], fast=True, **loose)
+
+
+def test_windows_and_histograms(check: Callable[..., Graph]) -> None:
+    check(lambda g: torch.ops.aten.unfold_backward(g, [4, 11], 1, 3, 2), torch.randn(4, 5, 3))
+    check(lambda g: torch.ops.aten.unfold_backward(g, [9, 4], 0, 2, 3), torch.randn(3, 4, 2).bfloat16())
+    x = torch.tensor([-3.0, -2.0, -1.99, 0.0, 0.5, 1.0, 2.9999, 3.0, 3.001, float("nan"), float("inf")])
+    check(lambda x: (x.histc(7, -2, 3), x.double().histc(5, 0, 1)), x)
+
+
+def test_assignments_by_several_indices(check: Callable[..., Graph]) -> None:
+    x, i = torch.randn(3, 4, 5, 2), torch.tensor([[0, 2], [1, 2]])
+
+    def assigned(*where: Any) -> Callable[[Tensor, Tensor], Tensor]:
+        def fn(x: Tensor, i: Tensor) -> Tensor:
+            y = x.clone()
+            y[tuple(i if w == "i" else w for w in where)] = y.sum()
+            return y
+
+        return fn
+
+    for where in (("i",), (slice(None), "i"), ("i", slice(None), "i"), (slice(None), "i", "i"), (1, "i", 2)):
+        check(assigned(*where), x, i, fast=True)
+
+
+# --- compiled ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int8]
+)
+def test_types_odd_sizes_and_strides(dtype: torch.dtype) -> None:
+    def fn(x: Tensor, v: Tensor, i: Tensor) -> Any:
+        return x.index_add(0, i, v), x.index_put((i,), v, accumulate=True), x.scatter_add(1, i[:, None] % 7, v[:, :1])
+
+    x, v = ((torch.randn(*shape) * 8).to(dtype) for shape in ((37, 37), (29, 37)))
+    i = indices(37, below=37)
+    wide = {torch.bfloat16: 0.2, torch.float16: 0.03}.get(dtype)
+    loose = {} if wide is None else {"rtol": 0.0, "atol": wide * 8}
+    agree(fn, x, v.t()[:, :].t(), i[:29], **loose)
+    agree(fn, x.t(), v, i[:29], **loose)
+    if wide is not None:  # rounded once
+        exact = x.double().index_add(0, i[:29], v.double())
+        torch.testing.assert_close(compiled(fn, x, v, i[:29])[0], exact.to(dtype), rtol=0, atol=wide)
+
+
+def gradients_agree(fn: Callable[..., Tensor], x: Tensor, *rest: Tensor) -> None:
+    x = x.requires_grad_()
+    found, wanted = (torch.autograd.grad(f(x, *rest), x)[0] for f in (torch.compile(fn, backend="mlc"), fn))
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize(("feature", "padding"), [(1, None), (3, 2), (64, 2), (67, None), (200, -1)])
+def test_gradients_of_embeddings(feature: int, padding: int | None) -> None:
+    def fn(w: Tensor, i: Tensor) -> Tensor:
+        return F.embedding(i, w, padding_idx=padding).sin().sum()
+
+    gradients_agree(fn, torch.randn(11, feature), indices(4, 9, below=11).int())
+
+
+def test_gradients_of_gathers() -> None:
+    def fn(x: Tensor, rows: Tensor, each: Tensor) -> Tensor:
+        y = (x.gather(1, each) ** 2).sum() + x.index_select(0, rows).cos().sum() + (x[rows - 5, rows] ** 3).sum()
+        return y + x.take(each).exp().sum() + x.unfold(1, 3, 2).sin().sum()
+
+    gradients_agree(fn, torch.randn(5, 6), indices(9, below=5), indices(5, 8, below=6))
+
+
+def test_symbolic_sizes_and_nothing_at_all() -> None:
+    def fn(x: Tensor, v: Tensor, i: Tensor) -> Any:
+        return x.index_add(0, i, v * 2), x.scatter_reduce(0, i[:, None].expand_as(v), v, "amax")
+
+    run = torch.compile(fn, backend="mlc", dynamic=True, fullgraph=True)
+    for rows, count, width in ((5, 9, 33), (6, 2, 3), (4, 17, 65)):
+        x, v, i = torch.randn(rows, width), torch.randn(count, width), indices(count, below=rows)
+        torch.testing.assert_close(run(x, v, i), fn(x, v, i))
+    for rows, count, width in ((5, 0, 3), (0, 0, 3), (5, 4, 0)):
+        agree(fn, torch.randn(rows, width), torch.randn(count, width), indices(count, below=max(rows, 1)))
+
+
+def test_nan_and_infinities() -> None:
+    x, v = torch.zeros(4, 3), torch.tensor([[1.0, float("nan"), float("inf")], [float("-inf"), 2.0, 3.0]])
+    i = torch.tensor([[1, 1, 1], [1, 1, 2]])
+    for how in REDUCTIONS:
+        agree(lambda x, v, i, how=how: x.scatter_reduce(0, i, v, how), x, v, i)
+
+
+def test_threads_share_features_and_rows() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        x, v = torch.randn(50, 600), torch.randn(700, 600)
+        agree(lambda x, v, i: x.index_add(0, i, v), x, v, indices(700, below=50), rtol=1e-4, atol=1e-4)
+        agree(lambda x, v, i: x.scatter_add(1, i, v), v, v, indices(700, 600, below=600), rtol=1e-4, atol=1e-4)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_what_is_scattered_is_computed_on_the_way() -> None:
+    def fn(v: Tensor, i: Tensor) -> Tensor:
+        return torch.zeros(20, 32).index_add(0, (i * 3) % 20, (v * 2).sigmoid())
+
+    v, i = torch.randn(40, 32), indices(40, below=20)
+    agree(fn, v, i)
+    assert len(kernels(fn, v, i)) == 1
+
+
+def test_a_scatter_over_an_argument_touches_what_is_named() -> None:
+    def update(cache: Tensor, at: Tensor, new: Tensor) -> None:
+        cache.index_copy_(1, at, new)
+
+    def put(cache: Tensor, at: Tensor, new: Tensor) -> None:
+        cache[:, at] = new * 2
+
+    for fn in (update, put):
+        cache, at, new = torch.randn(2, 100, 8), torch.tensor([7, 93]), torch.randn(2, 2, 8)
+        expected = cache.clone()
+        fn(expected, at, new)
+        before = counters.snapshot()
+        compiled(fn, cache, at, new)
+        torch.testing.assert_close(cache, expected)
+        made = counters.since(before)
+        assert made["kernel_calls"] == 1 and not made.get("library_calls"), "there is no copy of the cache"
+
+
+def test_an_intermediate_is_written_over() -> None:
+    def fn(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
+        return x.scatter_reduce(0, i, v, "prod", include_self=False)
+
+    x, i, v = torch.randn(30, 5), indices(40, 5, below=30), torch.randn(40, 5)
+    agree(fn, x, i, v)
+    first, second = kernels(fn, x, i, v)
+    assert "in_place" not in first.nest.annotations and ("in_place", "in0") in second.nest.annotations
+
+
+# --- out of range -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [9, -1, 1 << 40, -(1 << 62)])
+@pytest.mark.parametrize("width", [1, 5, 64])
+def test_an_index_out_of_range_is_an_error_and_writes_nothing_else(wrong: int, width: int) -> None:
+    def rows(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
+        return x.index_add(0, i, v)
+
+    def each(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
+        return x.scatter_add(0, i[:, None].expand(v.shape) + 0, v)
+
+    memory = torch.zeros(40, width)
+    x, i, v = memory[10:19], torch.tensor([0, wrong, 8]), torch.ones(3, width)
+
+    def in_place(x: Tensor, i: Tensor, v: Tensor) -> None:
+        x.index_add_(0, i, v)
+
+    for fn in (rows, each, in_place):
+        with pytest.raises(Exception, match=r"out of|index"):
+            fn(x.clone(), i, v)
+        with pytest.raises(OutOfRangeError, match=f"index {wrong} is out of bounds for dimension 0 with size 9"):
+            compiled(fn, x, i, v)
+    assert not memory[:10].any() and not memory[19:].any()
+    agree(rows, x, i % 9, v)
+
+
+def test_indices_that_count_from_the_end_do_so_once() -> None:
+    def fn(x: Tensor, i: Tensor) -> Tensor:
+        return x.index_put((i,), torch.ones(()), accumulate=True)
+
+    agree(fn, torch.zeros(6), torch.tensor([-6, 5, -1, 0]))
+    for wrong in (-7, 6):
+        with pytest.raises(IndexError):
+            fn(torch.zeros(6), torch.tensor([wrong]))
+        with pytest.raises(IndexError):
+            compiled(fn, torch.zeros(6), torch.tensor([wrong]))
