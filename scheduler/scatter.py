@@ -170,7 +170,12 @@ class _Writer:
         value = self.with_operands(self.views.resolve(value, extents), extents)
 
         def leaf(e: Expr) -> Expr | None:
-            return Load(self.input(e.buffer), e.indices, e.dtype) if isinstance(e, Load) else None
+            if not isinstance(e, Load):
+                return None
+            # Along a dimension of stride zero all elements are one, and so is the place that they name.
+            steps = zip(e.indices, self.types[e.buffer].strides, strict=True)
+            indices = tuple(sympy.S.Zero if s == 0 and not is_value(i) else i for i, s in steps)
+            return Load(self.input(e.buffer), indices, e.dtype)
 
         def index(i: sympy.Expr) -> sympy.Expr:
             moved = i.xreplace(axes) if i.free_symbols else i
@@ -180,6 +185,7 @@ class _Writer:
 
     def with_operands(self, value: Expr, extents: Extents) -> Expr:
         """The value with what nobody else reads, and what costs next to nothing, computed in place."""
+
         def leaf(e: Expr) -> Expr | None:
             made = self.computes.get(e.buffer) if isinstance(e, Load) else None
             if made is None or not isinstance(e, Load) or not self.is_taken_in(made, extents, e):

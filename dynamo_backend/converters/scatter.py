@@ -24,6 +24,8 @@ from .registry import NoConversion, converter
 _MONOIDS = {
     "sum": SUM, "add": SUM, "mean": SUM, "prod": PRODUCT, "multiply": PRODUCT, "amax": MAX, "amin": MIN,
 }  # fmt: skip
+# Results of a narrow type are combined in a wider copy while they have at most so many times the source's elements.
+MOST_WIDE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ def scatter(ctx: ImportContext, monoid: Monoid | None, initial: Expr, source: So
         monoid = ANY if monoid is SUM else ALL
     if kind is out.dtype:
         return _node(ctx, monoid, initial, source, out, ctx.name())
+    if ctx.sizes.hint(out.numel) > MOST_WIDE * ctx.sizes.hint(sympy.Mul(*source.shape)):
+        raise NoConversion(f"scatter: a {kind.value} copy of the whole result would cost more than it saves")
     wide = _node(ctx, monoid, initial, source, ctx.contiguous(out.shape, kind, out.device), ctx.fresh("wide"))
     return ctx.compute(ctx.at(wide, axes(wide.rank)))
 

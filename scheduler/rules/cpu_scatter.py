@@ -23,6 +23,8 @@ from .registry import Params, Rule, Value
 _PART_BYTES = 256
 # Fewer elements side by side than a register holds are no lanes.
 _SHORT = 4
+# Iterations that are written out where there are no lanes.
+_COPIES = 4
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -52,27 +54,38 @@ def _scatter(
     schedule: Schedule, block: Block, loops: dict[sympy.Symbol, str], lanes: sympy.Symbol | None, target: Target,
     unroll: int,
 ) -> None:  # fmt: skip
-    free = [a for a in block.axes if a.kind is AxisKind.SPATIAL and a.extent != 1 and a.var != lanes]
+    nest, hint = schedule.nest, schedule.nest.symbols.hint
+    spatial = [a for a in block.axes if a.kind is AxisKind.SPATIAL and a.var != lanes]
     ordered = [loops[a.var] for a in block.axes if a.kind is AxisKind.SCATTER]
-    hint = schedule.nest.symbols.hint
-    rest = [loops[a.var] for a in block.axes if a.kind is AxisKind.SPATIAL and a.var != lanes]
+    before = block.axes[: next((k for k, a in enumerate(block.axes) if a.kind is AxisKind.SCATTER), 0)]
     shared: list[str] = []
-    if free:  # rows of the result that nobody else writes: the one with most of them is shared by the team
-        shared = [loops[max(free, key=lambda a: hint(a.extent)).var]]
-    elif lanes is not None and target.cores > 1:
-        part = target.lanes(lane_bytes(schedule.nest)) * unroll
-        part = max(part, _PART_BYTES // lane_bytes(schedule.nest))
-        extent = schedule.extent(loops[lanes])
-        if hint(extent) >= 2 * part:
-            outer, loops[lanes] = schedule.split(loops[lanes], [None, part])
-            shared = [outer]
-    last = [loops[lanes]] if lanes is not None else []
-    inner = [lp for lp in rest if lp not in shared]
-    schedule.reorder(*shared, *ordered, *inner, *last)
+    outer = [a for a in spatial if a in before and a.extent != 1]
+    if outer:  # rows of the result that nobody else writes
+        shared = [loops[max(outer, key=lambda a: hint(a.extent)).var]]
+    elif target.cores > 1 and (free := lanes or next((a.var for a in reversed(spatial) if a.extent != 1), None)):
+        # Pieces of each row, of whole cache lines.
+        size = lane_bytes(nest)
+        part = max(target.lanes(size) * unroll, _PART_BYTES // size)
+        if hint(schedule.extent(loops[free])) >= 2 * part:
+            piece, loops[free] = schedule.split(loops[free], [None, part])
+            shared = [piece]
+    rest = [loops[a.var] for a in spatial if loops[a.var] not in shared]
     if lanes is not None:
+        schedule.reorder(*shared, *ordered, *rest, loops[lanes])
         vectorize_loop(schedule, loops[lanes], target, unroll)
+    else:
+        inner = [lp for lp in schedule.get_loops(block.name) if lp not in shared]
+        schedule.reorder(*shared, *inner)
+        _write_out(schedule, inner)
     if shared:
         _try_parallel(schedule, shared[0])
+
+
+def _write_out(schedule: Schedule, loops: list[str]) -> None:
+    """A few iterations of the innermost loop in a row."""
+    if loops and schedule.nest.symbols.hint(schedule.extent(loops[-1])) >= 4 * _COPIES:
+        _, copies = schedule.split(loops[-1], [None, _COPIES])
+        schedule.unroll(copies)
 
 
 def _try_parallel(schedule: Schedule, loop: str) -> None:
