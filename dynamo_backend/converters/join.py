@@ -93,7 +93,7 @@ def repeat(ctx: ImportContext, x: Tensor, repeats: Sequence[Any]) -> Tensor:
 @converter("aten.flip.default")
 def flip(ctx: ImportContext, x: Tensor, dims: Sequence[int]) -> Tensor:
     indices: list[sympy.Expr] = list(axes(x.rank))
-    for d in {d % x.rank for d in dims}:
+    for d in {d % x.rank for d in dims if x.rank}:
         indices[d] = x.shape[d] - 1 - indices[d]
     return ctx.compute(ctx.at(x, indices, x.dtype))
 

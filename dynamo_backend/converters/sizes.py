@@ -33,6 +33,7 @@ class SizeMap:
     def __init__(self) -> None:
         self._exprs: dict[sympy.Expr, sympy.Expr] = {}
         self._strides: dict[sympy.Expr, sympy.Expr] = {}
+        self._not_one: set[sympy.Expr] = set()
         self._symbols: dict[sympy.Symbol, sympy.Symbol] = {}
         self._shape_env: Any = None
         self._types: dict[int, tuple[Any, TensorType]] = {}
@@ -74,6 +75,23 @@ class SizeMap:
     def sizes(self, values: Iterable[Any]) -> tuple[sympy.Expr, ...]:
         return tuple([integer(v) if type(v) is int else self.size(v) for v in values])
 
+    def extents(self, values: Iterable[Any]) -> tuple[sympy.Expr, ...]:
+        """Sizes of a tensor's dimensions. Those that a guard makes 1 are 1: they are broadcast where they are read."""
+        return tuple([integer(v) if type(v) is int else self._extent(v) for v in values])
+
+    def _extent(self, value: Any) -> sympy.Expr:
+        expr = self.size(value)
+        if expr.is_Symbol or expr.is_Integer or expr in self._not_one:
+            return expr
+        theirs = value.node.expr
+        # Asked without the hint, which would be no proof, and in a way that installs no guard.
+        if value.node.has_hint() and value.node.hint == 1:
+            if self._shape_env._maybe_evaluate_static(sympy.Eq(theirs, 1)) == sympy.true:
+                self._exprs[theirs] = sympy.S.One
+                return sympy.S.One
+        self._not_one.add(expr)
+        return expr
+
     def tensor_type(self, val: torch.Tensor) -> TensorType:
         """The type of a fake tensor. Raises IRError for element types that the IR lacks."""
         known = self._types.get(id(val))
@@ -81,7 +99,9 @@ class SizeMap:
             return known[1]
         if val.layout is not torch.strided:
             raise NoConversion(f"layout {val.layout}")
-        kind = TensorType(self.sizes(val.shape), self.sizes(val.stride()), DType.from_torch(val.dtype), str(val.device))
+        kind = TensorType(
+            self.extents(val.shape), self.sizes(val.stride()), DType.from_torch(val.dtype), str(val.device)
+        )
         self._types[id(val)] = (val, kind)
         return kind
 

@@ -38,6 +38,8 @@ def reshape_indices(source: Shape, result: Shape) -> Shape:
     Dims are matched in groups of equal size, so that only what is really split or merged pays with divisions.
     """
     at = axes(len(result))
+    if sympy.S.Zero in source or sympy.S.Zero in result:
+        return (sympy.S.Zero,) * len(source)  # nothing is ever read
     indices: list[sympy.Expr] = []
     s = r = 0
     while s < len(source) or r < len(result):

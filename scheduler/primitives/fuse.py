@@ -48,8 +48,10 @@ def fuse(nest: LoopNest, loops: list[str]) -> tuple[LoopNest, list[str]]:
     mapping: dict[sympy.Symbol, sympy.Expr] = {}
     step: sympy.Expr = sympy.S.One
     for k, lp in reversed(list(enumerate(chain))):
-        mapping[lp.var] = FloorDiv(var, step) if k == 0 else ModularIndexing(var, step, lp.extent)
-        step = step * lp.extent
+        # A loop over nothing has no iteration whose index could be asked for, and is nothing to divide by.
+        turns = lp.extent if lp.extent != 0 else sympy.S.One
+        mapping[lp.var] = FloorDiv(var, step) if k == 0 else ModularIndexing(var, step, turns)
+        step = step * turns
     scope = {lp.var: lp.extent for lp in outer} | {var: extent}
     body = substitute(chain[-1].body, mapping, scope, nest)
     for b in blocks_under(replace(outermost, var=var, extent=extent, body=body)):

@@ -17,9 +17,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..workers import ROOT
 from .cases import DTYPES, MODES, jobs
 from .report import differences, write_table
-from .sweep import ROOT, Sweep, latest, read
+from .sweep import Sweep, latest, read
 
 
 @click.command()

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
-import select
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -15,67 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..workers import Worker, WorkerLost
 from .cases import Job
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-class WorkerLost(Exception):
-    """A worker ended, or did not answer in time."""
-
-
-@dataclass(slots=True)
-class Worker:
-    """One process of ``worker.py``, started when it is first needed."""
-
-    cache: Path
-    process: subprocess.Popen[bytes] | None = None
-    buffer: bytes = b""
-
-    def ask(self, **request: Any) -> None:
-        """Send a request."""
-        process = self.process or self.begin()
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(request).encode() + b"\n")
-        process.stdin.flush()
-
-    def begin(self) -> subprocess.Popen[bytes]:
-        environment = {
-            **os.environ, "MLC_STRICT": "1", "MLC_CACHE_DIR": str(self.cache),
-            "TORCHINDUCTOR_CACHE_DIR": str(self.cache / "torch"), "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-        self.buffer = b""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.opinfo.worker"], cwd=ROOT, env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        self.answer(300)
-        return self.process
-
-    def answer(self, seconds: float) -> dict[str, Any]:
-        """The next message. Raises WorkerLost, after which the worker is gone."""
-        assert self.process is not None and self.process.stdout is not None
-        while b"\n" not in self.buffer:
-            ready, _, _ = select.select([self.process.stdout], [], [], seconds)
-            if not ready:
-                self.end()
-                raise WorkerLost(f"no answer in {seconds:g} s")
-            part = os.read(self.process.stdout.fileno(), 1 << 16)
-            if not part:
-                code = self.process.wait()
-                self.end()
-                raise WorkerLost(f"process ended with {code}")
-            self.buffer += part
-        line, _, self.buffer = self.buffer.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
-        return message
-
-    def end(self) -> None:
-        """Kill the process, if there is one."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
 
 
 @dataclass(slots=True)
@@ -110,7 +47,7 @@ class Sweep:
 
     def serve(self, waiting: queue.SimpleQueue[Job], cache: Path, out: Any) -> None:
         """One worker's jobs."""
-        worker = Worker(cache)
+        worker = Worker("tests.opinfo.worker", cache)
         try:
             while True:
                 try:
@@ -145,13 +82,11 @@ class Sweep:
                     elif "job_done" in message:
                         yield {"sample": None, "samples": total, "detail": message.get("error", "")}
                         return
-            except (WorkerLost, BrokenPipeError) as lost:
-                worker.end()
+            except WorkerLost as lost:
                 if running is None:  # not a sample's doing: the job as a whole
                     yield {"sample": None, "samples": total, "detail": f"{lost}"}
                     return
-                status = "hang" if "no answer" in str(lost) else "crash"
-                yield {"sample": running, "status": status, "detail": str(lost), "kernels": 0, "library": []}
+                yield {"sample": running, "status": lost.status, "detail": str(lost), "kernels": 0, "library": []}
                 first = running + 1
 
 

@@ -1,49 +1,40 @@
-"""A process that checks samples: jobs come as lines of JSON on its input, what it found goes out the same way.
+"""A process that checks samples.
 
 ``{"start": n}`` goes out before sample n is run, so that whoever reads knows which one a crash or a hang belongs to.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import sys
+from collections.abc import Callable
 from typing import Any
 
+from ..workers import Handler, serve
 
-def main() -> None:
-    """Serve until the input ends."""
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
 
-    def say(**message: Any) -> None:
-        out.write(json.dumps(message) + "\n")
-
+def load() -> Handler:
     import torch
 
     from . import cases, check
 
     torch.set_num_threads(1)
-    say(ready=True)
-    for line in sys.stdin:
-        request = json.loads(line)
+
+    def handle(request: dict[str, Any], say: Callable[..., None]) -> None:
         job, first, most = cases.Job(*request["job"]), request["first"], request["most"]
         try:
             found = cases.samples(job)
         except Exception as error:
             say(job_done=True, error=f"{type(error).__name__}: {error}"[:300])
-            continue
+            return
         say(samples=len(found))
         for n, sample in enumerate(found[:most] if most else found):
             if n < first:
                 continue
             say(start=n)
-            with contextlib.redirect_stdout(sys.stderr):
-                outcome = check.check(job, sample)
-            say(done=n, outcome=outcome.record())
+            say(done=n, outcome=check.check(job, sample).record())
         say(job_done=True)
+
+    return handle
 
 
 if __name__ == "__main__":
-    main()
+    serve(load)

@@ -1,0 +1,215 @@
+"""A program compiled and compared with eager: values, types, shapes, strides, writes, shared memory, gradients."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo import config
+
+from .program import Program, Sizes
+from .run import Result, function_of, inputs_of, run, run_wide
+
+# Relative errors that nobody looks at twice; what exceeds them is measured against double precision.
+RELATIVE = {
+    torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3,
+    torch.complex64: 2e-6, torch.complex128: 1e-12,
+}  # fmt: skip
+# Monte Carlo runs, and how many times the distance they move a result may be off.
+RUNS, MARGIN = 4, 4.0
+FAULTS = ("wrong", "raises", "crash", "hang")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``status``: ``equal``; ``wrong`` (an answer that is not eager's); ``raises`` (eager answers, compiled code does
+    not); ``torch`` (torch's own tracing differs alike, with the backend ``aot_eager``); ``invalid`` (eager raises).
+    """
+
+    status: str
+    detail: str = ""
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check(program: Program, backend: Any = "mlc") -> Outcome:
+    """Run a program at all its sizes by eager and compiled."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            fn = function_of(program)
+            expected = [run(program, fn, inputs_of(program, sizes)) for sizes in program.sizes]
+        except Exception as error:
+            return Outcome("invalid", _short(error))
+        outcome = _compare(program, expected, backend)
+        if outcome.status in FAULTS and backend != "aot_eager":
+            peer = _compare(program, expected, "aot_eager")
+            if peer.status in FAULTS:
+                return Outcome("torch", f"{outcome.detail} | aot_eager: {peer.detail}")
+        return outcome
+
+
+def _compare(program: Program, expected: list[Result], backend: Any) -> Outcome:
+    torch._dynamo.reset()
+    options = {"options": {"fallback_random": True, **program.options}} if backend == "mlc" else {}
+    compiled = torch.compile(function_of(program, compiled=True), backend=backend, dynamic=program.dynamic, **options)
+    # The first sizes come again at last: what is kept between calls may not show.
+    for sizes, wanted in [*zip(program.sizes, expected, strict=True), (program.sizes[0], expected[0])]:
+        try:
+            with _settings(program):
+                got = run(program, compiled, inputs_of(program, sizes))
+        except Exception as error:
+            return Outcome("raises", f"{_short(error)} at {sizes}")
+        if detail := difference(got, wanted, lambda s=sizes: Reference.of(program, s)):
+            return Outcome("wrong", f"{detail} at {sizes}")
+    return Outcome("equal")
+
+
+@contextmanager
+def _settings(program: Program) -> Iterator[None]:
+    with config.patch(
+        capture_dynamic_output_shape_ops=program.capture, capture_scalar_outputs=program.capture,
+        suppress_errors=False, fail_on_recompile_limit_hit=False,
+    ):  # fmt: skip
+        yield
+
+
+# --- comparison -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Results in double precision, and by Monte Carlo arithmetic. Empty where double precision raises."""
+
+    truth: list[Any]
+    moved: list[list[Any]]
+
+    @classmethod
+    def of(cls, program: Program, sizes: Sizes) -> Reference:
+        try:
+            truth = run_wide(program, sizes).values
+            return cls(truth, [run_wide(program, sizes, noise).values for noise in range(RUNS)])
+        except Exception:
+            return cls([], [])
+
+
+def difference(got: Result, want: Result, reference: Callable[[], Reference]) -> str:
+    """What differs, "" where nothing does that may not."""
+    if len(got.values) != len(want.values):
+        return f"{len(got.values)} values, eager has {len(want.values)}"
+    measured: Reference | None = None
+    for k, (a, e) in enumerate(zip(got.values, want.values, strict=True)):
+        what = want.describe(k)
+        if not isinstance(e, Tensor) or not isinstance(a, Tensor):
+            if not _same_object(a, e):
+                return f"{what} is {a!r:.80}, eager's {e!r:.80}"
+            continue
+        if (a.dtype, a.shape) != (e.dtype, e.shape):
+            return f"{what} is {_kind(a)}, eager's {_kind(e)}"
+        layout = k < want.returned + want.inputs
+        if layout and _strides(a) != _strides(e):
+            return f"{what} of shape {tuple(e.shape)} has strides {a.stride()}, eager's {e.stride()}"
+        if _close(a, e):
+            continue
+        if measured is None:
+            measured = reference()
+        if text := _apart(a, e, measured, k):
+            return f"{what} ({_kind(e)}): {text}"
+    if got.shared != want.shared:
+        k = next(k for k, (a, e) in enumerate(zip(got.shared, want.shared, strict=True)) if a != e)
+        who = [want.describe(s) if s != k else "nothing before it" for s in (got.shared[k], want.shared[k])]
+        return f"{want.describe(k)} shares memory with {who[0]}, eager's with {who[1]}"
+    return ""
+
+
+def _close(a: Tensor, e: Tensor) -> bool:
+    tolerance = RELATIVE.get(e.dtype)
+    if tolerance is None:
+        return bool(torch.equal(a, e))
+    return bool(torch.allclose(a, e, rtol=tolerance, atol=tolerance, equal_nan=True))
+
+
+def _apart(a: Tensor, e: Tensor, reference: Reference, k: int) -> str:
+    """Where two tensors differ by more than eager errs; "" nowhere."""
+    wide = torch.complex128 if e.is_complex() else torch.float64
+    rounds = e.dtype in RELATIVE
+    left, right = (a.to(wide), e.to(wide)) if rounds else (a, e)
+    alike = (left == right) | (left.isnan() & right.isnan())
+    truth = reference.truth[k] if k < len(reference.truth) else None
+    moved = [values[k] for values in reference.moved if k < len(values)]
+    if not isinstance(truth, Tensor) or truth.shape != e.shape or any(m.shape != e.shape for m in moved):
+        # The program is as good as its shapes: what data decide may differ in double precision.
+        if rounds:
+            alike |= (left - right).abs() <= 10 * RELATIVE[e.dtype] * (1 + right.abs())
+    elif not rounds:
+        for m in moved:
+            alike |= m != truth
+    else:
+        alike |= _near(left, right, truth.to(wide), [m.to(wide) for m in moved], RELATIVE[e.dtype], e.dtype)
+    wrong = ~alike
+    if not bool(wrong.any()):
+        return ""
+    place = tuple(wrong.nonzero()[0].tolist())
+    exact = f", in double precision {truth[place].item()!r}" if isinstance(truth, Tensor) and rounds else ""
+    return (
+        f"{int(wrong.sum())} of {wrong.numel()} differ; at {place}: {a[place].item()!r}, eager's {e[place].item()!r}"
+        + exact
+    )
+
+
+def _near(
+    left: Tensor, right: Tensor, truth: Tensor, moved: list[Tensor], tolerance: float, dtype: torch.dtype
+) -> Tensor:
+    """Where the compiled result is as near the truth as eager's rounding and the program's condition allow."""
+    spread = torch.zeros(truth.shape, dtype=torch.float64)
+    unsure = torch.zeros(truth.shape, dtype=torch.bool)
+    for m in moved:
+        distance = (m - truth).abs()
+        unsure |= ~torch.isfinite(distance) & ~((m == truth) | (m.isnan() & truth.isnan()))
+        spread = torch.maximum(spread, distance.nan_to_num(nan=0.0, posinf=0.0))
+    # By chance no run may have moved an element: its neighbours say something of it too.
+    if spread.numel():
+        spread = torch.maximum(spread, spread.square().mean().sqrt() / 4)
+    error = (right - truth).abs().nan_to_num(nan=0.0, posinf=0.0)
+    allowed = 2 * error + MARGIN * spread + 2 * tolerance * truth.abs() + _least(dtype)
+    near = (left - truth).abs() <= allowed
+    near |= left == truth.to(dtype).to(left.dtype)
+    near |= left.isnan() & truth.isnan()
+    return near | unsure
+
+
+def _least(dtype: torch.dtype) -> float:
+    """What underflow may lose."""
+    return 16 * float(torch.finfo(dtype).tiny)
+
+
+def _same_object(a: Any, e: Any) -> bool:
+    if isinstance(a, Tensor) or isinstance(e, Tensor):
+        return False
+    if isinstance(e, float) and isinstance(a, float):
+        return math.isclose(a, e, rel_tol=1e-5, abs_tol=1e-5) or (a != a and e != e)
+    return bool(a == e) and type(a) is type(e)
+
+
+def _kind(t: Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
+
+
+def _strides(t: Tensor) -> tuple[int, ...]:
+    """Strides as far as they mean anything."""
+    return tuple(s for n, s in zip(t.shape, t.stride()) if n > 1) if t.numel() else ()
+
+
+def _short(error: BaseException) -> str:
+    text = str(error).strip()
+    lines = [
+        line for line in text.splitlines() if line.strip() and "TORCH" not in line and "NoneType: None" not in line
+    ]
+    return f"{type(error).__name__}: {' / '.join(lines[:3])}"[:400]

@@ -1,0 +1,126 @@
+"""The program of a seed."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from dataclasses import replace
+
+import torch
+
+from .elementwise import ELEMENTWISE
+from .indexing import INDEXING
+from .maker import FLOATS, INTEGERS, Maker, NoFit
+from .modules import MODULES
+from .program import Program, Sizes, mentioned
+from .reductions import REDUCTIONS
+from .run import function_of, inputs_of, run, run_wide
+from .views import VIEWS
+from .writes import WRITES
+
+FAMILIES = ((5.0, ELEMENTWISE), (4.0, VIEWS), (3.0, REDUCTIONS), (2.5, INDEXING), (1.5, MODULES), (1.5, WRITES))
+SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 3, 5, 13, 16, 17, 31, 32, 33, 64, 65)
+
+
+def make_program(seed: int) -> Program:
+    """The program of a seed; the same one always."""
+    rng = random.Random(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        while True:
+            program = _try(seed, rng)
+            if program is not None:
+                return program
+
+
+def _try(seed: int, rng: random.Random) -> Program | None:
+    dynamic = rng.choice((False, False, False, True, True, None))
+    maker = Maker(
+        seed, rng, _sizes(rng, dynamic), dynamic, gradient=rng.random() < 0.45, special=rng.random() < 0.06
+    )  # fmt: skip
+    try:
+        for _ in range(rng.choice((1, 2, 2, 3))):
+            _first_input(maker)
+    except NoFit:
+        return None
+    lines = rng.choice((2, 3, 4, 4, 5, 6, 6, 7, 8, 10, 12))
+    for _ in range(lines * 8):
+        if len(maker.steps) >= lines:
+            break
+        (family,) = rng.choices([f for _, f in FAMILIES], [w for w, _ in FAMILIES])
+        (op,) = rng.choices([f for _, f in family], [w for w, _ in family])
+        try:
+            draft = op(maker)
+        except NoFit:
+            continue
+        maker.add(draft)
+    program = maker.program(
+        _returns(maker), capture=rng.random() < 0.5,
+        options={"numerics": "eager"} if rng.random() < 0.15 else {},
+    )  # fmt: skip
+    if not any(s.results for s in maker.steps):
+        return None
+    read = {o for s in maker.steps for o in s.operands} | set(program.returns)
+    read |= {n for i in maker.inputs for n in mentioned(i.text, [x.name for x in maker.inputs])}
+    program = replace(program, inputs=tuple(i for i in program.inputs if i.name in read))
+    return _runs(program) or _runs(replace(program, gradient=False))
+
+
+def _runs(program: Program) -> Program | None:
+    """The program, if eager runs all of it, also in double precision."""
+    try:
+        for sizes in program.sizes:
+            run(program, function_of(program), inputs_of(program, sizes))
+            run_wide(program, sizes)
+    except Exception:
+        return None
+    return program
+
+
+def _sizes(rng: random.Random, dynamic: bool | None) -> tuple[Sizes, ...]:
+    names = "ABC"
+    if dynamic is False:
+        pool = (*SIZES, 1, 1, 0) if rng.random() < 0.4 else SIZES
+        return ({n: rng.choice(pool) for n in names},)
+    first = dict(zip(names, rng.sample(SIZES[:13], 3), strict=True))
+    later = [{n: rng.choice((*SIZES[:13], 1, 0, 2) if rng.random() < 0.3 else SIZES[:13]) for n in names}]
+    if rng.random() < 0.4:
+        later.append({n: rng.choice(SIZES) for n in names})
+    return (first, *later)
+
+
+def _first_input(m: Maker) -> None:
+    rng = m.rng
+    kind = rng.random()
+    dtype: torch.dtype = torch.float32
+    if kind > 0.6:
+        dtype = rng.choice(FLOATS)
+    if kind > 0.82:
+        dtype = rng.choice((*INTEGERS, torch.bool))
+    values = "special" if m.special else "normal" if rng.random() < 0.25 else "eighths"
+    if not dtype.is_floating_point:
+        values = "range" if rng.random() < 0.2 else "eighths"
+    names = [rng.choice(("A", "B", "C", "1", "A", "B", "C", "4")) for _ in range(rng.choice((0, 1, 2, 2, 2, 3, 3, 4)))]
+    shapes = [[s[n] if n in s else int(n) for n in names] for s in m.sizes]
+    if m.inputs and rng.random() < 0.06 and not m.gradient:
+        other = rng.choice(m.inputs)
+        of = m.info(other.name)
+        if of.ndim:
+            m.input(rng.choice((f"{other.name}[:]", f"{other.name}.transpose(0, -1)", f"{other.name}[1:]")), of.dtype)
+            return
+    m.fresh(shapes, dtype, values)
+
+
+def _returns(m: Maker) -> tuple[str, ...]:
+    """What nobody has read, some of what somebody has, at times an input or a size."""
+    rng = m.rng
+    made = [r for s in m.steps for r in s.results]
+    unread = [n for n in made if n not in m.used]
+    found = unread[-6:] + [n for n in made if n in m.used and rng.random() < 0.12]
+    if rng.random() < 0.05:
+        found.append(rng.choice(m.inputs).name)
+    if rng.random() < 0.05 and (shaped := [n for n in m.names if m.info(n).ndim]):
+        found.append(f"{rng.choice(shaped)}.shape[0]")
+    if rng.random() < 0.03 and found:
+        found.append(found[0])
+    return tuple(found or made[-1:] or (m.inputs[0].name,))

@@ -1,0 +1,168 @@
+"""Runs a program: by eager, compiled, in double precision, and in double precision with the errors of eager's types.
+
+The last is Monte Carlo arithmetic: every step that rounds has its operands and its results moved by random relative
+errors of the size of a rounding, forward and backward, so that how far results move says how sure they are.
+Source: Parker, Monte Carlo arithmetic, 1997.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .program import Program, Sizes, Step
+from .values import namespace, numbers
+
+# The relative errors of Monte Carlo runs, in units of the type's eps (a rounding is at most half of one).
+AMPLITUDE = 4.0
+_DTYPES = re.compile(r"torch\.(float32|bfloat16|float16)\b")
+_NUMBERS = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """``values``: what was returned, then the inputs as they are afterwards, then gradients of the inputs that ask for
+    one (None where there is none). ``shared[k]`` is the first of returned values and inputs whose memory value k is in.
+    """
+
+    values: list[Any]
+    shared: list[int]
+    returned: int
+    inputs: int
+
+    def describe(self, k: int) -> str:
+        """What value k is."""
+        if k < self.returned:
+            return f"result {k}"
+        k -= self.returned
+        return f"input {k} afterwards" if k < self.inputs else f"gradient {k - self.inputs}"
+
+
+def define(text: str, names: dict[str, Any], what: str) -> Any:
+    """A function of that name from its text, which tracebacks can show."""
+    where = f"<fuzz {next(_NUMBERS)}>"
+    linecache.cache[where] = (len(text), None, text.splitlines(keepends=True), where)
+    exec(compile(text, where, "exec"), names)
+    return names[what]
+
+
+def function_of(program: Program, *, compiled: bool = False) -> Callable[..., Any]:
+    """The program as a function of its inputs."""
+    fn: Callable[..., Any] = define(program.function(), namespace(compiled=compiled), "fn")
+    return fn
+
+
+def inputs_of(program: Program, sizes: Sizes, *, wide: bool = False) -> list[Any]:
+    """Arguments of their own."""
+    return list(define(program.makes_inputs(), namespace(wide=wide), "inputs")(**sizes))
+
+
+def run(program: Program, fn: Callable[..., Any], args: list[Any]) -> Result:
+    """Call a function, and differentiate if the program says so."""
+    torch.manual_seed(0)
+    if not program.gradient:
+        with torch.no_grad():
+            outputs = list(fn(*args))
+        values = [*outputs, *args]
+        return Result([_detached(v) for v in values], _shared(values), len(outputs), len(args))
+    outputs = list(fn(*args))
+    values = [*outputs, *args]
+    shared = _shared(values)
+    leaves = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
+    ends = [o for o in outputs if isinstance(o, Tensor) and o.requires_grad]
+    gradients: Sequence[Any] = []
+    if leaves and ends:
+        weights = [numbers(e.shape, e.dtype, k) for k, e in enumerate(ends)]
+        gradients = torch.autograd.grad(ends, leaves, weights, allow_unused=True)
+    return Result([_detached(v) for v in (*values, *gradients)], shared, len(outputs), len(args))
+
+
+def run_wide(program: Program, sizes: Sizes, noise: int | None = None) -> Result:
+    """In double precision; with a seed for ``noise``, with the roundings of eager's types."""
+    args = inputs_of(program, sizes, wide=True)
+    generator = None if noise is None else torch.Generator().manual_seed(noise)
+
+    def fn(*made: Any) -> list[Any]:
+        names = namespace(wide=True)
+        names.update(zip((i.name for i in program.inputs), made, strict=True))
+        for step in program.steps:
+            execute(step, names, generator)
+        return [eval(r, names) for r in program.returns]
+
+    with double_precision():
+        return run(program, fn, args)
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """Python's numbers make float64 of integers, as they make float32 of them otherwise."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def code_of(step: Step, *, wide: bool) -> CodeType:
+    """The line as code; types are double precision's where it is ``wide``."""
+    text = _DTYPES.sub("torch.float64", step.line) if wide else step.line
+    return compile(text.replace("torch.complex64", "torch.complex128") if wide else text, "<step>", "exec")
+
+
+def execute(step: Step, names: dict[str, Any], generator: torch.Generator | None = None) -> None:
+    """One step in double precision, with random errors if there is a generator for them."""
+    code = code_of(step, wide=True)
+    if generator is None or step.exact or step.kind == "view":
+        exec(code, names)
+    else:
+        moved = step.operands[1:] if step.kind == "write" else step.operands
+        before = {name: names[name] for name in moved}
+        names.update({name: _moved(t, step.eps, generator) for name, t in before.items()})
+        exec(code, names)
+        names.update(before)
+        names.update({name: _moved(names[name], step.eps, generator) for name in step.results})
+        if step.kind == "write" and _rounded(names[step.operands[0]]):
+            target = names[step.operands[0]]
+            target.mul_(_factor(target, step.eps, generator))
+    if generator is None:
+        return
+    for t in (names[name] for name in step.results):
+        if isinstance(t, Tensor) and t.requires_grad:
+            t.register_hook(lambda g: _moved(g, step.eps, generator))
+
+
+def _rounded(t: Any) -> bool:
+    return isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())
+
+
+def _factor(t: Tensor, eps: float, generator: torch.Generator) -> Tensor:
+    return 1 + AMPLITUDE * eps * (2 * torch.rand(t.shape, dtype=torch.float64, generator=generator) - 1)
+
+
+def _moved(t: Any, eps: float, generator: torch.Generator) -> Any:
+    return t * _factor(t, eps, generator) if _rounded(t) else t
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _shared(values: list[Any]) -> list[int]:
+    first: dict[int, int] = {}
+    found = []
+    for k, v in enumerate(values):
+        if not isinstance(v, Tensor) or not v.untyped_storage().nbytes():
+            found.append(k)
+            continue
+        found.append(first.setdefault(v.untyped_storage().data_ptr(), k))
+    return found

@@ -1,0 +1,54 @@
+"""Programs that random search has found wrong, made small. Each was mended; each stays right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.fuzz.check import check
+from tests.fuzz.program import Input, Program, Step, mentioned
+
+EPS = float(torch.finfo(torch.float32).eps)
+
+
+def found(
+    inputs: str, body: str, *returns: str, sizes: tuple[dict[str, int], ...] = ({"A": 4},),
+    dynamic: bool | None = False, gradient: bool = False, capture: bool = False,
+) -> Program:  # fmt: skip
+    """A program of lines of text. Inputs of floats ask for gradients where there are ``gradient``s."""
+    made = []
+    for line in inputs.strip().splitlines():
+        name, _, text = line.strip().partition(" = ")
+        made.append(Input(name, text, "float" in text))
+    names = [i.name for i in made]
+    steps = []
+    for line in body.strip().splitlines():
+        left, equals, right = line.strip().partition(" = ")
+        results = tuple(left.split(", ")) if equals and left[0] == "t" and "[" not in left else ()
+        text = right if results else line.strip()
+        steps.append(Step(text, results, mentioned(text, names), "compute" if results else "write", EPS))
+        names += results
+    return Program(0, tuple(made), tuple(steps), returns, sizes, dynamic, gradient, capture)
+
+
+FOUND = {
+    "a part whose extent is an expression that a guard makes one is broadcast": found(
+        "x0 = numbers((A, 1, B), torch.float32, 1)\nx1 = numbers((A, 2 * A, 1), torch.float64, 2)[:, ::2]",
+        "t0, t1 = x1.chunk(2, -3)\nt2 = x0 * t1", "t2", sizes=({"A": 2, "B": 4},), dynamic=True,
+    ),
+    "a loop over nothing is fused with another": found(
+        "x0 = numbers((2, A, A), torch.float32, 1)\nx1 = places((0,), A, 2)",
+        "t0 = torch.index_select(x0, 1, x1)", "t0",
+    ),
+    "two loops over nothing are fused": found("x0 = numbers((4, 0, 0), torch.float32, 1)", "t0 = torch.sgn(x0)", "t0"),
+    "dimensions that are symbols and one that is nothing are flattened": found(
+        "x0 = numbers((A, 9, 0), torch.float32, 1)", "t0 = x0.flatten(0, 1)", "t0", dynamic=True,
+    ),
+    "a scalar tensor is turned round": found("x0 = numbers((), torch.float32, 1)", "t0 = x0.flip(0)", "t0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found(name: str) -> None:
+    outcome = check(FOUND[name])
+    assert outcome.status == "equal", outcome

@@ -1,0 +1,122 @@
+"""A few random programs by the backend; and that their maker, their judge and what makes them smaller do their work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fuzz.check import Outcome, check
+from tests.fuzz.generate import make_program
+from tests.fuzz.program import Input, Program, Step
+from tests.fuzz.run import function_of, inputs_of, run, run_wide
+from tests.fuzz.shrink import shrink
+
+SEEDS = range(10)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_programs_equal_eager(seed: int) -> None:
+    outcome = check(make_program(seed))
+    assert outcome.status in ("equal", "torch"), f"{outcome}\n{make_program(seed).snippet(str(seed))}"
+
+
+@pytest.mark.parametrize("seed", [3, 11])
+def test_a_seed_is_one_program_and_json_holds_all_of_it(seed: int) -> None:
+    program = make_program(seed)
+    assert Program.of(json.loads(json.dumps(program.record()))) == program == make_program(seed)
+
+
+def test_a_snippet_runs_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    program = replace(_small(), gradient=True)
+    exec(compile(program.snippet("x"), "snippet", "exec"), {})
+    said = capsys.readouterr().out
+    assert said.count("gradients:") == 2 and "eager:" in said and "mlc:" in said
+
+
+def _small(*lines: str, returns: tuple[str, ...] = ("t1",), eps: float = 0.0) -> Program:
+    names = ("x0", "t0", "t1", "t2", "t3")
+    lines = lines or ("torch.exp(x0)", "t0 * 2")
+    steps = tuple(
+        Step(line, (names[k + 1],), tuple(n for n in names if n in line), eps=eps) for k, line in enumerate(lines)
+    )
+    made = Input("x0", "numbers((A, 3, ), torch.float32, 5)", True)
+    return Program(0, (made,), steps, returns, ({"A": 4},))
+
+
+def _broken(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    """A backend whose answers are changed."""
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        return lambda *args: tuple(change(t) if isinstance(t, torch.Tensor) else t for t in gm(*args))
+
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t * (1 + 1e-4), "differ"),
+        (lambda t: t.double(), "float64"),
+        (lambda t: t[:-1], "eager's float32"),
+        (lambda t: t.t().contiguous().t(), "strides"),
+        (lambda t: torch.where(torch.arange(3) == 1, torch.nan, t), "nan"),
+    ],
+)
+def test_the_judge_sees_what_differs(change: Callable[[torch.Tensor], torch.Tensor], said: str) -> None:
+    outcome = check(_small(), _broken(change))
+    assert outcome.status == "wrong" and said in outcome.detail
+
+
+def test_the_judge_sees_a_write_that_is_missing_and_memory_that_is_shared() -> None:
+    write = replace(_small(), steps=(Step("x0.mul_(2)", (), ("x0",), "write"), Step("x0 + 1", ("t1",), ("x0",))))
+
+    def lost(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        return lambda *args: gm(*(a.clone() for a in args))
+
+    assert "input 0 afterwards" in check(write, lost).detail
+    two = replace(_small("x0 + 1", "x0 + 1"), returns=("t0", "t1"))
+
+    def one(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        return lambda *args: (gm(*args)[0],) * 2
+
+    assert "shares memory" in check(two, one).detail
+
+
+def test_a_rounding_that_the_program_makes_large_is_no_fault() -> None:
+    """exp of 40 times a rounded number: relative errors of 1e-5 are what float32 has there."""
+    lines = ("torch.sin(x0) * 40", "torch.exp(t0) * 1e-9")
+    moved = _broken(lambda t: t * (1 + 3e-6))
+    eps = torch.finfo(torch.float32).eps
+    assert check(_small(*lines, eps=eps), moved).status == "equal"
+    assert check(_small("x0 * 2", "t0 * 1.5", eps=eps), _broken(lambda t: t * (1 + 2e-5))).status == "wrong"
+
+
+def test_double_precision_is_the_same_program() -> None:
+    program = replace(_small(), gradient=True)
+    narrow = run(program, function_of(program), inputs_of(program, program.sizes[0])).values
+    wide = run_wide(program, program.sizes[0]).values
+    for n, w in zip(narrow, wide, strict=True):
+        assert w.dtype is torch.float64
+        torch.testing.assert_close(n.double(), w, rtol=1e-6, atol=1e-6)
+
+
+def test_programs_become_smaller_while_they_fail() -> None:
+    program = make_program(next(s for s in range(100, 200) if len(make_program(s).steps) > 6))
+    culprit = program.steps[3]
+
+    def fails(p: Program) -> bool:
+        return any(s.text.split("(")[0] == culprit.text.split("(")[0] for s in p.steps) and bool(p.returns)
+
+    small = shrink(program, fails)
+    assert fails(small) and len(small.steps) < len(program.steps)
+    assert len(small.returns) == 1 and len(small.sizes) == 1 and not small.gradient
+
+
+def test_an_outcome_of_eager_is_no_fault() -> None:
+    assert check(_small("x0 @ x0")).status == "invalid"
+    assert isinstance(check(_small()), Outcome)

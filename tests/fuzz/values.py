@@ -1,0 +1,90 @@
+"""What random programs are fed with: small numbers that float32 and half types hold exactly, and positions.
+
+The functions named here, and no others, are what the text of a program may call besides torch. Each has a counterpart
+for references in double precision: the same numbers (of the narrow type, if it rounds them) in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+WIDE = {
+    torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+}  # fmt: skip
+
+
+def numbers(shape: Sequence[int], dtype: torch.dtype, seed: int, kind: str = "eighths") -> Tensor:
+    """A tensor of numbers. ``kind``: ``eighths`` (-2 to 2), ``normal``, ``special`` (with infinities and NaN),
+    ``range`` (all of an integer type).
+    """
+    rng = np.random.default_rng(seed)
+    shape = tuple(shape)
+    if dtype is torch.bool:
+        return torch.from_numpy(np.asarray(rng.random(shape) < 0.5))
+    if not (dtype.is_floating_point or dtype.is_complex):
+        limits = torch.iinfo(dtype)
+        if kind == "range":
+            return torch.from_numpy(np.asarray(rng.integers(limits.min, limits.max, shape, endpoint=True))).to(dtype)
+        return torch.from_numpy(np.asarray(rng.integers(max(-8, limits.min), 9, shape))).to(dtype)
+    if dtype.is_complex:
+        parts = [np.asarray(rng.integers(-16, 17, shape) / 8) for _ in range(2)]
+        return torch.complex(*(torch.from_numpy(p) for p in parts)).to(dtype)
+    if kind == "normal":
+        return torch.from_numpy(np.asarray(rng.standard_normal(shape))).to(dtype)
+    found = np.asarray(rng.integers(-16, 17, shape) / 8)
+    if kind == "special":
+        odd = rng.choice(np.array([np.inf, -np.inf, np.nan, 0.0, -0.0]), shape)
+        found = np.where(rng.random(shape) < 0.2, odd, found)
+    return torch.from_numpy(np.asarray(found)).to(dtype)
+
+
+def places(shape: Sequence[int], bound: int, seed: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Positions below ``bound``, which is at least 1 where there are any."""
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(np.asarray(rng.integers(0, max(bound, 1), tuple(shape)))).to(dtype)
+
+
+def rand(like: Tensor) -> Tensor:
+    """Random numbers in float32 of a tensor's shape."""
+    return torch.rand(like.shape, dtype=torch.float32, device=like.device)
+
+
+def wide_numbers(shape: Sequence[int], dtype: torch.dtype, seed: int, kind: str = "eighths") -> Tensor:
+    """``numbers`` in double precision."""
+    return numbers(shape, dtype, seed, kind).to(WIDE.get(dtype, dtype))
+
+
+def wide_rand(like: Tensor) -> Tensor:
+    """``rand`` in double precision: the same numbers."""
+    return rand(like).double()
+
+
+def plain_cond(predicate: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    """``torch.cond`` as Python has it; torch's own compiles even where nobody asked."""
+    return yes(*operands) if bool(predicate) else no(*operands)
+
+
+def plain_while_loop(condition: Callable[..., Any], body: Callable[..., Any], carried: tuple[Any, ...]) -> Any:
+    """``while_loop`` as Python has it."""
+    while bool(condition(*carried)):
+        carried = body(*carried)
+    return carried
+
+
+def namespace(*, wide: bool = False, compiled: bool = False) -> dict[str, Any]:
+    """The names that a program's text refers to; a new dictionary."""
+    from torch._higher_order_ops.while_loop import while_loop
+
+    return {
+        "torch": torch, "F": F,
+        "numbers": wide_numbers if wide else numbers, "places": places, "rand": wide_rand if wide else rand,
+        "cond": torch.cond if compiled else plain_cond,
+        "while_loop": while_loop if compiled else plain_while_loop,
+    }  # fmt: skip

@@ -1,0 +1,32 @@
+"""A process that makes and checks programs. ``{"program": …}`` goes out before the check, so that whoever reads knows
+what a crash or a hang belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..workers import Handler, serve
+
+
+def load() -> Handler:
+    import torch
+
+    from . import check, generate, program
+
+    torch.set_num_threads(1)
+
+    def handle(request: dict[str, Any], say: Callable[..., None]) -> None:
+        if "seed" in request:
+            made = generate.make_program(request["seed"])
+            say(program=made.record())
+        else:
+            made = program.Program.of(request["program"])
+        say(outcome=check.check(made).record())
+
+    return handle
+
+
+if __name__ == "__main__":
+    serve(load)

@@ -1,0 +1,101 @@
+"""Processes that may crash or hang, and how to speak with them: requests and answers are lines of JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+ROOT = Path(__file__).resolve().parents[1]
+# What a worker does with a request; it answers by calling its second argument with the parts of a message.
+Handler: TypeAlias = "Callable[[dict[str, Any], Callable[..., None]], None]"
+
+
+class WorkerLost(Exception):
+    """A worker ended, or did not answer in time."""
+
+    @property
+    def status(self) -> str:
+        """``hang`` or ``crash``."""
+        return "hang" if "no answer" in str(self) else "crash"
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process of ``module``, which calls ``serve``. It is started when it is first needed."""
+
+    module: str
+    cache: Path
+    process: subprocess.Popen[bytes] | None = None
+    buffer: bytes = b""
+
+    def ask(self, **request: Any) -> None:
+        """Send a request. Raises WorkerLost, after which the worker is gone."""
+        process = self.process or self.begin()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            self.end()
+            raise WorkerLost("process ended before it was asked") from None
+
+    def begin(self) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ, "MLC_STRICT": "1", "MLC_CACHE_DIR": str(self.cache),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.cache / "torch"), "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        self.buffer = b""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", self.module], cwd=ROOT, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.answer(300)
+        return self.process
+
+    def answer(self, seconds: float) -> dict[str, Any]:
+        """The next message. Raises WorkerLost, after which the worker is gone."""
+        assert self.process is not None and self.process.stdout is not None
+        while b"\n" not in self.buffer:
+            ready, _, _ = select.select([self.process.stdout], [], [], seconds)
+            if not ready:
+                self.end()
+                raise WorkerLost(f"no answer in {seconds:g} s")
+            part = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not part:
+                code = self.process.wait()
+                self.end()
+                raise WorkerLost(f"process ended with {code}")
+            self.buffer += part
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def end(self) -> None:
+        """Kill the process, if there is one."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+def serve(load: Callable[[], Handler]) -> None:
+    """In a worker: handle requests until the input ends. ``load`` imports what is slow and gives the handler."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no answer
+
+    def say(**message: Any) -> None:
+        out.write(json.dumps(message) + "\n")
+
+    handle = load()
+    say(ready=True)
+    for line in sys.stdin:
+        with contextlib.redirect_stdout(sys.stderr):
+            handle(json.loads(line), say)
