@@ -12,6 +12,7 @@ from typing import Any
 
 import sympy
 
+from ..ir.collectives import in_flight, is_collective
 from ..ir.graph import (
     CallTensor,
     Compute,
@@ -56,6 +57,9 @@ SURE = frozenset(
 # The op of torch for a call of an op that writes to its arguments: what they hold after it are results.
 MUTATES = "hop::auto_functionalized_v2"
 
+# The op by which torch writes a part of a storage.
+WRITE_BACK = "aten::as_strided_scatter.default"
+
 PRODUCTS = frozenset({"aten::mm.default", "aten::addmm.default"})
 
 
@@ -87,6 +91,8 @@ class _Builder:
     memory: Memory = field(default_factory=Memory)
     # Symbols that no argument gives: sizes decided by data, read from the results of the calls that decide them.
     unbound: set[sympy.Symbol] = field(default_factory=set)
+    # What collectives read until each wait.
+    flying: dict[int, tuple[str, ...]] = field(default_factory=dict)
     # The node at hand, and the names that leave the graph.
     at: int = 0
     kept: set[str] = field(default_factory=set)
@@ -95,6 +101,7 @@ class _Builder:
         graph = self.graph
         tensors = {i.name: i.type for i in graph.inputs if isinstance(i, Input)}
         bound = self.bind_sizes()
+        self.flying = in_flight(graph)
         last = self.last = self.last_uses()
         kept = self.kept = {o for o in graph.outputs if isinstance(o, str)}
         for name in tensors:
@@ -102,12 +109,14 @@ class _Builder:
         unused = tuple(n for n in tensors if n not in last and n not in kept)
         if unused:
             self.steps.append(Free(unused))
+        self.steps += [MakeView(n, tensors[n], n, sympy.S.Zero) for n in _storages(graph) if n in last]
         if self.check_inputs:
             self.steps += [CheckLayout(name, kind) for name, kind in tensors.items() if name in last]
         for at, node in enumerate(graph.nodes):
             self.at = at
             self.node(node)
-            names = [n for n in dict.fromkeys((*uses(node), *node.names)) if last.get(n, at) == at and n not in kept]
+            done = dict.fromkeys((*uses(node), *node.names, *self.flying.get(at, ())))
+            names = [n for n in done if last.get(n, at) == at and n not in kept]
             self.free([n for n in names if n in self.owner])
         self.steps.append(Return(graph.outputs))
         missing = self.unbound & _mentioned(graph)
@@ -124,10 +133,12 @@ class _Builder:
         self.shares[owner] = self.shares.get(owner, 0) + 1
 
     def last_uses(self) -> dict[str, int]:
-        """The position of the last node that reads each name."""
+        """The position of the last node that reads each name; what a collective is given is read until the wait."""
         last: dict[str, int] = {}
+        flying = self.flying
         for at, node in enumerate(self.graph.nodes):
-            last.update(dict.fromkeys(uses(node), at))
+            last.update(dict.fromkeys((*uses(node), *flying.get(at, ())), at))
+        last.update(dict.fromkeys(flying.get(len(self.graph.nodes), ()), len(self.graph.nodes)))
         return last
 
     def bind_sizes(self) -> tuple[sympy.Symbol, ...]:
@@ -187,7 +198,8 @@ class _Builder:
                 self.bind_result(name, result)
                 if node.target in PRODUCTS:
                     self.products[name] = result
-                if node.target not in SURE:
+                # Nobody may look at what a collective returns before it has been waited for.
+                if node.target not in SURE and not is_collective(node):
                     self.steps.append(CheckLayout(name, result))
 
     def dead_addend(self, node: Library) -> str:
@@ -279,6 +291,14 @@ class _Builder:
             if isinstance(node, CallTensor) and kind in node.types:
                 return len(self.spare.get(kind, ())) < node.types.count(kind)
         return False
+
+
+def _storages(graph: Graph) -> list[str]:
+    """Inputs into which overlapping arguments are written back: whole storages, longer than the fake ones may have
+    been, which end with the last element that an argument has."""
+    given = {i.name for i in graph.inputs if isinstance(i, Input)}
+    targets = [n.args[0].name for n in graph.nodes if isinstance(n, Library) and n.target == WRITE_BACK]
+    return [name for name in dict.fromkeys(targets) if name in given]
 
 
 def _decided_inside(graph: Graph, symbol: sympy.Symbol) -> bool:

@@ -51,6 +51,9 @@ OPS: dict[str, OpInfo] = {
     **_rows("logical_not", 1, Result.BOOL, 1),
     **_rows("bit_and bit_or bit_xor shl shr", 2, Result.SAME, 1),
     **_rows("bit_not", 1, Result.SAME, 1),
+    # ``check_bounds(x, low, high, dim)`` is x; one below low, or not below high, is an error of the whole program, of
+    # which its caller learns: an index into dimension dim that is out of range.
+    **_rows("check_bounds", 4, Result.SAME, 1),
     # Reinterprets the bits as a type of the same width.
     **_rows("bitcast", 1, Result.EXPLICIT, 0),
     # Philox4x32-10 with key = seed (int64, low word first) and counter = (offset low, offset high, 0, 0); word 0 of the

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from .dtypes import DType
-from .errors import IRError
+from .errors import IRError, OutOfRangeError
 from .ops import OPS, Result
 
 # A NumPy scalar of an element type; ``Any`` because NumPy's own annotations say no more.
@@ -223,6 +223,12 @@ def _logical(fn: Callable[[bool, bool], bool]) -> Maker:
     return _same(lambda a, b: np.bool_(fn(bool(a), bool(b))))
 
 
+def _check_bounds(index: Scalar, low: Scalar, high: Scalar, dim: Scalar) -> Scalar:
+    if not low <= index < high:
+        raise OutOfRangeError(f"index {index} is out of bounds for dimension {dim} with size {high}")
+    return index
+
+
 def _by_torch(name: str) -> Function:
     """Functions that neither NumPy nor ``math`` has, on one float64."""
     fn = getattr(torch, name)
@@ -292,6 +298,7 @@ _MAKERS: dict[str, Maker] = {
     "bit_not": _same(lambda a: ~a),
     "shl": _shift_left,
     "shr": _shift_right,
+    "check_bounds": _same(_check_bounds),
 }
 _BOOLEAN = frozenset(name for name, info in OPS.items() if info.result is Result.BOOL)
 

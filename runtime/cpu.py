@@ -113,7 +113,9 @@ class LoadedObject:
 class CpuKernel:
     """A kernel that is ready to run: ``kernel(pointer, …, size, …)``, with the GIL released while it runs.
 
-    ``address`` is its native entry, ``void (int64_t *arguments)``.
+    ``address`` is its native entry, ``void (int64_t *arguments)``; where indices that data give are checked, four
+    numbers behind the arguments, the first of them zero, tell of a wrong one. The call raises OutOfRangeError then, and
+    what the kernel has written is worth nothing.
     """
 
     name: str

@@ -17,8 +17,8 @@ Tensor: TypeAlias = torch.Tensor
 _native = torch._C._dynamo.guards
 
 
-class RuntimeFailure(MlcError):
-    """A compiled graph could not be put together on this machine."""
+class RuntimeFailure(MlcError, RuntimeError):
+    """A compiled graph could not be put together on this machine, or an op broke what it had promised."""
 
 
 def load_program(

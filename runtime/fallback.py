@@ -69,6 +69,8 @@ class _Run:
     buffers: dict[str, Buffer] = field(default_factory=dict)
     # Values of the expression at hand: expressions share parts.
     memo: dict[int, Tensor] = field(default_factory=dict)
+    # How many choices the value at hand is a branch of.
+    guarded: int = 0
 
     def run(self) -> None:
         f = self.function
@@ -227,12 +229,26 @@ class _Run:
             case Cast(inner, dtype):
                 return self.value(inner, env).to(dtype.torch)
             case Select(condition, if_true, if_false):
-                return torch.where(self.value(condition, env), self.value(if_true, env), self.value(if_false, env))
+                chosen = self.value(condition, env)
+                self.guarded += 1
+                result = torch.where(chosen, self.value(if_true, env), self.value(if_false, env))
+                self.guarded -= 1
+                return result
+            case Call("check_bounds", args, _):
+                return self.checked(*(self.value(a, env) for a in args))
             case Call(fn, args, dtype):
                 return _function(fn)(dtype, *(self.value(a, env) for a in args))
             case Load():
                 return self.load(e)
         raise FallbackError(f"no ATen op computes {e}")
+
+    def checked(self, index: Tensor, low: Tensor, high: Tensor, dim: Tensor) -> Tensor:
+        """An index that is in range; in a branch of a choice it may be one that is not taken, which loads clamp."""
+        wrong = (index < low) | (index >= high)
+        if not self.guarded and bool(wrong.any()):
+            first, size = (int(t.broadcast_to(wrong.shape)[wrong][0]) for t in (index, high))
+            raise OutOfRangeError(f"index {first} is out of bounds for dimension {int(dim)} with size {size}")
+        return index
 
     def load(self, e: Load) -> Tensor:
         if e.buffer in self.results:

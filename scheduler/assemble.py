@@ -7,10 +7,12 @@ import heapq
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TypeAlias
 
 import sympy
 
+from ..ir.collectives import is_collective, is_wait
 from ..ir.dtypes import DType
 from ..ir.expr import Cast, Expr, Index, Load, cast, rewrite, symbol
 from ..ir.graph import CallTensor, Graph, Library, Node, TensorType, View, size_makers, sizes_read, uses
@@ -109,7 +111,10 @@ class _ViewWriter:
 
 
 def _ordered(graph: Graph, views: ViewMap, units: list[Unit]) -> list[Unit]:
-    """Units in topological order, ties broken by where the last node of a unit stood, which keeps lifetimes short."""
+    """Units in topological order, ties broken by where the last node of a unit stood, which keeps lifetimes short.
+
+    Collectives keep their order, and waits stand right before the first that reads what they wait for.
+    """
     place = {n: i for i, node in enumerate(graph.nodes) for n in node.names}
     maker: dict[str, int] = {}
     for k, u in enumerate(units):
@@ -130,10 +135,17 @@ def _ordered(graph: Graph, views: ViewMap, units: list[Unit]) -> list[Unit]:
                 read |= {makers[s] for s in sizes_read(u) & makers.keys()}
             keys.append(max((place[n] for n in u.names), default=0))
         needs.append({maker[n] for n in read if n in maker} - {k})
+    collectives = [k for k, u in enumerate(units) if not isinstance(u, Group) and is_collective(u)]
+    collectives.sort(key=keys.__getitem__)
+    for before, k in pairwise(collectives):
+        needs[k].add(before)
     users: list[list[int]] = [[] for _ in units]
     for k, ns in enumerate(needs):
         for n in ns:
             users[n].append(k)
+    for k, u in enumerate(units):
+        if not isinstance(u, Group) and is_wait(u):
+            keys[k] = min((keys[user] for user in users[k]), default=len(graph.nodes))
     waiting = [len(n) for n in needs]
     ready = [(keys[k], k) for k, n in enumerate(waiting) if n == 0]
     heapq.heapify(ready)

@@ -136,6 +136,11 @@ class Definitions:
             case Load():
                 deeper = self.step(e)
                 return None if deeper is None else self.settled(deeper)
+            case Call("check_bounds", (x, low, high, _), _):
+                index, first, end = map(self.settled, (x, low, high))
+                if index is None or first is None or end is None:
+                    return None
+                return index if self.is_position(index - first) and self.is_position(end - index - 1) else None
             case Call(fn, args, dtype) if fn in _ARITHMETIC and dtype is DType.INT64:
                 known = [self.settled(a) for a in args]
                 return None if None in known else sympy.expand(_ARITHMETIC[fn](*known))
@@ -147,8 +152,14 @@ class Definitions:
         return None
 
     def is_position(self, index: sympy.Expr) -> bool:
-        """Whether an index is proved not to be negative."""
-        return self.views.table.bounds(sympy.expand(index), dict(self.extents))[0] >= 0
+        """Whether an index is proved not to be negative: it is not where each axis in turn is at the end that makes the
+        index least."""
+        least = sympy.expand(index)
+        for axis, extent in self.extents.items():
+            slope = least.coeff(axis)
+            if slope.is_Integer and axis not in (least - slope * axis).free_symbols:
+                least = sympy.expand(least.xreplace({axis: sympy.S.Zero if slope >= 0 else extent - 1}))
+        return self.views.table.bounds(least, dict(self.extents))[0] >= 0
 
     def settled_load(self, load: Load) -> Load | None:
         """The load with every computed position as an index expression; None where data decide one."""

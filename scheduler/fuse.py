@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import sympy
 
+from ..ir.collectives import is_collective
 from ..ir.graph import CallTensor, Graph, Library, Node, size_makers, sizes_read, uses
 from .assemble import assemble
 from .dependences import Dependences, last_bits, set_bits
@@ -80,6 +81,8 @@ class _Fuser:
     sizes: dict[str, int] = field(default_factory=dict)
     # The results that tell sizes which the data decide.
     makers_of_sizes: dict[sympy.Symbol, str] = field(default_factory=dict)
+    # The last collective: they keep their order, which is that of all processes.
+    collective: int | None = None
 
     def run(self, members: list[Member]) -> None:
         table = self.graph.symbols
@@ -115,6 +118,10 @@ class _Fuser:
         if self.makers_of_sizes:
             names |= {self.makers_of_sizes[s] for s in sizes_read(node) & self.makers_of_sizes.keys()}
         at = self.order.add(self._makers(names))
+        if is_collective(node):
+            if self.collective is not None:
+                self.order.depend(at, (self.collective,))
+            self.collective = at
         self.units.append(_Unit(None, node))
         self.maker.update(dict.fromkeys(node.names, at))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import sympy
 
+from ..ir.collectives import in_flight
 from ..ir.graph import CallTensor, Graph, Library, Node, View, size_makers, sizes_read, uses
 from .dependences import Dependences
 from .function import TensorFunction
@@ -322,6 +323,7 @@ def _order(graph: Graph, aliases: Aliases) -> list[set[int]]:
     readers: dict[str, list[int]] = {}
     needs: list[set[int]] = []
     effect: int | None = None
+    flying = in_flight(graph)
     for k, node in enumerate(graph.nodes):
         before = {makers[u] for u in uses(node) if u in makers}
         if size_of:
@@ -333,7 +335,7 @@ def _order(graph: Graph, aliases: Aliases) -> list[set[int]]:
             written += [a.name for a in node.args[:1]] if is_copy(node) else list(uses(node))
         for base in {b for t in written for b in aliases[t]}:
             before.update(readers.get(base, ()))
-        for base in {b for u in uses(node) for b in aliases[u]}:
+        for base in {b for u in (*uses(node), *flying.get(k, ())) for b in aliases[u]}:
             readers.setdefault(base, []).append(k)
         needs.append(before - {k})
     return needs

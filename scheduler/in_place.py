@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import sympy
 
+from ..ir.collectives import in_flight
 from ..ir.expr import Load, walk
 from ..ir.graph import CallTensor, Graph, Input, Library, Node, Ref, TensorType, View, uses
 from .function import Output, Stage, TensorFunction
@@ -49,16 +50,19 @@ class Aliases:
         return self.bases[name]
 
     def readers(self, graph: Graph) -> dict[str, list[int]]:
-        """By memory (the name that it was made under), the positions of the nodes that read any name for it."""
+        """By memory (the name that it was made under), the positions of the nodes that read any name for it; a wait
+        is the last read of what its collective was given."""
         found: dict[str, list[int]] = {}
+        flying = in_flight(graph)
         for k, node in enumerate(graph.nodes):
-            for base in {b for u in uses(node) for b in self[u]}:
+            for base in {b for u in (*uses(node), *flying.get(k, ())) for b in self[u]}:
                 found.setdefault(base, []).append(k)
         return found
 
     def leaving(self, graph: Graph) -> set[str]:
-        """Memory that results of the graph may lie in."""
-        return {b for o in graph.outputs if isinstance(o, str) for b in self[o]}
+        """Memory that results of the graph may lie in, or that something reads when the graph has run."""
+        names = [o for o in graph.outputs if isinstance(o, str)]
+        return {b for name in (*names, *in_flight(graph).get(len(graph.nodes), ())) for b in self[name]}
 
 
 def is_copy(node: Node) -> bool:
@@ -149,7 +153,8 @@ class _Pass:
         """The call with the value's memory given; None where its kernel would read what it has overwritten."""
         k = call.names.index(value)
         into = list(call.into or (None,) * len(call.names))
-        if any(target in self.aliases[a] and a != target for a in call.args):
+        # A value that is copied over two inputs has the memory of the first.
+        if into[k] is not None or any(target in self.aliases[a] and a != target for a in call.args):
             return None
         into[k] = target
         if target not in call.args:

@@ -115,7 +115,7 @@ def _load_text(ctx: Context, place: Place, where: Address, mask: Mask | None) ->
     if where.step == 0 or not lanes:
         pointer = where.name
         if mask is not None and mask.live.name != "true":
-            pointer = b.op(f"select i1 {_any(ctx, mask)}, ptr {pointer}, ptr @mlc_zero")
+            pointer = b.op(f"select i1 {any_lane(ctx, mask)}, ptr {pointer}, ptr @mlc_zero")
             note = ""
         return f"load {element}, ptr {pointer}, align {size}{note}", True
     if where.step == 1:
@@ -153,7 +153,8 @@ def _masked(ctx: Context, verb: str, vector: str, pointer: str, live: str, other
     return f"call void @{name}({other}, {pointer}, {live})"
 
 
-def _any(ctx: Context, mask: Mask) -> str:
+def any_lane(ctx: Context, mask: Mask) -> str:
+    """Whether some lane is live, as a scalar."""
     if not mask.live.lanes:
         return mask.live.name
     b, lanes = ctx.b, mask.live.lanes
@@ -202,7 +203,7 @@ def _store_one(ctx: Context, place: Place, pointer: str, value: Val, mask: Mask 
     if value.lanes:  # every lane writes one place: the last live lane wins
         value = Val(b.op(f"extractelement {value}, i64 {value.lanes - 1}"), value.dtype, 0)
     if mask is not None:
-        pointer = b.op(f"select i1 {_any(ctx, mask)}, ptr {pointer}, ptr {b.alloca('i64')}")
+        pointer = b.op(f"select i1 {any_lane(ctx, mask)}, ptr {pointer}, ptr {b.alloca('i64')}")
     b.line(f"store {memory_type(place.dtype)} {to_memory(b, value)}, ptr {pointer}, align {place.dtype.itemsize}")
 
 

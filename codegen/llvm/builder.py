@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -187,6 +187,19 @@ class Builder:
         name = self.fresh()
         self.lines.append(f"  {name} = {text}")
         return name
+
+    def note(self, key: str, lines: Sequence[str], operands: Sequence[str]) -> None:
+        """Lines that nothing after them reads, and that may run early and once: as far out as loops know the operands,
+        but out of no branch; none where the same are noted already."""
+        if self._known(key) is not None:
+            return
+        depth = len(self._frames) - 1
+        least = max(map(self._depth_of, operands), default=0)
+        while depth > least and self._frames[depth].is_loop:
+            depth -= 1
+        self._frames[depth].known[key] = key
+        place = self.lines if depth == len(self._frames) - 1 else self._frames[depth + 1].before
+        place.extend(f"  {line}" for line in lines)
 
     def call(self, result: str, function: str, *args: str, pure: bool = True) -> str:
         """Call of an external function or intrinsic, which is declared; ``args`` are typed ("float %x")."""

@@ -17,6 +17,9 @@ from .builder import Builder, Val
 
 # Bytes behind each buffer of the nest's own that a vector may reach over its end.
 SLACK = 256
+# The name, among a kernel's places, of the four numbers behind its arguments in which it tells of an index that is out
+# of range; no buffer has a dot in its name.
+STATUS = "status."
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class Context:
     stored: dict[tuple[str, tuple[Index, ...]], Val] = field(default_factory=dict)
     tiles: dict[tuple[str, sympy.Expr, int], list[str]] = field(default_factory=dict)
     accumulators: dict[tuple[str, int], Any] = field(default_factory=dict)
+    # Where this function keeps wrong indices, by bound, dimension and the number of lanes.
+    faults: dict[tuple[str, str, int], str] = field(default_factory=dict)
 
     @property
     def lanes(self) -> int:

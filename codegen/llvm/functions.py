@@ -312,6 +312,11 @@ _ELEMENTARY = [
     "digamma",
 ]
 
+
+def _check_bounds(b: Builder, args: Args, dtype: DType) -> Val:
+    raise EmitError("check_bounds has an effect: values.py emits it where an expression is evaluated")
+
+
 HANDLERS: dict[str, Handler] = {
     "add": _arithmetic("fadd", "add"),
     "sub": _arithmetic("fsub", "sub"),
@@ -355,6 +360,7 @@ HANDLERS: dict[str, Handler] = {
     "bit_not": _bit_not,
     "shl": _shl,
     "shr": _shr,
+    "check_bounds": _check_bounds,
     "bitcast": _bitcast,
     "rand": lambda b, args, dtype: rng.rand(b, *args),
     "randn": lambda b, args, dtype: rng.randn(b, *args),

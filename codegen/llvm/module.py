@@ -14,14 +14,15 @@ from ...ir.dtypes import DType
 from ...ir.expr import flops
 from ...ir.loops import Block, Loop, LoopKind, LoopNest, Update, blocks, walk_nodes
 from ...ir.target import Target
-from ..kernel import EmitError, KernelSource
+from ..kernel import KernelSource
 from .accumulators import reductions_of
+from .bounds import has_checks, report
 from .builder import Builder, Val, element_type
 from .compact import Storage, storage_of
-from .context import SLACK, Context, Place
+from .context import SLACK, STATUS, Context, Place
 from .index import scalar_index
 from .loops import Nest, emit_nodes, run_loop
-from .scatter import REPORT, STATUS, is_checked
+from .scatter import REPORT, is_checked
 from .table import DECLARATIONS, size_function, table_driver
 from .types import memory_type
 
@@ -63,7 +64,7 @@ class _Module:
         # Regions have functions of their own; without any, the work is one, for parameters may be declared not to
         # overlap.
         apart = not any(isinstance(n, Loop) and n.kind is LoopKind.PARALLEL for n, _ in walk_nodes(self.nest.body))
-        status = is_checked(self.nest)
+        status = self.tells
         passed = [f"{t} {n}" for t, n in zip(types, names, strict=True)] + [f"ptr %{STATUS}"] * status
         signature = ", ".join(passed)
         entry = _entry(self.nest, names, types, call=apart, status=status)
@@ -86,6 +87,7 @@ class _Module:
         heap = _allocate(ctx, [s for s in storage.values() if s.region is None])
         emit_nodes(ctx, Nest(reduced, region), self.nest.body)
         _release(ctx, heap)
+        report(ctx)
         b.line("ret void")
         self.add(b)
         return self.whole(["\n".join(entry)] if apart else [])
@@ -96,16 +98,18 @@ class _Module:
         The iterations are those of the parallel loop around everything; without one a row is done at once.
         """
         nest, storage = self.nest, storage_of(self.nest)
-        if is_checked(nest):
-            raise EmitError(f"{nest.name}: a kernel over a table cannot tell of an index that is out of range")
         features = self.features()
         loop = nest.body[0] if len(nest.body) == 1 else None
         cut = isinstance(loop, Loop) and loop.kind is LoopKind.PARALLEL
         parameters = [f"ptr noalias nofree %{p.name}" for p in nest.params]
         parameters += [f"i64 %{s.name}" for s in nest.symbols.symbols]
+        parameters += [f"ptr %{STATUS}"] * self.tells
         signature = ", ".join([*parameters, "i64 %low", "i64 %high"])
         b = Builder(f"define internal void @{nest.name}.part({signature})", features)
         places = {p.name: _parameter(nest, p.name) for p in nest.params}
+        if self.tells:
+            places[STATUS] = Place(f"%{STATUS}", I64, (), (), fixed=True)
+            self.functions.append(REPORT)
         ctx = Context(nest, self.target, b, places, {s: Val(f"%{s.name}", I64) for s in nest.symbols.symbols})
         inside = Nest(reductions_of({n.name: (n, outer) for n, outer in blocks(nest)}))
         heap = _allocate(ctx, list(storage.values()))
@@ -116,6 +120,7 @@ class _Module:
         else:
             emit_nodes(ctx, inside, nest.body)
         _release(ctx, heap)
+        report(ctx)
         b.line("ret void")
         self.add(b)
         for name, value in (("extent", extent), ("work", work)):
@@ -123,7 +128,12 @@ class _Module:
             self.functions.append(text)
             self.declarations.update(declarations)
         self.declarations.update(DECLARATIONS)
-        return self.whole([table_driver(nest, self.target, DEFAULT_GRAIN)])
+        return self.whole([table_driver(nest, self.target, DEFAULT_GRAIN, STATUS if self.tells else "")])
+
+    @property
+    def tells(self) -> bool:
+        """Whether the kernel may meet an index that is out of range."""
+        return is_checked(self.nest) or has_checks(self.nest)
 
     def features(self) -> frozenset[str]:
         return frozenset(f[1:] for f in self.target.features.split(",") if f.startswith("+"))
@@ -224,6 +234,7 @@ def _region(module: _Module, ctx: Context, loop: Loop, nest: Nest, storage: dict
     heap = _allocate(inner, [s for s in storage.values() if s.region == loop.var])
     run_loop(inner, nest, loop, Val("%low", I64), Val("%high", I64))
     _release(inner, heap)
+    report(inner)
     b.line("ret void")
     module.add(b)
 

@@ -14,14 +14,12 @@ from ...ir.dtypes import DType
 from ...ir.expr import Index, is_value
 from ...ir.loops import LoopNest, blocks
 from .builder import Val
-from .context import Context, conjunction
+from .context import STATUS, Context, conjunction
 from .control import branch
 from .index import in_loops, scalar_index
 from .values import index_values
 
 I64, BOOL = DType.INT64, DType.BOOL
-# The name of the numbers behind the arguments among a kernel's places; no buffer has a dot in its name.
-STATUS = "status."
 REPORT = """define internal void @mlc_out_of_range(ptr %status, i64 %index, i64 %dim, i64 %extent) cold nounwind {
 entry:
   %fine = icmp ult i64 %index, %extent

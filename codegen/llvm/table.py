@@ -30,11 +30,12 @@ def size_function(
     return b.text("#0 "), b.declarations
 
 
-def table_driver(nest: LoopNest, target: Target, grain: int) -> str:
+def table_driver(nest: LoopNest, target: Target, grain: int, status: str = "") -> str:
     """The entry of a kernel over a table and what each thread of its team runs.
 
     They call ``@<name>.part(pointers, sizes, low, high)``, ``@<name>.extent(sizes)`` (how many iterations a row has)
-    and ``@<name>.work(sizes)`` (operations of a row).
+    and ``@<name>.work(sizes)`` (operations of a row). ``status`` names what ``part`` takes after the sizes, the numbers
+    behind the arguments in which it tells of an index that is out of range.
     """
     name = nest.name
     pointers, sizes = len(nest.params), len(nest.symbols.symbols)
@@ -47,6 +48,13 @@ def table_driver(nest: LoopNest, target: Target, grain: int) -> str:
     sizes_only = [line for k in range(pointers, width) for line in (row[k], row[width + k])]
     given = ", ".join(f"i64 %p{k}" for k in range(pointers, width))
     passed = ", ".join([f"ptr %p{k}" for k in range(pointers)] + ([given] if given else []))
+    behind = []
+    if status:
+        passed += f", ptr %{status}"
+        behind = [
+            f"  %cells = mul nuw i64 %count, {width}",
+            f"  %{status} = getelementptr inbounds i64, ptr %table, i64 %cells",
+        ]
     first = "  %table = getelementptr inbounds i64, ptr %arguments, i64 1"
     team = "true" if target.cores > 1 else "false"
     return "\n".join([
@@ -55,6 +63,7 @@ def table_driver(nest: LoopNest, target: Target, grain: int) -> str:
         "entry:",
         "  %count = load i64, ptr %arguments, align 8",
         first,
+        *behind,
         "  %some = icmp sgt i64 %count, 0",
         "  br i1 %some, label %each, label %done",
         "each:",

@@ -11,6 +11,7 @@ from ...ir.dtypes import DType
 from ...ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, is_value, loads
 from ..kernel import EmitError
 from .access import bound_mask, load
+from .bounds import checked, emptiness
 from .builder import Val
 from .context import Context
 from .functions import apply
@@ -43,7 +44,11 @@ def _evaluate(ctx: Context, expr: Expr) -> Val:
             if stored is not None:
                 return stored
             indices = index_values(ctx, expr.indices)
-            return load(ctx, expr.buffer, expr.indices, indices)
+            some = emptiness(ctx, ctx.places[expr.buffer], expr.indices)
+            if some is None:
+                return load(ctx, expr.buffer, expr.indices, indices)
+            with ctx.masked(some):
+                return load(ctx, expr.buffer, expr.indices, indices)
         case Const():
             return b.const(expr.value, expr.dtype)
         case IndexValue():
@@ -54,6 +59,8 @@ def _evaluate(ctx: Context, expr: Expr) -> Val:
             if (position := difference(expr)) is not None:
                 return _position(ctx, expr, position)
             args = tuple(evaluate(ctx, a) for a in expr.args)
+            if expr.fn == "check_bounds":
+                return checked(ctx, *args)
             if expr.fn in _COMPARISONS and all(a.is_literal and a.dtype.is_int and not a.lanes for a in args):
                 # The copies of an unrolled loop know which they are.
                 return b.const(_COMPARISONS[expr.fn](int(args[0].name), int(args[1].name)), expr.dtype)

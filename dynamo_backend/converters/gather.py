@@ -13,6 +13,12 @@ from .context import ImportContext, Tensor, axes, index_value
 from .registry import NoConversion, converter
 
 
+def bounded(index: Expr, dim: int, extent: sympy.Expr, low: sympy.Expr | int = 0) -> Expr:
+    """An index into dimension ``dim`` that is an error where it is not in ``low <= index < extent``."""
+    place = const(dim, DType.INT64)
+    return call("check_bounds", cast(index, DType.INT64), index_value(low), index_value(extent), place)
+
+
 def wrapped(index: Expr, extent: sympy.Expr) -> Expr:
     """An index that may count from the end."""
     index = cast(index, DType.INT64)
@@ -30,7 +36,7 @@ def embedding(
     sparse: bool = False,
 ) -> Tensor:
     at = axes(indices.rank + 1)
-    row = cast(ctx.at(indices, at[:-1]), DType.INT64)
+    row = bounded(ctx.at(indices, at[:-1]), 0, weight.shape[0])
     return ctx.compute(ctx.at(weight, (row, at[-1]), weight.dtype))
 
 
@@ -40,8 +46,8 @@ def index_select(ctx: ImportContext, x: Tensor, dim: int, index: Tensor) -> Tens
         return ctx.compute(ctx.at(x, (), x.dtype))
     dim %= x.rank
     at = axes(x.rank)
-    place = ctx.at(index, (at[dim],) if index.rank else ())
-    chosen: list[Index] = [*at[:dim], cast(place, DType.INT64), *at[dim + 1 :]]
+    place = bounded(ctx.at(index, (at[dim],) if index.rank else ()), dim, x.shape[dim])
+    chosen: list[Index] = [*at[:dim], place, *at[dim + 1 :]]
     return ctx.compute(ctx.at(x, chosen, x.dtype))
 
 
@@ -53,7 +59,7 @@ def gather(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, *, sparse_gra
     at = axes(x.rank)
     if not index.rank:
         raise NoConversion("gather by a scalar index")
-    place = cast(ctx.at(index, at), DType.INT64)
+    place = bounded(ctx.at(index, at), dim, x.shape[dim])
     return ctx.compute(ctx.at(x, [*at[:dim], place, *at[dim + 1 :]], x.dtype))
 
 
@@ -63,9 +69,10 @@ def advanced_index(
     indices: Sequence[Tensor | None],
     out_rank: int,
     at: tuple[sympy.Symbol, ...] | None = None,
+    safe: bool = False,
 ) -> list[Index]:
     """The place in a tensor of ``shape`` that element ``i0, …`` (or ``at``) of ``x[indices]`` comes from (NumPy's
-    rules)."""
+    rules). ``safe``: indices are known to be in range, or whoever takes the places looks himself."""
     given = [d for d, t in enumerate(indices) if t is not None]
     tensors = [t for t in indices if t is not None]
     if any(t.dtype is DType.BOOL or t.dtype is DType.UINT8 for t in tensors):
@@ -79,7 +86,11 @@ def advanced_index(
     result: list[Index] = []
     for d, extent in enumerate(shape):
         t = indices[d] if d < len(indices) else None
-        result.append(next(rest) if t is None else wrapped(ctx.load(t, block), extent))
+        if t is None:
+            result.append(next(rest))
+            continue
+        index = ctx.load(t, block)
+        result.append(wrapped(index if safe else bounded(index, d, extent, -extent), extent))
     return result
 
 
@@ -88,4 +99,5 @@ def index_tensor(ctx: ImportContext, x: Tensor, indices: Sequence[Any]) -> Tenso
     out = ctx.type()
     if all(t is None for t in indices):
         return ctx.compute(ctx.at(x, axes(x.rank), x.dtype))
-    return ctx.compute(ctx.at(x, advanced_index(ctx, x.shape, indices, len(out.shape)), x.dtype))
+    safe = str(ctx.node.target) == "aten._unsafe_index.Tensor"
+    return ctx.compute(ctx.at(x, advanced_index(ctx, x.shape, indices, len(out.shape), safe=safe), x.dtype))

@@ -10,6 +10,7 @@ import sympy
 from ...ir.expr import Expr, Load, Select, call, const
 from ...ir.monoid import SUM
 from .context import ImportContext, Tensor, axes, convert, index_value
+from .gather import bounded
 from .registry import converter
 
 _NONE, _MEAN = 0, 1
@@ -38,6 +39,7 @@ def nll_loss_forward(
     def at_class(where: Sequence[sympy.Expr]) -> tuple[Expr, Expr, Expr]:
         place = list(where) if batched else []
         label, counts = _chosen(ctx, target, place or [sympy.S.Zero] * target.rank, ignore)
+        label = bounded(label, int(batched), x.shape[1] if batched else x.shape[0])
         index = [place[0], label, *place[1:]] if batched else [label]
         picked = call("neg", ctx.at(x, index))
         factor = _weight_of(ctx, weight, label, picked)

@@ -281,7 +281,7 @@ def index_put(
     if values.rank > len(shape):
         raise NoConversion("values of more dimensions than they are assigned to")
     over = source_axes(len(shape))
-    places = advanced_index(ctx, x.shape, indices, len(shape), over)
+    places = advanced_index(ctx, x.shape, indices, len(shape), over, safe=True)
     value = ctx.load(ctx.local(values, x.device), over, values.dtype)
     return scatter(ctx, SUM if accumulate else None, ctx.at(x, at, x.dtype), Source(shape, tuple(places), value))
 

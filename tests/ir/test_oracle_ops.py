@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from torch_mlc.ir.dtypes import DType
+from torch_mlc.ir.errors import OutOfRangeError
 from torch_mlc.ir.ops import OPS
 from torch_mlc.ir.oracle_ops import FUNCTIONS, converter, function, philox, scalar
 
@@ -68,7 +69,9 @@ def compare(fn: str, dtype: DType, points: list[tuple[float, ...]], rtol: float)
 
 
 FLOAT_FUNCTIONS = [
-    n for n, i in OPS.items() if n not in (*RANDOM, "bitcast", "fma") and not n.startswith(("bit_", "sh"))
+    n
+    for n, i in OPS.items()
+    if n not in (*RANDOM, "bitcast", "fma", "check_bounds") and not n.startswith(("bit_", "sh"))
 ]
 
 
@@ -96,6 +99,14 @@ def test_shifts_past_the_width() -> None:
     by = [(1, 40), (-1, 40), (-8, 1), (1, 31)]
     compare("shl", DType.INT32, by, 0)
     compare("shr", DType.INT32, by, 0)
+
+
+def test_bounds() -> None:
+    check = function("check_bounds", DType.INT64, DType.INT64)
+    assert [check(i, -3, 3, 1) for i in range(-3, 3)] == list(range(-3, 3))
+    for index in (-4, 3):
+        with pytest.raises(OutOfRangeError, match=f"index {index} is out of bounds for dimension 1 with size 3"):
+            check(index, -3, 3, 1)
 
 
 def test_fma_rounds_once() -> None:

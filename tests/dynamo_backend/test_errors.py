@@ -1,0 +1,210 @@
+"""Illegal inputs: where eager raises, so does a compiled function, and the process lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torch_mlc.ir.errors import OutOfRangeError
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+Fn = Callable[..., Any]
+
+
+def raises_alike(fn: Fn, good: tuple[Any, ...], bad: tuple[Any, ...], traced: bool = True, **how: Any) -> BaseException:
+    """Compiled for what is right, called with what is wrong: an error of the kind that eager raises."""
+    run = torch.compile(fn, backend="mlc", **how)
+    torch.testing.assert_close(run(*good), fn(*good))
+    with pytest.raises(Exception) as eager:
+        fn(*bad)
+    # What is wrong for all values Dynamo finds while it traces, and tells as a RuntimeError.
+    with pytest.raises((eager.type, RuntimeError) if traced else eager.type) as ours:
+        run(*bad)
+    torch.testing.assert_close(run(*good), fn(*good))
+    return ours.value
+
+
+# --- wrong indices ----------------------------------------------------------------------------------------------------
+
+TABLE = torch.arange(35.0).view(7, 5)
+GATHERS: dict[str, tuple[Fn, Tensor, int]] = {
+    "embedding": (lambda i, t=TABLE: F.embedding(i, t) * 2, torch.tensor([[1, 6], [0, 3]]), 7),
+    "index": (lambda i, t=TABLE: t[i].exp(), torch.tensor([1, -7, 6]), 7),
+    "index of columns": (lambda i, t=TABLE: t[:, i] + 1, torch.tensor([1, -5, 4]), 5),
+    "index of two": (lambda i, t=TABLE: t[i, i + 1].sin(), torch.tensor([0, 3, 2]), 4),
+    "index_select": (lambda i, t=TABLE: t.index_select(1, i).sum(0), torch.tensor([4, 0, 0]), 5),
+    "gather": (lambda i, t=TABLE: t.gather(1, i) - 1, torch.tensor([[4], [0], [1]]), 5),
+    "take": (lambda i, t=TABLE: t.take(i) * 3, torch.tensor([34, 0, -35]), 35),
+    "in a slice": (lambda i, t=TABLE: t[2:5][i] * 2, torch.tensor([2, 0, -3]), 3),
+    "in a transpose": (lambda i, t=TABLE: F.embedding(i, t.t()) * 2, torch.tensor([4, 0]), 5),
+    "in a reshape": (lambda i, t=TABLE: t.view(-1)[i] * 2, torch.tensor([34, 0]), 35),
+    "computed": (lambda i, t=TABLE: t[i * 2 - 1].sum(-1), torch.tensor([3, 0]), 4),
+    "summed": (lambda i, t=TABLE: t[i].sum(), torch.arange(6).repeat(50), 7),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", GATHERS)
+def test_wrong_indices(name: str, dynamic: bool) -> None:
+    fn, good, wrong = GATHERS[name]
+    for value in (wrong, 10**9, -(10**9)):
+        bad = good.clone()
+        bad.view(-1)[-1] = value
+        error = raises_alike(fn, (good,), (bad,), traced=False, dynamic=dynamic)
+        assert isinstance(error, (IndexError, RuntimeError))
+        if name == "index":
+            assert isinstance(error, OutOfRangeError) and f"index {value} is out of bounds" in str(error)
+
+
+def test_targets_that_are_no_class() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(x, y)
+
+    x, y = torch.randn(4, 9), torch.tensor([1, 8, -100, 0])
+    for value in (9, -1, 200):
+        raises_alike(f, (x, y), (x, torch.tensor([1, value, -100, 0])), traced=False)
+
+
+def test_a_wrong_index_in_training() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2))
+    run = torch.compile(model, backend="mlc")
+    run(torch.tensor([1, 9])).sum().backward()
+    with pytest.raises(IndexError, match="index 10 "):
+        run(torch.tensor([1, 10])).sum().backward()
+    model.zero_grad()
+    run(torch.tensor([1, 9])).sum().backward()
+    assert model[0].weight.grad[9].abs().sum() > 0 and model[0].weight.grad[2].abs().sum() == 0
+
+
+def test_a_wrong_index_among_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        table, index = torch.randn(1000, 64), torch.randint(0, 1000, (4096,))
+        run = torch.compile(lambda t, i: t[i].relu(), backend="mlc")
+        torch.testing.assert_close(run(table, index), table[index].relu())
+        index[4000] = 1000
+        with pytest.raises(IndexError, match="index 1000 "):
+            run(table, index)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_positions_past_the_table() -> None:
+    """The most usual of these mistakes: a sequence longer than its positions."""
+    place = nn.Embedding(16, 8)
+
+    def f(x: Tensor) -> Tensor:
+        return x + place(torch.arange(x.shape[0]))
+
+    run = torch.compile(f, backend="mlc", dynamic=True)
+    for n in (3, 16):
+        torch.testing.assert_close(run(torch.ones(n, 8)), f(torch.ones(n, 8)))
+    with pytest.raises(IndexError):
+        run(torch.ones(17, 8))
+
+
+def test_a_table_without_elements() -> None:
+    def f(t: Tensor, i: Tensor) -> Tensor:
+        return t[i] * 2
+
+    run = torch.compile(f, backend="mlc", dynamic=True)
+    t = torch.empty(0, 3)
+    torch._dynamo.decorators.mark_unbacked(t, 0)
+    with pytest.raises((IndexError, RuntimeError)):
+        run(t, torch.tensor([0, 1]))
+
+
+# --- wrong shapes, devices, memory ------------------------------------------------------------------------------------
+
+
+def test_shapes_that_do_not_fit() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).relu() + 1
+
+    raises_alike(f, (torch.randn(3, 4), torch.randn(4, 5)), (torch.randn(3, 4), torch.randn(6, 5)), dynamic=True)
+    raises_alike(lambda a, b: a + b, (torch.ones(3), torch.ones(3)), (torch.ones(3), torch.ones(4)))
+    raises_alike(lambda x: x.view(4, -1), (torch.ones(2, 6),), (torch.ones(2, 7),))
+
+
+def test_a_kernel_of_the_users_that_lies_about_its_shape() -> None:
+    @torch.library.custom_op("mlc_errors::liar", mutates_args=())
+    def liar(x: Tensor) -> Tensor:
+        return x.new_zeros(x.shape[0] + 1)
+
+    @liar.register_fake
+    def _(x: Tensor) -> Tensor:
+        return x.new_empty(x.shape[0])
+
+    with pytest.raises(RuntimeError, match=r"got shape \(4,\) where tracing promised \(3,\)"):
+        torch.compile(lambda x: liar(x) + 1, backend="mlc")(torch.ones(3))
+
+
+def test_other_devices() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).sum(0) + 1
+
+    run = torch.compile(f, backend="mlc")
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(run(x, x), f(x, x))
+    abstract = run(x.to("meta"), x.to("meta"))
+    assert abstract.device.type == "meta" and abstract.shape == (4,)
+    for given in ((x, x.to("meta")), (x.to("meta"), x)):
+        with pytest.raises(Exception, match="meta"):
+            f(*given)
+        with pytest.raises(Exception, match="meta"):
+            run(*given)
+    torch.testing.assert_close(run(x, x), f(x, x))
+
+
+def test_layouts_that_have_no_strides() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return (x @ y).relu() + 1
+
+    run = torch.compile(f, backend="mlc")
+    x, y = torch.eye(4).to_sparse(), torch.randn(4, 3)
+    torch.testing.assert_close(run(x, y), f(x, y))
+    nested = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)], layout=torch.jagged)
+    ours, eager = (fn(nested) for fn in (torch.compile(lambda n: n.sin() * 2, backend="mlc"), lambda n: n.sin() * 2))
+    torch.testing.assert_close(ours.values(), eager.values())
+
+
+def test_types_that_do_not_fit() -> None:
+    raises_alike(lambda x: x.softmax(-1), (torch.ones(3),), (torch.ones(3, dtype=torch.int64),))
+    raises_alike(lambda x, y: x @ y, (torch.ones(3, 3),) * 2, (torch.ones(3, 3), torch.ones(3, 3, dtype=torch.float64)))
+    raises_alike(lambda i, t: t[i], (torch.tensor([1]), torch.ones(3)), (torch.tensor([1.0]), torch.ones(3)))
+
+
+def test_numbers_out_of_their_domain() -> None:
+    """Integer division by zero raises in eager; on CPUs no kernel may trap."""
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return (x // y) + (x % y)
+
+    x, y = torch.tensor([5, -7, 9]), torch.tensor([2, 3, -4])
+    run = torch.compile(f, backend="mlc")
+    torch.testing.assert_close(run(x, y), f(x, y))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        f(x, torch.tensor([2, 0, 1]))
+    try:
+        run(x, torch.tensor([2, 0, 1]))
+    except RuntimeError as error:
+        assert "ivision" in str(error)
+    least = torch.tensor([-(2**63), -(2**63)])
+    run(least, torch.tensor([-1, -1]))  # traps in hardware where nobody looks
+
+
+def test_errors_of_the_graph_name_the_users_line() -> None:
+    @torch.library.custom_op("mlc_errors::no_fake", mutates_args=())
+    def no_fake(x: Tensor) -> Tensor:
+        return x.clone()
+
+    with pytest.raises(Exception, match="no_fake") as caught:
+        torch.compile(lambda x: no_fake(x) * 2, backend="mlc", fullgraph=True)(torch.ones(3))
+    assert not isinstance(caught.value, IndexError)
