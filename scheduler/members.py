@@ -265,7 +265,7 @@ def _worth_repeating(
         return cost <= 2 and len(m.loads) <= 2
     # A gather or a broadcast reads each element many times: repeat only what is nearly free.
     ratio = sympy.Mul(*extents.values()) / m.types[0].numel
-    if ratio.is_number and ratio > 2:
+    if ratio.is_number and ratio.is_finite and ratio > 2:
         return cost <= CHEAP_FLOPS and len(m.loads) <= 2
     return cost * positions * readers <= limit
 

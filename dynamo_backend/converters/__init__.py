@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from . import (
+    adaptive_pooling,
     associative,
     attention,
     batch_norm,
+    borders,
     create,
+    distance,
     elementwise,
     foreach,
     gather,
+    grid,
     join,
     libraries,
     logical,
     losses,
+    masked,
     norms,
+    orthogonal,
     pooling,
     products,
     rand,
@@ -23,7 +29,10 @@ from . import (
     resample,
     scans,
     scatter,
+    search,
     softmax,
+    special,
+    unfolding,
     views,
 )
 from .context import Domain, ImportContext, Scalar, Tensor, axes, convert
@@ -31,8 +40,9 @@ from .registry import CONVERTERS, LIBRARY_REASONS, Converter, NoConversion, conv
 from .sizes import SizeMap
 
 FAMILIES = (
-    *(associative, attention, batch_norm, create, elementwise, foreach, gather, join, libraries, logical, losses),
-    *(norms, pooling, products, rand, reductions, replays, resample, scans, scatter, softmax, views),
+    *(adaptive_pooling, associative, attention, batch_norm, borders, create, distance, elementwise, foreach, gather),
+    *(grid, join, libraries, logical, losses, masked, norms, orthogonal, pooling, products, rand, reductions, replays),
+    *(resample, scans, scatter, search, softmax, special, unfolding, views),
 )
 
 __all__ = [

@@ -204,6 +204,8 @@ class ImportContext:
             type = self.type()
         if name is None:
             name = self.result
+        if sympy.S.Zero in type.shape:  # what no element has need not be worked out, or scheduled
+            value = const(0, type.dtype.compute)
         self.nodes.append(Compute(name, type, axes(len(type.shape)), convert(value, type.dtype), self.origins))
         return Tensor(name, type)
 

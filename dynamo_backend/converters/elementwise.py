@@ -10,7 +10,7 @@ import sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import Const, Expr, Select, call, const
-from .context import ImportContext, Scalar, Tensor, axes
+from .context import ImportContext, Scalar, Tensor, axes, convert
 from .registry import NoConversion, converter
 
 Operand = Tensor | Scalar
@@ -165,9 +165,10 @@ def integer_power(v: Expr, exponent: int) -> Expr:
 
 def _power(v: Expr, exponent: float) -> Expr:
     if not v.dtype.is_float:
-        if exponent != int(exponent) or not 0 <= exponent <= 16:
-            raise NoConversion("power of integers")
-        return integer_power(v, int(exponent))
+        if exponent != int(exponent):
+            raise NoConversion("fractional power of integers")
+        small = 0 <= exponent <= 16
+        return integer_power(v, int(exponent)) if small else call("pow", v, number(exponent, v))
     if exponent in (0, 1, 2, 3, 4):
         return integer_power(v, int(exponent))
     if exponent == 0.5:
@@ -189,14 +190,33 @@ def pow_scalar(ctx: ImportContext, x: Tensor, exponent: Scalar) -> Tensor:
 
 
 def _general_power(a: Expr, b: Expr) -> Expr:
-    if not a.dtype.is_float:
-        raise NoConversion("power of integers")
+    if a.dtype is DType.BOOL:
+        return call("logical_or", a, call("logical_not", b))
     return call("pow", a, b)
 
 
 @converter("aten.pow.Tensor_Tensor", "aten.pow.Scalar")
 def pow_tensor(ctx: ImportContext, a: Operand, b: Operand) -> Tensor:
     return ctx.pointwise(_general_power, a, b)
+
+
+@converter("aten.frexp.Tensor")
+def frexp(ctx: ImportContext, x: Tensor) -> tuple[Tensor, Tensor]:
+    """``x = mantissa * 2 ** exponent`` with a mantissa from a half to one; zeros, NaN and infinities are mantissas."""
+    kind, bits = DType.FLOAT64, DType.INT64
+    value = convert(ctx.load(x, axes(x.rank)), kind)
+    # Subnormals become normal first; of narrower types float64 has none.
+    tiny = call("lt", call("abs", value), number(2.0**-1022, value))
+    scaled = Select(tiny, call("mul", value, number(2.0**54, value)), value)
+    pattern = call("bitcast", scaled, dtype=bits)
+    exponent = call("bit_and", call("shr", pattern, const(52, bits)), const(0x7FF, bits))
+    fraction = call("bit_or", call("bit_and", pattern, const(~(0x7FF << 52), bits)), const(1022 << 52, bits))
+    size = call("abs", value)
+    plain = call("logical_and", call("gt", size, number(0, value)), call("lt", size, number(math.inf, value)))
+    mantissa = Select(plain, call("bitcast", fraction, dtype=kind), value)
+    moved = call("sub", exponent, Select(tiny, const(1022 + 54, bits), const(1022, bits)))
+    power = Select(plain, moved, const(0, bits))
+    return ctx.compute(mantissa, ctx.type(0), ctx.name(0)), ctx.compute(power, ctx.type(1), ctx.name(1))
 
 
 @converter("aten.clamp.default", "aten.clamp.Tensor", "aten.hardtanh.default")

@@ -37,7 +37,7 @@ library(
     "sort",
     "aten.sort.default", "aten.sort.stable", "aten.topk.default", "aten.kthvalue.default", "aten.median.dim",
     "aten.median.default", "aten.mode.default", "aten._unique2.default", "aten.unique_dim.default",
-    "aten.searchsorted.Tensor", "aten.bucketize.Tensor", "aten.bincount.default",
+    "aten.bincount.default",
 )  # fmt: skip
 library(
     "Fourier transform",

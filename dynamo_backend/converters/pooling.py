@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy
-from torch.utils._sympy.functions import CeilDiv, FloorDiv
+from torch.utils._sympy.functions import FloorDiv
 
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, IndexValue, Select, call, const, symbol
 from ...ir.monoid import ARGMAX, MAX, SUM, lowest
 from .context import Domain, ImportContext, Tensor, all_of, axes, convert, index_value, linear_offset, select, within
-from .registry import NoConversion, converter
+from .registry import converter
 
 
 def pair(value: Any, n: int, default: Sequence[Any] | None = None) -> list[Any]:
@@ -22,6 +22,11 @@ def pair(value: Any, n: int, default: Sequence[Any] | None = None) -> list[Any]:
         return list(default)
     values = list(value) if isinstance(value, (list, tuple)) else [value]
     return values * n if len(values) == 1 else values
+
+
+def spatial_dims(ctx: ImportContext) -> int:
+    """How many dims are pooled: the op's name says it."""
+    return 3 if "3d" in ctx.node.target._opname else 2  # type: ignore[union-attr]
 
 
 def window(
@@ -64,7 +69,7 @@ def max_pool(
     ctx: ImportContext, x: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
-    n = 2 if "2d" in ctx.node.target._opname else 3  # type: ignore[union-attr]
+    n = spatial_dims(ctx)
     kernel = pair(kernel_size, n)
     steps, pads, spread = pair(stride, n, kernel), pair(padding, n), pair(dilation, n)
     out = ctx.type(0)
@@ -98,12 +103,12 @@ def _covering(
     return start, within(start, 0 if back is not sympy.S.Zero else None, out)
 
 
-@converter("aten.max_pool2d_with_indices_backward.default")
+@converter("aten.max_pool2d_with_indices_backward.default", "aten.max_pool3d_with_indices_backward.default")
 def max_pool_backward(
     ctx: ImportContext, grad: Tensor, x: Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any,
     ceil_mode: bool, indices: Tensor,
 ) -> Tensor:  # fmt: skip
-    n = 2
+    n = spatial_dims(ctx)
     kernel = pair(kernel_size, n)
     steps, pads, spread = pair(stride, n, kernel), pair(padding, n), pair(dilation, n)
     lead = x.rank - n
@@ -148,7 +153,7 @@ def avg_pool(
     ctx: ImportContext, x: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
-    n = 2 if "2d" in ctx.node.target._opname else 3  # type: ignore[union-attr]
+    n = spatial_dims(ctx)
     kernel = pair(kernel_size, n)
     steps, pads = pair(stride, n, kernel), pair(padding, n)
     out = ctx.type()
@@ -168,12 +173,12 @@ def avg_pool(
     return ctx.compute(call("div", ctx.at(total, kept), divisor))
 
 
-@converter("aten.avg_pool2d_backward.default")
+@converter("aten.avg_pool2d_backward.default", "aten.avg_pool3d_backward.default")
 def avg_pool_backward(
     ctx: ImportContext, grad: Tensor, x: Tensor, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool,
     count_include_pad: bool, divisor_override: int | None,
 ) -> Tensor:  # fmt: skip
-    n = 2
+    n = spatial_dims(ctx)
     kernel = pair(kernel_size, n)
     steps, pads = pair(stride, n, kernel), pair(padding, n)
     lead = x.rank - n
@@ -201,56 +206,3 @@ def avg_pool_backward(
     )
     value = select(all_of(conditions), call("div", g, divisor), const(0, g.dtype))
     return finish(ctx, ctx.reduce(SUM, domain, (value,), x.device)[0], None)
-
-
-# --- adaptive
-# -----------------------------------------------------------------------------------------------------------
-
-
-def _bounds(place: sympy.Expr, extent: sympy.Expr, out: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-    """Where the window of an output position begins and ends."""
-    return FloorDiv(place * extent, out), CeilDiv((place + 1) * extent, out)
-
-
-@converter("aten._adaptive_avg_pool2d.default")
-def adaptive_avg_pool2d(ctx: ImportContext, x: Tensor, output_size: Any) -> Tensor:
-    out = ctx.type()
-    lead = x.rank - 2
-    extents, sizes = x.shape[lead:], out.shape[lead:]
-    if any(not e.is_Integer or e == 0 for e in (*extents, *sizes)):
-        raise NoConversion("adaptive pooling of symbolic sizes")
-    pairs = [(int(e), int(o)) for e, o in zip(extents, sizes)]
-    longest = [max(-(-(i + 1) * e // o) - i * e // o for i in range(o)) for e, o in pairs]
-    domain, kept, offsets = window(out.shape, longest, 2)
-    conditions: list[Expr] = []
-    places: list[sympy.Expr] = []
-    counts: list[sympy.Expr] = []
-    for k, (e, o) in enumerate(pairs):
-        i = kept[lead + k]
-        if e % o == 0:
-            start: sympy.Expr = i * (e // o)
-            counts.append(sympy.Integer(e // o))
-        else:
-            start, end = _bounds(i, extents[k], sizes[k])
-            counts.append(end - start)
-            conditions += within(start + offsets[k], None, end)
-        places.append(start + offsets[k])
-    value = ctx.at(x, [*kept[:lead], *places])
-    if conditions:
-        value = select(all_of(conditions), value, const(0, value.dtype))
-    (total,) = ctx.reduce(SUM, domain, (value,), x.device)
-    divisor = convert(index_value(counts[0] * counts[1]), value.dtype)
-    return ctx.compute(call("div", ctx.at(total, kept), divisor))
-
-
-@converter("aten._adaptive_avg_pool2d_backward.default")
-def adaptive_avg_pool2d_backward(ctx: ImportContext, grad: Tensor, x: Tensor) -> Tensor:
-    lead = x.rank - 2
-    extents, sizes = x.shape[lead:], grad.shape[lead:]
-    if any(not e.is_Integer or not o.is_Integer or o == 0 or int(e) % int(o) for e, o in zip(extents, sizes)):
-        raise NoConversion("backward of adaptive pooling with unequal windows")
-    windows = [int(e) // int(o) for e, o in zip(extents, sizes)]
-    at = axes(x.rank)
-    places = [FloorDiv(at[lead + k], w) if w > 1 else at[lead + k] for k, w in enumerate(windows)]
-    g = ctx.load(grad, [*at[:lead], *places])
-    return ctx.compute(call("div", g, const(windows[0] * windows[1], g.dtype)))

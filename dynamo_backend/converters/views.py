@@ -279,9 +279,38 @@ def unfold(ctx: ImportContext, x: Tensor, dim: int, size: int, step: int) -> Ten
     return _view(ctx, x, [*at[:dim], at[dim] * step + at[-1], *at[dim + 1 : -1]])
 
 
+def _dense_order(x: Tensor) -> list[int] | None:
+    """The dims of a tensor that fills its memory, from the slowest to the fastest, or None where it has gaps."""
+    if any(not e.is_Integer or not s.is_Integer for e, s in zip(x.type.shape, x.type.strides)):
+        return None
+    order = sorted((d for d in range(x.rank) if x.shape[d] != 1), key=lambda d: -int(x.type.strides[d]))
+    step = 1
+    for d in reversed(order):
+        if x.type.strides[d] != step:
+            return None
+        step *= int(x.shape[d])
+    return order
+
+
 @converter("aten.as_strided.default")
 def as_strided(ctx: ImportContext, x: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
     kind = ctx.type()
-    if kind == x.type and (offset is None or offset == 0):
+    source = ctx.node.args[0].meta["val"]  # type: ignore[union-attr]
+    begin = sympy.S.Zero if offset is None else ctx.sizes.size(offset) - ctx.sizes.size(source.storage_offset())
+    if kind == x.type and begin == 0:
         return _view(ctx, x, axes(x.rank))
-    raise NoConversion("as_strided: memory read under another shape")
+    order = _dense_order(x)
+    if order is None or not begin.is_Integer or any(not n.is_Integer for n in (*kind.shape, *kind.strides)):
+        raise NoConversion("as_strided of memory with gaps, or of symbolic sizes")
+    last = begin + sum((n - 1) * s for n, s in zip(kind.shape, kind.strides))
+    if 0 in kind.shape or begin < 0 or last >= x.type.numel:
+        raise NoConversion("as_strided beyond the memory of its operand")
+    at = axes(len(kind.shape))
+    place = sympy.Add(begin, *(i * s for i, n, s in zip(at, kind.shape, kind.strides) if n != 1))
+    ranges = dict(zip(at, kind.shape))
+    indices: list[sympy.Expr] = [sympy.S.Zero] * x.rank
+    for k, d in enumerate(order):
+        step = x.type.strides[d]
+        index = FloorDiv(place, step) if k == 0 else ModularIndexing(place, step, x.shape[d])
+        indices[d] = simplify(index, ranges)
+    return _view(ctx, x, indices)

@@ -1,0 +1,65 @@
+"""Elements taken in turn by the places where a mask holds: a running count says which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...ir.dtypes import DType
+from ...ir.expr import Expr, Select, call, const
+from ...ir.graph import TensorType
+from ...ir.monoid import SUM
+from .context import ImportContext, Tensor, axes, convert, index_value, linear_offset
+from .registry import NoConversion, converter
+from .scans import scan
+from .search import count_before
+from .views import reshape_indices
+
+
+def _running_count(ctx: ImportContext, mask: Tensor, like: TensorType) -> Tensor:
+    """How many places of the mask, broadcast to the shape of ``like``, hold up to and with each, in row-major order."""
+    flat = ctx.contiguous((like.numel,), DType.INT64, like.device)
+    place = reshape_indices(like.shape, flat.shape)
+    holds = convert(convert(ctx.load(mask, place), DType.BOOL), DType.INT64)
+    (count,) = scan(ctx, SUM, (holds,), flat, 0)
+    return ctx.compute(count, flat, ctx.fresh("count"))
+
+
+def _unravelled(place: Expr, shape: Sequence[Any]) -> list[Expr]:
+    """The indices of a row-major place that is a value."""
+    indices: list[Expr] = []
+    for k, extent in enumerate(reversed(shape)):
+        size = index_value(extent)
+        indices.append(place if k == len(shape) - 1 else call("remainder", place, size))
+        place = call("truncdiv", place, size)
+    return indices[::-1]
+
+
+@converter("aten.masked_scatter.default")
+def masked_scatter(ctx: ImportContext, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    out = ctx.type()
+    if 0 in (*out.shape, *source.shape):
+        raise NoConversion("masked_scatter without elements")
+    at = axes(len(out.shape))
+    if mask.device != out.device:
+        raise NoConversion("copy between devices")
+    count = _running_count(ctx, mask, out)
+    turn = call("sub", ctx.at(count, (linear_offset(out.shape, at),)), const(1, DType.INT64))
+    kind = out.dtype.compute
+    taken = ctx.at(source, _unravelled(turn, source.shape), kind)
+    return ctx.compute(Select(convert(ctx.load(mask, at), DType.BOOL), taken, ctx.load(x, at, kind)))
+
+
+@converter("aten.masked_scatter_backward.default")
+def masked_scatter_backward(ctx: ImportContext, grad: Tensor, mask: Tensor, sizes: Sequence[Any]) -> Tensor:
+    """Each element of the source gets the gradient of the place that took it, found by the running count."""
+    out = ctx.type()
+    if 0 in (*out.shape, *grad.shape):
+        raise NoConversion("masked_scatter without elements")
+    at = axes(len(out.shape))
+    count = _running_count(ctx, mask, grad.type)
+    turn = call("add", index_value(linear_offset(out.shape, at)), const(1, DType.INT64))
+    place = count_before(ctx, grad.type.numel, turn, lambda p: ctx.at(count, (p,)), right=False)
+    value = ctx.at(grad, _unravelled(place, grad.shape))
+    exists = call("lt", place, index_value(grad.type.numel))
+    return ctx.compute(Select(exists, value, const(0, value.dtype)))

@@ -1,0 +1,70 @@
+"""Places in sorted rows: a binary search of as many steps as the length of a row has bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from ...ir.dtypes import DType
+from ...ir.expr import Expr, Index, Select, call, cast, const
+from .context import ImportContext, Scalar, Tensor, axes
+from .registry import NoConversion, converter
+
+_PLACE = DType.INT64
+Operand: TypeAlias = Tensor | Scalar
+
+
+def count_before(ctx: ImportContext, length: Any, value: Expr, element: Callable[[Expr], Expr], right: bool) -> Expr:
+    """How many elements of a sorted row are less than ``value`` (``right``: not greater). NaN is greater than all.
+
+    Raises NoConversion for a symbolic ``length``.
+    """
+    if not length.is_Integer:
+        raise NoConversion("search in a row of symbolic length")
+    out = ctx.type()
+    at = axes(len(out.shape))
+    n = int(length)
+    found: Expr = const(0, _PLACE)
+    for k in range(n.bit_length() - 1, -1, -1):
+        next_place = call("add", found, const(1 << k, _PLACE))
+        exists = call("le", next_place, const(n, _PLACE))
+        seen = element(call("sub", next_place, const(1, _PLACE)))
+        # As torch has it, so that NaN ends last: not "less", but "not greater or equal".
+        before = call("logical_not", call("gt" if right else "ge", seen, value))
+        further = Select(exists, before, const(False, DType.BOOL))
+        step = ctx.temporary(Select(further, next_place, found), out, f"place{k}", _PLACE)
+        found = ctx.at(step, at)
+    return found
+
+
+def _value(ctx: ImportContext, x: Operand, dtype: DType) -> Expr:
+    return ctx.value(x, axes(len(ctx.type().shape)), dtype)
+
+
+@converter("aten.bucketize.Tensor", "aten.bucketize.Scalar")
+def bucketize(
+    ctx: ImportContext, x: Operand, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
+) -> Tensor:
+    kind = boundaries.dtype.compute
+
+    def element(place: Expr) -> Expr:
+        return ctx.at(boundaries, (place,))
+
+    return ctx.compute(count_before(ctx, boundaries.shape[0], _value(ctx, x, kind), element, right))
+
+
+@converter("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")
+def searchsorted(
+    ctx: ImportContext, rows: Tensor, x: Operand, *, out_int32: bool = False, right: bool = False,
+    side: str | None = None, sorter: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    at = axes(len(ctx.type().shape))
+    row = at[:-1] if rows.rank > 1 else ()
+
+    def element(place: Index) -> Expr:
+        if sorter is not None:
+            place = cast(ctx.at(sorter, (*row, place)), _PLACE)
+        return ctx.at(rows, (*row, place))
+
+    value = _value(ctx, x, rows.dtype.compute)
+    return ctx.compute(count_before(ctx, rows.shape[-1], value, element, right or side == "right"))

@@ -1,0 +1,82 @@
+"""Special functions equal eager, at their seams, poles and infinities too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+UNARY = (
+    *("i0", "i0e", "i1", "i1e", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "airy_ai", "erfcx", "ndtri"),
+    *("modified_bessel_i0", "modified_bessel_i1", "modified_bessel_k0", "modified_bessel_k1"),
+    *("scaled_modified_bessel_k0", "scaled_modified_bessel_k1", "spherical_bessel_j0", "log_ndtr", "entr", "digamma"),
+)
+INF, NAN = float("inf"), float("nan")
+# Both sides of every seam, zeros, and what lies far out.
+PLACES = [
+    *(0.0, -0.0, 1e-7, 1e-3, 0.13, 0.14, 0.3, 0.5, 0.86, 0.87, 0.999, 1.0, 1.7, 2.0, 2.05, 2.09, 2.4, 3.83, 5.0, 5.1),
+    *(7.9, 8.1, 12.3, 26.0, 60.0, 104.0, -1e-3, -0.4, -1.0, -1.5, -2.05, -2.2, -3.3, -7.0, -8.5, -20.0, INF, -INF, NAN),
+]
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_of_one_argument(check: Callable[..., Any], name: str) -> None:
+    fn = getattr(torch.special, name)
+    check(fn, torch.tensor(PLACES, dtype=torch.float64), rtol=1e-9, atol=1e-12, fast=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32], ids=str)
+def test_of_other_types(check: Callable[..., Any], dtype: torch.dtype) -> None:
+    x = torch.tensor([0.5, 1.0, 2.0, 3.5, 9.0]).to(dtype)
+    narrow = dtype is torch.bfloat16
+    tolerance = 1e-2 if narrow else 1e-4
+    names = ["i0", "i1e"] if narrow else ["i0", "bessel_j1", "modified_bessel_k0", "airy_ai"]
+    check(lambda v: [getattr(torch.special, n)(v) for n in names], x, rtol=tolerance, atol=tolerance, fast=True)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 5])
+def test_polygamma(check: Callable[..., Any], order: int) -> None:
+    x = torch.tensor([0.0, 1e-3, 0.3, 1.0, 4.5, 12.0, 80.0, -0.3, -1.7, -7.25, -20.4, NAN], dtype=torch.float64)
+    check(lambda v: torch.polygamma(order, v), x, rtol=1e-9, atol=1e-11, fast=True)
+
+
+def test_zeta(check: Callable[..., Any]) -> None:
+    x = torch.tensor([1.0, 0.5, 1.0 + 1e-3, 1.5, 2.0, 3.0, 7.5, 40.0, 400.0, NAN], dtype=torch.float64)
+    q = torch.tensor([-2.0, -1.3, 0.0, 1e-2, 0.7, 1.0, 5.0, 33.3, 1e4, NAN], dtype=torch.float64)
+    check(torch.special.zeta, x[:, None], q, rtol=1e-9, atol=1e-12, fast=True)
+
+
+@pytest.mark.parametrize("kind", "tuvw")
+@pytest.mark.parametrize("shifted", ["", "shifted_"])
+def test_chebyshev_polynomials(check: Callable[..., Any], kind: str, shifted: str) -> None:
+    x = torch.tensor([-2.3, -1.0, -0.7, 0.0, 0.2, 0.5, 0.93, 1.0, 1.4, 2.0], dtype=torch.float64)
+    n = torch.tensor([-1.0, -0.5, 0.0, 1.0, 2.0, 3.7, 6.0, 7.0, 12.0], dtype=torch.float64)
+    fn = getattr(torch.special, f"{shifted}chebyshev_polynomial_{kind}")
+    check(fn, x[:, None], n, rtol=1e-9, atol=1e-11, fast=True)
+
+
+def test_frexp(check: Callable[..., Any]) -> None:
+    values = [0.0, -0.0, 1.0, -3.5, 1e-40, 5e-324, 1e300, -0.1, INF, -INF, NAN]
+    for dtype in (torch.float32, torch.float64):
+        check(lambda x: tuple(torch.frexp(x)), torch.tensor(values, dtype=dtype))
+
+
+def test_of_no_elements(fresh_compiler: None) -> None:
+    x = torch.empty(3, 0, 2)
+    assert torch.compile(lambda v: torch.special.erfcx(v), backend="mlc")(x).shape == x.shape
+
+
+def test_compiled(fresh_compiler: None) -> None:
+    def fn(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        s = torch.special
+        return (
+            s.bessel_y1(x) + s.i0e(x), s.polygamma(2, x), s.modified_bessel_k1(x) * s.airy_ai(-x), s.erfcx(x),
+            s.chebyshev_polynomial_v(x, n), torch.frexp(x).mantissa,
+        )  # fmt: skip
+
+    x, n = torch.linspace(-3, 12, 37), torch.arange(37.0) % 9
+    expected = [t.float() for t in fn(x.double(), n.double())]
+    for a, e in zip(torch.compile(fn, backend="mlc")(x, n), expected, strict=True):
+        torch.testing.assert_close(a, e, rtol=2e-6, atol=1e-6, equal_nan=True)

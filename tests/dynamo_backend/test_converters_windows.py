@@ -1,0 +1,134 @@
+"""Windows, borders, distances, samples and searches equal eager, backward too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+aten = torch.ops.aten
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
+
+
+@pytest.mark.parametrize("size", [(3, 4), (7, 2), (1, 1), (6, 9)])
+def test_adaptive_pooling(check: Callable[..., Any], size: tuple[int, int]) -> None:
+    x, grad = numbers(2, 6, 9), numbers(2, *size)
+
+    def fn(x: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor]:
+        best, where = aten.adaptive_max_pool2d(x, size)
+        return [
+            aten._adaptive_avg_pool2d(x, size), aten._adaptive_avg_pool2d_backward(grad, x), best, where,
+            aten.adaptive_max_pool2d_backward(grad, x, where),
+        ]  # fmt: skip
+
+    check(fn, x, grad, fast=True)
+
+
+def test_pooling_of_volumes(check: Callable[..., Any]) -> None:
+    x, size = numbers(2, 5, 6, 7), (2, 3, 4)
+    grad, fewer = numbers(2, *size), numbers(2, 3, 4, 4)
+
+    def fn(x: torch.Tensor, grad: torch.Tensor, fewer: torch.Tensor) -> list[torch.Tensor]:
+        best, where = aten.adaptive_max_pool3d(x, size)
+        _, place = aten.max_pool3d_with_indices(x, 2, 2, 1)
+        args = ([2, 2, 2], [2, 2, 2], [1, 1, 1])
+        return [
+            aten._adaptive_avg_pool3d(x, size), aten._adaptive_avg_pool3d_backward(grad, x), best,
+            aten.adaptive_max_pool3d_backward(grad, x, where),
+            aten.max_pool3d_with_indices_backward(fewer, x, *args, [1, 1, 1], False, place),
+            aten.avg_pool3d_backward(fewer, x, *args, False, False, None),
+        ]  # fmt: skip
+
+    check(fn, x, grad, fewer, fast=True)
+
+
+def test_fractional_pooling(check: Callable[..., Any]) -> None:
+    x, samples = numbers(2, 3, 9, 8), torch.tensor([0.1, 0.5, 0.9, 0.3]).repeat(3).reshape(2, 3, 2)
+    check(lambda x, s: aten.fractional_max_pool2d(x, [2, 3], [4, 5], s), x, samples, fast=True)
+    volume, samples = numbers(1, 2, 5, 6, 7), torch.tensor([0.1, 0.5, 0.9, 0.3, 0.7, 0.0]).reshape(1, 2, 3)
+    check(lambda x, s: aten.fractional_max_pool3d(x, [2, 2, 3], [3, 1, 4], s), volume, samples, fast=True)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dilation", "padding", "stride"),
+    [((2, 3), (1, 1), (0, 0), (1, 1)), ((3, 2), (2, 1), (1, 2), (2, 3)), ((2, 2), (3, 2), (2, 0), (3, 2))],
+)
+def test_columns(check: Callable[..., Any], kernel: Any, dilation: Any, padding: Any, stride: Any) -> None:
+    x = numbers(2, 3, 7, 8)
+    columns = aten.im2col(x, kernel, dilation, padding, stride)
+    check(lambda x: aten.im2col(x, kernel, dilation, padding, stride), x, fast=True)
+    check(lambda c: aten.col2im(c, (7, 8), kernel, dilation, padding, stride), columns, fast=True)
+    check(lambda c: aten.col2im(c, (7, 8), kernel, dilation, padding, stride), columns[1], fast=True)
+
+
+@pytest.mark.parametrize("kind", ["reflection", "replication"])
+def test_backward_of_borders(check: Callable[..., Any], kind: str) -> None:
+    x, volume = numbers(2, 5, 4), numbers(1, 3, 3, 4)
+    pad, deep = [3, 1, 0, 4], [2, 1, 0, 2, 1, 1]
+    grad, of_volume = numbers(2, 9, 8), numbers(1, 5, 5, 7)
+    check(lambda g, x: getattr(aten, f"{kind}_pad2d_backward")(g, x, pad), grad, x, fast=True)
+    check(lambda g, x: getattr(aten, f"{kind}_pad3d_backward")(g, x, deep), of_volume, volume, fast=True)
+    check(lambda g, x: getattr(aten, f"{kind}_pad1d_backward")(g, x, [3, 2]), numbers(2, 5, 9), x, fast=True)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
+def test_distances(check: Callable[..., Any], p: float) -> None:
+    a, b = numbers(2, 4, 3), numbers(2, 5, 3)
+    b[0, 1] = a[0, 2]  # a distance of zero
+
+    def between(a: torch.Tensor, b: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        distance = aten._cdist_forward(a, b, p, None)
+        return distance, aten._cdist_backward(g, a, b, p, distance)
+
+    def within(x: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        distance = aten._pdist_forward(x, p)
+        return distance, aten._pdist_backward(g, x, p, distance)
+
+    check(between, a, b, numbers(2, 4, 5), fast=True)
+    check(within, torch.cat([a[0], b[0]]), numbers(36), fast=True)
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize("align", [True, False])
+def test_grid_sampler(check: Callable[..., Any], mode: int, padding: int, align: bool) -> None:
+    x, grid = numbers(2, 3, 4, 5), 1.3 * numbers(2, 3, 2, 2)
+    check(lambda x, g: aten.grid_sampler_2d(x, g, mode, padding, align), x, grid, fast=True, rtol=1e-5, atol=1e-5)
+    if mode != 2:
+        x, grid = numbers(2, 2, 3, 4, 5), 1.3 * numbers(2, 2, 1, 3, 3)
+        check(lambda x, g: aten.grid_sampler_3d(x, g, mode, padding, align), x, grid, fast=True, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 5, 8])
+def test_search(check: Callable[..., Any], right: bool, length: int) -> None:
+    rows = (numbers(3, length).mul(2).round() / 2).sort(-1).values
+    values = torch.cat([rows, numbers(3, 4), torch.tensor([[float("nan"), float("inf")]] * 3)], -1)
+    check(lambda r, v: torch.searchsorted(r, v, right=right), rows, values, fast=True)
+    check(lambda r, v: torch.bucketize(v, r, right=right, out_int32=True), rows[0].contiguous(), values, fast=True)
+    shuffled, order = rows.flip(-1).contiguous(), torch.arange(length).flip(0).repeat(3, 1)
+    check(lambda r, v, s: torch.searchsorted(r, v, sorter=s), shuffled, values, order, fast=True)
+
+
+def test_masked_scatter(check: Callable[..., Any]) -> None:
+    x, source = numbers(3, 4), numbers(5, 3)
+    mask = torch.tensor([True, False, True, True])
+    check(lambda x, m, s: x.masked_scatter(m, s), x, mask, source, fast=True)
+    several = numbers(3, 4) > 0
+    check(lambda g, m: aten.masked_scatter_backward(g, m, [5, 3]), x, several, fast=True)
+
+
+def test_as_strided(check: Callable[..., Any]) -> None:
+    x = numbers(4, 6).t()
+    check(lambda x: [x.as_strided((3, 2), (5, 3), 1), x.as_strided((5, 4), (1, 2)), x.as_strided((), ())], x)
+
+
+def test_powers_of_integers(check: Callable[..., Any]) -> None:
+    x = torch.tensor([-3, -2, -1, 0, 1, 2, 3, 17])
+    n = torch.tensor([0, 1, 2, 5, 20, 63, 64, 3])
+    check(lambda x, n: [x**n, x**20, x.to(torch.int8) ** 3, x.to(torch.uint8) ** n.to(torch.uint8), 3**n], x, n)
