@@ -180,16 +180,31 @@ def select_backward(ctx: ImportContext, grad: Tensor, sizes: Sequence[Any], dim:
     return ctx.compute(select(_at_position(out.shape, dim, index), inside, const(0, inside.dtype)))
 
 
+def _on_diagonal(
+    shape: Sequence[sympy.Expr], part: Sequence[sympy.Expr], offset: int, dim1: int, dim2: int
+) -> tuple[Expr, list[sympy.Expr]]:
+    """Whether a place is on a diagonal of ``shape``, and its place in the diagonals, which have the shape ``part``."""
+    rank = len(shape)
+    a, b, at = dim1 % rank, dim2 % rank, axes(rank)
+    along = at[a] - max(-offset, 0)
+    on_diagonal = call("eq", index_value(at[b]), index_value(at[a] + offset))
+    where = [*(i for d, i in enumerate(at) if d not in (a, b)), along]
+    return all_of([on_diagonal, *within(along, 0, part[-1])]), where
+
+
 @converter("aten.diagonal_backward.default")
 def diagonal_backward(
     ctx: ImportContext, grad: Tensor, sizes: Sequence[Any], offset: int, dim1: int, dim2: int
 ) -> Tensor:
-    out = ctx.type()
-    rank = len(out.shape)
-    a, b = dim1 % rank, dim2 % rank
-    at = axes(rank)
-    along = at[a] - max(-offset, 0)
-    on_diagonal = call("eq", index_value(at[b]), index_value(at[a] + offset))
-    inside = ctx.load(grad, [*(i for d, i in enumerate(at) if d not in (a, b)), along])
-    conditions = [on_diagonal, *within(along, 0, grad.shape[-1])]
-    return ctx.compute(select(all_of(conditions), inside, const(0, inside.dtype)))
+    condition, where = _on_diagonal(ctx.type().shape, grad.shape, offset, dim1, dim2)
+    inside = ctx.load(grad, where)
+    return ctx.compute(select(condition, inside, const(0, inside.dtype)))
+
+
+@converter("aten.diagonal_scatter.default")
+def diagonal_scatter(
+    ctx: ImportContext, x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Tensor:
+    condition, where = _on_diagonal(x.shape, source.shape, offset, dim1, dim2)
+    kind = x.dtype.compute
+    return ctx.compute(select(condition, ctx.load(source, where, kind), ctx.load(x, axes(x.rank), kind)))

@@ -50,6 +50,8 @@ def scatter(ctx: ImportContext, monoid: Monoid | None, initial: Expr, source: So
         monoid = ANY if monoid is SUM else ALL
     if kind is out.dtype:
         return _node(ctx, monoid, initial, source, out, ctx.name())
+    if ctx.numerics == "eager" and out.dtype.is_half and monoid in (SUM, PRODUCT):
+        raise NoConversion("scatter: eager rounds what is combined each time")
     if ctx.sizes.hint(out.numel) > MOST_WIDE * ctx.sizes.hint(sympy.Mul(*source.shape)):
         raise NoConversion(f"scatter: a {kind.value} copy of the whole result would cost more than it saves")
     wide = _node(ctx, monoid, initial, source, ctx.contiguous(out.shape, kind, out.device), ctx.fresh("wide"))

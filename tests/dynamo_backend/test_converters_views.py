@@ -52,6 +52,9 @@ COPIES: dict[str, Callable[[torch.Tensor], Any]] = {
     "tril": lambda x: (x.tril(1), x.triu(-1)),
     "slice_scatter": lambda x: torch.slice_scatter(x, x[:, :2] * 2, 1, 1, 5, 2),
     "select_scatter": lambda x: torch.select_scatter(x, x[:, 0] * 2, 1, -2),
+    "diagonal_scatter": lambda x: (
+        torch.diagonal_scatter(x, x[:, 0] + 1, 1, 2, 1) + torch.diagonal_scatter(x, x[0, :, :2].clone(), -1, 0, 2)
+    ),
     "one_hot": lambda x: F.one_hot((x[..., 0] > 0).long(), 3),
     "meshgrid": lambda x: torch.meshgrid(x[0, :, 0], x[0, 0], indexing="ij"),
     "half": lambda x: torch.cat([x, x[:, :2]], 1).to(torch.bfloat16).flip(1),

@@ -142,6 +142,7 @@ def test_symbolic_sizes_and_nothing_at_all() -> None:
         torch.testing.assert_close(run(x, v, i), fn(x, v, i))
     for rows, count, width in ((5, 0, 3), (0, 0, 3), (5, 4, 0)):
         agree(fn, torch.randn(rows, width), torch.randn(count, width), indices(count, below=max(rows, 1)))
+    agree(lambda x: F.unfold(x, 2), torch.zeros(0, 1, 5, 5))
 
 
 def test_nan_and_infinities() -> None:

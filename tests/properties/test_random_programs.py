@@ -40,7 +40,7 @@ TRACES = 2
 BATCH = 25
 CPU, GPU = cpu_target(4), gpu_target("cuda:sm_90")
 # What needs a nest of a kind that these programs are not, and so may never go through.
-SELDOM = {"tensorize", "decompose_online", "transform_layout", "pad", "pipeline", "fuse_reductions"}
+SELDOM = {"atomic", "tensorize", "decompose_online", "transform_layout", "pad", "pipeline", "fuse_reductions"}
 
 
 @dataclass(frozen=True, slots=True)

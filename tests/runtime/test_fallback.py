@@ -22,6 +22,11 @@ CASES: dict[str, Callable[[torch.Tensor], object]] = {
     "half": lambda x: (x.bfloat16() * 3).float().cos(),
     "integers": lambda x: ((x * 10).long() // 3, (x * 10).long() % 4, (x * 10).int() << 1),
     "shapes": lambda x: x.reshape(2, -1).exp().view(-1)[1::2] * torch.arange(3 * x.shape[0], dtype=torch.float32),
+    "scatter": lambda x: (
+        x.index_add(0, torch.tensor([2, 0, 2]), x[:3] * 2),
+        x.scatter_reduce(1, (x[:, :5] * 9).long() % 6, x[:, 1:], "amax"),
+        x.index_copy(1, torch.tensor([5, 0]), x[:, :2].cos()),
+    ),
     "one row": lambda x: x[:1].sum(),
 }
 
