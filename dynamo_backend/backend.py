@@ -27,6 +27,7 @@ from .chunk_loss import chunk_losses
 from .compile import CompiledGraph, compile_graph
 from .decompositions import decomposition_table, whole_ops
 from .frame_budget import frame_budget
+from .merge_products import merge_products
 from .override_uses import override_uses
 from .partition import partition
 from .verify_graph import verified
@@ -97,6 +98,8 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
         with _disable_current_modes(), dynamo_timed("mlc_compile_graph"):
             if kind == "inference":
                 chunk_losses(gm, settings)
+            if settings.numerics != "eager":
+                merge_products(gm)
             compiled = compile_graph(gm, example_inputs, options=settings, static=_static_inputs(kind), name=name)
     except IndexError as error:
         raise BackendError(f"IndexError inside the backend: {error}") from error

@@ -44,6 +44,23 @@ def test_three_loops_and_a_reduction(nests: Mapping[str, LoopNest], proved: Prov
     assert len(s.get_loops("b0")) == 1
 
 
+@pytest.mark.parametrize("shape", ["0, 0", "5, 0", "0, 5"])
+def test_loops_that_never_run(parsed: Parse, shape: str) -> None:
+    rows, columns = shape.split(", ")
+    nest = parsed(f"""
+        @nest(outputs=["out0"])
+        def empty(in0: float32[{shape}], out0: float32[{shape}]):
+            for i in serial({rows}):
+                for j in serial({columns}):
+                    with block("b0"):
+                        i0 = spatial({rows}, i)
+                        i1 = spatial({columns}, j)
+                        out0[i0, i1] = add(in0[i0, i1], in0[i0, i1])
+        """)
+    s = Schedule(nest)
+    assert s.extent(s.fuse("i", "j")) == 0
+
+
 def test_one_loop_stays_as_it_is(nests: Mapping[str, LoopNest]) -> None:
     s = Schedule(nests["plane"])
     assert s.fuse("b0_i0") == "b0_i0" and s.nest is nests["plane"]
