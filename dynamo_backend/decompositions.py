@@ -30,6 +30,15 @@ _EXTRA: tuple[str, ...] = (
     "addmv",
     "addbmm",
     "upsample_bilinear2d",
+    "_upsample_bilinear2d_aa",
+    "ldexp",
+    "dist",
+    "tril_indices",
+    "triu_indices",
+    "as_strided_copy",
+    "permute_copy",
+    "unbind_copy",
+    "view_copy",
 )
 
 

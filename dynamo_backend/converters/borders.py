@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ def _mirrored(ctx: ImportContext, grad: Tensor, dim: int, extent: sympy.Expr, be
         value = ctx.at(grad, [*at[:dim], place, *at[dim + 1 :]])
         return select(all_of(conditions), value, const(0, value.dtype))
 
-    value = image(i + before, within(i, 0 if before < 0 else None, None))
+    value = image(i + before, [])
     if before > 0:
         value = call("add", value, image(before - i, within(i, 1, before + 1)))
     if after > 0:
@@ -41,28 +42,33 @@ def _mirrored(ctx: ImportContext, grad: Tensor, dim: int, extent: sympy.Expr, be
 
 
 def _repeated(ctx: ImportContext, grad: Tensor, dim: int, extent: sympy.Expr, before: int, after: int) -> Tensor:
-    """An element; the first and the last with all that repeats them."""
+    """An element; the first and the last with all that repeats them, and zero what a negative padding left out."""
     kind = _without_pad(ctx, grad, dim, extent)
     at = axes(grad.rank)
     i, r = at[dim], symbol("r0")
-    length = sympy.Integer(before + after + 1)
-    domain = Domain((*at, r), kind.shape, (r,), (length,)) if length > 1 else Domain(at, kind.shape, (), ())
-    shift = r - before if length > 1 else sympy.S.Zero
-    here = call("eq", index_value(shift), index_value(0))
-    value = ctx.at(grad, [*at[:dim], i + before + shift, *at[dim + 1 :]])
-    first, last = call("eq", index_value(i), index_value(0)), call("eq", index_value(i), index_value(extent - 1))
-    left = call("logical_and", first, call("lt", index_value(shift), index_value(0)))
-    right = call("logical_and", last, call("gt", index_value(shift), index_value(0)))
-    copied = call("logical_or", here, call("logical_or", left, right))
-    value = select(copied, value, const(0, value.dtype)) if length > 1 else value
+    copies = max(before, 0), max(after, 0)
+    length = sympy.Integer(sum(copies) + 1)
+    many = length > 1
+    domain = Domain((*at, r), kind.shape, (r,), (length,)) if many else Domain(at, kind.shape, (), ())
+    shift = r - copies[0] if many else sympy.S.Zero
+    place = i + before + shift
+    conditions = within(place, 0 if before < 0 else None, grad.shape[dim] if after < 0 else None)
+    if many:
+        distance, here, end = index_value(shift), index_value(i), index_value(extent - 1)
+        zero = index_value(0)
+        left = call("logical_and", call("eq", here, zero), call("lt", distance, zero))
+        right = call("logical_and", call("eq", here, end), call("gt", distance, zero))
+        conditions.append(call("logical_or", call("eq", distance, zero), call("logical_or", left, right)))
+    value = ctx.at(grad, [*at[:dim], place, *at[dim + 1 :]])
+    value = select(all_of(conditions), value, const(0, value.dtype))
     return ctx.reduce(SUM, domain, (value,), grad.device, "repeated", types=(kind,))[0]
 
 
-def _register(name: str, gather: Any) -> None:
+def _register(name: str, gather: Any, least: float) -> None:
     @converter(*(f"aten.{name}{n}d_backward.default" for n in (1, 2, 3)))
     def backward(ctx: ImportContext, grad: Tensor, x: Tensor, pad: Sequence[Any]) -> Tensor:
-        if any(not isinstance(p, int) or p < 0 for p in pad):
-            raise NoConversion("backward of a padding that is negative or symbolic")
+        if any(not isinstance(p, int) or p < least for p in pad):
+            raise NoConversion("backward of a mirrored border that is negative, or of a symbolic one")
         for k in range(len(pad) // 2):
             dim = x.rank - 1 - k
             if pad[2 * k] or pad[2 * k + 1]:
@@ -70,5 +76,5 @@ def _register(name: str, gather: Any) -> None:
         return ctx.compute(ctx.at(grad, axes(grad.rank)))
 
 
-_register("reflection_pad", _mirrored)
-_register("replication_pad", _repeated)
+_register("reflection_pad", _mirrored, 0)
+_register("replication_pad", _repeated, -math.inf)

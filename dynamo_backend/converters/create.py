@@ -30,7 +30,7 @@ def full_like(ctx: ImportContext, x: Tensor, *args: Any, **_: Any) -> Tensor:
 @converter(
     "aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default", "aten.zero.default",
     "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default", "aten.empty_strided.default",
-    "aten.new_empty_strided.default", "aten.empty_permuted.default",
+    "aten.new_empty_strided.default", "aten.empty_permuted.default", "aten._efficientzerotensor.default",
 )  # fmt: skip
 def zeros(ctx: ImportContext, *_: Any, **__: Any) -> Tensor:
     return _fill(ctx, 0)

@@ -108,7 +108,8 @@ _register_binary(
     "floor_divide", ("aten.floor_divide.default", "aten.floor_divide.Scalar"), lambda a, b: call("floordiv", a, b)
 )
 for _name in _FLOAT_BINARY:
-    _register_binary(_name, (f"aten.{_name}.default", f"aten.{_name}.Tensor"), lambda a, b, fn=_name: call(fn, a, b))  # type: ignore[misc]
+    _targets = tuple(f"aten.{_name}.{overload}" for overload in ("default", "Tensor", "Scalar"))
+    _register_binary(_name, _targets, lambda a, b, fn=_name: call(fn, a, b))  # type: ignore[misc]
 
 
 def _scaled(ctx: ImportContext, v: Expr, alpha: Scalar) -> Expr:
@@ -198,6 +199,35 @@ def _general_power(a: Expr, b: Expr) -> Expr:
 @converter("aten.pow.Tensor_Tensor", "aten.pow.Scalar")
 def pow_tensor(ctx: ImportContext, a: Operand, b: Operand) -> Tensor:
     return ctx.pointwise(_general_power, a, b)
+
+
+@converter("aten.round.decimals")
+def round_decimals(ctx: ImportContext, x: Tensor, *, decimals: int) -> Tensor:
+    def fn(v: Expr) -> Expr:
+        power = number(float(10 ** abs(decimals)), v)
+        there, back = ("mul", "div") if decimals >= 0 else ("div", "mul")
+        return call(back, call("round", call(there, v, power)), power)
+
+    return ctx.pointwise(fn, x) if ctx.type().dtype.is_float else _identity(ctx, x)
+
+
+@converter("aten.signbit.default")
+def signbit(ctx: ImportContext, x: Tensor) -> Tensor:
+    v = ctx.load(x, axes(x.rank))
+    if v.dtype.is_float:
+        v = call("bitcast", v, dtype=DType.INT64 if v.dtype is DType.FLOAT64 else DType.INT32)
+    return ctx.compute(call("lt", v, number(0, v)) if v.dtype.is_signed else const(False, DType.BOOL))
+
+
+@converter("aten.angle.default")
+def angle(ctx: ImportContext, x: Tensor) -> Tensor:
+    """Of real numbers: pi left of zero, NaN for NaN."""
+
+    def fn(v: Expr) -> Expr:
+        value: Expr = Select(call("lt", v, number(0, v)), number(math.pi, v), number(0, v))
+        return Select(call("isnan", v), v, value)
+
+    return ctx.pointwise(fn, x)
 
 
 @converter("aten.frexp.Tensor")

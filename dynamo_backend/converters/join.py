@@ -10,9 +10,9 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ...ir.expr import Expr, call, const
 from ...ir.index import simplify
-from .context import ImportContext, Scalar, Tensor, all_of, axes, index_value, select, within
+from .context import ImportContext, Scalar, Tensor, all_of, axes, index_value, linear_offset, select, within
 from .registry import NoConversion, converter
-from .views import slice_start, wrap
+from .views import reshape_indices, slice_start, wrap
 
 
 @converter("aten.cat.default")
@@ -100,9 +100,17 @@ def flip(ctx: ImportContext, x: Tensor, dims: Sequence[int]) -> Tensor:
 
 @converter("aten.roll.default")
 def roll(ctx: ImportContext, x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Tensor:
-    if not dims or any(not isinstance(s, int) for s in shifts):
-        raise NoConversion("roll of the flattened tensor")
+    if any(not isinstance(s, int) for s in shifts):
+        raise NoConversion("roll by a symbolic number")
     indices: list[sympy.Expr] = list(axes(x.rank))
+    if not dims:
+        count = x.type.numel
+        if not count.is_Integer or count == 0:
+            raise NoConversion("roll of a flattened tensor of symbolic size")
+        place = ModularIndexing(linear_offset(x.shape, indices) + -shifts[0] % int(count), 1, count)
+        flat = axes(1)[0]
+        indices = [i.xreplace({flat: place}) for i in reshape_indices(x.shape, (count,))]
+        return ctx.compute(ctx.at(x, indices, x.dtype))
     for shift, dim in zip(shifts, dims):
         d = dim % x.rank
         if not x.shape[d].is_Integer or x.shape[d] == 0:

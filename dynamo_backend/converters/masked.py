@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
+
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, const
 from ...ir.graph import TensorType
@@ -50,16 +52,38 @@ def masked_scatter(ctx: ImportContext, x: Tensor, mask: Tensor, source: Tensor) 
     return ctx.compute(Select(convert(ctx.load(mask, at), DType.BOOL), taken, ctx.load(x, at, kind)))
 
 
+def _holding(ctx: ImportContext, mask: Tensor, like: TensorType, turn: sympy.Expr) -> tuple[Expr, Expr]:
+    """The row-major place where a mask holds for the ``turn``-th time, and whether there is one.
+
+    The running count is sorted, so the place is found by a binary search.
+    """
+    count = _running_count(ctx, mask, like)
+    sought = call("add", index_value(turn), const(1, DType.INT64))
+    place = count_before(ctx, like.numel, sought, lambda p: ctx.at(count, (p,)), right=False)
+    return place, call("lt", place, index_value(like.numel))
+
+
 @converter("aten.masked_scatter_backward.default")
 def masked_scatter_backward(ctx: ImportContext, grad: Tensor, mask: Tensor, sizes: Sequence[Any]) -> Tensor:
-    """Each element of the source gets the gradient of the place that took it, found by the running count."""
+    """Each element of the source gets the gradient of the place that took it."""
     out = ctx.type()
     if 0 in (*out.shape, *grad.shape):
         raise NoConversion("masked_scatter without elements")
     at = axes(len(out.shape))
-    count = _running_count(ctx, mask, grad.type)
-    turn = call("add", index_value(linear_offset(out.shape, at)), const(1, DType.INT64))
-    place = count_before(ctx, grad.type.numel, turn, lambda p: ctx.at(count, (p,)), right=False)
+    place, exists = _holding(ctx, mask, grad.type, linear_offset(out.shape, at))
     value = ctx.at(grad, _unravelled(place, grad.shape))
-    exists = call("lt", place, index_value(grad.type.numel))
     return ctx.compute(Select(exists, value, const(0, value.dtype)))
+
+
+@converter("aten.nonzero_static.default")
+def nonzero_static(ctx: ImportContext, x: Tensor, *, size: Any, fill_value: int = -1) -> Tensor:
+    """The indices of the first ``size`` elements that are not zero, a row each."""
+    if not x.rank or x.type.numel == 0 or 0 in ctx.type().shape:
+        raise NoConversion("nonzero_static without elements, or of a number")
+    row, column = axes(2)
+    place, exists = _holding(ctx, x, x.type, row)
+    filler = const(fill_value, DType.INT64)
+    index: Expr = filler
+    for k, i in enumerate(_unravelled(place, x.shape)):
+        index = Select(call("eq", index_value(column), index_value(k)), i, index)
+    return ctx.compute(Select(exists, index, filler))

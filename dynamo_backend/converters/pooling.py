@@ -170,7 +170,7 @@ def avg_pool(
     divisor = _divisor(
         ctx, kept[lead:], extents, kernel, steps, pads, count_include_pad, divisor_override, ceil_mode, value.dtype
     )
-    return ctx.compute(call("div", ctx.at(total, kept), divisor))
+    return ctx.compute(call("div" if value.dtype.is_float else "truncdiv", ctx.at(total, kept), divisor))
 
 
 @converter("aten.avg_pool2d_backward.default", "aten.avg_pool3d_backward.default")

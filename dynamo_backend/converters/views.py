@@ -273,7 +273,9 @@ def diagonal(ctx: ImportContext, x: Tensor, offset: int = 0, dim1: int = 0, dim2
 @converter("aten.unfold.default")
 def unfold(ctx: ImportContext, x: Tensor, dim: int, size: int, step: int) -> Tensor:
     if not x.rank:
-        raise NoConversion("unfold of a scalar tensor")
+        if size != 1:
+            raise NoConversion("unfold of a scalar tensor into nothing")
+        return _view(ctx, x, ())
     at = axes(x.rank + 1)
     dim %= x.rank
     return _view(ctx, x, [*at[:dim], at[dim] * step + at[-1], *at[dim + 1 : -1]])

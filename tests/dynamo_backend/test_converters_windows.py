@@ -74,6 +74,8 @@ def test_backward_of_borders(check: Callable[..., Any], kind: str) -> None:
     check(lambda g, x: getattr(aten, f"{kind}_pad2d_backward")(g, x, pad), grad, x, fast=True)
     check(lambda g, x: getattr(aten, f"{kind}_pad3d_backward")(g, x, deep), of_volume, volume, fast=True)
     check(lambda g, x: getattr(aten, f"{kind}_pad1d_backward")(g, x, [3, 2]), numbers(2, 5, 9), x, fast=True)
+    if kind == "replication":
+        check(lambda g, x: aten.replication_pad2d_backward(g, x, [-1, 2, 1, -2]), numbers(2, 4, 5), x, fast=True)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
@@ -104,6 +106,17 @@ def test_grid_sampler(check: Callable[..., Any], mode: int, padding: int, align:
         check(lambda x, g: aten.grid_sampler_3d(x, g, mode, padding, align), x, grid, fast=True, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize("align", [True, False])
+def test_backward_of_grid_sampler(check: Callable[..., Any], mode: int, padding: int, align: bool) -> None:
+    x, grid, grad = numbers(2, 3, 4, 5), 1.3 * numbers(2, 3, 2, 2), numbers(2, 3, 3, 2)
+    settings = (mode, padding, align, [True, True])
+    check(lambda *t: aten.grid_sampler_2d_backward(*t, *settings), grad, x, grid, fast=True, rtol=1e-5, atol=1e-5)
+    x, grid, grad = numbers(1, 1, 3, 4, 2), 1.3 * numbers(1, 2, 1, 3, 3), numbers(1, 1, 2, 1, 3)
+    check(lambda *t: aten.grid_sampler_3d_backward(*t, *settings), grad, x, grid, fast=True, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize("length", [0, 1, 5, 8])
 def test_search(check: Callable[..., Any], right: bool, length: int) -> None:
@@ -123,6 +136,11 @@ def test_masked_scatter(check: Callable[..., Any]) -> None:
     check(lambda g, m: aten.masked_scatter_backward(g, m, [5, 3]), x, several, fast=True)
 
 
+def test_nonzero_static(check: Callable[..., Any]) -> None:
+    x = torch.tensor([[0.0, 2.0, 0.0], [float("nan"), 0.0, -1.0]])
+    check(lambda x: [torch.nonzero_static(x, size=n, fill_value=-7) for n in (1, 3, 5)], x, fast=True)
+
+
 def test_as_strided(check: Callable[..., Any]) -> None:
     x = numbers(4, 6).t()
     check(lambda x: [x.as_strided((3, 2), (5, 3), 1), x.as_strided((5, 4), (1, 2)), x.as_strided((), ())], x)
@@ -132,3 +150,13 @@ def test_powers_of_integers(check: Callable[..., Any]) -> None:
     x = torch.tensor([-3, -2, -1, 0, 1, 2, 3, 17])
     n = torch.tensor([0, 1, 2, 5, 20, 63, 64, 3])
     check(lambda x, n: [x**n, x**20, x.to(torch.int8) ** 3, x.to(torch.uint8) ** n.to(torch.uint8), 3**n], x, n)
+
+
+def test_parts_and_places(check: Callable[..., Any]) -> None:
+    x, part = numbers(3, 4), numbers(3)
+    check(lambda x, p: [x.roll(5), x.roll(-1), x.diagonal_scatter(p, 1), x.t().diagonal_scatter(p[:2], -2)], x, part)
+    check(lambda x: [x.unfold(0, 1, 1), x.signbit(), x.angle()], torch.tensor(-0.0))
+    check(lambda: [torch.tril_indices(4, 3, -1), torch.triu_indices(3, 5, 1)])
+    values = torch.tensor([-1.25, 2.345, float("nan"), float("inf"), -0.0, 1234.5])
+    check(lambda v: [v.round(decimals=d) for d in (-2, 0, 1, 2)] + [v.signbit(), v.angle(), v.copysign(-2.0)], values)
+    check(lambda v: [v.signbit(), v.angle(), v.ldexp(torch.tensor(3))], torch.tensor([-2, 0, 5]))
