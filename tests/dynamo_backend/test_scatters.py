@@ -58,7 +58,7 @@ def test_the_meaning_of_each_op(check: Callable[..., Graph], dynamic: bool) -> N
 
 @pytest.mark.parametrize("how", REDUCTIONS)
 @pytest.mark.parametrize("include", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
 def test_reductions_by_name(check: Callable[..., Graph], how: str, include: bool, dtype: torch.dtype) -> None:
     x, v, i = ((torch.randn(5, 3) * 4).to(dtype), (torch.randn(6, 3) * 4).to(dtype), indices(6, 2, below=5))
     loose = {"rtol": 0.1, "atol": 0.1} if dtype is torch.bfloat16 else {}
@@ -116,7 +116,7 @@ def gradients_agree(fn: Callable[..., Tensor], x: Tensor, *rest: Tensor) -> None
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize(("feature", "padding"), [(1, None), (3, 2), (64, 2), (67, None), (200, -1)])
+@pytest.mark.parametrize(("feature", "padding"), [(3, 2), (67, None), (200, -1)])
 def test_gradients_of_embeddings(feature: int, padding: int | None) -> None:
     def fn(w: Tensor, i: Tensor) -> Tensor:
         return F.embedding(i, w, padding_idx=padding).sin().sum()
@@ -148,8 +148,7 @@ def test_symbolic_sizes_and_nothing_at_all() -> None:
 def test_nan_and_infinities() -> None:
     x, v = torch.zeros(4, 3), torch.tensor([[1.0, float("nan"), float("inf")], [float("-inf"), 2.0, 3.0]])
     i = torch.tensor([[1, 1, 1], [1, 1, 2]])
-    for how in REDUCTIONS:
-        agree(lambda x, v, i, how=how: x.scatter_reduce(0, i, v, how), x, v, i)
+    agree(lambda x, v, i: [x.scatter_reduce(0, i, v, how) for how in REDUCTIONS], x, v, i)
 
 
 def test_threads_share_features_and_rows() -> None:
@@ -203,27 +202,27 @@ def test_an_intermediate_is_written_over() -> None:
 # --- out of range -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [9, -1, 1 << 40, -(1 << 62)])
-@pytest.mark.parametrize("width", [1, 5, 64])
-def test_an_index_out_of_range_is_an_error_and_writes_nothing_else(wrong: int, width: int) -> None:
+@pytest.mark.parametrize("width", [1, 64])
+def test_an_index_out_of_range_is_an_error_and_writes_nothing_else(width: int) -> None:
     def rows(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
         return x.index_add(0, i, v)
 
     def each(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
         return x.scatter_add(0, i[:, None].expand(v.shape) + 0, v)
 
-    memory = torch.zeros(40, width)
-    x, i, v = memory[10:19], torch.tensor([0, wrong, 8]), torch.ones(3, width)
-
     def in_place(x: Tensor, i: Tensor, v: Tensor) -> None:
         x.index_add_(0, i, v)
 
+    memory = torch.zeros(40, width)
     for fn in (rows, each, in_place):
-        with pytest.raises(Exception, match=r"out of|index"):
-            fn(x.clone(), i, v)
-        with pytest.raises(OutOfRangeError, match=f"index {wrong} is out of bounds for dimension 0 with size 9"):
-            compiled(fn, x, i, v)
-    assert not memory[:10].any() and not memory[19:].any()
+        run = torch.compile(fn, backend="mlc", fullgraph=True)
+        for wrong in (9, -1, 1 << 40, -(1 << 62)):
+            x, i, v = memory[10:19], torch.tensor([0, wrong, 8]), torch.ones(3, width)
+            with pytest.raises(Exception, match=r"out of|index"):
+                fn(x.clone(), i, v)
+            with pytest.raises(OutOfRangeError, match=f"index {wrong} is out of bounds for dimension 0 with size 9"):
+                run(x, i, v)
+            assert not memory[:10].any() and not memory[19:].any()
     agree(rows, x, i % 9, v)
 
 

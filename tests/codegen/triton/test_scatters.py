@@ -102,7 +102,9 @@ def test_places_out_of_range_are_left_alone(interpreter: Any) -> None:
     np.testing.assert_allclose(found, wanted)
 
 
-@pytest.mark.parametrize(("name", "dynamic"), [("rows", True), ("halves", False), ("best", False), ("assigned", True)])
+@pytest.mark.parametrize(
+    ("name", "dynamic"), [("rows", True), pytest.param("halves", False, marks=pytest.mark.slow), ("best", False)]
+)
 def test_they_compile(name: str, dynamic: bool) -> None:
     for nest in nests_of(name, dynamic):
         binary = compile_triton(emit_triton(default_schedule(nest, SM90).nest, SM90), SM90)
