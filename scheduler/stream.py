@@ -55,9 +55,11 @@ def open_streams(graph: Graph, *, fast: bool) -> Streams:
     functions: dict[TensorFunction, str] = {}
     calls: dict[str, list[CallTensor]] = {}
     gone: set[str] = set()
+    others = _Others(graph)
     for group in _together(graph, starts):
-        stream = _Stream(graph, views, readers, needed, group)
+        stream = _Stream(graph, views, readers, needed, group, others)
         stream.grow()
+        others.add(stream)
         calls[stream.last] = [
             replace(call, function=functions.setdefault(function, f"{function.name}_{len(functions)}"))
             for function, call in _calls(*_Writer(stream, types, fast).build())
@@ -145,6 +147,51 @@ def _readers(graph: Graph, views: ViewMap) -> dict[str, list[Node]]:
 
 
 @dataclass(slots=True)
+class _Others:
+    """The streams of a graph so far, which nodes are theirs, and where each node of the graph stands."""
+
+    graph: Graph
+    built: list[_Stream] = field(default_factory=list)
+    places: dict[str, int] = field(default_factory=dict)
+    # Members of streams, and what they compute in place.
+    claimed: set[str] = field(default_factory=set)
+    # What starts make: nobody computes in place what reads it, since it may never be in memory.
+    started: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.places = {n: k for k, node in enumerate(self.graph.nodes) for n in node.names}
+        for node in self.graph.nodes:
+            if isinstance(node, Reduction) and any(c.vector for c in node.monoid.components):
+                self.started.update(node.names)
+
+    def add(self, stream: _Stream) -> None:
+        self.built.append(stream)
+        self.claimed |= stream.taken
+
+    def apart(self, stream: _Stream, operands: Sequence[str]) -> bool:
+        """Whether none of the operands, for which a stream would wait, waits for that stream.
+
+        An earlier stream that reads what is made after this one began may wait for this one: nothing of it is read.
+        """
+        first = min(self.places[n] for s in stream.starts for n in s.names)
+        forbidden = set(stream.taken)
+        for other in self.built:
+            if other.latest >= first:
+                forbidden |= other.taken
+        floor = min(self.places[n] for n in forbidden)
+        stack, seen = list(operands), set()
+        while stack:
+            name = stack.pop()
+            if name in forbidden:
+                return False
+            place = self.places.get(name, -1)
+            if place > floor and name not in seen:
+                seen.add(name)
+                stack += uses(self.graph.nodes[place])
+        return True
+
+
+@dataclass(slots=True)
 class _Stream:
     """The members of one stream in topological order, and the axes of each as digits of the domain of its results."""
 
@@ -153,6 +200,7 @@ class _Stream:
     readers: dict[str, list[Node]]
     needed: set[str]
     starts: tuple[Reduction, ...]
+    others: _Others
     members: list[Compute | Reduction] = field(default_factory=list)
     # Members after the start, with their values read through views; the domain is that of the start's results.
     domain: Domain = field(default_factory=Domain)
@@ -161,11 +209,17 @@ class _Stream:
     outputs: list[str] = field(default_factory=list)
     last: str = ""
     computes: dict[str, Compute] = field(default_factory=dict)
+    # Members' names and those of nodes computed in place; those of the latter, by the node that reads them.
+    taken: set[str] = field(default_factory=set)
+    own: dict[str, set[str]] = field(default_factory=dict)
+    # Where the last of what the stream reads stands.
+    latest: int = -1
 
     def grow(self) -> None:
         """Take in what leads from contractions to the starts, then what follows."""
         self.computes = {n.name: n for n in self.graph.nodes if isinstance(n, Compute)}
         self.members = [*self._sources(), *self.starts]
+        self.taken = {n for m in self.members for n in m.names}
         rows: list[Digits] = []
         for start in self.starts:
             binding: Binding = {}
@@ -188,6 +242,10 @@ class _Stream:
                 if outer or name in self.needed:
                     self.outputs.append(name)
         self.last = self.members[-1].names[0]
+        read = {u for m in self.members for u in uses(m)} | {
+            ld.buffer for values in self.values.values() for v in values for ld in loads(v)
+        }
+        self.latest = max((self.others.places.get(n, -1) for n in read - self.taken), default=-1)
 
     def _sources(self) -> list[Compute | Reduction]:
         """The nodes between a contraction and the start's first value, the contraction among them, in order."""
@@ -198,6 +256,8 @@ class _Stream:
         while stack:
             node = makers.get(stack.pop())
             if not isinstance(node, (Compute, Reduction)) or node.names[0] in inside:
+                continue
+            if node.names[0] in self.others.claimed:
                 continue
             if isinstance(node, Compute) and not self._leads_back(node, makers):
                 continue
@@ -237,12 +297,16 @@ class _Stream:
         made = {n: m for m in self.members[self.members.index(self.starts[0]) :] for n in m.names}
         inside = {n for m in self.members for n in m.names}
         for node in (r for n in made for r in self.readers.get(n, ()) if isinstance(r, Compute)):
-            if node.name in inside or not self._is_only_way(node, made):
+            if node.name in inside or node.name in self.others.claimed or not self._is_only_way(node, made):
                 continue
             binding, values = self._bound(node, made)
             if binding is None:
                 continue
+            foreign = [b for ld in loads(values[0]) for b in [self.views.base(ld.buffer)] if b not in made]
+            if (len(self.starts) > 1 or self.others.built) and not self.others.apart(self, foreign):
+                continue
             self.members.append(node)
+            self.taken |= {node.name, *self.own[node.name]}
             self.bindings[node.name], self.values[node.name] = binding, values
             return True
         return False
@@ -303,12 +367,17 @@ class _Stream:
             other = self.computes.get(e.buffer)
             if other is None or not all(r.names and mine.issuperset(r.names) for r in self.readers[e.buffer]):
                 return None
+            elsewhere = self.others.started - self.bindings.keys()
+            if e.buffer in self.others.claimed or any(self.views.base(u) in elsewhere for u in uses(other)):
+                return None
             mine.add(e.buffer)
             moved = map_value(other.value, dict(zip(other.axes, e.indices, strict=True)))
             moved = rewrite(moved, lambda _: None, lambda i: simplify(i, extents, self.views.table))
             return rewrite(self.views.resolve(moved, extents), leaf)
 
-        return rewrite(value, leaf)
+        result = rewrite(value, leaf)
+        self.own[node.name] = mine
+        return result
 
 
 def is_contraction(node: Reduction) -> bool:

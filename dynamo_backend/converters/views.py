@@ -38,8 +38,6 @@ def reshape_indices(source: Shape, result: Shape) -> Shape:
     Dims are matched in groups of equal size, so that only what is really split or merged pays with divisions.
     """
     at = axes(len(result))
-    if sympy.S.Zero in source or sympy.S.Zero in result:
-        return (sympy.S.Zero,) * len(source)  # nothing is ever read
     indices: list[sympy.Expr] = []
     s = r = 0
     while s < len(source) or r < len(result):
@@ -100,17 +98,24 @@ def _regroup(source: Shape, result: Shape, at: Shape) -> list[sympy.Expr]:
     step: sympy.Expr = sympy.S.One
     for i, extent in zip(reversed(at), reversed(result)):
         linear = linear + i * step if extent is not sympy.S.One else linear
-        step = step * extent
+        step = step * _divisor(extent)
     indices: list[sympy.Expr] = []
     step = sympy.S.One
     for k, extent in enumerate(reversed(source)):
         last = k == len(source) - 1
-        index = (FloorDiv(linear, step) if last else ModularIndexing(linear, step, extent)) if source else linear
+        index = (
+            (FloorDiv(linear, step) if last else ModularIndexing(linear, step, _divisor(extent))) if source else linear
+        )
         if len(result) > 1 and len(source) > 1:
             index = simplify(index, dict(zip(at, result)))
         indices.append(sympy.S.Zero if extent is sympy.S.One else index)
-        step = step * extent
+        step = step * _divisor(extent)
     return indices[::-1]
+
+
+def _divisor(extent: sympy.Expr) -> sympy.Expr:
+    """An extent to divide by: a dimension of no elements is never read."""
+    return extent if extent != 0 else sympy.S.One
 
 
 @converter("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten._reshape_alias.default")

@@ -44,6 +44,15 @@ FOUND = {
     "dimensions that are symbols and one that is nothing are flattened": found(
         "x0 = numbers((A, 9, 0), torch.float32, 1)", "t0 = x0.flatten(0, 1)", "t0", dynamic=True,
     ),
+    "what reads a part of no elements is weighed": found(
+        "x0 = numbers((1, A), torch.float32, 1)",
+        "t0 = torch.sin(x0[1:])\nt1 = torch.where(rand(t0) < 0.5, t0, 0.0)", "t1",
+    ),
+    "two streams add their gradients: each node is computed by one of them": found(
+        "x0 = numbers((1, A, 4), torch.float32, 1)",
+        "t0 = (x0 @ x0.transpose(-1, -2)).masked_fill(~torch.ones(x0.shape[-2], x0.shape[-2], dtype=torch.bool).tril(),"
+        " float('-inf'))\nt1 = torch.softmax(t0, -1) @ x0", "t1", gradient=True,
+    ),
     "a scalar tensor is turned round": found("x0 = numbers((), torch.float32, 1)", "t0 = x0.flip(0)", "t0"),
 }  # fmt: skip
 
