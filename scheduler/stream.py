@@ -303,7 +303,7 @@ class _Stream:
             if binding is None:
                 continue
             foreign = [b for ld in loads(values[0]) for b in [self.views.base(ld.buffer)] if b not in made]
-            if (len(self.starts) > 1 or self.others.built) and not self.others.apart(self, foreign):
+            if not self.others.apart(self, foreign):
                 continue
             self.members.append(node)
             self.taken |= {node.name, *self.own[node.name]}
@@ -312,8 +312,7 @@ class _Stream:
         return False
 
     def _is_only_way(self, node: Compute, made: dict[str, Compute | Reduction]) -> bool:
-        """Whether nobody else reads the results that a node reads: they need not be written, and nothing that the
-        node reads besides can depend on them."""
+        """Whether nobody else reads the results that a node reads, so that they need not be written."""
         read = {self.views.base(u) for u in uses(node)} & made.keys()
         return all(
             n not in self.needed

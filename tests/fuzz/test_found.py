@@ -53,6 +53,10 @@ FOUND = {
         "t0 = (x0 @ x0.transpose(-1, -2)).masked_fill(~torch.ones(x0.shape[-2], x0.shape[-2], dtype=torch.bool).tril(),"
         " float('-inf'))\nt1 = torch.softmax(t0, -1) @ x0", "t1", gradient=True,
     ),
+    "what follows a stream reads, besides its result, something else that is made of it": found(
+        "x0 = numbers((1, A, 1), torch.float32, 1)",
+        "t0 = torch.softmax(x0 @ x0.transpose(-1, -2), -1) @ x0\nt1 = torch.xlogy(t0, t0.abs() + 0.5)", "t1",
+    ),
     "a scalar tensor is turned round": found("x0 = numbers((), torch.float32, 1)", "t0 = x0.flip(0)", "t0"),
 }  # fmt: skip
 
