@@ -125,11 +125,17 @@ def collect(output: Any, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]
 # --- by whole tensors
 # ---------------------------------------------------------------------------------------------------
 
+
+def _in_range(index: Tensor, low: Tensor, high: Tensor, dim: Tensor) -> Tensor:
+    assert bool(((index >= low) & (index < high)).all()), f"an index is out of range of dimension {int(dim)}"
+    return index
+
+
 _OTHER_NAMES = {
     "neg": torch.neg, "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "floordiv": torch.floor_divide,
     "div": lambda a, b: torch.div(a, b).to(a.dtype), "bit_and": torch.bitwise_and, "bit_or": torch.bitwise_or,
     "bit_xor": torch.bitwise_xor, "bit_not": torch.bitwise_not, "shl": torch.bitwise_left_shift,
-    "shr": torch.bitwise_right_shift,
+    "shr": torch.bitwise_right_shift, "check_bounds": _in_range,
 }  # fmt: skip
 _REDUCERS: dict[str, Callable[..., Tensor]] = {
     "sum": lambda v: v.sum(-1, dtype=v.dtype), "product": lambda v: v.prod(-1, dtype=v.dtype),
