@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..runtime.options import Options
-from ..scheduler.passes.stream_products import DEVICES, MAX_WIDTH, MIN_ROWS
+from ..scheduler.passes.stream_products import DEVICES, MAX_WIDTH, MIN_ROWS, MIN_WIDTH_GPU
 from .chunk_loss_match import base_of, hint_of
 from .chunk_loss_write import Writer
 
@@ -58,8 +58,10 @@ def recompute_scores(joint: fx.GraphModule, options: Options) -> int:
         return 0
     done = 0
     for node in list(joint.graph.find_nodes(op="call_function", target=aten._softmax.default)):
-        found = _Site(joint.graph, node)
-        if node.meta["val"].device.type not in DEVICES or not found.scores:
+        device = node.meta["val"].device.type
+        on_gpu = device != "cpu" or options.target not in (None, "cpu")
+        found = _Site(joint.graph, node, on_gpu)
+        if device not in DEVICES or not found.scores:
             continue
         try:
             found.match()
@@ -111,6 +113,7 @@ class _Site:
 
     graph: fx.Graph
     softmax: fx.Node
+    on_gpu: bool = False
     backward: set[fx.Node] = field(default_factory=set)
     scores: list[fx.Node] = field(default_factory=list)
     # Nodes of the forward that are as large as the scores and come of them; masks and positions that they need.
@@ -154,7 +157,10 @@ class _Site:
         self.flow()
         widths = [n.args[-2].meta["val"].shape[-1] for n in self.scores]  # type: ignore[union-attr]
         widths.append(self.readers[0].meta["val"].shape[-1])
-        if not all(isinstance(w, int) and w <= MAX_WIDTH for w in widths):
+        least = MIN_WIDTH_GPU if self.on_gpu else 1
+        if self.on_gpu and value.dtype is torch.float64:
+            raise _No("float64 is not for the tensor cores")
+        if not all(isinstance(w, int) and least <= w <= MAX_WIDTH for w in widths):
             raise _No(f"heads are {', '.join(map(str, widths))} elements wide")
         few = [n for n in value.shape[-2:] if hint_of(n) < MIN_ROWS]
         if few:

@@ -24,6 +24,7 @@ from .function import Dim, Output, Stage, TensorFunction
 from .group import Group
 from .members import Member, member_sizes
 from .pieces import in_pieces
+from .tiles import kept, reduced
 from .views import ViewMap
 
 Call: TypeAlias = CallTensor
@@ -62,7 +63,7 @@ def assemble(
 
 
 def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunction, CallTensor]]:
-    """A function and its call; on a GPU, where it reduces over its rows too, those of its two parts."""
+    """A function and its call; on a GPU, where it reduces over rows too, those of its two parts."""
     split = None if call.types[0].device.startswith("cpu") else in_pieces(function)
     if split is None:
         return [(function, call)]
@@ -175,6 +176,9 @@ class _Assembler:
     # Name in the graph -> name in the function; results kept in float32 though the graph says a half type.
     results: dict[str, str] = field(default_factory=dict)
     widened: dict[str, DType] = field(default_factory=dict)
+    # The dimensions of what reductions over rows give, and those that they combine over.
+    kept: tuple[sympy.Symbol, ...] = ()
+    over: tuple[sympy.Symbol, ...] = ()
 
     def build(self) -> tuple[TensorFunction, CallTensor]:
         g = self.group
@@ -188,6 +192,10 @@ class _Assembler:
         self.extents = {v: g.domain.extents[d] for d, v in self.vars.items()}
         row_vars = tuple(self.vars[d] for d in rows)
         all_vars = (*row_vars, *(self.vars[d] for d in inner))
+        if g.cross:
+            gone = {self.vars[d] for d in reduced(g)} or set(row_vars)
+            self.over = tuple(v for v in row_vars if v in gone)
+            self.kept = tuple(v for v in all_vars if v in {self.vars[d] for d in kept(g)})
         made = [n for m in g.members for n in m.names]
         self.results = {n: f"t{k}" for k, n in enumerate(made)}
         stages = [self._stage(m, row_vars, all_vars) for m in g.members]
@@ -304,7 +312,7 @@ class _Assembler:
         results, scan = tuple(self.results[n] for n in m.names), m.scan_axis is not None
         stage = Stage(results, tuple(values), g.is_inner(m), m.monoid, m.origins, scan=scan)
         if m.name in g.cross:
-            return replace(stage, axes=everything[len(rows) :], over=rows if m.monoid is not None else None)
+            return replace(stage, axes=self.kept, over=self.over if m.monoid is not None else None)
         return stage
 
     def _index(self, index: sympy.Expr, env: dict[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
@@ -322,7 +330,7 @@ class _Assembler:
                 of_points = made.monoid is None or made.scan_axis is not None
                 at = everything if self.group.is_inner(made) and of_points else rows
                 if made.name in self.group.cross:
-                    at = everything[len(rows) :]
+                    at = self.kept
                 kept = self.widened.get(e.buffer, e.dtype)
                 return cast(Load(self.results[e.buffer], at, kept), e.dtype)
             if isinstance(e, Cast) and isinstance(e.value, Cast) and e.value.value.dtype is e.dtype is DType.FLOAT32:

@@ -73,9 +73,10 @@ class Operand:
 class Product:
     """A library call that is a product: ``result[axes] = beta * added + alpha * sum over r0 of a * b``.
 
-    ``m``, ``n``, ``k`` and ``batch`` are typical sizes; m counts the rows of ``a``. ``readers`` are
-    the nodes that read the result, through views too, ``then`` those that read what they make; ``leaves`` where the
-    result is one of the graph. ``shared`` tells which operands something else needs in memory anyway.
+    ``m``, ``n``, ``k`` and ``batch`` are typical sizes; m counts the rows of ``a``. ``readers`` are the nodes that read
+    the result, through views too, at places that positions name, ``then`` those that read what they make; ``leaves``
+    where the result is one of the graph, or is read at places that data name. ``shared`` tells which operands something
+    else needs in memory anyway; ``tiled`` names the reductions among readers that tiles of the result give parts of.
     """
 
     node: Library
@@ -95,6 +96,7 @@ class Product:
     then: tuple[Node, ...]
     leaves: bool
     shared: tuple[bool, bool]
+    tiled: frozenset[str] = frozenset()
 
     @property
     def type(self) -> TensorType:
@@ -182,13 +184,41 @@ class Products:
         sizes = [hint(e) for e in kind.shape]
         batch, m, n = [1] * (3 - len(sizes)) + sizes if len(axes) != 1 else [1, sizes[0], 1]
         (result,) = node.names
-        readers = tuple(self.readers.get(result, ()))
+        all_readers = self.readers.get(result, ())
+        readers = tuple(r for r in all_readers if not self._names_places(r, result))
         then = tuple(s for r in readers for name in r.names for s in self.readers.get(name, ()))
+        inside = {result, *(name for r in readers for name in r.names)}
+        tiled = [r for r in (*readers, *then) if isinstance(r, ReductionNode) and self._is_tiled(r, kind, inside)]
         return Product(
             node, axes, kind.shape, depth, a, b, added.name if added is not None else None, beta, alpha, batch, m, n,
-            hint(depth), readers, then, result in self.leaving,
+            hint(depth), readers, then, result in self.leaving or len(readers) < len(all_readers),
             (self._is_needed(names[0], node), self._is_needed(names[1], node)),
+            frozenset(r.names[0] for r in tiled),
         )  # fmt: skip
+
+    def _is_tiled(self, r: ReductionNode, kind: TensorType, inside: set[str]) -> bool:
+        """Whether a reduction is over the rows or the columns of a product, and nothing spreads what is made of it."""
+        whole, made = sympy.expand(kind.numel), sympy.expand(r.types[0].numel)
+        over = sympy.Mul(*r.reduce_shape)
+        if len(kind.shape) != 2 or sympy.expand(made * over - whole) != 0 or over not in kind.shape:
+            return False
+        if not any(self.views.base(ld.buffer) in inside for v in r.values for ld in loads(v)):
+            return False
+        names = list(r.names)
+        for name in names:
+            for user in self.readers.get(name, ()):
+                if isinstance(user, (Compute, ReductionNode)):
+                    over = sympy.Mul(*user.reduce_shape) if isinstance(user, ReductionNode) else sympy.S.One
+                    if sympy.expand(user.types[0].numel * over - made) != 0:
+                        return False
+                names += [n for n in user.names if isinstance(user, Compute) and n not in names]
+        return True
+
+    def _names_places(self, reader: Node, name: str) -> bool:
+        """Whether a node reads a tensor at places that data name."""
+        return isinstance(reader, Compute) and any(
+            any(is_value(i) for i in ld.indices) and self.views.base(ld.buffer) == name for ld in loads(reader.value)
+        )
 
     def _is_needed(self, name: str, node: Library) -> bool:
         base = self.views.base(name)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import sympy
 
+from ..ir.expr import Load, free_symbols
 from .members import Member
+from .tiles import kept, reduced
 
 if TYPE_CHECKING:
     from .group import Group
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 # Rows shorter than this are no work for vectors and tiles along them; fewer rows are soon visited again.
 SHORT_ROW, FEW_ROWS = 32, 16
 # The longest row that a program of a GPU holds in registers beside the sums of all columns, and elements of all sums.
-LONGEST_ROW, LARGEST_SUMS = 8192, 16384
+LONGEST_ROW, LARGEST_SUMS = 16384, 16384
+# Of longer rows than this a multiprocessor holds one program; and the 32-bit words of what that holds.
+HALF_ROW, WORDS = 8192, 49152
 
 
 def complete_reduction(group: Group, m: Member, covered: set[int]) -> str | None:
@@ -53,10 +57,10 @@ def complete_reduction(group: Group, m: Member, covered: set[int]) -> str | None
 
 
 def complete_reader(group: Group, m: Member, missing: list[sympy.Symbol], used: set[int]) -> str | None:
-    """Let a member in that reads what a reduction over the rows gives, if it has no rows itself."""
+    """Let a member in that reads what a reduction over rows gives, if it has none of those itself."""
     others = [ld.buffer for ld in m.loads if ld.buffer in group.produced and ld.buffer not in group.cross]
-    if m.monoid is not None or missing or others or used != group.domain.inner:
-        return f"{m.name} needs the result of a reduction over all rows"
+    if m.monoid is not None or missing or others or used != set(kept(group)):
+        return f"{m.name} needs the result of a reduction over rows of the kernel"
     group.cross.update(m.names)
     return None
 
@@ -72,6 +76,38 @@ def _refusal(group: Group, rows: list[int], inner: list[int], sums: int) -> str 
     ):
         return f"no program holds a row of {extents[1]} elements and {sums} sums over all rows"
     return None
+
+
+def refuse_long_rows(group: Group) -> str | None:
+    """Why the registers of a multiprocessor of a GPU do not hold a row and sums for each of its elements; None where
+    they do: the sums, what is read, and what waits for the result of each reduction of the row."""
+    if group.device.startswith("cpu") or not group.cross or reduced(group):
+        return None
+    length = _padded(group)
+    if length <= HALF_ROW:
+        return None
+    states = sum(len(m.names) for m in group.members if m.monoid is not None)
+    read = {
+        ld.buffer: ld.dtype.itemsize
+        for m in group.members
+        for ld in m.loads
+        if ld.buffer not in group.produced and _moves(group, m, ld)
+    }
+    if length * (states + sum(read.values()) / 4) > WORDS:
+        return f"registers do not hold {length} elements of {', '.join(read)} and of {states} reductions"
+    return None
+
+
+def _padded(group: Group) -> int:
+    """Lanes of a tile that holds a row."""
+    return 1 << max(group.table.hint(group.domain.size(group.domain.inner_order())) - 1, 0).bit_length()
+
+
+def _moves(group: Group, m: Member, load: Load) -> bool:
+    """Whether a load has a place of its own for each element of each row, or of many."""
+    binding = group.bindings[m.name]
+    dims = {d for v in free_symbols(load) for d in binding.get(v, ())}
+    return bool(dims & (group.domain.inner or frozenset())) and bool(dims & set(group.domain.rows()))
 
 
 def _follows(group: Group, m: Member) -> bool:

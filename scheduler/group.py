@@ -8,7 +8,7 @@ import sympy
 
 from ..ir.expr import is_value
 from ..ir.symbols import SymbolTable
-from . import cross
+from . import cross, tiles
 from .domain import Binding, Digits, Domain, bind_access
 from .members import Member
 from .visits import refuse_revisits
@@ -154,7 +154,7 @@ class Group:
         if self.is_split and (reason := self._split_refusal(m, binding)) is not None:
             return reason
         self._admit(m, binding)
-        return refuse_revisits(self)
+        return refuse_revisits(self) or cross.refuse_long_rows(self)
 
     def _cut(self, m: Member, axes: list[sympy.Symbol], dims: list[int], binding: Binding) -> bool:
         mark = len(self.domain.splits)
@@ -217,7 +217,7 @@ class Group:
         covered = {d for a in m.reduce_axes for d in binding[a]}
         everything = {d for digits in binding.values() for d in digits}
         if everything != set(domain.order):
-            return f"{m.name} covers only a part of the loops"
+            return tiles.complete_reduction(self, m, covered, everything)
         if domain.inner is None:
             if not covered:
                 return f"{m.name} reduces over nothing"

@@ -42,6 +42,8 @@ class Member:
     loads: tuple[Load, ...]
     # A reduction whose results nothing spreads over elements again.
     ends: bool = False
+    # One of which nothing is spread either that is made of its results, however far off.
+    settles: bool = False
     scan_axis: sympy.Symbol | None = None
 
     @property
@@ -152,14 +154,22 @@ def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member
 
 
 def _with_ends(members: list[Member]) -> list[Member]:
-    """Mark the reductions whose every reader has no more elements than they have results."""
+    """Mark the reductions whose every reader has no more elements than they have results, and those that stay so few
+    whatever is made of them."""
     spread: set[str] = set()
     counts: dict[str, sympy.Expr] = {}
     for m in members:
         points = sympy.Mul(*m.extents.values())
         spread.update(ld.buffer for ld in m.loads if ld.buffer in counts and counts[ld.buffer] != points)
         counts.update({n: t.numel for n, t in zip(m.names, m.types, strict=True)})
-    return [replace(m, ends=True) if m.monoid is not None and not spread & set(m.names) else m for m in members]
+    far = set(spread)
+    for m in reversed(members):
+        if m.monoid is None and not far.isdisjoint(m.names):
+            far.update(ld.buffer for ld in m.loads if ld.buffer in counts)
+    return [
+        replace(m, ends=spread.isdisjoint(m.names), settles=far.isdisjoint(m.names)) if m.monoid is not None else m
+        for m in members
+    ]
 
 
 def drop_dead(members: list[Member], outside: set[str]) -> list[Member]:

@@ -1,6 +1,7 @@
-"""Reductions over rows beside reductions along them, on a GPU: each program keeps the sums of a piece of the rows.
+"""Reductions over rows beside others, on a GPU: each program keeps what a piece of the rows gives.
 
-A second kernel combines the pieces.
+A second kernel combines the pieces. Beside reductions along rows a piece is what lasts a program; beside products it is
+a tile of their results.
 
 Programs do not combine results. The second kernel combines the raw states of the first by the same monoid, and does
 what else has no rows. On CPUs a schedule does the same inside one kernel.
@@ -27,11 +28,13 @@ from ..ir.expr import (
 )
 from ..ir.expr import loads as _loads
 from ..ir.loops import Buffer, contiguous_strides
+from .cross import HALF_ROW
 from .function import Dim, Output, Stage, TensorFunction
 from .lower import collapse
+from .tiles import tile_extent
 
-# Programs of the first kernel: two for each multiprocessor, so that one reads while the other reduces. Each has so many
-# rows at least, or what it writes of its own is no small part of what it reads.
+# Programs of the first kernel: two for each multiprocessor, so that one reads while the other reduces, as long as rows
+# leave room for two. Each has so many rows at least, or what it writes of its own is no small part of what it reads.
 PROGRAMS, LEAST_ROWS = 264, 16
 PARAM_ALIGN = 16
 
@@ -52,12 +55,16 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The rows in pieces: each row dimension in terms of ``pieces`` and ``own``; ``inside`` where there is a tail."""
+    """The rows in pieces: each row dimension in terms of ``pieces`` and ``own``; ``inside`` where there is a tail.
+
+    ``kept`` are the dimensions of what the reductions give.
+    """
 
     pieces: tuple[Dim, ...]
     own: tuple[Dim, ...]
     rows: dict[sympy.Symbol, sympy.Expr]
     inside: Expr | None
+    kept: tuple[Dim, ...]
 
 
 def in_pieces(function: TensorFunction) -> Pieces | None:
@@ -65,7 +72,8 @@ def in_pieces(function: TensorFunction) -> Pieces | None:
     if not any(s.axes is not None and s.monoid is not None for s in function.stages):
         return None
     function = collapse(function)
-    cut = _cut(function)
+    over = next(function.over_of(s) for s in function.stages if s.axes is not None and s.monoid is not None)
+    cut = _cut(function) if over == function.rows else _tiles(function, over)
     across = [s for s in function.stages if s.axes is not None]
     last = {r for s in across for r in s.results}
     stages = tuple(
@@ -73,10 +81,12 @@ def in_pieces(function: TensorFunction) -> Pieces | None:
         for s in function.stages
         if s.axes is None or s.monoid is not None
     )
+    if _is_long(function):
+        stages = _early(stages)
     outputs = [o for o in function.outputs if o.result not in last]
     kept = len(outputs)
     outputs = [replace(o, buffer=replace(o.buffer, name=f"out{k}")) for k, o in enumerate(outputs)]
-    dims = (*cut.pieces, *function.inner)
+    dims = (*cut.pieces, *cut.kept)
     shape, where = tuple(d.extent for d in dims), tuple(d.var for d in dims)
     for s in across:
         for result, value in zip(s.results, s.values, strict=True) if s.monoid is not None else ():
@@ -87,12 +97,31 @@ def in_pieces(function: TensorFunction) -> Pieces | None:
     return Pieces(first, second, len(outputs) - kept, taken)
 
 
+def _is_long(function: TensorFunction) -> bool:
+    """Whether a row leaves no room for that of another program."""
+    return function.symbols.hint(sympy.Mul(*(d.extent for d in function.inner))) > HALF_ROW
+
+
+def _early(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """What waits for no result of a row comes first, the reductions over rows too: then less of the row has to stay."""
+    late: set[str] = set()
+    first: list[Stage] = []
+    last: list[Stage] = []
+    for stage in stages:
+        waits = any(ld.buffer in late for v in stage.values for ld in _loads(v))
+        (last if waits else first).append(stage)
+        if waits or (stage.monoid is not None and stage.axes is None):
+            late.update(stage.results)
+    return (*first, *last)
+
+
 def _cut(function: TensorFunction) -> _Cut:
     """Whole row dimensions are pieces while there are too few; the one that makes them enough is cut; the others are
     each piece's own."""
     table = function.symbols
     count = max(table.hint(sympy.Mul(*(d.extent for d in function.rows))), 1)
-    wanted = max(min(PROGRAMS, count // LEAST_ROWS), 2)
+    room = 1 if _is_long(function) else 2
+    wanted = max(min(PROGRAMS * room // 2, count // LEAST_ROWS), 2)
     pieces: list[sympy.Expr] = []
     own: list[sympy.Expr] = []
     place: list[tuple[int | None, int | None]] = []
@@ -124,7 +153,24 @@ def _cut(function: TensorFunction) -> _Cut:
         rows[dim.var] = index
         if dim is tail:
             guard = call("lt", IndexValue(index, DType.INT64), IndexValue(dim.extent, DType.INT64))
-    return _Cut(tuple(outer), tuple(inside), rows, guard)
+    return _Cut(tuple(outer), tuple(inside), rows, guard, function.inner)
+
+
+def _tiles(function: TensorFunction, over: tuple[Dim, ...]) -> _Cut:
+    """The last of the dimensions reduced over in tiles; the others are pieces whole."""
+    *whole, last = over
+    size = tile_extent(function, over)
+    exact = function.symbols.is_divisible(last.extent, size)
+    parts = FloorDiv(last.extent if exact else last.extent + size - 1, sympy.Integer(size))
+    extents = (*(d.extent for d in whole), parts)
+    pieces = tuple(Dim(symbol(f"x{k}"), e) for k, e in enumerate(extents))
+    own = Dim(symbol(f"x{len(pieces)}"), sympy.Integer(size))
+    place = pieces[-1].var * size + own.var
+    rows = {d.var: p.var for d, p in zip(whole, pieces, strict=False)} | {last.var: place}
+    guard: Expr | None = None
+    if not exact:
+        guard = call("lt", IndexValue(place, DType.INT64), IndexValue(last.extent, DType.INT64))
+    return _Cut(pieces, (own,), rows, guard, tuple(d for d in function.rows if d not in over))
 
 
 def piece_sizes(extent: sympy.Expr, wanted: int) -> tuple[sympy.Expr, sympy.Expr]:
@@ -145,17 +191,17 @@ def _partial(function: TensorFunction, stage: Stage, cut: _Cut) -> Stage:
     if cut.inside is not None:
         identity = stage.monoid.identity(tuple(v.dtype for v in values))
         values = tuple(Select(cut.inside, v, e) for v, e in zip(values, identity, strict=True))
-    axes = (*(d.var for d in cut.pieces), *(d.var for d in function.inner))
+    axes = (*(d.var for d in cut.pieces), *(d.var for d in cut.kept))
     return replace(stage, values=values, axes=axes, over=tuple(d.var for d in cut.own))
 
 
 def _second(
     function: TensorFunction, across: list[Stage], partial: tuple[Buffer, ...], cut: _Cut
 ) -> tuple[TensorFunction, tuple[int, ...]]:
-    """The pieces combined, and what is made of that; the inner dimensions are its rows."""
-    rows = tuple(Dim(symbol(f"i{k}"), d.extent) for k, d in enumerate(function.inner))
+    """The pieces combined, and what is made of that; the dimensions of the results are its rows."""
+    rows = tuple(Dim(symbol(f"i{k}"), d.extent) for k, d in enumerate(cut.kept))
     inner = tuple(Dim(symbol(f"r{k}"), d.extent) for k, d in enumerate(cut.pieces))
-    moved: dict[sympy.Symbol, sympy.Expr] = {d.var: r.var for d, r in zip(function.inner, rows, strict=True)}
+    moved: dict[sympy.Symbol, sympy.Expr] = {d.var: r.var for d, r in zip(cut.kept, rows, strict=True)}
     at: tuple[Index, ...] = tuple(d.var for d in (*inner, *rows))
     states = [replace(b, name=f"in{k}") for k, b in enumerate(partial)]
     read = {ld.buffer for s in across if s.monoid is None for v in s.values for ld in _loads(v)}

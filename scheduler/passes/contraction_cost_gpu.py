@@ -93,23 +93,27 @@ def _result_bytes(p: Product) -> int:
 
 def _followed(p: Product) -> bool:
     """Whether all that reads the result can run on its tiles."""
-    return bool(p.readers) and all(isinstance(r, Compute) for r in p.readers)
+    return bool(p.readers) and all(isinstance(r, Compute) or r.names[0] in p.tiled for r in p.readers)
+
+
+def _ends(p: Product) -> bool:
+    """Whether a reduction of what is made of the result wants more of it than a tile."""
+    return any(isinstance(n, Reduction) and n.names[0] not in p.tiled for n in p.then)
 
 
 def _saved_bytes(p: Product) -> int:
     """Bytes of the result that are not written, and not read back, where its readers run on its tiles.
 
     A reader that feeds a reduction ends its tile in memory all the same, where the reduction's kernel would have made
-    it.
+    it, unless tiles give their parts of what it makes.
     """
     if not _followed(p):
         return 0
-    ends = any(isinstance(n, Reduction) for n in p.then)
-    return _result_bytes(p) * ((not p.leaves) + (not ends))
+    return _result_bytes(p) * ((not p.leaves) + (not _ends(p)))
 
 
 def _saved_launches(p: Product) -> int:
-    return int(_followed(p) and not any(isinstance(n, Reduction) for n in p.then))
+    return int(_followed(p) and not _ends(p) and not p.tiled)
 
 
 def _making_time(p: Product, packed: tuple[bool, bool]) -> float:

@@ -21,6 +21,7 @@ from ..contraction import R0, Decision, Product, Products
 from ..digits import refine
 from .contraction_cost_cpu import decide_cpu
 from .contraction_cost_gpu import decide_gpu
+from .eliminate_dead import eliminate_dead
 from .names import fresh_name
 from .simplify_algebra import simplify_call
 from .split_reductions import exact_cuts, in_pieces
@@ -36,6 +37,7 @@ def open_contractions(graph: Graph, target_of: Callable[[str], Target] = usual_g
 
     ``target_of`` gives the GPU that a device is.
     """
+    graph = eliminate_dead(graph)  # what nobody needs does not read either
     products = Products(graph)
     taken = {i.name for i in graph.inputs} | {name for n in graph.nodes for name in n.names}
     nodes: list[Node] = []

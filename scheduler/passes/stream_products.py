@@ -28,11 +28,11 @@ from .operands import Product, is_simple, made_of, mentions, operand, product_of
 from .simplify_algebra import simplify_call
 
 # Kinds of device that have a rule for functions of this kind.
-DEVICES: tuple[str, ...] = ("cpu",)
+DEVICES: tuple[str, ...] = ("cpu", "cuda")
 # An element beyond so many operations is no function of scores any more.
 MAX_NODES = 3000
-# What stands whole beside a tile: the widths of the operands.
-MAX_WIDTH = 256
+# What stands whole beside a tile: the widths of the operands; on GPUs no less than a matrix instruction takes.
+MAX_WIDTH, MIN_WIDTH_GPU = 256, 16
 # Fewer rows or columns fill no tile.
 MIN_ROWS = 4
 # A common part of two functions of fewer operations is computed twice.
@@ -270,7 +270,11 @@ def _refused(found: Definitions, chains: list[_Chain]) -> dict[str, str]:
     hint = found.graph.symbols.hint
     for c in chains:
         widths = [c.extents[FEATURE], *(s.width for s in c.scores)]
-        if not all(w.is_Integer and int(w) <= MAX_WIDTH for w in widths):
+        on_gpu = not c.product.type.device.startswith("cpu")
+        least = MIN_WIDTH_GPU if on_gpu else 1
+        if on_gpu and c.product.type.dtype is DType.FLOAT64:
+            refused[c.product.name] = "float64 is not for the tensor cores"
+        elif not all(w.is_Integer and least <= int(w) <= MAX_WIDTH for w in widths):
             refused[c.product.name] = f"operands are {', '.join(map(str, widths))} elements wide"
         elif min(hint(c.extents[ROW]), hint(c.extents[COLUMN])) < MIN_ROWS:
             refused[c.product.name] = "it has too few rows for tiles of them"

@@ -7,7 +7,7 @@ those of the reduction. Everything else in the nest runs on the tile of results.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import sympy
@@ -46,6 +46,27 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class TileBlock:
+    """A block that reduces over tiles of the results along ``axes``, the rows or the columns.
+
+    It has axes of its own for those: ``whole`` for all but the last, and for that the tile (``piece``) and the place in
+    it (``own``), of ``size`` results.
+    """
+
+    axes: Axes
+    whole: tuple[sympy.Symbol, ...]
+    piece: sympy.Symbol
+    own: sympy.Symbol
+    size: int
+
+    def loops(self, loops: Mapping[sympy.Symbol, str]) -> tuple[dict[sympy.Symbol, str], tuple[str, str]]:
+        """The loops in place of all axes but the last, and the two in place of that; ``loops`` are by axis."""
+        names = (v for v, _ in self.axes[:-1])
+        whole = {v: loops[own] for v, own in zip(names, self.whole, strict=True)}
+        return whole, (loops[self.piece], loops[self.own])
+
+
+@dataclass(frozen=True, slots=True)
 class Contraction:
     """A nest whose heart is one product, or several over the same axes.
 
@@ -61,6 +82,12 @@ class Contraction:
     after: tuple[str, ...]
     # Whether a later block reduces over the columns, so that one program must hold a whole row.
     needs_row: bool
+    # Later blocks that reduce over tiles of the results.
+    tiles: Mapping[str, TileBlock] = field(default_factory=dict)
+
+    def tile_of(self, axes: Axes) -> int | None:
+        """The extent of the tiles over which later blocks reduce along ``axes``; None where they do not."""
+        return next((t.size for t in self.tiles.values() if t.axes == axes), None)
 
     def dtype(self) -> DType:
         """The type that is multiplied: a half type, or bytes that add up to integers, where all are of it, else
@@ -115,17 +142,47 @@ def _find(nest: LoopNest) -> Contraction | None:
     if any(b.is_reduction or any(w.buffer not in local for w in b.writes) for b in before):
         return None
     needs_row = False
+    tiles: dict[str, TileBlock] = {}
     for b in after:
         if not {a.var for a in b.axes} <= known:
-            return None
+            cut = _tile(nest, b, rows, columns)
+            if cut is None or any((cut.axes, cut.size) != (t.axes, t.size) for t in tiles.values()):
+                return None
+            tiles[b.name] = cut
+            continue
         reduced = {a.var for a in b.axes if a.kind is not AxisKind.SPATIAL}
         if not reduced <= column_vars or (reduced and reduced != column_vars):
             return None
         needs_row |= bool(reduced)
     return Contraction(
         tuple(products), batch, rows, columns, summed,
-        tuple(b.name for b in before), tuple(b.name for b in after), needs_row,
+        tuple(b.name for b in before), tuple(b.name for b in after), needs_row, tiles,
     )  # fmt: skip
+
+
+def _tile(nest: LoopNest, block: Block, rows: Axes, columns: Axes) -> TileBlock | None:
+    """A block that is no part of the loops over results as one that reduces over tiles of them; None where it does
+    not."""
+    own = {a.var for a in block.axes}
+    written = {w.buffer: w.indices for b, _ in blocks(nest) if b is not block for w in b.writes}
+    found: dict[object, object] = {}
+    for ld in block.reads:
+        if nest.buffer(ld.buffer).scope is not Scope.GLOBAL:
+            for axis, index in zip(written[ld.buffer], ld.indices, strict=True):
+                if found.setdefault(axis, index) != index:
+                    return None
+    moved = {axis: index for axis, index in found.items() if axis != index}
+    axes = next((side for side in (rows, columns) if {v for v, _ in side} == moved.keys()), None)
+    reduced = [a for a in block.axes if a.kind is AxisKind.REDUCTION]
+    if axes is None or len(reduced) != 1 or not reduced[0].extent.is_Integer:
+        return None
+    *whole, last = (moved[v] for v, _ in axes)
+    if not isinstance(last, sympy.Expr):
+        return None
+    piece = sympy.expand((last - reduced[0].var) / reduced[0].extent)
+    if not all(e in own for e in (*whole, piece)):
+        return None
+    return TileBlock(axes, tuple(whole), piece, reduced[0].var, int(reduced[0].extent))  # type: ignore[arg-type]
 
 
 def _roles(nest: LoopNest, block: Block) -> tuple[Product, tuple[Axes, Axes, Axes, Axes]] | None:

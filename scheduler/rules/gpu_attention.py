@@ -7,7 +7,7 @@ become ``tl.dot``. Sources: Milakov and Gimelshein 2018; Dao et al. 2022.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import sympy
 
@@ -27,13 +27,13 @@ LEAST, WIDEST = 16, 256
 QUERIES, KEYS = (128, 64), (64, 128, 32)
 
 
-def _extents(nest: LoopNest) -> dict[sympy.Symbol, sympy.Expr]:
+def extents_of(nest: LoopNest) -> dict[sympy.Symbol, sympy.Expr]:
     return {a.var: a.extent for b, _ in blocks(nest) for a in b.axes}
 
 
 def _depths(nest: LoopNest, found: Roles) -> list[sympy.Expr]:
     """The extents that stand whole in a tile: those of the values, and those that scores sum over."""
-    extents = _extents(nest)
+    extents = extents_of(nest)
     own = {*found.rows, found.keys}
     summed = [a.extent for b, _ in blocks(nest) if b.name in found.products for a in b.axes if a.var not in own]
     return [sympy.Mul(*(extents[v] for v in found.width)), *summed]
@@ -56,7 +56,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     found = roles(nest)
     assert found is not None
-    extents = _extents(nest)
+    extents = extents_of(nest)
     queries, keys = typical(nest, extents[found.queries]), typical(nest, extents[found.keys])
     heads = typical(nest, sympy.Mul(*(extents[v] for v in found.rows if v != found.queries)))
     half, widest = _half(nest, found) is not None, max(int(e) for e in _depths(nest, found))
@@ -88,14 +88,14 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     found = roles(schedule.nest)
     assert found is not None
     half = _half(schedule.nest, found)
-    copies = _queries(schedule, found)
-    inner = _programs(schedule, found, int(params["queries"]), int(params["keys"]))
+    copies = copy_queries(schedule, found)
+    inner = tile_programs(schedule, found, int(params["queries"]), int(params["keys"]))
     for name in copies:
         schedule.compute_at(name, schedule.get_loops(found.state)[0])
     steps = _steps(schedule, found, inner)
     product = steps[7]
     for name in schedule.get_blocks():
-        _lanes(schedule, name, found, copies)
+        tile_lanes(schedule, name, found, copies)
     for name in (*found.products, product):
         schedule.tensorize(name, "dot")
     if half is not None:
@@ -115,10 +115,13 @@ def _steps(schedule: Schedule, found: Roles, inner: str) -> tuple[str, ...]:
     return schedule.decompose_online(found.state, inner)
 
 
-def _queries(schedule: Schedule, found: Roles) -> list[str]:
-    """Copies of what a product reads for a whole tile of queries: they are loaded once, before the loop over keys."""
+def copy_queries(schedule: Schedule, found: Roles) -> dict[str, int]:
+    """Copies of what a product reads for a whole tile of queries: they are loaded once, before the loop over keys.
+
+    By name, which of the loops of its own goes along the queries.
+    """
     inputs = {p.name for p in schedule.nest.params} - set(schedule.nest.outputs)
-    copies = []
+    copies = {}
     for name in found.products:
         own = {a.var: a for a in schedule.block(name).axes}
         for buffer in dict.fromkeys(ld.buffer for ld in schedule.block(name).reads):
@@ -126,7 +129,8 @@ def _queries(schedule: Schedule, found: Roles) -> list[str]:
             plain = all(i in own or (not is_value(i) and not i.free_symbols) for ld in sites for i in ld.indices)
             moving = {i for ld in sites for i in ld.indices}
             if buffer in inputs and plain and found.queries in moving and found.keys not in moving:
-                copies.append(schedule.cache_read(name, buffer))
+                order = [i for i in sites[0].indices if (i in own and i not in found.rows) or i == found.queries]
+                copies[schedule.cache_read(name, buffer)] = order.index(found.queries)
     return copies
 
 
@@ -137,11 +141,11 @@ def _moving(schedule: Schedule, block: str, axis: sympy.Symbol) -> list[str]:
     return [lp for lp in schedule.get_loops(block) if lp in names]
 
 
-def _programs(schedule: Schedule, found: Roles, queries: int, keys: int) -> str:
+def tile_programs(schedule: Schedule, found: Roles, queries: int, keys: int) -> str:
     """All blocks in programs of one tile of queries; those that see keys in one loop over tiles of them, its name."""
     order = [v for v in found.rows if v != found.queries]
     heads: list[list[str]] = []
-    for name in (*found.products, *found.edits, found.state, *found.results):
+    for name in (*found.products, *found.edits, *found.states, *found.results):
         (row,) = _moving(schedule, name, found.queries)
         head, _ = schedule.split(row, [None, queries])
         outer = [*(x for v in order for x in _moving(schedule, name, v)), head]
@@ -161,12 +165,12 @@ def _programs(schedule: Schedule, found: Roles, queries: int, keys: int) -> str:
     return first[len(order) + 1]
 
 
-def _lanes(schedule: Schedule, block: str, found: Roles, copies: Sequence[str]) -> None:
+def tile_lanes(schedule: Schedule, block: str, found: Roles, copies: Mapping[str, int]) -> None:
     """The loops of one block inside a tile: rows first, then one axis of columns, then what is summed."""
     alone = [lp for lp in schedule.get_loops(block) if _holds_one(schedule, lp, block)]
     rows = [lp for lp in _moving(schedule, block, found.queries) if lp in alone]
-    if block in copies:  # a copy: its axes are the buffer's, rows before elements
-        rows = alone[:1]
+    if block in copies:  # its axes are those of the buffer
+        rows = [alone[copies[block]]]
     wide = [lp for v in found.width for lp in _moving(schedule, block, v) if lp in alone]
     others = [lp for lp in alone if lp not in (*rows, *wide)]
     order = [*rows, *wide, *others]

@@ -15,6 +15,7 @@ import sympy
 from torch.utils._sympy.functions import CeilDiv
 
 from ...ir.dtypes import DType
+from ...ir.expr import symbol
 from ...ir.loops import LoopNest, blocks
 from ...ir.target import Target
 from ..error import ScheduleError
@@ -47,7 +48,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
     rows, columns, summed = (typical(nest, extent(a)) for a in (c.rows, c.columns, c.summed))
     if min(rows, columns) < 2 or max(rows, columns) < LEAST or summed < LEAST:
         return False
-    if c.needs_row and not (extent(c.columns).is_Integer and columns <= WHOLE_ROW):
+    if c.needs_row and (c.tiles or not (extent(c.columns).is_Integer and columns <= WHOLE_ROW)):
         return False
     return bool(_fitting(nest, target, c))
 
@@ -96,6 +97,8 @@ def _fitting(nest: LoopNest, target: Target, c: Contraction) -> list[TileShape]:
         if c.needs_row and next_power(sizes[1]) != shape.columns and shape.columns != max(next_power(sizes[1]), LEAST):
             continue
         if any(s > max(next_power(n), LEAST) for s, n in zip((shape.rows, shape.columns), sizes, strict=True)):
+            continue
+        if any(c.tile_of(side) not in (None, s) for side, s in ((first, shape.rows), (second, shape.columns))):
             continue
         # Several products keep a tile of results each, and mathematics on a tile wants registers of its own.
         held = len(c.products) * shape.rows * shape.columns
@@ -213,21 +216,17 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         shape = _beside_results(schedule.nest, target, c, shape)
     for name in c.before:
         schedule.compute_inline(name)
-    _bring_together(schedule, (*c.batch, *first, *second))
+    tiled = _bring_together(schedule, c, (*c.batch, *first, *second))
     product = c.products[0].name
-    loops = _loops_of(schedule, product)
-    outer = fused(schedule, [loops[v] for v, _ in first])
-    assert outer is not None
-    over, within = cut(schedule, outer, shape.rows)
+    loops = _loops_of(schedule, product) | tiled
+    over, within = _tile_loops(schedule, loops, first, shape.rows, tiled)
     if c.needs_row:
         _whole_rows(schedule, c, outer_depth=_depth(schedule, within), size=shape.columns)
         order = [loops[v] for v, _ in c.batch] + [lp for lp in (over,) if lp is not None]
         programs(schedule, order)
         tile(schedule, within)
     else:
-        inner = fused(schedule, [loops[v] for v, _ in second])
-        assert inner is not None
-        across, lane = cut(schedule, inner, shape.columns)
+        across, lane = _tile_loops(schedule, loops, second, shape.columns, tiled)
         order = _order_programs(
             schedule, [loops[v] for v, _ in c.batch], over, across, (within, lane), int(params["group"])
         )
@@ -259,14 +258,45 @@ def _depth(schedule: Schedule, loop: str) -> int:
     return schedule.get_loops(block).index(loop) + 1
 
 
-def _bring_together(schedule: Schedule, order: Axes) -> None:
-    """Every block's loops over results in one order, and as many of them shared as dependences allow."""
+def _bring_together(schedule: Schedule, c: Contraction, order: Axes) -> dict[sympy.Symbol, str]:
+    """Every block's loops over results in one order, and as many of them shared as dependences allow.
+
+    Where blocks reduce over tiles of the results, the loop over those is cut into them: the axis and its two loops in
+    the first block, the loop over tiles under the axis and the one inside a tile under ``_lane`` of it.
+    """
+    last, size = next(((t.axes[-1][0], t.size) for t in c.tiles.values()), (None, 0))
+    found: dict[sympy.Symbol, str] = {}
     for name in schedule.get_blocks():
         loops = _loops_of(schedule, name)
-        wanted = [loops[v] for v, _ in order if v in loops]
+        pair: tuple[str, str] | None = None
+        if name in c.tiles:
+            whole, pair = c.tiles[name].loops(loops)
+            loops |= whole
+        elif last in loops:
+            pair = tuple(schedule.split(loops[last], [None, size]))  # type: ignore[assignment]
+        if last is not None and pair is not None:
+            loops[last], loops[_lane(last)] = pair
+            found = found or {last: pair[0], _lane(last): pair[1]}
+        wanted = [loops[w] for v, _ in order for w in (v, _lane(v)) if w in loops]
         if len(wanted) > 1:
             schedule.reorder(*wanted)
-    merge_rows(schedule, len(order))
+    merge_rows(schedule, len(order) + bool(found))
+    return found
+
+
+def _lane(axis: sympy.Symbol) -> sympy.Symbol:
+    """The name of the loop inside a tile of an axis."""
+    return symbol(f"{axis.name}_lane")
+
+
+def _tile_loops(
+    schedule: Schedule, loops: Mapping[sympy.Symbol, str], axes: Axes, size: int, tiled: Mapping[sympy.Symbol, str]
+) -> tuple[str | None, str]:
+    """The loop over tiles along some axes, if there are several, and the one inside a tile."""
+    *_, last = (v for v, _ in axes)
+    over = fused(schedule, [loops[v] for v, _ in axes])
+    assert over is not None
+    return (over, loops[_lane(last)]) if last in tiled else cut(schedule, over, size)
 
 
 def _whole_rows(schedule: Schedule, c: Contraction, outer_depth: int, size: int) -> None:

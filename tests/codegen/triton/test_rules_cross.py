@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.codegen.triton import emit_triton
@@ -71,3 +72,23 @@ def test_no_spills(columns: int, dtype: torch.dtype) -> None:
         assert report.spills == 0, f"{schedule.rule}: {report}"
         if schedule.rule == "gpu_cross_reduction":
             assert report.wide_loads > 0.85
+
+
+def rms_norm(x: Tensor, w: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
+
+
+def test_long_rows() -> None:
+    """One sum for each element of 16384 stays in registers, of a program a multiprocessor."""
+    with FakeTensorMode():
+        inputs = [torch.empty(s, dtype=torch.bfloat16, requires_grad=True) for s in ((4096, 16384), (16384,))]
+    found = capture(rms_norm, inputs, training=True)
+    retarget(found, "cuda")
+    fusion = fuse(import_graph(found[1]))
+    first, _ = (lower_to_loops(fusion.functions[c.function]) for c in fusion.graph.nodes if isinstance(c, CallTensor))
+    schedule = default_schedule(first, SM90)
+    assert schedule.rule == "gpu_cross_reduction"
+    source = emit_triton(schedule.nest, SM90)
+    assert source.grid == (128,)
+    assert resource_report(compile_triton(source, SM90)).spills == 0
