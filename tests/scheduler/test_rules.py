@@ -141,9 +141,10 @@ def test_what_is_offered_for_symbolic_sizes(name: str, target: str, hint: int) -
             assert trace.rule == candidate.rule and replay(trace, nest).nest == schedule.nest
 
 
-def test_every_rule_is_reached(attention_functions: ModuleType) -> None:
+def test_every_rule_is_reached(attention_functions: ModuleType, attention_gradients: ModuleType) -> None:
     """By these programs, some of whose sizes are taken for large."""
-    reached = set()
+    backward = lower_to_loops(attention_gradients.gradients(attention_gradients.Sizes(e=16, d=16), True))
+    reached = {default_schedule(backward, target).rule for target in TARGETS.values()}
     for rows in (3, 30):
         heads = attention_functions.Sizes(m=rows, d=16, e=16)
         attention = lower_to_loops(attention_functions.attention(attention_functions.PLAIN, heads))
