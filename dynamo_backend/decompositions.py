@@ -30,7 +30,6 @@ _EXTRA: tuple[str, ...] = (
     "addmv",
     "addbmm",
     "upsample_bilinear2d",
-    "_upsample_bilinear2d_aa",
     "ldexp",
     "dist",
     "tril_indices",

@@ -102,6 +102,8 @@ def flip(ctx: ImportContext, x: Tensor, dims: Sequence[int]) -> Tensor:
 def roll(ctx: ImportContext, x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Tensor:
     if any(not isinstance(s, int) for s in shifts):
         raise NoConversion("roll by a symbolic number")
+    if 0 in x.shape:
+        return ctx.compute(ctx.at(x, axes(x.rank), x.dtype))
     indices: list[sympy.Expr] = list(axes(x.rank))
     if not dims:
         count = x.type.numel

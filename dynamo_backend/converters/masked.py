@@ -78,11 +78,11 @@ def masked_scatter_backward(ctx: ImportContext, grad: Tensor, mask: Tensor, size
 @converter("aten.nonzero_static.default")
 def nonzero_static(ctx: ImportContext, x: Tensor, *, size: Any, fill_value: int = -1) -> Tensor:
     """The indices of the first ``size`` elements that are not zero, a row each."""
-    if not x.rank or x.type.numel == 0 or 0 in ctx.type().shape:
-        raise NoConversion("nonzero_static without elements, or of a number")
+    filler = const(fill_value, DType.INT64)
+    if 0 in (*x.shape, *ctx.type().shape):
+        return ctx.compute(filler)
     row, column = axes(2)
     place, exists = _holding(ctx, x, x.type, row)
-    filler = const(fill_value, DType.INT64)
     index: Expr = filler
     for k, i in enumerate(_unravelled(place, x.shape)):
         index = Select(call("eq", index_value(column), index_value(k)), i, index)

@@ -84,6 +84,10 @@ def _atomic(kind: DType, monoid: Monoid) -> DType:
 def _node(
     ctx: ImportContext, monoid: Monoid | None, initial: Expr, source: Source, kind: TensorType, name: str
 ) -> Tensor:
+    if not kind.shape:
+        row = ctx.contiguous((sympy.S.One,), kind.dtype, kind.device)
+        made = _node(ctx, monoid, initial, source, row, ctx.fresh("row"))
+        return ctx.compute(ctx.at(made, (sympy.S.Zero,)), kind, name)
     places = [p if is_value(p) else IndexValue(sympy.sympify(p), DType.INT64) for p in source.places]
     values = (convert(initial, kind.dtype), convert(source.value, kind.dtype), *places)
     rank = len(source.shape)
@@ -126,10 +130,21 @@ def reduced(ctx: ImportContext, x: Tensor, source: Source, how: str, include_sel
 # --- one index for each element ---------------------------------------------------------------------------------------
 
 
+def _into_number(ctx: ImportContext, index: Tensor, value: Expr | Tensor) -> Source:
+    """What is scattered into a number: as into the only element of a row."""
+    at = source_axes(1)
+    place = cast(ctx.at(index, at[: index.rank]), DType.INT64)
+    if isinstance(value, Tensor):
+        value = ctx.at(value, at[: value.rank], value.dtype)
+    return Source((index.shape[0] if index.rank else sympy.S.One,), (place,), value)
+
+
 def _along(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, value: Expr | Tensor) -> Source:
     """What ``scatter`` scatters: the points of the index, each at the place that it names along ``dim``."""
-    if x.rank == 0 or index.rank != x.rank:
-        raise NoConversion("scatter into a number")
+    if x.rank == 0:
+        return _into_number(ctx, index, value)
+    if index.rank != x.rank:
+        raise NoConversion("scatter by an index of another rank")
     at = source_axes(index.rank)
     place = cast(ctx.at(index, at), DType.INT64)
     if isinstance(value, Tensor):
@@ -198,7 +213,7 @@ def scatter_reduce(
 def _slices(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, value: Expr | Tensor) -> Source:
     """What ``index_add`` scatters: whole slices, each at the place that its index names along ``dim``."""
     if x.rank == 0:
-        raise NoConversion("scatter into a number")
+        return _into_number(ctx, index, value)
     dim %= x.rank
     count = index.shape[0] if index.rank else sympy.S.One
     shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
@@ -238,7 +253,8 @@ def index_fill(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, value: Sc
     fill = ctx.at(ctx.local(value, x.device), (), x.dtype) if isinstance(value, Tensor) else ctx.scalar(value, x.dtype)
     slices = _slices(ctx, x, dim, index, fill)
     (at,) = (p for p in slices.places if is_value(p))
-    counted = tuple(wrapped(p, x.shape[dim % x.rank]) if p is at else p for p in slices.places)
+    extent = x.shape[dim % x.rank] if x.rank else sympy.S.One
+    counted = tuple(wrapped(p, extent) if p is at else p for p in slices.places)
     return scatter(ctx, None, ctx.at(x, axes(x.rank), x.dtype), Source(slices.shape, counted, fill))
 
 

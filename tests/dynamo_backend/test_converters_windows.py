@@ -139,7 +139,9 @@ def test_masked_scatter(check: Callable[..., Any]) -> None:
 
 def test_nonzero_static(check: Callable[..., Any]) -> None:
     x = torch.tensor([[0.0, 2.0, 0.0], [float("nan"), 0.0, -1.0]])
-    check(lambda x: [torch.nonzero_static(x, size=n, fill_value=-7) for n in (1, 3, 5)], x, fast=True)
+    check(lambda x: [torch.nonzero_static(x, size=n, fill_value=-7) for n in (0, 1, 3, 5)], x, fast=True)
+    check(lambda x: [torch.nonzero_static(x, size=2), torch.nonzero_static(x[0, 0], size=2)], x[:, :0].new_zeros(2, 3))
+    check(lambda x: [torch.nonzero_static(x, size=2), x.roll(1, 0)], torch.empty(3, 0))
 
 
 def test_as_strided(check: Callable[..., Any]) -> None:
@@ -161,3 +163,16 @@ def test_parts_and_places(check: Callable[..., Any]) -> None:
     values = torch.tensor([-1.25, 2.345, float("nan"), float("inf"), -0.0, 1234.5])
     check(lambda v: [v.round(decimals=d) for d in (-2, 0, 1, 2)] + [v.signbit(), v.angle(), v.copysign(-2.0)], values)
     check(lambda v: [v.signbit(), v.angle(), v.ldexp(torch.tensor(3))], torch.tensor([-2, 0, 5]))
+
+
+def test_scatter_into_a_number(check: Callable[..., Any]) -> None:
+    x, place, value = torch.tensor(2.5), torch.tensor(0), torch.tensor(4.0)
+
+    def fn(x: torch.Tensor, place: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            x.scatter_add(0, place, value), x.scatter(0, place, 9.0), x.index_add(0, place, value, alpha=2),
+            x.index_fill(0, place[None] - 1, 7.0), x.scatter_reduce(0, place, value, "mean"),
+            x.index_reduce(0, place[None], value, "amin", include_self=False),
+        ]  # fmt: skip
+
+    check(fn, x, place, value)
