@@ -502,7 +502,8 @@ class _Writer:
     def _stage(self, m: Compute | Reduction) -> Stage:
         name = m.names[0]
         env = self._places(m)
-        values = tuple(self._value(v, env) for v in self.stream.values.get(name, self._through_views(m)))
+        own = {*self.axes[name], *self.over.get(name, ())}
+        values = tuple(self._value(v, env, own) for v in self.stream.values.get(name, self._through_views(m)))
         if self.fast and isinstance(m, Compute) and isinstance(values[0], Cast) and values[0].dtype.is_half:
             # The value stays in float32; where it leaves the kernel it is rounded.
             values = (values[0].value,) if values[0].value.dtype is DType.FLOAT32 else values
@@ -537,7 +538,8 @@ class _Writer:
         extents = {v: e for v, e in [*zip(m.axes, m.types[0].shape, strict=True), *reduced] if e != 1}
         return tuple(self.stream.views.resolve(v, extents) for v in node_values(m))
 
-    def _value(self, value: Expr, env: dict[sympy.Symbol, sympy.Expr]) -> Expr:
+    def _value(self, value: Expr, env: dict[sympy.Symbol, sympy.Expr], own: set[sympy.Symbol]) -> Expr:
+        """A value of a member whose dimensions are ``own``, over dimensions of the function."""
         makers = {n: m for m in self.stream.members for n in m.names}
 
         def leaf(e: Expr) -> Expr | None:
@@ -546,7 +548,8 @@ class _Writer:
             made = makers.get(e.buffer)
             if made is None:
                 return Load(self._input(e.buffer), e.indices, e.dtype)
-            at = self.axes[made.names[0]]
+            # A feature of one element is a dimension of what has it alone.
+            at = tuple(v if v in own or self.extents.get(v) != 1 else sympy.S.Zero for v in self.axes[made.names[0]])
             return cast(Load(self.results[e.buffer], at, self.kinds[e.buffer]), e.dtype)
 
         # A row of one element keeps its name: it is the row of a tile.

@@ -57,6 +57,10 @@ FOUND = {
         "x0 = numbers((1, A, 1), torch.float32, 1)",
         "t0 = torch.softmax(x0 @ x0.transpose(-1, -2), -1) @ x0\nt1 = torch.xlogy(t0, t0.abs() + 0.5)", "t1",
     ),
+    "streams of features of one element are followed": found(
+        "x0 = numbers((A, 1, A, 1), torch.float32, 1)",
+        "t0 = torch.softmax(x0 @ x0.transpose(-1, -2), -1) @ x0", "t0", gradient=True,
+    ),
     "a scalar tensor is turned round": found("x0 = numbers((), torch.float32, 1)", "t0 = x0.flip(0)", "t0"),
 }  # fmt: skip
 
