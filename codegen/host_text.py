@@ -19,7 +19,7 @@ import torch
 from torch.utils._sympy.printers import PythonPrinter
 
 from ..ir.errors import IRError
-from ..ir.graph import ConstantRef, Library, OpRef, Ref, TensorType
+from ..ir.graph import ArgumentRef, ConstantRef, Library, OpRef, Ref, TensorType
 from ..ir.oracle_text import index_text
 from .host import (
     Allocate,
@@ -237,7 +237,7 @@ class _Printer:
     def literal(self, arg: Any) -> str:
         """A library argument as Python."""
         match arg:
-            case Ref(name):
+            case Ref(name) | ArgumentRef(name):
                 return self.name(name)
             case ConstantRef(name):
                 return self.constant(name)

@@ -14,12 +14,25 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch._library.fake_class_registry import FakeScriptObject
 from torch._ops import HigherOrderOperator, OpOverload
 
 from ..ir.dtypes import DType
 from ..ir.errors import MlcError
 from ..ir.expr import const
-from ..ir.graph import ConstantRef, Graph, GraphInput, GraphOutput, Input, Library, OpRef, Ref, SizeInput, TensorType
+from ..ir.graph import (
+    ArgumentRef,
+    ConstantRef,
+    Graph,
+    GraphInput,
+    GraphOutput,
+    Input,
+    Library,
+    OpRef,
+    Ref,
+    SizeInput,
+    TensorType,
+)
 from .converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion, SizeMap, Tensor
 from .converters.replays import REPLAY, SAVE, replayed_value
 from .flex_attention import open_flex_attention
@@ -54,6 +67,13 @@ def import_graph(
 @dataclass(frozen=True, slots=True)
 class _Constant:
     """A value of the import that is no tensor and no size."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """An input of the graph that is no tensor and no size."""
 
     name: str
 
@@ -135,6 +155,9 @@ class _Importer:
         if val is None and not node.users:
             self.inputs.append(SizeInput(node.name, sympy.S.Zero))
             return None
+        if isinstance(val, (torch.ScriptObject, FakeScriptObject)):
+            self.inputs.append(SizeInput(node.name, sympy.S.Zero))
+            return _Argument(node.name)
         raise ImportFailure(
             f"input {position} ({node.name}) is a {type(val).__name__}; tensors and sizes can be inputs"
         )
@@ -165,7 +188,7 @@ class _Importer:
     def output(self, value: Any) -> GraphOutput:
         found = self.env[value] if isinstance(value, fx.Node) else value
         match found:
-            case Tensor():
+            case Tensor() | _Argument():
                 return found.name
             case None:
                 return None
@@ -327,6 +350,8 @@ class _Importer:
                 return OpRef(_full_name(arg))
             case _Constant():
                 return ConstantRef(arg.name)
+            case _Argument():
+                return ArgumentRef(arg.name)
             case torch.SymInt() | torch.SymFloat() | torch.SymBool():
                 return self.sizes.size(arg)
             case sympy.Basic() | torch.dtype() | torch.device() | torch.layout() | torch.memory_format():

@@ -202,6 +202,13 @@ class ConstantRef:
 
 
 @dataclass(frozen=True, slots=True)
+class ArgumentRef:
+    """A library argument that the caller of the graph gives and that is no tensor and no size: a group of processes."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class OpRef:
     """A library argument that is an op itself, by its full name."""
 
@@ -386,7 +393,8 @@ def _mentioned(value: Any) -> set[sympy.Symbol]:
 
 
 __all__ = [
-    "CallTensor", "Compute", "ConstantRef", "Graph", "GraphInput", "GraphOutput", "IRModule", "Input", "Library",
+    "ArgumentRef", "CallTensor", "Compute", "ConstantRef", "Graph", "GraphInput", "GraphOutput", "IRModule", "Input",
+    "Library",
     "Node", "OpRef", "Origin", "Reduction", "Ref", "Scan", "SizeInput", "TensorType", "View", "node_values", "refs",
     "size_makers", "sizes_read", "uses",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 from .dtypes import DType
 from .errors import IRError
 from .expr import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, symbol
-from .graph import ConstantRef, OpRef, Ref
+from .graph import ArgumentRef, ConstantRef, OpRef, Ref
 from .loops import contiguous_strides
 from .ops import OPS
 from .printer_expr import INDEX_FUNCTIONS, result_type
@@ -195,6 +195,8 @@ def _argument_call(node: ast.Call) -> Any:
             return Ref(string(args[0]))
         case "constant":
             return ConstantRef(string(args[0]))
+        case "argument":
+            return ArgumentRef(string(args[0]))
         case "op":
             return OpRef(string(args[0]))
         case "size":

@@ -16,7 +16,7 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, Modu
 
 from .dtypes import DType
 from .expr import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, children, is_value
-from .graph import ConstantRef, OpRef, Ref, TensorType
+from .graph import ArgumentRef, ConstantRef, OpRef, Ref, TensorType
 from .loops import Buffer, Scope, contiguous_strides
 from .ops import OPS, Result
 
@@ -151,6 +151,8 @@ def argument(arg: Any) -> str:
             return f"ref({arg.name!r})"
         case ConstantRef():
             return f"constant({arg.name!r})"
+        case ArgumentRef():
+            return f"argument({arg.name!r})"
         case OpRef():
             return f"op({arg.name!r})"
         case tuple():

@@ -7,17 +7,17 @@ import heapq
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TypeAlias
 
 import sympy
 
-from ..ir.collectives import is_collective, is_wait
+from ..ir.collectives import is_wait
 from ..ir.dtypes import DType
 from ..ir.expr import Cast, Expr, Index, Load, cast, rewrite, symbol
 from ..ir.graph import CallTensor, Graph, Library, Node, TensorType, View, size_makers, sizes_read, uses
 from ..ir.index import simplify
 from ..ir.loops import Buffer
+from ..ir.sequences import sequence_of
 from ..ir.symbols import Size, SymbolTable
 from .domain import Digits
 from .function import Dim, Output, Stage, TensorFunction
@@ -114,7 +114,8 @@ class _ViewWriter:
 def _ordered(graph: Graph, views: ViewMap, units: list[Unit]) -> list[Unit]:
     """Units in topological order, ties broken by where the last node of a unit stood, which keeps lifetimes short.
 
-    Collectives keep their order, and waits stand right before the first that reads what they wait for.
+    Sequences of calls keep their order, and waits for collectives stand right before the first that reads what they
+    wait for.
     """
     place = {n: i for i, node in enumerate(graph.nodes) for n in node.names}
     maker: dict[str, int] = {}
@@ -136,10 +137,11 @@ def _ordered(graph: Graph, views: ViewMap, units: list[Unit]) -> list[Unit]:
                 read |= {makers[s] for s in sizes_read(u) & makers.keys()}
             keys.append(max((place[n] for n in u.names), default=0))
         needs.append({maker[n] for n in read if n in maker} - {k})
-    collectives = [k for k, u in enumerate(units) if not isinstance(u, Group) and is_collective(u)]
-    collectives.sort(key=keys.__getitem__)
-    for before, k in pairwise(collectives):
-        needs[k].add(before)
+    last: dict[str, int] = {}
+    for k in sorted((k for k, u in enumerate(units) if not isinstance(u, Group)), key=keys.__getitem__):
+        if (sequence := sequence_of(units[k])) is not None:  # type: ignore[arg-type]
+            needs[k] |= {last[sequence]} if sequence in last else set()
+            last[sequence] = k
     users: list[list[int]] = [[] for _ in units]
     for k, ns in enumerate(needs):
         for n in ns:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from ..ir.collectives import is_collective
 from ..ir.graph import CallTensor, Graph, Library, Node, size_makers, sizes_read, uses
+from ..ir.sequences import sequence_of
 from .assemble import assemble
 from .dependences import Dependences, last_bits, set_bits
 from .domain import bind_access
@@ -81,8 +81,8 @@ class _Fuser:
     sizes: dict[str, int] = field(default_factory=dict)
     # The results that tell sizes which the data decide.
     makers_of_sizes: dict[sympy.Symbol, str] = field(default_factory=dict)
-    # The last collective: they keep their order, which is that of all processes.
-    collective: int | None = None
+    # The last call of each sequence, which keeps its order.
+    last: dict[str, int] = field(default_factory=dict)
 
     def run(self, members: list[Member]) -> None:
         table = self.graph.symbols
@@ -118,10 +118,9 @@ class _Fuser:
         if self.makers_of_sizes:
             names |= {self.makers_of_sizes[s] for s in sizes_read(node) & self.makers_of_sizes.keys()}
         at = self.order.add(self._makers(names))
-        if is_collective(node):
-            if self.collective is not None:
-                self.order.depend(at, (self.collective,))
-            self.collective = at
+        if (sequence := sequence_of(node)) is not None:
+            self.order.depend(at, [self.last[sequence]] if sequence in self.last else [])
+            self.last[sequence] = at
         self.units.append(_Unit(None, node))
         self.maker.update(dict.fromkeys(node.names, at))
 

@@ -14,6 +14,7 @@ import sympy
 
 from ..ir.collectives import in_flight
 from ..ir.graph import CallTensor, Graph, Library, Node, View, size_makers, sizes_read, uses
+from ..ir.sequences import sequence_of
 from .dependences import Dependences
 from .function import TensorFunction
 from .function_table import FunctionTable
@@ -324,10 +325,14 @@ def _order(graph: Graph, aliases: Aliases) -> list[set[int]]:
     needs: list[set[int]] = []
     effect: int | None = None
     flying = in_flight(graph)
+    last: dict[str, int] = {}
     for k, node in enumerate(graph.nodes):
         before = {makers[u] for u in uses(node) if u in makers}
         if size_of:
             before |= {makers[size_of[s]] for s in sizes_read(node) & size_of.keys() if size_of[s] in makers}
+        if (sequence := sequence_of(node)) is not None:
+            before |= {last[sequence]} if sequence in last else set()
+            last[sequence] = k
         written = [t for t in node.into if t is not None] if isinstance(node, CallTensor) else []
         if isinstance(node, Library) and has_effect(node):
             before |= set() if effect is None else {effect}

@@ -47,7 +47,7 @@ class Aliases:
         return found
 
     def __getitem__(self, name: str) -> frozenset[str]:
-        return self.bases[name]
+        return self.bases.get(name, frozenset())  # what is no tensor has no memory
 
     def readers(self, graph: Graph) -> dict[str, list[int]]:
         """By memory (the name that it was made under), the positions of the nodes that read any name for it; a wait

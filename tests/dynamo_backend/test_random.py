@@ -1,0 +1,211 @@
+"""Random numbers: seeds rule, forward and backward agree, checkpoints repeat, and the generator is a good one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+def compiled(fn: Callable[..., object], **how: object) -> Callable[..., Tensor]:
+    return torch.compile(fn, backend="mlc", **{"fullgraph": True, **how})  # type: ignore[call-overload,no-any-return]
+
+
+def every_kind(x: Tensor) -> tuple[Tensor, ...]:
+    return (
+        torch.rand_like(x), torch.randn_like(x), torch.randint_like(x, 3, 100), torch.bernoulli(x.sigmoid()),
+        F.dropout(x, 0.3), torch.rand(3, 5) * 2, torch.normal(1.0, 2.0, (7,)), x.clone().uniform_(-1, 3),
+        torch.empty(4).exponential_(0.5), torch.randperm(9), torch.multinomial(x.softmax(-1), 2), x.clone().normal_(),
+        F.rrelu(x, training=True), F.alpha_dropout(x, 0.2, training=True), torch.empty(5).geometric_(0.3),
+        torch.empty(5).log_normal_(), torch.empty(5).cauchy_(), F.gumbel_softmax(x),
+    )  # fmt: skip
+
+
+def test_a_seed_gives_the_same_numbers_again() -> None:
+    run, x = compiled(every_kind), torch.randn(6, 8)
+    torch.manual_seed(11)
+    first, second = run(x), run(x)
+    torch.manual_seed(11)
+    for a, b in zip(first, run(x), strict=True):
+        assert torch.equal(a, b)
+    assert not any(torch.equal(a, b) for a, b in zip(first[:8], second[:8], strict=True))
+
+
+def test_eagers_numbers_bit_for_bit() -> None:
+    run, x = compiled(every_kind, options={"fallback_random": True}), torch.randn(6, 8)
+    for _ in range(2):
+        seed = torch.get_rng_state()
+        ours = run(x)
+        after = torch.get_rng_state()
+        torch.set_rng_state(seed)
+        for a, b in zip(ours, every_kind(x), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+        assert torch.equal(after, torch.get_rng_state())
+
+
+def test_eagers_numbers_in_training() -> None:
+    def f(x: Tensor) -> Tensor:
+        return (F.dropout(x.exp(), 0.4) * torch.rand_like(x)).sum()
+
+    results = []
+    for fn in (compiled(f, options={"fallback_random": True}), f):
+        torch.manual_seed(5)
+        x = torch.linspace(-1, 1, 40).requires_grad_()
+        loss = fn(x)
+        loss.backward()
+        results.append((loss.detach(), x.grad))
+    torch.testing.assert_close(*results)
+
+
+def test_two_uses_differ_and_ranks_of_a_loop_too() -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.rand_like(x) for _ in range(4))
+
+    found = compiled(f)(torch.empty(1000))
+    for i, a in enumerate(found):
+        for b in found[:i]:
+            assert abs(torch.corrcoef(torch.stack((a, b)))[0, 1]) < 0.15
+
+
+def test_the_numbers_do_not_depend_on_layout_or_fusion() -> None:
+    def alone(x: Tensor) -> Tensor:
+        return torch.rand_like(x)
+
+    def fused(x: Tensor) -> tuple[Tensor, Tensor]:
+        r = torch.rand_like(x)
+        return r, (r * x.exp()).sum(0)
+
+    x = torch.randn(13, 7)
+    results = []
+    for fn, given in ((alone, x), (fused, x), (alone, x.t().contiguous().t())):
+        torch.manual_seed(2)
+        out = compiled(fn)(given)
+        results.append(out[0] if isinstance(out, tuple) else out)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_forward_agrees_with_backward() -> None:
+    def f(x: Tensor) -> Tensor:
+        noise = torch.randn_like(x)
+        return F.dropout(x * noise, 0.25) * torch.rand_like(x)
+
+    x = torch.ones(64, 33, requires_grad=True)
+    out = compiled(f)(x)
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, out.detach())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dropout_that_a_checkpoint_runs_again(dynamic: bool) -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        def part(x: Tensor) -> Tensor:
+            return F.dropout((x * w).sin(), 0.5) * torch.rand_like(x)
+
+        return checkpoint(part, x, use_reentrant=False) * 3
+
+    w = torch.full((40,), 1e-3)  # the sine of little is the thing itself
+    x = torch.ones(30, 40, requires_grad=True)
+    run = compiled(f, dynamic=dynamic)
+    torch.manual_seed(4)
+    out = run(x, w)
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, out.detach(), rtol=1e-4, atol=1e-7)
+    torch.manual_seed(4)
+    assert torch.equal(run(x, w), out)
+
+
+def test_a_checkpoint_around_a_compiled_region_with_dropout() -> None:
+    run = compiled(lambda x: F.dropout(x * 2, 0.5))
+    x = torch.ones(50, 20, requires_grad=True)
+    out = checkpoint(run, x, use_reentrant=False)
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, out.detach())
+
+
+def test_forked_generators() -> None:
+    run = compiled(lambda x: x + torch.rand_like(x))
+    x = torch.zeros(20)
+    torch.manual_seed(1)
+    plain = [run(x), run(x)]
+    torch.manual_seed(1)
+    first = run(x)
+    with torch.random.fork_rng():
+        torch.manual_seed(99)
+        run(x)
+    assert torch.equal(first, plain[0]) and torch.equal(run(x), plain[1])
+    state = torch.get_rng_state()
+    again = run(x)
+    torch.set_rng_state(state)
+    assert torch.equal(run(x), again)
+
+
+def test_a_generator_of_the_users() -> None:
+    def f(x: Tensor, g: torch.Generator) -> Tensor:
+        return x + torch.rand(8, generator=g)
+
+    run = torch.compile(f, backend="mlc")
+    a, b = (torch.Generator().manual_seed(3) for _ in range(2))
+    for _ in range(2):
+        torch.testing.assert_close(run(torch.zeros(8), a), f(torch.zeros(8), b))
+
+
+def test_seeding_inside_the_function() -> None:
+    def f(x: Tensor) -> Tensor:
+        torch.manual_seed(8)
+        return x + torch.rand_like(x)
+
+    run = torch.compile(f, backend="mlc")
+    assert torch.equal(run(torch.zeros(9)), run(torch.zeros(9)))
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+COUNT = 1 << 17
+
+
+def draw(fn: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
+    torch.manual_seed(2024)
+    return compiled(fn)(torch.empty(COUNT, dtype=dtype))
+
+
+def chi_squared(values: Tensor, bins: int) -> float:
+    """Of values that should be uniform over [0, 1), in standard deviations from what is expected."""
+    counts = torch.histc(values.float(), bins, 0, 1)
+    expected = len(values) / bins
+    return float(((counts - expected).square() / expected).sum() - (bins - 1)) / math.sqrt(2 * (bins - 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_uniform_numbers(dtype: torch.dtype) -> None:
+    u = draw(torch.rand_like, dtype)
+    assert u.min() >= 0 and u.max() < 1
+    assert abs(u.double().mean() - 0.5) < 5 / math.sqrt(12 * COUNT) + (0.002 if dtype is torch.bfloat16 else 0)
+    if dtype in (torch.float32, torch.float64):
+        assert abs(chi_squared(u, 256)) < 5
+        # Neighbours, and elements one register or one row apart, have nothing to do with each other.
+        for lag in (1, 8, 16, 512):
+            assert abs(torch.corrcoef(torch.stack((u[:-lag], u[lag:])))[0, 1]) < 5 / math.sqrt(COUNT)
+
+
+def test_normal_numbers() -> None:
+    z = draw(torch.randn_like).double()
+    assert abs(z.mean()) < 5 / math.sqrt(COUNT) and abs(z.var() - 1) < 5 * math.sqrt(2 / COUNT)
+    assert abs((z**3).mean()) < 5 * math.sqrt(15 / COUNT) and abs((z**4).mean() - 3) < 5 * math.sqrt(96 / COUNT)
+    assert z.isfinite().all() and z.abs().max() > 4
+    assert abs(chi_squared(torch.special.ndtr(z), 256)) < 5
+
+
+def test_bernoulli_and_integers() -> None:
+    for p in (0.1, 0.5, 0.93):
+        kept = draw(lambda x, p=p: F.dropout(torch.ones_like(x), 1 - p)).gt(0).double().mean()
+        assert abs(kept - p) < 5 * math.sqrt(p * (1 - p) / COUNT)
+    values = draw(lambda x: torch.randint_like(x, 0, 10))
+    assert values.min() == 0 and values.max() == 9
+    assert abs(chi_squared((values + 0.5) / 10, 10)) < 5
