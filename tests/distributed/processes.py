@@ -95,13 +95,14 @@ def collectives_over_what_is_written() -> None:
     group = dist.group.WORLD
     assert group is not None
 
-    def f(x: Tensor, w: Tensor, p: Tensor) -> tuple[Tensor, ...]:
+    def f(x: Tensor, w: Tensor, p: Tensor, copied: bool = False) -> tuple[Tensor, ...]:
         h = x @ w
         everything = funcol.all_gather_tensor(h, 0, group)
         g = h.relu() * 1e6
         for _ in range(3):
             g = (g @ w).clamp(-1, 1) * 1e6
-        old = funcol.all_gather_tensor(p, 0, group)
+        # Eager itself sends what is written next, unless that is a copy.
+        old = funcol.all_gather_tensor(p.clone() if copied else p, 0, group)
         p.mul_(-3)
         return g.sum(), everything + 0, old + 0
 
@@ -109,7 +110,7 @@ def collectives_over_what_is_written() -> None:
     for seed in range(4):
         x, w, p = data(seed, 256, 256), data(seed + 1, 256, 256), data(seed + 2, 4096)
         q = p.clone()
-        close(run(x, w, p), f(x, w, q))
+        close(run(x, w, p), f(x, w, q, copied=True))
         close(p, q)
 
 
