@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils import _pytree as pytree
 
 from ..ir.dtypes import DType
 from ..ir.errors import MlcError
@@ -82,11 +83,16 @@ def _foreign(val: Any) -> str | None:
     """Why no kernel can produce these results, or None."""
     for v in val if isinstance(val, (list, tuple)) else (val,):
         if isinstance(v, torch.Tensor):
-            if v.is_complex():
-                return "complex numbers"
+            if DType.from_torch(v.dtype).is_carried:
+                return "complex numbers" if v.is_complex() else f"elements of {v.dtype}"
             if v.device.type not in ("cpu", "cuda"):
                 return f"device {v.device.type}"
     return None
+
+
+def _is_decided(size: Any) -> bool:
+    """Whether a size is a symbol of torch's for one that data decide."""
+    return isinstance(size, sympy.Symbol) and size.name.startswith(("u", "zuf"))
 
 
 def _full_name(op: OpOverload | HigherOrderOperator) -> str:
@@ -111,6 +117,8 @@ class _Importer:
         self.inputs: list[GraphInput] = []
         self.outputs: tuple[GraphOutput, ...] = ()
         self.constants: dict[str, Any] = {}
+        # Sizes decided by data that a node of the graph gives.
+        self.decided: set[sympy.Symbol] = set()
 
     def run(self, name: str) -> Graph:
         for node in self.gm.graph.nodes:
@@ -170,7 +178,7 @@ class _Importer:
         val = node.meta.get("val")
         kind = self.sizes.tensor_type(value if val is None else val)
         self.ctx.enter(node, origins_of(node, "constant"))
-        if value.numel() == 1 and not value.is_complex() and type(value) in (torch.Tensor, torch.nn.Parameter):
+        if value.numel() == 1 and not kind.dtype.is_carried and type(value) in (torch.Tensor, torch.nn.Parameter):
             scalar = value.detach().reshape(()).item()
             return self.ctx.compute(const(scalar, kind.dtype.compute), kind)
         self.constants[node.name] = value
@@ -214,7 +222,9 @@ class _Importer:
         val = node.meta.get("val")
         is_op = isinstance(target, OpOverload)
         if isinstance(val, _SYMBOLIC) and not node.meta.get("unbacked_bindings"):
-            return self.sizes.size(val)
+            size = self.sizes.size(val)
+            if not (is_op and _is_decided(size)) or size in self.decided:
+                return size
         if isinstance(val, (list, tuple)) and val and all(isinstance(v, (int, *_SYMBOLIC)) for v in val):
             return [self.sizes.size(v) for v in val]
         if not is_op and not isinstance(target, HigherOrderOperator):
@@ -231,9 +241,12 @@ class _Importer:
             try:
                 if (refused := _foreign(val)) is not None:
                     raise NoConversion(refused)
+                if isinstance(val, torch.Tensor) and node.meta.get("unbacked_bindings"):
+                    raise NoConversion("a size decided by data")
                 args = [self.lookup(a) for a in node.args]
-                if any(isinstance(a, Tensor) and a.dtype.is_complex for a in args):
-                    raise NoConversion("complex numbers")
+                for a in args:
+                    if isinstance(a, Tensor) and a.dtype.is_carried:
+                        raise NoConversion("complex numbers" if a.dtype.is_complex else f"elements of {a.dtype!r}")
                 return convert(self.ctx, *args, **{k: self.lookup(v) for k, v in node.kwargs.items()})
             except NoConversion as decline:
                 self.ctx.undo(mark)
@@ -289,31 +302,29 @@ class _Importer:
                 self.ctx.origins,
             )
         )
-        self.bind_unbacked(results)
+        for value, found in zip(pytree.tree_leaves(val), results):
+            self.bind_decided(value, found)
         return answer
 
-    def bind_unbacked(self, results: list[Any]) -> None:
-        """Sizes that a call decides (``nonzero``) are read back from its results, under the name of their symbol."""
-        bindings = self.ctx.node.meta.get("unbacked_bindings") or {}
-        unbacked = {self.sizes.expr(s) for s in bindings}
-        for r in results:
-            if not isinstance(r, Tensor):
-                unbacked.discard(r)
-                continue
-            for d, extent in enumerate(r.shape):
-                if extent in unbacked:
-                    unbacked.discard(extent)
-                    self.ctx.nodes.append(
-                        Library(
-                            (extent.name,),
-                            (None,),
-                            "aten::sym_size.int",
-                            (Ref(r.name), d),
-                            (),
-                            "size decided by data",
-                            self.ctx.origins,
-                        )
-                    )
+    def bind_decided(self, value: Any, found: Any) -> None:
+        """Sizes that a call decides (``nonzero``, a slice between places that are data) are read back from its result,
+        under the name of their symbol, before anything needs them."""
+        if not isinstance(found, Tensor):
+            if isinstance(found, sympy.Symbol):
+                self.decided.add(found)
+            return
+        reads: list[tuple[str, sympy.Expr, tuple[int, ...]]] = [
+            ("aten::sym_size.int", extent, (d,)) for d, extent in enumerate(found.shape)
+        ]
+        if isinstance(offset := value.storage_offset(), torch.SymInt):
+            reads.append(("aten::sym_storage_offset.default", self.sizes.size(offset), ()))
+        for target, size, where in reads:
+            if _is_decided(size) and size not in self.decided:
+                self.decided.add(size)
+                args = (Ref(found.name), *where)
+                self.ctx.nodes.append(
+                    Library((size.name,), (None,), target, args, (), "size decided by data", self.ctx.origins)
+                )
 
     def is_settled_assertion(self, node: fx.Node) -> bool:
         """Assertions about sizes that Dynamo's guards already make; those about sizes decided by data must run."""
@@ -323,7 +334,7 @@ class _Importer:
         if any(isinstance(a, Tensor) for a in operands):
             return False
         symbols = {s for a in operands if isinstance(a, sympy.Basic) for s in a.free_symbols}
-        return not any(s.name.startswith("u") for s in symbols)
+        return not any(_is_decided(s) for s in symbols)
 
     def lookup(self, arg: Any) -> Any:
         """A node argument as converters see it."""

@@ -31,8 +31,12 @@ class DType(enum.Enum):
     UINT16 = "uint16"
     UINT8 = "uint8"
     BOOL = "bool"
+    COMPLEX32 = "complex32"
     COMPLEX64 = "complex64"
     COMPLEX128 = "complex128"
+    FLOAT8_E4M3FNUZ = "float8_e4m3fnuz"
+    FLOAT8_E5M2FNUZ = "float8_e5m2fnuz"
+    FLOAT8_E8M0FNU = "float8_e8m0fnu"
 
     # Enum hashes by name through a Python-level call; types are hashed millions of times in structural keys.
     __hash__ = object.__hash__
@@ -52,7 +56,7 @@ class DType(enum.Enum):
 
     @property
     def is_float(self) -> bool:
-        return self.value.startswith(("float", "bfloat"))
+        return self.value.startswith(("float", "bfloat")) and self not in _CARRIED
 
     @property
     def is_half(self) -> bool:
@@ -72,6 +76,11 @@ class DType(enum.Enum):
         return self.value.startswith("complex")
 
     @property
+    def is_carried(self) -> bool:
+        """Graphs hold tensors of it for library calls, and no kernel computes with it."""
+        return self.is_complex or self in _CARRIED
+
+    @property
     def compute(self) -> DType:
         """The type in which values of this type are computed inside a kernel."""
         return DType.FLOAT32 if self.is_half else self
@@ -86,7 +95,7 @@ class DType(enum.Enum):
 
     @staticmethod
     def from_torch(dtype: TorchDType) -> DType:
-        """The DType of a torch dtype. Raises IRError for types that no kernel handles (quantised, sub-byte)."""
+        """The DType of a torch dtype. Raises IRError for types that no graph holds (quantised, sub-byte)."""
         try:
             return _FROM_TORCH[dtype]
         except KeyError:
@@ -100,7 +109,11 @@ _NUMPY: dict[str, Any] = {
     "bfloat16": ml_dtypes.bfloat16,
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
     "float8_e5m2": ml_dtypes.float8_e5m2,
+    "float8_e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
+    "float8_e5m2fnuz": ml_dtypes.float8_e5m2fnuz,
+    "float8_e8m0fnu": ml_dtypes.float8_e8m0fnu,
 }
+_CARRIED = frozenset({DType.FLOAT8_E4M3FNUZ, DType.FLOAT8_E5M2FNUZ, DType.FLOAT8_E8M0FNU})
 _ITEMSIZE: dict[DType, int] = {d: getattr(torch, d.value).itemsize for d in DType}
 _TORCH: dict[DType, TorchDType] = {d: getattr(torch, d.value) for d in DType}
 _FROM_TORCH: dict[TorchDType, DType] = {t: d for d, t in _TORCH.items()}

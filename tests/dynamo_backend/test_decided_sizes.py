@@ -1,0 +1,50 @@
+"""Sizes and places that data decide, and element types that graphs only carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo import config
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+def from_place(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    return torch.narrow(x, 0, at[0], 2) * 2
+
+
+def pieces(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(t.exp() + 1 for t in torch.tensor_split(x, at))
+
+
+def rows(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    return x[x[:, 0] > 0].sum(0) + at.sum()
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("fn", [from_place, pieces, rows])
+def test_places_and_sizes_of_data(fn: Callable[..., Any], trained: bool) -> None:
+    with config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+        compiled = torch.compile(fn, backend="mlc", fullgraph=True)
+        for at in ([1, 3], [2, 2], [0, 5]):
+            x = torch.randn(7, 4, requires_grad=trained)
+            place = torch.tensor(at)
+            for got, want in zip(*(torch.utils._pytree.tree_leaves(f(x, place)) for f in (compiled, fn)), strict=True):
+                torch.testing.assert_close(got, want)
+                if trained:
+                    for g, w in zip(*(torch.autograd.grad(t.square().sum(), x) for t in (got, want)), strict=True):
+                        torch.testing.assert_close(g, w)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
+def test_types_that_no_kernel_computes_with(dtype: torch.dtype) -> None:
+    def there_and_back(x: torch.Tensor) -> torch.Tensor:
+        wide = torch.complex64 if dtype.is_complex else torch.float32
+        back = (x * 2).to(dtype).to(wide)
+        return torch.view_as_real(back) + 1 if dtype.is_complex else back + 1
+
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(torch.compile(there_and_back, backend="mlc")(x), there_and_back(x))

@@ -1,0 +1,80 @@
+"""A few operators of torch's database against eager in every run; the sweep itself, with workers that die and hang."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.opinfo.cases import Job, jobs, samples
+from tests.opinfo.check import check, difference
+from tests.opinfo.report import differences, kind_of, write_table
+from tests.opinfo.sweep import Sweep, latest, read
+
+# Every so many operators in each run; the others are for ``python -m tests.opinfo``.
+STEP = 17
+GRADIENTS = [job for job in jobs(("float32",), ("gradient",))][::STEP]
+INTEGERS = [job for job in jobs(("int64",), ("forward",))][5 :: 2 * STEP]
+
+
+@pytest.mark.parametrize("job", [*GRADIENTS, *INTEGERS], ids=str)
+def test_an_operator_equals_eager(job: Job) -> None:
+    for sample in samples(job)[:2]:
+        outcome = check(job, sample)
+        assert outcome.status in ("equal", "invalid", "torch"), outcome.detail
+
+
+def test_what_differs_is_seen() -> None:
+    import torch
+
+    x = torch.tensor([1.0, 2.0, float("nan")])
+    same = dict(exact=lambda: None, values=True, layout=True)
+    assert not difference([x], [x.clone()], **same)  # type: ignore[arg-type]
+    assert "1 of 3 differ" in difference([x + torch.tensor([0, 1, 0])], [x], **same)  # type: ignore[arg-type]
+    assert "float64" in difference([x.double()], [x], **same)  # type: ignore[arg-type]
+    square = torch.ones(2, 3)
+    assert "strides" in difference([square.t().contiguous().t()], [square], **same)  # type: ignore[arg-type]
+    assert "2 results" in difference([x, x], [x], **same)  # type: ignore[arg-type]
+
+
+def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    job = Job("neg", "float32", "forward")
+    told: list[dict[str, Any]] = []
+    sweep = Sweep([job], results, most=2, told=told.append)
+    sweep.run()
+    assert [r["status"] for r in told if r["sample"] is not None] == ["equal", "equal"]
+    told.clear()
+    sweep.run()
+    assert not told, "what is written down is not done again"
+    assert set(latest(read(results))) == {(job, 0), (job, 1)}
+
+
+def test_the_page_of_operators(tmp_path: Path) -> None:
+    def entry(op: str, status: str, kernels: int, library: list[str]) -> dict[str, Any]:
+        return {
+            "op": op, "dtype": "float32", "mode": "forward", "sample": 0, "status": status, "detail": "d",
+            "kernels": kernels, "library": library,
+        }  # fmt: skip
+
+    entries = [
+        entry("add", "equal", 1, []),
+        entry("mm", "equal", 0, ["aten::mm.default"]),
+        entry("t", "equal", 0, []),
+        entry("bad", "wrong", 1, []),
+    ]
+    path = tmp_path / "results.jsonl"
+    path.write_text("\n".join(json.dumps(e) for e in entries) + "\n")
+    records = latest(read(path))
+    assert [kind_of([e]) for e in entries] == ["generated", "library", "view", "generated"]
+    assert "1 wrong (float32 forward [0]): d" in differences(records)
+    page = tmp_path / "operators.md"
+    write_table(records, page)
+    text = page.read_text()
+    assert "| `mm` | library | `mm.default` | f32 |  |" in text
+    assert "**75.00%** of 4 samples" in text and "`bad` | generated |  |  | f32 forward: 1 wrong" in text
