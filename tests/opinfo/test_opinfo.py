@@ -44,7 +44,7 @@ def test_what_differs_is_seen() -> None:
 
 def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
-    job = Job("neg", "float32", "forward")
+    job = Job("add", "float32", "forward")
     told: list[dict[str, Any]] = []
     sweep = Sweep([job], results, most=2, told=told.append)
     sweep.run()
