@@ -16,7 +16,7 @@ from tests.fuzz.program import Input, Program, Step
 from tests.fuzz.run import function_of, inputs_of, run, run_wide
 from tests.fuzz.shrink import shrink
 
-SEEDS = range(10)
+SEEDS = range(8)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
