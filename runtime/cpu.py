@@ -178,7 +178,7 @@ def compile_each(sources: Sequence[KernelSource], target: Target, threads: int |
 def load_kernels(data: bytes, names: Sequence[str]) -> dict[str, CpuKernel]:
     """The kernels of an object, ready to call."""
     loaded = load_object(data, names)
-    return {n: CpuKernel(n, a, native_call(a), loaded) for n, a in loaded.addresses.items()}
+    return {n: CpuKernel(n, a, native_call(a, loaded), loaded) for n, a in loaded.addresses.items()}
 
 
 def load_kernel(source: KernelSource, target: Target) -> CpuKernel:
@@ -334,13 +334,14 @@ def _trampoline() -> tuple[_MethodDef, LoadedObject]:
     return _MethodDef(b"mlc_kernel", loaded.addresses["mlc_call"], _METH_FASTCALL, None), loaded
 
 
-def native_call(address: int) -> NativeCall:
+def native_call(address: int, owner: object = None) -> NativeCall:
     """A Python function of integers that calls ``void (int64_t *arguments)`` with the GIL released.
 
     It is a C function made here, an order of magnitude cheaper to call than one of ctypes.
     """
     definition, _ = _trampoline()
     make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
-    function: NativeCall = make(ctypes.addressof(definition), address, None)
+    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
+    # What stands for the function's module lives as long as the function: here the code.
+    function: NativeCall = make(ctypes.addressof(definition), address, owner)
     return function

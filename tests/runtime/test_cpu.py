@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.ir.target import Target, TargetError
 from torch_mlc.runtime.cpu import (
     CpuCompileError,
+    LoadedObject,
     compile_each,
     compile_kernels,
     compile_object,
@@ -53,6 +55,15 @@ def test_a_kernel_runs(target: Target) -> None:
     assert cell[0] == 42
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel.address)(ctypes.addressof(ctypes.c_void_p(cell.ctypes.data)))
     assert cell[0] == 44
+
+
+def test_code_lives_as_long_as_its_call(target: Target) -> None:
+    cell = np.array([40], np.int64)
+    call = load_kernel(adder("kept", 2), target).call
+    assert any(isinstance(held, LoadedObject) for held in gc.get_referents(call))
+    gc.collect()
+    call(cell.ctypes.data)
+    assert cell[0] == 42
 
 
 def test_one_object_holds_several_kernels(target: Target) -> None:
