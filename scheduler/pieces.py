@@ -69,7 +69,7 @@ class _Cut:
 
 def in_pieces(function: TensorFunction) -> Pieces | None:
     """The function as two, where it reduces over its rows; None where it does not."""
-    if not any(s.axes is not None and s.monoid is not None for s in function.stages):
+    if function.scatters or not any(s.axes is not None and s.monoid is not None for s in function.stages):
         return None
     function = collapse(function)
     over = next(function.over_of(s) for s in function.stages if s.axes is not None and s.monoid is not None)

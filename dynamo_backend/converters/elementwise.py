@@ -403,6 +403,13 @@ def copy(ctx: ImportContext, destination: Tensor, source: Tensor, non_blocking: 
     return _identity(ctx, source)
 
 
+@converter("aten.copy_.default")
+def copy_over(ctx: ImportContext, destination: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    if any(extent.is_zero for extent in destination.type.shape):
+        return destination
+    raise NoConversion("a value that is written over an argument")
+
+
 @converter("aten.fill.Scalar", "aten.fill.Tensor")
 def fill(ctx: ImportContext, x: Tensor, value: Operand) -> Tensor:
     return ctx.pointwise(lambda v: v, value)

@@ -267,9 +267,9 @@ def embedding_backward(
     at = source_axes(grad.rank)
     row = cast(ctx.at(indices, at[:-1]), DType.INT64)
     value = ctx.at(grad, at)
-    if padding >= 0:
-        zero = const(0, value.dtype)
-        value = Select(call("eq", row, const(padding, DType.INT64)), zero, value)
+    padded = sympy.sympify(padding)
+    if not padded.is_negative:
+        value = Select(call("eq", row, index_value(padded)), const(0, value.dtype), value)
     kind = ctx.type().dtype.compute
     return scatter(ctx, SUM, const(0, kind), Source(grad.shape, (row, at[-1]), value))
 

@@ -17,7 +17,7 @@ from tests.opinfo.report import differences, kind_of, write_table
 from tests.opinfo.sweep import Sweep, latest, read
 
 # Every so many operators in each run; the others are for ``python -m tests.opinfo``.
-STEP = 17
+STEP = 41
 GRADIENTS = [job for job in jobs(("float32",), ("gradient",))][::STEP]
 INTEGERS = [job for job in jobs(("int64",), ("forward",))][5 :: 2 * STEP]
 

@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torch_mlc.codegen.host_text import may_alias
 from torch_mlc.dynamo_backend.capture import capture
+from torch_mlc.dynamo_backend.fake_device import retarget
 from torch_mlc.dynamo_backend.importer import import_graph
 from torch_mlc.ir.loops import LoopNest
 from torch_mlc.ir.oracle import run_nest, size
@@ -24,6 +26,7 @@ from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.ir.verify import verify
 from torch_mlc.scheduler.error import ScheduleError
 from torch_mlc.scheduler.fuse import fuse
+from torch_mlc.scheduler.horizontal import share_launches
 from torch_mlc.scheduler.lower import lower_to_loops
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.pieces import in_pieces
@@ -149,6 +152,11 @@ def test_every_rule_is_reached(attention_functions: ModuleType, attention_gradie
         heads = attention_functions.Sizes(m=rows, d=16, e=16)
         attention = lower_to_loops(attention_functions.attention(attention_functions.PLAIN, heads))
         reached |= {default_schedule(attention, target).rule for target in TARGETS.values()}
+    for device, target in (("cpu", TARGETS["cpu"]), ("cuda", TARGETS["cuda"])):
+        gms = capture(lambda x, at: x.index_add(0, at, x[:5]), (torch.zeros(9, 7), torch.arange(5)))
+        retarget(gms, device)
+        scattered = share_launches(fuse(import_graph(gms[0])), may_alias).functions.values()
+        reached |= {default_schedule(lower_to_loops(f), target).rule for f in scattered}
     for name in PROGRAMS:
         for dynamic in (False, True):
             for nest in nests_of(name, dynamic):

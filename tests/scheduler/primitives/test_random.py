@@ -178,4 +178,5 @@ def test_a_legal_schedule_keeps_the_answer(
 def test_every_primitive_went_through() -> None:
     if not done:
         pytest.skip("the random schedules did not run")
-    assert not {p: done[p] for p in PRIMITIVES if done[p] < 3}
+    # ``atomic`` is for scatters alone, of which there are none here.
+    assert not {p: done[p] for p in PRIMITIVES if done[p] < 3 and p != "atomic"}
