@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -37,8 +37,15 @@ def graphs_of(name: str, *, training: bool, dynamic: bool) -> list[fx.GraphModul
     return capture(step, (inputs,), training=True, dynamic=dynamic)
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("name", MODELS)
+def kinds() -> Iterator[Any]:
+    """Every model in inference; in training those that are traced in a moment."""
+    for name in MODELS:
+        yield pytest.param(name, False, id=f"{name}-inference")
+        slow = [] if name in ("gpt2_d128", "dlrm", "mixer", "lstm") else [pytest.mark.slow]
+        yield pytest.param(name, True, id=f"{name}-training", marks=slow)
+
+
+@pytest.mark.parametrize(("name", "training"), kinds())
 def test_library_calls_are_meant(name: str, training: bool) -> None:
     graphs = graphs_of(name, training=training, dynamic=False)
     assert len(graphs) == (2 if training else 1)
@@ -46,7 +53,7 @@ def test_library_calls_are_meant(name: str, training: bool) -> None:
         assert unexpected(import_graph(gm)) == set()
 
 
-@pytest.mark.parametrize("name", ["resnet18", "lstm"])
+@pytest.mark.parametrize("name", ["lstm", pytest.param("resnet18", marks=[pytest.mark.slow])])
 def test_with_symbolic_sizes(name: str) -> None:
     for gm in graphs_of(name, training=True, dynamic=True):
         graph = import_graph(gm)

@@ -62,7 +62,7 @@ def test_symbolic_lengths(agrees, of_keys):
     agrees(nest, {"s0": 33, "s1": 90}, inputs(1, 33, 90, 16, 16, BF16), tolerance=3e-2)
 
 
-@pytest.mark.parametrize("of_keys", [False, True])
+@pytest.mark.parametrize("of_keys", [False, pytest.param(True, marks=[pytest.mark.slow])])
 def test_empty_tiles_are_not_read(agrees, of_keys):
     """The loop begins or ends where the causal mask does."""
     sizes = {"b": 1, "m": 200, "n": 200, "e": 16, "d": 16, "dtype": BF16}
