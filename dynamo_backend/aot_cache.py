@@ -7,7 +7,6 @@ backends and their settings, so that these go into its tag.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -22,9 +21,10 @@ from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._inductor.output_code import OutputCode
 
+from ..runtime.fingerprint import key_of
 from ..runtime.options import Options
-from ..runtime.targets import target_for
-from .compile import CompiledGraph, settings_fingerprint, stored_graph
+from .compile import CompiledGraph, stored_graph
+from .surroundings import surroundings
 
 # AOTAutograd's key and entries are made by code of Inductor's, whose import and hashes of files cost a cold process
 # seconds. An operation of a training graph takes longer to trace, differentiate and part than one of inference. With
@@ -84,7 +84,8 @@ def is_cacheable(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Opt
 @contextmanager
 def settings_in_keys(options: Options) -> Iterator[None]:
     """AOTAutograd's cache under a key that tells these settings, this machine and our sources from others."""
-    tag = hashlib.sha256(_surroundings(options).encode()).hexdigest()
+    devices = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
+    tag = key_of(surroundings(options, devices).values())
     before = torch.compiler.config.cache_key_tag
     token = _SETTINGS.set(options)
     try:
@@ -95,12 +96,6 @@ def settings_in_keys(options: Options) -> Iterator[None]:
             yield
     finally:
         _SETTINGS.reset(token)
-
-
-def _surroundings(options: Options) -> str:
-    devices = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
-    targets = (repr(target_for(d, options.target, options.threads)) for d in devices)
-    return "\n".join((settings_fingerprint(options), *targets))
 
 
 def cacheable(

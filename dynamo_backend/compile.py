@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import fx
 
 from ..codegen.host import HostProgram, KernelUse
@@ -38,6 +37,7 @@ from .graph_key import GraphKey, graph_key
 from .importer import import_graph
 from .kernels import KernelBuild, KernelPlan, build_kernel
 from .regions import attribute, regions_of, taken_apart
+from .surroundings import settings_fingerprint, surroundings
 from .tuning import Tuning, tuning_costs, tuning_of
 
 _LOG = logger(__name__)
@@ -106,7 +106,7 @@ def compile_graph(
     regions = {node: bodies[id(body)] for node, body in regions_of(gm).items()}
     job = _Job(gm, example_inputs, options, frozenset(static), name, load, fresh, region, regions, timer, store)
     with timer.phase("key"):
-        around = {**_surroundings(gm, options), "kind of graph": "region" if region else "whole"}
+        around = {**surroundings(options, _devices(gm)), "kind of graph": "region" if region else "whole"}
         key = graph_key(gm, example_inputs, static, around) if job.may_be_stored else None
     stored = job.stored(key)
     if stored is not None:
@@ -303,27 +303,11 @@ class _GraphPass:
         return module if graph is module.graph else replace(module, functions={**module.functions, module.main: graph})
 
 
-def settings_fingerprint(options: Options) -> str:
-    """What code depends on. Tuning and strictness change which code is found, never what a key means."""
-    order = "fixed" if torch.are_deterministic_algorithms_enabled() else "free"
-    return f"{replace(options, tune=False, strict=False).fingerprint()} {order}"
-
-
-def _surroundings(gm: fx.GraphModule, options: Options) -> dict[str, str]:
-    """What decides the code of a graph and lies outside it."""
-    devices = {
-        str(v.device)
-        for n in gm.graph.nodes
-        for v in (n.meta.get("val"),)
-        if n.op in ("placeholder", "call_function") and hasattr(v, "device")
-    }
-    known = sorted(d for d in devices if d.startswith(("cpu", "cuda")))
-    schedules = options.schedules.content if options.schedules is not None else None
-    return {
-        "settings": settings_fingerprint(options),
-        "schedules by hand": str(schedules),
-        "targets": " ".join(repr(target_for(d, options.target, options.threads)) for d in known),
-    }
+def _devices(gm: fx.GraphModule) -> list[str]:
+    """The devices of a graph's tensors that code is made for."""
+    values = (n.meta.get("val") for n in gm.graph.nodes if n.op in ("placeholder", "call_function"))
+    found = {str(v.device) for v in values if hasattr(v, "device")}
+    return sorted(d for d in found if d.startswith(("cpu", "cuda")))
 
 
 def _why_missed(key: GraphKey | None, store: KernelStore) -> str:
@@ -337,6 +321,8 @@ def _why_missed(key: GraphKey | None, store: KernelStore) -> str:
             closest = differing
     if closest is None:
         return "not in the cache, which has no graph"
+    if not closest:
+        return "in the cache but not to be used: kernels of it are gone, or it is written anew"
     return f"not in the cache; the closest entry differs in {', '.join(closest)}"
 
 

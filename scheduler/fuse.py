@@ -22,7 +22,7 @@ from .group import MAX_MEMBERS, Group
 from .members import Member, build_members, drop_dead, member_sizes
 from .repeat import apply_repeats, choose_repeats
 from .scatter import open_scatters
-from .stream import open_streams
+from .streams import open_streams
 from .views import ViewMap
 
 # Kernels of so few elements are gathered into one, up to so many members.

@@ -7,59 +7,41 @@ the result takes the place of what it begins with (``scattered_over``) only the 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import sympy
 
 from ..ir.expr import Expr, Load, flops, free_symbols, is_value, loads, rename_loads, rewrite, symbol, walk
-from ..ir.graph import CallTensor, Compute, Graph, Node, Scatter, TensorType, View, uses
+from ..ir.graph import CallTensor, Compute, Graph, Node, Scatter
 from ..ir.index import Extents, simplify
-from ..ir.loops import Buffer
-from ..ir.symbols import Size, SymbolTable
-from .assemble import PARAM_ALIGN
 from .function import Dim, Output, Stage, TensorFunction
 from .function_table import FunctionTable
 from .members import CHEAP_FLOPS, INLINE_NODES, simplify_value
-from .order import in_order
+from .opened import Functions, Opened, Parameters, function_name, readers_of
 from .views import ViewMap, map_value
 
 
-@dataclass(frozen=True, slots=True)
-class Scatters:
-    """A graph in which every scatter is a call, the functions by name, and how many nodes went into them."""
-
-    graph: Graph
-    functions: dict[str, TensorFunction]
-    nodes: int = 0
-
-
-def open_scatters(graph: Graph, *, fast: bool) -> Scatters:
+def open_scatters(graph: Graph, *, fast: bool) -> Opened:
     """Make one function of every scatter and of what is computed for it alone.
 
     ``fast`` keeps float32 between fused operations where the graph rounds to a half type.
     """
     if not any(isinstance(n, Scatter) for n in graph.nodes):
-        return Scatters(graph, {})
+        return Opened(graph, {})
     views, types = ViewMap(graph), graph.types()
     computes = {n.name: n for n in graph.nodes if isinstance(n, Compute)}
     needed = {views.base(o) for o in graph.outputs if isinstance(o, str)}
-    readers: dict[str, set[str]] = {}
-    for node in graph.nodes:
-        for name in {views.base(u) for u in uses(node)} if not isinstance(node, View) else ():
-            readers.setdefault(name, set()).add(node.names[0] if node.names else "")
-    functions: dict[TensorFunction, str] = {}
+    readers = readers_of(graph, views)
+    functions = Functions()
     nodes: list[Node] = []
     for node in graph.nodes:
         if isinstance(node, Scatter):
-            function, call = _Writer(graph, views, types, computes, readers, needed, node, fast).build()
-            name = functions.setdefault(function, f"{function.name}_{len(functions)}")
-            nodes.append(replace(call, function=name))
+            writer = _Writer(graph, views, Parameters(graph, types), computes, readers, needed, node, fast)
+            nodes.append(functions.enter(*writer.build()))
         else:
             nodes.append(node)
-    named = {name: replace(f, name=name) for f, name in functions.items()}
-    return Scatters(replace(graph, nodes=in_order(nodes)), named, sum(isinstance(n, Scatter) for n in graph.nodes))
+    return functions.opened(graph, nodes, sum(isinstance(n, Scatter) for n in graph.nodes))
 
 
 def scattered_over(function: TensorFunction, given: int) -> TensorFunction | None:
@@ -126,14 +108,12 @@ def _with_inputs(
 class _Writer:
     graph: Graph
     views: ViewMap
-    types: Mapping[str, TensorType]
+    parameters: Parameters
     computes: Mapping[str, Compute]
-    readers: Mapping[str, set[str]]
+    readers: Mapping[str, Sequence[Node]]
     needed: set[str]
     node: Scatter
     fast: bool
-    sizes: dict[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
-    inputs: dict[str, Buffer] = field(default_factory=dict)
     # The scatter, and what is computed for it.
     taken: set[str] = field(default_factory=set)
 
@@ -146,22 +126,20 @@ class _Writer:
         over = dict(zip(n.source_axes, n.source_shape, strict=True))
         begin = self.value(n.initial, rows, kept)
         values = tuple(self.value(v, extra, over) for v in n.values[1:])
-        result = Output(self.buffer("out0", n.type), "t0", tuple(rows.values()))
+        result = Output(self.parameters.buffer("out0", n.type), "t0", tuple(rows.values()))
         stages = (
             Stage(("t0",), (begin,), False, None, n.origins),
             Stage((), values, False, n.monoid, n.origins, tuple(extra.values()), (), into="t0"),
         )
         dims = [
-            tuple(Dim(v, self.canonical(part[a])) for a, v in env.items())
+            tuple(Dim(v, self.parameters.canonical(part[a])) for a, v in env.items())
             for env, part in ((rows, kept), (extra, over))
         ]
-        used = [z for z in self.graph.symbols.sizes if z.symbol in self.sizes]
-        ordered = sorted(used, key=lambda z: int(self.sizes[z.symbol].name[1:]))
-        table = SymbolTable(tuple(Size(self.sizes[z.symbol], z.lower, z.upper, z.divisor, z.hint) for z in ordered))
-        inputs = tuple(self.inputs.values())
-        function = TensorFunction(self.name(), dims[0], (), inputs, (result,), stages, table, dims[1])
-        sizes = tuple(z.symbol for z in ordered)
-        return function, CallTensor(n.names, n.types, function.name, tuple(self.inputs), sizes, n.origins)
+        sizes, table = self.parameters.sizes()
+        inputs = self.parameters.inputs
+        name = function_name("scatter", n.origins)
+        function = TensorFunction(name, dims[0], (), tuple(inputs.values()), (result,), stages, table, dims[1])
+        return function, CallTensor(n.names, n.types, function.name, tuple(inputs), sizes, n.origins)
 
     # --- values -----------------------------------------------------------------------------------------------------
 
@@ -173,13 +151,15 @@ class _Writer:
             if not isinstance(e, Load):
                 return None
             # Along a dimension of stride zero all elements are one, and so is the place that they name.
-            steps = zip(e.indices, self.types[e.buffer].strides, strict=True)
+            steps = zip(e.indices, self.parameters.types[e.buffer].strides, strict=True)
             indices = tuple(sympy.S.Zero if s == 0 and not is_value(i) else i for i, s in steps)
-            return Load(self.input(e.buffer), indices, e.dtype)
+            return Load(self.parameters.input(e.buffer), indices, e.dtype)
 
         def index(i: sympy.Expr) -> sympy.Expr:
             moved = i.xreplace(axes) if i.free_symbols else i
-            return self.canonical(simplify(moved, {axes[a]: e for a, e in extents.items()}, self.graph.symbols))
+            return self.parameters.canonical(
+                simplify(moved, {axes[a]: e for a, e in extents.items()}, self.graph.symbols)
+            )
 
         return simplify_value(rewrite(value, leaf, index), self.fast)
 
@@ -203,7 +183,7 @@ class _Writer:
         inner = next(loads(made.value), None)
         if inner is None or (cost == 0 and not any(is_value(i) for ld in loads(made.value) for i in ld.indices)):
             return cost <= CHEAP_FLOPS and made.name not in self.needed
-        if made.name in self.needed or not self.readers.get(made.name, set()) <= self.taken:
+        if made.name in self.needed or not self.is_theirs(made.name):
             return False
         if any(is_value(i) for i in load.indices) or sum(1 for _ in walk(made.value)) > INLINE_NODES:
             return False
@@ -211,6 +191,10 @@ class _Writer:
         points = self.hint(sympy.Mul(*(n for a, n in extents.items() if a in moving)))
         # What is not computed in lanes is worth a pass of its own where it is much.
         return points <= self.hint(made.type.numel) and (self.in_rows() or cost <= CHEAP_FLOPS)
+
+    def is_theirs(self, name: str) -> bool:
+        """Whether nobody reads a tensor but the scatter and what is computed for it."""
+        return all(r.names and r.names[0] in self.taken for r in self.readers.get(name, ()))
 
     def in_rows(self) -> bool:
         """Whether the last source axis runs along elements whose place data do not decide, so that it may be lanes."""
@@ -220,29 +204,3 @@ class _Writer:
 
     def hint(self, size: sympy.Expr) -> int:
         return int(self.graph.symbols.hint(size))
-
-    # --- names ------------------------------------------------------------------------------------------------------
-
-    def name(self) -> str:
-        ops = [
-            re.sub(r"\W+", "_", o.op.split(".")[1] if o.op.count(".") else o.op).strip("_") for o in self.node.origins
-        ]
-        return "_".join(["scatter", *dict.fromkeys(ops)])[:60].rstrip("_")
-
-    def canonical(self, expr: sympy.Expr) -> sympy.Expr:
-        """Size symbols renamed in order of appearance; the function's own dimensions stay."""
-        given = self.graph.symbols.symbols
-        for s in sorted((s for s in expr.free_symbols if s in given), key=lambda s: s.name):
-            if s not in self.sizes:
-                self.sizes[s] = symbol(f"s{len(self.sizes)}")
-        return expr.xreplace(self.sizes) if expr.free_symbols else expr
-
-    def input(self, name: str) -> str:
-        buffer = self.inputs.get(name)
-        if buffer is None:
-            buffer = self.inputs[name] = self.buffer(f"in{len(self.inputs)}", self.types[name])
-        return buffer.name
-
-    def buffer(self, name: str, t: TensorType) -> Buffer:
-        shape, strides = (tuple(self.canonical(e) for e in part) for part in (t.shape, t.strides))
-        return Buffer(name, shape, strides, t.dtype, align=PARAM_ALIGN)

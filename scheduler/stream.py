@@ -7,105 +7,20 @@ search, since the search compares bytes of tensors that are there, and these nev
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import sympy
 
-from ..ir.dtypes import DType
-from ..ir.expr import Call, Cast, Expr, Load, cast, is_value, loads, rewrite, symbol
-from ..ir.graph import CallTensor, Compute, Graph, Node, Origin, Reduction, TensorType, node_values, uses
+from ..ir.expr import Call, Cast, Expr, Load, is_value, loads, rewrite
+from ..ir.graph import Compute, Graph, Node, Reduction, node_values, uses
 from ..ir.index import Extents, simplify
-from ..ir.loops import Buffer
-from ..ir.monoid import SUM, WEIGHTED
-from ..ir.symbols import Size, SymbolTable
-from .assemble import PARAM_ALIGN
+from ..ir.monoid import WEIGHTED
 from .domain import Binding, Digits, Domain, bind_access
-from .function import Dim, Output, Stage, TensorFunction
-from .members import simplify_value
-from .order import in_order
-from .split_keys import in_key_pieces
 from .views import ViewMap, map_value
 
 # What follows a stream row by row and is taken in: at most so many nodes.
 MAX_EPILOGUE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """A graph in which every stream is a call, the functions by name, and how many nodes went into them."""
-
-    graph: Graph
-    functions: dict[str, TensorFunction]
-    nodes: int = 0
-
-
-def open_streams(graph: Graph, *, fast: bool) -> Streams:
-    """Make one function of every reduction by a monoid with a vector component and what it streams.
-
-    ``fast`` keeps float32 between fused operations where the graph rounds to a half type.
-    """
-    starts = [n for n in graph.nodes if isinstance(n, Reduction) and any(c.vector for c in n.monoid.components)]
-    if not starts:
-        return Streams(graph, {})
-    views, types = ViewMap(graph), graph.types()
-    readers = _readers(graph, views)
-    needed = {views.base(o) for o in graph.outputs if isinstance(o, str)}
-    functions: dict[TensorFunction, str] = {}
-    calls: dict[str, list[CallTensor]] = {}
-    gone: set[str] = set()
-    others = _Others(graph)
-    for group in _together(graph, starts):
-        stream = _Stream(graph, views, readers, needed, group, others)
-        stream.grow()
-        others.add(stream)
-        calls[stream.last] = [
-            replace(call, function=functions.setdefault(function, f"{function.name}_{len(functions)}"))
-            for function, call in _calls(*_Writer(stream, types, fast).build())
-        ]
-        gone.update(n for m in stream.members for n in m.names)
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        if node.names and node.names[0] in calls:
-            nodes += calls[node.names[0]]
-        elif not node.names or node.names[0] not in gone:
-            nodes.append(node)
-    named = {name: replace(f, name=name) for f, name in functions.items()}
-    return Streams(replace(graph, nodes=in_order(nodes)), named, len(gone))
-
-
-def _together(graph: Graph, starts: Sequence[Reduction]) -> list[tuple[Reduction, ...]]:
-    """Starts that read the same contractions are one stream."""
-    makers = {n: node for node in graph.nodes for n in node.names}
-    groups: list[tuple[list[Reduction], set[str]]] = []
-    for start in starts:
-        read: set[str] = set()
-        stack = [ld.buffer for ld in told(start)]
-        while stack:
-            node = makers.get(name := stack.pop())
-            if isinstance(node, (Compute, Reduction)) and name not in read:
-                read.add(name)
-                if isinstance(node, Compute):
-                    stack += [ld.buffer for ld in loads(node.value)]
-        shared = {n for n in read if isinstance(m := makers[n], Reduction) and is_contraction(m)}
-        home = next((g for g in groups if g[1] & shared and _alike(g[0][0], start)), None)
-        if home is None:
-            groups.append(([start], shared))
-        else:
-            home[0].append(start)
-            home[1].update(shared)
-    return [tuple(g[0]) for g in groups]
-
-
-def _alike(a: Reduction, b: Reduction) -> bool:
-    """Whether two starts may be of one function: sums over the same columns of the same rows."""
-    if a.monoid is not WEIGHTED or b.monoid is not WEIGHTED or a.reduce_shape != b.reduce_shape:
-        return False
-    rows_a, rows_b = (
-        [n for x, n in zip(r.axes, r.types[0].shape, strict=True) if x in row_axes(r)] for r in (a, b)
-    )  # fmt: skip
-    return rows_a == rows_b
 
 
 def told(start: Reduction) -> list[Load]:
@@ -123,35 +38,12 @@ def row_axes(start: Reduction) -> set[sympy.Symbol]:
     return scored & set(start.axes)
 
 
-def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunction, CallTensor]]:
-    """A stream's function and its call; on a GPU that its rows do not occupy, those of pieces of it and of all."""
-    pieces = None if call.types[0].device.startswith("cpu") else in_key_pieces(function)
-    if pieces is None:
-        return [(function, call)]
-    first, second = pieces.calls(call, function.symbols.symbols)
-    return [(pieces.first, first), (pieces.second, second)]
-
-
-def _readers(graph: Graph, views: ViewMap) -> dict[str, list[Node]]:
-    """Who reads each tensor, through views or not."""
-    result: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        if node.names and node.names[0] in views.views:
-            continue
-        for name in dict.fromkeys(views.base(u) for u in uses(node)):
-            result.setdefault(name, []).append(node)
-    return result
-
-
-# --- which nodes ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
-class _Others:
+class Others:
     """The streams of a graph so far, which nodes are theirs, and where each node of the graph stands."""
 
     graph: Graph
-    built: list[_Stream] = field(default_factory=list)
+    built: list[Stream] = field(default_factory=list)
     places: dict[str, int] = field(default_factory=dict)
     # Members of streams, and what they compute in place.
     claimed: set[str] = field(default_factory=set)
@@ -164,11 +56,11 @@ class _Others:
             if isinstance(node, Reduction) and any(c.vector for c in node.monoid.components):
                 self.started.update(node.names)
 
-    def add(self, stream: _Stream) -> None:
+    def add(self, stream: Stream) -> None:
         self.built.append(stream)
         self.claimed |= stream.taken
 
-    def apart(self, stream: _Stream, operands: Sequence[str]) -> bool:
+    def apart(self, stream: Stream, operands: Sequence[str]) -> bool:
         """Whether none of the operands, for which a stream would wait, waits for that stream.
 
         An earlier stream that reads what is made after this one began may wait for this one: nothing of it is read.
@@ -192,7 +84,7 @@ class _Others:
 
 
 @dataclass(slots=True)
-class _Stream:
+class Stream:
     """The members of one stream in topological order, and the axes of each as digits of the domain of its results."""
 
     graph: Graph
@@ -200,7 +92,7 @@ class _Stream:
     readers: dict[str, list[Node]]
     needed: set[str]
     starts: tuple[Reduction, ...]
-    others: _Others
+    others: Others
     members: list[Compute | Reduction] = field(default_factory=list)
     # Members after the start, with their values read through views; the domain is that of the start's results.
     domain: Domain = field(default_factory=Domain)
@@ -393,182 +285,3 @@ def is_contraction(node: Reduction) -> bool:
     first, second = ({s for ld in loads(a) for i in ld.indices if not is_value(i) for s in i.free_symbols & axes}
                      for a in args)  # fmt: skip
     return first != second
-
-
-# --- the function -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Writer:
-    """Writes a stream as a tensor function: rows are the axes of the scores but the last, which is the inner one;
-    features and what a contraction sums over are dimensions of their stages alone."""
-
-    stream: _Stream
-    types: dict[str, TensorType]
-    fast: bool
-    extents: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
-    sizes: dict[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
-    inputs: dict[str, Buffer] = field(default_factory=dict)
-    results: dict[str, str] = field(default_factory=dict)
-    # The axes of each member, and the dimensions that a reduction combines, as dimensions of the function.
-    axes: dict[str, tuple[sympy.Symbol, ...]] = field(default_factory=dict)
-    over: dict[str, tuple[sympy.Symbol, ...]] = field(default_factory=dict)
-    kinds: dict[str, DType] = field(default_factory=dict)
-    # The dimensions of the function that stand for those of the domain.
-    digits: dict[int, sympy.Symbol] = field(default_factory=dict)
-
-    def build(self) -> tuple[TensorFunction, CallTensor]:
-        s = self.stream
-        rows, inner, extra = self._dimensions()
-        made = [n for m in s.members for n in m.names]
-        self.results = {n: f"t{k}" for k, n in enumerate(made)}
-        stages = tuple(self._stage(m) for m in s.members)
-        outputs = tuple(self._output(n, k) for k, n in enumerate(s.outputs))
-        dims = [tuple(Dim(v, self._canonical(self.extents[v])) for v in part) for part in (rows, inner, extra)]
-        used = [z for z in s.graph.symbols.sizes if z.symbol in self.sizes]
-        ordered = sorted(used, key=lambda z: int(self.sizes[z.symbol].name[1:]))
-        table = SymbolTable(tuple(Size(self.sizes[z.symbol], z.lower, z.upper, z.divisor, z.hint) for z in ordered))
-        function = TensorFunction(
-            self._name(), dims[0], dims[1], tuple(self.inputs.values()), outputs, stages, table, dims[2]
-        )
-        origins: tuple[Origin, ...] = tuple(dict.fromkeys(o for m in s.members for o in m.origins))
-        types = tuple(self.types[n] for n in s.outputs)
-        sizes = tuple(z.symbol for z in ordered)
-        return function, CallTensor(tuple(s.outputs), types, function.name, tuple(self.inputs), sizes, origins)
-
-    def _dimensions(self) -> tuple[list[sympy.Symbol], list[sympy.Symbol], list[sympy.Symbol]]:
-        """Rows, inner and extra dimensions; and, on the way, every member's axes in terms of them."""
-        s, start = self.stream, self.stream.starts[0]
-        rows: list[sympy.Symbol] = []
-        extra: list[sympy.Symbol] = []
-        inner = [symbol(f"r{k}") for k in range(len(start.reduce_axes))]
-        self.extents |= dict(zip(inner, start.reduce_shape, strict=True))
-        grids: dict[str, dict[sympy.Symbol, sympy.Symbol]] = {}
-        for each in s.starts:
-            grid, kept, placed = dict(zip(each.reduce_axes, inner, strict=True)), row_axes(each), iter(list(rows))
-            for axis, extent in zip(each.axes, each.types[0].shape, strict=True):
-                if axis in kept and each is not start:
-                    grid[axis] = next(placed)
-                    continue
-                part, prefix = (rows, "i") if axis in kept else (extra, "x")
-                grid[axis] = symbol(f"{prefix}{len(part)}")
-                part.append(grid[axis])
-                self.extents[grid[axis]] = extent
-                self.digits.update((d, grid[axis]) for d in s.bindings[each.names[0]][axis])
-            grids[each.names[0]] = grid
-            self.axes[each.names[0]] = tuple(grid[a] for a in each.axes)
-            self.over[each.names[0]] = tuple(inner)
-        at = s.members.index(s.starts[-1])
-        for k in range(s.members.index(start) - 1, -1, -1):
-            m = s.members[k]
-            reader, load = next((r, ld) for r in s.members[k + 1 : at + 1] for v in node_values(r) for ld in loads(v)
-                                if ld.buffer in m.names)  # fmt: skip
-            env = grids.get(reader.names[0]) or dict(zip(reader.axes, self.axes[reader.names[0]], strict=True))
-            self.axes[m.names[0]] = tuple(i.xreplace(env) for i in load.indices)
-            if isinstance(m, Reduction):
-                own = [symbol(f"x{len(extra) + k}") for k in range(len(m.reduce_axes))]
-                extra += own
-                self.extents |= dict(zip(own, m.reduce_shape, strict=True))
-                self.over[m.names[0]] = tuple(own)
-        single = [grids[start.names[0]][a] for a in start.axes if not s.bindings[start.names[0]][a]]
-        for m in s.members[at + 1 :]:
-            dims = (self.digits[d] for a in m.axes for d in s.bindings[m.names[0]][a])
-            self.axes[m.names[0]] = (*dims, *(v for v in single if v in rows or len(s.starts) == 1))
-        return rows, inner, extra
-
-    # --- names --------------------------------------------------------------------------------------------------------
-
-    def _name(self) -> str:
-        ops: dict[str, None] = {}
-        for m in self.stream.members:
-            for o in m.origins:
-                ops[re.sub(r"\W+", "_", o.op.split(".")[1] if o.op.count(".") else o.op).strip("_")] = None
-        words = list(ops)[-3:]
-        return "_".join([self.stream.starts[0].monoid.name, *words])[:60].rstrip("_")
-
-    def _canonical(self, expr: sympy.Expr) -> sympy.Expr:
-        """Size symbols renamed in order of appearance."""
-        for s in sorted(expr.free_symbols - self.extents.keys(), key=lambda s: s.name):
-            if s not in self.sizes:
-                self.sizes[s] = symbol(f"s{len(self.sizes)}")
-        return expr.xreplace(self.sizes) if expr.free_symbols else expr
-
-    def _buffer(self, name: str, t: TensorType) -> Buffer:
-        shape, strides = (tuple(self._canonical(e) for e in part) for part in (t.shape, t.strides))
-        return Buffer(name, shape, strides, t.dtype, align=PARAM_ALIGN)
-
-    # --- stages -------------------------------------------------------------------------------------------------------
-
-    def _stage(self, m: Compute | Reduction) -> Stage:
-        name = m.names[0]
-        env = self._places(m)
-        own = {*self.axes[name], *self.over.get(name, ())}
-        values = tuple(self._value(v, env, own) for v in self.stream.values.get(name, self._through_views(m)))
-        if self.fast and isinstance(m, Compute) and isinstance(values[0], Cast) and values[0].dtype.is_half:
-            # The value stays in float32; where it leaves the kernel it is rounded.
-            values = (values[0].value,) if values[0].value.dtype is DType.FLOAT32 else values
-        self.kinds.update(zip(m.names, (v.dtype for v in values), strict=True))
-        axes = self.axes[name]
-        monoid = m.monoid if isinstance(m, Reduction) else None
-        if monoid is WEIGHTED:
-            monoid = SUM  # here a sum like any other
-        results = tuple(self.results[n] for n in m.names)
-        return Stage(results, values, True, monoid, m.origins, axes, self.over.get(name))
-
-    def _places(self, m: Compute | Reduction) -> dict[sympy.Symbol, sympy.Expr]:
-        """The axes of a member over the dimensions of the function."""
-        name = m.names[0]
-        binding = self.stream.bindings.get(name)
-        if binding is None or isinstance(m, Reduction):
-            env = dict(zip(m.axes, self.axes[name], strict=True))
-            if isinstance(m, Reduction):
-                env |= dict(zip(m.reduce_axes, self.over[name], strict=True))
-            return env
-        return {a: self._number([self.digits[d] for d in binding[a]]) for a in m.axes}
-
-    def _number(self, digits: Sequence[sympy.Symbol]) -> sympy.Expr:
-        terms, step = [], sympy.S.One
-        for d in reversed(digits):
-            terms.append(d * step)
-            step = step * self.extents[d]
-        return sympy.Add(*terms)
-
-    def _through_views(self, m: Compute | Reduction) -> tuple[Expr, ...]:
-        reduced = zip(m.reduce_axes, m.reduce_shape, strict=True) if isinstance(m, Reduction) else ()
-        extents = {v: e for v, e in [*zip(m.axes, m.types[0].shape, strict=True), *reduced] if e != 1}
-        return tuple(self.stream.views.resolve(v, extents) for v in node_values(m))
-
-    def _value(self, value: Expr, env: dict[sympy.Symbol, sympy.Expr], own: set[sympy.Symbol]) -> Expr:
-        """A value of a member whose dimensions are ``own``, over dimensions of the function."""
-        makers = {n: m for m in self.stream.members for n in m.names}
-
-        def leaf(e: Expr) -> Expr | None:
-            if not isinstance(e, Load):
-                return None
-            made = makers.get(e.buffer)
-            if made is None:
-                return Load(self._input(e.buffer), e.indices, e.dtype)
-            # A feature of one element is a dimension of what has it alone.
-            at = tuple(v if v in own or self.extents.get(v) != 1 else sympy.S.Zero for v in self.axes[made.names[0]])
-            return cast(Load(self.results[e.buffer], at, self.kinds[e.buffer]), e.dtype)
-
-        # A row of one element keeps its name: it is the row of a tile.
-        extents = {v: e for v, e in self.extents.items() if e != 1}
-
-        def index(i: sympy.Expr) -> sympy.Expr:
-            moved = i.xreplace(env) if i.free_symbols else i
-            return self._canonical(simplify(moved, extents, self.stream.graph.symbols))
-
-        return simplify_value(rewrite(value, leaf, index), self.fast)
-
-    def _input(self, name: str) -> str:
-        buffer = self.inputs.get(name)
-        if buffer is None:
-            buffer = self.inputs[name] = self._buffer(f"in{len(self.inputs)}", self.types[name])
-        return buffer.name
-
-    def _output(self, name: str, k: int) -> Output:
-        member = next(m for m in self.stream.members if name in m.names)
-        env = self._places(member)
-        indices = tuple(self._canonical(env[a]) for a in member.axes)
-        return Output(self._buffer(f"out{k}", self.types[name]), self.results[name], indices)

@@ -8,6 +8,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,3 +100,12 @@ def serve(load: Callable[[], Handler]) -> None:
     for line in sys.stdin:
         with contextlib.redirect_stdout(sys.stderr):
             handle(json.loads(line), say)
+
+
+def side_by_side(count: int, serve: Callable[[], None]) -> None:
+    """Run ``serve`` on so many threads, each of which talks to a worker of its own, until all have returned."""
+    threads = [threading.Thread(target=serve, daemon=True) for _ in range(count)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import sympy
@@ -36,13 +37,18 @@ def blocks_inside(node: Node) -> tuple[Block, ...]:
 def limited(ctx: Context, loop: Loop, low: Val, high: Val) -> tuple[Val, Val, frozenset[Bound]]:
     """The range in which a loop does anything, where bounds that everything inside has leave out one end of it.
 
-    A bound in this loop and those around it alone is a limit, and known to hold between the limits.
+    Outside that range a bound fails wherever the loops inside are. One in this loop and those around it alone is known
+    to hold within it. Masks would do as well but for time, and but for what is read without one: memory of the kernel's
+    own, which has room for the lanes of one iteration behind its elements and no more.
     """
     inside = blocks_inside(loop)
     common = [b for b in inside[0].predicate if b not in ctx.assumed and all(b in n.predicate for n in inside[1:])]
+    loops = [n for n, _ in walk_nodes(loop.body) if isinstance(n, Loop)]
     used = []
     for bound in common:
-        parts = split_linear(sympy.expand(bound.rhs - bound.lhs), loop.var)
+        slack = sympy.expand(bound.rhs - bound.lhs)
+        best = _best(slack, loops)
+        parts = split_linear(best, loop.var) if best is not None else None
         if parts is None or not parts[1].is_Integer or parts[1] == 0 or not parts[0].free_symbols <= ctx.indices.keys():
             continue
         step = int(parts[1])
@@ -50,8 +56,20 @@ def limited(ctx: Context, loop: Loop, low: Val, high: Val) -> tuple[Val, Val, fr
             high = smin(ctx, high, iterations_above(ctx, parts[0], -step))
         else:  # from the first one with step * var > -rest
             low = smax(ctx, low, iterations_above(ctx, 1 - parts[0], step))
-        used.append(bound)
+        if best == slack:
+            used.append(bound)
     return low, high, frozenset(used)
+
+
+def _best(slack: sympy.Expr, loops: Iterable[Loop]) -> sympy.Expr | None:
+    """The greatest value of an expression over all iterations of some loops; None where it is not known."""
+    for lp in loops:
+        if lp.var in slack.free_symbols:
+            rest = split_linear(slack, lp.var)
+            if rest is None or not rest[1].is_Integer:
+                return None
+            slack = sympy.expand(rest[0] + (rest[1] * (lp.extent - 1) if int(rest[1]) > 0 else 0))
+    return slack
 
 
 def steady(ctx: Context, loop: Loop, low: Val, high: Val, otherwise: bool = False) -> Steady:

@@ -1,12 +1,12 @@
 """What one process compiled, the next one finds: nothing is imported, lowered, scheduled or emitted again."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import warm_processes
+from tests.warm_processes import Started
 
 SCRIPT = """
 import json, sys, warnings
@@ -29,16 +29,12 @@ print(json.dumps({"error": error, "counts": counters.snapshot(), "warnings": cau
 """
 
 
-def start(folder: Path, *args: str) -> "subprocess.Popen[str]":
-    env = {**os.environ, "MLC_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", SCRIPT, *(args or ("5",))]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(folder: Path, *args: str) -> Started:
+    return warm_processes.start(SCRIPT, *(args or ("5",)), env={"MLC_CACHE_DIR": str(folder)})
 
 
-def outcome(process: "subprocess.Popen[str]") -> dict[str, object]:
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    found = json.loads(out.splitlines()[-1])
+def outcome(process: Started) -> dict[str, object]:
+    found = json.loads(process.output().splitlines()[-1])
     assert found["error"] < 1e-5
     return found
 

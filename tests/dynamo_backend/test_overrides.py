@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor
 
 import torch_mlc
+from tests import warm_processes
 from torch_mlc.dynamo_backend.override_uses import OverrideUses, OverrideWarning
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.counters import counters
@@ -74,8 +73,7 @@ def test_the_hash_is_the_same_in_another_process_and_under_other_names(workload:
         "def other_name(p, q):\n    return torch.relu(p * q).sum(dim=1)\n"
         "print(torch_mlc.explain(other_name, torch.randn(37, 50), torch.randn(50)).kernels[0].workload)\n"
     )
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == workload
+    assert warm_processes.start(text).output().strip() == workload
 
 
 def test_an_illegal_schedule_names_hash_file_and_line(workload: str, script: Callable[[str], Path]) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import warm_processes
 from torch_mlc.dynamo_backend.tuning import DATABASE, Budget, Tuning, tuning_of
 from torch_mlc.ir.loops import LoopNest
 from torch_mlc.ir.parser import parse
@@ -116,10 +114,8 @@ print(*(counters[n] for n in ("kernels_tuned", "kernels_generated", "graph_cache
 
 def run(folder: Path, **more: str) -> list[int]:
     """Kernels tuned and generated, and programs found, in a process of its own."""
-    env = os.environ | {"MLC_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"} | more
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return [int(n) for n in done.stdout.split()]
+    done = warm_processes.start(SCRIPT, env={"MLC_CACHE_DIR": str(folder)} | more)
+    return [int(n) for n in done.output().split()]
 
 
 def test_what_one_process_tunes_the_next_one_uses(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ..workers import Worker, WorkerLost
+from ..workers import Worker, WorkerLost, side_by_side
 from .program import Program
 from .shrink import shrink
 
@@ -40,14 +40,7 @@ class Campaign:
         seeds, end = count(seed), time.monotonic() + seconds
         last = seed + programs if programs else None
         with tempfile.TemporaryDirectory(prefix="fuzz_") as cache:
-            threads = [
-                threading.Thread(target=self.serve, args=(seeds, last, end, Path(cache)), daemon=True)
-                for _ in range(self.workers)
-            ]
-            for t in threads:
-                t.start()
-            for t in threads:
-                t.join()
+            side_by_side(self.workers, lambda: self.serve(seeds, last, end, Path(cache)))
 
     def serve(self, seeds: count[int], last: int | None, end: float, cache: Path) -> None:
         """One worker's programs."""

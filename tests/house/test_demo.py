@@ -7,6 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from torch_mlc.dynamo_backend.demo import run as demo
 from torch_mlc.dynamo_backend.demo.model import GPT, Shape
 from torch_mlc.dynamo_backend.demo.report import steps_to_show
 from torch_mlc.dynamo_backend.demo.run import Plan, run
@@ -58,7 +59,9 @@ def test_the_table_shows_the_first_and_the_last_step(total: int) -> None:
     assert shown[0] == 1 and shown[-1] == total and shown == sorted(set(shown))
 
 
-def test_a_short_demo_prints_every_part() -> None:
+def test_a_short_demo_prints_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "TIMED_ROUNDS", 2)
+    monkeypatch.setattr(demo, "SAMPLE_LENGTH", 60)
     console = Console(file=io.StringIO(), width=120)
     run(Plan(steps=2, device="cpu", seed=0, inductor=False, backend="eager"), console)
     assert isinstance(console.file, io.StringIO)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..workers import Worker, WorkerLost
+from ..workers import Worker, WorkerLost, side_by_side
 from .cases import Job
 
 
@@ -36,14 +36,7 @@ class Sweep:
                 waiting.put(job)
         self.results.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="opinfo_") as cache, self.results.open("a") as out:
-            threads = [
-                threading.Thread(target=self.serve, args=(waiting, Path(cache), out), daemon=True)
-                for _ in range(self.workers)
-            ]
-            for t in threads:
-                t.start()
-            for t in threads:
-                t.join()
+            side_by_side(self.workers, lambda: self.serve(waiting, Path(cache), out))
 
     def serve(self, waiting: queue.SimpleQueue[Job], cache: Path, out: Any) -> None:
         """One worker's jobs."""

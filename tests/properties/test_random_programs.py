@@ -34,7 +34,7 @@ from torch_mlc.scheduler.trace import Trace
 SCALE = float(os.environ.get("PROPERTY_SCALE", "1"))
 FIRST = int(os.environ.get("PROPERTY_SEED", "0"))
 # Programs in each of the three tests, and traces of each.
-ORACLE, COMPILED, INTERPRETED = (int(n * SCALE) for n in (1000, 150, 150))
+ORACLE, COMPILED, INTERPRETED = (int(n * SCALE) for n in (1000, 150, 75))
 TRACES = 2
 # Kernels of one LLVM module.
 BATCH = 25

@@ -1,13 +1,12 @@
 """The disk cache: what was written comes back, and nothing else ever does."""
 
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
+from tests import warm_processes
 from torch_mlc.runtime.cache import DiskCache, Entry
 from torch_mlc.runtime.log import CacheWarning
 
@@ -113,6 +112,6 @@ def test_processes_that_write_the_same_key_leave_one_whole_entry(tmp_path: Path)
         "    e = cache.read('kernel', 'ab' * 32)\n"
         "    assert e is not None and len(set(e.payload)) == 1 and len(e.payload) == 50000\n"
     )
-    children = [subprocess.Popen([sys.executable, "-W", "error", "-c", script, str(tmp_path), str(n)]) for n in (1, 2)]
-    assert [child.wait(120) for child in children] == [0, 0]
+    for child in [warm_processes.start(script, str(tmp_path), str(n)) for n in (1, 2)]:
+        child.output()
     assert [p.name for p in (tmp_path / "v1" / "kernel").iterdir()] == [KEY]

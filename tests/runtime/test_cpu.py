@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests import warm_processes
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.ir.target import Target, TargetError
 from torch_mlc.runtime.cpu import (
@@ -108,7 +107,7 @@ want = np.sin(x)
 kernel(x.ctypes.data)
 assert np.allclose(x, want, atol=1e-6)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    warm_processes.start(program).output()
 
 
 def test_the_team_is_the_one_of_torch() -> None:
