@@ -1,5 +1,6 @@
 """What every test may lean on: strict settings, a cache folder of its own, goldens, and no GPU tests without a GPU."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Settings go through the environment, so that the processes that tests start have them too."""
+    # Compilers leave many objects alive; to look through all of them again and again takes a tenth of the time.
+    gc.set_threshold(100_000, 50, 100)
     for name in [name for name in os.environ if name.startswith("MLC_")]:
         del os.environ[name]
     config.stash[_CACHE] = TemporaryDirectory(prefix="torch_mlc_tests_")

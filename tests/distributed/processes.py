@@ -6,17 +6,13 @@ A program raises where the two differ. Processes are spawned here, since what th
 from __future__ import annotations
 
 import copy
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.distributed import _functional_collectives as funcol
@@ -240,9 +236,3 @@ def work(rank: int, world: int, store: str, names: list[str]) -> None:
         PROGRAMS[name]()
         dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        count, chosen = int(sys.argv[1]), sys.argv[2:]
-        mp.spawn(work, (count, str(Path(folder, "store")), chosen), count)

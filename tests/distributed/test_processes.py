@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests import warm_processes
+
 
 def run(world: int, *programs: str) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MLC_STRICT": "1"}
-    script = Path(__file__).with_name("processes.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(world), *programs],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
+    script = "import sys\nfrom tests.distributed.processes import work\n"
+    script += "work(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])\n"
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder, "store"))
+        for process in [warm_processes.start(script, str(k), str(world), store, *programs) for k in range(world)]:
+            process.output(300)
 
 
 def test_two_processes() -> None:

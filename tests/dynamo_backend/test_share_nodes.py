@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests import warm_processes
 from torch_mlc.dynamo_backend.share_nodes import share_nodes
 
 aten = torch.ops.aten
@@ -88,4 +87,4 @@ def test_training_without_inductor() -> None:
         "heavy = [f'torch._inductor.{m}' for m in ('pattern_matcher', 'lowering', 'scheduler')]\n"
         "assert not [m for m in heavy if m in sys.modules]\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    warm_processes.start(program).output()

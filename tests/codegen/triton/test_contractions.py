@@ -75,7 +75,7 @@ def test_symbolic_rows(agrees, rows):
 def test_every_candidate_keeps_the_meaning(agrees):
     found = [c for c in design_space(linear(20, 70, 40), SM90).candidates() if c.rule == "gpu_contraction"]
     assert len(found) > 4
-    for candidate in found[::5]:
+    for candidate in found[::8]:
         agrees(candidate.schedule.nest, tolerance=2e-2)
 
 
