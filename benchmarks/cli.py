@@ -23,8 +23,9 @@ from .models.spec import SIZES, Size
 from .peers import Peer, parse_peers
 from .run_compile import LAYERS, MODEL, run_compile
 from .run_kernels import failed, run_kernel
+from .run_memory import run_memory
 from .run_models import MODES, run_model
-from .schema import CaseResult, Report
+from .schema import Report
 from .table import print_report
 from .timing import TimingSettings
 
@@ -68,20 +69,26 @@ def progress_bar(console: Console) -> Progress:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--suite", type=click.Choice(("kernels", "models", "compile", "scaling", "static")), required=True)
+@click.option(
+    "--suite", type=click.Choice(("kernels", "models", "compile", "memory", "scaling", "static")), required=True
+)
 @click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu")
 @click.option("--peers", default="eager,inductor", callback=peers_option, help="eager, or backends of torch.compile.")
 @click.option("--filter", "patterns", multiple=True, help="Cases whose name contains this; may be given again.")
-@click.option("--mode", type=click.Choice((*MODES, "both")), default="both", help="Of models and compile.")
-@click.option("--dtype", type=click.Choice(tuple(DTYPES)), default="float32", help="Of kernels and models.")
+@click.option("--mode", type=click.Choice((*MODES, "both")), default="both", help="Of models, compile and memory.")
+@click.option("--dtype", type=click.Choice(tuple(DTYPES)), default="float32", help="Of kernels, models and memory.")
 @click.option(
-    "--size", type=click.Choice(SIZES), help="Of models and compile: small on the CPU, full on a GPU; of static: full."
+    "--size",
+    type=click.Choice(SIZES),
+    help="Of models, compile and memory: small on the CPU, full on a GPU; of static: full.",
 )
 @click.option("--variant", type=click.Choice((*VARIANTS, "both")), default="both", help="Sizes of kernels.")
 @click.option("--layers", default=",".join(map(str, LAYERS)), callback=layers_option, help="Depths of compile.")
 @click.option("--nodes", default=",".join(map(str, NODES)), callback=layers_option, help="Sizes of scaling.")
 @click.option("--dynamic", is_flag=True, help="Compile with dynamic=True.")
-@click.option("--repeat", type=click.IntRange(min=1), help="Rounds: 20 on the CPU, 100 on a GPU; 1 for compile.")
+@click.option(
+    "--repeat", type=click.IntRange(min=1), help="Rounds: 20 on the CPU, 100 on a GPU; 1 for compile and memory."
+)
 @click.option("--flush/--no-flush", default=None, help="Empty caches before each call; on for kernels on a GPU.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of torch; as torch chooses them by default.")
 @click.option("--target", default="cuda:sm_90", help="GPU that static compiles for; none need be here.")
@@ -121,13 +128,19 @@ def main(
     # It compiles with torch_mlc itself; kernels, models and compile also run where that is not installed.
     scaling = importlib.import_module(f"{__package__}.run_scaling") if suite == "scaling" else None
     graphs = list(scaling.GRAPHS) if scaling is not None else []
-    known = {"kernels": list(KERNELS), "models": list(MODELS), "compile": [MODEL], "scaling": graphs}[suite]
+    known = {
+        "kernels": list(KERNELS),
+        "models": list(MODELS),
+        "memory": list(MODELS),
+        "compile": [MODEL],
+        "scaling": graphs,
+    }[suite]
     chosen = select(known, patterns)
     if threads is not None:
         torch.set_num_threads(threads)
     cuda = device == "cuda"
     size = size or ("full" if cuda else "small")
-    rounds = repeat or (1 if suite in ("compile", "scaling") else 100 if cuda else 20)
+    rounds = repeat or (1 if suite in ("compile", "memory", "scaling") else 100 if cuda else 20)
     timing = TimingSettings(device, rounds, flush=flush if flush is not None else cuda and suite == "kernels")
     modes = MODES if mode == "both" else (mode,)
     # A pipe or file has no width of its own, and rich's 80 columns would cut every cell of these tables.
@@ -159,6 +172,14 @@ def main(
                     bar.update(task, description=f"{depth} layers, {m}")
                     report.cases += run_compile(depth, m, peers, device, size, dynamic, rounds)
                     bar.advance(task)
+        elif suite == "memory":
+            task = bar.add_task("memory", total=len(chosen) * len(modes))
+            for name in chosen:
+                for m in modes:
+                    bar.update(task, description=f"{name}, {m}")
+                    case = run_memory(MODELS[name], size, m, peers, DTYPES[dtype], dynamic, device, rounds)
+                    report.cases.append(case)
+                    bar.advance(task)
         elif scaling is not None:
             task = bar.add_task("scaling", total=len(chosen) * len(nodes))
             for name in chosen:
@@ -175,7 +196,6 @@ def main(
             for name in chosen:
                 for step in steps:
                     bar.update(task, description=f"{name}, {step}")
-                    case: CaseResult
                     if suite == "kernels":
                         case = run_kernel(KERNELS[name], step, peers, DTYPES[dtype], dynamic, timing, roofline)
                     else:

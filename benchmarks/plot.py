@@ -1,4 +1,4 @@
-"""Reports as pictures: speed-ups and achieved rates by case, or compile time by phase."""
+"""Reports as pictures: speed-ups and achieved rates by case, compile time by phase, or peaks of memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from .peers import EAGER
 from .schema import CaseResult, Report
-from .table import PHASES
+from .table import PHASES, mebibytes
 
 # Colours that stay apart for the colour-blind (Okabe and Ito).
 COLOURS = {"eager": "#7f7f7f", "inductor": "#0072B2", "mlc": "#D55E00"}
@@ -34,7 +34,7 @@ def label(case: CaseResult, suite: str) -> str:
 def write_plot(report: Report, path: Path) -> None:
     """Draw ``report`` into a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw = {"compile": draw_compile, "scaling": draw_scaling}.get(report.suite, draw_timing)
+    draw = {"compile": draw_compile, "scaling": draw_scaling, "memory": draw_memory}.get(report.suite, draw_timing)
     figure = draw(report)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -175,5 +175,27 @@ def draw_scaling(report: Report) -> Any:
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
+    figure.suptitle(caption(report), fontsize=10)
+    return figure
+
+
+def draw_memory(report: Report) -> Any:
+    """Peaks of every peer as shares of eager's, one line a case; what is held besides is the case's label."""
+    cases, names = report.cases, report.peer_names()
+    figure, axes = plt.subplots(figsize=(9, max(3.0, 0.26 * len(cases) + 1.8)), layout="constrained")
+    for name, tint in colours(names).items():
+        points = [(1 / r, row) for row, case in enumerate(cases) if (r := case.ratio(name, EAGER)) is not None]
+        mean = report.geomeans().get(f"{name}/{EAGER}")
+        told = name if mean is None else f"{name}, geomean {1 / mean.value:.2f}× of {mean.count}"
+        axes.scatter([x for x, _ in points], [row for _, row in points], s=30, color=tint, zorder=3, label=told)
+    axes.axvline(1.0, color="black", linewidth=0.9)
+    axes.set_xlim(left=0)
+    labels = [f"{label(case, report.suite)} ({mebibytes(case.nbytes)} MiB held)" for case in cases]
+    axes.set_yticks(range(len(cases)), labels, fontsize=8)
+    axes.set_ylim(len(cases) - 0.5, -0.5)
+    axes.set_xlabel("peak memory of a call beyond weights and inputs, as a share of eager's (left of 1 is less)")
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8, frameon=False, ncols=3)
     figure.suptitle(caption(report), fontsize=10)
     return figure

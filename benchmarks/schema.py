@@ -16,7 +16,10 @@ SCHEMA, VERSION = "torch-mlc-benchmarks", 1
 
 @dataclass(slots=True)
 class PeerResult:
-    """One peer on one case. Seconds per call in ``samples``, or the reason why there are none in ``error``."""
+    """One peer on one case. Seconds per call in ``samples``, or the reason why there are none in ``error``.
+
+    ``peak_bytes``: of the suite ``memory``, which takes no time, the most that a call holds.
+    """
 
     samples: list[float] = field(default_factory=list)
     calls_per_sample: int = 1
@@ -25,15 +28,26 @@ class PeerResult:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     error: str | None = None
+    peak_bytes: int | None = None
 
     @property
     def time(self) -> Spread | None:
         return spread(self.samples) if self.samples else None
 
+    @property
+    def cost(self) -> float | None:
+        """What is compared: the peak where it was measured, else the median time."""
+        if self.peak_bytes is not None:
+            return float(self.peak_bytes)
+        return self.time.median if self.time is not None else None
+
 
 @dataclass(slots=True)
 class CaseResult:
-    """One case: ``name`` and ``variant`` (its size) identify it within a mode; bytes and floor are for kernels."""
+    """One case: ``name`` and ``variant`` (its size) identify it within a mode.
+
+    ``nbytes``: what a kernel has to move, or, of ``memory``, what is held before the call; the floor is for kernels.
+    """
 
     name: str
     variant: str
@@ -45,11 +59,12 @@ class CaseResult:
     peers: dict[str, PeerResult] = field(default_factory=dict)
 
     def ratio(self, peer: str, base: str) -> float | None:
-        """How many times faster than ``base`` the peer is; None where either was not measured."""
+        """How many times faster than ``base`` the peer is, or less memory it takes; None where either was not
+        measured."""
         if peer not in self.peers or base not in self.peers:
             return None
-        ours, theirs = self.peers[peer].time, self.peers[base].time
-        return theirs.median / ours.median if ours and theirs else None
+        ours, theirs = self.peers[peer].cost, self.peers[base].cost
+        return theirs / ours if ours and theirs else None
 
     def share(self, peer: str) -> float | None:
         """The floor as a fraction of the measured time: 1 is the machine's own rate, more means caches helped."""

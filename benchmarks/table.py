@@ -168,6 +168,39 @@ def scaling_table(report: Report) -> Table:
     return table
 
 
+def mebibytes(nbytes: int | None) -> str:
+    """Three significant digits."""
+    return "-" if nbytes is None else f"{nbytes / 2**20:.3g}"
+
+
+def share_text(ratio: float | None) -> Text:
+    """Memory as a share of another's: green where less, red where more."""
+    if ratio is None:
+        return Text("-", style="dim")
+    share = 1 / ratio
+    return Text(f"{share:.2f}×", style="green" if share < 0.995 else "red" if share > 1.005 else "")
+
+
+def memory_table(report: Report) -> Table:
+    """The table of the suite ``memory``: peaks beyond what is held before the call, and shares of other peers'."""
+    title = f"peak memory of a call on {report.device} beyond weights and inputs (held), MiB"
+    table = Table(title=title, title_style="")
+    for column in ("model", "size", "mode"):
+        table.add_column(column, no_wrap=True)
+    names = report.peer_names()
+    bases = [b for b in (EAGER, "inductor") if b in names]
+    for column in ("held", *names, *(f"{n} of {b}" for b in bases for n in names if n not in (EAGER, b))):
+        table.add_column(column, justify="right")
+    for case in report.cases:
+        row: list[Text | str] = [case.name, case.variant, case.mode, mebibytes(case.nbytes)]
+        for peer in case.peers.values():
+            failed = Text((peer.error or "").splitlines()[0][:40], style="red") if peer.error else None
+            row.append(failed or mebibytes(peer.peak_bytes))
+        row += [share_text(case.ratio(n, b)) for b in bases for n in names if n not in (EAGER, b)]
+        table.add_row(*row)
+    return table
+
+
 PHASES: Sequence[str] = ("dynamo", "aot", "backend", "rest")
 
 
@@ -180,10 +213,13 @@ def print_report(report: Report, console: Console) -> None:
                 console.print(own_table(report))
         case "scaling":
             console.print(scaling_table(report))
+        case "memory":
+            console.print(memory_table(report))
         case _:
             console.print(timing_table(report))
     for name, mean in report.geomeans().items():
-        console.print(f"{name}: geometric mean of {mean.count} speed-ups {mean.value:.3f}×")
+        what, value = ("peaks", 1 / mean.value) if report.suite == "memory" else ("speed-ups", mean.value)
+        console.print(f"{name}: geometric mean of {mean.count} {what} {value:.3f}×")
     if report.roofline is not None:
         copy, matmul = report.roofline["copy_bytes_per_s"], report.roofline["matmul_flops_per_s"]
         console.print(f"measured here: copy {copy / 1e9:.3g} GB/s, matmul {matmul / 1e9:.4g} GFLOP/s", style="dim")
