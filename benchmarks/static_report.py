@@ -80,6 +80,7 @@ def workload_json(report: Report, seconds: Sequence[float]) -> dict[str, Any]:
         g.name: {
             "launches": g.launches,
             "library_calls": {f"{c.op}: {c.reason}": c.calls for c in g.libraries},
+            "library_call_bytes": {f"{c.op}: {c.reason}": c.moved for c in g.libraries},
             "kernel_bytes": g.traffic.kernels,
             "library_bytes": g.traffic.libraries,
             "compulsory_bytes": g.traffic.compulsory,

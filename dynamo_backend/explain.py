@@ -21,7 +21,7 @@ from ..scheduler.fuse import Fusion
 from .capture import capture
 from .compile import CompiledGraph, Stages, compile_graph
 from .fake_device import on_fake_device, retarget
-from .graph_traffic import graph_traffic
+from .graph_traffic import GraphTraffic, graph_traffic
 from .kernels import KernelBuild
 from .report import GraphReport, KernelReport, LibraryReport, MissedFusion, Report
 from .traffic import traffic_of
@@ -90,16 +90,17 @@ def report_of(compiled: CompiledGraph) -> GraphReport:
     assert stages is not None, "a graph from the cache has no stages to report"
     targets = dict.fromkeys(str(b.target) for b in stages.kernels.values())
     kernels = _kernels(stages)
+    traffic = graph_traffic(stages.fusion.graph, stages.fusion.functions, {k.name: k.traffic for k in kernels})
     return GraphReport(
         compiled.name,
         ", ".join(targets) or "cpu",
         kernels,
-        _libraries(stages.fusion.graph),
+        _libraries(stages.fusion.graph, traffic),
         _missed(stages.fusion, stages.graph),
         stages.program.peak_bytes,
         _typical_peak(stages.program, stages.graph),
         compiled.timer.seconds,
-        graph_traffic(stages.fusion.graph, stages.fusion.functions, {k.name: k.traffic for k in kernels}),
+        traffic,
         compiled.text.text,
     )
 
@@ -143,14 +144,14 @@ def _lines(origins: Iterable[Origin]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(o.source for o in origins if o.source))
 
 
-def _libraries(graph: Graph) -> tuple[LibraryReport, ...]:
+def _libraries(graph: Graph, traffic: GraphTraffic) -> tuple[LibraryReport, ...]:
+    found: dict[tuple[str, str], list[tuple[Library, int]]] = {}
     nodes = [n for n in graph.nodes if isinstance(n, Library)]
-    calls = Counter((n.target, n.reason) for n in nodes)
+    for n, moved in zip(nodes, traffic.calls, strict=True):
+        found.setdefault((n.target, n.reason), []).append((n, moved))
     return tuple(
-        LibraryReport(
-            op, count, reason, _lines(o for n in nodes if (n.target, n.reason) == (op, reason) for o in n.origins)
-        )
-        for (op, reason), count in calls.items()
+        LibraryReport(op, len(calls), reason, _lines(o for n, _ in calls for o in n.origins), sum(b for _, b in calls))
+        for (op, reason), calls in found.items()
     )
 
 

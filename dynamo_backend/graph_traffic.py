@@ -19,13 +19,14 @@ class GraphTraffic:
 
     ``reads`` is how often each input is read, by all kernels and calls together: 1 where each byte that is needed is
     asked for once. A library call is taken to read its arguments and write its results once. Sizes that are symbols
-    count with their typical values.
+    count with their typical values. ``calls`` are the bytes of each library call, in order.
     """
 
     kernels: int
     libraries: int
     compulsory: int
     reads: Mapping[str, float] = field(default_factory=dict)
+    calls: tuple[int, ...] = ()
 
     @property
     def moved(self) -> int:
@@ -59,7 +60,8 @@ class _Counter:
         self.written: set[str] = set()
 
     def count(self) -> GraphTraffic:
-        kernels = libraries = 0
+        kernels = 0
+        calls: list[int] = []
         for node in self.graph.nodes:
             match node:
                 case View():
@@ -67,12 +69,12 @@ class _Counter:
                 case CallTensor():
                     kernels += sum(self.call(c) for c in node.calls())
                 case Library():
-                    libraries += self.library(node)
+                    calls.append(self.library(node))
                 case _:
                     raise AssertionError(f"{node.names[0]} is in no kernel: the graph is not fused")
         needed = {name: min(self.bytes(name), sum(views.values())) for name, views in self.read.items()}
         reads = {name: self.visited[name] / size for name, size in needed.items() if size}
-        return GraphTraffic(kernels, libraries, sum(needed.values()) + self.results(), reads)
+        return GraphTraffic(kernels, sum(calls), sum(needed.values()) + self.results(), reads, tuple(calls))
 
     def call(self, call: CallTensor) -> int:
         traffic = self.traffic[call.function]

@@ -103,12 +103,13 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class LibraryReport:
-    """Calls of one ATen op, and why it is a library call."""
+    """Calls of one ATen op, why it is a library call, and the bytes that all of them read and write."""
 
     op: str
     calls: int
     reason: str
     lines: tuple[str, ...] = ()
+    moved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,10 @@ class GraphReport:
 
     def _library_lines(self) -> list[str]:
         width = max((len(c.op) for c in self.libraries), default=0)
-        return [f"  library {c.op:{width}}  {c.calls:>4}  {c.reason}" for c in self.libraries]
+        return [
+            f"  library {c.op:{width}}  {c.calls:>4}  {_bytes(c.moved / c.calls):>9}  {c.reason}"
+            for c in self.libraries
+        ]
 
     def _missed_lines(self) -> list[str]:
         shown = self.not_fused[:_SHOWN]

@@ -13,10 +13,11 @@ import sympy
 
 from ..ir.dtypes import DType
 from ..ir.expr import Expr, Index, Load, flops, is_value, loads, rewrite, symbol, walk
-from ..ir.graph import Compute, Graph, Library, Node, Ref, TensorType, View, uses
+from ..ir.graph import Compute, Graph, Library, Node, Ref, TensorType, View, node_values, uses
 from ..ir.graph import Reduction as ReductionNode
 from ..ir.index import simplify
 from ..ir.symbols import SymbolTable
+from .members import is_cheap
 from .views import ViewMap, map_value
 
 # An operand's element may cost so many operations, and be written with so many nodes, where a product makes it itself.
@@ -77,6 +78,8 @@ class Product:
     the result, through views too, at places that positions name, ``then`` those that read what they make; ``leaves``
     where the result is one of the graph, or is read at places that data name. ``shared`` tells which operands something
     else needs in memory anyway; ``tiled`` names the reductions among readers that tiles of the result give parts of.
+    Of the element-wise readers ``beside`` are the bytes of what else they read, ``made`` of what they make, ``kept`` of
+    that part of it which a reduction's kernel would have to write for others.
     """
 
     node: Library
@@ -97,6 +100,9 @@ class Product:
     leaves: bool
     shared: tuple[bool, bool]
     tiled: frozenset[str] = frozenset()
+    beside: int = 0
+    made: int = 0
+    kept: int = 0
 
     @property
     def type(self) -> TensorType:
@@ -141,6 +147,7 @@ class Products:
                     self.readers.setdefault(name, []).append(n)
         self.leaving = {self.views.base(o) for o in graph.outputs if isinstance(o, str)}
         self.weights = self._weights()
+        self.made_again = self._made_again()
 
     def _weights(self) -> dict[str, tuple[int, int]]:
         """Operations and nodes of what each element-wise tensor is made of: a residual stream goes back through all
@@ -154,6 +161,21 @@ class Products:
                 inside = found.get(self.views.base(e.buffer), (0, 1)) if isinstance(e, Load) else (0, 1)
                 cost, nodes = cost + inside[0], nodes + inside[1]
             found[name] = (cost, nodes)
+        return found
+
+    def _made_again(self) -> set[str]:
+        """Element-wise results that are wanted only at places that data name, and are computed there: of the
+        log-probabilities of a vocabulary a loss wants one a row."""
+        found: set[str] = set()
+        gathering = {n.names[0] for n in self.graph.nodes if isinstance(n, (Compute, ReductionNode)) and _gathers(n)}
+        for node in reversed(self.graph.nodes):
+            readers = self.readers.get(node.names[0], ()) if isinstance(node, Compute) else ()
+            if not readers or not all(r.names[0] in found or r.names[0] in gathering for r in readers):
+                continue
+            assert isinstance(node, Compute)
+            there = all(r.names[0] in found or self._names_places(r, node.name) for r in readers)
+            if there and node.name not in self.leaving and is_cheap(node.value):
+                found.add(node.name)
         return found
 
     @staticmethod
@@ -185,7 +207,8 @@ class Products:
         batch, m, n = [1] * (3 - len(sizes)) + sizes if len(axes) != 1 else [1, sizes[0], 1]
         (result,) = node.names
         all_readers = self.readers.get(result, ())
-        readers = tuple(r for r in all_readers if not self._names_places(r, result))
+        elsewhere = [r for r in all_readers if self._names_places(r, result) or r.names[0] in self.made_again]
+        readers = tuple(r for r in all_readers if r not in elsewhere)
         then = tuple(s for r in readers for name in r.names for s in self.readers.get(name, ()))
         inside = {result, *(name for r in readers for name in r.names)}
         tiled = [r for r in (*readers, *then) if isinstance(r, ReductionNode) and self._is_tiled(r, kind, inside)]
@@ -193,8 +216,26 @@ class Products:
             node, axes, kind.shape, depth, a, b, added.name if added is not None else None, beta, alpha, batch, m, n,
             hint(depth), readers, then, result in self.leaving or len(readers) < len(all_readers),
             (self._is_needed(names[0], node), self._is_needed(names[1], node)),
-            frozenset(r.names[0] for r in tiled),
+            frozenset(r.names[0] for r in tiled), *self._around(result, readers),
         )  # fmt: skip
+
+    def _around(self, result: str, readers: tuple[Node, ...]) -> tuple[int, int, int]:
+        """Bytes that the element-wise readers of a result read beside it, that they make, and that others need of
+        those."""
+        computes = [r for r in readers if isinstance(r, Compute)]
+        inside = {result, *(r.name for r in computes)}
+        beside = {self.views.base(u) for r in computes for u in uses(r)} - inside
+        hint, types = self.graph.symbols.hint, self.types
+        kept = [r for r in computes if r.name in self.leaving or any(map(self._waits, self.readers.get(r.name, ())))]
+        return (
+            sum(hint(types[n].nbytes) for n in beside), sum(hint(r.type.nbytes) for r in computes),
+            sum(hint(r.type.nbytes) for r in kept),
+        )  # fmt: skip
+
+    def _waits(self, node: Node) -> bool:
+        """Whether a node is a library call or reads the result of one."""
+        makers = (self.made.get(self.views.base(u)) for u in uses(node))
+        return isinstance(node, Library) or any(isinstance(m, Library) for m in makers)
 
     def _is_tiled(self, r: ReductionNode, kind: TensorType, inside: set[str]) -> bool:
         """Whether a reduction is over the rows or the columns of a product, and nothing spreads what is made of it."""
@@ -207,17 +248,19 @@ class Products:
         names = list(r.names)
         for name in names:
             for user in self.readers.get(name, ()):
-                if isinstance(user, (Compute, ReductionNode)):
+                if isinstance(user, (Compute, ReductionNode)) and user.names[0] not in self.made_again:
                     over = sympy.Mul(*user.reduce_shape) if isinstance(user, ReductionNode) else sympy.S.One
                     if sympy.expand(user.types[0].numel * over - made) != 0:
                         return False
-                names += [n for n in user.names if isinstance(user, Compute) and n not in names]
+                    names += [n for n in user.names if isinstance(user, Compute) and n not in names]
         return True
 
     def _names_places(self, reader: Node, name: str) -> bool:
         """Whether a node reads a tensor at places that data name."""
-        return isinstance(reader, Compute) and any(
-            any(is_value(i) for i in ld.indices) and self.views.base(ld.buffer) == name for ld in loads(reader.value)
+        return isinstance(reader, (Compute, ReductionNode)) and any(
+            any(is_value(i) for i in ld.indices) and self.views.base(ld.buffer) == name
+            for value in node_values(reader)
+            for ld in loads(value)
         )
 
     def _is_needed(self, name: str, node: Library) -> bool:
@@ -292,8 +335,8 @@ class _Inliner:
         return rewrite(value, leaf)
 
 
-def _gathers(maker: Compute) -> bool:
-    return any(is_value(i) for ld in loads(maker.value) for i in ld.indices)
+def _gathers(maker: Compute | ReductionNode) -> bool:
+    return any(is_value(i) for value in node_values(maker) for ld in loads(value) for i in ld.indices)
 
 
 def _has_arithmetic(dtype: DType) -> bool:

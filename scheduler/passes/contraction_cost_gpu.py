@@ -112,6 +112,15 @@ def _saved_bytes(p: Product) -> int:
     return _result_bytes(p) * ((not p.leaves) + (not _ends(p)))
 
 
+def _shared_bytes(p: Product) -> int:
+    """Bytes that the kernel of a reduction behind the product would move, where it has to wait for them, and that the
+    product's own kernel moves while it multiplies: the result, what is added to it and the like, and what that makes
+    for others too; less what the reduction then reads instead."""
+    if not _followed(p) or not _ends(p) or p.leaves:
+        return 0
+    return max(_result_bytes(p) + p.beside + p.kept - p.made, 0)
+
+
 def _saved_launches(p: Product) -> int:
     return int(_followed(p) and not _ends(p) and not p.tiled)
 
@@ -151,6 +160,7 @@ def _library_time(p: Product, packed: tuple[bool, bool], target: Target) -> floa
     """Operands made, the product, and its result read back by what follows."""
     moved = p.a.bytes + p.b.bytes + _result_bytes(p)
     after = _saved_launches(p) * LAUNCH + max(_saved_bytes(p) - _result_bytes(p) * (not p.leaves), 0) / BANDWIDTH
+    after += _shared_bytes(p) / BANDWIDTH
     machine = Machine(target.cores, BANDWIDTH, _rate(p))
     # It cuts the summed axis too, and where it does, adds the pieces up in the same launch.
     best = min(multiplying_time(_size(p), k, moved, machine, _shapes(p)) for k in _pieces(p))
@@ -162,6 +172,7 @@ def _loop_time(p: Product, packed: tuple[bool, bool], target: Target) -> tuple[f
     summed axis."""
     read = sum(o.read if inlined else o.bytes for o, inlined in zip((p.a, p.b), packed, strict=True))
     kept = _result_bytes(p) if _followed(p) and not p.leaves else 0
+    along = p.beside + p.made if _shared_bytes(p) else 0
     making = sum(
         _elements(o) * (1 + o.flops) * -(-others // TILE) / MAKING
         for o, others, inlined in zip((p.a, p.b), (p.n, p.m), packed, strict=True)
@@ -172,7 +183,7 @@ def _loop_time(p: Product, packed: tuple[bool, bool], target: Target) -> tuple[f
     machine = Machine(target.cores, BANDWIDTH * OURS_READING * share, rate * share)
 
     def cut(pieces: int) -> float:
-        moved = read + _result_bytes(p) - kept
+        moved = read + _result_bytes(p) - kept + along
         sums = pieces * p.batch * p.m * p.n * p.accumulator.itemsize
         added = 2 * sums / BANDWIDTH + LAUNCH if pieces > 1 else 0.0
         return multiplying_time(_size(p), pieces, moved, machine, _shapes(p), making) + added

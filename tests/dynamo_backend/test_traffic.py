@@ -130,6 +130,7 @@ def test_library_calls_move_their_operands_and_results() -> None:
     assert graph.launches == 0 and graph.traffic.kernels == 0
     # The first product is written, read by the second, and that is written.
     assert graph.traffic.libraries == inputs + 3 * result
+    assert sum(c.moved for c in graph.libraries) == graph.traffic.libraries
     assert graph.traffic.compulsory == inputs + result
     assert graph.traffic.ratio == (inputs + 3 * result) / (inputs + result)
 

@@ -20,6 +20,7 @@ from torch_mlc.ir.graph import CallTensor, Graph, Library
 from torch_mlc.ir.loops import LoopNest
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.gpu import compile_triton, resource_report
+from torch_mlc.runtime.options import Options
 from torch_mlc.scheduler import tiles
 from torch_mlc.scheduler.contraction import Decision, Products
 from torch_mlc.scheduler.fuse import fuse
@@ -138,6 +139,25 @@ def test_compiled(fn: Callable[..., object], shapes: Sequence[tuple[int, ...]]) 
 def test_opened_where_a_result_need_not_be_read_again() -> None:
     graph = open_contractions(rewrite_logsumexp(imported(statistics, (half(8192, 768), half(50257, 768)))))
     assert not [n for n in graph.nodes if isinstance(n, Library)]
+
+
+def test_opened_though_a_loss_reads_one_element_of_each_row() -> None:
+    """Log-probabilities are in the graph for that element, and are made nowhere else."""
+
+    def loss(x: Tensor, w: Tensor, targets: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(x @ w.t(), targets)
+
+    with FakeTensorMode():
+        x, w = (torch.empty(n, 768, dtype=BF16, requires_grad=True) for n in (8192, 50257))
+        targets = torch.empty(8192, dtype=torch.int64)
+    found = capture(loss, [x, w, targets], training=True, options=Options(target="cuda:sm_90"))
+    retarget(found, "cuda")
+    graph = open_contractions(rewrite_logsumexp(import_graph(found[0])))
+    assert not [n for n in graph.nodes if isinstance(n, Library)]
+    calls = [n for n in fuse(graph).graph.nodes if isinstance(n, CallTensor)]
+    logits = 8192 * 50257
+    assert sum(t.numel == logits for c in calls for t in c.types) == 1, "nothing of their size but the logits is made"
+    assert max(int(t.numel) for c in calls[1:] for t in c.types) < logits // 1000
 
 
 def test_results_that_are_spread_again_stay_apart() -> None:

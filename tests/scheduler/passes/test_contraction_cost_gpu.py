@@ -113,6 +113,18 @@ def test_what_feeds_a_reduction_saves_less() -> None:
     assert any("65536 KiB of the result" in n.reason for n in products(followed)[1])
 
 
+def test_what_others_need_is_written_while_a_shallow_product_multiplies() -> None:
+    """A residual stream before a norm: the norm's kernel then waits for neither product nor stream, and writes none."""
+
+    def block(x: Tensor, h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = x + h @ w.t()
+        return y, functional.layer_norm(y, (w.shape[0],))
+
+    for depth, expected in ((768, True), (3072, False)):
+        _, libraries = products(decided(block, empty(8192, 768), empty(8192, depth), empty(768, depth)))
+        assert bool(libraries) is not expected and any("12288 KiB" in n.reason for n in libraries) is not expected
+
+
 def test_full_float32_is_the_library_s_unless_memory_decides() -> None:
     kinds = {"dtype": torch.float32}
     assert not products(decided(with_gelu, empty(4096, 1024, **kinds), empty(4096, 1024, **kinds)))[0]
