@@ -27,9 +27,16 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
     config.stash[_CACHE] = TemporaryDirectory(prefix="torch_mlc_tests_")
     os.environ["MLC_STRICT"] = "1"
+    # Several workers share the machine: a team that waits should not keep the others from theirs.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ["MLC_CACHE_DIR"] = config.stash[_CACHE].name
     # AOTAutograd's cache too: tests are about what is compiled, not about what an earlier run left.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(config.stash[_CACHE].name, "torch"))
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, at most 4: some tests wait for processes that they start."""
+    return min(4, (os.cpu_count() or 1) + 1)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,7 +1,4 @@
-"""Programs that several processes run on gloo, each compiled and in eager: ``python processes.py WORLD PROGRAM …``.
-
-A program raises where the two differ. Processes are spawned here, since what they run has to be importable.
-"""
+"""Programs that several processes run on gloo, each compiled and in eager: one raises where the two differ."""
 
 from __future__ import annotations
 
