@@ -10,7 +10,7 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,24 @@ def print_host(program: HostProgram) -> HostText:
     return _Printer(program).run()
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Steps of a program as a function of its own: what it takes, names of tensors and sizes, and what it returns."""
+
+    name: str
+    arguments: tuple[str, ...]
+    steps: tuple[Step, ...]
+    results: tuple[str, ...]
+
+
+def print_parts(program: HostProgram, parts: Sequence[Part]) -> HostText:
+    """A Python function for each part."""
+    printer = _Printer(program)
+    for part in parts:
+        printer.part(part)
+    return printer.done()
+
+
 @dataclass(slots=True)
 class _Printer:
     program: HostProgram
@@ -82,6 +100,17 @@ class _Printer:
             self.indent += "    "
         for step in p.steps:
             self.step(step)
+        return self.done()
+
+    def part(self, part: Part) -> None:
+        self.names, self.taken, self.hoisted, self.comment = {}, set(), {}, ""
+        self.lines.append(f"def {part.name}({', '.join(self.name(a) for a in part.arguments)}):")
+        for step in part.steps:
+            self.step(step)
+        results = [self.name(r) for r in part.results]
+        self.line(f"return ({', '.join(results)}{',' if len(results) == 1 else ''})")
+
+    def done(self) -> HostText:
         text = "\n".join(self.lines) + "\n"
         return HostText(text, self.ops, {v: n for n, v in self.constants.items()})
 

@@ -12,13 +12,13 @@ from torch import fx
 
 from ..codegen.host import HostProgram, KernelUse
 from ..codegen.host_build import build_host_program
-from ..codegen.host_text import HostText, may_alias, print_host
+from ..codegen.host_text import HostText, may_alias
 from ..ir.graph import CallTensor, Graph, IRModule
 from ..ir.passes import PassManager
 from ..runtime.counters import counters
-from ..runtime.executable import Boxed, load_program
+from ..runtime.executable import Boxed
 from ..runtime.fallback import AtenKernel
-from ..runtime.kernels import KIND_GRAPH, KernelStore, kernel_store_of
+from ..runtime.kernels import KIND_GRAPH, KernelStore, LoadedKernel, kernel_store_of
 from ..runtime.log import logger, say, trace_text
 from ..runtime.options import Options
 from ..runtime.targets import target_for
@@ -34,6 +34,7 @@ from ..scheduler.passes import (
 )  # fmt: skip
 from .dumps import dump_graph
 from .graph_key import GraphKey, graph_key
+from .host_programs import HostCode, host_code, stored_host_code
 from .importer import import_graph
 from .kernels import KernelBuild, KernelPlan, build_kernel
 from .regions import attribute, regions_of, taken_apart
@@ -134,20 +135,20 @@ def stored_graph(
         if record is None:
             return None
         codes = {variable: store.code(kernel) for variable, kernel in record["kernels"].items()}
-    if any(code is None for code in codes.values()):
+        host = stored_host_code(record, store)
+    if host is None or any(code is None for code in codes.values()):
         return None
-    text = HostText(record["text"], record["ops"], record["constants"])
     call = None
     if load:
         with timer.phase("load"):
-            calls = {v: store.load(c).call for v, c in codes.items() if c is not None}
-            call = load_program(text, calls, constants or {}, name)
+            kernels = {v: store.load(c) for v, c in codes.items() if c is not None}
+            call = host.load(kernels, constants or {}, name)
     counters.add("graph_cache_hits")
     counters.add("kernel_calls", record["launches"])
     counters.add("library_calls", record["library_calls"])
     say(options.log, "cache", lambda: f"{name}: program of {record['launches']} kernels found")
     say(options.log, "timing", lambda: f"{name}: {timer}")
-    return CompiledGraph(name, text, call, timer, overridden=tuple(record["overridden"]), key=key)
+    return CompiledGraph(name, host.text, call, timer, overridden=tuple(record["overridden"]), key=key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +187,13 @@ class _Job:
             variables = _variables(kernels)
             code = {f: _use(b, variables[b.key]) for f, b in kernels.items()}
             program = build_host_program(fusion.graph, code, check_inputs=self.region)
-            text = print_host(program)
+            host = host_code(program, options, self.store)
+            text = host.text
         stages = Stages(imported, graph, fusion, kernels, program)
         if options.dump_dir is not None:
             dump_graph(options.dump_dir / self.name, kernels, text, len(GRAPH_PASSES) + 1)
-        call = self.loaded(kernels, text, self.constants(imported.constants)) if self.load else None
-        kept = self.keep(key, kernels, program, text)
+        call = self.loaded(kernels, host, self.constants(imported.constants)) if self.load else None
+        kept = self.keep(key, kernels, program, host)
         self.tell(program, text, fusion)
         bodies = tuple({id(r): r for r in self.regions.values()}.values())
         return CompiledGraph(self.name, text, call, self.timer, stages, _overridden(kernels), bodies, kept)
@@ -219,16 +221,16 @@ class _Job:
         costs = tuning_costs({name: fusion.functions[name] for name in calls}, calls)
         return tuning_of(self.options, self.timer, costs, may_measure=self.load and not self.fresh)
 
-    def loaded(self, kernels: Mapping[str, KernelBuild], text: HostText, constants: Mapping[str, Any]) -> Boxed:
+    def loaded(self, kernels: Mapping[str, KernelBuild], host: HostCode, constants: Mapping[str, Any]) -> Boxed:
         with self.timer.phase("load"):
             variables = _variables(kernels)
-            code = {variables[b.key]: self.callable_of(b) for b in kernels.values()}
-            return load_program(text, code, constants, self.name)
+            code = {variables[b.key]: self.loaded_kernel(b) for b in kernels.values()}
+            return host.load(code, constants, self.name)
 
-    def callable_of(self, build: KernelBuild) -> Callable[..., Any]:
+    def loaded_kernel(self, build: KernelBuild) -> LoadedKernel:
         if build.code is None:
-            return AtenKernel(build.function)
-        return self.store.load(build.code).call
+            return LoadedKernel(AtenKernel(build.function), None)
+        return self.store.load(build.code)
 
     # --- the cache --------------------------------------------------------------------------------------------------
 
@@ -242,16 +244,14 @@ class _Job:
         )
 
     def keep(
-        self, key: GraphKey | None, kernels: Mapping[str, KernelBuild], program: HostProgram, text: HostText
+        self, key: GraphKey | None, kernels: Mapping[str, KernelBuild], program: HostProgram, host: HostCode
     ) -> str:
         """Put the program into the cache; its key, "" where it cannot be found again."""
         if key is None or any(b.code is None for b in kernels.values()):
             return ""
         variables = _variables(kernels)
         record = {
-            "text": text.text,
-            "ops": dict(text.ops),
-            "constants": dict(text.constants),
+            **host.record(),
             "kernels": {variables[b.key]: b.key for b in kernels.values()},
             "launches": program.launches,
             "library_calls": program.library_calls,

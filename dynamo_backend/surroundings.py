@@ -21,6 +21,7 @@ def surroundings(options: Options, devices: Iterable[str]) -> dict[str, str]:
     """By name, what decides the code of a graph whose tensors are on some devices."""
     return {
         "settings": settings_fingerprint(options),
+        "host program": options.host_program,
         "schedules by hand": str(options.schedules.content if options.schedules is not None else None),
         "targets": " ".join(repr(target_for(d, options.target, options.threads)) for d in devices),
     }

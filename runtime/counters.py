@@ -22,6 +22,8 @@ NAMES = (
     "library_calls",  # library calls in the compiled graphs' text
     "kernel_fallbacks",  # kernels that run as ATen ops because compiling them failed
     "kernels_tuned",
+    "native_programs",  # graphs whose host program is machine code
+    "native_refusals",  # calls of such graphs that Python ran, since an argument was no plain tensor
 )
 
 

@@ -189,14 +189,14 @@ def load_kernel(source: KernelSource, target: Target) -> CpuKernel:
 # --- symbols ----------------------------------------------------------------------------------------------------------
 
 # What the code calls that lies in torch's libraries; the C library's functions are found by the loader itself.
-_OUTSIDE = re.compile(rb"(?<=\x00)_?((?:Sleef_|GOMP_|omp_)[A-Za-z0-9_]+)(?=\x00)")
+_OUTSIDE = re.compile(rb"(?<=\x00)_?((?:Sleef_|GOMP_|omp_|PyLong_)[A-Za-z0-9_]+)(?=\x00)")
 
 
 @lru_cache(maxsize=1)
 def _libraries() -> tuple[ctypes.CDLL, ...]:
     """torch's libraries, found again by the names under which they are loaded."""
     folder = Path(torch.__file__).parent / "lib"
-    patterns = ("libtorch_cpu.*", "libgomp*", "libomp*", "libiomp5*")
+    patterns = ("libtorch_cpu.*", "libtorch_python.*", "libgomp*", "libomp*", "libiomp5*")
     names = [str(path) for pattern in patterns for path in sorted(folder.glob(pattern))]
     found = []
     for name in names:
@@ -311,7 +311,7 @@ _PYTHON_SYMBOLS = (
     "PyLong_AsVoidPtr", "PyLong_AsUnsignedLongLongMask", "PyErr_Occurred", "PyEval_SaveThread", "PyEval_RestoreThread",
     "Py_IncRef", "_Py_NoneStruct", "PyErr_Format",
 )  # fmt: skip
-_METH_FASTCALL = 0x0080
+_METH_FASTCALL, _METH_O = 0x0080, 0x0008
 
 
 class _MethodDef(ctypes.Structure):
@@ -340,8 +340,19 @@ def native_call(address: int, owner: object = None) -> NativeCall:
     It is a C function made here, an order of magnitude cheaper to call than one of ctypes.
     """
     definition, _ = _trampoline()
+    return _c_function(definition, address, owner)
+
+
+def function_of_list(address: int, table: int, owner: object) -> Callable[[list[Any]], Any]:
+    """A Python function of one argument that is ``PyObject *(PyObject *self, PyObject *argument)``; its self is the
+    address ``table`` as an integer. ``owner`` lives as long as the function."""
+    definition = _MethodDef(b"mlc_host", address, _METH_O, None)
+    return _c_function(definition, table, (definition, owner))
+
+
+def _c_function(definition: _MethodDef, first: int, owner: object) -> Callable[..., Any]:
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
     # What stands for the function's module lives as long as the function: here the code.
-    function: NativeCall = make(ctypes.addressof(definition), address, owner)
+    function: Callable[..., Any] = make(ctypes.addressof(definition), first, owner)
     return function

@@ -29,8 +29,18 @@ def load_program(
     ``kernels`` gives loaded code by variable, ``constants`` objects by name. Raises RuntimeFailure where one is
     missing.
     """
-    namespace: dict[str, Any] = dict(HELPERS)
-    namespace.update(kernels)
+    call: Any = load_functions(text, constants, name, kernels)["call"]
+    call._boxed_call = True
+    call.__name__ = call.__qualname__ = f"mlc_{name}"
+    result: Boxed = call
+    return result
+
+
+def load_functions(
+    text: HostText, constants: Mapping[str, Any], name: str, kernels: Mapping[str, Callable[..., Any]] | None = None
+) -> Mapping[str, Callable[..., Any]]:
+    """The functions of a text, by name. Raises RuntimeFailure where a constant is missing."""
+    namespace: dict[str, Any] = {**HELPERS, **(kernels or {})}
     for variable, target in text.ops.items():
         if target.startswith(OP_OBJECT):
             namespace[variable] = resolve_op(target.removeprefix(OP_OBJECT))
@@ -41,11 +51,7 @@ def load_program(
             raise RuntimeFailure(f"{name}: the module has no constant {constant!r}")
         namespace[variable] = constants[constant]
     exec(compile(text.text, f"<mlc host program {name}>", "exec"), namespace)
-    call: Any = namespace["call"]
-    call._boxed_call = True
-    call.__name__ = call.__qualname__ = f"mlc_{name}"
-    result: Boxed = call
-    return result
+    return namespace
 
 
 # --- what the text calls --------------------------------------------------------------------------------------------

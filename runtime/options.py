@@ -21,6 +21,7 @@ from ..scheduler.overrides import OverrideError, Overrides, load_overrides
 from .cache import DEFAULT_LIMIT
 
 LOG_TOPICS = ("timing", "cache", "fusion", "schedule")
+HOST_PROGRAMS = ("python", "native", "auto")
 MODES: dict[str, dict[str, object]] = {
     "default": {},
     "max-autotune": {"tune": True},
@@ -134,6 +135,13 @@ def _parse_numerics(value: object) -> str:
     text = str(value).strip().lower()
     if text not in ("fast", "eager"):
         raise _Refused("fast or eager", ("fast", "eager"), text)
+    return text
+
+
+def _parse_host_program(value: object) -> str:
+    text = str(value).strip().lower()
+    if text not in HOST_PROGRAMS:
+        raise _Refused(", ".join(HOST_PROGRAMS), HOST_PROGRAMS, text)
     return text
 
 
@@ -336,6 +344,15 @@ class Options:
         changes_code=True,
         doc="Rows of logits that exist at a time in linear + cross-entropy; auto chunks logits above 64 MiB (1 GiB on "
         "GPUs), 0 none.",
+    )
+    host_program: str = _option(
+        "MLC_HOST_PROGRAM",
+        _parse_host_program,
+        default="python",
+        shown="python",
+        values=", ".join(HOST_PROGRAMS),
+        doc="What runs between the kernels of a graph on the CPU: Python, or machine code that has no Python between "
+        "them; auto is native where it can be.",
     )
     schedules: Overrides | None = _option(
         "MLC_SCHEDULES",

@@ -110,7 +110,12 @@ def test_the_fingerprint_holds_what_changes_code_and_nothing_else() -> None:
     changes = {"tune": True, "target": "cpu", "verify": 1, "numerics": "eager", "threads": 2, "strict": True}
     changes |= {"fallback_random": True, "loss_chunk": 512}
     keeps = {"tune_budget": 1.0, "cache_dir": "/x", "cache": False, "dump_dir": "/y", "log": "timing"}
-    keeps |= {"schedules": {"abcdef": print}, "cache_size": "1GiB", "cache_remote": "memory://x"}
+    keeps |= {
+        "schedules": {"abcdef": print},
+        "cache_size": "1GiB",
+        "cache_remote": "memory://x",
+        "host_program": "native",
+    }
     assert set(changes) | set(keeps) == {field.name for field in dataclasses.fields(Options)}
     prints = {Options.resolve(None, {name: value}, {}).fingerprint() for name, value in changes.items()}
     assert len(prints | {Options().fingerprint()}) == len(changes) + 1

@@ -1,0 +1,193 @@
+"""Native host programs in this process: what they are given of Python and torch, and how they become functions.
+
+Whether a process can run them is found out once: where torch's C interface is, and where in a Python tensor its
+``at::Tensor`` lies, which is looked for and not assumed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..codegen.host_native import ENTRY, NativeHost
+from ..codegen.host_shims import Shims
+from ..codegen.host_support import FUNCTIONS, SUPPORT_FUNCTIONS, WORDS, support_text
+from ..codegen.host_text import HostText
+from ..ir.dtypes import DType
+from ..ir.errors import MlcError, OutOfRangeError
+from ..ir.target import Target
+from .counters import counters
+from .cpu import (
+    CpuCompileError,
+    LoadedObject,
+    compile_object,
+    function_of_list,
+    load_object,
+    object_fingerprint,
+    symbol_address,
+)
+from .executable import Boxed, load_functions
+from .fingerprint import environment_fingerprint, key_of
+from .kernels import KernelCode, KernelStore
+
+
+class NoNativeHost(MlcError):
+    """This Python or this torch has not what native host programs need."""
+
+
+@lru_cache(maxsize=1)
+def shims() -> Shims:
+    """torch's C interface, as its own header declares it, as far as the library has it. Raises NoNativeHost."""
+    header = Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h"
+    try:
+        text = header.read_text()
+    except OSError as error:
+        raise NoNativeHost(f"torch {torch.__version__} comes without {header.name} ({error})") from error
+    prototypes = {}
+    for name, parameters in re.findall(r"AOTITorchError (aoti_torch_cpu_\w+)\(([^)]*)\);", text):
+        prototypes[name] = tuple(p.strip().rpartition(" ")[0] for p in parameters.split(",") if p.strip())
+    return Shims(
+        {name: types for name, types in prototypes.items() if _has(name)},
+        {d.value: _number(f"aoti_torch_dtype_{d.value}") for d in DType if _has(f"aoti_torch_dtype_{d.value}")},
+        _number("aoti_torch_device_type_cpu"),
+    )
+
+
+def _has(name: str) -> bool:
+    try:
+        return bool(symbol_address(name))
+    except CpuCompileError:
+        return False
+
+
+def _number(function: str) -> int:
+    """What a function of the interface without arguments returns: a constant of torch's."""
+    return int(ctypes.CFUNCTYPE(ctypes.c_int32)(symbol_address(function))())
+
+
+@lru_cache(maxsize=1)
+def _process() -> tuple[int, ...]:
+    """The first words of every table. Raises NoNativeHost."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise NoNativeHost("a Python without a global lock counts references otherwise")
+    if sys.byteorder != "little":
+        raise NoNativeHost("native host programs are for little-endian machines")
+    objects = {
+        "Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "NotImplemented": NotImplemented, "None": None,
+        "OutOfRangeError": OutOfRangeError, "TypeError": TypeError,
+    }  # fmt: skip
+    offset = _offset()
+    words = [offset if name == "offset" else id(objects[name]) for name in WORDS]
+    try:
+        words += [symbol_address(name) for name in FUNCTIONS]
+    except CpuCompileError as error:
+        raise NoNativeHost(str(error)) from error
+    return tuple(words)
+
+
+@lru_cache(maxsize=1)
+def _support(code: bytes) -> LoadedObject:
+    return load_object(code, SUPPORT_FUNCTIONS)
+
+
+def support_code(store: KernelStore, target: Target) -> KernelCode:
+    """Machine code of what every program calls; compiled where the store has none."""
+    return _compiled(store, support_text(), target, "what native host programs call")
+
+
+def program_code(store: KernelStore, native: NativeHost, target: Target) -> KernelCode:
+    """Machine code of a program; compiled where the store has none. Raises CpuCompileError."""
+    return _compiled(store, native.text, target, "a native host program")
+
+
+def _compiled(store: KernelStore, text: str, target: Target, description: str) -> KernelCode:
+    key = key_of([environment_fingerprint(), object_fingerprint(target), text])
+    code = store.code(key)
+    if code is None:
+        code = KernelCode(key, ENTRY, "host", (), compile_object([text], target))
+        store.keep(code, description)
+    return code
+
+
+def _offset() -> int:
+    """Where in the object of a tensor its ``at::Tensor`` lies, in bytes. Raises NoNativeHost."""
+    examples = [torch.empty(2), torch.empty(3, 2).t(), torch.nn.Parameter(torch.empty(1))]
+    for offset in range(16, min(type(e).__basicsize__ for e in examples), 8):
+        if all(ctypes.c_uint64.from_address(id(e) + offset).value == e._cdata for e in examples):
+            return offset
+    raise NoNativeHost(f"torch {torch.__version__} keeps tensors elsewhere than it used to")
+
+
+def load_native(
+    native: NativeHost,
+    code: bytes,
+    support: bytes,
+    addresses: Mapping[str, int],
+    kernels: Mapping[str, Callable[..., Any]],
+    constants: Mapping[str, Any],
+    python: Callable[[], Boxed],
+    name: str,
+) -> Boxed:
+    """The function of a program: takes the list of arguments, clears it, returns a tuple.
+
+    ``addresses`` are those of the kernels by variable, ``kernels`` what Python calls where there is no address,
+    ``constants`` objects by name; ``python`` loads the same program
+    as Python, for arguments that are no plain tensors. Raises NoNativeHost, CpuCompileError and RuntimeFailure.
+    """
+    process, helpers = _process(), _support(support)
+    counters.add("native_programs")
+    parts = load_functions(native.parts, constants, name, kernels)
+    rescues = _Rescues(native.rescues, constants, name)
+    kept: list[Any] = [helpers]
+    words = [*process, *(helpers.addresses[f] for f in SUPPORT_FUNCTIONS)]
+    for kind, item in native.own:
+        match kind:
+            case "kernel":
+                words.append(addresses[item])
+            case "function":
+                words.append(symbol_address(item))
+            case "part":
+                kept.append(parts[item])
+                words.append(id(kept[-1]))
+            case "rescue":
+                kept.append(rescues.function(item))
+                words.append(id(kept[-1]))
+    table = (ctypes.c_uint64 * len(words))(*words)
+    loaded = load_object(code, [ENTRY])
+    run = function_of_list(loaded.addresses[ENTRY], ctypes.addressof(table), (loaded, table, kept))
+    whole = cache(python)
+
+    def call(args: list[Any]) -> Any:
+        results = run(args)
+        if results is NotImplemented:
+            counters.add("native_refusals")
+            return whole()(args)
+        return results
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    call.__name__ = call.__qualname__ = f"mlc_{name}"
+    return call
+
+
+@dataclass(frozen=True, slots=True)
+class _Rescues:
+    """Functions that are compiled when the first of them is called."""
+
+    text: HostText
+    constants: Mapping[str, Any] = field(repr=False)
+    name: str
+
+    def function(self, item: str) -> Callable[..., Any]:
+        def rescue(*args: Any) -> Any:
+            return load_functions(self.text, self.constants, self.name)[item](*args)
+
+        return rescue
