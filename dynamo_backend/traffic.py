@@ -69,9 +69,10 @@ class _Counter:
         self.written: dict[str, dict[_Place, dict[object, int]]] = {}
 
     def enter(self, block: Block, outer: tuple[Loop, ...]) -> None:
-        # Tile axes of equal depth are the same registers, whichever loop stands for them; a loop that runs once is
-        # no loop.
-        threads = [lp.var for lp in outer if lp.kind is LoopKind.THREAD_X]
+        # Tile axes of equal depth are the same registers, whichever loop stands for them, and so are parts of a row
+        # that stay there; a loop that runs once is no loop.
+        held = (LoopKind.THREAD_X, LoopKind.UNROLLED) if self.nest.annotation("narrow_rows") else (LoopKind.THREAD_X,)
+        threads = [lp.var for lp in outer if lp.kind in held]
         once = {lp.var: sympy.S.Zero for lp in outer if lp.extent == 1}
         same = {**{var: symbol(f"tile{k}") for k, var in enumerate(threads)}, **once}
         place = tuple(lp.var for lp in outer if lp.var not in same)

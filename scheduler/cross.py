@@ -7,10 +7,12 @@ that nothing in the kernel may read it but what has no rows either: a conversion
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import sympy
 
+from ..ir.dtypes import DType
 from ..ir.expr import Load, free_symbols
 from .members import Member
 from .tiles import kept, reduced
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 # Rows shorter than this are no work for vectors and tiles along them; fewer rows are soon visited again.
 SHORT_ROW, FEW_ROWS = 32, 16
-# The longest row that a program of a GPU holds in registers beside the sums of all columns, and elements of all sums.
+# The longest row that a program of a GPU holds in registers beside the sums of all columns, and elements of all sums;
+# of rows so long that a multiprocessor holds one program, twice as many.
 LONGEST_ROW, LARGEST_SUMS = 16384, 16384
 # Of longer rows than this a multiprocessor holds one program; and the 32-bit words of what that holds.
 HALF_ROW, WORDS = 8192, 49152
@@ -41,7 +44,8 @@ def complete_reduction(group: Group, m: Member, covered: set[int]) -> str | None
     if group.is_split:
         return f"{m.name} reduces over the rows of a reduction that is split over programs"
     if m.ends and not _runs_along(m):
-        reason = _refusal(group, list(domain.rows()), list(domain.inner_order()), len(group.cross) + len(m.names))
+        sums = sum(len(p.names) for p in group.members if p.monoid is not None and p.name in group.cross)
+        reason = _refusal(group, list(domain.rows()), list(domain.inner_order()), sums + len(m.names))
         if reason is None:
             group.cross.update(m.names)
         return reason
@@ -71,8 +75,9 @@ def _refusal(group: Group, rows: list[int], inner: list[int], sums: int) -> str 
     count, length = map(group.table.hint, extents)
     if length < SHORT_ROW or count < FEW_ROWS:
         return f"{count} rows of {length} elements are too few for sums along and across them at once"
+    most = LARGEST_SUMS if length <= HALF_ROW else 2 * LARGEST_SUMS
     if not group.device.startswith("cpu") and not (
-        extents[1].is_Integer and length <= LONGEST_ROW and sums * length <= LARGEST_SUMS
+        extents[1].is_Integer and length <= LONGEST_ROW and sums * length <= most
     ):
         return f"no program holds a row of {extents[1]} elements and {sums} sums over all rows"
     return None
@@ -80,22 +85,30 @@ def _refusal(group: Group, rows: list[int], inner: list[int], sums: int) -> str 
 
 def refuse_long_rows(group: Group) -> str | None:
     """Why the registers of a multiprocessor of a GPU do not hold a row and sums for each of its elements; None where
-    they do: the sums, what is read, and what waits for the result of each reduction of the row."""
+    they do: the sums, what is read, and, unless all that is read is narrow and is kept as it is, what waits for the
+    result of each reduction of the row."""
     if group.device.startswith("cpu") or not group.cross or reduced(group):
         return None
     length = _padded(group)
     if length <= HALF_ROW:
         return None
-    states = sum(len(m.names) for m in group.members if m.monoid is not None)
+    reductions = [m for m in group.members if m.monoid is not None]
     read = {
-        ld.buffer: ld.dtype.itemsize
+        ld.buffer: ld.dtype
         for m in group.members
         for ld in m.loads
         if ld.buffer not in group.produced and _moves(group, m, ld)
     }
-    if length * (states + sum(read.values()) / 4) > WORDS:
+    across = sum(len(m.names) for m in reductions if m.name in group.cross)
+    states = across if keeps_narrow(read.values()) else sum(len(m.names) for m in reductions)
+    if length * (states + sum(kind.itemsize for kind in read.values()) / 4) > WORDS:
         return f"registers do not hold {length} elements of {', '.join(read)} and of {states} reductions"
     return None
+
+
+def keeps_narrow(read: Iterable[DType]) -> bool:
+    """Whether visits of a row can begin from what was loaded of it, two elements in a register."""
+    return all(kind.is_half for kind in read)
 
 
 def _padded(group: Group) -> int:

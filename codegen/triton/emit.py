@@ -42,7 +42,8 @@ def emit_triton(nest: LoopNest, target: Target) -> KernelSource:
     ``descriptor:<buffer>`` (tiles of products' operands may be copied by the tensor memory accelerator, see
     ``descriptors.py``). A loop annotated ``num_stages`` is pipelined; one annotated ``flatten`` becomes one with the
     loop inside it, so that the pipeline goes on from one iteration to the next; ``warp_specialize`` gives warps parts
-    of its body.
+    of its body. With ``narrow_rows`` every unrolled loop is one visit of a row, whose parts are written out: visits
+    keep half types of a row in registers as they were loaded, and nothing that was made of them.
     Raises EmitError, which says what schedule would do.
     """
     if not target.is_gpu:
@@ -182,7 +183,7 @@ class _Emitter:
 
     def _serial(self, loop: Loop, var: sympy.Symbol) -> None:
         inside = [self.program.infos[n.name] for n, _ in walk_nodes(loop.body) if isinstance(n, Block)]
-        carried = [i for i in inside if self._starts(i, var)]
+        carried = [i for info in inside if self._starts(info, var) for i in self._copies(loop, info)]
         for info in carried:
             self.reductions.begin(info)
         scanning = [i for i in inside if self.scans.starts(i, var)]
@@ -191,7 +192,8 @@ class _Emitter:
         begin_states(self.values, self.out, inside, var)
         for name in {a.buffer for i in inside for a in i.block.writes if _is_global(self.program, a.buffer)}:
             self.out.forget(name)
-        if loop.kind is LoopKind.UNROLLED and loop.extent.is_Integer and all(i.operands for i in inside):
+        if self._is_written_out(loop, inside):
+            self.values.visit = set() if self._is_narrow() else None
             self._written_out(loop, var, inside)
         else:
             self._looped(loop, var)
@@ -200,6 +202,30 @@ class _Emitter:
         for info in carried:
             self.values.enter(info, ended=True)
             self.reductions.end(info)
+
+    def _is_written_out(self, loop: Loop, inside: list[BlockInfo]) -> bool:
+        apart = loop.kind is LoopKind.UNROLLED and bool(loop.extent.is_Integer) and all(i.operands for i in inside)
+        return apart or self.program.is_visit(loop)
+
+    def _is_narrow(self) -> bool:
+        """Whether what a visit of a row loads is kept as it is. Raises EmitError where a program's third number, by
+        which that is done, is not zero."""
+        if len(self.program.grid) > 2:
+            raise EmitError("rows are kept narrow in programs of one or two numbers; fuse the loops bound to blockIdx")
+        return bool(self.nest.annotation("narrow_rows")) and self.target.kind == "cuda"
+
+    def _copies(self, loop: Loop, info: BlockInfo) -> list[BlockInfo]:
+        """The copies of a block in a loop that have results of their own."""
+        found = [info]
+        for inner, _ in walk_nodes(loop.body):
+            if not isinstance(inner, Loop):
+                continue
+            var = self.program.loops[inner.var]
+            inside = [self.program.infos[n.name] for n, _ in walk_nodes(inner.body) if isinstance(n, Block)]
+            around = any(i.block is info.block for i in inside) and var.is_Symbol
+            if around and self._is_written_out(inner, inside) and var not in info.reduced_serial:
+                found = [i.at(var, sympy.Integer(k)) for i in found for k in range(int(inner.extent))]
+        return found
 
     def _written_out(self, loop: Loop, var: sympy.Symbol, inside: list[BlockInfo]) -> None:
         """A copy of the body for each iteration: what they read alike is loaded once, and what depends on the
@@ -252,7 +278,7 @@ class _Emitter:
 
     def _starts(self, info: BlockInfo, var: sympy.Symbol) -> bool:
         """Whether this loop is the outermost that carries the block's reduction."""
-        return info.block.is_reduction and var in info.reduced_serial and info.block.name not in self.reductions.open
+        return info.block.is_reduction and var in info.reduced_serial and info.place not in self.reductions.open
 
     def _block(self, info: BlockInfo) -> None:
         source = dict(info.block.annotations).get("comment", "")

@@ -40,6 +40,15 @@ def mlc_floordiv_float(a, b):
     f = tl.where(q - f > 0.5, f + 1.0, f)
     return tl.where(b == 0, a / b, tl.where(q == 0, libdevice.copysign(q * 0.0, a / b), f))
 ''',
+    "mlc_held": '''
+@triton.jit
+def mlc_held(a):
+    """The same elements of two bytes, two in a register, of which the compiler does not know that they are the same:
+    the third number of a program is zero."""
+    return tl.inline_asm_elementwise(
+        "xor.b32 $0, $1, $2;", "=r,r,r,r", [a, tl.program_id(2)], dtype=a.dtype, is_pure=True, pack=2
+    )
+''',
     "mlc_pow": '''
 @triton.jit
 def mlc_pow(a, b):

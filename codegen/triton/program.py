@@ -23,7 +23,8 @@ _LOOPS = (LoopKind.SERIAL, LoopKind.UNROLLED)
 class BlockInfo:
     """A block in canonical loop symbols, which are the same for loops of sibling trees that are the same tile axis.
 
-    ``bounds`` are the conjuncts of its predicate; ``reduced`` the loop symbols that carry its reduction axes.
+    ``bounds`` are the conjuncts of its predicate; ``reduced`` the loop symbols that carry its reduction axes. ``copy``
+    tells the iterations of loops written out apart in which it makes results of its own.
     """
 
     block: Block
@@ -35,6 +36,12 @@ class BlockInfo:
     carriers: frozenset[sympy.Symbol]
     # The two operands of a block that is one ``tl.dot``: what each of them is over.
     operands: tuple[BlockInfo, ...] = ()
+    copy: tuple[sympy.Expr, ...] = ()
+
+    @property
+    def place(self) -> tuple[str, tuple[sympy.Expr, ...]]:
+        """The block, and which of its copies."""
+        return self.block.name, self.copy
 
     @property
     def tile(self) -> Dims:
@@ -49,6 +56,7 @@ class BlockInfo:
             bounds=tuple((lhs.xreplace(here), rhs.xreplace(here)) for lhs, rhs in self.bounds),
             reduced_serial=self.reduced_serial - {loop},
             operands=tuple(o.at(loop, iteration) for o in self.operands),
+            copy=self.copy if loop in self.reduced_serial else (*self.copy, iteration),
         )
 
 
@@ -223,8 +231,9 @@ class Program:
     def _one_target(
         self, block: Block, outer: tuple[Loop, ...], reduced: set[sympy.Symbol], spatial: set[sympy.Symbol]
     ) -> None:
-        """An accumulator is one tile: the loop that reduces has no loop inside that selects among the targets."""
-        variables = [(o.var, self.loops[o.var]) for o in outer if o.kind in _LOOPS]
+        """An accumulator is one tile: the loop that reduces has no loop inside that selects among the targets, but
+        copies of which each has its own."""
+        variables = [(o.var, self.loops[o.var]) for o in outer if o.kind in _LOOPS and not self.is_visit(o)]
         at = next((k for k, (_, c) in enumerate(variables) if c.free_symbols & reduced), None)
         for var, canonical in variables[at:] if at is not None and block.is_reduction else ():
             if canonical.free_symbols & spatial:
@@ -232,6 +241,11 @@ class Program:
                     f"loop {var} over targets of block {block.name} stands inside {variables[at or 0][0]}, over which "
                     "it reduces; reorder the loops, or bind the inner one to threadIdx.x"
                 )
+
+    def is_visit(self, loop: Loop) -> bool:
+        """Whether a loop is a visit of a row part by part, in a nest that tells visits apart."""
+        narrow = bool(self.nest.annotation("narrow_rows"))
+        return narrow and loop.kind is LoopKind.UNROLLED and bool(loop.extent.is_Integer)
 
     def dims(self, symbols: set[sympy.Symbol]) -> Dims:
         return frozenset(symbols & self.tile.keys())

@@ -44,7 +44,7 @@ class Reductions:
     def __init__(self, values: Values, writer: Writer) -> None:
         self.values = values
         self.out = writer
-        self.open: dict[str, tuple[Accumulator, ...]] = {}
+        self.open: dict[tuple[str, tuple[sympy.Expr, ...]], tuple[Accumulator, ...]] = {}
 
     def begin(self, info: BlockInfo) -> None:
         """Before the outermost loop that carries the block's reduction: accumulators at the identity."""
@@ -56,7 +56,7 @@ class Reductions:
                 shape = self.values.shape(info.tile) if info.tile else "[]"
                 self.out.line(f"{name} = tl.full({shape}, {literal(start.value)}, {type_text(dtype)})")
             found.append(Accumulator(update, names, dtypes, self._held(info, update)))
-        self.open[info.block.name] = tuple(found)
+        self.open[info.place] = tuple(found)
 
     def step(self, info: BlockInfo, update: Update) -> None:
         """One element a lane: into the accumulator of an open loop, or reduced at once."""
@@ -64,7 +64,7 @@ class Reductions:
             self._product(info, update)
             return
         states = tuple(self.state(v) for v in update.values)
-        accumulators = [a for a in self.open.get(info.block.name, ()) if a.update is update]
+        accumulators = [a for a in self.open.get(info.place, ()) if a.update is update]
         if accumulators:
             self._accumulate(accumulators[0], states)
         elif info.reduced_tile:
@@ -83,7 +83,7 @@ class Reductions:
 
     def end(self, info: BlockInfo) -> None:
         """After the loop: reduce the accumulators' tiles and write the results."""
-        for acc in self.open.pop(info.block.name):
+        for acc in self.open.pop(info.place):
             states = tuple(Value(n, info.tile, d) for n, d in zip(acc.names, acc.dtypes, strict=True))
             results = self._tile_reduce(acc.update.monoid, states, info) if info.reduced_tile else states
             self._finish(info, acc.update, results, acc.before)
@@ -117,7 +117,7 @@ class Reductions:
 
     def _product(self, info: BlockInfo, update: Update) -> None:
         """A tile of a matrix product: onto the accumulator of an open loop, or the whole of it."""
-        known = next((a for a in self.open.get(info.block.name, ()) if a.update is update), None)
+        known = next((a for a in self.open.get(info.place, ()) if a.update is update), None)
         result = dot(self.values, self.out, info, update, known.names[0] if known else None)
         self.values.enter(info, ended=True)
         if known is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
@@ -58,6 +59,8 @@ class Values:
         self.meaning: dict[sympy.Symbol, sympy.Expr] = {}
         # Loads of whole tiles that something else than a load of each element does.
         self.tile_load: Callable[[Buffer, Load], Value | None] = lambda buffer, expr: None
+        # The loads of this visit of a row, where each visit begins from what was loaded; None where none does.
+        self.visit: set[str] | None = None
         self.info: BlockInfo | None = None
         self._axes: dict[sympy.Symbol, sympy.Expr] = {}
         self._extents: dict[sympy.Symbol, sympy.Expr] = {}
@@ -354,9 +357,10 @@ class Values:
             return tile
         text, own, linear, parts = self.address(buffer, expr.indices, env, guard)
         place = ("load", buffer.name, linear, parts)
-        plain = self.out.known((*place, _texts(self.bounds(own)), ()))
+        key = (*place, _texts(self.bounds(own)), ())
+        plain = self._visited(key, linear)
         if plain is not None:
-            return plain  # type: ignore[return-value]
+            return plain
         if buffer.name in self.stored:
             raise EmitError(
                 f"block {self.info.block.name} reads {buffer.name} after the kernel "
@@ -365,9 +369,9 @@ class Values:
             )
         bounds = self.bounds(own.union(*(g.dims for g in guard)))
         key = (*place, _texts(bounds, guard), ())
-        found = self.out.known(key)
+        found = self._visited(key, linear)
         if found is not None:
-            return found  # type: ignore[return-value]
+            return found
         mask = self.all_of((*bounds, *guard))
         if mask is not None and mask.dims and not own:
             text = f"{text} + tl.zeros({self.shape(mask.dims)}, tl.int32)"
@@ -379,6 +383,24 @@ class Values:
         name = self.out.assign(f"{buffer.name}_", f"tl.load({where}{suffix})")
         value = Value(name, own | (mask.dims if mask else SCALAR), buffer.dtype)
         self.out.remember(key, value)
+        if self.visit is not None:
+            self.visit.add(name)
+        return value
+
+    def _visited(self, key: tuple[Any, ...], place: sympy.Expr) -> Value | None:
+        """What was loaded before under a key, if it was. Of an earlier visit of a row, where visits are told apart,
+        tiles of half types only, in a variable that the compiler does not know to be the same, or it would keep what it
+        has made of them; what is the same for all rows is loaded again."""
+        found = self.out.known(key)
+        assert found is None or isinstance(found, Value)
+        if found is None or self.visit is None or found.text in self.visit or not found.dims:
+            return found
+        rows = {self.program.loops[v] for v in self.serial}
+        if not found.dtype.is_half or not rows & place.free_symbols:
+            return found if rows & place.free_symbols else None
+        value = replace(found, text=self.out.assign("held", f"mlc_held({found.text})"))
+        self.out.remember(key, value)
+        self.visit.add(value.text)
         return value
 
     def _local(self, expr: Load, buffer: Buffer) -> Value:

@@ -9,7 +9,7 @@ import sympy
 
 from ...ir.loops import AxisKind, Block, LoopNest, Update
 from ...ir.target import Target
-from ..cross import LONGEST_ROW
+from ..cross import HALF_ROW, LONGEST_ROW, WORDS, keeps_narrow
 from ..schedule import Schedule
 from .analysis import Shape, analyse
 from .gpu_common import GPUS, clamp_power, cut, fused, inner_loops, next_power, programs, tile, typical, warps_for
@@ -18,6 +18,8 @@ from .registry import Params, Rule, Value
 # Elements of a tile of several short rows.
 SHORT = 2048
 MAX_WARPS = 16
+# Parts of a row that is visited part by part: what is made of one is spent before the next is made.
+PARTS = 4
 # Registers of a multiprocessor, and of a thread those that hold no element.
 REGISTERS, ADDRESSES = 65536, 48
 
@@ -43,6 +45,16 @@ def _words(shape: Shape) -> float:
     sums = sum(len(s.values) for b in shape.cross for s in b.body if isinstance(s, Update))
     read = {a.buffer for a in shape.accesses if not a.is_write and any(a.step(v) != 0 for v in inner)}
     return sums + sum(b.dtype.itemsize for b in read) / 4
+
+
+def _is_narrow(shape: Shape) -> bool:
+    """Whether visits of a row begin from what was loaded, as no registers are left for what is made of it."""
+    row = next_power(int(_row(shape)))
+    states = sum(len(s.values) for b in shape.blocks for s in b.body if isinstance(s, Update))
+    reads = {a.buffer for a in shape.accesses if not a.is_write and a.buffer.numel != _row(shape)}
+    moving = [b for b in reads if any(a.step(v) != 0 for a in shape.accesses if a.buffer is b for v, _ in shape.inner)]
+    words = states + sum(b.dtype.itemsize for b in moving) / 4
+    return row > HALF_ROW and row * words > WORDS and keeps_narrow(b.dtype for b in moving)
 
 
 def _pieces(shape: Shape, block: Block) -> tuple[list[sympy.Symbol], list[sympy.Symbol]]:
@@ -98,9 +110,14 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     if within is not None:
         tile(schedule, within)
     depth = 1 + sum(lp is not None for lp in (over, within))
-    for elements in inner_loops(schedule, depth, merge=False):
-        _, lanes = cut(schedule, elements, size)
+    narrow = _is_narrow(shape)
+    for elements in inner_loops(schedule, depth, merge=narrow):
+        parts, lanes = cut(schedule, elements, size // PARTS if narrow else size)
         tile(schedule, lanes)
+        if narrow and parts is not None:
+            schedule.unroll(parts)
+    if narrow:
+        schedule.annotate("", "narrow_rows", True)
     schedule.annotate("", "num_warps", int(params["warps"]))
 
 

@@ -14,13 +14,14 @@ from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.dynamo_backend.capture import capture
 from torch_mlc.dynamo_backend.fake_device import retarget
 from torch_mlc.dynamo_backend.importer import import_graph
+from torch_mlc.dynamo_backend.traffic import traffic_of
 from torch_mlc.ir.graph import CallTensor
 from torch_mlc.ir.loops import LoopNest
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.gpu import compile_triton, resource_report
 from torch_mlc.scheduler.fuse import fuse
 from torch_mlc.scheduler.lower import lower_to_loops
-from torch_mlc.scheduler.rules import default_schedule, design_space
+from torch_mlc.scheduler.rules import default_schedule, design_space, gpu_cross
 
 SM90 = gpu_target("cuda:sm_90")
 
@@ -72,6 +73,34 @@ def test_no_spills(columns: int, dtype: torch.dtype) -> None:
         assert report.spills == 0, f"{schedule.rule}: {report}"
         if schedule.rule == "gpu_cross_reduction":
             assert report.wide_loads > 0.85
+
+
+@pytest.mark.parametrize("columns", [256, 250])
+def test_narrow_rows_interpreted(
+    columns: int, agrees: Callable[..., KernelSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Visits of a row begin from what was loaded: parts of it, each with sums of its own."""
+    monkeypatch.setattr(gpu_cross, "HALF_ROW", 128)
+    monkeypatch.setattr(gpu_cross, "WORDS", 128)
+    first, _ = nests(37, columns, torch.bfloat16)
+    scheduled = default_schedule(first, SM90)
+    assert scheduled.rule == "gpu_cross_reduction"
+    source = agrees(scheduled.nest, tolerance=2e-2)
+    assert source.text.count("tl.load(in0_ptr") == gpu_cross.PARTS and "mlc_held(in0_0)" in source.text
+    traffic = traffic_of(scheduled.nest)
+    assert traffic.moved == traffic.least
+
+
+@pytest.mark.parametrize("columns", [16384, 12000])
+def test_long_rows_with_two_sums(columns: int) -> None:
+    """The gradient and the row stay in registers as half types, beside both sums."""
+    first, _ = nests(4096, columns, torch.bfloat16)
+    schedule = default_schedule(first, SM90)
+    assert schedule.rule == "gpu_cross_reduction"
+    source = emit_triton(schedule.nest, SM90)
+    assert "mlc_held" in source.text
+    report = resource_report(compile_triton(source, SM90))
+    assert report.spills == 0 and report.wide_loads > 0.95
 
 
 def rms_norm(x: Tensor, w: Tensor) -> Tensor:
