@@ -3,6 +3,8 @@
 python -m tests.fuzz --minutes 10                    programs of the seeds from 0 on
 python -m tests.fuzz --minutes 10 --seed 5000 --workers 4
 python -m tests.fuzz --one 1234                      print the program of a seed and check it, in this process
+python -m tests.fuzz --again                         check once more what failed, as it was and as it was made smaller
+python -m tests.fuzz --minutes 60 --record           add a row to docs/campaigns.md at the end
 
 What fails is made smaller while it fails, printed as a script, and kept in build/fuzz.
 """
@@ -17,7 +19,8 @@ from typing import Any
 import click
 
 from ..workers import ROOT
-from .campaign import Campaign
+from .campaign import FAULTS, Campaign
+from .record import read, record
 
 
 @click.command()
@@ -28,14 +31,21 @@ from .campaign import Campaign
 @click.option("--patience", default=120.0, help="seconds that one program may take")
 @click.option("--trials", default=120, help="how many programs may be tried to make a failing one smaller")
 @click.option("--results", type=click.Path(path_type=Path), default=ROOT / "build" / "fuzz")
+@click.option("--again", is_flag=True, help="check what is kept of an earlier run's failures")
+@click.option("--record", "keep", is_flag=True, help="begin anew, and add a row to docs/campaigns.md")
 @click.option("--one", type=int, help="check the program of this seed, in this process")
 def main(
-    minutes: float, programs: int, seed: int, workers: int, patience: float, trials: int, results: Path, one: int | None
-) -> None:
+    minutes: float, programs: int, seed: int, workers: int, patience: float, trials: int, results: Path,
+    again: bool, keep: bool, one: int | None,
+) -> None:  # fmt: skip
     """Look for programs whose answer is not eager's."""
     if one is not None:
         check_one(one)
         return
+    if again:
+        raise SystemExit(check_again(Campaign(results, 1, patience)))
+    if keep:
+        (results / "outcomes.jsonl").unlink(missing_ok=True)
     counts: Counter[str] = Counter()
     began = time.monotonic()
 
@@ -51,12 +61,24 @@ def main(
     campaign = Campaign(results, workers, patience, trials, told)
     campaign.run(seed, minutes * 60, programs)
     click.echo(_line(counts, time.monotonic() - began))
-    raise SystemExit(1 if any(counts[s] for s in ("wrong", "raises", "crash", "hang")) else 0)
+    if keep:
+        click.echo(record(results))
+    raise SystemExit(1 if any(counts[s] for s in FAULTS) else 0)
 
 
 def _line(counts: Counter[str], seconds: float) -> str:
     said = ", ".join(f"{n} {k}" for k, n in counts.most_common())
     return f"{sum(counts.values())} programs in {seconds:.0f} s: {said}"
+
+
+def check_again(campaign: Campaign) -> int:
+    """Say what has become of the failures of earlier runs; how many there still are."""
+    still = 0
+    for outcome, program, found in campaign.repeat(read(campaign.results)):
+        still += found["status"] in FAULTS
+        what = "as found" if program.record() == outcome.get("whole") else "made smaller"
+        click.echo(f"seed {program.seed} {what}: {outcome['status']}, now {found['status']} {found['detail']}")
+    return min(still, 100)
 
 
 def check_one(seed: int) -> None:

@@ -6,7 +6,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -84,6 +84,21 @@ class Campaign:
         except WorkerLost as lost:
             return {"status": lost.status, "detail": str(lost)}
 
+    def repeat(
+        self, outcomes: Iterable[Mapping[str, Any]]
+    ) -> Iterator[tuple[Mapping[str, Any], Program, dict[str, Any]]]:
+        """Each failing program of earlier outcomes, whole and small, with what a check says of it now."""
+        with tempfile.TemporaryDirectory(prefix="fuzz_") as cache:
+            worker = Worker("tests.fuzz.worker", Path(cache))
+            try:
+                for outcome in outcomes:
+                    for kept in (outcome.get("whole"), outcome.get("program")):
+                        if kept is not None:
+                            program = Program.of(kept)
+                            yield outcome, program, self.again(worker, program)
+            finally:
+                worker.end()
+
     def fault(self, worker: Worker, program: Program, record: dict[str, Any]) -> None:
         """Make a failing program smaller, and keep it."""
         said = record
@@ -98,6 +113,6 @@ class Campaign:
 
         small = shrink(program, fails, self.trials)
         record["script"] = small.snippet(f"Seed {program.seed}: {said['status']}: {said['detail']}")
-        record["program"] = small.record()
+        record["program"], record["whole"] = small.record(), program.record()
         record["smaller"] = said["detail"]
         (self.results / f"seed_{program.seed}.py").write_text(record["script"])

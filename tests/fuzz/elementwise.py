@@ -212,4 +212,41 @@ def random_numbers(m: Maker) -> Draft:
     return Draft(text.format(a=a.name), (a.name,))
 
 
-ELEMENTWISE = ((6.0, unary), (6.0, binary), (1.5, select), (1.5, convert), (0.3, random_numbers))
+def complex_numbers(m: Maker) -> Draft:
+    a = m.pick(lambda i: i.dtype in (torch.complex64, torch.float32))
+    if a.dtype is torch.float32:
+        b = m.pick(lambda i: i.dtype is a.dtype and i.shapes == a.shapes)
+        text = m.rng.choice(("torch.complex({a}, {b})", "torch.polar({a}.abs(), {b})"))
+        return Draft(text.format(a=a.name, b=b.name), tuple(dict.fromkeys((a.name, b.name))), exact="polar" not in text)
+    text = m.rng.choice(("{a} * {a}", "{a}.conj() + 1", "torch.view_as_real({a})", "{a}.real", "{a}.imag * 2",
+                         "{a} * 1j", "{a}.abs()", "{a} + {a}.flip(0)", "torch.angle({a} + 3)", "{a}.sum(0)",
+                         "{a} / 2", "torch.exp({a} * 0.1)", "({a} * {a}.conj()).real", "-{a}"))  # fmt: skip
+    return Draft(text.format(a=a.name), (a.name,), exact=not any(w in text for w in ("abs", "angle", "exp")))
+
+
+def mixed(m: Maker) -> Draft:
+    """Types that meet: numbers of Python, scalar tensors, integers with floats, booleans."""
+    a = m.pick(lambda i: i.dtype is not torch.complex64 and i.within(-100, 100))
+    b = partner(m, a, dtype=m.rng.choice((*FLOATS, *INTEGERS, torch.bool)))
+    if not b.within(-100, 100):
+        raise NoFit
+    text = m.rng.choice(("{a} + {b}", "{a} * {b}", "{a} + {b} * 2.0", "torch.where({a} > 0, {a}, {b})", "{a} - {b} * 1",
+                         "torch.maximum({a}, {b})", "{a} * True + {b}", "({a} > 0) * {b}", "{b} + ({a} == 1) + 0.5",
+                         "torch.add({a}, {b}, alpha=3)", "{a} * torch.tensor(0.5) + {b}", "({a} >= 0) & ({b} != 0)",
+                         "{a} + torch.tensor(2)", "{a}.type_as({b}) * 2 + {a}"))  # fmt: skip
+    if (">" in text or "==" in text) and not (a.sure and b.sure):
+        raise NoFit
+    if "type_as" in text and not (a.sure and b.is_float):
+        raise NoFit
+    return Draft(text.format(a=a.name, b=b.name), (a.name, b.name), exact=True)
+
+
+ELEMENTWISE = (
+    (6.0, unary),
+    (6.0, binary),
+    (1.5, select),
+    (1.5, convert),
+    (0.3, random_numbers),
+    (0.3, complex_numbers),
+    (2.0, mixed),
+)

@@ -58,6 +58,74 @@ def gather(m: Maker) -> Draft:
     return Draft(text, tuple(dict.fromkeys((n, read or places))), exact=True)
 
 
+def gather_apart(m: Maker) -> Draft:
+    """Positions in several dimensions, beside slices, broadcast, or of which each comes once."""
+    a = m.pick(lambda i: i.ndim >= 2 and i.has(0) and i.has(1))
+    n = a.name
+    if m.chance(0.25):
+        d = m.rng.randrange(a.ndim)
+        at = m.fresh_order(a.extents(d)).name
+        text = m.rng.choice((f"{n}[{':, ' * d}{at}]", f"torch.index_select({n}, {d}, {at})", f"torch.argsort({at})"))
+        return Draft(text, (n, at) if n in text else (at,), exact=True)
+    p, read = places_along(m, a, 0, [(3,)] * len(m.sizes))
+    q, other = places_along(m, a, 1, [(2,)] * len(m.sizes))
+    options = [f"{n}[{p}[:, None], {q}]", f"{n}[{p}][:, {q}]", f"{n}[{p}, 1:]", f"{n}[None, {p}]", f"{n}[{p}, :1]"]
+    options += [f"{n}[:, {q}]", f"{n}[{p}, {q}[0]]", f"{n}[{p}, None]", f"{n}[{p}[:2], {q}].sum(0)"]
+    if a.ndim > 2 and a.has(a.ndim - 1):
+        last, third = places_along(m, a, a.ndim - 1, [(3,)] * len(m.sizes))
+        options = [f"{n}[{p}, ..., {last}]", f"{n}[..., {last}]", f"{n}[{p}, :, {last}]", f"{n}[{p}, 1:, {last}]"]
+        q, other = last, third
+    text = m.rng.choice(options)
+    reads = [r or w for w, r in ((p, read), (q, other)) if w in text]
+    return Draft(text, tuple(dict.fromkeys((n, *reads))), exact=True)
+
+
+def bags(m: Maker) -> Draft:
+    a = m.pick(lambda i: i.is_float and i.ndim == 2 and i.has(0) and i.has(1))
+    places, read = places_along(m, a, 0, [(3, 2)] * len(m.sizes))
+    how = m.rng.choice(("sum", "mean", "max") if a.sure else ("sum", "mean"))
+    return Draft(f'F.embedding_bag({places}, {a.name}, mode="{how}")', (a.name, read or places))
+
+
+def scatter_apart(m: Maker) -> Draft:
+    """Positions in several dimensions, parts of views, and orders, in which each position comes once."""
+    a = m.pick(lambda i: i.ndim >= 1 and not i.is_bool and i.has(0))
+    n = a.name
+    form = m.rng.random()
+    if form < 0.3 and a.ndim >= 2 and a.has(1):
+        source = m.fresh([(4, *s[2:]) for s in a.shapes], a.dtype).name
+        p, read = places_along(m, a, 0, [(4,)] * len(m.sizes))
+        q, other = places_along(m, a, 1, [(4,)] * len(m.sizes))
+        reads = (read or p, other or q)
+        return Draft(f"torch.index_put({n}, ({p}, {q}), {source}, accumulate=True)", (n, source, *reads), exact=True)
+    if form < 0.55:
+        d = m.rng.randrange(a.ndim)
+        at = m.fresh_order(a.extents(d)).name
+        source = partner(m, a, dtype=a.dtype)
+        if source.shapes != a.shapes:
+            raise NoFit
+        options = [f"torch.index_copy({n}, {d}, {at}, {source.name})"]
+        if d == 0:
+            spread = f"{at}.reshape(-1{', 1' * (a.ndim - 1)}).expand({n}.shape)"
+            options += [f"torch.index_put({n}, ({at},), {source.name})"]
+            options += [f"torch.scatter({n}, 0, {spread}, {source.name})"]
+        return Draft(m.rng.choice(options), (n, at, source.name), exact=True)
+    if form < 0.75:
+        mask = partner(m, a, dtype=torch.bool)
+        source = m.fresh(a.shapes, a.dtype)
+        if mask.shapes != a.shapes:
+            raise NoFit
+        return Draft(f"{n}.masked_scatter({mask.name}, {source.name})", (n, mask.name, source.name), exact=True)
+    options = [f"torch.slice_scatter({n}, {n}[::2] * 2, 0, step=2)", f"torch.slice_scatter({n}, {n}[1:] - 1, 0, 1)"]
+    if a.ndim >= 2 and a.has(1):
+        options += [
+            f"torch.diagonal_scatter({n}, {n}.diagonal() * 2)",
+            f"torch.select_scatter({n}, {n}.select(1, 0) + 1, 1, -1)",
+            f"torch.slice_scatter({n}, {n}[:, :1], 1, 0, 1)",
+        ]
+    return Draft(m.rng.choice(options), (n,), exact=True)
+
+
 def scatter(m: Maker) -> Draft:
     a = m.pick(lambda i: i.ndim >= 1 and not i.is_bool)
     d = m.dim(a, least=1) % a.ndim
@@ -74,6 +142,8 @@ def scatter(m: Maker) -> Draft:
                 f"torch.index_add({n}, {d}, {places}, {source.name})",
                 f"{n}.index_add({d}, {places}, {source.name}, alpha=2)",
                 f'torch.index_reduce({n}, {d}, {places}, {source.name}, "amax")',
+                f'torch.index_reduce({n}, {d}, {places}, {source.name}, "prod")',
+                f'torch.index_reduce({n}, {d}, {places}, {source.name}, "mean", include_self=False)',
             )
         else:
             places, read = places_along(m, a, d, shapes)
@@ -81,7 +151,7 @@ def scatter(m: Maker) -> Draft:
                 f"torch.scatter_add({n}, {d}, {places}, {source.name})",
                 *(
                     f'torch.scatter_reduce({n}, {d}, {places}, {source.name}, "{how}")'
-                    for how in ("sum", "amax", "amin", "mean")
+                    for how in ("sum", "amax", "amin", "mean", "prod")
                 ),
                 f'torch.scatter_reduce({n}, {d}, {places}, {source.name}, "amax", include_self=False)',
             )
@@ -132,6 +202,9 @@ def masked(m: Maker) -> Draft:
                     f"torch.masked_select({n}, {n} > 0)",
                     f"torch.nonzero({n})",
                     f"torch.argwhere({n} > 0)",
+                    f"torch.unique({n})",
+                    f"{n}.flatten()[torch.nonzero({n}.flatten() > 0).squeeze(1)]",
+                    f"{n}[({n} > 0).any(-1)]" if a.ndim == 2 else f"{n}[{n} > 1]",
                 )
             ),
             (n,),
@@ -154,4 +227,15 @@ def one_hot(m: Maker) -> Draft:
     return Draft(m.rng.choice(options), (n,), exact=True)
 
 
-INDEXING = ((5.0, gather), (4.0, scatter), (0.7, masked), (0.5, one_hot))
+def repeated(m: Maker) -> Draft:
+    """As many copies of each row as data say."""
+    a = m.pick(lambda i: i.ndim >= 1)
+    d = m.dim(a, least=1) % a.ndim
+    counts = m.fresh_places([(s[d],) for s in a.shapes], (4,) * len(m.sizes), torch.int64).name
+    return Draft(f"{a.name}.repeat_interleave({counts}, {d})", (a.name, counts), exact=True)
+
+
+INDEXING = (
+    (5.0, gather), (3.0, gather_apart), (0.5, bags), (4.0, scatter), (3.0, scatter_apart), (0.7, masked),
+    (0.5, one_hot), (0.3, repeated),
+)  # fmt: skip

@@ -189,6 +189,10 @@ class Maker:
         text = f"places(({''.join(p + ', ' for p in parts)}), {self.extent(bounds)}, {self._data()}, {dtype})"
         return self.input(text, dtype)
 
+    def fresh_order(self, extents: Sequence[int]) -> Info:
+        """A new input of the positions of a dimension, each once."""
+        return self.input(f"order({self.extent(extents)}, {self._data()})", torch.int64)
+
     def _data(self) -> int:
         return self.seed * 100 + len(self.inputs)
 

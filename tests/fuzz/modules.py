@@ -190,6 +190,56 @@ BRANCHES = (
 )
 
 
+def cross_attention(m: Maker) -> Draft:
+    """Queries over keys of another length, with biases, masks and grouped heads."""
+    a = m.pick(number, lambda i: i.ndim >= 2 and i.has(i.ndim - 1) and i.has(i.ndim - 2))
+    n, length = a.name, m.rng.choice((1, 3, 8, 17, 33))
+    k = m.fresh([(*s[:-2], length, s[-1]) for s in a.shapes], a.dtype).name
+    v = m.fresh([(*s[:-2], length, s[-1]) for s in a.shapes], a.dtype).name if m.chance(0.7) else k
+    scores, operands = f"{n} @ {k}.transpose(-1, -2)", (n, k, v)
+    form = m.rng.random()
+    if form < 0.5:
+        mask = m.fresh([(s[-2], length) for s in a.shapes], torch.bool if m.chance(0.5) else a.dtype)
+        edit = f"({scores}).masked_fill({mask.name}, -1e4)" if mask.is_bool else f"{scores} + {mask.name}"
+        options = [f"torch.softmax({edit}, -1) @ {v}"]
+        # A row that is masked out is defined by neither.
+        options += [f"F.scaled_dot_product_attention({n}, {k}, {v}, {mask.name})"] if not mask.is_bool else []
+        return Draft(m.rng.choice(options), tuple(dict.fromkeys((*operands, mask.name))))
+    weights = m.rng.choice(
+        (
+            f"torch.softmax({scores} / {n}.shape[-1] ** 0.5, -1)",
+            f"torch.softmax(({scores}).float() * 0.3, -1).to({n}.dtype)",
+            f"torch.softmax(({scores}).clamp(-3, 3), -1) * 2",
+            f"torch.exp({scores} - ({scores}).amax(-1, keepdim=True))",
+            f"torch.softmax(torch.where(torch.arange({k}.shape[-2]) <= torch.arange({n}.shape[-2])[:, None], "
+            f"{scores}, -1e4), -1)",
+            f"torch.sigmoid({scores})",
+        )
+    )
+    return Draft(f"{weights} @ {v}", tuple(dict.fromkeys(operands)))
+
+
+def transformed(m: Maker) -> Draft:
+    """Functions of functions, checkpoints, autocast, and operations over lists."""
+    a = m.pick(number, lambda i: i.ndim >= 1 and i.has(0) and i.within(-8, 8))
+    n = a.name
+    form = m.rng.random()
+    body = m.rng.choice(("p * p", "torch.tanh(p) * 2", "p - p.mean()", "torch.softmax(p, -1)", "p.cumsum(-1)"))
+    if form < 0.3 and a.ndim > 1:
+        return Draft(f"torch.vmap(lambda p: {body})({n})", (n,))
+    if form < 0.45 and not m.gradient:
+        return Draft(f"torch.func.grad(lambda p: ({body}).sin().sum())({n})", (n,))
+    if form < 0.65:
+        return Draft(f"recomputed(lambda p: {body}, {n})", (n,))
+    if form < 0.85 and a.dtype is torch.float32 and a.ndim >= 2:
+        w = m.fresh([(s[-1], 4) for s in a.shapes], a.dtype)
+        return Draft(f"in_bfloat16(lambda p, q: p @ q, {n}, {w.name})", (n, w.name))
+    b = m.pick(number, lambda i: i.name != n and i.dtype is a.dtype)
+    text = m.rng.choice(("torch._foreach_mul([{a}, {b}], 2)", "torch._foreach_add([{a}, {b}], [{b} * 2, {b}])",
+                         "torch._foreach_abs([{a}, {b}])", "torch._foreach_mul([{a}, {b}], [{a}, {b}])"))  # fmt: skip
+    return Draft(text.format(a=n, b=b.name), (n, b.name), results=2, exact=True)
+
+
 def branch(m: Maker) -> Draft:
     a = m.pick(number, lambda i: i.ndim >= 1 and i.has(0))
     try:
@@ -197,7 +247,15 @@ def branch(m: Maker) -> Draft:
     except NoFit:
         decides = m.fresh([(3,)] * len(m.sizes), torch.int64)
     yes, no = (m.rng.choice(BRANCHES).format(p="p") for _ in range(2))
-    text = f"cond({decides.name}.sum() > {m.rng.choice((0, 2, -1))}, lambda p: {yes}, lambda p: {no}, ({a.name},))"
+    above = f"{decides.name}.sum() > {m.rng.choice((0, 2, -1))}"
+    text = f"cond({above}, lambda p: {yes}, lambda p: {no}, ({a.name},))"
+    if m.chance(0.3):
+        b = m.pick(number, lambda i: i.shapes == a.shapes and i.dtype is a.dtype)
+        text = f"cond({above}, lambda p, q: ({yes}) * q, lambda p, q: {no} - q, ({a.name}, {b.name}))"
+        return Draft(text, tuple(dict.fromkeys((a.name, b.name, decides.name))))
+    if m.chance(0.2):
+        inner = f"cond(p.shape[0] * {decides.name}.sum() > 3, lambda p: {no}, lambda p: p * 1, (p,))"
+        text = f"cond({above}, lambda p: {yes}, lambda p: {inner}, ({a.name},))"
     return Draft(text, tuple(dict.fromkeys((a.name, decides.name))))
 
 
@@ -208,6 +266,9 @@ def loop(m: Maker) -> Draft:
     body = m.rng.choice(("p * 0.5 + 1", "torch.tanh(p)", "p - p.mean()", "p.flip(0)"))
     condition = m.rng.choice(("i < 3", "(i < 5) & (i >= 0)", "i < 0"))
     start = "torch.zeros((), dtype=torch.int64)"
+    if m.chance(0.3):
+        text = f"while_loop(lambda i, p, q: {condition}, lambda i, p, q: (i + 1, q * 0.5, {body}), "
+        return Draft(f"{text}({start}, {a.name}.clone(), {a.name} * 2))", (a.name,), results=3)
     return Draft(
         f"while_loop(lambda i, p: {condition}, lambda i, p: (i + 1, {body}), ({start}, {a.name}.clone()))",
         (a.name,),
@@ -222,5 +283,5 @@ def broken(m: Maker) -> Draft:
 
 MODULES = (
     (4.0, product), (1.5, convolution), (1.5, pooling), (2.0, attention), (1.5, loss), (1.0, branch), (0.5, loop),
-    (0.3, broken),
+    (0.3, broken), (1.0, cross_attention), (1.2, transformed),
 )  # fmt: skip

@@ -16,10 +16,9 @@ Run it from the root of the repository.
 
 import torch
 import torch.nn.functional as F
-from torch import cond
-from torch._higher_order_ops.while_loop import while_loop
+from tests.fuzz.values import namespace
 
-from tests.fuzz.values import numbers, places, rand
+globals().update(namespace(compiled=True))
 
 {function}
 

@@ -104,8 +104,48 @@ def scan(m: Maker) -> Draft:
     options = [f"torch.cumsum({n}, {d})"] * 3 + [f"torch.flip(torch.cumsum({n}, {d}), ({d},))"]
     if a.has(d) and a.sure:
         options += [f"torch.cummax({n}, {d})[0]", f"torch.cummin({n}, {d}).values"]
+    options += [
+        f"torch.cumsum({n}, {d}) - {n}",
+        f"torch.cumsum({n}.flip({d}), {d}).flip({d})",
+        f"torch.cumsum({n}, {d}, dtype=torch.float64)",
+        f"F.pad(torch.cumsum({n}, -1)[..., :-1], (1, 0))",
+        f"torch.cumsum({n}, {d}).select({d}, -1)",
+        f"torch.cumsum(torch.cumsum({n}, {d}), {d - 1 if a.ndim > 1 and d else d})",
+        f"torch.cumsum({n}, {d}) / torch.arange(1, {n}.shape[{d}] + 1).sum()",
+    ]
+    if a.sure:
+        options += [f"torch.cumsum({n} > 0, {d})", f"torch.cumsum({n} != 0, {d}) * ({n} > 0)"]
     if a.is_integer or max(a.extents(d)) <= 6:
-        options.append(f"torch.cumprod({n}, {d})")
+        options += [f"torch.cumprod({n}, {d})"] * 2
+    return Draft(m.rng.choice(options), (n,), exact=True)
+
+
+def higher_scan(m: Maker) -> Draft:
+    """Scans by a function of the program's."""
+    a = m.pick(lambda i: i.ndim >= 1 and i.is_float and i.within(-3, 3))
+    d, n = m.dim(a, least=1) % a.ndim, a.name
+    if m.chance(0.6) and not m.gradient:
+        combine = m.rng.choice(("p + q", "torch.maximum(p, q)", "torch.logaddexp(p, q)", "torch.minimum(p, q) * 1"))
+        return Draft(f"associative_scan(lambda p, q: {combine}, {n}, {d})", (n,))
+    step = m.rng.choice(("(h * 0.5 + p, h - p)", "(torch.tanh(h + p), h * p)", "(torch.maximum(h, p), p - h)"))
+    if max(a.extents(0)) > 17 or not a.has(0):
+        raise NoFit
+    return Draft(f"scan(lambda h, p: {step}, {n}[0] * 0.5, {n})", (n,), results=2)
+
+
+def statistics(m: Maker) -> Draft:
+    """Reductions of integers and booleans, of several operands, or of what is computed for them alone."""
+    a = m.pick(lambda i: i.ndim >= 1 and (not i.is_float or i.sure) and i.within(-1000, 1000))
+    d, n = m.dim(a, least=1), a.name
+    options = [
+        f"({n} > 0).sum({d})", f"({n} > 0).float().mean({d})", f"({n} == {n}.amax({d}, keepdim=True)).sum({d})",
+        f"({n} != 0).any({d})", f"({n} > -1).all({d})", f"torch.where({n} > 0, {n}, 0).sum({d})",
+        f"({n} * {n}).sum({d})", f"{n}.sum({d}, dtype=torch.int32)" if not a.is_float else f"{n}.abs().amax({d})",
+        f"{n}.argmax({d}, keepdim=True)", f"{n}.flatten().argmin()", f"({n} - 1).abs().amax({d}) + {n}.amin({d})",
+        f"torch.count_nonzero({n} > 1, {d})", f"{n}.sum() * ({n} >= 0)", f"torch.aminmax({n})[0] + {n}",
+    ]  # fmt: skip
+    if not a.is_float:
+        options += [f"{n}.double().mean({d})", f"torch.cumsum({n}, {d}) & 3", f"{n}.long().prod({d})"]
     return Draft(m.rng.choice(options), (n,), exact=True)
 
 
@@ -148,4 +188,12 @@ def order(m: Maker) -> Draft:
     return Draft(m.rng.choice(options), (n,), exact=True)
 
 
-REDUCTIONS = ((5.0, reduction), (3.0, row_wise), (1.5, scan), (1.2, pair), (0.7, order))
+REDUCTIONS = (
+    (5.0, reduction),
+    (3.0, row_wise),
+    (1.5, scan),
+    (1.2, pair),
+    (0.7, order),
+    (0.3, higher_scan),
+    (1.5, statistics),
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from tests.fuzz.check import Outcome, check
 from tests.fuzz.generate import make_program
 from tests.fuzz.program import Input, Program, Step
+from tests.fuzz.record import add, row
 from tests.fuzz.run import function_of, inputs_of, run, run_wide
 from tests.fuzz.shrink import shrink
 
@@ -120,3 +122,16 @@ def test_programs_become_smaller_while_they_fail() -> None:
 def test_an_outcome_of_eager_is_no_fault() -> None:
     assert check(_small("x0 @ x0")).status == "invalid"
     assert isinstance(check(_small()), Outcome)
+
+
+def test_a_campaign_is_a_row_of_a_table(tmp_path: Path) -> None:
+    statuses = {7: "equal", 5: "equal", 6: "torch", 8: "wrong", 9: "invalid", 10: "generator"}
+    line = row([{"seed": seed, "status": status} for seed, status in statuses.items()], "2026-01-02", "abc")
+    assert line == "| 2026-01-02 | abc | 5 to 10 | 6 | 2 | 1 | 2 | 8 wrong |\n"
+    page = tmp_path / "campaigns.md"
+    add(page, line)
+    add(page, line)
+    head, *rows = page.read_text().split("|---|---|---|---:|---:|---:|---:|---|\n")
+    assert head.startswith("# ") and rows == [line * 2]
+    with pytest.raises(ValueError, match="without programs"):
+        row([], "2026-01-02", "abc")

@@ -13,6 +13,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.utils.checkpoint import checkpoint
 
 WIDE = {
     torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64,
@@ -51,6 +55,11 @@ def places(shape: Sequence[int], bound: int, seed: int, dtype: torch.dtype = tor
     return torch.from_numpy(np.asarray(rng.integers(0, max(bound, 1), tuple(shape)))).to(dtype)
 
 
+def order(n: int, seed: int) -> Tensor:
+    """The positions below ``n``, each once, in some order."""
+    return torch.from_numpy(np.random.default_rng(seed).permutation(n))
+
+
 def rand(like: Tensor) -> Tensor:
     """Random numbers in float32 of a tensor's shape."""
     return torch.rand(like.shape, dtype=torch.float32, device=like.device)
@@ -78,13 +87,54 @@ def plain_while_loop(condition: Callable[..., Any], body: Callable[..., Any], ca
     return carried
 
 
+def plain_associative_scan(combine: Callable[..., Any], x: Tensor, dim: int) -> Tensor:
+    """``associative_scan`` as Python has it."""
+    rows = list(x.unbind(dim))
+    for k in range(1, len(rows)):
+        rows[k] = combine(rows[k - 1], rows[k])
+    return torch.stack(rows, dim)
+
+
+def narrow_associative_scan(combine: Callable[..., Any], x: Tensor, dim: int) -> Tensor:
+    """torch's own, which compiles where nobody asked."""
+    result: Tensor = associative_scan(combine, x, dim, combine_mode="generic")
+    return result
+
+
+def plain_scan(step: Callable[..., Any], state: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """``scan`` over the first dimension as Python has it."""
+    found = []
+    for row in rows.unbind(0):
+        state, result = step(state, row)
+        found.append(result)
+    return state, torch.stack(found)
+
+
+def in_bfloat16(fn: Callable[..., Any], *operands: Tensor) -> Any:
+    """A function under autocast."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return fn(*operands)
+
+
+def wide_in_bfloat16(fn: Callable[..., Any], *operands: Tensor) -> Any:
+    """``in_bfloat16`` in double precision."""
+    return fn(*operands)
+
+
+def recomputed(fn: Callable[..., Any], *operands: Tensor) -> Any:
+    """A function that the backward calls again."""
+    return checkpoint(fn, *operands, use_reentrant=False)
+
+
 def namespace(*, wide: bool = False, compiled: bool = False) -> dict[str, Any]:
     """The names that a program's text refers to; a new dictionary."""
-    from torch._higher_order_ops.while_loop import while_loop
-
     return {
         "torch": torch, "F": F,
-        "numbers": wide_numbers if wide else numbers, "places": places, "rand": wide_rand if wide else rand,
+        "numbers": wide_numbers if wide else numbers, "places": places, "order": order,
+        "rand": wide_rand if wide else rand, "recomputed": recomputed,
+        "in_bfloat16": wide_in_bfloat16 if wide else in_bfloat16,
         "cond": torch.cond if compiled else plain_cond,
         "while_loop": while_loop if compiled else plain_while_loop,
+        "associative_scan": narrow_associative_scan if compiled else plain_associative_scan,
+        "scan": scan if compiled else plain_scan,
     }  # fmt: skip

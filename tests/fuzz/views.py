@@ -123,12 +123,19 @@ def odd_view(m: Maker) -> Draft:
         f"{name}.contiguous()",
         f"{name}.chunk(2, {d})[0]",
         f"{name}.tensor_split(2, {d})[-1]",
+        f"{name}.unbind({d})[0]",
+        f"{name}.unsqueeze({d}).expand(*{name}.shape[:{d % a.ndim}], 2, *{name}.shape[{d % a.ndim}:])",
     ]
     if a.ndim > 1:
         options += [
             f"{name}.diagonal(0, 0, 1)",
             f"{name}.diagonal(1)",
             f"{name}.swapaxes(0, -1)",
+            f"{name}.mT.unsqueeze(1)",
+            f"{name}.transpose(0, -1).reshape(-1)",
+            f"{name}.transpose(0, 1).flatten(0, 1)",
+            f"{name}.flatten(0, 1)[1::2]",
+            f"{name}.diagonal(-1, 0, 1)[..., 1:]",
             f"torch.atleast_2d({name})",
         ]
     if a.has(d, 3):
@@ -168,6 +175,11 @@ def moved(m: Maker) -> Draft:
         f"F.pad({name}, (0, 1), value=2.0)",
         f"F.pad({name}, (-1, 1))",
         f"torch.flip({name}, (0, -1))",
+        f"torch.cat([{name}.flip({d}), {name}[:1]], 0)",
+        f"torch.roll({name}, ({shift}, 1), (0, -1))",
+        f"torch.stack([{name}, {name} * 2], -1).flatten(-2)",
+        f"torch.column_stack([{name}, {name}])",
+        f"torch.cat([{name}.reshape(-1), {name}.reshape(-1)[:3]])",
     ]
     if a.ndim > 1:
         k = m.rng.choice((-1, 0, 1))

@@ -37,7 +37,23 @@ PARTS = (
     "{t}.diagonal().fill_(2)",
     "{t}.unsqueeze(0).add_(1)",
     "{t}.transpose(0, -1)[1:].mul_(2)",
+    "{t}[..., 1:-1].mul_(0.5)",
+    "{t}.select(0, -1).add_(1)",
+    "{t}.narrow(0, 0, 1).fill_(3)",
+    "{t}.reshape(-1)[::3] = 2",
+    "{t}.flatten()[1:2] += 1",
+    "{t}.movedim(0, -1)[..., 0] = 5",
+    "{t}.chunk(2, 0)[0].mul_(2)",
+    "{t}.unfold(-1, 2, 2)[..., 0].zero_()",
+    "torch.diagonal({t}, 1).add_(1)",
+    "{t}.squeeze()[..., :1].neg_()",
+    "{t}[:, None][:, :, 1:] = 4",
 )
+# What a write makes another shape or order of.
+TURNS = ("{t}.t_()", "{t}.unsqueeze_(0)", "{t}.squeeze_()", "{t}.transpose_(0, -1)")
+ORDERED = ("{t}.cumsum_(0)", "{t}.fill_diagonal_(3)", "{t}.tril_()", "{t}.triu_(1)", "{t}.relu_()", "{t}.clamp_min_(0)")
+INTEGRAL = ("{t}.bitwise_xor_(3)", "{t} //= 3", "{t} %= 5", "{t} <<= 1", "{t}.bitwise_not_()", "{t}.mul_(100)")
+LOGICAL = ("{t}.logical_not_()", "{t} ^= True", "{t}.fill_(False)", "{t}[..., ::2] = True", "{t}[1:] |= True")
 WITH = (
     "{t}.add_({b})",
     "{t}.mul_({b})",
@@ -46,7 +62,16 @@ WITH = (
     "{t}[:] = {b}",
     "{t} += {b}",
     "{t} *= {b}",
-    "{t}.maximum({b}, out={t})",
+    "torch.maximum({t}, {b}, out={t})",
+    "torch.add({t}, {b}, out={t})",
+    "torch.mul({b}, 2, out={t})",
+    "{t}[..., ::2] = {b}[..., ::2]",
+    "{t}[1:].copy_({b}[:-1])",
+    "{t}[..., 0] += {b}[..., -1]",
+    "{t}.transpose(0, -1).copy_({b}.transpose(0, -1))",
+    "{t}.sub_({b}.mean(0))",
+    "{t}.masked_fill_({b} > 0, 1)",
+    "{t}.copy_({b}.cumsum(0))",
     "{t}.add_({b}.tanh())",
     "{t}.addcmul_({b}, {b}, value=0.5)",
     "{t}.lerp_({b}, 0.5)",
@@ -70,6 +95,11 @@ def apart(m: Maker, a: str, b: str) -> bool:
 
 def whole(m: Maker) -> Draft:
     t = target(m)
+    table = INTEGRAL if t.is_integer else LOGICAL if t.is_bool else ORDERED
+    if m.chance(0.4):
+        return Draft(m.rng.choice(table).format(t=t.name), (t.name,), 0, "write", True)
+    if m.chance(0.1) and all(i.name != t.name for i in m.inputs):
+        return Draft(m.rng.choice(TURNS).format(t=t.name), (t.name,), 0, "write", True)
     smooth = t.is_float and t.within(-40, 40) and m.chance(0.4)
     return Draft(m.rng.choice(SMOOTH if smooth else PLAIN).format(t=t.name), (t.name,), 0, "write", not smooth)
 
@@ -87,9 +117,13 @@ def by_other(m: Maker) -> Draft:
     if not apart(m, t.name, b.name):
         raise NoFit
     text = m.rng.choice(WITH)
+    if " > 0" in text and not b.sure:
+        raise NoFit
     if not t.is_float and b.is_float and not (b.sure and b.within(0, 100)):
         raise NoFit
-    return Draft(text.format(t=t.name, b=b.name), (t.name, b.name), 0, "write", "tanh" not in text)
+    return Draft(
+        text.format(t=t.name, b=b.name), (t.name, b.name), 0, "write", not any(w in text for w in ("tanh", "mean"))
+    )
 
 
 def at_places(m: Maker) -> Draft:
@@ -105,6 +139,8 @@ def at_places(m: Maker) -> Draft:
             f"{t.name}.index_fill_(0, {places}, 2)",
             f"{t.name}.index_add_(0, {places}, torch.ones_like({t.name}[:3]))",
             f"{t.name}.index_put_(({places},), torch.ones((), dtype={t.dtype}), accumulate=True)",
+            f"{t.name}.scatter_(0, {places}{'[:, None]' * (t.ndim - 1)}, 1)",
+            f"{t.name}[{places}, ..., :1] = 3",
         )
     )
     return Draft(text, (t.name, read or places), 0, "write", True)
