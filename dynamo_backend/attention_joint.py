@@ -24,6 +24,7 @@ from ..runtime.options import Options
 from ..scheduler.passes.stream_products import DEVICES, MAX_WIDTH, MIN_ROWS, MIN_WIDTH_GPU
 from .chunk_loss_match import base_of, hint_of
 from .chunk_loss_write import Writer
+from .converters.context import KEEPS_ROUNDING
 
 aten = torch.ops.aten
 
@@ -275,6 +276,7 @@ class _Site:
         assert isinstance(scores, fx.Node)
         wide = torch.float64 if scores.meta["val"].dtype is torch.float64 else torch.float32
         write = Writer(self.graph, self.softmax)
+        self.round_sources()
         copies = self.repeated(self.made, {})
         with self.graph.inserting_before(out.next):
             z = write.cast(scores, wide)
@@ -310,6 +312,22 @@ class _Site:
             if not node.users:
                 self.graph.erase_node(node)
 
+    def round_sources(self) -> None:
+        """Let half-typed values be read as they are stored, where two results have to be made of the very same.
+
+        Scores are made of operands that are saved for the backward, where a difference of scores is a factor of
+        probabilities: they would no longer be those whose sum the forward took. And the gradient of the output is in
+        both terms of that of the scores, which cancel. Tensor cores take operands of products rounded as it is.
+        """
+        made = set(self.made)
+        assert self.gradient is not None
+        _keep_rounding(self.gradient)
+        for node in self.made:
+            if self.on_gpu and node in self.scores:
+                continue
+            for source in set(_inputs(node)) - made:
+                _keep_rounding(source)
+
     def repeated(self, nodes: Iterable[fx.Node], known: dict[fx.Node, fx.Node]) -> dict[fx.Node, fx.Node]:
         """Copies of nodes that the backward computes, of one another where they read one another."""
         place = {n: k for k, n in enumerate(self.graph.nodes)}
@@ -324,6 +342,15 @@ class _Site:
                 last = copy
                 place[copy] = place[after]
         return copies
+
+
+def _keep_rounding(node: fx.Node) -> None:
+    """Let a value that is rounded to a half type, maybe seen through views, be read so."""
+    while node.target in (*_VIEWS, *_TURNS):
+        node = _inputs(node)[0]
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+        node.meta[KEEPS_ROUNDING] = True
 
 
 def _said(node: fx.Node) -> str:

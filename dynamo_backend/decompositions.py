@@ -48,8 +48,20 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     table: dict[OpOverload, Callable[..., Any]] = dict(build().items())
     extra: list[OpOverloadPacket] = [getattr(aten, name) for name in _EXTRA if hasattr(aten, name)]
     table.update(_decomp.get_decompositions(extra))
+    table[aten.addcmul.default] = _addcmul(table[aten.addcmul.default])
     keep = CONVERTERS.keys() | set(_WHOLE)
     return {op: fn for op, fn in table.items() if str(op) not in keep}
+
+
+def _addcmul(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's decomposition, with a factor that integers truncate, as eager does, where torch's refuses it."""
+
+    def addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, value: Any = 1) -> Any:
+        if isinstance(value, float) and not any(t.is_floating_point() or t.is_complex() for t in (x, a, b)):
+            value = int(value)
+        return torchs(x, a, b, value=value)
+
+    return addcmul
 
 
 # torch takes these apart below autograd, where no table is asked; their backward would be a scatter with duplicates.

@@ -54,7 +54,8 @@ OPS: dict[str, OpInfo] = {
     # ``check_bounds(x, low, high, dim)`` is x; one below low, or not below high, is an error of the whole program, of
     # which its caller learns: an index into dimension dim that is out of range.
     **_rows("check_bounds", 4, Result.SAME, 1),
-    # Reinterprets the bits as a type of the same width.
+    # Reinterprets the bits as a type of the same width. As its own type a half value is rounded, whoever reads it:
+    # conversions on either side of it do not cancel.
     **_rows("bitcast", 1, Result.EXPLICIT, 0),
     # Philox4x32-10 with key = seed (int64, low word first) and counter = (offset low, offset high, 0, 0); word 0 of the
     # result. ``rand`` is (word >> 8) * 2**-24 as float32; ``randn`` is Box-Muller of words 0 and 1:

@@ -87,6 +87,10 @@ def convert(value: Expr, dtype: DType) -> Expr:
     return cast(value, dtype)
 
 
+# What a node of FX notes where its readers must see the half type that it is rounded to, and not what it is made of.
+KEEPS_ROUNDING = "mlc_keeps_rounding"
+
+
 class ImportContext:
     """State of one import. ``node`` and ``val`` are those of the call being converted."""
 
@@ -206,7 +210,10 @@ class ImportContext:
             name = self.result
         if sympy.S.Zero in type.shape:  # what no element has need not be worked out, or scheduled
             value = const(0, type.dtype.compute)
-        self.nodes.append(Compute(name, type, axes(len(type.shape)), convert(value, type.dtype), self.origins))
+        value = convert(value, type.dtype)
+        if type.dtype.is_half and self.node.meta.get(KEEPS_ROUNDING):
+            value = call("bitcast", value, dtype=type.dtype)
+        self.nodes.append(Compute(name, type, axes(len(type.shape)), value, self.origins))
         return Tensor(name, type)
 
     def temporary(self, value: Expr, like: TensorType, suffix: str, dtype: DType | None = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import warnings
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._dynamo import config
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from .program import Program, Sizes
 from .run import Result, function_of, inputs_of, run, run_wide
@@ -81,14 +83,15 @@ def _strides_of_fakes(program: Program, detail: str) -> str:
     found = re.match(r"result (\d+) of shape .* has strides (\(.*?\)), eager's", detail)
     if found is None:
         return ""
-    for sizes in program.sizes:
-        with FakeTensorMode() as mode, torch.no_grad():
+    # Sizes that vary are symbols, of which torch asks for strides more carefully.
+    for sizes, symbols in itertools.product(program.sizes, {None, program.dynamic is not False or None}):
+        with FakeTensorMode(shape_env=ShapeEnv() if symbols else None) as mode, torch.no_grad():
             args = [mode.from_tensor(a.detach()) if isinstance(a, Tensor) else a for a in inputs_of(program, sizes)]
             try:
                 fake = function_of(program)(*args)[int(found[1])]
             except Exception:  # what data decide has no fake value
                 return ""
-        if str(tuple(fake.stride())) == found[2]:
+        if str(tuple(map(int, fake.stride()))) == found[2]:
             return f"torch's fake tensors have strides {found[2]}"
     return ""
 

@@ -13,7 +13,7 @@ EPS = float(torch.finfo(torch.float32).eps)
 
 def found(
     inputs: str, body: str, *returns: str, sizes: tuple[dict[str, int], ...] = ({"A": 4},),
-    dynamic: bool | None = False, gradient: bool = False, capture: bool = False,
+    dynamic: bool | None = False, gradient: bool = False, capture: bool = False, eps: float = EPS,
 ) -> Program:  # fmt: skip
     """A program of lines of text. Inputs of floats ask for gradients where there are ``gradient``s."""
     made = []
@@ -26,7 +26,7 @@ def found(
         left, equals, right = line.strip().partition(" = ")
         results = tuple(left.split(", ")) if equals and left[0] == "t" and "[" not in left else ()
         text = right if results else line.strip()
-        steps.append(Step(text, results, mentioned(text, names), "compute" if results else "write", EPS))
+        steps.append(Step(text, results, mentioned(text, names), "compute" if results else "write", eps))
         names += results
     return Program(0, tuple(made), tuple(steps), returns, sizes, dynamic, gradient, capture)
 
@@ -60,6 +60,14 @@ FOUND = {
     "streams of features of one element are followed": found(
         "x0 = numbers((A, 1, A, 1), torch.float32, 1)",
         "t0 = torch.softmax(x0 @ x0.transpose(-1, -2), -1) @ x0", "t0", gradient=True,
+    ),
+    "the sum that a gradient of scores needs is of the gradient of the output as products read it": found(
+        "x0 = (numbers((A, 9, 9), torch.bfloat16, 71402) * 4)",
+        "t0 = torch.softmax(x0 @ x0.transpose(-1, -2) * 0.3, -1) @ x0\nt1 = torch.atanh(torch.tanh(t0) * 0.5)",
+        "t0", "t1", gradient=True, eps=float(torch.finfo(torch.bfloat16).eps),
+    ),
+    "integers truncate a factor": found(
+        "x0 = numbers((A,), torch.int64, 1)", "t0 = torch.addcmul(x0, x0, x0, value=-2.5)", "t0",
     ),
     "a scalar tensor is turned round": found("x0 = numbers((), torch.float32, 1)", "t0 = x0.flip(0)", "t0"),
 }  # fmt: skip
