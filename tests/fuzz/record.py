@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import date
@@ -19,11 +18,10 @@ _HEAD = """# Campaigns of random programs
 Each row is one run of `python -m tests.fuzz --record`. *Equal*: values, types, shapes, strides, writes, shared memory
 and gradients are eager's. *torch alike*: torch's own tracing (`aot_eager`) or its fake tensors differ from eager in the
 same way. *Invalid*: eager itself refuses, or no program could be made. *Found*: wrong answers, errors and crashes, by
-seed; each was mended, and those that were faults of their own are kept in `tests/fuzz/test_found.py`. A seed names a
-program of the commit in its row.
+seed, which names a program of the commit that adds the row; what was mended is kept in `tests/fuzz/test_found.py`.
 
-| Day | Commit | Seeds | Programs | Equal | torch alike | Invalid | Found |
-|---|---|---|---:|---:|---:|---:|---|
+| Day | Seeds | Programs | Equal | torch alike | Invalid | Found |
+|---|---|---:|---:|---:|---:|---|
 """
 
 
@@ -33,7 +31,7 @@ def read(results: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def row(outcomes: Iterable[Mapping[str, Any]], day: str, commit: str) -> str:
+def row(outcomes: Iterable[Mapping[str, Any]], day: str) -> str:
     """A line of the table. Raises ValueError where there are no outcomes."""
     outcomes = sorted(outcomes, key=lambda o: o["seed"])
     if not outcomes:
@@ -42,7 +40,7 @@ def row(outcomes: Iterable[Mapping[str, Any]], day: str, commit: str) -> str:
     found = [f"{o['seed']} {o['status']}" for o in outcomes if o["status"] in FAULTS]
     invalid = len(outcomes) - counts["equal"] - counts["torch"] - len(found)
     cells = (
-        day, commit, f"{outcomes[0]['seed']} to {outcomes[-1]['seed']}", str(len(outcomes)), str(counts["equal"]),
+        day, f"{outcomes[0]['seed']} to {outcomes[-1]['seed']}", str(len(outcomes)), str(counts["equal"]),
         str(counts["torch"]), str(invalid), ", ".join(found) or "none",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |\n"
@@ -56,7 +54,6 @@ def add(page: Path, line: str) -> None:
 
 def record(results: Path, page: Path = PAGE) -> str:
     """Append the row of the campaign in a folder, and give it."""
-    said = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    line = row(read(results), date.today().isoformat(), said.stdout.strip() or "unknown")
+    line = row(read(results), date.today().isoformat())
     add(page, line)
     return line

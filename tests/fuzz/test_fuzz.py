@@ -126,12 +126,12 @@ def test_an_outcome_of_eager_is_no_fault() -> None:
 
 def test_a_campaign_is_a_row_of_a_table(tmp_path: Path) -> None:
     statuses = {7: "equal", 5: "equal", 6: "torch", 8: "wrong", 9: "invalid", 10: "generator"}
-    line = row([{"seed": seed, "status": status} for seed, status in statuses.items()], "2026-01-02", "abc")
-    assert line == "| 2026-01-02 | abc | 5 to 10 | 6 | 2 | 1 | 2 | 8 wrong |\n"
+    line = row([{"seed": seed, "status": status} for seed, status in statuses.items()], "2026-01-02")
+    assert line == "| 2026-01-02 | 5 to 10 | 6 | 2 | 1 | 2 | 8 wrong |\n"
     page = tmp_path / "campaigns.md"
     add(page, line)
     add(page, line)
-    head, *rows = page.read_text().split("|---|---|---|---:|---:|---:|---:|---|\n")
+    head, *rows = page.read_text().split("|---|---|---:|---:|---:|---:|---|\n")
     assert head.startswith("# ") and rows == [line * 2]
     with pytest.raises(ValueError, match="without programs"):
-        row([], "2026-01-02", "abc")
+        row([], "2026-01-02")
