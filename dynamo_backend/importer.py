@@ -95,6 +95,14 @@ def _is_decided(size: Any) -> bool:
     return isinstance(size, sympy.Symbol) and size.name.startswith(("u", "zuf"))
 
 
+def _given(size: Any) -> sympy.Symbol | None:
+    """The symbol that a result of no tensor type gives a value to: itself, or that which is 1 where it is true."""
+    match size:
+        case sympy.Symbol() | sympy.Eq(args=(sympy.Symbol(), sympy.S.One)):
+            return next(iter(size.free_symbols))
+    return None
+
+
 def _full_name(op: OpOverload | HigherOrderOperator) -> str:
     if isinstance(op, HigherOrderOperator):
         return f"hop::{op.name()}"
@@ -284,7 +292,8 @@ class _Importer:
             elif isinstance(v, _SYMBOLIC):
                 found = self.sizes.size(v)
                 # A result of no tensor type that is named like a size symbol binds that symbol.
-                name = found.name if found.is_Symbol else name
+                bound = _given(found)
+                name = bound.name if bound is not None else name
             names.append(name)
             types.append(kind)
             results.append(found)
@@ -310,8 +319,8 @@ class _Importer:
         """Sizes that a call decides (``nonzero``, a slice between places that are data) are read back from its result,
         under the name of their symbol, before anything needs them."""
         if not isinstance(found, Tensor):
-            if isinstance(found, sympy.Symbol):
-                self.decided.add(found)
+            if (bound := _given(found)) is not None:
+                self.decided.add(bound)
             return
         reads: list[tuple[str, sympy.Expr, tuple[int, ...]]] = [
             ("aten::sym_size.int", extent, (d,)) for d, extent in enumerate(found.shape)

@@ -192,7 +192,7 @@ class ImportContext:
 
     def scalar(self, x: Scalar, dtype: DType) -> Expr:
         """A number or size as a literal of ``dtype``."""
-        if isinstance(x, sympy.Expr):
+        if isinstance(x, sympy.Basic):
             return convert(size_value(x), dtype)
         if dtype.is_complex or isinstance(x, complex):
             raise NoConversion("complex numbers")

@@ -150,8 +150,21 @@ def _finite(bound: Any) -> int | None:
     return None if abs(int(bound)) >= (1 << 62) else int(bound)
 
 
-def size_value(expr: sympy.Expr) -> Expr:
-    """A size expression as a value: int64, or float64 where it holds true divisions (a SymFloat)."""
+def is_float_of_data(symbol: Any) -> bool:
+    """Whether a symbol is torch's for a float that data decide."""
+    return bool(symbol.name.startswith("zuf"))
+
+
+def size_value(expr: sympy.Basic) -> Expr:
+    """A size expression as a value: int64, float64 where it holds true divisions (a SymFloat), or bool where two are
+    compared.
+
+    Raises NoConversion for floats that data decide (``item``), since kernels are given integers.
+    """
+    if any(is_float_of_data(s) for s in expr.free_symbols):
+        raise NoConversion("a float decided by data")
+    if isinstance(expr, sympy.Eq):
+        return call("eq", size_value(expr.lhs), size_value(expr.rhs))
     if expr.is_Integer:
         return const(int(expr), DType.INT64)
     if expr.is_number:

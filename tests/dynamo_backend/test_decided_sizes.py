@@ -52,3 +52,17 @@ def test_types_that_no_kernel_computes_with(dtype: torch.dtype) -> None:
 
     x = torch.randn(3, 5)
     torch.testing.assert_close(torch.compile(there_and_back, backend="mlc")(x), there_and_back(x))
+
+
+@pytest.mark.parametrize("x", [torch.tensor(2.5), torch.tensor([True]), torch.tensor(False), torch.tensor([[-3]])])
+def test_numbers_of_data(x: torch.Tensor) -> None:
+    def number(x: torch.Tensor) -> Any:
+        value = x.item()
+        return value, torch.full((2, 3), value), x.double() * value
+
+    with config.patch(capture_scalar_outputs=True):
+        value, full, scaled = torch.compile(number, backend="mlc", fullgraph=True)(x)
+    want = number(x)
+    assert value == want[0] and type(value) is type(want[0])
+    assert torch.equal(full, want[1]) and full.dtype == want[1].dtype
+    assert torch.equal(scaled, want[2]) and scaled.dtype == want[2].dtype

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..workers import ROOT
 from .cases import DTYPES, MODES, jobs
 from .report import differences, write_table
-from .sweep import Sweep, latest, read
+from .sweep import FAULTS, Sweep, latest, read
 
 
 @click.command()
@@ -30,11 +30,12 @@ from .sweep import Sweep, latest, read
 @click.option("--samples", default=0, help="at most so many of a job; 0: all")
 @click.option("--workers", default=2)
 @click.option("--patience", default=120.0, help="seconds that one sample may take")
+@click.option("--again", is_flag=True, help="also what differed before")
 @click.option("--results", type=click.Path(path_type=Path), default=ROOT / "build" / "opinfo" / "results.jsonl")
 @click.option("--report", is_flag=True, help="run nothing; say what differs")
 @click.option("--table", is_flag=True, help="run nothing; write docs/operators.md")
 def main(
-    ops: str, dtypes: str, modes: str, samples: int, workers: int, patience: float, results: Path,
+    ops: str, dtypes: str, modes: str, samples: int, workers: int, patience: float, again: bool, results: Path,
     report: bool, table: bool,
 ) -> None:  # fmt: skip
     """Check operators against eager."""
@@ -56,12 +57,12 @@ def main(
                     progress.advance(task)
                     return
                 counts[record["status"]] += 1
-                if record["status"] in ("wrong", "raises", "crash", "hang"):
+                if record["status"] in FAULTS:
                     where = f"{record['op']} {record['dtype']} {record['mode']} [{record['sample']}]"
                     console.print(f"{where} {record['status']}: {record['detail']}", markup=False)
                 progress.update(task, description=" ".join(f"{n} {k}" for k, n in counts.most_common()))
 
-            Sweep(chosen, results, samples, workers, patience, told).run()
+            Sweep(chosen, results, samples, workers, patience, again, told).run()
     records = latest(read(results))
     if table:
         write_table(records, ROOT / "docs" / "operators.md")

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import torch
@@ -81,15 +82,16 @@ def jobs(dtypes: tuple[str, ...] = DTYPES, modes: tuple[str, ...] = MODES) -> It
             yield from (Job(name, dtype, mode) for mode in modes if possible[mode])
 
 
-def samples(job: Job) -> list[Sample]:
-    """The database's samples, the same in every process."""
+def samples(job: Job, most: int = 0) -> list[Sample]:
+    """The database's samples, the first ``most`` of them where that is not 0; the same in every process."""
     torch.manual_seed(zlib.crc32(f"{job.op} {job.dtype}".encode()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = operators()[job.op].sample_inputs(
             "cpu", getattr(torch, job.dtype), requires_grad=job.mode == "gradient"
         )
-        return [Sample(s.input, tuple(s.args), dict(s.kwargs), s.output_process_fn_grad) for s in found]
+        taken = islice(found, most or None)
+        return [Sample(s.input, tuple(s.args), dict(s.kwargs), s.output_process_fn_grad) for s in taken]
 
 
 def copied(sample: Sample) -> Sample:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .cases import DTYPES, Job
+from .cases import DTYPES, MODES, Job
+from .sweep import FAULTS
 
 Records = Mapping[tuple[Job, int], dict[str, Any]]
-FAULTS = ("wrong", "raises", "crash", "hang")
+# Differences that are understood: what a sample's job, status and detail say, and why it is so.
+CAUSES: dict[str, str] = {}
 SHORT = {
     "float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16", "int64": "i64", "int32": "i32",
     "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "bool", "complex64": "c64",
@@ -21,16 +23,43 @@ SHORT = {
 
 _HEAD = """# Operators
 
-Every operator of torch's own database (`op_db` of torch {version}, on a CPU), compiled and compared with eager: values,
-element types, shapes, strides and gradients. `python -m tests.opinfo` runs the comparison and `--table` writes this
-page; it is not edited by hand.
+Every operator of torch's own database (`op_db` of torch {version}, on a CPU), compiled with `backend="mlc"` and
+compared with eager: values, element types, shapes, strides and gradients. Half types are compared within the error of
+eager's own rounding. This page is not edited by hand: `python -m tests.opinfo --table` writes it from the results of
 
-**{share:.2%}** of {samples:,} samples equal eager. Of {total} operators {generated} run in generated kernels, {views}
-are views or sizes that cost nothing, {both} need both kernels and library calls (in some of their samples, or side by
-side), {library} are library calls. Half types are compared within the error of eager's own rounding.
+```sh
+{commands}
+```
 
-| operator | runs as | library calls | element types that agree | differences |
-|---|---|---|---|---|
+**{share:.2%}** of {samples:,} samples equal eager.
+
+| runs as | operators | share |
+|---|---|---|
+| generated: kernels alone | {generated} | {generated_share:.1%} |
+| view: views and sizes, which cost nothing | {view} | {view_share:.1%} |
+| generated and library: both, side by side or in different samples | {both} | {both_share:.1%} |
+| library: calls of torch alone | {library} | {library_share:.1%} |
+| eager: torch breaks its graph at the operator | {eager} | {eager_share:.1%} |
+
+## What was compared
+
+`in place` is the variant that writes to its operand, `out` the one that writes to a tensor it is given. Samples of
+which eager itself raises are left out. Where torch's own tracing fails, or differs from eager, so does the backend
+`aot_eager`, which compiles nothing; such samples count as neither.
+
+| mode | element type | operators | samples | equal | differ | torch's tracing fails |
+|---|---|---|---|---|---|---|
+{sums}
+
+## What differs
+
+{faults}
+
+## Operator by operator
+
+| operator | runs as | library calls | element types that agree |
+|---|---|---|---|
+{rows}
 """
 
 
@@ -59,7 +88,11 @@ def differences(records: Records) -> str:
 
 
 def kind_of(found: list[dict[str, Any]]) -> str:
-    """How an operator runs, from its outcomes: ``generated``, ``view``, ``library`` or ``generated and library``."""
+    """How an operator runs, from its outcomes: ``generated``, ``view``, ``library``, ``generated and library``, or
+    ``eager``, where torch captures nothing.
+    """
+    if not any(r["graphs"] for r in found):
+        return "eager"
     kernels = any(r["kernels"] for r in found)
     library = any(r["library"] for r in found)
     if kernels and library:
@@ -71,31 +104,60 @@ def write_table(records: Records, path: Path) -> None:
     """The page of operators."""
     by_op: dict[str, list[tuple[Job, dict[str, Any]]]] = defaultdict(list)
     for (job, _), record in records.items():
-        by_op[job.op].append((job, record))
+        if record["status"] not in ("invalid", "torch"):
+            by_op[job.op].append((job, record))
     rows: list[str] = []
-    counts: Counter[str] = Counter()
-    for op in sorted(by_op):
-        tried = [(j, r) for j, r in by_op[op] if r["status"] not in ("invalid", "torch")]
+    kinds: Counter[str] = Counter()
+    for op, tried in sorted(by_op.items()):
         forward = [r for j, r in tried if j.mode == "forward" and j.dtype != "complex64"]
-        if not tried:
-            continue
         kind = kind_of(forward or [r for _, r in tried])
-        counts[kind] += 1
-        library = Counter(op for r in forward for op in r["library"])
+        kinds[kind] += 1
+        library = Counter(name for r in forward for name in r["library"])
         names = ", ".join(f"`{name.removeprefix('aten::')}`" for name, _ in library.most_common(3))
-        rows.append(f"| `{op}` | {kind} | {names} | {_types(tried)} | {_faults(tried)} |")
-    total = sum(counts.values())
-    said = {r["status"]: 0 for r in records.values()}
-    for r in records.values():
-        said[r["status"]] += 1
-    good, bad = said.get("equal", 0), sum(said.get(s, 0) for s in FAULTS)
-    version = torch.__version__.split("+")[0]
-    head = _HEAD.format(
-        version=version, share=good / max(good + bad, 1), samples=good + bad, total=total,
-        generated=counts["generated"], views=counts["view"], both=counts["generated and library"],
-        library=counts["library"],
+        rows.append(f"| `{op}` | {kind} | {names} | {_types(tried)} |")
+    counts = Counter(r["status"] for r in records.values())
+    good, bad = counts["equal"], sum(counts[s] for s in FAULTS)
+    total = max(len(by_op), 1)
+    both = kinds["generated and library"]
+    text = _HEAD.format(
+        version=torch.__version__.split("+")[0], commands="\n".join(commands(records)),
+        share=good / max(good + bad, 1), samples=good + bad,
+        generated=kinds["generated"], generated_share=kinds["generated"] / total,
+        view=kinds["view"], view_share=kinds["view"] / total, both=both, both_share=both / total,
+        library=kinds["library"], library_share=kinds["library"] / total,
+        eager=kinds["eager"], eager_share=kinds["eager"] / total,
+        sums="\n".join(_sums(records)), faults=_faults(records), rows="\n".join(rows),
     )  # fmt: skip
-    path.write_text(head + "\n".join(rows) + "\n")
+    path.write_text(text)
+
+
+def commands(records: Records) -> list[str]:
+    """The calls of this program that make such records."""
+    most: dict[tuple[str, str], int] = defaultdict(int)
+    for job, sample in records:
+        most[job.dtype, job.mode] = max(most[job.dtype, job.mode], sample + 1)
+    alike: dict[tuple[tuple[str, ...], int], list[str]] = defaultdict(list)
+    for dtype in DTYPES:
+        for count in sorted({n for (d, _), n in most.items() if d == dtype}):
+            alike[tuple(m for m in MODES if most.get((dtype, m)) == count), count].append(dtype)
+    return [
+        f"python -m tests.opinfo --dtypes {','.join(dtypes)} --modes {','.join(modes)} --samples {count}"
+        for (modes, count), dtypes in alike.items()
+    ]
+
+
+def _sums(records: Records) -> Iterator[str]:
+    for mode in MODES:
+        for dtype in DTYPES:
+            found = [(j.op, r["status"]) for (j, _), r in records.items() if (j.mode, j.dtype) == (mode, dtype)]
+            counts = Counter(status for _, status in found if status != "invalid")
+            if counts:
+                operators, faults = len({op for op, s in found if s != "invalid"}), sum(counts[s] for s in FAULTS)
+                said = "in place" if mode == "inplace" else mode
+                yield (
+                    f"| {said} | {dtype} | {operators} | {counts.total()} | {counts['equal']} | {faults} "
+                    f"| {counts['torch']} |"
+                )
 
 
 def _types(found: list[tuple[Job, dict[str, Any]]]) -> str:
@@ -104,9 +166,25 @@ def _types(found: list[tuple[Job, dict[str, Any]]]) -> str:
     return " ".join(SHORT[d] for d in good)
 
 
-def _faults(found: list[tuple[Job, dict[str, Any]]]) -> str:
-    faults = [(j, r) for j, r in found if r["status"] in FAULTS]
-    if not faults:
-        return ""
-    kinds = Counter((SHORT[j.dtype], j.mode, r["status"]) for j, r in faults)
-    return "; ".join(f"{d} {mode}: {n} {status}" for (d, mode, status), n in kinds.most_common(4))
+def _faults(records: Records) -> str:
+    """Each difference, those of one operator, mode and cause in one line."""
+    alike: dict[tuple[str, str, str], list[tuple[Job, dict[str, Any]]]] = defaultdict(list)
+    for (job, _), r in records.items():
+        if r["status"] in FAULTS:
+            alike[job.op, job.mode, cause_of(job, r)].append((job, r))
+    if not alike:
+        return "Nothing that was compared."
+    lines = ["| operator | mode | element types | samples | cause |", "|---|---|---|---|---|"]
+    for (op, mode, cause), found in sorted(alike.items()):
+        types = " ".join(SHORT[d] for d in DTYPES if any(j.dtype == d for j, _ in found))
+        lines.append(f"| `{op}` | {mode} | {types} | {len(found)} | {cause} |")
+    return "\n".join(lines)
+
+
+def cause_of(job: Job, record: dict[str, Any]) -> str:
+    """Why a sample differs, as far as anybody knows; else what was seen."""
+    for pattern, text in CAUSES.items():
+        if re.search(pattern, f"{job} {record['status']}: {record['detail']}"):
+            return text
+    seen = record["detail"].replace("|", "\\|").replace("\n", " ")[:160]
+    return f"{record['status']}: {seen}"

@@ -14,40 +14,57 @@ from typing import Any
 from ..workers import Worker, WorkerLost, side_by_side
 from .cases import Job
 
+# What a sample may not end in.
+FAULTS = ("wrong", "raises", "crash", "hang")
+
 
 @dataclass(slots=True)
 class Sweep:
-    """``most`` bounds the samples of a job (0: all), ``patience`` is the seconds that one sample may take."""
+    """``most`` bounds the samples of a job (0: all), ``patience`` is the seconds that one sample may take,
+    ``again`` runs jobs once more in which something differed.
+    """
 
     jobs: list[Job]
     results: Path
     most: int = 0
     workers: int = 1
     patience: float = 120.0
+    again: bool = False
     told: Callable[[dict[str, Any]], None] = lambda record: None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
-        """Check every job whose outcomes are not all written down."""
-        finished = {Job.of(r) for r in read(self.results) if r["sample"] is None}
-        waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        """Check every job, from the first sample on whose outcome is not written down."""
+        written = read(self.results)
+        before = {Job.of(r): r for r in written if r["sample"] is None}
+        if self.again:
+            for job in {job for (job, _), r in latest(written).items() if r["status"] in FAULTS}:
+                before.pop(job, None)
+        waiting: queue.SimpleQueue[tuple[Job, int]] = queue.SimpleQueue()
         for job in self.jobs:
-            if job not in finished:
-                waiting.put(job)
+            if job not in before:
+                waiting.put((job, 0))
+            elif not self.covers(before[job]):
+                waiting.put((job, before[job]["samples"]))
         self.results.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="opinfo_") as cache, self.results.open("a") as out:
             side_by_side(self.workers, lambda: self.serve(waiting, Path(cache), out))
 
-    def serve(self, waiting: queue.SimpleQueue[Job], cache: Path, out: Any) -> None:
+    def covers(self, finished: dict[str, Any]) -> bool:
+        """Whether a job that once took at most ``finished["most"]`` samples has all that are asked for."""
+        before, found = finished["most"], finished["samples"]
+        return not before or found < before or 0 < self.most <= before
+
+    def serve(self, waiting: queue.SimpleQueue[tuple[Job, int]], cache: Path, out: Any) -> None:
         """One worker's jobs."""
         worker = Worker("tests.opinfo.worker", cache)
         try:
             while True:
                 try:
-                    job = waiting.get_nowait()
+                    job, first = waiting.get_nowait()
                 except queue.Empty:
                     return
-                for record in self.outcomes(worker, job):
+                for record in self.outcomes(worker, job, first):
                     entry = {"op": job.op, "dtype": job.dtype, "mode": job.mode, **record}
                     with self._lock:
                         out.write(json.dumps(entry) + "\n")
@@ -56,9 +73,9 @@ class Sweep:
         finally:
             worker.end()
 
-    def outcomes(self, worker: Worker, job: Job) -> Iterator[dict[str, Any]]:
-        """The outcome of each sample, and at last a record with no sample that says that the job is finished."""
-        first, total = 0, 0
+    def outcomes(self, worker: Worker, job: Job, first: int) -> Iterator[dict[str, Any]]:
+        """The outcome of each sample from ``first`` on; at last a record with no sample, for the job is finished."""
+        total = 0
         while True:
             running: int | None = None
             try:
@@ -73,13 +90,20 @@ class Sweep:
                         yield {"sample": message["done"], **message["outcome"]}
                         running, first = None, message["done"] + 1
                     elif "job_done" in message:
-                        yield {"sample": None, "samples": total, "detail": message.get("error", "")}
+                        yield {"sample": None, "samples": total, "most": self.most, "detail": message.get("error", "")}
                         return
             except WorkerLost as lost:
                 if running is None:  # not a sample's doing: the job as a whole
-                    yield {"sample": None, "samples": total, "detail": f"{lost}"}
+                    yield {"sample": None, "samples": total, "most": self.most, "detail": f"{lost}"}
                     return
-                yield {"sample": running, "status": lost.status, "detail": str(lost), "kernels": 0, "library": []}
+                yield {
+                    "sample": running,
+                    "status": lost.status,
+                    "detail": str(lost),
+                    "graphs": 0,
+                    "kernels": 0,
+                    "library": [],
+                }
                 first = running + 1
 
 

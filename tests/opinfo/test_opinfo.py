@@ -53,13 +53,15 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     sweep.run()
     assert not told, "what is written down is not done again"
     assert set(latest(read(results))) == {(job, 0), (job, 1)}
+    Sweep([job], results, most=3, told=told.append).run()
+    assert [r["sample"] for r in told] == [2, None], "asked for more, it goes on behind the last"
 
 
 def test_the_page_of_operators(tmp_path: Path) -> None:
-    def entry(op: str, status: str, kernels: int, library: list[str]) -> dict[str, Any]:
+    def entry(op: str, status: str, kernels: int, library: list[str], graphs: int = 1) -> dict[str, Any]:
         return {
             "op": op, "dtype": "float32", "mode": "forward", "sample": 0, "status": status, "detail": "d",
-            "kernels": kernels, "library": library,
+            "graphs": graphs, "kernels": kernels, "library": library,
         }  # fmt: skip
 
     entries = [
@@ -67,14 +69,18 @@ def test_the_page_of_operators(tmp_path: Path) -> None:
         entry("mm", "equal", 0, ["aten::mm.default"]),
         entry("t", "equal", 0, []),
         entry("bad", "wrong", 1, []),
+        entry("equal", "equal", 0, [], graphs=0),
     ]
     path = tmp_path / "results.jsonl"
     path.write_text("\n".join(json.dumps(e) for e in entries) + "\n")
     records = latest(read(path))
-    assert [kind_of([e]) for e in entries] == ["generated", "library", "view", "generated"]
+    assert [kind_of([e]) for e in entries] == ["generated", "library", "view", "generated", "eager"]
     assert "1 wrong (float32 forward [0]): d" in differences(records)
     page = tmp_path / "operators.md"
     write_table(records, page)
     text = page.read_text()
-    assert "| `mm` | library | `mm.default` | f32 |  |" in text
-    assert "**75.00%** of 4 samples" in text and "`bad` | generated |  |  | f32 forward: 1 wrong" in text
+    assert "| `mm` | library | `mm.default` | f32 |" in text
+    assert "**80.00%** of 5 samples" in text and "| generated: kernels alone | 2 | 40.0% |" in text
+    assert "| forward | float32 | 5 | 5 | 4 | 1 | 0 |" in text
+    assert "| `bad` | forward | f32 | 1 | wrong: d |" in text
+    assert "--dtypes float32 --modes forward --samples 1\n" in text

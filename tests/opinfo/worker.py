@@ -21,12 +21,12 @@ def load() -> Handler:
     def handle(request: dict[str, Any], say: Callable[..., None]) -> None:
         job, first, most = cases.Job(*request["job"]), request["first"], request["most"]
         try:
-            found = cases.samples(job)
+            found = cases.samples(job, most)
         except Exception as error:
             say(job_done=True, error=f"{type(error).__name__}: {error}"[:300])
             return
         say(samples=len(found))
-        for n, sample in enumerate(found[:most] if most else found):
+        for n, sample in enumerate(found):
             if n < first:
                 continue
             say(start=n)
