@@ -23,6 +23,7 @@ from .primitives.kind import bind, parallel, unroll, vectorize
 from .primitives.merge import merge
 from .primitives.pack import pack
 from .primitives.pad import pad
+from .primitives.partition import partition
 from .primitives.pipeline import pipeline
 from .primitives.reorder import reorder
 from .primitives.reorder_storage import reorder_storage
@@ -37,7 +38,7 @@ from .primitives.transform_layout import transform_layout
 from .schedule import Schedule
 
 SECTIONS: tuple[tuple[str, tuple[Callable[..., Any], ...]], ...] = (
-    ("Loops", (split, fuse, reorder, merge)),
+    ("Loops", (split, fuse, reorder, merge, partition)),
     ("What a loop becomes", (bind, parallel, vectorize, unroll)),
     ("Where a block is computed", (compute_at, reverse_compute_at, compute_inline, reverse_compute_inline)),
     ("Copies nearer by", (cache_read, cache_write, pack, cache_window)),

@@ -14,11 +14,14 @@ from ..ir.graph import Compute, Graph, Origin, Reduction, Scan, TensorType, View
 from ..ir.index import simplify
 from ..ir.monoid import SUM, Monoid
 from ..ir.symbols import SymbolTable
+from .evaluations import evaluations
 from .views import ViewMap, map_value
 
 # Producers up to these sizes are computed again where they are read at another position.
 INLINE_FLOPS = 48
 INLINE_NODES = 400
+# What is computed in one loop for the parts of a join.
+JOIN_NODES = 1600
 # How far such chains are followed.
 SUBSTITUTION_DEPTH = 8
 # A function of this cost is worth keeping rather than computing twice.
@@ -224,9 +227,12 @@ def _substitute(
         for e in walk(v):
             if isinstance(e, Select):
                 guarded.update(ld.buffer for branch in (e.if_true, e.if_false) for ld in loads(branch))
+    parts = _parts_of_join(values, guarded, members, outside, counts, extents, table)
     chosen: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]] = {}
     for name, positions in sites.items():
-        if name in trivial:
+        if name in parts:
+            chosen[name] = (members[name].axes, members[name].values[0])
+        elif name in trivial:
             chosen[name] = trivial[name]
         elif (m := members.get(name)) is not None and m.monoid is None:
             odd = name in guarded or any(not _is_regular(p, extents) for p in positions)
@@ -249,6 +255,30 @@ def _substitute(
         return None
 
     return tuple(rewrite(v, leaf) for v in values)
+
+
+def _parts_of_join(
+    values: tuple[Expr, ...],
+    guarded: set[str],
+    members: dict[str, Member],
+    outside: set[str],
+    counts: dict[str, int],
+    extents: dict[sympy.Symbol, sympy.Expr],
+    table: SymbolTable,
+) -> set[str]:
+    """The producers on CPUs that only these values read, under conditions, and no element more than once: nothing is
+    computed twice, and the tensor need not be."""
+    # On GPUs lanes that take no part wait while others compute.
+    found = {
+        name: sum(1 for _ in walk(m.values[0]))
+        for name in guarded
+        if (m := members.get(name)) is not None and m.monoid is None and counts[name] == 1 and name not in outside
+        and m.types[0].device.startswith("cpu")
+    }  # fmt: skip
+    if not found or sum(found.values()) > JOIN_NODES:
+        return set()
+    read = evaluations(values, extents, lambda size: int(table.hint(size)))
+    return {name for name in found if read[name] <= int(table.hint(members[name].types[0].numel))}
 
 
 def _is_regular(indices: tuple[object, ...], extents: dict[sympy.Symbol, sympy.Expr]) -> bool:

@@ -29,6 +29,7 @@ from .primitives.kind import bind, parallel, unroll, vectorize
 from .primitives.merge import merge
 from .primitives.pack import pack
 from .primitives.pad import pad
+from .primitives.partition import partition
 from .primitives.pipeline import pipeline
 from .primitives.reorder import reorder
 from .primitives.reorder_storage import reorder_storage
@@ -125,6 +126,9 @@ class Schedule:
 
     def merge(self, first: LoopRef, second: LoopRef) -> None:
         self._take("merge", {"first": first, "second": second}, merge(self.nest, first, second))
+
+    def partition(self, loop: LoopRef, points: Sequence[int | sympy.Expr]) -> tuple[LoopRef, ...]:
+        return self._take("partition", {"loop": loop, "points": list(points)}, *partition(self.nest, loop, points))
 
     def bind(self, loop: LoopRef, thread: str) -> None:
         self._take("bind", {"loop": loop, "thread": thread}, bind(self.nest, loop, thread))
@@ -262,7 +266,7 @@ class Schedule:
 
 
 PRIMITIVES = (
-    "split", "fuse", "reorder", "merge", "bind", "parallel", "vectorize", "unroll", "annotate", "atomic",
+    "split", "fuse", "reorder", "merge", "partition", "bind", "parallel", "vectorize", "unroll", "annotate", "atomic",
     "compute_inline", "compute_at", "reverse_compute_at", "rfactor", "set_scope", "blockize", "tensorize",
     "cache_read", "cache_write", "reverse_compute_inline", "decompose_reduction", "fuse_reductions",
     "decompose_online", "pack", "cache_window", "reorder_storage",

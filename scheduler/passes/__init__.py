@@ -11,15 +11,17 @@ from .rewrite_logsumexp import rewrite_logsumexp
 from .simplify_algebra import simplify_algebra
 from .split_reductions import split_reductions
 from .stream_products import stream_products
+from .unroll_reductions import unroll_reductions
 
 # In the order in which they run.
 GRAPH_PASSES = (
     simplify_algebra, eliminate_common, alias_copies, collapse_one_hot, rewrite_attention, stream_products,
-    rewrite_logsumexp, open_contractions, open_convolutions, split_reductions, eliminate_dead,
+    rewrite_logsumexp, open_contractions, open_convolutions, unroll_reductions, split_reductions,
+    eliminate_dead,
 )  # fmt: skip
 
 __all__ = [
     "GRAPH_PASSES", "alias_copies", "collapse_one_hot", "eliminate_common", "eliminate_dead", "open_contractions",
     "open_convolutions", "rewrite_attention", "rewrite_logsumexp", "simplify_algebra", "split_reductions",
-    "stream_products",
+    "stream_products", "unroll_reductions",
 ]  # fmt: skip

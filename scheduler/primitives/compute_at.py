@@ -89,7 +89,8 @@ def _needed(
                 continue  # a constant place; axes in other forms are needed whole
             regions = [index_region(ld.indices[k], size, axes) for ld, _, axes in loads]
             for place, (ld, reader, _) in enumerate(loads):
-                if ld in guarded(reader) and not _is_there(nest, regions[place], reader):
+                # A tail or a condition leaves out what lies before the first element.
+                if (reader.predicate or ld in guarded(reader)) and not _is_there(nest, regions[place], reader):
                     regions[place] = Region(sympy.S.Zero, size, is_whole=True)
             region = _union(nest, regions, size)
             known = wanted.get(index)  # type: ignore[arg-type]

@@ -187,9 +187,13 @@ def same_place(nest: LoopNest, first: Access, a: Mapping[sympy.Symbol, Region], 
     shape = nest.buffer(first.buffer).shape
     told: set[sympy.Symbol] = set()
     for i, j, size in zip(first.indices, second.indices, shape, strict=True):
+        if told >= set(shared):
+            return True
         x, y = index_region(i, size, a), index_region(j, size, b)
         # Where one dimension tells iterations apart it does not matter how much of the others each touches.
-        if sympy.expand(x.start - y.start) == 0 and (x.is_point or _steps_over(x, shared, nest)):
+        if (x.start == y.start or sympy.expand(x.start - y.start) == 0) and (
+            x.is_point or _steps_over(x, shared, nest)
+        ):
             told |= x.start.free_symbols if y.is_point or _steps_over(y, shared, nest) else set()
     return told >= set(shared)
 

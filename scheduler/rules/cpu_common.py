@@ -11,6 +11,7 @@ from ...ir.loops import AxisKind, Block, Loop, LoopKind, LoopNest, Scope, Store,
 from ...ir.target import Target
 from ..error import ScheduleError
 from ..primitives.dependence import scanned
+from ..primitives.tree import blocks_under
 from ..schedule import Schedule
 from .analysis import Shape
 
@@ -90,7 +91,7 @@ def vectorize_loop(schedule: Schedule, loop: str, target: Target, unroll: int) -
 
 def is_long(schedule: Schedule, loop: str, width: int) -> bool:
     """Whether one accumulator would take so many terms of a rounding reduction that its error shows."""
-    inside = [schedule.block(b) for b in schedule.get_blocks() if loop in schedule.get_loops(b)]
+    inside = blocks_under(schedule.loop(loop))
     rounding = [
         b
         for b in inside
@@ -147,11 +148,13 @@ def parallel_roots(schedule: Schedule, target: Target) -> None:
             continue
         root = schedule.loop(loops[0])
         seen.add(loops[0])
-        if root.kind is not LoopKind.SERIAL or root.extent == 1:
+        if root.kind is not LoopKind.SERIAL:
             continue
         hint = schedule.nest.symbols.hint(root.extent)
         nested = len(root.body) == 1 and len(loops) > 1 and schedule.loop(loops[1]).kind is LoopKind.SERIAL
         nested = nested and not any(_carries(schedule.block(b), loops[1]) for b in schedule.get_blocks())
+        if root.extent == 1 and not nested:
+            continue
         try:
             if hint < 4 * target.cores and nested:
                 joined = schedule.fuse(loops[0], loops[1])

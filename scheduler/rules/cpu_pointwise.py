@@ -11,6 +11,7 @@ from ...ir.target import Target
 from ..schedule import Schedule
 from .analysis import analyse
 from .cpu_common import best_vector, crosses, merge_rows, parallel_roots, unroll_values, vectorize_loop
+from .cpu_joins import has_joins, partition_joins
 from .registry import Params, Rule, Value
 
 # A tile of a transposition: a cache line of the side that is read across, by a register of the other.
@@ -23,7 +24,8 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
-    return unroll_values(nest)
+    joins: Mapping[str, tuple[Value, ...]] = {"partition": (True, False)} if has_joins(nest) else {}
+    return {**unroll_values(nest), **joins}
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
@@ -34,6 +36,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         _innermost(schedule, block, across)
         _innermost(schedule, block, best)
     merge_rows(schedule, max((len(schedule.get_loops(b)) for b in schedule.get_blocks()), default=0))
+    if across is None and params.get("partition"):
+        partition_joins(schedule, target)
     done: set[str] = set()
     for block in schedule.get_blocks():
         loops = schedule.get_loops(block)

@@ -165,6 +165,20 @@ def _storage(p: Player) -> dict[str, Any]:
     return {"buffer": name, "order": order}
 
 
+def _partition(p: Player) -> dict[str, Any]:
+    """A loop, and one or two points within it or near its end."""
+    loop = p.loop()
+    try:
+        extent = p.s.extent(loop)
+    except ScheduleError:
+        return {"loop": loop, "points": [1]}
+    last = int(extent) if extent.is_Integer else 4
+    points: list[Any] = sorted({p.rng.randint(1, max(last, 1)) for _ in range(p.rng.randint(1, 2))})
+    if not extent.is_Integer and p.rng.random() < 0.6:
+        points[-1:] = [extent - p.rng.randint(0, 1)]
+    return {"loop": loop, "points": points}
+
+
 def _annotate(p: Player) -> dict[str, Any]:
     at = p.rng.choice(["", *p.loops, *p.s.get_blocks()])
     return {"at": at, "key": "hint", "value": p.rng.choice((1, True, "x"))}
@@ -180,6 +194,7 @@ DRAWS: dict[str, Callable[[Player], dict[str, Any]]] = {
     "merge": _merge,
     "bind": lambda p: {"loop": p.loop(), "thread": p.rng.choice(GPU_BINDINGS)},
     "annotate": _annotate,
+    "partition": _partition,
     "fuse_reductions": _pair,
     "pack": _pack,
     "cache_window": _window,

@@ -157,6 +157,26 @@ def test_the_reader_goes_through_a_part_of_an_output(parsed: Parse) -> None:
         Schedule(nest).compute_at("b0", "b1_i0")
 
 
+def test_a_tail_that_is_read_backwards(proved: Prove, parsed: Parse) -> None:
+    """What the last iterations would need lies before the first element: no copy may begin there."""
+    nest = parsed("""
+        @nest(outputs=["out0"])
+        def flip(in0: float32[s0], out0: float32[s0]):
+            s0 = size(lower=1)
+            for b0_i0 in serial(s0):
+                with block("b0"):
+                    i0 = spatial(s0, b0_i0)
+                    out0[i0] = in0[s0 - i0 - 1]
+        """)
+
+    def build(s: Schedule) -> None:
+        copy = s.cache_read("b0", "in0")
+        outer, _ = s.split("b0_i0", [None, 8])
+        s.compute_at(copy, outer)
+
+    proved(nest, build)
+
+
 def test_unit_loops_remain_if_asked(nests: Mapping[str, LoopNest], proved: Prove) -> None:
     s = proved(nests["softmax"], lambda s: s.compute_at("b2", "b3_i0", preserve_unit_loops=True))
     assert s.get_loops("b2") == ["b3_i0", "b2_i0", "b2_r0"] and s.extent("b2_i0") == 1

@@ -68,6 +68,10 @@ def _step(s: Schedule, data: st.DataObject, choices: tuple[str, ...]) -> None:
                 body = data.draw(st.sampled_from(several))
                 k = data.draw(st.integers(0, len(body) - 2))
                 s.merge(body[k], body[data.draw(st.integers(k + 1, min(k + 2, len(body) - 1)))])
+        case "partition":
+            loop = data.draw(one_loop)
+            last = s.extent(loop) - 1
+            s.partition(loop, [data.draw(st.sampled_from([1, 2, last]))])
         case "bind":
             s.bind(data.draw(one_loop), data.draw(st.sampled_from(("blockIdx.x", "blockIdx.y", "threadIdx.x"))))
         case "parallel" | "vectorize" | "unroll" | "rfactor":
