@@ -41,11 +41,15 @@ eager's own rounding. This page is not edited by hand: `python -m tests.opinfo -
 | library: calls of torch alone | {library} | {library_share:.1%} |
 | eager: torch breaks its graph at the operator | {eager} | {eager_share:.1%} |
 
+This is what was seen in the forward samples that were compared: an operator may need a library call for others. Random
+operators are compared under `options={{"fallback_random": True}}`, where they call torch's.
+
 ## What was compared
 
 `in place` is the variant that writes to its operand, `out` the one that writes to a tensor it is given. Samples of
 which eager itself raises are left out. Where torch's own tracing fails, or differs from eager, so does the backend
-`aot_eager`, which compiles nothing; such samples count as neither.
+`aot_eager`, which compiles nothing; such samples count as neither. A sweep that was stopped has fewer samples of its
+later operators, or none: the columns say how many there were.
 
 | mode | element type | operators | samples | equal | differ | torch's tracing fails |
 |---|---|---|---|---|---|---|
