@@ -43,7 +43,7 @@ def _try(seed: int, rng: random.Random) -> Program | None:
             _first_input(maker)
     except NoFit:
         return None
-    lines = rng.choice((2, 3, 4, 4, 5, 6, 6, 7, 8, 10, 12))
+    lines = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12))
     for _ in range(lines * 8):
         if len(maker.steps) >= lines:
             break

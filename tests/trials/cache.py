@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -56,6 +57,8 @@ class Child:
     """A process forked from this one, which has torch loaded and has compiled nothing."""
 
     folder: Path
+    # Bytes that a file may have, as if the disk were full behind them; 0: as many as it likes.
+    most: int = 0
     pid: int = 0
     begun: float = field(default_factory=time.monotonic)
 
@@ -68,6 +71,9 @@ class Child:
             try:
                 os.environ["MLC_CACHE_DIR"] = str(self.folder)
                 os.environ["MLC_STRICT"] = "1"
+                if self.most:
+                    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (self.most, self.most))
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     work()
@@ -134,6 +140,8 @@ def killed(count: int, rng: random.Random) -> list[str]:
             time.sleep(rng.uniform(0.0, whole))
             child.kill()
             faults.append(Child(path).start().end())
+            if (k + 1) % 10 == 0:
+                print(f"    {k + 1} killed, {sum(map(bool, faults))} wrong", flush=True)
     return faults
 
 
@@ -173,8 +181,11 @@ def damaged(rng: random.Random) -> list[str]:
 
 
 def bad_disks() -> list[str]:
-    """A folder that cannot be written, one that is a file, one on a full device."""
+    """A folder that cannot be written, one that is a file, one on a full device, one that is full within an entry."""
     faults = []
+    for most in (1, 300, 3000):
+        with folder() as path:
+            faults += [Child(path, most).start().end(), Child(path).start().end()]
     with folder() as path:
         fill(path)
         for p in (path, path / "v1", *(path / "v1").iterdir()):
