@@ -106,14 +106,14 @@ def support_code(store: KernelStore, target: Target) -> KernelCode:
 
 def program_code(store: KernelStore, native: NativeHost, target: Target) -> KernelCode:
     """Machine code of a program; compiled where the store has none. Raises CpuCompileError."""
-    return _compiled(store, native.text, target, "a native host program")
+    return _compiled(store, native.text, target, "a native host program", quick=True)
 
 
-def _compiled(store: KernelStore, text: str, target: Target, description: str) -> KernelCode:
+def _compiled(store: KernelStore, text: str, target: Target, description: str, *, quick: bool = False) -> KernelCode:
     key = key_of([environment_fingerprint(), object_fingerprint(target), text])
     code = store.code(key)
     if code is None:
-        code = KernelCode(key, ENTRY, "host", (), compile_object([text], target))
+        code = KernelCode(key, ENTRY, "host", (), compile_object([text], target, quick=quick))
         store.keep(code, description)
     return code
 

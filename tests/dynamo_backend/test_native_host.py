@@ -222,6 +222,25 @@ def test_an_op_that_fails_raises_what_it_raises() -> None:
             run(-torch.eye(3))
 
 
+@pytest.mark.parametrize("host", ["python", "native"])
+def test_steps_that_fail_raise_what_python_raises(host: str) -> None:
+    """Operands that do not fit, and sizes that no memory has; afterwards the program runs as before."""
+    gm = make_fx(lambda x, w: (torch.sin(x @ w),), tracing_mode="fake")(rand(4, 5), rand(5, 3))
+    product = compile_graph(gm, [rand(4, 5), rand(5, 3)], options=Options(host_program=host), fresh=True).call
+    gm = make_fx(lambda x: (x.expand(x.shape[0], 1 << 40) * 2,), tracing_mode="symbolic")(rand(3, 1))
+    large = compile_graph(gm, [rand(3, 1)], options=Options(host_program=host), fresh=True).call
+    assert product is not None and large is not None
+    before = counters.snapshot()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+            product([rand(4, 5), rand(6, 3)])
+        with pytest.raises(RuntimeError, match=r"allocate memory|not enough memory"):
+            large([rand(3, 1)])
+        x, w = rand(4, 5), rand(5, 3)
+        torch.testing.assert_close(product([x, w])[0], torch.sin(x @ w))
+    assert counters.since(before).get("native_refusals", 0) == 0
+
+
 def test_subclasses_are_left_to_python() -> None:
     class Wrapped(torch.Tensor):
         pass
@@ -259,7 +278,7 @@ SCRIPT = """
 import sys, torch
 from torch_mlc.runtime import cpu, host_native
 if sys.argv[1] == "second":
-    def refuse(*_):
+    def refuse(*_, **__):
         raise AssertionError("compiled again")
     host_native.compile_object = cpu.compile_object = refuse
 f = torch.compile(lambda x, a: torch.sin(x @ a) + x.sum(), backend="mlc", options={"host_program": "native"})
