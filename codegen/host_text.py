@@ -287,6 +287,8 @@ class _Printer:
                 return repr(float(arg)) if arg.is_number else self.size(arg)
             case float() if not math.isfinite(arg):
                 return f'float("{arg}")'
+            case complex() if not (math.isfinite(arg.real) and math.isfinite(arg.imag)):
+                return f"complex({self.literal(arg.real)}, {self.literal(arg.imag)})"
             case complex():
                 return repr(arg)
             case torch.device():

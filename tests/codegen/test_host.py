@@ -88,3 +88,12 @@ def test_results_of_libraries_are_looked_at_unless_they_are_sure() -> None:
         node = Library(("m",), (vector(),), op, (Ref("x"), 0))
         text = print_host(build_host_program(graph(inputs, (node,), "m"), USE)).text
         assert ("checked_(m, (s0,), (1,))" in text) == looked_at
+
+
+def test_numbers_that_python_has_no_literal_for() -> None:
+    numbers = (float("inf"), complex(float("nan"), float("-inf")), 2.5, 1 - 2j)
+    inputs = (SizeInput("n", N), Input("x", vector()))
+    node = Library(("m",), (vector(),), "aten::cumsum.default", (Ref("x"), numbers))
+    text = print_host(build_host_program(graph(inputs, (node,), "m"), USE)).text
+    (line,) = (line for line in text.splitlines() if "aten_cumsum_default_(" in line)
+    assert repr(eval(line[line.index("[") : line.rindex("]") + 1])) == repr(list(numbers))
