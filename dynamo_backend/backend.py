@@ -100,7 +100,9 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
                 chunk_losses(gm, settings)
             if settings.numerics != "eager":
                 merge_products(gm)
-            compiled = compile_graph(gm, example_inputs, options=settings, static=_static_inputs(kind), name=name)
+            compiled = compile_graph(
+                gm, example_inputs, options=settings, static=_static_inputs(kind), saved=_saved_from(kind), name=name
+            )
     except IndexError as error:
         raise BackendError(f"IndexError inside the backend: {error}") from error
     process_times.add(kind, compiled.timer.seconds)
@@ -125,6 +127,14 @@ def _static_inputs(kind: str) -> tuple[int, ...]:
     if kind == "backward" or context is None or context.fw_metadata is None:
         return ()
     return tuple(context.fw_metadata.static_input_indices or ())
+
+
+def _saved_from(kind: str) -> int | None:
+    """Where among the results of a forward graph those begin that go to the backward graph alone."""
+    context = TracingContext.try_get()
+    if kind != "forward" or context is None or context.fw_metadata is None:
+        return None
+    return int(context.fw_metadata.num_forward) + len(context.fw_metadata.tokens)
 
 
 def _reset() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,10 +12,13 @@ from torch import fx
 
 from ..codegen.host import HostProgram, KernelUse
 from ..codegen.host_build import build_host_program
+from ..codegen.host_capture import CapturePlan, capture_plan
 from ..codegen.host_text import HostText, may_alias
 from ..ir.graph import CallTensor, Graph, IRModule
 from ..ir.passes import PassManager
+from ..runtime.capture import GRAPH_DEVICES, graph_device
 from ..runtime.counters import counters
+from ..runtime.cuda_graphs import graphed
 from ..runtime.executable import Boxed
 from ..runtime.fallback import AtenKernel
 from ..runtime.kernels import KIND_GRAPH, KernelStore, LoadedKernel, kernel_store_of
@@ -61,7 +64,8 @@ class CompiledGraph:
 
     ``stages`` is None where the program came from the cache. ``overridden`` names the user's schedules that were taken.
     ``regions`` are the bodies of its control flow, each compiled by itself.
-    ``key`` is that of the program in the cache, "" where it is not there.
+    ``key`` is that of the program in the cache, "" where it is not there. ``capture`` tells how its launches can be
+    captured.
     """
 
     name: str
@@ -72,6 +76,7 @@ class CompiledGraph:
     overridden: tuple[str, ...] = ()
     regions: tuple[CompiledGraph, ...] = ()
     key: str = ""
+    capture: CapturePlan = CapturePlan("it was not looked at")
 
     @property
     def is_self_contained(self) -> bool:
@@ -85,6 +90,7 @@ def compile_graph(
     *,
     options: Options,
     static: Collection[int] = (),
+    saved: int | None = None,
     name: str = "main",
     load: bool = True,
     fresh: bool = False,
@@ -92,7 +98,8 @@ def compile_graph(
 ) -> CompiledGraph:
     """Compile an ATen graph of AOTAutograd.
 
-    ``static`` are the positions of parameters among the inputs. With ``load=False`` nothing is loaded, so that a target
+    ``static`` are the positions of parameters among the inputs; results from ``saved`` on go to the backward graph
+    alone. With ``load=False`` nothing is loaded, so that a target
     that is not here can be compiled for; with ``fresh=True`` no cache is read or written and ``stages`` is there.
     A ``region`` is called from another graph, and brings what it is given into the layout that it was traced with.
     """
@@ -105,9 +112,10 @@ def compile_graph(
                 taken_apart(body), (), options=options, name=f"{name}.{node}", load=load, fresh=fresh, region=True
             )
     regions = {node: bodies[id(body)] for node, body in regions_of(gm).items()}
-    job = _Job(gm, example_inputs, options, frozenset(static), name, load, fresh, region, regions, timer, store)
+    job = _Job(gm, example_inputs, options, frozenset(static), saved, name, load, fresh, region, regions, timer, store)
     with timer.phase("key"):
-        around = {**surroundings(options, _devices(gm)), "kind of graph": "region" if region else "whole"}
+        kind = "region" if region else f"whole, results saved from {saved}"
+        around = {**surroundings(options, _devices(gm)), "kind of graph": kind}
         key = graph_key(gm, example_inputs, static, around) if job.may_be_stored else None
     stored = job.stored(key)
     if stored is not None:
@@ -125,6 +133,7 @@ def stored_graph(
     name: str,
     constants: Mapping[str, Any] | None = None,
     load: bool = True,
+    region: bool = False,
     timer: PhaseTimer | None = None,
 ) -> CompiledGraph | None:
     """The graph of a key from memory or disk, with nothing imported, fused, lowered, scheduled or emitted."""
@@ -138,17 +147,18 @@ def stored_graph(
         host = stored_host_code(record, store)
     if host is None or any(code is None for code in codes.values()):
         return None
-    call = None
+    call, capture = None, CapturePlan(**record["capture"])
     if load:
         with timer.phase("load"):
             kernels = {v: store.load(c) for v, c in codes.items() if c is not None}
-            call = host.load(kernels, constants or {}, name)
+            call = _with_captures(host.load(kernels, constants or {}, name), capture, options, region, name)
     counters.add("graph_cache_hits")
     counters.add("kernel_calls", record["launches"])
     counters.add("library_calls", record["library_calls"])
     say(options.log, "cache", lambda: f"{name}: program of {record['launches']} kernels found")
     say(options.log, "timing", lambda: f"{name}: {timer}")
-    return CompiledGraph(name, host.text, call, timer, overridden=tuple(record["overridden"]), key=key)
+    taken = tuple(record["overridden"])
+    return CompiledGraph(name, host.text, call, timer, overridden=taken, key=key, capture=capture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +167,7 @@ class _Job:
     example_inputs: Sequence[Any]
     options: Options
     static: frozenset[int]
+    saved: int | None
     name: str
     load: bool
     fresh: bool
@@ -189,14 +200,16 @@ class _Job:
             program = build_host_program(fusion.graph, code, check_inputs=self.region)
             host = host_code(program, options, self.store)
             text = host.text
+            regions = {n: region.capture.reason for n, region in self.regions.items()}
+            capture = capture_plan(fusion.graph, tuple(GRAPH_DEVICES), saved=self.saved, regions=regions)
         stages = Stages(imported, graph, fusion, kernels, program)
         if options.dump_dir is not None:
             dump_graph(options.dump_dir / self.name, kernels, text, len(GRAPH_PASSES) + 1)
-        call = self.loaded(kernels, host, self.constants(imported.constants)) if self.load else None
-        kept = self.keep(key, kernels, program, host)
+        call = self.loaded(kernels, host, self.constants(imported.constants), capture) if self.load else None
+        kept = self.keep(key, kernels, program, host, capture)
         self.tell(program, text, fusion)
         bodies = tuple({id(r): r for r in self.regions.values()}.values())
-        return CompiledGraph(self.name, text, call, self.timer, stages, _overridden(kernels), bodies, kept)
+        return CompiledGraph(self.name, text, call, self.timer, stages, _overridden(kernels), bodies, kept, capture)
 
     def constants(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What library calls name: objects of the module, and bodies of control flow as functions."""
@@ -221,11 +234,18 @@ class _Job:
         costs = tuning_costs({name: fusion.functions[name] for name in calls}, calls)
         return tuning_of(self.options, self.timer, costs, may_measure=self.load and not self.fresh)
 
-    def loaded(self, kernels: Mapping[str, KernelBuild], host: HostCode, constants: Mapping[str, Any]) -> Boxed:
+    def loaded(
+        self,
+        kernels: Mapping[str, KernelBuild],
+        host: HostCode,
+        constants: Mapping[str, Any],
+        capture: CapturePlan,
+    ) -> Boxed:
         with self.timer.phase("load"):
             variables = _variables(kernels)
             code = {variables[b.key]: self.loaded_kernel(b) for b in kernels.values()}
-            return host.load(code, constants, self.name)
+            call = host.load(code, constants, self.name)
+            return _with_captures(call, capture, self.options, self.region, self.name)
 
     def loaded_kernel(self, build: KernelBuild) -> LoadedKernel:
         if build.code is None:
@@ -240,11 +260,17 @@ class _Job:
             return None
         given = self.constants(_constants(self.gm))
         return stored_graph(
-            key.text, options=self.options, name=self.name, constants=given, load=self.load, timer=self.timer
-        )
+            key.text, options=self.options, name=self.name, constants=given, load=self.load, region=self.region,
+            timer=self.timer,
+        )  # fmt: skip
 
     def keep(
-        self, key: GraphKey | None, kernels: Mapping[str, KernelBuild], program: HostProgram, host: HostCode
+        self,
+        key: GraphKey | None,
+        kernels: Mapping[str, KernelBuild],
+        program: HostProgram,
+        host: HostCode,
+        capture: CapturePlan,
     ) -> str:
         """Put the program into the cache; its key, "" where it cannot be found again."""
         if key is None or any(b.code is None for b in kernels.values()):
@@ -256,6 +282,7 @@ class _Job:
             "launches": program.launches,
             "library_calls": program.library_calls,
             "overridden": _overridden(kernels),
+            "capture": asdict(capture),
             "parts": dict(key.parts),
         }
         with self.timer.phase("cache"):
@@ -301,6 +328,15 @@ class _GraphPass:
     def run(self, module: IRModule) -> IRModule:
         graph = self.rewrite(module.graph)
         return module if graph is module.graph else replace(module, functions={**module.functions, module.main: graph})
+
+
+def _with_captures(call: Boxed, plan: CapturePlan, options: Options, region: bool, name: str) -> Boxed:
+    """The program as the settings ask for it. A region is captured with the graph that calls it."""
+    if not options.cuda_graphs or region:
+        return call
+    if not options.cuda_graph_copies:
+        plan = replace(plan, saved=0)
+    return graphed(call, plan, graph_device, options.cuda_graph_shapes, name)
 
 
 def _devices(gm: fx.GraphModule) -> list[str]:

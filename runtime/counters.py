@@ -23,6 +23,8 @@ NAMES = (
     "kernel_fallbacks",  # kernels that run as ATen ops because compiling them failed
     "kernels_tuned",
     "native_programs",  # graphs whose host program is machine code
+    "cuda_graphs",  # captures of what graphs launch on GPUs
+    "cuda_graph_refusals",  # graphs that were to be captured and could not be, or not any further
     "native_refusals",  # calls of such graphs that Python ran, since an argument was no plain tensor
 )
 

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from ..codegen.kernel import KernelSource
 from ..ir.target import Target
+from .capture import Capture, current_capture
 from .gpu import ALIGNMENT, compile_triton
 from .gpu_driver import Driver
 from .gpu_launch import Compile, GpuKernel
 
-Upload = Callable[[np.ndarray[Any, Any], int], torch.Tensor]
+Array: TypeAlias = np.ndarray[Any, Any]
+Upload = Callable[[Array, int], torch.Tensor]
 
 
-def upload(array: np.ndarray[Any, Any], device: int) -> torch.Tensor:
+def upload(array: Array, device: int) -> torch.Tensor:
     """A copy of an array on a GPU."""
     return torch.from_numpy(array).to(torch.device("cuda", device))
+
+
+def room(array: Array, device: int) -> torch.Tensor:
+    """Memory on a GPU for an array, not initialised."""
+    return torch.empty(array.shape, dtype=torch.from_numpy(array).dtype, device=torch.device("cuda", device))
 
 
 @dataclass(slots=True)
@@ -52,30 +59,44 @@ class GpuTableKernel:
         driver: Driver | None = None,
         stream: Callable[[int], int] | None = None,
         upload: Upload = upload,
+        room: Upload = room,
     ) -> None:
         self.source = source
         self._kernel = GpuKernel(source, target, compile, driver, stream)
-        self._upload = upload
+        self._upload, self._room = upload, room
         self._state = _State()
 
     def __call__(self, rows: int, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> None:
         """Launch; nothing where no row has any program."""
         device = tensors[0].get_device()
-        known = self._state.by_device.setdefault(device, _Rows())
+        capture = current_capture()
+        # A capture has a table of its own, which no other call may change.
+        known = _Rows() if capture is not None else self._state.by_device.setdefault(device, _Rows())
         addresses = tuple(t.data_ptr() for t in tensors)
         given = tuple(sizes)
         if known.programs is None or known.rows != rows or known.sizes != given:
-            self._plan(known, rows, given, device)
+            programs = self._plan(rows, given)
+            known.rows, known.sizes, known.count, known.table = rows, given, len(programs), None
+            known.programs = self._put(programs, device, capture)
         if known.count == 0:
             return
         if known.table is None or known.numbers != addresses:
-            self._fill(known, rows, addresses, given, device)
+            table, known.aligned = self._fill(rows, addresses, given)
+            known.table, known.numbers = self._put(table, device, capture), addresses
         assert known.table is not None and known.programs is not None
         self._kernel.launch(
             device, known.aligned, (known.count, 1, 1), (known.table.data_ptr(), known.programs.data_ptr())
         )
 
-    def _plan(self, known: _Rows, rows: int, sizes: tuple[int, ...], device: int) -> None:
+    def _put(self, array: Array, device: int, capture: Capture | None) -> torch.Tensor:
+        """An array on the device; what is captured gets its memory at once, and the content at the end."""
+        if capture is None:
+            return self._upload(array, device)
+        memory = self._room(array, device)
+        capture.later(lambda: memory.copy_(torch.from_numpy(array)), memory)
+        return memory
+
+    def _plan(self, rows: int, sizes: tuple[int, ...]) -> Array:
         """The program of every block of every row."""
         width = len(self.source.symbols)
         parts = []
@@ -85,14 +106,12 @@ class GpuTableKernel:
             place = np.empty((block.size, 4), np.int32)
             place[:, 0], place[:, 1], place[:, 2], place[:, 3] = k, block % x, block // x % y, block // (x * y)
             parts.append(place)
-        programs = np.concatenate(parts) if parts else np.empty((0, 4), np.int32)
-        known.rows, known.sizes, known.count, known.table = rows, sizes, len(programs), None
-        known.programs = self._upload(programs, device)
+        return np.concatenate(parts) if parts else np.empty((0, 4), np.int32)
 
-    def _fill(self, known: _Rows, rows: int, addresses: tuple[int, ...], sizes: tuple[int, ...], device: int) -> None:
+    def _fill(self, rows: int, addresses: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Array, tuple[bool, ...]]:
+        """The numbers of every row, and which pointers are aligned in all of them."""
         columns = np.array(addresses, np.uint64).reshape(rows, -1)
         relaxable = [b.align == 0 or b.align % ALIGNMENT == 0 for b in self.source.params]
         aligned = bool(((columns % ALIGNMENT == 0) | ~np.array(relaxable)).all())
-        known.aligned = tuple(r and aligned for r in relaxable)
         table = np.concatenate((columns.view(np.int64), np.array(sizes, np.int64).reshape(rows, -1)), axis=1)
-        known.table, known.numbers = self._upload(np.ascontiguousarray(table), device), addresses
+        return np.ascontiguousarray(table), tuple(r and aligned for r in relaxable)

@@ -5,7 +5,6 @@ exist is an `OptionError` that names the nearest one that does.
 """
 
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
@@ -26,7 +25,7 @@ MODES: dict[str, dict[str, object]] = {
     "default": {},
     "max-autotune": {"tune": True},
     "max-autotune-no-cudagraphs": {"tune": True},
-    "reduce-overhead": {},
+    "reduce-overhead": {"cuda_graphs": True},
 }
 
 
@@ -151,6 +150,13 @@ def _parse_threads(value: object) -> int | None:
     text = str(value).strip()
     if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", text) or int(text) < 1:
         raise _Refused("a whole number of threads, 1 or more")
+    return int(text)
+
+
+def _parse_count(value: object) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", text) or int(text) < 1:
+        raise _Refused("a whole number, 1 or more")
     return int(text)
 
 
@@ -354,6 +360,31 @@ class Options:
         doc="What runs between the kernels of a graph on the CPU: Python, or machine code that has no Python between "
         "them; auto is native where it can be.",
     )
+    cuda_graphs: bool = _option(
+        "MLC_CUDA_GRAPHS",
+        _parse_bool,
+        default=False,
+        shown="0",
+        values="0, 1",
+        doc="Capture what a graph launches on a GPU, and replay it: from the third call for the same sizes on.",
+    )
+    cuda_graph_shapes: int = _option(
+        "MLC_CUDA_GRAPH_SHAPES",
+        _parse_count,
+        default=16,
+        shown="16",
+        values="1, 2, …",
+        doc="Captures of one graph, for different sizes or parameters; calls beyond them run as without.",
+    )
+    cuda_graph_copies: bool = _option(
+        "MLC_CUDA_GRAPH_COPIES",
+        _parse_bool,
+        default=True,
+        shown="1",
+        values="0, 1",
+        doc="Copy results out of the memory of a captured graph; 0 hands that memory out, and captures the graph again "
+        "where it is called before the results are gone.",
+    )
     schedules: Overrides | None = _option(
         "MLC_SCHEDULES",
         _parse_schedules,
@@ -407,8 +438,6 @@ def _of_mode(mode: str | None) -> Mapping[str, object]:
         return {}
     if mode not in MODES:
         raise _unknown("mode", str(mode), tuple(MODES), 'correct torch.compile(mode="…")')
-    if mode == "reduce-overhead":
-        warnings.warn('torch-mlc has no CUDA graphs yet: mode="reduce-overhead" does what "default" does', stacklevel=3)
     return MODES[mode]
 
 
@@ -448,6 +477,5 @@ Made by `python -m torch_mlc options --markdown` from `runtime/options.py`; do n
 All are read once, when a graph is compiled. A wrong name or value is an error that names the nearest right one.
 
 {options_table()}
-`mode="max-autotune"` and `mode="max-autotune-no-cudagraphs"` set `tune`. `mode="reduce-overhead"` is accepted and does
-what `"default"` does: there are no CUDA graphs yet.
+`mode="max-autotune"` and `mode="max-autotune-no-cudagraphs"` set `tune`, `mode="reduce-overhead"` sets `cuda_graphs`.
 """

@@ -26,9 +26,9 @@ def test_max_autotune_tunes(mode: str) -> None:
     assert Options.resolve(mode, None, {"MLC_TUNE": "0"}).tune
 
 
-def test_reduce_overhead_says_that_it_does_nothing_yet() -> None:
-    with pytest.warns(UserWarning, match="no CUDA graphs yet"):
-        assert Options.resolve("reduce-overhead", None, {}) == Options()
+def test_reduce_overhead_captures() -> None:
+    assert Options.resolve("reduce-overhead", None, {}) == Options(cuda_graphs=True)
+    assert not Options.resolve("reduce-overhead", {"cuda_graphs": False}, {}).cuda_graphs
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,9 @@ def test_the_fingerprint_holds_what_changes_code_and_nothing_else() -> None:
         "cache_size": "1GiB",
         "cache_remote": "memory://x",
         "host_program": "native",
+        "cuda_graphs": True,
+        "cuda_graph_shapes": 2,
+        "cuda_graph_copies": False,
     }
     assert set(changes) | set(keeps) == {field.name for field in dataclasses.fields(Options)}
     prints = {Options.resolve(None, {name: value}, {}).fingerprint() for name, value in changes.items()}

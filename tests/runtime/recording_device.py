@@ -1,0 +1,121 @@
+"""A device whose work can be captured, played by the CPU: what tests of captured programs run on.
+
+As on a GPU, a capture does nothing: memory that it allocates holds garbage until a replay, and a replay writes the
+memory of the capture and no other. Calls of ATen ops are recorded, so kernels have to be ATen ops too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from torch_mlc.runtime.capture import Addresses, Results
+
+NOT_DONE = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero")
+
+
+class Recording(TorchDispatchMode):
+    """Ops as they are called, with their arguments and results."""
+
+    def __init__(self, addresses: Addresses) -> None:
+        super().__init__()
+        self.addresses = addresses
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name in NOT_DONE:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        before = [t.clone() if t.numel() and not _overlaps(t) else None for t in _written(func, args, kwargs or {})]
+        result = func(*args, **(kwargs or {}))
+        for t, old in zip(_written(func, args, kwargs or {}), before, strict=True):
+            if old is not None:
+                t.copy_(old)
+        made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        fresh = [t for t in made if t.untyped_storage().data_ptr() not in given]
+        for t in fresh:
+            _spoil(t)
+        args, kwargs = tree_map_only(torch.Tensor, self.by_address, (args, dict(kwargs or {})))
+        self.calls.append((func, args, kwargs, fresh))
+        return result
+
+    def by_address(self, t: torch.Tensor) -> torch.Tensor:
+        """Memory of somebody else is known by its address, and not kept alive."""
+        if t.data_ptr() not in self.addresses or not t.numel():
+            return t
+        span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))
+        raw = (ctypes.c_char * (span * t.itemsize)).from_address(t.data_ptr())
+        return torch.frombuffer(raw, dtype=t.dtype).as_strided(t.shape, t.stride())
+
+
+def _written(func, args, kwargs) -> list[torch.Tensor]:
+    found = []
+    for k, a in enumerate(func._schema.arguments):
+        if a.alias_info is not None and a.alias_info.is_write:
+            value = kwargs.get(a.name, args[k] if k < len(args) else None)
+            found += [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+    return found
+
+
+def _overlaps(t: torch.Tensor) -> bool:
+    return any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape))
+
+
+def _spoil(t: torch.Tensor) -> None:
+    """Put something wrong into memory. Integers may be indices, so theirs is in range."""
+    if t.numel() and not _overlaps(t):
+        t.fill_(float("nan") if t.dtype.is_floating_point else 0)
+
+
+class Played:
+    """A captured program, by doing the recorded calls again into the memory that they had."""
+
+    def __init__(self, recording: Recording, device: RecordingDevice) -> None:
+        self.recording, self.device = recording, device
+
+    def replay(self) -> None:
+        self.device.replays += 1
+        for func, args, kwargs, fresh in self.recording.calls:
+            result = func(*args, **kwargs)
+            made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+            old = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+            new = [t for t in made if t.untyped_storage().data_ptr() not in old]
+            for target, value in zip(fresh, new, strict=True):
+                if "empty" not in func._schema.name:
+                    target.copy_(value)
+
+
+class RecordingDevice:
+    """``streams`` is what the test sets as the current stream; ``waits`` tells who waited for whom."""
+
+    def __init__(self) -> None:
+        self.addresses = Addresses()
+        self.current, self.busy = 0, False
+        self.waits: list[tuple[int, int]] = []
+        self.captures, self.replays, self.pools = 0, 0, 0
+
+    def capturing(self) -> bool:
+        return self.busy
+
+    def stream(self) -> int:
+        return self.current
+
+    def wait(self, stream: int) -> None:
+        self.waits.append((self.current, stream))
+
+    def pool(self) -> int:
+        self.pools += 1
+        return self.pools
+
+    def capture(self, run: Callable[[], Results], pool: int) -> tuple[Played, Sequence[Any]]:
+        state = torch.get_rng_state()
+        with Recording(self.addresses) as recording:
+            results = run()
+        torch.set_rng_state(state)
+        self.captures += 1
+        return Played(recording, self), results
