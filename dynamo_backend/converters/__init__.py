@@ -14,6 +14,7 @@ from . import (
     foreach,
     gather,
     grid,
+    histograms,
     join,
     libraries,
     logical,
@@ -30,6 +31,7 @@ from . import (
     scans,
     scatter,
     search,
+    segments,
     softmax,
     special,
     unfolding,
@@ -41,8 +43,8 @@ from .sizes import SizeMap
 
 FAMILIES = (
     *(adaptive_pooling, associative, attention, batch_norm, borders, create, distance, elementwise, foreach, gather),
-    *(grid, join, libraries, logical, losses, masked, norms, orthogonal, pooling, products, rand, reductions, replays),
-    *(resample, scans, scatter, search, softmax, special, unfolding, views),
+    *(grid, histograms, join, libraries, logical, losses, masked, norms, orthogonal, pooling, products, rand),
+    *(reductions, replays, resample, scans, scatter, search, segments, softmax, special, unfolding, views),
 )
 
 __all__ = [

@@ -158,7 +158,8 @@ class ImportContext:
 
     def used(self) -> set[int]:
         """Which results of a node with several are read."""
-        return {u.args[1] for u in self.node.users if u.target.__name__ == "getitem"}  # type: ignore[misc,union-attr]
+        read = [u for u in self.node.users if u.target.__name__ == "getitem" and u.users]  # type: ignore[union-attr]
+        return {u.args[1] for u in read}  # type: ignore[misc]
 
     def contiguous(self, shape: Sequence[sympy.Expr], dtype: DType, device: str) -> TensorType:
         """A row-major type, for values in between."""

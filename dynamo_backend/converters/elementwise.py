@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import sympy
 
 from ...ir.dtypes import DType
@@ -281,6 +282,7 @@ def clamp_max(ctx: ImportContext, x: Tensor, bound: Operand) -> Tensor:
 _SQRT_HALF = math.sqrt(0.5)
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
+_SIXTH = float(np.float32(1 / 6))
 
 
 def _times(v: Expr, factor: float) -> Expr:
@@ -354,6 +356,17 @@ def tanh_backward(ctx: ImportContext, grad: Tensor, y: Tensor) -> Tensor:
 @converter("aten.threshold_backward.default")
 def threshold_backward(ctx: ImportContext, grad: Tensor, x: Tensor, threshold: Scalar) -> Tensor:
     return ctx.pointwise(lambda g, v: Select(call("le", v, ctx.scalar(threshold, v.dtype)), number(0, g), g), grad, x)
+
+
+@converter("aten.hardsigmoid_backward.default")
+def hardsigmoid_backward(ctx: ImportContext, grad: Tensor, x: Tensor) -> Tensor:
+    """With the sixth of eager's, which is one of float32 for float64 too."""
+
+    def fn(g: Expr, v: Expr) -> Expr:
+        steep = call("logical_and", call("gt", v, number(-3, v)), call("lt", v, number(3, v)))
+        return Select(steep, _times(g, _SIXTH), number(0, g))
+
+    return ctx.pointwise(fn, grad, x)
 
 
 @converter("aten.leaky_relu.default")

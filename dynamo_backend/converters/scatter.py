@@ -20,6 +20,7 @@ from ...ir.monoid import ALL, ANY, MAX, MIN, PRODUCT, SUM, Monoid
 from .context import ImportContext, Scalar, Tensor, axes, convert, index_value
 from .gather import advanced_index, wrapped
 from .registry import NoConversion, converter
+from .views import strided_begin, strided_places
 
 _MONOIDS = {
     "sum": SUM, "add": SUM, "mean": SUM, "prod": PRODUCT, "multiply": PRODUCT, "amax": MAX, "amin": MIN,
@@ -97,7 +98,7 @@ def _node(
     return Tensor(name, kind)
 
 
-def _temporary(
+def scattered(
     ctx: ImportContext, monoid: Monoid | None, initial: Expr, source: Source, like: TensorType, suffix: str
 ) -> Expr:
     """The element ``i0, …`` of a scatter that no user of the node sees."""
@@ -117,12 +118,12 @@ def reduced(ctx: ImportContext, x: Tensor, source: Source, how: str, include_sel
     if not include_self:
         (neutral,) = monoid.identity((kind,))
         emptied = Source(source.shape, source.places, neutral)
-        initial = _temporary(ctx, None, initial, emptied, out, "empty")
+        initial = scattered(ctx, None, initial, emptied, out, "empty")
     if how != "mean":
         return scatter(ctx, monoid, initial, source)
-    total = _temporary(ctx, SUM, initial, source, out, "sum")
+    total = scattered(ctx, SUM, initial, source, out, "sum")
     ones = Source(source.shape, source.places, const(1, kind))
-    count = _temporary(ctx, SUM, const(int(include_self), kind), ones, out, "count")
+    count = scattered(ctx, SUM, const(int(include_self), kind), ones, out, "count")
     count = call("maximum", count, const(1, kind))
     return ctx.compute(call("floordiv" if kind.is_int else "div", total, count))
 
@@ -343,19 +344,12 @@ def unfold_backward(
     return scatter(ctx, SUM, const(0, ctx.type().dtype.compute), source)
 
 
-@converter("aten.histc.default")
-def histc(ctx: ImportContext, x: Tensor, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> Tensor:
-    if isinstance(min, sympy.Expr) or isinstance(max, sympy.Expr) or not min < max:
-        raise NoConversion("a range that the data decide")
-    if x.dtype not in (DType.FLOAT32, DType.FLOAT64):
-        raise NoConversion("a histogram of other types than float32 and float64")
-    value = ctx.at(x, source_axes(x.rank))
-    low, high = ctx.scalar(min, x.dtype), ctx.scalar(max, x.dtype)
-    counted = call("logical_and", call("ge", value, low), call("le", value, high))
-    place = call("mul", call("sub", value, low), const(bins, x.dtype))
-    place = cast(call("div", place, call("sub", high, low)), DType.INT64)
-    # The last bin holds its right edge too.
-    place = call("minimum", place, const(int(bins) - 1, DType.INT64))
-    place = Select(counted, place, const(0, DType.INT64))
-    one = Select(counted, const(1, x.dtype), const(0, x.dtype))
-    return scatter(ctx, SUM, const(0, x.dtype), Source(x.shape, (place,), one))
+@converter("aten.as_strided_scatter.default")
+def as_strided_scatter(
+    ctx: ImportContext, x: Tensor, source: Tensor, size: Any, stride: Sequence[Any], offset: Any = None
+) -> Tensor:
+    over = source_axes(source.rank)
+    strides = tuple(sympy.sympify(s) for s in stride)
+    places = strided_places(x, source.shape, strides, strided_begin(ctx, offset), over)
+    value = ctx.at(source, over, source.dtype)
+    return scatter(ctx, None, ctx.at(x, axes(x.rank), x.dtype), Source(source.shape, tuple(places), value))

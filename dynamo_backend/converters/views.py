@@ -302,22 +302,32 @@ def _dense_order(x: Tensor) -> list[int] | None:
 @converter("aten.as_strided.default")
 def as_strided(ctx: ImportContext, x: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
     kind = ctx.type()
-    source = ctx.node.args[0].meta["val"]  # type: ignore[union-attr]
-    begin = sympy.S.Zero if offset is None else ctx.sizes.size(offset) - ctx.sizes.size(source.storage_offset())
+    begin = strided_begin(ctx, offset)
     if kind == x.type and begin == 0:
         return _view(ctx, x, axes(x.rank))
+    return _view(ctx, x, strided_places(x, kind.shape, kind.strides, begin, axes(len(kind.shape))))
+
+
+def strided_begin(ctx: ImportContext, offset: Any) -> sympy.Expr:
+    """How many elements behind the first of the node's operand a place in its memory is."""
+    source = ctx.node.args[0].meta["val"]  # type: ignore[union-attr]
+    return sympy.S.Zero if offset is None else ctx.sizes.size(offset) - ctx.sizes.size(source.storage_offset())
+
+
+def strided_places(x: Tensor, shape: Shape, strides: Shape, begin: sympy.Expr, at: Shape) -> list[sympy.Expr]:
+    """Where the elements ``at`` of other strides over the memory of ``x``, from its ``begin``-th element on, are in
+    ``x``. Raises NoConversion."""
     order = _dense_order(x)
-    if order is None or not begin.is_Integer or any(not n.is_Integer for n in (*kind.shape, *kind.strides)):
+    if order is None or not begin.is_Integer or any(not n.is_Integer for n in (*shape, *strides)):
         raise NoConversion("as_strided of memory with gaps, or of symbolic sizes")
-    last = begin + sum((n - 1) * s for n, s in zip(kind.shape, kind.strides))
-    if 0 in kind.shape or begin < 0 or last >= x.type.numel:
+    last = begin + sum((n - 1) * s for n, s in zip(shape, strides))
+    if 0 in shape or begin < 0 or last >= x.type.numel:
         raise NoConversion("as_strided beyond the memory of its operand")
-    at = axes(len(kind.shape))
-    place = sympy.Add(begin, *(i * s for i, n, s in zip(at, kind.shape, kind.strides) if n != 1))
-    ranges = dict(zip(at, kind.shape))
+    place = sympy.Add(begin, *(i * s for i, n, s in zip(at, shape, strides) if n != 1))
+    ranges = dict(zip(at, shape))
     indices: list[sympy.Expr] = [sympy.S.Zero] * x.rank
     for k, d in enumerate(order):
         step = x.type.strides[d]
         index = FloorDiv(place, step) if k == 0 else ModularIndexing(place, step, x.shape[d])
         indices[d] = simplify(index, ranges)
-    return _view(ctx, x, indices)
+    return indices

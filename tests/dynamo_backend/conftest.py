@@ -21,6 +21,10 @@ from torch_mlc.ir.graph import Graph, Library
 # The benchmark models are scripts of the checkout and not installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.workers import leave_guards_untimed
+
+leave_guards_untimed()
+
 
 @pytest.fixture
 def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -173,6 +173,7 @@ BACKWARD: dict[str, Callable[..., Any]] = {
     "elu": UNARY["elu"],
     "softplus": UNARY["softplus"],
     "hardswish": UNARY["hardswish"],
+    "hardsigmoid": UNARY["hardsigmoid"],
     "mish": UNARY["mish"],
     "exp": torch.exp,
     "sqrt": torch.sqrt,
@@ -182,7 +183,7 @@ BACKWARD: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", BACKWARD)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_backward(check: Callable[..., Any], name: str, dtype: torch.dtype) -> None:
     fn = BACKWARD[name]
 
@@ -191,4 +192,6 @@ def test_backward(check: Callable[..., Any], name: str, dtype: torch.dtype) -> N
         return torch.autograd.grad(fn(x), x, g)
 
     x = torch.tensor([-3.0, -1.0, -0.25, 0.1, 0.5, 1.0, 2.75, 6.0]).to(dtype)
-    check(gradient, x, torch.linspace(-1, 2, 8).to(dtype))
+    # Closer than the nearest float32: literals are to be those of eager.
+    tight = {"rtol": 1e-13, "atol": 1e-13} if dtype is torch.float64 else {}
+    check(gradient, x, torch.linspace(-1, 2, 8).to(dtype), **tight)

@@ -59,14 +59,14 @@ def main(
                 counts[record["status"]] += 1
                 if record["status"] in FAULTS:
                     where = f"{record['op']} {record['dtype']} {record['mode']} [{record['sample']}]"
-                    console.print(f"{where} {record['status']}: {record['detail']}", markup=False)
+                    console.print(f"{where} {record['status']}: {record['detail']}", markup=False, soft_wrap=True)
                 progress.update(task, description=" ".join(f"{n} {k}" for k, n in counts.most_common()))
 
             Sweep(chosen, results, samples, workers, patience, again, told).run()
     records = latest(read(results))
     if table:
         write_table(records, ROOT / "docs" / "operators.md")
-    console.print(differences(records), markup=False)
+    console.print(differences(records), markup=False, soft_wrap=True)
 
 
 main()

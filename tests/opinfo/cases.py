@@ -15,17 +15,19 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_map_only
 
+from .layouts import LAYOUTS, laid_out
+
 DTYPES = (
     *("float32", "float64", "bfloat16", "float16"),
     *("int64", "int32", "int16", "int8", "uint8", "bool", "complex64"),
 )
-MODES = ("forward", "gradient", "inplace", "out")
+MODES = ("forward", "gradient", "inplace", "out", *LAYOUTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One operator on one element type. ``mode`` is one of MODES: ``inplace`` is the variant that writes to its first
-    operand, ``out`` the one that writes to a tensor it is given.
+    operand, ``out`` the one that writes to a tensor it is given; the layouts are forward, of operands that lie so.
     """
 
     op: str
@@ -78,6 +80,7 @@ def jobs(dtypes: tuple[str, ...] = DTYPES, modes: tuple[str, ...] = MODES) -> It
                 "gradient": kind in backward and kind in forward,
                 "inplace": kind in forward and info.inplace_variant is not None,
                 "out": kind in forward and info.supports_out,
+                **dict.fromkeys(LAYOUTS, kind in forward),
             }
             yield from (Job(name, dtype, mode) for mode in modes if possible[mode])
 
@@ -90,8 +93,24 @@ def samples(job: Job, most: int = 0) -> list[Sample]:
         found = operators()[job.op].sample_inputs(
             "cpu", getattr(torch, job.dtype), requires_grad=job.mode == "gradient"
         )
-        taken = islice(found, most or None)
-        return [Sample(s.input, tuple(s.args), dict(s.kwargs), s.output_process_fn_grad) for s in taken]
+        drawn = (Sample(s.input, tuple(s.args), dict(s.kwargs), s.output_process_fn_grad) for s in found)
+        if job.mode in LAYOUTS:
+            drawn = (made for s in drawn if (made := _laid_out(s, job.mode)) is not None)
+        return list(islice(drawn, most or None))
+
+
+def _laid_out(sample: Sample, layout: str) -> Sample | None:
+    """The call with its operands in that layout, or None where they all are as they were."""
+    others = 0
+
+    def lay(t: torch.Tensor) -> torch.Tensor:
+        nonlocal others
+        made = laid_out(t, layout)
+        others += made is not t
+        return made
+
+    made = sample.mapped(lambda value: tree_map_only(torch.Tensor, lay, value))
+    return made if others else None
 
 
 def copied(sample: Sample) -> Sample:

@@ -1,0 +1,136 @@
+"""Rows combined by segment: ``segment_reduce`` and bags of embeddings, as scatters of each row into its segment.
+
+Segments are consecutive, so the one of a row is found among their ends by bisection.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...ir.dtypes import DType
+from ...ir.expr import Expr, Select, call, cast, const
+from ...ir.graph import TensorType
+from ...ir.monoid import MAX, MIN, PRODUCT, SUM, Monoid
+from .context import ImportContext, Scalar, Tensor, axes, index_value
+from .gather import bounded
+from .registry import NoConversion, converter
+from .scans import scan
+from .scatter import Source, scatter, scattered, source_axes
+from .search import count_before
+
+_PLACE = DType.INT64
+# What a segment of no rows is, and how rows are combined.
+_KINDS: dict[str, tuple[float, Monoid]] = {
+    "sum": (0.0, SUM), "mean": (0.0, SUM), "prod": (1.0, PRODUCT), "max": (-math.inf, MAX), "min": (math.inf, MIN),
+}  # fmt: skip
+_SUM, _MEAN, _MAX = 0, 1, 2
+
+
+def _counted(ctx: ImportContext, ends: Tensor, rows: TensorType) -> Tensor:
+    """For each row how many ``ends`` are at or before it; ``ends`` and ``rows`` agree in all but the last dimension."""
+    at = axes(len(rows.shape))
+
+    def element(place: Expr) -> Expr:
+        return ctx.at(ends, (*at[:-1], place), _PLACE)
+
+    row = index_value(at[-1])
+    found = count_before(ctx, ends.shape[-1], row, element, right=True, out=rows)
+    return ctx.temporary(found, rows, "segment")
+
+
+@converter("aten.segment_reduce.default")
+def segment_reduce(
+    ctx: ImportContext, data: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None,
+    offsets: Tensor | None = None, axis: int = 0, unsafe: bool = False, initial: Scalar | None = None,
+) -> Tensor:  # fmt: skip
+    given = lengths if lengths is not None else offsets
+    out = ctx.type()
+    if given is None or indices is not None or given.rank != axis + 1 or out.shape[axis] == 0:
+        raise NoConversion("segments that are not consecutive, or none")
+    kind = out.dtype.compute
+    at, lead = axes(data.rank), axes(data.rank)[:axis]
+    if lengths is not None:
+        length = ctx.at(lengths, (*lead, at[axis]), _PLACE)
+        types = ctx.contiguous(lengths.shape, _PLACE, data.device)
+        total = scan(ctx, SUM, (ctx.at(lengths, axes(axis + 1), _PLACE),), types, axis)[0]
+        bounds = ctx.temporary(total, types, "ends")
+    else:
+        bounds = given
+        length = call("sub", ctx.at(given, (*lead, at[axis] + 1), _PLACE), ctx.at(given, (*lead, at[axis]), _PLACE))
+    segment = _counted(ctx, bounds, ctx.contiguous(data.shape[: axis + 1], _PLACE, data.device))
+    start, monoid = _KINDS[reduce]
+    first = const(start, kind) if initial is None else ctx.scalar(initial, kind)
+    over = source_axes(data.rank)
+    value = ctx.at(data, over, kind)
+    place = ctx.at(segment, over[: axis + 1])
+    if lengths is not None and not unsafe:
+        # Lengths that are negative, or that rows are too few for, are an error; so are rows that are left.
+        rows = data.shape[axis]
+        last = ctx.at(bounds, (*lead, bounds.shape[-1] - 1))
+        right = call("eq", bounded(last, axis, rows + 1, rows), index_value(rows))
+        right = call("logical_and", right, call("ge", bounded(length, axis, rows + 1), const(0, _PLACE)))
+        first = Select(right, first, const(math.nan, kind))
+    else:  # rows before, between and behind the segments belong to none
+        if offsets is not None:
+            place = call("sub", place, const(1, _PLACE))
+        inside = call("ge", place, const(0, _PLACE))
+        inside = call("logical_and", inside, call("lt", place, index_value(out.shape[axis])))
+        (neutral,) = monoid.identity((kind,))
+        value, place = Select(inside, value, neutral), Select(inside, place, const(0, _PLACE))
+    source = Source(data.shape, (*over[:axis], place, *over[axis + 1 :]), value)
+    if reduce != "mean":
+        return scatter(ctx, monoid, first, source)
+    total = scattered(ctx, SUM, first, source, out, "sum")
+    mean = call("div", total, cast(length, kind))
+    empty = total if initial is not None else const(math.nan, kind)
+    return ctx.compute(Select(call("gt", length, const(0, _PLACE)), mean, empty))
+
+
+@converter("aten._embedding_bag_forward_only.default")
+def embedding_bag(
+    ctx: ImportContext, weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False,
+    mode: int = _SUM, sparse: bool = False, per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False, padding_idx: int = -1,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Of the four results only the first is made: the others are for a backward that there is not."""
+    if ctx.used() - {0}:
+        raise NoConversion("a bag's other results than its embeddings")
+    with ctx.result_of(0):
+        return _bags(ctx, weight, indices, offsets, mode, per_sample_weights, int(padding_idx)), None, None, None
+
+
+def _bags(
+    ctx: ImportContext, weight: Tensor, indices: Tensor, offsets: Tensor, mode: int, factors: Tensor | None,
+    padding: int,
+) -> Tensor:  # fmt: skip
+    out = ctx.type()
+    kind = out.dtype.compute
+    if out.shape[0] == 0:
+        return ctx.compute(const(0, kind))
+    bag = _counted(ctx, offsets, ctx.contiguous(indices.shape, _PLACE, weight.device))
+    row, column = source_axes(2)
+    index = cast(ctx.at(indices, (row,)), _PLACE)
+    value = ctx.at(weight, (bounded(index, 0, weight.shape[0]), column), kind)
+    if factors is not None:
+        value = call("mul", value, ctx.at(factors, (row,), kind))
+    place = call("sub", ctx.at(bag, (row,)), const(1, _PLACE))
+    # What stands behind the last offset is in no bag, nor is what pads.
+    inside = call("lt", place, index_value(out.shape[0]))
+    if padding >= 0:
+        inside = call("logical_and", inside, call("ne", index, const(padding, _PLACE)))
+    monoid = MAX if mode == _MAX else SUM
+    (neutral,) = monoid.identity((kind,))
+    places = (Select(inside, place, const(0, _PLACE)), column)
+    rows = Source((*indices.shape, weight.shape[1]), places, Select(inside, value, neutral))
+    if mode == _SUM:
+        return scatter(ctx, SUM, const(0, kind), rows)
+    one = Select(inside, const(1, _PLACE), const(0, _PLACE))
+    per_bag = ctx.contiguous(out.shape[:1], _PLACE, weight.device)
+    ones = Source(indices.shape, places[:1], one)
+    count = scattered(ctx, SUM, const(0, _PLACE), ones, per_bag, "count")
+    total = scattered(ctx, monoid, neutral, rows, out, "rows")
+    filled = call("gt", count, const(0, _PLACE))
+    if mode == _MAX:
+        return ctx.compute(Select(filled, total, const(0, kind)))
+    return ctx.compute(Select(filled, call("div", total, cast(count, kind)), const(0, kind)))

@@ -1,0 +1,109 @@
+"""Rows combined by segment, bags of embeddings, histograms: kernels alone, with eager's answers and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_mlc.ir.graph import Graph
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+Check = Callable[..., Graph]
+
+LENGTHS: dict[str, tuple[tuple[int, ...], int, Any]] = {
+    "row": ((7,), 0, [2, 0, 4, 1]),
+    "rows": ((7, 3), 0, [0, 0, 7]),
+    "columns": ((2, 5, 3), 1, [[2, 3, 0], [0, 1, 4]]),
+}
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "max", "min", "prod"])
+@pytest.mark.parametrize("name", LENGTHS)
+def test_segments(check: Check, name: str, how: str) -> None:
+    shape, axis, counts = LENGTHS[name]
+    x, lengths = torch.randn(shape), torch.tensor(counts)
+    x.view(-1)[3] = torch.nan
+    ends = lengths.cumsum(axis)
+    offsets = torch.cat((torch.zeros_like(ends.narrow(axis, 0, 1)), ends), axis)
+
+    def f(x: Tensor, n: Tensor, o: Tensor) -> list[Tensor]:
+        by = ({"lengths": n}, {"lengths": n, "unsafe": True}, {"offsets": o})
+        return [torch.segment_reduce(x, how, axis=axis, initial=i, **k) for k in by for i in (None, 1.5)]
+
+    check(f, x, lengths, offsets)
+
+
+def test_lengths_that_do_not_fit() -> None:
+    run = torch.compile(lambda x, n: torch.segment_reduce(x, "sum", lengths=n), backend="mlc")
+    x = torch.arange(6.0)
+    assert run(x, torch.tensor([2, 0, 4])).tolist() == [1, 0, 14]
+    for wrong in ([2, 0, 3], [2, 0, 5], [7, -1, 0]):
+        with pytest.raises(RuntimeError):
+            torch.segment_reduce(x, "sum", lengths=torch.tensor(wrong))
+        with pytest.raises(RuntimeError):
+            run(x, torch.tensor(wrong))
+    assert run(x, torch.tensor([6, 0, 0])).tolist() == [15, 0, 0]
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bags(check: Check, mode: str, dtype: torch.dtype) -> None:
+    table = torch.randn(9, 5).to(dtype)
+    indices, offsets = torch.tensor([0, 8, 3, 3, 1, 7]), torch.tensor([0, 0, 2, 6])
+    bag = torch.nn.functional.embedding_bag
+
+    def f(t: Tensor, i: Tensor, o: Tensor) -> list[Tensor]:
+        ways: tuple[dict[str, Any], ...] = ({}, {"padding_idx": 3}, {"include_last_offset": True})
+        return [bag(i, t, o, mode=mode, **k) for k in ways]
+
+    check(f, table, indices, offsets)
+    if mode == "sum":
+        check(lambda t, i, o, w: bag(i, t, o, mode="sum", per_sample_weights=w), table, indices, offsets, table[:6, 0])
+
+
+def test_a_bag_of_what_is_not_there() -> None:
+    bag = torch.nn.functional.embedding_bag
+    run = torch.compile(lambda i, t: bag(i, t, mode="mean"), backend="mlc")
+    table = torch.randn(9, 5)
+    good = torch.tensor([[0, 8], [1, 1]])
+    torch.testing.assert_close(run(good, table), bag(good, table, mode="mean"))
+    with pytest.raises((IndexError, RuntimeError)):
+        run(torch.tensor([[0, 9], [1, 1]]), table)
+
+
+def test_histograms(check: Check) -> None:
+    x, w = torch.randn(64), torch.rand(64)
+    check(lambda x: torch.histogram(x, 7), x)
+    check(lambda x: torch.histogram(x, 5, range=(-1.0, 1.5)), x.double())
+    check(lambda x, w: torch.histogram(x, 6, weight=w, density=True), x, w)
+    check(lambda x: torch.histogram(x, 3), torch.full((4, 2), 2.5))
+    # Each edge of tenths, and what is one rounding beside it.
+    tenths = torch.arange(11, dtype=torch.float32) / 10
+    near = torch.cat((tenths, *(torch.nextafter(tenths, torch.tensor(e)) for e in (-1.0, 2.0))))
+    check(lambda x: torch.histogram(x, 10, range=(0.0, 1.0)), near)
+
+
+def test_histograms_of_points(check: Check) -> None:
+    x, w = torch.randn(40, 2), torch.rand(40)
+    check(lambda x: [torch.histogramdd(x, [3, 4]).hist, *torch.histogramdd(x, [3, 4]).bin_edges], x)
+    check(lambda x, w: torch.histogramdd(x, [2, 5], weight=w, density=True).hist, x, w)
+    check(lambda x: torch.histogramdd(x, [4], range=[-1.0, 1.0]).hist, x[:, :1])
+
+
+def test_a_histogram_without_a_range() -> None:
+    run = torch.compile(lambda x: torch.histogram(x, 4).hist, backend="mlc")
+    assert run(torch.tensor([0.0, 1.0, 2.0, 4.0])).tolist() == [1, 1, 1, 1]
+    for value in (torch.nan, torch.inf):
+        with pytest.raises(RuntimeError):
+            run(torch.tensor([0.0, 1.0, value, 4.0]))
+
+
+def test_what_is_written_by_other_strides(check: Check) -> None:
+    x, v = torch.randn(4, 6), torch.randn(3, 2)
+    check(lambda x, v: torch.as_strided_scatter(x, v, (3, 2), (6, 2), 1), x, v)
+    check(lambda x, v: torch.as_strided_scatter(x, v, (3, 2), (1, 4), 0), x.t(), v)
+    check(lambda x, v: torch.as_strided_scatter(x[1:], v, (3, 2), (6, 1), 7), x, v)
