@@ -5,12 +5,14 @@ A softmax between two products (whatever stands between scores and softmax) is f
 everything that its probabilities become. What the backward reads of them becomes ``exp(score - logsumexp)``, element by
 element, so that no reduction is left in it but products; the sum over a row of probabilities times their gradients is
 that of the output times its gradient, since the output is linear in the probabilities. Scores and what is made of them
-are marked to be computed again. From there the backend sees plain operations: which of them become one kernel is
-decided where they are fused. Sources: Dao et al. 2022; Milakov and Gimelshein 2018.
+are marked to be computed again, and dropout draws its numbers again, of a seed that is kept. From there the backend
+sees plain operations: which of them become one kernel is decided where they are fused.
+Sources: Dao et al. 2022; Milakov and Gimelshein 2018.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +27,7 @@ from ..scheduler.passes.stream_products import DEVICES, MAX_WIDTH, MIN_ROWS, MIN
 from .chunk_loss_match import base_of, hint_of
 from .chunk_loss_write import Writer
 from .converters.context import KEEPS_ROUNDING
+from .random_ops import DRAW_SEEDS, UNIFORM
 
 aten = torch.ops.aten
 
@@ -61,7 +64,7 @@ def recompute_scores(joint: fx.GraphModule, options: Options) -> int:
     for node in list(joint.graph.find_nodes(op="call_function", target=aten._softmax.default)):
         device = node.meta["val"].device.type
         on_gpu = device != "cpu" or options.target not in (None, "cpu")
-        found = _Site(joint.graph, node, on_gpu)
+        found = _Site(joint.graph, node, on_gpu, draws=not options.fallback_random)
         if device not in DEVICES or not found.scores:
             continue
         try:
@@ -115,6 +118,7 @@ class _Site:
     graph: fx.Graph
     softmax: fx.Node
     on_gpu: bool = False
+    draws: bool = True  # whether random numbers are ours
     backward: set[fx.Node] = field(default_factory=set)
     scores: list[fx.Node] = field(default_factory=list)
     # Nodes of the forward that are as large as the scores and come of them; masks and positions that they need.
@@ -122,6 +126,12 @@ class _Site:
     # The forward from the softmax to the product, and the products that read probabilities.
     weights: list[fx.Node] = field(default_factory=list)
     readers: list[fx.Node] = field(default_factory=list)
+    # Dropouts on that way, and, once they are written out, the numbers and masks that the backward makes again.
+    dropouts: list[fx.Node] = field(default_factory=list)
+    drawn: list[fx.Node] = field(default_factory=list)
+    # Zeros in the shape of probabilities, and which rows have no score: there those stand in for them.
+    zeros: list[fx.Node] = field(default_factory=list)
+    empty: fx.Node | None = None
     gradient: fx.Node | None = None  # of the output of the product
     start: fx.Node | None = None  # the softmax's backward
 
@@ -179,8 +189,14 @@ class _Site:
                 seen.add(user)
                 if user.target in (aten.bmm.default, aten.mm.default):
                     self.readers.append(user)
+                elif (kept := self._kept(user, node)) is not None:
+                    self.dropouts.append(user)
+                    self.weights.append(user)
+                    stack.append(kept)
                 elif self._is_linear(user, node):
                     stack.append(user)
+                elif user.target is aten.zeros_like.default:
+                    self.zeros.append(user)
                 else:
                     other = user
         if other is not None:
@@ -194,6 +210,18 @@ class _Site:
             if node.target in _TURNS:  # type: ignore[union-attr]
                 raise _No("they are transposed")
             (node,) = (n for n in _inputs(node) if n in self.weights)  # type: ignore[arg-type]
+
+    def _kept(self, user: fx.Node, node: fx.Node) -> fx.Node | None:
+        """The probabilities that a dropout leaves, where its mask is read by the backward alone."""
+        if user.target is not aten.native_dropout.default or user.args[0] is not node or user.args[2] is not True:
+            return None
+        if not self.draws:
+            raise _No("eager draws the numbers of their dropout")
+        results = {n.args[1]: n for n in user.users if n.target is operator.getitem}
+        if len(results) != len(user.users) or 0 not in results:
+            return None
+        mask = results.get(1)
+        return results[0] if mask is None or mask.users.keys() <= self.backward else None
 
     def _is_linear(self, user: fx.Node, node: fx.Node) -> bool:
         value, result = node.meta["val"], user.meta.get("val")
@@ -239,11 +267,24 @@ class _Site:
                 self.made.append(node)
         for node in after & within:
             for user in node.users.keys() - within - self.backward - {self.softmax}:
+                if self.empty is None and self._tells_empty(user):
+                    self.empty = user
+                    continue
                 raise _No(f"{_said(user)} reads its scores")
         masks = {m for m in self.made if m.meta["val"].dtype is torch.bool}
         for node in masks:
             self.made += [u for u in node.users if _is_pointwise(u) and u not in within and u not in self.backward
                           and u not in after]  # fmt: skip
+
+    def _tells_empty(self, node: fx.Node) -> bool:
+        """Whether a node tells which rows have minus infinity for every score, and does nothing but to choose zeros
+        for their probabilities."""
+        tested = node.args[0]
+        if node.target is not aten.all.dim or list(node.args[1:]) != [-1, True] or not isinstance(tested, fx.Node):
+            return False
+        if tested.target is not aten.eq.Scalar or tested.args != (self.softmax.args[0], -float("inf")):
+            return False
+        return all(u.target is aten.where.self and u in self.weights and u.args[0] is node for u in node.users)
 
     def flow(self) -> None:
         """The gradient of the output, and where the softmax's own backward stands."""
@@ -276,22 +317,35 @@ class _Site:
         assert isinstance(scores, fx.Node)
         wide = torch.float64 if scores.meta["val"].dtype is torch.float64 else torch.float32
         write = Writer(self.graph, self.softmax)
+        for node in self.dropouts:
+            self.write_dropout(node)
         self.round_sources()
-        copies = self.repeated(self.made, {})
+        copies = self.repeated([*self.made, *self.drawn], {})
         with self.graph.inserting_before(out.next):
             z = write.cast(scores, wide)
             top = write.call(aten.amax.default, z, [-1], True)
             shifted = write.call(aten.exp.default, write.call(aten.sub.Tensor, z, top))
             total = write.call(aten.sum.dim_IntList, shifted, [-1], True)
             lse = write.call(aten.add.Tensor, top, write.call(aten.log.default, total))
+            if self.empty is not None:  # not NaN, so that it tells of them
+                nothing = write.call(aten.eq.Scalar, top, -float("inf"))
+                lse = write.call(aten.where.self, nothing, top, lse)
             lse.meta["recompute"] = CheckpointPolicy.MUST_SAVE
             wide_scores = write.cast(copies[scores], wide)
             difference = write.call(aten.sub.Tensor, wide_scores, lse)
             again = write.call(aten.exp.default, difference)
+            made = [wide_scores, difference, again]
+            if self.empty is not None:
+                nothing = write.call(aten.eq.Scalar, lse, -float("inf"))
+                again = write.call(aten.where.self, nothing, write.call(aten.zeros_like.default, again), again)
+                made += [nothing, *_inputs(again), again]
             probabilities = write.cast(again, self.softmax.meta["val"].dtype)
-        for node in (wide_scores, difference, again, probabilities):
+        for node in (*made, probabilities):
             node.meta[_TAG] = _IN_BACKWARD
-        copies |= self.repeated(self.weights, {self.softmax: probabilities})
+        known = {self.softmax: probabilities, **{n: copies[n] for n in self.drawn}}
+        if self.empty is not None:
+            known[self.empty] = nothing
+        copies |= self.repeated([*self.weights, *self.zeros], known)
         for node, copy in copies.items():
             for user in list(node.users):
                 if user in self.backward and user is not start:
@@ -311,6 +365,32 @@ class _Site:
         for node in (start, *reversed(self.weights)):
             if not node.users:
                 self.graph.erase_node(node)
+
+    def write_dropout(self, node: fx.Node) -> None:
+        """A dropout as factors of numbers that follow from a seed, which is kept."""
+        x, p = node.args[:2]
+        assert isinstance(x, fx.Node) and isinstance(p, (int, float))
+        write = Writer(self.graph, self.softmax)
+        write.place = {k: node.meta[k] for k in write.place if k in node.meta}
+        with self.graph.inserting_before(node):
+            value = x.meta["val"]
+            sizes = [
+                n if isinstance(n, int) else write.call(aten.sym_size.int, x, d) for d, n in enumerate(value.shape)
+            ]
+            seeds = write.call(DRAW_SEEDS, 1, value.device)
+            seeds.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            numbers = write.call(UNIFORM, seeds, 0, sizes)
+            mask = write.call(aten.lt.Scalar, numbers, 1.0 - p)
+            chosen = write.call(aten.mul.Tensor, x, mask)
+            scaled = write.call(aten.mul.Tensor, chosen, 0.0 if p == 1 else 1.0 / (1.0 - p))
+        results = {n.args[1]: n for n in node.users}
+        for k, made in ((0, scaled), (1, mask)):
+            if k in results:
+                results[k].replace_all_uses_with(made)
+                self.graph.erase_node(results[k])
+        self.graph.erase_node(node)
+        self.weights = [n for n in self.weights if n is not node and n is not results[0]] + [chosen, scaled]
+        self.drawn += [numbers, mask]
 
     def round_sources(self) -> None:
         """Let half-typed values be read as they are stored, where two results have to be made of the very same.

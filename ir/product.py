@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 
+import sympy
+
 from .dtypes import DType
-from .expr import Call, Cast, Expr, call
+from .expr import Call, Cast, Expr, call, free_symbols
 
 HALVES = (DType.BFLOAT16, DType.FLOAT16)
 # Bytes, which are exact in either half type.
@@ -42,6 +44,23 @@ def multiplied(left: DType, right: DType, total: DType) -> DType:
     if len(halves) == 1 and kinds - halves <= set(BYTES):
         return halves.pop()
     return DType.FLOAT32
+
+
+def weighing(
+    value: Expr, features: Collection[sympy.Symbol], rows: Collection[sympy.Symbol]
+) -> tuple[Expr | None, Expr]:
+    """A vector's weight of its own for each row, and the vector: the factors of ``value`` without an axis of the
+    ``features``, and those with one.
+
+    No weight (None) where the former are the same for all ``rows`` that the vector itself is the same for.
+    """
+    parts = factors(value)
+    vector = [f for f in parts if not free_symbols(f).isdisjoint(features)]
+    rest = [f for f in parts if free_symbols(f).isdisjoint(features)]
+    own = set(rows) - {s for f in vector for s in free_symbols(f)}
+    if not vector or all(free_symbols(f).isdisjoint(own) for f in rest):
+        return None, value
+    return product_of(rest), product_of(vector)
 
 
 def product_of(parts: Sequence[Expr]) -> Expr:

@@ -112,7 +112,7 @@ def _checked(result: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tens
     return torch.empty_strided(size, stride, dtype=result.dtype, device=result.device).copy_(result)
 
 
-def _seeds(count: int, device: str) -> Tensor:
+def draw_seeds(count: int, device: str | torch.device) -> Tensor:
     """One random int64 for each use of random numbers, from the generator that ``torch.manual_seed`` seeds."""
     return torch.randint(-(1 << 63), (1 << 63) - 1, (count,), dtype=torch.int64, device=device)
 
@@ -134,6 +134,6 @@ HELPERS: dict[str, Any] = {
     "view_": getattr(_native, "_reinterpret_tensor", _view),
     "checked_": _checked,
     "flat_": _flat,
-    "seeds_": _seeds,
+    "seeds_": draw_seeds,
     "guard_": torch.cuda._DeviceGuard,
 }

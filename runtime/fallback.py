@@ -311,11 +311,11 @@ def _function(fn: str) -> Callable[..., Tensor]:
         case "bitcast":
             return lambda dtype, a: a.contiguous().view(dtype.torch)
         case "rand":
-            return lambda dtype, seed, offset: (_philox(seed, offset)[0] >> 8).to(torch.float32) * 2.0**-24
+            return lambda dtype, seed, offset: (philox(seed, offset)[0] >> 8).to(torch.float32) * 2.0**-24
         case "randn":
             return _randn
         case "randbits":
-            return lambda dtype, seed, offset: (lambda w: w[1] << 32 | w[0])(_philox(seed, offset))
+            return lambda dtype, seed, offset: (lambda w: w[1] << 32 | w[0])(philox(seed, offset))
     op = _RENAMED.get(fn) or getattr(torch, fn, None)
     if op is None:
         raise FallbackError(f"no ATen op computes {fn!r}")
@@ -323,12 +323,13 @@ def _function(fn: str) -> Callable[..., Tensor]:
 
 
 def _randn(dtype: DType, seed: Tensor, offset: Tensor) -> Tensor:
-    w0, w1, *_ = _philox(seed, offset)
+    w0, w1, *_ = philox(seed, offset)
     u1, u2 = ((w0 >> 8) + 1).double() * 2.0**-24, (w1 >> 8).double() * 2.0**-24
     return (torch.sqrt(-2.0 * torch.log(u1)) * torch.cos(2.0 * math.pi * u2)).to(dtype.torch)
 
 
-def _philox(seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def philox(seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four words of Philox4x32-10 for keys ``seed`` and counters ``(offset, 0)``, int64, broadcast."""
     # Products wrap to 64 bits, and masks after shifts make the words unsigned.
     mask = 0xFFFFFFFF
     seed, offset = torch.broadcast_tensors(seed, offset)

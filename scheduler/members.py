@@ -313,3 +313,9 @@ def _worth_repeating(
 def is_cheap(value: Expr) -> bool:
     """Whether computing a value again costs less than reading it back, bytes apart."""
     return all(not isinstance(e, Call) or flops(Call(e.fn, (), e.dtype)) <= CHEAP_FLOPS for e in walk(value))
+
+
+def is_drawn(value: Expr) -> bool:
+    """Whether a value is made of random numbers, of a seed that has one place, and of positions."""
+    calls = {e.fn for e in walk(value) if isinstance(e, Call)}
+    return "rand" in calls and not any(is_value(i) or i.free_symbols for ld in loads(value) for i in ld.indices)

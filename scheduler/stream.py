@@ -17,6 +17,7 @@ from ..ir.graph import Compute, Graph, Node, Reduction, node_values, uses
 from ..ir.index import Extents, simplify
 from ..ir.monoid import WEIGHTED
 from .domain import Binding, Digits, Domain, bind_access
+from .members import is_drawn
 from .views import ViewMap, map_value
 
 # What follows a stream row by row and is taken in: at most so many nodes.
@@ -151,7 +152,7 @@ class Stream:
                 continue
             if node.names[0] in self.others.claimed:
                 continue
-            if isinstance(node, Compute) and not self._leads_back(node, makers):
+            if isinstance(node, Compute) and not (is_drawn(node.value) or self._leads_back(node, makers)):
                 continue
             if isinstance(node, Reduction) and not is_contraction(node):
                 continue

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
+import torch
+
 from ...ir.dtypes import DType
-from ...ir.expr import Const, Expr, call, cast, const
-from ...ir.graph import TensorType
+from ...ir.expr import Const, Expr, Load, call, cast, const
+from ...ir.graph import Library, TensorType
 from .context import ImportContext, Scalar, Tensor, axes, convert, index_value, linear_offset
 from .registry import NoConversion, converter
 
@@ -54,6 +57,21 @@ def _own_generator(generator: Any) -> None:
 def rand(ctx: ImportContext, *_: Any, generator: Any = None, **__: Any) -> Tensor:
     _own_generator(generator)
     return ctx.compute(uniform(ctx, ctx.type()))
+
+
+@converter("mlc.draw_seeds.default")
+def draw_seeds(ctx: ImportContext, count: int, device: Any) -> Tensor:
+    kind = ctx.type()
+    drawn = (int(count), torch.device(kind.device))
+    ctx.nodes.append(Library((ctx.result,), (kind,), "mlc::seeds", drawn, (), "random seeds", ctx.origins))
+    return Tensor(ctx.result, kind)
+
+
+@converter("mlc.uniform.default")
+def uniform_of(ctx: ImportContext, seeds: Tensor, stream: int, size: Any) -> Tensor:
+    seed = Load(seeds.name, (sympy.Integer(stream),), DType.INT64)
+    with ctx.drawing(seed):
+        return ctx.compute(_sample(ctx, "rand", ctx.type(), DType.FLOAT32))
 
 
 @converter("aten.randn.default", "aten.randn_like.default", "aten.randn.generator")

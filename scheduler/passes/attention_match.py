@@ -7,7 +7,7 @@ the sum are those of the very same values over the very same axis is proved from
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from ...ir.errors import MlcError
 from ...ir.expr import Call, Const, Expr, Index, Load, Select, call, cast, const, is_value, rewrite, walk
 from ...ir.expr import loads as loads_of
 from ...ir.graph import Compute, Library, Reduction, TensorType
+from ...ir.product import product_of as product_of_factors
 from ..definitions import Definitions
 from .operands import Product, is_simple, made_of, mentions, operand, product_of, scaled
 
@@ -44,9 +45,10 @@ class Axes:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """``out[b, m, d] = sum over n of softmax over n of score(scores[b, m, n]) * value[b, n, d]``.
+    """``out[b, m, d] = sum over n of softmax over n of score(scores[b, m, n]) * weight[b, m, n] * value[b, n, d]``.
 
-    ``scores[b, m, n]`` is the sum over e of ``query * key``; ``score`` reads it as ``SCORES``. ``transposed`` where
+    ``scores[b, m, n]`` is the sum over e of ``query * key``; ``score`` reads it as ``SCORES``. ``weight``, which is of
+    no scores, is what a dropout multiplies probabilities by, or None. ``transposed`` where
     the product's result is ``[b, d, m]``. ``zero_for_nan`` where rows of NaN count as zeros, ``zero_for_empty`` where
     those do whose every score is minus infinity. ``statistics`` are the maxima and sums of the softmax in the graph
     ("max" or "sum" by the name of the reduction), all of one shape and read at ``rows``.
@@ -60,6 +62,7 @@ class Attention:
     key: Expr
     value: Expr
     score: Expr
+    weight: Expr | None
     transposed: bool
     zero_for_nan: bool
     zero_for_empty: bool
@@ -69,10 +72,11 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class _Softmax:
-    """``top`` is its maximum, as it is read."""
+    """``top`` is its maximum, as it is read; ``factors`` multiply it."""
 
     score: Expr
     top: Load
+    factors: tuple[Expr, ...] = ()
     zero_for_nan: bool = False
     zero_for_empty: bool = False
 
@@ -115,11 +119,12 @@ def _match(found: Definitions, product: Product, types: dict[str, TensorType], t
             scores = _Scores(found, first, axes)
             score = scores.expand(cast(softmax.score, kind.compute))
             query, key = scores.operands()
+            weight = _Scores(found, first, axes).apart(softmax.factors)
         except NoAttention as error:
             refusal = error
             continue
         return Attention(
-            product, first, axes, extents, query, key, value, score, transposed, softmax.zero_for_nan,
+            product, first, axes, extents, query, key, value, score, weight, transposed, softmax.zero_for_nan,
             softmax.zero_for_empty, softmax.top.indices, _statistics(found, softmax, column),
         )  # fmt: skip
     raise refusal
@@ -133,12 +138,18 @@ def _softmax(found: Definitions, e: Expr, column: sympy.Symbol) -> _Softmax | No
     e = found.peel(e)
     match e:
         case Call("div", (top, bottom), _):
+            if isinstance(bottom, Const) and (softmax := _softmax(found, top, column)) is not None:
+                return replace(softmax, factors=(*softmax.factors, call("reciprocal", bottom)))
             return _normalized(found, top, bottom, column)
         case Call("mul", (a, b), _):
             for top, other in ((a, b), (b, a)):
                 inverse = found.peel(other)
                 if isinstance(inverse, Call) and inverse.fn == "reciprocal":
                     return _normalized(found, top, inverse.args[0], column)
+            for probability, factor in ((a, b), (b, a)):
+                softmax = None if isinstance(probability, Const) else _softmax(found, probability, column)
+                if softmax is not None:
+                    return replace(softmax, factors=(*softmax.factors, factor))
         case Select(condition, if_true, if_false):
             return _selected(found, found.peel(condition), if_true, if_false, column)
     return None
@@ -290,6 +301,15 @@ class _Scores:
             return call("mul", e, const(scale, e.dtype)) if isinstance(e, Load) and e.buffer == SCORES else None
 
         return rewrite(result, leaf)
+
+    def apart(self, parts: Sequence[Expr]) -> Expr | None:
+        """The product of factors, in which no score is; None of none. Raises NoAttention."""
+        if not parts:
+            return None
+        result = product_of_factors([cast(self._expanded(f), self.kind.compute) for f in parts])
+        if self.indices is not None:
+            raise NoAttention("what multiplies its probabilities depends on its scores")
+        return result
 
     def _expanded(self, e: Expr) -> Expr:
         self.count += sum(1 for _ in walk(e))

@@ -12,7 +12,7 @@ from ...ir.expr import Call, Const, Expr, Load, cast, free_symbols, is_value, wa
 from ...ir.expr import loads as loads_of
 from ...ir.graph import Compute, Library, Ref, TensorType, uses
 from ..definitions import Definitions, unrounded
-from ..members import is_cheap
+from ..members import is_cheap, is_drawn
 
 # A function of other tensors than scores beyond so many nodes is made apart.
 MAX_APART = 64
@@ -76,7 +76,12 @@ def made_of(found: Definitions, name: str) -> set[str]:
 
 
 def is_simple(found: Definitions, made: Compute) -> bool:
-    """Whether a tensor that is no score is better computed where it is read than read from memory."""
+    """Whether a tensor that is no score is better computed where it is read than read from memory.
+
+    Random numbers are, since as many as scores would have to be written.
+    """
+    if is_drawn(made.value):
+        return True
     if not is_cheap(made.value) or sum(1 for _ in walk(made.value)) > MAX_APART:
         return False
     gathers = [ld for ld in loads_of(made.value) if any(is_value(i) for i in ld.indices)]

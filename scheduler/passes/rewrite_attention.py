@@ -52,7 +52,8 @@ def rewrite_attention(graph: Graph, devices: Collection[str] = DEVICES) -> Graph
             if attention is None:
                 continue
             read = _check_alone(found, attention)
-            values = (attention.query, attention.key, attention.value, attention.score)
+            parts = (attention.query, attention.key, attention.value, attention.score, attention.weight)
+            values = [v for v in parts if v is not None]
             batch = split_batch(graph.symbols, attention.axes.batch, attention.extents, values)
             frame = Frame(graph, batch, attention.product.type.device)
             written = _Writer(graph, attention, frame, taken).nodes([found.makers[n] for n in read])
@@ -136,7 +137,10 @@ class _Writer:
         origins = tuple(dict.fromkeys((*a.first.node.origins, *self.origins_between(), *product.node.origins)))
         names = tuple(f"{state}_{c.name}" for c in ATTENTION.components)
         self.taken.update(names)
-        lifted = (Load(function, grid, kind), const(1.0, kind), frame.value(a.value, axes.row))
+        value = frame.value(a.value, axes.row)
+        if a.weight is not None:
+            value = call("mul", cast(rewrite(frame.value(a.weight, axes.row), simplify_call), kind), value)
+        lifted = (Load(function, grid, kind), const(1.0, kind), value)
         return [
             frame.renamed(Reduction((scores,), (frame.type(grid, made.dtype),), grid, (axes.inner,),
                                    (extents[axes.inner],), SUM, (made,), a.first.node.origins)),

@@ -404,16 +404,12 @@ class _Writer:
         names = list(elements)
         for k, a in enumerate(names):
             for b in names[k + 1 :]:
-                theirs = set(walk(elements[b]))
-                for part in walk(elements[a]):
-                    if part not in theirs or not _worth_sharing(part):
-                        continue
+                while (part := _common(elements[a], elements[b])) is not None:
                     node = self._compute(fresh_name(f"{a}_shared", self.taken), part, ())
                     made[node.name] = node
                     here = Load(node.name, self.grid, part.dtype)
                     for name in names:
                         elements[name] = _replaced(elements[name], part, here)
-                    break
         return made
 
     def _needed(self, element: Expr, made: dict[str, Compute]) -> list[str]:
@@ -443,6 +439,12 @@ class _Writer:
 
     def _origins(self, c: _Chain) -> tuple[Origin, ...]:
         return tuple(dict.fromkeys(o for s in c.scores for o in s.product.node.origins))
+
+
+def _common(a: Expr, b: Expr) -> Expr | None:
+    """The outermost part that two elements share and that is worth a node."""
+    theirs = set(walk(b))
+    return next((part for part in walk(a) if part in theirs and _worth_sharing(part)), None)
 
 
 def _worth_sharing(part: Expr) -> bool:

@@ -28,6 +28,7 @@ from ...ir.loops import (
     map_nodes,
 )
 from ...ir.monoid import ATTENTION, LOGSUMEXP, MAX, SUM
+from ...ir.product import weighing
 from ..error import ScheduleError
 from .dependence import accesses, carried, mixed
 from .empty import Guards, occupied, unread_where_empty
@@ -55,9 +56,11 @@ def decompose_online(nest: LoopNest, block: str, loop: str, skip: bool = False) 
                                                       for i, d, ni: x[no, i, d] += p[i, n] * b[n, d]
                                                       for i, d:  v[i, d] = v[i, d] * r[no, i] + x[no, i, d]
 
-    Each exponential is taken once, and what multiplies ``b`` is a plain sum of products. Maxima and sums lose the axes
-    that scores do not have. For ``logsumexp`` there is neither ``v`` nor ``p``: the sum takes the exponentials. A state
-    carries over from one tile to the next, so that the blocks which write it scan over ``loop``.
+    Each exponential is taken once, and what multiplies ``b`` is a plain sum of products. A factor of ``b`` that has an
+    ``i`` and no ``d`` (what dropout leaves of a probability) goes with ``p`` there, in the block that makes it. Maxima
+    and sums lose the axes that scores do not have. For ``logsumexp`` there is neither ``v`` nor ``p``: the sum takes
+    the exponentials. A state carries over from one tile to the next, so that the blocks which write it scan over
+    ``loop``.
 
     With ``skip`` a tile is left out where its scores prove to be minus infinity by comparisons of positions (a causal
     mask, a window), with those blocks in the loop whose results nothing else reads; a row that has no other score must
@@ -246,11 +249,18 @@ def _steps(plan: _Plan, update: Update, guards: tuple[Bound, ...]) -> list[Node]
 
     old, weighed = Load(top, shared, score.dtype), _rescale(score, at_tile(new, score))
     kept: list[Node] = []
+    given = weighed
     if vector:
         where = (*shared, *(plan.mapping[a.var] for a in plan.reduced))
         weights = plan.local(f"{top}_weight", (*plan.shared, *plan.reduced), score)
-        kept = [_node(plan, "weight", by_element, [Store(weights, where, weighed)])]
-        weighed = Load(weights, where, score.dtype)
+        stores: list[Statement] = [Store(weights, where, weighed)]
+        given = weighed = Load(weights, where, score.dtype)
+        own_weight, vector[0] = weighing(vector[0], {a.var for a in plan.own}, shared)
+        if own_weight is not None:
+            chosen = plan.local(f"{top}_chosen", (*plan.shared, *plan.reduced), score)
+            stores.append(Store(chosen, where, call("mul", weighed, own_weight)))
+            given = Load(chosen, where, score.dtype)
+        kept = [_node(plan, "weight", by_element, stores)]
     rescale: list[Statement] = [
         Store(new, at, call("maximum", old, at_tile(most, score))),
         Store(factor, at, _rescale(old, at_tile(new, score))),
@@ -268,7 +278,7 @@ def _steps(plan: _Plan, update: Update, guards: tuple[Bound, ...]) -> list[Node]
         (value,), target = vector, update.targets[2]
         own = tuple(a.var for a in plan.own)
         tile_vector = plan.local(f"{target.buffer}_tile", (plan.position, *plan.shared, *plan.own), value)
-        product = Update(SUM, (Access(tile_vector, (*at, *own)),), (_product(weighed, value),))
+        product = Update(SUM, (Access(tile_vector, (*at, *own)),), (_product(given, value),))
         running = call("mul", Load(target.buffer, target.indices, value.dtype), at_tile(factor, score))
         result = call("add", running, Load(tile_vector, (*at, *own), value.dtype))
         over = summed[len(by_tile) :]

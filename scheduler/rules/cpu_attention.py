@@ -12,7 +12,7 @@ sums over queries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -20,6 +20,7 @@ import sympy
 from ...ir.expr import Expr, Load, free_symbols, is_value, loads
 from ...ir.loops import AxisKind, Block, LoopNest, Scope, Update, blocks
 from ...ir.monoid import ATTENTION, SUM
+from ...ir.product import weighing
 from ...ir.target import Target
 from ..error import ScheduleError
 from ..primitives.tree import linear_part
@@ -91,7 +92,8 @@ def roles(nest: LoopNest) -> Roles | None:
     if any(found.index(b) > found.index(states[-1]) for b in before):
         return None
     products = [b for b in before if b.is_reduction]
-    still = {s for b in (*products, *states) for v in _operands(b) for ld in loads(v)
+    features = {v for at in spatial for v in at if v not in rows}
+    still = {s for b in (*products, *states) for v in _operands(b) for ld in loads(vector_of(v, features, rows))
              if not ld.buffer.startswith("t") and keys in _moves(ld) for s in _moves(ld)}  # fmt: skip
     extents = {a.var: a.extent for a in states[0].axes}
     tiled = [v for v in rows if v not in still]
@@ -125,6 +127,11 @@ def _speaks(state: Block, keys: sympy.Symbol) -> set[sympy.Symbol]:
     if update.monoid is ATTENTION:
         return {s for v in update.values[:2] for s in free_symbols(v)}
     return {s for ld in loads(update.values[0]) if ld.buffer.startswith("t") for s in _moves(ld)}
+
+
+def vector_of(value: Expr, features: Collection[sympy.Symbol], rows: Collection[sympy.Symbol]) -> Expr:
+    """What a state weighs, without weights that each row has of its own, or an operand of a product."""
+    return weighing(value, features, rows)[1] if features else value
 
 
 def _plain(found: list[Block]) -> bool:
@@ -256,7 +263,8 @@ def _pack(schedule: Schedule, found: Roles, tile: str, inner: str) -> None:
     for name in (*found.products, *found.states):
         block = schedule.block(name)
         (update,) = block.body
-        for load in dict.fromkeys(ld for v in values(update) for ld in loads(v)):
+        own = widths.get(name, ())
+        for load in dict.fromkeys(ld for v in values(update) for ld in loads(vector_of(v, own, found.rows))):
             if load.buffer not in inputs:
                 continue
             axes = [a.var for a in block.axes if a.var in _moves(load)]

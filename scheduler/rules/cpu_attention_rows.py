@@ -21,7 +21,7 @@ from ...ir.target import Target
 from ..error import ScheduleError
 from ..primitives.tree import linear_part
 from ..schedule import Schedule
-from .cpu_attention import Roles, roles
+from .cpu_attention import Roles, roles, vector_of
 from .cpu_common import values
 from .registry import Params, Rule, Value
 
@@ -51,7 +51,7 @@ def _own(nest: LoopNest, found: Roles) -> tuple[sympy.Symbol, ...]:
         s
         for b in (*products, state)
         for v in values(b.body[0])
-        for ld in loads(v)
+        for ld in loads(vector_of(v, found.width, found.rows))
         if not ld.buffer.startswith("t") and found.keys in _moves(ld)
         for s in _moves(ld)
     }

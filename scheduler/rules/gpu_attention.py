@@ -17,7 +17,7 @@ from ...ir.loops import LoopNest, Update, blocks
 from ...ir.target import Target
 from ..error import ScheduleError
 from ..schedule import Schedule
-from .cpu_attention import Roles, roles
+from .cpu_attention import Roles, roles, vector_of
 from .cpu_common import values
 from .gpu_common import GPUS, clamp_power, cut, fused, next_power, tile, typical
 from .registry import Params, Rule, Value
@@ -78,7 +78,7 @@ def _half(nest: LoopNest, found: Roles) -> DType | None:
     state = next(b for b, _ in blocks(nest) if b.name == found.state)
     (update,) = state.body
     assert isinstance(update, Update)
-    vector = update.values[-1]
+    vector = vector_of(update.values[-1], found.width, found.rows)
     if isinstance(vector, Cast) and vector.value.dtype.is_half and vector.dtype is DType.FLOAT32:
         return vector.value.dtype
     return None
@@ -118,7 +118,7 @@ def _steps(schedule: Schedule, found: Roles, inner: str) -> tuple[str, ...]:
 def copy_queries(schedule: Schedule, found: Roles) -> dict[str, int]:
     """Copies of what a product reads for a whole tile of queries: they are loaded once, before the loop over keys.
 
-    By name, which of the loops of its own goes along the queries.
+    By name, which of its axes goes along the queries.
     """
     inputs = {p.name for p in schedule.nest.params} - set(schedule.nest.outputs)
     copies = {}
@@ -129,8 +129,7 @@ def copy_queries(schedule: Schedule, found: Roles) -> dict[str, int]:
             plain = all(i in own or (not is_value(i) and not i.free_symbols) for ld in sites for i in ld.indices)
             moving = {i for ld in sites for i in ld.indices}
             if buffer in inputs and plain and found.queries in moving and found.keys not in moving:
-                order = [i for i in sites[0].indices if (i in own and i not in found.rows) or i == found.queries]
-                copies[schedule.cache_read(name, buffer)] = order.index(found.queries)
+                copies[schedule.cache_read(name, buffer)] = sites[0].indices.index(found.queries)
     return copies
 
 
@@ -169,8 +168,10 @@ def tile_lanes(schedule: Schedule, block: str, found: Roles, copies: Mapping[str
     """The loops of one block inside a tile: rows first, then one axis of columns, then what is summed."""
     alone = [lp for lp in schedule.get_loops(block) if _holds_one(schedule, lp, block)]
     rows = [lp for lp in _moving(schedule, block, found.queries) if lp in alone]
-    if block in copies:  # its axes are those of the buffer
-        rows = [alone[copies[block]]]
+    if block in copies:  # its axes are those of the buffer, of which other rows are one place
+        along = schedule.block(block).axes[copies[block]].var
+        rows = [lp for lp in _moving(schedule, block, along) if lp in alone]
+        alone = [lp for lp in alone if lp in rows or schedule.extent(lp) != 1]
     wide = [lp for v in found.width for lp in _moving(schedule, block, v) if lp in alone]
     others = [lp for lp in alone if lp not in (*rows, *wide)]
     order = [*rows, *wide, *others]

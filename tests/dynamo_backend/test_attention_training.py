@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import torch_mlc
@@ -121,6 +122,62 @@ def test_probabilities_that_are_wanted_are_kept() -> None:
     inputs = [x.requires_grad_() for x in qkv(20, 20, 8, 8)]
     report = torch_mlc.explain(fn, *inputs, training=True)
     assert "probabilities are kept for the backward: the graph's result reads them" in str(report)
+
+
+def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.dropout(torch.softmax(q @ k.mT / 4, -1), 0.25) @ v
+
+
+def dropped_by_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=0.25)
+
+
+def dropped_rows_without_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Rows that see nothing are zeros, and so are their gradients."""
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=0.25, attn_mask=_seen(q, k))
+
+
+def _seen(q: Tensor, k: Tensor) -> Tensor:
+    m, n = _positions(q, k)
+    return (m + n) % 3 > m // 30
+
+
+@pytest.mark.parametrize(
+    ("fn", "dtype", "dynamic"),
+    [(dropped, torch.float32, True), (dropped_by_torch, torch.bfloat16, False),
+     (dropped_rows_without_keys, torch.float32, False)],
+)  # fmt: skip
+def test_dropout_draws_its_numbers_again(fn: Fn, dtype: torch.dtype, dynamic: bool) -> None:
+    """Which probabilities are kept is read off a product with the identity, made of the same seed."""
+    torch.manual_seed(0)
+    q, k, v = qkv(70, 24, 16, 24, dtype)
+    forward, backward = (
+        [k.rule for k in g.kernels]
+        for g in torch_mlc.explain(fn, *(x.clone().requires_grad_() for x in (q, k, v)), training=True).graphs
+    )
+    assert forward.count("cpu_attention") == 1 and set(forward) <= {"cpu_attention", "cpu_pointwise"}
+    assert sorted(backward) == ["cpu_attention", "cpu_attention", "cpu_row_reduction"]
+    compiled = torch.compile(fn, backend="mlc", dynamic=dynamic)
+    torch.manual_seed(1)
+    shown = compiled(q, k, torch.eye(24, dtype=dtype).expand(2, 4, 24, 24).clone().requires_grad_())
+    seen = _seen(q, k) if fn is dropped_rows_without_keys else torch.ones(70, 24, dtype=torch.bool)
+    kept = (shown != 0).double()
+    assert abs(float(kept.sum() / seen.expand(2, 4, 70, 24).sum()) - 0.75) < 0.03
+
+    def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.mT / 4).masked_fill(~seen, float("-inf"))
+        rows = seen.any(-1, keepdim=True)
+        return torch.where(rows, torch.softmax(torch.where(rows, scores, 0), -1), 0) * kept / 0.75 @ v
+
+    def seeded(*inputs: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        return compiled(*inputs)
+
+    flow = torch.randn(2, 4, 70, 24)
+    tolerance = 3e-2 if dtype.itemsize == 2 else 1e-5
+    expected = gradients(reference, [wide(x) for x in (q, k, v)], flow.to(dtype))
+    for a, b in zip(gradients(seeded, [q, k, v], flow), expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance)
 
 
 def test_both_terms_of_the_gradient_of_scores_have_the_same_rounding() -> None:

@@ -15,6 +15,7 @@ from torch_mlc.ir.expr import Expr, IndexValue, Load, Select, call, cast, const,
 from torch_mlc.ir.loops import Buffer, contiguous_strides
 from torch_mlc.ir.monoid import ATTENTION, SUM
 from torch_mlc.ir.symbols import Size, SymbolTable
+from torch_mlc.runtime.fallback import philox
 from torch_mlc.scheduler.function import Dim, Output, Stage, TensorFunction
 
 F32, I64 = DType.FLOAT32, DType.INT64
@@ -25,13 +26,16 @@ Extent = int | sympy.Expr
 @dataclass(frozen=True)
 class Variant:
     """``edit(score, b, h, m, n)`` is the score's value and ``reference`` the same on tensors [b, h, m, n]; ``extra``
-    gives the further inputs' shapes by name, in (B, H, M, N)."""
+    gives the further inputs' shapes by name, in (B, H, M, N). ``weight`` multiplies probabilities, as ``weighed`` does
+    those of tensors."""
 
     name: str
     edit: Callable[..., Expr] = lambda s, b, h, m, n: s
     reference: Callable[..., Tensor] = lambda s: s
     extra: dict[str, str] = field(default_factory=dict)
     integers: tuple[str, ...] = ()
+    weight: Callable[..., Expr] | None = None
+    weighed: Callable[..., Tensor] = lambda p, *extra: p
 
 
 def _index(e: sympy.Expr) -> Expr:
@@ -83,6 +87,21 @@ def window(width: int) -> Variant:
     return Variant(f"window{width}", _window(width), reference)
 
 
+def _place(m: sympy.Symbol, n: sympy.Symbol, columns: sympy.Expr) -> Expr:
+    return _index(m * columns + n)
+
+
+def _dropped(h: sympy.Symbol, m: sympy.Symbol, n: sympy.Symbol, columns: sympy.Expr) -> Expr:
+    number = call("rand", Load("seeds", (h,), I64), _place(m, n, columns), dtype=F32)
+    return Select(call("lt", number, const(0.75, F32)), const(1 / 0.75, F32), const(0.0, F32))
+
+
+def _dropped_reference(p: Tensor, seeds: Tensor) -> Tensor:
+    places = torch.arange(p.shape[-2] * p.shape[-1]).view(p.shape[-2:])
+    numbers = (philox(seeds[:, None, None], places)[0] >> 8) * 2.0**-24
+    return torch.where(numbers < 0.75, p / 0.75, 0.0)
+
+
 def _causal_reference(s: Tensor) -> Tensor:
     m, n = _positions(s)
     return s.masked_fill(n > m, float("-inf"))
@@ -101,7 +120,15 @@ DOCUMENTS = Variant(
     {"documents": "N"}, ("documents",),
 )  # fmt: skip
 BIAS = Variant("bias", _bias, lambda s, bias: s + bias, {"bias": "HMN"})
-VARIANTS = (PLAIN, SOFTCAP, CAUSAL, ALIBI, DOCUMENTS, BIAS, window(5))
+DROPOUT = Variant(
+    "dropout", extra={"seeds": "H"}, integers=("seeds",), weight=_dropped, weighed=_dropped_reference,
+    reference=lambda s, seeds: s,
+)  # fmt: skip
+WEIGHTS = Variant(
+    "weights", extra={"kept": "HMN"}, weight=lambda h, m, n, _: Load("kept", (h, m, n), F32),
+    weighed=lambda p, kept: p * kept, reference=lambda s, kept: s,
+)  # fmt: skip
+VARIANTS = (PLAIN, SOFTCAP, CAUSAL, ALIBI, DOCUMENTS, BIAS, window(5), DROPOUT, WEIGHTS)
 
 
 @dataclass(frozen=True)
@@ -150,7 +177,10 @@ def attention(variant: Variant, sizes: Sizes, hints: dict[str, int] | None = Non
                   axes=(b, h, m, n), over=(e,))  # fmt: skip
     scaled = call("mul", Load("t0", (b, h, m, n), F32), const(float(sizes.e) ** -0.5, F32))
     edited = Stage(("t1",), (variant.edit(scaled, b, h, m, n),), True, axes=(b, h, m, n))
-    state = Stage(("t2", "t3", "t4"), (Load("t1", (b, h, m, n), F32), const(1.0, F32), load(v, b, head, n, d)), True,
+    value = load(v, b, head, n, d)
+    if variant.weight is not None:
+        value = call("mul", variant.weight(h, m, n, extent["n"]), value)
+    state = Stage(("t2", "t3", "t4"), (Load("t1", (b, h, m, n), F32), const(1.0, F32), value), True,
                   ATTENTION, axes=(b, h, m, d), over=(n,))  # fmt: skip
     empty = call("eq", Load("t2", (b, h, m, d), F32), MINUS_INFINITY)
     share = call("div", Load("t4", (b, h, m, d), F32), Load("t3", (b, h, m, d), F32))
@@ -192,4 +222,4 @@ def expected(variant: Variant, tensors: list[Tensor]) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = variant.reference(q @ k.mT * q.shape[-1] ** -0.5, *extra)
-    return torch.softmax(scores, -1) @ v
+    return variant.weighed(torch.softmax(scores, -1), *extra) @ v

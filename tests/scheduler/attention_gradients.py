@@ -13,6 +13,7 @@ from torch_mlc.ir.expr import Expr, IndexValue, Load, Select, call, cast, const,
 from torch_mlc.ir.loops import Buffer, contiguous_strides
 from torch_mlc.ir.monoid import SUM
 from torch_mlc.ir.symbols import Size, SymbolTable
+from torch_mlc.runtime.fallback import philox
 from torch_mlc.scheduler.function import Dim, Output, Stage, TensorFunction
 
 F32, I64 = DType.FLOAT32, DType.INT64
@@ -21,7 +22,7 @@ CAP, SCALE = 5.0, 0.3
 
 @dataclass(frozen=True)
 class Sizes:
-    """Batch, rows, columns, width of scores and of values."""
+    """Batch, rows, columns, width of scores and of values; ``dropout`` of a quarter of the probabilities."""
 
     b: int = 2
     m: int | sympy.Symbol = 5
@@ -29,6 +30,10 @@ class Sizes:
     e: int = 4
     d: int = 3
     dtype: DType = F32
+    dropout: bool = False
+
+
+SEED, KEPT = 5, 0.75
 
 
 def _buffers(z: Sizes) -> dict[str, Buffer]:
@@ -62,18 +67,29 @@ def gradients(z: Sizes, of_keys: bool) -> TensorFunction:
     sees = call("le", IndexValue(n, I64), IndexValue(m, I64))
     shown = Select(sees, score, const(float("-inf"), F32))
     weight = call("exp", call("sub", shown, load("lse", b, m)))
-    flow = call("mul", local("t2", *grid), call("sub", local("t1", *grid), load("delta", b, m)))
+    given = local("t1", *grid)
+    if z.dropout:
+        place = IndexValue((b * sympy.sympify(z.m) + m) * sympy.sympify(z.n) + n, I64)
+        number = call("rand", const(SEED, I64), place, dtype=F32)
+        factor = Select(call("lt", number, const(KEPT, F32)), const(1 / KEPT, F32), const(0.0, F32))
+        given = call("mul", given, local("t8", *grid))
+    flow = call("mul", local("t2", *grid), call("sub", given, load("delta", b, m)))
     slope = call("mul", call("sub", const(1.0, F32), call("mul", tanh, tanh)), const(SCALE, F32))
     masked = Select(sees, flow, const(0.0, F32))
     stages = [
         product("t0", load("q", b, m, x0), load("k", b, n, x0), x0, grid),
         product("t1", load("g", b, m, x1), load("v", b, n, x1), x1, grid),
+        *([Stage(("t8",), (factor,), True, axes=grid)] if z.dropout else []),
         Stage(("t2",), (weight,), True, axes=grid),
         Stage(("t3",), (call("mul", masked, slope),), True, axes=grid),
     ]
+    weighs = "t2"
+    if of_keys and z.dropout:
+        weighs = "t9"
+        stages.append(Stage(("t9",), (call("mul", local("t2", *grid), local("t8", *grid)),), True, axes=grid))
     if of_keys:
         stages += [
-            product("t4", local("t2", *grid), load("g", b, m, x2), streamed, (b, tiled, x2)),
+            product("t4", local(weighs, *grid), load("g", b, m, x2), streamed, (b, tiled, x2)),
             product("t5", local("t3", *grid), load("q", b, m, x3), streamed, (b, tiled, x3)),
             Stage(("t6",), (local("t4", b, tiled, x2),), False, axes=(b, tiled, x2)),
             Stage(("t7",), (local("t5", b, tiled, x3),), False, axes=(b, tiled, x3)),
@@ -106,7 +122,11 @@ def tensors(z: Sizes, m: int, n: int) -> tuple[dict[str, Tensor], dict[str, Tens
     exact = [t.double().requires_grad_() for t in (q, k, v)]
     capped = CAP * torch.tanh(exact[0] @ exact[1].mT * (SCALE / CAP))
     scores = capped.masked_fill(torch.arange(n) > torch.arange(m)[:, None], float("-inf"))
-    out = torch.softmax(scores, -1) @ exact[2]
+    probabilities = torch.softmax(scores, -1)
+    if z.dropout:
+        numbers = philox(torch.tensor(SEED), torch.arange(z.b * m * n))[0].view(z.b, m, n) >> 8
+        probabilities = torch.where(numbers * 2.0**-24 < KEPT, probabilities / KEPT, 0.0)
+    out = probabilities @ exact[2]
     out.backward(g.double())
     lse = torch.logsumexp(scores, -1).detach().float()
     delta = (out.detach() * g.double()).sum(-1).float()

@@ -45,10 +45,16 @@ def check(module: ModuleType, sizes: Any, of_keys: bool, schedule: Schedule, fun
         torch.testing.assert_close(out.double(), expected[name], rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("of_keys", "dtype"), [(False, DType.BFLOAT16), (True, DType.BFLOAT16), (True, DType.FLOAT32)])
-def test_machine_code_against_float64(attention_gradients: ModuleType, of_keys: bool, dtype: DType) -> None:
+@pytest.mark.parametrize(
+    ("of_keys", "dtype", "dropout"),
+    [(False, DType.BFLOAT16, False), (True, DType.BFLOAT16, False), (True, DType.FLOAT32, False),
+     (False, DType.FLOAT32, True), (True, DType.BFLOAT16, True)],
+)  # fmt: skip
+def test_machine_code_against_float64(
+    attention_gradients: ModuleType, of_keys: bool, dtype: DType, dropout: bool
+) -> None:
     torch.manual_seed(0)
-    sizes = attention_gradients.Sizes(m=67, n=65, e=16, d=24, dtype=dtype)
+    sizes = attention_gradients.Sizes(m=67, n=65, e=16, d=24, dtype=dtype, dropout=dropout)
     function, schedule = scheduled(attention_gradients, sizes, of_keys)
     check(attention_gradients, sizes, of_keys, schedule, function, 67, 65)
 

@@ -39,7 +39,12 @@ def scheduled(variant, target=SM90, hints=None, **sizes):
 
 
 CASES = {
-    **{v.name: (v, {"m": 20, "n": 37, "e": 16, "d": 24, "dtype": BF16}) for v in plain.VARIANTS},
+    **{
+        v.name: (v, {"m": 20, "n": 37, "e": 16, "d": 24, "dtype": BF16})
+        for v in plain.VARIANTS
+        if v is not plain.DROPOUT
+    },
+    "dropout": (plain.DROPOUT, {"h": 1, "m": 5, "n": 18, "e": 16, "d": 24, "dtype": BF16}),
     "float32": (plain.CAUSAL, {"m": 19, "n": 33, "e": 20, "d": 16}),
     "shared heads": (plain.SOFTCAP, {"b": 2, "h": 4, "m": 17, "n": 18, "e": 32, "d": 32, "groups": 2, "dtype": BF16}),
     "rows first": (plain.PLAIN, {"m": 33, "n": 70, "e": 16, "d": 16, "rows_first": True, "dtype": BF16}),

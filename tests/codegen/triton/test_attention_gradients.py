@@ -29,7 +29,7 @@ def scheduled(of_keys, target=SM90, **sizes):
     return schedule.nest
 
 
-def inputs(b, m, n, e, d, dtype):
+def inputs(b, m, n, e, d, dtype, dropout=False):
     """Values of which weights are no more than one."""
     rng = np.random.default_rng(0)
     shapes = {"q": (b, m, e), "k": (b, n, e), "v": (b, n, d), "g": (b, m, d), "delta": (b, m)}
@@ -45,8 +45,9 @@ def inputs(b, m, n, e, d, dtype):
         {"b": 2, "m": 70, "n": 37, "e": 16, "d": 24, "dtype": BF16},
         {"b": 1, "m": 64, "n": 128, "e": 16, "d": 16, "dtype": BF16},
         {"b": 1, "m": 19, "n": 40, "e": 20, "d": 16, "dtype": F32},
+        {"b": 1, "m": 7, "n": 18, "e": 16, "d": 16, "dtype": BF16, "dropout": True},
     ],
-    ids=["odd", "even", "float32"],
+    ids=["odd", "even", "float32", "dropout"],
 )
 def test_rule_keeps_the_meaning(agrees, of_keys, sizes):
     source = agrees(
