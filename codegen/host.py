@@ -115,6 +115,16 @@ class MakeView:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitMemory:
+    """Refuse to go on, with ``message``, where what the program is to hold at once, the greatest of ``peaks`` in bytes,
+    is above ``limit``."""
+
+    peaks: tuple[sympy.Expr, ...]
+    limit: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Free:
     """Forget tensors; their memory goes with the last name for it."""
 
@@ -129,8 +139,33 @@ class Return:
 
 
 Step: TypeAlias = (
-    BindSize | Allocate | Reuse | WriteOver | Launch | CallLibrary | CheckLayout | MakeView | Free | Return
+    BindSize
+    | Allocate
+    | Reuse
+    | WriteOver
+    | Launch
+    | CallLibrary
+    | CheckLayout
+    | MakeView
+    | LimitMemory
+    | Free
+    | Return
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """One piece of memory on ``device`` in which tensors lie that nothing but launches look at, by their addresses.
+
+    ``offsets`` gives the place in bytes of what is allocated under each name; the memory is held from step ``begin``
+    through step ``end``.
+    """
+
+    device: str
+    size: sympy.Expr
+    offsets: Mapping[str, sympy.Expr]
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +181,7 @@ class HostProgram:
     steps: tuple[Step, ...]
     symbols: tuple[sympy.Symbol, ...] = ()
     peaks: tuple[sympy.Expr, ...] = ()
+    arena: Arena | None = None
 
     @property
     def launches(self) -> int:

@@ -45,7 +45,7 @@ from .host import (
     Step,
     WriteOver,
 )
-from .host_memory import Memory
+from .host_memory import peaks_of, storages
 from .kernel import EmitError
 
 # Ops whose results have the strides that their fake versions promise; the others are looked at after each call.
@@ -88,7 +88,6 @@ class _Builder:
     ours: dict[str, TensorType] = field(default_factory=dict)
     # Results of products, by name: memory that nothing else shares when they are made.
     products: dict[str, TensorType] = field(default_factory=dict)
-    memory: Memory = field(default_factory=Memory)
     # Symbols that no argument gives: sizes decided by data, read from the results of the calls that decide them.
     unbound: set[sympy.Symbol] = field(default_factory=set)
     # What collectives read until each wait.
@@ -123,9 +122,8 @@ class _Builder:
         if missing:
             lost = ", ".join(sorted(s.name for s in missing))
             raise EmitError(f"{graph.name}: no argument and no result gives the size {lost}")
-        return HostProgram(
-            graph.name, tuple(i.name for i in graph.inputs), tensors, tuple(self.steps), bound, self.memory.peaks()
-        )
+        program = HostProgram(graph.name, tuple(i.name for i in graph.inputs), tensors, tuple(self.steps), bound)
+        return replace(program, peaks=peaks_of(storages(program)))
 
     def own(self, name: str, owner: str) -> None:
         """A name and whose memory it looks at."""
@@ -175,7 +173,6 @@ class _Builder:
             case View(name, kind, source, _, _, offset):
                 self.steps.append(MakeView(name, kind, source, offset))
                 self.own(name, self.owner[source])
-                self.memory.share(name, source)
             case Compute() | Reduction() | Scan() | Scatter():
                 raise EmitError(f"{self.graph.name}: {node.names[0]} was not fused into any function")
 
@@ -189,12 +186,10 @@ class _Builder:
             self.ours.pop(self.owner.get(used, used), None)
         if over:
             self.own(node.names[0], self.owner[over])
-            self.memory.share(node.names[0], over)
             return
         for name, result in zip(node.names, node.types, strict=True):
             if result is not None:
                 self.own(name, name)
-                self.memory.add(name, result.nbytes)
                 self.bind_result(name, result)
                 if node.target in PRODUCTS:
                     self.products[name] = result
@@ -246,7 +241,6 @@ class _Builder:
                 if name in self.last or name in self.kept:
                     self.steps.append(WriteOver(name, target))
                     self.own(name, self.owner[target])
-                    self.memory.share(name, target)
                 if target not in one.args:
                     tensors.append(target)
             sizes += [one.sizes[k] for k in use.sizes]
@@ -267,14 +261,12 @@ class _Builder:
             self.steps.append(Allocate(name, kind))
         self.own(name, name)
         self.ours[name] = kind
-        self.memory.add(name, kind.nbytes)
 
     def free(self, names: list[str]) -> None:
         gone = []
         for name in names:
             owner = self.owner.pop(name)
             self.shares[owner] -= 1
-            self.memory.drop(name)
             kind = self.ours.get(owner)
             if owner == name and kind is not None and not self.shares[owner] and self.wanted(kind):
                 # The name stays bound until its memory is taken over.

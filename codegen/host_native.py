@@ -1,7 +1,7 @@
 """The host program as LLVM IR: one C function that takes the list of arguments and returns the tuple of results.
 
 It runs the steps that ``host_text.py`` prints as Python: sizes are computed in registers, memory of kernels lies in an
-arena (``host_frame.py``), kernels are called by their addresses, ops of ATen's through torch's C interface
+arena (``plan_memory.py``), kernels are called by their addresses, ops of ATen's through torch's C interface
 (``host_shims.py``). The interpreter's lock is released from the first kernel or op on, and taken back for ops that have
 no such interface, which Python calls (*parts*), and at the end. Where a step fails, Python does that step again (a
 *rescue*), so that errors are those of the Python program.
@@ -29,6 +29,7 @@ from .host import (
     Free,
     HostProgram,
     Launch,
+    LimitMemory,
     MakeView,
     Return,
     Reuse,
@@ -36,7 +37,7 @@ from .host import (
     WriteOver,
 )
 from .host_body import Body
-from .host_frame import Frame, plan_frame, reads, step_sizes
+from .host_frame import Frame, plan_frame, reads, sizes_in, step_sizes
 from .host_shims import Array, Handle, Null, ShimCall, Shims, Word, shim_call
 from .host_support import (
     DIES,
@@ -106,7 +107,9 @@ class _Emitter:
     def emit(self) -> NativeHost:
         self.place_all()
         program = self.program
+        arena = program.arena
         self.symbols = {s.name: s for step in program.steps for s in step_sizes(step)}
+        self.symbols |= {s.name: s for s in sizes_in((arena.size, *arena.offsets.values()) if arena else ())}
         idle = [s for s in program.steps if isinstance(s, BindSize) and s.symbol not in self.symbols.values()]
         self.used = frozenset(n for s in program.steps if s not in idle for n in reads(s)) | self.symbols.keys()
         self.tokens = self.find_tokens()
@@ -114,12 +117,13 @@ class _Emitter:
             raise EmitError(f"{program.name}: {self.words} words are too many for a frame on the stack")
         for name in program.arguments:
             self.bind(name, name)
-        if self.frame.arena_bytes:
-            size = sympy.Integer(self.frame.arena_bytes)
-            self.make("", Allocate("arena", _bytes(size)))
         for k, step in enumerate(program.steps):
             self.b.scratch = 0
+            if arena is not None and k == arena.begin:
+                self.make("", Allocate("arena", _bytes(arena.size)))
             self.step(k, step)
+            if arena is not None and k == arena.end < self.frame.end:
+                self.drop("")
         return self.done()
 
     def place_all(self) -> None:
@@ -194,7 +198,7 @@ class _Emitter:
                     self.python(step, node.names)
                 else:
                     self.library(step, call)
-            case Launch():
+            case Launch() | LimitMemory():
                 self.python(step, ())
             case CheckLayout(name, kind):
                 shape, strides = self.b.array(kind.shape), self.b.array(kind.strides)
@@ -231,11 +235,12 @@ class _Emitter:
 
     def allocate(self, name: str, kind: TensorType, step: Allocate) -> None:
         self.bind(name, name)
-        offset = self.frame.arena.get(name)
-        if offset is None:
+        arena = self.program.arena
+        if arena is None or not self.is_in_arena(name):
             self.make(name, step)
             return
         base = self.b.load("frame", self.slot("") + 2)
+        offset = self.b.size(arena.offsets[name])
         self.b.store("frame", self.slot(name) + 2, self.b.value(f"add i64 {base}, {offset}"))
 
     def make(self, root: str, step: Allocate) -> None:
@@ -276,11 +281,17 @@ class _Emitter:
             self.shares[root] -= 1
             if self.shares[root]:
                 return
-            owned = root not in self.frame.arena and root not in self.bases
+            owned = not self.is_in_arena(root) and root not in self.bases
             if owned and (root not in self.objects or root in self.frame.dying) and at < self.frame.end:
-                slot = self.b.at("frame", 3 * self.slots[root])
-                self.b.line(f"call void {self.b.function('mlc_drop')}(ptr %table, ptr {slot})")
+                self.drop(root)
             root = self.bases.get(root)
+
+    def drop(self, root: str) -> None:
+        slot = self.b.at("frame", 3 * self.slots[root])
+        self.b.line(f"call void {self.b.function('mlc_drop')}(ptr %table, ptr {slot})")
+
+    def is_in_arena(self, root: str) -> bool:
+        return self.program.arena is not None and root in self.program.arena.offsets
 
     def launch(self, step: Launch) -> None:
         sizes = [self.b.size(s) for s in step.sizes]

@@ -29,6 +29,7 @@ from .host import (
     Free,
     HostProgram,
     Launch,
+    LimitMemory,
     MakeView,
     Return,
     Reuse,
@@ -83,6 +84,9 @@ class _Printer:
     hoisted: dict[sympy.Expr, str] = field(default_factory=dict)
     indent: str = "    "
     comment: str = ""
+    # The variables of the arena and its address, and the names that are addresses and no tensors.
+    arena: tuple[str, str] = ("", "")
+    addresses: set[str] = field(default_factory=set)
 
     def run(self) -> HostText:
         p = self.program
@@ -98,8 +102,15 @@ class _Printer:
         if len(devices) == 1:
             self.line(f"with guard_({devices[0].partition(':')[2] or '0'}):")
             self.indent += "    "
-        for step in p.steps:
+        for at, step in enumerate(p.steps):
+            if p.arena is not None and at == p.arena.begin:
+                self.arena = self.name("arena "), self.name("arena at ")
+                size = self.size(p.arena.size)
+                self.line(f"{self.arena[0]} = empty_cpu_(({size},), (1,), torch.uint8)")
+                self.line(f"{self.arena[1]} = {self.arena[0]}.data_ptr()")
             self.step(step)
+            if p.arena is not None and at == p.arena.end:
+                self.line(f"del {self.arena[0]}")
         return self.done()
 
     def part(self, part: Part) -> None:
@@ -127,6 +138,12 @@ class _Printer:
         match step:
             case BindSize():
                 self.bind(step)
+            case Allocate(name) if self.program.arena is not None and name in self.program.arena.offsets:
+                self.address(name, self.arena[1], self.program.arena.offsets[name])
+            case Reuse(name, source) | WriteOver(name, source) if source in self.addresses:
+                self.address(name, self.name(source), sympy.S.Zero)
+            case MakeView(name, kind, source, offset) if source in self.addresses:
+                self.address(name, self.name(source), offset * kind.dtype.itemsize)
             case Allocate(name, kind):
                 self.line(f"{self.name(name)} = {self.empty(kind)}")
             case Reuse(name, source):
@@ -143,11 +160,27 @@ class _Printer:
             case MakeView(name, kind, source, offset):
                 where = f"{self.sizes(kind.shape)}, {self.sizes(kind.strides)}, {self.size(offset)}"
                 self.line(f"{self.name(name)} = view_({self.name(source)}, {where})")
+            case LimitMemory(peaks, limit, message):
+                values = ", ".join(self.size(p) for p in peaks)
+                peak = f"max({values})" if len(peaks) > 1 else values
+                self.line(f"if {peak} > {limit}: over_limit_({peak}, {message!r})")
             case Free(names):
-                self.line(f"del {', '.join(self.name(n) for n in names)}")
+                tensors = [self.name(n) for n in names if n not in self.addresses]
+                if tensors:
+                    self.line(f"del {', '.join(tensors)}")
             case Return(values):
                 items = [self.literal(v) if not isinstance(v, str) else self.name(v) for v in values]
                 self.line(f"return ({', '.join(items)}{',' if len(items) == 1 else ''})")
+
+    def address(self, name: str, base: str, offset: sympy.Expr) -> None:
+        """A name for a place so many bytes behind another."""
+        text = self.size(offset)
+        self.addresses.add(name)
+        self.line(f"{self.name(name)} = {base}{'' if text == '0' else f' + {text}'}")
+
+    def pointer(self, name: str) -> str:
+        """Where a tensor begins."""
+        return self.name(name) if name in self.addresses else f"{self.name(name)}.data_ptr()"
 
     def bind(self, step: BindSize) -> None:
         source = self.name(step.source)
@@ -166,9 +199,9 @@ class _Printer:
             args = [str(step.count)]
             tensors, sizes = (_rows(x, step.count) for x in (step.tensors, step.sizes))
             for row, numbers in zip(tensors, sizes, strict=True):
-                args += [f"{self.name(t)}.data_ptr()" for t in row] + [self.size(s) for s in numbers]
+                args += [self.pointer(t) for t in row] + [self.size(s) for s in numbers]
         elif step.use.by_pointer:
-            args = [f"{self.name(t)}.data_ptr()" for t in step.tensors] + [self.size(s) for s in step.sizes]
+            args = [self.pointer(t) for t in step.tensors] + [self.size(s) for s in step.sizes]
         else:
             names = [self.name(t) for t in step.tensors]
             args = [f"({', '.join(names)}{',' if len(names) == 1 else ''})", self.sizes(step.sizes)]

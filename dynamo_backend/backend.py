@@ -29,7 +29,7 @@ from .decompositions import decomposition_table, whole_ops
 from .frame_budget import frame_budget
 from .merge_products import merge_products
 from .override_uses import override_uses
-from .partition import partition
+from .partition import partition, saved_inputs
 from .verify_graph import verified
 
 _LOG = logger(__name__)
@@ -101,7 +101,13 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
             if settings.numerics != "eager":
                 merge_products(gm)
             compiled = compile_graph(
-                gm, example_inputs, options=settings, static=_static_inputs(kind), saved=_saved_from(kind), name=name
+                gm,
+                example_inputs,
+                options=settings,
+                static=_static_inputs(kind),
+                saved=_saved_from(kind),
+                given=saved_inputs(gm) if kind == "backward" else (),
+                name=name,
             )
     except IndexError as error:
         raise BackendError(f"IndexError inside the backend: {error}") from error

@@ -13,7 +13,9 @@ from torch import fx
 from ..codegen.host import HostProgram, KernelUse
 from ..codegen.host_build import build_host_program
 from ..codegen.host_capture import CapturePlan, capture_plan
+from ..codegen.host_memory import peaks_of, storages
 from ..codegen.host_text import HostText, may_alias
+from ..codegen.plan_memory import check_arena, plan_memory
 from ..ir.graph import CallTensor, Graph, IRModule
 from ..ir.passes import PassManager
 from ..runtime.capture import GRAPH_DEVICES, graph_device
@@ -28,6 +30,7 @@ from ..runtime.targets import target_for
 from ..runtime.timing import PhaseTimer
 from ..scheduler.fuse import Fusion, fuse
 from ..scheduler.horizontal import share_launches
+from ..scheduler.memory_order import order_for_memory
 from ..scheduler.passes import (
     GRAPH_PASSES,
     collapse_one_hot,
@@ -40,6 +43,7 @@ from .graph_key import GraphKey, graph_key
 from .host_programs import HostCode, host_code, stored_host_code
 from .importer import import_graph
 from .kernels import KernelBuild, KernelPlan, build_kernel
+from .memory_limit import limited, typical
 from .regions import attribute, regions_of, taken_apart
 from .surroundings import settings_fingerprint, surroundings
 from .tuning import Tuning, tuning_costs, tuning_of
@@ -91,6 +95,7 @@ def compile_graph(
     options: Options,
     static: Collection[int] = (),
     saved: int | None = None,
+    given: Collection[str] = (),
     name: str = "main",
     load: bool = True,
     fresh: bool = False,
@@ -99,9 +104,10 @@ def compile_graph(
     """Compile an ATen graph of AOTAutograd.
 
     ``static`` are the positions of parameters among the inputs; results from ``saved`` on go to the backward graph
-    alone. With ``load=False`` nothing is loaded, so that a target
-    that is not here can be compiled for; with ``fresh=True`` no cache is read or written and ``stages`` is there.
+    alone; ``given`` are inputs that nobody else holds. With ``load=False`` nothing is loaded, so that a target that is
+    not here can be compiled for; with ``fresh=True`` no cache is read or written and ``stages`` is there.
     A ``region`` is called from another graph, and brings what it is given into the layout that it was traced with.
+    Raises MemoryLimitError.
     """
     timer = PhaseTimer()
     store = kernel_store_of(options, fresh=fresh)
@@ -112,10 +118,15 @@ def compile_graph(
                 taken_apart(body), (), options=options, name=f"{name}.{node}", load=load, fresh=fresh, region=True
             )
     regions = {node: bodies[id(body)] for node, body in regions_of(gm).items()}
-    job = _Job(gm, example_inputs, options, frozenset(static), saved, name, load, fresh, region, regions, timer, store)
+    job = _Job(
+        gm, example_inputs, options, frozenset(static), saved, tuple(given), name, load, fresh, region, regions, timer,
+        store,
+    )  # fmt: skip
     with timer.phase("key"):
         kind = "region" if region else f"whole, results saved from {saved}"
-        around = {**surroundings(options, _devices(gm)), "kind of graph": kind}
+        places = enumerate(gm.graph.find_nodes(op="placeholder"))
+        held = " ".join(str(k) for k, n in places if n.name in given)
+        around = {**surroundings(options, _devices(gm)), "kind of graph": kind, "inputs that nobody else holds": held}
         key = graph_key(gm, example_inputs, static, around) if job.may_be_stored else None
     stored = job.stored(key)
     if stored is not None:
@@ -168,6 +179,7 @@ class _Job:
     options: Options
     static: frozenset[int]
     saved: int | None
+    given: tuple[str, ...]
     name: str
     load: bool
     fresh: bool
@@ -193,11 +205,17 @@ class _Job:
             graph = run_passes(imported, options)
         with phase("fuse"):
             fusion = share_launches(fuse(graph, numerics=options.numerics), may_alias)
+            fusion = replace(fusion, graph=order_for_memory(fusion.graph, may_alias, self.given))
         kernels = self.build_kernels(fusion)
         with phase("host"):
             variables = _variables(kernels)
             code = {f: _use(b, variables[b.key]) for f, b in kernels.items()}
             program = build_host_program(fusion.graph, code, check_inputs=self.region)
+            if options.memory_limit is not None:
+                program = limited(program, fusion.graph, options.memory_limit, self.given)
+            program = plan_memory(program, fusion.graph.symbols)
+            if options.verify:
+                check_arena(program, fusion.graph.symbols)
             host = host_code(program, options, self.store)
             text = host.text
             regions = {n: region.capture.reason for n, region in self.regions.items()}
@@ -299,6 +317,16 @@ class _Job:
         say(log, "timing", lambda: f"{self.name}: {self.timer}")
         say(log, "cache", lambda: f"{self.name}: compiled, {program.launches} kernels")
         say(log, "fusion", lambda: f"{self.name}: {fusion.report.nodes} nodes in {fusion.report.kernels} kernels")
+
+
+def planned_peak(gm: fx.GraphModule, options: Options, given: Collection[str] = ()) -> int:
+    """The bytes that an ATen graph would hold at most at typical sizes, ``given`` inputs among them; nothing is
+    compiled."""
+    imported = import_graph(gm, fallback_random=options.fallback_random, numerics=options.numerics)
+    fusion = share_launches(fuse(run_passes(imported, options), numerics=options.numerics), may_alias)
+    graph = order_for_memory(fusion.graph, may_alias, given)
+    program = build_host_program(graph, dict.fromkeys(fusion.functions, KernelUse("", ())))
+    return typical(peaks_of(storages(program, given)), graph)
 
 
 def run_passes(graph: Graph, options: Options) -> Graph:

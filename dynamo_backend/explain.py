@@ -23,6 +23,7 @@ from .compile import CompiledGraph, Stages, compile_graph
 from .fake_device import on_fake_device, retarget
 from .graph_traffic import GraphTraffic, graph_traffic
 from .kernels import KernelBuild
+from .partition import saved_inputs
 from .report import GraphReport, KernelReport, LibraryReport, MissedFusion, Report
 from .traffic import traffic_of
 
@@ -49,13 +50,15 @@ def explain(
     graphs = _graphs(model, inputs, dynamic, training, settings)
     captured = time.perf_counter() - begin
     names = _names(len(graphs), training)
+    given = [saved_inputs(gm) if training and k % 2 else () for k, gm in enumerate(graphs)]
     compiled = [
-        compile_graph(gm, (), options=settings, name=name, load=False, fresh=True) for gm, name in zip(graphs, names)
+        compile_graph(gm, (), options=settings, name=name, load=False, fresh=True, given=saved)
+        for gm, name, saved in zip(graphs, names, given)
     ]
-    given = settings.schedules.items if settings.schedules is not None else ()
+    schedules = settings.schedules.items if settings.schedules is not None else ()
     compiled = [g for c in compiled for g in _with_regions(c)]
     taken = {name for c in compiled for name in c.overridden}
-    return Report(tuple(map(report_of, compiled)), tuple(str(o) for o in given if str(o) not in taken), captured)
+    return Report(tuple(map(report_of, compiled)), tuple(str(o) for o in schedules if str(o) not in taken), captured)
 
 
 def _with_regions(compiled: CompiledGraph) -> list[CompiledGraph]:

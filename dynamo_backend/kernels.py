@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+
+import torch
+from torch import Tensor
 
 from ..codegen.kernel import KernelSource
 from ..codegen.llvm.module import emit_llvm
@@ -16,9 +19,10 @@ from ..ir.loops import LoopNest
 from ..ir.target import Target
 from ..runtime.counters import counters
 from ..runtime.fingerprint import environment_fingerprint, key_of
-from ..runtime.kernels import KIND_KERNEL, KernelCode, KernelStore, compile_source
+from ..runtime.kernels import KIND_KERNEL, KernelCode, KernelStore, compile_source, load_code
 from ..runtime.log import KernelFallbackWarning, logger, say
 from ..runtime.options import Options
+from ..runtime.targets import target_for
 from ..runtime.timing import PhaseTimer
 from ..scheduler.function import TensorFunction
 from ..scheduler.function_text import function_key
@@ -26,6 +30,8 @@ from ..scheduler.lower import lower_to_loops
 from ..scheduler.overrides import Override, workload_of
 from ..scheduler.schedule import Schedule
 from .tuning import Tuning
+from .verify_graph import VerifyError
+from .verify_kernel import verify_kernel
 
 _LOG = logger(__name__)
 
@@ -85,6 +91,7 @@ class KernelPlan:
 def build_kernel(function: TensorFunction, target: Target, plan: KernelPlan, origins: Sequence[Origin]) -> KernelBuild:
     """The code of a function for a target.
 
+    Under ``verify`` what was compiled is compared with its definition, and VerifyError raised where it differs.
     A failure is warned of once and leaves ``code`` None; under ``strict``, and where the schedule is the user's own, it
     is raised as KernelError. Raises ScheduleError for a schedule of the user's that is not legal.
     """
@@ -104,7 +111,9 @@ def build_kernel(function: TensorFunction, target: Target, plan: KernelPlan, ori
         if stored is not None:
             return KernelBuild(function, target, key, stored, override=override)
         try:
-            return _compile(function, target, plan, key, by_hand)
+            return _compile(function, target, plan, key, by_hand, origins)
+        except VerifyError:
+            raise
         except Exception as error:  # whatever goes wrong in there, the graph can still run
             return _failed(function, target, plan, key, origins, error, override)
 
@@ -129,7 +138,12 @@ def _stored(key: str, plan: KernelPlan, by_hand: ByHand | None) -> KernelCode | 
 
 
 def _compile(
-    function: TensorFunction, target: Target, plan: KernelPlan, key: str, by_hand: ByHand | None
+    function: TensorFunction,
+    target: Target,
+    plan: KernelPlan,
+    key: str,
+    by_hand: ByHand | None,
+    origins: Sequence[Origin],
 ) -> KernelBuild:
     phase = plan.timer.phase
     if by_hand is not None:
@@ -143,19 +157,46 @@ def _compile(
         source = emit(schedule.nest, target)
     with phase("compile"):
         code = compile_source(source, target, key)
+    override = by_hand.override if by_hand is not None else None
+    built = KernelBuild(function, target, key, code, nest, schedule, source, override=override)
+    if plan.options.verify and _runs_here(target):
+        _verify(built, origins)
     counters.add("kernels_generated")
     say(plan.options.log, "schedule", partial(_story, function, schedule))
     if not plan.fresh:
         with phase("cache"):
             plan.store.keep(code, f"{function.name} for {target}")
             plan.store.replaced(key)
-    override = by_hand.override if by_hand is not None else None
-    return KernelBuild(function, target, key, code, nest, schedule, source, override=override)
+    return built
 
 
 def emit(nest: LoopNest, target: Target) -> KernelSource:
     """The text of a scheduled nest in the language of its target."""
     return emit_triton(nest, target) if target.is_gpu else emit_llvm(nest, target)
+
+
+def _runs_here(target: Target) -> bool:
+    if not target.is_gpu:
+        return True
+    return torch.cuda.is_available() and (here := target_for("cuda")).kind == target.kind and here.arch == target.arch
+
+
+def _verify(built: KernelBuild, origins: Sequence[Origin]) -> None:
+    """Compare a kernel with its definition. Raises VerifyError."""
+    function, nest, code = built.function, built.nest, built.code
+    assert nest is not None and built.schedule is not None and code is not None
+    kernel = load_code(code)
+
+    def call(rows: Sequence[Sequence[Tensor]], sizes: Sequence[Mapping[str, int]]) -> None:
+        numbers = [[row[s] for s in code.symbols] for row in sizes]
+        count = [len(rows)] if function.table else []
+        if code.language == "llvm":
+            pairs = zip(rows, numbers, strict=True)
+            kernel.call(*count, *(a for row, n in pairs for a in (*(t.data_ptr() for t in row), *n)))
+        else:
+            kernel.call(*count, tuple(t for row in rows for t in row), tuple(n for row in numbers for n in row))
+
+    verify_kernel(function, nest, built.schedule.nest, call, "cuda" if built.target.is_gpu else "cpu", origins)
 
 
 def _story(function: TensorFunction, schedule: Schedule) -> str:

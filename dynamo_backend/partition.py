@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -17,6 +17,7 @@ from ..runtime.options import Options
 from .attention_joint import recompute_scores
 from .chunk_loss import chunk_losses
 from .chunk_loss_write import Writer
+from .compile import planned_peak
 from .converters import CONVERTERS
 from .share_nodes import share_nodes
 
@@ -24,13 +25,17 @@ aten = torch.ops.aten
 _SAME = (aten.detach.default, aten.alias.default)
 # Arguments of native_batch_norm_backward.
 _RUNNING_MEAN, _RUNNING_VAR, _TRAIN = 3, 4, 7
+# Forward and backward.
+Parts: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
+# Shares of what may be saved for the backward that are tried, in this order, until the graphs stay below a limit.
+BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1, 0.0)
 
 
-def partition(options: Options) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
+def partition(options: Options) -> Callable[..., Parts]:
     """The ``partition_fn`` of ``aot_autograd``: rewrites what decides of saving, computes equal things once, and then
     parts forward and backward by min-cut."""
 
-    def part(joint: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def part(joint: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Parts:
         chunk_losses(joint, options)
         open_log_softmax(joint)
         forget_running_statistics(joint)
@@ -40,12 +45,53 @@ def partition(options: Options) -> Callable[..., tuple[fx.GraphModule, fx.GraphM
         share_nodes(joint.graph)
         recompute_scores(joint, options)
         with config.patch(cse=False):
-            parts: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
-                joint, inputs, **settings
-            )
-        return parts
+            if options.memory_limit is not None:
+                return within_limit(joint, inputs, options, settings)
+            return _parted(joint, inputs, settings)
 
     return part
+
+
+def _parted(joint: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Parts:
+    parts: Parts = min_cut_rematerialization_partition(joint, inputs, **settings)
+    return parts
+
+
+def within_limit(joint: fx.GraphModule, inputs: Sequence[Any], options: Options, settings: dict[str, Any]) -> Parts:
+    """Forward and backward that stay below the limit of memory, with as little computed again as that takes; where
+    nothing does, those that take least.
+
+    How much may be saved is torch's activation memory budget; what that comes to is what our plans of both say.
+    """
+    assert options.memory_limit is not None
+    least: tuple[int, Parts] | None = None
+    for budget in BUDGETS:
+        copy = fx.GraphModule(joint, _copied(joint.graph))
+        with config.patch(activation_memory_budget=budget):
+            parts = _parted(copy, inputs, settings)
+        peak = max(planned_peak(parts[0], options), planned_peak(parts[1], options, saved_inputs(parts[1])))
+        if least is None or peak < least[0]:
+            least = peak, parts
+        if peak <= options.memory_limit:
+            break
+    assert least is not None
+    return least[1]
+
+
+def saved_inputs(backward: fx.GraphModule) -> list[str]:
+    """What a backward is given that its forward made: neither arguments of the forward nor gradients of its results."""
+    places = [n for n in backward.graph.find_nodes(op="placeholder") if isinstance(n.meta.get("val"), torch.Tensor)]
+    return [n.name for n in places if not n.name.startswith(("primals", "tangents"))]
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph()
+    known: dict[fx.Node, fx.Node] = {}
+    result = copy.graph_copy(graph, known, return_output_node=True)
+    assert isinstance(result, tuple)
+    value, output = result
+    copy.output(value).meta.update(output.meta)
+    return copy
 
 
 def open_log_softmax(gm: fx.GraphModule) -> int:

@@ -161,13 +161,13 @@ class GraphReport:
         calls = sum(c.calls for c in self.libraries)
         head = (
             f"{self.name} for {self.target}: {self.launches} kernel launches ({len(self.kernels)} kernels), "
-            f"{calls} library calls, peak memory {_bytes(self.typical_peak)}"
+            f"{calls} library calls, peak memory {bytes_text(self.typical_peak)}"
         )
         symbols = f" = {self.peak_bytes} bytes" if self.peak_bytes.free_symbols else ""
         t = self.traffic
         moves = (
-            f"  moves {_bytes(t.kernels)} in kernels and {_bytes(t.libraries)} in library calls, {t.ratio:.2f} times "
-            f"the {_bytes(t.compulsory)} of its inputs and outputs"
+            f"  moves {bytes_text(t.kernels)} in kernels and {bytes_text(t.libraries)} in library calls, "
+            f"{t.ratio:.2f} times the {bytes_text(t.compulsory)} of its inputs and outputs"
         )
         lines = [head + symbols, moves, *self._kernel_lines(), *self._resource_lines(), *self._library_lines()]
         for k in self.fallbacks:
@@ -189,7 +189,9 @@ class GraphReport:
         ]
         for k in self.kernels:
             t = k.traffic
-            figures = (_bytes(t.moved), _bytes(t.least), _count(t.operations)) if t is not None else ("?", "?", "?")
+            figures = (
+                (bytes_text(t.moved), bytes_text(t.least), _count(t.operations)) if t is not None else ("?", "?", "?")
+            )
             start = (
                 f"  {k.name:{width}}  {k.workload[:SHORT]:{SHORT}}  {k.calls:>4}  {k.rule or 'ATen':{rule}}  "
                 f"{figures[0]:>9}  {figures[1]:>9}  {figures[2]:>7}  "
@@ -210,7 +212,7 @@ class GraphReport:
         for name, r in taking:
             occupied = "?" if r.occupancy is None else f"{r.occupancy:.0%}"
             lines.append(
-                f"  {name:{width}}  {r.registers:>9}  {r.spills:>6}  {_bytes(r.shared):>9}  {r.wide_loads:>10.0%}  "
+                f"  {name:{width}}  {r.registers:>9}  {r.spills:>6}  {bytes_text(r.shared):>9}  {r.wide_loads:>10.0%}  "
                 f"{r.wide_stores:>6.0%}  {r.group_products:>5}  {r.warp_products:>5}  {r.threads:>7}  {occupied:>9}"
             )
         return lines
@@ -218,13 +220,13 @@ class GraphReport:
     def _library_lines(self) -> list[str]:
         width = max((len(c.op) for c in self.libraries), default=0)
         return [
-            f"  library {c.op:{width}}  {c.calls:>4}  {_bytes(c.moved / c.calls):>9}  {c.reason}"
+            f"  library {c.op:{width}}  {c.calls:>4}  {bytes_text(c.moved / c.calls):>9}  {c.reason}"
             for c in self.libraries
         ]
 
     def _missed_lines(self) -> list[str]:
         shown = self.not_fused[:_SHOWN]
-        lines = [f"  not fused: {m.first} | {m.second} ({_bytes(m.bytes)} shared): {m.reason}" for m in shown]
+        lines = [f"  not fused: {m.first} | {m.second} ({bytes_text(m.bytes)} shared): {m.reason}" for m in shown]
         rest = len(self.not_fused) - len(shown)
         return [*lines, f"  … and {rest} more in .not_fused"] if rest > 0 else lines
 
@@ -282,7 +284,8 @@ def _origin(kernel: KernelReport) -> str:
     return kernel.lines[-1] + more
 
 
-def _bytes(n: float) -> str:
+def bytes_text(n: float) -> str:
+    """Bytes in a unit that fits."""
     for unit in ("B", "KiB", "MiB"):
         if n < 1024:
             return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"

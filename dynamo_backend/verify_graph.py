@@ -84,9 +84,9 @@ class _Check:
             "MLC_DUMP_DIR writes down every stage of the graph; options={'numerics': 'eager'} rounds where eager does."
         )
 
-    def by_aten(self, gm: fx.GraphModule, kept: Sequence[Any], state: States, moved: float = 0.0) -> list[Any]:
-        """Results of a graph's ATen ops, then its inputs after them; of inputs ``moved`` by so small a share."""
-        inputs = [_moved(_copy(a), moved, k) for k, a in enumerate(kept)]
+    def by_aten(self, gm: fx.GraphModule, kept: Sequence[Any], state: States, by: float = 0.0) -> list[Any]:
+        """Results of a graph's ATen ops, then its inputs after them; of inputs moved ``by`` so small a share."""
+        inputs = [moved(_copy(a), by, k) for k, a in enumerate(kept)]
         with _with_generators(state), torch.no_grad():
             return [*fx.Interpreter(gm).run(*inputs), *inputs]
 
@@ -97,9 +97,9 @@ class _Check:
         if not any(_differs(*row, 0.0, self.tolerance) for row in zip(names, got, wanted, strict=True)):
             return None
         # Sums that cancel are as far off as a rounding of the inputs makes them.
-        others = self.by_aten(gm, kept, state, moved=self.tolerance * MOVED)
+        others = self.by_aten(gm, kept, state, by=self.tolerance * MOVED)
         for name, g, w, other in zip(names, got, wanted, others, strict=False):
-            found = _differs(name, g, w, _distance(w, other), self.tolerance)
+            found = _differs(name, g, w, distance(w, other), self.tolerance)
             if found is not None:
                 return found
         return None
@@ -184,14 +184,15 @@ def _copy(value: Any) -> Any:
     return copy.copy_(value.detach()) if 0 not in value.stride() else value.detach().clone()
 
 
-def _moved(value: Any, by: float, seed: int) -> Any:
+def moved(value: Any, by: float, seed: int) -> Any:
+    """A tensor of floats whose elements are moved, in place, by about so small a share of themselves."""
     if by == 0 or not isinstance(value, Tensor) or not value.is_floating_point() or 0 in value.stride():
         return value
     noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return value.copy_(value.double() * (1 + by * noise.to(value.device)))
 
 
-def _distance(a: Any, b: Any) -> float:
+def distance(a: Any, b: Any) -> float:
     """How far a tensor moved; for positions and truth values, the share of elements that turned."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape or not a.numel():
         return 0.0

@@ -18,3 +18,7 @@ class IRError(MlcError):
 
 class VerifyError(IRError):
     """The verifier found IR that breaks a rule; the text shows the IR with the culprit underlined."""
+
+
+class MemoryLimitError(MlcError, RuntimeError):
+    """A graph would hold more memory than ``options={"memory_limit": …}`` allows; the text says how much, and what."""

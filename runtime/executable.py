@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from ..codegen.host_text import OP_OBJECT, HostText, resolve_op
-from ..ir.errors import MlcError
+from ..ir.errors import MemoryLimitError, MlcError
 from .control import CONTROL
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -117,6 +117,10 @@ def draw_seeds(count: int, device: str | torch.device) -> Tensor:
     return torch.randint(-(1 << 63), (1 << 63) - 1, (count,), dtype=torch.int64, device=device)
 
 
+def _over_limit(peak: int, message: str) -> None:
+    raise MemoryLimitError(f"{message}\nHere it would be {peak} bytes.")
+
+
 def _flat(results: Any) -> list[Any]:
     """The results of a call, those inside of lists, tuples and dicts too, one after the other."""
     if isinstance(results, dict):
@@ -134,6 +138,7 @@ HELPERS: dict[str, Any] = {
     "view_": getattr(_native, "_reinterpret_tensor", _view),
     "checked_": _checked,
     "flat_": _flat,
+    "over_limit_": _over_limit,
     "seeds_": draw_seeds,
     "guard_": torch.cuda._DeviceGuard,
 }

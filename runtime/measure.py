@@ -59,7 +59,7 @@ def make_arguments(nest: LoopNest, device: str, seed: int = 0) -> Arguments:
     if total > MAX_BYTES:
         raise MeasureError(f"{nest.name} takes {total >> 20} MiB of arguments; tuning stops at {MAX_BYTES >> 20}")
     generator = torch.Generator(device).manual_seed(seed)
-    limits = _index_limits(nest)
+    limits = index_limits(nest, hint)
     tensors = []
     for b in nest.params:
         storage = torch.empty(spans[b.name], dtype=b.dtype.torch, device=device)
@@ -89,7 +89,7 @@ def _fill(storage: torch.Tensor, limit: int | None, generator: torch.Generator) 
         storage.random_(0, max(limit or 2, 1), generator=generator)
 
 
-def _index_limits(nest: LoopNest) -> dict[str, int]:
+def index_limits(nest: LoopNest, size_of: Callable[[sympy.Expr], int]) -> dict[str, int]:
     """The least dimension that each buffer's elements index: values below it are in range wherever they go."""
     buffers, limits = nest.buffers, dict[str, int]()
 
@@ -103,7 +103,7 @@ def _index_limits(nest: LoopNest) -> dict[str, int]:
     def limit(index: Expr, size: sympy.Expr) -> None:
         for e in walk(index):
             if isinstance(e, Load):
-                limits[e.buffer] = min(nest.symbols.hint(size), limits.get(e.buffer, 1 << 62))
+                limits[e.buffer] = min(size_of(size), limits.get(e.buffer, 1 << 62))
 
     for block, _ in blocks(nest):
         for s in block.body:

@@ -88,6 +88,10 @@ def _parse_size(value: object) -> int:
     return size
 
 
+def _parse_limit(value: object) -> int | None:
+    return None if value is None else _parse_size(value)
+
+
 def _parse_remote(value: object) -> str | None:
     if value is None:
         return None
@@ -295,7 +299,8 @@ class Options:
         shown="0",
         values="0, 1, 2",
         changes_code=True,
-        doc="1 checks the IR before and after each pass; 2 also compares every run of a graph with its ATen ops.",
+        doc="1 checks the IR before and after each pass, and runs each kernel that is built on small awkward sizes "
+        "against its definition; 2 also compares every run of a graph with its ATen ops.",
     )
     log: tuple[str, ...] = _option(
         "MLC_LOG",
@@ -384,6 +389,16 @@ class Options:
         values="0, 1",
         doc="Copy results out of the memory of a captured graph; 0 hands that memory out, and captures the graph again "
         "where it is called before the results are gone.",
+    )
+    memory_limit: int | None = _option(
+        "MLC_MEMORY_LIMIT",
+        _parse_limit,
+        default=None,
+        shown="none",
+        values="512MiB, 8GiB, …",
+        changes_code=True,
+        doc="The most that one graph may hold beyond parameters and the caller's inputs. In training more is computed "
+        "again to stay below it; a graph that still would not is refused, with what it holds.",
     )
     schedules: Overrides | None = _option(
         "MLC_SCHEDULES",

@@ -83,6 +83,25 @@ def test_symbolic_sizes() -> None:
     same(mlp, make, calls=4, dynamic=True)
 
 
+def alternate(x: Tensor) -> Tensor:
+    """Rows and columns in turn: kernels that cannot be one, with nothing between them but memory of their own."""
+    for _ in range(3):
+        x = x.softmax(0).softmax(1)
+    return x.sum(0)
+
+
+@pytest.mark.parametrize("host", ["python", "native"])
+def test_an_arena_of_symbolic_sizes(host: str) -> None:
+    gm = make_fx(lambda x: (alternate(x),), tracing_mode="symbolic")(rand(30, 20))
+    compiled = compile_graph(gm, [rand(30, 20)], options=Options(host_program=host), fresh=True)
+    assert compiled.stages is not None and compiled.call is not None
+    arena = compiled.stages.program.arena
+    assert arena is not None and len(arena.offsets) > 1 and arena.size.free_symbols
+    for shape in ((30, 20), (2, 999), (500, 3), (64, 64)):
+        x = rand(*shape)
+        torch.testing.assert_close(compiled.call([x])[0], alternate(x))
+
+
 def test_sizes_that_are_computed_and_returned() -> None:
     def f(x: Tensor, n: int) -> Any:
         y = x.reshape(-1)[: x.numel() // 3 + n]

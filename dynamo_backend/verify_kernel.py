@@ -1,0 +1,267 @@
+"""``MLC_VERIFY=1``: a kernel that was just built runs on small awkward sizes, and is compared with the oracle.
+
+Sizes that are symbols are zero, one, primes, and those around the tiles of the schedule; kernels of fixed sizes run at
+those. Memory lies odd where a kernel promises to take it so, with poison around what may be written. Where a size is
+too large for the oracle the function's ATen ops are what is compared with.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..ir.errors import MlcError
+from ..ir.graph import Origin
+from ..ir.loops import Buffer, LoopNest, walk_nodes
+from ..ir.oracle import poison, run_nest, size
+from ..ir.symbols import Size
+from ..runtime.fallback import AtenKernel
+from ..runtime.measure import index_limits
+from ..scheduler.function import TensorFunction
+from .verify_graph import TOLERANCE, Difference, VerifyError, difference, distance, moved
+
+Sizes = Mapping[str, int]
+# Points of the domain up to which the oracle is asked, and beyond which nobody is.
+ORACLE_POINTS, MOST_POINTS = 20_000, 1 << 24
+# Sizes that any kernel may be wrong at, and that of the other symbols while one is tried.
+AWKWARD, BASE = (0, 1, 2, 3, 7, 13), 5
+# Runs of one kernel at most; tiles beyond this are those of static sizes.
+MOST_RUNS, MOST_TILE = 24, 1024
+# Elements around what a kernel may write.
+MARGIN = 64
+# The share of the tolerance by which inputs are moved to see how sure a result is.
+MOVED = 1e-3
+
+
+def verify_kernel(
+    function: TensorFunction,
+    nest: LoopNest,
+    scheduled: LoopNest,
+    call: Callable[[Sequence[Sequence[Tensor]], Sequence[Sizes]], None],
+    device: str,
+    origins: Sequence[Origin] = (),
+) -> int:
+    """Run a kernel, compare its results with what ``nest`` means, and return how many runs were compared.
+
+    ``call`` runs it on rows of tensors, each those of one call in the order of the nest's parameters, and their sizes;
+    one row unless the function is over a table. Raises VerifyError, which names kernel, index and both values.
+    """
+    done = 0
+    tried = sizes_to_try(nest, scheduled)
+    trials = (t for k, s in enumerate(tried) if (t := _trial(function, nest, s, k, device)) is not None)
+    for row in itertools.islice(trials, MOST_RUNS):
+        rows = [row, row.again(device)] if function.table else [row]
+        try:
+            call([list(r.tensors.values()) for r in rows], [r.sizes for r in rows])
+        except MlcError as error:
+            raise VerifyError(
+                f"{_what(function, row.sizes, origins)} raises {error}; its definition does not"
+            ) from error
+        for r in rows:
+            found = r.fault(function, nest)
+            if found is not None:
+                raise VerifyError(
+                    f"{_what(function, r.sizes, origins)} differs from its definition: {found}.\n"
+                    "torch_mlc.explain shows its loops, schedule and source; MLC_DUMP_DIR writes them down."
+                )
+        done += 1
+    return done
+
+
+def sizes_to_try(nest: LoopNest, scheduled: LoopNest) -> Iterator[dict[str, int]]:
+    """Values of the size symbols: all alike, then one after the other among others of a usual size."""
+    symbols = nest.symbols.sizes
+    if not symbols:
+        yield {}
+        return
+    tiles = {t + d for t in tiles_of(scheduled) for d in (-1, 0, 1)}
+    values = [*AWKWARD, *sorted(tiles - set(AWKWARD))]
+    seen = set()
+    alike = ([_allowed(s, v) for s in symbols] for v in values)
+    single = ([_allowed(s, v if s is one else BASE) for s in symbols] for v in values for one in symbols)
+    for chosen in itertools.chain(alike, single):
+        if tuple(chosen) not in seen:
+            seen.add(tuple(chosen))
+            yield {s.symbol.name: v for s, v in zip(symbols, chosen, strict=True)}
+
+
+def tiles_of(nest: LoopNest) -> set[int]:
+    """Iterations of loops of fixed extent, and of those inside one another together."""
+    found = set()
+    for node, outer in walk_nodes(nest.body):
+        extents = [lp.extent for lp in (*outer, node) if hasattr(lp, "extent")]
+        total = 1
+        for extent in reversed(extents):
+            if not extent.is_Integer:
+                break
+            total *= int(extent)
+            if 1 < total <= MOST_TILE:
+                found.add(total)
+    return found
+
+
+def _allowed(s: Size, value: int) -> int:
+    """The least value of a symbol from ``value`` on, or its greatest."""
+    value = max(value, s.lower)
+    value = -(-value // s.divisor) * s.divisor
+    return value if s.upper is None or value <= s.upper else s.upper // s.divisor * s.divisor
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Arguments of one run, and what it should give. ``storage`` is the memory of each tensor with what is around."""
+
+    sizes: Sizes
+    tensors: dict[str, Tensor]
+    storage: dict[str, Tensor]
+    before: dict[str, Tensor]
+    wanted: dict[str, Tensor]
+
+    def again(self, device: str) -> _Trial:
+        """The same in other memory: the second row of a table."""
+        storage = {name: flat.clone() for name, flat in self.before.items()}
+        tensors = {
+            name: torch.as_strided(storage[name], t.size(), t.stride(), t.storage_offset())
+            for name, t in self.tensors.items()
+        }
+        return _Trial(self.sizes, tensors, storage, self.before, self.wanted)
+
+    def fault(self, function: TensorFunction, nest: LoopNest) -> Difference | str | None:
+        """What is wrong after the run."""
+        tolerance = max((TOLERANCE.get(b.dtype.torch, 0.0) for b in nest.params), default=0.0)
+        unsure: dict[str, float] | None = None
+        for name, want in self.wanted.items():
+            found = difference(name, self.tensors[name], want, tolerance)
+            if found is not None and tolerance:
+                if unsure is None:
+                    unsure = self.unsure(function, nest, tolerance)
+                found = difference(name, self.tensors[name], want, tolerance, unsure[name])
+            if found is not None:
+                return found
+        for name, flat in self.storage.items():
+            after = flat.clone()
+            if name in self.wanted:  # its elements are as they should be
+                t = self.tensors[name]
+                earlier = torch.as_strided(self.before[name], t.size(), t.stride(), t.storage_offset())
+                torch.as_strided(after, t.size(), t.stride(), t.storage_offset()).copy_(earlier)
+            other = (_raw(after) != _raw(self.before[name])).any(-1)
+            if other.any():
+                at = int(other.nonzero()[0]) - self.tensors[name].storage_offset()
+                return f"memory at {at} elements from the first of {name} was written, which is none of its elements"
+        return None
+
+    def unsure(self, function: TensorFunction, nest: LoopNest, tolerance: float) -> dict[str, float]:
+        """How far each result moves with a rounding of the inputs."""
+        given = {b.name for b in nest.given}
+        tensors = {}
+        for k, (name, t) in enumerate(self.tensors.items()):
+            old = torch.as_strided(self.before[name], t.size(), t.stride(), t.storage_offset()).clone()
+            tensors[name] = moved(old, tolerance * MOVED, k) if name in given else old
+        again = _reference(function, nest, tensors, self.sizes)
+        return {name: distance(want, again[name]) for name, want in self.wanted.items()}
+
+
+def _trial(function: TensorFunction, nest: LoopNest, sizes: Sizes, seed: int, device: str) -> _Trial | None:
+    """Arguments at some sizes; None where the function has no meaning there, or too many points."""
+    extents = [size(d.extent, sizes) for d in function.dims]
+    if math.prod(extents) > MOST_POINTS or min(extents, default=0) < 0:
+        return None
+    limits = index_limits(nest, lambda e: size(e, sizes))
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, Tensor] = {}
+    storage: dict[str, Tensor] = {}
+    for b in nest.params:
+        shape, strides = ([size(e, sizes) for e in x] for x in (b.shape, b.strides))
+        if min((*shape, *strides), default=0) < 0 or (b.name in nest.outputs and _overlaps(shape, strides)):
+            return None
+        span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
+        odd = seed % 2 if b.align <= b.dtype.itemsize else 0
+        flat = _poisoned(b, span + 2 * MARGIN + odd).to(device)
+        storage[b.name] = flat
+        tensors[b.name] = torch.as_strided(flat, shape, strides, MARGIN + odd)
+        if b in nest.given:
+            if limits.get(b.name) == 0 and span:
+                return None
+            flat[MARGIN + odd : MARGIN + odd + span] = _values(b, span, limits.get(b.name), seed, generator).to(device)
+    before = {name: flat.clone() for name, flat in storage.items()}
+    try:
+        wanted = _reference(function, nest, tensors, sizes)
+    except MlcError:  # sizes that never come together, or indices made of data that nobody would give
+        return None
+    return _Trial(sizes, tensors, storage, before, wanted)
+
+
+def _reference(
+    function: TensorFunction, nest: LoopNest, tensors: Mapping[str, Tensor], sizes: Sizes
+) -> dict[str, Tensor]:
+    """What the results are: by the oracle where it is done soon, else by ATen ops."""
+    if math.prod(size(d.extent, sizes) for d in function.dims) <= ORACLE_POINTS:
+        given = {b.name: _to_numpy(tensors[b.name], b) for b in nest.given}
+        return {name: _to_torch(a, tensors[name]) for name, a in run_nest(nest, given, sizes).items()}
+    own = {name: t if name not in nest.outputs else t.clone() for name, t in tensors.items()}
+    symbols = [sizes[s.name] for s in function.symbols.symbols]
+    AtenKernel(function).run(list(own.values()), symbols)
+    return {name: own[name] for name in nest.outputs}
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def _values(b: Buffer, count: int, limit: int | None, seed: int, generator: torch.Generator) -> Tensor:
+    """Elements of a buffer: indices that are in range, small whole numbers, or floats, every second time above zero."""
+    kind = b.dtype.torch
+    if kind is torch.bool:
+        return torch.rand(count, generator=generator) < 0.5
+    if not kind.is_floating_point:
+        low, high = (0, max(limit, 1)) if limit is not None else (1, 120 if b.dtype.itemsize == 1 else 8)
+        return torch.randint(low, high, (count,), generator=generator).to(kind)
+    if seed % 3 == 1:
+        return (torch.rand(count, generator=generator) + 0.1).to(kind)
+    return torch.randn(count, generator=generator, dtype=torch.float64).to(kind)
+
+
+def _poisoned(b: Buffer, count: int) -> Tensor:
+    flat = poison((count,), b.dtype)
+    return torch.from_numpy(flat.view(np.uint8)).view(b.dtype.torch)
+
+
+def _raw(flat: Tensor) -> Tensor:
+    """Elements as rows of bytes, which compare where NaNs do not."""
+    return flat.view(torch.uint8).reshape(flat.numel(), -1)
+
+
+def _to_numpy(t: Tensor, b: Buffer) -> np.ndarray[Any, Any]:
+    flat = t.contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
+    return flat.view(b.dtype.numpy).reshape(tuple(t.shape))
+
+
+def _to_torch(a: np.ndarray[Any, Any], like: Tensor) -> Tensor:
+    if not a.size:
+        return torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    flat = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
+    return torch.from_numpy(flat.copy()).view(like.dtype).reshape(like.shape).to(like.device)
+
+
+def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements may share memory: each stride has to step over all that is inside of it."""
+    inside = 1
+    for stride, n in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < inside:
+            return True
+        inside = (n - 1) * stride + inside
+    return False
+
+
+def _what(function: TensorFunction, sizes: Sizes, origins: Sequence[Origin]) -> str:
+    ops = ", ".join(dict.fromkeys(o.op for o in origins))
+    lines = "; ".join(dict.fromkeys(o.source for o in origins if o.source))
+    at = ", ".join(f"{name} = {n}" for name, n in sizes.items())
+    told = [f" of {ops}" if ops else "", f" ({lines})" if lines else "", f" at {at}" if at else ""]
+    return f"kernel {function.name}{''.join(told)}"

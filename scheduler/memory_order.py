@@ -1,0 +1,226 @@
+"""An order of the nodes of a fused graph in which less memory is held at once.
+
+What frees no less than it takes is done at once, and what takes more as late as it can be; of the orders that this
+gives, forwards and backwards, the one with the lowest peak is taken where that is lower than in the graph's own order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import sympy
+
+from ..ir.graph import CallTensor, Graph, Input, Library, Node, Ref, View, size_makers, uses
+from ..ir.sequences import sequence_of
+from .in_place import COPY, Aliases, MayAlias
+from .passes.eliminate_dead import has_effect
+
+# The order of the graph stays where another is not lower by so much.
+WORTH = 0.99
+_SEEDS, _CONSTANT = "mlc::seeds", "mlc::constant"
+
+
+def order_for_memory(graph: Graph, may_alias: MayAlias, given: Collection[str] = ()) -> Graph:
+    """The graph with its nodes in such an order; ``given`` are inputs whose memory goes when they are read last.
+
+    Nodes that write memory keep their place among those that look at it, and random calls theirs among each other.
+    Graphs with calls whose effects are not known, or with sizes that data decide, stay as they are.
+    """
+    if size_makers(graph) or any(_is_fixed(n) for n in graph.nodes):
+        return graph
+    flow = _Flow.of(graph, may_alias, given)
+    worth = WORTH * flow.peak(range(len(graph.nodes)))
+    if flow.least() >= worth:
+        return graph
+    peak, best = min((flow.peak(order), order) for order in (flow.eager(), flow.late()))
+    return replace(graph, nodes=tuple(graph.nodes[k] for k in best)) if peak < worth else graph
+
+
+def _is_fixed(node: Node) -> bool:
+    """Whether a node does something that no name tells."""
+    return has_effect(node) and isinstance(node, Library) and node.target not in (COPY, _SEEDS, _CONSTANT)
+
+
+@dataclass(slots=True)
+class _Flow:
+    """Nodes by position: what stands before and after each, and which memory it looks at and makes."""
+
+    before: list[set[int]]
+    after: list[set[int]]
+    looks: list[list[str]]
+    makes: list[list[str]]
+    # By memory: bytes, who looks at it, and whether it is there from the beginning, or to the end.
+    nbytes: dict[str, int] = field(default_factory=dict)
+    readers: dict[str, list[int]] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)
+    kept: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, graph: Graph, may_alias: MayAlias, given: Collection[str]) -> _Flow:
+        nodes, hint = graph.nodes, graph.symbols.hint
+        aliases = Aliases.of(graph, may_alias)
+        flow = cls([set() for _ in nodes], [set() for _ in nodes], [[] for _ in nodes], [[] for _ in nodes])
+        flow.kept = aliases.leaving(graph)
+        for i in graph.inputs:
+            if isinstance(i, Input) and i.name in given:
+                flow.given.add(i.name)
+                flow.nbytes[i.name] = hint(i.type.nbytes)
+        makers: dict[str, int] = {}
+        touched: dict[str, list[int]] = {}
+        written: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for k, node in enumerate(nodes):
+            read = uses(node)
+            flow.follow(k, (makers[u] for u in read if u in makers))
+            bases = dict.fromkeys(b for u in read for b in aliases[u])
+            for base in bases:
+                if base in written:
+                    flow.follow(k, (written[base],))
+            for base in {b for t in _written(node) for b in aliases[t]}:
+                flow.follow(k, touched.get(base, ()))
+                written[base] = k
+            for base in bases:
+                touched.setdefault(base, []).append(k)
+                flow.readers.setdefault(base, []).append(k)
+            flow.looks[k] = list(bases)
+            sequence = "seeds" if isinstance(node, Library) and node.target == _SEEDS else sequence_of(node)
+            if sequence is not None:
+                flow.follow(k, (last[sequence],) if sequence in last else ())
+                last[sequence] = k
+            for name, nbytes in _made(node, hint):
+                flow.makes[k].append(name)
+                flow.nbytes[name] = nbytes
+            makers.update(dict.fromkeys(node.names, k))
+        return flow
+
+    def follow(self, at: int, earlier: Iterable[int]) -> None:
+        for k in earlier:
+            if k != at:
+                self.before[at].add(k)
+                self.after[k].add(at)
+
+    def peak(self, order: Sequence[int]) -> int:
+        """The most bytes held at once."""
+        left = {base: len(readers) for base, readers in self.readers.items()}
+        now = most = sum(self.nbytes[base] for base in self.given)
+        for k in order:
+            now += sum(self.nbytes[name] for name in self.makes[k])
+            most = max(most, now)
+            for base in self.looks[k]:
+                left[base] -= 1
+            for base in (*self.looks[k], *(n for n in self.makes[k] if n not in left)):
+                if left.get(base, 0) == 0 and base not in self.kept:
+                    now -= self.nbytes.get(base, 0)
+        return most
+
+    def least(self) -> int:
+        """No order holds less: what a node makes and looks at is there at once."""
+        nbytes = self.nbytes
+        both = (dict.fromkeys((*made, *read)) for made, read in zip(self.makes, self.looks, strict=True))
+        return max((sum(nbytes.get(name, 0) for name in names) for names in both), default=0)
+
+    def eager(self) -> list[int]:
+        """From the first node on: what frees no less than it takes before anything else."""
+        left = {base: set(readers) for base, readers in self.readers.items() if base not in self.kept}
+        gain = [-sum(self.nbytes[n] for n in made if n in left or n in self.kept) for made in self.makes]
+
+        def frees(base: str) -> Iterable[int]:
+            """Who is left as the only one to look at some memory frees it."""
+            if len(left.get(base, ())) == 1:
+                (reader,) = left[base]
+                gain[reader] += self.nbytes.get(base, 0)
+                yield reader
+
+        def ran(k: int) -> Iterable[int]:
+            for base in self.looks[k]:
+                left.get(base, set()).discard(k)
+                yield from frees(base)
+
+        for base in left:
+            list(frees(base))
+        return _listed(self.before, self.after, gain, ran, 1)
+
+    def late(self) -> list[int]:
+        """From the last node on: what frees no less than it takes, seen backwards, before anything else."""
+        there = set(self.kept)
+        gain = [
+            sum(self.nbytes[n] for n in made if n in there) - sum(self.nbytes.get(b, 0) for b in read if b not in there)
+            for made, read in zip(self.makes, self.looks, strict=True)
+        ]
+        makers = {name: k for k, made in enumerate(self.makes) for name in made}
+
+        def ran(k: int) -> Iterable[int]:
+            for base in self.looks[k]:
+                if base not in there:
+                    there.add(base)
+                    for other in (*self.readers[base], *((makers[base],) if base in makers else ())):
+                        gain[other] += self.nbytes.get(base, 0)
+                        yield other
+
+        return _listed(self.after, self.before, gain, ran, -1)[::-1]
+
+
+def _listed(
+    before: Sequence[set[int]],
+    after: Sequence[set[int]],
+    gain: list[int],
+    ran: Callable[[int], Iterable[int]],
+    direction: int,
+) -> list[int]:
+    """All positions, each after those ``before`` it: those that gain first, and otherwise in the order of the graph.
+
+    ``ran`` is told of each in turn, and tells whose gain has changed.
+    """
+    waiting = [len(b) for b in before]
+    gaining: list[int] = []
+    others: list[int] = []
+    order: list[int] = []
+    done = [False] * len(before)
+
+    def ready(k: int) -> None:
+        heapq.heappush(gaining if gain[k] >= 0 else others, direction * k)
+
+    for k, count in enumerate(waiting):
+        if not count:
+            ready(k)
+    while gaining or others:
+        k = direction * heapq.heappop(gaining or others)
+        if done[k]:
+            continue
+        done[k] = True
+        order.append(k)
+        for other in ran(k):
+            if not done[other] and not waiting[other] and gain[other] >= 0:
+                ready(other)
+        for other in after[k]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                ready(other)
+    return order
+
+
+def _written(node: Node) -> list[str]:
+    """The tensors that a node writes over."""
+    match node:
+        case CallTensor():
+            return [t for t in node.into if t is not None]
+        case Library(target=target, args=(Ref(name), *_)) if target == COPY:
+            return [name]
+    return []
+
+
+def _made(node: Node, hint: Callable[[sympy.Expr], int]) -> list[tuple[str, int]]:
+    """The names that a node makes memory for, and its bytes."""
+    match node:
+        case View():
+            return []
+        case CallTensor():
+            new = zip(node.names, node.types, node.fresh, strict=True)
+            return [(name, hint(kind.nbytes)) for name, kind, fresh in new if fresh]
+        case Library(target=target) if target in (_CONSTANT, COPY):
+            return []
+        case Library():
+            return [(n, hint(t.nbytes)) for n, t in zip(node.names, node.types, strict=True) if t is not None]
+    return []

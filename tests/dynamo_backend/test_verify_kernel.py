@@ -1,0 +1,109 @@
+"""MLC_VERIFY=1: kernels are compared with their definitions when they are built; wrong ones are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
+
+from torch_mlc.codegen.llvm import functions
+from torch_mlc.dynamo_backend import kernels
+from torch_mlc.dynamo_backend.verify_kernel import sizes_to_try, tiles_of, verify_kernel
+from torch_mlc.ir.loops import Loop, LoopNest
+from torch_mlc.runtime.targets import cpu_target
+
+CHECKED = {"verify": 1, "cache": False}
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many runs of each kernel were compared."""
+    counts: list[int] = []
+
+    def counted(*args: Any) -> int:
+        counts.append(verify_kernel(*args))
+        return counts[-1]
+
+    monkeypatch.setattr(kernels, "verify_kernel", counted)
+    return counts
+
+
+def program(x: Tensor) -> Tensor:
+    return torch.tanh(x).softmax(-1)
+
+
+def test_a_wrong_kernel_is_named_with_index_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(functions.HANDLERS, "tanh", functions.HANDLERS["sin"])
+    run = torch.compile(program, backend="mlc", options=CHECKED, dynamic=True)
+    with pytest.raises(BackendCompilerFailed, match="differs from its definition") as e:
+        run(torch.randn(7, 33) * 3)
+    for words in ("kernel ", "aten.tanh.default", "test_verify_kernel.py", " at [", "compiled ", "s"):
+        assert words in str(e.value)
+
+
+def test_a_kernel_that_writes_beside_its_elements_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shorter(function: Any, nest: LoopNest, *rest: Any) -> int:
+        """The definition is of one element less than the kernel makes."""
+        out = nest.buffer(nest.outputs[0])
+        smaller = replace(out, shape=(out.shape[0] - 1,))
+        params = tuple(smaller if b.name == out.name else b for b in nest.params)
+        (loop,) = nest.body
+        assert isinstance(loop, Loop)
+        return verify_kernel(
+            function, replace(nest, params=params, body=(replace(loop, extent=loop.extent - 1),)), *rest
+        )
+
+    monkeypatch.setattr(kernels, "verify_kernel", shorter)
+    with pytest.raises(BackendCompilerFailed, match="which is none of its elements"):
+        torch.compile(lambda x: x + 1, backend="mlc", options=CHECKED)(torch.ones(9))
+
+
+def cross(x: Tensor, t: Tensor) -> Tensor:
+    return F.cross_entropy(x, t)
+
+
+RIGHT: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "softmax": (program, (torch.randn(6, 40),)),
+    "norm of halves": (lambda x: F.layer_norm(x, (x.shape[-1],)), (torch.randn(5, 24).bfloat16(),)),
+    "gather": (lambda x, i: x[i].sum(-1), (torch.randn(11, 8), torch.tensor([3, 0, 10, 3]))),
+    "scatter": (lambda x, i, s: x.index_add(0, i, s), (torch.zeros(9, 4), torch.tensor([1, 1, 8]), torch.ones(3, 4))),
+    "scan": (lambda x: x.cumsum(0).relu(), (torch.randn(17, 5),)),
+    "loss": (cross, (torch.randn(10, 19), torch.randint(0, 19, (10,)))),
+    "strides": (lambda x: x.t().exp() + 1, (torch.randn(6, 12)[:, ::2],)),
+    "argmax": (lambda x: x.argmax(-1), (torch.randn(6, 12),)),
+    "table": (lambda a, b: (a.mul_(0.5), b.mul_(0.5)), (torch.randn(40), torch.randn(56))),
+    "bools": (lambda x: (x > 0).any(-1), (torch.randn(6, 12),)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_kernels_pass(name: str, dynamic: bool, runs: list[int]) -> None:
+    function, inputs = RIGHT[name]
+    given = [x.clone() if x.is_contiguous() else x for x in inputs]
+    wanted = function(*(x.clone() for x in given))
+    got = torch.compile(function, backend="mlc", options=CHECKED, dynamic=dynamic)(*given)
+    torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
+    assert runs and min(runs) >= (6 if dynamic else 1)
+
+
+def test_the_sizes_that_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[dict[str, int]]] = []
+
+    def keep(function: Any, nest: Any, scheduled: Any, *rest: Any) -> int:
+        seen.append(list(sizes_to_try(nest, scheduled)))
+        tiles = tiles_of(scheduled)
+        assert any(t % cpu_target().lanes(4) == 0 for t in tiles)
+        tried = {n for sizes in seen[-1] for n in sizes.values()}
+        assert {t + d for t in tiles for d in (-1, 0, 1)} - {0, 1} <= tried | {0, 1}
+        return verify_kernel(function, nest, scheduled, *rest)
+
+    monkeypatch.setattr(kernels, "verify_kernel", keep)
+    torch.compile(lambda x: x * 2 + 1, backend="mlc", options=CHECKED, dynamic=True)(torch.randn(50))
+    assert len(seen[0]) >= 6
