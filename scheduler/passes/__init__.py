@@ -2,6 +2,7 @@
 
 from .alias_copies import alias_copies
 from .collapse_one_hot import collapse_one_hot
+from .convert_layouts import convert_layouts
 from .eliminate_common import eliminate_common
 from .eliminate_dead import eliminate_dead
 from .open_contractions import open_contractions
@@ -16,12 +17,12 @@ from .unroll_reductions import unroll_reductions
 # In the order in which they run.
 GRAPH_PASSES = (
     simplify_algebra, eliminate_common, alias_copies, collapse_one_hot, rewrite_attention, stream_products,
-    rewrite_logsumexp, open_contractions, open_convolutions, unroll_reductions, split_reductions,
+    rewrite_logsumexp, open_contractions, open_convolutions, convert_layouts, unroll_reductions, split_reductions,
     eliminate_dead,
 )  # fmt: skip
 
 __all__ = [
-    "GRAPH_PASSES", "alias_copies", "collapse_one_hot", "eliminate_common", "eliminate_dead", "open_contractions",
-    "open_convolutions", "rewrite_attention", "rewrite_logsumexp", "simplify_algebra", "split_reductions",
-    "stream_products", "unroll_reductions",
+    "GRAPH_PASSES", "alias_copies", "collapse_one_hot", "convert_layouts", "eliminate_common", "eliminate_dead",
+    "open_contractions", "open_convolutions", "rewrite_attention", "rewrite_logsumexp", "simplify_algebra",
+    "split_reductions", "stream_products", "unroll_reductions",
 ]  # fmt: skip
