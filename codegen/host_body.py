@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import sympy
 from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
 
-from .host_support import OWN, place
+from .host_table import OWN, place
 from .kernel import EmitError
 
 

@@ -39,16 +39,7 @@ from .host import (
 from .host_body import Body
 from .host_frame import Frame, plan_frame, reads, sizes_in, step_sizes
 from .host_shims import Array, Handle, Null, ShimCall, Shims, Word, shim_call
-from .host_support import (
-    DIES,
-    IS_SIZE,
-    IS_TENSOR,
-    NOTHING,
-    OBJECT,
-    SIZE,
-    TENSOR,
-    UNUSED,
-)
+from .host_table import DIES, IS_SIZE, IS_TENSOR, NOTHING, OBJECT, SIZE, TENSOR, UNUSED
 from .host_text import HostText, Part, print_parts
 from .kernel import EmitError
 

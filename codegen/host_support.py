@@ -1,49 +1,19 @@
 """What every native host program calls: functions of LLVM IR that are the same for all of them.
 
-A *table* of 64-bit words is what code is given of the process it runs in, so that code itself has no address in it:
-first ``WORDS`` (objects and numbers), then ``FUNCTIONS`` of Python and torch, ``SUPPORT_FUNCTIONS``, and then what one
-program asks for. A *frame* is the words that one run of a program works with: three a tensor (where the ``at::Tensor``
-is, the same once more if the run owns it, the address of the data), then the objects that the run holds, then their
-values as integers. *Codes* say how frames and Python's objects correspond, ``kind << 32 | word``.
+Those that take over arguments, make tensors and let go of them are here, those about objects of Python's in
+``host_objects.py``.
 """
 
 from __future__ import annotations
 
-# How a value of a program is handed to Python, or taken from it.
-TENSOR, OBJECT, SIZE, NOTHING = range(4)
-# What an argument of a program is: bits of its description.
-IS_TENSOR, IS_SIZE, DIES, UNUSED = 1, 2, 4, 8
-
-WORDS = ("Tensor", "Parameter", "offset", "NotImplemented", "None", "OutOfRangeError", "TypeError")
-
-WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
-FUNCTIONS = (
-    "PyList_Size", "PyList_GetItem", "PyList_SetSlice", "Py_IncRef", "Py_DecRef", "PyLong_AsLongLong",
-    "PyLong_FromLongLong", "PyErr_Occurred", "PyErr_Clear", "PyErr_Format", "PyEval_SaveThread",
-    "PyEval_RestoreThread", "PyTuple_New", "PyTuple_SetItem", "PyTuple_GetItem", "PyObject_Vectorcall",
-    "PyType_IsSubtype", WRAP, "aoti_torch_get_data_ptr", "aoti_torch_get_sizes", "aoti_torch_get_strides",
-    "aoti_torch_empty_strided", "aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object",
-    "aoti_torch__reinterpret_tensor",
-)  # fmt: skip
-SUPPORT_FUNCTIONS = (
-    "mlc_enter", "mlc_leave", "mlc_drop", "mlc_make", "mlc_view", "mlc_layout", "mlc_part", "mlc_outside",
-    "mlc_results", "mlc_find",
-)  # fmt: skip
-
-_PLACE = {name: k for k, name in enumerate((*WORDS, *FUNCTIONS, *SUPPORT_FUNCTIONS))}
-OWN = len(_PLACE)
-"""The first word of the table that is a program's own."""
-
-
-def place(name: str) -> int:
-    """The word of the table that holds an object, a number or a function."""
-    return _PLACE[name]
+from .host_objects import OBJECTS, OUTSIDE
+from .host_table import DIES, IS_SIZE, IS_TENSOR, UNUSED, place
 
 
 def support_text() -> str:
     """The module of ``SUPPORT_FUNCTIONS``."""
     lines = []
-    for line in _TEXT.splitlines():
+    for line in (_TENSORS + OUTSIDE + OBJECTS).splitlines():
         at = line.find("!")
         if at < 0:
             lines.append(line)
@@ -53,19 +23,12 @@ def support_text() -> str:
         variable = left.strip().split(" ")[0]
         indent = left[: len(left) - len(left.lstrip())]
         kind = "i64" if name == "offset" else "ptr"
-        lines.append(f"{indent}{variable}.at = getelementptr inbounds i64, ptr %table, i64 {_PLACE[name]}")
+        lines.append(f"{indent}{variable}.at = getelementptr inbounds i64, ptr %table, i64 {place(name)}")
         lines.append(f"{indent}{variable} = load {kind}, ptr {variable}.at")
     return "\n".join(lines) + "\n"
 
 
-def _message(name: str, text: str) -> str:
-    return f'@{name} = internal constant [{len(text) + 1} x i8] c"{text}\\00"'
-
-
-_TEXT = rf"""
-{_message("index_message", "index %lld is out of bounds for dimension %lld with size %lld")}
-{_message("type_message", "an op gave %R where tracing promised a tensor")}
-
+_TENSORS = f"""
 ; Whether the object is a tensor of one of the types whose every value is plain memory.
 define internal i1 @plain(ptr %table, ptr %object) alwaysinline {{
   %type.at = getelementptr inbounds i8, ptr %object, i64 8
@@ -359,207 +322,5 @@ same:
   ret i1 false
 differs:
   ret i1 true
-}}
-
-; A new reference to what a code stands for; null with an error set.
-define internal ptr @box(ptr %table, ptr %frame, i64 %code, ptr %numbers) {{
-entry:
-  %kind = lshr i64 %code, 32
-  %word = and i64 %code, 4294967295
-  switch i64 %kind, label %nothing [
-    i64 {TENSOR}, label %tensor
-    i64 {OBJECT}, label %object
-    i64 {SIZE}, label %size
-  ]
-tensor:
-  %wrap = !{WRAP}
-  %t.at = getelementptr inbounds i64, ptr %frame, i64 %word
-  %t = load ptr, ptr %t.at
-  %wrapped = call ptr %wrap(ptr %t)
-  ret ptr %wrapped
-object:
-  %o.inc = !Py_IncRef
-  %o.at = getelementptr inbounds i64, ptr %frame, i64 %word
-  %o = load ptr, ptr %o.at
-  call void %o.inc(ptr %o)
-  ret ptr %o
-size:
-  %long = !PyLong_FromLongLong
-  %n.at = getelementptr inbounds i64, ptr %numbers, i64 %word
-  %n = load i64, ptr %n.at
-  %number = call ptr %long(i64 %n)
-  ret ptr %number
-nothing:
-  %n.inc = !Py_IncRef
-  %none = !None
-  call void %n.inc(ptr %none)
-  ret ptr %none
-}}
-
-; Take an object as the tensor of a slot; true with an error set where it is none.
-define internal i1 @take(ptr %table, ptr %slot, ptr %object) {{
-entry:
-  %type.at = getelementptr inbounds i8, ptr %object, i64 8
-  %type = load ptr, ptr %type.at
-  %tensor = !Tensor
-  %subtype = !PyType_IsSubtype
-  %is = call i32 %subtype(ptr %type, ptr %tensor)
-  %yes = icmp ne i32 %is, 0
-  br i1 %yes, label %good, label %bad
-good:
-  %offset = !offset
-  %new = !aoti_torch_new_tensor_handle
-  %inside = getelementptr inbounds i8, ptr %object, i64 %offset
-  call void @mlc_drop(ptr %table, ptr %slot)
-  %result = alloca ptr
-  store ptr null, ptr %result
-  %status = call i32 %new(ptr %inside, ptr %result)
-  %handle = load ptr, ptr %result
-  %at = getelementptr inbounds i64, ptr %slot, i64 1
-  store ptr %handle, ptr %at
-  store ptr %handle, ptr %slot
-  ; What has no memory of its own (a wrapper) has no address either, and only ops see it.
-  %lost = call i1 @find(ptr %table, ptr %slot)
-  %failed = icmp ne i32 %status, 0
-  br i1 %failed, label %bad, label %done
-done:
-  ret i1 false
-bad:
-  %format = !PyErr_Format
-  %class = !TypeError
-  %raised = call ptr (ptr, ptr, ...) %format(ptr %class, ptr @type_message, ptr %object)
-  ret i1 true
-}}
-
-; Call a function of Python's: "given" codes of its arguments, "wanted" codes of the results that are read. An object
-; that is read has its value as an integer in the word "values" further on. True with an error set where it raised.
-define i1 @mlc_part(ptr %table, ptr %function, ptr %frame, ptr %numbers, ptr %given, i64 %count, ptr %wanted,
-                    i64 %results, i64 %values) {{
-entry:
-  %dec = !Py_DecRef
-  %inc = !Py_IncRef
-  %vector = !PyObject_Vectorcall
-  %item.of = !PyTuple_GetItem
-  %integer = !PyLong_AsLongLong
-  %clear = !PyErr_Clear
-  %room = add i64 %count, 1
-  %arguments = alloca ptr, i64 %room
-  br label %loop
-loop:
-  %k = phi i64 [ 0, %entry ], [ %next, %boxed ]
-  %again = icmp ult i64 %k, %count
-  br i1 %again, label %make, label %run
-make:
-  %code.at = getelementptr inbounds i64, ptr %given, i64 %k
-  %code = load i64, ptr %code.at
-  %object = call ptr @box(ptr %table, ptr %frame, i64 %code, ptr %numbers)
-  %null = icmp eq ptr %object, null
-  br i1 %null, label %clean, label %boxed
-boxed:
-  %argument.at = getelementptr inbounds ptr, ptr %arguments, i64 %k
-  store ptr %object, ptr %argument.at
-  %next = add nuw i64 %k, 1
-  br label %loop
-run:
-  %result.run = call ptr %vector(ptr %function, ptr %arguments, i64 %count, ptr null)
-  br label %clean
-clean:
-  %made = phi i64 [ %k, %make ], [ %count, %run ]
-  %result = phi ptr [ null, %make ], [ %result.run, %run ]
-  br label %release
-release:
-  %r = phi i64 [ 0, %clean ], [ %r.next, %release.do ]
-  %r.again = icmp ult i64 %r, %made
-  br i1 %r.again, label %release.do, label %released
-release.do:
-  %r.at = getelementptr inbounds ptr, ptr %arguments, i64 %r
-  %r.object = load ptr, ptr %r.at
-  call void %dec(ptr %r.object)
-  %r.next = add nuw i64 %r, 1
-  br label %release
-released:
-  %raised = icmp eq ptr %result, null
-  br i1 %raised, label %failed, label %take
-take:
-  %t = phi i64 [ 0, %released ], [ %t.next, %took ]
-  %t.again = icmp ult i64 %t, %results
-  br i1 %t.again, label %take.do, label %all
-take.do:
-  %t.code.at = getelementptr inbounds i64, ptr %wanted, i64 %t
-  %t.code = load i64, ptr %t.code.at
-  %t.kind = lshr i64 %t.code, 32
-  %t.word = and i64 %t.code, 4294967295
-  %item = call ptr %item.of(ptr %result, i64 %t)
-  %t.at = getelementptr inbounds i64, ptr %frame, i64 %t.word
-  switch i64 %t.kind, label %took [
-    i64 {TENSOR}, label %take.tensor
-    i64 {OBJECT}, label %take.object
-  ]
-take.tensor:
-  %no = call i1 @take(ptr %table, ptr %t.at, ptr %item)
-  br i1 %no, label %lost, label %took
-take.object:
-  call void %inc(ptr %item)
-  store ptr %item, ptr %t.at
-  %value = call i64 %integer(ptr %item)
-  call void %clear()
-  %v.at = getelementptr inbounds i64, ptr %t.at, i64 %values
-  store i64 %value, ptr %v.at
-  br label %took
-took:
-  %t.next = add nuw i64 %t, 1
-  br label %take
-all:
-  call void %dec(ptr %result)
-  ret i1 false
-lost:
-  call void %dec(ptr %result)
-  ret i1 true
-failed:
-  ret i1 true
-}}
-
-; The tuple of what codes stand for; null with an error set.
-define ptr @mlc_results(ptr %table, ptr %frame, ptr %numbers, ptr %codes, i64 %count) {{
-entry:
-  %new = !PyTuple_New
-  %set = !PyTuple_SetItem
-  %dec = !Py_DecRef
-  %tuple = call ptr %new(i64 %count)
-  %none = icmp eq ptr %tuple, null
-  br i1 %none, label %done, label %loop
-loop:
-  %k = phi i64 [ 0, %entry ], [ %next, %boxed ]
-  %again = icmp ult i64 %k, %count
-  br i1 %again, label %make, label %done
-make:
-  %code.at = getelementptr inbounds i64, ptr %codes, i64 %k
-  %code = load i64, ptr %code.at
-  %object = call ptr @box(ptr %table, ptr %frame, i64 %code, ptr %numbers)
-  %null = icmp eq ptr %object, null
-  br i1 %null, label %failed, label %boxed
-boxed:
-  %status = call i32 %set(ptr %tuple, i64 %k, ptr %object)
-  %next = add nuw i64 %k, 1
-  br label %loop
-failed:
-  call void %dec(ptr %tuple)
-  ret ptr null
-done:
-  ret ptr %tuple
-}}
-
-; The error of an index that data gave and that is out of range, as a kernel tells of it.
-define void @mlc_outside(ptr %table, ptr %status) {{
-  %format = !PyErr_Format
-  %class = !OutOfRangeError
-  %index.at = getelementptr inbounds i64, ptr %status, i64 1
-  %index = load i64, ptr %index.at
-  %dim.at = getelementptr inbounds i64, ptr %status, i64 2
-  %dim = load i64, ptr %dim.at
-  %extent.at = getelementptr inbounds i64, ptr %status, i64 3
-  %extent = load i64, ptr %extent.at
-  %raised = call ptr (ptr, ptr, ...) %format(ptr %class, ptr @index_message, i64 %index, i64 %dim, i64 %extent)
-  ret void
 }}
 """

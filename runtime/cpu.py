@@ -24,6 +24,7 @@ import llvmlite
 import llvmlite.binding as llvm
 import torch
 
+from ..codegen.host_objects import OUTSIDE
 from ..codegen.kernel import KernelSource
 from ..ir.errors import MlcError, OutOfRangeError
 from ..ir.target import Target
@@ -260,7 +261,6 @@ declare void @Py_IncRef(ptr)
 declare ptr @PyErr_Format(ptr, ptr, ...)
 @_Py_NoneStruct = external global i8
 @mlc_out_of_range_error = external global i8
-@mlc_message = internal constant [64 x i8] c"index %lld is out of bounds for dimension %lld with size %lld\\00\\00\\00"
 
 define ptr @mlc_call(ptr %self, ptr %arguments, i64 %count) {
 entry:
@@ -293,14 +293,7 @@ run:
   %fine = icmp eq i64 %flag, 0
   br i1 %fine, label %done, label %outside
 outside:
-  %index.at = getelementptr inbounds i64, ptr %status, i64 1
-  %index = load i64, ptr %index.at
-  %dim.at = getelementptr inbounds i64, ptr %status, i64 2
-  %dim = load i64, ptr %dim.at
-  %extent.at = getelementptr inbounds i64, ptr %status, i64 3
-  %extent = load i64, ptr %extent.at
-  %raised = call ptr (ptr, ptr, ...) @PyErr_Format(
-    ptr @mlc_out_of_range_error, ptr @mlc_message, i64 %index, i64 %dim, i64 %extent)
+  call void @raise_outside(ptr @PyErr_Format, ptr @mlc_out_of_range_error, ptr %status)
   br label %fail
 done:
   call void @Py_IncRef(ptr @_Py_NoneStruct)
@@ -327,7 +320,7 @@ class _MethodDef(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def _trampoline() -> tuple[_MethodDef, LoadedObject]:
-    library = llvm.JITLibraryBuilder().add_ir(_TRAMPOLINE)
+    library = llvm.JITLibraryBuilder().add_ir(_TRAMPOLINE + OUTSIDE)
     for name in _PYTHON_SYMBOLS:
         library.import_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0)
     # An exception's class is where its object is, and lives as long as its module.

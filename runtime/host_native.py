@@ -20,7 +20,8 @@ import torch
 
 from ..codegen.host_native import ENTRY, NativeHost
 from ..codegen.host_shims import Shims
-from ..codegen.host_support import FUNCTIONS, SUPPORT_FUNCTIONS, WORDS, support_text
+from ..codegen.host_support import support_text
+from ..codegen.host_table import FUNCTIONS, SUPPORT_FUNCTIONS, WORDS
 from ..codegen.host_text import HostText
 from ..ir.dtypes import DType
 from ..ir.errors import MlcError, OutOfRangeError
