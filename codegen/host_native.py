@@ -476,7 +476,10 @@ class _Emitter:
 
     def done(self) -> NativeHost:
         program, slots, objects = self.program, len(self.slots), len(self.objects)
-        kinds = [self.kind(name) for name in program.arguments]
+        wanted = frozenset(self.symbols.values())
+        binds = [s for s in program.steps if isinstance(s, BindSize) and s.dim is None and s.symbol in wanted]
+        sizes = frozenset(s.source for s in binds)
+        kinds = [self.kind(name, sizes) for name in program.arguments]
         body, self.b.lines = self.b.lines, []
         self.b.lines.append(f"define ptr @{ENTRY}(ptr %self, ptr %list) {{")
         self.b.label("entry")
@@ -512,15 +515,13 @@ class _Emitter:
         text = "\n".join([*constants, *_PREAMBLE, *self.b.lines, ""])
         return NativeHost(text, tuple(self.b.own), print_parts(program, self.parts), print_parts(program, self.rescues))
 
-    def kind(self, name: str) -> int:
+    def kind(self, name: str, sizes: frozenset[str]) -> int:
         """What an argument is, for the function that takes arguments over."""
         if name not in self.used:
             return UNUSED  # whatever it is; torch gives None for some of them
         if name in self.program.inputs and name not in self.tokens:
             return IS_TENSOR | (DIES if name in self.frame.dying else 0)
-        wanted = self.symbols.values()
-        binds = [s for s in self.program.steps if isinstance(s, BindSize) and s.dim is None and s.symbol in wanted]
-        return IS_SIZE if any(s.source == name for s in binds) else 0
+        return IS_SIZE if name in sizes else 0
 
 
 _PREAMBLE = (

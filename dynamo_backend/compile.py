@@ -40,7 +40,7 @@ from ..scheduler.passes import (
 )  # fmt: skip
 from .dumps import dump_graph
 from .graph_key import GraphKey, graph_key
-from .host_programs import HostCode, host_code, stored_host_code
+from .host_programs import HostCode, Keep, host_code, stored_host_code
 from .importer import import_graph
 from .kernels import KernelBuild, KernelPlan, build_kernel
 from .memory_limit import limited, typical
@@ -155,14 +155,15 @@ def stored_graph(
         if record is None:
             return None
         codes = {variable: store.code(kernel) for variable, kernel in record["kernels"].items()}
-        host = stored_host_code(record, store)
+        host = stored_host_code(record, options, store)
     if host is None or any(code is None for code in codes.values()):
         return None
     call, capture = None, CapturePlan(**record["capture"])
     if load:
         with timer.phase("load"):
             kernels = {v: store.load(c) for v, c in codes.items() if c is not None}
-            call = _with_captures(host.load(kernels, constants or {}, name), capture, options, region, name)
+            called = host.load(kernels, constants or {}, name, _keeper(store, key, name))
+            call = _with_captures(called, capture, options, region, name)
     counters.add("graph_cache_hits")
     counters.add("kernel_calls", record["launches"])
     counters.add("library_calls", record["library_calls"])
@@ -223,7 +224,7 @@ class _Job:
         stages = Stages(imported, graph, fusion, kernels, program)
         if options.dump_dir is not None:
             dump_graph(options.dump_dir / self.name, kernels, text, len(GRAPH_PASSES) + 1)
-        call = self.loaded(kernels, host, self.constants(imported.constants), capture) if self.load else None
+        call = self.loaded(kernels, host, self.constants(imported.constants), capture, key) if self.load else None
         kept = self.keep(key, kernels, program, host, capture)
         self.tell(program, text, fusion)
         bodies = tuple({id(r): r for r in self.regions.values()}.values())
@@ -258,16 +259,18 @@ class _Job:
         host: HostCode,
         constants: Mapping[str, Any],
         capture: CapturePlan,
+        key: GraphKey | None,
     ) -> Boxed:
         with self.timer.phase("load"):
             variables = _variables(kernels)
             code = {variables[b.key]: self.loaded_kernel(b) for b in kernels.values()}
-            call = host.load(code, constants, self.name)
+            keep = _keeper(self.store, key.text, self.name) if key is not None else None
+            call = host.load(code, constants, self.name, keep)
             return _with_captures(call, capture, self.options, self.region, self.name)
 
     def loaded_kernel(self, build: KernelBuild) -> LoadedKernel:
         if build.code is None:
-            return LoadedKernel(AtenKernel(build.function), None)
+            return LoadedKernel(AtenKernel(build.function), None, build.function.name)
         return self.store.load(build.code)
 
     # --- the cache --------------------------------------------------------------------------------------------------
@@ -356,6 +359,11 @@ class _GraphPass:
     def run(self, module: IRModule) -> IRModule:
         graph = self.rewrite(module.graph)
         return module if graph is module.graph else replace(module, functions={**module.functions, module.main: graph})
+
+
+def _keeper(store: KernelStore, key: str, name: str) -> Keep:
+    """What puts a host program in its new form into the record of its graph."""
+    return lambda host: store.amend_graph(key, host.record(), f"{name}: native host program")
 
 
 def _with_captures(call: Boxed, plan: CapturePlan, options: Options, region: bool, name: str) -> Boxed:

@@ -1,51 +1,99 @@
-"""The host program of a graph in the forms in which it runs: as Python, and where that is asked for as machine code."""
+"""The host program of a graph in the forms in which it runs: as Python, as machine code, and as Python with ranges for
+profilers."""
 
 from __future__ import annotations
 
+import base64
 import warnings
+import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from ..codegen.host import HostProgram
 from ..codegen.host_native import NativeHost, emit_native
+from ..codegen.host_ranges import with_ranges
 from ..codegen.host_text import HostText, print_host
 from ..codegen.kernel import EmitError
+from ..ir.errors import MlcError
+from ..ir.target import Target
 from ..runtime.cpu import CpuKernel
 from ..runtime.executable import Boxed, load_program
-from ..runtime.host_native import NoNativeHost, load_native, program_code, shims, support_code
+from ..runtime.host_native import NoNativeHost, load_native, native_process, program_code, shims, support_code
+from ..runtime.host_switch import switched
 from ..runtime.kernels import KernelCode, KernelStore, LoadedKernel
+from ..runtime.log import logger
 from ..runtime.options import Options
 from ..runtime.targets import target_for
+
+_LOG = logger(__name__)
+# Makes a program known in the form that it has now.
+Keep = Callable[["HostCode"], None]
 
 
 @dataclass(frozen=True, slots=True)
 class HostCode:
-    """A host program as Python, and where ``native`` is there, as machine code too."""
+    """A host program as Python, and where ``native`` is there, for machine code: compiled, or compiled by ``store`` for
+    ``target`` once it is called often."""
 
     text: HostText
     native: NativeHost | None = None
     code: KernelCode | None = None
     support: KernelCode | None = None
+    store: KernelStore | None = field(default=None, repr=False)
+    target: Target | None = None
 
-    def load(self, kernels: Mapping[str, LoadedKernel], constants: Mapping[str, Any], name: str) -> Boxed:
-        """The function that runs it, over loaded kernels by variable."""
+    def load(
+        self, kernels: Mapping[str, LoadedKernel], constants: Mapping[str, Any], name: str, keep: Keep | None = None
+    ) -> Boxed:
+        """The function that runs it, over loaded kernels by variable. ``keep`` is told of machine code that is made
+        later."""
         calls: dict[str, Callable[..., Any]] = {variable: k.call for variable, k in kernels.items()}
         python = partial(load_program, self.text, calls, constants, name)
-        if self.native is None or self.code is None or self.support is None:
-            return python()
-        addresses = {v: k.owner.address for v, k in kernels.items() if isinstance(k.owner, CpuKernel)}
-        code, support = self.code.payload, self.support.payload
-        return load_native(self.native, code, support, addresses, calls, constants, python, name)
+
+        def ranged() -> Boxed:
+            text = with_ranges(self.text, {variable: k.name for variable, k in kernels.items()})
+            return load_program(text, calls, constants, name)
+
+        def native(code: HostCode) -> Boxed:
+            assert code.native is not None and code.code is not None and code.support is not None
+            addresses = {v: k.owner.address for v, k in kernels.items() if isinstance(k.owner, CpuKernel)}
+            payloads = code.code.payload, code.support.payload
+            return load_native(code.native, *payloads, addresses, calls, constants, python, name)
+
+        def better() -> Boxed | None:
+            try:
+                code = self.compiled()
+                found = native(code)
+            except (MlcError, RuntimeError) as error:
+                _LOG.debug("the host program of %s stays Python: %s", name, error)
+                return None
+            if keep is not None:
+                keep(code)
+            return found
+
+        if self.native is None:
+            return switched(python(), ranged, None, name)
+        if self.code is None:
+            return switched(python(), ranged, better, name)
+        return switched(native(self), ranged, None, name)
+
+    def compiled(self) -> HostCode:
+        """With machine code. Raises CpuCompileError."""
+        assert self.native is not None and self.store is not None and self.target is not None
+        code, support = program_code(self.store, self.native, self.target), support_code(self.store, self.target)
+        return replace(self, code=code, support=support)
 
     def record(self) -> dict[str, Any]:
         """What a cache keeps of it, as JSON; machine code is an entry of its own."""
         found = _text_record(self.text)
-        if self.native is not None and self.code is not None and self.support is not None:
+        if self.native is not None:
+            made = self.code is not None and self.support is not None
             found["native"] = {
-                "code": self.code.key,
-                "support": self.support.key,
+                "code": self.code.key if self.code is not None else "",
+                "support": self.support.key if self.support is not None else "",
+                "text": "" if made else _packed(self.native.text),
                 "own": self.native.own,
                 "parts": _text_record(self.native.parts),
                 "rescues": _text_record(self.native.rescues),
@@ -60,24 +108,34 @@ def host_code(program: HostProgram, options: Options, store: KernelStore) -> Hos
         return HostCode(text)
     try:
         native = emit_native(program, shims())
+        native_process()
     except (EmitError, NoNativeHost) as error:
         if options.host_program == "native":
             warnings.warn(f"torch-mlc: the host program stays Python: {error}", stacklevel=2)
         return HostCode(text)
-    target = target_for("cpu", options.target, options.threads)
-    return HostCode(text, native, program_code(store, native, target), support_code(store, target))
+    found = HostCode(text, native, store=store, target=target_for("cpu", options.target, options.threads))
+    return found.compiled() if options.host_program == "native" else found
 
 
-def stored_host_code(record: Mapping[str, Any], store: KernelStore) -> HostCode | None:
+def stored_host_code(record: Mapping[str, Any], options: Options, store: KernelStore) -> HostCode | None:
     """The code of a record; None where the cache has lost a part of it."""
-    text, native = _text_of(record), record.get("native")
-    if native is None:
+    text, kept = _text_of(record), record.get("native")
+    if kept is None:
         return HostCode(text)
-    code, support = store.code(native["code"]), store.code(native["support"])
-    if code is None or support is None:
-        return None
-    own = tuple((kind, item) for kind, item in native["own"])
-    return HostCode(text, NativeHost("", own, _text_of(native["parts"]), _text_of(native["rescues"])), code, support)
+    own = tuple((kind, item) for kind, item in kept["own"])
+    native = NativeHost(_unpacked(kept["text"]), own, _text_of(kept["parts"]), _text_of(kept["rescues"]))
+    if kept["text"]:
+        return HostCode(text, native, store=store, target=target_for("cpu", options.target, options.threads))
+    code, support = store.code(kept["code"]), store.code(kept["support"])
+    return None if code is None or support is None else HostCode(text, native, code, support)
+
+
+def _packed(text: str) -> str:
+    return base64.b64encode(zlib.compress(text.encode(), 1)).decode()
+
+
+def _unpacked(text: str) -> str:
+    return zlib.decompress(base64.b64decode(text)).decode() if text else ""
 
 
 def _text_record(text: HostText) -> dict[str, Any]:

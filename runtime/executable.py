@@ -141,4 +141,5 @@ HELPERS: dict[str, Any] = {
     "over_limit_": _over_limit,
     "seeds_": draw_seeds,
     "guard_": torch.cuda._DeviceGuard,
+    "range_": torch.autograd.profiler.record_function,
 }

@@ -76,7 +76,7 @@ def _number(function: str) -> int:
 
 
 @lru_cache(maxsize=1)
-def _process() -> tuple[int, ...]:
+def native_process() -> tuple[int, ...]:
     """The first words of every table. Raises NoNativeHost."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise NoNativeHost("a Python without a global lock counts references otherwise")
@@ -144,7 +144,7 @@ def load_native(
     ``constants`` objects by name; ``python`` loads the same program
     as Python, for arguments that are no plain tensors. Raises NoNativeHost, CpuCompileError and RuntimeFailure.
     """
-    process, helpers = _process(), _support(support)
+    process, helpers = native_process(), _support(support)
     counters.add("native_programs")
     parts = load_functions(native.parts, constants, name, kernels)
     rescues = _Rescues(native.rescues, constants, name)

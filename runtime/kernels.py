@@ -52,6 +52,7 @@ class LoadedKernel:
 
     call: Callable[..., Any]
     owner: Any = field(repr=False)
+    name: str = ""
 
 
 def compile_source(source: KernelSource, target: Target, key: str) -> KernelCode:
@@ -81,7 +82,7 @@ def load_code(code: KernelCode) -> LoadedKernel:
     """The kernel, ready to be called on this machine."""
     if code.language == "llvm":
         kernel = load_kernels(code.payload, [code.name])[code.name]
-        return LoadedKernel(kernel.call, kernel)
+        return LoadedKernel(kernel.call, kernel, code.name)
     first, target = gpu_binary(code), Target(**code.meta["target"])
 
     def variant(source: KernelSource, target: Target, aligned: tuple[bool, ...]) -> GpuBinary:
@@ -89,7 +90,7 @@ def load_code(code: KernelCode) -> LoadedKernel:
 
     source = _source_of_json(code.meta["source"])
     kind = GpuTableKernel if source.option("table") else GpuKernel
-    return LoadedKernel(kind(source, target, variant), None)
+    return LoadedKernel(kind(source, target, variant), None, code.name)
 
 
 def _source_to_json(source: KernelSource) -> dict[str, Any]:
@@ -168,6 +169,12 @@ class KernelStore:
         if self.levels is not None and self.levels.disk is not None:
             for entry in self.levels.disk.read_all(KIND_GRAPH):
                 yield entry.meta
+
+    def amend_graph(self, key: str, changes: Mapping[str, Any], description: str) -> None:
+        """Put something else into parts of the record of a graph, where there is one."""
+        record = self.graph(key)
+        if record is not None:
+            self.keep_graph(key, {**record, **changes}, description)
 
     def lock(self, kind: str, key: str) -> AbstractContextManager[None]:
         """Hold a key against other processes."""

@@ -359,11 +359,11 @@ class Options:
     host_program: str = _option(
         "MLC_HOST_PROGRAM",
         _parse_host_program,
-        default="python",
-        shown="python",
+        default="auto",
+        shown="auto",
         values=", ".join(HOST_PROGRAMS),
         doc="What runs between the kernels of a graph on the CPU: Python, or machine code that has no Python between "
-        "them; auto is native where it can be.",
+        "them; auto is Python until a graph has been called 64 times, and then native where it can be.",
     )
     cuda_graphs: bool = _option(
         "MLC_CUDA_GRAPHS",

@@ -1,0 +1,57 @@
+"""Which form of a host program runs a call: what was loaded first, what is better once it is called often, or the one
+that tells a profiler of its kernels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from .executable import Boxed
+
+# Calls after which machine code is worth its compilation: it takes about 1.3 ms a step of the program, and spares about
+# half a microsecond a step and call. Who calls that often goes on calling.
+OFTEN = 64
+_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
+
+
+def switched(run: Boxed, ranged: Callable[[], Boxed], better: Callable[[], Boxed | None] | None, name: str) -> Boxed:
+    """A function over the forms of a program.
+
+    ``run`` is the one to begin with, ``ranged`` makes the one for calls under ``torch.profiler`` (and ``emit_nvtx``),
+    and ``better`` the one that takes over after ``OFTEN`` calls, or None.
+    """
+    profiled = cache(ranged)
+    if better is None:
+
+        def call(args: list[Any]) -> Sequence[Any]:
+            return profiled()(args) if _profiling() else run(args)
+
+    else:
+        improving = _Improving(run, better)
+
+        def call(args: list[Any]) -> Sequence[Any]:
+            return profiled()(args) if _profiling() else improving.run(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    call.__name__ = call.__qualname__ = f"mlc_{name}"
+    return call
+
+
+class _Improving:
+    """``run`` is the form of the moment."""
+
+    def __init__(self, first: Boxed, better: Callable[[], Boxed | None]) -> None:
+        self._first, self._better, self._left = first, better, OFTEN
+        self._lock = threading.Lock()
+        self.run: Boxed = self._counted
+
+    def _counted(self, args: list[Any]) -> Sequence[Any]:
+        self._left -= 1
+        # The one thread that gets the lock never gives it back; the others go on as they were.
+        if self._left < 0 and self._lock.acquire(blocking=False):
+            self.run = self._better() or self._first
+        return self._first(args)
