@@ -13,6 +13,11 @@ from typing import Any
 import torch
 from torch import _decomp
 from torch._ops import OpOverload, OpOverloadPacket
+from torch._prims_common import (
+    is_contiguous_for_memory_format_or_false,
+    is_contiguous_or_false,
+    suggest_memory_format,
+)
 
 from .converters import CONVERTERS
 
@@ -49,8 +54,11 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     extra: list[OpOverloadPacket] = [getattr(aten, name) for name in _EXTRA if hasattr(aten, name)]
     table.update(_decomp.get_decompositions(extra))
     table[aten.addcmul.default] = _addcmul(table[aten.addcmul.default])
+    table[aten.view_copy.default] = _view_copy
     keep = CONVERTERS.keys() | set(_WHOLE)
-    return {op: fn for op, fn in table.items() if str(op) not in keep}
+    kept = {op: fn for op, fn in table.items() if str(op) not in keep}
+    kept[aten.native_dropout_backward.default] = _dropout_backward
+    return kept | {op: _as_eager_lays_out(op) for op in _BATCH_NORMS}
 
 
 def _addcmul(torchs: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,6 +70,37 @@ def _addcmul(torchs: Callable[..., Any]) -> Callable[..., Any]:
         return torchs(x, a, b, value=value)
 
     return addcmul
+
+
+def _view_copy(x: torch.Tensor, size: Sequence[Any]) -> torch.Tensor:
+    """Of whatever strides: torch's decomposition asks for a view, as eager does not."""
+    return x.reshape(size).clone(memory_format=torch.contiguous_format)
+
+
+def _dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> Any:
+    """On CPUs eager's result has the strides of its operands; torch's decomposition is after the kernel for GPUs."""
+    if grad.device.type != "cpu" or is_contiguous_or_false(grad):
+        return NotImplemented
+    return grad * mask.type_as(grad) * scale
+
+
+_BATCH_NORMS = (
+    *(aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit_no_training.default),
+    *(aten._native_batch_norm_legit.no_stats, aten._batch_norm_with_update_functional.default),
+)
+
+
+def _as_eager_lays_out(norm: OpOverload) -> Callable[..., Any]:
+    """Batch norms of operands with other strides: torch's fake tensors keep those, but eager's results are contiguous,
+    or have their channels together."""
+
+    def laid_out(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        layout = suggest_memory_format(x)
+        if is_contiguous_for_memory_format_or_false(x, memory_format=layout):
+            return NotImplemented
+        return norm(x.contiguous(memory_format=layout), *args, **kwargs)
+
+    return laid_out
 
 
 # torch takes these apart below autograd, where no table is asked; their backward would be a scatter with duplicates.

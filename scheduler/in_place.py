@@ -106,6 +106,8 @@ class _Pass:
         self.makers = {name: k for k, node in enumerate(self.graph.nodes) for name in node.names}
         self.readers, self.leaving = self.aliases.readers(self.graph), self.aliases.leaving(self.graph)
         nodes: list[Node | None] = list(self.graph.nodes)
+        # What a copy returns is what it wrote to.
+        returned: dict[object, str] = {}
         for k in copies:
             node = self.graph.nodes[k]
             assert isinstance(node, Library)
@@ -116,13 +118,15 @@ class _Pass:
             changed = self.written(made, target, value)
             if changed is not None:
                 nodes[self.makers[value]], nodes[k] = changed, None
+                returned.update(dict.fromkeys(node.names, target))
         table = FunctionTable(self.functions)
         for k, function in self.changed.items():
             call = nodes[k]
             assert isinstance(call, CallTensor)
             nodes[k] = replace(call, function=table.enter(function))
-        kept = _without_idle_views([n for n in nodes if n is not None], self.graph)
-        return replace(self.graph, nodes=kept), table.used(kept)
+        graph = replace(self.graph, outputs=tuple(returned.get(o, o) for o in self.graph.outputs))
+        kept = _without_idle_views([n for n in nodes if n is not None], graph)
+        return replace(graph, nodes=kept), table.used(kept)
 
     def behind(self, name: str) -> str:
         """The tensor that a view shows as it is."""
@@ -139,7 +143,7 @@ class _Pass:
             return False
         if any(s == 0 and n != 1 for s, n in zip(kind.strides, kind.shape, strict=True)):
             return False
-        if value in self.leaving or any(n in self.readers or n in self.leaving for n in node.names):
+        if value in self.leaving or any(n in self.readers for n in node.names):
             return False
         made = self.makers[value]
         if any(k > made and k != at for k in self.readers.get(target, ())):

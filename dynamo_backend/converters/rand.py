@@ -5,13 +5,15 @@ Source: Salmon et al. 2011 (Philox).
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import sympy
 import torch
 
 from ...ir.dtypes import DType
-from ...ir.expr import Const, Expr, Load, call, cast, const
+from ...ir.expr import Const, Expr, Load, Select, call, cast, const
 from ...ir.graph import Library, TensorType
 from .context import ImportContext, Scalar, Tensor, axes, convert, index_value, linear_offset
 from .registry import NoConversion, converter
@@ -97,6 +99,87 @@ def normal_functional(
     _own_generator(generator)
     value = _normal(ctx, ctx.type())
     return ctx.compute(call("add", call("mul", value, ctx.scalar(std, value.dtype)), ctx.scalar(mean, value.dtype)))
+
+
+@converter(
+    "aten.normal.Tensor_Tensor", "aten.normal.Tensor_float", "aten.normal.float_Tensor", "aten.normal.float_float"
+)
+def normal(ctx: ImportContext, mean: Tensor | Scalar, std: Tensor | Scalar = 1.0, *_: Any, **how: Any) -> Tensor:
+    _own_generator(how.get("generator"))
+    value = _normal(ctx, ctx.type())
+    at = axes(len(ctx.type().shape))
+    spread = call("mul", value, ctx.value(std, at, value.dtype))
+    return ctx.compute(call("add", spread, ctx.value(mean, at, value.dtype)))
+
+
+@converter("aten.log_normal.default")
+def log_normal(
+    ctx: ImportContext, x: Tensor, mean: Scalar = 1.0, std: Scalar = 2.0, *, generator: Any = None
+) -> Tensor:
+    _own_generator(generator)
+    value = _normal(ctx, ctx.type())
+    power = call("add", call("mul", value, ctx.scalar(std, value.dtype)), ctx.scalar(mean, value.dtype))
+    return ctx.compute(call("exp", power))
+
+
+def _positive(ctx: ImportContext) -> Expr:
+    """A number in (0, 1], whatever the type of the result: what is made of it is rounded, not itself."""
+    kind = ctx.type()
+    if kind.dtype is not DType.FLOAT64:
+        kind = replace(kind, dtype=DType.FLOAT32)
+    value = uniform(ctx, kind)
+    return call("sub", const(1.0, value.dtype), value)
+
+
+@converter("aten.exponential.default")
+def exponential(ctx: ImportContext, x: Tensor, rate: Scalar = 1.0, *, generator: Any = None) -> Tensor:
+    _own_generator(generator)
+    value = _positive(ctx)
+    # Never zero, by which users divide.
+    size = call("maximum", call("neg", call("log", value)), const(2.0**-25, value.dtype))
+    return ctx.compute(call("div", size, ctx.scalar(rate, value.dtype)))
+
+
+@converter("aten.cauchy.default")
+def cauchy(
+    ctx: ImportContext, x: Tensor, median: Scalar = 0.0, sigma: Scalar = 1.0, *, generator: Any = None
+) -> Tensor:
+    _own_generator(generator)
+    value = _positive(ctx)
+    angle = call("mul", call("sub", value, const(0.5, value.dtype)), const(math.pi, value.dtype))
+    spread = call("mul", call("tan", angle), ctx.scalar(sigma, value.dtype))
+    return ctx.compute(call("add", spread, ctx.scalar(median, value.dtype)))
+
+
+@converter("aten.geometric.default")
+def geometric(ctx: ImportContext, x: Tensor, p: Scalar, *, generator: Any = None) -> Tensor:
+    _own_generator(generator)
+    value = _positive(ctx)
+    fails = call("log1p", call("neg", ctx.scalar(p, value.dtype)))
+    trials = call("ceil", call("div", call("log", value), fails))
+    return ctx.compute(call("maximum", trials, const(1.0, value.dtype)))
+
+
+@converter("aten.rrelu_with_noise_functional.default")
+def rrelu(
+    ctx: ImportContext, x: Tensor, noise: Tensor, lower: Scalar = 1 / 8, upper: Scalar = 1 / 3,
+    training: bool = False, generator: Any = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """In training each negative element has a slope of its own, which is the noise."""
+    _own_generator(generator)
+    at = axes(x.rank)
+    v = ctx.at(x, at)
+    low, high = ctx.scalar(lower, v.dtype), ctx.scalar(upper, v.dtype)
+    negative = call("le", v, const(0, v.dtype))
+    if training:
+        share = convert(uniform(ctx, ctx.type(1)), v.dtype)
+        slope = call("add", call("mul", share, call("sub", high, low)), low)
+        made = ctx.compute(Select(negative, slope, const(1, v.dtype)), ctx.type(1), ctx.name(1))
+        slope = ctx.at(made, at)
+    else:
+        made = ctx.compute(ctx.at(noise, at, noise.dtype), ctx.type(1), ctx.name(1))
+        slope = call("mul", call("add", low, high), const(0.5, v.dtype))
+    return ctx.compute(Select(negative, call("mul", v, slope), v), ctx.type(0), ctx.name(0)), made
 
 
 @converter("aten.bernoulli.p", "aten.bernoulli.Tensor", "aten.bernoulli.default")

@@ -66,3 +66,19 @@ def test_a_backward_reads_operand_and_gradient_alone() -> None:
         t.requires_grad_()
     _, backward = torch_mlc.explain(step, x, *rest, training=True).graphs
     assert backward.traffic is not None and backward.traffic.moved < 5.01 * x.numel() * 4
+
+
+def test_operands_of_other_strides() -> None:
+    """Eager's results are contiguous, or have their channels together, where torch's fake tensors keep the strides."""
+
+    def norm(x: Tensor, mean: Tensor, var: Tensor) -> list[Tensor]:
+        return [F.batch_norm(x, mean, var, training=t) for t in (True, False)] + [F.instance_norm(x)]
+
+    rows, images = torch.randn(5, 4, 3).permute(2, 1, 0), torch.randn(2, 4, 3, 5)
+    for x in (rows, images.transpose(2, 3), images.to(memory_format=torch.channels_last)):
+        given = [(x, torch.zeros(4), torch.ones(4)) for _ in range(2)]
+        with torch.no_grad():
+            mine, theirs = torch.compile(norm, backend="mlc")(*given[0]), norm(*given[1])
+        for ours, wanted in zip(mine, theirs, strict=True):
+            assert ours.stride() == wanted.stride()
+            torch.testing.assert_close(ours, wanted)

@@ -119,3 +119,7 @@ def test_created_tensors(check: Callable[..., Any]) -> None:
 
 def test_sizes_are_outputs(check: Callable[..., Any]) -> None:
     check(lambda x: (x * x.shape[0], x / x.shape[1], x + x.shape[0] // 2), torch.randn(5, 3), dynamic=True)
+
+
+def test_copies_of_views_that_strides_do_not_allow(check: Callable[..., Any]) -> None:
+    check(lambda x: torch.view_copy(x, (15, 2)) + 1, torch.randn(2, 3, 5).permute(2, 1, 0))

@@ -134,6 +134,17 @@ def test_what_is_written_in_place(dynamic: bool) -> None:
     assert added.get("library_calls", 0) == 0, "the copy is part of the kernel"
 
 
+def test_what_is_written_in_place_and_returned() -> None:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.mul_(2).add_(y), y.sin_()
+
+    added = same_after(f, torch.randn(37, 11), torch.randn(37, 11), dynamic=False)
+    assert added.get("library_calls", 0) == 0, "the copies are part of the kernels"
+    x, y = torch.randn(5), torch.randn(5)
+    first, second = torch.compile(f, backend="mlc")(x, y)
+    assert first is x and second is y
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_what_must_not_be_written_in_place(dynamic: bool) -> None:
     def shifted(x: Tensor) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch import distributions as D
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+from torch_mlc.runtime.counters import counters
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -209,3 +213,56 @@ def test_bernoulli_and_integers() -> None:
     values = draw(lambda x: torch.randint_like(x, 0, 10))
     assert values.min() == 0 and values.max() == 9
     assert abs(chi_squared((values + 0.5) / 10, 10)) < 5
+
+
+def test_gradients_of_dropout_lie_as_they_came() -> None:
+    grad, mask = torch.randn(3, 4, 5).permute(2, 1, 0), (torch.rand(3, 4, 5) < 0.5).permute(2, 1, 0)
+    back = torch.ops.aten.native_dropout_backward
+    for g in (grad, grad.contiguous()):
+        ours, wanted = torch.compile(lambda g, m: back(g, m, 2.0), backend="mlc")(g, mask), back(g, mask, 2.0)
+        torch.testing.assert_close(ours, wanted)
+        assert ours.stride() == wanted.stride()
+
+
+DISTRIBUTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Any]] = {
+    "exponential": (lambda x: x.exponential_(2.5), D.Exponential(2.5)),
+    "cauchy": (lambda x: x.cauchy_(1.0, 0.5), D.Cauchy(1.0, 0.5)),
+    "log_normal": (lambda x: x.log_normal_(0.5, 0.75), D.LogNormal(0.5, 0.75)),
+    "normal of tensors": (lambda x: torch.normal(x.fill_(3.0), torch.full_like(x, 0.25)), D.Normal(3.0, 0.25)),
+    "normal of numbers": (lambda x: torch.normal(-1.0, 2.0, x.shape), D.Normal(-1.0, 2.0)),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions(name: str) -> None:
+    """Shares of elements below some places are those of the distribution, without any call of torch's."""
+    fn, wanted = DISTRIBUTIONS[name]
+    torch.manual_seed(0)
+    before = counters.snapshot()
+    n = 40000
+    made = torch.compile(fn, backend="mlc")(torch.empty(n))
+    assert counters.since(before).get("library_calls", 0) <= 1, "the seeds"
+    for share in (0.001, 0.1, 0.5, 0.75, 0.99):
+        place = wanted.icdf(torch.tensor(share))
+        assert (made < place).float().mean().item() == pytest.approx(share, abs=5 * (share * (1 - share) / n) ** 0.5)
+    assert made.isfinite().all() and (name != "exponential" or (made > 0).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_trials_until_success(dtype: torch.dtype) -> None:
+    run = torch.compile(lambda x: x.geometric_(0.3), backend="mlc")
+    made = run(torch.empty(40000, dtype=dtype))
+    for k in (1, 2, 5):
+        share = 0.3 * 0.7 ** (k - 1)
+        assert (made == k).float().mean().item() == pytest.approx(share, abs=0.012)
+    assert made.min() == 1
+
+
+def test_slopes_that_are_drawn() -> None:
+    x = torch.randn(40000)
+    for training in (False, True):
+        made = torch.compile(lambda x, t=training: F.rrelu(x, 0.1, 0.3, training=t), backend="mlc")(x)
+        torch.testing.assert_close(made[x > 0], x[x > 0])
+        slopes = (made / x)[x < 0]
+        assert slopes.min() > 0.0999 and slopes.max() < 0.3001 and slopes.mean().item() == pytest.approx(0.2, abs=0.002)
+        assert (slopes.std() > 0.05) == training

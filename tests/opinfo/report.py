@@ -20,6 +20,12 @@ SHORT = {
     "float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16", "int64": "i64", "int32": "i32",
     "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "bool", "complex64": "c64",
 }  # fmt: skip
+# Modes as they are written in the page, and in its rows.
+SAID = {
+    "forward": ("forward", ""), "gradient": ("gradient", "g"), "inplace": ("in place", "i"), "out": ("out", "o"),
+    "transposed": ("transposed", "t"), "sliced": ("sliced", "s"), "expanded": ("expanded", "x"),
+    "overlapping": ("overlapping", "v"), "channels_last": ("channels last", "c"), "empty": ("empty", "e"),
+}  # fmt: skip
 
 _HEAD = """# Operators
 
@@ -42,11 +48,14 @@ eager's own rounding. This page is not edited by hand: `python -m tests.opinfo -
 | eager: torch breaks its graph at the operator | {eager} | {eager_share:.1%} |
 
 This is what was seen in the forward samples that were compared: an operator may need a library call for others. Random
-operators are compared under `options={{"fallback_random": True}}`, where they call torch's.
+operators are compared under `options={{"fallback_random": True}}`, where they call torch's; how they run is what is
+seen without, where the numbers are others and only element types, shapes and strides are compared.
 
 ## What was compared
 
-`in place` is the variant that writes to its operand, `out` the one that writes to a tensor it is given. Samples of
+`in place` is the variant that writes to its operand, `out` the one that writes to a tensor it is given. The last six
+modes are forward, with operands that lie otherwise in memory: with the first dimension fastest; in the middle of a
+larger tensor; with stride 0; with rows that overlap; with channels that lie together; without elements. Samples of
 which eager itself raises are left out. Where torch's own tracing fails, or differs from eager, so does the backend
 `aot_eager`, which compiles nothing; such samples count as neither. A sweep that was stopped has fewer samples of its
 later operators, or none: the columns say how many there were.
@@ -61,8 +70,10 @@ later operators, or none: the columns say how many there were.
 
 ## Operator by operator
 
-| operator | runs as | library calls | element types that agree |
-|---|---|---|---|
+The last column has the modes in which all samples agree: {legend}.
+
+| operator | runs as | library calls | element types that agree | modes |
+|---|---|---|---|---|
 {rows}
 """
 
@@ -118,7 +129,7 @@ def write_table(records: Records, path: Path) -> None:
         kinds[kind] += 1
         library = Counter(name for r in forward for name in r["library"])
         names = ", ".join(f"`{name.removeprefix('aten::')}`" for name, _ in library.most_common(3))
-        rows.append(f"| `{op}` | {kind} | {names} | {_types(tried)} |")
+        rows.append(f"| `{op}` | {kind} | {names} | {_types(tried)} | {_modes(tried)} |")
     counts = Counter(r["status"] for r in records.values())
     good, bad = counts["equal"], sum(counts[s] for s in FAULTS)
     total = max(len(by_op), 1)
@@ -130,6 +141,7 @@ def write_table(records: Records, path: Path) -> None:
         view=kinds["view"], view_share=kinds["view"] / total, both=both, both_share=both / total,
         library=kinds["library"], library_share=kinds["library"] / total,
         eager=kinds["eager"], eager_share=kinds["eager"] / total,
+        legend=", ".join(f"{letter} {said}" for said, letter in SAID.values() if letter),
         sums="\n".join(_sums(records)), faults=_faults(records), rows="\n".join(rows),
     )  # fmt: skip
     path.write_text(text)
@@ -157,9 +169,8 @@ def _sums(records: Records) -> Iterator[str]:
             counts = Counter(status for _, status in found if status != "invalid")
             if counts:
                 operators, faults = len({op for op, s in found if s != "invalid"}), sum(counts[s] for s in FAULTS)
-                said = "in place" if mode == "inplace" else mode
                 yield (
-                    f"| {said} | {dtype} | {operators} | {counts.total()} | {counts['equal']} | {faults} "
+                    f"| {SAID[mode][0]} | {dtype} | {operators} | {counts.total()} | {counts['equal']} | {faults} "
                     f"| {counts['torch']} |"
                 )
 
@@ -168,6 +179,11 @@ def _types(found: list[tuple[Job, dict[str, Any]]]) -> str:
     bad = {j.dtype for j, r in found if r["status"] in FAULTS}
     good = [d for d in DTYPES if d not in bad and any(j.dtype == d for j, _ in found)]
     return " ".join(SHORT[d] for d in good)
+
+
+def _modes(found: list[tuple[Job, dict[str, Any]]]) -> str:
+    tried, bad = {j.mode for j, _ in found}, {j.mode for j, r in found if r["status"] in FAULTS}
+    return "".join(SAID[mode][1] for mode in MODES if mode in tried - bad)
 
 
 def _faults(records: Records) -> str:

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.opinfo.cases import Job, jobs, samples
 from tests.opinfo.check import check, difference
+from tests.opinfo.layouts import LAYOUTS, laid_out
 from tests.opinfo.report import differences, kind_of, write_table
 from tests.opinfo.sweep import Sweep, latest, read
 
@@ -20,13 +21,33 @@ from tests.opinfo.sweep import Sweep, latest, read
 STEP = 41
 GRADIENTS = [job for job in jobs(("float32",), ("gradient",))][::STEP]
 INTEGERS = [job for job in jobs(("int64",), ("forward",))][5 :: 2 * STEP]
+WRITTEN = [job for job in jobs(("float32",), ("inplace", "out"))][7 :: 3 * STEP]
+LAID_OUT = [Job("nn.functional.avg_pool2d", "float32", layout) for layout in LAYOUTS]
 
 
-@pytest.mark.parametrize("job", [*GRADIENTS, *INTEGERS], ids=str)
+@pytest.mark.parametrize("job", [*GRADIENTS, *INTEGERS, *WRITTEN, *LAID_OUT], ids=str)
 def test_an_operator_equals_eager(job: Job) -> None:
     for sample in samples(job)[:2]:
         outcome = check(job, sample)
         assert outcome.status in ("equal", "invalid", "torch"), outcome.detail
+
+
+def test_layouts_are_what_they_say() -> None:
+    import torch
+
+    x = torch.arange(48.0).view(2, 3, 2, 4)
+    strides = {
+        "transposed": (1, 2, 6, 12), "sliced": (120, 24, 6, 1), "expanded": (0, 8, 4, 1), "overlapping": (1, 1, 1, 1),
+        "channels_last": (24, 1, 12, 3), "empty": (24, 8, 4, 1),
+    }  # fmt: skip
+    for layout, expected in strides.items():
+        made = laid_out(x, layout)
+        assert made.stride() == expected, layout
+        assert layout == "empty" or made.shape == x.shape
+        assert torch.equal(made, x) == (layout in ("transposed", "sliced", "channels_last")), layout
+    row = torch.arange(3.0)
+    assert laid_out(row, "channels_last") is row and laid_out(row, "transposed").stride() == (2,)
+    assert not samples(Job("nn.functional.avg_pool1d", "float32", "channels_last")), "nothing lies otherwise"
 
 
 def test_what_differs_is_seen() -> None:
@@ -79,7 +100,7 @@ def test_the_page_of_operators(tmp_path: Path) -> None:
     page = tmp_path / "operators.md"
     write_table(records, page)
     text = page.read_text()
-    assert "| `mm` | library | `mm.default` | f32 |" in text
+    assert "| `mm` | library | `mm.default` | f32 |  |" in text
     assert "**80.00%** of 5 samples" in text and "| generated: kernels alone | 2 | 40.0% |" in text
     assert "| forward | float32 | 5 | 5 | 4 | 1 | 0 |" in text
     assert "| `bad` | forward | f32 | 1 | wrong: d |" in text
