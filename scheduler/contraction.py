@@ -18,6 +18,7 @@ from ..ir.graph import Reduction as ReductionNode
 from ..ir.index import simplify
 from ..ir.symbols import SymbolTable
 from .members import is_cheap
+from .tiles import COLUMNS
 from .views import ViewMap, map_value
 
 # An operand's element may cost so many operations, and be written with so many nodes, where a product makes it itself.
@@ -238,7 +239,10 @@ class Products:
         return isinstance(node, Library) or any(isinstance(m, Library) for m in makers)
 
     def _is_tiled(self, r: ReductionNode, kind: TensorType, inside: set[str]) -> bool:
-        """Whether a reduction is over the rows or the columns of a product, and nothing spreads what is made of it."""
+        """Whether a reduction is over the rows or the columns of a product whose tiles can give parts of it, and
+        nothing spreads what is made of it."""
+        if not kind.dtype.is_half or any(self.graph.symbols.hint(n) < COLUMNS for n in kind.shape):
+            return False
         whole, made = sympy.expand(kind.numel), sympy.expand(r.types[0].numel)
         over = sympy.Mul(*r.reduce_shape)
         if len(kind.shape) != 2 or sympy.expand(made * over - whole) != 0 or over not in kind.shape:

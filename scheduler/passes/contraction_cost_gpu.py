@@ -78,7 +78,9 @@ def _gain(p: Product, packed: tuple[bool, bool], pieces: int) -> str:
         if inlined
     ]
     saved = _saved_bytes(p)
-    after = [f"{saved >> 10} KiB of the result kept in registers"] if saved else []
+    after = [f"{saved >> 10} KiB of the result {'not read back' if p.leaves else 'kept in registers'}"] if saved else []
+    if (shared := _shared_bytes(p)) > 0:
+        after.append(f"{shared >> 10} KiB less for the reduction behind it")
     cut = [f"the sum in {pieces} pieces"] if pieces > 1 else []
     return ", ".join(made + after + cut) or "nothing saved"
 
@@ -107,18 +109,21 @@ def _saved_bytes(p: Product) -> int:
     A reader that feeds a reduction ends its tile in memory all the same, where the reduction's kernel would have made
     it, unless tiles give their parts of what it makes.
     """
-    if not _followed(p):
+    if not _followed(p) or _ends(p):
         return 0
-    return _result_bytes(p) * ((not p.leaves) + (not _ends(p)))
+    return _result_bytes(p) * (1 + (not p.leaves))
 
 
 def _shared_bytes(p: Product) -> int:
     """Bytes that the kernel of a reduction behind the product would move, where it has to wait for them, and that the
     product's own kernel moves while it multiplies: the result, what is added to it and the like, and what that makes
-    for others too; less what the reduction then reads instead."""
-    if not _followed(p) or not _ends(p) or p.leaves:
-        return 0
-    return max(_result_bytes(p) + p.beside + p.kept - p.made, 0)
+    for others too; less what the reduction then reads instead, which may be more."""
+    return _result_bytes(p) + p.beside + p.kept - p.made if _is_awaited(p) else 0
+
+
+def _is_awaited(p: Product) -> bool:
+    """Whether what is made of the result, and not the result, is what a reduction behind the product reads."""
+    return _followed(p) and _ends(p) and not p.leaves
 
 
 def _saved_launches(p: Product) -> int:
@@ -160,7 +165,7 @@ def _library_time(p: Product, packed: tuple[bool, bool], target: Target) -> floa
     """Operands made, the product, and its result read back by what follows."""
     moved = p.a.bytes + p.b.bytes + _result_bytes(p)
     after = _saved_launches(p) * LAUNCH + max(_saved_bytes(p) - _result_bytes(p) * (not p.leaves), 0) / BANDWIDTH
-    after += _shared_bytes(p) / BANDWIDTH
+    after += max(_shared_bytes(p), 0) / BANDWIDTH
     machine = Machine(target.cores, BANDWIDTH, _rate(p))
     # It cuts the summed axis too, and where it does, adds the pieces up in the same launch.
     best = min(multiplying_time(_size(p), k, moved, machine, _shapes(p)) for k in _pieces(p))
@@ -172,7 +177,7 @@ def _loop_time(p: Product, packed: tuple[bool, bool], target: Target) -> tuple[f
     summed axis."""
     read = sum(o.read if inlined else o.bytes for o, inlined in zip((p.a, p.b), packed, strict=True))
     kept = _result_bytes(p) if _followed(p) and not p.leaves else 0
-    along = p.beside + p.made if _shared_bytes(p) else 0
+    along = p.beside + p.made + max(-_shared_bytes(p), 0) if _is_awaited(p) else 0
     making = sum(
         _elements(o) * (1 + o.flops) * -(-others // TILE) / MAKING
         for o, others, inlined in zip((p.a, p.b), (p.n, p.m), packed, strict=True)
