@@ -85,7 +85,8 @@ class _Flow:
                 touched.setdefault(base, []).append(k)
                 flow.readers.setdefault(base, []).append(k)
             flow.looks[k] = list(bases)
-            sequence = "seeds" if isinstance(node, Library) and node.target == _SEEDS else sequence_of(node)
+            # Seeds come from the generator that the calls of a random sequence draw from.
+            sequence = "random" if isinstance(node, Library) and node.target == _SEEDS else sequence_of(node)
             if sequence is not None:
                 flow.follow(k, (last[sequence],) if sequence in last else ())
                 last[sequence] = k

@@ -21,6 +21,10 @@ from .members import CHEAP_FLOPS, INLINE_NODES, simplify_value
 from .opened import Functions, Opened, Parameters, function_name, readers_of
 from .views import ViewMap, map_value
 
+# An operand that is made of more bytes than so many times its own, some of them a kernel's results, is stored before it
+# is scattered: that kernel may make it, and what it is made of is not kept beside the result.
+MOST_READ = 2.5
+
 
 def open_scatters(graph: Graph, *, fast: bool) -> Opened:
     """Make one function of every scatter and of what is computed for it alone.
@@ -170,10 +174,15 @@ class _Writer:
             made = self.computes.get(e.buffer) if isinstance(e, Load) else None
             if made is None or not isinstance(e, Load) or not self.is_taken_in(made, extents, e):
                 return None
+            before = set(self.taken)
             self.taken.add(made.name)
             moved = map_value(made.value, dict(zip(made.axes, e.indices, strict=True)))
             moved = rewrite(moved, lambda _: None, lambda i: simplify(i, extents, self.graph.symbols))
-            return rewrite(self.views.resolve(moved, extents), leaf)
+            inside = rewrite(self.views.resolve(moved, extents), leaf)
+            if self.is_stored_first(inside, made):
+                self.taken = before
+                return None
+            return inside
 
         return rewrite(value, leaf)
 
@@ -191,6 +200,13 @@ class _Writer:
         points = self.hint(sympy.Mul(*(n for a, n in extents.items() if a in moving)))
         # What is not computed in lanes is worth a pass of its own where it is much.
         return points <= self.hint(made.type.numel) and (self.in_rows() or cost <= CHEAP_FLOPS)
+
+    def is_stored_first(self, value: Expr, made: Compute) -> bool:
+        """Whether the elements of an operand are made of so much that they should not be made here."""
+        count, names = self.hint(made.type.numel), {ld.buffer for ld in loads(value)}
+        types = [self.parameters.types[name] for name in names]
+        nbytes = sum(min(self.hint(t.numel), count) * t.dtype.itemsize for t in types)
+        return nbytes > MOST_READ * self.hint(made.type.nbytes) and not names.isdisjoint(self.computes)
 
     def is_theirs(self, name: str) -> bool:
         """Whether nobody reads a tensor but the scatter and what is computed for it."""

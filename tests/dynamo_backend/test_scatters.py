@@ -36,6 +36,21 @@ def indices(*shape: int, below: int, dtype: torch.dtype = torch.int64) -> Tensor
     return torch.randint(0, below, shape, dtype=dtype)
 
 
+def test_what_is_made_of_several_results_is_stored_before_it_is_scattered() -> None:
+    """The gradient of an embedding before a norm: the kernel of the norm makes one tensor, and nothing else is kept."""
+
+    def gradient(z: Tensor, x: Tensor, w: Tensor, i: Tensor, out: Tensor) -> Tensor:
+        a = (z * 2).softmax(0)
+        b = a * x
+        dx = a + w * (b - x * (b * x).sum(-1, keepdim=True))
+        return out.index_add(0, i, dx)
+
+    z, x, i, out = torch.randn(32, 64), torch.randn(32, 64), indices(32, below=9), torch.zeros(9, 64)
+    agree(gradient, z, x, torch.randn(64), i, out, rtol=1e-4, atol=1e-5)
+    (scatter,) = [k.function for k in kernels(gradient, z, x, torch.randn(64), i, out) if k.function.scatters]
+    assert {tuple(map(int, b.shape)) for b in scatter.inputs} == {(9, 64), (32,), (32, 64)} and len(scatter.inputs) == 3
+
+
 # --- import -----------------------------------------------------------------------------------------------------------
 
 REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")

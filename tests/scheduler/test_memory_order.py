@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import sympy
 
 from torch_mlc.codegen.host import KernelUse
@@ -62,8 +63,10 @@ def test_what_writes_keeps_its_place_among_readers() -> None:
     assert all(order.index("v") > order.index(f"big{k}") for k in range(4))
 
 
-def test_random_calls_keep_their_order() -> None:
-    draws: list[Node] = [Library((f"r{k}",), (of(1000 + k),), "aten::rand.default", ([1000 + k],)) for k in range(5)]
+@pytest.mark.parametrize("target", ["aten::rand.default", "mlc::seeds"])
+def test_random_calls_keep_their_order(target: str) -> None:
+    targets = ["aten::rand.default"] * 3 + [target] * 2
+    draws: list[Node] = [Library((f"r{k}",), (of(1000 + k),), op, ([1000 + k],)) for k, op in enumerate(targets)]
     used = [call(f"small{k}", f"r{k}", n=1) for k in range(5)]
     g = graph([*draws, *used, call("out", *(f"small{k}" for k in range(5)), n=1)], "out")
     better = order_for_memory(g, may_alias)
