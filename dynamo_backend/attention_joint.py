@@ -245,7 +245,8 @@ class _Site:
 
     def recomputed(self) -> None:
         """What is computed again: all that is as large as the scores."""
-        least = self.softmax.meta["val"].shape[-2:].numel()
+        rows, keys = self.softmax.meta["val"].shape[-2:]
+        least = rows * keys  # torch.Size.numel would make constants of sizes
         stack, seen = [self.softmax.args[0]], set()
         while stack:
             node = stack.pop()

@@ -52,8 +52,13 @@ class Convolutional(nn.Module):
 
 
 class Ragged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
     def forward(self, x: Tensor) -> Tensor:
         b, t = x.shape
+        x = x * self.scale
         padded = F.pad(x, (0, (-t) % 4)).view(b, -1, 4)
         halves = x.reshape(-1)[: (b * t) // 2 * 2].view(2, -1)
         return padded.amax(-1).sum(1) + halves.mean() + torch.arange(t).remainder(3).sum()
@@ -69,6 +74,34 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Tensor]]] 
     "ragged": (Ragged, lambda b, t: torch.randn(b, t)),
 }
 LENGTHS, BATCHES = (8, 5, 17, 32, 63), (3, 2, 7)
+
+
+def facts_of(name: str, training: bool, backend: str) -> set[str]:
+    """What one compilation with symbolic sizes takes for granted of them."""
+    make, data = MODELS[name]
+    model, found = make(), []
+    call = torch._dynamo.lookup_backend(backend)
+
+    def seen(gm: torch.fx.GraphModule, inputs: list[Any], **given: Any) -> Callable[..., Any]:
+        found.append(torch._guards.TracingContext.get().fake_mode.shape_env)
+        return call(gm, inputs, **given)
+
+    torch._dynamo.reset()
+    with torch.set_grad_enabled(training):
+        result = torch.compile(model, backend=seen, dynamic=True, fullgraph=True)(data(3, 5))
+    if training:
+        result.sum().backward()
+    sizes = found[-1]
+    return {str(g.expr) for g in sizes.guards} | {f"{a} is {b}" for a, b in sizes.replacements.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [pytest.param(n, t, marks=[] if (n, t) == ("attention", True) else [pytest.mark.slow])
+     for n in MODELS for t in (False, True)],
+)  # fmt: skip
+def test_nothing_is_taken_for_granted_of_sizes(name: str, training: bool) -> None:
+    assert facts_of(name, training, "mlc") == facts_of(name, training, "aot_eager")
 
 
 CASES = [
