@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters as dynamo_counters
 from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from torch_mlc.dynamo_backend import aot_cache
+from tests import warm_processes
+from torch_mlc.dynamo_backend import aot_cache, aot_key
 from torch_mlc.runtime.counters import counters
 
 COUNTS = ("autograd_cache_hit", "autograd_cache_miss", "autograd_cache_saved", "autograd_cache_bypass")
@@ -21,11 +28,9 @@ COUNTS = ("autograd_cache_hit", "autograd_cache_miss", "autograd_cache_saved", "
 
 @pytest.fixture(autouse=True)
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Empty folders for both caches, and every graph large enough."""
+    """Empty folders for both caches."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     monkeypatch.setenv("MLC_CACHE_DIR", str(tmp_path / "mlc"))
-    monkeypatch.setattr(aot_cache, "LEAST_TRAINED", 0)
-    monkeypatch.setattr(aot_cache, "LEAST_INFERRED", 0)
     with functorch_config.patch(enable_autograd_cache=True):
         yield tmp_path
 
@@ -109,7 +114,88 @@ def test_graphs_with_tensors_of_their_own_are_not_kept() -> None:
         torch.testing.assert_close(torch.compile(program, backend="mlc")(x), program(x))
 
 
-def test_small_graphs_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aot_cache, "LEAST_TRAINED", 100)
-    counts = as_new_process(torch.randn(5, 6))[1]
-    assert set(counts.values()) == {0}
+def test_other_sources_never_share_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry names a program that these sources made: a newer torch-mlc, or an edited torch, must not find it."""
+    x = torch.randn(5, 6)
+    assert as_new_process(x)[1]["autograd_cache_saved"] == 1
+    for name in ("environment_fingerprint", "torch_sources"):
+        with monkeypatch.context() as patched:
+            patched.setattr(aot_cache, name, lambda *_: "other")
+            assert as_new_process(x)[1]["autograd_cache_hit"] == 0
+    assert as_new_process(x)[1]["autograd_cache_hit"] == 1
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        lambda: functorch_config.patch(activation_memory_budget=0.5),
+        lambda: inductor_config.patch(fallback_random=True),
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: default_dtype(torch.float64),
+    ],
+    ids=["functorch", "inductor", "autocast", "dtype"],
+)
+def test_what_tracing_looks_at_is_in_the_key(setting: Callable[[], AbstractContextManager[Any]]) -> None:
+    def program(x: Tensor) -> Tensor:
+        return x @ x.T + torch.ones(5, dtype=x.dtype)
+
+    def hits() -> int:
+        torch._dynamo.reset()
+        dynamo_counters.clear()
+        with torch.no_grad():
+            torch.compile(program, backend="mlc")(torch.ones(5, 6, dtype=torch.float32))
+        return dynamo_counters["aot_autograd"]["autograd_cache_hit"]
+
+    assert (hits(), hits()) == (0, 1)
+    with setting():
+        assert hits() == 0
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_torchs_key_serves_other_backends_and_foreign_ops() -> None:
+    with aot_key.keys_without_inductor():
+        assert aot_key.autograd_cache.AOTAutogradCacheDetails is aot_key._details
+        thread = ThreadPoolExecutor(1).submit(lambda: type(details(lambda x: x + 1)))
+        assert thread.result() is aot_key.AOTAutogradCacheDetails, "another thread is not at work for this backend"
+        ours = details(lambda x: x + 1)
+        assert type(ours) is aot_key.GraphDetails and not hasattr(ours, "system_info")
+        with torch.library._scoped_library("mlc_key_test", "FRAGMENT") as library:
+            library.define("twice(Tensor x) -> Tensor")
+            library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+            foreign = details(lambda x: torch.ops.mlc_key_test.twice(x))
+        assert hasattr(foreign, "system_info") and hasattr(foreign, "inductor_config_comms")
+    assert aot_key.autograd_cache.AOTAutogradCacheDetails is aot_key.AOTAutogradCacheDetails
+
+
+def details(function: Callable[[Tensor], Tensor]) -> Any:
+    """What the key of a graph is made of."""
+    gm = torch.fx.symbolic_trace(function)
+    config = SimpleNamespace()
+    kwargs = aot_key.autograd_cache.create_fx_config(None)
+    with torch._guards.tracing(torch._guards.TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+        return aot_key.autograd_cache.AOTAutogradCacheDetails(gm, [torch.randn(3)], config, kwargs)
+
+
+def test_a_warm_process_loads_no_generator_of_inductors(caches: Path) -> None:
+    script = """
+import sys
+import torch
+from torch._dynamo.utils import counters
+
+def program(x):
+    return torch.softmax(x * 2, -1)
+
+torch.compile(program, backend="mlc")(torch.ones(3, 4))
+loaded = [name for name in ("torch._inductor.scheduler", "torch._inductor.codegen.wrapper") if name in sys.modules]
+print(counters["aot_autograd"]["autograd_cache_hit"], loaded)
+"""
+    assert [warm_processes.start(script).output() for _ in range(2)] == ["0 []\n", "1 []\n"]
