@@ -20,7 +20,9 @@ from torch._dynamo.utils import dynamo_timed
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, FXGraphCacheMiss
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._guards import TracingContext
 from torch._inductor.output_code import OutputCode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..runtime.fingerprint import environment_fingerprint, key_of
 from ..runtime.kernels import kernel_store_of
@@ -70,14 +72,16 @@ class GraphCode(OutputCode):
         """Nothing: kernels are in our own cache."""
 
 
-def is_cacheable(options: Options) -> bool:
+def is_cacheable(options: Options, example_inputs: Sequence[Any]) -> bool:
     """Whether a call of the backend should be answered from AOTAutograd's cache.
 
     Not where something is wanted of the compilation itself, or where it depends on what no key can tell. Graphs of a
     single operation gain by it: one of a linear layer takes 15 ms instead of 55, and 15 more where it is new.
     """
     wanted = options.dump_dir is not None or options.tune or options.verify > 1
-    return options.cache and not wanted and options.schedules is None
+    if not options.cache or wanted or options.schedules is not None:
+        return False
+    return not any(isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x) for x in example_inputs)
 
 
 @contextmanager
@@ -107,10 +111,22 @@ def cacheable(
 
     def compile(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphCode:
         _LATE.begin()
+        _donate_nothing()
         compiled = compiler(gm, example_inputs)
         return GraphCode(compiled.name, compiled.key if compiled.is_self_contained else "", compiled.call)
 
     return SerializableAOTDispatchCompiler(GraphCode, compile)
+
+
+def _donate_nothing() -> None:
+    """Let an entry say what is true: no program of ours writes over what is saved for a backward.
+
+    torch takes it for possible, and asks at the first backward whether it is the last, which one that is found in the
+    cache could not take into account.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
 class _LateSaving:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_mlc.dynamo_backend.decompositions import decomposition_table, whole_ops
@@ -24,6 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.workers import leave_guards_untimed
 
 leave_guards_untimed()
+
+
+@pytest.fixture(autouse=True)
+def traced_graphs() -> Iterator[None]:
+    """AOTAutograd traces every graph: what a test changes of our own code is no part of its cache's key."""
+    with functorch_config.patch(enable_autograd_cache=False):
+        yield
 
 
 @pytest.fixture

@@ -69,6 +69,20 @@ def test_the_second_process_traces_nothing(dynamic: bool) -> None:
     assert not functorch_config.bundled_autograd_cache, "the setting of the process is as it was"
 
 
+def test_a_stored_graph_may_be_retained() -> None:
+    """Whether a backward is the last one is no part of the key: an entry must serve both."""
+    x = torch.randn(5, 6)
+    want, _, _ = as_new_process(x)
+    torch._dynamo.reset()
+    dynamo_counters.clear()
+    given = x.clone().requires_grad_()
+    loss = torch.compile(model(), backend="mlc")(given).square().sum()
+    for _ in range(2):
+        loss.backward(retain_graph=True)
+    assert dynamo_counters["aot_autograd"]["autograd_cache_hit"] == 1
+    torch.testing.assert_close(given.grad, 2 * want[1])
+
+
 def test_inference_is_found_again() -> None:
     x = torch.randn(5, 6)
     with torch.no_grad():
@@ -199,3 +213,73 @@ loaded = [name for name in ("torch._inductor.scheduler", "torch._inductor.codege
 print(counters["aot_autograd"]["autograd_cache_hit"], loaded)
 """
     assert [warm_processes.start(script).output() for _ in range(2)] == ["0 []\n", "1 []\n"]
+
+
+class Stateful(nn.Module):
+    """Buffers that training changes, weights that are read twice, and a part that a checkpoint runs again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.BatchNorm1d(6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.utils.checkpoint.checkpoint(lambda y: self.inner(y).relu(), self.norm(x), use_reentrant=False)
+        return self.inner(x)
+
+
+def written(x: Tensor, state: Tensor) -> tuple[Tensor, ...]:
+    state[1:] += x.detach()[1:]
+    return x * state, x.view(-1), x.T[1:]
+
+
+def narrowed(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return (x @ x.T).float()
+
+
+def counted(x: Tensor, n: int) -> Tensor:
+    return x.reshape(-1)[:n].cumsum(0) if x.shape[0] > 4 else x.sum()
+
+
+PROGRAMS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any]]]] = {
+    "buffers": lambda: (Stateful(), [torch.randn(5, 6, requires_grad=True)]),
+    "writes and views": lambda: (written, [torch.randn(5, 6, requires_grad=True), torch.ones(5, 6)]),
+    "dropout": lambda: (lambda x: nn.functional.dropout(x.sin(), 0.5), [torch.randn(5, 6, requires_grad=True)]),
+    "sizes": lambda: (counted, [torch.randn(7, 6, requires_grad=True), 11]),
+    "autocast": lambda: (narrowed, [torch.randn(5, 6, requires_grad=True)]),
+    "constants": lambda: (lambda x: x * torch.tensor([2.0, 3.0]), [torch.randn(4, 2, requires_grad=True)]),
+    "no gradient": lambda: (lambda x: (x > 0, x.argmax(-1), x.exp()), [torch.randn(5, 6)]),
+}  # fmt: skip
+
+# Tensors of the graph's own, which no other process has, and what torch calls unsafe to keep.
+NOT_KEPT = ("constants", "autocast")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_found_does_what_was_compiled(name: str) -> None:
+    """Results, writes, buffers and gradients of two calls, compiled and then found, with one seed."""
+
+    def run(compiled: bool) -> list[Any]:
+        torch._dynamo.reset()
+        torch.manual_seed(1)
+        function, inputs = PROGRAMS[name]()
+        call = torch.compile(function, backend="mlc", dynamic=name == "sizes") if compiled else function
+        seen: list[Any] = []
+        for _ in range(2):
+            results = call(*inputs)
+            results = results if isinstance(results, tuple) else (results,)
+            seen += [r.detach().clone() for r in results]
+            if any(r.requires_grad for r in results):
+                sum(r.square().sum() for r in results if r.requires_grad).backward()
+        seen += [x.grad for x in inputs if isinstance(x, Tensor)] + [x for x in inputs if isinstance(x, Tensor)]
+        return seen + (list(function.state_dict().values()) if isinstance(function, nn.Module) else [])
+
+    dynamo_counters.clear()
+    first = run(True)
+    missed = dynamo_counters["aot_autograd"]["autograd_cache_hit"]
+    found = run(True)
+    torch.testing.assert_close(found, first, rtol=0, atol=0)
+    if name != "dropout":
+        torch.testing.assert_close(found, run(False), rtol=2e-2 if name == "autocast" else 1.3e-6, atol=1e-5)
+    assert missed == 0
+    assert (dynamo_counters["aot_autograd"]["autograd_cache_hit"] > 0) == (name not in NOT_KEPT)
