@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo import config
+from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from .program import Program, Sizes
 from .run import Result, function_of, inputs_of, run, run_wide
@@ -83,10 +84,13 @@ def _strides_of_fakes(program: Program, detail: str) -> str:
     found = re.match(r"result (\d+) of shape .* has strides (\(.*?\)), eager's", detail)
     if found is None:
         return ""
-    # Sizes that vary are symbols, of which torch asks for strides more carefully.
-    for sizes, symbols in itertools.product(program.sizes, {None, program.dynamic is not False or None}):
-        with FakeTensorMode(shape_env=ShapeEnv() if symbols else None) as mode, torch.no_grad():
-            args = [mode.from_tensor(a.detach()) if isinstance(a, Tensor) else a for a in inputs_of(program, sizes)]
+    # Sizes that vary are symbols, of which torch asks for strides more carefully: one for all sizes that are equal, as a
+    # first compilation has them, or one a dimension.
+    kinds = [None] if program.dynamic is False else [None, DimDynamic.DUCK, DimDynamic.DYNAMIC]
+    for sizes, kind in itertools.product(program.sizes, kinds):
+        given = [a.detach() if isinstance(a, Tensor) else a for a in inputs_of(program, sizes)]
+        with FakeTensorMode(shape_env=ShapeEnv() if kind is not None else None) as mode, torch.no_grad():
+            args = [_fake(mode, a, kind, k) if isinstance(a, Tensor) else a for k, a in enumerate(given)]
             try:
                 fake = function_of(program)(*args)[int(found[1])]
             except Exception:  # what data decide has no fake value
@@ -94,6 +98,13 @@ def _strides_of_fakes(program: Program, detail: str) -> str:
         if str(tuple(map(int, fake.stride()))) == found[2]:
             return f"torch's fake tensors have strides {found[2]}"
     return ""
+
+
+def _fake(mode: FakeTensorMode, x: Tensor, kind: DimDynamic | None, k: int) -> Tensor:
+    if kind is None:
+        return mode.from_tensor(x)
+    context = StatelessSymbolicContext(dynamic_sizes=[kind] * x.dim())
+    return mode.from_tensor(x, source=ConstantSource(f"x{k}"), symbolic_context=context)
 
 
 @contextmanager

@@ -77,3 +77,15 @@ FOUND = {
 def test_found(name: str) -> None:
     outcome = check(FOUND[name])
     assert outcome.status == "equal", outcome
+
+
+def test_strides_that_differ_where_sizes_are_symbols_are_those_that_torch_promises() -> None:
+    """Torch's fake tensors give a dimension of one element another stride than eager, which decides the layout of a
+    concatenation behind it."""
+    program = found(
+        "x0 = numbers((1, A, A, B), torch.float64, 107500).permute((1, 3, 0, 2))\nx1 = numbers((2,), torch.float32, 1)",
+        "t0 = torch.nanmean(x1)\nt1 = torch.clamp(x0, min=t0)\nt2 = torch.column_stack([t1, t1])", "t2",
+        sizes=({"A": 2, "B": 2},), dynamic=True,
+    )  # fmt: skip
+    outcome = check(program)
+    assert outcome.status == "torch" and "torch's fake tensors have strides (8, 1, 8, 4)" in outcome.detail
