@@ -84,8 +84,8 @@ def _strides_of_fakes(program: Program, detail: str) -> str:
     found = re.match(r"result (\d+) of shape .* has strides (\(.*?\)), eager's", detail)
     if found is None:
         return ""
-    # Sizes that vary are symbols, of which torch asks for strides more carefully: one for all sizes that are equal, as a
-    # first compilation has them, or one a dimension.
+    # Sizes that vary are symbols, of which torch asks for strides more carefully: one for all sizes that are equal, as
+    # a first compilation has them, or one a dimension.
     kinds = [None] if program.dynamic is False else [None, DimDynamic.DUCK, DimDynamic.DYNAMIC]
     for sizes, kind in itertools.product(program.sizes, kinds):
         given = [a.detach() if isinstance(a, Tensor) else a for a in inputs_of(program, sizes)]
