@@ -35,6 +35,8 @@ pytest.importorskip("triton")
 TARGETS = ["cuda:sm_90", "hip:gfx942"]
 F32, BF16 = torch.float32, torch.bfloat16
 HALF = ("gpt2_d128", "llama", "bert", "resnet18")
+# Models whose kernels are much like those of another one here.
+ALIKE = ("gpt2_d768", "bert", "resnet50", "mixer")
 # Of the second target's, those that run always.
 SECOND = ("gpt2_d128", "dlrm")
 DYNAMIC = ("gpt2_d128", "llama", "resnet18")
@@ -76,14 +78,15 @@ PROGRAMS = [
 
 
 def cases() -> Iterator[object]:
-    """Every program for every target. Of the variants by type, size and symbolic sizes those of one model run always,
-    on the first target: the second's compiler is the same up to its last steps, and some models do for it."""
+    """Every program for every target. One model of those that are alike runs always; of the variants by type, size and
+    symbolic sizes those of one model, on the first target: the second's compiler is the same up to its last steps, and
+    some models do for it."""
     for name in TARGETS:
         for program in PROGRAMS:
             varied = program.dynamic or program.dtype is BF16 or bool(program.layers)
             second = name != TARGETS[0]
             rare = (varied and (second or program.model != "gpt2_d128")) or (second and program.model not in SECOND)
-            rare |= bool(program.layers) and program.dtype is F32
+            rare |= (bool(program.layers) and program.dtype is F32) or program.model in ALIKE
             yield pytest.param(name, program, id=f"{name}-{program}", marks=[pytest.mark.slow] if rare else [])
 
 
