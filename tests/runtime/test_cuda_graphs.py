@@ -195,6 +195,22 @@ def test_random_numbers_go_on_from_the_seed():
     assert device.captures == 1
 
 
+def test_a_capture_serves_calls_in_inference_mode_and_outside_of_it():
+    def run(x, w):
+        x.add_(1)
+        return x * w, w[1:]
+
+    call, _, device = made(run, CapturePlan("", "cpu", (0, 1), (1,), (0,)))
+    w = torch.randn(3)
+    for mode in (True, True, False, True, False):
+        with torch.inference_mode(mode):
+            x = torch.zeros(3)
+            result, tail = call([x, w])
+            assert x.tolist() == [1, 1, 1] and result.is_inference() == mode
+            torch.testing.assert_close((result, tail), (w, w[1:]))
+    assert device.captures == 1
+
+
 # --- forward and backward ---------------------------------------------------------------------------------------------
 
 
