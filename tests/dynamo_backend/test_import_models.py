@@ -45,7 +45,7 @@ def kinds() -> Iterator[Any]:
         yield pytest.param(name, True, id=f"{name}-training", marks=slow)
 
 
-@pytest.mark.parametrize(("name", "training"), kinds())
+@pytest.mark.parametrize(("name", "training"), list(kinds()))
 def test_library_calls_are_meant(name: str, training: bool) -> None:
     graphs = graphs_of(name, training=training, dynamic=False)
     assert len(graphs) == (2 if training else 1)

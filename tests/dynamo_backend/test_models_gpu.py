@@ -114,7 +114,7 @@ def alike(source: KernelSource) -> object:
     return re.sub(r"\d{2,}", "#", kernel), tuple(b.dtype for b in source.params), source.option("index")
 
 
-@pytest.mark.parametrize(("name", "program"), cases())
+@pytest.mark.parametrize(("name", "program"), list(cases()))
 def test_kernels_compile(name: str, program: Program, compiled: set[object]) -> None:
     """On the second target, whose compiler is the same up to its last steps, one kernel stands for those alike."""
     target = gpu_target(name)
