@@ -35,9 +35,20 @@ class AttentionSize:
 def decide_attention_cpu(size: AttentionSize) -> tuple[bool, str]:
     """Whether our loops are clearly faster than torch's kernel, and why."""
     ours, library = ours_time(size), library_time(size)
+    return ours < library * (1 - WORTH), _told(size, ours, library)
+
+
+def decide_library_cpu(size: AttentionSize) -> tuple[bool, str]:
+    """Whether torch's kernel is clearly faster than our loops, as with large blocks of wide heads, and why; it is not
+    where it converts its operands."""
+    ours, library = ours_time(size), library_time(size)
+    large = size.queries >= LARGE and not size.is_half
+    return large and library < ours * (1 - WORTH), _told(size, ours, library)
+
+
+def _told(size: AttentionSize, ours: float, library: float) -> str:
     shape = f"{size.heads} x {size.queries} x {size.keys} x {size.width}{', causal' if size.causal else ''}"
-    told = f"{ours / 1e3:.0f} us in our loops, {library / 1e3:.0f} us in torch's: {shape}"
-    return ours < library * (1 - WORTH), told
+    return f"{ours / 1e3:.0f} us in our loops, {library / 1e3:.0f} us in torch's: {shape}"
 
 
 def ours_time(size: AttentionSize) -> float:

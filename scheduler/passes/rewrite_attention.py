@@ -23,6 +23,7 @@ from .attention_match import SCORES, Attention, NoAttention, match_attention
 from .batch_axes import Frame, digits_of, split_batch
 from .names import fresh_name
 from .operands import product_of
+from .plain_attention import library_call
 from .simplify_algebra import simplify_call
 
 # Kinds of device that have a rule for functions of this kind.
@@ -52,6 +53,10 @@ def rewrite_attention(graph: Graph, devices: Collection[str] = DEVICES) -> Graph
             if attention is None:
                 continue
             read = _check_alone(found, attention)
+            called = None if read else library_call(found, attention, types, taken)
+            if called is not None:
+                changed[node.names[0]] = called
+                continue
             parts = (attention.query, attention.key, attention.value, attention.score, attention.weight)
             values = [v for v in parts if v is not None]
             batch = split_batch(graph.symbols, attention.axes.batch, attention.extents, values)

@@ -49,6 +49,30 @@ def test_one_kernel(fn: Callable[..., Tensor], dynamic: bool) -> None:
     assert "decompose_online" in kernel.schedule
 
 
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax((q * 0.5) @ k.mT / 4, -1) @ v
+
+
+def plain_rows_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("fn", [plain, plain_rows_first], ids=lambda f: f.__name__)
+def test_long_sequences_of_wide_heads_are_the_library_s(fn: Callable[..., Tensor]) -> None:
+    """By cost, which the report tells; shorter rows and half types are kernels of ours."""
+    torch.manual_seed(0)
+    shapes = [(1, n, 2, 128) if fn is plain_rows_first else (1, 2, n, 128) for n in (769, 80, 80)]
+    inputs = [torch.randn(shape) for shape in shapes]
+    compiled = torch.compile(fn, backend="mlc")
+    expected = fn(*(x.double() for x in inputs))
+    torch.testing.assert_close(compiled(*inputs).double(), expected, rtol=1e-5, atol=1e-5)
+    (graph,) = torch_mlc.explain(fn, *inputs).graphs
+    assert [lib.reason.partition(":")[0] for lib in graph.libraries] == ["attention"]
+    assert "in torch's: 2 x 769 x 80 x 128" in graph.libraries[0].reason
+    few = [x[:, :, :64] if fn is plain else x[:, :64].bfloat16() for x in inputs]
+    assert not torch_mlc.explain(fn, *few).graphs[0].libraries
+
+
 def decoded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Heads that share keys, as a cache of them is read."""
     k, v = (x[:, :2, :-3].repeat_interleave(2, 1) for x in (k, v))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torch_mlc.scheduler.attention_cost import AttentionSize, decide_attention_cpu
+from torch_mlc.scheduler.attention_cost import AttentionSize, decide_attention_cpu, decide_library_cpu
 
 # Sizes, and the library's time over ours as it was measured.
 MEASURED = {
@@ -29,3 +29,10 @@ def test_the_faster_one(size: AttentionSize) -> None:
     generated, told = decide_attention_cpu(size)
     assert generated == (MEASURED[size] > 1), told
     assert f"{size.heads} x {size.queries} x {size.keys} x {size.width}" in told
+
+
+@pytest.mark.parametrize("size", MEASURED, ids=str)
+def test_the_library_is_called_for_plain_operations_where_its_blocks_are_large(size: AttentionSize) -> None:
+    """Ours are kept where they are about as fast, since what follows joins them."""
+    called, told = decide_library_cpu(size)
+    assert called == (MEASURED[size] < 0.9 and size.queries >= 768), told
