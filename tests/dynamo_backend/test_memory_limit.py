@@ -29,8 +29,9 @@ def test_a_graph_above_the_limit_is_refused_with_its_tensors_and_lines() -> None
     torch.testing.assert_close(fits(x, w), wide(x, w), rtol=1e-4, atol=1e-3)
 
 
-def test_sizes_are_looked_at_before_each_call() -> None:
-    run = torch.compile(wide, backend="mlc", options={"memory_limit": "1MiB"}, dynamic=True)
+@pytest.mark.parametrize("host", ["python", "native"])
+def test_sizes_are_looked_at_before_each_call(host: str) -> None:
+    run = torch.compile(wide, backend="mlc", options={"memory_limit": "1MiB", "host_program": host}, dynamic=True)
     w = torch.randn(32, 2048)
     for rows in (20, 60):
         x = torch.randn(rows, 32)

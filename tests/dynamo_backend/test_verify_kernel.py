@@ -7,15 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 
+from torch_mlc.codegen.host import HostProgram
 from torch_mlc.codegen.llvm import functions
+from torch_mlc.codegen.plan_memory import plan_memory
+from torch_mlc.dynamo_backend import compile as compile_module
 from torch_mlc.dynamo_backend import kernels
 from torch_mlc.dynamo_backend.verify_kernel import sizes_to_try, tiles_of, verify_kernel
 from torch_mlc.ir.loops import Loop, LoopNest
+from torch_mlc.ir.symbols import SymbolTable
 from torch_mlc.runtime.targets import cpu_target
 
 CHECKED = {"verify": 1, "cache": False}
@@ -66,6 +71,24 @@ def test_a_kernel_that_writes_beside_its_elements_is_found(monkeypatch: pytest.M
 
 def cross(x: Tensor, t: Tensor) -> Tensor:
     return F.cross_entropy(x, t)
+
+
+def test_an_arena_whose_tensors_share_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def heaped(program: HostProgram, symbols: SymbolTable) -> HostProgram:
+        """Everything at the begin of the arena."""
+        program = plan_memory(program, symbols)
+        arena = program.arena
+        assert arena is not None
+        return replace(program, arena=replace(arena, offsets=dict.fromkeys(arena.offsets, sympy.S.Zero)))
+
+    def alternate(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x.softmax(0).softmax(1)
+        return x.sum(0)
+
+    monkeypatch.setattr(compile_module, "plan_memory", heaped)
+    with pytest.raises(BackendCompilerFailed, match="live at the same time"):
+        torch.compile(alternate, backend="mlc", options=CHECKED)(torch.randn(6, 8))
 
 
 RIGHT: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
