@@ -58,6 +58,7 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     keep = CONVERTERS.keys() | set(_WHOLE)
     kept = {op: fn for op, fn in table.items() if str(op) not in keep}
     kept[aten.native_dropout_backward.default] = _dropout_backward
+    kept[aten.as_strided_scatter.default] = _as_strided_scatter
     return kept | {op: _as_eager_lays_out(op) for op in _BATCH_NORMS}
 
 
@@ -82,6 +83,13 @@ def _dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> A
     if grad.device.type != "cpu" or is_contiguous_or_false(grad):
         return NotImplemented
     return grad * mask.type_as(grad) * scale
+
+
+def _as_strided_scatter(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Into an expanded operand, whose elements eager first gives memory of their own; fake tensors keep its strides."""
+    if not any(isinstance(s, int) and s == 0 and n != 1 for n, s in zip(x.shape, x.stride())):
+        return NotImplemented
+    return aten.as_strided_scatter.default(x.clone(), *args, **kwargs)
 
 
 _BATCH_NORMS = (

@@ -107,3 +107,4 @@ def test_what_is_written_by_other_strides(check: Check) -> None:
     check(lambda x, v: torch.as_strided_scatter(x, v, (3, 2), (6, 2), 1), x, v)
     check(lambda x, v: torch.as_strided_scatter(x, v, (3, 2), (1, 4), 0), x.t(), v)
     check(lambda x, v: torch.as_strided_scatter(x[1:], v, (3, 2), (6, 1), 7), x, v)
+    check(lambda x, v: torch.as_strided_scatter(x[:1].expand(4, 6), v, (3, 2), (6, 1), 7), x, v)
