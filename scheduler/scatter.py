@@ -120,6 +120,7 @@ class _Writer:
     fast: bool
     # The scatter, and what is computed for it.
     taken: set[str] = field(default_factory=set)
+    sizes: dict[str, int] = field(default_factory=dict)
 
     def build(self) -> tuple[TensorFunction, CallTensor]:
         n = self.node
@@ -194,7 +195,7 @@ class _Writer:
             return cost <= CHEAP_FLOPS and made.name not in self.needed
         if made.name in self.needed or not self.is_theirs(made.name):
             return False
-        if any(is_value(i) for i in load.indices) or sum(1 for _ in walk(made.value)) > INLINE_NODES:
+        if any(is_value(i) for i in load.indices) or self.written_out(made) > INLINE_NODES:
             return False
         moving = {s for i in load.indices for s in i.free_symbols}
         points = self.hint(sympy.Mul(*(n for a, n in extents.items() if a in moving)))
@@ -207,6 +208,17 @@ class _Writer:
         types = [self.parameters.types[name] for name in names]
         nbytes = sum(min(self.hint(t.numel), count) * t.dtype.itemsize for t in types)
         return nbytes > MOST_READ * self.hint(made.type.nbytes) and not names.isdisjoint(self.computes)
+
+    def written_out(self, made: Compute) -> int:
+        """How large an operand is once what nobody else reads is computed in place: each step of a search reads the one
+        before several times, so that its size is a power of their number."""
+        if made.name not in self.sizes:
+            self.sizes[made.name] = sum(1 for _ in walk(made.value))
+            for name in (self.views.base(ld.buffer) for ld in loads(made.value)):
+                below = self.computes.get(name)
+                if below is not None and name not in self.needed and len(self.readers[name]) == 1:
+                    self.sizes[made.name] += self.written_out(below)
+        return self.sizes[made.name]
 
     def is_theirs(self, name: str) -> bool:
         """Whether nobody reads a tensor but the scatter and what is computed for it."""

@@ -9,7 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from torch_mlc.dynamo_backend.importer import import_graph
+from torch_mlc.ir.expr import walk
 from torch_mlc.ir.graph import Graph
+from torch_mlc.scheduler.fuse import fuse
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 Check = Callable[..., Graph]
@@ -35,6 +38,15 @@ def test_segments(check: Check, name: str, how: str) -> None:
         return [torch.segment_reduce(x, how, axis=axis, initial=i, **k) for k in by for i in (None, 1.5)]
 
     check(f, x, lengths, offsets)
+
+
+def test_many_segments(trace: Callable[..., Any]) -> None:
+    """A search has as many steps as their number has bits, and is not written out where rows are scattered."""
+    given = torch.randn(400, 2), torch.full((200,), 2)
+    traced = trace(lambda x, n: torch.segment_reduce(x, "max", lengths=n, initial=-9.0), given)
+    functions = fuse(import_graph(traced, given)).functions.values()
+    scattered = [v for f in functions if f.scatters for s in f.stages for v in s.values]
+    assert scattered and max(sum(1 for _ in walk(v)) for v in scattered) < 1000
 
 
 def test_lengths_that_do_not_fit() -> None:
