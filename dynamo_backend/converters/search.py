@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Index, Select, call, cast, const
-from ...ir.graph import TensorType
 from .context import ImportContext, Scalar, Tensor, axes
 from .registry import NoConversion, converter
 
@@ -15,20 +14,14 @@ _PLACE = DType.INT64
 Operand: TypeAlias = Tensor | Scalar
 
 
-def count_before(
-    ctx: ImportContext, length: Any, value: Expr, element: Callable[[Expr], Expr], right: bool,
-    out: TensorType | None = None,
-) -> Expr:  # fmt: skip
+def count_before(ctx: ImportContext, length: Any, value: Expr, element: Callable[[Expr], Expr], right: bool) -> Expr:
     """How many elements of a sorted row are less than ``value`` (``right``: not greater). NaN is greater than all.
-
-    There is a search for each element of ``out``, the current node's result if None.
 
     Raises NoConversion for a symbolic ``length``.
     """
     if not length.is_Integer:
         raise NoConversion("search in a row of symbolic length")
-    if out is None:
-        out = ctx.type()
+    out = ctx.type()
     at = axes(len(out.shape))
     n = int(length)
     found: Expr = const(0, _PLACE)

@@ -1,6 +1,6 @@
 """Rows combined by segment: ``segment_reduce`` and bags of embeddings, as scatters of each row into its segment.
 
-Segments are consecutive, so the one of a row is found among their ends by bisection.
+Segments are consecutive, so that of a row is the number of those that end before it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from ...ir.dtypes import DType
-from ...ir.expr import Expr, Select, call, cast, const
+from ...ir.expr import Select, call, cast, const
 from ...ir.graph import TensorType
 from ...ir.monoid import MAX, MIN, PRODUCT, SUM, Monoid
 from .context import ImportContext, Scalar, Tensor, axes, index_value
@@ -17,7 +17,6 @@ from .gather import bounded
 from .registry import NoConversion, converter
 from .scans import scan
 from .scatter import Source, scatter, scattered, source_axes
-from .search import count_before
 
 _PLACE = DType.INT64
 # What a segment of no rows is, and how rows are combined.
@@ -28,14 +27,17 @@ _SUM, _MEAN, _MAX = 0, 1, 2
 
 
 def _counted(ctx: ImportContext, ends: Tensor, rows: TensorType) -> Tensor:
-    """For each row how many ``ends`` are at or before it; ``ends`` and ``rows`` agree in all but the last dimension."""
-    at = axes(len(rows.shape))
+    """For each row how many ``ends`` are at or before it; ``ends`` and ``rows`` agree in all but the last dimension.
 
-    def element(place: Expr) -> Expr:
-        return ctx.at(ends, (*at[:-1], place), _PLACE)
-
-    row = index_value(at[-1])
-    found = count_before(ctx, ends.shape[-1], row, element, right=True, out=rows)
+    Ends are counted where they are, one place farther than the rows go for those behind, and summed along the rows.
+    """
+    length, over, at = rows.shape[-1], source_axes(ends.rank), axes(len(rows.shape))
+    place = call("minimum", ctx.at(ends, over, _PLACE), index_value(length))
+    place = call("maximum", place, const(0, _PLACE))
+    marked = ctx.contiguous((*rows.shape[:-1], length + 1), _PLACE, rows.device)
+    source = Source(ends.shape, (*over[:-1], place), const(1, _PLACE))
+    marks = scattered(ctx, SUM, const(0, _PLACE), source, marked, "marks")
+    found = scan(ctx, SUM, (marks,), rows, len(at) - 1)[0]
     return ctx.temporary(found, rows, "segment")
 
 
@@ -96,6 +98,8 @@ def embedding_bag(
     """Of the four results only the first is made: the others are for a backward that there is not."""
     if ctx.used() - {0}:
         raise NoConversion("a bag's other results than its embeddings")
+    if mode != _MAX and weight.device.startswith("cpu") and weight.dtype is not DType.FLOAT64:
+        raise NoConversion("sums of embeddings: a library's kernel that fetches the rows ahead")
     with ctx.result_of(0):
         return _bags(ctx, weight, indices, offsets, mode, per_sample_weights, int(padding_idx)), None, None, None
 
