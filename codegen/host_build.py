@@ -193,8 +193,10 @@ class _Builder:
                 self.bind_result(name, result)
                 if node.target in PRODUCTS:
                     self.products[name] = result
-                # Nobody may look at what a collective returns before it has been waited for.
-                if node.target not in SURE and not is_collective(node):
+                # Nobody may look at what a collective returns before it has been waited for, and nobody does at a
+                # result that is not needed, which some ops leave empty.
+                read = name in self.last or name in self.kept
+                if read and node.target not in SURE and not is_collective(node):
                     self.steps.append(CheckLayout(name, result))
 
     def dead_addend(self, node: Library) -> str:

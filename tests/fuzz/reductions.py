@@ -179,7 +179,7 @@ def order(m: Maker) -> Draft:
         f"torch.kthvalue({n}, 2, {d})[0]",
         f"torch.median({n}, {d})[0]",
         f"torch.median({n})",
-        f"torch.searchsorted(torch.sort({n}, {d})[0], {n})",
+        f"torch.searchsorted(torch.sort({n}, -1)[0], {n})",
         f"torch.bucketize({n}, torch.arange(-2.0, 3.0))",
         f"torch.topk({n}, 1, {d}, largest=False)[0]",
         f"torch.sort({n}.flatten())[0]",

@@ -69,6 +69,10 @@ FOUND = {
     "integers truncate a factor": found(
         "x0 = numbers((A,), torch.int64, 1)", "t0 = torch.addcmul(x0, x0, x0, value=-2.5)", "t0",
     ),
+    "a bag of embeddings whose other results the library leaves empty": found(
+        "x0 = numbers((A, 2), torch.bfloat16, 1)\nx1 = places((3, 2), A, 2, torch.int64)",
+        "t0 = F.embedding_bag(x1, x0, mode='sum')", "t0", dynamic=True,
+    ),
     "a scalar tensor is turned round": found("x0 = numbers((), torch.float32, 1)", "t0 = x0.flip(0)", "t0"),
 }  # fmt: skip
 
