@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
+from torch_mlc.dynamo_backend.capture import capture
+
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
@@ -95,13 +97,20 @@ def facts_of(name: str, training: bool, backend: str) -> set[str]:
     return {str(g.expr) for g in sizes.guards} | {f"{a} is {b}" for a, b in sizes.replacements.items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "training"),
-    [pytest.param(n, t, marks=[] if (n, t) == ("attention", True) else [pytest.mark.slow])
-     for n in MODELS for t in (False, True)],
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("training", [False, True])
 def test_nothing_is_taken_for_granted_of_sizes(name: str, training: bool) -> None:
     assert facts_of(name, training, "mlc") == facts_of(name, training, "aot_eager")
+
+
+@pytest.mark.parametrize("name", ["attention", "ragged"])
+def test_tracing_and_rewriting_make_no_constants_of_sizes(name: str) -> None:
+    make, data = MODELS[name]
+    graphs = capture(make(), (data(3, 5),), dynamic=True, training=True)
+    values = [n.meta.get("val") for gm in graphs for n in gm.graph.nodes]
+    (sizes,) = {v.node.shape_env for v in values if isinstance(v, torch.SymInt)}
+    assert sizes.var_to_range and not [v for v in sizes.replacements.values() if v.is_Integer]
 
 
 CASES = [
