@@ -135,7 +135,7 @@ class _Window:
 
 def open_forward(c: Convolution, name: Names, note: str) -> list[Node]:
     """The output of a depthwise convolution as a sum over taps, and the element that adds its bias."""
-    axes = _axes(len(c.output.shape))
+    axes = axes_of(len(c.output.shape))
     batch, channel, *at = axes
     many = c.multiplier
     source = FloorDiv(channel, many) if many != 1 else channel
@@ -154,7 +154,7 @@ def open_forward(c: Convolution, name: Names, note: str) -> list[Node]:
 
 def open_input_gradient(c: Convolution, name: Names, kind: TensorType, note: str) -> list[Node]:
     """The gradient of a depthwise convolution's input: what each element gave to the windows that cover it."""
-    batch, channel, *at = _axes(len(kind.shape))
+    batch, channel, *at = axes_of(len(kind.shape))
     over: Extents = {}
     window = _covering(c, at, c.output.shape[2:], over)
     which = channel * c.multiplier + _axis(c.multiplier, over)
@@ -164,7 +164,7 @@ def open_input_gradient(c: Convolution, name: Names, kind: TensorType, note: str
 
 def open_weight_gradient(c: Convolution, name: Names, kind: TensorType, note: str) -> list[Node]:
     """The gradient of a depthwise convolution's filters: sums over all windows."""
-    channel, _, *taps = _axes(len(kind.shape))
+    channel, _, *taps = axes_of(len(kind.shape))
     over: Extents = {}
     batch, *at = (_axis(e, over) for e in (c.output.shape[0], *c.output.shape[2:]))
     window = _covered(c, at, [sympy.S.Zero if k == 1 else t for t, k in zip(taps, c.kernel, strict=True)])
@@ -179,7 +179,7 @@ def open_bias_gradient(c: Convolution, name: Names, kind: TensorType, note: str)
     """The gradient of a bias: the sum of what flows back into each channel."""
     over: Extents = {}
     batch, *at = (_axis(e, over) for e in (c.output.shape[0], *c.output.shape[2:]))
-    (channel,) = _axes(1)
+    (channel,) = axes_of(1)
     grad = cast(Load(c.names["grad"], (batch, channel, *at), kind.dtype), kind.dtype.compute)
     return _summed(c, name, kind, over, grad, None, note)
 
@@ -237,7 +237,8 @@ def _axis(extent: int | sympy.Expr, over: Extents) -> sympy.Expr:
     return var
 
 
-def _axes(rank: int) -> tuple[sympy.Symbol, ...]:
+def axes_of(rank: int) -> tuple[sympy.Symbol, ...]:
+    """Names for the dimensions of a tensor."""
     return tuple(symbol(f"i{k}") for k in range(rank))
 
 
@@ -272,7 +273,7 @@ def _summed(
     c: Convolution, name: Names, kind: TensorType, over: Extents, value: Expr, bias: Expr | None, note: str
 ) -> list[Node]:
     """The nodes that sum a value (over no axes: the value itself), add a bias, and round."""
-    axes = _axes(len(kind.shape))
+    axes = axes_of(len(kind.shape))
     origins = tuple(replace(o, note=note) for o in c.node.origins)
     nodes: list[Node] = []
     if over:

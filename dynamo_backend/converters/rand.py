@@ -76,6 +76,13 @@ def uniform_of(ctx: ImportContext, seeds: Tensor, stream: int, size: Any) -> Ten
         return ctx.compute(_sample(ctx, "rand", ctx.type(), DType.FLOAT32))
 
 
+def _gaussian(ctx: ImportContext, mean: Tensor | Scalar, std: Tensor | Scalar) -> Expr:
+    """An element of the result with a mean and a standard deviation."""
+    value, at = _normal(ctx, ctx.type()), axes(len(ctx.type().shape))
+    spread = call("mul", value, ctx.value(std, at, value.dtype))
+    return call("add", spread, ctx.value(mean, at, value.dtype))
+
+
 @converter("aten.randn.default", "aten.randn_like.default", "aten.randn.generator")
 def randn(ctx: ImportContext, *_: Any, generator: Any = None, **__: Any) -> Tensor:
     _own_generator(generator)
@@ -97,8 +104,7 @@ def normal_functional(
     ctx: ImportContext, x: Tensor, mean: Scalar = 0.0, std: Scalar = 1.0, *, generator: Any = None
 ) -> Tensor:
     _own_generator(generator)
-    value = _normal(ctx, ctx.type())
-    return ctx.compute(call("add", call("mul", value, ctx.scalar(std, value.dtype)), ctx.scalar(mean, value.dtype)))
+    return ctx.compute(_gaussian(ctx, mean, std))
 
 
 @converter(
@@ -106,10 +112,7 @@ def normal_functional(
 )
 def normal(ctx: ImportContext, mean: Tensor | Scalar, std: Tensor | Scalar = 1.0, *_: Any, **how: Any) -> Tensor:
     _own_generator(how.get("generator"))
-    value = _normal(ctx, ctx.type())
-    at = axes(len(ctx.type().shape))
-    spread = call("mul", value, ctx.value(std, at, value.dtype))
-    return ctx.compute(call("add", spread, ctx.value(mean, at, value.dtype)))
+    return ctx.compute(_gaussian(ctx, mean, std))
 
 
 @converter("aten.log_normal.default")
@@ -117,9 +120,7 @@ def log_normal(
     ctx: ImportContext, x: Tensor, mean: Scalar = 1.0, std: Scalar = 2.0, *, generator: Any = None
 ) -> Tensor:
     _own_generator(generator)
-    value = _normal(ctx, ctx.type())
-    power = call("add", call("mul", value, ctx.scalar(std, value.dtype)), ctx.scalar(mean, value.dtype))
-    return ctx.compute(call("exp", power))
+    return ctx.compute(call("exp", _gaussian(ctx, mean, std)))
 
 
 def _positive(ctx: ImportContext) -> Expr:

@@ -20,7 +20,7 @@ from ...ir.dtypes import DType
 from ...ir.expr import Load
 from ...ir.graph import Compute, Graph, Input, Library, Node, Origin, Reduction, Ref, TensorType, uses
 from ...ir.loops import contiguous_strides
-from ..convolution import FORWARD, Convolution, convolution
+from ..convolution import FORWARD, Convolution, axes_of, convolution
 from .names import fresh_name
 
 # One core of Zen 3 and oneDNN 3, in nanoseconds: an element of an image that the library brings into its layout or
@@ -154,7 +154,7 @@ def _written(found: _Images, images: frozenset[str], calls: frozenset[str]) -> G
         return replace(kind, strides=channels_last(kind.shape)) if name in images else kind
 
     def copied(name: str, kind: TensorType, source: str, origins: tuple[Origin, ...]) -> None:
-        axes = tuple(sympy.Symbol(f"i{d}", integer=True, nonnegative=True) for d in range(len(kind.shape)))
+        axes = axes_of(len(kind.shape))
         nodes.append(Compute(name, kind, axes, Load(source, axes, kind.dtype), origins))
 
     for node in graph.nodes:
