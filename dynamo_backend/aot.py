@@ -6,12 +6,9 @@ TORCH_COMPILE_DEBUG asks for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import fx
@@ -19,9 +16,9 @@ from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._logging._internal import trace_log
 
+from .substitution import Substitution
+
 Compiler = Callable[..., Any]
-# Whether a call of AOTAutograd of ours is at work in this thread.
-_AT_WORK: ContextVar[bool] = ContextVar("mlc_aot_at_work", default=False)
 _PRINT = fx.GraphModule.print_readable
 
 
@@ -54,7 +51,7 @@ def compile_with_aot(
 
     counters["aot_autograd"]["total"] += 1
     try:
-        with _graphs_unprinted():
+        with _UNPRINTED.here():
             compiled: Callable[..., Any] = aot_module_simplified(
                 gm,
                 example_inputs,
@@ -73,21 +70,12 @@ def compile_with_aot(
     return result
 
 
-@contextmanager
-def _graphs_unprinted() -> Iterator[None]:
-    """Inside, graphs are not written out for a trace (TORCH_TRACE) that nobody keeps.
-
-    AOTAutograd writes the joint graph and both its parts in full, asked or not, which takes a twelfth of its time.
-    """
-    token = _AT_WORK.set(True)
-    try:
-        with patch.object(fx.GraphModule, "print_readable", _print_readable):
-            yield
-    finally:
-        _AT_WORK.reset(token)
-
-
 def _print_readable(gm: fx.GraphModule, print_output: bool = True, *args: Any, **kwargs: Any) -> str | None:
-    if print_output or trace_log.handlers or not _AT_WORK.get():
+    if print_output or trace_log.handlers:
         return _PRINT(gm, print_output, *args, **kwargs)
     return None
+
+
+# AOTAutograd writes the joint graph and both its parts in full for a trace (TORCH_TRACE), whether or not one is kept,
+# which takes a twelfth of its time.
+_UNPRINTED = Substitution(fx.GraphModule, "print_readable", _print_readable)

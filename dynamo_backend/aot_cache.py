@@ -29,7 +29,7 @@ from ..runtime.kernels import kernel_store_of
 from ..runtime.options import Options
 from ..runtime.timing import process_times
 from ..runtime.torch_sources import torch_sources
-from .aot_key import keys_without_inductor
+from .aot_key import KEYS_WITHOUT_INDUCTOR
 from .compile import CompiledGraph, stored_graph
 from .surroundings import surroundings
 
@@ -95,7 +95,7 @@ def settings_in_keys(options: Options) -> Iterator[None]:
     token = _SETTINGS.set(options)
     try:
         with (
-            keys_without_inductor(),
+            KEYS_WITHOUT_INDUCTOR.here(),
             torch.compiler.config.patch(cache_key_tag=f"{before}mlc:{tag}"),
             functorch_config.patch(bundled_autograd_cache=True),
         ):

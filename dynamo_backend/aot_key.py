@@ -6,11 +6,8 @@ longer than all that a warm process does besides, and Triton's own sources. A pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import fx
@@ -20,6 +17,8 @@ from torch._inductor import config as inductor_config
 from torch._inductor.codecache import FxGraphHashDetails
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor
+
+from .substitution import Substitution
 
 # Ops whose definitions are torch's own text. Others may run a user's Triton kernels, whose text torch's key has.
 _OWN = ("aten", "prims", "prim")
@@ -65,23 +64,8 @@ class GraphDetails(AOTAutogradCacheDetails, _WithoutInductor):
         return [] if _is_plain(gm, ()) else list(super().get_triton_source_codes_from_gm(gm))
 
 
-# Whether a call of this backend is at work: another thread, with another backend, keeps torch's keys.
-_WITHOUT_INDUCTOR: ContextVar[bool] = ContextVar("mlc_keys_without_inductor", default=False)
-
-
-def _details(*args: Any, **kwargs: Any) -> AOTAutogradCacheDetails:
-    return (GraphDetails if _WITHOUT_INDUCTOR.get() else AOTAutogradCacheDetails)(*args, **kwargs)
-
-
-@contextmanager
-def keys_without_inductor() -> Iterator[None]:
-    """Inside, AOTAutograd's cache makes its keys of ``GraphDetails``."""
-    token = _WITHOUT_INDUCTOR.set(True)
-    try:
-        with patch.object(autograd_cache, "AOTAutogradCacheDetails", _details):
-            yield
-    finally:
-        _WITHOUT_INDUCTOR.reset(token)
+# AOTAutograd's cache makes its keys of our details inside.
+KEYS_WITHOUT_INDUCTOR = Substitution(autograd_cache, "AOTAutogradCacheDetails", GraphDetails)
 
 
 def _is_plain(gm: Any, inputs: Sequence[Any]) -> bool:

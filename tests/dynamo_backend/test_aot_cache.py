@@ -176,8 +176,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def test_torchs_key_serves_other_backends_and_foreign_ops() -> None:
-    with aot_key.keys_without_inductor():
-        assert aot_key.autograd_cache.AOTAutogradCacheDetails is aot_key._details
+    with aot_key.KEYS_WITHOUT_INDUCTOR.here():
         thread = ThreadPoolExecutor(1).submit(lambda: type(details(lambda x: x + 1)))
         assert thread.result() is aot_key.AOTAutogradCacheDetails, "another thread is not at work for this backend"
         ours = details(lambda x: x + 1)
