@@ -47,7 +47,7 @@ class Substitution:
                 setattr(self._owner, self._name, self._original)
 
     def _chosen(self) -> Callable[..., Any]:
-        """The function in the attribute's place: as a function, it is bound like a method where the owner is a class."""
+        """The function in the attribute's place; one, so that it is bound like a method where the owner is a class."""
         original = self._original
 
         def chosen(*args: Any, **kwargs: Any) -> Any:
