@@ -4,182 +4,45 @@
 exist is an `OptionError` that names the nearest one that does.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
-from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fsspec
 from platformdirs import user_cache_dir
 
-from ..ir.errors import MlcError
-from ..scheduler.overrides import OverrideError, Overrides, load_overrides
+from ..scheduler.overrides import Overrides
 from .cache import DEFAULT_LIMIT
+from .option_values import (
+    HOST_PROGRAMS,
+    LOG_TOPICS,
+    OptionError,
+    Refused,
+    parse_bool,
+    parse_cache_dir,
+    parse_count,
+    parse_host_program,
+    parse_limit,
+    parse_log,
+    parse_loss_chunk,
+    parse_numerics,
+    parse_path,
+    parse_remote,
+    parse_schedules,
+    parse_seconds,
+    parse_size,
+    parse_target,
+    parse_threads,
+    parse_verify,
+)  # fmt: skip
 
-LOG_TOPICS = ("timing", "cache", "fusion", "schedule")
-HOST_PROGRAMS = ("python", "native", "auto")
 MODES: dict[str, dict[str, object]] = {
     "default": {},
     "max-autotune": {"tune": True},
     "max-autotune-no-cudagraphs": {"tune": True},
     "reduce-overhead": {"cuda_graphs": True},
 }
-
-
-class OptionError(MlcError, ValueError):
-    """A setting that does not exist, or a value that it cannot have. The message names the nearest right one."""
-
-
-class _Refused(Exception):
-    """A parser's no; `Options.resolve` adds where the value came from. `wrong` is the part that was not understood."""
-
-    def __init__(self, valid: str, known: tuple[str, ...] = (), wrong: str = "") -> None:
-        super().__init__(valid)
-        self.valid, self.known, self.wrong = valid, known, wrong
-
-
-def _parse_bool(value: object) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    text = str(value).strip().lower()
-    if text in words:
-        return words[text]
-    raise _Refused("0 or 1 (also false/true, no/yes, off/on)", tuple(words), text)
-
-
-def _parse_seconds(value: object) -> float:
-    valid = "a duration above zero: 60s, 2m, 500ms, 1h, or a number of seconds"
-    units = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|)", str(value).strip().lower())
-    if isinstance(value, bool) or found is None:
-        raise _Refused(valid)
-    seconds = float(found[1]) * units[found[2]]
-    if seconds <= 0 or not isfinite(seconds):
-        raise _Refused(valid)
-    return seconds
-
-
-def _parse_path(value: object) -> Path | None:
-    if value is None:
-        return None
-    if not isinstance(value, str | Path) or not str(value).strip():
-        raise _Refused("the path of a folder")
-    return Path(value).expanduser().absolute()
-
-
-def _parse_cache_dir(value: object) -> Path:
-    path = _parse_path(value)
-    if path is None:
-        raise _Refused("the path of a folder")
-    return path
-
-
-def _parse_size(value: object) -> int:
-    valid = "a size above zero: 512MiB, 4GiB, 2GB, or a number of bytes"
-    units = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-    found = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([kmg]?i?b|)", str(value).strip().lower())
-    if isinstance(value, bool) or found is None or found[2] not in units:
-        raise _Refused(valid)
-    size = int(float(found[1]) * units[found[2]])
-    if size <= 0:
-        raise _Refused(valid)
-    return size
-
-
-def _parse_limit(value: object) -> int | None:
-    return None if value is None else _parse_size(value)
-
-
-def _parse_remote(value: object) -> str | None:
-    if value is None:
-        return None
-    url = str(value).strip()
-    scheme, mark, rest = url.partition("://")
-    known = tuple(sorted(fsspec.available_protocols()))
-    if not mark or not rest or scheme not in known:
-        raise _Refused("a URL that fsspec knows, such as s3://bucket/folder or file:///folder", known, scheme)
-    try:
-        fsspec.get_filesystem_class(scheme)
-    except ImportError as error:
-        raise _Refused(f"{url} once its library is installed ({error})") from None
-    return url
-
-
-def _parse_target(value: object) -> str | None:
-    if value is None:
-        return None
-    text = str(value).strip().lower()
-    if text == "cpu" or re.fullmatch(r"cuda:sm_\d{2,3}a?|hip:gfx[0-9a-f]{3,4}", text):
-        return text
-    known = ("cpu", "cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "hip:gfx90a", "hip:gfx942", "hip:gfx950")
-    raise _Refused("cpu, cuda:sm_<NN> such as cuda:sm_90, or hip:gfx<NNN> such as hip:gfx942", known, text)
-
-
-def _parse_verify(value: object) -> int:
-    text = str(value).strip()
-    if isinstance(value, bool) or text not in ("0", "1", "2"):
-        raise _Refused("0, 1 or 2")
-    return int(text)
-
-
-def _parse_log(value: object) -> tuple[str, ...]:
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple | set | frozenset):
-        raise _Refused(f"a comma list of {', '.join(LOG_TOPICS)}")
-    topics = {str(part).strip().lower() for part in parts} - {""}
-    for topic in sorted(topics - set(LOG_TOPICS)):
-        raise _Refused(f"a comma list of {', '.join(LOG_TOPICS)}", LOG_TOPICS, topic)
-    return tuple(topic for topic in LOG_TOPICS if topic in topics)
-
-
-def _parse_numerics(value: object) -> str:
-    text = str(value).strip().lower()
-    if text not in ("fast", "eager"):
-        raise _Refused("fast or eager", ("fast", "eager"), text)
-    return text
-
-
-def _parse_host_program(value: object) -> str:
-    text = str(value).strip().lower()
-    if text not in HOST_PROGRAMS:
-        raise _Refused(", ".join(HOST_PROGRAMS), HOST_PROGRAMS, text)
-    return text
-
-
-def _parse_threads(value: object) -> int | None:
-    if value is None:
-        return None
-    text = str(value).strip()
-    if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", text) or int(text) < 1:
-        raise _Refused("a whole number of threads, 1 or more")
-    return int(text)
-
-
-def _parse_count(value: object) -> int:
-    text = str(value).strip()
-    if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", text) or int(text) < 1:
-        raise _Refused("a whole number, 1 or more")
-    return int(text)
-
-
-def _parse_loss_chunk(value: object) -> int | None:
-    if value is None or str(value).strip().lower() == "auto":
-        return None
-    text = str(value).strip()
-    if isinstance(value, bool) or not re.fullmatch(r"\d{1,9}", text):
-        raise _Refused("a whole number of rows, 0 for never, or auto", ("auto",), text.lower())
-    return int(text)
-
-
-def _parse_schedules(value: object) -> Overrides | None:
-    if value is None:
-        return None
-    try:
-        return load_overrides(value)
-    except OverrideError as error:
-        raise OptionError(f"schedules (MLC_SCHEDULES): {error}") from error
 
 
 class OptionSpec(NamedTuple):
@@ -227,7 +90,7 @@ class Options:
 
     tune: bool = _option(
         "MLC_TUNE",
-        _parse_bool,
+        parse_bool,
         default=False,
         shown="0",
         values="0, 1",
@@ -236,7 +99,7 @@ class Options:
     )
     tune_budget: float = _option(
         "MLC_TUNE_BUDGET",
-        _parse_seconds,
+        parse_seconds,
         default=60.0,
         shown="60s",
         values="500ms, 60s, 2m, 1h",
@@ -244,7 +107,7 @@ class Options:
     )
     cache_dir: Path = _option(
         "MLC_CACHE_DIR",
-        _parse_cache_dir,
+        parse_cache_dir,
         default_factory=lambda: Path(user_cache_dir("torch_mlc")),
         shown="the user's cache folder, `torch_mlc`",
         values="a folder",
@@ -252,7 +115,7 @@ class Options:
     )
     cache: bool = _option(
         "MLC_CACHE",
-        _parse_bool,
+        parse_bool,
         default=True,
         shown="1",
         values="0, 1",
@@ -260,7 +123,7 @@ class Options:
     )
     cache_size: int = _option(
         "MLC_CACHE_SIZE",
-        _parse_size,
+        parse_size,
         default=DEFAULT_LIMIT,
         shown="4GiB",
         values="512MiB, 4GiB, …",
@@ -268,7 +131,7 @@ class Options:
     )
     cache_remote: str | None = _option(
         "MLC_CACHE_REMOTE",
-        _parse_remote,
+        parse_remote,
         default=None,
         shown="none",
         values="a URL for fsspec: s3://…, gs://…, file:///…",
@@ -277,7 +140,7 @@ class Options:
     )
     target: str | None = _option(
         "MLC_TARGET",
-        _parse_target,
+        parse_target,
         default=None,
         shown="from the tensors",
         values="cpu, cuda:sm_90, hip:gfx942, …",
@@ -286,7 +149,7 @@ class Options:
     )
     dump_dir: Path | None = _option(
         "MLC_DUMP_DIR",
-        _parse_path,
+        parse_path,
         default=None,
         shown="none",
         values="a folder",
@@ -294,7 +157,7 @@ class Options:
     )
     verify: int = _option(
         "MLC_VERIFY",
-        _parse_verify,
+        parse_verify,
         default=0,
         shown="0",
         values="0, 1, 2",
@@ -304,7 +167,7 @@ class Options:
     )
     log: tuple[str, ...] = _option(
         "MLC_LOG",
-        _parse_log,
+        parse_log,
         default=(),
         shown="none",
         values="a comma list of " + ", ".join(LOG_TOPICS),
@@ -312,7 +175,7 @@ class Options:
     )
     numerics: str = _option(
         "MLC_NUMERICS",
-        _parse_numerics,
+        parse_numerics,
         default="fast",
         shown="fast",
         values="fast, eager",
@@ -321,7 +184,7 @@ class Options:
     )
     threads: int | None = _option(
         "MLC_THREADS",
-        _parse_threads,
+        parse_threads,
         default=None,
         shown="torch.get_num_threads()",
         values="1, 2, …",
@@ -330,7 +193,7 @@ class Options:
     )
     strict: bool = _option(
         "MLC_STRICT",
-        _parse_bool,
+        parse_bool,
         default=False,
         shown="0",
         values="0, 1",
@@ -339,7 +202,7 @@ class Options:
     )
     fallback_random: bool = _option(
         "MLC_FALLBACK_RANDOM",
-        _parse_bool,
+        parse_bool,
         default=False,
         shown="0",
         values="0, 1",
@@ -348,7 +211,7 @@ class Options:
     )
     loss_chunk: int | None = _option(
         "MLC_LOSS_CHUNK",
-        _parse_loss_chunk,
+        parse_loss_chunk,
         default=None,
         shown="auto",
         values="auto, 0, 1024, …",
@@ -358,7 +221,7 @@ class Options:
     )
     host_program: str = _option(
         "MLC_HOST_PROGRAM",
-        _parse_host_program,
+        parse_host_program,
         default="auto",
         shown="auto",
         values=", ".join(HOST_PROGRAMS),
@@ -367,7 +230,7 @@ class Options:
     )
     cuda_graphs: bool = _option(
         "MLC_CUDA_GRAPHS",
-        _parse_bool,
+        parse_bool,
         default=False,
         shown="0",
         values="0, 1",
@@ -375,7 +238,7 @@ class Options:
     )
     cuda_graph_shapes: int = _option(
         "MLC_CUDA_GRAPH_SHAPES",
-        _parse_count,
+        parse_count,
         default=16,
         shown="16",
         values="1, 2, …",
@@ -383,7 +246,7 @@ class Options:
     )
     cuda_graph_copies: bool = _option(
         "MLC_CUDA_GRAPH_COPIES",
-        _parse_bool,
+        parse_bool,
         default=True,
         shown="1",
         values="0, 1",
@@ -392,7 +255,7 @@ class Options:
     )
     memory_limit: int | None = _option(
         "MLC_MEMORY_LIMIT",
-        _parse_limit,
+        parse_limit,
         default=None,
         shown="none",
         values="512MiB, 8GiB, …",
@@ -402,7 +265,7 @@ class Options:
     )
     schedules: Overrides | None = _option(
         "MLC_SCHEDULES",
-        _parse_schedules,
+        parse_schedules,
         default=None,
         shown="none",
         values="a script (.py) or traces (.json); as an option also a mapping",
@@ -459,7 +322,7 @@ def _of_mode(mode: str | None) -> Mapping[str, object]:
 def _parsed(spec: OptionSpec, value: object, asked: str) -> Any:
     try:
         return spec.parse(value)
-    except _Refused as no:
+    except Refused as no:
         near = get_close_matches(no.wrong, no.known, n=1, cutoff=0.5)
         guess = f" Did you mean {near[0]!r}?" if near else ""
         raise OptionError(
