@@ -30,13 +30,14 @@ from .sweep import FAULTS, Sweep, latest, read
 @click.option("--samples", default=0, help="at most so many of a job; 0: all")
 @click.option("--workers", default=2)
 @click.option("--patience", default=120.0, help="seconds that one sample may take")
+@click.option("--at-once", default=8, help="samples that are compiled in one function")
 @click.option("--again", is_flag=True, help="also what differed before")
 @click.option("--results", type=click.Path(path_type=Path), default=ROOT / "build" / "opinfo" / "results.jsonl")
 @click.option("--report", is_flag=True, help="run nothing; say what differs")
 @click.option("--table", is_flag=True, help="run nothing; write docs/operators.md")
 def main(
-    ops: str, dtypes: str, modes: str, samples: int, workers: int, patience: float, again: bool, results: Path,
-    report: bool, table: bool,
+    ops: str, dtypes: str, modes: str, samples: int, workers: int, patience: float, at_once: int, again: bool,
+    results: Path, report: bool, table: bool,
 ) -> None:  # fmt: skip
     """Check operators against eager."""
     console = Console()
@@ -62,7 +63,7 @@ def main(
                     console.print(f"{where} {record['status']}: {record['detail']}", markup=False, soft_wrap=True)
                 progress.update(task, description=" ".join(f"{n} {k}" for k, n in counts.most_common()))
 
-            Sweep(chosen, results, samples, workers, patience, again, told).run()
+            Sweep(chosen, results, samples, workers, patience, again, at_once, told).run()
     records = latest(read(results))
     if table:
         write_table(records, ROOT / "docs" / "operators.md")

@@ -6,17 +6,20 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import islice
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch._dynamo import config
+from torch._dynamo.utils import counters
 from torch.testing._internal import common_methods_invocations
-from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torch_mlc.dynamo_backend.backend as backend
+import torch_mlc.scheduler.horizontal as horizontal
 from torch_mlc.dynamo_backend.compile import CompiledGraph
 
 from .cases import Job, Sample, copied, dense, operators, widened
@@ -43,7 +46,8 @@ class Outcome:
     """``status``: ``equal``; ``wrong`` (an answer that is not eager's); ``raises`` (eager answers, compiled code does
     not); ``torch`` (torch's own tracing fails alike, with the backend ``aot_eager``); ``invalid`` (eager raises).
     ``detail`` says what differs. ``graphs`` counts what was compiled: nothing where torch breaks its graph at the
-    operator, which then runs eagerly. ``library`` names library calls.
+    operator, which then runs eagerly. ``library`` names library calls. Samples that were compiled in one function share
+    these.
     """
 
     status: str
@@ -58,105 +62,168 @@ class Outcome:
 
 def check(job: Job, sample: Sample) -> Outcome:
     """Run one sample by eager and compiled."""
-    info = operators()[job.op]
-    run = _RUNNERS[job.mode]
+    return check_all(job, [sample])[0]
+
+
+def check_all(job: Job, found: list[Sample]) -> list[Outcome]:
+    """The outcome of each sample: all are compiled in one function, and by themselves where that differs from eager,
+    breaks its graph or draws random numbers.
+    """
     # The database's own way to seed an operator is a graph break; samples are seeded from outside.
     with warnings.catch_warnings(), patch.object(common_methods_invocations, "wrapper_set_seed", _plainly):
         warnings.simplefilter("ignore")
-        given = copied(sample)
-        try:
-            expected = _seeded(lambda: run(job, _function(info, job), given))
-        except Exception as error:
-            return Outcome("invalid", _short(error))
-        seen: list[CompiledGraph] = []
-        outcome = _compare(job, sample, expected, "mlc", seen)
-        if outcome.status in FAULTS:
-            peer = _compare(job, sample, expected, "aot_eager", [])
-            if peer.status in FAULTS:
-                outcome = Outcome("torch", f"{outcome.detail} | aot_eager: {peer.detail}")
-        elif any(_draws(op) for g in seen for op in _library(g)):
-            # Compared with the numbers of torch's generator; how it runs is seen with those of ours.
-            seen.clear()
-            drawn = _compare(job, sample, expected, "mlc", seen, ours=True)
-            outcome = drawn if drawn.status in FAULTS else outcome
-        outcome.graphs = len(seen)
-        outcome.kernels = sum(_kernels(g) for g in seen)
-        outcome.library = sorted({op for g in seen for op in _library(g)})
-        return outcome
+        outcomes: dict[int, Outcome] = {}
+        expected: dict[int, list[Any]] = {}
+        for k, sample in enumerate(found):
+            try:
+                expected[k] = _run(job, _function(job, 1), [copied(sample)])[0]
+            except Exception as error:
+                outcomes[k] = Outcome("invalid", _short(error))
+        if len(expected) > 1:
+            outcomes |= _together(job, found, expected)
+        outcomes |= {k: _alone(job, found[k], e) for k, e in expected.items() if k not in outcomes}
+        return [outcomes[k] for k in range(len(found))]
+
+
+def _alone(job: Job, sample: Sample, expected: list[Any]) -> Outcome:
+    """The outcome of one sample in a function of its own."""
+    seen: list[CompiledGraph] = []
+    (outcome,) = _compare(job, [sample], [expected], "mlc", seen)
+    if outcome.status in FAULTS:
+        (peer,) = _compare(job, [sample], [expected], "aot_eager", [])
+        if peer.status in FAULTS:
+            outcome = Outcome("torch", f"{outcome.detail} | aot_eager: {peer.detail}")
+    elif any(_draws(op) for g in seen for op in _library(g)):
+        # Compared with the numbers of torch's generator; how it runs is seen with those of ours.
+        seen.clear()
+        (drawn,) = _compare(job, [sample], [expected], "mlc", seen, ours=True)
+        outcome = drawn if drawn.status in FAULTS else outcome
+    return _counted(outcome, seen)
+
+
+def _together(job: Job, found: list[Sample], expected: dict[int, list[Any]]) -> dict[int, Outcome]:
+    """The outcomes of samples in one function. Those that differ have to be looked at by themselves and are left out,
+    but for those that are right by themselves and wrong with others."""
+    chosen, seen = list(expected), list[CompiledGraph]()
+    args = job, [found[k] for k in chosen], list(expected.values())
+    counters["graph_break"].clear()
+    with patch.object(horizontal._Tables, "run", _no_tables):
+        outcomes = dict(zip(chosen, _compare(*args, "mlc", seen), strict=True))
+    if counters["graph_break"] or any(_draws(op) for g in seen for op in _library(g)):
+        return {}
+    if all(o.status == "equal" for o in outcomes.values()):
+        return {k: _counted(o, seen) for k, o in outcomes.items()}
+    kept = {k: _counted(o, seen) for k, o in outcomes.items() if o.status == "equal"}
+    alone = {k: _alone(job, found[k], expected[k]) for k, o in outcomes.items() if o.status != "equal"}
+    if all(o.status == "equal" for o in alone.values()):
+        peers = dict(zip(chosen, _compare(*args, "aot_eager", []), strict=True))
+        for k in alone:
+            if peers[k].status == "equal":
+                alone[k] = Outcome(outcomes[k].status, f"in one graph with others: {outcomes[k].detail}")
+    return kept | alone
+
+
+def _no_tables(tables: Any) -> Any:
+    """Samples in one graph have kernels of their own, which know their sizes, as if each were compiled by itself."""
+    return tables.graph, dict(tables.functions)
+
+
+def _counted(outcome: Outcome, seen: list[CompiledGraph]) -> Outcome:
+    library = sorted({op for g in seen for op in _library(g)})
+    return replace(outcome, graphs=len(seen), kernels=sum(_kernels(g) for g in seen), library=library)
 
 
 def _compare(
-    job: Job, sample: Sample, expected: list[Any], name: str, seen: list[CompiledGraph], ours: bool = False
-) -> Outcome:
+    job: Job, found: list[Sample], expected: list[list[Any]], name: str, seen: list[CompiledGraph], ours: bool = False
+) -> list[Outcome]:
     """Compile with a backend and compare with eager; with random numbers of ``ours`` no values, which are others."""
     torch._dynamo.reset()
-    info = operators()[job.op]
-    options = {"options": {"fallback_random": not ours}} if name == "mlc" else {}
-    fn = torch.compile(_function(info, job), backend=name, dynamic=False, **options)
+    options = {"options": {"fallback_random": not ours, "cache": False}} if name == "mlc" else {}
+    fn = torch.compile(_function(job, len(found)), backend=name, dynamic=False, **options)
     try:
         with _recorded(seen), config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
-            actual = _seeded(lambda: _RUNNERS[job.mode](job, fn, copied(sample)))
+            actual = _run(job, fn, [copied(s) for s in found])
     except Exception as error:
-        return Outcome("raises", _short(error))
-    values = info.name not in UNDEFINED and not ours
-    detail = difference(actual, expected, lambda: _exact(job, sample), values=values, layout=job.mode != "gradient")
-    return Outcome("wrong", detail) if detail else Outcome("equal")
+        return [Outcome("raises", _short(error)) for _ in found]
+    values = job.op not in UNDEFINED and not ours
+    outcomes = []
+    for sample, a, e in zip(found, actual, expected, strict=True):
+        detail = difference(a, e, partial(_exact, job, sample), values=values, layout=job.mode != "gradient")
+        outcomes.append(Outcome("wrong", detail) if detail else Outcome("equal"))
+    return outcomes
 
 
-def _function(info: OpInfo, job: Job) -> Callable[..., Any]:
+def _function(job: Job, count: int) -> Callable[[Any], list[Any]]:
+    """What makes so many calls of an operator."""
+    info = operators()[job.op]
     op = info.inplace_variant if job.mode == "inplace" else info.op
 
-    def call(x: Any, args: Any, kwargs: Any) -> Any:
-        return op(x, *args, **kwargs)
+    def call(calls: Any) -> list[Any]:
+        ((x, args, kwargs),) = calls
+        return [op(x, *args, **kwargs)]
 
-    return call
+    def several(calls: Any) -> list[Any]:
+        return [op(x, *args, **kwargs) for x, args, kwargs in calls]
+
+    return call if count == 1 else several
+
+
+def _run(job: Job, fn: Callable[[Any], list[Any]], found: list[Sample]) -> list[list[Any]]:
+    torch.manual_seed(0)
+    return _RUNNERS[job.mode](job, fn, found)
 
 
 def _plainly(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return op(*args, **kwargs)
 
 
-def _seeded(fn: Callable[[], Any]) -> Any:
-    torch.manual_seed(0)
-    return fn()
-
-
 # --- what is run, by mode -------------------------------------------------------------------------------------------
 
 
-def _forward(job: Job, fn: Callable[..., Any], s: Sample) -> list[Any]:
+def _calls(found: list[Sample]) -> list[Any]:
+    return [(s.input, s.args, s.kwargs) for s in found]
+
+
+def _forward(job: Job, fn: Callable[[Any], list[Any]], found: list[Sample]) -> list[list[Any]]:
     with torch.no_grad():
-        return tree_leaves(fn(s.input, s.args, s.kwargs))
+        return [tree_leaves(result) for result in fn(_calls(found))]
 
 
-def _inplace(job: Job, fn: Callable[..., Any], s: Sample) -> list[Any]:
+def _inplace(job: Job, fn: Callable[[Any], list[Any]], found: list[Sample]) -> list[list[Any]]:
     """The result, and the operand that was written to."""
     with torch.no_grad():
-        return [*tree_leaves(fn(s.input, s.args, s.kwargs)), s.input]
+        return [[*tree_leaves(result), s.input] for result, s in zip(fn(_calls(found)), found, strict=True)]
 
 
-def _out(job: Job, fn: Callable[..., Any], s: Sample) -> list[Any]:
+def _out(job: Job, fn: Callable[[Any], list[Any]], found: list[Sample]) -> list[list[Any]]:
     """The results, and the tensors that were written to; those are made like what the call without them gives."""
     with torch.no_grad():
+        given = []
+        for s in found:
+            torch.manual_seed(0)
+            like = operators()[job.op].op(s.input, *s.args, **s.kwargs)
+            given.append(tree_map_only(torch.Tensor, torch.ones_like, like))
         torch.manual_seed(0)
-        like = operators()[job.op].op(s.input, *s.args, **s.kwargs)
-        out = tree_map_only(torch.Tensor, torch.ones_like, like)
-        torch.manual_seed(0)
-        return [*tree_leaves(fn(s.input, s.args, {**s.kwargs, "out": out})), *tree_leaves(out)]
+        results = fn([(s.input, s.args, {**s.kwargs, "out": out}) for s, out in zip(found, given, strict=True)])
+        return [[*tree_leaves(result), *tree_leaves(out)] for result, out in zip(results, given, strict=True)]
 
 
-def _gradient(job: Job, fn: Callable[..., Any], s: Sample) -> list[Any]:
+def _gradient(job: Job, fn: Callable[[Any], list[Any]], found: list[Sample]) -> list[list[Any]]:
     """Results, then the gradients of all operands that ask for one, for random gradients of the results."""
-    result = fn(s.input, s.args, s.kwargs)
-    results = tree_leaves(s.ends(result))
-    leaves = [t for t in tree_leaves((s.input, s.args, s.kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad]
-    ends = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
-    if not leaves or not ends:
-        return [_detached(t) for t in results]
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t.dtype) for t in ends]
-    grads = torch.autograd.grad(ends, leaves, weights, allow_unused=True)
-    return [*(_detached(t) for t in results), *grads]
+    parts, ends, weights, leaves = [], list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+    for result, s in zip(fn(_calls(found)), found, strict=True):
+        results = tree_leaves(s.ends(result))
+        asking = [t for t in tree_leaves(_calls([s])) if isinstance(t, torch.Tensor) and t.requires_grad]
+        last = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
+        if not asking or not last:
+            asking, last = [], []
+        generator = torch.Generator().manual_seed(1)
+        ends += last
+        leaves += asking
+        weights += [torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t.dtype) for t in last]
+        parts.append(([_detached(t) for t in results], len(asking)))
+    grads = iter(torch.autograd.grad(ends, leaves, weights, allow_unused=True) if leaves else ())
+    return [[*results, *islice(grads, count)] for results, count in parts]
 
 
 def _detached(t: Any) -> Any:
@@ -170,9 +237,8 @@ _RUNNERS = {
 
 def _exact(job: Job, sample: Sample) -> list[Any] | None:
     """The results in float64, or None where there are none."""
-    fn = _function(operators()[job.op], job)
     try:
-        return _seeded(lambda: _RUNNERS[job.mode](job, fn, widened(copied(sample))))
+        return _run(job, _function(job, 1), [widened(copied(sample))])[0]
     except Exception:
         return None
 

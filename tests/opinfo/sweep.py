@@ -21,7 +21,8 @@ FAULTS = ("wrong", "raises", "crash", "hang")
 @dataclass(slots=True)
 class Sweep:
     """``most`` bounds the samples of a job (0: all), ``patience`` is the seconds that one sample may take,
-    ``again`` runs jobs once more in which something differed.
+    ``again`` runs jobs once more in which something differed. So many samples are compiled ``at_once``, until a process
+    is lost with them.
     """
 
     jobs: list[Job]
@@ -30,6 +31,7 @@ class Sweep:
     workers: int = 1
     patience: float = 120.0
     again: bool = False
+    at_once: int = 8
     told: Callable[[dict[str, Any]], None] = lambda record: None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -75,11 +77,12 @@ class Sweep:
 
     def outcomes(self, worker: Worker, job: Job, first: int) -> Iterator[dict[str, Any]]:
         """The outcome of each sample from ``first`` on; at last a record with no sample, for the job is finished."""
-        total = 0
+        total, at_once = 0, self.at_once
+        together: dict[str, Any] | None = None
         while True:
             running: int | None = None
             try:
-                worker.ask(job=[job.op, job.dtype, job.mode], first=first, most=self.most)
+                worker.ask(job=[job.op, job.dtype, job.mode], first=first, most=self.most, at_once=at_once)
                 while True:
                     message = worker.answer(self.patience)
                     if "samples" in message:
@@ -90,21 +93,22 @@ class Sweep:
                         yield {"sample": message["done"], **message["outcome"]}
                         running, first = None, message["done"] + 1
                     elif "job_done" in message:
+                        if together is not None:
+                            yield together
                         yield {"sample": None, "samples": total, "most": self.most, "detail": message.get("error", "")}
                         return
             except WorkerLost as lost:
                 if running is None:  # not a sample's doing: the job as a whole
                     yield {"sample": None, "samples": total, "most": self.most, "detail": f"{lost}"}
                     return
-                yield {
-                    "sample": running,
-                    "status": lost.status,
-                    "detail": str(lost),
-                    "graphs": 0,
-                    "kernels": 0,
-                    "library": [],
-                }
-                first = running + 1
+                crash = {"sample": running, "status": lost.status, "graphs": 0, "kernels": 0, "library": []}
+                if at_once > 1:  # which of them it was shows when each runs by itself
+                    at_once = 1
+                    if lost.status == "crash":
+                        together = {**crash, "detail": f"in one graph with others: {lost}"}
+                    continue
+                together, first = None, running + 1
+                yield {**crash, "detail": str(lost)}
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.opinfo import check
 from tests.opinfo.cases import Job, jobs, samples
-from tests.opinfo.check import check, difference
+from tests.opinfo.check import difference
 from tests.opinfo.layouts import LAYOUTS, laid_out
 from tests.opinfo.report import differences, kind_of, write_table
 from tests.opinfo.sweep import Sweep, latest, read
@@ -28,13 +31,40 @@ LAID_OUT = [Job("nn.functional.avg_pool2d", "float32", layout) for layout in LAY
 @pytest.mark.parametrize("job", [*GRADIENTS, *INTEGERS, *WRITTEN, *LAID_OUT], ids=str)
 def test_an_operator_equals_eager(job: Job) -> None:
     for sample in samples(job)[:2]:
-        outcome = check(job, sample)
+        outcome = check.check(job, sample)
         assert outcome.status in ("equal", "invalid", "torch"), outcome.detail
 
 
-def test_layouts_are_what_they_say() -> None:
-    import torch
+def test_samples_in_one_function_have_outcomes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job("add", "float32")
+    found = samples(job, 3)
+    found[1] = replace(found[1], args=(torch.ones(7, 1, 5, 3),))
+    outcomes = check.check_all(job, found)
+    assert [o.status for o in outcomes] == ["equal", "invalid", "equal"]
+    assert all(o.graphs == 1 and o.kernels == 2 for o in outcomes[::2]), "one graph, and a kernel for each"
+    real = check._compare
 
+    def compare(job: Job, found: list[Any], expected: Any, backend: str, *rest: Any, **how: Any) -> list[check.Outcome]:
+        outcomes = real(job, found, expected, backend, *rest, **how)
+        if len(found) > 1 and backend == "mlc":
+            outcomes[1] = check.Outcome("wrong", "first seen")
+        return outcomes
+
+    monkeypatch.setattr(check, "_compare", compare)
+    first, _, last = check.check_all(job, found)
+    assert first.status == "equal" and first.kernels == 2
+    assert last.status == "wrong" and last.detail == "in one graph with others: first seen", "alone it is right"
+
+
+def test_random_numbers_and_broken_graphs_are_checked_one_by_one() -> None:
+    for op in ("rand_like", "equal"):
+        job = Job(op, "float32")
+        outcomes = check.check_all(job, samples(job, 2))
+        assert [o.status for o in outcomes] == ["equal", "equal"]
+        assert all(o.kernels == (op == "rand_like") for o in outcomes), op
+
+
+def test_layouts_are_what_they_say() -> None:
     x = torch.arange(48.0).view(2, 3, 2, 4)
     strides = {
         "transposed": (1, 2, 6, 12), "sliced": (120, 24, 6, 1), "expanded": (0, 8, 4, 1), "overlapping": (1, 1, 1, 1),
@@ -51,8 +81,6 @@ def test_layouts_are_what_they_say() -> None:
 
 
 def test_what_differs_is_seen() -> None:
-    import torch
-
     x = torch.tensor([1.0, 2.0, float("nan")])
     same = dict(exact=lambda: None, values=True, layout=True)
     assert not difference([x], [x.clone()], **same)  # type: ignore[arg-type]

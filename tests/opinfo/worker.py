@@ -1,6 +1,7 @@
 """A process that checks samples.
 
-``{"start": n}`` goes out before sample n is run, so that whoever reads knows which one a crash or a hang belongs to.
+``{"start": n}`` goes out before what begins with sample n is run, so that whoever reads knows whom a crash or a hang
+belongs to; of several together (``at_once``), it is not known which one.
 """
 
 from __future__ import annotations
@@ -27,11 +28,10 @@ def load() -> Handler:
             say(job_done=True, error=f"{type(error).__name__}: {error}"[:300])
             return
         say(samples=len(found))
-        for n, sample in enumerate(found):
-            if n < first:
-                continue
+        for n in range(first, len(found), request["at_once"]):
             say(start=n)
-            say(done=n, outcome=check.check(job, sample).record())
+            for k, outcome in enumerate(check.check_all(job, found[n : n + request["at_once"]])):
+                say(done=n + k, outcome=outcome.record())
         say(job_done=True)
 
     return handle
