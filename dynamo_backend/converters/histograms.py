@@ -77,7 +77,7 @@ def _outer(ctx: ImportContext, x: Tensor, column: int | None, given: Sequence[fl
         apart = 0.5 if left == right else 0.0
         return const(left - apart, kind), const(right + apart, kind)
     if x.type.numel == 0:
-        return const(-0.5, kind), const(0.5, kind)
+        return const(0, kind), const(1, kind)
     rows = x.shape if column is None else x.shape[:-1]
     domain = ctx.domain(rows, range(len(rows)))
     value = ctx.at(x, domain.indices if column is None else (*domain.indices, sympy.Integer(column)))

@@ -100,6 +100,7 @@ def test_histograms(check: Check) -> None:
     check(lambda x: torch.histogram(x, 5, range=(-1.0, 1.5)), x.double())
     check(lambda x, w: torch.histogram(x, 6, weight=w, density=True), x, w)
     check(lambda x: torch.histogram(x, 3), torch.full((4, 2), 2.5))
+    check(lambda x: torch.histogram(x, 2).bin_edges, torch.empty(0, 3))
     # Each edge of tenths, and what is one rounding beside it.
     tenths = torch.arange(11, dtype=torch.float32) / 10
     near = torch.cat((tenths, *(torch.nextafter(tenths, torch.tensor(e)) for e in (-1.0, 2.0))))
