@@ -19,6 +19,7 @@ from .chunk_loss import chunk_losses
 from .chunk_loss_write import Writer
 from .compile import planned_peak
 from .converters import CONVERTERS
+from .overwritten import keep_overwritten
 from .share_nodes import share_nodes
 
 aten = torch.ops.aten
@@ -44,6 +45,7 @@ def partition(options: Options) -> Callable[..., Parts]:
         joint.graph.eliminate_dead_code()
         share_nodes(joint.graph)
         recompute_scores(joint, options)
+        keep_overwritten(joint, _backward(joint.graph))
         with config.patch(cse=False):
             if options.memory_limit is not None:
                 return within_limit(joint, inputs, options, settings)

@@ -180,6 +180,41 @@ def test_training_with_inputs_that_are_written() -> None:
     torch.testing.assert_close(*grads)
 
 
+def written_after(x: Tensor, y: Tensor) -> Tensor:
+    t = torch.sigmoid(y) * x
+    y.add_(1)
+    return t.sin()
+
+
+def partly_written_after(x: Tensor, y: Tensor) -> Tensor:
+    t = torch.sigmoid(y[::2]) * x[:3] + y.flip(0)[:3].exp() * x[2:]
+    y[1:].mul_(2)
+    return t.sin()
+
+
+def written_behind_expansions_and_parts(x: Tensor, y: Tensor) -> Tensor:
+    t = y.expand(3, 5).sigmoid() * x
+    a, b = y.split([2, 3])
+    t = t.sum() + (b.tanh() * x[2:] * a[0].exp()).sum()
+    b.copy_(x[:3].detach())
+    t = t * (y + 1)
+    y.neg_()
+    return t.sin() * (y * 2)
+
+
+@pytest.mark.parametrize("f", [written_after, partly_written_after, written_behind_expansions_and_parts])
+@pytest.mark.parametrize("strided", [False, True], ids=["dense", "strided"])
+def test_backwards_read_inputs_as_they_were(f: Callable[..., Tensor], strided: bool, dynamic: bool) -> None:
+    """The forward writes at its end, and its backward may not make again of an input what the forward made of it."""
+    found = []
+    for fn in (f, torch.compile(f, backend="mlc", dynamic=dynamic)):
+        x = torch.linspace(-1, 1, 5, requires_grad=True)
+        y = torch.linspace(-2, 1, 10)[::2] if strided else torch.linspace(-2, 1, 5)
+        out = fn(x, y)
+        found.append((out, y, *torch.autograd.grad(out.sum(), x)))
+    torch.testing.assert_close(*found)
+
+
 def test_a_leaf_that_needs_gradients_is_not_written() -> None:
     def f(x: Tensor) -> Tensor:
         x.add_(1)

@@ -15,11 +15,11 @@ def found(
     inputs: str, body: str, *returns: str, sizes: tuple[dict[str, int], ...] = ({"A": 4},),
     dynamic: bool | None = False, gradient: bool = False, capture: bool = False, eps: float = EPS,
 ) -> Program:  # fmt: skip
-    """A program of lines of text. Inputs of floats ask for gradients where there are ``gradient``s."""
+    """A program of lines of text. Inputs of floats ask for gradients where there are ``gradient``s, if not detached."""
     made = []
     for line in inputs.strip().splitlines():
         name, _, text = line.strip().partition(" = ")
-        made.append(Input(name, text, "float" in text))
+        made.append(Input(name, text, "float" in text and "detach" not in text))
     names = [i.name for i in made]
     steps = []
     for line in body.strip().splitlines():
@@ -72,6 +72,11 @@ FOUND = {
     "a bag of embeddings whose other results the library leaves empty": found(
         "x0 = numbers((A, 2), torch.bfloat16, 1)\nx1 = places((3, 2), A, 2, torch.int64)",
         "t0 = F.embedding_bag(x1, x0, mode='sum')", "t0", dynamic=True,
+    ),
+    "an input that the forward writes is read by the backward as it was": found(
+        "x0 = numbers((A, 2), torch.float32, 1)\nx1 = numbers((A, 1), torch.float32, 2).detach()",
+        "t0 = F.binary_cross_entropy_with_logits(x0[:, 1:], x1.sigmoid(), reduction='none')\nx1[1:] += 1\nt1 = t0 ** 2",
+        "t1", gradient=True,
     ),
     "a scalar tensor is turned round": found("x0 = numbers((), torch.float32, 1)", "t0 = x0.flip(0)", "t0"),
 }  # fmt: skip
