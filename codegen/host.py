@@ -5,13 +5,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import sympy
 
+from ..ir.expr import symbol
 from ..ir.graph import GraphOutput, Library, TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The programs of a GPU kernel by dimension, in the sizes that it takes, whose names in order are ``symbols``."""
+
+    extents: tuple[sympy.Expr, ...]
+    symbols: tuple[str, ...]
+
+    def of(self, sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, sympy.Expr, sympy.Expr]:
+        """Three extents, of a launch with these sizes."""
+        known = {symbol(name): size for name, size in zip(self.symbols, sizes, strict=True)}
+        x, y, z = (*(e.xreplace(known) for e in self.extents), *[sympy.S.One] * (3 - len(self.extents)))
+        return x, y, z
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +34,17 @@ class KernelUse:
     """How calls of a tensor function reach compiled code.
 
     ``kernel`` is the variable of the code (equal functions share one), ``sizes`` which of the call's sizes it takes, in
-    its order. Code is called with an address for each tensor, then the sizes; or, where not ``by_pointer`` (GPU
-    kernels, and ATen ops in a kernel's place), with the tuple of tensors and that of sizes. Code over a ``table`` is
-    called with the number of rows first, and then tensors and sizes row by row.
+    its order. Code is called with an address for each tensor, then the sizes; or, where not ``by_pointer`` (ATen ops in
+    a kernel's place, GPU kernels that copy what lies where they cannot read it), with the tuple of tensors and that of
+    sizes. Code over a ``table`` is called with the number of rows first, and then tensors and sizes row by row. Code
+    for a GPU, which has a ``grid``, takes the index of the device before all addresses.
     """
 
     kernel: str
     sizes: tuple[int, ...]
     by_pointer: bool = True
     table: bool = False
+    grid: Grid | None = None
 
 
 @dataclass(frozen=True, slots=True)

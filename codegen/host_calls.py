@@ -1,5 +1,6 @@
-"""How a native host program calls what it is made of: kernels by their addresses, ops of ATen's through torch's C
-interface, and Python for the rest; and where in its frame the values are that it calls them with."""
+"""How a native host program calls what it is made of: kernels by their addresses or through the driver of a GPU, ops of
+ATen's through torch's C interface, and Python for the rest; and where in its frame the values are that it calls them
+with."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 
 import sympy
 
-from .host import Allocate, CallLibrary, HostProgram, Launch, Step
+from .host import Allocate, CallLibrary, Grid, HostProgram, Launch, Step
 from .host_body import Body
 from .host_frame import Frame, reads, step_sizes
 from .host_shims import Array, Handle, Null, ShimCall, Shims, Word
@@ -18,6 +19,8 @@ from .host_table import NOTHING, OBJECT, SIZE, TENSOR
 from .host_text import Part
 from .kernel import EmitError
 
+# The driver's function that launches, among a program's own words.
+LAUNCHER = "launch"
 # So many arguments of a kernel are written out; more are copied by a loop.
 _WRITTEN_OUT = 12
 # The words of numbers that a kernel tells of a wrong index in, behind its arguments.
@@ -75,11 +78,13 @@ class Calls:
     def make(self, root: str, step: Allocate) -> None:
         kind = step.type
         dtype = self.shims.dtypes.get(kind.dtype.value)
-        if dtype is None:
-            raise EmitError(f"{self.program.name}: torch's C interface has no {kind.dtype.value}")
+        device, _, index = kind.device.partition(":")
+        if dtype is None or device not in self.shims.devices:
+            missing = kind.dtype.value if dtype is None else device
+            raise EmitError(f"{self.program.name}: torch's C interface has no {missing}")
         shape, strides = self.b.array(kind.shape), self.b.array(kind.strides)
         slot = self.b.at("frame", 3 * self.slots[root])
-        rest = f"i32 {dtype}, i32 {self.shims.cpu}"
+        rest = f"i32 {dtype}, i32 {self.shims.devices[device]}, i32 {index or 0}"
         where = f"ptr %table, ptr {slot}, i64 {len(kind.shape)}, ptr {shape}, ptr {strides}, {rest}"
         bad = self.b.value(f"call i1 {self.b.function('mlc_make')}({where})")
         self.rescued(bad, step, (step.name,), root)
@@ -128,6 +133,19 @@ class Calls:
             late = [(k, i) for k, i in enumerate(items) if isinstance(i, str) and i.startswith("%")]
         for k, value in late:
             self.b.store("arguments", k, value)
+
+    def launch_on_gpu(self, step: Launch, grid: Grid) -> None:
+        """Launch a kernel on the stream that torch's work goes to; where it cannot be, Python does, or raises."""
+        extents = ", ".join(f"i64 {self.b.size(e)}" for e in grid.of(step.sizes))
+        sizes = [self.b.size(s) for s in step.sizes]
+        self.b.release()
+        self.arguments([*(self.slot(t) + 2 for t in step.tensors), *sizes])
+        self.most_arguments = max(self.most_arguments, len(step.tensors) + len(sizes))
+        launcher, record = self.b.own_word("driver", LAUNCHER), self.b.own_word("record", step.use.kernel)
+        stream = self.b.value("load ptr, ptr %stream")
+        where = f"ptr {launcher}, ptr {record}, ptr %arguments, {extents}, ptr {stream}"
+        status = self.b.value(f"call i32 {self.b.function('mlc_launch')}({where})")
+        self.rescued(self.b.value(f"icmp ne i32 {status}, 0"), step, ())
 
     # --- ops ----------------------------------------------------------------------------------------------------------
 
@@ -236,11 +254,13 @@ class Calls:
         slot of ``root``, where that is given."""
         given, wanted = [], []
         for name in part.arguments:
-            if name in self.names or name in self.objects:
+            if name not in part.addresses and (name in self.names or name in self.objects):
                 given.append(self.code(name))
                 continue
             word = self.b.numbers(1)
-            self.b.store("numbers", word, self.b.known[self.symbols[name]])
+            is_address = name in part.addresses
+            value = self.b.load("frame", self.slot(name) + 2) if is_address else self.b.known[self.symbols[name]]
+            self.b.store("numbers", word, value)
             given.append(SIZE << 32 | word)
         for name in part.results:
             if root is not None:
@@ -286,7 +306,8 @@ def _part(name: str, step: Step, results: Sequence[str]) -> Part:
     """A step as a function of Python's."""
     given = tuple(dict.fromkeys(reads(step)))
     symbols = sorted({s.name for s in step_sizes(step)} - {*given})
-    return Part(name, (*given, *symbols), (step,), tuple(results))
+    addresses = frozenset(given if isinstance(step, Launch) and step.use.by_pointer else ())
+    return Part(name, (*given, *symbols), (step,), tuple(results), addresses)
 
 
 def _double(value: float) -> str:

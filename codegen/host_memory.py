@@ -186,7 +186,7 @@ class _Found:
         nbytes = self.nbytes.get(kind)
         if nbytes is None:
             nbytes = self.nbytes[kind] = storage_bytes(kind)
-        self.all.append(Storage(name, kind, nbytes, at, at, ours, ours and kind.device == "cpu", [name]))
+        self.all.append(Storage(name, kind, nbytes, at, at, ours, ours, [name]))
         self.of[name] = self.all[-1]
         self.count[id(self.all[-1])] = 1
 

@@ -1,10 +1,11 @@
 """The host program as LLVM IR: one C function that takes the list of arguments and returns the tuple of results.
 
 It runs the steps that ``host_text.py`` prints as Python: sizes are computed in registers, memory of kernels lies in an
-arena (``plan_memory.py``), kernels are called by their addresses, ops of ATen's through torch's C interface
-(``host_shims.py``). The interpreter's lock is released from the first kernel or op on, and taken back for ops that have
-no such interface, which Python calls (*parts*), and at the end. Where a step fails, Python does that step again (a
-*rescue*), so that errors are those of the Python program.
+arena (``plan_memory.py``), kernels are called by their addresses, on GPUs through the driver (``host_launch.py``), ops
+of ATen's through torch's C interface (``host_shims.py``). A program with a GPU makes that the current one and asks for
+torch's current stream once, at its begin. The interpreter's lock is released from the first kernel or op on, and taken
+back for ops that have no such interface, which Python calls (*parts*), and at the end. Where a step fails, Python does
+that step again (a *rescue*), so that errors are those of the Python program.
 
 Arguments that are no plain tensors (subclasses, wrappers) are left alone: the function then returns NotImplemented, and
 the Python program is to be run.
@@ -26,7 +27,9 @@ from .host import (
     CallLibrary,
     CheckLayout,
     Free,
+    Grid,
     HostProgram,
+    KernelUse,
     Launch,
     LimitMemory,
     MakeView,
@@ -38,12 +41,17 @@ from .host import (
 from .host_body import Body
 from .host_calls import GATHER, Calls
 from .host_frame import plan_frame, reads, sizes_in, step_sizes
+from .host_launch import MOST_POINTERS
 from .host_shims import Shims, shim_call
 from .host_table import DIES, IS_SIZE, IS_TENSOR, NOTHING, OBJECT, SIZE, UNUSED
 from .host_text import HostText, print_parts
 from .kernel import EmitError
 
 ENTRY = "mlc_host"
+# Functions of torch's C interface, for CUDA and HIP alike (aoti_torch/c/shim.h).
+MAKE_GUARD, DROP_GUARD = "aoti_torch_create_cuda_guard", "aoti_torch_delete_cuda_guard"
+GET_STREAM = "aoti_torch_get_current_cuda_stream"
+_GPU_STATE = ("guard", "stream")
 # Words of a frame lie on the stack, of which a thread may have little.
 MOST_WORDS = 1 << 16
 
@@ -51,28 +59,63 @@ MOST_WORDS = 1 << 16
 @dataclass(frozen=True, slots=True)
 class NativeHost:
     """``text`` is LLVM IR of the function ``ENTRY``. Behind the table's first ``OWN`` words it finds ``own``: addresses
-    of kernels ("kernel", by variable) and of functions of torch's ("function"), and functions of Python's, of the texts
-    ``parts`` and ``rescues`` ("part", "rescue")."""
+    of kernels ("kernel", by variable), of what is known of them on the GPU of index ``gpu`` ("record"), of functions of
+    torch's ("function") and of the driver's ("driver"), and functions of Python's, of the texts ``parts`` and
+    ``rescues`` ("part", "rescue")."""
 
     text: str
     own: tuple[tuple[str, str], ...]
     parts: HostText
     rescues: HostText
+    gpu: int | None = None
 
 
 def emit_native(program: HostProgram, shims: Shims) -> NativeHost:
-    """The program for the CPU. Raises EmitError where it has steps for another device, or sizes with no code here."""
-    others = {s.device for s in program.steps if isinstance(s, Launch)}
-    others |= {s.type.device for s in program.steps if isinstance(s, Allocate)}
-    others |= {kind.device for kind in program.inputs.values()}
-    if others - {"cpu"}:
-        raise EmitError(f"{program.name}: host programs are native on CPUs alone, and this one uses {sorted(others)}")
-    return _Emitter(program, shims, plan_frame(program), Body(program.name)).emit()
+    """The program for CPUs and at most one GPU. Raises EmitError where it has steps for another device, or sizes with
+    no code here."""
+    others = {*devices_of(program)} - {"cpu"}
+    if len(others) > 1:
+        raise EmitError(f"{program.name}: native host programs are for one GPU, and this one uses {sorted(others)}")
+    unknown = {d for d in others if d.partition(":")[0] not in shims.devices}
+    if unknown:
+        raise EmitError(f"{program.name}: native host programs cannot use {', '.join(unknown)} here")
+    gpu = int(others.pop().partition(":")[2] or 0) if others else None
+    return _Emitter(program, shims, plan_frame(program), Body(program.name), gpu=gpu).emit()
+
+
+def python_launches(step: Launch) -> str:
+    """Why Python launches a GPU kernel, "" where it does not."""
+    use = step.use
+    if use.grid is None:
+        return ""
+    if not use.by_pointer:
+        return "copies tensors that lie where its tile descriptors cannot begin"
+    if use.table:
+        return "reads a table that is copied to the GPU where it changes"
+    if len(step.tensors) > MOST_POINTERS:
+        return f"takes more than {MOST_POINTERS} tensors"
+    return ""
+
+
+def devices_of(program: HostProgram) -> tuple[str, ...]:
+    """The devices of a program's launches and tensors."""
+    found = [kind.device for kind in program.inputs.values()]
+    for step in program.steps:
+        match step:
+            case Launch():
+                found.append(step.device)
+            case Allocate(_, kind) | MakeView(_, kind):
+                found.append(kind.device)
+            case CallLibrary(node):
+                found += [t.device for t in node.types if t is not None]
+    return tuple(dict.fromkeys(found))
 
 
 @dataclass(slots=True)
 class _Emitter(Calls):
-    """The steps in their order."""
+    """The steps in their order. ``gpu`` is the index of the GPU that they use."""
+
+    gpu: int | None = None
 
     def emit(self) -> NativeHost:
         self.place_all()
@@ -90,7 +133,7 @@ class _Emitter(Calls):
         for k, step in enumerate(program.steps):
             self.b.scratch = 0
             if arena is not None and k == arena.begin:
-                self.make("", Allocate("arena", _bytes(arena.size)))
+                self.make("", Allocate("arena", _bytes(arena.size, arena.device)))
             self.step(k, step)
             if arena is not None and k == arena.end < self.frame.end:
                 self.drop("")
@@ -133,8 +176,10 @@ class _Emitter(Calls):
                 self.names[name] = root
             case WriteOver(name, target):
                 self.bind(name, self.names[target])
-            case Launch(use) if use.by_pointer:
+            case Launch(use) if use.by_pointer and use.grid is None:
                 self.launch(step)
+            case Launch(KernelUse(grid=Grid() as grid)) if not python_launches(step):
+                self.launch_on_gpu(step, grid)
             case CallLibrary(node, _, over):
                 call = shim_call(node, self.shims)
                 for result, made in zip(node.names, node.types, strict=True):
@@ -261,15 +306,17 @@ class _Emitter(Calls):
         self.b.line("%table = call ptr @PyLong_AsVoidPtr(ptr %self)")
         for name, size in (("frame", self.words), ("numbers", self.b.most_scratch), ("arguments", self.most_arguments)):
             self.b.line(f"%{name} = alloca [{max(size, 1)} x i64], align 16")
-        for name in ("thread", "status", "results"):
+        for name in ("thread", "status", "results", *(_GPU_STATE if self.gpu is not None else ())):
             self.b.line(f"%{name} = alloca ptr")
         self.b.line("store ptr null, ptr %results")
+        self.enter_gpu()
         self.b.line(f"call void @llvm.memset.p0.i64(ptr %frame, i8 0, i64 {8 * self.words}, i1 false)")
         about = f"i64 {len(kinds)}, ptr {self.b.constant('i8', kinds) if kinds else 'null'}"
         where = f"ptr %table, ptr %frame, ptr %list, {about}, i64 {3 * slots}, i64 {3 * slots + objects}"
         wrong = self.b.value(f"call i1 {self.b.function('mlc_enter')}({where})")
         self.b.line(f"br i1 {wrong}, label %refuse, label %start")
         self.b.label("refuse")
+        self.leave_gpu()
         refused = self.b.function("NotImplemented")
         self.b.line(f"call void {self.b.function('Py_IncRef')}(ptr {refused})")
         self.b.line(f"ret ptr {refused}")
@@ -284,11 +331,31 @@ class _Emitter(Calls):
         self.b.line("br label %leave")
         self.b.label("leave")
         self.b.line(f"call void {self.b.function('mlc_leave')}(ptr %table, ptr %frame, i64 {slots}, i64 {objects})")
+        self.leave_gpu()
         self.b.line(f"ret ptr {self.b.value('load ptr, ptr %results')}")
         self.b.lines.append("}")
         constants = [f"{name} = internal constant {text}" for text, name in self.b.constants.items()]
         text = "\n".join([*constants, *_PREAMBLE, *self.b.lines, ""])
-        return NativeHost(text, tuple(self.b.own), print_parts(program, self.parts), print_parts(program, self.rescues))
+        parts, rescues = print_parts(program, self.parts), print_parts(program, self.rescues)
+        return NativeHost(text, tuple(self.b.own), parts, rescues, self.gpu)
+
+    def enter_gpu(self) -> None:
+        """Make the GPU the current one, as long as a guard lives, and ask for the stream; else refuse."""
+        if self.gpu is None:
+            return
+        self.b.line("store ptr null, ptr %guard")
+        for name, (make, result) in enumerate(((MAKE_GUARD, "guard"), (GET_STREAM, "stream"))):
+            function = self.b.own_word("function", make)
+            status = self.b.value(f"call i32 {function}(i32 {self.gpu}, ptr %{result})")
+            fine = self.b.value(f"icmp eq i32 {status}, 0")
+            self.b.line(f"br i1 {fine}, label %entered{name}, label %refuse")
+            self.b.label(f"entered{name}")
+
+    def leave_gpu(self) -> None:
+        """Make the GPU the current one that was before."""
+        if self.gpu is not None:
+            guard = self.b.value("load ptr, ptr %guard")
+            self.b.line(f"call i32 {self.b.own_word('function', DROP_GUARD)}(ptr {guard})")
 
     def kind(self, name: str, sizes: frozenset[str]) -> int:
         """What an argument is, for the function that takes arguments over."""
@@ -313,5 +380,5 @@ def _again(name: str) -> str:
     return f"{name}'"
 
 
-def _bytes(size: sympy.Expr) -> TensorType:
-    return TensorType((size,), (sympy.S.One,), DType.UINT8)
+def _bytes(size: sympy.Expr, device: str) -> TensorType:
+    return TensorType((size,), (sympy.S.One,), DType.UINT8, device)

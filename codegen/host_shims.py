@@ -1,4 +1,5 @@
-"""How an op of ATen's is called through torch's C interface (``aoti_torch_cpu_…``): its arguments as C passes them.
+"""How an op of ATen's is called through torch's C interface (``aoti_torch_cpu_…``, ``aoti_torch_cuda_…``): its
+arguments as C passes them.
 
 The interface is made from the ops' schemas by torchgen (``gen_aoti_c_shim.py``): a tensor is a handle, an optional one
 a pointer to a handle, a list a pointer and a length, results are handles behind pointers at the end. An op is called
@@ -23,11 +24,12 @@ Value: TypeAlias = "sympy.Expr | float"
 @dataclass(frozen=True, slots=True)
 class Shims:
     """torch's C interface in this process: the C types of each function's parameters, and its numbers for element types
-    (by torch's names) and for the CPU."""
+    (by torch's names) and for ``devices`` (by their types). ``prefixes`` are how the names of a device's ops begin."""
 
     prototypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     dtypes: Mapping[str, int] = field(default_factory=dict)
-    cpu: int = 0
+    devices: Mapping[str, int] = field(default_factory=lambda: {"cpu": 0})
+    prefixes: Mapping[str, str] = field(default_factory=lambda: {"cpu": "aoti_torch_cpu_"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +80,18 @@ class ShimCall:
 
 
 def shim_call(node: Library, shims: Shims) -> ShimCall | None:
-    """The call of an op on CPU tensors, or None where Python has to call it."""
+    """The call of an op, or None where Python has to call it."""
     namespace, _, rest = node.target.partition("::")
     name, _, overload = rest.partition(".")
-    whole = all(t is not None and t.device == "cpu" for t in node.types)
-    if namespace != "aten" or not whole or not node.types:
+    kinds = {t.device.partition(":")[0] if t is not None else "" for t in node.types}
+    prefix = shims.prefixes.get(kinds.pop()) if len(kinds) == 1 else None
+    if namespace != "aten" or prefix is None:
         return None
     schema = resolve_op(node.target)._schema
     if len(schema.returns) != len(node.types) or any(str(r.type) != "Tensor" or r.alias_info for r in schema.returns):
         return None
     suffix = "" if overload == "default" else f"_{overload}"
-    functional, into = f"aoti_torch_cpu_{name}{suffix}", f"aoti_torch_cpu_{name}{suffix}_out"
+    functional, into = f"{prefix}{name}{suffix}", f"{prefix}{name}{suffix}_out"
     function = next((f for f in (functional, into) if f in shims.prototypes), None)
     if function is None or (function == into and len(node.types) != 1):
         return None

@@ -6,6 +6,7 @@ Those that take over arguments, make tensors and let go of them are here, those 
 
 from __future__ import annotations
 
+from .host_launch import LAUNCH
 from .host_objects import OBJECTS, OUTSIDE
 from .host_table import DIES, IS_SIZE, IS_TENSOR, UNUSED, place
 
@@ -13,7 +14,7 @@ from .host_table import DIES, IS_SIZE, IS_TENSOR, UNUSED, place
 def support_text() -> str:
     """The module of ``SUPPORT_FUNCTIONS``."""
     lines = []
-    for line in (_TENSORS + OUTSIDE + OBJECTS).splitlines():
+    for line in (_TENSORS + OUTSIDE + OBJECTS + LAUNCH).splitlines():
         at = line.find("!")
         if at < 0:
             lines.append(line)
@@ -257,10 +258,11 @@ bad:
 }}
 
 ; A new tensor in a slot, not initialised; true where there is no memory.
-define i1 @mlc_make(ptr %table, ptr %slot, i64 %rank, ptr %sizes, ptr %strides, i32 %dtype, i32 %device) {{
+define i1 @mlc_make(ptr %table, ptr %slot, i64 %rank, ptr %sizes, ptr %strides, i32 %dtype, i32 %device,
+                    i32 %index) {{
   %empty = !aoti_torch_empty_strided
   %at = getelementptr inbounds i64, ptr %slot, i64 1
-  %status = call i32 %empty(i64 %rank, ptr %sizes, ptr %strides, i32 %dtype, i32 %device, i32 0, ptr %at)
+  %status = call i32 %empty(i64 %rank, ptr %sizes, ptr %strides, i32 %dtype, i32 %device, i32 %index, ptr %at)
   %failed = call i1 @kept(ptr %table, ptr %slot, i32 %status)
   ret i1 %failed
 }}

@@ -18,6 +18,7 @@ import sympy
 import torch
 from torch.utils._sympy.printers import PythonPrinter
 
+from ..ir.dtypes import DType
 from ..ir.errors import IRError
 from ..ir.graph import ArgumentRef, ConstantRef, Library, OpRef, Ref, TensorType
 from ..ir.oracle_text import index_text
@@ -52,22 +53,26 @@ class HostText:
 
 def print_host(program: HostProgram) -> HostText:
     """The program as Python source."""
-    return _Printer(program).run()
+    return _Printer(program, guarded=_only_gpu(program)).run()
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Steps of a program as a function of its own: what it takes, names of tensors and sizes, and what it returns."""
+    """Steps of a program as a function of its own: what it takes, names of tensors and sizes, and what it returns.
+
+    Of what it takes, ``addresses`` are given as integers.
+    """
 
     name: str
     arguments: tuple[str, ...]
     steps: tuple[Step, ...]
     results: tuple[str, ...]
+    addresses: frozenset[str] = frozenset()
 
 
 def print_parts(program: HostProgram, parts: Sequence[Part]) -> HostText:
     """A Python function for each part."""
-    printer = _Printer(program)
+    printer = _Printer(program, guarded=_only_gpu(program))
     for part in parts:
         printer.part(part)
     return printer.done()
@@ -84,6 +89,8 @@ class _Printer:
     hoisted: dict[sympy.Expr, str] = field(default_factory=dict)
     indent: str = "    "
     comment: str = ""
+    # The GPU that is the current one while the program runs, "" where there is none such.
+    guarded: str = ""
     # The variables of the arena and its address, and the names that are addresses and no tensors.
     arena: tuple[str, str] = ("", "")
     addresses: set[str] = field(default_factory=set)
@@ -98,15 +105,14 @@ class _Printer:
             names = ", ".join(self.name(a) for a in p.arguments)
             self.line(f"{names}{',' if len(p.arguments) == 1 else ''} = args")
         self.line("args.clear()")
-        devices = sorted({s.device for s in p.steps if isinstance(s, Launch) and s.device != "cpu"})
-        if len(devices) == 1:
-            self.line(f"with guard_({devices[0].partition(':')[2] or '0'}):")
+        if self.guarded:
+            self.line(f"with guard_({_index(self.guarded)}):")
             self.indent += "    "
         for at, step in enumerate(p.steps):
             if p.arena is not None and at == p.arena.begin:
                 self.arena = self.name("arena "), self.name("arena at ")
-                size = self.size(p.arena.size)
-                self.line(f"{self.arena[0]} = empty_cpu_(({size},), (1,), torch.uint8)")
+                whole = TensorType((p.arena.size,), (sympy.S.One,), DType.UINT8, p.arena.device)
+                self.line(f"{self.arena[0]} = {self.empty(whole)}")
                 self.line(f"{self.arena[1]} = {self.arena[0]}.data_ptr()")
             self.step(step)
             if p.arena is not None and at == p.arena.end:
@@ -115,6 +121,7 @@ class _Printer:
 
     def part(self, part: Part) -> None:
         self.names, self.taken, self.hoisted, self.comment = {}, set(), {}, ""
+        self.addresses = {*part.addresses}
         self.lines.append(f"def {part.name}({', '.join(self.name(a) for a in part.arguments)}):")
         for step in part.steps:
             self.step(step)
@@ -207,7 +214,12 @@ class _Printer:
             args = [f"({', '.join(names)}{',' if len(names) == 1 else ''})", self.sizes(step.sizes)]
             if step.use.table:
                 args.insert(0, str(step.count))
-        self.line(f"{step.use.kernel}({', '.join(args)})", step.comment)
+        if step.use.by_pointer and step.use.grid is not None:
+            args.insert(0, _index(step.device))
+        call = f"{step.use.kernel}({', '.join(args)})"
+        if step.device not in ("cpu", self.guarded):
+            call = f"with guard_({_index(step.device)}): {call}"
+        self.line(call, step.comment)
 
     def library(self, node: Library, comment: str, over: str = "") -> None:
         results = [self.name(n) for n in node.names]
@@ -278,7 +290,7 @@ class _Printer:
         shape, strides, dtype = self.sizes(kind.shape), self.sizes(kind.strides), f"torch.{kind.dtype.value}"
         if kind.device == "cpu":
             return f"empty_cpu_({shape}, {strides}, {dtype})"
-        if kind.device.startswith("cuda"):
+        if kind.device == self.guarded:
             return f"empty_cuda_({shape}, {strides}, {dtype})"
         return f"empty_({shape}, {strides}, dtype={dtype}, device={kind.device!r})"
 
@@ -329,6 +341,17 @@ class _Printer:
             case torch.dtype() | torch.layout() | torch.memory_format():
                 return str(arg)
         return repr(arg)
+
+
+def _only_gpu(program: HostProgram) -> str:
+    """The GPU that all kernels for GPUs run on, "" where there is none or more than one."""
+    devices = {s.device for s in program.steps if isinstance(s, Launch)} - {"cpu"}
+    return devices.pop() if len(devices) == 1 else ""
+
+
+def _index(device: str) -> str:
+    """The index of a GPU."""
+    return device.partition(":")[2] or "0"
 
 
 def _rows(items: tuple[Any, ...], count: int) -> list[tuple[Any, ...]]:

@@ -9,6 +9,9 @@ import sympy
 from ..ir.errors import MlcError
 from ..ir.loops import Buffer
 
+# Bytes of which an address is a multiple unless a buffer or a call says otherwise, and by which GPU code is chosen.
+ALIGNMENT = 16
+
 
 class EmitError(MlcError):
     """A scheduled nest holds something that the emitter of its target has no code for."""

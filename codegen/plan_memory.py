@@ -9,7 +9,9 @@ Source: greedy placement by size, Pisarchyk and Lee 2020, "Efficient Memory Mana
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -22,14 +24,15 @@ from ..ir.symbols import SymbolTable
 from .host import Arena, HostProgram
 from .host_memory import Polynomial, Row, Storage, as_rows, covers, expression, peaks_of, plus, polynomial, storages
 
-# Offsets are multiples of a line of the cache, as torch's own allocations are.
-ALIGN = 64
+# Offsets are multiples of a line of the cache, as torch's own allocations are; on GPUs, of what a warp reads at once at
+# most, and twice the line that it reads from memory.
+ALIGN, ALIGN_GPU = 64, 256
 # Rounding the coefficients of a size up to that may make it so much larger; else the size as a whole is rounded.
 WASTE = 1.25
 # An arena of fewer is no gain.
 LEAST = 2
-# An arena of more bytes would be fetched from the system anew in each call, page by page: malloc keeps what is smaller
-# (M_MMAP_THRESHOLD grows to 32 MiB).
+# An arena of more bytes would be fetched from the system anew in each call, page by page, on a CPU: malloc keeps what
+# is smaller (M_MMAP_THRESHOLD grows to 32 MiB). Torch's allocator for GPUs keeps whatever it has got.
 MOST = 24 << 20
 # A page more at the peak is nothing.
 SLACK = 4096
@@ -42,11 +45,14 @@ class ArenaError(MlcError):
 def plan_memory(program: HostProgram, symbols: SymbolTable) -> HostProgram:
     """The program with an arena for what only launches look at, where that does not raise its peak, but for a page.
 
-    Large tensors are left out of it as long as it would: an arena is held from its first tensor to its last.
+    Large tensors are left out of it as long as it would: an arena is held from its first tensor to its last. It is on
+    the device that has most of such tensors.
     """
     every = storages(program)
-    sizes = _Sizes.of(program, every, symbols)
-    inside = [s for s in every if s.ours and s.by_address and s.nbytes in sizes.rows]
+    device = _device(every)
+    most_bytes = MOST if device == "cpu" else math.inf
+    sizes = _Sizes.of(program, every, symbols, ALIGN if device == "cpu" else ALIGN_GPU)
+    inside = [s for s in every if s.ours and s.by_address and s.type.device == device and s.nbytes in sizes.rows]
     profile = _Profile(len(program.steps) + 1, [sizes.typical[s.nbytes] for s in every], every)
     most = max(profile.total, default=0) + SLACK
     for limit in sorted({sizes.typical[s.nbytes].bit_length() for s in inside}, reverse=True):
@@ -54,13 +60,19 @@ def plan_memory(program: HostProgram, symbols: SymbolTable) -> HostProgram:
         if len(inside) < LEAST:
             break
         within = profile.of(inside)
-        if profile.with_arena(inside, within, max(within)) > most or max(within) > MOST:
+        if profile.with_arena(inside, within, max(within)) > most or max(within) > most_bytes:
             continue  # no arena is smaller than what lives in it at once
         arena, size = sizes.placed(inside)
-        if profile.with_arena(inside, within, size) <= most and size <= MOST:
+        if profile.with_arena(inside, within, size) <= most and size <= most_bytes:
             held = [s for s in every if s.name not in arena.offsets]
             return replace(program, arena=arena, peaks=peaks_of(held, arena))
     return program
+
+
+def _device(every: Sequence[Storage]) -> str:
+    """The device on which most tensors are that only launches look at."""
+    counts = Counter(s.type.device for s in every if s.ours and s.by_address)
+    return counts.most_common(1)[0][0] if counts else "cpu"
 
 
 class _Profile:
@@ -113,7 +125,7 @@ class _Sizes:
     back: Mapping[sympy.Symbol, sympy.Expr]
 
     @classmethod
-    def of(cls, program: HostProgram, every: Sequence[Storage], symbols: SymbolTable) -> _Sizes:
+    def of(cls, program: HostProgram, every: Sequence[Storage], symbols: SymbolTable, align: int) -> _Sizes:
         shifted = {s.symbol: s.symbol + s.lower for s in symbols.sizes if s.lower}
         back = {s.symbol: s.symbol - s.lower for s in symbols.sizes if s.lower}
         known = set(program.symbols)  # what data decide is not known when the arena is made
@@ -123,7 +135,7 @@ class _Sizes:
         for e in dict.fromkeys(s.nbytes for s in every if s.ours and s.by_address):
             moved = e.xreplace(shifted)
             if e.free_symbols <= known and _is_placeable(moved):
-                aligned[e] = _aligned(moved, typical[e], lambda m: symbols.hint(m.xreplace(back)))
+                aligned[e] = _aligned(moved, typical[e], align, lambda m: symbols.hint(m.xreplace(back)))
         monomials, rows = as_rows(aligned)
         weights = tuple(symbols.hint(m.xreplace(back)) for m in monomials)
         return cls(monomials, rows, weights, typical, back)
@@ -198,13 +210,13 @@ def _upper(a: Row, b: Row) -> Row:
     return tuple(map(max, a, b))
 
 
-def _aligned(nbytes: sympy.Expr, typical: int, hint: Callable[[sympy.Expr], int]) -> Polynomial:
-    """No less than a size for all sizes of its symbols, and a multiple of ``ALIGN``."""
+def _aligned(nbytes: sympy.Expr, typical: int, align: int, hint: Callable[[sympy.Expr], int]) -> Polynomial:
+    """No less than a size for all sizes of its symbols, and a multiple of ``align``."""
     # Products of sizes are whole numbers, so that each term may be rounded by itself.
-    rounded = {m: -(-c // ALIGN) * ALIGN for m, c in polynomial(nbytes).items()}
-    if nbytes.is_Integer or sum(c * hint(m) for m, c in rounded.items()) <= WASTE * typical + ALIGN:
+    rounded = {m: -(-c // align) * align for m, c in polynomial(nbytes).items()}
+    if nbytes.is_Integer or sum(c * hint(m) for m, c in rounded.items()) <= WASTE * typical + align:
         return rounded
-    return {FloorDiv(nbytes + (ALIGN - 1), sympy.Integer(ALIGN)): ALIGN}
+    return {FloorDiv(nbytes + (align - 1), sympy.Integer(align)): align}
 
 
 def _is_placeable(nbytes: sympy.Expr) -> bool:
@@ -244,6 +256,8 @@ def check_arena(program: HostProgram, symbols: SymbolTable) -> None:
         raise ArenaError(f"{program.name}: {', '.join(sorted(lost))} have a place in the arena and are never allocated")
     for s in inside:
         begin = arena.offsets[s.name]
+        if s.type.device != arena.device:
+            raise ArenaError(f"{program.name}: {s.name} is on {s.type.device}, and the arena on {arena.device}")
         if not s.by_address:
             raise ArenaError(f"{program.name}: {s.name} is in the arena, but something wants it as a tensor")
         if not (arena.begin <= s.begin and s.end <= arena.end):

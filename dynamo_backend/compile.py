@@ -23,7 +23,7 @@ from ..runtime.counters import counters
 from ..runtime.cuda_graphs import graphed
 from ..runtime.executable import Boxed
 from ..runtime.fallback import AtenKernel
-from ..runtime.kernels import KIND_GRAPH, KernelStore, LoadedKernel, kernel_store_of
+from ..runtime.kernels import KIND_GRAPH, KernelStore, LoadedKernel, kernel_store_of, kernel_use
 from ..runtime.log import logger, say, trace_text
 from ..runtime.options import Options
 from ..runtime.targets import target_for
@@ -69,7 +69,7 @@ class CompiledGraph:
     ``stages`` is None where the program came from the cache. ``overridden`` names the user's schedules that were taken.
     ``regions`` are the bodies of its control flow, each compiled by itself.
     ``key`` is that of the program in the cache, "" where it is not there. ``capture`` tells how its launches can be
-    captured.
+    captured, ``python`` what of a host program that was to be native is not, and why.
     """
 
     name: str
@@ -81,6 +81,7 @@ class CompiledGraph:
     regions: tuple[CompiledGraph, ...] = ()
     key: str = ""
     capture: CapturePlan = CapturePlan("it was not looked at")
+    python: str = ""
 
     @property
     def is_self_contained(self) -> bool:
@@ -228,7 +229,9 @@ class _Job:
         kept = self.keep(key, kernels, program, host, capture)
         self.tell(program, text, fusion)
         bodies = tuple({id(r): r for r in self.regions.values()}.values())
-        return CompiledGraph(self.name, text, call, self.timer, stages, _overridden(kernels), bodies, kept, capture)
+        return CompiledGraph(
+            self.name, text, call, self.timer, stages, _overridden(kernels), bodies, kept, capture, host.python
+        )
 
     def constants(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What library calls name: objects of the module, and bodies of control flow as functions."""
@@ -409,9 +412,10 @@ def _variables(kernels: Mapping[str, KernelBuild]) -> dict[str, str]:
 
 def _use(build: KernelBuild, variable: str) -> KernelUse:
     names = [s.name for s in build.function.symbols.symbols]
-    taken = names if build.code is None else build.code.symbols
-    by_pointer = build.code is not None and build.code.language == "llvm"
-    return KernelUse(variable, tuple(names.index(s) for s in taken), by_pointer, build.function.table)
+    table = build.function.table
+    if build.code is None:
+        return KernelUse(variable, tuple(range(len(names))), by_pointer=False, table=table)
+    return kernel_use(build.code, variable, tuple(names.index(s) for s in build.code.symbols), table=table)
 
 
 def _constants(gm: fx.GraphModule) -> dict[str, Any]:

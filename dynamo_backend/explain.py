@@ -105,6 +105,7 @@ def report_of(compiled: CompiledGraph) -> GraphReport:
         compiled.timer.seconds,
         traffic,
         compiled.text.text,
+        compiled.python,
     )
 
 

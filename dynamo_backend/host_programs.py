@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ..codegen.host import HostProgram
-from ..codegen.host_native import NativeHost, emit_native
+from ..codegen.host import HostProgram, Launch
+from ..codegen.host_calls import LAUNCHER
+from ..codegen.host_native import NativeHost, devices_of, emit_native, python_launches
 from ..codegen.host_ranges import with_ranges
 from ..codegen.host_text import HostText, print_host
 from ..codegen.kernel import EmitError
@@ -20,6 +21,7 @@ from ..ir.errors import MlcError
 from ..ir.target import Target
 from ..runtime.cpu import CpuKernel
 from ..runtime.executable import Boxed, load_program
+from ..runtime.gpu_launch import GpuKernel
 from ..runtime.host_native import NoNativeHost, load_native, native_process, program_code, shims, support_code
 from ..runtime.host_switch import switched
 from ..runtime.kernels import KernelCode, KernelStore, LoadedKernel
@@ -43,13 +45,15 @@ class HostCode:
     support: KernelCode | None = None
     store: KernelStore | None = field(default=None, repr=False)
     target: Target | None = None
+    # What stays with Python where machine code was asked for, and why.
+    python: str = ""
 
     def load(
         self, kernels: Mapping[str, LoadedKernel], constants: Mapping[str, Any], name: str, keep: Keep | None = None
     ) -> Boxed:
         """The function that runs it, over loaded kernels by variable. ``keep`` is told of machine code that is made
         later."""
-        calls: dict[str, Callable[..., Any]] = {variable: k.call for variable, k in kernels.items()}
+        calls: dict[str, Callable[..., Any]] = {variable: k.host_call for variable, k in kernels.items()}
         python = partial(load_program, self.text, calls, constants, name)
 
         def ranged() -> Boxed:
@@ -58,9 +62,8 @@ class HostCode:
 
         def native(code: HostCode) -> Boxed:
             assert code.native is not None and code.code is not None and code.support is not None
-            addresses = {v: k.owner.address for v, k in kernels.items() if isinstance(k.owner, CpuKernel)}
             payloads = code.code.payload, code.support.payload
-            return load_native(code.native, *payloads, addresses, calls, constants, python, name)
+            return load_native(code.native, *payloads, code.addresses(kernels), calls, constants, python, name)
 
         def better() -> Boxed | None:
             try:
@@ -78,6 +81,18 @@ class HostCode:
         if self.code is None:
             return switched(python(), ranged, better, name)
         return switched(native(self), ranged, None, name)
+
+    def addresses(self, kernels: Mapping[str, LoadedKernel]) -> dict[str, int]:
+        """What machine code knows of kernels by variable: on CPUs where they are, on a GPU where their records are."""
+        found: dict[str, int] = {}
+        gpu = self.native.gpu if self.native is not None else None
+        for variable, kernel in kernels.items():
+            match kernel.owner:
+                case CpuKernel(address=address):
+                    found[variable] = address
+                case GpuKernel() as owner if gpu is not None:
+                    found[variable], found[LAUNCHER] = owner.record(gpu).address, owner.launcher
+        return found
 
     def compiled(self) -> HostCode:
         """With machine code. Raises CpuCompileError."""
@@ -97,23 +112,29 @@ class HostCode:
                 "own": self.native.own,
                 "parts": _text_record(self.native.parts),
                 "rescues": _text_record(self.native.rescues),
+                "gpu": self.native.gpu,
             }
         return found
 
 
 def host_code(program: HostProgram, options: Options, store: KernelStore) -> HostCode:
-    """A program's code as the settings ask for it. Warns where it should be native and cannot be."""
+    """A program's code as the settings ask for it; on GPUs, native where that is asked for. Warns where it should be
+    native and cannot be."""
     text = print_host(program)
-    if options.host_program == "python":
+    uses_gpu = any(d != "cpu" for d in devices_of(program))
+    if options.host_program == "python" or (options.host_program == "auto" and uses_gpu):
         return HostCode(text)
     try:
-        native = emit_native(program, shims())
+        native = emit_native(program, shims(("cpu", "cuda") if uses_gpu else ("cpu",)))
         native_process()
     except (EmitError, NoNativeHost) as error:
         if options.host_program == "native":
             warnings.warn(f"torch-mlc: the host program stays Python: {error}", stacklevel=2)
-        return HostCode(text)
-    found = HostCode(text, native, store=store, target=target_for("cpu", options.target, options.threads))
+        return HostCode(text, python=f"Python, for {error}" if options.host_program == "native" else "")
+    launches = {s.use.kernel: python_launches(s) for s in program.steps if isinstance(s, Launch)}
+    told = "; ".join(f"Python launches {kernel}, which {why}" for kernel, why in launches.items() if why)
+    target = target_for("cpu", options.target, options.threads)
+    found = HostCode(text, native, store=store, target=target, python=told)
     return found.compiled() if options.host_program == "native" else found
 
 
@@ -123,7 +144,8 @@ def stored_host_code(record: Mapping[str, Any], options: Options, store: KernelS
     if kept is None:
         return HostCode(text)
     own = tuple((kind, item) for kind, item in kept["own"])
-    native = NativeHost(_unpacked(kept["text"]), own, _text_of(kept["parts"]), _text_of(kept["rescues"]))
+    parts, rescues = _text_of(kept["parts"]), _text_of(kept["rescues"])
+    native = NativeHost(_unpacked(kept["text"]), own, parts, rescues, kept["gpu"])
     if kept["text"]:
         return HostCode(text, native, store=store, target=target_for("cpu", options.target, options.threads))
     code, support = store.code(kept["code"]), store.code(kept["support"])

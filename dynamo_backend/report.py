@@ -125,7 +125,8 @@ class MissedFusion:
 @dataclass(frozen=True, slots=True)
 class GraphReport:
     """One graph: ``peak_bytes`` is the memory it holds at most beyond its inputs, in size symbols; ``times`` seconds by
-    phase; ``traffic`` the bytes of one run, library calls among them."""
+    phase; ``traffic`` the bytes of one run, library calls among them. ``python`` says what of a host program that was
+    to be machine code is not, and why."""
 
     name: str
     target: str
@@ -137,6 +138,7 @@ class GraphReport:
     times: Mapping[str, float]
     traffic: GraphTraffic
     program: str = field(repr=False)
+    python: str = ""
 
     @property
     def fallbacks(self) -> tuple[KernelReport, ...]:
@@ -170,6 +172,8 @@ class GraphReport:
             f"{t.ratio:.2f} times the {bytes_text(t.compulsory)} of its inputs and outputs"
         )
         lines = [head + symbols, moves, *self._kernel_lines(), *self._resource_lines(), *self._library_lines()]
+        if self.python:
+            lines.append(f"  host program: {self.python}")
         for k in self.fallbacks:
             lines.append(f"  fallback: {k.name} runs as {', '.join(k.ops)}, because {k.error.splitlines()[0]}")
         lines += self._missed_lines()

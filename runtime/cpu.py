@@ -199,7 +199,8 @@ _OUTSIDE = re.compile(rb"(?<=\x00)_?((?:Sleef_|GOMP_|omp_|PyLong_)[A-Za-z0-9_]+)
 def _libraries() -> tuple[ctypes.CDLL, ...]:
     """torch's libraries, found again by the names under which they are loaded."""
     folder = Path(torch.__file__).parent / "lib"
-    patterns = ("libtorch_cpu.*", "libtorch_python.*", "libgomp*", "libomp*", "libiomp5*")
+    patterns = ("libtorch_cpu.*", "libtorch_cuda.*", "libtorch_hip.*", "libtorch_python.*", "libgomp*", "libomp*",
+                "libiomp5*")  # fmt: skip
     names = [str(path) for pattern in patterns for path in sorted(folder.glob(pattern))]
     found = []
     for name in names:

@@ -14,7 +14,7 @@ import types
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..codegen.kernel import KernelSource
+from ..codegen.kernel import ALIGNMENT, KernelSource
 from ..codegen.triton.table import ALIGNED, PARAMETERS, UNALIGNED
 from ..ir.dtypes import DType
 from ..ir.errors import MlcError
@@ -29,8 +29,6 @@ _POINTERS: dict[DType, str] = {
 }  # fmt: skip
 # What warps of different parts do to the registers they have.
 _SPECIALIZED = "setmaxnreg"
-# Bytes to which a pointer argument is aligned unless a call says otherwise.
-ALIGNMENT = 16
 
 
 class GpuCompileError(MlcError):

@@ -20,7 +20,9 @@ class GpuDriverError(MlcError):
 
 class Driver(Protocol):
     """What a kernel needs of a GPU driver. ``arguments`` of a launch is an array of pointers to the arguments'
-    values."""
+    values; ``launcher`` is the address of the C function that launches (``cuLaunchKernel``)."""
+
+    launcher: int
 
     def load(self, code: bytes, name: str, shared: int) -> Any: ...
 
@@ -32,11 +34,12 @@ class Driver(Protocol):
 class CDriver:
     """libcuda or libamdhip64 through ctypes; both have these functions with the same arguments."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, library: Any = None) -> None:
+        """``library`` has the driver's functions; by default it is the one of this machine."""
         self.kind = kind
         name, prefix = ("libcuda.so.1", "cu") if kind == "cuda" else ("libamdhip64.so", "hip")
         try:
-            library = ctypes.CDLL(name)
+            library = ctypes.CDLL(name) if library is None else library
         except OSError as error:
             raise GpuDriverError(f"no {kind} driver on this machine: {error}") from error
         self._load = getattr(library, f"{prefix}ModuleLoadData")
@@ -46,6 +49,7 @@ class CDriver:
         self._launch = getattr(library, f"{prefix}LaunchKernel" if kind == "cuda" else "hipModuleLaunchKernel")
         unsigned, pointer = ctypes.c_uint, ctypes.c_void_p
         self._launch.argtypes = [pointer, *[unsigned] * 7, pointer, pointer, pointer]
+        self.launcher = ctypes.cast(self._launch, pointer).value or 0
 
     def load(self, code: bytes, name: str, shared: int) -> Any:
         """The kernel ``name`` of a cubin or code object, in the current context, allowed ``shared`` bytes."""

@@ -16,11 +16,13 @@ from typing import Any
 import sympy
 import torch
 
-from ..codegen.kernel import KernelSource
+from ..codegen.kernel import ALIGNMENT, KernelSource
 from ..ir.expr import symbol
 from ..ir.target import Target
-from .gpu import ALIGNMENT, GpuBinary, compile_triton
-from .gpu_driver import CDriver, Driver
+from .executable import current_line
+from .gpu import GpuBinary, compile_triton
+from .gpu_driver import CDriver, Driver, GpuDriverError
+from .gpu_records import LaunchRecord
 
 _CELLS: dict[str, Any] = {"ptr": ctypes.c_uint64, "i32": ctypes.c_int32, "i64": ctypes.c_int64}
 Compile = Callable[[KernelSource, Target, tuple[bool, ...]], GpuBinary]
@@ -67,10 +69,12 @@ class GpuKernel:
         self._scratch = _device_bytes if scratch is None else scratch
         self._stream = torch._C._cuda_getCurrentRawStream if stream is None else stream
         self.grid = _grid_function(source)
-        described = str(source.option("descriptors", "")).split(",")
+        described = _described(source)
         self._described = frozenset(k for k, b in enumerate(source.params) if b.name in described)
+        self.by_address = takes_addresses(source)
         self._relaxable = tuple(b.align == 0 or b.align % ALIGNMENT == 0 for b in source.params)
         self._variants: dict[tuple[int, tuple[bool, ...]], _Loaded] = {}
+        self._records: dict[int, LaunchRecord] = {}
 
     def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> None:
         """Launch over ``tensors`` (the parameters in order, outputs included) and ``sizes``; nothing where the grid
@@ -80,10 +84,19 @@ class GpuKernel:
             return
         if self._described:
             tensors = [_aligned(t) if k in self._described else t for k, t in enumerate(tensors)]
-        addresses = [t.data_ptr() for t in tensors]
-        aligned = tuple(r and a % ALIGNMENT == 0 for r, a in zip(self._relaxable, addresses, strict=True))
         device = tensors[0].get_device() if tensors else torch.cuda.current_device()
-        self.launch(device, aligned, grid, (*addresses, *sizes))
+        self._launch_at(device, grid, (*(t.data_ptr() for t in tensors), *sizes))
+
+    def at(self, device: int, *numbers: int) -> None:
+        """Launch on a device over the addresses of its parameters and, behind them, sizes; not for kernels with tile
+        descriptors, which want tensors."""
+        grid = self.grid(*numbers[len(self._relaxable) :])
+        if 0 not in grid:
+            self._launch_at(device, grid, numbers)
+
+    def _launch_at(self, device: int, grid: tuple[int, int, int], numbers: Sequence[int]) -> None:
+        aligned = tuple(r and a % ALIGNMENT == 0 for r, a in zip(self._relaxable, numbers))
+        self.launch(device, aligned, grid, numbers)
 
     def launch(
         self, device: int, aligned: tuple[bool, ...], grid: tuple[int, int, int], arguments: Sequence[int]
@@ -99,14 +112,60 @@ class GpuKernel:
                 # The allocator gives the memory to somebody else after this launch on the stream, and not before.
                 scratch = self._scratch(math.prod(grid) * binary.scratch_bytes, device)
                 loaded.cells[len(binary.arguments)].value = scratch.data_ptr()
-            self._driver.launch(
-                loaded.function, grid, binary.threads, binary.shared, self._stream(device), loaded.pointers
-            )
+            try:
+                self._driver.launch(
+                    loaded.function, grid, binary.threads, binary.shared, self._stream(device), loaded.pointers
+                )
+            except GpuDriverError as error:
+                raise GpuDriverError(f"{self.source.name}: {error}{_told()}") from None
 
     def _load(self, device: int, aligned: tuple[bool, ...]) -> _Loaded:
         loaded = _loaded(self._driver, self._compile(self.source, self.target, aligned))
         self._variants[(device, aligned)] = loaded
+        if device in self._records:
+            _publish(loaded, self._records[device], aligned)
         return loaded
+
+    # --- for native host programs -----------------------------------------------------------------------------------
+
+    @property
+    def launcher(self) -> int:
+        """The address of the driver's function that launches."""
+        return self._driver.launcher
+
+    def record(self, device: int) -> LaunchRecord:
+        """What launches from machine code read of this kernel; it lives as long as the kernel."""
+        found = self._records.get(device)
+        if found is None:
+            found = LaunchRecord(self._relaxable, len(self.source.symbols))
+            found = self._records.setdefault(device, found)
+            for (where, aligned), loaded in [*self._variants.items()]:
+                if where == device:
+                    _publish(loaded, found, aligned)
+        return found
+
+
+def takes_addresses(source: KernelSource) -> bool:
+    """Whether addresses are enough for a launch: arrays of tile descriptors may have to be copied first."""
+    return not _described(source)
+
+
+def _described(source: KernelSource) -> list[str]:
+    """The parameters over which a kernel makes tile descriptors."""
+    return [name for name in str(source.option("descriptors", "")).split(",") if name]
+
+
+def _publish(loaded: _Loaded, record: LaunchRecord, aligned: tuple[bool, ...]) -> None:
+    """Let machine code launch a variant, unless it wants memory at each launch."""
+    binary = loaded.binary
+    if not binary.scratch_bytes:
+        function = getattr(loaded.function, "value", loaded.function)
+        record.add(aligned, function, binary.threads, binary.shared, len(loaded.cells))
+
+
+def _told() -> str:
+    where = current_line()
+    return f"; from {where}" if where else ""
 
 
 def _device_bytes(size: int, device: int) -> torch.Tensor:

@@ -107,7 +107,7 @@ def _wide(widths: list[int]) -> float:
 def _nv_info(cubin: bytes) -> Iterator[tuple[int, int]]:
     """``(attribute, greatest value)`` of a cubin's .nv.info section (the kernel and the functions it calls)."""
     best: dict[int, int] = {}
-    for name, data in _sections(cubin):
+    for name, data in elf_sections(cubin):
         if name != ".nv.info":
             continue
         at = 0
@@ -123,7 +123,7 @@ def _nv_info(cubin: bytes) -> Iterator[tuple[int, int]]:
     return iter(best.items())
 
 
-def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+def elf_sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
     """Name and content of the sections of a 64-bit little-endian ELF file."""
     if elf[:4] != b"\x7fELF":
         return

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from ..codegen.kernel import KernelSource
+from ..codegen.kernel import ALIGNMENT, KernelSource
 from ..ir.target import Target
 from .capture import Capture, current_capture
-from .gpu import ALIGNMENT, compile_triton
+from .gpu import compile_triton
 from .gpu_driver import Driver
 from .gpu_launch import Compile, GpuKernel
 
@@ -35,7 +35,7 @@ class _Rows:
     """What was launched last on a device: the table for these numbers, and the programs for these grids."""
 
     numbers: tuple[int, ...] = ()
-    sizes: tuple[int, ...] = ()
+    sizes: bytes = b""
     rows: int = 0
     aligned: tuple[bool, ...] = ()
     table: torch.Tensor | None = None
@@ -68,21 +68,31 @@ class GpuTableKernel:
 
     def __call__(self, rows: int, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> None:
         """Launch; nothing where no row has any program."""
-        device = tensors[0].get_device()
+        each, width = len(tensors) // rows, len(self.source.symbols)
+        numbers: list[int] = []
+        for k in range(rows):
+            numbers += [t.data_ptr() for t in tensors[k * each : (k + 1) * each]]
+            numbers += sizes[k * width : (k + 1) * width]
+        self.at(tensors[0].get_device(), rows, *numbers)
+
+    def at(self, device: int, rows: int, *numbers: int) -> None:
+        """Launch on a device, over the addresses of a row's tensors and its sizes, then those of the next row."""
         capture = current_capture()
         # A capture has a table of its own, which no other call may change.
         known = _Rows() if capture is not None else self._state.by_device.setdefault(device, _Rows())
-        addresses = tuple(t.data_ptr() for t in tensors)
-        given = tuple(sizes)
-        if known.programs is None or known.rows != rows or known.sizes != given:
-            programs = self._plan(rows, given)
-            known.rows, known.sizes, known.count, known.table = rows, given, len(programs), None
-            known.programs = self._put(programs, device, capture)
+        if known.programs is None or known.rows != rows or known.numbers != numbers:
+            table = np.array(numbers, np.int64).reshape(rows, -1)
+            sizes = np.ascontiguousarray(table[:, len(self.source.params) :])
+            if known.programs is None or known.rows != rows or known.sizes != sizes.tobytes():
+                programs = self._plan(sizes)
+                known.rows, known.sizes, known.count, known.table = rows, sizes.tobytes(), len(programs), None
+                known.programs = self._put(programs, device, capture)
+            if known.count:
+                known.aligned = self._aligned(table)
+                known.table = self._put(table, device, capture)
+            known.numbers = numbers
         if known.count == 0:
             return
-        if known.table is None or known.numbers != addresses:
-            table, known.aligned = self._fill(rows, addresses, given)
-            known.table, known.numbers = self._put(table, device, capture), addresses
         assert known.table is not None and known.programs is not None
         self._kernel.launch(
             device, known.aligned, (known.count, 1, 1), (known.table.data_ptr(), known.programs.data_ptr())
@@ -96,22 +106,20 @@ class GpuTableKernel:
         capture.later(lambda: memory.copy_(torch.from_numpy(array)), memory)
         return memory
 
-    def _plan(self, rows: int, sizes: tuple[int, ...]) -> Array:
+    def _plan(self, sizes: Array) -> Array:
         """The program of every block of every row."""
-        width = len(self.source.symbols)
         parts = []
-        for k in range(rows):
-            x, y, z = self._kernel.grid(*sizes[k * width : (k + 1) * width])
+        for k, row in enumerate(sizes.tolist()):
+            x, y, z = self._kernel.grid(*row)
             block = np.arange(x * y * z, dtype=np.int32)
             place = np.empty((block.size, 4), np.int32)
             place[:, 0], place[:, 1], place[:, 2], place[:, 3] = k, block % x, block // x % y, block // (x * y)
             parts.append(place)
         return np.concatenate(parts) if parts else np.empty((0, 4), np.int32)
 
-    def _fill(self, rows: int, addresses: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Array, tuple[bool, ...]]:
-        """The numbers of every row, and which pointers are aligned in all of them."""
-        columns = np.array(addresses, np.uint64).reshape(rows, -1)
+    def _aligned(self, table: Array) -> tuple[bool, ...]:
+        """Which pointers are aligned in all rows, or none where one that could be is not."""
         relaxable = [b.align == 0 or b.align % ALIGNMENT == 0 for b in self.source.params]
+        columns = table[:, : len(relaxable)]
         aligned = bool(((columns % ALIGNMENT == 0) | ~np.array(relaxable)).all())
-        table = np.concatenate((columns.view(np.int64), np.array(sizes, np.int64).reshape(rows, -1)), axis=1)
-        return np.ascontiguousarray(table), tuple(r and aligned for r in relaxable)
+        return tuple(r and aligned for r in relaxable)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..codegen.host_native import ENTRY, NativeHost
+from ..codegen.host_native import DROP_GUARD, ENTRY, GET_STREAM, MAKE_GUARD, NativeHost
 from ..codegen.host_shims import Shims
 from ..codegen.host_support import support_text
 from ..codegen.host_table import FUNCTIONS, SUPPORT_FUNCTIONS, WORDS
@@ -45,22 +45,36 @@ class NoNativeHost(MlcError):
     """This Python or this torch has not what native host programs need."""
 
 
-@lru_cache(maxsize=1)
-def shims() -> Shims:
-    """torch's C interface, as its own header declares it, as far as the library has it. Raises NoNativeHost."""
-    header = Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h"
+@lru_cache(maxsize=2)
+def shims(kinds: tuple[str, ...] = ("cpu",)) -> Shims:
+    """torch's C interface for some types of devices, as its own headers declare it, as far as the library has it.
+
+    Raises NoNativeHost.
+    """
+    prototypes = {name: types for kind in kinds for name, types in _prototypes(kind).items()}
+    for name in (MAKE_GUARD, DROP_GUARD, GET_STREAM) if "cuda" in kinds else ():
+        if not _has(name):
+            raise NoNativeHost(f"torch {torch.__version__} has no {name}, as where it was built without GPUs")
+    return Shims(
+        {name: types for name, types in prototypes.items() if _has(name)},
+        {d.value: _number(f"aoti_torch_dtype_{d.value}") for d in DType if _has(f"aoti_torch_dtype_{d.value}")},
+        {kind: _number(f"aoti_torch_device_type_{kind}") for kind in kinds},
+        {kind: f"aoti_torch_{kind}_" for kind in kinds},
+    )
+
+
+def _prototypes(kind: str) -> dict[str, tuple[str, ...]]:
+    """The C types of the parameters of each function for a type of devices."""
+    header = Path(torch.__file__).parent / f"include/torch/csrc/inductor/aoti_torch/generated/c_shim_{kind}.h"
     try:
         text = header.read_text()
     except OSError as error:
         raise NoNativeHost(f"torch {torch.__version__} comes without {header.name} ({error})") from error
-    prototypes = {}
-    for name, parameters in re.findall(r"AOTITorchError (aoti_torch_cpu_\w+)\(([^)]*)\);", text):
-        prototypes[name] = tuple(p.strip().rpartition(" ")[0] for p in parameters.split(",") if p.strip())
-    return Shims(
-        {name: types for name, types in prototypes.items() if _has(name)},
-        {d.value: _number(f"aoti_torch_dtype_{d.value}") for d in DType if _has(f"aoti_torch_dtype_{d.value}")},
-        _number("aoti_torch_device_type_cpu"),
-    )
+    found = re.findall(rf"AOTITorchError (aoti_torch_{kind}_\w+)\(([^)]*)\);", text)
+    return {
+        name: tuple(p.strip().rpartition(" ")[0] for p in parameters.split(",") if p.strip())
+        for name, parameters in found
+    }
 
 
 def _has(name: str) -> bool:
@@ -137,25 +151,27 @@ def load_native(
     constants: Mapping[str, Any],
     python: Callable[[], Boxed],
     name: str,
+    find: Callable[[str], int] = symbol_address,
 ) -> Boxed:
     """The function of a program: takes the list of arguments, clears it, returns a tuple.
 
-    ``addresses`` are those of the kernels by variable, ``kernels`` what Python calls where there is no address,
-    ``constants`` objects by name; ``python`` loads the same program
-    as Python, for arguments that are no plain tensors. Raises NoNativeHost, CpuCompileError and RuntimeFailure.
+    ``addresses`` are those of the kernels, or their records, by variable, and that of the driver's function that
+    launches (``LAUNCHER``); ``kernels`` what Python calls where there is no address, or where launching fails,
+    ``constants`` objects by name; ``python`` loads the same program as Python, for arguments that are no plain tensors;
+    ``find`` gives the address of a function of torch's. Raises NoNativeHost, CpuCompileError and RuntimeFailure.
     """
     process, helpers = native_process(), _support(support)
     counters.add("native_programs")
     parts = load_functions(native.parts, constants, name, kernels)
-    rescues = _Rescues(native.rescues, constants, name)
+    rescues = _Rescues(native.rescues, constants, name, kernels)
     kept: list[Any] = [helpers]
     words = [*process, *(helpers.addresses[f] for f in SUPPORT_FUNCTIONS)]
     for kind, item in native.own:
         match kind:
-            case "kernel":
+            case "kernel" | "record" | "driver":
                 words.append(addresses[item])
             case "function":
-                words.append(symbol_address(item))
+                words.append(find(item))
             case "part":
                 kept.append(parts[item])
                 words.append(id(kept[-1]))
@@ -186,9 +202,10 @@ class _Rescues:
     text: HostText
     constants: Mapping[str, Any] = field(repr=False)
     name: str
+    kernels: Mapping[str, Callable[..., Any]] = field(repr=False)
 
     def function(self, item: str) -> Callable[..., Any]:
         def rescue(*args: Any) -> Any:
-            return load_functions(self.text, self.constants, self.name)[item](*args)
+            return load_functions(self.text, self.constants, self.name, self.kernels)[item](*args)
 
         return rescue

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..codegen.host import Grid, KernelUse
 from ..codegen.kernel import KernelSource
 from ..ir.dtypes import DType
 from ..ir.loops import Buffer
@@ -22,7 +23,7 @@ from .cache import DEFAULT_LIMIT, DiskCache
 from .cache_entry import Entry
 from .cpu import compile_kernels, load_kernels
 from .gpu import GpuBinary, compile_triton
-from .gpu_launch import GpuKernel
+from .gpu_launch import GpuKernel, takes_addresses
 from .gpu_table import GpuTableKernel
 from .options import Options
 from .remote_cache import CacheLevels, RemoteCache
@@ -53,6 +54,14 @@ class LoadedKernel:
     call: Callable[..., Any]
     owner: Any = field(repr=False)
     name: str = ""
+
+    @property
+    def host_call(self) -> Callable[..., Any]:
+        """What host programs call (``KernelUse``): on a GPU ``(device, pointer, …, size, …)``, where code can do with
+        addresses."""
+        if isinstance(self.owner, GpuTableKernel) or (isinstance(self.owner, GpuKernel) and self.owner.by_address):
+            return self.owner.at
+        return self.call
 
 
 def compile_source(source: KernelSource, target: Target, key: str) -> KernelCode:
@@ -89,8 +98,16 @@ def load_code(code: KernelCode) -> LoadedKernel:
         return first if aligned == first.aligned else compile_triton(source, target, aligned)
 
     source = _source_of_json(code.meta["source"])
-    kind = GpuTableKernel if source.option("table") else GpuKernel
-    return LoadedKernel(kind(source, target, variant), None, code.name)
+    loaded = (GpuTableKernel if source.option("table") else GpuKernel)(source, target, variant)
+    return LoadedKernel(loaded, loaded, code.name)
+
+
+def kernel_use(code: KernelCode, variable: str, sizes: tuple[int, ...], *, table: bool = False) -> KernelUse:
+    """How host programs call a kernel by a variable; ``sizes`` are those of a call that it takes."""
+    if code.language == "llvm":
+        return KernelUse(variable, sizes, table=table)
+    source = _source_of_json(code.meta["source"])
+    return KernelUse(variable, sizes, takes_addresses(source), table, Grid(source.grid, source.symbols))
 
 
 def _source_to_json(source: KernelSource) -> dict[str, Any]:

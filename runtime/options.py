@@ -225,8 +225,8 @@ class Options:
         default="auto",
         shown="auto",
         values=", ".join(HOST_PROGRAMS),
-        doc="What runs between the kernels of a graph on the CPU: Python, or machine code that has no Python between "
-        "them; auto is Python until a graph has been called 64 times, and then native where it can be.",
+        doc="What runs between the kernels of a graph: Python, or machine code that has no Python between them; auto "
+        "is Python, and on CPUs, once a graph has been called 64 times, native where it can be.",
     )
     cuda_graphs: bool = _option(
         "MLC_CUDA_GRAPHS",

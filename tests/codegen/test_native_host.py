@@ -4,10 +4,23 @@ import pytest
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from torch_mlc.codegen.host import Allocate, BindSize, Free, HostProgram, KernelUse, Launch, MakeView, Return, Step
+from torch_mlc.codegen.host import (
+    Allocate,
+    BindSize,
+    Free,
+    Grid,
+    HostProgram,
+    KernelUse,
+    Launch,
+    MakeView,
+    Return,
+    Step,
+)
+from torch_mlc.codegen.host_calls import LAUNCHER
 from torch_mlc.codegen.host_frame import plan_frame
-from torch_mlc.codegen.host_native import emit_native
+from torch_mlc.codegen.host_native import GET_STREAM, emit_native, python_launches
 from torch_mlc.codegen.host_shims import Array, Handle, Null, Shims, Word, shim_call
+from torch_mlc.codegen.host_text import print_host
 from torch_mlc.codegen.kernel import EmitError
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import symbol
@@ -74,6 +87,48 @@ def test_what_has_no_native_program() -> None:
     steps = (*binds, Allocate("a", TensorType((FloorDiv(n, m),), (sympy.S.One,), DType.FLOAT32)), launch("x", "a"))
     with pytest.raises(EmitError, match="division by s1"):
         emit_native(program(*steps, result="a"), shims())
-    other = (Allocate("a", kind(8, device="cuda:0")), Launch(USE, ("x", "a"), (), "cuda:0"))
-    with pytest.raises(EmitError, match="CPUs alone"):
+    one, two = (Allocate(name, kind(8, device=f"cuda:{k}")) for k, name in enumerate("ab"))
+    with pytest.raises(EmitError, match=r"for one GPU, and this one uses \['cuda:0', 'cuda:1'\]"):
+        emit_native(program(one, two, result="a"), shims())
+    other = (one, Launch(USE, ("x", "a"), (), "cuda:0"))
+    with pytest.raises(EmitError, match="cannot use cuda:0 here"):
         emit_native(program(*other, result="a"), shims())
+
+
+GPU = Shims({}, {"float32": 6}, {"cpu": 0, "cuda": 1}, {})
+N = symbol("n")
+
+
+def gpu_launch(use: KernelUse, *tensors: str, count: int = 1) -> Launch:
+    return Launch(use, tensors, (symbol("s0"),) * count, "cuda:1", count=count)
+
+
+def gpu_program(*steps: Step) -> HostProgram:
+    inside = kind(8, device="cuda:1")
+    steps = (BindSize(symbol("s0"), "x", 0), Allocate("a", inside), *steps, Return(("a",)))
+    return HostProgram("p", ("x",), {"x": inside}, steps)
+
+
+def test_launches_on_a_gpu_take_addresses_sizes_and_a_grid() -> None:
+    use = KernelUse("k0_", (0,), grid=Grid((FloorDiv(N + 63, 64), N), ("n",)))
+    p = gpu_program(gpu_launch(use, "x", "a"), gpu_launch(use, "a", "a"))
+    host = emit_native(p, GPU)
+    assert host.gpu == 1
+    assert {("record", "k0_"), ("driver", LAUNCHER), ("function", GET_STREAM)} < {*host.own}
+    # The stream is asked for once, and the grid is computed once.
+    assert host.text.count("(i32 1, ptr %stream)") == 1 and host.text.count("sdiv") == 1
+    assert "k0_(1, x, a, s0)" in host.rescues.text
+    assert "k0_(1, x.data_ptr(), a.data_ptr(), s0)" in print_host(p).text and not host.parts.text.strip()
+
+
+def test_launches_that_python_makes() -> None:
+    grid = Grid((N,), ("n",))
+    table = gpu_launch(KernelUse("k0_", (0,), table=True, grid=grid), "x", "a", "a", "x", count=2)
+    tiles = gpu_launch(KernelUse("k1_", (0,), by_pointer=False, grid=grid), "x", "a")
+    many = gpu_launch(KernelUse("k2_", (0,), grid=grid), *["x", "a"] * 32)
+    reasons = [python_launches(step) for step in (table, tiles, many, launch("x", "a"))]
+    assert [bool(r) for r in reasons] == [True, True, True, False]
+    host = emit_native(gpu_program(table, tiles, many), GPU)
+    kinds = [kind for kind, _ in host.own]
+    assert kinds.count("part") == 3 and not {"record", "driver"} & {*kinds}
+    assert "k0_(1, 2, x, a, s0, a, x, s0)" in host.parts.text and "k1_((x, a), (s0,))" in host.parts.text

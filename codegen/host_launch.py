@@ -1,0 +1,113 @@
+"""How a native host program launches GPU kernels: through the driver's C interface, with no Python in between.
+
+``cuLaunchKernel`` and ``hipModuleLaunchKernel`` take the same arguments; which of them is called is an address in the
+program's table. What is known of a kernel are the words of its record (``runtime/gpu_records.py``): ``RECORD``, then
+``VARIANTS`` times ``VARIANT_WORDS``. A variant is machine code that takes for granted which pointers are multiples of
+``ALIGNMENT``: of the pointers that are, those that the kernel asks about (``relaxable``) choose it. Its words are that
+mask, the driver's function, threads in a block, bytes of shared memory, and the number of its parameters.
+
+Parameters are the kernel's pointers and sizes, then pointers to scratch memory (Triton's ``global_scratch`` and
+``profile_scratch``), which are null: kernels that want such memory are launched by Python. The driver is given the
+address of each parameter and copies as many bytes as it has, so a size of 32 bits is the low half of a word.
+"""
+
+from __future__ import annotations
+
+from .kernel import ALIGNMENT
+
+RECORD = ("pointers", "arguments", "relaxable", "variants", "null")
+VARIANT_WORDS = 5
+VARIANTS = 8
+# Alignment of pointers is a mask in one word.
+MOST_POINTERS = 63
+
+_AT = {name: 8 * k for k, name in enumerate(RECORD)}
+_FIRST = 8 * len(RECORD)
+
+LAUNCH = f"""
+; Launch a kernel over "arguments", its addresses and then sizes, where the grid is not empty. Not zero where the driver
+; refuses, and where no variant of the kernel is there for addresses that are aligned as these are.
+define i32 @mlc_launch(ptr %launch, ptr %record, ptr %arguments, i64 %x, i64 %y, i64 %z, ptr %stream) {{
+entry:
+  %xy = mul i64 %x, %y
+  %programs = mul i64 %xy, %z
+  %empty = icmp eq i64 %programs, 0
+  br i1 %empty, label %nothing, label %start
+nothing:
+  ret i32 0
+start:
+  %pointers = load i64, ptr %record
+  %arguments.at = getelementptr inbounds i8, ptr %record, i64 {_AT["arguments"]}
+  %given = load i64, ptr %arguments.at
+  %relaxable.at = getelementptr inbounds i8, ptr %record, i64 {_AT["relaxable"]}
+  %relaxable = load i64, ptr %relaxable.at
+  %variants.at = getelementptr inbounds i8, ptr %record, i64 {_AT["variants"]}
+  %variants = load atomic i64, ptr %variants.at acquire, align 8
+  %null = getelementptr inbounds i8, ptr %record, i64 {_AT["null"]}
+  br label %align
+align:
+  %p = phi i64 [ 0, %start ], [ %p.next, %aligned ]
+  %mask = phi i64 [ 0, %start ], [ %mask.next, %aligned ]
+  %p.again = icmp ult i64 %p, %pointers
+  br i1 %p.again, label %aligned, label %choose
+aligned:
+  %p.at = getelementptr inbounds i64, ptr %arguments, i64 %p
+  %address = load i64, ptr %p.at
+  %rest = and i64 %address, {ALIGNMENT - 1}
+  %whole = icmp eq i64 %rest, 0
+  %one = zext i1 %whole to i64
+  %bit = shl i64 %one, %p
+  %mask.next = or i64 %mask, %bit
+  %p.next = add nuw i64 %p, 1
+  br label %align
+choose:
+  %wanted = and i64 %mask, %relaxable
+  %first = getelementptr inbounds i8, ptr %record, i64 {_FIRST}
+  br label %look
+look:
+  %v = phi i64 [ 0, %choose ], [ %v.next, %other ]
+  %variant = phi ptr [ %first, %choose ], [ %variant.next, %other ]
+  %v.again = icmp ult i64 %v, %variants
+  br i1 %v.again, label %compare, label %unknown
+unknown:
+  ret i32 -1
+compare:
+  %has = load i64, ptr %variant
+  %fits = icmp eq i64 %has, %wanted
+  br i1 %fits, label %found, label %other
+other:
+  %v.next = add nuw i64 %v, 1
+  %variant.next = getelementptr inbounds i64, ptr %variant, i64 {VARIANT_WORDS}
+  br label %look
+found:
+  %function.at = getelementptr inbounds i64, ptr %variant, i64 1
+  %function = load ptr, ptr %function.at
+  %threads.at = getelementptr inbounds i64, ptr %variant, i64 2
+  %threads = load i32, ptr %threads.at
+  %shared.at = getelementptr inbounds i64, ptr %variant, i64 3
+  %shared = load i32, ptr %shared.at
+  %parameters.at = getelementptr inbounds i64, ptr %variant, i64 4
+  %parameters = load i64, ptr %parameters.at
+  %places = alloca ptr, i64 %parameters
+  br label %place
+place:
+  %k = phi i64 [ 0, %found ], [ %k.next, %put ]
+  %k.again = icmp ult i64 %k, %parameters
+  br i1 %k.again, label %put, label %go
+put:
+  %k.at = getelementptr inbounds i64, ptr %arguments, i64 %k
+  %is.argument = icmp ult i64 %k, %given
+  %source = select i1 %is.argument, ptr %k.at, ptr %null
+  %places.at = getelementptr inbounds ptr, ptr %places, i64 %k
+  store ptr %source, ptr %places.at
+  %k.next = add nuw i64 %k, 1
+  br label %place
+go:
+  %x32 = trunc i64 %x to i32
+  %y32 = trunc i64 %y to i32
+  %z32 = trunc i64 %z to i32
+  %status = call i32 %launch(ptr %function, i32 %x32, i32 %y32, i32 %z32, i32 %threads, i32 1, i32 1, i32 %shared,
+                             ptr %stream, ptr %places, ptr null)
+  ret i32 %status
+}}
+"""
