@@ -28,7 +28,7 @@ def quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
         return sympy.S.One
     if a.is_Integer:
         return None
-    numerator, denominator = sympy.fraction(sympy.cancel(a / b))
+    numerator, denominator = sympy.cancel(a / b).as_numer_denom()  # of a sum, that of all its terms
     return numerator if denominator == 1 else None
 
 

@@ -340,7 +340,12 @@ def unfold_backward(
     dim %= len(sizes)
     *at, within = source_axes(grad.rank)
     places = [i if k != dim else i * step + within for k, i in enumerate(at)]
-    source = Source(grad.shape, tuple(places), ctx.at(grad, (*at, within)))
+    # As in eager, dimensions of extent one are broadcast: istft's window is the same for every signal.
+    shape = (
+        *(n if k == dim else m for k, (n, m) in enumerate(zip(grad.shape, map(sympy.sympify, sizes)))),
+        grad.shape[-1],
+    )
+    source = Source(shape, tuple(places), ctx.load(grad, (*at, within)))
     return scatter(ctx, SUM, const(0, ctx.type().dtype.compute), source)
 
 

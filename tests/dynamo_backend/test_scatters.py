@@ -85,6 +85,7 @@ def test_reductions_by_name(check: Callable[..., Graph], how: str, include: bool
 def test_windows_and_histograms(check: Callable[..., Graph]) -> None:
     check(lambda g: torch.ops.aten.unfold_backward(g, [4, 11], 1, 3, 2), torch.randn(4, 5, 3))
     check(lambda g: torch.ops.aten.unfold_backward(g, [9, 4], 0, 2, 3), torch.randn(3, 4, 2).bfloat16())
+    check(lambda g: torch.ops.aten.unfold_backward(g, [3, 11, 2], 1, 3, 2), torch.randn(1, 5, 1, 3))
     x = torch.tensor([-3.0, -2.0, -1.99, 0.0, 0.5, 1.0, 2.9999, 3.0, 3.001, float("nan"), float("inf")])
     check(lambda x: (x.histc(7, -2, 3), x.double().histc(5, 0, 1)), x)
 
