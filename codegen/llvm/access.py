@@ -22,13 +22,15 @@ from .transpose import element_pointer, transposed
 from .types import from_memory, memory_type, to_memory
 
 I64, I32, BOOL = DType.INT64, DType.INT32, DType.BOOL
+# Bytes of a cache line.
+_LINE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where lane 0 is, and how many elements apart lanes are: 0 or 1.
 
-    Step None: ``name`` is a pointer a lane; ``base`` and ``offset`` say the same where the offset is no data.
+    Step None: ``name`` is a pointer a lane. ``base`` and ``offset`` say the same where the offset is no data.
     """
 
     name: str
@@ -60,7 +62,8 @@ def address(ctx: Context, place: Place, indices: tuple[Index, ...], values: list
     lanes = [(v, s) for v, s in computed if v.lanes]
     parts = split_linear(offset, ctx.vector[0]) if ctx.vector else (offset, sympy.S.Zero)
     if parts is not None and parts[1].is_Integer and not lanes and int(parts[1]) in (0, 1):
-        return Address(element_pointer(ctx, base, parts[0], element), int(parts[1]))
+        plain = offset if not computed else None
+        return Address(element_pointer(ctx, base, parts[0], element), int(parts[1]), base, plain)
     total = lane_index(ctx, offset)
     for value, stride in lanes:
         total = ctx.b.binary("add", total, _times(ctx, value, stride))
@@ -88,13 +91,15 @@ def load(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val |
     mask = ctx.block_mask if ctx.mask is not ctx.block_mask and in_range(ctx, place, indices) else ctx.mask
     if place.own and mask is not None and mask.count is not None and ctx.lanes * place.dtype.itemsize * 4 <= SLACK:
         mask = None  # dead lanes may hold anything, and what they read there is ours
-    if where.offset is not None and mask is None:
+    if where.step is None and where.offset is not None and mask is None:
         turned = transposed(
             ctx, where.base, where.offset, ctx.versions.get(name, 0), memory_type(place.dtype), place.dtype.itemsize,
             _row_loader(ctx, name), place.own,
         )  # fmt: skip
         if turned is not None:
             return from_memory(ctx.b, turned, place.dtype, ctx.lanes)
+    if ctx.ahead and place.fixed and mask is None and _streams(ctx, where):
+        _fetch_ahead(ctx, where, ctx.lanes * place.dtype.itemsize)
     text, movable = _load_text(ctx, place, where, mask)
     lanes = 0 if where.step == 0 else ctx.lanes
     loaded = ctx.b.load(text, name, None if place.fixed else ctx.versions.get(name, 0), movable)
@@ -105,6 +110,24 @@ def _row_loader(ctx: Context, name: str) -> Callable[[str], str]:
     place = ctx.places[name]
     version = None if place.fixed else ctx.versions.get(name, 0)
     return lambda text: ctx.b.load(text, name, version, movable=True)
+
+
+def _streams(ctx: Context, where: Address) -> bool:
+    """Whether lanes are neighbours, and every loop around goes on to other elements."""
+    moving = {var for var, extent in ctx.extents.items() if extent != 1}
+    return where.step == 1 and where.offset is not None and moving <= where.offset.free_symbols
+
+
+def _fetch_ahead(ctx: Context, where: Address, size: int) -> None:
+    """Ask for the lines that come into use ``ctx.ahead`` bytes later; past the end of an array that does nothing."""
+    b, pointer = ctx.b, where.name
+    b.declarations["llvm.prefetch.p0"] = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
+    lines = []
+    for at in range(0, size, _LINE):
+        line = b.fresh("line")
+        lines.append(f"{line} = getelementptr i8, ptr {pointer}, i64 {ctx.ahead + at}")
+        lines.append(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 3, i32 1)")
+    b.note(f"fetch ahead of {pointer}", lines, (pointer,))
 
 
 def _load_text(ctx: Context, place: Place, where: Address, mask: Mask | None) -> tuple[str, bool]:

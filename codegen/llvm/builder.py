@@ -201,14 +201,17 @@ class Builder:
         place = self.lines if depth == len(self._frames) - 1 else self._frames[depth + 1].before
         place.extend(f"  {line}" for line in lines)
 
-    def call(self, result: str, function: str, *args: str, pure: bool = True) -> str:
-        """Call of an external function or intrinsic, which is declared; ``args`` are typed ("float %x")."""
+    def call(self, result: str, function: str, *args: str, pure: bool = True, flags: str = "") -> str:
+        """Call of an external function or intrinsic, which is declared; ``args`` are typed ("float %x").
+
+        ``flags`` are those of fast mathematics, each with a blank behind it.
+        """
         types = ", ".join(_type_of(a) for a in args)
         attributes = (
             "" if function.startswith("llvm.") else " nounwind willreturn memory(none)" if pure else " nounwind"
         )
         self.declarations[function] = f"declare {result} @{function}({types}){attributes}"
-        text = f"call {result} @{function}({', '.join(args)})"
+        text = f"call {flags}{result} @{function}({', '.join(args)})"
         if result == "void":
             self.line(text)
             return ""
@@ -269,13 +272,13 @@ class Builder:
         a, b = self.same(a, b)
         return Val(self.op(f"{instruction} {a.type} {a.name}, {b.name}"), dtype or a.dtype, a.lanes)
 
-    def intrinsic(self, name: str, *args: Val, dtype: DType | None = None) -> Val:
+    def intrinsic(self, name: str, *args: Val, dtype: DType | None = None, flags: str = "") -> Val:
         """A call of ``llvm.<name>`` overloaded on the type of its first argument."""
         args = self.same(*args)
         first = args[0]
         suffix = type_suffix(element_type(first.dtype), first.lanes)
         result = dtype or first.dtype
-        text = self.call(llvm_type(result, first.lanes), f"llvm.{name}.{suffix}", *(str(a) for a in args))
+        text = self.call(llvm_type(result, first.lanes), f"llvm.{name}.{suffix}", *(str(a) for a in args), flags=flags)
         return Val(text, result, first.lanes)
 
     def convert(self, instruction: str, v: Val, dtype: DType) -> Val:

@@ -77,6 +77,8 @@ class Context:
     stored: dict[tuple[str, tuple[Index, ...]], Val] = field(default_factory=dict)
     tiles: dict[tuple[str, sympy.Expr, int], list[str]] = field(default_factory=dict)
     accumulators: dict[tuple[str, int], Any] = field(default_factory=dict)
+    # How many bytes ahead of a load of neighbours its lines are fetched; 0: not at all.
+    ahead: int = 0
     # Where this function keeps wrong indices, by bound, dimension and the number of lanes.
     faults: dict[tuple[str, str, int], str] = field(default_factory=dict)
 

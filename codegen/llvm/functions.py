@@ -49,15 +49,15 @@ def _extreme(greater: bool, skip_nan: bool) -> Handler:
             if dtype is BOOL:
                 return b.binary("or" if greater else "and", x, y)
             return b.intrinsic(f"{sign}{'max' if greater else 'min'}", x, y)
-        order = f"fcmp {'ogt' if greater else 'olt'}"
         if skip_nan:
+            order = f"fcmp {'ogt' if greater else 'olt'}"
             # One maxps gives y where either is NaN; what remains is the NaN of y.
             best = b.select(b.binary(order, x, y, BOOL), x, y)
             return b.select(b.binary("fcmp uno", y, y, BOOL), x, best)
-        # One maxps gives x where either is NaN; what remains is the NaN of y, which in a reduction is the element and
-        # no state that the next one waits for, and often a literal.
-        best = b.select(b.binary(order, y, x, BOOL), y, x)
-        return b.select(b.binary("fcmp uno", y, y, BOOL), y, best)
+        # One maxps gives its second operand where either is NaN; what remains is the NaN of the first, so that is y: in
+        # a reduction the element, and no state that the next one waits for, and often a literal. Which zero it is does
+        # not matter, as little as it does to eager.
+        return b.intrinsic("maximum" if greater else "minimum", y, x, flags="nsz ")
 
     return handler
 

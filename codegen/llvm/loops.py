@@ -70,6 +70,7 @@ def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
     cascades = [c for r in _cascading(nest, loop) for c in reductions.begin_cascade(ctx, r, loop)]
     started += [inner for _, inner in cascades]
     ctx.extents[loop.var] = loop.extent
+    around, ctx.ahead = ctx.ahead, int(dict(loop.annotations).get("prefetch", ctx.ahead))
     match loop.kind:
         case LoopKind.VECTORIZED if ctx.vector is None:
             _lanes(ctx, nest, loop)
@@ -78,6 +79,7 @@ def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
         case _:
             started = _counted(ctx, nest, loop, low, high, started)
     del ctx.extents[loop.var]
+    ctx.ahead = around
     inner = len(started) - len(cascades)
     for acc in started[:inner]:
         reductions.finish(ctx, acc)
@@ -226,7 +228,10 @@ def _narrow_lanes(ctx: Context, nest: Nest, loop: Loop, native: int, masks: set[
     assumed = ctx.assumed
     ctx.assumed = assumed | moved
     ctx.extents |= {piece: pieces.extent, lane: narrow.extent}
-    _range(ctx, nest, pieces, Val("0", I64), high)
+    if any(isinstance(s, Store) for block in blocks_inside(pieces) for s in block.body):
+        _peeled(ctx, nest, pieces, Val("0", I64), high, [])  # masked stores cost far more than others
+    else:
+        _range(ctx, nest, pieces, Val("0", I64), high)
     ctx.assumed = assumed
 
 

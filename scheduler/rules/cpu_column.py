@@ -112,7 +112,7 @@ def lanes_inside(schedule: Schedule, together: list[str], rows: int, target: Tar
     lanes = [column]
     outer = loops[: rows - 1]
     if extent != width:
-        turns = max(1, min(unroll[1], schedule.nest.symbols.hint(extent) // width))
+        turns = _turns(-(-schedule.nest.symbols.hint(extent) // width), unroll[1])
         blocks_of, *lanes = schedule.split(column, [None, turns, width] if turns > 1 else [None, width])
         outer = [*outer, blocks_of]
     inner = loops[rows:]
@@ -124,6 +124,12 @@ def lanes_inside(schedule: Schedule, together: list[str], rows: int, target: Tar
     if inner:
         schedule.reorder(*outer, *inner, *lanes)
     schedule.vectorize(lanes[-1])
+
+
+def _turns(vectors: int, most: int) -> int:
+    """How many vectors of a row a block takes: no more than ``most``, in blocks that are about the same."""
+    blocks = -(-max(vectors, 1) // most)
+    return -(-max(vectors, 1) // blocks)
 
 
 CPU_COLUMN_REDUCTION = Rule("cpu_column_reduction", ("cpu",), _matches, _parameters, _apply)

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 import sympy
 
-from ...ir.expr import Expr, Load, flops, walk
+from ...ir.dtypes import DType
+from ...ir.expr import Call, Const, Expr, IndexValue, Load, children, flops
 from ...ir.loops import AxisKind, Block, Loop, LoopKind, LoopNest, Scope, Store, Update, blocks
 from ...ir.target import Target
 from ..error import ScheduleError
@@ -50,9 +51,22 @@ def lane_bytes(nest: LoopNest) -> int:
             for v in values(s):
                 # An index that is looked up for a whole vector is no lane.
                 widest = max(
-                    [widest, *(e.dtype.itemsize for e in walk(v) if not isinstance(e, Load) or e.dtype.is_float)]
+                    [widest, *(e.dtype.itemsize for e in _lanes(v) if not isinstance(e, Load) or e.dtype.is_float)]
                 )
     return min(widest, 8)
+
+
+def _lanes(value: Expr) -> Iterator[Expr]:
+    """The parts of a value that lanes are made for: where a position is compared with another, only the outcome is."""
+    yield value
+    if isinstance(value, Call) and value.fn in ("lt", "le", "gt", "ge") and all(map(_is_position, value.args)):
+        return
+    for part in children(value):
+        yield from _lanes(part)
+
+
+def _is_position(e: Expr) -> bool:
+    return isinstance(e, (IndexValue, Const)) and e.dtype is DType.INT64
 
 
 def choose_width(target: Target, nest: LoopNest, extent: sympy.Expr, unroll: int, size: int = 0) -> int:

@@ -12,6 +12,7 @@ from ..schedule import Schedule
 from .analysis import analyse
 from .cpu_common import best_vector, crosses, merge_rows, parallel_roots, unroll_values, vectorize_loop
 from .cpu_joins import has_joins, partition_joins
+from .cpu_prefetch import fetch_jumps
 from .registry import Params, Rule, Value
 
 # A tile of a transposition: a cache line of the side that is read across, by a register of the other.
@@ -48,6 +49,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         else:
             vectorize_loop(schedule, loops[-1], target, int(params["unroll"]))
             done.add(schedule.get_loops(block)[-1])
+    fetch_jumps(schedule)
     parallel_roots(schedule, target)
 
 

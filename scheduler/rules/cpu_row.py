@@ -21,6 +21,7 @@ from .cpu_common import (
     vectorize_innermost,
 )
 from .cpu_online import in_tiles, keep_states
+from .cpu_prefetch import fetch_ahead
 from .registry import Params, Rule, Value
 
 
@@ -40,6 +41,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     in_tiles(schedule, rows)
     merge_inner(schedule, rows)
     vectorize_innermost(schedule, target, int(params["unroll"]), skip=rows)
+    fetch_ahead(schedule)
     parallel_roots(schedule, target)
 
 

@@ -1,0 +1,80 @@
+"""Lines of memory asked for ahead, where no prefetcher of the processor does.
+
+Those stop at the end of a page, and out of order a core looks ahead by instructions, not by bytes: a loop of several
+instructions a register waits at the begin of each page, and one that goes from page to page waits each time.
+"""
+
+from __future__ import annotations
+
+import sympy
+
+from ...ir.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, walk_nodes
+from ..primitives.tree import blocks_under, linear_part
+from ..schedule import Schedule
+
+# What lies a page ahead is never on its way by itself.
+PAGE = 4096
+# How many jumps ahead.
+JUMPS = 8
+# Bytes of an array that no second-level cache holds together with others.
+LARGE = 1 << 20
+
+
+def fetch_ahead(schedule: Schedule) -> None:
+    """Annotate the loop over vectors that is the first to read each large array, from one end to the other."""
+    seen: set[str] = set()
+    for node, _ in walk_nodes(schedule.nest.body):
+        if not isinstance(node, Loop) or node.kind is not LoopKind.SERIAL or not _is_over_vectors(node):
+            continue
+        reads = {name for b in blocks_under(node) for name in _large(schedule.nest, b)}
+        if reads - seen:
+            schedule.annotate(node.var.name, "prefetch", PAGE)
+        seen |= reads
+
+
+def fetch_jumps(schedule: Schedule) -> None:
+    """Annotate loops over vectors that read pieces of a large array far from one another, one behind the other."""
+    for node, outer in walk_nodes(schedule.nest.body):
+        if not isinstance(node, Block) or len(outer) < 3:
+            continue
+        around, loop, lanes = outer[-3:]
+        if lanes.kind is not LoopKind.VECTORIZED or (around.kind, loop.kind) != (LoopKind.SERIAL,) * 2:
+            continue
+        steps = {_step(schedule.nest, node, name, around) for name in _large(schedule.nest, node)}
+        run = loop.extent * lanes.extent * max(schedule.nest.buffers[w.buffer].dtype.itemsize for w in node.writes)
+        if len(steps) == 1 and run.is_Integer and (step := steps.pop()) is not None and step >= PAGE > 2 * int(run):
+            schedule.annotate(loop.var.name, "prefetch", JUMPS * step)
+
+
+def _is_over_vectors(loop: Loop) -> bool:
+    return any(isinstance(n, Loop) and n.kind is LoopKind.VECTORIZED for n in loop.body)
+
+
+def _large(nest: LoopNest, block: Block) -> set[str]:
+    return {r.buffer for r in block.reads if _is_large(nest, nest.buffers[r.buffer])}
+
+
+def _is_large(nest: LoopNest, buffer: Buffer) -> bool:
+    """Whether an argument is large and has no gaps, so that what lies a page ahead is read soon."""
+    if buffer.scope is not Scope.GLOBAL or buffer.name in nest.outputs:
+        return False
+    numel = sympy.Mul(*buffer.shape)
+    span = 1 + sum(((e - 1) * s for e, s in zip(buffer.shape, buffer.strides, strict=True)), sympy.S.Zero)
+    return bool(sympy.expand(span - numel) == 0) and nest.symbols.hint(numel) * buffer.dtype.itemsize >= LARGE
+
+
+def _step(nest: LoopNest, block: Block, name: str, loop: Loop) -> int | None:
+    """Bytes between what neighbouring iterations of a loop read of a buffer; None where that is not known or varies."""
+    buffer = nest.buffers[name]
+    axes = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
+    found: set[sympy.Expr | None] = set()
+    for read in (r for r in block.reads if r.buffer == name):
+        if not all(isinstance(i, sympy.Expr) for i in read.indices):
+            return None
+        places = zip(read.indices, buffer.strides, strict=True)
+        offset = sympy.expand(sum((i.xreplace(axes) * s for i, s in places), sympy.S.Zero))  # type: ignore[union-attr]
+        part = linear_part(offset, loop.var)
+        found.add(None if part is None else part[0])
+    if len(found) != 1 or (step := found.pop()) is None or not step.is_Integer:
+        return None
+    return int(step) * buffer.dtype.itemsize

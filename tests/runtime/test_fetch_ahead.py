@@ -1,0 +1,72 @@
+"""Memory that is asked for ahead, what the machine code asks for, and the maxima that wait for it most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_mlc
+from torch_mlc.dynamo_backend.report import KernelReport
+from torch_mlc.ir.loops import Loop, LoopKind, walk_nodes
+
+
+def kernel(fn: Callable[..., Any], *inputs: Tensor, dynamic: bool = False) -> KernelReport:
+    (found,) = torch_mlc.explain(fn, *inputs, dynamic=dynamic).kernels
+    return found
+
+
+def rand(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def distances(report: KernelReport) -> list[int]:
+    """The distances that a schedule asks for, in bytes."""
+    return [int(dict(lp.annotations)["prefetch"]) for lp in loops(report) if "prefetch" in dict(lp.annotations)]
+
+
+def loops(report: KernelReport) -> list[Loop]:
+    assert report.scheduled is not None
+    return [n for n, _ in walk_nodes(report.scheduled.body) if isinstance(n, Loop)]
+
+
+def test_the_first_visit_of_a_large_row_fetches_the_next_page() -> None:
+    x, weight = rand(600, 1021), rand(1021)
+    report = kernel(lambda x, w: torch.softmax(x * w, -1), x, weight)
+    assert distances(report) == [4096]
+    asked = [line for line in report.source.splitlines() if "@llvm.prefetch" in line and "call" in line]
+    # A vector of 32 elements is two lines of the rows; the weight stays where it is.
+    assert len(asked) == 2
+
+
+def test_small_arrays_and_arrays_with_gaps_fetch_nothing() -> None:
+    assert distances(kernel(lambda x: x.amax(-1), rand(16, 1021))) == []
+    assert distances(kernel(lambda x: x.amax(-1), rand(600, 2042)[:, :1021])) == []
+
+
+def test_rows_that_lie_apart_are_fetched_several_jumps_ahead() -> None:
+    report = kernel(lambda x: x.permute(0, 2, 1, 3).contiguous(), rand(3, 101, 17, 62))
+    assert distances(report) == [8 * 17 * 62 * 4]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_maxima_of_rows_are_those_of_eager(dynamic: bool) -> None:
+    x = rand(520, 1021)
+    x[3, 1020], x[7, 0], x[11] = torch.nan, torch.inf, -torch.inf
+    x[13, 500:] = torch.nan
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: (x.amax(-1), x.amin(-1)), backend="mlc", dynamic=dynamic)
+    for got, wanted in zip(compiled(x), (x.amax(-1), x.amin(-1)), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_columns_that_leave_a_tail_are_one_block() -> None:
+    """A block of its own for the last vector of each row would read four lines of a page."""
+    report = kernel(lambda x: (torch.sigmoid(x), torch.sigmoid(x).sum(0)), rand(300, 1021))
+    assert report.rule == "cpu_column_reduction"
+    lanes = next(int(lp.extent) for lp in loops(report) if lp.kind is LoopKind.VECTORIZED)
+    turns = next(lp.extent for lp in loops(report) if any(isinstance(n, Loop) and n.extent == lanes for n in lp.body))
+    assert turns * lanes >= 1021 > (turns - 1) * lanes
