@@ -175,7 +175,7 @@ class Arena:
     """One piece of memory on ``device`` in which tensors lie that nothing but launches look at, by their addresses.
 
     ``offsets`` gives the place in bytes of what is allocated under each name; the memory is held from step ``begin``
-    through step ``end``.
+    through step ``end``. It never has more than ``bound`` bytes, None where sizes have no limit.
     """
 
     device: str
@@ -183,6 +183,7 @@ class Arena:
     offsets: Mapping[str, sympy.Expr]
     begin: int
     end: int
+    bound: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from ..ir.dtypes import DType
 from ..ir.graph import TensorType
 from .host import (
     Allocate,
+    Arena,
     BindSize,
     CallLibrary,
     CheckLayout,
@@ -46,6 +47,7 @@ from .host_shims import Shims, shim_call
 from .host_table import DIES, IS_SIZE, IS_TENSOR, NOTHING, OBJECT, SIZE, UNUSED
 from .host_text import HostText, print_parts
 from .kernel import EmitError
+from .plan_memory import ALIGN
 
 ENTRY = "mlc_host"
 # Functions of torch's C interface, for CUDA and HIP alike (aoti_torch/c/shim.h).
@@ -54,6 +56,8 @@ GET_STREAM = "aoti_torch_get_current_cuda_stream"
 _GPU_STATE = ("guard", "stream")
 # Words of a frame lie on the stack, of which a thread may have little.
 MOST_WORDS = 1 << 16
+# So does an arena that never has more bytes.
+MOST_STACK = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +137,9 @@ class _Emitter(Calls):
         for k, step in enumerate(program.steps):
             self.b.scratch = 0
             if arena is not None and k == arena.begin:
-                self.make("", Allocate("arena", _bytes(arena.size, arena.device)))
+                self.make_arena(arena)
             self.step(k, step)
-            if arena is not None and k == arena.end < self.frame.end:
+            if arena is not None and k == arena.end < self.frame.end and not _is_on_stack(arena):
                 self.drop("")
         return self.done()
 
@@ -234,6 +238,12 @@ class _Emitter(Calls):
         offset = self.b.size(arena.offsets[name])
         self.b.store("frame", self.slot(name) + 2, self.b.value(f"add i64 {base}, {offset}"))
 
+    def make_arena(self, arena: Arena) -> None:
+        if _is_on_stack(arena):
+            self.b.store("frame", self.slot("") + 2, "%stack", "ptr")
+        else:
+            self.make("", Allocate("arena", _bytes(arena.size, arena.device)))
+
     def view(self, step: MakeView, name: str, kind: TensorType, source: str, offset: sympy.Expr) -> None:
         source_slot = self.slot(source)
         base_root = self.names[source]
@@ -308,6 +318,8 @@ class _Emitter(Calls):
             self.b.line(f"%{name} = alloca [{max(size, 1)} x i64], align 16")
         for name in ("thread", "status", "results", *(_GPU_STATE if self.gpu is not None else ())):
             self.b.line(f"%{name} = alloca ptr")
+        if program.arena is not None and _is_on_stack(program.arena):
+            self.b.line(f"%stack = alloca [{program.arena.bound} x i8], align {ALIGN}")
         self.b.line("store ptr null, ptr %results")
         self.enter_gpu()
         self.b.line(f"call void @llvm.memset.p0.i64(ptr %frame, i8 0, i64 {8 * self.words}, i1 false)")
@@ -378,6 +390,11 @@ _PREAMBLE = (
 def _again(name: str) -> str:
     """The root of a view that takes the name of what it is a view of."""
     return f"{name}'"
+
+
+def _is_on_stack(arena: Arena) -> bool:
+    """Whether an arena is never larger than what each call may take of its thread's stack."""
+    return arena.device == "cpu" and arena.bound is not None and arena.bound <= MOST_STACK
 
 
 def _bytes(size: sympy.Expr, device: str) -> TensorType:

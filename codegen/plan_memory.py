@@ -32,7 +32,8 @@ WASTE = 1.25
 # An arena of fewer is no gain.
 LEAST = 2
 # An arena of more bytes would be fetched from the system anew in each call, page by page, on a CPU: malloc keeps what
-# is smaller (M_MMAP_THRESHOLD grows to 32 MiB). Torch's allocator for GPUs keeps whatever it has got.
+# is smaller (M_MMAP_THRESHOLD grows to 32 MiB). Torch's allocator for GPUs keeps whatever it has got; there the limit
+# is for sizes that are symbols, of which a typical one says little about the peak at others.
 MOST = 24 << 20
 # A page more at the peak is nothing.
 SLACK = 4096
@@ -50,9 +51,10 @@ def plan_memory(program: HostProgram, symbols: SymbolTable) -> HostProgram:
     """
     every = storages(program)
     device = _device(every)
-    most_bytes = MOST if device == "cpu" else math.inf
     sizes = _Sizes.of(program, every, symbols, ALIGN if device == "cpu" else ALIGN_GPU)
     inside = [s for s in every if s.ours and s.by_address and s.type.device == device and s.nbytes in sizes.rows]
+    known = device != "cpu" and all(s.nbytes.is_Integer for s in inside)
+    most_bytes = math.inf if known else MOST
     profile = _Profile(len(program.steps) + 1, [sizes.typical[s.nbytes] for s in every], every)
     most = max(profile.total, default=0) + SLACK
     for limit in sorted({sizes.typical[s.nbytes].bit_length() for s in inside}, reverse=True):
@@ -65,6 +67,7 @@ def plan_memory(program: HostProgram, symbols: SymbolTable) -> HostProgram:
         arena, size = sizes.placed(inside)
         if profile.with_arena(inside, within, size) <= most and size <= most_bytes:
             held = [s for s in every if s.name not in arena.offsets]
+            arena = replace(arena, bound=symbols.bounds(arena.size)[1])
             return replace(program, arena=arena, peaks=peaks_of(held, arena))
     return program
 

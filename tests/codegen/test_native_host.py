@@ -22,9 +22,11 @@ from torch_mlc.codegen.host_native import GET_STREAM, emit_native, python_launch
 from torch_mlc.codegen.host_shims import Array, Handle, Null, Shims, Word, shim_call
 from torch_mlc.codegen.host_text import print_host
 from torch_mlc.codegen.kernel import EmitError
+from torch_mlc.codegen.plan_memory import plan_memory
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import symbol
 from torch_mlc.ir.graph import Library, Ref, TensorType
+from torch_mlc.ir.symbols import Size, SymbolTable
 from torch_mlc.runtime.host_native import shims
 
 USE = KernelUse("k0_", ())
@@ -132,3 +134,24 @@ def test_launches_that_python_makes() -> None:
     kinds = [kind for kind, _ in host.own]
     assert kinds.count("part") == 3 and not {"record", "driver"} & {*kinds}
     assert "k0_(1, 2, x, a, s0, a, x, s0)" in host.parts.text and "k1_((x, a), (s0,))" in host.parts.text
+
+
+def test_a_small_arena_lies_on_the_stack() -> None:
+    """As long as its size has a limit, and on CPUs alone."""
+    s0 = symbol("s0")
+    flat = TensorType((s0,), (sympy.S.One,), DType.FLOAT32)
+    steps = (
+        BindSize(s0, "x", 0),
+        Allocate("a", flat),
+        Allocate("b", flat),
+        Allocate("c", flat),
+        Launch(USE, ("x", "a", "b", "c"), (), "cpu"),
+        Free(("a", "b")),
+        Return(("c",)),
+    )
+    p = HostProgram("p", ("x",), {"x": flat}, steps, (s0,))
+    for upper, stack in ((1000, True), (100_000, False), (None, False)):
+        planned = plan_memory(p, SymbolTable((Size(s0, 0, upper, 16, 500),)))
+        assert planned.arena is not None and (planned.arena.bound is None) == (upper is None)
+        text = emit_native(planned, shims()).text
+        assert (f"%stack = alloca [{planned.arena.bound} x i8], align 64" in text) == stack

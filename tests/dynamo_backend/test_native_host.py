@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests import warm_processes
+from torch_mlc.codegen.host_native import MOST_STACK
 from torch_mlc.dynamo_backend.compile import compile_graph
 from torch_mlc.runtime.counters import counters
 from torch_mlc.runtime.options import Options
@@ -102,6 +103,28 @@ def test_an_arena_of_symbolic_sizes(host: str) -> None:
         (result,) = compiled.call([x])
         torch.testing.assert_close(result, alternate(x))
         assert result.untyped_storage().nbytes() == result.nbytes
+
+
+def test_an_arena_on_the_stack_of_each_thread() -> None:
+    gm = make_fx(lambda x: (alternate(x),), tracing_mode="fake")(rand(30, 20))
+    compiled = compile_graph(gm, [rand(30, 20)], options=Options(host_program="native"), fresh=True)
+    assert compiled.stages is not None and compiled.call is not None
+    arena, call = compiled.stages.program.arena, compiled.call
+    assert arena is not None and arena.bound is not None and arena.bound <= MOST_STACK
+    wrong: list[int] = []
+
+    def work(k: int) -> None:
+        for _ in range(30):
+            x = rand(30, 20)
+            if not torch.allclose(call([x])[0], alternate(x), atol=1e-5):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
 
 
 def test_sizes_that_are_computed_and_returned() -> None:
