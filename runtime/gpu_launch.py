@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,26 +25,29 @@ from .gpu import GpuBinary, compile_triton
 from .gpu_driver import CDriver, Driver, GpuDriverError
 from .gpu_records import LaunchRecord
 
-_CELLS: dict[str, Any] = {"ptr": ctypes.c_uint64, "i32": ctypes.c_int32, "i64": ctypes.c_int64}
+# How an argument lies at the begin of its word.
+_FORMATS = {"ptr": "Q", "i32": "i4x", "i64": "q"}
 Compile = Callable[[KernelSource, Target, tuple[bool, ...]], GpuBinary]
 
 
 @dataclass(slots=True)
 class _Loaded:
-    """A variant on one device: the function, and the memory through which its arguments pass."""
+    """A variant on one device: the function, and the memory through which its arguments pass, a word for each."""
 
     function: Any
     binary: GpuBinary
-    cells: tuple[Any, ...]
+    words: Any
     pointers: Any
+    arguments: struct.Struct
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 def _loaded(driver: Driver, binary: GpuBinary) -> _Loaded:
-    kinds = (*binary.arguments, *["ptr"] * binary.scratch)
-    cells = tuple(_CELLS[k](0) for k in kinds)
-    pointers = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(c) for c in cells))
-    return _Loaded(driver.load(binary.code, binary.name, binary.shared), binary, cells, pointers)
+    count = len(binary.arguments) + binary.scratch
+    words = (ctypes.c_uint64 * count)()
+    pointers = (ctypes.c_void_p * count)(*(ctypes.addressof(words) + 8 * k for k in range(count)))
+    arguments = struct.Struct("=" + "".join(_FORMATS[k] for k in binary.arguments))
+    return _Loaded(driver.load(binary.code, binary.name, binary.shared), binary, words, pointers, arguments)
 
 
 class GpuKernel:
@@ -95,7 +99,12 @@ class GpuKernel:
             self._launch_at(device, grid, numbers)
 
     def _launch_at(self, device: int, grid: tuple[int, int, int], numbers: Sequence[int]) -> None:
-        aligned = tuple(r and a % ALIGNMENT == 0 for r, a in zip(self._relaxable, numbers))
+        bits = 0
+        for address in numbers[: len(self._relaxable)]:
+            bits |= address
+        aligned = self._relaxable
+        if bits % ALIGNMENT:
+            aligned = tuple(r and a % ALIGNMENT == 0 for r, a in zip(aligned, numbers))
         self.launch(device, aligned, grid, numbers)
 
     def launch(
@@ -104,14 +113,13 @@ class GpuKernel:
         """Launch the variant for pointers that are so aligned, with these numbers as arguments."""
         loaded = self._variants.get((device, aligned)) or self._load(device, aligned)
         binary = loaded.binary
-        # Another thread must not change the cells before the driver has copied them.
+        # Another thread must not change the words before the driver has copied them.
         with loaded.lock:
-            for cell, value in zip(loaded.cells, arguments, strict=False):
-                cell.value = value
+            loaded.arguments.pack_into(loaded.words, 0, *arguments)
             if binary.scratch_bytes:
                 # The allocator gives the memory to somebody else after this launch on the stream, and not before.
                 scratch = self._scratch(math.prod(grid) * binary.scratch_bytes, device)
-                loaded.cells[len(binary.arguments)].value = scratch.data_ptr()
+                loaded.words[len(binary.arguments)] = scratch.data_ptr()
             try:
                 self._driver.launch(
                     loaded.function, grid, binary.threads, binary.shared, self._stream(device), loaded.pointers
@@ -160,7 +168,7 @@ def _publish(loaded: _Loaded, record: LaunchRecord, aligned: tuple[bool, ...]) -
     binary = loaded.binary
     if not binary.scratch_bytes:
         function = getattr(loaded.function, "value", loaded.function)
-        record.add(aligned, function, binary.threads, binary.shared, len(loaded.cells))
+        record.add(aligned, function, binary.threads, binary.shared, len(loaded.words))
 
 
 def _told() -> str:
