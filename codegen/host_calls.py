@@ -19,8 +19,6 @@ from .host_table import NOTHING, OBJECT, SIZE, TENSOR
 from .host_text import Part
 from .kernel import EmitError
 
-# The driver's function that launches, among a program's own words.
-LAUNCHER = "launch"
 # So many arguments of a kernel are written out; more are copied by a loop.
 _WRITTEN_OUT = 12
 # The words of numbers that a kernel tells of a wrong index in, behind its arguments.
@@ -141,9 +139,9 @@ class Calls:
         self.b.release()
         self.arguments([*(self.slot(t) + 2 for t in step.tensors), *sizes])
         self.most_arguments = max(self.most_arguments, len(step.tensors) + len(sizes))
-        launcher, record = self.b.own_word("driver", LAUNCHER), self.b.own_word("record", step.use.kernel)
+        record = self.b.own_word("record", step.use.kernel)
         stream = self.b.value("load ptr, ptr %stream")
-        where = f"ptr {launcher}, ptr {record}, ptr %arguments, {extents}, ptr {stream}"
+        where = f"ptr {record}, ptr %arguments, {extents}, ptr {stream}"
         status = self.b.value(f"call i32 {self.b.function('mlc_launch')}({where})")
         self.rescued(self.b.value(f"icmp ne i32 {status}, 0"), step, ())
 

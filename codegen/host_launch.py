@@ -1,10 +1,10 @@
-"""How a native host program launches GPU kernels: through the driver's C interface, with no Python in between.
+"""How GPU kernels are launched: by machine code, through the driver's C interface.
 
-``cuLaunchKernel`` and ``hipModuleLaunchKernel`` take the same arguments; which of them is called is an address in the
-program's table. What is known of a kernel are the words of its record (``runtime/gpu_records.py``): ``RECORD``, then
-``VARIANTS`` times ``VARIANT_WORDS``. A variant is machine code that takes for granted which pointers are multiples of
-``ALIGNMENT``: of the pointers that are, those that the kernel asks about (``relaxable``) choose it. Its words are that
-mask, the driver's function, threads in a block, bytes of shared memory, and the number of its parameters.
+What is known of a kernel are the words of its record (``runtime/gpu_records.py``): ``RECORD``, then ``VARIANTS`` times
+``VARIANT_WORDS``. ``launcher`` is the address of ``cuLaunchKernel`` or of ``hipModuleLaunchKernel``, which take the
+same arguments. A variant is machine code that takes for granted which pointers are multiples of ``ALIGNMENT``: of the
+pointers that are, those that the kernel asks about (``relaxable``) choose it. Its words are that mask, the driver's
+function, threads in a block, bytes of shared memory, and the number of its parameters.
 
 Parameters are the kernel's pointers and sizes, then pointers to scratch memory (Triton's ``global_scratch`` and
 ``profile_scratch``), which are null: kernels that want such memory are launched by Python. The driver is given the
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from .kernel import ALIGNMENT
 
-RECORD = ("pointers", "arguments", "relaxable", "variants", "null")
+RECORD = ("pointers", "arguments", "relaxable", "variants", "null", "launcher")
 VARIANT_WORDS = 5
 VARIANTS = 8
 # Alignment of pointers is a mask in one word.
@@ -27,7 +27,7 @@ _FIRST = 8 * len(RECORD)
 LAUNCH = f"""
 ; Launch a kernel over "arguments", its addresses and then sizes, where the grid is not empty. Not zero where the driver
 ; refuses, and where no variant of the kernel is there for addresses that are aligned as these are.
-define i32 @mlc_launch(ptr %launch, ptr %record, ptr %arguments, i64 %x, i64 %y, i64 %z, ptr %stream) {{
+define i32 @mlc_launch(ptr %record, ptr %arguments, i64 %x, i64 %y, i64 %z, ptr %stream) {{
 entry:
   %xy = mul i64 %x, %y
   %programs = mul i64 %xy, %z
@@ -44,6 +44,8 @@ start:
   %variants.at = getelementptr inbounds i8, ptr %record, i64 {_AT["variants"]}
   %variants = load atomic i64, ptr %variants.at acquire, align 8
   %null = getelementptr inbounds i8, ptr %record, i64 {_AT["null"]}
+  %launcher.at = getelementptr inbounds i8, ptr %record, i64 {_AT["launcher"]}
+  %launch = load ptr, ptr %launcher.at
   br label %align
 align:
   %p = phi i64 [ 0, %start ], [ %p.next, %aligned ]
@@ -110,4 +112,53 @@ go:
                              ptr %stream, ptr %places, ptr null)
   ret i32 %status
 }}
+"""
+
+# As a function of Python's (METH_FASTCALL): its "self" is the address of a record, its arguments are the grid, the
+# stream, and those of the kernel. It returns the status.
+LAUNCH_FROM_PYTHON = """
+declare ptr @PyLong_AsVoidPtr(ptr)
+declare i64 @PyLong_AsUnsignedLongLongMask(ptr)
+declare ptr @PyLong_FromLongLong(i64)
+declare ptr @PyErr_Occurred()
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+
+define ptr @mlc_launch_from_python(ptr %self, ptr %given, i64 %count) {
+entry:
+  %record = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %words = alloca i64, i64 %count, align 16
+  br label %convert
+convert:
+  %k = phi i64 [ 0, %entry ], [ %next, %convert ]
+  %from = getelementptr inbounds ptr, ptr %given, i64 %k
+  %object = load ptr, ptr %from
+  %value = call i64 @PyLong_AsUnsignedLongLongMask(ptr %object)
+  %to = getelementptr inbounds i64, ptr %words, i64 %k
+  store i64 %value, ptr %to
+  %next = add nuw i64 %k, 1
+  %more = icmp ult i64 %next, %count
+  br i1 %more, label %convert, label %ready
+ready:
+  %error = call ptr @PyErr_Occurred()
+  %failed = icmp ne ptr %error, null
+  br i1 %failed, label %fail, label %run
+run:
+  %x = load i64, ptr %words
+  %y.at = getelementptr inbounds i64, ptr %words, i64 1
+  %y = load i64, ptr %y.at
+  %z.at = getelementptr inbounds i64, ptr %words, i64 2
+  %z = load i64, ptr %z.at
+  %stream.at = getelementptr inbounds i64, ptr %words, i64 3
+  %stream = load ptr, ptr %stream.at
+  %arguments = getelementptr inbounds i64, ptr %words, i64 4
+  %thread = call ptr @PyEval_SaveThread()
+  %status = call i32 @mlc_launch(ptr %record, ptr %arguments, i64 %x, i64 %y, i64 %z, ptr %stream)
+  call void @PyEval_RestoreThread(ptr %thread)
+  %wide = sext i32 %status to i64
+  %result = call ptr @PyLong_FromLongLong(i64 %wide)
+  ret ptr %result
+fail:
+  ret ptr null
+}
 """

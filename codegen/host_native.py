@@ -64,8 +64,7 @@ MOST_STACK = 64 << 10
 class NativeHost:
     """``text`` is LLVM IR of the function ``ENTRY``. Behind the table's first ``OWN`` words it finds ``own``: addresses
     of kernels ("kernel", by variable), of what is known of them on the GPU of index ``gpu`` ("record"), of functions of
-    torch's ("function") and of the driver's ("driver"), and functions of Python's, of the texts ``parts`` and
-    ``rescues`` ("part", "rescue")."""
+    torch's ("function"), and functions of Python's, of the texts ``parts`` and ``rescues`` ("part", "rescue")."""
 
     text: str
     own: tuple[tuple[str, str], ...]

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from ..codegen.host import HostProgram, Launch
-from ..codegen.host_calls import LAUNCHER
 from ..codegen.host_native import NativeHost, devices_of, emit_native, python_launches
 from ..codegen.host_ranges import with_ranges
 from ..codegen.host_text import HostText, print_host
@@ -91,7 +90,7 @@ class HostCode:
                 case CpuKernel(address=address):
                     found[variable] = address
                 case GpuKernel() as owner if gpu is not None:
-                    found[variable], found[LAUNCHER] = owner.record(gpu).address, owner.launcher
+                    found[variable] = owner.record(gpu).address
         return found
 
     def compiled(self) -> HostCode:

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -303,10 +303,6 @@ fail:
   ret ptr null
 }
 """
-_PYTHON_SYMBOLS = (
-    "PyLong_AsVoidPtr", "PyLong_AsUnsignedLongLongMask", "PyErr_Occurred", "PyEval_SaveThread", "PyEval_RestoreThread",
-    "Py_IncRef", "_Py_NoneStruct", "PyErr_Format",
-)  # fmt: skip
 _METH_FASTCALL, _METH_O = 0x0080, 0x0008
 
 
@@ -319,14 +315,20 @@ class _MethodDef(ctypes.Structure):
     )
 
 
+def load_text(text: str, names: Sequence[str], symbols: Mapping[str, int] | None = None) -> LoadedObject:
+    """Compile and load LLVM IR that calls functions of Python's; ``symbols`` are addresses of others."""
+    library = llvm.JITLibraryBuilder().add_ir(text)
+    for name in re.findall(r"^(?:declare .*|)@(_?Py\w+)(?:\(| =)", text, re.MULTILINE):
+        library.import_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0)
+    for name, address in (symbols or {}).items():
+        library.import_symbol(name, address)
+    return _link(library, names)
+
+
 @lru_cache(maxsize=1)
 def _trampoline() -> tuple[_MethodDef, LoadedObject]:
-    library = llvm.JITLibraryBuilder().add_ir(_TRAMPOLINE + OUTSIDE)
-    for name in _PYTHON_SYMBOLS:
-        library.import_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0)
     # An exception's class is where its object is, and lives as long as its module.
-    library.import_symbol("mlc_out_of_range_error", id(OutOfRangeError))
-    loaded = _link(library, ["mlc_call"])
+    loaded = load_text(_TRAMPOLINE + OUTSIDE, ["mlc_call"], {"mlc_out_of_range_error": id(OutOfRangeError)})
     return _MethodDef(b"mlc_kernel", loaded.addresses["mlc_call"], _METH_FASTCALL, None), loaded
 
 
@@ -344,6 +346,13 @@ def function_of_list(address: int, table: int, owner: object) -> Callable[[list[
     address ``table`` as an integer. ``owner`` lives as long as the function."""
     definition = _MethodDef(b"mlc_host", address, _METH_O, None)
     return _c_function(definition, table, (definition, owner))
+
+
+def fast_function(address: int, first: int, owner: object) -> Callable[..., Any]:
+    """A Python function of several arguments that is ``PyObject *(PyObject *self, PyObject **arguments, Py_ssize_t)``;
+    its self is the integer ``first``. ``owner`` lives as long as the function."""
+    definition = _MethodDef(b"mlc_fast", address, _METH_FASTCALL, None)
+    return _c_function(definition, first, (definition, owner))
 
 
 def _c_function(definition: _MethodDef, first: int, owner: object) -> Callable[..., Any]:

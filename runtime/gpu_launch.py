@@ -79,6 +79,7 @@ class GpuKernel:
         self._relaxable = tuple(b.align == 0 or b.align % ALIGNMENT == 0 for b in source.params)
         self._variants: dict[tuple[int, tuple[bool, ...]], _Loaded] = {}
         self._records: dict[int, LaunchRecord] = {}
+        self._launchers: dict[int, Callable[..., int]] = {}
 
     def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> None:
         """Launch over ``tensors`` (the parameters in order, outputs included) and ``sizes``; nothing where the grid
@@ -95,7 +96,9 @@ class GpuKernel:
         """Launch on a device over the addresses of its parameters and, behind them, sizes; not for kernels with tile
         descriptors, which want tensors."""
         grid = self.grid(*numbers[len(self._relaxable) :])
-        if 0 not in grid:
+        launch = self._launchers.get(device) or self._launcher(device)
+        if launch(*grid, self._stream(device), *numbers):
+            # A variant that is not loaded yet, or what the driver refuses, which is told as an error.
             self._launch_at(device, grid, numbers)
 
     def _launch_at(self, device: int, grid: tuple[int, int, int], numbers: Sequence[int]) -> None:
@@ -134,18 +137,17 @@ class GpuKernel:
             _publish(loaded, self._records[device], aligned)
         return loaded
 
-    # --- for native host programs -----------------------------------------------------------------------------------
+    # --- for machine code -------------------------------------------------------------------------------------------
 
-    @property
-    def launcher(self) -> int:
-        """The address of the driver's function that launches."""
-        return self._driver.launcher
+    def _launcher(self, device: int) -> Callable[..., int]:
+        found = self._launchers[device] = self.record(device).function()
+        return found
 
     def record(self, device: int) -> LaunchRecord:
         """What launches from machine code read of this kernel; it lives as long as the kernel."""
         found = self._records.get(device)
         if found is None:
-            found = LaunchRecord(self._relaxable, len(self.source.symbols))
+            found = LaunchRecord(self._relaxable, len(self.source.symbols), self._driver.launcher)
             found = self._records.setdefault(device, found)
             for (where, aligned), loaded in [*self._variants.items()]:
                 if where == device:

@@ -1,4 +1,4 @@
-"""What native host programs know of a GPU kernel on one device: words that they read at each launch.
+"""What machine code knows of a GPU kernel on one device: words that it reads at each launch.
 
 ``codegen/host_launch.py`` has the function that reads them, and says what each word is.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
-from ..codegen.host_launch import RECORD, VARIANT_WORDS, VARIANTS
+from ..codegen.host_launch import LAUNCH, LAUNCH_FROM_PYTHON, RECORD, VARIANT_WORDS, VARIANTS
+from .cpu import LoadedObject, fast_function, load_text
 
 
 class LaunchRecord:
@@ -19,17 +21,25 @@ class LaunchRecord:
     words at any time, so a variant counts after it is whole, and stays as it is.
     """
 
-    def __init__(self, relaxable: Sequence[bool], sizes: int) -> None:
+    def __init__(self, relaxable: Sequence[bool], sizes: int, launcher: int) -> None:
+        """``launcher`` is the address of the driver's function that launches."""
         self._words = (ctypes.c_int64 * (len(RECORD) + VARIANTS * VARIANT_WORDS))()
         self._masks: list[int] = []
         self._lock = threading.Lock()
         self._put("pointers", len(relaxable))
         self._put("arguments", len(relaxable) + sizes)
         self._put("relaxable", mask_of(relaxable))
+        self._put("launcher", launcher)
 
     @property
     def address(self) -> int:
         return ctypes.addressof(self._words)
+
+    def function(self) -> Callable[..., int]:
+        """``launch(x, y, z, stream, address, …, size, …)`` from Python; 0, or what the driver says, or what
+        ``mlc_launch`` does."""
+        code = _launch_from_python()
+        return fast_function(code.addresses["mlc_launch_from_python"], self.address, (code, self))
 
     def add(self, aligned: Sequence[bool], function: int, threads: int, shared: int, parameters: int) -> None:
         """Make a variant known; one that finds no room is left to Python."""
@@ -45,6 +55,11 @@ class LaunchRecord:
 
     def _put(self, word: str, value: int) -> None:
         self._words[RECORD.index(word)] = value
+
+
+@lru_cache(maxsize=1)
+def _launch_from_python() -> LoadedObject:
+    return load_text(LAUNCH_FROM_PYTHON + LAUNCH, ["mlc_launch_from_python"])
 
 
 def mask_of(flags: Sequence[bool]) -> int:

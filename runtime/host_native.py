@@ -155,10 +155,10 @@ def load_native(
 ) -> Boxed:
     """The function of a program: takes the list of arguments, clears it, returns a tuple.
 
-    ``addresses`` are those of the kernels, or their records, by variable, and that of the driver's function that
-    launches (``LAUNCHER``); ``kernels`` what Python calls where there is no address, or where launching fails,
-    ``constants`` objects by name; ``python`` loads the same program as Python, for arguments that are no plain tensors;
-    ``find`` gives the address of a function of torch's. Raises NoNativeHost, CpuCompileError and RuntimeFailure.
+    ``addresses`` are those of the kernels, or of their records, by variable, ``kernels`` what Python calls where there
+    is no address, or where launching fails, ``constants`` objects by name; ``python`` loads the same program as Python,
+    for arguments that are no plain tensors; ``find`` gives the address of a function of torch's. Raises NoNativeHost,
+    CpuCompileError and RuntimeFailure.
     """
     process, helpers = native_process(), _support(support)
     counters.add("native_programs")
@@ -168,7 +168,7 @@ def load_native(
     words = [*process, *(helpers.addresses[f] for f in SUPPORT_FUNCTIONS)]
     for kind, item in native.own:
         match kind:
-            case "kernel" | "record" | "driver":
+            case "kernel" | "record":
                 words.append(addresses[item])
             case "function":
                 words.append(find(item))

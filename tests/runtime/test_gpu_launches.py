@@ -111,9 +111,9 @@ def words(record: LaunchRecord) -> list[int]:
 
 
 def test_a_record_has_room_for_some_variants_and_keeps_them() -> None:
-    record = LaunchRecord((True, True, False, True), 2)
+    record = LaunchRecord((True, True, False, True), 2, 77)
     head = dict(zip(RECORD, words(record), strict=False))
-    assert head == {"pointers": 4, "arguments": 6, "relaxable": 0b1011, "variants": 0, "null": 0}
+    assert head == {"pointers": 4, "arguments": 6, "relaxable": 0b1011, "variants": 0, "null": 0, "launcher": 77}
     flags = [(bool(k & 1), bool(k & 2), False, bool(k & 4)) for k in range(8)]
     for k, aligned in enumerate((*flags, flags[3], (False, False, True, False))):
         record.add(aligned, 100 + k, 128, 64, 8)
