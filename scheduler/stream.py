@@ -228,6 +228,7 @@ class Stream:
         extents = dict(zip(node.axes, node.type.shape, strict=True))
         value = self._with_own_operands(self.views.resolve(node.value, extents), node, extents, made)
         trial, binding = self.domain.copy(), Binding()
+        rows = {d for s in self.starts for a in row_axes(s) for d in self.bindings[s.names[0]][a]}
         whole: set[int] = set()
         for ld in loads(value):
             if ld.buffer not in made:
@@ -236,8 +237,11 @@ class Stream:
                 return None, ()
             maker = made[ld.buffer]
             places = [self.bindings[maker.names[0]][a] for a in maker.axes]
-            # Maxima and sums are those of a row whatever the feature: they may be read at the first.
-            digits: list[Digits | None] = [() if i == 0 else d for i, d in zip(ld.indices, places, strict=True)]
+            # Maxima and sums are those of a row whatever the feature: they may be read at the first. Elements of other
+            # rows and features are not at hand.
+            pairs = zip(ld.indices, places, strict=True)
+            alike = not _is_vector(maker, ld.buffer)
+            digits: list[Digits | None] = [() if i == 0 and alike and rows.isdisjoint(d) else d for i, d in pairs]
             whole.update(d for i, own in zip(ld.indices, places, strict=True) if i != 0 for d in own)
             if not bind_access(trial, ld.indices, digits, extents, binding):
                 return None, ()
@@ -270,6 +274,13 @@ class Stream:
         result = rewrite(value, leaf)
         self.own[node.name] = mine
         return result
+
+
+def _is_vector(maker: Compute | Reduction, name: str) -> bool:
+    """Whether a result of a stream's member has a value of its own for each feature."""
+    if not isinstance(maker, Reduction):
+        return True
+    return maker.monoid.components[maker.names.index(name)].vector
 
 
 def is_contraction(node: Reduction) -> bool:

@@ -52,7 +52,7 @@ class Campaign:
                 if time.monotonic() > end or (last is not None and seed >= last):
                     return
                 program, outcome = self.first(worker, seed)
-                record = {"seed": seed, **outcome}
+                record = {"seed": seed, **outcome, **(program.settings() if program is not None else {})}
                 if program is not None and outcome["status"] in FAULTS:
                     self.fault(worker, program, record)
                 with self._lock:

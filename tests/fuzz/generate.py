@@ -8,7 +8,11 @@ from dataclasses import replace
 
 import torch
 
+from .algebra import ALGEBRA
+from .blocks import BLOCKS
+from .control import CONTROL
 from .elementwise import ELEMENTWISE
+from .functions import FUNCTIONS
 from .indexing import INDEXING
 from .maker import FLOATS, INTEGERS, Maker, NoFit
 from .modules import MODULES
@@ -18,7 +22,10 @@ from .run import function_of, inputs_of, run, run_wide
 from .views import VIEWS
 from .writes import WRITES
 
-FAMILIES = ((5.0, ELEMENTWISE), (4.0, VIEWS), (3.0, REDUCTIONS), (2.5, INDEXING), (1.5, MODULES), (1.5, WRITES))
+FAMILIES = (
+    (4.0, ELEMENTWISE), (4.0, VIEWS), (2.5, REDUCTIONS), (2.5, INDEXING), (1.5, MODULES), (1.5, WRITES),
+    (1.2, FUNCTIONS), (1.2, CONTROL), (1.5, BLOCKS), (0.9, ALGEBRA),
+)  # fmt: skip
 SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 3, 5, 13, 16, 17, 31, 32, 33, 64, 65)
 
 
@@ -34,7 +41,7 @@ def make_program(seed: int) -> Program:
 
 
 def _try(seed: int, rng: random.Random) -> Program | None:
-    dynamic = rng.choice((False, False, False, True, True, None))
+    dynamic = rng.choice((False, False, False, False, True, None))
     maker = Maker(
         seed, rng, _sizes(rng, dynamic), dynamic, gradient=rng.random() < 0.45, special=rng.random() < 0.06
     )  # fmt: skip
@@ -55,8 +62,7 @@ def _try(seed: int, rng: random.Random) -> Program | None:
             continue
         maker.add(draft)
     program = maker.program(
-        _returns(maker), capture=rng.random() < 0.5,
-        options={"numerics": "eager"} if rng.random() < 0.15 else {},
+        _returns(maker), capture=rng.random() < 0.5, options=_options(rng)
     )  # fmt: skip
     if not any(s.results for s in maker.steps):
         return None
@@ -64,6 +70,17 @@ def _try(seed: int, rng: random.Random) -> Program | None:
     read |= {n for i in maker.inputs for n in mentioned(i.text, [x.name for x in maker.inputs])}
     program = replace(program, inputs=tuple(i for i in program.inputs if i.name in read))
     return _runs(program) or _runs(replace(program, gradient=False))
+
+
+def _options(rng: random.Random) -> dict[str, object]:
+    """Settings: eager's rounding, native host programs, kernels verified as they are built; caches at times."""
+    found: dict[str, object] = {}
+    for name, value, share in (("numerics", "eager", 0.15), ("host_program", "native", 0.2), ("verify", 1, 0.07)):
+        if rng.random() < share:
+            found[name] = value
+    if rng.random() < 0.75:
+        found["cache"] = False
+    return found
 
 
 def _runs(program: Program) -> Program | None:
@@ -80,7 +97,7 @@ def _runs(program: Program) -> Program | None:
 def _sizes(rng: random.Random, dynamic: bool | None) -> tuple[Sizes, ...]:
     names = "ABC"
     if dynamic is False:
-        pool = (*SIZES, 1, 1, 0) if rng.random() < 0.4 else SIZES
+        pool = (*SIZES, 1, 1, 0, 0) if rng.random() < 0.4 else SIZES
         return ({n: rng.choice(pool) for n in names},)
     first = dict(zip(names, rng.sample(SIZES[:13], 3), strict=True))
     later = [{n: rng.choice((*SIZES[:13], 1, 0, 2) if rng.random() < 0.3 else SIZES[:13]) for n in names}]

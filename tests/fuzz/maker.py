@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from .program import Input, Program, Sizes, Step
+from .program import Input, Program, Sizes, Step, mentioned
 from .run import code_of, double_precision, execute, inputs_of
 from .values import namespace
 
@@ -34,8 +34,8 @@ class NoFit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A line to be: ``text`` is its right-hand side, or the statement of a write. ``exact`` says that the operation as
-    such rounds nothing where its operands are small multiples of a power of two.
+    """A line to be: ``text`` is its right-hand side, or the statement of a write, which may have results too. ``exact``
+    says that the operation as such rounds nothing where its operands are small multiples of a power of two.
     """
 
     text: str
@@ -136,7 +136,7 @@ class Maker:
         for t in tensors:
             if not t.numel():
                 continue
-            t = torch.view_as_real(t) if t.is_complex() else t
+            t = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
             wide = t.double()
             finite &= bool(wide.isfinite().all())
             wide = wide.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
@@ -176,10 +176,12 @@ class Maker:
             raise NoFit
         return str(extents[0])
 
-    def fresh(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, kind: str = "eighths") -> Info:
-        """A new input of these shapes, laid out in some way. Raises NoFit."""
+    def fresh(
+        self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, kind: str = "eighths", *, constant: bool = False
+    ) -> Info:
+        """A new input of these shapes, laid out in some way; no gradient is asked for a ``constant``. Raises NoFit."""
         parts = [self.extent([s[d] for s in shapes]) for d in range(len(shapes[0]))]
-        return self.input(self._laid_out(parts, dtype, kind), dtype)
+        return self.input(self._laid_out(parts, dtype, kind), dtype, constant=constant)
 
     def fresh_places(self, shapes: Sequence[Sequence[int]], bounds: Sequence[int], dtype: torch.dtype) -> Info:
         """A new input of positions below a size."""
@@ -221,11 +223,11 @@ class Maker:
             return f"{numbers([*parts[:d], '1', *parts[d + 1 :]])}.expand({', '.join(parts)})"
         return f"{numbers(parts)}.contiguous(memory_format=torch.channels_last)" if n == 4 else numbers(parts)
 
-    def input(self, text: str, dtype: torch.dtype) -> Info:
+    def input(self, text: str, dtype: torch.dtype, *, constant: bool = False) -> Info:
         """A new input. Raises NoFit where its text cannot be run, or where there are many."""
         if len(self.inputs) >= INPUTS:
             raise NoFit
-        grad = self.gradient and dtype.is_floating_point and self.chance(0.85)
+        grad = self.gradient and dtype.is_floating_point and not constant and self.chance(0.85)
         made = Input(f"x{len(self.inputs)}", text, grad)
         alone = Program(self.seed, (made,), (), (), self.sizes, gradient=self.gradient)
         if any(i.name in text for i in self.inputs):
@@ -243,6 +245,10 @@ class Maker:
         self.exact[made.name] = True
         return self.info(made.name)
 
+    def draft(self, text: str, **settings: Any) -> Draft:
+        """A line that reads all the tensors that it names."""
+        return Draft(text, mentioned(text, self.names), **settings)
+
     # --- adding lines -------------------------------------------------------------------------------------------------
 
     def add(self, draft: Draft) -> bool:
@@ -258,7 +264,7 @@ class Maker:
             self._undo(step)
             return False
         self.made += len(results)
-        changed = self._aliases(step.operands[0]) if step.kind == "write" else list(results)
+        changed = self._changed(step)
         operands_exact = all(self.exact[o] for o in step.operands)
         for name in changed:
             self._infos.pop(name, None)
@@ -296,6 +302,11 @@ class Maker:
                 self._both(step, eager, wide)
                 self.steps.append(step)
 
+    def _changed(self, step: Step) -> list[str]:
+        """What a line makes or writes."""
+        written = self._aliases(step.operands[0]) if step.kind == "write" else []
+        return [*written, *step.results]
+
     def _aliases(self, name: str) -> list[str]:
         found = [name]
         for eager, _ in self.spaces:
@@ -305,7 +316,7 @@ class Maker:
 
     def _defined(self, step: Step) -> bool:
         """Whether results are tensors of moderate size, and small numbers where the program has no infinities."""
-        changed = self._aliases(step.operands[0]) if step.kind == "write" else step.results
+        changed = self._changed(step)
         for eager, wide in self.spaces:
             for name in changed:
                 t, w = eager[name], wide[name]
@@ -315,7 +326,7 @@ class Maker:
                     return False
                 if t.dtype is torch.bool or t.dtype in INTEGERS or not t.numel():
                     continue
-                values = (torch.view_as_real(t) if t.is_complex() else t).detach().double()
+                values = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).detach().double()
                 largest = LARGEST if t.dtype is not torch.float16 else 1000.0
                 if not self.special and not bool((values.abs() <= largest).all()):
                     return False

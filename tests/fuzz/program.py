@@ -46,8 +46,8 @@ class Input:
 @dataclass(frozen=True, slots=True)
 class Step:
     """One line. ``kind``: ``compute`` makes tensors of its own, ``view`` may share memory with its first operand,
-    ``write`` changes its first operand and makes nothing. ``eps`` is the relative rounding of the types it computes in;
-    where it is ``exact`` nothing is rounded before it or in it.
+    ``write`` changes its first operand, and may make something as well. ``eps`` is the relative rounding of the types
+    it computes in; where it is ``exact`` nothing is rounded before it or in it.
     """
 
     text: str
@@ -77,6 +77,10 @@ class Program:
     # Whether sizes and numbers that depend on data stay in the graph (Dynamo's capture_* settings).
     capture: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self) -> dict[str, Any]:
+        """How it is compiled."""
+        return {"dynamic": self.dynamic, "gradient": self.gradient, "options": dict(self.options)}
 
     def record(self) -> dict[str, Any]:
         """The program as JSON has it."""

@@ -130,7 +130,8 @@ def execute(step: Step, names: dict[str, Any], generator: torch.Generator | None
         names.update({name: _moved(t, step.eps, generator) for name, t in before.items()})
         exec(code, names)
         names.update(before)
-        names.update({name: _moved(names[name], step.eps, generator) for name in step.results})
+        own = [name for name in step.results if not (step.kind == "write" and _lies_in(names, name, step.operands[0]))]
+        names.update({name: _moved(names[name], step.eps, generator) for name in own})
         if step.kind == "write" and _rounded(names[step.operands[0]]):
             target = names[step.operands[0]]
             target.mul_(_factor(target, step.eps, generator))
@@ -139,6 +140,11 @@ def execute(step: Step, names: dict[str, Any], generator: torch.Generator | None
     for t in (names[name] for name in step.results):
         if isinstance(t, Tensor) and t.requires_grad:
             t.register_hook(lambda g: _moved(g, step.eps, generator))
+
+
+def _lies_in(names: dict[str, Any], result: str, target: str) -> bool:
+    """Whether a result is in the memory of what was written."""
+    return _shared([names[target], names[result]]) == [0, 0]
 
 
 def _rounded(t: Any) -> bool:

@@ -78,6 +78,14 @@ FOUND = {
         "t0 = F.binary_cross_entropy_with_logits(x0[:, 1:], x1.sigmoid(), reduction='none')\nx1[1:] += 1\nt1 = t0 ** 2",
         "t1", gradient=True,
     ),
+    "another row of an attention is read beside each": found(
+        "x0 = numbers((2, A, A), torch.float32, 1)", "t0 = torch.softmax(x0 @ x0.transpose(-1, -2), -1) @ x0\n"
+        "t1 = torch.select_scatter(t0, t0.select(1, 0) * 2, 1, -1)", "t1",
+    ),
+    "one feature of an attention is all that is read": found(
+        "x0 = numbers((2, A, A), torch.float32, 1)",
+        "t0 = torch.softmax(x0 @ x0.transpose(-1, -2) * 0.3, -1) @ x0\nt1 = t0[..., 0] * 2", "t1",
+    ),
     "a scalar tensor is turned round": found("x0 = numbers((), torch.float32, 1)", "t0 = x0.flip(0)", "t0"),
 }  # fmt: skip
 

@@ -126,12 +126,51 @@ def recomputed(fn: Callable[..., Any], *operands: Tensor) -> Any:
     return checkpoint(fn, *operands, use_reentrant=False)
 
 
+def held(fn: Callable[..., Any], *operands: Tensor) -> Any:
+    """A function through which no gradient flows."""
+    with torch.no_grad():
+        return fn(*operands)
+
+
+class Limited(torch.autograd.Function):
+    """Twice a tensor, with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.clamp(-1, 1) * 2
+
+
+@torch.library.custom_op("mlc_fuzz::thrice", mutates_args=())
+def thrice(x: Tensor) -> Tensor:
+    """An op of the user's, with a gradient."""
+    return x.clone(memory_format=torch.contiguous_format) * 3
+
+
+@thrice.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+thrice.register_autograd(lambda ctx, gradient: gradient * 3)
+
+
+@torch.library.custom_op("mlc_fuzz::double_", mutates_args=("x",))
+def double_(x: Tensor) -> None:
+    """An op of the user's that writes."""
+    x.mul_(2)
+
+
 def namespace(*, wide: bool = False, compiled: bool = False) -> dict[str, Any]:
     """The names that a program's text refers to; a new dictionary."""
     return {
         "torch": torch, "F": F,
         "numbers": wide_numbers if wide else numbers, "places": places, "order": order,
-        "rand": wide_rand if wide else rand, "recomputed": recomputed,
+        "rand": wide_rand if wide else rand, "recomputed": recomputed, "held": held,
+        "limited": Limited.apply, "thrice": thrice, "double_": double_,
         "in_bfloat16": wide_in_bfloat16 if wide else in_bfloat16,
         "cond": torch.cond if compiled else plain_cond,
         "while_loop": while_loop if compiled else plain_while_loop,

@@ -12,10 +12,13 @@ from ..workers import Handler, leave_guards_untimed, serve
 
 def load() -> Handler:
     import torch
+    from torch._dynamo import config
 
     from . import check, generate, program
 
     torch.set_num_threads(1)
+    # What torch remembers of its ops' shapes costs more than it spares where every program is another one.
+    config.fake_tensor_cache_enabled = False
     leave_guards_untimed()
 
     def handle(request: dict[str, Any], say: Callable[..., None]) -> None:
