@@ -130,10 +130,13 @@ def host_code(program: HostProgram, options: Options, store: KernelStore) -> Hos
         if options.host_program == "native":
             warnings.warn(f"torch-mlc: the host program stays Python: {error}", stacklevel=2)
         return HostCode(text, python=f"Python, for {error}" if options.host_program == "native" else "")
-    launches = {s.use.kernel: python_launches(s) for s in program.steps if isinstance(s, Launch)}
-    told = "; ".join(f"Python launches {kernel}, which {why}" for kernel, why in launches.items() if why)
+    told = {
+        step.use.kernel: f"Python launches {step.use.kernel} ({step.comment}), which {why}"
+        for step in program.steps
+        if isinstance(step, Launch) and (why := python_launches(step))
+    }
     target = target_for("cpu", options.target, options.threads)
-    found = HostCode(text, native, store=store, target=target, python=told)
+    found = HostCode(text, native, store=store, target=target, python="; ".join(told.values()))
     return found.compiled() if options.host_program == "native" else found
 
 

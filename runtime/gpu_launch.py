@@ -17,6 +17,7 @@ from typing import Any
 import sympy
 import torch
 
+from ..codegen.host_launch import MOST_POINTERS
 from ..codegen.kernel import ALIGNMENT, KernelSource
 from ..ir.expr import symbol
 from ..ir.target import Target
@@ -140,7 +141,8 @@ class GpuKernel:
     # --- for machine code -------------------------------------------------------------------------------------------
 
     def _launcher(self, device: int) -> Callable[..., int]:
-        found = self._launchers[device] = self.record(device).function()
+        few = len(self._relaxable) <= MOST_POINTERS
+        found = self._launchers[device] = self.record(device).function() if few else _left_to_python
         return found
 
     def record(self, device: int) -> LaunchRecord:
@@ -163,6 +165,11 @@ def takes_addresses(source: KernelSource) -> bool:
 def _described(source: KernelSource) -> list[str]:
     """The parameters over which a kernel makes tile descriptors."""
     return [name for name in str(source.option("descriptors", "")).split(",") if name]
+
+
+def _left_to_python(*_: int) -> int:
+    """What launches a kernel of more pointers than a record knows of: nothing."""
+    return -1
 
 
 def _publish(loaded: _Loaded, record: LaunchRecord, aligned: tuple[bool, ...]) -> None:

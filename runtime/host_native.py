@@ -51,20 +51,23 @@ def shims(kinds: tuple[str, ...] = ("cpu",)) -> Shims:
 
     Raises NoNativeHost.
     """
-    prototypes = {name: types for kind in kinds for name, types in _prototypes(kind).items()}
+    known = {name: types for kind in kinds for name, types in prototypes(kind).items()}
     for name in (MAKE_GUARD, DROP_GUARD, GET_STREAM) if "cuda" in kinds else ():
         if not _has(name):
             raise NoNativeHost(f"torch {torch.__version__} has no {name}, as where it was built without GPUs")
     return Shims(
-        {name: types for name, types in prototypes.items() if _has(name)},
+        {name: types for name, types in known.items() if _has(name)},
         {d.value: _number(f"aoti_torch_dtype_{d.value}") for d in DType if _has(f"aoti_torch_dtype_{d.value}")},
         {kind: _number(f"aoti_torch_device_type_{kind}") for kind in kinds},
         {kind: f"aoti_torch_{kind}_" for kind in kinds},
     )
 
 
-def _prototypes(kind: str) -> dict[str, tuple[str, ...]]:
-    """The C types of the parameters of each function for a type of devices."""
+def prototypes(kind: str) -> dict[str, tuple[str, ...]]:
+    """The C types of the parameters of each function for a type of devices, as torch's header has them.
+
+    Raises NoNativeHost.
+    """
     header = Path(torch.__file__).parent / f"include/torch/csrc/inductor/aoti_torch/generated/c_shim_{kind}.h"
     try:
         text = header.read_text()

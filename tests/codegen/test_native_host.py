@@ -154,3 +154,19 @@ def test_a_small_arena_lies_on_the_stack() -> None:
         assert planned.arena is not None and (planned.arena.bound is None) == (upper is None)
         text = emit_native(planned, shims()).text
         assert (f"%stack = alloca [{planned.arena.bound} x i8], align 64" in text) == stack
+
+
+def test_each_of_several_gpus_is_made_current() -> None:
+    use = KernelUse("k0_", (), grid=Grid((sympy.S.One,), ()))
+    one, two = (kind(8, device=f"cuda:{k}") for k in range(2))
+    steps = (
+        Allocate("a", one),
+        Allocate("b", two),
+        Launch(use, ("x", "a"), (), "cuda:0"),
+        Launch(use, ("b",), (), "cuda:1"),
+        Return(("a", "b")),
+    )
+    text = print_host(HostProgram("p", ("x",), {"x": one}, steps)).text
+    assert "a = empty_((8,), (1,), dtype=torch.float32, device='cuda:0')" in text
+    assert "with guard_(0): k0_(0, x.data_ptr(), a.data_ptr())" in text
+    assert "with guard_(1): k0_(1, b.data_ptr())" in text

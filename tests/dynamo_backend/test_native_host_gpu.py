@@ -3,6 +3,8 @@ same order with the same arguments, on a driver that the CPU plays."""
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,17 +16,19 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import torch_mlc
 from tests.runtime.played_driver import FAILED, NO_MEMORY, Kernel, Launched, PlayedLibrary
 from torch_mlc.codegen.host import HostProgram, Launch
 from torch_mlc.codegen.host_native import NativeHost, emit_native
 from torch_mlc.codegen.host_shims import Shims
 from torch_mlc.codegen.host_text import print_host
 from torch_mlc.codegen.plan_memory import check_arena
+from torch_mlc.dynamo_backend import host_programs
 from torch_mlc.dynamo_backend.capture import capture
 from torch_mlc.dynamo_backend.compile import Stages, compile_graph
 from torch_mlc.dynamo_backend.decompositions import decomposition_table
 from torch_mlc.dynamo_backend.fake_device import retarget
-from torch_mlc.dynamo_backend.host_programs import HostCode
+from torch_mlc.dynamo_backend.host_programs import HostCode, host_code, stored_host_code
 from torch_mlc.runtime.counters import counters
 from torch_mlc.runtime.executable import HELPERS, Boxed, draw_seeds, load_program
 from torch_mlc.runtime.gpu_driver import GpuDriverError
@@ -228,19 +232,20 @@ def test_nothing_is_launched_over_no_elements(both):
     assert not launched and results[0].shape == (0, 5)
 
 
-def test_many_calls_in_one_launch(both):
-    def step(*args: Tensor) -> tuple[Tensor, ...]:
-        half = len(args) // 2
-        return tuple(p * 0.99 - 0.1 * g.sign() for p, g in zip(args[:half], args[half:], strict=True))
+def momentum(*args: Tensor) -> tuple[Tensor, ...]:
+    half = len(args) // 2
+    return tuple(p * 0.99 - 0.1 * g.sign() for p, g in zip(args[:half], args[half:], strict=True))
 
-    shapes = [(k + 2, 3) for k in range(12)]
-    b = both(step, *shapes, *shapes)
+
+def test_many_calls_in_one_launch(both):
+    shapes = [(k + 2, 3) for k in range(6)]
+    b = both(momentum, *shapes, *shapes)
     assert any(s.use.table for s in b.program.steps if isinstance(s, Launch))
     for _ in range(3):
         args = [rand(*s) for s in (*shapes, *shapes)]
         for call in (b.python, b.machine):
             results, _ = b.run(call, *args)
-            torch.testing.assert_close(results, list(step(*args)))
+            torch.testing.assert_close(results, list(momentum(*args)))
 
 
 def test_random_numbers_follow_the_seed(both):
@@ -258,6 +263,29 @@ def test_tensors_of_the_host(both):
     """A number that lies in memory of the CPU is read by ops alone."""
     b = both(lambda x, w: ((x @ w).relu() + 1, x.t()), (5, 6), (6, 7))
     same(b, lambda: (rand(5, 6), rand(6, 7)), lambda x, w: ((x @ w).relu() + 1, x.t()))
+
+
+def test_what_stays_with_python_is_told(monkeypatch):
+    monkeypatch.setattr(host_programs, "shims", lambda kinds: played_shims())
+    shapes = [(k + 2, 3) for k in range(6)]
+    stages = stages_of(momentum, (*shapes, *shapes), False)
+    program = stages.program
+    found = host_code(program, Options(host_program="native"), STORE)
+    assert found.code is not None and found.native is not None and found.native.gpu == 0
+    assert re.fullmatch(r"Python launches k0_ \(.*\), which reads a table .*", found.python)
+    # What a cache keeps of it is the same program.
+    again = stored_host_code(json.loads(json.dumps(found.record())), Options(host_program="native"), STORE)
+    assert again is not None and again.native is not None and again.native.gpu == 0
+    assert again.native.own == found.native.own
+    # On GPUs nothing is native that was not asked to be.
+    assert host_code(program, Options(), STORE).native is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_torch_without_gpus_is_told():
+    with pytest.warns(UserWarning, match="stays Python: torch .* has no aoti_torch_create_cuda_guard"):
+        report = torch_mlc.explain(lambda x: x + 1, rand(4), target="cuda:sm_90", options={"host_program": "native"})
+    assert "host program: Python, for torch" in str(report)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

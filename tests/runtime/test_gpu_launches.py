@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import sympy
@@ -14,6 +15,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from tests.runtime.played_driver import PlayedLibrary
 from torch_mlc.codegen.host_launch import RECORD, VARIANT_WORDS, VARIANTS
+from torch_mlc.codegen.host_native import DROP_GUARD, GET_STREAM, MAKE_GUARD
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import symbol
@@ -24,6 +26,7 @@ from torch_mlc.runtime.gpu_driver import CDriver
 from torch_mlc.runtime.gpu_launch import GpuKernel
 from torch_mlc.runtime.gpu_records import LaunchRecord
 from torch_mlc.runtime.gpu_report import elf_sections
+from torch_mlc.runtime.host_native import prototypes
 
 pytest.importorskip("triton")
 TARGETS = ["cuda:sm_90", "hip:gfx942"]
@@ -150,3 +153,31 @@ def test_a_record_has_the_variants_that_were_loaded_before_it(monkeypatch: pytes
     with pytest.raises(Exception, match="double: could not launch"):
         kernel.at(0, memory.data_ptr(), memory.data_ptr() + 4, 1, 1)
     assert words(record)[RECORD.index("variants")] == 2 and kernel.record(0) is record
+
+
+def test_more_pointers_than_a_record_knows_of_are_launched_all_the_same() -> None:
+    names = [f"in{k}" for k in range(70)]
+    buffers = tuple(Buffer(n, (), (), DType.FLOAT32) for n in names)
+    kernel = GpuKernel(
+        KernelSource("wide", "triton", "", buffers, (), (sympy.Integer(2),)), gpu_target("cuda:sm_90"),
+        driver=CDriver("cuda", PlayedLibrary()), stream=lambda device: 0,
+    )  # fmt: skip
+    launched: list[tuple[object, ...]] = []
+    kernel.launch = lambda *launch: launched.append(launch)  # type: ignore[method-assign]
+    addresses = [16 * k for k in range(66)] + [4, 32, 8, 64]
+    kernel.at(1, *addresses)
+    assert launched == [(1, tuple(a % 16 == 0 for a in addresses), (2, 1, 1), tuple(addresses))]
+
+
+def test_functions_of_torch_have_the_prototypes_that_are_called() -> None:
+    folder = Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_torch"
+    text = " ".join(re.sub(r"//.*", "", (folder / "c/shim.h").read_text()).split())
+    for function, parameters in (
+        (MAKE_GUARD, "int32_t device_index, CUDAGuardHandle* ret_guard"),
+        (DROP_GUARD, "CUDAGuardHandle guard"),
+        (GET_STREAM, "int32_t device_index, void** ret_stream"),
+    ):
+        assert re.search(rf"AOTITorchError {function}\( ?{re.escape(parameters)} ?\)", text), function
+    cpu, cuda = (prototypes(kind) for kind in ("cpu", "cuda"))
+    for op in ("addmm_out", "bmm_out", "convolution"):
+        assert cuda[f"aoti_torch_cuda_{op}"] == cpu[f"aoti_torch_cpu_{op}"]
