@@ -275,6 +275,14 @@ class _Assembler:
             step = step * self.group.domain.extents[d]
         return sympy.Add(*terms)
 
+    def _places(self, m: Member) -> dict[sympy.Symbol, sympy.Expr]:
+        """Where each axis of a member is, in the variables of the loops."""
+        found = {}
+        for a, digits in self.group.bindings[m.name].items():
+            place = self._axis(digits)
+            found[a] = m.extents[a] - 1 - place if a in self.group.turned[m.name] else place
+        return found
+
     # --- names --------------------------------------------------------------------------------------------------------
 
     def _canonical(self, expr: sympy.Expr) -> sympy.Expr:
@@ -299,7 +307,7 @@ class _Assembler:
 
     def _stage(self, m: Member, rows: tuple[sympy.Symbol, ...], everything: tuple[sympy.Symbol, ...]) -> Stage:
         g = self.group
-        env = {a: self._axis(digits) for a, digits in g.bindings[m.name].items()}
+        env = self._places(m)
         values = [self._value(v, env, rows, everything) for v in m.values]
         for k, v in enumerate(values):
             if (
@@ -355,8 +363,8 @@ class _Assembler:
         return buffer.name
 
     def _output(self, m: Member, name: str, t: TensorType, k: int) -> Output:
-        env = self.group.bindings[m.name]
-        indices = tuple(self._canonical(self._axis(env[a])) for a in m.axes)
+        env = self._places(m)
+        indices = tuple(self._canonical(env[a]) for a in m.axes)
         buffer = Buffer(
             f"out{k}", tuple(self._canonical(s) for s in t.shape), tuple(self._canonical(s) for s in t.strides),
             t.dtype, align=PARAM_ALIGN,

@@ -8,6 +8,7 @@ cost nothing, and no index needs a division.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -119,6 +120,16 @@ class Domain:
 
 
 Binding: TypeAlias = dict[sympy.Symbol, Digits]
+# Whether an axis runs backward over its digits: it is at its last position where they are all zero.
+Direction: TypeAlias = dict[sympy.Symbol, bool]
+
+
+def backward(index: Index, extents: dict[sympy.Symbol, sympy.Expr]) -> sympy.Symbol | None:
+    """The axis ``i`` of an index ``n - 1 - i``, where n is its extent."""
+    if not isinstance(index, sympy.Add):
+        return None
+    found = [s for s in index.free_symbols if s in extents]
+    return found[0] if len(found) == 1 and sympy.expand(index + found[0] + 1 - extents[found[0]]) == 0 else None
 
 
 def bind_access(
@@ -127,12 +138,46 @@ def bind_access(
     target: list[Digits | None],
     extents: dict[sympy.Symbol, sympy.Expr],
     binding: Binding,
+    turned: Sequence[bool] = (),
+    direction: Direction | None = None,
 ) -> bool:
     """Learn from one access what digits the reader's axes have, given the digits of the accessed tensor's dimensions.
 
-    ``target[k]`` is None where dimension k is not written over the domain. Extends ``binding``; False where the
-    access cannot be of the same iteration. A dimension of extent 1 has no digits.
+    ``target[k]`` is None where dimension k is not written over the domain, and ``turned[k]`` says whether it is
+    written backward. Extends ``binding``, and ``direction``, without which all axes run forward; False where the access
+    cannot be of the same iteration. A dimension of extent 1 has no digits.
     """
+    direction = {} if (forward := direction is None) else direction
+    known = set(binding)
+    back = [*turned, *(False for _ in indices[len(turned) :])]
+    plain: list[Index] = []
+    for k, index in enumerate(indices):
+        var = backward(index, extents)
+        if var is None and not (isinstance(index, sympy.Symbol) and index in extents):
+            if back[k]:
+                return False
+            plain.append(index)
+            continue
+        axis = index if var is None else var
+        if target[k] and direction.setdefault(axis, back[k] != (var is not None)) != (back[k] != (var is not None)):
+            return False
+        plain.append(axis)
+    if not _bind_forward(domain, tuple(plain), target, extents, binding):
+        return False
+    mixed = {s for i in plain if not is_value(i) and not i.is_Symbol for s in i.free_symbols if s in extents}
+    if any(direction.get(s) for s in mixed):
+        return False
+    direction.update((s, False) for s in binding if s not in known and s not in direction)
+    return not (forward and any(direction.values()))
+
+
+def _bind_forward(
+    domain: Domain,
+    indices: tuple[Index, ...],
+    target: list[Digits | None],
+    extents: dict[sympy.Symbol, sympy.Expr],
+    binding: Binding,
+) -> bool:
     parts: dict[sympy.Symbol, list[tuple[sympy.Expr, sympy.Expr | None, int]]] = {}
     for k, index in enumerate(indices):
         digits = target[k]

@@ -268,7 +268,11 @@ def _consistent(group: Group) -> bool:
             binding, target = group.bindings[m.name], group.bindings[made.name]
             trial = group.domain.copy()
             learned = dict(binding)
-            if not bind_access(trial, ld.indices, [target[a] for a in made.axes], m.extents, learned):
+            turned = [a in group.turned[made.name] for a in made.axes]
+            direction = {a: a in group.turned[m.name] for a in binding}
+            if not bind_access(
+                trial, ld.indices, [target[a] for a in made.axes], m.extents, learned, turned, direction
+            ):
                 return False
             if len(trial.splits) != len(group.domain.splits):
                 return False

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from ..ir.expr import is_value
+from ..ir.expr import Index, is_value
 from ..ir.symbols import SymbolTable
 from . import cross, tiles
-from .domain import Binding, Digits, Domain, bind_access
+from .domain import Binding, Digits, Direction, Domain, backward, bind_access
 from .members import Member
 from .visits import refuse_revisits
 
@@ -32,6 +32,8 @@ class Group:
     domain: Domain = field(default_factory=Domain)
     members: list[Member] = field(default_factory=list)
     bindings: dict[str, Binding] = field(default_factory=dict)
+    # The axes of members that run backward: those of what a scan from the end reads, or is read as.
+    turned: dict[str, frozenset[sympy.Symbol]] = field(default_factory=dict)
     produced: dict[str, Member] = field(default_factory=dict)
     reads: dict[str, list[Digits | None]] = field(default_factory=dict)
     tensors: set[str] = field(default_factory=set)
@@ -42,13 +44,13 @@ class Group:
     def copy(self) -> Group:
         return Group(
             self.table, self.device, self.domain.copy(), list(self.members),
-            dict(self.bindings), dict(self.produced), dict(self.reads), set(self.tensors), self.is_split,
-            set(self.cross),
+            dict(self.bindings), dict(self.turned), dict(self.produced), dict(self.reads), set(self.tensors),
+            self.is_split, set(self.cross),
         )  # fmt: skip
 
     def take(self, trial: Group) -> None:
         """Become what a successful trial on a copy has become."""
-        for name in ("domain", "members", "bindings", "produced", "reads", "tensors", "is_split", "cross"):
+        for name in ("domain", "members", "bindings", "turned", "produced", "reads", "tensors", "is_split", "cross"):
             setattr(self, name, getattr(trial, name))
 
     @property
@@ -70,7 +72,7 @@ class Group:
             binding[a] = () if extent == 1 else (self.domain.add(extent),)
         if m.monoid is not None:
             self._set_inner(m, binding)
-        self._admit(m, binding)
+        self._admit(m, binding, {})
 
     def join(self, m: Member) -> str | None:
         """Take a member in if it fits; None on success, else why not. Call on a copy: a refusal leaves refinements
@@ -78,14 +80,15 @@ class Group:
         if len(self.members) >= MAX_MEMBERS:
             return f"the kernel has {MAX_MEMBERS} members already"
         binding: Binding = {}
+        direction: Direction = {}
         for ld in m.loads:
             if ld.buffer in self.produced:
-                reason = self._bind_member(m, ld.buffer, ld.indices, binding)
+                reason = self._bind_member(m, ld.buffer, ld.indices, binding, direction)
                 if reason is not None:
                     return reason
         if not any(ld.buffer in self.produced for ld in m.loads):
             self._bind_by_inputs(m, binding)
-        return self._complete(m, binding)
+        return self._complete(m, binding, direction)
 
     # --- steps of join ------------------------------------------------------------------------------------------------
 
@@ -93,11 +96,17 @@ class Group:
         made = self.produced[name]
         return [self.bindings[made.name][a] for a in made.axes]
 
-    def _bind_member(self, m: Member, name: str, indices: tuple[object, ...], binding: Binding) -> str | None:
+    def _bind_member(
+        self, m: Member, name: str, indices: tuple[Index, ...], binding: Binding, direction: Direction
+    ) -> str | None:
         if any(is_value(i) for i in indices):
             return f"{m.name} gathers from {name}"
         mark = len(self.domain.splits)
-        if not bind_access(self.domain, indices, self._digits(name), m.extents, binding):
+        made = self.produced[name]
+        turned = [a in self.turned[made.name] for a in made.axes]
+        # Only a scan has to run in one direction; what else is read backward can be made so.
+        either = direction if self.has_scan or m.scan_axis is not None else None
+        if not bind_access(self.domain, indices, self._digits(name), m.extents, binding, turned, either):
             return f"{m.name} reads {name} at another position than it is made"
         self._refresh(mark, binding)
         return None
@@ -129,7 +138,7 @@ class Group:
         for name, known in self.reads.items():
             self.reads[name] = [None if d is None else refresh(d, mark) for d in known]
 
-    def _complete(self, m: Member, binding: Binding) -> str | None:
+    def _complete(self, m: Member, binding: Binding, direction: Direction) -> str | None:
         """Bind the axes that the accesses left open, check the shape of the whole, and admit."""
         domain = self.domain
         for a in m.all_axes:
@@ -143,6 +152,8 @@ class Group:
             reason = cross.complete_reader(self, m, missing, used)
         elif m.scan_axis is not None:
             reason = self._complete_scan(m, m.scan_axis, binding, missing, used)
+            if reason is None and direction.get(m.scan_axis):
+                reason = self._turn(m, m.scan_axis, binding, direction)
         elif m.monoid is not None:
             reason = self._complete_reduction(m, binding, missing, used)
         else:
@@ -153,7 +164,7 @@ class Group:
             self.is_split = True
         if self.is_split and (reason := self._split_refusal(m, binding)) is not None:
             return reason
-        self._admit(m, binding)
+        self._admit(m, binding, direction)
         return refuse_revisits(self) or cross.refuse_long_rows(self)
 
     def _cut(self, m: Member, axes: list[sympy.Symbol], dims: list[int], binding: Binding) -> bool:
@@ -252,6 +263,21 @@ class Group:
             return f"{m.name} scans along other dimensions"
         return None
 
+    def _turn(self, m: Member, along: sympy.Symbol, binding: Binding, direction: Direction) -> str | None:
+        """Let the loops of a scan that begins at the end of what the others make run the other way for all of them."""
+        if self.has_scan:
+            return f"{m.name} scans the other way"
+        inner, whole = set(self.domain.inner_order()), binding[along]
+        for p in self.members:
+            axes = [a for a in p.all_axes if inner & set(self.bindings[p.name][a])]
+            if any(self.bindings[p.name][a] != whole for a in axes):
+                return f"{m.name} scans the other way than {p.name} has its axes"
+            self.turned[p.name] = self.turned[p.name] ^ frozenset(axes)
+        direction[along] = False
+        for name, known in self.reads.items():
+            self.reads[name] = [None if d is None or inner & set(d) else d for d in known]
+        return None
+
     def _set_inner(self, m: Member, binding: Binding) -> None:
         over = m.reduce_axes if m.scan_axis is None else (m.scan_axis,)
         self.domain.inner = frozenset(d for a in over for d in binding[a])
@@ -279,16 +305,26 @@ class Group:
                 return f"{p.name} needs the result of a reduction that is split over programs"
         return None
 
-    def _admit(self, m: Member, binding: Binding) -> None:
+    def _admit(self, m: Member, binding: Binding, direction: Direction) -> None:
         self.members.append(m)
         self.bindings[m.name] = binding
+        turned = self.turned[m.name] = frozenset(a for a, is_back in direction.items() if is_back and a in binding)
         for name in m.names:
             self.produced[name] = m
             self.tensors.add(name)
         for ld in m.loads:
             self.tensors.add(ld.buffer)
             if ld.buffer not in self.produced and ld.buffer not in self.reads:
-                self.reads[ld.buffer] = [
-                    binding.get(i) if not is_value(i) and i.is_Symbol else () if not is_value(i) and i == 0 else None
-                    for i in ld.indices
-                ]
+                self.reads[ld.buffer] = [_place(i, m.extents, binding, turned) for i in ld.indices]
+
+
+def _place(
+    index: Index, extents: dict[sympy.Symbol, sympy.Expr], binding: Binding, turned: frozenset[sympy.Symbol]
+) -> Digits | None:
+    """The digits over which an axis of what is read runs forward; None where it does otherwise."""
+    if is_value(index):
+        return None
+    if index == 0:
+        return ()
+    axis = index if index.is_Symbol else backward(index, extents)
+    return binding.get(axis) if axis is not None and (axis in turned) != index.is_Symbol else None

@@ -28,7 +28,7 @@ _LINE = 64
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where lane 0 is, and how many elements apart lanes are: 0 or 1.
+    """Where lane 0 is, and how many elements apart lanes are: 0 or 1, or -1, where it is the last lane that is there.
 
     Step None: ``name`` is a pointer a lane. ``base`` and ``offset`` say the same where the offset is no data.
     """
@@ -39,8 +39,13 @@ class Address:
     offset: sympy.Expr | None = None
 
 
-def address(ctx: Context, place: Place, indices: tuple[Index, ...], values: list[Val | None]) -> Address:
-    """The address of an access. ``values[k]`` is the computed index where ``indices[k]`` is a value expression."""
+def address(
+    ctx: Context, place: Place, indices: tuple[Index, ...], values: list[Val | None], whole: bool = False
+) -> Address:
+    """The address of an access. ``values[k]`` is the computed index where ``indices[k]`` is a value expression.
+
+    ``whole``: all lanes are accessed, so they may be so as one vector and be turned round.
+    """
     offset: sympy.Expr = sympy.S.Zero
     computed: list[tuple[Val, sympy.Expr]] = []
     for k, (index, stride) in enumerate(zip(indices, place.strides, strict=True)):
@@ -64,6 +69,9 @@ def address(ctx: Context, place: Place, indices: tuple[Index, ...], values: list
     if parts is not None and parts[1].is_Integer and not lanes and int(parts[1]) in (0, 1):
         plain = offset if not computed else None
         return Address(element_pointer(ctx, base, parts[0], element), int(parts[1]), base, plain)
+    if parts is not None and parts[1] == -1 and not lanes and whole:
+        last = sympy.expand(parts[0] - (ctx.lanes - 1))
+        return Address(element_pointer(ctx, base, last, element), -1)
     total = lane_index(ctx, offset)
     for value, stride in lanes:
         total = ctx.b.binary("add", total, _times(ctx, value, stride))
@@ -87,10 +95,10 @@ def load(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val |
     See ``in_range`` for which mask it takes.
     """
     place = ctx.places[name]
-    where = address(ctx, place, indices, values)
     mask = ctx.block_mask if ctx.mask is not ctx.block_mask and in_range(ctx, place, indices) else ctx.mask
     if place.own and mask is not None and mask.count is not None and ctx.lanes * place.dtype.itemsize * 4 <= SLACK:
         mask = None  # dead lanes may hold anything, and what they read there is ours
+    where = address(ctx, place, indices, values, mask is None and not place.own)
     if where.step is None and where.offset is not None and mask is None:
         turned = transposed(
             ctx, where.base, where.offset, ctx.versions.get(name, 0), memory_type(place.dtype), place.dtype.itemsize,
@@ -103,6 +111,8 @@ def load(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val |
     text, movable = _load_text(ctx, place, where, mask)
     lanes = 0 if where.step == 0 else ctx.lanes
     loaded = ctx.b.load(text, name, None if place.fixed else ctx.versions.get(name, 0), movable)
+    if where.step == -1:
+        loaded = _turned(ctx, f"{memory_type(place.dtype, lanes)} {loaded}")
     return from_memory(ctx.b, loaded, place.dtype, lanes)
 
 
@@ -141,7 +151,7 @@ def _load_text(ctx: Context, place: Place, where: Address, mask: Mask | None) ->
             pointer = b.op(f"select i1 {any_lane(ctx, mask)}, ptr {pointer}, ptr @mlc_zero")
             note = ""
         return f"load {element}, ptr {pointer}, align {size}{note}", True
-    if where.step == 1:
+    if where.step in (1, -1):
         if mask is None or mask.live.name == "true":
             return f"load {vector}, ptr {where.name}, align {size}{note}", True
         if size >= 4 or "avx512bw" in b.features:
@@ -208,9 +218,9 @@ def _copy(ctx: Context, to: str, source: str, count: str, size: int) -> None:
 def store(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val | None], value: Val) -> None:
     """Store a value where the mask holds."""
     place = ctx.places[name]
-    where = address(ctx, place, indices, values)
     b, size, lanes = ctx.b, place.dtype.itemsize, ctx.lanes
     mask = ctx.mask if ctx.mask is not None and ctx.mask.live.name != "true" else None
+    where = address(ctx, place, indices, values, mask is None)
     if where.step == 0 or not lanes:
         _store_one(ctx, place, where.name, value, mask)
     else:
@@ -233,6 +243,9 @@ def _store_one(ctx: Context, place: Place, pointer: str, value: Val, mask: Mask 
 def _store_lanes(ctx: Context, data: str, where: Address, size: int, mask: Mask | None) -> None:
     b, lanes = ctx.b, ctx.lanes
     vector = data[: data.index(">") + 1]
+    if where.step == -1:
+        b.line(f"store {vector} {_turned(ctx, data)}, ptr {where.name}, align {size}")
+        return
     if where.step == 1:
         if mask is None:
             b.line(f"store {data}, ptr {where.name}, align {size}")
@@ -247,6 +260,13 @@ def _store_lanes(ctx: Context, data: str, where: Address, size: int, mask: Mask 
         return
     live = b.splat(mask.live if mask else Val("true", BOOL), lanes)
     b.line(_masked(ctx, "scatter", vector, f"<{lanes} x ptr> align {size} {where.name}", str(live), data))
+
+
+def _turned(ctx: Context, vector: str) -> str:
+    """The lanes of a typed vector, last to first."""
+    kind = vector[: vector.index(">") + 1]
+    picks = ", ".join(f"i32 {k}" for k in reversed(range(ctx.lanes)))
+    return ctx.b.op(f"shufflevector {vector}, {kind} poison, <{ctx.lanes} x i32> <{picks}>")
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------

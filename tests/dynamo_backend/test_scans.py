@@ -182,6 +182,43 @@ def test_reductions_over_the_same_elements_share_the_kernel() -> None:
         agree(fn, x)
 
 
+def back(x: Tensor, dim: int = -1) -> Tensor:
+    return x.flip(dim).cumsum(dim).flip(dim)
+
+
+def test_scans_from_the_end_share_the_kernel() -> None:
+    """What is made for them and of them is made backward."""
+    programs: tuple[Callable[[Tensor], Any], ...] = (
+        lambda x: back(x),
+        lambda x: back(x.exp(), 0) * x,
+        lambda x: back(F.softmax(x, -1)) * 2 + x,
+        lambda x: (back(F.softmax(x, -1)), F.softmax(x, -1).amax(1), (back(F.softmax(x, -1)) * x).sum(1)),
+        lambda x: back(back(x * 2)),
+        lambda x: (x.flip(1).cummax(1).values.flip(1), x.flip(1).cumprod(1)),
+    )
+    for fn in programs:
+        x = torch.randn(18, 101)
+        assert [k.rule for k in kernels(fn, x)] == ["cpu_scan"]
+        for v in (x, x.double(), x[:, :64].contiguous(), x.t(), x[:, :1], x[:0]):
+            agree(fn, v)
+        run = torch.compile(fn, backend="mlc", dynamic=True, fullgraph=True)
+        for shape in ((18, 33), (4, 129), (64, 2)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(run(x), fn(x))
+
+
+def test_what_reads_scans_of_both_directions_has_a_kernel_of_its_own() -> None:
+    def both(x: Tensor) -> Tensor:
+        return x.cumsum(1) + back(x, 1)
+
+    x = torch.randn(9, 130)
+    assert [k.rule for k in kernels(both, x)] == ["cpu_scan", "cpu_pointwise"]
+    agree(both, x)
+    agree(lambda x: back(x.cumsum(1)), x)
+    agree(lambda x: back(x.tanh(), 1) + back(x.tanh(), 0), x)
+    agree(lambda x: back((x * 2).reshape(3, -1)).reshape(x.shape) - x, x)
+
+
 def test_two_scans_of_one_dimension_share_the_kernel_and_others_do_not() -> None:
     x = torch.randn(24, 48)
     assert len(kernels(lambda x: (x.cumsum(1), x.cumprod(1)), x)) == 1

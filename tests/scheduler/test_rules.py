@@ -66,6 +66,7 @@ PROGRAMS: Programs = {
     "column_sum": (lambda x: (x * x).sum(0), (rand(9, 6),)),
     "channels": (lambda x: x.mean((0, 2)), (rand(3, 4, 5),)),
     "scan": (lambda x, y: x.abs().cumsum(-1) * y, (rand(6, 9), rand(6, 9))),
+    "scan_back": (lambda x, y: x.exp().flip(-1).cumsum(-1).flip(-1) * y, (rand(6, 9), rand(6, 9))),
     "scan_down": (lambda x: (x * 0.5).logcumsumexp(0) + x, (rand(9, 6),)),
     "whole": (lambda x: x.abs().sum(), (rand(6, 9),)),
     "argmax": (lambda x: x.argmax(-1), (rand(6, 9),)),

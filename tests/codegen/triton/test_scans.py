@@ -67,6 +67,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[int, ...], torch.dtype]] = {
     "one_row": (lambda x: x.cumsum(0), (37,), torch.float32),
     "twice": (lambda x: x.cumsum(1).cumsum(1), (5, 37), torch.float32),
     "recurrence": (recurrence, (5, 37), torch.float32),
+    "from_the_end": (lambda x: F.softmax(x, -1).flip(1).cumsum(1).flip(1) * x, (5, 37), torch.float32),
     "three": (three, (5, 37), torch.float32),
     "top": (top, (5, 37), torch.float32),
 }
