@@ -73,7 +73,7 @@ def compile_source(source: KernelSource, target: Target, key: str) -> KernelCode
     meta = {
         "binary": described,
         "code": len(binary.code),
-        "source": _source_to_json(source),
+        "source": source_to_json(source),
         "target": asdict(target),
     }
     payload = binary.code + binary.assembly.encode()
@@ -110,7 +110,8 @@ def kernel_use(code: KernelCode, variable: str, sizes: tuple[int, ...], *, table
     return KernelUse(variable, sizes, takes_addresses(source), table, Grid(source.grid, source.symbols))
 
 
-def _source_to_json(source: KernelSource) -> dict[str, Any]:
+def source_to_json(source: KernelSource) -> dict[str, Any]:
+    """What ``KernelCode.meta`` holds of the source of a GPU kernel."""
     return {
         "name": source.name, "text": source.text, "symbols": source.symbols, "meta": source.meta,
         "params": [[b.name, b.dtype.value, b.align] for b in source.params], "grid": [index_text(g) for g in
