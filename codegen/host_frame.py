@@ -109,6 +109,8 @@ def sizes_in(arg: object) -> set[sympy.Symbol]:
     """The size symbols in an argument of a library call, or in whatever holds expressions."""
     match arg:
         case sympy.Basic():
+            if arg.is_Integer:
+                return set()
             return {s for s in arg.free_symbols if isinstance(s, sympy.Symbol)}
         case tuple() | list():
             return set().union(*(sizes_in(a) for a in arg))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import fx
 
@@ -19,6 +19,7 @@ from ..codegen.plan_memory import check_arena, plan_memory
 from ..ir.graph import CallTensor, Graph, IRModule
 from ..ir.passes import PassManager
 from ..runtime.capture import GRAPH_DEVICES, graph_device
+from ..runtime.compilers import Compilers
 from ..runtime.counters import counters
 from ..runtime.cuda_graphs import graphed
 from ..runtime.executable import Boxed
@@ -42,13 +43,15 @@ from .dumps import dump_graph
 from .graph_key import GraphKey, graph_key
 from .host_programs import HostCode, Keep, host_code, stored_host_code
 from .importer import import_graph
-from .kernels import KernelBuild, KernelPlan, build_kernel
+from .kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
 from .memory_limit import limited, typical
 from .regions import attribute, regions_of, taken_apart
 from .surroundings import settings_fingerprint, surroundings
 from .tuning import Tuning, tuning_costs, tuning_of
 
 _LOG = logger(__name__)
+# Kernels by the function that they are the code of.
+_Kernels: TypeAlias = Mapping[str, KernelBuild] | Mapping[str, StartedKernel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,20 +211,15 @@ class _Job:
         with phase("fuse"):
             fusion = share_launches(fuse(graph, numerics=options.numerics), may_alias)
             fusion = replace(fusion, graph=order_for_memory(fusion.graph, may_alias, self.given))
-        kernels = self.build_kernels(fusion)
-        with phase("host"):
-            variables = _variables(kernels)
-            code = {f: _use(b, variables[b.key]) for f, b in kernels.items()}
-            program = build_host_program(fusion.graph, code, check_inputs=self.region)
-            if options.memory_limit is not None:
-                program = limited(program, fusion.graph, options.memory_limit, self.given)
-            program = plan_memory(program, fusion.graph.symbols)
-            if options.verify:
-                check_arena(program, fusion.graph.symbols)
-            host = host_code(program, options, self.store)
-            text = host.text
-            regions = {n: region.capture.reason for n, region in self.regions.items()}
-            capture = capture_plan(fusion.graph, tuple(GRAPH_DEVICES), saved=self.saved, regions=regions)
+        tuning = self.tuning(fusion)
+        with Compilers(beside=tuning.budget is None) as compilers:
+            started = self.start_kernels(fusion, tuning, compilers)
+            hosted = self.hosted(fusion, started)
+            kernels = {function: kernel.finish() for function, kernel in started.items()}
+        if any(b.code is None and started[f].build is None for f, b in kernels.items()):
+            hosted = self.hosted(fusion, kernels)
+        program, host, capture = hosted
+        text = host.text
         stages = Stages(imported, graph, fusion, kernels, program)
         if options.dump_dir is not None:
             dump_graph(options.dump_dir / self.name, kernels, text, len(GRAPH_PASSES) + 1)
@@ -237,19 +235,34 @@ class _Job:
         """What library calls name: objects of the module, and bodies of control flow as functions."""
         return {**given, **{name: region.call for name, region in self.regions.items()}}
 
-    def build_kernels(self, fusion: Fusion) -> dict[str, KernelBuild]:
-        """The code of every function that the graph calls."""
-        tuning = self.tuning(fusion)
+    def start_kernels(self, fusion: Fusion, tuning: Tuning, compilers: Compilers) -> dict[str, StartedKernel]:
+        """The code of every function that the graph calls, found or begun."""
         plan = KernelPlan(self.options, settings_fingerprint(self.options), self.store, self.timer, tuning, self.fresh)
-        builds: dict[str, KernelBuild] = {}
+        found: dict[str, StartedKernel] = {}
         for node in fusion.graph.nodes:
-            if isinstance(node, CallTensor) and node.function not in builds:
+            if isinstance(node, CallTensor) and node.function not in found:
                 target = target_for(node.types[0].device, self.options.target, self.options.threads)
                 function = fusion.functions[node.function]
-                builds[node.function] = build_kernel(function, target, plan, node.origins)
+                found[node.function] = start_kernel(function, target, plan, node.origins, compilers)
             elif isinstance(node, CallTensor):
                 counters.add("kernels_shared")
-        return builds
+        return found
+
+    def hosted(self, fusion: Fusion, kernels: _Kernels) -> tuple[HostProgram, HostCode, CapturePlan]:
+        """The host program around kernels, its code, and how its launches can be captured."""
+        graph = fusion.graph
+        with self.timer.phase("host"):
+            variables = _variables(kernels)
+            code = {f: _use(b, variables[b.key]) for f, b in kernels.items()}
+            program = build_host_program(graph, code, check_inputs=self.region)
+            if self.options.memory_limit is not None:
+                program = limited(program, graph, self.options.memory_limit, self.given)
+            program = plan_memory(program, graph.symbols)
+            if self.options.verify:
+                check_arena(program, graph.symbols)
+            host = host_code(program, self.options, self.store)
+            regions = {n: region.capture.reason for n, region in self.regions.items()}
+            return program, host, capture_plan(graph, tuple(GRAPH_DEVICES), saved=self.saved, regions=regions)
 
     def tuning(self, fusion: Fusion) -> Tuning:
         calls = Counter(n.function for n in fusion.graph.nodes if isinstance(n, CallTensor))
@@ -405,14 +418,17 @@ def _overridden(kernels: Mapping[str, KernelBuild]) -> tuple[str, ...]:
     return tuple(str(b.override) for b in kernels.values() if b.override is not None)
 
 
-def _variables(kernels: Mapping[str, KernelBuild]) -> dict[str, str]:
+def _variables(kernels: _Kernels) -> dict[str, str]:
     """The variable of each distinct kernel in the host program."""
     return {key: f"k{n}_" for n, key in enumerate(dict.fromkeys(b.key for b in kernels.values()))}
 
 
-def _use(build: KernelBuild, variable: str) -> KernelUse:
-    names = [s.name for s in build.function.symbols.symbols]
-    table = build.function.table
+def _use(kernel: KernelBuild | StartedKernel, variable: str) -> KernelUse:
+    names = [s.name for s in kernel.function.symbols.symbols]
+    build = kernel.build if isinstance(kernel, StartedKernel) else kernel
+    table = kernel.function.table
+    if build is None:
+        return KernelUse(variable, tuple(names.index(s) for s in kernel.symbols), table=table)
     if build.code is None:
         return KernelUse(variable, tuple(range(len(names))), by_pointer=False, table=table)
     return kernel_use(build.code, variable, tuple(names.index(s) for s in build.code.symbols), table=table)

@@ -35,8 +35,8 @@ Keep = Callable[["HostCode"], None]
 
 @dataclass(frozen=True, slots=True)
 class HostCode:
-    """A host program as Python, and where ``native`` is there, for machine code: compiled, or compiled by ``store`` for
-    ``target`` once it is called often."""
+    """A host program as Python, and for machine code: compiled, as the text ``native`` that ``store`` compiles for
+    ``target`` once it is called often, or as the ``program`` that this is written from when it is called again."""
 
     text: HostText
     native: NativeHost | None = None
@@ -46,6 +46,7 @@ class HostCode:
     target: Target | None = None
     # What stays with Python where machine code was asked for, and why.
     python: str = ""
+    program: HostProgram | None = field(default=None, repr=False)
 
     def load(
         self, kernels: Mapping[str, LoadedKernel], constants: Mapping[str, Any], name: str, keep: Keep | None = None
@@ -64,17 +65,34 @@ class HostCode:
             payloads = code.code.payload, code.support.payload
             return load_native(code.native, *payloads, code.addresses(kernels), calls, constants, python, name)
 
-        def better() -> Boxed | None:
+        forms = [self]  # the last one is the furthest
+
+        def again() -> None:
             try:
-                code = self.compiled()
+                forms.append(self.written())
+            except (EmitError, NoNativeHost) as error:
+                _LOG.debug("the host program of %s stays Python: %s", name, error)
+                return
+            if keep is not None:
+                keep(forms[-1])
+
+        def better() -> Boxed | None:
+            if forms[-1].native is None:
+                return None
+            try:
+                code = forms[-1].compiled()
                 found = native(code)
             except (MlcError, RuntimeError) as error:
                 _LOG.debug("the host program of %s stays Python: %s", name, error)
                 return None
+            finally:
+                forms.clear()
             if keep is not None:
                 keep(code)
             return found
 
+        if self.program is not None:
+            return switched(python(), ranged, better, name, again)
         if self.native is None:
             return switched(python(), ranged, None, name)
         if self.code is None:
@@ -92,6 +110,20 @@ class HostCode:
                 case GpuKernel() as owner if gpu is not None:
                     found[variable] = owner.record(gpu).address
         return found
+
+    def written(self) -> HostCode:
+        """With the text that is compiled to machine code. Raises EmitError and NoNativeHost."""
+        program = self.program
+        assert program is not None
+        uses_gpu = any(d != "cpu" for d in devices_of(program))
+        native = emit_native(program, shims(("cpu", "cuda") if uses_gpu else ("cpu",)))
+        native_process()
+        told = {
+            step.use.kernel: f"Python launches {step.use.kernel} ({step.comment}), which {why}"
+            for step in program.steps
+            if isinstance(step, Launch) and (why := python_launches(step))
+        }
+        return replace(self, native=native, program=None, python="; ".join(told.values()))
 
     def compiled(self) -> HostCode:
         """With machine code. Raises CpuCompileError."""
@@ -123,21 +155,15 @@ def host_code(program: HostProgram, options: Options, store: KernelStore) -> Hos
     uses_gpu = any(d != "cpu" for d in devices_of(program))
     if options.host_program == "python" or (options.host_program == "auto" and uses_gpu):
         return HostCode(text)
-    try:
-        native = emit_native(program, shims(("cpu", "cuda") if uses_gpu else ("cpu",)))
-        native_process()
-    except (EmitError, NoNativeHost) as error:
-        if options.host_program == "native":
-            warnings.warn(f"torch-mlc: the host program stays Python: {error}", stacklevel=2)
-        return HostCode(text, python=f"Python, for {error}" if options.host_program == "native" else "")
-    told = {
-        step.use.kernel: f"Python launches {step.use.kernel} ({step.comment}), which {why}"
-        for step in program.steps
-        if isinstance(step, Launch) and (why := python_launches(step))
-    }
     target = target_for("cpu", options.target, options.threads)
-    found = HostCode(text, native, store=store, target=target, python="; ".join(told.values()))
-    return found.compiled() if options.host_program == "native" else found
+    found = HostCode(text, store=store, target=target, program=program)
+    if options.host_program != "native":
+        return found
+    try:
+        return found.written().compiled()
+    except (EmitError, NoNativeHost) as error:
+        warnings.warn(f"torch-mlc: the host program stays Python: {error}", stacklevel=2)
+        return HostCode(text, python=f"Python, for {error}")
 
 
 def stored_host_code(record: Mapping[str, Any], options: Options, store: KernelStore) -> HostCode | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,6 +17,7 @@ from ..ir.errors import MlcError
 from ..ir.graph import Origin
 from ..ir.loops import LoopNest
 from ..ir.target import Target
+from ..runtime.compilers import Compilers
 from ..runtime.counters import counters
 from ..runtime.fingerprint import environment_fingerprint, key_of
 from ..runtime.kernels import KIND_KERNEL, KernelCode, KernelStore, compile_source, load_code
@@ -60,6 +61,25 @@ class KernelBuild:
 
 
 @dataclass(frozen=True, slots=True)
+class StartedKernel:
+    """A kernel for a CPU whose machine code is in the making, ``finish`` waits for it; or any that has its ``build``.
+
+    ``symbols`` are the sizes that the code takes, by their names in the function.
+    """
+
+    function: TensorFunction
+    key: str
+    symbols: tuple[str, ...]
+    finish: Callable[[], KernelBuild] = field(repr=False)
+    build: KernelBuild | None = None
+
+    @classmethod
+    def of(cls, build: KernelBuild) -> StartedKernel:
+        """A kernel that is there."""
+        return cls(build.function, build.key, (), lambda: build, build)
+
+
+@dataclass(frozen=True, slots=True)
 class ByHand:
     """A nest with the schedule that a user gave for it."""
 
@@ -88,12 +108,15 @@ class KernelPlan:
     fresh: bool = False
 
 
-def build_kernel(function: TensorFunction, target: Target, plan: KernelPlan, origins: Sequence[Origin]) -> KernelBuild:
-    """The code of a function for a target.
+def start_kernel(
+    function: TensorFunction, target: Target, plan: KernelPlan, origins: Sequence[Origin], compilers: Compilers
+) -> StartedKernel:
+    """Begin to make the code of a function for a target; ``finish`` of the result waits for it.
 
     Under ``verify`` what was compiled is compared with its definition, and VerifyError raised where it differs.
     A failure is warned of once and leaves ``code`` None; under ``strict``, and where the schedule is the user's own, it
-    is raised as KernelError. Raises ScheduleError for a schedule of the user's that is not legal.
+    is raised as KernelError, here or by ``finish``. Raises ScheduleError for a schedule of the user's that is not
+    legal.
     """
     phase = plan.timer.phase
     by_hand = _by_hand(function, target, plan)
@@ -101,21 +124,46 @@ def build_kernel(function: TensorFunction, target: Target, plan: KernelPlan, ori
     with phase("key"):
         parts = [environment_fingerprint(), plan.settings, repr(target), function_key(function)]
         key = key_of(parts if by_hand is None else [*parts, by_hand.key])
-    stored = _stored(key, plan, by_hand)
+    with phase("cache"):
+        stored = _stored(key, plan, by_hand)
     if stored is not None:
         counters.add("kernel_cache_hits")
-        return KernelBuild(function, target, key, stored, override=override)
+        return StartedKernel.of(KernelBuild(function, target, key, stored, override=override))
     counters.add("kernel_cache_misses")
-    with plan.store.lock(KIND_KERNEL, key):
-        stored = _stored(key, plan, by_hand)
-        if stored is not None:
-            return KernelBuild(function, target, key, stored, override=override)
+    try:
+        nest, schedule, source = _written(function, target, plan, by_hand)
+    except Exception as error:  # whatever goes wrong in there, the graph can still run
+        return StartedKernel.of(_failed(function, target, plan, key, origins, error, override))
+
+    def make() -> KernelCode:
+        with plan.store.lock(KIND_KERNEL, key):
+            code = _stored(key, plan, by_hand)  # by another process, meanwhile
+            if code is None:
+                code = compile_source(source, target, key)
+                if not plan.options.verify:
+                    _keep(code, plan, function, target)
+            return code
+
+    def finish() -> KernelBuild:
         try:
-            return _compile(function, target, plan, key, by_hand, origins)
+            with phase("compile"):
+                code = making.result()
+            built = KernelBuild(function, target, key, code, nest, schedule, source, override=override)
+            if plan.options.verify and _runs_here(target):
+                _verify(built, origins)
         except VerifyError:
             raise
-        except Exception as error:  # whatever goes wrong in there, the graph can still run
+        except Exception as error:
             return _failed(function, target, plan, key, origins, error, override)
+        if plan.options.verify:
+            _keep(code, plan, function, target)
+        counters.add("kernels_generated")
+        say(plan.options.log, "schedule", partial(_story, function, schedule))
+        return built
+
+    with phase("compile"):
+        making = compilers.making(key) or compilers.start(key, make, beside=not target.is_gpu)
+    return StartedKernel.of(finish()) if target.is_gpu else StartedKernel(function, key, source.symbols, finish)
 
 
 def _by_hand(function: TensorFunction, target: Target, plan: KernelPlan) -> ByHand | None:
@@ -133,18 +181,13 @@ def _stored(key: str, plan: KernelPlan, by_hand: ByHand | None) -> KernelCode | 
     # While kernels are tuned, code from a cache is not what will be found; what a user wrote stays what it is.
     if plan.fresh or (plan.tuning.budget is not None and by_hand is None):
         return None
-    with plan.timer.phase("cache"):
-        return plan.store.code(key)
+    return plan.store.code(key)
 
 
-def _compile(
-    function: TensorFunction,
-    target: Target,
-    plan: KernelPlan,
-    key: str,
-    by_hand: ByHand | None,
-    origins: Sequence[Origin],
-) -> KernelBuild:
+def _written(
+    function: TensorFunction, target: Target, plan: KernelPlan, by_hand: ByHand | None
+) -> tuple[LoopNest, Schedule, KernelSource]:
+    """The loops of a function, their schedule, and the text of the kernel."""
     phase = plan.timer.phase
     if by_hand is not None:
         nest, schedule = by_hand.nest, by_hand.schedule
@@ -154,20 +197,13 @@ def _compile(
         with phase("schedule"):
             schedule = plan.tuning.schedule(function.name, nest, target)
     with phase("emit"):
-        source = emit(schedule.nest, target)
-    with phase("compile"):
-        code = compile_source(source, target, key)
-    override = by_hand.override if by_hand is not None else None
-    built = KernelBuild(function, target, key, code, nest, schedule, source, override=override)
-    if plan.options.verify and _runs_here(target):
-        _verify(built, origins)
-    counters.add("kernels_generated")
-    say(plan.options.log, "schedule", partial(_story, function, schedule))
+        return nest, schedule, emit(schedule.nest, target)
+
+
+def _keep(code: KernelCode, plan: KernelPlan, function: TensorFunction, target: Target) -> None:
     if not plan.fresh:
-        with phase("cache"):
-            plan.store.keep(code, f"{function.name} for {target}")
-            plan.store.replaced(key)
-    return built
+        plan.store.keep(code, f"{function.name} for {target}")
+        plan.store.replaced(code.key)
 
 
 def emit(nest: LoopNest, target: Target) -> KernelSource:

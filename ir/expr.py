@@ -105,11 +105,12 @@ Expr: TypeAlias = Load | Const | Var | IndexValue | Cast | Call | Select
 # A sympy expression or a value (a gather). sympy has no types, and a union with an untyped member cannot be narrowed.
 Index: TypeAlias = Any
 EXPR_TYPES = (Load, Const, Var, IndexValue, Cast, Call, Select)
+_EXPR_TYPES = frozenset(EXPR_TYPES)
 
 
 def is_value(index: Index) -> TypeGuard[Expr]:
     """True for an index that is computed from data (a gather)."""
-    return isinstance(index, EXPR_TYPES)
+    return type(index) in _EXPR_TYPES
 
 
 # --- construction -----------------------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     """The value expressions directly inside, gathers' indices included."""
     match expr:
         case Load():
-            return tuple([i for i in expr.indices if is_value(i)])
+            return tuple([i for i in expr.indices if type(i) in _EXPR_TYPES])
         case Cast():
             return (expr.value,)
         case Call():
@@ -182,8 +183,11 @@ def walk(expr: Expr) -> Iterator[Expr]:
     while stack:
         e = stack.pop()
         yield e
-        if inside := children(e):
-            stack.extend(inside[::-1])
+        match e:
+            case Const() | Var() | IndexValue():
+                pass
+            case _ if inside := children(e):
+                stack.extend(inside[::-1])
 
 
 def loads(expr: Expr) -> Iterator[Load]:

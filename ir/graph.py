@@ -79,6 +79,7 @@ class Compute:
     axes: tuple[sympy.Symbol, ...]
     value: Expr
     origins: tuple[Origin, ...] = field(default=(), compare=False)
+    _uses: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,6 +105,7 @@ class Reduction:
     monoid: Monoid
     values: tuple[Expr, ...]
     origins: tuple[Origin, ...] = field(default=(), compare=False)
+    _uses: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class Scan:
     monoid: Monoid
     values: tuple[Expr, ...]
     origins: tuple[Origin, ...] = field(default=(), compare=False)
+    _uses: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,7 @@ class Scatter:
     monoid: Monoid | None
     values: tuple[Expr, ...]
     origins: tuple[Origin, ...] = field(default=(), compare=False)
+    _uses: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -335,7 +339,10 @@ def uses(node: Node) -> tuple[str, ...]:
     """The tensors that a node reads, each once, in order."""
     match node:
         case Compute() | Reduction() | Scan() | Scatter():
-            names = [ld.buffer for v in node_values(node) for ld in loads(v)]
+            if not node._uses:  # passes ask again and again, and expressions are long
+                read = dict.fromkeys(ld.buffer for v in node_values(node) for ld in loads(v))
+                object.__setattr__(node, "_uses", tuple(read))
+            return node._uses
         case View():
             names = [node.source]
             for i in node.indices:
@@ -388,7 +395,7 @@ def sizes_read(node: Node) -> set[sympy.Symbol]:
 
 def _mentioned(value: Any) -> set[sympy.Symbol]:
     if isinstance(value, sympy.Basic):
-        return set(value.free_symbols)
+        return set() if value.is_Integer else set(value.free_symbols)
     return {s for v in value for s in _mentioned(v)} if isinstance(value, (tuple, list)) else set()
 
 

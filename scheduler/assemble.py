@@ -287,8 +287,7 @@ class _Assembler:
 
     def _canonical(self, expr: sympy.Expr) -> sympy.Expr:
         """Size symbols renamed in order of appearance."""
-        free = expr.free_symbols
-        if not free:
+        if expr.is_Number or not (free := expr.free_symbols):
             return expr
         for s in sorted(free - self.extents.keys(), key=lambda s: s.name):
             if s not in self.sizes:
@@ -326,7 +325,9 @@ class _Assembler:
         return stage
 
     def _index(self, index: sympy.Expr, env: dict[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
-        moved = index.xreplace(env) if index.free_symbols else index
+        if index.is_Number:
+            return index
+        moved = env.get(index, index) if index.is_Symbol else index.xreplace(env)
         return self._canonical(simplify(moved, self.extents, self.graph.symbols))
 
     def _value(

@@ -16,7 +16,6 @@ from ..ir.expr import Expr, Index, Load, flops, is_value, loads, rewrite, symbol
 from ..ir.graph import Compute, Graph, Library, Node, Ref, TensorType, View, node_values, uses
 from ..ir.graph import Reduction as ReductionNode
 from ..ir.index import simplify
-from ..ir.symbols import SymbolTable
 from .members import is_cheap
 from .tiles import COLUMNS
 from .views import ViewMap, map_value
@@ -147,6 +146,11 @@ class Products:
                 for name in {self.views.base(u) for u in uses(n)}:
                     self.readers.setdefault(name, []).append(n)
         self.leaving = {self.views.base(o) for o in graph.outputs if isinstance(o, str)}
+        self.gathering = {
+            name for n in graph.nodes if isinstance(n, (Compute, ReductionNode)) and _gathers(n) for name in n.names
+        }
+        # Element-wise tensors read through views, as they are asked for.
+        self.resolved: dict[str, Expr] = {}
         self.weights = self._weights()
         self.made_again = self._made_again()
 
@@ -155,7 +159,7 @@ class Products:
         layers, so this is known before anything is written out."""
         found: dict[str, tuple[int, int]] = {}
         for name, maker in self.makers.items():
-            if _gathers(maker):
+            if name in self.gathering:
                 continue
             cost, nodes = flops(maker.value), 0
             for e in walk(maker.value):
@@ -168,10 +172,9 @@ class Products:
         """Element-wise results that are wanted only at places that data name, and are computed there: of the
         log-probabilities of a vocabulary a loss wants one a row."""
         found: set[str] = set()
-        gathering = {n.names[0] for n in self.graph.nodes if isinstance(n, (Compute, ReductionNode)) and _gathers(n)}
         for node in reversed(self.graph.nodes):
             readers = self.readers.get(node.names[0], ()) if isinstance(node, Compute) else ()
-            if not readers or not all(r.names[0] in found or r.names[0] in gathering for r in readers):
+            if not readers or not all(r.names[0] in found or r.names[0] in self.gathering for r in readers):
                 continue
             assert isinstance(node, Compute)
             there = all(r.names[0] in found or self._names_places(r, node.name) for r in readers)
@@ -183,6 +186,13 @@ class Products:
     def is_too_much(cost: int, nodes: int) -> bool:
         """Whether an operand takes more operations or nodes than a product should make for every use."""
         return cost > INLINE_FLOPS or nodes > INLINE_NODES
+
+    def definition(self, maker: Compute) -> Expr:
+        """What an element of an element-wise tensor is, read through views."""
+        if maker.name not in self.resolved:
+            extents = dict(zip(maker.axes, maker.type.shape, strict=True))
+            self.resolved[maker.name] = self.views.resolve(maker.value, extents)
+        return self.resolved[maker.name]
 
     def product(self, node: Node) -> Product | None:
         """The node as a product, or None where it is none, or one whose arithmetic the IR does not have."""
@@ -276,7 +286,7 @@ class Products:
         """A factor, with all that it can be made of."""
         kind = self.types[name]
         plain = Load(name, indices, kind.dtype)
-        inliner = _Inliner(self.views, self.makers, extents, self.graph.symbols)
+        inliner = _Inliner(self, extents)
         hint = self.graph.symbols.hint
         found = hint(kind.nbytes)
         stop = "it costs too much to make for every use"
@@ -319,22 +329,21 @@ class Products:
 class _Inliner:
     """Replaces loads by what they are made of, as far as point-wise producers reach."""
 
-    views: ViewMap
-    makers: Mapping[str, Compute]
+    products: Products
     extents: Mapping[sympy.Symbol, sympy.Expr]
-    table: SymbolTable
     stop: str = ""
 
     def expand(self, value: Expr) -> Expr:
+        products, table = self.products, self.products.graph.symbols
+
         def leaf(e: Expr) -> Expr | None:
-            if not isinstance(e, Load) or (maker := self.makers.get(e.buffer)) is None:
+            if not isinstance(e, Load) or (maker := products.makers.get(e.buffer)) is None:
                 return None
-            if _gathers(maker):
+            if maker.name in products.gathering:
                 self.stop = f"{maker.name} gathers by data: it is made first, and the product reads it"
                 return None
-            own = dict(zip(maker.axes, maker.type.shape, strict=True))
-            made = map_value(self.views.resolve(maker.value, own), dict(zip(maker.axes, e.indices, strict=True)))
-            return self.expand(rewrite(made, lambda _: None, lambda i: simplify(i, self.extents, self.table)))
+            made = map_value(products.definition(maker), dict(zip(maker.axes, e.indices, strict=True)))
+            return self.expand(rewrite(made, lambda _: None, lambda i: simplify(i, self.extents, table)))
 
         return rewrite(value, leaf)
 

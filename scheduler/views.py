@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import sympy
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, Mod, ModularIndexing, PythonMod
@@ -51,6 +52,8 @@ def map_index(index: Index, env: Mapping[sympy.Symbol, Index]) -> Index:
         return map_value(index, env)
     if index.is_Symbol and index in env:
         return env[index]
+    if index.is_Number:
+        return index
     used = [s for s in index.free_symbols if s in env]
     if any(is_value(env[s]) for s in used):
         return index_to_value(index, env)
@@ -60,7 +63,7 @@ def map_index(index: Index, env: Mapping[sympy.Symbol, Index]) -> Index:
 def map_value(value: Expr, env: Mapping[sympy.Symbol, Index]) -> Expr:
     """Substitute indices, which may be values, for the symbols of a value expression."""
     if not any(is_value(e) for e in env.values()):
-        return rewrite(value, lambda _: None, lambda i: i.xreplace(env) if i.free_symbols else i)
+        return rewrite(value, lambda _: None, lambda i: _moved(i, env))
     match value:
         case Load(buffer, indices, dtype):
             return Load(buffer, tuple(map_index(i, env) for i in indices), dtype)
@@ -76,12 +79,20 @@ def map_value(value: Expr, env: Mapping[sympy.Symbol, Index]) -> Expr:
             return value
 
 
+def _moved(index: sympy.Expr, env: Mapping[sympy.Symbol, Index]) -> sympy.Expr:
+    if index.is_Symbol:
+        return env.get(index, index)
+    return index if index.is_Number else index.xreplace(env)
+
+
 class ViewMap:
     """The views of a graph, each resolved to the tensor that owns the memory."""
 
     def __init__(self, graph: Graph) -> None:
         self.table: SymbolTable = graph.symbols
         self.views: dict[str, tuple[str, tuple[sympy.Symbol, ...], tuple[Index, ...]]] = {}
+        # Accesses by where they are and what the view does to them: a layer that repeats asks what the first one did.
+        self._known: dict[tuple[Any, ...], tuple[Index, ...]] = {}
         for node in graph.nodes:
             if isinstance(node, View):
                 extents = dict(zip(node.axes, node.type.shape, strict=True))
@@ -100,8 +111,14 @@ class ViewMap:
         source, axes, inner = view
         if axes == indices:
             return source, inner
-        env = dict(zip(axes, indices, strict=True))
-        return source, tuple(self._simplify(map_index(i, env), extents) for i in inner)
+        key = (axes, inner, indices, *extents.items())
+        known = self._known.get(key)
+        if known is None:
+            env = dict(zip(axes, indices, strict=True))
+            known = tuple(self._simplify(map_index(i, env), extents) for i in inner)
+            if not any(map(is_value, indices)):  # what data name is rarely named twice, and long to compare
+                self._known[key] = known
+        return source, known
 
     def _simplify(self, index: Index, extents: Extents) -> Index:
         return index if is_value(index) else simplify(index, extents, self.table)

@@ -257,9 +257,10 @@ class ImportContext:
 
     def undo(self, mark: int) -> None:
         """Drop the nodes after the first ``mark``: a converter declined half-way."""
+        dropped = {name for n in self.nodes[mark:] for name in n.names}
         del self.nodes[mark:]
-        alive = {name for n in self.nodes for name in n.names}
-        self.copies = {key: t for key, t in self.copies.items() if t.name in alive}
+        if dropped:
+            self.copies = {key: t for key, t in self.copies.items() if t.name not in dropped}
         for streams in self.seeds.values():
             while streams and streams[-1] == self.node.name:
                 streams.pop()
