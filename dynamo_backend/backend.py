@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -62,7 +63,8 @@ def mlc_backend(
 
     try:
         with ExitStack() as around:
-            for context in (whole_ops(), _states_as_tensors(), frame_budget(settings.log)):
+            collection = nullcontext() if settings.tune else _no_collection()  # what is tuned runs for minutes
+            for context in (collection, whole_ops(), _states_as_tensors(), frame_budget(settings.log)):
                 around.enter_context(context)
             if cached:
                 around.enter_context(settings_in_keys(settings))
@@ -78,6 +80,19 @@ def mlc_backend(
     except IndexError as error:
         # Dynamo takes an IndexError for one of the user's.
         raise BackendError(f"IndexError inside the backend: {error}") from error
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without Python's search for garbage in cycles, which would look through every object of torch's and of the graph
+    a few times, a quarter of a second each, to find next to nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _states_as_tensors() -> AbstractContextManager[Any]:

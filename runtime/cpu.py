@@ -14,7 +14,6 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -167,15 +166,6 @@ def _link(library: Any, wanted: Sequence[str]) -> LoadedObject:
 def compile_kernels(sources: Sequence[KernelSource], target: Target) -> bytes:
     """One object with all the kernels; their names must differ."""
     return compile_object([s.text for s in sources], target)
-
-
-def compile_each(sources: Sequence[KernelSource], target: Target, threads: int | None = None) -> list[bytes]:
-    """An object for each kernel, compiled by several threads, for LLVM needs no GIL."""
-    workers = min(threads or os.cpu_count() or 1, len(sources))
-    if workers <= 1:
-        return [compile_object([s.text], target) for s in sources]
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(lambda s: compile_object([s.text], target), sources))
 
 
 def load_kernels(data: bytes, names: Sequence[str]) -> dict[str, CpuKernel]:

@@ -6,6 +6,7 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
+from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.dynamo_backend import kernels
 from torch_mlc.runtime.counters import counters
 from torch_mlc.runtime.log import KernelFallbackWarning
@@ -246,6 +248,42 @@ def test_a_kernel_that_does_not_compile_runs_as_its_aten_ops(monkeypatch: pytest
     added = counters.since(before)
     assert added["kernel_fallbacks"] == len(told) > 2 and "kernels_generated" not in added
     assert any("aten.native_layer_norm" in t and "no code for this" in t and "h = F.gelu" in t for t in told)
+
+
+def test_a_kernel_of_which_the_machine_code_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = kernels.compile_source
+
+    def choosy(source: KernelSource, *rest: Any) -> Any:
+        if "sin" in source.name:
+            raise ValueError("no machine code")
+        return make(source, *rest)
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return ((x.exp() @ w).sin() @ w).exp() * 7
+
+    monkeypatch.setattr(kernels, "compile_source", choosy)
+    given, before = (torch.rand(5, 4), torch.rand(4, 4)), counters.snapshot()
+    with pytest.warns(KernelFallbackWarning, match=r"aten\.sin.*no machine code"):
+        result = torch.compile(f, backend="mlc", options={"strict": False, "cache": False})(*given)
+    close(result, f(*given))
+    added = counters.since(before)
+    assert (added["kernel_fallbacks"], added["kernels_generated"]) == (1, 2)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_search_for_garbage_goes_on_as_before(enabled: bool) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.cos() * 44
+
+    (gc.enable if enabled else gc.disable)()
+    try:
+        torch.compile(f, backend="mlc", options={"cache": False})(torch.ones(3))
+        assert gc.isenabled() is enabled
+        with pytest.raises(BackendCompilerFailed):
+            torch.compile(f, backend="mlc", options={"no such": 1})(torch.ones(4))
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
 
 
 def test_reset_forgets_what_was_compiled() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,6 @@ from torch_mlc.ir.target import Target, TargetError
 from torch_mlc.runtime.cpu import (
     CpuCompileError,
     LoadedObject,
-    compile_each,
     compile_kernels,
     compile_object,
     load_kernel,
@@ -82,7 +82,8 @@ def test_equal_names_in_different_objects_do_not_collide(target: Target) -> None
 
 
 def test_threads_compile_at_once(target: Target) -> None:
-    objects = compile_each([adder(f"k{n}", n) for n in range(12)], target, threads=4)
+    with ThreadPoolExecutor(4) as pool:
+        objects = list(pool.map(lambda n: compile_kernels([adder(f"k{n}", n)], target), range(12)))
     for n, data in enumerate(objects):
         cell = np.zeros(1, np.int64)
         load_kernels(data, [f"k{n}"])[f"k{n}"](cell.ctypes.data)
