@@ -424,14 +424,14 @@ def _variables(kernels: _Kernels) -> dict[str, str]:
 
 
 def _use(kernel: KernelBuild | StartedKernel, variable: str) -> KernelUse:
-    names = [s.name for s in kernel.function.symbols.symbols]
-    build = kernel.build if isinstance(kernel, StartedKernel) else kernel
-    table = kernel.function.table
-    if build is None:
-        return KernelUse(variable, tuple(names.index(s) for s in kernel.symbols), table=table)
-    if build.code is None:
-        return KernelUse(variable, tuple(range(len(names))), by_pointer=False, table=table)
-    return kernel_use(build.code, variable, tuple(names.index(s) for s in build.code.symbols), table=table)
+    names, table = [s.name for s in kernel.function.symbols.symbols], kernel.function.table
+    match kernel:
+        case StartedKernel(build=None, symbols=taken):
+            return KernelUse(variable, tuple(names.index(s) for s in taken), table=table)
+        case StartedKernel(build=KernelBuild(code=code)) | KernelBuild(code=code):
+            if code is not None:
+                return kernel_use(code, variable, tuple(names.index(s) for s in code.symbols), table=table)
+    return KernelUse(variable, tuple(range(len(names))), by_pointer=False, table=table)
 
 
 def _constants(gm: fx.GraphModule) -> dict[str, Any]:
