@@ -187,3 +187,26 @@ def test_random_programs_are_proved_and_apart(seed: int) -> None:
         check_arena(p, SYMBOLS)
         for n, m in ((2, 0), (2, 1), (5, 3), (64, 64), (3, 1000), (1000, 2)):
             apart(p, n, m)
+
+
+def on(device: str, name: str, *args: str, n: sympy.Expr | int) -> CallTensor:
+    return CallTensor((name,), (replace(of(n), device=device),), "f", args)
+
+
+def test_an_arena_on_a_gpu() -> None:
+    """The device with most tensors has it, at places that suit it, of any size that is a number."""
+    huge = 4 * MOST
+    nodes = (
+        on("cpu", "h", "x", n=24), on("cuda:0", "a", "h", n=huge), on("cuda:0", "b", "a", n=100),
+        on("cuda:0", "c", "b", n=huge + 1), on("cuda:0", "d", "c", n=70), on("cpu", "e", "d", n=24),
+        on("cpu", "f", "e", n=3),
+    )  # fmt: skip
+    p = plan_memory(program(nodes, "f"), SYMBOLS)
+    assert p.arena is not None and p.arena.device == "cuda:0" and set(p.arena.offsets) == {"a", "b", "c", "d"}
+    assert all(int(o) % 256 == 0 for o in p.arena.offsets.values()) and p.arena.bound == p.arena.size > MOST
+    check_arena(p, SYMBOLS)
+    with pytest.raises(ArenaError, match="e is on cpu, and the arena on cuda:0"):
+        check_arena(replace(p, arena=replace(p.arena, offsets={"e": sympy.S.Zero}, begin=0, end=99)), SYMBOLS)
+    symbolic = (on("cuda:0", "a", "x", n=MOST * N), on("cuda:0", "b", "a", n=64), on("cuda:0", "c", "b", n=64))
+    q = plan_memory(program((*symbolic, on("cuda:0", "d", "c", n=9 * MOST)), "d"), SYMBOLS)
+    assert q.arena is not None and set(q.arena.offsets) == {"b", "c"}
