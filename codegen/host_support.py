@@ -62,6 +62,7 @@ define i1 @mlc_find(ptr %table, ptr %slot) {{
 ; nobody else holds are the frame's own.
 define i1 @mlc_enter(ptr %table, ptr %frame, ptr %list, i64 %count, ptr %kinds, i64 %objects, i64 %values) {{
 entry:
+  %numel.at = alloca i64
   %size.of = !PyList_Size
   %item.of = !PyList_GetItem
   %inc = !Py_IncRef
@@ -95,7 +96,18 @@ known:
   %slot = getelementptr inbounds i64, ptr %frame, i64 %word
   store ptr %inside, ptr %slot
   %lost = call i1 @find(ptr %table, ptr %slot)
-  br i1 %lost, label %wrong, label %more
+  br i1 %lost, label %wrong, label %there
+there:
+  %address.at = getelementptr inbounds i64, ptr %slot, i64 2
+  %address = load i64, ptr %address.at
+  %nowhere = icmp eq i64 %address, 0
+  br i1 %nowhere, label %freed, label %more
+freed:
+  %numel.of = !aoti_torch_get_numel
+  %unknown = call i32 %numel.of(ptr %inside, ptr %numel.at)
+  %numel = load i64, ptr %numel.at
+  %any = icmp ne i64 %numel, 0
+  br i1 %any, label %wrong, label %more
 other:
   %is.size.bit = and i8 %kind, {IS_SIZE}
   %is.size = icmp ne i8 %is.size.bit, 0

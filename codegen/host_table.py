@@ -21,8 +21,8 @@ FUNCTIONS = (
     "PyList_Size", "PyList_GetItem", "PyList_SetSlice", "Py_IncRef", "Py_DecRef", "PyLong_AsLongLong",
     "PyLong_FromLongLong", "PyErr_Occurred", "PyErr_Clear", "PyErr_Format", "PyEval_SaveThread",
     "PyEval_RestoreThread", "PyTuple_New", "PyTuple_SetItem", "PyTuple_GetItem", "PyObject_Vectorcall",
-    "PyType_IsSubtype", WRAP, "aoti_torch_get_data_ptr", "aoti_torch_get_sizes", "aoti_torch_get_strides",
-    "aoti_torch_empty_strided", "aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object",
+    "PyType_IsSubtype", WRAP, "aoti_torch_get_data_ptr", "aoti_torch_get_numel", "aoti_torch_get_sizes",
+    "aoti_torch_get_strides", "aoti_torch_empty_strided", "aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object",
     "aoti_torch__reinterpret_tensor",
 )  # fmt: skip
 SUPPORT_FUNCTIONS = (

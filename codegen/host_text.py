@@ -94,6 +94,8 @@ class _Printer:
     # The variables of the arena and its address, and the names that are addresses and no tensors.
     arena: tuple[str, str] = ("", "")
     addresses: set[str] = field(default_factory=set)
+    # Arguments whose memory was looked for.
+    looked_at: set[str] = field(default_factory=set)
 
     def run(self) -> HostText:
         p = self.program
@@ -120,7 +122,7 @@ class _Printer:
         return self.done()
 
     def part(self, part: Part) -> None:
-        self.names, self.taken, self.hoisted, self.comment = {}, set(), {}, ""
+        self.names, self.taken, self.hoisted, self.comment, self.looked_at = {}, set(), {}, "", set()
         self.addresses = {*part.addresses}
         self.lines.append(f"def {part.name}({', '.join(self.name(a) for a in part.arguments)}):")
         for step in part.steps:
@@ -186,8 +188,14 @@ class _Printer:
         self.line(f"{self.name(name)} = {base}{'' if text == '0' else f' + {text}'}")
 
     def pointer(self, name: str) -> str:
-        """Where a tensor begins."""
-        return self.name(name) if name in self.addresses else f"{self.name(name)}.data_ptr()"
+        """Where a tensor begins. Of an argument, whoever has freed its memory is told so when it is first used."""
+        known = self.name(name)
+        if name in self.addresses:
+            return known
+        if name not in self.program.inputs or name in self.looked_at:
+            return f"{known}.data_ptr()"
+        self.looked_at.add(name)
+        return f"{known}.data_ptr() or without_memory_({known})"
 
     def bind(self, step: BindSize) -> None:
         source = self.name(step.source)

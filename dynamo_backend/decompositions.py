@@ -59,6 +59,9 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     kept = {op: fn for op, fn in table.items() if str(op) not in keep}
     kept[aten.native_dropout_backward.default] = _dropout_backward
     kept[aten.as_strided_scatter.default] = _as_strided_scatter
+    kept[aten.narrow_copy.default] = _narrow_copy
+    kept |= {aten.complex.default: _complex, aten.polar.default: _polar, aten._to_copy.default: _to_complex}
+    kept[aten.normal.Tensor_Tensor] = _normal
     return kept | {op: _as_eager_lays_out(op) for op in _BATCH_NORMS}
 
 
@@ -90,6 +93,38 @@ def _as_strided_scatter(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if not any(isinstance(s, int) and s == 0 and n != 1 for n, s in zip(x.shape, x.stride())):
         return NotImplemented
     return aten.as_strided_scatter.default(x.clone(), *args, **kwargs)
+
+
+def _narrow_copy(x: torch.Tensor, dim: int, start: Any, length: Any) -> torch.Tensor:
+    return x.narrow(dim, start, length).clone(memory_format=torch.contiguous_format)
+
+
+def _normal(mean: torch.Tensor, std: torch.Tensor, **how: Any) -> Any:
+    """Eager's result is contiguous; fake tensors keep the strides of the means."""
+    if is_contiguous_or_false(mean) and is_contiguous_or_false(std):
+        return NotImplemented
+    return aten.normal.Tensor_Tensor(mean.contiguous(), std.contiguous(), **how)
+
+
+def _complex(real: torch.Tensor, imaginary: torch.Tensor) -> Any:
+    """No kernel computes with complex numbers, but their parts are real ones side by side."""
+    if not (is_contiguous_or_false(real) and is_contiguous_or_false(imaginary)):
+        return NotImplemented
+    return torch.view_as_complex(torch.stack(torch.broadcast_tensors(real, imaginary), -1))
+
+
+def _polar(size: torch.Tensor, angle: torch.Tensor) -> Any:
+    return _complex(size * angle.cos(), size * angle.sin())
+
+
+def _to_complex(x: torch.Tensor, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
+    """A real tensor as a complex one."""
+    elsewhere = how.get("device") not in (None, x.device) or how.get("layout") not in (None, x.layout)
+    laid_out = how.get("memory_format") not in (None, torch.preserve_format, torch.contiguous_format)
+    if dtype is None or not dtype.is_complex or x.is_complex() or elsewhere or laid_out:
+        return NotImplemented
+    real = x.to(dtype.to_real())
+    return _complex(real, torch.zeros_like(real))
 
 
 _BATCH_NORMS = (

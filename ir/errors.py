@@ -12,6 +12,10 @@ class OutOfRangeError(MlcError, IndexError, RuntimeError):
     this is both."""
 
 
+class FreedInputError(MlcError, RuntimeError):
+    """A program was given a tensor whose memory was freed. Eager reads address zero and dies."""
+
+
 class IRError(MlcError):
     """An IR object was built with parts that do not fit together."""
 

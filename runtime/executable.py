@@ -10,7 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from ..codegen.host_text import OP_OBJECT, HostText, resolve_op
-from ..ir.errors import MemoryLimitError, MlcError
+from ..ir.errors import FreedInputError, MemoryLimitError, MlcError
 from .control import CONTROL
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -139,6 +139,16 @@ def _over_limit(peak: int, message: str) -> None:
     raise MemoryLimitError(f"{message}\nHere it would be {peak} bytes.")
 
 
+def _without_memory(tensor: Tensor) -> int:
+    """The address of a tensor that has none, zero, which is right where it has no elements. Raises FreedInputError."""
+    if tensor.numel():
+        raise FreedInputError(
+            f"an input of shape {tuple(tensor.shape)} and type {tensor.dtype} has no memory: its storage was "
+            "resized to nothing (untyped_storage().resize_(0)); give it memory and fill it before the call"
+        )
+    return 0
+
+
 def _flat(results: Any) -> list[Any]:
     """The results of a call, those inside of lists, tuples and dicts too, one after the other."""
     if isinstance(results, dict):
@@ -158,6 +168,7 @@ HELPERS: dict[str, Any] = {
     "flat_": _flat,
     "over_limit_": _over_limit,
     "seeds_": draw_seeds,
+    "without_memory_": _without_memory,
     "guard_": torch.cuda._DeviceGuard,
     "range_": torch.autograd.profiler.record_function,
 }

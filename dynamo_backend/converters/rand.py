@@ -43,8 +43,13 @@ def uniform(ctx: ImportContext, kind: TensorType) -> Expr:
 
 
 def _normal(ctx: ImportContext, kind: TensorType) -> Expr:
-    if not kind.dtype.is_float or kind.dtype is DType.FLOAT64:
+    if not kind.dtype.is_float:
         raise NoConversion(f"normal numbers of type {kind.dtype.value}")
+    if kind.dtype is DType.FLOAT64:  # Box and Muller's, of two streams that have a double's bits
+        one, turn = const(1.0, kind.dtype), const(2 * math.pi, kind.dtype)
+        size = call("log", call("sub", one, uniform(ctx, kind)))
+        size = call("sqrt", call("mul", size, const(-2.0, kind.dtype)))
+        return call("mul", size, call("cos", call("mul", uniform(ctx, kind), turn)))
     return _sample(ctx, "randn", kind, DType.FLOAT32)
 
 

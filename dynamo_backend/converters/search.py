@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from ...ir.dtypes import DType
-from ...ir.expr import Expr, Index, Select, call, cast, const
+from ...ir.expr import Expr, Index, call, cast, const
 from .context import ImportContext, Scalar, Tensor, axes
 from .registry import NoConversion, converter
 
@@ -28,11 +28,13 @@ def count_before(ctx: ImportContext, length: Any, value: Expr, element: Callable
     for k in range(n.bit_length() - 1, -1, -1):
         next_place = call("add", found, const(1 << k, _PLACE))
         exists = call("le", next_place, const(n, _PLACE))
-        seen = element(call("sub", next_place, const(1, _PLACE)))
+        # Clamped and not guarded: a guard would have each step computed once more for the elements that pass it.
+        seen = element(call("minimum", call("sub", next_place, const(1, _PLACE)), const(n - 1, _PLACE)))
         # As torch has it, so that NaN ends last: not "less", but "not greater or equal".
         before = call("logical_not", call("gt" if right else "ge", seen, value))
-        further = Select(exists, before, const(False, DType.BOOL))
-        step = ctx.temporary(Select(further, next_place, found), out, f"place{k}", _PLACE)
+        further = cast(call("logical_and", exists, before), _PLACE)
+        place = call("add", found, call("mul", further, const(1 << k, _PLACE)))
+        step = ctx.temporary(place, out, f"place{k}", _PLACE)
         found = ctx.at(step, at)
     return found
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torch_mlc.ir.errors import OutOfRangeError
+from torch_mlc.ir.errors import FreedInputError, OutOfRangeError
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -161,6 +161,27 @@ def test_other_devices() -> None:
         with pytest.raises(Exception, match="meta"):
             run(*given)
     torch.testing.assert_close(run(x, x), f(x, x))
+
+
+@pytest.mark.parametrize("form", ["python", "native"])
+def test_memory_that_was_freed(form: str) -> None:
+    """Eager's process dies of it."""
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return (x * 2 + y).sum(0)
+
+    run = torch.compile(f, backend="mlc", dynamic=True, options={"host_program": form})
+    x, y = torch.randn(40, 30), torch.randn(40, 30)
+    torch.testing.assert_close(run(x, y), f(x, y))
+    for freed in (0, 1):
+        given = [x.clone(), y.clone()]
+        given[freed].untyped_storage().resize_(0)
+        with pytest.raises(FreedInputError, match=r"shape \(40, 30\) and type torch.float32 has no memory"):
+            run(*given)
+    torch.testing.assert_close(run(x, y), f(x, y))
+    torch.testing.assert_close(run(x[:0], y[:0]), torch.zeros(30))
+    empty = torch.empty(0, 30)
+    torch.testing.assert_close(run(empty, empty.clone()), torch.zeros(30))
 
 
 def test_layouts_that_have_no_strides() -> None:

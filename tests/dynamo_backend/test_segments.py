@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from torch_mlc.dynamo_backend.compile import compile_graph
 from torch_mlc.dynamo_backend.importer import import_graph
 from torch_mlc.ir.expr import walk
 from torch_mlc.ir.graph import Graph
+from torch_mlc.runtime.options import Options
 from torch_mlc.scheduler.fuse import fuse
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -52,6 +54,17 @@ def test_searches_for_places(trace: Callable[..., Any]) -> None:
     functions = fuse(import_graph(traced, given)).functions.values()
     scattered = [v for f in functions if f.scatters for s in f.stages for v in s.values]
     assert scattered and max(sum(1 for _ in walk(v)) for v in scattered) < 1000
+
+
+def test_searches_make_each_step_once(trace: Callable[..., Any]) -> None:
+    given = torch.randn(100), torch.linspace(-3, 3, 5000)
+    traced = trace(lambda x, ends: torch.bucketize(x, ends), given)
+    stages = compile_graph(traced, (), options=Options(strict=True), load=False, fresh=True).stages
+    assert stages is not None
+    (kernel,) = stages.kernels.values()
+    assert kernel.source is not None
+    steps = (5000).bit_length()
+    assert kernel.source.text.count("fcmp") < 8 * steps, "a comparison for each step, in a few copies of the loop"
 
 
 def test_lengths_that_do_not_fit() -> None:

@@ -220,7 +220,9 @@ def _gradient(job: Job, fn: Callable[[Any], list[Any]], found: list[Sample]) -> 
         generator = torch.Generator().manual_seed(1)
         ends += last
         leaves += asking
-        weights += [torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t.dtype) for t in last]
+        drawn = [torch.randn(t.shape, generator=generator, dtype=torch.float32) for t in last]
+        # Rounded to the element type of the job also where a reference is computed in a wider one.
+        weights += [w.to(getattr(torch, job.dtype)).to(t.dtype) for w, t in zip(drawn, last, strict=True)]
         parts.append(([_detached(t) for t in results], len(asking)))
     grads = iter(torch.autograd.grad(ends, leaves, weights, allow_unused=True) if leaves else ())
     return [[*results, *islice(grads, count)] for results, count in parts]
@@ -265,17 +267,21 @@ def _kernels(graph: CompiledGraph) -> int:
 
 
 def _draws(op: str) -> bool:
-    """Whether an op of torch, ``aten::rand.default``, takes from its generator."""
+    """Whether an op of torch takes from its generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(_torch_op(op), "tags", ())
+
+
+def _torch_op(op: str) -> Any:
+    """An op by its name in programs, ``aten::rand.default``; None where it is none of torch's."""
     name, _, overload = op.partition(".")
     space, _, packet = name.partition("::")
-    found = getattr(getattr(getattr(torch.ops, space), packet, None), overload, None)
-    return found is not None and torch.Tag.nondeterministic_seeded in getattr(found, "tags", ())
+    return getattr(getattr(getattr(torch.ops, space), packet, None), overload, None)
 
 
 def _library(graph: CompiledGraph) -> set[str]:
     """The ops of torch that a program calls for what they compute."""
     called = {op for op in graph.text.ops.values() if not op.startswith("=")}
-    return {op for op in called if not STRUCTURAL.match(op)}
+    return {op for op in called if not STRUCTURAL.match(op) and not getattr(_torch_op(op), "is_view", False)}
 
 
 # --- comparison -----------------------------------------------------------------------------------------------------
