@@ -22,8 +22,8 @@ FUNCTIONS = (
     "PyLong_FromLongLong", "PyErr_Occurred", "PyErr_Clear", "PyErr_Format", "PyEval_SaveThread",
     "PyEval_RestoreThread", "PyTuple_New", "PyTuple_SetItem", "PyTuple_GetItem", "PyObject_Vectorcall",
     "PyType_IsSubtype", WRAP, "aoti_torch_get_data_ptr", "aoti_torch_get_numel", "aoti_torch_get_sizes",
-    "aoti_torch_get_strides", "aoti_torch_empty_strided", "aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object",
-    "aoti_torch__reinterpret_tensor",
+    "aoti_torch_get_strides", "aoti_torch_empty_strided", "aoti_torch_new_tensor_handle",
+    "aoti_torch_delete_tensor_object", "aoti_torch__reinterpret_tensor",
 )  # fmt: skip
 SUPPORT_FUNCTIONS = (
     "mlc_enter", "mlc_leave", "mlc_drop", "mlc_make", "mlc_view", "mlc_layout", "mlc_part", "mlc_outside",

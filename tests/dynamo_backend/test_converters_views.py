@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_mlc.ir.graph import View
+from torch_mlc.dynamo_backend.importer import import_graph
+from torch_mlc.ir.graph import Library, View
 
 VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
     "view": lambda x: x.view(x.shape[0] * 6, -1),
@@ -123,3 +124,17 @@ def test_sizes_are_outputs(check: Callable[..., Any]) -> None:
 
 def test_copies_of_views_that_strides_do_not_allow(check: Callable[..., Any]) -> None:
     check(lambda x: torch.view_copy(x, (15, 2)) + 1, torch.randn(2, 3, 5).permute(2, 1, 0))
+
+
+def test_complex_numbers_are_made_of_their_parts(trace: Callable[..., Any]) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.complex(x, y), torch.polar(x, y[0]), x.to(torch.complex128), x.narrow_copy(1, 1, 2)]
+
+    given = torch.randn(3, 4), torch.randn(3, 4)
+    graph = import_graph(trace(f, given), given)
+    assert {n.target for n in graph.nodes if isinstance(n, Library)} == {"aten::view_as_complex.default"}
+    torch._dynamo.reset()
+    for inputs in (given, tuple(t.t() for t in given)):
+        for ours, eager in zip(torch.compile(f, backend="mlc")(*inputs), f(*inputs), strict=True):
+            torch.testing.assert_close(ours, eager)
+            assert ours.stride() == eager.stride()

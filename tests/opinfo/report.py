@@ -17,8 +17,8 @@ Records = Mapping[tuple[Job, int], dict[str, Any]]
 # Differences that are understood: what a sample's job, status and detail say, and why it is so.
 CAUSES: dict[str, str] = {
     r"polygamma\S* u?int\d+ \S+ wrong": (
-        "poles of trigamma, which is infinite there: eager has pi² / sin² of a multiple of pi rounded to float32, kernels "
-        "of one rounded to float64"
+        "poles of trigamma, which is infinite there: eager has pi² / sin² of a multiple of pi rounded to float32, "
+        "kernels of one rounded to float64"
     ),
     r"(diagonal|select|slice)_scatter \S+ overlapping wrong": (
         "eager's copy of rows that overlap overlaps again, so what is written once shows in several elements"
