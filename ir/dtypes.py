@@ -64,6 +64,11 @@ class DType(enum.Enum):
         return self.is_float and _ITEMSIZE[self] < 4
 
     @property
+    def may_stay_wide(self) -> bool:
+        """Whether what is rounded to it may stay in float32 within a kernel. Eight bits are quantised on purpose."""
+        return self.is_half and _ITEMSIZE[self] == 2
+
+    @property
     def is_int(self) -> bool:
         return "int" in self.value
 

@@ -313,7 +313,7 @@ class _Assembler:
                 self.fast
                 and m.monoid is None
                 and isinstance(v, Cast)
-                and v.dtype.is_half
+                and v.dtype.may_stay_wide
                 and v.value.dtype is DType.FLOAT32
             ):
                 values[k] = v.value
@@ -346,7 +346,7 @@ class _Assembler:
                 return cast(Load(self.results[e.buffer], at, kept), e.dtype)
             if isinstance(e, Cast) and isinstance(e.value, Cast) and e.value.value.dtype is e.dtype is DType.FLOAT32:
                 inner = e.value.value
-                if self.fast and e.value.dtype.is_half and isinstance(inner, Load):
+                if self.fast and e.value.dtype.may_stay_wide and isinstance(inner, Load):
                     return inner
             return None
 

@@ -81,9 +81,9 @@ def simplify_value(value: Expr, fast: bool = True) -> Expr:
             middle, origin = e.value.dtype, e.value.value.dtype
             if origin is e.dtype and _widens(origin, middle):
                 return e.value.value
-            if fast and origin is e.dtype is DType.FLOAT32 and middle.is_half:
+            if fast and origin is e.dtype is DType.FLOAT32 and middle.may_stay_wide:
                 return e.value.value
-            if middle.is_half and e.dtype is DType.FLOAT32 and origin in (DType.INT8, DType.UINT8):
+            if middle.may_stay_wide and e.dtype is DType.FLOAT32 and origin in (DType.INT8, DType.UINT8):
                 return Cast(e.value.value, e.dtype)  # bytes are exact in either half type
         return None
 

@@ -99,7 +99,7 @@ class StreamWriter:
         env = self._places(m)
         own = {*self.axes[name], *self.over.get(name, ())}
         values = tuple(self._value(v, env, own) for v in self.stream.values.get(name, self._through_views(m)))
-        if self.fast and isinstance(m, Compute) and isinstance(values[0], Cast) and values[0].dtype.is_half:
+        if self.fast and isinstance(m, Compute) and isinstance(values[0], Cast) and values[0].dtype.may_stay_wide:
             # The value stays in float32; where it leaves the kernel it is rounded.
             values = (values[0].value,) if values[0].value.dtype is DType.FLOAT32 else values
         self.kinds.update(zip(m.names, (v.dtype for v in values), strict=True))
@@ -143,8 +143,8 @@ class StreamWriter:
             made = makers.get(e.buffer)
             if made is None:
                 return Load(self.parameters.input(e.buffer), e.indices, e.dtype)
-            # A feature of one element is a dimension of what has it alone.
-            at = tuple(v if v in own or self.extents.get(v) != 1 else sympy.S.Zero for v in self.axes[made.names[0]])
+            # What is alike for all features is read at the first by what has no features.
+            at = tuple(v if v in own else sympy.S.Zero for v in self.axes[made.names[0]])
             return cast(Load(self.results[e.buffer], at, self.kinds[e.buffer]), e.dtype)
 
         # A row of one element keeps its name: it is the row of a tile.

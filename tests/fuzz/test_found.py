@@ -86,6 +86,18 @@ FOUND = {
         "x0 = numbers((2, A, A), torch.float32, 1)",
         "t0 = torch.softmax(x0 @ x0.transpose(-1, -2) * 0.3, -1) @ x0\nt1 = t0[..., 0] * 2", "t1",
     ),
+    "sums of a row of an attention are read at its first feature where no tile combines them": found(
+        "x0 = numbers((B, C, 3), torch.float32, 1)",
+        "t0 = x0.chunk(2, 1)[0]\nt1 = torch.ones(t0.shape[-2], t0.shape[-2], dtype=torch.bool).tril()\n"
+        "t2 = torch.softmax(torch.where(t1, t0 @ t0.transpose(-1, -2), -1e4), -1) @ t0",
+        "t2", sizes=({"B": 13, "C": 17}, {"B": 3, "C": 7}), dynamic=None, gradient=True,
+    ),
+    "numbers are rounded to eight bits": found(
+        "x0 = numbers((A, 9), torch.float16, 1)\nx1 = numbers((A, 9), torch.int8, 2, 'range')",
+        "t0 = x0.to(torch.float8_e5m2).to(torch.float16) * 0.5\n"
+        "t1 = x1.to(torch.float8_e4m3fn).to(torch.float32)\nt2 = x0.float().to(torch.float8_e5m2).float() + 1",
+        "t0", "t1", "t2", eps=0.0,
+    ),
     "a scalar tensor is turned round": found("x0 = numbers((), torch.float32, 1)", "t0 = x0.flip(0)", "t0"),
 }  # fmt: skip
 
