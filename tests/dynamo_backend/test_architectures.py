@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from benchmarks.accuracy import judge
-from torch_mlc.runtime.counters import counters
-
 from tests.dynamo_backend.architectures import ARCHITECTURES
+from torch_mlc.runtime.counters import counters
 
 # One that always runs; the others take minutes between them.
 QUICK = ("diffusion",)
