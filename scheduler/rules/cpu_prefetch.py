@@ -21,7 +21,12 @@ LARGE = 1 << 20
 
 
 def fetch_ahead(schedule: Schedule) -> None:
-    """Annotate the loop over vectors that is the first to read each large array, from one end to the other."""
+    """Annotate the loop over vectors that is the first to read each large array, from one end to the other.
+
+    Where a large array is written as well, that sets the pace, and asking ahead was seen to cost more than it gives.
+    """
+    if any(_bytes(schedule.nest, schedule.nest.buffer(name)) >= LARGE for name in schedule.nest.outputs):
+        return
     seen: set[str] = set()
     for node, _ in walk_nodes(schedule.nest.body):
         if not isinstance(node, Loop) or node.kind is not LoopKind.SERIAL or not _is_over_vectors(node):
@@ -60,7 +65,11 @@ def _is_large(nest: LoopNest, buffer: Buffer) -> bool:
         return False
     numel = sympy.Mul(*buffer.shape)
     span = 1 + sum(((e - 1) * s for e, s in zip(buffer.shape, buffer.strides, strict=True)), sympy.S.Zero)
-    return bool(sympy.expand(span - numel) == 0) and nest.symbols.hint(numel) * buffer.dtype.itemsize >= LARGE
+    return bool(sympy.expand(span - numel) == 0) and _bytes(nest, buffer) >= LARGE
+
+
+def _bytes(nest: LoopNest, buffer: Buffer) -> int:
+    return nest.symbols.hint(sympy.Mul(*buffer.shape)) * buffer.dtype.itemsize
 
 
 def _step(nest: LoopNest, block: Block, name: str, loop: Loop) -> int | None:
