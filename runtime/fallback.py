@@ -126,11 +126,16 @@ class _Run:
                 self.results[name] = self.whole(value, {})
             return
         f = self.function
-        kept, over = self.places(f.axes_of(stage)), self.places(f.over_of(stage))
+        kept, over = self.places(f.axes_of(stage)), self.places(f.inner if stage.scan else f.over_of(stage))
         shape = [n if k in kept or k in over else 1 for k, n in enumerate(self.shape)]
         last = [k for k in range(len(shape)) if k not in over] + over
         values = [self.whole(v, {}).expand(shape).permute(last).flatten(len(shape) - len(over)) for v in stage.values]
         dtypes = tuple(v.dtype for v in stage.values)
+        if stage.scan:
+            back = [last.index(k) for k in range(len(last))]
+            for name, state in zip(stage.results, self.scan(stage.monoid, values, dtypes), strict=True):
+                self.results[name] = state.reshape([shape[k] for k in last]).permute(back)
+            return
         for name, state in zip(stage.results, self.combine(stage.monoid, values, dtypes), strict=True):
             self.results[name] = state.reshape([n if k in kept else 1 for k, n in enumerate(shape)])
 
@@ -147,9 +152,7 @@ class _Run:
             ]
         if monoid.name == "sum" and dtypes[0] is not DType.BOOL:
             return [values[0].sum(-1, dtype=values[0].dtype)]
-        a = tuple(Var(f"a{k}", d) for k, d in enumerate(dtypes))
-        b = tuple(Var(f"b{k}", d) for k, d in enumerate(dtypes))
-        combined = monoid.combine(a, b)
+        combined = _combination(monoid, dtypes)
         while (n := values[0].shape[-1]) > 1:
             half = n // 2
             env = {f"a{k}": v[..., : 2 * half : 2] for k, v in enumerate(values)}
@@ -157,6 +160,20 @@ class _Run:
             new = [self.whole(e, env).expand_as(env["a0"]) for e in combined]
             values = [torch.cat((x, v[..., 2 * half :]), -1) if n % 2 else x for x, v in zip(new, values, strict=True)]
         return [v[..., 0] for v in values]
+
+    def scan(self, monoid: Monoid, values: list[Tensor], dtypes: tuple[DType, ...]) -> list[Tensor]:
+        """The state up to each element of the last dimension, in as many steps as its length has bits.
+
+        Source: Hillis and Steele, Data parallel algorithms, 1986.
+        """
+        combined, step = _combination(monoid, dtypes), 1
+        while step < values[0].shape[-1]:
+            env = {f"a{k}": v[..., :-step] for k, v in enumerate(values)}
+            env |= {f"b{k}": v[..., step:] for k, v in enumerate(values)}
+            new = [self.whole(e, env).expand_as(env["a0"]) for e in combined]
+            values = [torch.cat((v[..., :step], x), -1) for x, v in zip(new, values, strict=True)]
+            step *= 2
+        return values
 
     def store(self, output: Output) -> None:
         f, target = self.function, self.tensors[output.buffer.name]
@@ -252,7 +269,7 @@ class _Run:
 
     def load(self, e: Load) -> Tensor:
         if e.buffer in self.results:
-            return self.results[e.buffer]
+            return self.made(e)
         buffer, tensor = self.buffers[e.buffer], self.tensors[e.buffer]
         if tensor.numel() == 0:
             return torch.zeros((1,) * len(self.shape), dtype=tensor.dtype, device=self.device)
@@ -268,6 +285,15 @@ class _Run:
         flat, offset = self.flat(buffer, e.indices, tensor)
         return flat[offset]
 
+    def made(self, e: Load) -> Tensor:
+        """What a stage has made, of which a reader may want the first along dimensions that it lacks itself."""
+        result, f = self.results[e.buffer], self.function
+        axes = f.axes_of(next(s for s in f.stages if e.buffer in s.results))
+        for d, i in zip(axes, e.indices, strict=True):
+            if i == 0 and result.shape[k := f.dims.index(d)] > 1:
+                result = result.narrow(k, 0, 1)
+        return result
+
     def covers(self, buffer: Buffer, indices: Sequence[Index]) -> bool:
         """Whether a buffer is at least as long as the dimensions that index it."""
         extents = {d.var: n for d, n in zip(self.function.dims, self.shape, strict=True)}
@@ -275,6 +301,12 @@ class _Run:
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
+
+
+def _combination(monoid: Monoid, dtypes: Sequence[DType]) -> Sequence[Expr]:
+    """The combination of a state of variables a0, a1, … and a later one of b0, b1, …"""
+    a, b = (tuple(Var(f"{x}{k}", d) for k, d in enumerate(dtypes)) for x in "ab")
+    return monoid.combine(a, b)
 
 
 def _fold(fn: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:

@@ -167,7 +167,7 @@ def double_(x: Tensor) -> None:
 def namespace(*, wide: bool = False, compiled: bool = False) -> dict[str, Any]:
     """The names that a program's text refers to; a new dictionary."""
     return {
-        "torch": torch, "F": F,
+        "torch": torch, "F": F, "__name__": __name__,
         "numbers": wide_numbers if wide else numbers, "places": places, "order": order,
         "rand": wide_rand if wide else rand, "recomputed": recomputed, "held": held,
         "limited": Limited.apply, "thrice": thrice, "double_": double_,

@@ -27,6 +27,7 @@ CASES: dict[str, Callable[[torch.Tensor], object]] = {
         x.scatter_reduce(1, (x[:, :5] * 9).long() % 6, x[:, 1:], "amax"),
         x.index_copy(1, torch.tensor([5, 0]), x[:, :2].cos()),
     ),
+    "scans": lambda x: (x.cumsum(1), x.cummax(0), x.flip(1).logcumsumexp(1).flip(1) * x, x[:, :1].cumprod(1)),
     "one row": lambda x: x[:1].sum(),
 }
 
@@ -53,3 +54,19 @@ def test_a_function_by_aten_ops_equals_eager(name: str, dynamic: bool) -> None:
     ours = torch.compile(f, backend="mlc", dynamic=dynamic, options=settings)(x)
     assert counters.since(before)["kernel_fallbacks"] >= 1
     torch.testing.assert_close(ours, f(x))
+
+
+@pytest.mark.filterwarnings("ignore:torch-mlc")
+def test_numbers_of_a_row_are_read_beside_its_features() -> None:
+    """The forward of an attention writes a number for each row, made of what is alike for all features."""
+    found = []
+    settings = {"strict": False, "cache": False}
+    for f in (_attention, torch.compile(_attention, backend="mlc", dynamic=False, options=settings)):
+        x = torch.linspace(-1, 1, 120).view(2, 12, 5).cos().requires_grad_()
+        y = f(x)
+        found.append((y, *torch.autograd.grad(y.sin().sum(), x)))
+    torch.testing.assert_close(*found)
+
+
+def _attention(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x @ x.transpose(-1, -2), -1) @ x
