@@ -60,6 +60,7 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     kept[aten.native_dropout_backward.default] = _dropout_backward
     kept[aten.as_strided_scatter.default] = _as_strided_scatter
     kept[aten.narrow_copy.default] = _narrow_copy
+    kept[aten.take.default] = _take
     kept |= {aten.complex.default: _complex, aten.polar.default: _polar, aten._to_copy.default: _to_complex}
     kept[aten.normal.Tensor_Tensor] = _normal
     return kept | {op: _as_eager_lays_out(op) for op in _BATCH_NORMS}
@@ -104,6 +105,11 @@ def _normal(mean: torch.Tensor, std: torch.Tensor, **how: Any) -> Any:
     if is_contiguous_or_false(mean) and is_contiguous_or_false(std):
         return NotImplemented
     return aten.normal.Tensor_Tensor(mean.contiguous(), std.contiguous(), **how)
+
+
+def _take(x: torch.Tensor, index: torch.Tensor) -> Any:
+    """torch's decomposition asks for the number that a single index is."""
+    return aten.index.Tensor(x.reshape(-1), [index])
 
 
 def _complex(real: torch.Tensor, imaginary: torch.Tensor) -> Any:

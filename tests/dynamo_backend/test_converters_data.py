@@ -151,3 +151,12 @@ def test_fallback_random_leaves_the_op_to_aten(trace: Any) -> None:
     x = torch.empty(4)
     graph = import_graph(trace(torch.rand_like, (x,)), (x,), fallback_random=True)
     assert [n.target for n in graph.nodes if isinstance(n, Library)] == ["aten::rand_like.default"]
+
+
+def test_a_single_place_is_taken(check: Callable[..., Any]) -> None:
+    check(
+        lambda x, i, k: [torch.take(x, i), torch.take(x, k)],
+        torch.randn(3, 4),
+        torch.tensor(7),
+        torch.tensor([[-1, 0]]),
+    )
