@@ -129,7 +129,8 @@ class _Run:
         kept, over = self.places(f.axes_of(stage)), self.places(f.inner if stage.scan else f.over_of(stage))
         shape = [n if k in kept or k in over else 1 for k, n in enumerate(self.shape)]
         last = [k for k in range(len(shape)) if k not in over] + over
-        values = [self.whole(v, {}).expand(shape).permute(last).flatten(len(shape) - len(over)) for v in stage.values]
+        end = len(shape) - len(over)  # there may be nothing to combine
+        values = [self.whole(v, {}).expand(shape).permute(last).unsqueeze(end).flatten(end) for v in stage.values]
         dtypes = tuple(v.dtype for v in stage.values)
         if stage.scan:
             back = [last.index(k) for k in range(len(last))]

@@ -70,3 +70,17 @@ def test_numbers_of_a_row_are_read_beside_its_features() -> None:
 
 def _attention(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x @ x.transpose(-1, -2), -1) @ x
+
+
+@pytest.mark.filterwarnings("ignore:torch-mlc")
+def test_a_reduction_of_one_element_combines_nothing() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return F.pairwise_distance(x, y) @ z
+
+    given = (
+        torch.linspace(-1, 1, 32).bfloat16()[None],
+        torch.ones(1, 64).bfloat16()[:, ::2],
+        torch.ones(1, 4).bfloat16(),
+    )
+    ours = torch.compile(f, backend="mlc", dynamic=False, options={"strict": False, "cache": False})
+    torch.testing.assert_close(ours(*given), f(*given))
