@@ -123,11 +123,13 @@ def _polar(size: torch.Tensor, angle: torch.Tensor) -> Any:
     return _complex(size * angle.cos(), size * angle.sin())
 
 
-def _to_complex(x: torch.Tensor, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
+def _to_complex(x: torch.Tensor | complex, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
     """A real tensor as a complex one."""
+    if dtype is None or not dtype.is_complex or not isinstance(x, torch.Tensor) or x.is_complex():
+        return NotImplemented
     elsewhere = how.get("device") not in (None, x.device) or how.get("layout") not in (None, x.layout)
     laid_out = how.get("memory_format") not in (None, torch.preserve_format, torch.contiguous_format)
-    if dtype is None or not dtype.is_complex or x.is_complex() or elsewhere or laid_out:
+    if elsewhere or laid_out:
         return NotImplemented
     real = x.to(dtype.to_real())
     return _complex(real, torch.zeros_like(real))
