@@ -13,6 +13,7 @@ address of each parameter and copies as many bytes as it has, so a size of 32 bi
 
 from __future__ import annotations
 
+from .host_objects import NUMBERS
 from .kernel import ALIGNMENT
 
 RECORD = ("pointers", "arguments", "relaxable", "variants", "null", "launcher")
@@ -116,32 +117,17 @@ go:
 
 # As a function of Python's (METH_FASTCALL): its "self" is the address of a record, its arguments are the grid, the
 # stream, and those of the kernel. It returns the status.
-LAUNCH_FROM_PYTHON = """
+LAUNCH_FROM_PYTHON = f"""{NUMBERS}
 declare ptr @PyLong_AsVoidPtr(ptr)
-declare i64 @PyLong_AsUnsignedLongLongMask(ptr)
 declare ptr @PyLong_FromLongLong(i64)
-declare ptr @PyErr_Occurred()
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 
-define ptr @mlc_launch_from_python(ptr %self, ptr %given, i64 %count) {
+define ptr @mlc_launch_from_python(ptr %self, ptr %given, i64 %count) {{
 entry:
   %record = call ptr @PyLong_AsVoidPtr(ptr %self)
   %words = alloca i64, i64 %count, align 16
-  br label %convert
-convert:
-  %k = phi i64 [ 0, %entry ], [ %next, %convert ]
-  %from = getelementptr inbounds ptr, ptr %given, i64 %k
-  %object = load ptr, ptr %from
-  %value = call i64 @PyLong_AsUnsignedLongLongMask(ptr %object)
-  %to = getelementptr inbounds i64, ptr %words, i64 %k
-  store i64 %value, ptr %to
-  %next = add nuw i64 %k, 1
-  %more = icmp ult i64 %next, %count
-  br i1 %more, label %convert, label %ready
-ready:
-  %error = call ptr @PyErr_Occurred()
-  %failed = icmp ne ptr %error, null
+  %failed = call i1 @numbers_of(ptr %given, i64 %count, ptr %words)
   br i1 %failed, label %fail, label %run
 run:
   %x = load i64, ptr %words
@@ -160,5 +146,5 @@ run:
   ret ptr %result
 fail:
   ret ptr null
-}
+}}
 """

@@ -26,6 +26,33 @@ define internal void @raise_outside(ptr %format, ptr %class, ptr %status) {{
 }}
 """
 
+# What C functions of integers (METH_FASTCALL) are given.
+NUMBERS = """
+declare i64 @PyLong_AsUnsignedLongLongMask(ptr)
+declare ptr @PyErr_Occurred()
+
+; Integers of Python's as words, one behind the other; true, with an error set, where an object is none.
+define internal i1 @numbers_of(ptr %objects, i64 %count, ptr %words) {
+entry:
+  %none = icmp eq i64 %count, 0
+  br i1 %none, label %done, label %convert
+convert:
+  %k = phi i64 [ 0, %entry ], [ %next, %convert ]
+  %from = getelementptr inbounds ptr, ptr %objects, i64 %k
+  %object = load ptr, ptr %from
+  %value = call i64 @PyLong_AsUnsignedLongLongMask(ptr %object)
+  %to = getelementptr inbounds i64, ptr %words, i64 %k
+  store i64 %value, ptr %to
+  %next = add nuw i64 %k, 1
+  %more = icmp ult i64 %next, %count
+  br i1 %more, label %convert, label %done
+done:
+  %error = call ptr @PyErr_Occurred()
+  %failed = icmp ne ptr %error, null
+  ret i1 %failed
+}
+"""
+
 OBJECTS = f"""
 {message("type_message", "an op gave %R where tracing promised a tensor")}
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..ir.errors import MlcError
+from ..runtime.collection import no_collection
 from ..runtime.kernels import kernel_store
 from ..runtime.log import logger
 from ..runtime.options import Options
@@ -63,7 +63,9 @@ def mlc_backend(
 
     try:
         with ExitStack() as around:
-            collection = nullcontext() if settings.tune else _no_collection()  # what is tuned runs for minutes
+            # A search for garbage would look through every object of torch's and of the graph a few times, a quarter of
+            # a second each, to find next to nothing. What is tuned runs for minutes.
+            collection = nullcontext() if settings.tune else no_collection()
             for context in (collection, whole_ops(), _states_as_tensors(), frame_budget(settings.log)):
                 around.enter_context(context)
             if cached:
@@ -80,19 +82,6 @@ def mlc_backend(
     except IndexError as error:
         # Dynamo takes an IndexError for one of the user's.
         raise BackendError(f"IndexError inside the backend: {error}") from error
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without Python's search for garbage in cycles, which would look through every object of torch's and of the graph
-    a few times, a quarter of a second each, to find next to nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _states_as_tensors() -> AbstractContextManager[Any]:

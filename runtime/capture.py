@@ -6,7 +6,6 @@ tells whoever would copy from the host, or wait, to leave that for later.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ from functools import cache
 from typing import Any, Protocol
 
 import torch
+
+from .collection import no_collection
 
 Results = Sequence[Any]
 
@@ -140,7 +141,8 @@ class CudaDevice:
             torch.cuda.empty_cache()
             # Workspaces of cuBLAS belong to a stream; those of the capture are to lie in its pool, and go with it.
             torch._C._cuda_clearCublasWorkspaces()
-            with torch.cuda.stream(self._side), _no_collection():
+            # To free graphs and events breaks a capture.
+            with torch.cuda.stream(self._side), no_collection():
                 # Other threads may go on allocating.
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
@@ -159,18 +161,6 @@ def _abandon(graph: torch.cuda.CUDAGraph) -> None:
         graph.capture_end()
     except RuntimeError:
         return
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage is collected: to free graphs and events breaks a capture."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @cache

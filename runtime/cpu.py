@@ -23,7 +23,7 @@ import llvmlite
 import llvmlite.binding as llvm
 import torch
 
-from ..codegen.host_objects import OUTSIDE
+from ..codegen.host_objects import NUMBERS, OUTSIDE
 from ..codegen.kernel import KernelSource
 from ..ir.errors import MlcError, OutOfRangeError
 from ..ir.target import Target
@@ -244,8 +244,6 @@ def _stand_ins() -> LoadedObject:
 # int64. Behind them is room for what a kernel has to say of an index that is out of range (codegen/llvm/scatter.py).
 _TRAMPOLINE = """
 declare ptr @PyLong_AsVoidPtr(ptr)
-declare i64 @PyLong_AsUnsignedLongLongMask(ptr)
-declare ptr @PyErr_Occurred()
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare void @Py_IncRef(ptr)
@@ -260,21 +258,7 @@ entry:
   %array = alloca i64, i64 %size, align 16
   %status = getelementptr inbounds i64, ptr %array, i64 %count
   store i64 0, ptr %status
-  %none = icmp eq i64 %count, 0
-  br i1 %none, label %ready, label %convert
-convert:
-  %k = phi i64 [ 0, %entry ], [ %next, %convert ]
-  %from = getelementptr inbounds ptr, ptr %arguments, i64 %k
-  %object = load ptr, ptr %from
-  %value = call i64 @PyLong_AsUnsignedLongLongMask(ptr %object)
-  %to = getelementptr inbounds i64, ptr %array, i64 %k
-  store i64 %value, ptr %to
-  %next = add nuw i64 %k, 1
-  %more = icmp ult i64 %next, %count
-  br i1 %more, label %convert, label %ready
-ready:
-  %error = call ptr @PyErr_Occurred()
-  %failed = icmp ne ptr %error, null
+  %failed = call i1 @numbers_of(ptr %arguments, i64 %count, ptr %array)
   br i1 %failed, label %fail, label %run
 run:
   %thread = call ptr @PyEval_SaveThread()
@@ -318,7 +302,7 @@ def load_text(text: str, names: Sequence[str], symbols: Mapping[str, int] | None
 @lru_cache(maxsize=1)
 def _trampoline() -> tuple[_MethodDef, LoadedObject]:
     # An exception's class is where its object is, and lives as long as its module.
-    loaded = load_text(_TRAMPOLINE + OUTSIDE, ["mlc_call"], {"mlc_out_of_range_error": id(OutOfRangeError)})
+    loaded = load_text(_TRAMPOLINE + NUMBERS + OUTSIDE, ["mlc_call"], {"mlc_out_of_range_error": id(OutOfRangeError)})
     return _MethodDef(b"mlc_kernel", loaded.addresses["mlc_call"], _METH_FASTCALL, None), loaded
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,17 +76,14 @@ def test_threads_change_over_once(tmp_path):
     before, fn, wrong = counters.snapshot(), compiled(tmp_path), []
     fn(*args())
 
-    def work() -> None:
+    def work(_: int) -> None:
         for _ in range(OFTEN):
             given = args()
             if not torch.allclose(fn(*given), step(*given), atol=1e-5):
                 wrong.append(given)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
     assert not wrong and counters.since(before)["native_programs"] == 1
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -376,11 +376,8 @@ def test_threads_at_once(both, library):
             if not torch.equal(b.machine([x])[0], expected):
                 wrong.append(k)
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(work, range(3)))
     assert not wrong and not library.errors
 
 
@@ -424,11 +421,8 @@ def test_streams_and_threads_on_a_gpu():
 
     for k in range(4):
         fn(xs[k])
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
     assert not wrong
 
 

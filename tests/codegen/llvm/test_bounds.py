@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -154,11 +154,8 @@ def test_threads_that_run_one_kernel_hear_of_their_own_faults(target: Target) ->
             if told.startswith(f"index {value} ") != (value >= 100):
                 wrong.append((value, told))
 
-    threads = [threading.Thread(target=work, args=(v,)) for v in (5, 100, 70, 205)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, (5, 100, 70, 205)))
     assert not wrong
 
 
