@@ -159,7 +159,8 @@ def bind_access(
             plain.append(index)
             continue
         axis = index if var is None else var
-        if target[k] and direction.setdefault(axis, back[k] != (var is not None)) != (back[k] != (var is not None)):
+        runs_back = back[k] != (var is not None)
+        if target[k] and direction.setdefault(axis, runs_back) != runs_back:
             return False
         plain.append(axis)
     if not _bind_forward(domain, tuple(plain), target, extents, binding):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -15,15 +15,10 @@ from benchmarks.accuracy import judge
 from tests.dynamo_backend.architectures import ARCHITECTURES
 from torch_mlc.runtime.counters import counters
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 # One that always runs; the others take minutes between them.
 QUICK = ("diffusion",)
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def outcome(run: Any, model: nn.Module, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> Mapping[str, Tensor]:
