@@ -175,11 +175,12 @@ def rms_norm_backward(
 # ---------------------------------------------------------------------------------------------------------
 
 
-def _regrouped(ctx: ImportContext, x: Tensor, groups: int) -> tuple[Domain, list[sympy.Expr]]:
-    """The space (n, group | channel in group, positions…) and where each of its points lies in ``x``."""
-    channels = x.shape[1]
+def _regrouped(ctx: ImportContext, x: Sequence[sympy.Expr], groups: int) -> tuple[Domain, list[sympy.Expr]]:
+    """The space (n, group | channel in group, positions…) and where each of its points lies in a tensor of shape
+    ``x``."""
+    channels = x[1]
     per_group = FloorDiv(channels, groups) if not channels.is_Integer else sympy.Integer(int(channels) // groups)
-    shape = (x.shape[0], sympy.Integer(groups), per_group, *x.shape[2:])
+    shape = (x[0], sympy.Integer(groups), per_group, *x[2:])
     domain = ctx.domain(shape, range(2, len(shape)))
     n, g, c, *rest = domain.indices
     return domain, [n, g * per_group + c, *rest]
@@ -190,7 +191,7 @@ def group_norm(
     ctx: ImportContext, x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, c: Any, hw: Any, groups: int,
     eps: float,
 ) -> tuple[Any, ...]:  # fmt: skip
-    domain, at = _regrouped(ctx, x, groups)
+    domain, at = _regrouped(ctx, x.shape, groups)
     value = ctx.at(x, at)
     kind = value.dtype
     (total,) = ctx.reduce(SUM, domain, (value,), x.device)
@@ -234,23 +235,31 @@ def group_norm_backward(
     def hat(at: Sequence[sympy.Expr]) -> Expr:
         return normalized(ctx.at(x, at), ctx.at(mean, group(at), kind), ctx.at(rstd, group(at), kind))
 
-    def scaled(at: Sequence[sympy.Expr]) -> Expr:
-        g = ctx.load(grad, at, kind)
-        return g if weight is None else call("mul", g, ctx.at(weight, (at[1],), kind))
+    def scaled(value: Expr, channel: sympy.Expr) -> Expr:
+        return value if weight is None else call("mul", value, ctx.at(weight, (channel,), kind))
 
+    # Sums for each channel of each sample are what both the means over groups and the sums over samples are made of, so
+    # the large tensors are read once for all sums.
+    spots = ctx.domain(x.shape, range(2, x.rank))
+    flow = ctx.load(grad, spots.indices, kind)
+    (dots,) = ctx.reduce(SUM, spots, (call("mul", flow, hat(spots.indices)),), x.device, "grad_dots")
+    (sums,) = ctx.reduce(SUM, spots, (flow,), x.device, "grad_sums")
     dx = dw = db = None
     if mask[0]:
-        domain, at = _regrouped(ctx, x, groups)
-        spread = Domain(tuple(at), domain.kept, domain.axes, domain.reduce_shape)
-        average, slope = _row_means(ctx, spread, scaled, hat, x.device)
+        domain, at = _regrouped(ctx, x.shape[:2], groups)
+        count = count_value(ctx, spots.count * domain.count, kind)
+        means = []
+        for part, suffix in ((sums, "grad_mean"), (dots, "grad_slope")):
+            (total,) = ctx.reduce(SUM, domain, (scaled(ctx.at(part, at), at[1]),), x.device, f"{suffix}_sum")
+            means.append(ctx.temporary(call("div", ctx.at(total, axes(2)), count), total.type, suffix))
+        average, slope = means
         full = axes(x.rank)
-        centred = call("sub", scaled(full), ctx.at(average, group(full)))
+        centred = call("sub", scaled(ctx.load(grad, full, kind), full[1]), ctx.at(average, group(full)))
         value = call("sub", centred, call("mul", hat(full), ctx.at(slope, group(full))))
         dx = ctx.compute(call("mul", value, ctx.at(rstd, group(full), kind)), ctx.type(0), ctx.name(0))
-    columns = ctx.domain(x.shape, [d for d in range(x.rank) if d != 1])
+    columns = ctx.domain(x.shape[:2], [0])
     if mask[1] and weight is not None:
-        product = call("mul", ctx.load(grad, columns.indices, kind), hat(columns.indices))
-        dw = _column(ctx, columns, product, 1)
+        dw = _column(ctx, columns, ctx.at(dots, columns.indices), 1)
     if mask[2]:
-        db = _column(ctx, columns, ctx.load(grad, columns.indices, kind), 2)
+        db = _column(ctx, columns, ctx.at(sums, columns.indices), 2)
     return dx, dw, db

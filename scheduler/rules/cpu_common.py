@@ -200,7 +200,6 @@ def _merge_level(schedule: Schedule, level: int, only: Collection[str] | None) -
     previous: str | None = None
     for block in schedule.get_blocks():
         if only is not None and block not in only:
-            previous = None
             continue
         loops = schedule.get_loops(block)
         if len(loops) <= level:

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import torch_mlc
+
 NAN, INF = float("nan"), float("inf")
 
 REDUCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -83,6 +85,8 @@ NORMS: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...], int]] = {
     "rms_norm": (lambda x, w, b: F.rms_norm(x, (6,), w), (2, 4, 6), 6),
     "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (2, 6, 3, 2), 6),
     "group_norm_plain": (lambda x, w, b: F.group_norm(x, 3), (2, 6, 5), 6),
+    "group_norm_of_channels": (lambda x, w, b: F.group_norm(x, 6, w, b), (2, 6, 5), 6),
+    "group_norm_of_vectors": (lambda x, w, b: F.group_norm(x, 1, w, b), (2, 6), 6),
     "batch_norm": (batch_norm, (4, 6, 3, 2), 6),
     "batch_norm_1d": (batch_norm, (5, 6), 6),
     "softmax": (lambda x, w, b: x.softmax(1) * w, (2, 4, 6), 6),
@@ -95,6 +99,17 @@ NORMS: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...], int]] = {
 def test_norms(check: Callable[..., Any], name: str, dynamic: bool) -> None:
     fn, shape, channels = NORMS[name]
     check(fn, torch.randn(shape), *weights(channels), dynamic=dynamic, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_group_norm_backward_visits_its_inputs_twice(
+    memory_format: torch.memory_format,
+) -> None:
+    x = torch.randn(4, 32, 33, 31).to(memory_format=memory_format).requires_grad_()
+    parts = [torch.randn(32, requires_grad=True) for _ in range(2)]
+    report = torch_mlc.explain(lambda x, w, b: F.group_norm(x, 8, w, b), x, *parts, training=True)
+    backward = report.graphs[1].traffic
+    assert backward is not None and backward.moved < 5.1 * x.numel() * 4
 
 
 @pytest.mark.parametrize("name", NORMS)
