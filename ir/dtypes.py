@@ -98,6 +98,13 @@ class DType(enum.Enum):
     def numpy(self) -> np.dtype[Any]:
         return np.dtype(_NUMPY.get(self.value, self.value))
 
+    def rounded(self, value: float) -> float:
+        """The number of this float type that is nearest, an infinity beyond its largest."""
+        if self is DType.FLOAT64:
+            return value
+        with np.errstate(over="ignore"):
+            return float(self.numpy.type(value))
+
     @staticmethod
     def from_torch(dtype: TorchDType) -> DType:
         """The DType of a torch dtype. Raises IRError for types that no graph holds (quantised, sub-byte)."""

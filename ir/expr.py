@@ -135,11 +135,14 @@ def call(fn: str, *args: Expr, dtype: DType | None = None) -> Expr:
 
 
 def cast(value: Expr, dtype: DType) -> Expr:
-    """``value`` as ``dtype``; nothing where it already is, folded where it is a literal."""
+    """``value`` as ``dtype``; nothing where it already is. Literals are folded, or rounded to what half types hold."""
     if value.dtype is dtype:
         return value
-    if isinstance(value, Const) and not dtype.is_half and not dtype.is_complex:
-        return const(value.value, dtype)
+    if isinstance(value, Const) and not dtype.is_carried:
+        number = value.dtype.rounded(value.value) if value.dtype.is_float else value.value
+        if not dtype.is_half:
+            return const(number, dtype)
+        return Cast(const(dtype.rounded(number), value.dtype), dtype) if value.dtype.is_float else Cast(value, dtype)
     if isinstance(value, IndexValue) and dtype in (DType.INT64, DType.INT32):
         return IndexValue(value.index, dtype)
     return Cast(value, dtype)

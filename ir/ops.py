@@ -45,6 +45,9 @@ OPS: dict[str, OpInfo] = {
     **_rows("exp exp2 expm1 log log2 log10 log1p sigmoid tanh", 1, Result.SAME, 12),
     **_rows("sin cos tan asin acos atan sinh cosh asinh acosh atanh", 1, Result.SAME, 20),
     **_rows("erf erfc erfinv lgamma digamma", 1, Result.SAME, 20),
+    # By iteration: ``ir/iterations.py`` says what a step is.
+    **_rows("gcd hermite_h hermite_he laguerre legendre", 2, Result.SAME, 200),
+    **_rows("gamma_series gamma_fraction gamma_difference", 2, Result.SAME, 400),
     **_rows("eq ne lt le gt ge", 2, Result.BOOL, 1),
     **_rows("isnan isinf", 1, Result.BOOL, 1),
     **_rows("logical_and logical_or logical_xor", 2, Result.BOOL, 1),

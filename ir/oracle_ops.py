@@ -8,7 +8,7 @@ call; a program that wants fewer roundings says so with casts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -17,6 +17,8 @@ import torch
 
 from .dtypes import DType
 from .errors import IRError, OutOfRangeError
+from .expr import Call, Cast, Const, Expr, Select, Var
+from .iterations import ITERATIONS, iteration
 from .ops import OPS, Result
 
 # A NumPy scalar of an element type; ``Any`` because NumPy's own annotations say no more.
@@ -36,6 +38,8 @@ def function(fn: str, dtype: DType, result: DType) -> Function:
         if fn in _BOOLEAN:
             return lambda *args: inner(*map(np.float32, args))
         return lambda *args: round_to(inner(*map(np.float32, args)))
+    if fn in ITERATIONS:
+        return _iterated(fn, dtype)
     if fn in _UNARY_FLOAT:
         if not (dtype.is_float or dtype.is_complex):
             raise IRError(f"{fn} of {dtype.value}: cast to a float type first")
@@ -78,6 +82,43 @@ def _in_double(fn: Function, dtype: DType) -> Function:
         return lambda x: np.float32(fn(np.float64(x)))
     into = dtype.numpy.type
     return lambda x: into(fn(x))
+
+
+def _iterated(fn: str, dtype: DType) -> Function:
+    """A function that its steps define, of one element."""
+    loop = iteration(fn, dtype)
+    args, names = [v.name for v in loop.args], [v.name for v in loop.state]
+    start, step = [_evaluator(e) for e in loop.start], [_evaluator(e) for e in loop.step]
+    goes_on, result = _evaluator(loop.condition), _evaluator(loop.result)
+
+    def run(*values: Scalar) -> Scalar:
+        env = dict(zip(args, values, strict=True))
+        env.update(zip(names, [e(env) for e in start], strict=True))
+        while goes_on(env):
+            env.update(zip(names, [e(env) for e in step], strict=True))
+        return result(env)
+
+    return run
+
+
+def _evaluator(expr: Expr) -> Callable[[Mapping[str, Scalar]], Scalar]:
+    """An expression of named values alone as a function of these."""
+    match expr:
+        case Var(name):
+            return lambda env: env[name]
+        case Const():
+            constant = scalar(expr.value, expr.dtype)
+            return lambda env: constant
+        case Cast(value, dtype):
+            convert, inner = converter(value.dtype, dtype), _evaluator(value)
+            return lambda env: convert(inner(env))
+        case Call(fn, args, dtype):
+            call, parts = function(fn, args[0].dtype, dtype), [_evaluator(a) for a in args]
+            return lambda env: call(*[p(env) for p in parts])
+        case Select():
+            condition, if_true, if_false = map(_evaluator, (expr.condition, expr.if_true, expr.if_false))
+            return lambda env: if_true(env) if condition(env) else if_false(env)
+    raise IRError(f"an iteration holds a {type(expr).__name__}")
 
 
 def _same(fn: Function) -> Maker:
@@ -334,4 +375,4 @@ def _randbits(seed: Scalar, offset: Scalar) -> Scalar:
 
 
 _RANDOM: dict[str, Function] = {"rand": _rand, "randn": _randn, "randbits": _randbits}
-FUNCTIONS = frozenset({*_UNARY_FLOAT, *_MAKERS, *_RANDOM, "bitcast"})
+FUNCTIONS = frozenset({*_UNARY_FLOAT, *_MAKERS, *_RANDOM, *ITERATIONS, "bitcast"})

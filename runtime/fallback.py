@@ -18,6 +18,7 @@ import torch
 from ..ir.dtypes import DType
 from ..ir.errors import MlcError, OutOfRangeError
 from ..ir.expr import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, is_value
+from ..ir.iterations import ITERATIONS, iteration
 from ..ir.loops import Buffer
 from ..ir.monoid import Monoid
 from ..ir.oracle_text import index_text
@@ -254,11 +255,29 @@ class _Run:
                 return result
             case Call("check_bounds", args, _):
                 return self.checked(*(self.value(a, env) for a in args))
+            case Call(fn, args, dtype) if fn in ITERATIONS:
+                return self.iterated(fn, dtype, [self.value(a, env) for a in args])
             case Call(fn, args, dtype):
                 return _function(fn)(dtype, *(self.value(a, env) for a in args))
             case Load():
                 return self.load(e)
         raise FallbackError(f"no ATen op computes {e}")
+
+    def iterated(self, fn: str, dtype: DType, args: list[Tensor]) -> Tensor:
+        """A function that its steps define: elements that have ended keep their state while others go on."""
+        loop, memo = iteration(fn, dtype.compute), self.memo
+        wide = torch.broadcast_tensors(*(a.to(dtype.compute.torch) for a in args))
+        env = dict(zip([v.name for v in loop.args], wide, strict=True))
+        state = [self.whole(e, env).expand_as(wide[0]) for e in loop.start]
+        while True:
+            env |= zip([v.name for v in loop.state], state, strict=True)
+            active = self.whole(loop.condition, env)
+            if not bool(active.any()):
+                break
+            state = [torch.where(active, self.whole(e, env), v) for e, v in zip(loop.step, state, strict=True)]
+        result = self.whole(loop.result, env).to(dtype.torch)
+        self.memo = memo
+        return result
 
     def checked(self, index: Tensor, low: Tensor, high: Tensor, dim: Tensor) -> Tensor:
         """An index that is in range; in a branch of a choice it may be one that is not taken, which loads clamp."""

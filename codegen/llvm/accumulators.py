@@ -18,8 +18,8 @@ from ...ir.monoid import State
 from .builder import Val, llvm_type
 from .context import Context
 from .control import runtime_loop
+from .functions import closed
 from .index import scalar_index, split_linear
-from .values import combine
 
 _REDUCED = (AxisKind.REDUCTION, AxisKind.SCAN)
 
@@ -186,7 +186,7 @@ def combined(
     """monoid.combine of two states, or another rule of the monoid."""
     a, b = _operands(statement)
     env = {v.name: val for v, val in (*zip(a, x, strict=True), *zip(b, y, strict=True))}
-    return [combine(ctx, e, env) for e in (rule or statement.monoid.combine)(a, b)]
+    return [closed(ctx.b, e, env) for e in (rule or statement.monoid.combine)(a, b)]
 
 
 def first_index(ctx: Context, reduced: Reduced, update: Update, loops: Iterable[Loop]) -> IndexValue | None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeAlias
 
 from ...ir.dtypes import DType
+from ...ir.expr import Call, Cast, Const, Expr, Select, Var
+from ...ir.iterations import ITERATIONS, iteration
 from ..kernel import EmitError
 from . import elementary, rng, special
 from .builder import Builder, Val
+from .iterations import iterate
 from .library import LIBRARY, library_call
 from .types import cast, from_memory, memory_type, round_half, to_memory
 
@@ -28,6 +32,43 @@ def apply(b: Builder, fn: str, args: Args, dtype: DType) -> Val:
             return handler(b, wide, dtype)
         return round_half(b, handler(b, wide, DType.FLOAT32), dtype)
     return handler(b, args, dtype)
+
+
+def closed(b: Builder, expr: Expr, env: Mapping[str, Val]) -> Val:
+    """An expression over named values alone (a monoid's ``combine``, a step), with what is neutral left out.
+
+    ``x + 0`` and ``x * 1`` are x here: lifted states are full of such constants. The sign of a zero may differ.
+    """
+    match expr:
+        case Var():
+            return env[expr.name]
+        case Const():
+            return b.const(expr.value, expr.dtype)
+        case Cast():
+            return cast(b, closed(b, expr.value, env), expr.dtype)
+        case Select():
+            condition = closed(b, expr.condition, env)
+            if condition.name in ("true", "false"):
+                return closed(b, expr.if_true if condition.name == "true" else expr.if_false, env)
+            return b.select(condition, closed(b, expr.if_true, env), closed(b, expr.if_false, env))
+        case Call():
+            return _folded(b, expr, tuple(closed(b, a, env) for a in expr.args))
+    raise EmitError(f"an expression of named values alone holds a {type(expr).__name__}")
+
+
+def _folded(b: Builder, expr: Call, args: Args) -> Val:
+    if len(args) == 2:
+        x, y = args
+        zero, one = b.const(0, x.dtype).name, b.const(1, x.dtype).name
+        if expr.fn == "add" and zero in (x.name, y.name):
+            return y if x.name == zero else x
+        if expr.fn == "sub" and y.name == zero:
+            return x
+        if expr.fn == "mul" and one in (x.name, y.name):
+            return y if x.name == one else x
+        if expr.fn == "eq" and x.is_literal and x == y and "7FF" not in x.name:
+            return b.const(True, BOOL)
+    return apply(b, expr.fn, args, expr.dtype)
 
 
 def _arithmetic(of_float: str, of_int: str) -> Handler:
@@ -316,6 +357,10 @@ _ELEMENTARY = [
 ]
 
 
+def _iterated(fn: str) -> Handler:
+    return lambda b, args, dtype: iterate(b, iteration(fn, dtype), args, partial(closed, b))
+
+
 def _check_bounds(b: Builder, args: Args, dtype: DType) -> Val:
     raise EmitError("check_bounds has an effect: values.py emits it where an expression is evaluated")
 
@@ -351,6 +396,7 @@ HANDLERS: dict[str, Handler] = {
     "reciprocal": _reciprocal,
     **{fn: _elementary(fn) for fn in _ELEMENTARY},
     **{fn: _compare(fn) for fn in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{fn: _iterated(fn) for fn in ITERATIONS},
     "isnan": _isnan,
     "isinf": _isinf,
     "logical_and": _logical("and"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
 
 import sympy
 
@@ -114,41 +113,3 @@ def _branch(ctx: Context, expr: Expr, condition: Val) -> Val:
         return evaluate(ctx, expr)
     with ctx.masked(condition):
         return evaluate(ctx, expr)
-
-
-def combine(ctx: Context, expr: Expr, env: Mapping[str, Val]) -> Val:
-    """An expression over named values alone (a monoid's ``combine``), with what is neutral left out.
-
-    ``x + 0`` and ``x * 1`` are x here: lifted states are full of such constants. The sign of a zero may differ.
-    """
-    match expr:
-        case Var():
-            return env[expr.name]
-        case Const():
-            return ctx.b.const(expr.value, expr.dtype)
-        case Cast():
-            return cast(ctx.b, combine(ctx, expr.value, env), expr.dtype)
-        case Select():
-            condition = combine(ctx, expr.condition, env)
-            if condition.name in ("true", "false"):
-                return combine(ctx, expr.if_true if condition.name == "true" else expr.if_false, env)
-            return ctx.b.select(condition, combine(ctx, expr.if_true, env), combine(ctx, expr.if_false, env))
-        case Call():
-            args = tuple(combine(ctx, a, env) for a in expr.args)
-            return _folded(ctx, expr, args)
-    raise EmitError(f"{ctx.nest.name}: a monoid's combine holds a {type(expr).__name__}")
-
-
-def _folded(ctx: Context, expr: Call, args: tuple[Val, ...]) -> Val:
-    if len(args) == 2:
-        x, y = args
-        zero, one = ctx.b.const(0, x.dtype).name, ctx.b.const(1, x.dtype).name
-        if expr.fn == "add" and zero in (x.name, y.name):
-            return y if x.name == zero else x
-        if expr.fn == "sub" and y.name == zero:
-            return x
-        if expr.fn == "mul" and one in (x.name, y.name):
-            return y if x.name == one else x
-        if expr.fn == "eq" and x.is_literal and x == y and "7FF" not in x.name:
-            return ctx.b.const(True, DType.BOOL)
-    return apply(ctx.b, expr.fn, args, expr.dtype)

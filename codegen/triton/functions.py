@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...ir.dtypes import DType
+from ...ir.iterations import ITERATIONS
 from ...ir.ops import OPS
 from ..kernel import EmitError
 
@@ -92,6 +93,11 @@ def call_text(fn: str, args: tuple[str, ...], dtype: DType, result: DType) -> st
     return handler(args, dtype)
 
 
+def iteration_name(fn: str, dtype: DType) -> str:
+    """The device function for arguments of a type."""
+    return f"mlc_{fn}_{dtype.value}"
+
+
 def takes_literals(fn: str) -> bool:
     """Whether a literal may stand bare among the arguments: it then takes the type of the other argument."""
     return fn in _PLAIN
@@ -111,6 +117,10 @@ def _by_kind(of_float: Handler, of_int: Handler) -> Handler:
 
 def _named(name: str) -> Handler:
     return lambda a, d: f"{name}({', '.join(a)})"
+
+
+def _iterated(fn: str) -> Handler:
+    return lambda a, d: f"{iteration_name(fn, d)}({', '.join(a)})"
 
 
 def _extreme(name: str, nan: str, of_bool: str) -> Handler:
@@ -205,6 +215,7 @@ FUNCTIONS: dict[str, Handler] = {
     **{name: _libdevice(name) for name in _names("erf erfc erfinv lgamma")},
     "digamma": _named("mlc_digamma"),
     **dict(zip(_names("eq ne lt le gt ge"), map(_infix, _names("== != < <= > >=")), strict=True)),
+    **{fn: _iterated(fn) for fn in ITERATIONS},
     "isnan": _by_kind(lambda a, d: f"({a[0]} != {a[0]})", lambda a, d: f"({a[0]} != {a[0]})"),
     "isinf": _by_kind(lambda a, d: f'(tl.abs({a[0]}) == float("inf"))', lambda a, d: f"({a[0]} != {a[0]})"),
     "logical_and": _logical("&"),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from .iterations import iteration_source
+
 HELPERS: dict[str, str] = {
     "mlc_floordiv": '''
 @triton.jit
@@ -83,6 +85,15 @@ def mlc_digamma(a):
     result = tl.where(negative, tl.where(fraction == 0, float("nan"), reflected), result)
     return tl.where(a == 0, libdevice.copysign(a * 0.0 + float("inf"), -a), result)
 ''',
+    "mlc_any": '''
+@triton.jit
+def mlc_any(a):
+    """Whether a condition holds in any element of a tile, or of a scalar."""
+    if a.type.is_block():
+        return tl.max(a.to(tl.int32)) > 0
+    else:
+        return a
+''',
     "mlc_philox": '''
 @triton.jit
 def mlc_philox(seed, offset):
@@ -126,8 +137,8 @@ def helpers_for(text: str) -> str:
 
     def visit(body: str) -> None:
         for name in _NAME.findall(body):
-            if name in HELPERS and name not in needed:
-                source = HELPERS[name]
+            source = HELPERS.get(name) or iteration_source(name)
+            if source is not None and name not in needed:
                 visit(source.replace(f"def {name}", ""))
                 needed[name] = source
 

@@ -12,6 +12,7 @@ from . import (
     distance,
     elementwise,
     foreach,
+    gamma,
     gather,
     grid,
     histograms,
@@ -42,8 +43,8 @@ from .registry import CONVERTERS, LIBRARY_REASONS, Converter, NoConversion, conv
 from .sizes import SizeMap
 
 FAMILIES = (
-    *(adaptive_pooling, associative, attention, batch_norm, borders, create, distance, elementwise, foreach, gather),
-    *(grid, histograms, join, libraries, logical, losses, masked, norms, orthogonal, pooling, products, rand),
+    *(adaptive_pooling, associative, attention, batch_norm, borders, create, distance, elementwise, foreach, gamma),
+    *(gather, grid, histograms, join, libraries, logical, losses, masked, norms, orthogonal, pooling, products, rand),
     *(reductions, replays, resample, scans, scatter, search, segments, softmax, special, unfolding, views),
 )
 

@@ -115,6 +115,8 @@ class ImportContext:
         # Streams of random numbers and copies between devices, once for each.
         self.seeds: dict[str, list[str]] = {}
         self.copies: dict[tuple[str, str], Tensor] = {}
+        # The node that each name was made for which is no node's own.
+        self.called_after: dict[str, str] = {}
         self._names = names
         self._bodies = bodies
         self._given: Expr | None = None
@@ -147,6 +149,7 @@ class ImportContext:
             k += 1
             name = f"{base}_{k}"
         self._names.add(name)
+        self.called_after[name] = self.node.name
         return name
 
     def type(self, k: int | None = None) -> TensorType:

@@ -91,6 +91,7 @@ def minimum(a: Expr, b: Expr) -> Expr:
     return call("logical_and" if a.dtype is DType.BOOL else "minimum", a, b)
 
 
+_register_binary("gcd", ("aten.gcd.default",), lambda a, b: call("gcd", a, b))
 _register_binary("mul", ("aten.mul.Tensor", "aten.mul.Scalar"), mul)
 _register_binary(
     "div", ("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor"), lambda a, b: call("div", a, b)

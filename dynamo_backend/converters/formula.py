@@ -20,13 +20,17 @@ from .context import ImportContext, Scalar, Tensor, axes, convert
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A value of a float type, or a condition. Numbers beside it become literals of its type."""
+    """A value, or a condition. Numbers beside it become literals of its type."""
 
     value: Expr
 
     def call(self, fn: str, *others: Formula | float) -> Formula:
         """A function of the table of scalar functions, of this value and others."""
         return Formula(call(fn, self.value, *(self.like(x).value for x in others)))
+
+    def to(self, dtype: DType) -> Formula:
+        """The value in another type."""
+        return Formula(convert(self.value, dtype))
 
     def like(self, x: Formula | float) -> Formula:
         """A number as a literal of this formula's type."""
@@ -128,6 +132,10 @@ class Workspace:
             value = convert(self.ctx.load(x, self.at, kind), self.dtype)
             return self.name(Formula(value), "wide")
         return Formula(convert(self.ctx.scalar(x, kind), self.dtype))
+
+    def rounded(self, formula: Formula) -> Formula:
+        """A formula's value rounded to the type in which eager computes."""
+        return Formula(convert(convert(formula.value, self.out.dtype.compute), self.dtype))
 
     def name(self, formula: Formula, suffix: str = "part") -> Formula:
         """The formula as a node of its own, to be used more than once."""

@@ -1,19 +1,24 @@
-"""Chebyshev polynomials of all four kinds, whose degree is data: their trigonometric and hyperbolic forms.
+"""Orthogonal polynomials whose degree is data.
 
-With ``a = acos |x|`` inside the unit interval and ``acosh |x|`` outside, where cosines become hyperbolic ones, the
-first kind is ``cos(n a)``, the second ``sin((n + 1) a) / sin(a)``, and the third and fourth are the quotients of
-cosines and of sines of ``(n + 1/2) a`` and ``a / 2``. A negative argument changes the sign of odd degrees, and the
-third kind with the fourth.
+Those of Hermite, Laguerre and Legendre go by their recurrence, as torch's do (``ir/iterations.py``).
+
+Chebyshev polynomials of all four kinds have trigonometric and hyperbolic forms. With ``a = acos |x|`` inside the unit
+interval and ``acosh |x|`` outside, where cosines become hyperbolic ones, the first kind is ``cos(n a)``, the second
+``sin((n + 1) a) / sin(a)``, and the third and fourth are the quotients of cosines and of sines of ``(n + 1/2) a`` and
+``a / 2``. A negative argument changes the sign of odd degrees, and the third kind with the fourth.
 """
 
 from __future__ import annotations
 
+import math
+
+from ...ir.dtypes import DType
 from .context import ImportContext, Scalar, Tensor
 from .formula import Formula, Workspace
 from .registry import converter
 
 # What torch converts to an integer; other degrees count as negative.
-_LARGEST = float(1 << 62)
+_LARGEST = float(1 << 63)
 
 
 def _degree(w: Workspace, n: Formula) -> Formula:
@@ -64,6 +69,38 @@ def _register(kind: str, shifted: bool) -> None:
         return w.result(_chebyshev(w, kind, place, degree))
 
 
+def _register_recurrence(function: str, suffix: str, limits: tuple[float, float] | None = None) -> None:
+    """One of ``ir.iterations``; beyond a degree, that of float32 or of float64, it is NaN."""
+    name = f"aten.special_{function}_polynomial_{suffix}"
+    fn = f"{function}_{suffix}" if function == "hermite" else function
+
+    @converter(f"{name}.default", f"{name}.x_scalar", f"{name}.n_scalar")
+    def polynomial(ctx: ImportContext, x: Tensor | Scalar, n: Tensor | Scalar) -> Tensor:
+        w = Workspace(ctx, ctx.type().dtype.compute)
+        place, degree = w.operand(x), _degree(w, w.operand(n))
+        one = place.like(1.0)
+        # Where no step is needed, however high the degree: steps are zero there and the value is that of no degree.
+        known = degree < 1.0
+        if limits is not None:
+            limit = limits[w.dtype is DType.FLOAT64]
+            known = known | (degree > limit)
+        elif fn == "laguerre":
+            known = known | place.equals(0.0)
+        else:
+            known = known | abs(place).equals(1.0)
+            odd = (degree * 0.5).call("floor") * 2.0
+            one = ((place < 0.0) & odd.call("ne", degree)).where(-one, 1.0)
+        known = w.name(known)
+        value = known.where(one, place.call(fn, known.where(degree.like(0.0), degree)))
+        if limits is not None:
+            value = (degree > limit).where(degree.like(math.nan), value)
+        return w.result((degree < 0.0).where(degree.like(0.0), value))
+
+
+_register_recurrence("hermite", "h", (128.0, 512.0))
+_register_recurrence("hermite", "he", (128.0, 512.0))
+_register_recurrence("laguerre", "l")
+_register_recurrence("legendre", "p")
 for _kind in "tuvw":
     _register(_kind, False)
     _register(_kind, True)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from ...ir.dtypes import DType
 from . import special_tables as tables
 from .context import ImportContext, Scalar, Tensor
 from .elementwise import integer_power
@@ -164,12 +165,16 @@ def airy_ai(w: Workspace, x: Formula) -> Formula:
 # --- normal distribution ----------------------------------------------------------------------------------------------
 
 
-def erfcx(w: Workspace, x: Formula) -> Formula:
-    """``exp(x ** 2) erfc(x)`` without overflow for positive x."""
-    size = w.name(abs(x))
+def erfcx_of_positive(w: Workspace, size: Formula) -> Formula:
+    """``exp(x ** 2) erfc(x)`` of ``x >= 0``."""
     # The whole half-line in [-1, 1]; at infinity the quotient would be NaN.
     place = w.name((size < 1e30).where((size - 3.75) / (size + 3.75), 1.0))
-    value = w.name(chebyshev(place, tables.ERFCX) / (1.0 + 2.0 * size))
+    return chebyshev(place, tables.ERFCX) / (1.0 + 2.0 * size)
+
+
+def erfcx(w: Workspace, x: Formula) -> Formula:
+    """``exp(x ** 2) erfc(x)`` without overflow for positive x."""
+    value = w.name(erfcx_of_positive(w, w.name(abs(x))))
     return (x < 0.0).where(2.0 * (x * x).call("exp") - value, value)
 
 
@@ -247,7 +252,10 @@ def special_zeta(ctx: ImportContext, x: Operand, q: Operand) -> Tensor:
 
 
 def trigamma(w: Workspace, x: Formula) -> Formula:
-    """By reflection for arguments below a half, then six steps up and the asymptotic series, as torch has it."""
+    """By reflection for arguments below a half, then six steps up and the asymptotic series, as torch has it.
+
+    Poles have the large numbers that torch makes of the sine of a multiple of pi, which it rounds to its own type.
+    """
     low = x < 0.5
     place = w.name(low.where(1.0 - x, x))
     total = 1.0 / (place * place)
@@ -258,7 +266,7 @@ def trigamma(w: Workspace, x: Formula) -> Formula:
     inverse = w.name(1.0 / (end * end))
     series = 1.0 / 6 - inverse * (1.0 / 30 - inverse * (1.0 / 42))
     value = w.name(total + (1.0 + 0.5 / end + inverse * series) / end)
-    sine = w.name((x * math.pi).call("sin"))
+    sine = w.name(x.call("floor").equals(x).where(w.rounded(x * w.rounded(x.like(math.pi))), x * math.pi).call("sin"))
     return low.where(math.pi**2 / (sine * sine) - value, value)
 
 
@@ -296,3 +304,23 @@ for _name, _function in {
     "special_erfcx": erfcx, "special_ndtri": ndtri,
 }.items():  # fmt: skip
     _register(_name, _function)
+
+
+# --- integers ---------------------------------------------------------------------------------------------------------
+
+
+@converter("aten.lcm.default")
+def lcm(ctx: ImportContext, a: Tensor, b: Tensor) -> Tensor:
+    w = Workspace(ctx, ctx.type().dtype)
+    x, y = w.operand(a), w.operand(b)
+    divisor = w.name(x.call("gcd", y))
+    none = divisor.equals(0.0)
+    # Beyond the divisor, which is of their own type, C computes with narrow integers as int.
+    wide = w.dtype if w.dtype is DType.INT64 else DType.INT32
+    by = none.where(divisor.like(1.0), divisor).to(wide)
+    if wide is DType.INT64:
+        part = x.to(wide).call("truncdiv", by)
+    else:  # exact, and done by vectors
+        part = (x.to(DType.FLOAT64) / by.to(DType.FLOAT64)).to(wide)
+    multiple = w.name(abs(part * y.to(wide)).to(w.dtype))
+    return w.result(none.where(divisor, multiple))

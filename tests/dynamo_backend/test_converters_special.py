@@ -42,6 +42,12 @@ def test_polygamma(check: Callable[..., Any], order: int) -> None:
     check(lambda v: torch.polygamma(order, v), x, rtol=1e-9, atol=1e-11, fast=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16], ids=str)
+def test_polygamma_at_poles(check: Callable[..., Any], dtype: torch.dtype) -> None:
+    x = torch.tensor([0, -1, -2, -5, -8, -117, 3]).to(dtype)
+    check(lambda v: torch.polygamma(1, v), x, rtol=1e-5, atol=0, fast=True)
+
+
 def test_zeta(check: Callable[..., Any]) -> None:
     x = torch.tensor([1.0, 0.5, 1.0 + 1e-3, 1.5, 2.0, 3.0, 7.5, 40.0, 400.0, NAN], dtype=torch.float64)
     q = torch.tensor([-2.0, -1.3, 0.0, 1e-2, 0.7, 1.0, 5.0, 33.3, 1e4, NAN], dtype=torch.float64)
@@ -55,6 +61,47 @@ def test_chebyshev_polynomials(check: Callable[..., Any], kind: str, shifted: st
     n = torch.tensor([-1.0, -0.5, 0.0, 1.0, 2.0, 3.7, 6.0, 7.0, 12.0], dtype=torch.float64)
     fn = getattr(torch.special, f"{shifted}chebyshev_polynomial_{kind}")
     check(fn, x[:, None], n, rtol=1e-9, atol=1e-11, fast=True)
+
+
+@pytest.mark.parametrize("name", ["hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l",
+                                  "legendre_polynomial_p"])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_polynomials_by_recurrence(check: Callable[..., Any], name: str, dtype: torch.dtype) -> None:
+    x = torch.tensor([0.0, -0.0, 0.3, -0.5, 1.0, -1.0, 1.5, -2.0, 7.0, INF, -INF, NAN], dtype=dtype)
+    n = torch.tensor([-2.0, -0.5, 0.0, 0.7, 1.0, 2.0, 3.0, 5.5, 20.0, INF, -INF, NAN], dtype=dtype)
+    if name.startswith("hermite"):
+        n = torch.cat([n, torch.tensor([129.0, 600.0], dtype=dtype)])
+    else:  # torch returns what it has never set
+        x = x[:-1]
+    tolerance = 2e-4 if dtype is torch.float32 else 1e-10
+    fn = getattr(torch.special, name)
+    check(fn, x[:, None], n, rtol=tolerance, atol=tolerance, fast=True)
+    check(lambda v: [fn(v, 3), fn(0.3, v)], n, rtol=tolerance, atol=tolerance, fast=True)
+
+
+# Both sides of every seam between forms.
+SHAPES = [0.0, 1e-10, 1e-3, 0.3, 0.9, 1.24, 1.26, 3.0, 11.9, 12.0, 50.0, 199.0, 201.0, 1000.0, 1e6, INF, -1.0, NAN]
+RATIOS = [0.0, 1e-5, 0.3, 0.69, 0.71, 0.97, 0.985, 1.0, 1.001, 1.05, 1.29, 1.31, 2.0, 10.0, INF, -1.0]
+
+
+@pytest.mark.parametrize("name", ["gammainc", "gammaincc"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_incomplete_gamma(check: Callable[..., Any], name: str, dtype: torch.dtype) -> None:
+    a = torch.tensor(SHAPES, dtype=dtype)[:, None]
+    beside = a * torch.tensor(RATIOS, dtype=dtype)
+    alone = torch.tensor([0.0, 1e-30, 1e-6, 0.3, 0.49, 0.51, 1.0, 1.09, 1.11, 1.5, 5.0, 100.0, INF, NAN], dtype=dtype)
+    tolerance = 3e-5 if dtype is torch.float32 else 1e-9
+    fn = getattr(torch.special, name)
+    check(lambda s, x, y: (fn(s, x), fn(s, y)), a, beside, alone, rtol=tolerance, atol=tolerance, fast=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
+def test_divisors_and_multiples(check: Callable[..., Any], dtype: torch.dtype) -> None:
+    limits = torch.iinfo(dtype)
+    x = torch.tensor([0, 1, 6, 12, 90, limits.max, limits.min, limits.min + 1], dtype=dtype)
+    # To multiply the least integer is no matter of C's.
+    y = x if dtype not in (torch.int32, torch.int64) else x[:-2]
+    check(lambda a, b: (torch.gcd(a[:, None], a), torch.lcm(b[:, None], b)), x, y, fast=True)
 
 
 def test_frexp(check: Callable[..., Any]) -> None:

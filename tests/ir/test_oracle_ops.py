@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.errors import OutOfRangeError
+from torch_mlc.ir.errors import IRError, OutOfRangeError
+from torch_mlc.ir.iterations import ITERATIONS
 from torch_mlc.ir.ops import OPS
 from torch_mlc.ir.oracle_ops import FUNCTIONS, converter, function, philox, scalar
 
@@ -71,7 +72,7 @@ def compare(fn: str, dtype: DType, points: list[tuple[float, ...]], rtol: float)
 FLOAT_FUNCTIONS = [
     n
     for n, i in OPS.items()
-    if n not in (*RANDOM, "bitcast", "fma", "check_bounds") and not n.startswith(("bit_", "sh"))
+    if n not in (*RANDOM, *ITERATIONS, "bitcast", "fma", "check_bounds") and not n.startswith(("bit_", "sh"))
 ]
 
 
@@ -99,6 +100,60 @@ def test_shifts_past_the_width() -> None:
     by = [(1, 40), (-1, 40), (-8, 1), (1, 31)]
     compare("shl", DType.INT32, by, 0)
     compare("shr", DType.INT32, by, 0)
+
+
+@pytest.mark.parametrize("dtype", [DType.INT64, DType.INT8], ids=repr)
+def test_greatest_common_divisors(dtype: DType) -> None:
+    least = -(1 << dtype.bits - 1)
+    compare("gcd", dtype, [(x, y) for x in (*INTEGERS, least) for y in (*INTEGERS, 18, least)], 0)
+
+
+@pytest.mark.parametrize("name", ["hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l",
+                                  "legendre_polynomial_p"])  # fmt: skip
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64], ids=repr)
+def test_polynomials(name: str, dtype: DType) -> None:
+    family, _, suffix = name.split("_")
+    mine = function(f"{family}_{suffix}" if family == "hermite" else family, dtype, dtype)
+    for x in (0.3, -0.8, 1.7):
+        for n in (1, 2, 3, 8):
+            of = torch.tensor([x, n], dtype=dtype.torch)
+            want = float(getattr(torch.special, name)(of[:1], of[1:]))
+            got = float(mine(*(scalar(v, dtype) for v in (x, n))))
+            np.testing.assert_allclose(got, want, rtol=1e-5 if dtype is DType.FLOAT32 else 1e-12)
+
+
+@pytest.mark.parametrize(("a", "x"), [(0.3, 0.2), (2.0, 1.5), (5.0, 9.0), (0.1, 1.2), (1.2, 0.7)])
+def test_parts_of_the_incomplete_gamma_functions(a: float, x: float) -> None:
+    series, fraction, difference = (
+        float(function(f"gamma_{fn}", DType.FLOAT64, DType.FLOAT64)(np.float64(a), np.float64(x)))
+        for fn in ("series", "fraction", "difference")
+    )
+    power = math.exp(a * math.log(x) - x - math.lgamma(a + 1))
+    lower, upper = (float(f(*torch.tensor([[a], [x]], dtype=torch.float64))) for f in (torch.igamma, torch.igammac))
+    assert power * series == pytest.approx(lower, rel=1e-12)
+    if x > a:
+        assert power * a * fraction == pytest.approx(upper, rel=1e-12)
+    if x < 2:
+        assert -math.expm1(a * math.log(x) - math.lgamma(a + 1)) - power * math.exp(x) * a * difference == (
+            pytest.approx(upper, rel=1e-11)
+        )
+
+
+def test_every_iteration_ends() -> None:
+    places = (0.0, -1.0, 1.0, 1e300, math.inf, math.nan)
+    with np.errstate(all="ignore"):
+        for fn in ITERATIONS.keys() - {"gcd"}:
+            mine = function(fn, DType.FLOAT64, DType.FLOAT64)
+            for a in places:
+                for x in places if fn.startswith("gamma") else (-1.0, 0.0, 5.0, math.nan):
+                    mine(np.float64(a), np.float64(x))
+
+
+def test_an_iteration_of_another_type_is_refused() -> None:
+    with pytest.raises(IRError, match="gcd of float32: cast to an integer type first"):
+        function("gcd", DType.FLOAT32, DType.FLOAT32)
+    with pytest.raises(IRError, match="legendre of int64: cast to float32 or float64 first"):
+        function("legendre", DType.INT64, DType.INT64)
 
 
 def test_bounds() -> None:

@@ -2,11 +2,12 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import sympy
 
 from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.expr import Load, call, const, symbol
+from torch_mlc.ir.expr import Cast, Load, call, cast, const, symbol
 from torch_mlc.ir.graph import CallTensor, Compute, Graph, Input, IRModule, Origin, TensorType
 from torch_mlc.ir.loops import LoopNest, contiguous_strides
 from torch_mlc.ir.parser import parse
@@ -129,3 +130,12 @@ def test_shared_parts_are_written_once() -> None:
     kind = TensorType((sympy.S.One,), (sympy.S.One,), DType.FLOAT32)
     g = Graph("g", (Input("x", kind),), (Compute("y", kind, (symbol("i"),), value),), ("y",))
     assert len(structural_text(g)) < 10000
+
+
+def test_a_literal_is_rounded_by_each_type_that_it_goes_through() -> None:
+    single, wide = np.float32(0.1), const(0.1, DType.FLOAT32)
+    assert cast(wide, DType.FLOAT64) == const(float(single), DType.FLOAT64)
+    assert cast(const(0.99999999, DType.FLOAT32), DType.INT64) == const(1, DType.INT64)
+    assert cast(cast(const(1e300, DType.FLOAT64), DType.FLOAT32), DType.FLOAT64) == const(np.inf, DType.FLOAT64)
+    half = cast(wide, DType.FLOAT16)
+    assert isinstance(half, Cast) and half.value == const(float(np.float16(single)), DType.FLOAT32)

@@ -21,6 +21,10 @@ CASES: dict[str, Callable[[torch.Tensor], object]] = {
     "gather": lambda x: x[torch.tensor([2, 0, 2])] + 1,
     "half": lambda x: (x.bfloat16() * 3).float().cos(),
     "integers": lambda x: ((x * 10).long() // 3, (x * 10).long() % 4, (x * 10).int() << 1),
+    "iterations": lambda x: (
+        torch.gcd((x * 50).long(), torch.tensor([30, 18, 0, 7, -4, 12])),
+        torch.special.legendre_polynomial_p(x.sigmoid().bfloat16().float(), torch.arange(6)),
+    ),
     "shapes": lambda x: x.reshape(2, -1).exp().view(-1)[1::2] * torch.arange(3 * x.shape[0], dtype=torch.float32),
     "scatter": lambda x: (
         x.index_add(0, torch.tensor([2, 0, 2]), x[:3] * 2),

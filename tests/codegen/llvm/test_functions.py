@@ -12,6 +12,7 @@ from torch_mlc.codegen.llvm.functions import HANDLERS
 from torch_mlc.ir import oracle_ops
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import call, cast
+from torch_mlc.ir.iterations import ITERATIONS
 from torch_mlc.ir.ops import OPS, Result
 
 Array = np.ndarray[Any, Any]
@@ -39,7 +40,7 @@ INTEGER = [
     "sign",
 ]
 COMPARE = ["eq", "ne", "lt", "le", "gt", "ge"]
-FLOAT_ONLY = [f for f in OPS if f not in {*BITS, *SHIFTS, *LOGICAL, *RANDOM, "bitcast", "check_bounds"}]
+FLOAT_ONLY = [f for f in OPS if f not in {*BITS, *SHIFTS, *LOGICAL, *RANDOM, *ITERATIONS, "bitcast", "check_bounds"}]
 
 
 def values(dtype: DType, count: int, seed: int) -> Array:
@@ -135,6 +136,30 @@ def test_integer_function(fn: str, dtype: DType, compute: Callable[..., Array]) 
     for lanes in (16, 1):
         got = compute(lambda *args: call(fn, *args), *arrays, lanes=lanes)
         check(got, want, result, f"{fn} of {dtype.value}, {lanes} lanes")
+
+
+@pytest.mark.parametrize("dtype", INTS, ids=str)
+def test_greatest_common_divisor(dtype: DType, compute: Callable[..., Array]) -> None:
+    arrays = [values(dtype, 133, seed) for seed in range(2)]
+    want = expected("gcd", dtype, dtype, arrays)
+    for lanes in (16, 1):
+        check(compute(lambda *args: call("gcd", *args), *arrays, lanes=lanes), want, dtype, f"gcd, {lanes} lanes")
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("fn", sorted(ITERATIONS.keys() - {"gcd"}))
+def test_iteration(fn: str, dtype: DType, compute: Callable[..., Array]) -> None:
+    """Lanes that end early keep their values, whatever the others do."""
+    rng = np.random.default_rng(1)
+    x = rng.uniform(0.1, 1, 77)
+    second = rng.integers(-1, 9, 77).astype(np.float64) if not fn.startswith("gamma") else x
+    first = rng.uniform(0.1, 1, 77) * (x if fn == "gamma_fraction" else 1)
+    first[:3], second[3:5] = (np.nan, np.inf, 0), (np.nan, np.inf) if fn.startswith("gamma") else (np.nan, -np.inf)
+    arrays = [v.astype(np.float32).astype(dtype.numpy) for v in (first, second)]
+    want = expected(fn, dtype, dtype, arrays)
+    for lanes in (16, 1):
+        got = compute(lambda *args: call(fn, *args), *arrays, lanes=lanes)
+        check(got, want, dtype, f"{fn}, {lanes} lanes", 1024)
 
 
 @pytest.mark.parametrize("fn", [*LOGICAL, "bit_and", "bit_or", "bit_xor", "eq", "ne", "maximum", "minimum"])

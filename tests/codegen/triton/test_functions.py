@@ -8,6 +8,7 @@ from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.codegen.triton.functions import FUNCTIONS
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import Expr, IndexValue, Load, call, cast, const, symbol
+from torch_mlc.ir.iterations import ITERATIONS
 from torch_mlc.ir.loops import Axis, Block, Buffer, Loop, LoopKind, LoopNest, Store, contiguous_strides
 from torch_mlc.ir.ops import OPS
 from torch_mlc.ir.target import gpu_target
@@ -16,13 +17,14 @@ from torch_mlc.runtime.gpu import compile_triton
 N = 32
 F32, F64, I32, I64, BOOL = DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.BOOL
 RANDOM = ("rand", "randn", "randbits")
-INTEGER = ("check_bounds", "bit_and", "bit_or", "bit_xor", "bit_not", "shl", "shr")
+INTEGER = ("gcd", "check_bounds", "bit_and", "bit_or", "bit_xor", "bit_not", "shl", "shr")
 EITHER = ("floordiv", "remainder", "truncdiv", "fmod", "pow", "maximum", "minimum", "sign", "abs", "neg", "eq", "lt")
 # Where the function is defined, and away from poles that magnify rounding.
 DOMAIN = {
     "log": (0.1, 9), "log2": (0.1, 9), "log10": (0.1, 9), "log1p": (-0.9, 9), "sqrt": (0, 9), "rsqrt": (0.1, 9),
     "asin": (-1, 1), "acos": (-1, 1), "atanh": (-0.9, 0.9), "erfinv": (-0.9, 0.9), "acosh": (1, 9), "lgamma": (0.1, 9),
     "digamma": (0.5, 9), "tan": (-1.2, 1.2), "pow": (0.1, 3),
+    "gamma_series": (0.1, 2), "gamma_difference": (0.1, 1), "gamma_fraction": (1.2, 1.3),
 }  # fmt: skip
 
 
@@ -63,6 +65,8 @@ def case(fn: str, dtype: DType) -> tuple[LoopNest, dict[str, np.ndarray]]:
             inputs[f"in{k}"] = np.abs(data).astype(dtype.numpy) if fn in ("shl", "shr") else data.astype(dtype.numpy)
         else:
             inputs[f"in{k}"] = rng.uniform(low, high, N).astype(dtype.numpy)
+    if fn == "gamma_fraction":
+        inputs["in1"] += 0.2
     return nest_of(value, {f"in{k}": dtype for k in range(arity)}), inputs
 
 
@@ -85,7 +89,9 @@ def test_the_table_is_covered():
 @pytest.mark.parametrize(("fn", "dtype"), CASES, ids=lambda v: str(v))
 def test_function(agrees, fn, dtype):
     nest, inputs = case(fn, dtype)
-    agrees(nest, inputs=inputs, tolerance=2e-5 if fn in ("digamma", "randn", "fmod", "remainder") else 1e-6)
+    agrees(
+        nest, inputs=inputs, tolerance=2e-5 if fn in (*ITERATIONS, "digamma", "randn", "fmod", "remainder") else 1e-6
+    )
 
 
 @pytest.mark.parametrize("target", ["cuda:sm_90", "hip:gfx942"])
@@ -118,6 +124,12 @@ def test_cast(agrees, source, to):
     agrees(nest_of(cast(operand(0, source), to), {"in0": source}))
 
 
+def test_an_iteration_of_scalars(agrees):
+    """What is the same for a whole tile has a loop of its own."""
+    value = call("add", call("gcd", Load("in0", (sympy.S.Zero,), I64), const(18, I64)), operand(0, I64))
+    agrees(nest_of(value, {"in0": I64}), inputs={"in0": np.arange(12, 12 + N)})
+
+
 def test_half_types_compute_in_float32(agrees):
     value = call("mul", operand(0, DType.BFLOAT16), operand(1, DType.BFLOAT16))
     source = agrees(nest_of(value, {"in0": DType.BFLOAT16, "in1": DType.BFLOAT16}))
@@ -128,4 +140,8 @@ def test_half_types_compute_in_float32(agrees):
 @pytest.mark.parametrize(("fn", "dtype"), CASES, ids=lambda v: str(v))
 def test_function_on_a_gpu(agrees_on_gpu, fn, dtype):
     nest, inputs = case(fn, dtype)
-    agrees_on_gpu(lambda target: nest, inputs=inputs, tolerance=2e-5 if fn in ("digamma", "randn", "lgamma") else 4e-6)
+    agrees_on_gpu(
+        lambda target: nest,
+        inputs=inputs,
+        tolerance=2e-5 if fn in (*ITERATIONS, "digamma", "randn", "lgamma") else 4e-6,
+    )

@@ -1,0 +1,61 @@
+"""Device functions with a loop that goes on while any element of a tile does, as text."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ...ir.dtypes import DType
+from ...ir.expr import Call, Cast, Const, Expr, Select, Var
+from ...ir.iterations import ITERATIONS, iteration
+from ..kernel import EmitError
+from .functions import call_text, cast_text, iteration_name, literal, type_text, typed_literal
+
+# The name of a device function -> what it computes.
+_NAMES = {iteration_name(fn, d): (fn, d) for fn in ITERATIONS for d in DType}
+
+
+def iteration_source(name: str) -> str | None:
+    """The device function of that name; None where it is none of these."""
+    return _source(name, *_NAMES[name]) if name in _NAMES else None
+
+
+@cache
+def _source(name: str, fn: str, dtype: DType) -> str:
+    loop = iteration(fn, dtype)
+    args, state = [v.name for v in loop.args], [v.name for v in loop.state]
+    start = [f"tl.broadcast_to({_text(e)}, {args[0]}.shape)" for e in loop.start]
+    following = [f"tl.where(active, {_text(e)}, {v})" for v, e in zip(state, loop.step, strict=True)]
+    everything = ", ".join([*args, *state])
+    return f'''
+@triton.jit
+def mlc_more_{name}({everything}):
+    """Which elements go on."""
+    return {_text(loop.condition)}
+
+@triton.jit
+def {name}({", ".join(args)}):
+    """{fn}, by iteration."""
+    {", ".join(args)} = tl.broadcast({", ".join(args)})
+    {", ".join(state)} = {", ".join(start)}
+    while mlc_any(mlc_more_{name}({everything})):
+        active = mlc_more_{name}({everything})
+        {", ".join(state)} = {", ".join(following)}
+    return {_text(loop.result)}
+'''
+
+
+def _text(expr: Expr) -> str:
+    """An expression of named values alone."""
+    match expr:
+        case Var():
+            return expr.name
+        case Const():
+            return typed_literal(literal(expr.value), expr.dtype)
+        case Cast():
+            type_text(expr.dtype)
+            return cast_text(_text(expr.value), expr.value.dtype, expr.dtype)
+        case Select():
+            return f"tl.where({_text(expr.condition)}, {_text(expr.if_true)}, {_text(expr.if_false)})"
+        case Call():
+            return call_text(expr.fn, tuple(_text(a) for a in expr.args), expr.args[0].dtype, expr.dtype)
+    raise EmitError(f"an iteration holds a {type(expr).__name__}")
