@@ -213,3 +213,11 @@ class HostProgram:
     def peak_bytes(self) -> sympy.Expr:
         """The most memory held at once beyond the inputs, in size symbols; workspaces inside libraries not counted."""
         return sympy.Max(*self.peaks) if self.peaks else sympy.S.Zero
+
+
+def least_memory(kind: TensorType) -> int:
+    """Bytes from the first element of a tensor to the last; of one whose size shows when the program runs, one byte."""
+    if sympy.S.Zero in kind.shape:
+        return 0
+    last = sum((n - 1) * stride for n, stride in zip(kind.shape, kind.strides, strict=True))
+    return (int(last) + 1) * kind.dtype.itemsize if sympy.sympify(last).is_Integer else 1

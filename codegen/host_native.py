@@ -38,13 +38,14 @@ from .host import (
     Reuse,
     Step,
     WriteOver,
+    least_memory,
 )
 from .host_body import Body
 from .host_calls import GATHER, Calls
 from .host_frame import plan_frame, reads, sizes_in, step_sizes
 from .host_launch import MOST_POINTERS
 from .host_shims import Shims, shim_call
-from .host_table import DIES, IS_SIZE, IS_TENSOR, NOTHING, OBJECT, SIZE, UNUSED
+from .host_table import DIES, ELEMENT_SHIFT, IS_SIZE, IS_TENSOR, NOTHING, OBJECT, SIZE, UNUSED
 from .host_text import HostText, print_parts
 from .kernel import EmitError
 from .plan_memory import ALIGN
@@ -322,7 +323,8 @@ class _Emitter(Calls):
         self.b.line("store ptr null, ptr %results")
         self.enter_gpu()
         self.b.line(f"call void @llvm.memset.p0.i64(ptr %frame, i8 0, i64 {8 * self.words}, i1 false)")
-        about = f"i64 {len(kinds)}, ptr {self.b.constant('i8', kinds) if kinds else 'null'}"
+        rows = (self.b.constant("i8", kinds), self.b.constant("i64", self.least())) if kinds else ("null", "null")
+        about = f"i64 {len(kinds)}, ptr {rows[0]}, ptr {rows[1]}"
         where = f"ptr %table, ptr %frame, ptr %list, {about}, i64 {3 * slots}, i64 {3 * slots + objects}"
         wrong = self.b.value(f"call i1 {self.b.function('mlc_enter')}({where})")
         self.b.line(f"br i1 {wrong}, label %refuse, label %start")
@@ -373,8 +375,16 @@ class _Emitter(Calls):
         if name not in self.used:
             return UNUSED  # whatever it is; torch gives None for some of them
         if name in self.program.inputs and name not in self.tokens:
-            return IS_TENSOR | (DIES if name in self.frame.dying else 0)
+            shift = self.program.inputs[name].dtype.itemsize.bit_length() - 1
+            return IS_TENSOR | (DIES if name in self.frame.dying else 0) | shift << ELEMENT_SHIFT
         return IS_SIZE if name in sizes else 0
+
+    def least(self) -> list[int]:
+        """Bytes of memory that each argument has at least; of those in other layouts than was promised, any."""
+        laid_out = {s.name for s in self.program.steps if isinstance(s, CheckLayout)}
+        kinds = {n: k for n, k in self.program.inputs.items() if n in self.used and n not in self.tokens}
+        least = {n: min(least_memory(k), 1) if n in laid_out else least_memory(k) for n, k in kinds.items()}
+        return [least.get(name, 0) for name in self.program.arguments]
 
 
 _PREAMBLE = (

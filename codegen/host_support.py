@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .host_launch import LAUNCH
 from .host_objects import OBJECTS, OUTSIDE
-from .host_table import DIES, IS_SIZE, IS_TENSOR, UNUSED, place
+from .host_table import DIES, ELEMENT_SHIFT, IS_SIZE, IS_TENSOR, UNUSED, place
 
 
 def support_text() -> str:
@@ -59,10 +59,13 @@ define i1 @mlc_find(ptr %table, ptr %slot) {{
 
 ; Take over the arguments in a list: objects, tensors, addresses, integers. True where they are not what code is for;
 ; then the list is as it was and the frame holds nothing. The list is emptied; tensors that die in the program and that
-; nobody else holds are the frame's own.
-define i1 @mlc_enter(ptr %table, ptr %frame, ptr %list, i64 %count, ptr %kinds, i64 %objects, i64 %values) {{
+; nobody else holds are the frame's own. Tensors have "least" bytes of memory, or no elements.
+define i1 @mlc_enter(ptr %table, ptr %frame, ptr %list, i64 %count, ptr %kinds, ptr %least, i64 %objects,
+                     i64 %values) {{
 entry:
   %numel.at = alloca i64
+  %bytes.at = alloca i64
+  %start.at = alloca i64
   %size.of = !PyList_Size
   %item.of = !PyList_GetItem
   %inc = !Py_IncRef
@@ -72,6 +75,8 @@ entry:
   %clear = !PyErr_Clear
   %cut = !PyList_SetSlice
   %new = !aoti_torch_new_tensor_handle
+  %bytes.of = !aoti_torch_get_storage_size
+  %start.of = !aoti_torch_get_storage_offset
   %offset = !offset
   %size = call i64 %size.of(ptr %list)
   %fits = icmp eq i64 %size, %count
@@ -98,10 +103,18 @@ known:
   %lost = call i1 @find(ptr %table, ptr %slot)
   br i1 %lost, label %wrong, label %there
 there:
-  %address.at = getelementptr inbounds i64, ptr %slot, i64 2
-  %address = load i64, ptr %address.at
-  %nowhere = icmp eq i64 %address, 0
-  br i1 %nowhere, label %freed, label %more
+  %bytes.lost = call i32 %bytes.of(ptr %inside, ptr %bytes.at)
+  %start.lost = call i32 %start.of(ptr %inside, ptr %start.at)
+  %bytes = load i64, ptr %bytes.at
+  %start = load i64, ptr %start.at
+  %shift = lshr i8 %kind, {ELEMENT_SHIFT}
+  %shift.wide = zext i8 %shift to i64
+  %start.bytes = shl i64 %start, %shift.wide
+  %rest = sub i64 %bytes, %start.bytes
+  %least.at = getelementptr inbounds i64, ptr %least, i64 %k
+  %wanted = load i64, ptr %least.at
+  %short = icmp slt i64 %rest, %wanted
+  br i1 %short, label %freed, label %more
 freed:
   %numel.of = !aoti_torch_get_numel
   %unknown = call i32 %numel.of(ptr %inside, ptr %numel.at)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 # How a value of a program is handed to Python, or taken from it.
 TENSOR, OBJECT, SIZE, NOTHING = range(4)
-# What an argument of a program is: bits of its description.
+# What an argument of a program is: bits of its description, and the power of two that is the size of an element.
 IS_TENSOR, IS_SIZE, DIES, UNUSED = 1, 2, 4, 8
+ELEMENT_SHIFT = 4
 
 WORDS = ("Tensor", "Parameter", "offset", "NotImplemented", "None", "OutOfRangeError", "TypeError")
 
@@ -21,9 +22,9 @@ FUNCTIONS = (
     "PyList_Size", "PyList_GetItem", "PyList_SetSlice", "Py_IncRef", "Py_DecRef", "PyLong_AsLongLong",
     "PyLong_FromLongLong", "PyErr_Occurred", "PyErr_Clear", "PyErr_Format", "PyEval_SaveThread",
     "PyEval_RestoreThread", "PyTuple_New", "PyTuple_SetItem", "PyTuple_GetItem", "PyObject_Vectorcall",
-    "PyType_IsSubtype", WRAP, "aoti_torch_get_data_ptr", "aoti_torch_get_numel", "aoti_torch_get_sizes",
-    "aoti_torch_get_strides", "aoti_torch_empty_strided", "aoti_torch_new_tensor_handle",
-    "aoti_torch_delete_tensor_object", "aoti_torch__reinterpret_tensor",
+    "PyType_IsSubtype", WRAP, "aoti_torch_get_data_ptr", "aoti_torch_get_numel", "aoti_torch_get_storage_size",
+    "aoti_torch_get_storage_offset", "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_empty_strided",
+    "aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object", "aoti_torch__reinterpret_tensor",
 )  # fmt: skip
 SUPPORT_FUNCTIONS = (
     "mlc_enter", "mlc_leave", "mlc_drop", "mlc_make", "mlc_view", "mlc_layout", "mlc_part", "mlc_outside",

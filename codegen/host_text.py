@@ -20,7 +20,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from ..ir.dtypes import DType
 from ..ir.errors import IRError
-from ..ir.graph import ArgumentRef, ConstantRef, Library, OpRef, Ref, TensorType
+from ..ir.graph import ArgumentRef, ConstantRef, Library, OpRef, Ref, TensorType, refs
 from ..ir.oracle_text import index_text
 from .host import (
     Allocate,
@@ -36,6 +36,7 @@ from .host import (
     Reuse,
     Step,
     WriteOver,
+    least_memory,
 )
 
 # Before the name of an op that the text passes on rather than calls.
@@ -122,7 +123,8 @@ class _Printer:
         return self.done()
 
     def part(self, part: Part) -> None:
-        self.names, self.taken, self.hoisted, self.comment, self.looked_at = {}, set(), {}, "", set()
+        self.names, self.taken, self.hoisted, self.comment = {}, set(), {}, ""
+        self.looked_at = {*self.program.inputs}  # by whoever has taken them over
         self.addresses = {*part.addresses}
         self.lines.append(f"def {part.name}({', '.join(self.name(a) for a in part.arguments)}):")
         for step in part.steps:
@@ -156,8 +158,10 @@ class _Printer:
             case Allocate(name, kind):
                 self.line(f"{self.name(name)} = {self.empty(kind)}")
             case Reuse(name, source):
+                self.look_at(source)
                 self.line(f"{self.name(name)} = {self.name(source)}; del {self.name(source)}  # takes over its memory")
             case WriteOver(name, target):
+                self.look_at(target)
                 self.line(f"{self.name(name)} = {self.name(target)}  # written over")
             case Launch():
                 self.launch(step)
@@ -167,6 +171,7 @@ class _Printer:
                 variable = self.name(name)
                 self.line(f"{variable} = checked_({variable}, {self.sizes(kind.shape)}, {self.sizes(kind.strides)})")
             case MakeView(name, kind, source, offset):
+                self.look_at(source)
                 where = f"{self.sizes(kind.shape)}, {self.sizes(kind.strides)}, {self.size(offset)}"
                 self.line(f"{self.name(name)} = view_({self.name(source)}, {where})")
             case LimitMemory(peaks, limit, message):
@@ -188,14 +193,20 @@ class _Printer:
         self.line(f"{self.name(name)} = {base}{'' if text == '0' else f' + {text}'}")
 
     def pointer(self, name: str) -> str:
-        """Where a tensor begins. Of an argument, whoever has freed its memory is told so when it is first used."""
         known = self.name(name)
-        if name in self.addresses:
-            return known
-        if name not in self.program.inputs or name in self.looked_at:
-            return f"{known}.data_ptr()"
-        self.looked_at.add(name)
-        return f"{known}.data_ptr() or without_memory_({known})"
+        return known if name in self.addresses else f"{known}.data_ptr()"
+
+    def look_at(self, *names: str) -> None:
+        """Where arguments are used for the first time: whoever has freed their memory, or a part of it, is told so."""
+        for name in names:
+            kind = self.program.inputs.get(name)
+            if kind is None or name in self.looked_at:
+                continue
+            self.looked_at.add(name)
+            known, least = self.name(name), least_memory(kind)
+            there = f"{known}.untyped_storage().nbytes() - {kind.dtype.itemsize} * {known}.storage_offset()"
+            if least:
+                self.line(f"if {there} < {least}: without_memory_({known}, {least})")
 
     def bind(self, step: BindSize) -> None:
         source = self.name(step.source)
@@ -210,6 +221,7 @@ class _Printer:
             self.line(f"{target} = {source}")
 
     def launch(self, step: Launch) -> None:
+        self.look_at(*step.tensors)
         if step.use.by_pointer and step.use.table:
             args = [str(step.count)]
             tensors, sizes = (_rows(x, step.count) for x in (step.tensors, step.sizes))
@@ -230,6 +242,8 @@ class _Printer:
         self.line(call, step.comment)
 
     def library(self, node: Library, comment: str, over: str = "") -> None:
+        if not node.target.startswith("hop::") and "resize_storage" not in node.target:
+            self.look_at(*refs((node.args, tuple(v for _, v in node.kwargs))))
         results = [self.name(n) for n in node.names]
         args = [self.literal(a) for a in node.args] + [f"{k}={self.literal(v)}" for k, v in node.kwargs]
         if over:

@@ -55,6 +55,8 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     table.update(_decomp.get_decompositions(extra))
     table[aten.addcmul.default] = _addcmul(table[aten.addcmul.default])
     table[aten.view_copy.default] = _view_copy
+    for op in _CHANNELS_TOGETHER:
+        table[op] = _channels_together(table[op])
     keep = CONVERTERS.keys() | set(_WHOLE)
     kept = {op: fn for op, fn in table.items() if str(op) not in keep}
     kept[aten.native_dropout_backward.default] = _dropout_backward
@@ -63,6 +65,7 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     kept[aten.take.default] = _take
     kept |= {aten.complex.default: _complex, aten.polar.default: _polar, aten._to_copy.default: _to_complex}
     kept[aten.normal.Tensor_Tensor] = _normal
+    kept[aten.unique_consecutive.default] = _unique_consecutive
     return kept | {op: _as_eager_lays_out(op) for op in _BATCH_NORMS}
 
 
@@ -75,6 +78,19 @@ def _addcmul(torchs: Callable[..., Any]) -> Callable[..., Any]:
         return torchs(x, a, b, value=value)
 
     return addcmul
+
+
+_CHANNELS_TOGETHER = (aten.max_unpool2d.default, aten.channel_shuffle.default)
+
+
+def _channels_together(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's decomposition makes contiguous memory, and eager's kernel for CPUs keeps channels together."""
+
+    def laid_out(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        made = torchs(x, *args, **kwargs)
+        return made.contiguous(memory_format=suggest_memory_format(x)) if x.device.type == "cpu" else made
+
+    return laid_out
 
 
 def _view_copy(x: torch.Tensor, size: Sequence[Any]) -> torch.Tensor:
@@ -107,6 +123,13 @@ def _normal(mean: torch.Tensor, std: torch.Tensor, **how: Any) -> Any:
     return aten.normal.Tensor_Tensor(mean.contiguous(), std.contiguous(), **how)
 
 
+def _unique_consecutive(x: torch.Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None) -> Any:
+    """torch's fake kernel gives a dimension that is counted from the end a wrong shape."""
+    if dim is None or dim >= 0:
+        return NotImplemented
+    return aten.unique_consecutive.default(x, inverse, counts, dim + x.dim())
+
+
 def _take(x: torch.Tensor, index: torch.Tensor) -> Any:
     """torch's decomposition asks for the number that a single index is."""
     return aten.index.Tensor(x.reshape(-1), [index])
@@ -114,7 +137,7 @@ def _take(x: torch.Tensor, index: torch.Tensor) -> Any:
 
 def _complex(real: torch.Tensor, imaginary: torch.Tensor) -> Any:
     """No kernel computes with complex numbers, but their parts are real ones side by side."""
-    if not (is_contiguous_or_false(real) and is_contiguous_or_false(imaginary)):
+    if real.dtype != imaginary.dtype or not (is_contiguous_or_false(real) and is_contiguous_or_false(imaginary)):
         return NotImplemented
     return torch.view_as_complex(torch.stack(torch.broadcast_tensors(real, imaginary), -1))
 

@@ -238,7 +238,8 @@ def _raw(flat: Tensor) -> Tensor:
 
 
 def _to_numpy(t: Tensor, b: Buffer) -> np.ndarray[Any, Any]:
-    flat = t.contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
+    # A copy: one element is contiguous with any stride, but can only be seen as bytes with one of 1.
+    flat = t.cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
     return flat.view(b.dtype.numpy).reshape(tuple(t.shape))
 
 

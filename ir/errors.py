@@ -13,7 +13,7 @@ class OutOfRangeError(MlcError, IndexError, RuntimeError):
 
 
 class FreedInputError(MlcError, RuntimeError):
-    """A program was given a tensor whose memory was freed. Eager reads address zero and dies."""
+    """A program was given a tensor whose memory was freed, or a part of it. Eager reads beyond it and may die."""
 
 
 class IRError(MlcError):

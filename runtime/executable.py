@@ -139,14 +139,15 @@ def _over_limit(peak: int, message: str) -> None:
     raise MemoryLimitError(f"{message}\nHere it would be {peak} bytes.")
 
 
-def _without_memory(tensor: Tensor) -> int:
-    """The address of a tensor that has none, zero, which is right where it has no elements. Raises FreedInputError."""
+def _without_memory(tensor: Tensor, least: int) -> None:
+    """Of a tensor with less memory than a program reads. Raises FreedInputError, unless it has no elements."""
     if tensor.numel():
         raise FreedInputError(
-            f"an input of shape {tuple(tensor.shape)} and type {tensor.dtype} has no memory: its storage was "
-            "resized to nothing (untyped_storage().resize_(0)); give it memory and fill it before the call"
+            f"an input of shape {tuple(tensor.shape)}, strides {tensor.stride()}, offset {tensor.storage_offset()} and "
+            f"type {tensor.dtype} has a storage of {tensor.untyped_storage().nbytes()} bytes, where a program reads at "
+            f"least {least} from the offset on: it was resized (untyped_storage().resize_(…)), or the shape is not "
+            "what was compiled for; give it memory and fill it before the call"
         )
-    return 0
 
 
 def _flat(results: Any) -> list[Any]:

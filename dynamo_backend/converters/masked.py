@@ -12,6 +12,7 @@ from ...ir.expr import Expr, Select, call, const
 from ...ir.graph import TensorType
 from ...ir.monoid import SUM
 from .context import ImportContext, Tensor, axes, convert, index_value, linear_offset
+from .gather import bounded
 from .registry import NoConversion, converter
 from .scans import scan
 from .search import count_before
@@ -43,12 +44,15 @@ def masked_scatter(ctx: ImportContext, x: Tensor, mask: Tensor, source: Tensor) 
     if 0 in (*out.shape, *source.shape):
         raise NoConversion("masked_scatter without elements")
     at = axes(len(out.shape))
+    if mask.dtype is not DType.BOOL:
+        raise NoConversion("a mask of numbers, which eager refuses")
     if mask.device != out.device:
         raise NoConversion("copy between devices")
     count = _running_count(ctx, mask, out)
     turn = call("sub", ctx.at(count, (linear_offset(out.shape, at),)), const(1, DType.INT64))
     kind = out.dtype.compute
-    taken = ctx.at(source, _unravelled(turn, source.shape), kind)
+    there = bounded(turn, 0, source.type.numel)
+    taken = ctx.at(source, _unravelled(there, source.shape), kind)
     return ctx.compute(Select(convert(ctx.load(mask, at), DType.BOOL), taken, ctx.load(x, at, kind)))
 
 

@@ -99,6 +99,8 @@ def uniform_functional(
     ctx: ImportContext, x: Tensor, low: Scalar = 0.0, high: Scalar = 1.0, *, generator: Any = None
 ) -> Tensor:
     _own_generator(generator)
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)) and not low <= high:
+        raise NoConversion("numbers of no range, which eager refuses")
     value = uniform(ctx, ctx.type())
     start, end = ctx.scalar(low, value.dtype), ctx.scalar(high, value.dtype)
     return ctx.compute(call("add", call("mul", value, call("sub", end, start)), start))
@@ -109,6 +111,8 @@ def normal_functional(
     ctx: ImportContext, x: Tensor, mean: Scalar = 0.0, std: Scalar = 1.0, *, generator: Any = None
 ) -> Tensor:
     _own_generator(generator)
+    if isinstance(std, (int, float)) and not std >= 0:
+        raise NoConversion("numbers of a negative deviation, which eager refuses")
     return ctx.compute(_gaussian(ctx, mean, std))
 
 
@@ -214,9 +218,9 @@ def native_dropout(ctx: ImportContext, x: Tensor, p: float, train: bool | None) 
 
 @converter("aten.native_dropout_backward.default")
 def native_dropout_backward(ctx: ImportContext, grad: Tensor, mask: Tensor, scale: Scalar) -> Tensor:
-    at = axes(grad.rank)
-    g = ctx.at(grad, at)
-    return ctx.compute(call("mul", call("mul", g, convert(ctx.at(mask, at), g.dtype)), ctx.scalar(scale, g.dtype)))
+    at, kind = axes(grad.rank), ctx.type().dtype.compute
+    kept = call("mul", ctx.at(grad, at, kind), convert(ctx.at(mask, at), kind))
+    return ctx.compute(call("mul", kept, ctx.scalar(scale, kind)))
 
 
 def _integers(ctx: ImportContext, low: Any, high: Any) -> Tensor:

@@ -31,14 +31,17 @@ def replayed_value(node: fx.Node) -> Any:
     saves = isinstance(node.target, HigherOrderOperator) and node.target.name() == SAVE
     op, *args = node.args if saves else node.args[1:]
     given, kwargs = (map_arg(x, lambda n: n.meta["val"]) for x in (args, dict(node.kwargs)))
-    fakes = [v for v in tree_leaves((given, kwargs)) if isinstance(v, FakeTensor)]
-    if not fakes or not callable(op):
+    # An op of sizes alone has no tensor among its operands, but the graph has.
+    known = (v for n in node.graph.nodes for v in tree_leaves(n.meta.get("val")))
+    mode = next((v.fake_mode for v in known if isinstance(v, FakeTensor)), None)
+    if mode is None or not callable(op):
         return None
-    with fakes[0].fake_mode:
+    with mode:
         results = op(*given, **kwargs)
         if not saves:
             return results
-        size = torch.get_rng_state().numel() if fakes[0].device.type == "cpu" else _CUDA_STATE
+        on_cpu = all(v.device.type == "cpu" for v in tree_leaves(results) if isinstance(v, torch.Tensor))
+        size = torch.get_rng_state().numel() if on_cpu else _CUDA_STATE
         return torch.empty(size, dtype=torch.uint8), results
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Index, IndexValue, Load, Select, call, cast, const, is_value, symbol
@@ -46,9 +47,9 @@ def source_axes(rank: int) -> tuple[sympy.Symbol, ...]:
 def scatter(ctx: ImportContext, monoid: Monoid | None, initial: Expr, source: Source) -> Tensor:
     """The current node's result: ``initial``, over ``i0, …``, with the source scattered over it."""
     out = ctx.type()
+    if out.dtype is DType.BOOL and monoid is not None:
+        monoid = _of_bools(monoid)
     kind = _checked(out, monoid)
-    if monoid in (SUM, PRODUCT) and kind is DType.BOOL:
-        monoid = ANY if monoid is SUM else ALL
     if kind is out.dtype:
         return _node(ctx, monoid, initial, source, out, ctx.name())
     if ctx.numerics == "eager" and out.dtype.is_half and monoid in (SUM, PRODUCT):
@@ -63,10 +64,13 @@ def _checked(out: TensorType, monoid: Monoid | None) -> DType:
     """The type in which a scatter combines. Raises NoConversion for what has no kernel."""
     if out.dtype.is_complex:
         raise NoConversion("complex numbers")
-    if monoid in (MAX, MIN) and out.dtype is DType.BOOL:
-        raise NoConversion("the greatest of bools")
     kind = out.dtype if monoid is None else out.dtype.compute
     return kind if monoid is None or out.device.startswith("cpu") else _atomic(kind, monoid)
+
+
+def _of_bools(monoid: Monoid) -> Monoid:
+    """What a sum or a maximum of bools is, and a product or a minimum."""
+    return ANY if monoid in (SUM, MAX) else ALL if monoid in (PRODUCT, MIN) else monoid
 
 
 def _atomic(kind: DType, monoid: Monoid) -> DType:
@@ -110,9 +114,11 @@ def scattered(
 def reduced(ctx: ImportContext, x: Tensor, source: Source, how: str, include_self: bool) -> Tensor:
     """``source`` combined into ``x`` by the name that ATen gives a reduction."""
     monoid, out = _MONOIDS[how], ctx.type()
+    if out.dtype is DType.BOOL:
+        if how == "mean":
+            raise NoConversion("the mean of bools")
+        monoid = _of_bools(monoid)
     kind = _checked(out, monoid)
-    if kind is DType.BOOL:
-        raise NoConversion("reductions of bools")
     at = axes(x.rank)
     initial = ctx.at(x, at, kind)
     if not include_self:
@@ -313,19 +319,32 @@ def _broadcast(shapes: Sequence[Sequence[sympy.Expr]]) -> list[sympy.Expr]:
 
 @converter("aten.put.default")
 def put(ctx: ImportContext, x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    if index.rank != source.rank or x.rank == 0:
-        raise NoConversion("indices and values of different shapes")
-    over = source_axes(index.rank)
-    flat = wrapped(ctx.at(index, over), sympy.Mul(*x.shape))
-    places: list[Index] = []
+    if sympy.Mul(*index.shape) != sympy.Mul(*source.shape):
+        raise NoConversion("indices and values that may be of different numbers")
+    # In one order where the shapes are two.
+    shape = index.shape if index.shape == source.shape else (sympy.Mul(*index.shape),)
+    over = source_axes(len(shape))
+    named, given = ((over if t.shape == shape else _digits(over[0], t.shape)) for t in (index, source))
+    flat = wrapped(ctx.at(index, named), sympy.Mul(*x.shape))
+    # A number is the only element of a row.
+    places: list[Index] = [] if x.rank else [flat]
     for k, extent in enumerate(x.shape):
         step = sympy.Mul(*x.shape[k + 1 :])
         place = flat if step == 1 else call("floordiv", flat, index_value(step))
         # The first one is out of range where the whole is.
         places.append(place if k == 0 else call("remainder", place, index_value(extent)))
-    value = ctx.at(source, over, source.dtype)
+    value = ctx.at(source, given, source.dtype)
     at = axes(x.rank)
-    return scatter(ctx, SUM if accumulate else None, ctx.at(x, at, x.dtype), Source(index.shape, tuple(places), value))
+    return scatter(ctx, SUM if accumulate else None, ctx.at(x, at, x.dtype), Source(shape, tuple(places), value))
+
+
+def _digits(flat: sympy.Expr, shape: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
+    """The indices of the element that is at a position of a tensor, row by row."""
+    steps = [sympy.Mul(*shape[k + 1 :]) for k in range(len(shape))]
+    return tuple(
+        sympy.S.Zero if n == 1 else ModularIndexing(flat, step, n) if k else FloorDiv(flat, step)
+        for k, (n, step) in enumerate(zip(shape, steps, strict=True))
+    )
 
 
 # --- places that are computed -----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import replace
 import sympy
 
 from ...ir.graph import Graph, Library, Node, size_makers, sizes_read, uses
+from ...ir.sequences import sequence_of
 
 # Calls whose effect is not their result.
 _EFFECTS = ("copy_", "_assert", "set_", "resize_", "hop::", "_c10d_functional", "wait_tensor", "mlc::")
@@ -23,14 +24,16 @@ def _mutates(target: str) -> bool:
 
 
 def eliminate_dead(graph: Graph) -> Graph:
-    """Keep what the outputs need, calls with effects, and results that tell the sizes of what is kept."""
+    """Keep what the outputs need, calls with effects, draws from a generator, on which later draws depend, and results
+    that tell the sizes of what is kept.
+    """
     makers = size_makers(graph)
     needed = {o for o in graph.outputs if isinstance(o, str)}
     sizes = {s for o in graph.outputs if isinstance(o, sympy.Basic) for s in o.free_symbols}
     needed.update(makers[s] for s in sizes & makers.keys())
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if has_effect(node) or any(n in needed for n in node.names):
+        if has_effect(node) or sequence_of(node) is not None or any(n in needed for n in node.names):
             kept.append(node)
             needed.update(uses(node))
             if makers:

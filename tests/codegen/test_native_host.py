@@ -119,7 +119,7 @@ def test_launches_on_a_gpu_take_addresses_sizes_and_a_grid() -> None:
     # The stream is asked for once, and the grid is computed once.
     assert host.text.count("(i32 1, ptr %stream)") == 1 and host.text.count("sdiv") == 1
     assert "k0_(1, x, a, s0)" in host.rescues.text
-    assert "k0_(1, x.data_ptr() or without_memory_(x), a.data_ptr(), s0)" in print_host(p).text
+    assert "k0_(1, x.data_ptr(), a.data_ptr(), s0)" in print_host(p).text
     assert not host.parts.text.strip()
 
 
@@ -169,5 +169,5 @@ def test_each_of_several_gpus_is_made_current() -> None:
     )
     text = print_host(HostProgram("p", ("x",), {"x": one}, steps)).text
     assert "a = empty_((8,), (1,), dtype=torch.float32, device='cuda:0')" in text
-    assert "with guard_(0): k0_(0, x.data_ptr() or without_memory_(x), a.data_ptr())" in text
+    assert "with guard_(0): k0_(0, x.data_ptr(), a.data_ptr())" in text
     assert "with guard_(1): k0_(1, b.data_ptr())" in text

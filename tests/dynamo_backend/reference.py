@@ -17,7 +17,6 @@ import sympy
 import torch
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
-from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, is_value
 from torch_mlc.ir.graph import (
     Compute,
@@ -32,6 +31,7 @@ from torch_mlc.ir.graph import (
     SizeInput,
     View,
 )
+from torch_mlc.ir.iterations import ITERATIONS
 from torch_mlc.ir.oracle import run_graph, size
 from torch_mlc.ir.oracle_ops import function
 
@@ -197,11 +197,14 @@ class _Evaluator:
                 return self.call(e, [self.value(a, mask) for a in e.args])
 
     def call(self, e: Call, args: list[Tensor]) -> Tensor:
-        if e.fn in ("rand", "randn", "randbits"):
-            seed, place = torch.broadcast_tensors(*args)
-            fn = function(e.fn, DType.INT64, e.dtype)
-            flat = [fn(np.int64(s), np.int64(p)) for s, p in zip(seed.flatten().tolist(), place.flatten().tolist())]
-            return torch.tensor(np.array(flat, dtype=e.dtype.numpy)).reshape(seed.shape)
+        if e.fn in ("rand", "randn", "randbits", *ITERATIONS):
+            kind = e.args[0].dtype
+            operands = torch.broadcast_tensors(*args)
+            fn = function(e.fn, kind, e.dtype)
+            columns = (map(kind.numpy.type, a.flatten().tolist()) for a in operands)
+            with np.errstate(all="ignore"):
+                flat = [fn(*row) for row in zip(*columns, strict=True)]
+            return torch.tensor(np.array(flat, dtype=e.dtype.numpy)).reshape(operands[0].shape)
         assert len({a.dtype for a in args}) == 1, e
         result = (_OTHER_NAMES.get(e.fn) or getattr(torch, e.fn))(*args)
         return result.to(e.dtype.torch)

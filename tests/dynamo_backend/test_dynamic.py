@@ -288,7 +288,11 @@ def unique(x: Tensor) -> Tensor:
     return values.square()[back] + values.sum()
 
 
-PROGRAMS = [chosen, indexed, repeated, sliced, made, split, unique]
+def consecutive(x: Tensor) -> Tensor:
+    return x[:, 0].round().unique_consecutive(dim=-1).exp()
+
+
+PROGRAMS = [chosen, indexed, repeated, sliced, made, split, unique, consecutive]
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda f: f.__name__)

@@ -110,7 +110,7 @@ def test_forward_agrees_with_backward() -> None:
 def test_dropout_that_a_checkpoint_runs_again(dynamic: bool) -> None:
     def f(x: Tensor, w: Tensor) -> Tensor:
         def part(x: Tensor) -> Tensor:
-            return F.dropout((x * w).sin(), 0.5) * torch.rand_like(x)
+            return F.dropout((x * w).sin(), 0.5) * torch.rand_like(x) * torch.rand(x.shape)
 
         return checkpoint(part, x, use_reentrant=False) * 3
 
@@ -266,3 +266,10 @@ def test_slopes_that_are_drawn() -> None:
         slopes = (made / x)[x < 0]
         assert slopes.min() > 0.0999 and slopes.max() < 0.3001 and slopes.mean().item() == pytest.approx(0.2, abs=0.002)
         assert (slopes.std() > 0.05) == training
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64], ids=str)
+def test_a_dropouts_gradient_of_whole_numbers_is_scaled_as_a_float(dtype: torch.dtype) -> None:
+    grad, mask = torch.tensor([1, 1, 0]).to(dtype), torch.tensor([True, False, True])
+    run = compiled(lambda g, m: torch.ops.aten.native_dropout_backward(g, m, 2.5))
+    assert torch.equal(run(grad, mask), torch.tensor([2.5, 0.0, 0.0]))

@@ -82,6 +82,33 @@ def test_reductions_by_name(check: Callable[..., Graph], how: str, include: bool
         check(lambda x, v, i: x.index_reduce(0, i, v, how, include_self=include), x, v, i[:, 0], fast=True, **loose)
 
 
+@pytest.mark.parametrize("how", ["sum", "prod", "amax", "amin"])
+@pytest.mark.parametrize("include", [True, False])
+def test_reductions_of_bools(check: Callable[..., Graph], how: str, include: bool) -> None:
+    x, v, i = torch.rand(5, 3) < 0.5, torch.rand(9, 3) < 0.5, indices(9, 2, below=5)
+    check(lambda x, v, i: x.scatter_reduce(0, i, v, how, include_self=include), x, v, i, fast=True)
+    if how == "amin" and not include:
+        agree(lambda x, v, i: [x.scatter_reduce(0, i, v, h) for h in ("sum", "prod", "amax", "amin")], x, v, i)
+
+
+def test_put_in_the_order_of_two_shapes(check: Callable[..., Graph]) -> None:
+    x, place = torch.randn(4, 5), torch.randperm(20)[:12] - 10
+    for index, source in ((place.view(2, 6), (3, 4)), (place.view(3, 4), (12,)), (place.view(4, 1, 3), (2, 6))):
+        v = torch.randn(source)
+        check(lambda x, i, v: (x.put(i, v), x.t().put(i, v, accumulate=True)), x, index, v)
+    check(lambda x, i, v: (x.put(i, v.t()), x.t().put(i, v)), x, place.view(3, 4), torch.randn(4, 3), dynamic=True)
+    number, one = torch.tensor(2.0), torch.tensor([0, -1])
+    check(lambda x, i, v: (x.put(i, v, True), x.put(i[1], v[0])), number, one, torch.tensor([3.0, 5.0]))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_put_of_another_number_of_values_is_refused(dynamic: bool) -> None:
+    for index, source in (((2, 3), (2,)), ((2, 3), (3, 3)), ((2,), (3, 3))):
+        with pytest.raises(IndexError, match="same number of element"):
+            at = torch.zeros(index, dtype=torch.int64)
+            compiled(lambda x, i, v: x.put(i, v), torch.randn(4, 5), at, torch.randn(source), dynamic=dynamic)
+
+
 def test_windows_and_histograms(check: Callable[..., Graph]) -> None:
     check(lambda g: torch.ops.aten.unfold_backward(g, [4, 11], 1, 3, 2), torch.randn(4, 5, 3))
     check(lambda g: torch.ops.aten.unfold_backward(g, [9, 4], 0, 2, 3), torch.randn(3, 4, 2).bfloat16())
