@@ -27,10 +27,18 @@ MAX_EPILOGUE = 16
 def told(start: Reduction) -> list[Load]:
     """The loads that tell a start about each of its columns, apart from the vectors that it weighs."""
     value = start.values[0]
-    if start.monoid is WEIGHTED:
+    if start.monoid is WEIGHTED and not is_total(start):
         assert isinstance(value, Call)
         value = value.args[0]
     return list(loads(value))
+
+
+def is_total(start: Reduction) -> bool:
+    """Whether a start sums up what a stream makes over some of its rows, and weighs nothing."""
+    value = start.values[0]
+    while isinstance(value, Cast):
+        value = value.value
+    return start.monoid is WEIGHTED and isinstance(value, Load)
 
 
 def row_axes(start: Reduction) -> set[sympy.Symbol]:
@@ -114,7 +122,7 @@ class Stream:
         self.members = [*self._sources(), *self.starts]
         self.taken = {n for m in self.members for n in m.names}
         rows: list[Digits] = []
-        for start in self.starts:
+        for start in self.streamed or self.starts:
             binding: Binding = {}
             kept, found = row_axes(start), iter(rows)
             for axis, extent in zip(start.axes, start.types[0].shape, strict=True):
@@ -139,6 +147,11 @@ class Stream:
             ld.buffer for values in self.values.values() for v in values for ld in loads(v)
         }
         self.latest = max((self.others.places.get(n, -1) for n in read - self.taken), default=-1)
+
+    @property
+    def streamed(self) -> tuple[Reduction, ...]:
+        """The starts that take columns up, which stand first."""
+        return tuple(s for s in self.starts if not is_total(s))
 
     def _sources(self) -> list[Compute | Reduction]:
         """The nodes between a contraction and the start's first value, the contraction among them, in order."""
@@ -187,7 +200,8 @@ class Stream:
 
     def _follow(self) -> bool:
         """Take in one node that reads results of the stream, element by element, if all it reads is at hand."""
-        made = {n: m for m in self.members[self.members.index(self.starts[0]) :] for n in m.names}
+        made = {n: m for m in self.members[self.members.index(self.starts[0]) :] for n in m.names
+                if m.names[0] in self.bindings}  # fmt: skip
         inside = {n for m in self.members for n in m.names}
         for node in (r for n in made for r in self.readers.get(n, ()) if isinstance(r, Compute)):
             if node.name in inside or node.name in self.others.claimed or not self._is_only_way(node, made):
@@ -228,7 +242,7 @@ class Stream:
         extents = dict(zip(node.axes, node.type.shape, strict=True))
         value = self._with_own_operands(self.views.resolve(node.value, extents), node, extents, made)
         trial, binding = self.domain.copy(), Binding()
-        rows = {d for s in self.starts for a in row_axes(s) for d in self.bindings[s.names[0]][a]}
+        rows = {d for s in self.streamed for a in row_axes(s) for d in self.bindings[s.names[0]][a]}
         whole: set[int] = set()
         for ld in loads(value):
             if ld.buffer not in made:

@@ -15,7 +15,7 @@ from ..ir.monoid import SUM, WEIGHTED
 from .function import Dim, Output, Stage, TensorFunction
 from .members import simplify_value
 from .opened import Parameters, function_name
-from .stream import Stream, row_axes
+from .stream import Stream, is_total, row_axes, told
 
 
 @dataclass(slots=True)
@@ -61,6 +61,14 @@ class StreamWriter:
         self.extents |= dict(zip(inner, start.reduce_shape, strict=True))
         grids: dict[str, dict[sympy.Symbol, sympy.Symbol]] = {}
         for each in s.starts:
+            if is_total(each) and each is not start:
+                # It is told of the same points as the first start, by axes in the same order.
+                points = zip(told(each)[0].indices, told(start)[0].indices, strict=True)
+                grid = {a: grids[start.names[0]][b] for a, b in points}  # type: ignore[index]
+                grids[each.names[0]] = grid
+                self.axes[each.names[0]] = tuple(grid[a] for a in each.axes)
+                self.over[each.names[0]] = tuple(grid[a] for a in each.reduce_axes)
+                continue
             grid, kept, placed = dict(zip(each.reduce_axes, inner, strict=True)), row_axes(each), iter(list(rows))
             for axis, extent in zip(each.axes, each.types[0].shape, strict=True):
                 if axis in kept and each is not start:
@@ -89,7 +97,7 @@ class StreamWriter:
         single = [grids[start.names[0]][a] for a in start.axes if not s.bindings[start.names[0]][a]]
         for m in s.members[at + 1 :]:
             dims = (self.digits[d] for a in m.axes for d in s.bindings[m.names[0]][a])
-            self.axes[m.names[0]] = (*dims, *(v for v in single if v in rows or len(s.starts) == 1))
+            self.axes[m.names[0]] = (*dims, *(v for v in single if v in rows or len(s.streamed) == 1))
         return rows, inner, extra
 
     # --- stages -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from ..ir.monoid import WEIGHTED
 from .function import TensorFunction
 from .opened import Functions, Opened, Parameters, readers_of
 from .split_keys import in_key_pieces
-from .stream import Others, Stream, is_contraction, row_axes, told
+from .stream import Others, Stream, is_contraction, is_total, row_axes, told
 from .stream_function import StreamWriter
 from .views import ViewMap
 
@@ -66,12 +66,17 @@ def _together(graph: Graph, starts: Sequence[Reduction]) -> list[tuple[Reduction
         else:
             home[0].append(start)
             home[1].update(shared)
-    return [tuple(g[0]) for g in groups]
+    return [tuple(sorted(g[0], key=is_total)) for g in groups]
 
 
 def _alike(a: Reduction, b: Reduction) -> bool:
-    """Whether two starts may be of one function: sums over the same columns of the same rows."""
-    if a.monoid is not WEIGHTED or b.monoid is not WEIGHTED or a.reduce_shape != b.reduce_shape:
+    """Whether two starts may be of one function: sums over the same columns of the same rows, or over rows of what
+    those are told."""
+    if a.monoid is not WEIGHTED or b.monoid is not WEIGHTED:
+        return False
+    if is_total(a) or is_total(b):
+        return True
+    if a.reduce_shape != b.reduce_shape:
         return False
     rows_a, rows_b = (
         [n for x, n in zip(r.axes, r.types[0].shape, strict=True) if x in row_axes(r)] for r in (a, b)

@@ -12,25 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.errors import MlcError
-from ...ir.expr import Call, Cast, Expr, Load, call, cast, const, flops, is_value, loads, rewrite, walk
+from ...ir.expr import Call, Cast, Expr, Load, call, cast, flops, loads, rewrite, walk
 from ...ir.graph import Compute, Graph, Node, Origin, Reduction, TensorType, View, uses
 from ...ir.monoid import SUM, WEIGHTED
 from ..definitions import Definitions
 from .batch_axes import Batch, Frame, split_batch
 from .names import fresh_name
-from .operands import Product, is_simple, made_of, mentions, operand, product_of, scaled
+from .operands import Product, made_of, operand, product_of
 from .simplify_algebra import simplify_call
+from .stream_elements import BATCH, COLUMN, FEATURE, INNER, ROW, Elements, NoChainError, Score, buffer_of, is_softmax
+from .stream_totals import Total, total_of
 
 # Kinds of device that have a rule for functions of this kind.
 DEVICES: tuple[str, ...] = ("cpu", "cuda")
-# An element beyond so many operations is no function of scores any more.
-MAX_NODES = 3000
 # What stands whole beside a tile: the widths of the operands; on GPUs no less than a matrix instruction takes.
 MAX_WIDTH, MIN_WIDTH_GPU = 256, 16
 # Fewer rows or columns fill no tile.
@@ -46,19 +44,17 @@ def stream_products(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:
     if len(products) < 3:
         return graph
     raised = _exponentials(graph)
-    products = [p for p in products if raised & {p.left, p.right}]
-    if not products:
+    if not any(raised & {p.left, p.right} for p in products):
         return graph
     found = Definitions.of(graph)
     types = graph.types()
-    chains: list[_Chain] = []
-    for product in products:
-        if product.type.device.partition(":")[0] in devices and product.added is None:
-            chain = _chain(found, product, types)
-            if chain is not None:
-                chains.append(chain)
+    chains: list[_Chain | Total] = []
+    for node in graph.nodes:
+        chain = _sum_of_elements(found, node, types, raised, devices)
+        if chain is not None:
+            chains.append(chain)
     refused = _refused(found, chains)
-    chains = [c for c in chains if c.product.name not in refused]
+    chains = [c for c in chains if c.name not in refused]
     changed: dict[str, list[Node]] = {
         p.name: [replace(p.node, reason=f"{p.node.reason}; stays apart: {refused[p.name]}")]
         for p in products if p.name in refused
@@ -76,16 +72,6 @@ def stream_products(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class _Score:
-    """A product whose results make elements: the sum over ``inner`` of query * key at [batch, row, column]."""
-
-    product: Product
-    query: Expr
-    key: Expr
-    width: sympy.Expr
-
-
-@dataclass(frozen=True, slots=True)
 class _Chain:
     """``product[b, row, feature] = sum over columns of element * value``.
 
@@ -94,29 +80,48 @@ class _Chain:
     """
 
     product: Product
-    scores: tuple[_Score, ...]
+    scores: tuple[Score, ...]
     element: Expr
     value: Expr
     extents: dict[sympy.Symbol, sympy.Expr]
     transposed: bool
 
     @property
+    def node(self) -> Node:
+        return self.product.node
+
+    @property
+    def name(self) -> str:
+        return self.product.name
+
+    @property
+    def dtype(self) -> DType:
+        return self.product.type.dtype
+
+    @property
+    def device(self) -> str:
+        return self.product.type.device
+
+    @property
+    def values(self) -> tuple[Expr, ...]:
+        return (self.element, self.value)
+
+    @property
     def space(self) -> tuple[sympy.Expr, ...]:
         return tuple(self.extents[s] for s in (BATCH, ROW, COLUMN) if s in self.extents)
 
 
-BATCH, ROW, COLUMN, FEATURE, INNER = (
-    sympy.Symbol(f"att_{n}", integer=True, nonnegative=True) for n in ("batch", "row", "column", "feature", "inner")
-)
-
-
-class _NoChain(MlcError):
-    """An operand is not made of products in a way that can be streamed."""
-
-
-def _name(product: Product) -> str:
-    """The buffer by which an element reads a product's result."""
-    return f"scores of {product.name}"
+def _sum_of_elements(
+    found: Definitions, node: Node, types: dict[str, TensorType], raised: set[str], devices: Collection[str]
+) -> _Chain | Total | None:
+    """What a node sums, where that is made of products' results with an exponential in it."""
+    if isinstance(node, Reduction):
+        there = node.types[0].device.partition(":")[0] in devices and raised.intersection(uses(node))
+        return total_of(found, node, types) if there else None
+    product = product_of(node)
+    if product is None or product.added is not None or not raised & {product.left, product.right}:
+        return None
+    return _chain(found, product, types) if product.type.device.partition(":")[0] in devices else None
 
 
 def _chain(found: Definitions, product: Product, types: dict[str, TensorType]) -> _Chain | None:
@@ -131,12 +136,12 @@ def _chain(found: Definitions, product: Product, types: dict[str, TensorType]) -
         weights, values = (product.right, product.left) if transposed else (product.left, product.right)
         kind = product.type.dtype
         at = (*lead, *((COLUMN, ROW) if transposed else (ROW, COLUMN)))
-        search = _Elements(here, lead, types)
+        search = Elements(here, lead, types)
         try:
             element = search.expanded(Load(weights, at, kind))
-        except _NoChain:
+        except NoChainError:
             continue
-        if not search.scores or not _is_softmax(element):
+        if not search.scores or not is_softmax(element):
             continue
         where = (*lead, *((FEATURE, COLUMN) if transposed else (COLUMN, FEATURE)))
         value = operand(here, Load(values, where, kind))
@@ -159,135 +164,37 @@ def _exponentials(graph: Graph) -> set[str]:
     return result
 
 
-def _is_softmax(element: Expr) -> bool:
-    """Whether an exponential of scores minus something that each row or column has one of is in an element."""
-    for e in walk(element):
-        if isinstance(e, Call) and e.fn == "exp" and isinstance(e.args[0], Call) and e.args[0].fn == "sub":
-            score, shift = e.args[0].args
-            if any(_is_score(ld) for ld in loads(score)) and not any(_is_score(ld) for ld in loads(shift)):
-                return True
-    return False
-
-
-def _is_score(load: Load) -> bool:
-    return load.buffer.startswith("scores of ")
-
-
-def _along(index: Any) -> tuple[bool, bool]:
-    """Whether an index moves along rows and along columns."""
-    return mentions(index, ROW), mentions(index, COLUMN)
-
-
-class _Elements:
-    """An operand's element as a function of products' results, of other tensors and of positions."""
-
-    def __init__(self, found: Definitions, lead: tuple[sympy.Symbol, ...], types: dict[str, TensorType]) -> None:
-        self.found = found
-        self.lead = lead
-        self.types = types
-        self.scores: dict[str, _Score] = {}
-        self.known: dict[Load, Expr] = {}
-        self.count = 0
-
-    def expanded(self, e: Expr) -> Expr:
-        """The element read through views and element-wise nodes. Raises _NoChain."""
-        self.count += sum(1 for _ in walk(e))
-        if self.count > MAX_NODES:
-            raise _NoChain(f"it has more than {MAX_NODES} operations")
-        return rewrite(e, lambda x: self._load(x) if isinstance(x, Load) and not _is_score(x) else None)
-
-    def _load(self, e: Load) -> Expr:
-        known = self.known.get(e)
-        if known is None:
-            known = self.known[e] = self._resolved(self.found.base(e))
-        return known
-
-    def _resolved(self, e: Load) -> Expr:
-        made = self.found.makers.get(e.buffer)
-        product = product_of(made)
-        if product is not None:
-            score = self._score(product, e)
-            return e if score is None else score
-        everywhere = all(any(not is_value(i) and mentions(i, s) for i in e.indices) for s in (ROW, COLUMN))
-        settled = self.found.settled_load(e)
-        if isinstance(made, Compute) and (everywhere and settled is not None):
-            value = self.found.moved(made.value, made.axes, settled.indices)
-            before = len(self.scores)
-            inside = self.expanded(value)
-            if len(self.scores) > before or any(_is_score(ld) for ld in loads(inside)):
-                return inside
-        if settled is None:
-            return e
-        if isinstance(made, Compute) and is_simple(self.found, made):
-            return self.expanded(self.found.moved(made.value, made.axes, settled.indices))
-        return settled
-
-    def _score(self, product: Product, e: Load) -> Expr | None:
-        """A product's result as that of a score; None where it is read as any other tensor."""
-        if any(is_value(i) for i in e.indices) or not product.type.dtype.is_float:
-            return None
-        *lead, i, j = e.indices
-        if any(mentions(x, ROW, COLUMN) for x in lead):
-            return None
-        kind = product.type.dtype
-        sides = (Load(product.left, (*lead, i, INNER), kind), Load(product.right, (*lead, INNER, j), kind))
-        if _along(i) == (False, True) and _along(j) == (True, False):
-            sides = sides[::-1]
-        elif _along(i) != (True, False) or _along(j) != (False, True):
-            return None
-        width = self.types[product.left].shape[-1]
-        inside = self.found.within({**self.found.extents, INNER: width})
-        (query, a), (key, b) = (scaled(inside, ld) for ld in sides)
-        known = self.scores.get(product.name)
-        if known is not None and (known.query, known.key) != (query, key):
-            raise _NoChain("results of several positions make one element")
-        self.scores[product.name] = _Score(product, query, key, width)
-        compute = kind.compute
-        value: Expr = Load(_name(product), (*self.lead, ROW, COLUMN), compute)
-        factor = a * b * product.alpha
-        if factor != 1.0:
-            value = call("mul", value, const(factor, compute))
-        if product.added is not None and product.beta != 0.0:
-            added = self._added(product.added, e.indices, kind)
-            if product.beta != 1.0:
-                added = call("mul", added, const(product.beta, compute))
-            value = call("add", value, added)
-        return cast(value, kind)
-
-    def _added(self, name: str, indices: tuple[Any, ...], kind: DType) -> Expr:
-        shape = self.types[name].shape
-        at = indices[len(indices) - len(shape) :]
-        at = tuple(sympy.S.Zero if n == 1 else i for i, n in zip(at, shape, strict=True))
-        return cast(self._load(Load(name, at, kind)), kind.compute)
-
-
 # --- which of them ----------------------------------------------------------------------------------------------------
 
 
-def _refused(found: Definitions, chains: list[_Chain]) -> dict[str, str]:
+def _refused(found: Definitions, chains: list[_Chain | Total]) -> dict[str, str]:
     """The products that have to stay as they are, and why."""
     refused: dict[str, str] = {}
     hint = found.graph.symbols.hint
     for c in chains:
-        widths = [c.extents[FEATURE], *(s.width for s in c.scores)]
-        on_gpu = not c.product.type.device.startswith("cpu")
+        widths = [*([c.extents[FEATURE]] if isinstance(c, _Chain) else ()), *(s.width for s in c.scores)]
+        on_gpu = not c.device.startswith("cpu")
         least = MIN_WIDTH_GPU if on_gpu else 1
-        if on_gpu and c.product.type.dtype is DType.FLOAT64:
-            refused[c.product.name] = "float64 is not for the tensor cores"
+        if on_gpu and c.dtype is DType.FLOAT64:
+            refused[c.name] = "float64 is not for the tensor cores"
         elif not all(w.is_Integer and least <= int(w) <= MAX_WIDTH for w in widths):
-            refused[c.product.name] = f"operands are {', '.join(map(str, widths))} elements wide"
+            refused[c.name] = f"operands are {', '.join(map(str, widths))} elements wide"
         elif min(hint(c.extents[ROW]), hint(c.extents[COLUMN])) < MIN_ROWS:
-            refused[c.product.name] = "it has too few rows for tiles of them"
-    known = {c.product.name: c for c in chains}
+            refused[c.name] = "it has too few rows for tiles of them"
+    known = {c.name: c for c in chains}
     while True:
         fresh: dict[str, str] = {}
         for c in known.values():
-            if c.product.name in refused:
+            if c.name in refused:
                 continue
             for s in c.scores:
                 other = _other_reader(found, s.product.name, known.keys() - refused.keys())
                 if other is not None:
-                    fresh[c.product.name] = f"{other} needs what is made of {s.product.name}"
+                    fresh[c.name] = f"{other} needs what is made of {s.product.name}"
+        left = [c for c in chains if c.name not in refused]
+        for group in _groups(found, left):
+            if all(isinstance(c, Total) for c in group) and group[0].device.startswith("cpu"):
+                fresh |= dict.fromkeys((c.name for c in group), "no product takes up the same tiles")
         if not fresh:
             return refused
         refused |= fresh
@@ -311,19 +218,30 @@ def _other_reader(found: Definitions, name: str, allowed: Collection[str]) -> st
     return None
 
 
-def _groups(found: Definitions, chains: list[_Chain]) -> Iterator[list[_Chain]]:
+def _groups(found: Definitions, chains: list[_Chain | Total]) -> Iterator[list[_Chain | Total]]:
     """Chains over the same tiles, none of which needs the result of another."""
     left = list(chains)
     while left:
         group = [left.pop(0)]
         for c in list(left):
-            same = c.space == group[0].space and {(s.query, s.key) for s in c.scores} & {
-                (s.query, s.key) for g in group for s in g.scores
-            }
-            if same and not any(made_of(found, g.product.name) & {*uses(c.product.node)} for g in group):
+            same = (
+                _may_share(c, group)
+                and c.space == group[0].space
+                and {(s.query, s.key) for s in c.scores} & {(s.query, s.key) for g in group for s in g.scores}
+            )
+            if same and not any(made_of(found, g.name) & {*uses(c.node)} for g in group):
                 group.append(c)
                 left.remove(c)
         yield group
+
+
+def _may_share(c: _Chain | Total, group: list[_Chain | Total]) -> bool:
+    """Whether a sum may be of one function with some, where their tiles are the same: totals are functions of their own
+    on GPUs, and of one function over the same parts of the batch."""
+    totals = [t for t in (c, *group) if isinstance(t, Total)]
+    if not totals:
+        return True
+    return c.device.startswith("cpu") and all((t.kept, t.over) == (totals[0].kept, totals[0].over) for t in totals)
 
 
 # --- the nodes --------------------------------------------------------------------------------------------------------
@@ -334,19 +252,19 @@ class _Writer:
     """Scores, elements, sums and their results in the products' memory, for one group."""
 
     found: Definitions
-    group: list[_Chain]
+    group: list[_Chain | Total]
     taken: set[str]
     frame: Frame = field(init=False)
     scores: dict[str, Reduction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        values = [v for c in self.group for v in (c.element, c.value)]
+        values = [v for c in self.group for v in c.values]
         values += [v for c in self.group for s in c.scores for v in (s.query, s.key)]
         first = self.group[0]
         extents = {**first.extents, INNER: sympy.Integer(MAX_WIDTH), FEATURE: sympy.Integer(MAX_WIDTH)}
         axis = BATCH if BATCH in first.extents else None
         batch = split_batch(self.found.graph.symbols, axis, extents, values)
-        self.frame = Frame(self.found.graph, batch, first.product.type.device)
+        self.frame = Frame(self.found.graph, batch, first.device)
 
     @property
     def grid(self) -> tuple[sympy.Symbol, ...]:
@@ -354,19 +272,22 @@ class _Writer:
 
     def nodes(self) -> dict[str, list[Node]]:
         """What each product of the group becomes. Nodes that several need stand with the first."""
-        elements = {c.product.name: self._element(c) for c in self.group}
+        elements = {c.name: self._element(c) for c in self.group}
         made = self._shared(elements)
         result: dict[str, list[Node]] = {}
         for c in self.group:
-            name = c.product.name
+            name = c.name
             nodes: list[Node] = [*self._scores(c, result)]
             nodes += [made.pop(n) for n in self._needed(elements[name], made)]
-            result[name] = [*nodes, *self._sum(c, elements[name])]
+            result[name] = [
+                *nodes,
+                *(self._sum(c, elements[name]) if isinstance(c, _Chain) else self._total(c, elements[name])),
+            ]
         return result
 
-    def _element(self, c: _Chain) -> Expr:
+    def _element(self, c: _Chain | Total) -> Expr:
         """The element over the digits of the batch, of scores by the names of the nodes that make them."""
-        names = {_name(s.product): self._score_name(s) for s in c.scores}
+        names = {buffer_of(s.product): self._score_name(s) for s in c.scores}
         value = self.frame.value(c.element)
 
         def leaf(e: Expr) -> Expr | None:
@@ -374,7 +295,7 @@ class _Writer:
 
         return rewrite(rewrite(value, leaf), simplify_call)
 
-    def _score_name(self, score: _Score) -> str:
+    def _score_name(self, score: Score) -> str:
         key = str((score.product.name, score.query, score.key))
         known = self.scores.get(key)
         if known is None:
@@ -391,7 +312,7 @@ class _Writer:
         batch = self.frame.batch
         return replace(self.frame, batch=Batch(batch.axes, {**batch.extents, axis: extent}, batch.steps))
 
-    def _scores(self, c: _Chain, done: dict[str, list[Node]]) -> Iterator[Reduction]:
+    def _scores(self, c: _Chain | Total, done: dict[str, list[Node]]) -> Iterator[Reduction]:
         before = {m.names[0] for nodes in done.values() for m in nodes if m.names}
         for s in c.scores:
             node = self.scores[str((s.product.name, s.query, s.key))]
@@ -419,16 +340,10 @@ class _Writer:
         return self.frame.renamed(Compute(name, self.frame.type(self.grid, value.dtype), self.grid, value, origins))
 
     def _sum(self, c: _Chain, element: Expr) -> list[Node]:
-        name, kind = c.product.name, c.product.type.dtype
+        name, kind = c.name, c.product.type.dtype
         frame = self._over(FEATURE, c.extents[FEATURE])
         kept = (*frame.batch.axes, ROW, FEATURE)
-        nodes: list[Node] = []
-        if isinstance(element, Load) and element.indices == self.grid and element.buffer in self.taken:
-            weight: Expr = element
-        else:
-            node = self._compute(fresh_name(f"{name}_element", self.taken), element, self._origins(c))
-            nodes.append(node)
-            weight = Load(node.name, self.grid, element.dtype)
+        nodes, weight = self._weight(c, element)
         total, out = fresh_name(f"{name}_sum", self.taken), fresh_name(f"{name}_streamed", self.taken)
         value = call("mul", cast(weight, kind.compute), frame.value(c.value))
         reduction = Reduction((total,), (frame.type(kept, kind.compute),), kept, (COLUMN,), (c.extents[COLUMN],),
@@ -437,7 +352,19 @@ class _Writer:
         made = Compute(out, frame.result_type(c.product, kept, c.transposed), kept, result, c.product.node.origins)
         return [*nodes, frame.renamed(reduction), frame.renamed(made), frame.view(c.product, out, c.transposed)]
 
-    def _origins(self, c: _Chain) -> tuple[Origin, ...]:
+    def _total(self, c: Total, element: Expr) -> list[Node]:
+        """The sum of elements over digits of the batch, and the result in the memory of what it stands for."""
+        nodes, weight = self._weight(c, element)
+        return [*nodes, *c.written(self.frame, weight, fresh_name(f"{c.name}_total", self.taken))]
+
+    def _weight(self, c: _Chain | Total, element: Expr) -> tuple[list[Node], Load]:
+        """The element as a node of the grid, with the nodes that it takes."""
+        if isinstance(element, Load) and element.indices == self.grid and element.buffer in self.taken:
+            return [], element
+        node = self._compute(fresh_name(f"{c.name}_element", self.taken), element, self._origins(c))
+        return [node], Load(node.name, self.grid, element.dtype)
+
+    def _origins(self, c: _Chain | Total) -> tuple[Origin, ...]:
         return tuple(dict.fromkeys(o for s in c.scores for o in s.product.node.origins))
 
 

@@ -42,7 +42,7 @@ class Roles:
     ``products`` make scores by contraction, ``edits`` are point-wise on scores, ``states`` are what is reduced over
     ``keys``: one online state, or sums (``online`` tells). ``results`` come after them. ``queries`` is the row axis
     along which tiles are taken: neither keys nor values move along it. ``widths`` are, for each state, the axes of
-    values alone.
+    values alone. ``totals`` sum what edits make over ``summed``, which are rows for everything else.
     """
 
     products: tuple[str, ...]
@@ -54,6 +54,8 @@ class Roles:
     keys: sympy.Symbol
     widths: tuple[tuple[sympy.Symbol, ...], ...]
     online: bool
+    totals: tuple[str, ...] = ()
+    summed: tuple[sympy.Symbol, ...] = ()
 
     @property
     def state(self) -> str:
@@ -70,7 +72,8 @@ def roles(nest: LoopNest) -> Roles | None:
     """The roles in a nest as lowering left it; None where it is no attention of this form."""
     found = [b for b, _ in blocks(nest)]
     online = [b for b in found if any(isinstance(s, Update) and s.monoid is ATTENTION for s in b.body)]
-    states = online or _sums(found)
+    totals, sums = _totals(_sums(found))
+    states = online or sums
     if len(online) > 1 or not states or not _plain(found) or any(len(b.body) != 1 for b in states):
         return None
     reduced = {tuple(a.var for a in b.axes_of(AxisKind.REDUCTION)) for b in states}
@@ -82,7 +85,10 @@ def roles(nest: LoopNest) -> Roles | None:
     rows = tuple(v for v in spatial[0] if v in speaks[0])
     if any(set(rows) != own & set(at) for own, at in zip(speaks, spatial, strict=True)):
         return None
-    others = [b for b in found if b not in states]
+    others = [b for b in found if b not in states and b not in totals]
+    summed = {tuple(a.var for a in b.axes_of(AxisKind.REDUCTION)) for b in totals}
+    if len(summed) > 1 or any(not set(over) <= set(rows) for over in summed) or (totals and online):
+        return None
     before = [b for b in others if keys in {a.var for a in b.axes}]
     after = [b for b in others if b not in before]
     if any(not set(rows) <= {a.var for a in b.axes} for b in others):
@@ -96,7 +102,8 @@ def roles(nest: LoopNest) -> Roles | None:
     still = {s for b in (*products, *states) for v in _operands(b) for ld in loads(vector_of(v, features, rows))
              if not ld.buffer.startswith("t") and keys in _moves(ld) for s in _moves(ld)}  # fmt: skip
     extents = {a.var: a.extent for a in states[0].axes}
-    tiled = [v for v in rows if v not in still]
+    over_rows = next(iter(summed), ())
+    tiled = [v for v in rows if v not in still and v not in over_rows]
     if not tiled or not products or any(not _is_product(b) for b in products):
         return None
     return Roles(
@@ -104,6 +111,7 @@ def roles(nest: LoopNest) -> Roles | None:
         tuple(b.name for b in states), tuple(b.name for b in after), rows,
         max(tiled, key=lambda v: nest.symbols.hint(extents[v])), keys,
         tuple(tuple(v for v in at if v not in rows) for at in spatial), bool(online),
+        tuple(b.name for b in totals), over_rows,
     )  # fmt: skip
 
 
@@ -118,6 +126,20 @@ def _sums(found: list[Block]) -> list[Block]:
             result.append(b)
         made |= {w.buffer for w in b.writes}
     return result
+
+
+def _totals(sums: list[Block]) -> tuple[list[Block], list[Block]]:
+    """The sums of what blocks make at each of their own points, with no vector that it weighs, and the other sums; all
+    are others where there are none."""
+    totals = []
+    for b in sums:
+        (update,) = b.body
+        assert isinstance(update, Update)
+        made = [ld for ld in loads(update.values[0]) if ld.buffer.startswith("t")]
+        if all(_moves(ld) == {a.var for a in b.axes} for ld in made):
+            totals.append(b)
+    others = [b for b in sums if b not in totals]
+    return (totals, others) if others else ([], sums)
 
 
 def _speaks(state: Block, keys: sympy.Symbol) -> set[sympy.Symbol]:
@@ -201,12 +223,15 @@ def _online(schedule: Schedule, found: Roles, inner: str, lanes: int, rows: int)
 def _plain_sums(schedule: Schedule, found: Roles, inner: str, lanes: int, rows: int) -> None:
     """Sums over keys that go on from one tile to the next."""
     begins = [schedule.decompose_reduction(name, inner, skip=True) for name in found.states]
+    for name in found.totals:
+        first = min((x for v in found.summed for x in _loop(schedule, name, v)), key=schedule.get_loops(name).index)
+        begins.append(schedule.decompose_reduction(name, first))
     _lay_out(schedule, found)
     for name in found.products:
         _block_registers(schedule, name, found.queries, found.keys, lanes, rows)
-    for name in found.edits:
+    for name in (*found.edits, *found.totals):
         _along_queries(schedule, name, found.queries, found.keys, lanes)
-    for other in found.edits[1:]:
+    for other in (*found.edits[1:], *found.totals):
         _together(schedule, found.edits[0], other)
     for name, width in zip(found.states, found.widths, strict=True):
         if width:
@@ -223,7 +248,11 @@ def _loop(schedule: Schedule, block: str, axis: sympy.Symbol) -> list[str]:
 
 
 def _tiles(schedule: Schedule, found: Roles, lanes: int, rows: int, params: Params) -> tuple[str, str]:
-    """All blocks under loops over tiles of queries, and those that see keys under one over tiles of keys."""
+    """All blocks under loops over tiles of queries, and those that see keys under one over tiles of keys.
+
+    Rows that a total sums up are gone through, one after the other, for each tile of queries. Returns the loop in which
+    a tile of one row is and the one over its keys.
+    """
     extents = {a.var: a.extent for a in schedule.block(found.state).axes}
     sides = {}
     for axis, unit, key in ((found.queries, lanes, "queries"), (found.keys, rows, "keys")):
@@ -232,8 +261,8 @@ def _tiles(schedule: Schedule, found: Roles, lanes: int, rows: int, params: Para
         if extent.is_Integer and extent > 0:  # tiles of one size, as far as whole registers allow
             count = -(-int(extent) // most)
             sides[axis] = -(-int(extent) // (count * unit)) * unit
-    everyone = (*found.products, *found.edits, *found.states, *found.results)
-    order = [v for v in found.rows if v != found.queries]
+    everyone = (*found.products, *found.edits, *found.states, *found.totals, *found.results)
+    order = [v for v in found.rows if v != found.queries and v not in found.summed]
     heads: list[list[str]] = []
     for name in schedule.get_blocks():
         assert name in everyone
@@ -241,19 +270,21 @@ def _tiles(schedule: Schedule, found: Roles, lanes: int, rows: int, params: Para
         (loop,) = _loop(schedule, name, found.queries)
         head, _ = schedule.split(loop, [None, sides[found.queries]])
         outer = [*(x for v in order for x in _loop(schedule, name, v)), head]
+        outer += [x for v in found.summed for x in _loop(schedule, name, v)]
         if found.keys in over:
             (loop,) = _loop(schedule, name, found.keys)
             outer.append(schedule.split(loop, [None, sides[found.keys]])[0])
         schedule.reorder(*outer, *(x for x in schedule.get_loops(name) if x not in outer))
         heads.append(outer)
     first, *others = heads
-    for level in range(len(order) + 2):
+    for level in range(len(order) + len(found.summed) + 2):
         for outer in others:
             if len(outer) > level:
                 schedule.merge(first[level], outer[level])
     team = schedule.fuse(*first[: len(order) + 1])
     schedule.parallel(team)
-    return team, first[len(order) + 1]
+    summed = first[len(order) + 1 : -1]
+    return (summed[-1] if summed else team), first[-1]
 
 
 def _pack(schedule: Schedule, found: Roles, tile: str, inner: str) -> None:

@@ -28,7 +28,7 @@ SUMS = 64
 
 def _matches(nest: LoopNest, target: Target) -> bool:
     found = roles(nest)
-    if found is None or found.online or any(len(own) != 1 for own in found.widths):
+    if found is None or found.online or found.totals or any(len(own) != 1 for own in found.widths):
         return False
     by_name, extents = {b.name: b for b, _ in blocks(nest)}, extents_of(nest)
     depths = [extents[v] for v in found.width]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torch_mlc
+from torch_mlc.dynamo_backend import attention_joint_match
 from torch_mlc.runtime.counters import counters
 
 Fn = Callable[..., Tensor]
@@ -50,7 +51,7 @@ def gradients(fn: Fn, inputs: list[Tensor], flow: Tensor) -> list[Tensor]:
     leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
     out = fn(*leaves)
     out.backward(flow.to(out.dtype))
-    return [out.detach(), *(x.grad for x in leaves[:3] if x.grad is not None)]
+    return [out.detach(), *(x.grad for x in leaves if x.grad is not None)]
 
 
 def wide(x: Tensor) -> Tensor:
@@ -110,6 +111,50 @@ def test_masks_and_biases_without_gradient() -> None:
     seen = torch.rand(2, 1, 20, 40) < 0.5
     seen[1, 0, 3] = False
     check(masked, [*inputs, seen], torch.compile(masked, backend="mlc"), 1e-5)
+
+
+def windows(x: Tensor, table: Tensor, places: Tensor) -> Tensor:
+    """Positions look their bias up, one for each head and pair, and windows share it."""
+    q, k, v = x.view(6, 25, 3, 2, 8).permute(2, 0, 3, 1, 4)
+    added = table[places.flatten()].view(25, 25, 2).permute(2, 0, 1)
+    return (torch.softmax(q @ k.mT / 3 + added, -1) @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    ("fn", "dtype", "dynamic"),
+    [(bias, torch.float32, False), pytest.param(bias, torch.bfloat16, True, marks=pytest.mark.slow),
+     pytest.param(windows, torch.float32, False, marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_gradient_of_a_bias(monkeypatch: pytest.MonkeyPatch, fn: Fn, dtype: torch.dtype, dynamic: bool) -> None:
+    """It is summed over the batch where the gradients of keys and values are made."""
+    monkeypatch.setattr(attention_joint_match, "KEPT_BESIDE_BIAS", 0)
+    torch.manual_seed(0)
+    if fn is bias:
+        inputs = [*qkv(37, 70, 16, 24, dtype), torch.randn(4, 37, 70).to(dtype)]
+    else:
+        inputs = [torch.randn(6, 25, 48), torch.randn(81, 2), torch.randint(81, (25, 25))]
+    _, backward = rules(fn, inputs)
+    assert backward.count("cpu_attention") == 2 and backward.count("cpu_row_reduction") == 1
+    assert set(backward) <= {"cpu_attention", "cpu_row_reduction", "cpu_pointwise", "cpu_scatter"}
+    check(fn, inputs, torch.compile(fn, backend="mlc", dynamic=dynamic), 3e-2 if dtype.itemsize == 2 else 1e-5)
+
+
+def test_small_probabilities_beside_the_gradient_of_a_bias_are_kept() -> None:
+    inputs = [x.requires_grad_() for x in (*qkv(20, 20, 8, 8), torch.randn(4, 20, 20))]
+    assert "probabilities are kept for the backward: they take 0.0122 MiB" in str(
+        torch_mlc.explain(bias, *inputs, training=True)
+    )
+
+
+@pytest.mark.slow
+def test_gradient_of_a_bias_on_a_gpu() -> None:
+    """A kernel of its own makes it, since programs do not combine results."""
+    inputs = [x.requires_grad_() for x in (*qkv(64, 64, 16, 16, torch.bfloat16), torch.randn(4, 64, 64).bfloat16())]
+    report = torch_mlc.explain(bias, *inputs, training=True, options={"target": "cuda:sm_90"})
+    assert [k.rule for k in report.graphs[1].kernels] == [
+        "gpu_row_persistent", "gpu_attention_gradients", "gpu_attention_bias", "gpu_attention_gradients",
+    ]  # fmt: skip
+    assert not report.graphs[1].libraries
 
 
 def test_probabilities_that_are_wanted_are_kept() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 import torch
@@ -31,6 +31,8 @@ class Sizes:
     d: int = 3
     dtype: DType = F32
     dropout: bool = False
+    # Whether what is added to capped scores, the same for the batch, has a gradient too: that of keys gives it.
+    bias: bool = False
 
 
 SEED, KEPT = 5, 0.75
@@ -95,6 +97,8 @@ def gradients(z: Sizes, of_keys: bool) -> TensorFunction:
             Stage(("t7",), (local("t5", b, tiled, x3),), False, axes=(b, tiled, x3)),
         ]
         results = (("t6", x2, z.d), ("t7", x3, z.e))
+        if z.bias:
+            stages.insert(-2, Stage(("t10",), (masked,), True, SUM, axes=(tiled, streamed), over=(b,)))
     else:
         stages += [
             product("t4", local("t3", *grid), load("k", b, n, x2), streamed, (b, tiled, x2)),
@@ -106,6 +110,9 @@ def gradients(z: Sizes, of_keys: bool) -> TensorFunction:
     for k, (name, axis, width) in enumerate(results):
         shape = (sympy.Integer(z.b), sympy.sympify(long), sympy.Integer(width))
         outputs.append(Output(Buffer(f"out{k}", shape, contiguous_strides(shape), z.dtype), name, (b, tiled, axis)))
+    if of_keys and z.bias:
+        shape = (sympy.sympify(z.m), sympy.sympify(z.n))
+        outputs.append(Output(Buffer("out2", shape, contiguous_strides(shape), F32), "t10", (streamed, tiled)))
     symbols = sorted({s for x in (z.m, z.n) for s in sympy.sympify(x).free_symbols}, key=str)
     extra = [(x0, z.e), (x1, z.d), *((axis, width) for _, axis, width in results)]
     return TensorFunction(
@@ -115,12 +122,25 @@ def gradients(z: Sizes, of_keys: bool) -> TensorFunction:
     )  # fmt: skip
 
 
+def bias_gradient(z: Sizes) -> TensorFunction:
+    """Of what is added to the scores of ``gradients``, the same for the whole batch: a function of its own."""
+    function = gradients(replace(z, bias=True), True)
+    b, keys, rows = symbol("i0"), symbol("i1"), symbol("r0")
+    stages = [s for s in function.stages if s.results[0] in ("t0", "t1", "t2", "t10")]
+    dims = {d.var: d for d in function.dims}
+    return replace(
+        function, name="bias_gradient", rows=(dims[rows], dims[keys]), inner=(dims[b],), stages=tuple(stages),
+        outputs=tuple(replace(o, buffer=replace(o.buffer, name="out0")) for o in function.outputs if o.result == "t10"),
+        extra=tuple(d for d in function.extra if d.var in (symbol("x0"), symbol("x1"))),
+    )  # fmt: skip
+
+
 def tensors(z: Sizes, m: int, n: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Inputs by name, and the gradients of q, k and v in float64."""
+    """Inputs by name, and the gradients of q, k, v and bias in float64."""
     kind = z.dtype.torch
     q, k, v, g = (torch.randn(z.b, x, w).to(kind) for x, w in ((m, z.e), (n, z.e), (n, z.d), (m, z.d)))
-    exact = [t.double().requires_grad_() for t in (q, k, v)]
-    capped = CAP * torch.tanh(exact[0] @ exact[1].mT * (SCALE / CAP))
+    exact = [t.double().requires_grad_() for t in (q, k, v, torch.zeros(m, n))]
+    capped = CAP * torch.tanh(exact[0] @ exact[1].mT * (SCALE / CAP)) + exact[3]
     scores = capped.masked_fill(torch.arange(n) > torch.arange(m)[:, None], float("-inf"))
     probabilities = torch.softmax(scores, -1)
     if z.dropout:
@@ -131,4 +151,4 @@ def tensors(z: Sizes, m: int, n: int) -> tuple[dict[str, Tensor], dict[str, Tens
     lse = torch.logsumexp(scores, -1).detach().float()
     delta = (out.detach() * g.double()).sum(-1).float()
     given = {"q": q, "k": k, "v": v, "g": g, "lse": lse, "delta": delta}
-    return given, {name: t.grad for name, t in zip("qkv", exact, strict=True) if t.grad is not None}
+    return given, {name: t.grad for name, t in zip(("q", "k", "v", "bias"), exact, strict=True) if t.grad is not None}

@@ -147,8 +147,9 @@ def test_what_is_offered_for_symbolic_sizes(name: str, target: str, hint: int) -
 
 def test_every_rule_is_reached(attention_functions: ModuleType, attention_gradients: ModuleType) -> None:
     """By these programs, some of whose sizes are taken for large."""
-    backward = lower_to_loops(attention_gradients.gradients(attention_gradients.Sizes(e=16, d=16), True))
-    reached = {default_schedule(backward, target).rule for target in TARGETS.values()}
+    widths = attention_gradients.Sizes(e=16, d=16)
+    backward = (attention_gradients.gradients(widths, True), attention_gradients.bias_gradient(widths))
+    reached = {default_schedule(lower_to_loops(f), target).rule for f in backward for target in TARGETS.values()}
     for rows in (3, 30):
         heads = attention_functions.Sizes(m=rows, d=16, e=16)
         attention = lower_to_loops(attention_functions.attention(attention_functions.PLAIN, heads))

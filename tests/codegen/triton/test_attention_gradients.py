@@ -1,4 +1,4 @@
-"""The backward of attention on GPUs: two kernels of plain sums over tiles, interpreted, and compiled."""
+"""The backward of attention on GPUs: kernels of plain sums over tiles, interpreted, and compiled."""
 
 from __future__ import annotations
 
@@ -70,6 +70,38 @@ def test_empty_tiles_are_not_read(agrees, of_keys):
     source = agrees(scheduled(of_keys, **sizes), {}, inputs(**sizes), tolerance=3e-2)
     (loop,) = [line for line in source.text.splitlines() if "in tl.range" in line]
     assert ("low0" if of_keys else "high0") in loop
+
+
+def scheduled_bias(**sizes):
+    schedule = default_schedule(lower_to_loops(plain.bias_gradient(plain.Sizes(**sizes))), SM90)
+    assert schedule.rule == "gpu_attention_bias"
+    return schedule.nest
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"b": 3, "m": 70, "n": 37, "e": 16, "d": 24, "dtype": BF16},
+        {"b": 1, "m": 64, "n": 16, "e": 16, "d": 16, "dtype": BF16},
+        {"b": 2, "m": 19, "n": 40, "e": 20, "d": 16, "dtype": F32},
+    ],
+    ids=["odd", "single", "float32"],
+)
+def test_gradient_of_a_bias(agrees, sizes):
+    source = agrees(scheduled_bias(**sizes), {}, inputs(**sizes), tolerance=3e-2 if sizes["dtype"] is BF16 else 2e-5)
+    assert source.text.count("tl.dot(") == 2 and source.text.count("tl.store(") == 1
+
+
+def test_gradient_of_a_bias_with_symbolic_lengths(agrees):
+    nest = scheduled_bias(b=2, m=symbol("s0"), n=symbol("s1"), e=16, d=16, dtype=BF16)
+    agrees(nest, {"s0": 33, "s1": 90}, inputs(2, 33, 90, 16, 16, BF16), tolerance=3e-2)
+
+
+def test_gradient_of_a_bias_compiled():
+    nest = scheduled_bias(b=32, m=2048, n=2048, e=64, d=64, dtype=BF16)
+    report = resource_report(compile_triton(emit_triton(nest, SM90), SM90))
+    assert report.spills == 0 and report.group_products > 0
+    assert report.shared <= SM90.shared_bytes
 
 
 @pytest.mark.parametrize("width", [64, 128])
