@@ -18,8 +18,10 @@ import torch_mlc
 from torch_mlc.dynamo_backend.kernels import emit
 from torch_mlc.dynamo_backend.report import GraphReport, KernelReport, Report
 from torch_mlc.ir.target import Target, TargetError, gpu_target
+from torch_mlc.runtime.device_library import device_library
 from torch_mlc.runtime.gpu import compile_triton
 from torch_mlc.runtime.gpu_report import ResourceReport
+from torch_mlc.runtime.kernels import kernel_store
 from torch_mlc.scheduler.lower import lower_to_loops
 from torch_mlc.scheduler.rules import default_schedule
 
@@ -112,7 +114,8 @@ def kernel_seconds(kernel: KernelReport) -> float:
         return float("inf")
     before = sum(os.times()[:4])
     schedule = default_schedule(lower_to_loops(kernel.function), kernel.target)
-    compile_triton(emit(schedule.nest, kernel.target), kernel.target)
+    source = emit(schedule.nest, kernel.target)
+    compile_triton(source, kernel.target, library=device_library(kernel_store(None), source, kernel.target))
     return sum(os.times()[:4]) - before
 
 

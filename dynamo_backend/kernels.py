@@ -19,6 +19,7 @@ from ..ir.loops import LoopNest
 from ..ir.target import Target
 from ..runtime.compilers import Compilers
 from ..runtime.counters import counters
+from ..runtime.device_library import device_library
 from ..runtime.fingerprint import environment_fingerprint, key_of
 from ..runtime.kernels import KIND_KERNEL, KernelCode, KernelStore, compile_source, load_code
 from ..runtime.log import KernelFallbackWarning, logger, say
@@ -139,7 +140,7 @@ def start_kernel(
         with plan.store.lock(KIND_KERNEL, key):
             code = _stored(key, plan, by_hand)  # by another process, meanwhile
             if code is None:
-                code = compile_source(source, target, key)
+                code = compile_source(source, target, key, device_library(plan.store, source, target))
                 if not plan.options.verify:
                     _keep(code, plan, function, target)
             return code

@@ -88,20 +88,21 @@ def default_alignment(source: KernelSource) -> tuple[bool, ...]:
     return tuple(b.align == 0 or b.align % ALIGNMENT == 0 for b in source.params)
 
 
-def compile_triton(source: KernelSource, target: Target, aligned: tuple[bool, ...] | None = None) -> GpuBinary:
+def compile_triton(
+    source: KernelSource, target: Target, aligned: tuple[bool, ...] | None = None, library: str | None = None
+) -> GpuBinary:
     """Machine code of a kernel for a target that this machine need not have.
 
-    ``aligned`` says which pointers are multiples of 16 bytes (the default: ``default_alignment``). Raises
-    GpuCompileError.
+    ``aligned`` says which pointers are multiples of 16 bytes (the default: ``default_alignment``). ``library`` is a
+    file that stands in for libdevice (``device_library``). Raises GpuCompileError.
     """
     aligned = default_alignment(source) if aligned is None else aligned
     compiler = importlib.import_module("triton.compiler.compiler")
-    gpu_target = _gpu_target(target)
     try:
         if source.option("table") and aligned != default_alignment(source):
             source = replace(source, text=source.text.replace(ALIGNED, UNALIGNED, 1))
         src = compiler.ASTSource(load_source(source), signature(source), {}, _attributes(source, aligned))
-        metadata, stages = _run_stages(compiler, src, gpu_target, _options(source, target))
+        metadata, stages = _run_stages(src, target, _options(source, library))
     except Exception as error:  # the compiler raises errors of many kinds, none of them ours
         raise GpuCompileError(f"{source.name} does not compile for {target}: {error}\n{source.text}") from error
     if source.option("warp_specialize") and _SPECIALIZED not in stages.get("ptx", ""):
@@ -130,14 +131,21 @@ def resource_report(binary: GpuBinary) -> ResourceReport:
     return report_amd(binary.arch, binary.assembly, binary.shared, binary.threads)
 
 
+def gpu_backend(target: Target) -> Any:
+    """Triton's compiler for a target."""
+    compiler = importlib.import_module("triton.compiler.compiler")
+    return compiler.make_backend(_gpu_target(target))
+
+
 def _gpu_target(target: Target) -> Any:
     base = importlib.import_module("triton.backends.compiler")
     arch: int | str = int(target.arch.removeprefix("sm_")) if target.kind == "cuda" else target.arch
     return base.GPUTarget(target.kind, arch, target.warp)
 
 
-def _options(source: KernelSource, target: Target) -> dict[str, Any]:
-    options = {k: source.option(k) for k in ("num_warps", "num_stages", "enable_fp_fusion")}
+def _options(source: KernelSource, library: str | None) -> dict[str, Any]:
+    options: dict[str, Any] = {k: source.option(k) for k in ("num_warps", "num_stages", "enable_fp_fusion")}
+    options["extern_libs"] = None if library is None else {"libdevice": library}
     return {k: v for k, v in options.items() if v is not None}
 
 
@@ -157,19 +165,19 @@ def _attributes(source: KernelSource, aligned: tuple[bool, ...]) -> dict[tuple[i
     return attributes
 
 
-def _run_stages(compiler: Any, src: Any, target: Any, wanted: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _run_stages(src: Any, target: Target, wanted: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Metadata and the result of every stage of Triton's pipeline by name ("ttir" … "cubin")."""
     ir = importlib.import_module("triton._C.libtriton").ir
-    backend = compiler.make_backend(target)
+    backend = gpu_backend(target)
     options = backend.parse_options(wanted)
-    metadata: dict[str, Any] = {"target": target, **options.__dict__}
+    metadata: dict[str, Any] = {"target": _gpu_target(target), **options.__dict__}
     pipeline: dict[str, Any] = {}
     backend.add_stages(pipeline, options, src.language)
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
     functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
-    module = src.make_ir(target, options, functions, modules, context)
+    module = src.make_ir(metadata["target"], options, functions, modules, context)
     results: dict[str, Any] = {}
     for name, stage in pipeline.items():
         module = stage(module, metadata)

@@ -22,7 +22,7 @@ from .artifacts import note_artifact
 from .cache import DEFAULT_LIMIT, DiskCache
 from .cache_entry import Entry
 from .cpu import compile_kernels, load_kernels
-from .gpu import GpuBinary, compile_triton
+from .gpu import GpuBinary, GpuCompileError, compile_triton
 from .gpu_launch import GpuKernel, takes_addresses
 from .gpu_table import GpuTableKernel
 from .options import Options
@@ -64,11 +64,19 @@ class LoadedKernel:
         return self.call
 
 
-def compile_source(source: KernelSource, target: Target, key: str) -> KernelCode:
-    """Machine code of an emitted kernel. Raises CpuCompileError or GpuCompileError."""
+def compile_source(source: KernelSource, target: Target, key: str, library: str | None = None) -> KernelCode:
+    """Machine code of an emitted kernel. ``library`` is as for ``compile_triton``.
+
+    Raises CpuCompileError or GpuCompileError.
+    """
     if source.language == "llvm":
         return KernelCode(key, source.name, "llvm", source.symbols, compile_kernels([source], target))
-    binary = compile_triton(source, target)
+    try:
+        binary = compile_triton(source, target, library=library)
+    except GpuCompileError:
+        if library is None:
+            raise
+        binary = compile_triton(source, target)  # Triton's own functions may call what ours has not got
     described = {k: v for k, v in asdict(binary).items() if k not in ("code", "assembly")}
     meta = {
         "binary": described,
