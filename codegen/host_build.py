@@ -118,8 +118,7 @@ class _Builder:
             names = [n for n in done if last.get(n, at) == at and n not in kept]
             self.free([n for n in names if n in self.owner])
         self.steps.append(Return(graph.outputs))
-        missing = self.unbound & _mentioned(graph)
-        if missing:
+        if self.unbound and (missing := self.unbound & _mentioned(graph)):
             lost = ", ".join(sorted(s.name for s in missing))
             raise EmitError(f"{graph.name}: no argument and no result gives the size {lost}")
         program = HostProgram(graph.name, tuple(i.name for i in graph.inputs), tensors, tuple(self.steps), bound)
@@ -142,6 +141,8 @@ class _Builder:
     def bind_sizes(self) -> tuple[sympy.Symbol, ...]:
         """Read every symbol from an argument: an integer that is the symbol, a dimension, or a linear form of it."""
         wanted = {s for s in self.graph.symbols.symbols if not _decided_inside(self.graph, s)}
+        if not wanted:
+            return ()
         found: dict[sympy.Symbol, BindSize] = {}
         places: list[tuple[sympy.Expr, str, int | None, bool]] = []
         for i in self.graph.inputs:

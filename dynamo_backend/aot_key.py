@@ -51,8 +51,7 @@ class _WithoutInductor(FxGraphHashDetails):
         )
         if torch.accelerator.is_available() and not any(isinstance(x, torch.Tensor) for x in example_inputs):
             self.default_device_index = torch.accelerator.current_device_index()
-        # Partitioners look at some of it.
-        self.inductor_config = inductor_config.save_config_portable(ignore_private_configs=False, readonly_values=True)
+        self.inductor_config = _settings()
         self.hints = _overridden_hints()
 
 
@@ -92,6 +91,26 @@ def _is_own(target: Any) -> bool:
         case HigherOrderOperator():
             return "triton" not in target.name()
     return True
+
+
+def _settings() -> dict[str, Any]:
+    """Inductor's settings, some of which tracing and partitioners look at, but for those that no result depends on.
+
+    Settings that are code (passes, choices of templates) serve Inductor's lowering alone. torch's own portable form
+    describes them by loading that lowering.
+    """
+    ignored = tuple(getattr(inductor_config, "_cache_config_ignore_prefix", ()))
+    settings = inductor_config.get_config_copy()
+    return {name: x for name, x in settings.items() if not name.startswith(ignored) and _is_data(x)}
+
+
+def _is_data(x: Any) -> bool:
+    match x:
+        case dict():
+            return all(_is_data(k) and _is_data(v) for k, v in x.items())
+        case list() | tuple() | set() | frozenset():
+            return all(_is_data(v) for v in x)
+    return x is None or isinstance(x, bool | int | float | str | bytes)
 
 
 def _overridden_hints() -> list[tuple[str, Any]]:

@@ -44,10 +44,12 @@ from .graph_key import GraphKey, graph_key
 from .host_programs import HostCode, Keep, host_code, stored_host_code
 from .importer import import_graph
 from .kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
+from .layers import Layers, find_layers
 from .memory_limit import limited, typical
 from .regions import attribute, regions_of, taken_apart
 from .surroundings import settings_fingerprint, surroundings
 from .tuning import Tuning, tuning_costs, tuning_of
+from .unroll import unroll
 
 _LOG = logger(__name__)
 # Kernels by the function that they are the code of.
@@ -69,7 +71,8 @@ class Stages:
 class CompiledGraph:
     """``call`` runs the graph (boxed); None where it was compiled for a machine that is not this one.
 
-    ``stages`` is None where the program came from the cache. ``overridden`` names the user's schedules that were taken.
+    ``stages`` is None where the program came from the cache, and where layers that repeat were planned once.
+    ``overridden`` names the user's schedules that were taken.
     ``regions`` are the bodies of its control flow, each compiled by itself.
     ``key`` is that of the program in the cache, "" where it is not there. ``capture`` tells how its launches can be
     captured, ``python`` what of a host program that was to be native is not, and why.
@@ -178,6 +181,17 @@ def stored_graph(
 
 
 @dataclass(frozen=True, slots=True)
+class _Plan:
+    """A graph as it was imported, after the passes, and fused. Where it is not ``is_whole``, only the last is of all
+    layers, and what its report tells is of those that the others have."""
+
+    imported: Graph
+    graph: Graph
+    fusion: Fusion
+    is_whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class _Job:
     gm: fx.GraphModule
     example_inputs: Sequence[Any]
@@ -200,16 +214,10 @@ class _Job:
         return not self.fresh and (schedules is None or schedules.content is not None)
 
     def compile(self, key: GraphKey | None) -> CompiledGraph:
-        options, phase = self.options, self.timer.phase
-        with phase("import"):
-            imported = import_graph(
-                self.gm, self.example_inputs, fallback_random=options.fallback_random, numerics=options.numerics,
-                static=self.static, name=self.name,
-            )  # fmt: skip
-        with phase("passes"):
-            graph = run_passes(imported, options)
-        with phase("fuse"):
-            fusion = share_launches(fuse(graph, numerics=options.numerics), may_alias)
+        options = self.options
+        plan = self.plan_of_layers(key) or self.plan()
+        with self.timer.phase("fuse"):
+            fusion = share_launches(plan.fusion, may_alias)
             fusion = replace(fusion, graph=order_for_memory(fusion.graph, may_alias, self.given))
         tuning = self.tuning(fusion)
         with Compilers(beside=tuning.budget is None) as compilers:
@@ -220,16 +228,47 @@ class _Job:
             hosted = self.hosted(fusion, kernels)
         program, host, capture = hosted
         text = host.text
-        stages = Stages(imported, graph, fusion, kernels, program)
+        stages = Stages(plan.imported, plan.graph, fusion, kernels, program) if plan.is_whole else None
         if options.dump_dir is not None:
             dump_graph(options.dump_dir / self.name, kernels, text, len(GRAPH_PASSES) + 1)
-        call = self.loaded(kernels, host, self.constants(imported.constants), capture, key) if self.load else None
+        call = self.loaded(kernels, host, self.constants(plan.imported.constants), capture, key) if self.load else None
         kept = self.keep(key, kernels, program, host, capture)
-        self.tell(program, text, fusion)
+        self.tell(program, text, fusion, plan)
         bodies = tuple({id(r): r for r in self.regions.values()}.values())
         return CompiledGraph(
             self.name, text, call, self.timer, stages, _overridden(kernels), bodies, kept, capture, host.python
         )
+
+    def plan(self, layers: Layers | None = None, called_after: dict[str, str] | None = None) -> _Plan:
+        """What is computed in which kernel; of a few layers where they are given."""
+        options, phase = self.options, self.timer.phase
+        with phase("import"):
+            imported = import_graph(
+                self.gm, self.example_inputs, fallback_random=options.fallback_random, numerics=options.numerics,
+                static=self.static, name=self.name, skipped=layers.skipped if layers is not None else {},
+                called_after=called_after,
+            )  # fmt: skip
+        with phase("passes"):
+            graph = run_passes(imported, options)
+        with phase("fuse"):
+            return _Plan(imported, graph, fuse(graph, numerics=options.numerics))
+
+    def plan_of_layers(self, key: GraphKey | None) -> _Plan | None:
+        """The plan of a graph whose layers repeat, made of few of them; None where there are none, where it does not
+        repeat as they do, and where somebody looks at all stages."""
+        if key is None or self.options.dump_dir is not None:
+            return None
+        with self.timer.phase("import"):
+            layers = find_layers(self.gm, key)
+        if layers is None:
+            return None
+        called_after: dict[str, str] = {}
+        few = self.plan(layers, called_after)
+        with self.timer.phase("fuse"):
+            fusion = unroll(few.fusion, self.gm, layers, self.static, called_after)
+        found = "planned as one" if fusion is not None else "planned one by one, since their kernels differ"
+        say(self.options.log, "fusion", lambda: f"{self.name}: {layers.count} layers that repeat, {found}")
+        return None if fusion is None else replace(few, fusion=fusion, is_whole=False)
 
     def constants(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What library calls name: objects of the module, and bodies of control flow as functions."""
@@ -326,7 +365,7 @@ class _Job:
             self.store.keep_graph(key.text, record, f"{self.name}: {program.launches} kernels")
         return key.text
 
-    def tell(self, program: HostProgram, text: HostText, fusion: Fusion) -> None:
+    def tell(self, program: HostProgram, text: HostText, fusion: Fusion, plan: _Plan) -> None:
         counters.add("graphs_compiled")
         counters.add("kernel_calls", program.launches)
         counters.add("library_calls", program.library_calls)
@@ -335,7 +374,8 @@ class _Job:
         log = self.options.log
         say(log, "timing", lambda: f"{self.name}: {self.timer}")
         say(log, "cache", lambda: f"{self.name}: compiled, {program.launches} kernels")
-        say(log, "fusion", lambda: f"{self.name}: {fusion.report.nodes} nodes in {fusion.report.kernels} kernels")
+        nodes = f"{fusion.report.nodes} nodes in " if plan.is_whole else ""
+        say(log, "fusion", lambda: f"{self.name}: {nodes}{fusion.report.kernels} kernels")
 
 
 def planned_peak(gm: fx.GraphModule, options: Options, given: Collection[str] = ()) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -22,6 +22,7 @@ from ..runtime.fingerprint import environment_fingerprint, key_of
 # Constants of more elements are not read for a key.
 _MOST_ELEMENTS = 1 << 16
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_PLAIN = frozenset((int, bool, float, str, type(None)))
 
 
 class _NoKey(Exception):
@@ -30,10 +31,14 @@ class _NoKey(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """``text`` is the hex key; ``parts`` are digests of what it is made of, by name, which explain a miss."""
+    """``text`` is the hex key; ``parts`` are digests of what it is made of, by name, which explain a miss.
+
+    ``nodes`` tells of each node what it is, but for the nodes that it reads, and those in the order of its arguments.
+    """
 
     text: str
     parts: Mapping[str, str]
+    nodes: Mapping[fx.Node, tuple[str, Sequence[fx.Node]]] = field(default_factory=dict, repr=False, compare=False)
 
     def differing(self, parts: Mapping[str, str]) -> tuple[str, ...]:
         """The names of the parts that another key does not share."""
@@ -61,36 +66,44 @@ def graph_key(
         "graph": graph,
         "what is known of sizes": key_of(writer.lines[told:]),
     }
-    return GraphKey(key_of(parts.values()), parts)
+    return GraphKey(key_of(parts.values()), parts, writer.nodes)
 
 
 class _Writer:
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self._nodes: dict[fx.Node, str] = {}
+        self.nodes: dict[fx.Node, tuple[str, Sequence[fx.Node]]] = {}
+        self._names: dict[fx.Node, str] = {}
+        # The nodes that the arguments read which are being written.
+        self._reads: list[fx.Node] = []
         self._symbols: dict[sympy.Symbol, str] = {}
         self._texts: dict[sympy.Expr, str] = {}
         self._shape_env: Any = None
 
     def graph(self, gm: fx.GraphModule, example_inputs: Sequence[Any] = ()) -> None:
-        nodes, position = self._nodes, 0
+        names, position = self._names, 0
         for node in gm.graph.nodes:
-            name = nodes[node] = f"%{len(nodes)}"
+            name = names[node] = f"%{len(names)}"
+            reads: list[fx.Node] = []
+            self._reads = reads
             val = node.meta.get("val")
             if node.op == "placeholder":
                 if val is None and position < len(example_inputs):
                     val = example_inputs[position]
                 position += 1
-                self.lines.append(f"{name} = input {self.value(val)}")
+                text = f"input {self.value(val)}"
             elif node.op == "get_attr":
                 # Constants are found by their node's name when a stored program is loaded.
-                self.lines.append(f"{name} = constant {node.name} {self.value(val)}")
-                self.attribute(gm, str(node.target))
+                text = f"constant {node.name} {self.value(val)}"
             elif node.op == "output":
-                self.lines.append(f"return {self.argument(node.args)}")
+                text = f"return {self.argument(node.args)}"
             else:
                 args, kwargs = self.argument(node.args), self.argument(node.kwargs)
-                self.lines.append(f"{name} = {self.target(node.target)} {args} {kwargs} {self.value(val)}")
+                text = f"{self.target(node.target)} {args} {kwargs} {self.value(val)}"
+            self.nodes[node] = text, reads
+            self.lines.append(f"{name} = {text} of {' '.join([names[n] for n in reads])}")
+            if node.op == "get_attr":
+                self.attribute(gm, str(node.target))
 
     def target(self, target: Any) -> str:
         if isinstance(target, (OpOverload, HigherOrderOperator)):
@@ -109,7 +122,9 @@ class _Writer:
             self.graph(value)
             self.lines.append("}")
         elif type(value) in (torch.Tensor, torch.nn.Parameter) and value.numel() <= _MOST_ELEMENTS:
-            data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            # A copy: one element is contiguous with any stride, but can only be seen as bytes with one of 1.
+            flat = value.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
+            data = flat.view(torch.uint8).numpy().tobytes()
             self.lines.append(f"{self.value(value)} {hashlib.sha256(data).hexdigest()}")
         else:
             raise _NoKey
@@ -119,18 +134,24 @@ class _Writer:
         if isinstance(val, torch.Tensor):
             if type(val).__name__ not in ("FakeTensor", "Tensor", "Parameter"):
                 raise _NoKey
-            shape, stride = self.argument(tuple(val.shape)), self.argument(tuple(val.stride()))
-            return f"{val.dtype}{shape}{stride}{val.device}"
+            return f"{val.dtype}{self.sizes_of(val.shape)}{self.sizes_of(val.stride())}{val.device}"
         if isinstance(val, (list, tuple)):
             return f"({','.join([self.value(v) for v in val])})"
         if val is None or isinstance(val, (int, float, bool, str, *_SYMBOLIC)):
             return self.argument(val)
         return type(val).__name__
 
+    def sizes_of(self, sizes: Sequence[Any]) -> str:
+        """A shape, or strides."""
+        return f"({','.join([repr(s) if type(s) is int else self.argument(s) for s in sizes])})"
+
     def argument(self, arg: Any) -> str:
+        if type(arg) in _PLAIN:  # most are
+            return repr(arg)
         match arg:
             case fx.Node():
-                return self._nodes[arg]
+                self._reads.append(arg)
+                return "%"
             case bool() | int() | float() | str() | None | complex():
                 return repr(arg)
             case tuple() | list():

@@ -7,7 +7,7 @@ of that very op. Sizes become sympy expressions, and no guard is ever installed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ from .origins import origins_of
 from .regions import attribute
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_NOTHING: Mapping[fx.Node, fx.Node | None] = {}
 
 
 class ImportFailure(MlcError):
@@ -55,14 +56,23 @@ def import_graph(
     numerics: str = "fast",
     static: Collection[int] = (),
     name: str = "main",
+    skipped: Mapping[fx.Node, fx.Node | None] = _NOTHING,
+    called_after: dict[str, str] | None = None,
 ) -> Graph:
     """The IR of an ATen graph.
 
     ``example_inputs`` stand in for placeholders whose ``meta["val"]`` is missing. ``static`` holds the positions of
     the inputs that are parameters or buffers. ``fallback_random`` leaves random ops to ATen (eager's own numbers);
-    ``numerics`` is "fast" or "eager". Raises ImportFailure.
+    ``numerics`` is "fast" or "eager". ``skipped`` nodes, inputs and outputs among them, are left out; what reads one
+    reads the node that it is mapped to. ``called_after`` is filled with the node of each name that is made here and is
+    no node's own. Raises ImportFailure.
     """
-    return _Importer(open_flex_attention(gm), example_inputs, fallback_random, numerics, frozenset(static)).run(name)
+    opened = open_flex_attention(gm)
+    importer = _Importer(opened, example_inputs, fallback_random, numerics, frozenset(static), skipped)
+    graph = importer.run(name)
+    if called_after is not None:
+        called_after.update(importer.ctx.called_after)
+    return graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,19 @@ class _Argument:
     """An input of the graph that is no tensor and no size."""
 
     name: str
+
+
+class _Values(dict[fx.Node, Any]):
+    """What each node became; of one that is left out, what its twin became."""
+
+    def __init__(self, twins: Mapping[fx.Node, fx.Node | None]) -> None:
+        super().__init__()
+        self.twins = twins
+
+    def __missing__(self, node: fx.Node) -> Any:
+        twin = self.twins[node]
+        assert twin is not None, f"{node} is left out, and nothing stands for it"
+        return self[twin]
 
 
 def _foreign(val: Any) -> str | None:
@@ -111,9 +134,16 @@ def _full_name(op: OpOverload | HigherOrderOperator) -> str:
 
 class _Importer:
     def __init__(
-        self, gm: fx.GraphModule, examples: Sequence[Any], fallback_random: bool, numerics: str, static: frozenset[int]
+        self,
+        gm: fx.GraphModule,
+        examples: Sequence[Any],
+        fallback_random: bool,
+        numerics: str,
+        static: frozenset[int],
+        skipped: Mapping[fx.Node, fx.Node | None] = _NOTHING,
     ) -> None:
         self.gm = gm
+        self.positions = {n: k for k, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
         self.examples = examples
         self.static = static
         self.sizes = SizeMap()
@@ -121,7 +151,7 @@ class _Importer:
         self.ctx = ImportContext(
             names, self.sizes, fallback_random=fallback_random, numerics=numerics, bodies=self.body
         )
-        self.env: dict[fx.Node, Any] = {}
+        self.env = _Values(skipped)
         self.inputs: list[GraphInput] = []
         self.outputs: tuple[GraphOutput, ...] = ()
         self.constants: dict[str, Any] = {}
@@ -130,6 +160,8 @@ class _Importer:
 
     def run(self, name: str) -> Graph:
         for node in self.gm.graph.nodes:
+            if node in self.env.twins:
+                continue
             match node.op:
                 case "placeholder":
                     self.env[node] = self.placeholder(node)
@@ -138,7 +170,9 @@ class _Importer:
                 case "call_function":
                     self.env[node] = self.call(node)
                 case "output":
-                    self.outputs = tuple(self.output(v) for v in self.flat_outputs(node))
+                    outputs = self.flat_outputs(node)
+                    left = [v for v in outputs if not (isinstance(v, fx.Node) and v in self.env.twins)]
+                    self.outputs = tuple(self.output(v) for v in left)
                 case _:
                     raise ImportFailure(
                         f"{node.op} of {node.target} in an ATen graph; expected the functional graph of AOTAutograd"
@@ -156,7 +190,7 @@ class _Importer:
     # --- the ends of the graph --------------------------------------------------------------------------------------
 
     def placeholder(self, node: fx.Node) -> Any:
-        position = len(self.inputs)
+        position = self.positions[node]
         val = node.meta.get("val")
         if val is None and position < len(self.examples):
             val = self.examples[position]

@@ -8,7 +8,7 @@ module.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -181,6 +181,7 @@ class View:
     indices: tuple[Index, ...]
     offset: sympy.Expr = sympy.S.Zero
     origins: tuple[Origin, ...] = field(default=(), compare=False)
+    _uses: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -234,6 +235,7 @@ class Library:
     kwargs: tuple[tuple[str, Any], ...] = ()
     reason: str = field(default="", compare=False)
     origins: tuple[Origin, ...] = field(default=(), compare=False)
+    _uses: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +256,7 @@ class CallTensor:
     origins: tuple[Origin, ...] = field(default=(), compare=False)
     into: tuple[str | None, ...] = ()
     count: int = 1
+    _uses: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
     @property
     def fresh(self) -> tuple[bool, ...]:
@@ -337,12 +340,15 @@ def refs(arg: Any) -> Iterator[str]:
 
 def uses(node: Node) -> tuple[str, ...]:
     """The tensors that a node reads, each once, in order."""
+    if not node._uses:  # passes ask again and again, and expressions are long
+        object.__setattr__(node, "_uses", tuple(dict.fromkeys(_read(node))))
+    return node._uses
+
+
+def _read(node: Node) -> Iterable[str]:
     match node:
         case Compute() | Reduction() | Scan() | Scatter():
-            if not node._uses:  # passes ask again and again, and expressions are long
-                read = dict.fromkeys(ld.buffer for v in node_values(node) for ld in loads(v))
-                object.__setattr__(node, "_uses", tuple(read))
-            return node._uses
+            return (ld.buffer for v in node_values(node) for ld in loads(v))
         case View():
             names = [node.source]
             for i in node.indices:
@@ -352,7 +358,7 @@ def uses(node: Node) -> tuple[str, ...]:
             names = [*refs(node.args), *refs(tuple(v for _, v in node.kwargs))]
         case CallTensor():
             names = [*node.args, *(t for t in node.into if t is not None)]
-    return tuple(dict.fromkeys(names))
+    return names
 
 
 def size_makers(graph: Graph) -> dict[sympy.Symbol, str]:
