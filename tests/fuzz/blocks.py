@@ -35,11 +35,12 @@ def channels(m: Maker) -> Draft:
     a = m.pick(number, lambda i: 2 <= i.ndim <= 5 and i.has(0) and i.has(1) and i.elements > 2 * max(i.extents(1)))
     n, sizes = a.name, [(k,) for k in a.extents(1)]
     stats = m.fresh([(2, k) for k in a.extents(1)], a.dtype, constant=True).name
-    w, b = m.fresh(sizes, a.dtype).name, m.fresh(sizes, a.dtype).name
+    # Eager's gradient reads behind weights that are expanded.
+    w, b = f"{m.fresh(sizes, a.dtype).name}.contiguous()", m.fresh(sizes, a.dtype).name
     form = m.rng.random()
     if form < 0.4:
         text = f"F.batch_norm({n}, {stats}[0], {stats}[1], {w}, {b}, training=True, momentum=0.25, eps=0.1)"
-        return Draft(text, (stats, n, w, b), 1, "write")
+        return Draft(text, (stats, *(o for o in m.draft(text).operands if o != stats)), 1, "write")
     if form < 0.6:
         return m.draft(f"F.relu(F.batch_norm({n}, {stats}[0], {stats}[1].abs() + 0.5, {w}, {b}, eps=0.1))")
     if form < 0.7:

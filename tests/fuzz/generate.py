@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import random
+import re
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from .algebra import ALGEBRA
+from .arguments import grown, overlapping, tied
 from .blocks import BLOCKS
 from .control import CONTROL
+from .draws import DRAWS
 from .elementwise import ELEMENTWISE
 from .functions import FUNCTIONS
 from .indexing import INDEXING
-from .maker import FLOATS, INTEGERS, Maker, NoFit
+from .maker import FLOATS, INTEGERS, Info, Maker, NoFit
 from .modules import MODULES
 from .program import Program, Sizes, mentioned
 from .reductions import REDUCTIONS
-from .run import function_of, inputs_of, run, run_wide
+from .run import function_of, inputs_of, run_rounds, run_wide
+from .training import TRAINING
+from .transforms import TRANSFORMS
+from .unsigned import UNSIGNED_INTEGERS
 from .views import VIEWS
 from .writes import WRITES
 
 FAMILIES = (
     (4.0, ELEMENTWISE), (4.0, VIEWS), (2.5, REDUCTIONS), (2.5, INDEXING), (1.5, MODULES), (1.5, WRITES),
     (1.2, FUNCTIONS), (1.2, CONTROL), (1.5, BLOCKS), (0.9, ALGEBRA),
+    (1.2, DRAWS), (2.0, TRANSFORMS), (1.0, TRAINING), (0.6, UNSIGNED_INTEGERS),
 )  # fmt: skip
+# Words of lines that draw random numbers.
+DRAW = re.compile("rand|drop|drawn|coins|multinomial|poisson|bernoulli")
 SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 3, 5, 13, 16, 17, 31, 32, 33, 64, 65)
+# One size of some programs is large: rows that do not stay in registers or caches, work that a team of threads shares.
+LARGE = (127, 128, 129, 255, 256, 257, 384, 500, 512, 1000, 1024, 1025, 2047, 4096, 4100, 8192, 8193)
+LARGE_SHARE = 0.15
 
 
 def make_program(seed: int) -> Program:
@@ -42,8 +55,10 @@ def make_program(seed: int) -> Program:
 
 def _try(seed: int, rng: random.Random) -> Program | None:
     dynamic = rng.choice((False, False, False, False, True, None))
+    large = rng.random() < LARGE_SHARE
     maker = Maker(
-        seed, rng, _sizes(rng, dynamic), dynamic, gradient=rng.random() < 0.45, special=rng.random() < 0.06
+        seed, rng, _sizes(rng, dynamic, large), dynamic, gradient=rng.random() < 0.45, special=rng.random() < 0.06,
+        elements=150_000 if large else 6000,
     )  # fmt: skip
     try:
         for _ in range(rng.choice((1, 2, 2, 3))):
@@ -62,22 +77,36 @@ def _try(seed: int, rng: random.Random) -> Program | None:
             continue
         maker.add(draft)
     program = maker.program(
-        _returns(maker), capture=rng.random() < 0.5, options=_options(rng)
+        _returns(maker), capture=rng.random() < 0.5, rounds=_rounds(maker), options=_options(rng)
     )  # fmt: skip
     if not any(s.results for s in maker.steps):
         return None
     read = {o for s in maker.steps for o in s.operands} | set(program.returns)
     read |= {n for i in maker.inputs for n in mentioned(i.text, [x.name for x in maker.inputs])}
     program = replace(program, inputs=tuple(i for i in program.inputs if i.name in read))
-    return _runs(program) or _runs(replace(program, gradient=False))
+    return _runs(program) or _runs(replace(program, rounds=1)) or _runs(replace(program, rounds=1, gradient=False))
+
+
+def _rounds(m: Maker) -> int:
+    """More than one where no call sees what another has written."""
+    if any(s.kind == "write" and m.shares_input(s.operands[0]) for s in m.steps):
+        return 1
+    return m.rng.choice((1, 1, 2, 3))
 
 
 def _options(rng: random.Random) -> dict[str, object]:
-    """Settings: eager's rounding, native host programs, kernels verified as they are built; caches at times."""
+    """Settings: eager's rounding, native host programs, kernels verified as they are built, threads, losses in pieces,
+    schedules that measurements choose; caches at times.
+    """
     found: dict[str, object] = {}
-    for name, value, share in (("numerics", "eager", 0.15), ("host_program", "native", 0.2), ("verify", 1, 0.07)):
+    for name, value, share in (
+        ("numerics", "eager", 0.15), ("host_program", "native", 0.2), ("verify", 1, 0.07), ("loss_chunk", 3, 0.1),
+        ("threads", rng.choice((2, 3)), 0.25), ("tune", True, 0.03),
+    ):  # fmt: skip
         if rng.random() < share:
             found[name] = value
+    if "tune" in found:
+        found["tune_budget"] = "300ms"
     if rng.random() < 0.75:
         found["cache"] = False
     return found
@@ -87,15 +116,20 @@ def _runs(program: Program) -> Program | None:
     """The program, if eager runs all of it, also in double precision."""
     try:
         for sizes in program.sizes:
-            run(program, function_of(program), inputs_of(program, sizes))
-            run_wide(program, sizes)
+            run_rounds(program, function_of(program), inputs_of(program, sizes), program.rounds)
+            run_wide(program, sizes, None, program.rounds)
     except Exception:
         return None
     return program
 
 
-def _sizes(rng: random.Random, dynamic: bool | None) -> tuple[Sizes, ...]:
+def _sizes(rng: random.Random, dynamic: bool | None, large: bool) -> tuple[Sizes, ...]:
     names = "ABC"
+    if large:
+        found = [dict(zip(names, (rng.choice(LARGE), *rng.sample(SIZES[:12], 2)), strict=True))]
+        if dynamic is not False:
+            found.append({n: rng.choice((*LARGE, *SIZES)) if n == "A" else rng.choice(SIZES[:12]) for n in names})
+        return tuple(found)
     if dynamic is False:
         pool = (*SIZES, 1, 1, 0, 0) if rng.random() < 0.4 else SIZES
         return ({n: rng.choice(pool) for n in names},)
@@ -119,21 +153,33 @@ def _first_input(m: Maker) -> None:
         values = "range" if rng.random() < 0.2 else "eighths"
     names = [rng.choice(("A", "B", "C", "1", "A", "B", "C", "4")) for _ in range(rng.choice((0, 1, 2, 2, 2, 3, 3, 4)))]
     shapes = [[s[n] if n in s else int(n) for n in names] for s in m.sizes]
-    if m.inputs and rng.random() < 0.06 and not m.gradient:
-        other = rng.choice(m.inputs)
-        of = m.info(other.name)
-        if of.ndim:
-            m.input(rng.choice((f"{other.name}[:]", f"{other.name}.transpose(0, -1)", f"{other.name}[1:]")), of.dtype)
-            return
+    if (make := _odd_input(m)) is not None:
+        make(m)
+        return
     m.fresh(shapes, dtype, values)
+
+
+def _odd_input(m: Maker) -> Callable[[Maker], Info] | None:
+    form = m.rng.random()
+    if form < 0.05 and not m.special:
+        return overlapping
+    if m.inputs and form < 0.13:
+        return tied
+    return grown if form < 0.3 and any(i.grad for i in m.inputs) else None
 
 
 def _returns(m: Maker) -> tuple[str, ...]:
     """What nobody has read, some of what somebody has, at times an input or a size."""
     rng = m.rng
     made = [r for s in m.steps for r in s.results]
-    unread = [n for n in made if n not in m.used]
-    found = unread[-6:] + [n for n in made if n in m.used and rng.random() < 0.12]
+    # What nobody needs draws no random numbers when it is compiled, and others draw them instead.
+    drawn = [r for s in m.steps if DRAW.search(s.text) for r in (s.results or s.operands[:1])]
+    unread = [n for n in made if n not in m.used and n not in drawn]
+    found = (
+        list(dict.fromkeys(drawn))
+        + unread[-6:]
+        + [n for n in made if n in m.used and n not in drawn and rng.random() < 0.12]
+    )
     if rng.random() < 0.05:
         found.append(rng.choice(m.inputs).name)
     if rng.random() < 0.05 and (shaped := [n for n in m.names if m.info(n).ndim]):

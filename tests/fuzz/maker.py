@@ -21,11 +21,14 @@ from .program import Input, Program, Sizes, Step, mentioned
 from .run import code_of, double_precision, execute, inputs_of
 from .values import namespace
 
-# Elements of a tensor at most, dimensions, and the largest number in a program that has no infinities.
-ELEMENTS, DIMENSIONS, LARGEST = 6000, 5, 1e4
+# Dimensions of a tensor at most, and the largest number in a program that has no infinities.
+DIMENSIONS, LARGEST = 5, 1e4
 INPUTS = 7
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+# Of which eager knows so few operations that most of the maker leaves them alone.
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+KINDS = (*FLOATS, *INTEGERS, *UNSIGNED, torch.bool, torch.complex64)
 
 
 class NoFit(Exception):
@@ -35,7 +38,8 @@ class NoFit(Exception):
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A line to be: ``text`` is its right-hand side, or the statement of a write, which may have results too. ``exact``
-    says that the operation as such rounds nothing where its operands are small multiples of a power of two.
+    says that the operation as such rounds nothing where its operands are small multiples of a power of two; ``eps`` is
+    the relative rounding inside it, where that is more than its results' types have.
     """
 
     text: str
@@ -43,6 +47,7 @@ class Draft:
     results: int = 1
     kind: Literal["compute", "view", "write"] = "compute"
     exact: bool = False
+    eps: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,9 @@ Test: TypeAlias = "Callable[[Info], bool]"
 
 @dataclass(slots=True)
 class Maker:
-    """``spaces``: for each choice of sizes, the values of all names by eager and in double precision."""
+    """``spaces``: for each choice of sizes, the values of all names by eager and in double precision. ``elements``:
+    what a tensor has at most.
+    """
 
     seed: int
     rng: random.Random
@@ -106,6 +113,7 @@ class Maker:
     dynamic: bool | None
     gradient: bool
     special: bool
+    elements: int = 6000
     inputs: list[Input] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     spaces: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
@@ -180,8 +188,14 @@ class Maker:
         self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, kind: str = "eighths", *, constant: bool = False
     ) -> Info:
         """A new input of these shapes, laid out in some way; no gradient is asked for a ``constant``. Raises NoFit."""
+        if any(math.prod(s) > self.elements for s in shapes):
+            raise NoFit
         parts = [self.extent([s[d] for s in shapes]) for d in range(len(shapes[0]))]
-        return self.input(self._laid_out(parts, dtype, kind), dtype, constant=constant)
+        text = self._laid_out(parts, dtype, kind)
+        marked = [str(d) for d, p in enumerate(parts) if p in self.sizes[0]]
+        if self.dynamic is None and marked and self.chance(0.2):
+            text = f"varied({text}, {', '.join(marked)})"
+        return self.input(text, dtype, constant=constant)
 
     def fresh_places(self, shapes: Sequence[Sequence[int]], bounds: Sequence[int], dtype: torch.dtype) -> Info:
         """A new input of positions below a size."""
@@ -236,13 +250,15 @@ class Maker:
             tensors = [[inputs_of(alone, s, wide=w)[-1] for w in (False, True)] for s in self.sizes]
         except RuntimeError as error:
             raise NoFit from error
-        if any(t.numel() > ELEMENTS for pair in tensors for t in pair):
+        if any(t.numel() > self.elements for pair in tensors for t in pair):
             raise NoFit
         self.inputs.append(made)
         for space, pair in zip(self.spaces, tensors, strict=True):
             for names, t in zip(space, pair, strict=True):
                 names[made.name] = t
         self.exact[made.name] = True
+        if len(alone.inputs) > 1:  # it may share the memory of another
+            self._replay()
         return self.info(made.name)
 
     def draft(self, text: str, **settings: Any) -> Draft:
@@ -255,6 +271,8 @@ class Maker:
         """Add a line, if it can be run and is defined."""
         results = tuple(f"t{self.made + k}" for k in range(draft.results))
         step = Step(draft.text, results, draft.operands, draft.kind)
+        if draft.kind == "write" and self._overlaps(draft.operands[0]):
+            return False  # eager may refuse that, and says so only where it is easily seen
         try:
             for eager, wide in self.spaces:
                 self._both(step, eager, wide)
@@ -272,7 +290,7 @@ class Maker:
             self.exact[name] = sure and self._equal(name)
         self.used.update(step.operands)
         exact = all(self.exact[name] for name in changed)
-        self.steps.append(Step(step.text, results, step.operands, step.kind, self._eps(changed), exact))
+        self.steps.append(Step(step.text, results, step.operands, step.kind, max(draft.eps, self._eps(changed)), exact))
         return True
 
     def _both(self, step: Step, eager: dict[str, Any], wide: dict[str, Any]) -> None:
@@ -314,17 +332,26 @@ class Maker:
             found += [n for n in self.names if memory and eager[n].untyped_storage().data_ptr() == memory]
         return list(dict.fromkeys(found))
 
+    def _overlaps(self, name: str) -> bool:
+        """Whether elements of a value, or of an input whose memory it lies in, share memory."""
+        shared = {name, *(i.name for i in self.inputs if i.name in self._aliases(name))}
+        return any(_share_memory(eager[n]) for eager, _ in self.spaces for n in shared)
+
+    def shares_input(self, name: str) -> bool:
+        """Whether a value lies in the memory of an input."""
+        return any(i.name in self._aliases(name) for i in self.inputs)
+
     def _defined(self, step: Step) -> bool:
         """Whether results are tensors of moderate size, and small numbers where the program has no infinities."""
         changed = self._changed(step)
         for eager, wide in self.spaces:
             for name in changed:
                 t, w = eager[name], wide[name]
-                if not isinstance(t, Tensor) or t.numel() > ELEMENTS or t.ndim > DIMENSIONS:
+                if not isinstance(t, Tensor) or t.numel() > self.elements or t.ndim > DIMENSIONS:
                     return False
-                if t.shape != w.shape or t.dtype not in (*FLOATS, *INTEGERS, torch.bool, torch.complex64):
+                if t.shape != w.shape or t.dtype not in KINDS:
                     return False
-                if t.dtype is torch.bool or t.dtype in INTEGERS or not t.numel():
+                if not (t.is_floating_point() or t.is_complex()) or not t.numel():
                     continue
                 values = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).detach().double()
                 largest = LARGEST if t.dtype is not torch.float16 else 1000.0
@@ -350,3 +377,10 @@ class Maker:
             self.seed, tuple(self.inputs), tuple(self.steps), returns, self.sizes, self.dynamic, self.gradient,
                 **settings
         )  # fmt: skip
+
+
+def _share_memory(t: Tensor) -> bool:
+    offsets = torch.zeros((), dtype=torch.int64)
+    for n, stride in zip(t.shape, t.stride(), strict=True):
+        offsets = offsets[..., None] + torch.arange(n) * stride
+    return offsets.unique().numel() < t.numel()

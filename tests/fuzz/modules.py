@@ -70,7 +70,7 @@ def product(m: Maker) -> Draft:
 
 
 def convolution(m: Maker) -> Draft:
-    a = m.pick(number, lambda i: i.ndim in (3, 4) and i.dtype.itemsize >= 4)
+    a = m.pick(number, lambda i: i.ndim in (3, 4))
     n, spatial = a.name, a.ndim - 2
     if len(set(a.extents(1))) > 1 or not a.has(1) or any(min(a.extents(d)) < 3 for d in range(2, a.ndim)):
         raise NoFit

@@ -30,7 +30,7 @@ for sizes in {sizes}:
     torch.manual_seed(0)
     print("eager:", {call}(*expected))
     torch.manual_seed(0)
-    print("mlc:  ", {call.compiled}(*actual))
+    print("mlc:  ", {call.compiled}(*actual))  # of {rounds} rounds, see turn() in run.py
 '''
 
 
@@ -76,11 +76,18 @@ class Program:
     gradient: bool = False
     # Whether sizes and numbers that depend on data stay in the graph (Dynamo's capture_* settings).
     capture: bool = False
+    # Calls with the same arguments, of which what may change is turned round in between.
+    rounds: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
         """How it is compiled."""
-        return {"dynamic": self.dynamic, "gradient": self.gradient, "options": dict(self.options)}
+        return {
+            "dynamic": self.dynamic,
+            "gradient": self.gradient,
+            "rounds": self.rounds,
+            "options": dict(self.options),
+        }
 
     def record(self) -> dict[str, Any]:
         """The program as JSON has it."""
@@ -119,7 +126,7 @@ class Program:
         values = {
             "{title}": title.replace('"""', "'''"), "{function}": self.function(), "{inputs}": self.makes_inputs(),
             "{dynamic}": repr(self.dynamic), "{options}": repr({"fallback_random": True, **self.options}),
-            "{sizes}": repr(list(self.sizes)),
+            "{sizes}": repr(list(self.sizes)), "{rounds}": str(self.rounds),
         }  # fmt: skip
         for name, value in values.items():
             text = text.replace(name, value)

@@ -77,8 +77,10 @@ def run(program: Program, fn: Callable[..., Any], args: list[Any]) -> Result:
     outputs = list(fn(*args))
     values = [*outputs, *args]
     shared = _shared(values)
-    leaves = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
-    ends = [o for o in outputs if isinstance(o, Tensor) and o.requires_grad]
+    leaves = [a for a in args if isinstance(a, Tensor) and a.requires_grad and a.is_leaf]
+    # Inputs that autograd has made may have been written.
+    grown = [a for a in args if isinstance(a, Tensor) and a.requires_grad and not a.is_leaf]
+    ends = [o for o in (*outputs, *grown) if isinstance(o, Tensor) and o.requires_grad]
     gradients: Sequence[Any] = []
     if leaves and ends:
         weights = [numbers(e.shape, e.dtype, k) for k, e in enumerate(ends)]
@@ -86,7 +88,25 @@ def run(program: Program, fn: Callable[..., Any], args: list[Any]) -> Result:
     return Result([_detached(v) for v in (*values, *gradients)], shared, len(outputs), len(args))
 
 
-def run_wide(program: Program, sizes: Sizes, noise: int | None = None) -> Result:
+def turn(args: Sequence[Any]) -> None:
+    """Give arguments other values for the next round: floats in the opposite order, so that they stay what they are
+    exact and bounded for. Those whose elements share memory stay.
+    """
+    for a in args:
+        if isinstance(a, Tensor) and a.is_floating_point() and a.is_leaf and a.ndim and 0 not in a.stride():
+            with torch.no_grad():
+                a.copy_(a.flip(0))
+
+
+def run_rounds(program: Program, fn: Callable[..., Any], args: list[Any], rounds: int) -> Result:
+    """The last of so many calls with the same arguments, which are turned in between."""
+    for _ in range(rounds - 1):
+        run(program, fn, args)
+        turn(args)
+    return run(program, fn, args)
+
+
+def run_wide(program: Program, sizes: Sizes, noise: int | None = None, rounds: int = 1) -> Result:
     """In double precision; with a seed for ``noise``, with the roundings of eager's types."""
     args = inputs_of(program, sizes, wide=True)
     generator = None if noise is None else torch.Generator().manual_seed(noise)
@@ -99,7 +119,7 @@ def run_wide(program: Program, sizes: Sizes, noise: int | None = None) -> Result
         return [eval(r, names) for r in program.returns]
 
     with double_precision():
-        return run(program, fn, args)
+        return run_rounds(program, fn, args, rounds)
 
 
 @contextmanager
@@ -122,6 +142,7 @@ def code_of(step: Step, *, wide: bool) -> CodeType:
 def execute(step: Step, names: dict[str, Any], generator: torch.Generator | None = None) -> None:
     """One step in double precision, with random errors if there is a generator for them."""
     code = code_of(step, wide=True)
+    own = step.results
     if generator is None or step.exact or step.kind == "view":
         exec(code, names)
     else:
@@ -130,14 +151,15 @@ def execute(step: Step, names: dict[str, Any], generator: torch.Generator | None
         names.update({name: _moved(t, step.eps, generator) for name, t in before.items()})
         exec(code, names)
         names.update(before)
-        own = [name for name in step.results if not (step.kind == "write" and _lies_in(names, name, step.operands[0]))]
+        # Views of what was written are moved with it; torch crashes where they then get a hook.
+        own = tuple(n for n in step.results if not (step.kind == "write" and _lies_in(names, n, step.operands[0])))
         names.update({name: _moved(names[name], step.eps, generator) for name in own})
         if step.kind == "write" and _rounded(names[step.operands[0]]):
             target = names[step.operands[0]]
             target.mul_(_factor(target, step.eps, generator))
     if generator is None:
         return
-    for t in (names[name] for name in step.results):
+    for t in (names[name] for name in own):
         if isinstance(t, Tensor) and t.requires_grad:
             t.register_hook(lambda g: _moved(g, step.eps, generator))
 

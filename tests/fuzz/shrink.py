@@ -36,6 +36,8 @@ def candidates(program: Program) -> Iterator[Program]:
     """Simpler programs, the simplest first. Some of them may make no sense to eager."""
     if program.gradient:
         yield replace(program, gradient=False)
+    if program.rounds > 1:
+        yield replace(program, rounds=1)
     if len(program.sizes) > 1:
         for sizes in program.sizes:
             yield replace(program, sizes=(sizes,), dynamic=False)

@@ -98,6 +98,13 @@ FOUND = {
         "t1 = x1.to(torch.float8_e4m3fn).to(torch.float32)\nt2 = x0.float().to(torch.float8_e5m2).float() + 1",
         "t0", "t1", "t2", eps=0.0,
     ),
+    "draws that nobody reads come before others": found(
+        "x0 = numbers((A, 3), torch.float32, 1)",
+        "t0 = F.dropout(x0, 0.5)\nt0.copy_(x0)\nt1 = rand(t0) + torch.rand(3)", "t0", "t1",
+    ),
+    "what a checkpoint draws again needs no tensor": found(
+        "x0 = numbers((A, 3), torch.float16, 1)", "t0 = recomputed(lambda p: rand(p) * p, x0)", "t0", gradient=True,
+    ),
     "a scalar tensor is turned round": found("x0 = numbers((), torch.float32, 1)", "t0 = x0.flip(0)", "t0"),
 }  # fmt: skip
 

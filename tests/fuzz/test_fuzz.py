@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.fuzz import check as judge
 from tests.fuzz.check import Outcome, check
 from tests.fuzz.generate import make_program
 from tests.fuzz.program import Input, Program, Step
 from tests.fuzz.record import add, row
-from tests.fuzz.run import function_of, inputs_of, run, run_wide
+from tests.fuzz.run import function_of, inputs_of, run, run_rounds, run_wide
 from tests.fuzz.shrink import shrink
 
 SEEDS = range(8)
@@ -105,6 +106,38 @@ def test_double_precision_is_the_same_program() -> None:
     for n, w in zip(narrow, wide, strict=True):
         assert w.dtype is torch.float64
         torch.testing.assert_close(n.double(), w, rtol=1e-6, atol=1e-6)
+
+
+def test_torch_excuses_what_differs_as_it_does_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong value is none where torch's own tracing has other strides."""
+    wrong = _broken(lambda t: t + 1)
+    seen = {"value": _broken(lambda t: t + 2), "strides": _broken(lambda t: t.t().contiguous().t())}
+    for excuse, status in (("value", "torch"), ("strides", "wrong")):
+        monkeypatch.setattr(judge, "PEER", seen[excuse])
+        assert check(_small(), wrong).status == status
+
+
+def test_random_errors_reach_what_is_a_view_of_what_was_written() -> None:
+    """Torch crashes where such a view gets a hook once its memory was written again."""
+    write = Step("t0[0].add_(1)", ("t1",), ("t0",), "write", eps=1e-7)
+    program = replace(_small("x0.to(torch.float64, copy=True)"), returns=("t1",), gradient=True)
+    program = replace(program, steps=(*program.steps, write))
+    plain, moved = (run_wide(program, program.sizes[0], noise).values for noise in (None, 0))
+    assert 0 < float((plain[0] - moved[0]).abs().max()) < 1e-5
+
+
+def test_rounds_see_other_values_each() -> None:
+    program = replace(_small(), gradient=True, rounds=2)
+    args = inputs_of(program, program.sizes[0])
+    first = run_rounds(program, function_of(program), args, 1).values[0].clone()
+    second = run_rounds(program, function_of(program), inputs_of(program, program.sizes[0]), 2).values[0]
+    assert torch.equal(second, first.flip(0)) and not torch.equal(second, first)
+
+    def kept(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        found: list[Any] = []
+        return lambda *given: found[0] if found else found.append(gm(*given)) or found[0]
+
+    assert "round 1" in check(replace(program, gradient=False), kept).detail
 
 
 def test_programs_become_smaller_while_they_fail() -> None:

@@ -6,16 +6,22 @@ for references in double precision: the same numbers (of the narrow type, if it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.decorators import maybe_mark_dynamic
 from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 from torch.utils.checkpoint import checkpoint
 
 WIDE = {
@@ -35,7 +41,9 @@ def numbers(shape: Sequence[int], dtype: torch.dtype, seed: int, kind: str = "ei
     if not (dtype.is_floating_point or dtype.is_complex):
         limits = torch.iinfo(dtype)
         if kind == "range":
-            return torch.from_numpy(np.asarray(rng.integers(limits.min, limits.max, shape, endpoint=True))).to(dtype)
+            kind_of = np.uint64 if limits.max > 2**63 else np.int64
+            found = rng.integers(limits.min, limits.max, shape, endpoint=True, dtype=kind_of)
+            return torch.from_numpy(np.asarray(found)).to(dtype)
         return torch.from_numpy(np.asarray(rng.integers(max(-8, limits.min), 9, shape))).to(dtype)
     if dtype.is_complex:
         parts = [np.asarray(rng.integers(-16, 17, shape) / 8) for _ in range(2)]
@@ -75,6 +83,32 @@ def wide_rand(like: Tensor) -> Tensor:
     return rand(like).double()
 
 
+def drawn(fill: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+    """What a function makes of an empty tensor in float32 of a tensor's shape."""
+    return fill(torch.empty(like.shape, dtype=torch.float32, device=like.device))
+
+
+def wide_drawn(fill: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+    """``drawn`` in double precision: the same numbers."""
+    with _single_precision():
+        return drawn(fill, like).double()
+
+
+def coins(p: Tensor) -> Tensor:
+    """Ones with these probabilities, and zeros."""
+    return torch.bernoulli(p.float()).to(p.dtype)
+
+
+@contextmanager
+def _single_precision() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def plain_cond(predicate: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
     """``torch.cond`` as Python has it; torch's own compiles even where nobody asked."""
     return yes(*operands) if bool(predicate) else no(*operands)
@@ -110,6 +144,34 @@ def plain_scan(step: Callable[..., Any], state: Tensor, rows: Tensor) -> tuple[T
     return state, torch.stack(found)
 
 
+def plain_mapped(fn: Callable[..., Any], rows: Tensor) -> Tensor:
+    """``map`` as Python has it."""
+    return torch.stack([fn(row) for row in rows.unbind(0)])
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, score: Any = None, mask: Any = None) -> Tensor:
+    """Attention whose scores pass through a function; ``mask`` says which positions are seen."""
+    seen = None if mask is None else create_block_mask(mask, None, q.shape[1], q.shape[2], k.shape[2], device="cpu")
+    result: Tensor = flex_attention(q, k, v, score_mod=score, block_mask=seen)
+    return result
+
+
+def plain_flex(q: Tensor, k: Tensor, v: Tensor, score: Any = None, mask: Any = None) -> Tensor:
+    """``flex`` by its definition; torch's own compiles even where nobody asked. Rows that see nothing are zero."""
+    b, h, i, j = (
+        torch.arange(n).view(*([-1 if d == k else 1 for d in range(4)]))
+        for k, n in enumerate((*q.shape[:3], k.shape[2]))
+    )  # fmt: skip
+    wide = torch.float64 if q.dtype is torch.float64 else torch.float32
+    scores = (q.to(wide) @ k.to(wide).mT) / q.shape[-1] ** 0.5
+    if score is not None:
+        scores = score(scores, b, h, i, j).to(wide)
+    if mask is not None:
+        scores = scores.masked_fill(~mask(b, h, i, j), -torch.inf)
+    weights = torch.softmax(scores, -1).nan_to_num(nan=0.0)
+    return (weights.to(q.dtype) @ v).to(q.dtype)
+
+
 def in_bfloat16(fn: Callable[..., Any], *operands: Tensor) -> Any:
     """A function under autocast."""
     with torch.autocast("cpu", torch.bfloat16):
@@ -124,6 +186,14 @@ def wide_in_bfloat16(fn: Callable[..., Any], *operands: Tensor) -> Any:
 def recomputed(fn: Callable[..., Any], *operands: Tensor) -> Any:
     """A function that the backward calls again."""
     return checkpoint(fn, *operands, use_reentrant=False)
+
+
+def layered(fn: Callable[..., Any], x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """A function applied once for each row of weights, to what it made of the row before; and what it made half way."""
+    made = [x]
+    for k, w in enumerate(weights.unbind(0)):
+        made.append(fn(made[-1], w, k))
+    return made[-1], made[len(made) // 2]
 
 
 def held(fn: Callable[..., Any], *operands: Tensor) -> Any:
@@ -164,12 +234,61 @@ def double_(x: Tensor) -> None:
     x.mul_(2)
 
 
+@torch.library.custom_op("mlc_fuzz::kept", mutates_args=())
+def kept(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """An op of the user's with a number and two results."""
+    return x[:rows].clone(), x * rows
+
+
+@kept.register_fake
+def _(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x[:rows]), torch.empty_like(x)
+
+
+def _kept_backward(ctx: Any, first: Tensor, second: Tensor) -> tuple[Tensor, None]:
+    found = second * ctx.rows
+    padded = torch.cat([first, torch.zeros_like(found[first.shape[0] :])])
+    return found + padded, None
+
+
+kept.register_autograd(_kept_backward, setup_context=lambda ctx, inputs, output: setattr(ctx, "rows", inputs[1]))
+
+
+@torch.library.custom_op("mlc_fuzz::moved_", mutates_args=("x", "y"))
+def moved_(x: Tensor, y: Tensor) -> Tensor:
+    """An op of the user's that writes two tensors and makes a third."""
+    x.add_(1)
+    y.mul_(2)
+    return x.sum()
+
+
+@moved_.register_fake
+def _(x: Tensor, y: Tensor) -> Tensor:
+    return x.new_empty(())
+
+
+def varied(x: Tensor, *dims: int) -> Tensor:
+    """A tensor of which some dimensions are other ones at other calls, as its maker says to torch."""
+    for d in dims:
+        maybe_mark_dynamic(x, d)
+    return x
+
+
+def same(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function."""
+    return fn
+
+
 def namespace(*, wide: bool = False, compiled: bool = False) -> dict[str, Any]:
     """The names that a program's text refers to; a new dictionary."""
     return {
         "torch": torch, "F": F, "__name__": __name__,
         "numbers": wide_numbers if wide else numbers, "places": places, "order": order,
         "rand": wide_rand if wide else rand, "recomputed": recomputed, "held": held,
+        "layered": layered,
+        "drawn": wide_drawn if wide else drawn, "coins": coins, "kept": kept, "moved_": moved_, "varied": varied,
+        "flex": flex if compiled else plain_flex, "mapped": map_rows if compiled else plain_mapped,
+        "once": torch.compiler.nested_compile_region if compiled else same, "adamw": adamw, "sgd": sgd,
         "limited": Limited.apply, "thrice": thrice, "double_": double_,
         "in_bfloat16": wide_in_bfloat16 if wide else in_bfloat16,
         "cond": torch.cond if compiled else plain_cond,

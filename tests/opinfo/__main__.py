@@ -64,10 +64,10 @@ def main(
                 progress.update(task, description=" ".join(f"{n} {k}" for k, n in counts.most_common()))
 
             Sweep(chosen, results, samples, workers, patience, again, at_once, told).run()
-    records = latest(read(results))
+    written = read(results)
     if table:
-        write_table(records, ROOT / "docs" / "operators.md")
-    console.print(differences(records), markup=False, soft_wrap=True)
+        write_table(written, ROOT / "docs" / "operators.md")
+    console.print(differences(latest(written)), markup=False, soft_wrap=True)
 
 
 main()

@@ -21,13 +21,14 @@ DTYPES = (
     *("float32", "float64", "bfloat16", "float16"),
     *("int64", "int32", "int16", "int8", "uint8", "bool", "complex64"),
 )
-MODES = ("forward", "gradient", "inplace", "out", *LAYOUTS)
+MODES = ("forward", "gradient", "inplace", "out", *LAYOUTS, "errors")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One operator on one element type. ``mode`` is one of MODES: ``inplace`` is the variant that writes to its first
-    operand, ``out`` the one that writes to a tensor it is given; the layouts are forward, of operands that lie so.
+    operand, ``out`` the one that writes to a tensor it is given; the layouts are forward, of operands that lie so;
+    ``errors`` are the calls of which the database says that they raise, whatever their element types.
     """
 
     op: str
@@ -81,6 +82,7 @@ def jobs(dtypes: tuple[str, ...] = DTYPES, modes: tuple[str, ...] = MODES) -> It
                 "inplace": kind in forward and info.inplace_variant is not None,
                 "out": kind in forward and info.supports_out,
                 **dict.fromkeys(LAYOUTS, kind in forward),
+                "errors": dtype == DTYPES[0] and info.error_inputs_func is not None,
             }
             yield from (Job(name, dtype, mode) for mode in modes if possible[mode])
 
@@ -90,9 +92,11 @@ def samples(job: Job, most: int = 0) -> list[Sample]:
     torch.manual_seed(zlib.crc32(f"{job.op} {job.dtype}".encode()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = operators()[job.op].sample_inputs(
-            "cpu", getattr(torch, job.dtype), requires_grad=job.mode == "gradient"
-        )
+        info, dtype = operators()[job.op], getattr(torch, job.dtype)
+        if job.mode == "errors":
+            found = (illegal.sample_input for illegal in info.error_inputs("cpu"))
+        else:
+            found = info.sample_inputs("cpu", dtype, requires_grad=job.mode == "gradient")
         drawn = (Sample(s.input, tuple(s.args), dict(s.kwargs), s.output_process_fn_grad) for s in found)
         if job.mode in LAYOUTS:
             drawn = (made for s in drawn if (made := _laid_out(s, job.mode)) is not None)
@@ -122,7 +126,7 @@ def copied(sample: Sample) -> Sample:
             return plain.clone().requires_grad_(t.requires_grad)
         memory = plain.untyped_storage().clone()
         return (
-            torch.empty(0, dtype=t.dtype)
+            torch.empty(0, dtype=t.dtype, device=t.device)
             .set_(memory, t.storage_offset(), t.shape, t.stride())
             .requires_grad_(t.requires_grad)
         )

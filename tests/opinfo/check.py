@@ -24,6 +24,7 @@ from torch_mlc.dynamo_backend.compile import CompiledGraph
 
 from .cases import Job, Sample, copied, dense, operators, widened
 from .layouts import LAYOUTS
+from .traced import without_dynamo
 
 # Values nobody defines: only shape, type and strides are compared.
 UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
@@ -72,6 +73,8 @@ def check_all(job: Job, found: list[Sample]) -> list[Outcome]:
     # The database's own way to seed an operator is a graph break; samples are seeded from outside.
     with warnings.catch_warnings(), patch.object(common_methods_invocations, "wrapper_set_seed", _plainly):
         warnings.simplefilter("ignore")
+        if job.mode == "errors":
+            return [_refused(job, sample) for sample in found]
         outcomes: dict[int, Outcome] = {}
         expected: dict[int, list[Any]] = {}
         for k, sample in enumerate(found):
@@ -101,14 +104,47 @@ def _alone(job: Job, sample: Sample, expected: list[Any]) -> Outcome:
     return _counted(outcome, seen)
 
 
+def _refused(job: Job, sample: Sample) -> Outcome:
+    """Of an illegal call: an error of eager's class, or else that which torch's own tracing makes of it."""
+    calls, seen = _function(job, 1), list[CompiledGraph]()
+    eager = _error(job, calls, sample)
+    if eager is None:
+        return Outcome("invalid", "eager answers")
+    with _recorded(seen):
+        ours = _error(job, _compiled(calls, "mlc", cache=False), sample)
+    if isinstance(ours, type(eager)):
+        return _counted(Outcome("equal"), seen)
+    peer = _error(job, _compiled(calls, "aot_eager"), sample)
+    detail = f"eager: {_short(eager)} | {_short(ours) if ours else 'no error'}"
+    return _counted(Outcome("torch" if type(peer) is type(ours) else "wrong", detail), seen)
+
+
+def _error(job: Job, fn: Callable[[Any], list[Any]], sample: Sample) -> Exception | None:
+    try:
+        _run(job, fn, [copied(sample)])
+    except Exception as error:
+        return error
+    return None
+
+
+def _compiled(calls: Callable[[Any], list[Any]], name: str, **options: object) -> Callable[[Any], list[Any]]:
+    torch._dynamo.reset()
+    compiled: Callable[[Any], list[Any]] = torch.compile(calls, backend=name, dynamic=False, options=options or None)
+    return compiled
+
+
 def _together(job: Job, found: list[Sample], expected: dict[int, list[Any]]) -> dict[int, Outcome]:
-    """The outcomes of samples in one function. Those that differ have to be looked at by themselves and are left out,
-    but for those that are right by themselves and wrong with others."""
+    """The outcomes of samples in one function, without Dynamo where that gives eager's answers. Those that differ are
+    looked at by themselves, and may be right then and wrong with others."""
     chosen, seen = list(expected), list[CompiledGraph]()
     args = job, [found[k] for k in chosen], list(expected.values())
     counters["graph_break"].clear()
     with patch.object(horizontal._Tables, "run", _no_tables):
-        outcomes = dict(zip(chosen, _compare(*args, "mlc", seen), strict=True))
+        found_out = _compare(*args, "mlc", seen, dynamo=False)
+        if any(o.status in FAULTS for o in found_out):
+            seen.clear()
+            found_out = _compare(*args, "mlc", seen)
+    outcomes = dict(zip(chosen, found_out, strict=True))
     if counters["graph_break"] or any(_draws(op) for g in seen for op in _library(g)):
         return {}
     if all(o.status == "equal" for o in outcomes.values()):
@@ -134,12 +170,13 @@ def _counted(outcome: Outcome, seen: list[CompiledGraph]) -> Outcome:
 
 
 def _compare(
-    job: Job, found: list[Sample], expected: list[list[Any]], name: str, seen: list[CompiledGraph], ours: bool = False
-) -> list[Outcome]:
+    job: Job, found: list[Sample], expected: list[list[Any]], name: str, seen: list[CompiledGraph], *,
+    ours: bool = False, dynamo: bool = True,
+) -> list[Outcome]:  # fmt: skip
     """Compile with a backend and compare with eager; with random numbers of ``ours`` no values, which are others."""
-    torch._dynamo.reset()
-    options = {"options": {"fallback_random": not ours, "cache": False}} if name == "mlc" else {}
-    fn = torch.compile(_function(job, len(found)), backend=name, dynamic=False, **options)
+    options: dict[str, object] = {"fallback_random": not ours, "cache": False} if name == "mlc" else {}
+    calls = _function(job, len(found))
+    fn = _compiled(calls, name, **options) if dynamo else without_dynamo(calls, options)
     try:
         with _recorded(seen), config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
             actual = _run(job, fn, [copied(s) for s in found])
@@ -233,7 +270,8 @@ def _detached(t: Any) -> Any:
 
 
 _RUNNERS = {
-    "forward": _forward, "gradient": _gradient, "inplace": _inplace, "out": _out, **dict.fromkeys(LAYOUTS, _forward)
+    "forward": _forward, "gradient": _gradient, "inplace": _inplace, "out": _out,
+    **dict.fromkeys((*LAYOUTS, "errors"), _forward),
 }  # fmt: skip
 
 

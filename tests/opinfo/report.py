@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .cases import DTYPES, MODES, Job
-from .sweep import FAULTS
+from .sweep import FAULTS, latest
 
 Records = Mapping[tuple[Job, int], dict[str, Any]]
 # Differences that are understood: what a sample's job, status and detail say, and why it is so.
 CAUSES: dict[str, str] = {
-    r"polygamma\S* u?int\d+ \S+ wrong": (
-        "poles of trigamma, which is infinite there: eager has pi² / sin² of a multiple of pi rounded to float32, "
-        "kernels of one rounded to float64"
-    ),
     r"(diagonal|select|slice)_scatter \S+ overlapping wrong": (
         "eager's copy of rows that overlap overlaps again, so what is written once shows in several elements"
     ),
     r"embedding_bag bfloat16 gradient raises": (
         "torch's fake kernel promises offsets that its kernel for bfloat16 does not make"
-    ),
-    r"(max_unpool2d|channel_shuffle)\S* \S+ channels_last wrong: result 0 of shape": (
-        "torch's decomposition makes contiguous memory, where eager's kernel keeps channels together"
     ),
 }
 SHORT = {
@@ -39,6 +33,7 @@ SAID = {
     "forward": ("forward", ""), "gradient": ("gradient", "g"), "inplace": ("in place", "i"), "out": ("out", "o"),
     "transposed": ("transposed", "t"), "sliced": ("sliced", "s"), "expanded": ("expanded", "x"),
     "overlapping": ("overlapping", "v"), "channels_last": ("channels last", "c"), "empty": ("empty", "e"),
+    "errors": ("errors", ""),
 }  # fmt: skip
 
 _HEAD = """# Operators
@@ -50,6 +45,8 @@ eager's own rounding. This page is not edited by hand: `python -m tests.opinfo -
 ```sh
 {commands}
 ```
+
+and of what a sweep for all samples had got to when it was stopped.
 
 **{share:.2%}** of {samples:,} samples equal eager.
 
@@ -67,12 +64,13 @@ seen without, where the numbers are others and only element types, shapes and st
 
 ## What was compared
 
-`in place` is the variant that writes to its operand, `out` the one that writes to a tensor it is given. The last six
-modes are forward, with operands that lie otherwise in memory: with the first dimension fastest; in the middle of a
-larger tensor; with stride 0; with rows that overlap; with channels that lie together; without elements. Samples of
-which eager itself raises are left out. Where torch's own tracing fails, or differs from eager, so does the backend
-`aot_eager`, which compiles nothing; such samples count as neither. A sweep that was stopped has fewer samples of its
-later operators, or none: the columns say how many there were.
+`in place` is the variant that writes to its operand, `out` the one that writes to a tensor it is given. The six modes
+after those are forward, with operands that lie otherwise in memory: with the first dimension fastest; in the middle of
+a larger tensor; with stride 0; with rows that overlap; with channels that lie together; without elements. `errors` are
+the calls of which the database says that they raise (wrong indices, shapes, devices, types): an error of eager's class
+is asked for. Of the other modes, samples of which eager itself raises are left out. Where torch's own tracing fails, or
+differs from eager, so does the backend `aot_eager`, which compiles nothing; such samples count as neither. A sweep that
+was stopped has fewer samples of its later operators, or none: the columns say how many there were.
 
 | mode | element type | operators | samples | equal | differ | torch's tracing fails |
 |---|---|---|---|---|---|---|
@@ -129,11 +127,12 @@ def kind_of(found: list[dict[str, Any]]) -> str:
     return "generated" if kernels else "library" if library else "view"
 
 
-def write_table(records: Records, path: Path) -> None:
-    """The page of operators."""
+def write_table(written: Sequence[dict[str, Any]], path: Path) -> None:
+    """The page of operators, from what a sweep has written down."""
+    records = latest(written)
     by_op: dict[str, list[tuple[Job, dict[str, Any]]]] = defaultdict(list)
     for (job, _), record in records.items():
-        if record["status"] not in ("invalid", "torch"):
+        if job.mode != "errors" and record["status"] not in ("invalid", "torch"):
             by_op[job.op].append((job, record))
     rows: list[str] = []
     kinds: Counter[str] = Counter()
@@ -149,7 +148,7 @@ def write_table(records: Records, path: Path) -> None:
     total = max(len(by_op), 1)
     both = kinds["generated and library"]
     text = _HEAD.format(
-        version=torch.__version__.split("+")[0], commands="\n".join(commands(records)),
+        version=torch.__version__.split("+")[0], commands="\n".join(commands(written)),
         share=good / max(good + bad, 1), samples=good + bad,
         generated=kinds["generated"], generated_share=kinds["generated"] / total,
         view=kinds["view"], view_share=kinds["view"] / total, both=both, both_share=both / total,
@@ -161,17 +160,23 @@ def write_table(records: Records, path: Path) -> None:
     path.write_text(text)
 
 
-def commands(records: Records) -> list[str]:
-    """The calls of this program that make such records."""
-    most: dict[tuple[str, str], int] = defaultdict(int)
-    for job, sample in records:
-        most[job.dtype, job.mode] = max(most[job.dtype, job.mode], sample + 1)
-    alike: dict[tuple[tuple[str, ...], int], list[str]] = defaultdict(list)
+def commands(written: Iterable[dict[str, Any]]) -> list[str]:
+    """The calls of this program that make such records, but for what a longer sweep got to before it was stopped."""
+    bounds: dict[Job, float] = {}
+    for r in written:
+        if r["sample"] is None:
+            bound = r["most"] if 0 < r["most"] <= r["samples"] else math.inf
+            bounds[Job.of(r)] = max(bounds.get(Job.of(r), 0), bound)
+    most: dict[tuple[str, str], float] = {}
+    for job, bound in bounds.items():
+        most[job.dtype, job.mode] = min(most.get((job.dtype, job.mode), math.inf), bound)
+    alike: dict[tuple[tuple[str, ...], float], list[str]] = defaultdict(list)
     for dtype in DTYPES:
         for count in sorted({n for (d, _), n in most.items() if d == dtype}):
             alike[tuple(m for m in MODES if most.get((dtype, m)) == count), count].append(dtype)
     return [
-        f"python -m tests.opinfo --dtypes {','.join(dtypes)} --modes {','.join(modes)} --samples {count}"
+        f"python -m tests.opinfo --dtypes {','.join(dtypes)} --modes {','.join(modes)}"
+        + ("" if count == math.inf else f" --samples {count}")
         for (modes, count), dtypes in alike.items()
     ]
 

@@ -26,6 +26,7 @@ GRADIENTS = [job for job in jobs(("float32",), ("gradient",))][::STEP]
 INTEGERS = [job for job in jobs(("int64",), ("forward",))][5 :: 2 * STEP]
 WRITTEN = [job for job in jobs(("float32",), ("inplace", "out"))][7 :: 3 * STEP]
 LAID_OUT = [Job("nn.functional.avg_pool2d", "float32", layout) for layout in LAYOUTS]
+LAID_OUT += [Job(f"nn.functional.{op}", "float32", "channels_last") for op in ("max_unpool2d", "channel_shuffle")]
 
 
 @pytest.mark.parametrize("job", [*GRADIENTS, *INTEGERS, *WRITTEN, *LAID_OUT], ids=str)
@@ -121,12 +122,14 @@ def test_the_page_of_operators(tmp_path: Path) -> None:
         entry("equal", "equal", 0, [], graphs=0),
     ]
     path = tmp_path / "results.jsonl"
-    path.write_text("\n".join(json.dumps(e) for e in entries) + "\n")
+    ends = [{"op": e["op"], "dtype": "float32", "mode": "forward", "sample": None, "samples": 3, "most": m}
+            for e, m in zip(entries, (1, 0, 2, 5, 2))]  # fmt: skip
+    path.write_text("\n".join(json.dumps(e) for e in (*entries, *ends)) + "\n")
     records = latest(read(path))
     assert [kind_of([e]) for e in entries] == ["generated", "library", "view", "generated", "eager"]
     assert "1 wrong (float32 forward [0]): d" in differences(records)
     page = tmp_path / "operators.md"
-    write_table(records, page)
+    write_table(read(path), page)
     text = page.read_text()
     assert "| `mm` | library | `mm.default` | f32 |  |" in text
     assert "**80.00%** of 5 samples" in text and "| generated: kernels alone | 2 | 40.0% |" in text
