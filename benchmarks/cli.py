@@ -24,7 +24,7 @@ from .peers import Peer, parse_peers
 from .run_compile import LAYERS, MODEL, run_compile
 from .run_kernels import failed, run_kernel
 from .run_memory import run_memory
-from .run_models import MODES, run_model
+from .run_models import MODES, meant, run_model
 from .schema import Report
 from .table import print_report
 from .timing import TimingSettings
@@ -173,9 +173,9 @@ def main(
                     report.cases += run_compile(depth, m, peers, device, size, dynamic, rounds)
                     bar.advance(task)
         elif suite == "memory":
-            task = bar.add_task("memory", total=len(chosen) * len(modes))
+            task = bar.add_task("memory", total=sum(len(meant(MODELS[n], modes)) for n in chosen))
             for name in chosen:
-                for m in modes:
+                for m in meant(MODELS[name], modes):
                     bar.update(task, description=f"{name}, {m}")
                     case = run_memory(MODELS[name], size, m, peers, DTYPES[dtype], dynamic, device, rounds)
                     report.cases.append(case)
@@ -191,10 +191,11 @@ def main(
             task = bar.add_task("copy and matmul rates", total=None)
             roofline = measure_roofline(device, DTYPES[dtype])
             report.roofline = roofline.to_json()
-            steps = (VARIANTS if variant == "both" else (variant,)) if suite == "kernels" else modes
-            bar.update(task, total=len(chosen) * len(steps))
+            variants = VARIANTS if variant == "both" else (variant,)
+            steps = {n: variants if suite == "kernels" else meant(MODELS[n], modes) for n in chosen}
+            bar.update(task, total=sum(map(len, steps.values())))
             for name in chosen:
-                for step in steps:
+                for step in steps[name]:
                     bar.update(task, description=f"{name}, {step}")
                     if suite == "kernels":
                         case = run_kernel(KERNELS[name], step, peers, DTYPES[dtype], dynamic, timing, roofline)

@@ -23,6 +23,11 @@ INFERENCE, TRAINING = "inference", "training"
 MODES = (INFERENCE, TRAINING)
 
 
+def meant(spec: ModelSpec, modes: Sequence[str]) -> list[str]:
+    """Those of ``modes`` that a model is meant for."""
+    return [m for m in modes if spec.trains or m == INFERENCE]
+
+
 def infer(model: nn.Module, inputs: Inputs) -> Tensor:
     return model(*inputs.args)
 
@@ -40,7 +45,8 @@ class Runner:
     """A model of its own under one peer; ``step`` runs it once and returns the output or the loss."""
 
     def __init__(self, peer: Peer, spec: ModelSpec, model: nn.Module, inputs: Inputs, mode: str, dynamic: bool) -> None:
-        self.peer, self.mode, self.inputs = peer, mode, inputs
+        self.peer, self.mode, self.writes = peer, mode, not spec.trains
+        self.inputs = inputs.copied() if self.writes else inputs
         self.model = copy.deepcopy(model).train(mode == TRAINING)
         self.function = peer.compile(infer if mode == INFERENCE else trainer(spec), dynamic)
 
@@ -57,7 +63,8 @@ class Runner:
     def first(self, outcome: PeerResult) -> dict[str, Tensor]:
         """The first step, in two halves so that kernels of forward and backward are counted apart.
 
-        Returns the output (or the loss), every gradient and every buffer afterwards, by name. With ``dynamic=True``
+        Returns the output (or the loss), every gradient and every buffer afterwards, and what a model that writes to
+        its arguments made of them, by name. With ``dynamic=True``
         some backends compile the backward together with the forward, and its kernels are counted there.
         """
         before, start = self.peer.counts(), time.perf_counter()
@@ -71,6 +78,8 @@ class Runner:
             outcome.counts["backward"] = added(middle, self.peer.counts())
             values |= {f"grad {n}": p.grad for n, p in self.model.named_parameters() if p.grad is not None}
             values |= {f"buffer {n}": b.clone() for n, b in self.model.named_buffers()}
+        if self.writes:
+            values |= {f"argument {k}": a for k, a in enumerate(self.inputs.args) if a.is_floating_point()}
         outcome.first_call_s = time.perf_counter() - start
         return {name: t.detach().clone() for name, t in values.items()}
 

@@ -30,6 +30,10 @@ class Inputs(NamedTuple):
 
         return Inputs(tuple(one(a) for a in self.args), one(self.targets))
 
+    def copied(self) -> Inputs:
+        """The same batch in memory of its own, for who writes to it."""
+        return Inputs(tuple(a.clone() for a in self.args), self.targets.clone())
+
 
 @dataclass(frozen=True, slots=True)
 class DynamicDim:
@@ -49,6 +53,7 @@ class ModelSpec:
     ``dims``: the default batch, sequence length, ... for each size, which ``inputs`` lets a caller override.
     ``dynamic``: the dimensions that may vary between calls of one compiled function.
     ``variants``: three sets of dims, valid for the "tiny" size, for tests with ``dynamic=True``.
+    ``trains``: whether a training step is meant; a step of generation, which writes its caches, is inference alone.
     """
 
     name: str
@@ -59,6 +64,7 @@ class ModelSpec:
     loss_of: Callable[[Any, Inputs], Tensor]
     dynamic: tuple[DynamicDim, ...]
     variants: tuple[Mapping[str, int], ...]
+    trains: bool = True
 
     def config(self, size: Size, **overrides: int) -> Any:
         """The configuration of ``size`` with fields replaced, as in ``config("small", layers=2)``."""

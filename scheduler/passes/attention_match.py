@@ -14,12 +14,13 @@ from typing import Any
 import sympy
 
 from ...ir.errors import MlcError
-from ...ir.expr import Call, Const, Expr, Index, Load, Select, call, cast, const, is_value, rewrite, walk
+from ...ir.expr import Call, Const, Expr, Index, Load, Select, call, cast, const, is_value, rewrite
 from ...ir.expr import loads as loads_of
 from ...ir.graph import Compute, Library, Reduction, TensorType
 from ...ir.product import product_of as product_of_factors
 from ..definitions import Definitions
-from .operands import Product, is_simple, made_of, mentions, operand, product_of, scaled
+from .operands import Product, made_of, mentions, operand, product_of, scaled
+from .read_through import ReadThrough
 
 # The name that a found function of the scores reads them by.
 SCORES = "scores"
@@ -274,23 +275,21 @@ def _products(found: Definitions, score: Expr, column: sympy.Symbol) -> Iterator
                 stack.append(found.moved(made.value, made.axes, base.indices))
 
 
-class _Scores:
+class _Scores(ReadThrough):
     """A score as a function of one product's result, of other tensors and of positions."""
 
     def __init__(self, found: Definitions, first: Product, axes: Axes) -> None:
-        self.found = found
+        super().__init__(found, MAX_NODES)
         self.first = first
         self.axes = axes
         self.made_of = made_of(found, first.name)
         self.kind = first.type.dtype
         self.indices: tuple[Any, ...] | None = None
         self.scale: float = 1.0
-        self.known: dict[Load, Expr] = {}
-        self.count = 0
 
     def expand(self, score: Expr) -> Expr:
         """The score, with the product's result read as ``SCORES``. Raises NoAttention."""
-        result = self._expanded(score)
+        result = self.expanded(score)
         if self.indices is None:
             raise NoAttention("its scores do not depend on a product of matrices")
         scale = self._hoisted()
@@ -306,37 +305,26 @@ class _Scores:
         """The product of factors, in which no score is; None of none. Raises NoAttention."""
         if not parts:
             return None
-        result = product_of_factors([cast(self._expanded(f), self.kind.compute) for f in parts])
+        result = product_of_factors([cast(self.expanded(f), self.kind.compute) for f in parts])
         if self.indices is not None:
             raise NoAttention("what multiplies its probabilities depends on its scores")
         return result
 
-    def _expanded(self, e: Expr) -> Expr:
-        self.count += sum(1 for _ in walk(e))
-        if self.count > MAX_NODES:
-            raise NoAttention(f"its function of the scores has more than {MAX_NODES} operations")
-        return rewrite(e, lambda x: self._load(x) if isinstance(x, Load) and x.buffer != SCORES else None)
+    def ends(self, load: Load) -> bool:
+        return load.buffer == SCORES
 
-    def _load(self, e: Load) -> Expr:
-        known = self.known.get(e)
-        if known is None:
-            known = self.known[e] = self._resolved(self.found.base(e))
-        return known
+    def too_long(self) -> Exception:
+        return NoAttention(f"its function of the scores has more than {MAX_NODES} operations")
 
-    def _resolved(self, e: Load) -> Expr:
-        if e.buffer == self.first.name:
-            return self._result(e)
-        made = self.found.makers.get(e.buffer)
-        if e.buffer in self.made_of:
+    def resolved(self, load: Load) -> Expr:
+        if load.buffer == self.first.name:
+            return self._result(load)
+        if load.buffer in self.made_of:
+            made = self.found.makers.get(load.buffer)
             if isinstance(made, Compute):
-                return self._expanded(self.found.moved(made.value, made.axes, e.indices))
-            raise NoAttention(f"its scores depend on other scores, through {e.buffer}")
-        settled = self.found.settled_load(e)
-        if settled is None:
-            return e
-        if isinstance(made, Compute) and is_simple(self.found, made):
-            return self._expanded(self.found.moved(made.value, made.axes, settled.indices))
-        return settled
+                return self.expanded(self.found.moved(made.value, made.axes, load.indices))
+            raise NoAttention(f"its scores depend on other scores, through {load.buffer}")
+        return self.settled(load)
 
     def _result(self, e: Load) -> Expr:
         if any(is_value(i) for i in e.indices):
@@ -362,7 +350,7 @@ class _Scores:
         shape = self.found.graph.types()[name].shape
         at = indices[len(indices) - len(shape) :]
         at = tuple(sympy.S.Zero if n == 1 else i for i, n in zip(at, shape, strict=True))
-        return cast(self._load(Load(name, at, self.kind)), self.kind.compute)
+        return cast(self.load(Load(name, at, self.kind)), self.kind.compute)
 
     # --- operands -----------------------------------------------------------------------------------------------------
 

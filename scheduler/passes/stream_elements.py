@@ -9,10 +9,11 @@ import sympy
 
 from ...ir.dtypes import DType
 from ...ir.errors import MlcError
-from ...ir.expr import Call, Expr, Load, call, cast, const, is_value, loads, rewrite, walk
+from ...ir.expr import Call, Expr, Load, call, cast, const, is_value, loads, walk
 from ...ir.graph import Compute, TensorType
 from ..definitions import Definitions
-from .operands import Product, is_simple, mentions, product_of, scaled
+from .operands import Product, mentions, product_of, scaled
+from .read_through import ReadThrough
 
 # An element beyond so many operations is no function of scores any more.
 MAX_NODES = 3000
@@ -59,49 +60,35 @@ def _along(index: Any) -> tuple[bool, bool]:
     return mentions(index, ROW), mentions(index, COLUMN)
 
 
-class Elements:
+class Elements(ReadThrough):
     """An operand's element as a function of products' results, of other tensors and of positions."""
 
     def __init__(self, found: Definitions, lead: tuple[sympy.Symbol, ...], types: dict[str, TensorType]) -> None:
-        self.found = found
+        super().__init__(found, MAX_NODES)
         self.lead = lead
         self.types = types
         self.scores: dict[str, Score] = {}
-        self.known: dict[Load, Expr] = {}
-        self.count = 0
 
-    def expanded(self, e: Expr) -> Expr:
-        """The element read through views and element-wise nodes. Raises NoChainError."""
-        self.count += sum(1 for _ in walk(e))
-        if self.count > MAX_NODES:
-            raise NoChainError(f"it has more than {MAX_NODES} operations")
-        return rewrite(e, lambda x: self._load(x) if isinstance(x, Load) and not _is_score(x) else None)
+    def ends(self, load: Load) -> bool:
+        return _is_score(load)
 
-    def _load(self, e: Load) -> Expr:
-        known = self.known.get(e)
-        if known is None:
-            known = self.known[e] = self._resolved(self.found.base(e))
-        return known
+    def too_long(self) -> Exception:
+        return NoChainError(f"it has more than {MAX_NODES} operations")
 
-    def _resolved(self, e: Load) -> Expr:
-        made = self.found.makers.get(e.buffer)
+    def resolved(self, load: Load) -> Expr:
+        made = self.found.makers.get(load.buffer)
         product = product_of(made)
         if product is not None:
-            score = self._score(product, e)
-            return e if score is None else score
-        everywhere = all(any(not is_value(i) and mentions(i, s) for i in e.indices) for s in (ROW, COLUMN))
-        settled = self.found.settled_load(e)
-        if isinstance(made, Compute) and (everywhere and settled is not None):
-            value = self.found.moved(made.value, made.axes, settled.indices)
+            score = self._score(product, load)
+            return load if score is None else score
+        everywhere = all(any(not is_value(i) and mentions(i, s) for i in load.indices) for s in (ROW, COLUMN))
+        at = self.found.settled_load(load)
+        if isinstance(made, Compute) and everywhere and at is not None:
             before = len(self.scores)
-            inside = self.expanded(value)
+            inside = self.expanded(self.found.moved(made.value, made.axes, at.indices))
             if len(self.scores) > before or any(_is_score(ld) for ld in loads(inside)):
                 return inside
-        if settled is None:
-            return e
-        if isinstance(made, Compute) and is_simple(self.found, made):
-            return self.expanded(self.found.moved(made.value, made.axes, settled.indices))
-        return settled
+        return self.settled(load)
 
     def _score(self, product: Product, e: Load) -> Expr | None:
         """A product's result as that of a score; None where it is read as any other tensor."""
@@ -139,4 +126,4 @@ class Elements:
         shape = self.types[name].shape
         at = indices[len(indices) - len(shape) :]
         at = tuple(sympy.S.Zero if n == 1 else i for i, n in zip(at, shape, strict=True))
-        return cast(self._load(Load(name, at, kind)), kind.compute)
+        return cast(self.load(Load(name, at, kind)), kind.compute)

@@ -25,7 +25,7 @@ from ...ir.target import Target
 from ..error import ScheduleError
 from ..primitives.tree import linear_part
 from ..schedule import Schedule
-from .cpu_common import values
+from .cpu_common import merge_paths, values
 from .registry import Params, Rule, Value
 
 # Sides of a tile of scores. Queries, scores, weights and results of a tile together stay in the second-level cache.
@@ -276,11 +276,7 @@ def _tiles(schedule: Schedule, found: Roles, lanes: int, rows: int, params: Para
             outer.append(schedule.split(loop, [None, sides[found.keys]])[0])
         schedule.reorder(*outer, *(x for x in schedule.get_loops(name) if x not in outer))
         heads.append(outer)
-    first, *others = heads
-    for level in range(len(order) + len(found.summed) + 2):
-        for outer in others:
-            if len(outer) > level:
-                schedule.merge(first[level], outer[level])
+    first = merge_paths(schedule, heads)
     team = schedule.fuse(*first[: len(order) + 1])
     schedule.parallel(team)
     summed = first[len(order) + 1 : -1]

@@ -22,7 +22,7 @@ from ..error import ScheduleError
 from ..primitives.tree import linear_part
 from ..schedule import Schedule
 from .cpu_attention import Roles, roles, vector_of
-from .cpu_common import values
+from .cpu_common import merge_paths, values
 from .registry import Params, Rule, Value
 
 # More rows than these fill tiles of queries.
@@ -147,11 +147,7 @@ def _outer(schedule: Schedule, found: Roles, heads: tuple[sympy.Symbol, ...], ti
             path = [x for v in heads for x in _loop(schedule, name, v)]
             schedule.reorder(*path, *(x for x in schedule.get_loops(name) if x not in path))
             paths.append(path)
-    first, *others = paths
-    for level in range(len(first)):
-        for path in others:
-            if len(path) > level:
-                schedule.merge(first[level], path[level])
+    first = merge_paths(schedule, paths)
     if len(first) > 1:
         schedule.parallel(schedule.fuse(*first[:-1]) if len(first) > 2 else first[0])
     return first[-1], state

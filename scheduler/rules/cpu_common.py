@@ -196,6 +196,16 @@ def merge_inner(schedule: Schedule, rows: int, only: Collection[str] | None = No
         _merge_level(schedule, level, only)
 
 
+def merge_paths(schedule: Schedule, paths: list[list[str]]) -> list[str]:
+    """Blocks under the outer loops of the first: each path has those of one block, outermost first. The first path."""
+    first, *others = paths
+    for level, loop in enumerate(first):
+        for path in others:
+            if len(path) > level:
+                schedule.merge(loop, path[level])
+    return first
+
+
 def _merge_level(schedule: Schedule, level: int, only: Collection[str] | None) -> None:
     previous: str | None = None
     for block in schedule.get_blocks():

@@ -40,15 +40,20 @@ def fetch_ahead(schedule: Schedule) -> None:
 def fetch_jumps(schedule: Schedule) -> None:
     """Annotate loops over vectors that read pieces of a large array far from one another, one behind the other."""
     for node, outer in walk_nodes(schedule.nest.body):
-        if not isinstance(node, Block) or len(outer) < 3:
+        if not isinstance(node, Block) or len(outer) < 2 or outer[-1].kind is not LoopKind.VECTORIZED:
             continue
-        around, loop, lanes = outer[-3:]
-        if lanes.kind is not LoopKind.VECTORIZED or (around.kind, loop.kind) != (LoopKind.SERIAL,) * 2:
-            continue
-        steps = {_step(schedule.nest, node, name, around) for name in _large(schedule.nest, node)}
-        run = loop.extent * lanes.extent * max(schedule.nest.buffers[w.buffer].dtype.itemsize for w in node.writes)
-        if len(steps) == 1 and run.is_Integer and (step := steps.pop()) is not None and step >= PAGE > 2 * int(run):
-            schedule.annotate(loop.var.name, "prefetch", JUMPS * step)
+        run, loop = outer[-1].extent, outer[-2]
+        itemsize = max(schedule.nest.buffers[w.buffer].dtype.itemsize for w in node.writes)
+        # A piece is a vector, or several in a loop of their own.
+        for around in outer[-2:-4:-1]:
+            if around.kind is not LoopKind.SERIAL:
+                break
+            steps = {_step(schedule.nest, node, name, around) for name in _large(schedule.nest, node)}
+            step = steps.pop() if len(steps) == 1 else None
+            if step is not None and run.is_Integer and step >= PAGE > 2 * int(run) * itemsize:
+                schedule.annotate(loop.var.name, "prefetch", JUMPS * step)
+                break
+            run = run * around.extent
 
 
 def _is_over_vectors(loop: Loop) -> bool:

@@ -18,7 +18,7 @@ from ...ir.target import Target
 from ..error import ScheduleError
 from ..schedule import Schedule
 from .cpu_attention import Roles, roles, vector_of
-from .cpu_common import values
+from .cpu_common import merge_paths, values
 from .gpu_common import GPUS, clamp_power, cut, fused, next_power, tile, typical
 from .registry import Params, Rule, Value
 
@@ -153,11 +153,7 @@ def tile_programs(schedule: Schedule, found: Roles, queries: int, keys: int) -> 
             outer.append(schedule.split(column[0], [None, keys])[0])
         schedule.reorder(*outer, *(x for x in schedule.get_loops(name) if x not in outer))
         heads.append(outer)
-    first, *others = heads
-    for level in range(len(order) + 2):
-        for outer in others:
-            if len(outer) > level:
-                schedule.merge(first[level], outer[level])
+    first = merge_paths(schedule, heads)
     program = fused(schedule, first[: len(order) + 1])
     assert program is not None
     schedule.bind(program, "blockIdx.x")

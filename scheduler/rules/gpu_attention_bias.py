@@ -19,7 +19,7 @@ from ...ir.loops import AxisKind, Block, LoopNest, Update, blocks
 from ...ir.monoid import SUM
 from ...ir.target import Target
 from ..schedule import Schedule
-from .cpu_common import values
+from .cpu_common import merge_paths, values
 from .gpu_attention import LEAST, WIDEST, extents_of
 from .gpu_common import GPUS, clamp_power, cut, fused, next_power, tile, typical
 from .registry import Params, Rule, Value
@@ -153,11 +153,7 @@ def _programs(schedule: Schedule, found: _Roles, sizes: Mapping[sympy.Symbol, in
         outer += [x for v in found.over for x in _moving(schedule, name, v)]
         schedule.reorder(*outer, *(x for x in schedule.get_loops(name) if x not in outer))
         heads.append(outer)
-    first, *others = heads
-    for level in range(len(first)):
-        for outer in others:
-            if len(outer) > level:
-                schedule.merge(first[level], outer[level])
+    first = merge_paths(schedule, heads)
     inner = first[len(found.axes) :]
     program = fused(schedule, first[: len(found.axes)])
     assert program is not None

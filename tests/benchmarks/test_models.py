@@ -7,13 +7,14 @@ from benchmarks.accuracy import normalised_errors
 from benchmarks.models.registry import MODELS, get_model
 from benchmarks.models.spec import SIZES
 from benchmarks.peers import Peer
-from benchmarks.run_models import TRAINING, Runner, reference_of
+from benchmarks.run_models import INFERENCE, MODES, TRAINING, Runner, meant, reference_of
 from benchmarks.schema import PeerResult
 
 NAMES = list(MODELS)
+TRAINED = [name for name, spec in MODELS.items() if spec.trains]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRAINED)
 def test_training_step_equals_float64(name: str) -> None:
     spec = MODELS[name]
     model, inputs = spec.build("tiny"), spec.inputs("tiny")
@@ -40,7 +41,22 @@ def test_variants_are_three_and_each_has_a_finite_loss(name: str) -> None:
     assert len(shapes) == 3
 
 
-@pytest.mark.parametrize("name", ["gpt2_d128", "lstm"])
+def test_what_a_step_of_generation_writes_is_compared() -> None:
+    spec = MODELS["gpt2_d128_decode"]
+    model, inputs = spec.build("tiny"), spec.inputs("tiny")
+    given = [a.clone() for a in inputs.args]
+    values = Runner(Peer("eager"), spec, model, inputs, INFERENCE, False).first(PeerResult())
+    expected = reference_of(spec, model, inputs, INFERENCE)
+    assert {f"argument {k}" for k in range(2, 6)} | {"output"} == values.keys() == expected.keys()
+    assert max(normalised_errors(values, expected).values()) < 1e-5
+    at = int(inputs.args[1])
+    for k in range(2, 6):
+        assert not torch.equal(values[f"argument {k}"][:, :, at], given[k][:, :, at])
+        assert torch.equal(inputs.args[k], given[k])  # the caller's own are as they were
+    assert meant(spec, MODES) == [INFERENCE] and meant(MODELS["lstm"], MODES) == list(MODES)
+
+
+@pytest.mark.parametrize("name", ["gpt2_d128", "gpt2_d128_decode", "lstm"])
 def test_one_graph_serves_every_dynamic_size(name: str) -> None:
     spec = MODELS[name]
     model = spec.build("tiny")

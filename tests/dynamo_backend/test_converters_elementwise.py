@@ -62,10 +62,14 @@ UNARY: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+# With AVX-512, torch's kernel for float32 makes NaN of an infinity, which that for float64 keeps.
+EXACT = {"gelu": lambda x: torch.nn.functional.gelu(x.double()).to(x.dtype)}
+
+
 @pytest.mark.parametrize("name", UNARY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_unary_of_floats(check: Callable[..., Any], name: str, dtype: torch.dtype) -> None:
-    check(UNARY[name], special(dtype))
+    check(UNARY[name], special(dtype), exact=EXACT.get(name))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)

@@ -39,8 +39,10 @@ def graphs_of(name: str, *, training: bool, dynamic: bool) -> list[fx.GraphModul
 
 def kinds() -> Iterator[Any]:
     """Every model in inference; in training those that are traced in a moment."""
-    for name in MODELS:
+    for name, spec in MODELS.items():
         yield pytest.param(name, False, id=f"{name}-inference")
+        if not spec.trains:
+            continue
         slow = [] if name in ("gpt2_d128", "dlrm", "mixer", "lstm") else [pytest.mark.slow]
         yield pytest.param(name, True, id=f"{name}-training", marks=slow)
 

@@ -110,33 +110,37 @@ def frames_of_tracing(spec: ModelSpec, mode: str, dtype: torch.dtype) -> int:
     return frames.frame_count
 
 
-def names(*default: str) -> list[Any]:
-    """Every model as a parameter, slow unless named (all are quick if none is)."""
-    return [pytest.param(n, marks=[pytest.mark.slow] if default and n not in default else []) for n in MODELS]
+def names(*default: str, training: bool = False) -> list[Any]:
+    """Every model (that trains) as a parameter, slow unless named (all are quick if none is)."""
+    return [
+        pytest.param(n, marks=[pytest.mark.slow] if default and n not in default else [])
+        for n, spec in MODELS.items()
+        if spec.trains or not training
+    ]
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", names(training=True))
 def test_training_in_float32(name: str, library_calls: Counter[str]) -> None:
     check(name, TRAINING, torch.float32, library_calls)
 
 
-@pytest.mark.parametrize("name", names("gpt2_d128", "mixer", "dlrm"))
+@pytest.mark.parametrize("name", names("gpt2_d128", "gpt2_d128_decode", "mixer", "dlrm"))
 def test_inference_in_bfloat16_at_three_sizes(name: str, library_calls: Counter[str]) -> None:
     check(name, INFERENCE, torch.bfloat16, library_calls, dynamic=True)
 
 
-@pytest.mark.parametrize("name", names(*QUICK_DYNAMIC_TRAINING))
+@pytest.mark.parametrize("name", names(*QUICK_DYNAMIC_TRAINING, training=True))
 def test_training_in_float32_at_three_sizes(name: str, library_calls: Counter[str]) -> None:
     check(name, TRAINING, torch.float32, library_calls, dynamic=True)
 
 
-@pytest.mark.parametrize("name", names("gpt2_d128", "mixer", "dlrm"))
+@pytest.mark.parametrize("name", names("gpt2_d128", "mixer", "dlrm", training=True))
 def test_training_in_bfloat16(name: str, library_calls: Counter[str]) -> None:
     check(name, TRAINING, torch.bfloat16, library_calls)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", names(training=True))
 def test_training_in_bfloat16_at_three_sizes(name: str, library_calls: Counter[str]) -> None:
     check(name, TRAINING, torch.bfloat16, library_calls, dynamic=True)
 

@@ -61,8 +61,10 @@ class Program:
         model = spec.build(size, **({"layers": self.layers} if self.layers else {})).to(self.dtype)
         dims = {k: min(v, 64) for k, v in spec.dims[size].items()}
         inputs = spec.inputs(size, dtype=self.dtype, **dims)
-        found = capture(
-            lambda batch: spec.loss(model(*batch.args), batch), (inputs,), training=True, dynamic=self.dynamic
+        found = (
+            capture(lambda batch: spec.loss(model(*batch.args), batch), (inputs,), training=True, dynamic=self.dynamic)
+            if spec.trains
+            else []
         )
         found += capture(model.eval(), inputs.args, dynamic=self.dynamic)
         retarget(found, "cuda")
