@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,13 +63,20 @@ class Worker:
         return self.process
 
     def answer(self, seconds: float) -> dict[str, Any]:
-        """The next message. Raises WorkerLost, after which the worker is gone."""
+        """The next message. Raises WorkerLost, after which the worker is gone.
+
+        ``seconds`` are those of the processor, since who shares the machine may leave a worker little of it; one that
+        waits for something gets ten times as many on the clock.
+        """
         assert self.process is not None and self.process.stdout is not None
+        spent, last = processor_seconds(self.process.pid) + seconds, time.monotonic() + 10 * seconds
         while b"\n" not in self.buffer:
             ready, _, _ = select.select([self.process.stdout], [], [], seconds)
-            if not ready:
+            if not ready and (processor_seconds(self.process.pid) >= spent or time.monotonic() >= last):
                 self.end()
                 raise WorkerLost(f"no answer in {seconds:g} s")
+            if not ready:
+                continue
             part = os.read(self.process.stdout.fileno(), 1 << 16)
             if not part:
                 code = self.process.wait()
@@ -85,6 +93,13 @@ class Worker:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+
+def processor_seconds(pid: int) -> float:
+    """The processor's time that a process has used, of all its threads."""
+    # Behind the name, which may hold spaces: user and system time are fields 14 and 15 of proc(5)'s stat.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def serve(load: Callable[[], Handler]) -> None:

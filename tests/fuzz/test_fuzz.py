@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.fuzz.program import Input, Program, Step
 from tests.fuzz.record import add, row
 from tests.fuzz.run import function_of, inputs_of, run, run_rounds, run_wide
 from tests.fuzz.shrink import shrink
+from tests.workers import Worker, WorkerLost
 
 SEEDS = range(8)
 
@@ -168,3 +170,24 @@ def test_a_campaign_is_a_row_of_a_table(tmp_path: Path) -> None:
     assert head.startswith("# ") and rows == [line * 2]
     with pytest.raises(ValueError, match="without programs"):
         row([], "2026-01-02")
+
+
+def _worker(script: str, tmp_path: Path) -> Worker:
+    process = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return Worker("", tmp_path, process)
+
+
+def test_a_worker_that_gets_little_of_a_machine_is_waited_for(tmp_path: Path) -> None:
+    worker = _worker("sleep 1.5; echo {}", tmp_path)
+    try:
+        assert worker.answer(1) == {}
+    finally:
+        worker.end()
+
+
+@pytest.mark.parametrize("script", ["while :; do :; done", "sleep 600"])
+def test_a_worker_that_does_not_come_back_is_ended(script: str, tmp_path: Path) -> None:
+    worker = _worker(f"exec sh -c '{script}'", tmp_path)
+    with pytest.raises(WorkerLost) as lost:
+        worker.answer(0.2)
+    assert lost.value.status == "hang" and worker.process is None
