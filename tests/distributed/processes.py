@@ -173,6 +173,32 @@ def fully_sharded() -> None:
 
 
 @program
+def pipeline() -> None:
+    """Stages in processes of their own: what each sends is what its compiled stage returns, of one microbatch after
+    another, and the backwards of several forwards that are under way come in either order."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x, target = (torch.randn(4 * world, 16, generator=torch.Generator().manual_seed(k)) for k in range(2))
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Model() for _ in range(world)))
+    twin = copy.deepcopy(model)
+    wanted = [F.mse_loss(part, goal) for part, goal in zip(twin(x).chunk(world), target.chunk(world), strict=True)]
+    torch.stack(wanted).mean().backward()
+    for schedule in (ScheduleGPipe, Schedule1F1B):
+        block = copy.deepcopy(model[rank])
+        block.compile(backend="mlc")
+        stage = PipelineStage(block, rank, world, torch.device("cpu"))
+        run = schedule(stage, n_microbatches=world, loss_fn=F.mse_loss)
+        losses: list[Tensor] = []
+        with compiling(2 if schedule is ScheduleGPipe else 0):  # the second finds what the first has compiled
+            run.step(*([x] if rank == 0 else []), **({"target": target, "losses": losses} if rank == world - 1 else {}))
+        if rank == world - 1:
+            close(losses, wanted)
+        close([p.grad for p in block.parameters()], [p.grad for p in twin[rank].parameters()])
+
+
+@program
 def tensor_parallel() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module

@@ -28,7 +28,7 @@ def test_two_processes() -> None:
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize(
     "name",
-    ["collectives", "collectives_by_their_usual_names", "data_parallel", "fully_sharded", "tensor_parallel",
+    ["collectives", "collectives_by_their_usual_names", "data_parallel", "fully_sharded", "tensor_parallel", "pipeline",
      "distributed_tensors"],
 )  # fmt: skip
 def test_each_program(name: str, world: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tests import warm_processes
+from tests.settings import default_dtype
 from torch_mlc.dynamo_backend import aot_cache, aot_key
 from torch_mlc.runtime.counters import counters
 
@@ -163,16 +164,6 @@ def test_what_tracing_looks_at_is_in_the_key(setting: Callable[[], AbstractConte
     assert (hits(), hits()) == (0, 1)
     with setting():
         assert hits() == 0
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def test_torchs_key_serves_other_backends_and_foreign_ops() -> None:

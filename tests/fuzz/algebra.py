@@ -49,7 +49,7 @@ def matrices(m: Maker) -> Draft:
             f"torch.addbmm({n}, {n}[None], torch.eye({n}.shape[1], dtype={n}.dtype)[None])",
             f"torch.tril({n}) @ {n}.mT",
         ]
-    return m.draft(m.rng.choice(options))
+    return m.choose(options)
 
 
 def vectors(m: Maker) -> Draft:
@@ -86,7 +86,7 @@ def vectors(m: Maker) -> Draft:
         ]
     if all(s[-1] == 3 for s in a.shapes):
         options += [f"torch.linalg.cross({n}, {n}.flip(-1))"] * 4
-    return m.draft(m.rng.choice(options))
+    return m.choose(options)
 
 
 def transforms(m: Maker) -> Draft:
@@ -100,7 +100,7 @@ def transforms(m: Maker) -> Draft:
         f"torch.view_as_real(torch.fft.fft({n}, norm='ortho')) * 0.5",
         f"torch.fft.ifft(torch.fft.fft({n}) * 0.5).real",
     )
-    return m.draft(m.rng.choice(options))
+    return m.choose(options)
 
 
 def complex_input(m: Maker) -> Info:
@@ -177,7 +177,7 @@ COMPLEX_ROWS = (
 def complexes(m: Maker) -> Draft:
     a = complex_input(m)
     table = COMPLEX_ROWS if a.ndim and a.has(0) and a.has(-1) and m.chance(0.4) else COMPLEX
-    return m.draft(m.rng.choice(table).format(a=a.name))
+    return m.choose(table, a=a)
 
 
 ALGEBRA = ((2.0, matrices), (2.0, vectors), (0.6, transforms), (2.0, complexes))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from .indexing import places_along
-from .maker import Draft, Info, Maker, NoFit
+from .maker import Draft, Maker, NoFit, floats_within
 
-
-def number(i: Info) -> bool:
-    return i.is_float and i.within(-60, 60)
+number = floats_within(60)
 
 
 def norm(m: Maker) -> Draft:
@@ -27,7 +25,7 @@ def norm(m: Maker) -> Draft:
         f"({n} - {n}.mean(-1, keepdim=True)) / ({n}.std(-1, keepdim=True, correction=0) + 0.1) * {w}",
         f"F.rms_norm({n} + {b}, {n}.shape[-1:], {w}, eps=0.1) @ torch.diag({b})",
     )
-    return m.draft(m.rng.choice(options))
+    return m.choose(options)
 
 
 def channels(m: Maker) -> Draft:
@@ -54,7 +52,7 @@ def channels(m: Maker) -> Draft:
         f"F.instance_norm({n}, weight={w}, bias={b}, eps=0.1)",
         f"F.local_response_norm({n}, 2)",
     )
-    return m.draft(m.rng.choice(options))
+    return m.choose(options)
 
 
 def feed(m: Maker) -> Draft:
@@ -78,7 +76,7 @@ def feed(m: Maker) -> Draft:
         f"F.normalize({n} @ {w}, dim=-1, eps=0.1)",
         f"{n} @ {w} @ {w}.t()",
     )
-    return m.draft(m.rng.choice(options))
+    return m.choose(options)
 
 
 def heads(m: Maker) -> Draft:
@@ -111,7 +109,7 @@ def heads(m: Maker) -> Draft:
     if a.ndim == 4 and all(s[1] % 2 == 0 and s[1] for s in a.shapes) and len(set(a.extents(1))) == 1:
         k = m.fresh([(s[0], s[1] // 2, 5, s[3]) for s in a.shapes], a.dtype).name
         options += [f"F.scaled_dot_product_attention({n}, {k}, {k}, enable_gqa=True)"] * 3
-    return m.draft(m.rng.choice(options))
+    return m.choose(options)
 
 
 def cache(m: Maker) -> Draft:
@@ -154,7 +152,7 @@ def embedded(m: Maker) -> Draft:
         f"F.embedding({at}, {n})[:, 0] * F.embedding({at}, {n})[:, -1]",
         f"F.cross_entropy(F.embedding({at}, {n}).flatten(0, 1), {at}.flatten() % {n}.shape[1])",
     )
-    return m.draft(m.rng.choice(options))
+    return m.choose(options)
 
 
 def windows(m: Maker) -> Draft:
@@ -193,7 +191,7 @@ def windows(m: Maker) -> Draft:
         ]
         if a.sure and m.chance(0.3):
             return m.draft(f"F.max_pool2d({n}, 2, return_indices=True)", results=2, exact=True)
-    return m.draft(m.rng.choice(options))
+    return m.choose(options)
 
 
 def losses(m: Maker) -> Draft:
@@ -220,7 +218,7 @@ def losses(m: Maker) -> Draft:
             else f"{n} * {b}",
             f'F.cosine_embedding_loss({n}, {b}, torch.ones({n}.shape[0]), reduction="{how}")',
         ]
-    return m.draft(m.rng.choice(options))
+    return m.choose(options)
 
 
 BLOCKS = (

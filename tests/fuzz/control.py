@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from .maker import Draft, Info, Maker, NoFit
+from .maker import Draft, Maker, NoFit, floats_within
 
-
-def number(i: Info) -> bool:
-    return i.is_float and i.within(-60, 60)
+number = floats_within(60)
 
 
 def of_python(m: Maker) -> Draft:
@@ -33,7 +31,7 @@ def of_python(m: Maker) -> Draft:
             f"torch.cat([r.reshape(-1) for r in {n}])",
             f"torch.stack([*{n}][::-1])",
         ]
-    return m.draft(m.rng.choice(options), exact=True)
+    return m.choose(options, exact=True)
 
 
 def by_data(m: Maker) -> Draft:
@@ -53,7 +51,7 @@ def by_data(m: Maker) -> Draft:
         f"torch.nonzero({b.name})",
         f"{n}.repeat(int({count}) + 1, *([1] * {a.ndim - 1}))",
     ]
-    return m.draft(m.rng.choice(options), exact=True)
+    return m.choose(options, exact=True)
 
 
 def branches(m: Maker) -> Draft:
@@ -104,7 +102,7 @@ def functional(m: Maker) -> Draft:
             ]
     if a.ndim >= 3:
         options += [f"torch.vmap(lambda p: p @ p.transpose(-1, -2))({n})", f"torch.vmap(lambda p: p.t(), 0, 1)({n})"]
-    return m.draft(m.rng.choice(options))
+    return m.choose(options)
 
 
 def written(m: Maker) -> Draft:

@@ -5,8 +5,9 @@ Programs are compiled so that they draw what eager draws, bit for bit.
 
 from __future__ import annotations
 
-from .maker import Draft, Info, Maker
+from .maker import Draft, Maker, floats_within
 
+number = floats_within(20)
 # By what a tensor of numbers in float32 is filled, or what is made like it.
 FILLS = (
     "t.uniform_(-1, 2)", "t.normal_(0.5, 2)", "t.exponential_(2)", "t.bernoulli_(0.3)", "t.random_(0, 5)",
@@ -35,17 +36,13 @@ ROWS = (
 )  # fmt: skip
 
 
-def number(i: Info) -> bool:
-    return i.is_float and i.within(-20, 20)
-
-
 def dropped(m: Maker) -> Draft:
     a = m.pick(number, lambda i: i.ndim >= 1)
     rows = a.ndim >= 2 and a.has(-1) and a.has(0) and m.chance(0.4)
     options = [*(ROWS if rows else DROPS)]
     if rows and a.ndim in (3, 4, 5):
         options += [f"F.dropout{a.ndim - 2}d({{a}}, 0.5)", "F.alpha_dropout({a}, 0.3)"]
-    return m.draft(m.rng.choice(options).format(a=a.name))
+    return m.choose(options, a=a)
 
 
 def drawn(m: Maker) -> Draft:
@@ -58,7 +55,7 @@ def drawn(m: Maker) -> Draft:
         f"torch.where({draw} > 0.5, {a.name}, 0.0)",
         f"{draw}.sum()",
     )
-    return m.draft(m.rng.choice(options))
+    return m.choose(options)
 
 
 def chosen(m: Maker) -> Draft:
@@ -74,7 +71,7 @@ def chosen(m: Maker) -> Draft:
         f"{a.name}[torch.randint(0, {a.name}.shape[0], (4,))]",
         f"torch.poisson({weights})",
     )
-    return m.draft(m.rng.choice(options), exact=True)
+    return m.choose(options, exact=True)
 
 
 def filled(m: Maker) -> Draft:

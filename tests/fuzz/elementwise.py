@@ -103,7 +103,7 @@ def small(a: Info) -> bool:
 def unary(m: Maker) -> Draft:
     a = m.pick(lambda i: i.dtype is not torch.complex64)
     if a.is_bool:
-        return Draft(m.rng.choice(LOGICAL).format(a=a.name), (a.name,), exact=True)
+        return m.choose(LOGICAL, exact=True, a=a)
     tables: list[tuple[tuple[str, ...], bool]] = [(EXACT, True)]
     if a.is_integer:
         tables += [(INTEGRAL, True)] * 3

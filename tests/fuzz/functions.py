@@ -106,15 +106,15 @@ BITS = {
 def function(m: Maker) -> Draft:
     a = m.pick(lambda i: i.is_float and i.within(-20, 20), lambda i: i.ndim >= 1)
     if a.sure and m.chance(0.3):
-        return m.draft(m.rng.choice(SUDDEN).format(a=a.name), exact=True)
+        return m.choose(SUDDEN, exact=True, a=a)
     if m.chance(0.35) and not m.gradient and a.dtype in (torch.float32, torch.float64):
-        return m.draft(m.rng.choice(PLAIN).format(a=a.name))
-    return m.draft(m.rng.choice(SMOOTH).format(a=a.name))
+        return m.choose(PLAIN, a=a)
+    return m.choose(SMOOTH, a=a)
 
 
 def integral(m: Maker) -> Draft:
     a = m.pick(lambda i: i.is_integer)
-    return m.draft(m.rng.choice(INTEGRAL).format(a=a.name), exact=True)
+    return m.choose(INTEGRAL, exact=True, a=a)
 
 
 def bits(m: Maker) -> Draft:
@@ -152,7 +152,7 @@ def halves(m: Maker) -> Draft:
         "({a} + 1e-3) * 1.001",
         "torch.sum({a}) * {a}",
     )
-    return m.draft(m.rng.choice(options).format(a=a.name))
+    return m.choose(options, a=a)
 
 
 def two(m: Maker) -> Draft:
@@ -195,7 +195,7 @@ def ordered(m: Maker) -> Draft:
         f"torch.unique({n}, return_inverse=True)[1]",
         f"F.one_hot({u}.argmax(-1) % 4, 4)",
     ]
-    return m.draft(m.rng.choice(options), exact=True)
+    return m.choose(options, exact=True)
 
 
 FUNCTIONS = (

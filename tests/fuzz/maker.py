@@ -17,8 +17,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from ..settings import default_dtype
 from .program import Input, Program, Sizes, Step, mentioned
-from .run import code_of, double_precision, execute, inputs_of
+from .run import code_of, execute, inputs_of
 from .values import namespace
 
 # Dimensions of a tensor at most, and the largest number in a program that has no infinities.
@@ -99,6 +100,11 @@ class Info:
 
 
 Test: TypeAlias = "Callable[[Info], bool]"
+
+
+def floats_within(bound: float) -> Test:
+    """Whether a value is one of floats that are finite, none of them larger than that."""
+    return lambda i: i.is_float and i.within(-bound, bound)
 
 
 @dataclass(slots=True)
@@ -265,6 +271,15 @@ class Maker:
         """A line that reads all the tensors that it names."""
         return Draft(text, mentioned(text, self.names), **settings)
 
+    def choose(self, texts: Sequence[str], *, exact: bool = False, **values: Info) -> Draft:
+        """One of these lines; values stand in them by their names in braces."""
+        text = self.rng.choice(texts)
+        return self.draft(text.format(**{k: v.name for k, v in values.items()}) if values else text, exact=exact)
+
+    def write(self, texts: Sequence[str], t: Info, *, exact: bool = True) -> Draft:
+        """One of these statements, each of which writes to ``{t}``."""
+        return Draft(self.rng.choice(texts).format(t=t.name), (t.name,), 0, "write", exact)
+
     # --- adding lines -------------------------------------------------------------------------------------------------
 
     def add(self, draft: Draft) -> bool:
@@ -298,7 +313,7 @@ class Maker:
             torch.manual_seed(len(self.steps))
             exec(code_of(step, wide=False), eager)
             torch.manual_seed(len(self.steps))
-            with double_precision():
+            with default_dtype(torch.float64):
                 execute(step, wide)
 
     def _undo(self, step: Step) -> None:

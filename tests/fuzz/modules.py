@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from .maker import Draft, Info, Maker, NoFit
+from .maker import Draft, Info, Maker, NoFit, floats_within
 
-
-def number(i: Info) -> bool:
-    return i.is_float and i.within(-60, 60)
+number = floats_within(60)
 
 
 def product(m: Maker) -> Draft:

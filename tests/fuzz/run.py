@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import CodeType
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..settings import default_dtype
 from .program import Program, Sizes, Step
 from .values import namespace, numbers
 
@@ -118,19 +118,8 @@ def run_wide(program: Program, sizes: Sizes, noise: int | None = None, rounds: i
             execute(step, names, generator)
         return [eval(r, names) for r in program.returns]
 
-    with double_precision():
+    with default_dtype(torch.float64):
         return run_rounds(program, fn, args, rounds)
-
-
-@contextmanager
-def double_precision() -> Iterator[None]:
-    """Python's numbers make float64 of integers, as they make float32 of them otherwise."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def code_of(step: Step, *, wide: bool) -> CodeType:

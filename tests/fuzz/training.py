@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import torch
 
-from .maker import Draft, Info, Maker, NoFit
+from .maker import Draft, Maker, NoFit, floats_within
 
+number = floats_within(20)
 HELD = (
     "p.mul_(2)", "p.add_(1)", "p.zero_()", "p.clamp_(-1, 1)", "p.fill_(0.5)", "p.neg_()", "p[..., :1].zero_()",
     "p.copy_(p.flip(0))" , "p.sub_(0.5).mul_(2)", "p.t_().mul_(2).t_()", "p.data.mul_(2)",
@@ -15,10 +16,6 @@ HELD = (
 )  # fmt: skip
 ADAM = "beta1=0.75, beta2=0.5, lr={lr}, weight_decay={decay}, eps=0.5, maximize={maximize}, amsgrad=False"
 SGD = "weight_decay={decay}, momentum={momentum}, lr={lr}, dampening=0.0, nesterov={nesterov}, maximize={maximize}"
-
-
-def number(i: Info) -> bool:
-    return i.is_float and i.within(-20, 20)
 
 
 def asks(m: Maker, name: str) -> bool:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import torch
 
-from .maker import Draft, Info, Maker, NoFit
+from .maker import Draft, Maker, NoFit, floats_within
 
+number = floats_within(8)
 BF16 = float(torch.finfo(torch.bfloat16).eps)
 # Of one tensor of any shape, and of one with its like.
 BODIES = (
@@ -44,10 +45,6 @@ LAYERS = (
 MASKS = ("i >= j", "(i - j).abs() <= 2", "(i >= j) & (i - j < 4)", "(i // 2) == (j // 2)", "j <= i + h", "j >= 0")
 
 
-def number(i: Info) -> bool:
-    return i.is_float and i.within(-8, 8)
-
-
 def batched(m: Maker) -> Draft:
     a = m.pick(number, lambda i: i.ndim >= 2 and all(i.has(d) for d in range(i.ndim)))
     n, d = a.name, m.rng.randrange(a.ndim)
@@ -71,7 +68,7 @@ def batched(m: Maker) -> Draft:
     if d != 0:
         options += [f"torch.vmap(lambda p, k: p[k], ({d}, 0))({n}, {at})",
                     f"torch.vmap(lambda p, k: p.index_select(0, k.view(1)), ({d}, 0))({n}, {at})"]  # fmt: skip
-    return m.draft(m.rng.choice(options))
+    return m.choose(options)
 
 
 def differentiated(m: Maker) -> Draft:
@@ -100,7 +97,7 @@ def differentiated(m: Maker) -> Draft:
             ] * 2
     if m.chance(0.2):
         return m.draft(f"torch.func.grad_and_value({f})({n})", results=2)
-    return m.draft(m.rng.choice(options))
+    return m.choose(options)
 
 
 def scored(m: Maker) -> Draft:
@@ -177,7 +174,7 @@ def again(m: Maker) -> Draft:
     ]
     if m.chance(0.25):
         return m.draft(f"kept({n}, 3)", results=2)
-    return m.draft(m.rng.choice(options))
+    return m.choose(options)
 
 
 TRANSFORMS = (

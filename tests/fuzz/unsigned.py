@@ -27,7 +27,7 @@ TWO = (
 FROM = {
     torch.uint16: ("int16", "uint8"), torch.uint32: ("int32", "uint16", "float32"), torch.uint64: ("int64", "uint32"),
 }  # fmt: skip
-WRITES = ("{a}.fill_(5)", "{a}.zero_()", "{a}.mul_(3)", "{a}[..., :1] = 9", "{a}[0] *= 2", "{a}.bitwise_xor_(5)")
+WRITES = ("{t}.fill_(5)", "{t}.zero_()", "{t}.mul_(3)", "{t}[..., :1] = 9", "{t}[0] *= 2", "{t}.bitwise_xor_(5)")
 
 
 def unsigned(i: Info) -> bool:
@@ -46,13 +46,13 @@ def value(m: Maker) -> Info:
 def one(m: Maker) -> Draft:
     a = value(m)
     table = VIEWS if a.ndim and m.chance(0.25) else ONE
-    return m.draft(m.rng.choice(table).format(a=a.name), exact=True)
+    return m.choose(table, exact=True, a=a)
 
 
 def two(m: Maker) -> Draft:
     a = value(m)
     b = m.fresh(a.shapes, a.dtype, "range" if m.chance(0.4) else "eighths")
-    return m.draft(m.rng.choice(TWO).format(a=a.name, b=b.name), exact=True)
+    return m.choose(TWO, exact=True, a=a, b=b)
 
 
 def gathered(m: Maker) -> Draft:
@@ -71,8 +71,7 @@ def made(m: Maker) -> Draft:
 
 
 def written(m: Maker) -> Draft:
-    a = m.pick(unsigned)
-    return Draft(m.rng.choice(WRITES).format(a=a.name), (a.name,), 0, "write", True)
+    return m.write(WRITES, m.pick(unsigned))
 
 
 UNSIGNED_INTEGERS = ((3.0, one), (1.0, two), (0.7, gathered), (1.0, made), (0.7, written))

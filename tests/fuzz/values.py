@@ -6,8 +6,7 @@ for references in double precision: the same numbers (of the narrow type, if it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 from torch.utils.checkpoint import checkpoint
+
+from ..settings import default_dtype
 
 WIDE = {
     torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64,
@@ -90,23 +91,13 @@ def drawn(fill: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
 
 def wide_drawn(fill: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
     """``drawn`` in double precision: the same numbers."""
-    with _single_precision():
+    with default_dtype(torch.float32):
         return drawn(fill, like).double()
 
 
 def coins(p: Tensor) -> Tensor:
     """Ones with these probabilities, and zeros."""
     return torch.bernoulli(p.float()).to(p.dtype)
-
-
-@contextmanager
-def _single_precision() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def plain_cond(predicate: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: tuple[Any, ...]) -> Any:

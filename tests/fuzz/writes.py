@@ -97,18 +97,18 @@ def whole(m: Maker) -> Draft:
     t = target(m)
     table = INTEGRAL if t.is_integer else LOGICAL if t.is_bool else ORDERED
     if m.chance(0.4):
-        return Draft(m.rng.choice(table).format(t=t.name), (t.name,), 0, "write", True)
+        return m.write(table, t)
     if m.chance(0.1) and all(i.name != t.name for i in m.inputs):
-        return Draft(m.rng.choice(TURNS).format(t=t.name), (t.name,), 0, "write", True)
+        return m.write(TURNS, t)
     smooth = t.is_float and t.within(-40, 40) and m.chance(0.4)
-    return Draft(m.rng.choice(SMOOTH if smooth else PLAIN).format(t=t.name), (t.name,), 0, "write", not smooth)
+    return m.write(SMOOTH if smooth else PLAIN, t, exact=not smooth)
 
 
 def part(m: Maker) -> Draft:
     t = target(m)
     if not t.ndim:
         raise NoFit
-    return Draft(m.rng.choice(PARTS).format(t=t.name), (t.name,), 0, "write", True)
+    return m.write(PARTS, t)
 
 
 def by_other(m: Maker) -> Draft:

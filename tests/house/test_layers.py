@@ -170,17 +170,15 @@ def test_no_file_names_one_machine_or_a_registry() -> None:
 def test_import_is_cheap_and_brings_no_compiler() -> None:
     """`import torch_mlc` by itself loads nothing heavy; one public name loads no Triton, LLVM or Dynamo either."""
     probe = (
-        "import sys, time; start = time.perf_counter(); import torch_mlc; spent = time.perf_counter() - start\n"
-        "heavy = ('torch', 'triton', 'llvmlite', 'sympy', 'numpy')\n"
-        "assert not [m for m in heavy if m in sys.modules], 'bare import is heavy'\n"
+        "import sys, typing; before = set(sys.modules); import torch_mlc\n"
+        "brought = {m.partition('.')[0] for m in set(sys.modules) - before}\n"
+        "assert brought <= {'torch_mlc', 'collections'}, f'bare import is heavy: {brought}'\n"
         "torch_mlc.Options\n"
         "heavy = ('torch._dynamo', 'triton', 'llvmlite')\n"
         "assert not [m for m in heavy if m in sys.modules], 'Options is heavy'\n"
-        "print(spent)"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 0.05
 
 
 def test_public_names_load_and_a_wrong_one_says_which_there_are() -> None:
