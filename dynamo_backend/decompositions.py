@@ -6,6 +6,7 @@ torch's core table, without the ops that have a converter of their own: fewer no
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -33,7 +34,6 @@ _WHOLE: tuple[str, ...] = (
 # Taken apart although the core table keeps them.
 _EXTRA: tuple[str, ...] = (
     "addmv",
-    "addbmm",
     "upsample_bilinear2d",
     "ldexp",
     "dist",
@@ -65,6 +65,8 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     kept[aten.take.default] = _take
     kept |= {aten.complex.default: _complex, aten.polar.default: _polar, aten._to_copy.default: _to_complex}
     kept[aten.normal.Tensor_Tensor] = _normal
+    kept[aten.addbmm.default] = _addbmm
+    kept[aten.isin.Tensor_Tensor] = _isin(table.get(aten.isin.Tensor_Tensor))
     kept[aten.unique_consecutive.default] = _unique_consecutive
     return kept | {op: _as_eager_lays_out(op) for op in _BATCH_NORMS}
 
@@ -135,6 +137,32 @@ def _take(x: torch.Tensor, index: torch.Tensor) -> Any:
     return aten.index.Tensor(x.reshape(-1), [index])
 
 
+def _addbmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
+    """A sum over the batch as well is one product, of matrices side by side."""
+    batch, rows, depth = a.shape
+    side = a.transpose(0, 1).reshape(rows, batch * depth)
+    below = b.reshape(batch * depth, b.shape[2])
+    return aten.addmm.default(x, side, below, beta=beta, alpha=alpha)
+
+
+# Comparisons of one element that take as long as sorting it.
+_COMPARED = 1024
+
+
+def _isin(torchs: Callable[..., Any] | None) -> Callable[..., Any]:
+    """All compared with all where that is done sooner than sorting; else torch's decomposition."""
+
+    def isin(x: torch.Tensor, among: torch.Tensor, *, assume_unique: bool = False, invert: bool = False) -> Any:
+        counts = x.numel(), among.numel()
+        if not all(isinstance(n, int) for n in counts) or math.prod(counts) > _COMPARED * sum(counts):
+            given: Any = {"assume_unique": assume_unique, "invert": invert}
+            return NotImplemented if torchs is None else torchs(x, among, **given)
+        found = (x.unsqueeze(-1) == among.reshape(-1)).any(-1)
+        return found.logical_not() if invert else found
+
+    return isin
+
+
 def _complex(real: torch.Tensor, imaginary: torch.Tensor) -> Any:
     """No kernel computes with complex numbers, but their parts are real ones side by side."""
     if real.dtype != imaginary.dtype or not (is_contiguous_or_false(real) and is_contiguous_or_false(imaginary)):
@@ -150,12 +178,19 @@ def _to_complex(x: torch.Tensor | complex, *, dtype: torch.dtype | None = None, 
     """A real tensor as a complex one."""
     if dtype is None or not dtype.is_complex or not isinstance(x, torch.Tensor) or x.is_complex():
         return NotImplemented
-    elsewhere = how.get("device") not in (None, x.device) or how.get("layout") not in (None, x.layout)
-    laid_out = how.get("memory_format") not in (None, torch.preserve_format, torch.contiguous_format)
-    if elsewhere or laid_out:
+    if how.get("device") not in (None, x.device) or how.get("layout") not in (None, x.layout):
         return NotImplemented
-    real = x.to(dtype.to_real())
-    return _complex(real, torch.zeros_like(real))
+    # Laid out as eager has it for any element type, and made as what is contiguous in the order of its strides.
+    real = aten._to_copy.default(x, dtype=dtype.to_real(), memory_format=how.get("memory_format"))
+    if is_contiguous_or_false(real):
+        return _complex(real, torch.zeros_like(real))
+    if not all(isinstance(s, int) for s in real.stride()):
+        return NotImplemented
+    order = sorted(range(real.dim()), key=lambda d: -real.stride(d))
+    inside = real.permute(order)
+    if not is_contiguous_or_false(inside):
+        return NotImplemented
+    return _complex(inside, torch.zeros_like(inside)).permute([order.index(d) for d in range(real.dim())])
 
 
 _BATCH_NORMS = (

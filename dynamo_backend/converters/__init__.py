@@ -26,6 +26,7 @@ from . import (
     pooling,
     products,
     rand,
+    ranks,
     reductions,
     replays,
     resample,
@@ -45,7 +46,7 @@ from .sizes import SizeMap
 FAMILIES = (
     *(adaptive_pooling, associative, attention, batch_norm, borders, create, distance, elementwise, foreach, gamma),
     *(gather, grid, histograms, join, libraries, logical, losses, masked, norms, orthogonal, pooling, products, rand),
-    *(reductions, replays, resample, scans, scatter, search, segments, softmax, special, unfolding, views),
+    *(ranks, reductions, replays, resample, scans, scatter, search, segments, softmax, special, unfolding, views),
 )
 
 __all__ = [

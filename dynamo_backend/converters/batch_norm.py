@@ -102,10 +102,17 @@ def batch_norm_functional(
     if not training:
         average, rstd = _eval_statistics(ctx, x, running_mean, running_var, eps)
         out = _batch_norm_output(ctx, x, average, rstd, weight, bias, 0)
-        if ctx.used() - {0, 3, 4}:
-            raise NoConversion("statistics of batch norm in evaluation")
-        return out, None, None, running_mean, running_var
+        return out, *(_no_statistics(ctx, k) for k in (1, 2)), running_mean, running_var
     return _batch_norm_train(ctx, x, weight, bias, running_mean, running_var, momentum, eps, (3, 4))
+
+
+def _no_statistics(ctx: ImportContext, k: int) -> Tensor | None:
+    """The statistics of a batch that were not taken, since it is normalised by others: on CPUs of no element."""
+    if k not in ctx.used():
+        return None
+    if sympy.S.Zero not in ctx.type(k).shape:
+        raise NoConversion("statistics of batch norm in evaluation")
+    return ctx.compute(const(0, ctx.type(k).dtype.compute), ctx.type(k), ctx.name(k))
 
 
 @converter("aten._batch_norm_with_update_functional.default")

@@ -11,6 +11,7 @@ from ...ir.expr import Expr, Select, call, cast, const, symbol
 from ...ir.monoid import MAX, SUM
 from .context import Domain, ImportContext, Tensor, axes, convert, index_value, select
 from .registry import NoConversion, converter
+from .scatter import Source, scattered, source_axes
 from .sizes import integer
 
 # From so many rows on torch takes Euclidean distances by a matrix product.
@@ -68,7 +69,7 @@ def _over(kept: tuple[sympy.Expr, ...], extent: sympy.Expr) -> tuple[Domain, sym
 def cdist(ctx: ImportContext, a: Tensor, b: Tensor, p: float, compute_mode: int | None) -> Tensor:
     out = ctx.type()
     rows = [ctx.sizes.hint(t.shape[-2]) for t in (a, b)]
-    if p == 2 and compute_mode != 2 and (compute_mode == 1 or max(rows) > _FEW_ROWS):
+    if p == 2 and compute_mode != 2 and max(rows) > _FEW_ROWS:
         raise NoConversion("Euclidean distances by a matrix product")
     if a.shape[-1] == 0:
         return ctx.compute(const(0, out.dtype.compute))
@@ -150,3 +151,23 @@ def pdist_backward(ctx: ImportContext, grad: Tensor, x: Tensor, p: float, distan
     value = select(apart, slope, const(0, slope.dtype)) if n != integer(1) else const(0, slope.dtype)
     (total,) = ctx.reduce(SUM, domain, (value,), x.device)
     return ctx.compute(ctx.at(total, (row, column)))
+
+
+@converter("aten.embedding_renorm.default")
+def embedding_renorm(ctx: ImportContext, weight: Tensor, indices: Tensor, max_norm: float, p: float) -> Tensor:
+    """The rows that ``indices`` name, made shorter where their norm is greater than ``max_norm``."""
+    kind, (rows, width), at = weight.dtype.compute, weight.shape, axes(2)
+    over = source_axes(indices.rank)
+    row = cast(ctx.at(indices, over), DType.INT64)
+    each = ctx.contiguous((rows,), DType.BOOL, weight.device)
+    source = Source(indices.shape, (row,), const(True, DType.BOOL))
+    named = scattered(ctx, None, const(False, DType.BOOL), source, each, "named")
+    domain, r = _over((rows,), width)
+    value = ctx.at(weight, (at[0], r), kind)
+    (total,) = ctx.reduce(MAX if p == math.inf else SUM, domain, (_term(value, p),), weight.device)
+    norm = convert(convert(_finished(ctx.at(total, at[:1]), p), weight.dtype), kind)
+    # The term is eager's, which divides by no zero.
+    factor = call("div", const(max_norm, kind), call("add", norm, const(1e-7, kind)))
+    longer = call("logical_and", named, call("gt", norm, const(max_norm, kind)))
+    made = ctx.temporary(Select(longer, factor, const(1, kind)), each, "factor", kind)
+    return ctx.compute(call("mul", ctx.at(weight, at, kind), ctx.at(made, at[:1])))

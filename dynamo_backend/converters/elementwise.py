@@ -419,7 +419,8 @@ def copy(ctx: ImportContext, destination: Tensor, source: Tensor, non_blocking: 
 
 @converter("aten.copy_.default")
 def copy_over(ctx: ImportContext, destination: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    if any(extent.is_zero for extent in destination.type.shape):
+    # Nothing, or what is there already.
+    if any(extent.is_zero for extent in destination.type.shape) or source.name == destination.name:
         return destination
     raise NoConversion("a value that is written over an argument")
 

@@ -1,4 +1,4 @@
-"""Histograms: how many elements, or what weight, lies in each of a few bins of equal width."""
+"""Histograms: how many elements, or what weight, lies in each of a few bins, of equal width or between given edges."""
 
 from __future__ import annotations
 
@@ -11,29 +11,39 @@ import sympy
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, cast, const, substitute_index
 from ...ir.monoid import MAX, MIN, SUM
-from .context import ImportContext, Scalar, Tensor, all_of, axes, index_value
+from .context import ImportContext, Scalar, Tensor, all_of, axes, convert, index_value
 from .registry import NoConversion, converter
 from .scatter import Source, scatter, scattered, source_axes
+from .search import count_before
 
 _PLACE = DType.INT64
 
 
 @converter("aten.histc.default")
 def histc(ctx: ImportContext, x: Tensor, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> Tensor:
-    if isinstance(min, sympy.Expr) or isinstance(max, sympy.Expr) or not min < max:
-        raise NoConversion("a range that the data decide")
-    if x.dtype not in (DType.FLOAT32, DType.FLOAT64):
-        raise NoConversion("a histogram of other types than float32 and float64")
-    value = ctx.at(x, source_axes(x.rank))
-    low, high = ctx.scalar(min, x.dtype), ctx.scalar(max, x.dtype)
+    if isinstance(min, sympy.Expr) or isinstance(max, sympy.Expr) or min > max:
+        raise NoConversion("a range that is symbolic, or none")
+    if not x.dtype.is_float:
+        raise NoConversion("a histogram of integers")
+    kind = x.dtype.compute
+
+    def rounded(value: Expr) -> Expr:
+        """As eager has it, which computes half types in themselves."""
+        return convert(convert(value, x.dtype), kind)
+
+    if min == max:
+        low, high = (_held(ctx, x, rounded(e), n) for e, n in zip(_outer(ctx, x, None, None, 1.0), ("low", "high")))
+    else:
+        low, high = rounded(ctx.scalar(min, kind)), rounded(ctx.scalar(max, kind))
+    value = ctx.at(x, source_axes(x.rank), kind)
     counted = call("logical_and", call("ge", value, low), call("le", value, high))
-    place = call("mul", call("sub", value, low), const(bins, x.dtype))
-    place = cast(call("div", place, call("sub", high, low)), _PLACE)
+    place = rounded(call("mul", rounded(call("sub", value, low)), rounded(const(bins, kind))))
+    place = rounded(call("div", place, rounded(call("sub", high, low))))
+    place = cast(Select(counted, place, const(0, kind)), _PLACE)
     # The last bin holds its right edge too.
     place = call("minimum", place, const(int(bins) - 1, _PLACE))
-    place = Select(counted, place, const(0, _PLACE))
-    one = Select(counted, const(1, x.dtype), const(0, x.dtype))
-    return scatter(ctx, SUM, const(0, x.dtype), Source(x.shape, (place,), one))
+    one = Select(counted, const(1, kind), const(0, kind))
+    return scatter(ctx, SUM, const(0, kind), Source(x.shape, (place,), one))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +78,62 @@ class Bins:
         return Select(inside, place, const(0, _PLACE)), inside
 
 
-def _outer(ctx: ImportContext, x: Tensor, column: int | None, given: Sequence[float] | None) -> tuple[Expr, Expr]:
-    """The outer edges: those given, or the least and greatest element (of a column), a half farther where those are
-    one. Infinities and NaN have no range, which is an error."""
-    kind = x.dtype
+@dataclass(frozen=True, slots=True)
+class GivenBins:
+    """The bins between edges that a row holds in ascending order; ``found`` has the place of each element."""
+
+    ctx: ImportContext
+    edges: Tensor
+    found: Tensor
+
+    @property
+    def count(self) -> int:
+        return int(self.edges.shape[0]) - 1
+
+    def edge(self, k: Expr) -> Expr:
+        """The edge at a position."""
+        return self.ctx.at(self.edges, (k,))
+
+    def place(self, value: Expr) -> tuple[Expr, Expr]:
+        """As for bins of equal width."""
+        first, last = self.edge(const(0, _PLACE)), self.edge(const(self.count, _PLACE))
+        inside = call("logical_and", call("ge", value, first), call("le", value, last))
+        place = self.ctx.at(self.found, source_axes(self.found.rank))
+        return Select(inside, place, const(0, _PLACE)), inside
+
+    @classmethod
+    def between(cls, ctx: ImportContext, x: Tensor, edges: Tensor, column: int | None) -> GivenBins:
+        """The bins of all elements of ``x``, or of those in a column."""
+        if edges.rank != 1 or not edges.shape[0].is_Integer or edges.shape[0] < 2 or edges.dtype is not x.dtype:
+            raise NoConversion("edges of no bin, or of a symbolic number")
+        rows = x.shape if column is None else x.shape[:-1]
+        kind = ctx.contiguous(rows, _PLACE, x.device)
+        at = axes(len(rows))
+        value = ctx.at(x, at if column is None else (*at, sympy.Integer(column)))
+        passed = count_before(ctx, edges.shape[0], value, lambda k: ctx.at(edges, (k,)), right=True, out=kind)
+        # Between the bins: what stands before the first edge has no bin, what is on the last one is in the last.
+        place = call("maximum", call("sub", passed, const(1, _PLACE)), const(0, _PLACE))
+        place = call("minimum", place, const(int(edges.shape[0]) - 2, _PLACE))
+        return cls(ctx, edges, ctx.temporary(place, kind, "bin"))
+
+
+def _held(ctx: ImportContext, x: Tensor, value: Expr, name: str) -> Expr:
+    """A number as a tensor of its own, to be read for each element."""
+    return ctx.at(ctx.temporary(value, ctx.contiguous((), x.dtype.compute, x.device), name), ())
+
+
+def _outer(
+    ctx: ImportContext, x: Tensor, column: int | None, given: Sequence[float] | None, beyond: float = 0.5
+) -> tuple[Expr, Expr]:
+    """The outer edges: those given, or the least and greatest element (of a column); farther by ``beyond`` where those
+    are one. Infinities and NaN have no range, which is an error."""
+    kind = x.dtype.compute
     if given:
         left, right = (float(v) for v in given)
-        apart = 0.5 if left == right else 0.0
-        return const(left - apart, kind), const(right + apart, kind)
+        farther = beyond if left == right else 0.0
+        return const(left - farther, kind), const(right + farther, kind)
     if x.type.numel == 0:
-        return const(0, kind), const(1, kind)
+        return const(0 if beyond < 1 else -1, kind), const(1, kind)
     rows = x.shape if column is None else x.shape[:-1]
     domain = ctx.domain(rows, range(len(rows)))
     value = ctx.at(x, domain.indices if column is None else (*domain.indices, sympy.Integer(column)))
@@ -86,8 +142,8 @@ def _outer(ctx: ImportContext, x: Tensor, column: int | None, given: Sequence[fl
     zero, one = const(0, _PLACE), const(1, _PLACE)
     # A place out of bounds is how a kernel tells its caller of data that are none.
     known = call("eq", call("check_bounds", Select(finite, zero, one), zero, one, zero), zero)
-    half = Select(call("logical_and", known, call("eq", low, high)), const(0.5, kind), const(0, kind))
-    return call("sub", low, half), call("add", high, half)
+    apart = Select(call("logical_and", known, call("eq", low, high)), const(beyond, kind), const(0, kind))
+    return call("sub", low, apart), call("add", high, apart)
 
 
 def _bins(
@@ -96,11 +152,10 @@ def _bins(
     """The bins of each column of ``x``, or those of all its elements."""
     if x.dtype not in (DType.FLOAT32, DType.FLOAT64):
         raise NoConversion("a histogram of other types than float32 and float64")
-    single = ctx.contiguous((), x.dtype, x.device)
     found = []
     for k, count in enumerate(counts):
         edges = _outer(ctx, x, k if columns else None, given[2 * k : 2 * k + 2] if given else None)
-        low, high = (ctx.at(ctx.temporary(e, single, n), ()) for e, n in zip(edges, ("low", "high"), strict=True))
+        low, high = (_held(ctx, x, e, n) for e, n in zip(edges, ("low", "high"), strict=True))
         found.append(Bins(int(count), low, high))
     return found
 
@@ -110,7 +165,7 @@ def _edges(ctx: ImportContext, bins: Bins, k: int) -> Tensor:
 
 
 def _counted(
-    ctx: ImportContext, x: Tensor, bins: Sequence[Bins], columns: bool, weight: Tensor | None, density: bool
+    ctx: ImportContext, x: Tensor, bins: Sequence[Bins | GivenBins], columns: bool, weight: Tensor | None, density: bool
 ) -> Tensor:
     """The current node's result: what lies in each bin, of each combination of those of the columns."""
     kind = x.dtype
@@ -161,6 +216,25 @@ def histogramdd(
 ) -> Tensor:  # fmt: skip
     _needs_rows(x)
     return _counted(ctx, x, _bins(ctx, x, bins, range, columns=True), True, weight, density)
+
+
+@converter("aten.histogram.bins_tensor")
+def histogram_between(
+    ctx: ImportContext, x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False
+) -> tuple[Tensor, Tensor]:
+    with ctx.result_of(0):
+        found = GivenBins.between(ctx, x, bins, None)
+        counts = _counted(ctx, x, [found], False, weight, density)
+    return counts, ctx.compute(ctx.at(bins, axes(1), bins.dtype), ctx.type(1), ctx.name(1))
+
+
+@converter("aten._histogramdd_from_bin_tensors.default")
+def histogramdd_between(
+    ctx: ImportContext, x: Tensor, bins: Sequence[Tensor], *, weight: Tensor | None = None, density: bool = False
+) -> Tensor:
+    _needs_rows(x)
+    found = [GivenBins.between(ctx, x, b, k) for k, b in enumerate(bins)]
+    return _counted(ctx, x, found, True, weight, density)
 
 
 def _needs_rows(x: Tensor) -> None:

@@ -36,8 +36,8 @@ library("a copy in memory of its own, that chunks of a loss can share a kernel",
 library(
     "sort",
     "aten.sort.default", "aten.sort.stable", "aten.topk.default", "aten.kthvalue.default", "aten.median.dim",
-    "aten.median.default", "aten.mode.default", "aten._unique2.default", "aten.unique_dim.default",
-    "aten.bincount.default",
+    "aten.median.default", "aten.nanmedian.dim", "aten.nanmedian.default", "aten.mode.default", "aten._unique2.default",
+    "aten.unique_dim.default", "aten.bincount.default",
 )  # fmt: skip
 library(
     "Fourier transform",

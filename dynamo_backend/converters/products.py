@@ -7,15 +7,18 @@ narrow operand itself where that pays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ...ir.dtypes import DType
+from ...ir.expr import call
 from ...ir.graph import Library, Ref, TensorType
+from ...ir.monoid import SUM
 from .context import ImportContext, Tensor, axes
 from .registry import LIBRARY_REASONS, NoConversion, converter
 
@@ -64,6 +67,29 @@ def widened(ctx: ImportContext, *args: Any, **kwargs: Any) -> Any:
         value = ctx.at(Tensor(name, kind), at)
         results.append(ctx.compute(value, ctx.type(position), ctx.name(position)))
     return tuple(results) if many else results[0]
+
+
+@converter("aten._trilinear.default")
+def trilinear(
+    ctx: ImportContext, a: Tensor, b: Tensor, c: Tensor, expand_a: Sequence[int], expand_b: Sequence[int],
+    expand_c: Sequence[int], sums: Sequence[int], unrolled: int = 1,
+) -> Tensor:  # fmt: skip
+    """``(a * b * c).sum(sums)``, after each has got the dimensions that it is expanded in."""
+    operands = tuple(zip((a, b, c), (expand_a, expand_b, expand_c), strict=True))
+    rank = a.rank + len(expand_a)
+    shape: list[sympy.Expr] = [sympy.S.One] * rank
+    for x, expanded in operands:
+        for d, n in zip((d for d in range(rank) if d not in expanded), x.shape, strict=True):
+            shape[d] = n if shape[d] is sympy.S.One else shape[d]
+    domain = ctx.domain(shape, [d % rank for d in sums])
+    kind = ctx.type().dtype.compute
+    factors = []
+    for x, expanded in operands:
+        own = [i for d, i in enumerate(domain.indices) if d not in expanded]
+        factors.append(ctx.load(x, own, kind))
+    value = call("mul", call("mul", factors[0], factors[1]), factors[2])
+    (total,) = ctx.reduce(SUM, domain, (value,), a.device)
+    return ctx.compute(ctx.at(total, axes(total.rank)))
 
 
 def _wide_types(ctx: ImportContext) -> tuple[TensorType | None, ...]:

@@ -26,8 +26,9 @@ from .views import strided_begin, strided_places
 _MONOIDS = {
     "sum": SUM, "add": SUM, "mean": SUM, "prod": PRODUCT, "multiply": PRODUCT, "amax": MAX, "amin": MIN,
 }  # fmt: skip
-# Results of a narrow type are combined in a wider copy while they have at most so many times the source's elements.
-MOST_WIDE = 4
+# Results of a narrow type are combined in a wider copy while they have at most so many times the source's elements, or
+# so few that the copy takes less than a call of a library.
+MOST_WIDE, FEW_WIDE = 4, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ def scatter(ctx: ImportContext, monoid: Monoid | None, initial: Expr, source: So
         return _node(ctx, monoid, initial, source, out, ctx.name())
     if ctx.numerics == "eager" and out.dtype.is_half and monoid in (SUM, PRODUCT):
         raise NoConversion("scatter: eager rounds what is combined each time")
-    if ctx.sizes.hint(out.numel) > MOST_WIDE * ctx.sizes.hint(sympy.Mul(*source.shape)):
+    copied = ctx.sizes.hint(out.numel)
+    if copied > FEW_WIDE and copied > MOST_WIDE * ctx.sizes.hint(sympy.Mul(*source.shape)):
         raise NoConversion(f"scatter: a {kind.value} copy of the whole result would cost more than it saves")
     wide = _node(ctx, monoid, initial, source, ctx.contiguous(out.shape, kind, out.device), ctx.fresh("wide"))
     return ctx.compute(ctx.at(wide, axes(wide.rank)))

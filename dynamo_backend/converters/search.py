@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Index, call, cast, const
+from ...ir.graph import TensorType
 from .context import ImportContext, Scalar, Tensor, axes
 from .registry import NoConversion, converter
 
@@ -14,14 +15,18 @@ _PLACE = DType.INT64
 Operand: TypeAlias = Tensor | Scalar
 
 
-def count_before(ctx: ImportContext, length: Any, value: Expr, element: Callable[[Expr], Expr], right: bool) -> Expr:
-    """How many elements of a sorted row are less than ``value`` (``right``: not greater). NaN is greater than all.
+def count_before(
+    ctx: ImportContext, length: Any, value: Expr, element: Callable[[Expr], Expr], right: bool,
+    out: TensorType | None = None,
+) -> Expr:  # fmt: skip
+    """How many elements of a sorted row are less than ``value`` (``right``: not greater), over the axes of ``out``, the
+    current node's result if None. NaN is greater than all.
 
     Raises NoConversion for a symbolic ``length``.
     """
     if not length.is_Integer:
         raise NoConversion("search in a row of symbolic length")
-    out = ctx.type()
+    out = ctx.type() if out is None else out
     at = axes(len(out.shape))
     n = int(length)
     found: Expr = const(0, _PLACE)

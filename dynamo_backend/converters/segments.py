@@ -24,6 +24,8 @@ _KINDS: dict[str, tuple[float, Monoid]] = {
     "sum": (0.0, SUM), "mean": (0.0, SUM), "prod": (1.0, PRODUCT), "max": (-math.inf, MAX), "min": (math.inf, MIN),
 }  # fmt: skip
 _SUM, _MEAN, _MAX = 0, 1, 2
+# Weights of so few elements are in a near cache, where rows need not be fetched ahead.
+NEAR = 4096
 
 
 def _counted(ctx: ImportContext, ends: Tensor, rows: TensorType) -> Tensor:
@@ -98,7 +100,8 @@ def embedding_bag(
     """Of the four results only the first is made: the others are for a backward that there is not."""
     if ctx.used() - {0}:
         raise NoConversion("a bag's other results than its embeddings")
-    if mode != _MAX and weight.device.startswith("cpu") and weight.dtype is not DType.FLOAT64:
+    fetched = not (weight.type.numel.is_Integer and weight.type.numel <= NEAR)
+    if fetched and mode != _MAX and weight.device.startswith("cpu") and weight.dtype is not DType.FLOAT64:
         raise NoConversion("sums of embeddings: a library's kernel that fetches the rows ahead")
     with ctx.result_of(0):
         return _bags(ctx, weight, indices, offsets, mode, per_sample_weights, int(padding_idx)), None, None, None

@@ -9,8 +9,10 @@ from typing import Any
 import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
+from ...ir.expr import Select, const
 from ...ir.index import simplify
-from .context import ImportContext, Tensor, axes
+from ...ir.loops import contiguous_strides
+from .context import ImportContext, Tensor, all_of, axes, within
 from .registry import NoConversion, converter
 from .sizes import integer
 
@@ -331,3 +333,24 @@ def strided_places(x: Tensor, shape: Shape, strides: Shape, begin: sympy.Expr, a
         index = FloorDiv(place, step) if k == 0 else ModularIndexing(place, step, x.shape[d])
         indices[d] = simplify(index, ranges)
     return indices
+
+
+@converter("aten.resize.default")
+def resize(ctx: ImportContext, x: Tensor, size: Shape, *, memory_format: Any = None) -> Tensor:
+    """As many elements as there are, in the order of memory; what stands behind them is anything."""
+    out = ctx.type()
+    lengths = (*x.shape, *x.type.strides, *out.shape, *out.strides)
+    if any(not n.is_Integer for n in lengths) or x.type.strides != contiguous_strides(x.shape):
+        raise NoConversion("a resize of what is not contiguous, or of symbolic sizes")
+    at = axes(len(out.shape))
+    place = sympy.Add(*(i * s for i, s in zip(at, out.strides, strict=True)))
+    ranges = dict(zip(at, out.shape, strict=True))
+    indices = []
+    for d, n in enumerate(x.shape):
+        step = sympy.Mul(*x.shape[d + 1 :])
+        digit = ModularIndexing(place, step, n) if d else FloorDiv(place, step)
+        indices.append(sympy.S.Zero if n == 1 else simplify(digit, ranges))
+    value = ctx.at(x, indices, x.dtype) if x.type.numel != 0 else const(0, x.dtype)
+    if out.numel > x.type.numel:
+        value = Select(all_of(within(place, None, x.type.numel)), value, const(0, x.dtype))
+    return ctx.compute(value)

@@ -138,3 +138,22 @@ def test_complex_numbers_are_made_of_their_parts(trace: Callable[..., Any]) -> N
         for ours, eager in zip(torch.compile(f, backend="mlc")(*inputs), f(*inputs), strict=True):
             torch.testing.assert_close(ours, eager)
             assert ours.stride() == eager.stride()
+
+
+def test_complex_numbers_are_laid_out_as_eagers(trace: Callable[..., Any]) -> None:
+    x = torch.randn(2, 3, 4, 5)
+
+    def f(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x.to(torch.complex64), x.to(torch.complex64, memory_format=torch.channels_last), x.cdouble()]
+
+    for given in (x, x.transpose(1, 3), x.to(memory_format=torch.channels_last), x[:, ::2]):
+        for found, wanted in zip(torch.compile(f, backend="mlc", dynamic=False)(given), f(given), strict=True):
+            torch.testing.assert_close(found, wanted, check_stride=True)
+        assert not any("_to_copy" in str(n.target) for n in trace(f, [given]).graph.nodes if "complex" in str(n.kwargs))
+
+
+def test_as_many_elements_as_another_has(check: Callable[..., Any]) -> None:
+    x = torch.randn(3, 4)
+    check(lambda x: torch.ops.aten.resize(x, [2, 6]), x)
+    check(lambda x: torch.ops.aten.resize(x, [5]), x)
+    check(lambda x: torch.ops.aten.resize(x, [5, 7])[:1], x)

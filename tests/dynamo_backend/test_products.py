@@ -103,3 +103,32 @@ def test_eager_numbers_and_machines_with_half_types_keep_the_call(monkeypatch: p
     monkeypatch.setattr(products, "multiplies", lambda dtype: True)
     (graph,) = torch_mlc.explain(torch.mm, x, w).graphs
     assert not graph.kernels
+
+
+def test_a_product_of_three(check: Callable[..., Any]) -> None:
+    bilinear = torch.nn.functional.bilinear
+    for rows in (1, 4, 0):
+        a, b, w, c = torch.randn(rows, 3), torch.randn(rows, 5), torch.randn(2, 3, 5), torch.randn(2)
+        check(lambda a, b, w, c: bilinear(a, b, w, c), a, b, w, c)
+    check(lambda a, b, w: bilinear(a, b, w), torch.randn(2, 2, 3), torch.randn(2, 2, 4), torch.randn(5, 3, 4))
+    ints = [torch.randint(-9, 9, s) for s in ((4, 3), (4, 5), (2, 3, 5))]
+    check(lambda a, b, w: bilinear(a, b, w), *ints)
+
+
+def test_the_gradient_of_a_product_of_three() -> None:
+    given = [torch.randn(s, requires_grad=True) for s in ((4, 3), (4, 5), (2, 3, 5), (2,))]
+    bilinear = torch.nn.functional.bilinear
+    wanted = torch.autograd.grad(bilinear(*given).square().sum(), given)
+    found = torch.autograd.grad(torch.compile(bilinear, backend="mlc")(*given).square().sum(), given)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_a_product_that_is_summed_over_its_batch() -> None:
+    def f(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return torch.addbmm(c, a, b, beta=2, alpha=3)
+
+    for shapes in (((3, 4), (2, 3, 5), (2, 5, 4)), ((4,), (6, 3, 1), (6, 1, 4)), ((3, 4), (0, 3, 5), (0, 5, 4))):
+        given = [torch.randn(s) for s in shapes]
+        torch.testing.assert_close(torch.compile(f, backend="mlc", dynamic=False)(*given), f(*given))
+    ints = [torch.randint(-9, 9, s) for s in ((3, 4), (2, 3, 5), (2, 5, 4))]
+    torch.testing.assert_close(torch.compile(f, backend="mlc", dynamic=False)(*ints), f(*ints))

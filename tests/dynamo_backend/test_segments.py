@@ -135,6 +135,59 @@ def test_a_histogram_without_a_range() -> None:
             run(torch.tensor([0.0, 1.0, value, 4.0]))
 
 
+def test_histograms_between_given_edges(check: Check) -> None:
+    x, w = torch.randn(64), torch.rand(64)
+    x[3], x[4], x[5] = torch.nan, torch.inf, -torch.inf
+    edges = torch.tensor([-1.5, -0.25, -0.25, 0.5, 2.0])
+    x[6:11] = edges  # on the edges: to the right, but for the last
+    check(lambda x, e: list(torch.histogram(x, e)), x, edges)
+    check(lambda x, e, w: list(torch.histogram(x, e, weight=w)), x.view(8, 8), edges, w.view(8, 8))
+    check(lambda x, e, w: list(torch.histogram(x, e, weight=w, density=True)), x, edges[[0, 1, 3]], w)
+    check(lambda x, e: list(torch.histogram(x, e)), x[:0], edges)
+
+    def f(x: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
+        return [torch.histogramdd(x, [a, b], density=d).hist for d in (False, True)]
+
+    check(f, torch.randn(50, 2), edges[[0, 1, 3]], edges[[0, 3, 4]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_histograms_of_the_range_that_there_is(check: Check, dtype: torch.dtype) -> None:
+    x = torch.randn(90).to(dtype)
+    check(lambda x: [torch.histc(x, 7), torch.histc(x, 5, -1, 2), torch.histc(x, 4, 3, 3)], x)
+    check(lambda x: torch.histc(x, 3), torch.full((5, 2), 2.5, dtype=dtype))
+    check(lambda x: torch.histc(x, 3), x[:0])
+
+
+def test_a_range_of_no_number() -> None:
+    run = torch.compile(lambda x: torch.histc(x, 4), backend="mlc")
+    assert run(torch.tensor([0.0, 1.0, 2.0, 4.0])).tolist() == [1, 1, 1, 1]
+    with pytest.raises(RuntimeError):
+        run(torch.tensor([0.0, 1.0, torch.inf, 4.0]))
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0, 2.0, 3.0, torch.inf])
+def test_rows_that_are_made_shorter(check: Check, p: float) -> None:
+    def f(w: Tensor, i: Tensor) -> Tensor:
+        return torch.ops.aten.embedding_renorm(w, i, 1.5, p)
+
+    for w in (torch.randn(7, 5), torch.randn(5, 7).t(), torch.randn(4, 1), torch.rand(3, 4) / 9):
+        check(f, w, torch.tensor([[0, 2], [2, 1]]))
+    check(f, torch.randn(4, 6).half(), torch.tensor([3]))
+
+
+def test_rows_are_made_shorter_where_they_are() -> None:
+    def f(i: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(i, w, max_norm=1.0)
+
+    i, w = torch.tensor([4, 1, 4]), torch.randn(6, 3) * 2
+    ours, theirs = w.clone(), w.clone()
+    torch.testing.assert_close(torch.compile(f, backend="mlc")(i, ours), f(i, theirs))
+    torch.testing.assert_close(ours, theirs)
+    with pytest.raises((IndexError, RuntimeError)):
+        torch.compile(f, backend="mlc")(torch.tensor([6]), ours)
+
+
 def test_what_is_written_by_other_strides(check: Check) -> None:
     x, v = torch.randn(4, 6), torch.randn(3, 2)
     check(lambda x, v: torch.as_strided_scatter(x, v, (3, 2), (6, 2), 1), x, v)
