@@ -2,7 +2,9 @@
 
 BLAS multiplies faster than any loop of ours, so a plain product is its. What our loops save is memory traffic: an
 operand that is made on the way from something smaller need not be written and read again. For few rows, when a product
-is bound by reading its weight, that is nearly all of the time; for many, it is little.
+is bound by reading its weight, that is nearly all of the time; for many, it is little. A call of the library takes its
+time before it multiplies at all, which is more than small products take in loops of ours, and those fuse with what is
+around them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from ..contraction import Decision, Operand, Product
 # as allocations past 32 MiB are. Only their ratios matter.
 BYTE, BLAS, LOOPS, ORDER, MAKING, PAGED = 1 / 14, 1 / 73, 1 / 34, 0.7, 0.02, 0.5
 NEW_PAST = 32 << 20
+# What a call of the library takes beside a launch of ours, and what each matrix of a batch adds to that; an operation
+# of our loops on sizes that fill no registers, and one of ATen's plain loops for integers.
+CALL, MATRIX, SMALL, PLAIN = 1100.0, 400.0, 1 / 5, 1 / 12
 # Rows that share one conversion of an operand's elements: as many as have their sums in registers.
 ROWS = 4
 
@@ -24,17 +29,26 @@ def decide_cpu(product: Product) -> Decision:
     packed = (a.is_packed and product.n * 4 >= product.m, b.is_packed)
     if product.n > product.m * 4:
         packed = (False, b.is_packed)
+    sizes = f"{product.m} x {product.k} x {product.n}"
+    if not any(packed) and _is_small(product):
+        return Decision(True, f"small product in loops: {sizes} takes less than a call of a library")
     if not any(packed):
         stop = b.stop or a.stop
         return Decision(False, f"matrix product: BLAS; nothing to read in packed form{f' ({stop})' if stop else ''}")
     if not product.type.dtype.is_float:
         return Decision(False, "matrix product of integers: ATen")
     library, ours = _library_time(product, packed), _loop_time(product, packed)
-    sizes = f"{product.m} x {product.k} x {product.n}"
     what = " and ".join(_told(o) for o, inlined in zip((a, b), packed, strict=True) if inlined)
     if ours < library:
         return Decision(True, f"{what} in its loops: {sizes} in {_time(ours)} rather than {_time(library)}", packed)
     return Decision(False, f"matrix product: BLAS in {_time(library)}; with {what} it would take {_time(ours)}")
+
+
+def _is_small(p: Product) -> bool:
+    """Whether our loops are done before a call of the library is. Sizes that vary may be larger in the next call."""
+    known = all(e.is_Integer for e in (*p.shape, p.depth))
+    library = BLAS if p.type.dtype.is_float else PLAIN
+    return known and _flops(p) * SMALL < CALL + p.batch * MATRIX + _flops(p) * library
 
 
 def _told(o: Operand) -> str:

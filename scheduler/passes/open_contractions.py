@@ -48,12 +48,12 @@ def open_contractions(graph: Graph, target_of: Callable[[str], Target] = usual_g
             continue
         device = product.type.device
         decision = decide_cpu(product) if device.startswith("cpu") else decide_gpu(product, target_of(device))
+        # What passes before have to say about the call stands after its own reason.
+        reason = "; ".join([decision.reason, *product.node.reason.split("; ")[1:]])
         if decision.opened:
-            nodes += open_product(product, decision, graph, taken)
+            nodes += open_product(product, replace(decision, reason=reason), graph, taken)
         else:
-            # What passes before have to say about the call stands after its own reason.
-            said = product.node.reason.split("; ")[1:]
-            nodes.append(replace(product.node, reason="; ".join([decision.reason, *said])))
+            nodes.append(replace(product.node, reason=reason))
     same = len(nodes) == len(graph.nodes) and all(a is b for a, b in zip(nodes, graph.nodes, strict=True))
     return graph if same else replace(graph, nodes=tuple(nodes))
 

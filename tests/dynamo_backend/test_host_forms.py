@@ -31,7 +31,7 @@ def compiled(folder: Path, host: str = "auto") -> Any:
 
 
 def args() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(5, 4), torch.randn(4, 6)
+    return torch.randn(5, 40), torch.randn(40, 60)
 
 
 def test_a_program_that_is_called_often_becomes_machine_code_and_stays_it(tmp_path):

@@ -139,6 +139,38 @@ def test_plain_products_are_left_to_blas_with_a_reason() -> None:
     assert isinstance(node, Library) and "nothing to read in packed form" in node.reason
 
 
+SMALL: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
+    "mm": (torch.mm, ((5, 10), (10, 5))),
+    "of no element": (torch.mm, ((5, 0), (0, 4))),
+    "batch": (torch.bmm, ((25, 10, 10), (25, 10, 5))),
+    "linear": (torch.nn.functional.linear, ((4, 32), (16, 32), (16,))),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_takes_less_than_a_call_is_opened(name: str) -> None:
+    fn, shapes = SMALL[name]
+    inputs = tensors(*shapes)
+    graph = open_contractions(imported(fn, *inputs))
+    assert not any(isinstance(n, Library) for n in graph.nodes)
+    notes = [o.note for n in graph.nodes if isinstance(n, Reduction) for o in n.origins]
+    assert all("less than a call of a library" in note for note in notes)
+    torch.testing.assert_close(answer(graph, inputs), fn(*inputs))
+
+
+def test_a_small_product_of_sizes_that_vary_is_left_to_blas() -> None:
+    graph = open_contractions(imported(torch.mm, *tensors((5, 10), (10, 5)), dynamic=True))
+    assert any(isinstance(n, Library) for n in graph.nodes)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8])
+def test_small_products_of_integers_are_opened(dtype: torch.dtype) -> None:
+    graph = open_contractions(imported(torch.mm, *tensors((5, 10), (10, 5), dtype=dtype)))
+    assert not any(isinstance(n, Library) for n in graph.nodes)
+    graph = open_contractions(imported(torch.mm, *tensors((70, 90), (90, 80), dtype=dtype)))
+    assert any(isinstance(n, Library) for n in graph.nodes)
+
+
 def test_a_dequantised_weight_is_read_as_it_is_packed() -> None:
     def f(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
         return x @ (w.to(x.dtype) * s).t()
