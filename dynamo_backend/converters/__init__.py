@@ -11,6 +11,7 @@ from . import (
     create,
     distance,
     elementwise,
+    factors,
     foreach,
     gamma,
     gather,
@@ -46,7 +47,21 @@ from .sizes import SizeMap
 FAMILIES = (
     *(adaptive_pooling, associative, attention, batch_norm, borders, create, distance, elementwise, foreach, gamma),
     *(gather, grid, histograms, join, libraries, logical, losses, masked, norms, orthogonal, pooling, products, rand),
-    *(ranks, reductions, replays, resample, scans, scatter, search, segments, softmax, special, unfolding, views),
+    *(
+        factors,
+        ranks,
+        reductions,
+        replays,
+        resample,
+        scans,
+        scatter,
+        search,
+        segments,
+        softmax,
+        special,
+        unfolding,
+        views,
+    ),
 )
 
 __all__ = [

@@ -127,3 +127,11 @@ def test_compiled(fresh_compiler: None) -> None:
     expected = [t.float() for t in fn(x.double(), n.double())]
     for a, e in zip(torch.compile(fn, backend="mlc")(x, n), expected, strict=True):
         torch.testing.assert_close(a, e, rtol=2e-6, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 5, 3), (4, 2, 6), (1, 1)])
+def test_a_factorisation_taken_apart(check: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    data, pivots = torch.linalg.lu_factor(torch.randn(shape))
+    check(lambda d, p: list(torch.lu_unpack(d, p)), data, pivots)
+    check(lambda d, p: torch.lu_unpack(d, p, unpack_data=False)[0], data, pivots)
+    check(lambda d, p: list(torch.lu_unpack(d, p, unpack_pivots=False))[1:], data.double(), pivots)
