@@ -266,18 +266,18 @@ def test_an_op_that_fails_raises_what_it_raises() -> None:
 @pytest.mark.parametrize("host", ["python", "native"])
 def test_steps_that_fail_raise_what_python_raises(host: str) -> None:
     """Operands that do not fit, and sizes that no memory has; afterwards the program runs as before."""
-    gm = make_fx(lambda x, w: (torch.sin(x @ w),), tracing_mode="fake")(rand(4, 5), rand(5, 3))
-    product = compile_graph(gm, [rand(4, 5), rand(5, 3)], options=Options(host_program=host), fresh=True).call
+    gm = make_fx(lambda x, w: (torch.sin(x @ w),), tracing_mode="fake")(rand(40, 50), rand(50, 30))
+    product = compile_graph(gm, [rand(40, 50), rand(50, 30)], options=Options(host_program=host), fresh=True).call
     gm = make_fx(lambda x: (x.expand(x.shape[0], 1 << 40) * 2,), tracing_mode="symbolic")(rand(3, 1))
     large = compile_graph(gm, [rand(3, 1)], options=Options(host_program=host), fresh=True).call
     assert product is not None and large is not None
     before = counters.snapshot()
     for _ in range(2):
         with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
-            product([rand(4, 5), rand(6, 3)])
+            product([rand(40, 50), rand(60, 30)])
         with pytest.raises(RuntimeError, match=r"allocate memory|not enough memory"):
             large([rand(3, 1)])
-        x, w = rand(4, 5), rand(5, 3)
+        x, w = rand(40, 50), rand(50, 30)
         torch.testing.assert_close(product([x, w])[0], torch.sin(x @ w))
     assert counters.since(before).get("native_refusals", 0) == 0
 
