@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import sympy
@@ -215,6 +216,7 @@ class HostProgram:
         return sympy.Max(*self.peaks) if self.peaks else sympy.S.Zero
 
 
+@lru_cache(maxsize=8192)
 def least_memory(kind: TensorType) -> int:
     """Bytes from the first element of a tensor to the last; of one whose size shows when the program runs, one byte."""
     if sympy.S.Zero in kind.shape:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +97,8 @@ class _Printer:
     addresses: set[str] = field(default_factory=set)
     # Arguments whose memory was looked for.
     looked_at: set[str] = field(default_factory=set)
+    # Shapes and strides of numbers as they are written.
+    written: dict[tuple[sympy.Expr, ...], str] = field(default_factory=dict)
 
     def run(self) -> HostText:
         p = self.program
@@ -111,6 +113,7 @@ class _Printer:
         if self.guarded:
             self.line(f"with guard_({_index(self.guarded)}):")
             self.indent += "    "
+        self.look_at_all()
         for at, step in enumerate(p.steps):
             if p.arena is not None and at == p.arena.begin:
                 self.arena = self.name("arena "), self.name("arena at ")
@@ -196,6 +199,24 @@ class _Printer:
         known = self.name(name)
         return known if name in self.addresses else f"{known}.data_ptr()"
 
+    def look_at_all(self) -> None:
+        """At the beginning, unless the program itself may give memory to arguments or take it."""
+        calls = [s.node.target for s in self.program.steps if isinstance(s, CallLibrary)]
+        if any(target.startswith("hop::") or "resize_" in target or "::set_" in target for target in calls):
+            return
+        laid_out = {s.name for s in self.program.steps if isinstance(s, CheckLayout)}
+        least: dict[str, int] = {}
+        for name in (n for step in self.program.steps for n in _looked_at(step)):
+            kind = self.program.inputs.get(name)
+            if kind is not None and name not in least:
+                least[name] = min(least_memory(kind), 1) if name in laid_out else least_memory(kind)
+        self.looked_at = {*least}
+        names = [n for n, nbytes in least.items() if nbytes]
+        if names:
+            tensors, numbers = ", ".join(map(self.name, names)), ", ".join(str(least[n]) for n in names)
+            comma = "," if len(names) == 1 else ""
+            self.line(f"with_memory_(({tensors}{comma}), ({numbers}{comma}))")
+
     def look_at(self, *names: str) -> None:
         """Where arguments are used for the first time: whoever has freed their memory, or a part of it, is told so."""
         for name in names:
@@ -270,7 +291,8 @@ class _Printer:
         """A Python name for a tensor or symbol; the same one each time."""
         known = self.names.get(name)
         if known is None:
-            known = re.sub(r"\W", "_", name).rstrip("_") or "x"
+            plain = name.isidentifier() and name[-1] != "_"
+            known = name if plain else re.sub(r"\W", "_", name).rstrip("_") or "x"
             if known[0].isdigit() or keyword.iskeyword(known) or known in ("torch", "args", "call", "max", "min"):
                 known = f"v_{known}"
             while known in self.taken:
@@ -305,8 +327,13 @@ class _Printer:
         return text
 
     def sizes(self, exprs: tuple[sympy.Expr, ...]) -> str:
-        items = [self.size(e) for e in exprs]
-        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+        known = self.written.get(exprs)
+        if known is None:
+            items = [self.size(e) for e in exprs]
+            known = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+            if all(isinstance(e, int) or e.is_Integer for e in exprs):
+                self.written[exprs] = known
+        return known
 
     def empty(self, kind: TensorType) -> str:
         shape, strides, dtype = self.sizes(kind.shape), self.sizes(kind.strides), f"torch.{kind.dtype.value}"
@@ -363,6 +390,20 @@ class _Printer:
             case torch.dtype() | torch.layout() | torch.memory_format():
                 return str(arg)
         return repr(arg)
+
+
+def _looked_at(step: Step) -> Iterable[str]:
+    """What a step looks at the memory of."""
+    match step:
+        case Reuse(_, source) | MakeView(_, _, source):
+            return (source,)
+        case WriteOver(_, target):
+            return (target,)
+        case Launch(_, tensors):
+            return tensors
+        case CallLibrary(node):
+            return refs((node.args, tuple(v for _, v in node.kwargs)))
+    return ()
 
 
 def _only_gpu(program: HostProgram) -> str:

@@ -76,6 +76,9 @@ class _Writer:
         self._names: dict[fx.Node, str] = {}
         # The nodes that the arguments read which are being written.
         self._reads: list[fx.Node] = []
+        # Texts of tensors and names of ops: layers that repeat have the same ones.
+        self._tensors: dict[tuple[Any, ...], str] = {}
+        self._targets: dict[Any, str] = {}
         self._symbols: dict[sympy.Symbol, str] = {}
         self._texts: dict[sympy.Expr, str] = {}
         self._shape_env: Any = None
@@ -99,7 +102,8 @@ class _Writer:
                 text = f"return {self.argument(node.args)}"
             else:
                 args, kwargs = self.argument(node.args), self.argument(node.kwargs)
-                text = f"{self.target(node.target)} {args} {kwargs} {self.value(val)}"
+                target = self._targets.get(node.target) or self.target(node.target)
+                text = f"{target} {args} {kwargs} {self.value(val)}"
             self.nodes[node] = text, reads
             self.lines.append(f"{name} = {text} of {' '.join([names[n] for n in reads])}")
             if node.op == "get_attr":
@@ -107,11 +111,14 @@ class _Writer:
 
     def target(self, target: Any) -> str:
         if isinstance(target, (OpOverload, HigherOrderOperator)):
-            return str(target)
-        module = getattr(target, "__module__", "")
-        if module in ("_operator", "math") or module.startswith("torch."):
-            return f"{module}.{target.__name__}"
-        raise _NoKey
+            known = str(target)
+        else:
+            module = getattr(target, "__module__", "")
+            if module not in ("_operator", "math") and not module.startswith("torch."):
+                raise _NoKey
+            known = f"{module}.{target.__name__}"
+        self._targets[target] = known
+        return known
 
     def attribute(self, gm: fx.GraphModule, target: str) -> None:
         value: Any = gm
@@ -134,12 +141,21 @@ class _Writer:
         if isinstance(val, torch.Tensor):
             if type(val).__name__ not in ("FakeTensor", "Tensor", "Parameter"):
                 raise _NoKey
-            return f"{val.dtype}{self.sizes_of(val.shape)}{self.sizes_of(val.stride())}{val.device}"
+            return self.tensor(val.dtype, val.shape, val.stride(), val.device)
         if isinstance(val, (list, tuple)):
             return f"({','.join([self.value(v) for v in val])})"
         if val is None or isinstance(val, (int, float, bool, str, *_SYMBOLIC)):
             return self.argument(val)
         return type(val).__name__
+
+    def tensor(self, dtype: torch.dtype, shape: Sequence[Any], strides: Sequence[Any], device: torch.device) -> str:
+        if any(type(n) is not int for n in shape) or any(type(n) is not int for n in strides):
+            return f"{dtype}{self.sizes_of(shape)}{self.sizes_of(strides)}{device}"
+        kind = dtype, shape, strides, device
+        known = self._tensors.get(kind)
+        if known is None:
+            known = self._tensors[kind] = f"{dtype}{self.sizes_of(shape)}{self.sizes_of(strides)}{device}"
+        return known
 
     def sizes_of(self, sizes: Sequence[Any]) -> str:
         """A shape, or strides."""

@@ -6,12 +6,12 @@ from __future__ import annotations
 from .graph import Graph, Library, Node, uses
 
 _NAMESPACES = ("_c10d_functional::", "c10d_functional::")
-_WAIT = "wait_tensor."
+_WAITS = tuple(f"{n}wait_tensor." for n in _NAMESPACES)
 
 
 def is_wait(node: Node) -> bool:
     """Whether a node waits for the result of a collective. What it returns is that very tensor."""
-    return isinstance(node, Library) and node.target.startswith(tuple(n + _WAIT for n in _NAMESPACES))
+    return isinstance(node, Library) and node.target.startswith(_WAITS)
 
 
 def is_collective(node: Node) -> bool:
@@ -28,10 +28,12 @@ def in_flight(graph: Graph) -> dict[int, tuple[str, ...]]:
     waiting: dict[str, tuple[str, ...]] = {}
     found: dict[int, tuple[str, ...]] = {}
     for k, node in enumerate(graph.nodes):
+        if not isinstance(node, Library) or not node.target.startswith(_NAMESPACES):
+            continue
         if is_collective(node):
             issued.update(dict.fromkeys(node.names, uses(node)))
             waiting.update(dict.fromkeys(node.names, uses(node)))
-        elif is_wait(node):
+        else:
             found[k] = tuple(operand for name in uses(node) for operand in issued.get(name, ()))
             for name in uses(node):
                 waiting.pop(name, None)

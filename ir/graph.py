@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import sympy
@@ -33,11 +34,17 @@ class TensorType:
 
     @property
     def numel(self) -> sympy.Expr:
-        return sympy.Mul(*self.shape)
+        return _product(self.shape)
 
     @property
     def nbytes(self) -> sympy.Expr:
-        return self.numel * self.dtype.itemsize
+        return _product((*self.shape, self.dtype.itemsize))
+
+
+@lru_cache(maxsize=8192)
+def _product(sizes: tuple[sympy.Expr | int, ...]) -> sympy.Expr:
+    # Every pass asks for the bytes of every result, and layers that repeat have the same few shapes.
+    return sympy.Mul(*sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,12 +305,18 @@ class Graph:
     outputs: tuple[GraphOutput, ...]
     symbols: SymbolTable = SymbolTable()
     constants: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    _types: dict[str, TensorType] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def types(self) -> dict[str, TensorType]:
         """The type of every tensor of the graph."""
+        if self._types:  # every pass asks
+            return self._types.copy()
         table: dict[str, TensorType] = {i.name: i.type for i in self.inputs if isinstance(i, Input)}
         for n in self.nodes:
-            table.update({k: t for k, t in zip(n.names, n.types, strict=True) if t is not None})
+            for name, kind in zip(n.names, n.types, strict=True):
+                if kind is not None:
+                    table[name] = kind
+        self._types.update(table)
         return table
 
 
@@ -367,7 +380,7 @@ def size_makers(graph: Graph) -> dict[sympy.Symbol, str]:
     A library result of no tensor type that is named like a size is that size; otherwise a result's extent tells it.
     """
     given: set[sympy.Symbol] = set()
-    for i in graph.inputs:
+    for i in graph.inputs if graph.symbols.sizes else ():
         given.update(_mentioned(i.type.shape + i.type.strides if isinstance(i, Input) else (i.value,)))
     unknown = {s.name: s for s in graph.symbols.symbols if s not in given}
     makers: dict[sympy.Symbol, str] = {}

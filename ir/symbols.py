@@ -41,6 +41,10 @@ class SymbolTable:
     """The size symbols of a graph or nest, in the order in which they are passed to kernels."""
 
     sizes: tuple[Size, ...] = ()
+    # Typical values that were asked for: not compared, as the hints of sizes are not.
+    _typical: dict[tuple[sympy.Expr, int], int] = field(
+        default_factory=dict, init=False, repr=False, compare=False, hash=False
+    )
 
     @property
     def symbols(self) -> tuple[sympy.Symbol, ...]:
@@ -59,6 +63,12 @@ class SymbolTable:
             return expr
         if expr.is_Integer:
             return int(expr)
+        found = self._typical.get((expr, default))
+        if found is None:
+            found = self._typical[expr, default] = self._evaluated(expr, default)
+        return found
+
+    def _evaluated(self, expr: sympy.Expr, default: int) -> int:
         known = {s.symbol: sympy.Integer(s.hint if s.hint is not None else max(default, s.lower)) for s in self.sizes}
         value = expr.xreplace(known)
         if value.free_symbols:

@@ -150,6 +150,13 @@ def _without_memory(tensor: Tensor, least: int) -> None:
         )
 
 
+def _with_memory(tensors: Sequence[Tensor], least: Sequence[int]) -> None:
+    """Raises FreedInputError where a tensor has fewer bytes of memory behind its first element than a program reads."""
+    for tensor, nbytes in zip(tensors, least, strict=True):
+        if tensor.untyped_storage().nbytes() - tensor.itemsize * tensor.storage_offset() < nbytes:
+            _without_memory(tensor, nbytes)
+
+
 def _flat(results: Any) -> list[Any]:
     """The results of a call, those inside of lists, tuples and dicts too, one after the other."""
     if isinstance(results, dict):
@@ -169,6 +176,7 @@ HELPERS: dict[str, Any] = {
     "flat_": _flat,
     "over_limit_": _over_limit,
     "seeds_": draw_seeds,
+    "with_memory_": _with_memory,
     "without_memory_": _without_memory,
     "guard_": torch.cuda._DeviceGuard,
     "range_": torch.autograd.profiler.record_function,

@@ -176,7 +176,7 @@ class _Tables:
         found: dict[object, list[int]] = {}
         families = Families()
         for k, node, into in self.calls():
-            small = self.graph.symbols.hint(sympy.Add(*(t.nbytes for t in node.types))) <= UNIFIED_BYTES
+            small = sum(self.graph.symbols.hint(t.nbytes) for t in node.types) <= UNIFIED_BYTES
             if small and self.flats[node.function] is None:
                 family = families.find(self.functions[node.function])
                 if family is not None:

@@ -45,56 +45,66 @@ def _is_fixed(node: Node) -> bool:
 
 @dataclass(slots=True)
 class _Flow:
-    """Nodes by position: what stands before and after each, and which memory it looks at and makes."""
+    """Nodes by position: what stands before and after each, and which memory, by number, it looks at and makes."""
 
     before: list[set[int]]
     after: list[set[int]]
-    looks: list[list[str]]
-    makes: list[list[str]]
-    # By memory: bytes, who looks at it, and whether it is there from the beginning, or to the end.
-    nbytes: dict[str, int] = field(default_factory=dict)
-    readers: dict[str, list[int]] = field(default_factory=dict)
-    given: set[str] = field(default_factory=set)
-    kept: set[str] = field(default_factory=set)
+    looks: list[list[int]]
+    makes: list[list[int]]
+    # By memory: bytes (none of what others hold), who looks at it, and whether it is there from the beginning, or to
+    # the end.
+    nbytes: list[int] = field(default_factory=list)
+    readers: list[list[int]] = field(default_factory=list)
+    given: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
+    numbers: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph, may_alias: MayAlias, given: Collection[str]) -> _Flow:
         nodes, hint = graph.nodes, graph.symbols.hint
         aliases = Aliases.of(graph, may_alias)
         flow = cls([set() for _ in nodes], [set() for _ in nodes], [[] for _ in nodes], [[] for _ in nodes])
-        flow.kept = aliases.leaving(graph)
+        flow.kept = {flow.number(base) for base in aliases.leaving(graph)}
         for i in graph.inputs:
             if isinstance(i, Input) and i.name in given:
-                flow.given.add(i.name)
-                flow.nbytes[i.name] = hint(i.type.nbytes)
+                base = flow.number(i.name)
+                flow.given.add(base)
+                flow.nbytes[base] = hint(i.type.nbytes)
         makers: dict[str, int] = {}
-        touched: dict[str, list[int]] = {}
-        written: dict[str, int] = {}
+        written: dict[int, int] = {}
         last: dict[str, int] = {}
         for k, node in enumerate(nodes):
             read = uses(node)
             flow.follow(k, (makers[u] for u in read if u in makers))
-            bases = dict.fromkeys(b for u in read for b in aliases[u])
-            for base in bases:
-                if base in written:
-                    flow.follow(k, (written[base],))
-            for base in {b for t in _written(node) for b in aliases[t]}:
-                flow.follow(k, touched.get(base, ()))
+            bases = list(dict.fromkeys([flow.number(b) for u in read for b in aliases[u]]))
+            if written:
+                flow.follow(k, (written[base] for base in bases if base in written))
+            for base in {flow.number(b) for t in _written(node) for b in aliases[t]}:
+                flow.follow(k, flow.readers[base])
                 written[base] = k
             for base in bases:
-                touched.setdefault(base, []).append(k)
-                flow.readers.setdefault(base, []).append(k)
-            flow.looks[k] = list(bases)
+                flow.readers[base].append(k)
+            flow.looks[k] = bases
             # Seeds come from the generator that the calls of a random sequence draw from.
             sequence = "random" if isinstance(node, Library) and node.target == _SEEDS else sequence_of(node)
             if sequence is not None:
                 flow.follow(k, (last[sequence],) if sequence in last else ())
                 last[sequence] = k
             for name, nbytes in _made(node, hint):
-                flow.makes[k].append(name)
-                flow.nbytes[name] = nbytes
-            makers.update(dict.fromkeys(node.names, k))
+                base = flow.number(name)
+                flow.makes[k].append(base)
+                flow.nbytes[base] = nbytes
+            for name in node.names:
+                makers[name] = k
         return flow
+
+    def number(self, base: str) -> int:
+        """The number of some memory, named as it was when it was made."""
+        found = self.numbers.setdefault(base, len(self.numbers))
+        if found == len(self.nbytes):
+            self.nbytes.append(0)
+            self.readers.append([])
+        return found
 
     def follow(self, at: int, earlier: Iterable[int]) -> None:
         for k in earlier:
@@ -104,61 +114,73 @@ class _Flow:
 
     def peak(self, order: Sequence[int]) -> int:
         """The most bytes held at once."""
-        left = {base: len(readers) for base, readers in self.readers.items()}
-        now = most = sum(self.nbytes[base] for base in self.given)
+        nbytes, kept = self.nbytes, self.kept
+        left = [len(readers) for readers in self.readers]
+        now = most = sum([nbytes[base] for base in self.given])
         for k in order:
-            now += sum(self.nbytes[name] for name in self.makes[k])
+            for base in self.makes[k]:
+                now += nbytes[base]
             most = max(most, now)
             for base in self.looks[k]:
                 left[base] -= 1
-            for base in (*self.looks[k], *(n for n in self.makes[k] if n not in left)):
-                if left.get(base, 0) == 0 and base not in self.kept:
-                    now -= self.nbytes.get(base, 0)
+                if not left[base] and base not in kept:
+                    now -= nbytes[base]
+            for base in self.makes[k]:
+                if not self.readers[base] and base not in kept:
+                    now -= nbytes[base]
         return most
 
     def least(self) -> int:
         """No order holds less: what a node makes and looks at is there at once."""
         nbytes = self.nbytes
-        both = (dict.fromkeys((*made, *read)) for made, read in zip(self.makes, self.looks, strict=True))
-        return max((sum(nbytes.get(name, 0) for name in names) for names in both), default=0)
+        both = ({*made, *read} for made, read in zip(self.makes, self.looks, strict=True))
+        return max((sum([nbytes[base] for base in bases]) for bases in both), default=0)
 
     def eager(self) -> list[int]:
         """From the first node on: what frees no less than it takes before anything else."""
-        left = {base: set(readers) for base, readers in self.readers.items() if base not in self.kept}
-        gain = [-sum(self.nbytes[n] for n in made if n in left or n in self.kept) for made in self.makes]
+        # What nobody frees has no readers here.
+        left = [set() if base in self.kept else set(readers) for base, readers in enumerate(self.readers)]
+        there = [bool(readers) or base in self.kept for base, readers in enumerate(self.readers)]
+        gain = [-sum([self.nbytes[n] for n in made if there[n]]) for made in self.makes]
 
-        def frees(base: str) -> Iterable[int]:
+        def frees(base: int) -> Iterable[int]:
             """Who is left as the only one to look at some memory frees it."""
-            if len(left.get(base, ())) == 1:
+            if len(left[base]) == 1:
                 (reader,) = left[base]
-                gain[reader] += self.nbytes.get(base, 0)
-                yield reader
+                gain[reader] += self.nbytes[base]
+                return (reader,)
+            return ()
 
         def ran(k: int) -> Iterable[int]:
+            found: list[int] = []
             for base in self.looks[k]:
-                left.get(base, set()).discard(k)
-                yield from frees(base)
+                left[base].discard(k)
+                found += frees(base)
+            return found
 
-        for base in left:
-            list(frees(base))
+        for base in range(len(left)):
+            frees(base)
         return _listed(self.before, self.after, gain, ran, 1)
 
     def late(self) -> list[int]:
         """From the last node on: what frees no less than it takes, seen backwards, before anything else."""
-        there = set(self.kept)
+        there, nbytes = set(self.kept), self.nbytes
         gain = [
-            sum(self.nbytes[n] for n in made if n in there) - sum(self.nbytes.get(b, 0) for b in read if b not in there)
+            sum([nbytes[n] for n in made if n in there]) - sum([nbytes[b] for b in read if b not in there])
             for made, read in zip(self.makes, self.looks, strict=True)
         ]
-        makers = {name: k for k, made in enumerate(self.makes) for name in made}
+        makers = {base: k for k, made in enumerate(self.makes) for base in made}
 
         def ran(k: int) -> Iterable[int]:
+            found: list[int] = []
             for base in self.looks[k]:
                 if base not in there:
                     there.add(base)
-                    for other in (*self.readers[base], *((makers[base],) if base in makers else ())):
-                        gain[other] += self.nbytes.get(base, 0)
-                        yield other
+                    others = (*self.readers[base], makers[base]) if base in makers else self.readers[base]
+                    for other in others:
+                        gain[other] += nbytes[base]
+                    found += others
+            return found
 
         return _listed(self.after, self.before, gain, ran, -1)[::-1]
 

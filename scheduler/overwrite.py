@@ -38,6 +38,8 @@ class _Pass:
     last: dict[str, int] = field(default_factory=dict)
     # Memory that a result lives in is alive as long as any of its names.
     lasting: set[str] = field(default_factory=set)
+    # Outcomes of ``overwritten`` by function object, output and input; objects are kept, so that ids stay their own.
+    known: dict[tuple[int, int, int], tuple[TensorFunction, TensorFunction | None]] = field(default_factory=dict)
 
     def run(self) -> tuple[Graph, dict[str, TensorFunction]]:
         self.types = self.graph.types()
@@ -63,10 +65,16 @@ class _Pass:
             for given, arg in enumerate(call.args):
                 if into[k] is not None or arg in into or self.types[arg] != kind or not self.is_dead(at, call, arg):
                     continue
-                changed = overwritten(function, k, given)
+                changed = self.overwritten(function, k, given)
                 if changed is not None:
                     function, into[k] = changed, arg
         return replace(call, into=tuple(into)), function
+
+    def overwritten(self, function: TensorFunction, output: int, given: int) -> TensorFunction | None:
+        key = id(function), output, given
+        if key not in self.known:
+            self.known[key] = function, overwritten(function, output, given)
+        return self.known[key][1]
 
     def is_dead(self, at: int, call: CallTensor, arg: str) -> bool:
         """Whether the call is the last to read the memory of an argument, which it has by this name alone."""
