@@ -292,8 +292,10 @@ def index_put(
 ) -> Tensor:
     mask = indices[0] if len(indices) == 1 else None
     at = axes(x.rank)
-    if isinstance(mask, Tensor) and mask.dtype is DType.BOOL and values.rank == 0:
-        old, new = ctx.at(x, at), ctx.at(ctx.local(values, x.device), (), x.dtype.compute)
+    if isinstance(mask, Tensor) and mask.dtype is DType.BOOL and _is_alike_for_all(x, mask, values):
+        # The mask's dimensions become one, of as many places as it names.
+        named = (sympy.S.Zero, *at[mask.rank :])[-values.rank :] if values.rank else ()
+        old, new = ctx.at(x, at), ctx.load(ctx.local(values, x.device), named, x.dtype.compute)
         if accumulate:
             new = call("add", old, new)
         return ctx.compute(Select(ctx.at(mask, at[: mask.rank]), new, old))
@@ -311,6 +313,15 @@ def index_put(
     places = advanced_index(ctx, x.shape, indices, len(shape), over, safe=True)
     value = ctx.load(ctx.local(values, x.device), over, values.dtype)
     return scatter(ctx, SUM if accumulate else None, ctx.at(x, at, x.dtype), Source(shape, tuple(places), value))
+
+
+def _is_alike_for_all(x: Tensor, mask: Tensor, values: Tensor) -> bool:
+    """Whether every place that a mask names is assigned the same."""
+    inner = x.shape[mask.rank :]
+    if values.rank > len(inner) + 1 or (values.rank == len(inner) + 1 and values.shape[0] is not sympy.S.One):
+        return False
+    fits = zip(reversed(values.shape), reversed(inner), strict=False)
+    return x.shape[: mask.rank] == mask.shape and all(n == 1 or n == m for n, m in fits)
 
 
 def _broadcast(shapes: Sequence[Sequence[sympy.Expr]]) -> list[sympy.Expr]:

@@ -30,6 +30,8 @@ def decide_cpu(product: Product) -> Decision:
     if product.n > product.m * 4:
         packed = (False, b.is_packed)
     sizes = f"{product.m} x {product.k} x {product.n}"
+    if product.depth == 1:
+        return Decision(True, f"no sum: {sizes}, each element of the result is one product", packed)
     if not any(packed) and _is_small(product):
         return Decision(True, f"small product in loops: {sizes} takes less than a call of a library")
     if not any(packed):

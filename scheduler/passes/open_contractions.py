@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import sympy
 
-from ...ir.expr import Expr, Load, call, cast, const, rewrite
-from ...ir.graph import Compute, Graph, Node, Reduction, TensorType
+from ...ir.expr import Expr, Load, call, cast, const, rewrite, substitute_index
+from ...ir.graph import Compute, Graph, Node, Origin, Reduction, TensorType
 from ...ir.loops import contiguous_strides
 from ...ir.monoid import SUM
 from ...ir.target import Target, gpu_target
@@ -68,6 +68,9 @@ def open_product(product: Product, decision: Decision, graph: Graph, taken: set[
     origins = tuple(replace(o, note=decision.reason) for o in product.node.origins)
     name = product.node.names[0]
     is_whole = kind.dtype is accumulator and product.alpha == 1 and not _adds(product)
+    if product.depth == 1:
+        only = substitute_index(call("mul", *factors), {R0: sympy.S.Zero})
+        return [_finished(product, only, graph, origins)]
     sum_name = name if is_whole else fresh_name(f"{name}_sum", taken)
     sum_type = kind if is_whole else TensorType(kind.shape, contiguous_strides(kind.shape), accumulator, kind.device)
     extents = dict(zip(product.axes, kind.shape, strict=True))
@@ -78,10 +81,15 @@ def open_product(product: Product, decision: Decision, graph: Graph, taken: set[
     sums: list[Node] = list(in_pieces(total, cuts, taken)) if cuts else [total]
     if is_whole:
         return sums
-    value = _scaled(Load(sum_name, product.axes, accumulator), product.alpha)
+    return [*sums, _finished(product, Load(sum_name, product.axes, accumulator), graph, origins)]
+
+
+def _finished(product: Product, total: Expr, graph: Graph, origins: tuple[Origin, ...]) -> Compute:
+    """The element of the result that a sum makes."""
+    value = _scaled(total, product.alpha)
     if _adds(product):
-        value = call("add", _scaled(cast(_added(product, graph), accumulator), product.beta), value)
-    return [*sums, Compute(name, kind, product.axes, cast(value, kind.dtype), origins)]
+        value = call("add", _scaled(cast(_added(product, graph), product.accumulator), product.beta), value)
+    return Compute(product.node.names[0], product.type, product.axes, cast(value, product.type.dtype), origins)
 
 
 def _adds(product: Product) -> bool:

@@ -178,11 +178,11 @@ def test_inputs_of_the_graph_die_when_they_are_last_read() -> None:
     from torch_mlc.dynamo_backend.compile import compile_graph
     from torch_mlc.runtime.options import Options
 
-    (gm,) = capture(lambda x, w: ((x + 1).exp() @ w).sin(), [torch.randn(4, 4), torch.randn(4, 4)])
+    (gm,) = capture(lambda x, w: ((x + 1).exp() @ w).sin(), [torch.randn(40, 40), torch.randn(40, 40)])
     seen: list[bool] = []
     graph = compile_graph(gm, (), options=Options.resolve(None, {"host_program": "python"}, {}), fresh=True)
     assert graph.call is not None
-    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    x, w = torch.randn(40, 40), torch.randn(40, 40)
     died = weakref.ref(x)
     scope = inspect.getclosurevars(graph.call).nonlocals["run"].__globals__
     mm = scope["aten_mm_default_"]

@@ -279,3 +279,25 @@ def test_indices_that_count_from_the_end_do_so_once() -> None:
             fn(torch.zeros(6), torch.tensor([wrong]))
         with pytest.raises(IndexError):
             compiled(fn, torch.zeros(6), torch.tensor([wrong]))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_what_all_places_of_a_mask_are_assigned(check: Callable[..., Graph], accumulate: bool) -> None:
+    def f(x: Tensor, m: Tensor, v: Tensor) -> Tensor:
+        return x.index_put((m,), v, accumulate=accumulate)
+
+    x = torch.randn(5, 4, 3)
+    for shape, values in (
+        ((5,), (4, 3)),
+        ((5,), (3,)),
+        ((5,), (1, 1, 3)),
+        ((5, 4), (3,)),
+        ((5, 4), (1, 3)),
+        ((5,), ()),
+    ):
+        check(f, x, torch.rand(shape) > 0.4, torch.randn(values))
+    check(f, x, torch.rand(5, 4, 3) > 0.4, torch.randn(1))
+    check(f, x[:0], torch.rand(0) > 0.4, torch.randn(3))
+    # As many values as places: how many the mask names is for the library to find.
+    mask = torch.tensor([True, False, True, False, False])
+    check(f, x, mask, torch.randn(2, 4, 3), library=["aten::index_put.default"])

@@ -158,6 +158,14 @@ def test_what_takes_less_than_a_call_is_opened(name: str) -> None:
     torch.testing.assert_close(answer(graph, inputs), fn(*inputs))
 
 
+def test_a_product_without_a_sum_is_element_wise() -> None:
+    inputs = tensors((90, 1), (1, 80))
+    graph = open_contractions(imported(torch.mm, *inputs))
+    (node,) = graph.nodes
+    assert isinstance(node, Compute)
+    torch.testing.assert_close(answer(graph, inputs), torch.mm(*inputs))
+
+
 def test_a_small_product_of_sizes_that_vary_is_left_to_blas() -> None:
     graph = open_contractions(imported(torch.mm, *tensors((5, 10), (10, 5)), dynamic=True))
     assert any(isinstance(n, Library) for n in graph.nodes)
