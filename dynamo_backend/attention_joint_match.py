@@ -118,6 +118,8 @@ class Site:
     def match(self) -> None:
         """Find all that is to change. Raises KeptError."""
         value = self.softmax.meta["val"]
+        if statically_known_true(_size(self.softmax) == 0):
+            raise KeptError("they are none")  # and nothing is as large as they are
         self.forward()
         if self.softmax.args[1] not in (-1, value.dim() - 1):
             raise KeptError("the softmax is not over the last dimension")

@@ -155,7 +155,7 @@ class _Importer:
         self.inputs: list[GraphInput] = []
         self.outputs: tuple[GraphOutput, ...] = ()
         self.constants: dict[str, Any] = {}
-        # Sizes decided by data that a node of the graph gives.
+        # Sizes decided by data that the caller or a node of the graph gives.
         self.decided: set[sympy.Symbol] = set()
 
     def run(self, name: str) -> Graph:
@@ -197,10 +197,12 @@ class _Importer:
         if isinstance(val, torch.Tensor):
             kind = self.sizes.tensor_type(val)
             self.inputs.append(Input(node.name, kind, position in self.static))
+            self.decided.update(s for s in (*kind.shape, *kind.strides) if _is_decided(s))
             return Tensor(node.name, kind)
         if isinstance(val, (int, *_SYMBOLIC)):
             size = self.sizes.size(val)
             self.inputs.append(SizeInput(node.name, size))
+            self.decided.update(s for s in (size,) if _is_decided(s))
             return size
         if val is None and not node.users:
             self.inputs.append(SizeInput(node.name, sympy.S.Zero))
@@ -325,9 +327,12 @@ class _Importer:
                 found = Tensor(name, kind)
             elif isinstance(v, _SYMBOLIC):
                 found = self.sizes.size(v)
-                # A result of no tensor type that is named like a size symbol binds that symbol.
+                # A result of no tensor type that is named like a size symbol binds that symbol. Regions also give back
+                # what they were given: sizes that are known.
                 bound = _given(found)
-                name = bound.name if bound is not None else name
+                if bound is not None and _is_decided(bound) and bound not in self.decided:
+                    self.decided.add(bound)
+                    name = bound.name
             names.append(name)
             types.append(kind)
             results.append(found)
@@ -353,8 +358,6 @@ class _Importer:
         """Sizes that a call decides (``nonzero``, a slice between places that are data) are read back from its result,
         under the name of their symbol, before anything needs them."""
         if not isinstance(found, Tensor):
-            if (bound := _given(found)) is not None:
-                self.decided.add(bound)
             return
         reads: list[tuple[str, sympy.Expr, tuple[int, ...]]] = [
             ("aten::sym_size.int", extent, (d,)) for d, extent in enumerate(found.shape)

@@ -161,6 +161,27 @@ def test_gradients_of_regions() -> None:
     torch.testing.assert_close([x.grad, *(p.grad for p in model.parameters())], expected)
 
 
+def test_gradients_of_regions_of_any_size() -> None:
+    """Bodies give the sizes that their backwards need back to who gave them."""
+
+    @torch.compiler.nested_compile_region
+    def layer(x: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x @ w)
+
+    @torch.compiler.nested_compile_region
+    def layers(x: Tensor, w: Tensor) -> Tensor:
+        return layer(x, w) * layer(x * 2, w.t())
+
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        return layers(x, w).sum(0) + layers(x, w).flip(0)
+
+    run = torch.compile(model, backend="mlc", fullgraph=True, dynamic=True)
+    for rows in (5, 2, 7):
+        given = [torch.randn(rows, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)]
+        found, wanted = ((y := f(*given), *torch.autograd.grad(y.square().sum(), given)) for f in (run, model))
+        torch.testing.assert_close(found, wanted)
+
+
 def test_random_numbers_in_a_region() -> None:
     @torch.compiler.nested_compile_region
     def noisy(x: Tensor) -> Tensor:

@@ -105,6 +105,12 @@ FOUND = {
     "what a checkpoint draws again needs no tensor": found(
         "x0 = numbers((A, 3), torch.float16, 1)", "t0 = recomputed(lambda p: rand(p) * p, x0)", "t0", gradient=True,
     ),
+    "an attention of no heads has a mask of its own, and a gradient": found(
+        "x0 = numbers((4, A, 4, 4), torch.float32, 1)",
+        "t0 = torch.ones(x0.shape[-2], x0.shape[-2], dtype=torch.bool).tril()\n"
+        "t1 = torch.softmax(torch.where(t0, x0 @ x0.transpose(-1, -2), -1e4), -1) @ x0",
+        "t1", sizes=({"A": 0},), gradient=True,
+    ),
     "a scalar tensor is turned round": found("x0 = numbers((), torch.float32, 1)", "t0 = x0.flip(0)", "t0"),
 }  # fmt: skip
 
