@@ -177,7 +177,7 @@ def test_gradients_of_regions_of_any_size() -> None:
 
     run = torch.compile(model, backend="mlc", fullgraph=True, dynamic=True)
     for rows in (5, 2, 7):
-        given = [torch.randn(rows, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)]
+        given = [torch.randn(n, 4, dtype=torch.float64, requires_grad=True) for n in (rows, 4)]
         found, wanted = ((y := f(*given), *torch.autograd.grad(y.square().sum(), given)) for f in (run, model))
         torch.testing.assert_close(found, wanted)
 
