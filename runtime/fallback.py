@@ -59,6 +59,15 @@ class AtenKernel:
             run.run()
 
 
+# Unsigned types that ATen writes to places of no tensor, and signed ones of the same bits.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _signed(t: Tensor) -> Tensor:
+    """A tensor whose words can be written, and added to one another, wherever they are."""
+    return t.view(_SIGNED[t.dtype]) if t.dtype in _SIGNED else t
+
+
 @dataclass(slots=True)
 class _Run:
     function: TensorFunction
@@ -109,9 +118,9 @@ class _Run:
         value = value.to(flat.dtype)
         match stage.monoid.name if stage.monoid is not None else "":
             case "":
-                flat[offset] = value
+                _signed(flat)[offset] = _signed(value)
             case "sum":
-                flat.index_put_((offset,), value, accumulate=True)
+                _signed(flat).index_put_((offset,), _signed(value), accumulate=True)
             case "any":
                 flat[offset[value]] = True
             case "all":
@@ -189,7 +198,7 @@ class _Run:
             return
         flat, offset = self.flat(output.buffer, output.indices, target)
         offset = offset.reshape([offset.shape[k] for k in at]).expand(shape)
-        flat[offset] = value
+        _signed(flat)[offset] = _signed(value)
 
     # --- sizes and indices ------------------------------------------------------------------------------------------
 

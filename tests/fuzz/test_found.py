@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,6 +17,7 @@ EPS = float(torch.finfo(torch.float32).eps)
 def found(
     inputs: str, body: str, *returns: str, sizes: tuple[dict[str, int], ...] = ({"A": 4},),
     dynamic: bool | None = False, gradient: bool = False, capture: bool = False, eps: float = EPS,
+    options: dict[str, Any] | None = None,
 ) -> Program:  # fmt: skip
     """A program of lines of text. Inputs of floats ask for gradients where there are ``gradient``s, if not detached."""
     made = []
@@ -28,7 +32,8 @@ def found(
         text = right if results else line.strip()
         steps.append(Step(text, results, mentioned(text, names), "compute" if results else "write", eps))
         names += results
-    return Program(0, tuple(made), tuple(steps), returns, sizes, dynamic, gradient, capture)
+    program = Program(0, tuple(made), tuple(steps), returns, sizes, dynamic, gradient, capture)
+    return replace(program, options=options or {})
 
 
 FOUND = {
@@ -110,6 +115,11 @@ FOUND = {
         "t0 = torch.ones(x0.shape[-2], x0.shape[-2], dtype=torch.bool).tril()\n"
         "t1 = torch.softmax(torch.where(t0, x0 @ x0.transpose(-1, -2), -1e4), -1) @ x0",
         "t1", sizes=({"A": 0},), gradient=True,
+    ),
+    "unsigned words are joined by what kernels are verified with": found(
+        "x0 = numbers((A, 4, 1), torch.uint64, 1)\nx1 = numbers((A, 3), torch.uint16, 2)",
+        "t0 = torch.cat([x0, x0 * 2])\nt1 = torch.cat([x1, x1 * 2], -1)", "t0", "t1", dynamic=True,
+        options={"verify": 1},
     ),
     "a scalar tensor is turned round": found("x0 = numbers((), torch.float32, 1)", "t0 = x0.flip(0)", "t0"),
 }  # fmt: skip
