@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..settings import default_dtype
 from .program import Program, Sizes, Step
-from .values import namespace, numbers
+from .values import Decide, namespace, numbers
 
 # The relative errors of Monte Carlo runs, in units of the type's eps (a rounding is at most half of one).
 AMPLITUDE = 4.0
@@ -55,9 +55,9 @@ def define(text: str, names: dict[str, Any], what: str) -> Any:
     return names[what]
 
 
-def function_of(program: Program, *, compiled: bool = False) -> Callable[..., Any]:
+def function_of(program: Program, *, compiled: bool = False, decide: Decide = bool) -> Callable[..., Any]:
     """The program as a function of its inputs."""
-    fn: Callable[..., Any] = define(program.function(), namespace(compiled=compiled), "fn")
+    fn: Callable[..., Any] = define(program.function(), namespace(compiled=compiled, decide=decide), "fn")
     return fn
 
 

@@ -141,3 +141,13 @@ def test_strides_that_differ_where_sizes_are_symbols_are_those_that_torch_promis
     )  # fmt: skip
     outcome = check(program)
     assert outcome.status == "torch" and "torch's fake tensors have strides (8, 1, 8, 4)" in outcome.detail
+
+
+def test_strides_that_torch_promises_of_what_a_branch_gave() -> None:
+    program = found(
+        "x0 = numbers((A, 2, 2, A), torch.float32, 1).permute((0, 2, 3, 1))\nx1 = numbers((2,), torch.int64, 2)",
+        "t0 = cond(x1.sum() > 0, lambda p: p.abs(), lambda p: p * 1, (x0,))\nt1 = F.logsigmoid(t0)", "t1",
+        sizes=({"A": 1},),
+    )  # fmt: skip
+    outcome = check(program)
+    assert outcome.status == "torch" and "torch's fake tensors have strides (4, 1, 4, 2)" in outcome.detail

@@ -7,7 +7,8 @@ for references in double precision: the same numbers (of the narrow type, if it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ..settings import default_dtype
 
+# What makes a bool of a predicate.
+Decide: TypeAlias = "Callable[[Any], bool]"
 WIDE = {
     torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64,
     torch.complex64: torch.complex128,
@@ -100,14 +103,18 @@ def coins(p: Tensor) -> Tensor:
     return torch.bernoulli(p.float()).to(p.dtype)
 
 
-def plain_cond(predicate: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+def plain_cond(
+    decide: Decide, predicate: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: tuple[Any, ...]
+) -> Any:
     """``torch.cond`` as Python has it; torch's own compiles even where nobody asked."""
-    return yes(*operands) if bool(predicate) else no(*operands)
+    return yes(*operands) if decide(predicate) else no(*operands)
 
 
-def plain_while_loop(condition: Callable[..., Any], body: Callable[..., Any], carried: tuple[Any, ...]) -> Any:
+def plain_while_loop(
+    decide: Decide, condition: Callable[..., Any], body: Callable[..., Any], carried: tuple[Any, ...]
+) -> Any:
     """``while_loop`` as Python has it."""
-    while bool(condition(*carried)):
+    while decide(condition(*carried)):
         carried = body(*carried)
     return carried
 
@@ -270,8 +277,10 @@ def same(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn
 
 
-def namespace(*, wide: bool = False, compiled: bool = False) -> dict[str, Any]:
-    """The names that a program's text refers to; a new dictionary."""
+def namespace(*, wide: bool = False, compiled: bool = False, decide: Decide = bool) -> dict[str, Any]:
+    """The names that a program's text refers to; a new dictionary. ``decide`` says which way predicates lead where
+    nothing is ``compiled``.
+    """
     return {
         "torch": torch, "F": F, "__name__": __name__,
         "numbers": wide_numbers if wide else numbers, "places": places, "order": order,
@@ -282,8 +291,8 @@ def namespace(*, wide: bool = False, compiled: bool = False) -> dict[str, Any]:
         "once": torch.compiler.nested_compile_region if compiled else same, "adamw": adamw, "sgd": sgd,
         "limited": Limited.apply, "thrice": thrice, "double_": double_,
         "in_bfloat16": wide_in_bfloat16 if wide else in_bfloat16,
-        "cond": torch.cond if compiled else plain_cond,
-        "while_loop": while_loop if compiled else plain_while_loop,
+        "cond": torch.cond if compiled else partial(plain_cond, decide),
+        "while_loop": while_loop if compiled else partial(plain_while_loop, decide),
         "associative_scan": narrow_associative_scan if compiled else plain_associative_scan,
         "scan": scan if compiled else plain_scan,
     }  # fmt: skip
