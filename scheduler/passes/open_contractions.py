@@ -68,6 +68,10 @@ def open_product(product: Product, decision: Decision, graph: Graph, taken: set[
     origins = tuple(replace(o, note=decision.reason) for o in product.node.origins)
     name = product.node.names[0]
     is_whole = kind.dtype is accumulator and product.alpha == 1 and not _adds(product)
+    if sympy.S.Zero in kind.shape:  # what no element has need not be worked out, or scheduled
+        return [Compute(name, kind, product.axes, cast(const(0, accumulator), kind.dtype), origins)]
+    if product.depth == 0:
+        return [_finished(product, const(0, accumulator), graph, origins)]
     if product.depth == 1:
         only = substitute_index(call("mul", *factors), {R0: sympy.S.Zero})
         return [_finished(product, only, graph, origins)]

@@ -158,6 +158,18 @@ def test_what_takes_less_than_a_call_is_opened(name: str) -> None:
     torch.testing.assert_close(answer(graph, inputs), fn(*inputs))
 
 
+@pytest.mark.parametrize("shapes", [((0, 5), (5, 4)), ((3, 5), (5, 0)), ((3, 0), (0, 4))])
+def test_products_of_nothing_are_scheduled_as_nothing(shapes: tuple[tuple[int, ...], ...]) -> None:
+    def f(c: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.mm(a, b), torch.addmm(c, a, b, beta=2) + 1
+
+    inputs = tensors((shapes[0][0], shapes[1][1]), *shapes)
+    graph = open_contractions(imported(f, *inputs))
+    assert all(isinstance(n, Compute) for n in graph.nodes)
+    found = torch.compile(f, backend="mlc", dynamic=False)(*inputs)
+    torch.testing.assert_close(found, f(*inputs))
+
+
 def test_a_product_without_a_sum_is_element_wise() -> None:
     inputs = tensors((90, 1), (1, 80))
     graph = open_contractions(imported(torch.mm, *inputs))
