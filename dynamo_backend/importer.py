@@ -41,6 +41,10 @@ from .origins import origins_of
 from .regions import attribute
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+# Whose results behind the first are positions and counts.
+_POSITIONS = (
+    torch.ops.aten._unique2.default, torch.ops.aten.unique_dim.default, torch.ops.aten.unique_consecutive.default,
+)  # fmt: skip
 _NOTHING: Mapping[fx.Node, fx.Node | None] = {}
 
 
@@ -116,6 +120,14 @@ def _foreign(val: Any) -> str | None:
 def _is_decided(size: Any) -> bool:
     """Whether a size is a symbol of torch's for one that data decide."""
     return isinstance(size, sympy.Symbol) and size.name.startswith(("u", "zuf"))
+
+
+def _mistyped_positions(node: fx.Node) -> torch.dtype | None:
+    """What torch's fake tensors (those of 2.11) take positions and counts for that somebody reads, if not integers."""
+    if node.target not in _POSITIONS:
+        return None
+    read = (u for u in node.users if u.target is operator.getitem and u.args[1] != 0)
+    return next((u.meta["val"].dtype for u in read if u.meta["val"].dtype is not torch.int64), None)
 
 
 def _given(size: Any) -> sympy.Symbol | None:
@@ -308,6 +320,13 @@ class _Importer:
         else:
             full_name = f"{getattr(target, '__module__', '')}::{getattr(target, '__name__', target)}"
             self.constants.setdefault(full_name, target)
+        if (mistyped := _mistyped_positions(node)) is not None:
+            where = f" at {self.ctx.origins[0].source}" if self.ctx.origins else ""
+            raise ImportFailure(
+                f"{target}{where}: torch's fake tensors say that the positions it gives are {mistyped}, and they are "
+                "torch.int64, so what is made of them would be wrong: use a torch whose fake tensors know it (2.13 "
+                "does), or keep the call out of the graph with torch.compiler.disable"
+            )
         multiple = isinstance(val, (list, tuple, dict))
         names: list[str] = []
         types: list[TensorType | None] = []

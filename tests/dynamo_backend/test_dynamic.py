@@ -11,6 +11,8 @@ import sympy
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
 
 from torch_mlc.dynamo_backend.capture import capture
@@ -295,8 +297,17 @@ def consecutive(x: Tensor) -> Tensor:
 PROGRAMS = [chosen, indexed, repeated, sliced, made, split, unique, consecutive]
 
 
+def _positions_are_integers() -> bool:
+    """Whether torch's fake tensors know what ``unique`` gives; those of 2.11 do not."""
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        back: Tensor = torch.unique(torch.empty(3), return_inverse=True)[1]
+    return back.dtype is torch.int64
+
+
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda f: f.__name__)
 def test_sizes_that_the_data_decide(fn: Callable[[Tensor], Any]) -> None:
+    if fn is unique and not _positions_are_integers():
+        pytest.skip("torch's own tracing takes positions for floats, and indexes with none of those")
     with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
         counter = CompileCounterWithBackend("mlc")
         run = torch.compile(fn, backend=counter, fullgraph=True, dynamic=True)

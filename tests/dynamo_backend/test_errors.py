@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._subclasses import fake_impls
 from torch.nn import functional as F
 
 from torch_mlc.ir.errors import FreedInputError, OutOfRangeError
@@ -264,3 +266,22 @@ def test_distributions_that_are_none() -> None:
     for draw in (lambda t: t.clone().uniform_(3, -1), lambda t: t.clone().normal_(0.0, -1.0)):
         with pytest.raises(RuntimeError, match="expects"):
             torch.compile(draw, backend="mlc")(x)
+
+
+def test_positions_that_torch_takes_for_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As fake tensors of torch 2.11 do: kernels would read the bytes of integers as those of floats."""
+    op, known = torch.ops.aten._unique2.default, fake_impls.op_implementations_dict
+
+    def old(mode: Any, func: Any, x: Tensor, *args: Any, **how: Any) -> Any:
+        values, *others = torchs(mode, func, x, *args, **how)
+        return values, *(x.new_empty(t.shape) for t in others)
+
+    torchs = known[op]
+    monkeypatch.setitem(known, op, old)
+    x = torch.randn(5).round()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        with pytest.raises(BackendCompilerFailed, match=r"say that the positions it gives are torch\.float32"):
+            torch.compile(lambda x: x.unique(return_inverse=True)[1] * 2.0, backend="mlc", fullgraph=True)(x)
+        torch.testing.assert_close(
+            torch.compile(lambda x: x.unique() * 2.0, backend="mlc", fullgraph=True)(x), x.unique() * 2.0
+        )
