@@ -191,3 +191,14 @@ def test_a_worker_that_does_not_come_back_is_ended(script: str, tmp_path: Path) 
     with pytest.raises(WorkerLost) as lost:
         worker.answer(0.2)
     assert lost.value.status == "hang" and worker.process is None
+
+
+def test_what_cancels_wholly_has_no_digits() -> None:
+    """The gradient of a standard deviation of two numbers is one of two constants, whose own gradient is nothing; where
+    eager has digits, as many are asked for."""
+    truth, eager = torch.full((4,), 1e-16, dtype=torch.float64), torch.tensor([1e-7, -8e-8, 0, 3e-8]).double()
+    near = judge._near(eager.flip(0) * 2, eager, truth, [], 2e-6, torch.float32)
+    assert bool(near.all())
+    truth, eager = torch.ones(4, dtype=torch.float64), torch.tensor([1 + 1e-7, 1, 1, 1]).double()
+    near = judge._near(eager + 1e-4, eager, truth, [], 2e-6, torch.float32)
+    assert not bool(near.any())
