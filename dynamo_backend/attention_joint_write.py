@@ -8,10 +8,10 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from .attention_joint_match import TURNS, VIEWS, Site
+from .attention_joint_match import Site
 from .chunk_loss_write import Writer
-from .converters.context import KEEPS_ROUNDING
 from .random_ops import DRAW_SEEDS, UNIFORM
+from .rounding import keep_rounding
 
 aten = torch.ops.aten
 
@@ -111,12 +111,12 @@ def _round_sources(site: Site) -> None:
     """
     made = set(site.made)
     assert site.gradient is not None
-    _keep_rounding(site.gradient)
+    keep_rounding(site.gradient)
     for node in site.made:
         if site.on_gpu and node in site.scores:
             continue
         for source in set(node.all_input_nodes) - made:
-            _keep_rounding(source)
+            keep_rounding(source)
 
 
 def _repeated(graph: fx.Graph, nodes: Iterable[fx.Node], known: dict[fx.Node, fx.Node]) -> dict[fx.Node, fx.Node]:
@@ -133,12 +133,3 @@ def _repeated(graph: fx.Graph, nodes: Iterable[fx.Node], known: dict[fx.Node, fx
             last = copy
             place[copy] = place[after]
     return copies
-
-
-def _keep_rounding(node: fx.Node) -> None:
-    """Let a value that is rounded to a half type, maybe seen through views, be read so."""
-    while node.target in (*VIEWS, *TURNS):
-        node = node.all_input_nodes[0]
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16):
-        node.meta[KEEPS_ROUNDING] = True

@@ -47,6 +47,7 @@ from .kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
 from .layers import Layers, find_layers
 from .memory_limit import limited, typical
 from .regions import attribute, regions_of, taken_apart
+from .rounding import keep_compared
 from .surroundings import settings_fingerprint, surroundings
 from .tuning import Tuning, tuning_costs, tuning_of
 from .unroll import unroll
@@ -118,6 +119,7 @@ def compile_graph(
     """
     timer = PhaseTimer()
     store = kernel_store_of(options, fresh=fresh)
+    keep_compared(gm)
     bodies: dict[int, CompiledGraph] = {}
     for node, body in regions_of(gm).items():
         if id(body) not in bodies:

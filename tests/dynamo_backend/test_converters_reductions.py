@@ -135,3 +135,31 @@ def test_batch_norm_in_evaluation_and_running_statistics(check: Callable[..., An
     check(lambda x, m, v, w, b: evaluate(x, w, b, m, v, 0.1, 1e-5)[0], x, mean, var, w, b, rtol=1e-4, atol=1e-5)
     op = torch.ops.aten._native_batch_norm_legit_functional.default
     check(lambda x, m, v, w, b: op(x, w, b, m, v, True, 0.1, 1e-5), x, mean, var, w, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("how", ["amax", "max", "norm", "least", "threshold"])
+def test_values_are_compared_as_they_are_rounded(how: str, dtype: torch.dtype) -> None:
+    """Backwards compute a row again to see which of its elements are the largest, which was rounded; and so may the
+    program itself."""
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        y = torch.sin(x) * 1.7
+        match how:
+            case "amax":
+                return y.amax(-1).sum()
+            case "max":
+                return F.gelu(y).max()
+            case "norm":
+                return torch.linalg.vector_norm(y, INF, dim=0).sum()
+            case "least":
+                return torch.erf(y)[:, 1:].amin(0).sum()
+        kept = y.view(-1, 9) >= y.topk(3, -1).values[:, -1:]
+        return torch.where(kept, y, 0.0).sum()
+
+    x = torch.randn(12, 9, generator=torch.Generator().manual_seed(3)).to(dtype)
+    mine, eager = x.clone().requires_grad_(), x.clone().requires_grad_()
+    torch.compile(loss, backend="mlc")(mine).backward()
+    loss(eager).backward()
+    torch.testing.assert_close(mine.grad, eager.grad, rtol=2e-2, atol=1e-2)
+    assert torch.equal(mine.grad == 0, eager.grad == 0)
