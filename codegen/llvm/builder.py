@@ -281,6 +281,38 @@ class Builder:
         text = self.call(llvm_type(result, first.lanes), f"llvm.{name}.{suffix}", *(str(a) for a in args), flags=flags)
         return Val(text, result, first.lanes)
 
+    def in_registers(self, name: str, x: Val, y: Val) -> Val:
+        """An instruction of AVX-512 on two vectors of float32, a register at a time.
+
+        It is ``llvm.x86.avx512.mask.<name>.ps``. As many lanes as a power of two; fewer than sixteen need ``avx512vl``.
+        """
+        x, y = self.same(x, y)
+        width = min(x.lanes, 16)
+        kind, mask = f"<{width} x float>", f"i{max(width, 8)} -1"
+        rounding = ["i32 4"] if width == 16 else []  # as the thread rounds
+        parts = []
+        for at in range(0, x.lanes, width):
+            a, b = (self._lanes_of(v, at, width) for v in (x, y))
+            intrinsic = f"llvm.x86.avx512.mask.{name}.ps.{32 * width}"
+            parts.append(self.call(kind, intrinsic, a, b, f"{kind} zeroinitializer", mask, *rounding))
+        while len(parts) > 1:
+            parts = [self._beside(p, q, width) for p, q in zip(parts[::2], parts[1::2], strict=True)]
+            width *= 2
+        return Val(parts[0], x.dtype, x.lanes)
+
+    def _lanes_of(self, v: Val, first: int, count: int) -> str:
+        """So many lanes of a vector, with their type."""
+        if count == v.lanes:
+            return str(v)
+        picks = ", ".join(f"i32 {k}" for k in range(first, first + count))
+        name = self.op(f"shufflevector {v}, {v.type} poison, <{count} x i32> <{picks}>")
+        return f"{llvm_type(v.dtype, count)} {name}"
+
+    def _beside(self, low: str, high: str, lanes: int) -> str:
+        picks = ", ".join(f"i32 {k}" for k in range(2 * lanes))
+        kind = f"<{lanes} x float>"
+        return self.op(f"shufflevector {kind} {low}, {kind} {high}, <{2 * lanes} x i32> <{picks}>")
+
     def convert(self, instruction: str, v: Val, dtype: DType) -> Val:
         """One conversion instruction (``sitofp``, ``bitcast``, …) to the type that carries ``dtype``."""
         to = llvm_type(dtype, v.lanes)

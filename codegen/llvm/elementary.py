@@ -108,29 +108,52 @@ class _F:
         return n, whole, r
 
 
-def _scaled(m: _F, p: Val, n: Val) -> Val:
-    """p * 2**n in two steps, so that overflow and denormal results come out right."""
+def _least(b: Builder, lanes: int) -> float:
+    """The power of two that stands for all below it, which are zero as float32.
+
+    Intel's processors take more than a hundred cycles for a result that is rounded to a denormal number or from one to
+    zero, and masks are full of minus infinity. So ``_scaled`` makes zero of this power without rounding: a factor is
+    zero there (2**-127 as the bits of a normal number), or the instruction sees it from the exponent.
+    """
+    return -576.0 if _scales(b, lanes) else -254.0
+
+
+def _scales(b: Builder, lanes: int) -> bool:
+    """Whether the machine has an instruction for p * 2**n of that many lanes."""
+    whole = lanes >= 4 and lanes.bit_count() == 1
+    return whole and "avx512f" in b.features and (lanes >= 16 or "avx512vl" in b.features)
+
+
+def _scaled(m: _F, p: Val, n: Val, whole: Val) -> Val:
+    """p * 2**n, so that overflow and denormal results come out right; ``whole`` is n as a float.
+
+    One instruction, or two multiplications of which at most one rounds.
+    """
+    if _scales(m.b, p.lanes):
+        return m.b.in_registers("scalef", p, whole)
     half = m.b.binary("ashr", n, m.i(1))
     return m.mul(m.mul(p, m.power(half)), m.power(m.b.binary("sub", n, half)))
 
 
+def _exp_near(m: _F, r: Val) -> Val:
+    """exp(r) for an abs(r) of at most half of ln 2."""
+    return m.add(m.fma(m.mul(r, r), m.poly(r, _EXP), r), m.f(1.0))
+
+
 def exp(b: Builder, x: Val) -> Val:
     m = _F(b, x.lanes)
-    x = m.at_least(m.at_most(x, 89.0), -104.0)
-    n, _, r = m.reduce(x, _LOG2E)
-    q = m.poly(r, _EXP)
-    p = m.add(m.fma(m.mul(r, r), q, r), m.f(1.0))
-    return _scaled(m, p, n)
+    x = m.at_least(m.at_most(x, 89.0), _least(b, x.lanes) / _LOG2E)
+    n, whole, r = m.reduce(x, _LOG2E)
+    return _scaled(m, _exp_near(m, r), n, whole)
 
 
 def exp2(b: Builder, x: Val) -> Val:
     m = _F(b, x.lanes)
-    x = m.at_least(m.at_most(x, 129.0), -151.0)
+    x = m.at_least(m.at_most(x, 129.0), _least(b, x.lanes))
     shifted = m.add(x, m.f(_ROUND))
+    whole = m.sub(shifted, m.f(_ROUND))
     n = b.binary("sub", m.bits(shifted), m.bits(m.f(_ROUND)))
-    r = m.mul(m.sub(x, m.sub(shifted, m.f(_ROUND))), m.f(math.log(2)))
-    p = m.add(m.fma(m.mul(r, r), m.poly(r, _EXP), r), m.f(1.0))
-    return _scaled(m, p, n)
+    return _scaled(m, _exp_near(m, m.mul(m.sub(x, whole), m.f(math.log(2)))), n, whole)
 
 
 def expm1(b: Builder, x: Val) -> Val:
@@ -255,8 +278,7 @@ def tanh(b: Builder, x: Val) -> Val:
     small = m.fma(m.mul(x, z), m.poly(z, _TANH), x)
     bounded = m.at_most(size, 9.02)
     n, _, r = m.reduce(m.add(bounded, bounded), _LOG2E)
-    p = m.add(m.fma(m.mul(r, r), m.poly(r, _EXP), r), m.f(1.0))
-    square = _times_power(m, p, n)
+    square = _times_power(m, _exp_near(m, r), n)
     large = m.sub(m.f(1.0), m.div(m.f(2.0), m.add(square, m.f(1.0))))
     return b.intrinsic("copysign", b.select(b.binary("fcmp oge", size, m.f(0.6), BOOL), large, small), x)
 

@@ -31,8 +31,9 @@ from .registry import Params, Rule, Value
 # Sides of a tile of scores. Queries, scores, weights and results of a tile together stay in the second-level cache.
 QUERIES = (64, 128, 32)
 KEYS = (64, 128, 32)
-# Keys (queries in the second product) that one step of the products has in registers, by two vectors of the other.
-REGISTERS = (4, 6, 2)
+# Keys (queries in the second product) that one step of the products has in registers, by two vectors of the other:
+# where there are 16 registers, and where there are the 32 that go with vectors of 64 bytes.
+REGISTERS, MORE_REGISTERS = (4, 6, 2), (8, 4, 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
-    return {"queries": QUERIES, "keys": KEYS, "registers": REGISTERS}
+    return {"queries": QUERIES, "keys": KEYS, "registers": MORE_REGISTERS if target.vector_bytes == 64 else REGISTERS}
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:

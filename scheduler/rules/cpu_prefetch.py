@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sympy
 
-from ...ir.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, walk_nodes
+from ...ir.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, blocks, walk_nodes
 from ..primitives.tree import blocks_under, linear_part
 from ..schedule import Schedule
+from .cpu_common import cost
 
 # What lies a page ahead is never on its way by itself.
 PAGE = 4096
@@ -18,14 +19,17 @@ PAGE = 4096
 JUMPS = 8
 # Bytes of an array that no second-level cache holds together with others.
 LARGE = 1 << 20
+# Operations on an element for each array that it is read from or written to, from which memory waits for mathematics.
+WORK = 6
 
 
 def fetch_ahead(schedule: Schedule) -> None:
     """Annotate the loop over vectors that is the first to read each large array, from one end to the other.
 
-    Where a large array is written as well, that sets the pace, and asking ahead was seen to cost more than it gives.
+    Where a large array is written as well, that sets the pace, and asking ahead was seen to cost more than it gives;
+    unless memory rests while elements are computed (a softmax), in which time the next row can come.
     """
-    if any(_bytes(schedule.nest, schedule.nest.buffer(name)) >= LARGE for name in schedule.nest.outputs):
+    if _writes_large(schedule.nest) and not _works(schedule.nest):
         return
     seen: set[str] = set()
     for node, _ in walk_nodes(schedule.nest.body):
@@ -35,6 +39,20 @@ def fetch_ahead(schedule: Schedule) -> None:
         if reads - seen:
             schedule.annotate(node.var.name, "prefetch", PAGE)
         seen |= reads
+
+
+def _writes_large(nest: LoopNest) -> bool:
+    return any(_bytes(nest, nest.buffer(name)) >= LARGE for name in nest.outputs)
+
+
+def _works(nest: LoopNest) -> bool:
+    """Whether elements of large arrays take so much mathematics that memory could do more meanwhile."""
+    large = [p for p in nest.params if _bytes(nest, p) >= LARGE]
+    most = max((nest.symbols.hint(sympy.Mul(*p.shape)) for p in large), default=0)
+    work = sum(
+        cost(b) for b, outer in blocks(nest) if nest.symbols.hint(sympy.Mul(*(lp.extent for lp in outer))) >= most
+    )
+    return work >= WORK * len(large)
 
 
 def fetch_jumps(schedule: Schedule) -> None:

@@ -43,15 +43,24 @@ def test_the_first_visit_of_a_large_row_fetches_the_next_page() -> None:
     assert len(asked) == lanes * 4 // 64
 
 
-def test_small_arrays_and_arrays_with_gaps_and_kernels_that_write_fetch_nothing() -> None:
-    assert distances(kernel(lambda x: torch.softmax(x, -1), rand(600, 1021))) == []
+def test_rows_that_are_written_too_are_fetched_where_mathematics_takes_long() -> None:
+    assert distances(kernel(lambda x: torch.softmax(x, -1), rand(600, 1021))) == [4096]
+    assert distances(kernel(lambda x: torch.log_softmax(x, -1), rand(600, 1021))) == [4096]
+
+
+def test_small_arrays_and_arrays_with_gaps_and_kernels_that_mostly_write_fetch_nothing() -> None:
+    weight = rand(1021)
+    assert distances(kernel(lambda x: torch.nn.functional.layer_norm(x, (1021,), weight), rand(600, 1021))) == []
+    assert distances(kernel(lambda x: torch.softmax(x, -1), rand(16, 1021))) == []
     assert distances(kernel(lambda x: x.amax(-1), rand(16, 1021))) == []
     assert distances(kernel(lambda x: x.amax(-1), rand(600, 2042)[:, :1021])) == []
 
 
 def test_rows_that_lie_apart_are_fetched_several_jumps_ahead() -> None:
-    report = kernel(lambda x: x.permute(0, 2, 1, 3).contiguous(), rand(3, 101, 17, 62))
-    assert distances(report) == [8 * 17 * 62 * 4]
+    # Pieces of one vector, and of several, where vectors are of 32 elements and where they are of 64.
+    for width in (20, 62, 126):
+        report = kernel(lambda x: x.permute(0, 2, 1, 3).contiguous(), rand(3, 201, 17 * 126 // width, width))
+        assert distances(report) == [8 * (17 * 126 // width) * width * 4], width
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

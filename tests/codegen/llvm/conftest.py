@@ -66,6 +66,11 @@ def target() -> Target:
 
 
 @pytest.fixture(scope="session")
+def nest_of() -> Callable[..., LoopNest]:
+    return pointwise
+
+
+@pytest.fixture(scope="session")
 def execute() -> Callable[..., dict[str, Array]]:
     return run_compiled
 

@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from torch_mlc.codegen.llvm import emit_llvm
+from torch_mlc.codegen.llvm.builder import Builder, Val
 from torch_mlc.codegen.llvm.elementary import INLINE
+from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import call
+from torch_mlc.ir.loops import LoopNest
+from torch_mlc.ir.target import Target
 
 Array = np.ndarray[Any, Any]
 SPECIALS = np.array(
@@ -82,6 +87,48 @@ def test_a_lane_gives_what_a_scalar_gives(fn: str, compute: Callable[..., Array]
     np.testing.assert_array_equal(
         compute(lambda v: call(fn, v), x, lanes=8), compute(lambda v: call(fn, v), x, lanes=1)
     )
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16, 48, 64])
+@pytest.mark.parametrize("fn", ["exp", "exp2", "sigmoid"])
+def test_every_number_of_lanes_gives_the_same(fn: str, lanes: int, compute: Callable[..., Array]) -> None:
+    x = np.concatenate([samples(-180, 130)[::53], np.float32([-104, -127, -150, -176, -254, -400, -1e4, -np.inf])])
+    np.testing.assert_array_equal(
+        compute(lambda v: call(fn, v), x, lanes=lanes), compute(lambda v: call(fn, v), x, lanes=1)
+    )
+
+
+AVX2 = Target("cpu", "znver3", 2, features="+avx2,+fma")
+AVX512 = Target("cpu", "sapphirerapids", 2, vector_bytes=64, features="+avx2,+fma,+avx512f,+avx512vl")
+
+
+@pytest.mark.parametrize("lanes, calls", [(64, 4), (16, 1), (8, 1), (4, 1), (1, 0)])
+def test_one_instruction_a_register_scales_by_a_power_where_there_is_one(
+    lanes: int, calls: int, nest_of: Callable[..., LoopNest]
+) -> None:
+    nest = nest_of([DType.FLOAT32], lambda v: call("exp", v), lanes)
+    # The last, masked part of a wide loop is a register at a time.
+    assert emit_llvm(nest, AVX512).text.count("@llvm.x86.avx512.mask.scalef.ps.") >= calls
+    assert ("scalef" in emit_llvm(nest, AVX512).text) == (calls > 0)
+    assert "x86" not in emit_llvm(nest, AVX2).text
+
+
+@pytest.mark.parametrize("target", [AVX2, AVX512])
+@pytest.mark.parametrize("fn, least", [("exp", 1 / math.log(2)), ("exp2", 1.0)])
+def test_what_masks_leave_out_is_zero_without_a_denormal_number(fn: str, least: float, target: Target) -> None:
+    """Where an argument is minus infinity, no product is rounded: a factor is zero, or the exponent tells."""
+    b = Builder("define void @f(<16 x float> %x)", frozenset(f[1:] for f in target.features.split(",")))
+    INLINE[fn](b, Val("%x", DType.FLOAT32, 16))
+    text = b.text()
+    bound = next(line for line in text.splitlines() if "fcmp ogt" in line)
+    bits = int(bound.split("0x")[1].split(")")[0], 16)
+    power = np.array(bits, "u8").view("f8") * least
+    if target is AVX512:
+        assert power <= -512
+    else:
+        n = round(float(power))
+        half = n >> 1
+        assert np.array((half + 127) << 23, "i4").view("f4") == 0 and n - half >= -127
 
 
 def test_odd_functions_keep_the_sign_of_zero(compute: Callable[..., Array]) -> None:
