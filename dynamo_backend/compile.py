@@ -15,16 +15,17 @@ from ..codegen.host_build import build_host_program
 from ..codegen.host_capture import CapturePlan, capture_plan
 from ..codegen.host_memory import peaks_of, storages
 from ..codegen.host_text import HostText, may_alias
+from ..codegen.kernel import KernelSource
 from ..codegen.plan_memory import check_arena, plan_memory
 from ..ir.graph import CallTensor, Graph, IRModule
 from ..ir.passes import PassManager
 from ..runtime.capture import GRAPH_DEVICES, graph_device
-from ..runtime.compilers import Compilers
+from ..runtime.compilers import Compilers, workers_for
 from ..runtime.counters import counters
 from ..runtime.cuda_graphs import graphed
 from ..runtime.executable import Boxed
 from ..runtime.fallback import AtenKernel
-from ..runtime.kernels import KIND_GRAPH, KernelStore, LoadedKernel, kernel_store_of, kernel_use
+from ..runtime.kernels import KIND_GRAPH, KernelStore, LoadedKernel, kernel_store_of, kernel_use, source_use
 from ..runtime.log import logger, say, trace_text
 from ..runtime.options import Options
 from ..runtime.targets import target_for
@@ -222,7 +223,8 @@ class _Job:
             fusion = share_launches(plan.fusion, may_alias)
             fusion = replace(fusion, graph=order_for_memory(fusion.graph, may_alias, self.given))
         tuning = self.tuning(fusion)
-        with Compilers(beside=tuning.budget is None) as compilers:
+        workers = workers_for(len(_called(fusion)), options.compile_workers)
+        with Compilers(beside=tuning.budget is None, workers=workers) as compilers:
             started = self.start_kernels(fusion, tuning, compilers)
             hosted = self.hosted(fusion, started)
             kernels = {function: kernel.finish() for function, kernel in started.items()}
@@ -306,7 +308,7 @@ class _Job:
             return program, host, capture_plan(graph, tuple(GRAPH_DEVICES), saved=self.saved, regions=regions)
 
     def tuning(self, fusion: Fusion) -> Tuning:
-        calls = Counter(n.function for n in fusion.graph.nodes if isinstance(n, CallTensor))
+        calls = _called(fusion)
         costs = tuning_costs({name: fusion.functions[name] for name in calls}, calls)
         return tuning_of(self.options, self.timer, costs, may_measure=self.load and not self.fresh)
 
@@ -419,6 +421,11 @@ class _GraphPass:
         return module if graph is module.graph else replace(module, functions={**module.functions, module.main: graph})
 
 
+def _called(fusion: Fusion) -> Counter[str]:
+    """How often each function is called."""
+    return Counter(n.function for n in fusion.graph.nodes if isinstance(n, CallTensor))
+
+
 def _keeper(store: KernelStore, key: str, name: str) -> Keep:
     """What puts a host program in its new form into the record of its graph."""
     return lambda host: store.amend_graph(key, host.record(), f"{name}: native host program")
@@ -468,8 +475,8 @@ def _variables(kernels: _Kernels) -> dict[str, str]:
 def _use(kernel: KernelBuild | StartedKernel, variable: str) -> KernelUse:
     names, table = [s.name for s in kernel.function.symbols.symbols], kernel.function.table
     match kernel:
-        case StartedKernel(build=None, symbols=taken):
-            return KernelUse(variable, tuple(names.index(s) for s in taken), table=table)
+        case StartedKernel(build=None, source=KernelSource() as source):
+            return source_use(source, variable, tuple(names.index(s) for s in source.symbols), table=table)
         case StartedKernel(build=KernelBuild(code=code)) | KernelBuild(code=code):
             if code is not None:
                 return kernel_use(code, variable, tuple(names.index(s) for s in code.symbols), table=table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,6 +22,7 @@ from ..runtime.compilers import Compilers
 from ..runtime.counters import counters
 from ..runtime.device_library import device_library
 from ..runtime.fingerprint import environment_fingerprint, key_of
+from ..runtime.gpu import StoppedError
 from ..runtime.kernels import KIND_KERNEL, KernelCode, KernelStore, compile_source, load_code
 from ..runtime.log import KernelFallbackWarning, logger, say
 from ..runtime.options import Options
@@ -63,21 +65,19 @@ class KernelBuild:
 
 @dataclass(frozen=True, slots=True)
 class StartedKernel:
-    """A kernel for a CPU whose machine code is in the making, ``finish`` waits for it; or any that has its ``build``.
-
-    ``symbols`` are the sizes that the code takes, by their names in the function.
-    """
+    """A kernel whose machine code is in the making out of ``source``, ``finish`` waits for it; or one that has its
+    ``build``."""
 
     function: TensorFunction
     key: str
-    symbols: tuple[str, ...]
+    source: KernelSource | None
     finish: Callable[[], KernelBuild] = field(repr=False)
     build: KernelBuild | None = None
 
     @classmethod
     def of(cls, build: KernelBuild) -> StartedKernel:
         """A kernel that is there."""
-        return cls(build.function, build.key, (), lambda: build, build)
+        return cls(build.function, build.key, build.source, lambda: build, build)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,11 @@ class KernelPlan:
     tuning: Tuning
     fresh: bool = False
 
+    @property
+    def makes_anew(self) -> bool:
+        """Whether what others make of a function is not what is wanted."""
+        return self.fresh or self.tuning.budget is not None
+
 
 def start_kernel(
     function: TensorFunction, target: Target, plan: KernelPlan, origins: Sequence[Origin], compilers: Compilers
@@ -133,6 +138,8 @@ def start_kernel(
     counters.add("kernel_cache_misses")
     try:
         nest, schedule, source = _written(function, target, plan, by_hand)
+        with phase("compile"):
+            library = device_library(plan.store, source, target)
     except Exception as error:  # whatever goes wrong in there, the graph can still run
         return StartedKernel.of(_failed(function, target, plan, key, origins, error, override))
 
@@ -140,7 +147,7 @@ def start_kernel(
         with plan.store.lock(KIND_KERNEL, key):
             code = _stored(key, plan, by_hand)  # by another process, meanwhile
             if code is None:
-                code = compile_source(source, target, key, device_library(plan.store, source, target))
+                code = compile_source(source, target, key, library, compilers.run_triton)
                 if not plan.options.verify:
                     _keep(code, plan, function, target)
             return code
@@ -148,7 +155,10 @@ def start_kernel(
     def finish() -> KernelBuild:
         try:
             with phase("compile"):
-                code = making.result()
+                try:
+                    code = making.result()
+                except (CancelledError, StoppedError):  # by another graph, which failed
+                    code = make()
             built = KernelBuild(function, target, key, code, nest, schedule, source, override=override)
             if plan.options.verify and _runs_here(target):
                 _verify(built, origins)
@@ -163,8 +173,9 @@ def start_kernel(
         return built
 
     with phase("compile"):
-        making = compilers.making(key) or compilers.start(key, make, beside=not target.is_gpu)
-    return StartedKernel.of(finish()) if target.is_gpu else StartedKernel(function, key, source.symbols, finish)
+        begin = partial(compilers.start, key, make, gpu=target.is_gpu)
+        making = compilers.making(key) or (begin() if plan.makes_anew else plan.store.shared(key, begin))
+    return StartedKernel(function, key, source, finish)
 
 
 def _by_hand(function: TensorFunction, target: Target, plan: KernelPlan) -> ByHand | None:
@@ -180,7 +191,7 @@ def _by_hand(function: TensorFunction, target: Target, plan: KernelPlan) -> ByHa
 
 def _stored(key: str, plan: KernelPlan, by_hand: ByHand | None) -> KernelCode | None:
     # While kernels are tuned, code from a cache is not what will be found; what a user wrote stays what it is.
-    if plan.fresh or (plan.tuning.budget is not None and by_hand is None):
+    if plan.fresh or (plan.makes_anew and by_hand is None):
         return None
     return plan.store.code(key)
 

@@ -1,18 +1,14 @@
 """GPU kernels: Triton source to machine code, without a GPU, and the resources that the code takes.
 
-The compiler's stages are run one after the other here rather than through ``triton.compile``, which would keep a
-cache on disk beside ours. Triton is imported when a GPU kernel is compiled and never before.
+Triton is imported when a GPU kernel is compiled in this process and never before.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import linecache
-import re
-import types
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from ..codegen.kernel import ALIGNMENT, KernelSource
 from ..codegen.triton.table import ALIGNED, PARAMETERS, UNALIGNED
@@ -20,6 +16,10 @@ from ..ir.dtypes import DType
 from ..ir.errors import MlcError
 from ..ir.target import Target
 from .gpu_report import ResourceReport, report_amd, report_nvidia
+from .triton_stages import Answer, Request, gpu_target, load_function, run_stages
+
+# What runs Triton over a kernel: this process, or another. Its errors are whatever Triton raises.
+RunTriton: TypeAlias = Callable[[Request], Answer]
 
 _POINTERS: dict[DType, str] = {
     DType.FLOAT64: "*fp64", DType.FLOAT32: "*fp32", DType.FLOAT16: "*fp16", DType.BFLOAT16: "*bf16",
@@ -33,6 +33,10 @@ _SPECIALIZED = "setmaxnreg"
 
 class GpuCompileError(MlcError):
     """Triton or the assembler behind it refused a kernel; the text is what they said, and the kernel's source."""
+
+
+class StoppedError(Exception):
+    """Nobody wants the kernel any more, so that whoever was to run Triton did not, or not to the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +63,8 @@ class GpuBinary:
 
 
 def load_source(source: KernelSource) -> Any:
-    """The kernel's function, decorated by whatever ``triton.jit`` is in this process.
-
-    The text goes into ``linecache`` under a name made of its hash while the decorator reads it, and is taken out again.
-    """
-    digest = hashlib.sha256(source.text.encode()).hexdigest()[:16]
-    filename = f"<torch_mlc kernel {digest}>"
-    module = types.ModuleType(f"torch_mlc_kernel_{digest}")
-    linecache.cache[filename] = (len(source.text), None, source.text.splitlines(keepends=True), filename)
-    try:
-        exec(compile(source.text, filename, "exec"), module.__dict__)
-    finally:
-        del linecache.cache[filename]
-    return module.__dict__[source.name]
+    """The kernel's function, decorated by whatever ``triton.jit`` is in this process."""
+    return load_function(source.name, source.text)
 
 
 def signature(source: KernelSource) -> dict[str, str]:
@@ -89,39 +82,52 @@ def default_alignment(source: KernelSource) -> tuple[bool, ...]:
 
 
 def compile_triton(
-    source: KernelSource, target: Target, aligned: tuple[bool, ...] | None = None, library: str | None = None
+    source: KernelSource,
+    target: Target,
+    aligned: tuple[bool, ...] | None = None,
+    library: str | None = None,
+    run: RunTriton = run_stages,
 ) -> GpuBinary:
     """Machine code of a kernel for a target that this machine need not have.
 
     ``aligned`` says which pointers are multiples of 16 bytes (the default: ``default_alignment``). ``library`` is a
-    file that stands in for libdevice (``device_library``). Raises GpuCompileError.
+    file that stands in for libdevice (``device_library``). ``run`` is who runs Triton, by default this process. Raises
+    GpuCompileError, and StoppedError where ``run`` does.
     """
     aligned = default_alignment(source) if aligned is None else aligned
-    compiler = importlib.import_module("triton.compiler.compiler")
     try:
-        if source.option("table") and aligned != default_alignment(source):
-            source = replace(source, text=source.text.replace(ALIGNED, UNALIGNED, 1))
-        src = compiler.ASTSource(load_source(source), signature(source), {}, _attributes(source, aligned))
-        metadata, stages = _run_stages(src, target, _options(source, library))
+        answer = run(_request(source, target, aligned, library))
+    except StoppedError:
+        raise
     except Exception as error:  # the compiler raises errors of many kinds, none of them ours
         raise GpuCompileError(f"{source.name} does not compile for {target}: {error}\n{source.text}") from error
-    if source.option("warp_specialize") and _SPECIALIZED not in stages.get("ptx", ""):
+    if source.option("warp_specialize") and (target.kind != "cuda" or _SPECIALIZED not in answer.assembly):
         raise GpuCompileError(f"{source.name}: the compiler gave no warps parts of the work, as was asked for {target}")
-    code, assembly = ("cubin", "ptx") if target.kind == "cuda" else ("hsaco", "amdgcn")
     arguments = tuple("ptr" if t.startswith("*") else t for t in signature(source).values())
     return GpuBinary(
-        metadata["name"],
+        answer.name,
         target.kind,
         target.arch,
-        stages[code],
-        stages[assembly],
+        answer.code,
+        answer.assembly,
         arguments,
-        _parameter_count(stages[assembly], metadata["name"], target.kind) - len(arguments),
-        int(metadata["num_warps"]) * target.warp,
-        int(metadata["shared"]),
+        answer.parameters - len(arguments),
+        answer.warps * target.warp,
+        answer.shared,
         aligned,
-        int(metadata.get("global_scratch_size") or 0),
+        answer.scratch_bytes,
     )
+
+
+def _request(source: KernelSource, target: Target, aligned: tuple[bool, ...], library: str | None) -> Request:
+    text = source.text
+    if source.option("table") and aligned != default_alignment(source):
+        text = text.replace(ALIGNED, UNALIGNED, 1)
+    options = {k: source.option(k) for k in ("num_warps", "num_stages", "enable_fp_fusion")}
+    return Request(
+        source.name, text, signature(source), _divisors(source, aligned), options, target.kind, target.arch,
+        target.warp, library,
+    )  # fmt: skip
 
 
 def resource_report(binary: GpuBinary) -> ResourceReport:
@@ -134,61 +140,17 @@ def resource_report(binary: GpuBinary) -> ResourceReport:
 def gpu_backend(target: Target) -> Any:
     """Triton's compiler for a target."""
     compiler = importlib.import_module("triton.compiler.compiler")
-    return compiler.make_backend(_gpu_target(target))
+    return compiler.make_backend(gpu_target(target.kind, target.arch, target.warp))
 
 
-def _gpu_target(target: Target) -> Any:
-    base = importlib.import_module("triton.backends.compiler")
-    arch: int | str = int(target.arch.removeprefix("sm_")) if target.kind == "cuda" else target.arch
-    return base.GPUTarget(target.kind, arch, target.warp)
-
-
-def _options(source: KernelSource, library: str | None) -> dict[str, Any]:
-    options: dict[str, Any] = {k: source.option(k) for k in ("num_warps", "num_stages", "enable_fp_fusion")}
-    options["extern_libs"] = None if library is None else {"libdevice": library}
-    return {k: v for k, v in options.items() if v is not None}
-
-
-def _attributes(source: KernelSource, aligned: tuple[bool, ...]) -> dict[tuple[int, ...], list[list[Any]]]:
-    """Divisibility of the arguments, as Triton takes it: pointers in bytes, sizes in units."""
-    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+def _divisors(source: KernelSource, aligned: tuple[bool, ...]) -> dict[str, int]:
+    """Divisibility of the arguments by position, as Triton takes it: pointers in bytes, sizes in units."""
     if source.option("table"):
-        return {(k,): [["tt.divisibility", ALIGNMENT]] for k in range(len(PARAMETERS))}
-    for k, is_aligned in enumerate(aligned):
-        if is_aligned:
-            attributes[(k,)] = [["tt.divisibility", ALIGNMENT]]
+        return {str(k): ALIGNMENT for k in range(len(PARAMETERS))}
+    divisors = {str(k): ALIGNMENT for k, is_aligned in enumerate(aligned) if is_aligned}
     for k, name in enumerate(source.symbols, len(source.params)):
         divisor = int(source.option(f"divisor:{name}", 1) or 1)
         power = min(divisor & -divisor, ALIGNMENT)
         if power > 1:
-            attributes[(k,)] = [["tt.divisibility", power]]
-    return attributes
-
-
-def _run_stages(src: Any, target: Target, wanted: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Metadata and the result of every stage of Triton's pipeline by name ("ttir" … "cubin")."""
-    ir = importlib.import_module("triton._C.libtriton").ir
-    backend = gpu_backend(target)
-    options = backend.parse_options(wanted)
-    metadata: dict[str, Any] = {"target": _gpu_target(target), **options.__dict__}
-    pipeline: dict[str, Any] = {}
-    backend.add_stages(pipeline, options, src.language)
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
-    module = src.make_ir(metadata["target"], options, functions, modules, context)
-    results: dict[str, Any] = {}
-    for name, stage in pipeline.items():
-        module = stage(module, metadata)
-        results[name] = module
-    return metadata, results
-
-
-def _parameter_count(assembly: str, name: str, kind: str) -> int:
-    """How many parameters the machine code takes: Triton adds pointers to scratch memory after ours."""
-    if kind == "cuda":
-        entry = re.search(rf"\.entry\s+{re.escape(name)}\s*\((.*?)\)", assembly, re.DOTALL)
-        return entry.group(1).count(".param") if entry else 0
-    arguments = re.search(r"\.args:(.*?)\.group_segment_fixed_size", assembly, re.DOTALL)
-    return len(re.findall(r"\.value_kind:\s*(?:global_buffer|by_value)", arguments.group(1))) if arguments else 0
+            divisors[str(k)] = power
+    return divisors

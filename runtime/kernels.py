@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -22,11 +24,12 @@ from .artifacts import note_artifact
 from .cache import DEFAULT_LIMIT, DiskCache
 from .cache_entry import Entry
 from .cpu import compile_kernels, load_kernels
-from .gpu import GpuBinary, GpuCompileError, compile_triton
+from .gpu import GpuBinary, GpuCompileError, RunTriton, compile_triton
 from .gpu_launch import GpuKernel, takes_addresses
 from .gpu_table import GpuTableKernel
 from .options import Options
 from .remote_cache import CacheLevels, RemoteCache
+from .triton_stages import run_stages
 
 KIND_KERNEL, KIND_GRAPH = "kernel", "graph"
 
@@ -64,19 +67,21 @@ class LoadedKernel:
         return self.call
 
 
-def compile_source(source: KernelSource, target: Target, key: str, library: str | None = None) -> KernelCode:
-    """Machine code of an emitted kernel. ``library`` is as for ``compile_triton``.
+def compile_source(
+    source: KernelSource, target: Target, key: str, library: str | None = None, run: RunTriton = run_stages
+) -> KernelCode:
+    """Machine code of an emitted kernel. ``library`` and ``run`` are as for ``compile_triton``.
 
     Raises CpuCompileError or GpuCompileError.
     """
     if source.language == "llvm":
         return KernelCode(key, source.name, "llvm", source.symbols, compile_kernels([source], target))
     try:
-        binary = compile_triton(source, target, library=library)
+        binary = compile_triton(source, target, library=library, run=run)
     except GpuCompileError:
         if library is None:
             raise
-        binary = compile_triton(source, target)  # Triton's own functions may call what ours has not got
+        binary = compile_triton(source, target, run=run)  # Triton's own functions may call what ours has not got
     described = {k: v for k, v in asdict(binary).items() if k not in ("code", "assembly")}
     meta = {
         "binary": described,
@@ -114,7 +119,13 @@ def kernel_use(code: KernelCode, variable: str, sizes: tuple[int, ...], *, table
     """How host programs call a kernel by a variable; ``sizes`` are those of a call that it takes."""
     if code.language == "llvm":
         return KernelUse(variable, sizes, table=table)
-    source = _source_of_json(code.meta["source"])
+    return source_use(_source_of_json(code.meta["source"]), variable, sizes, table=table)
+
+
+def source_use(source: KernelSource, variable: str, sizes: tuple[int, ...], *, table: bool = False) -> KernelUse:
+    """How host programs call a kernel whose code is still being made."""
+    if source.language == "llvm":
+        return KernelUse(variable, sizes, table=table)
     return KernelUse(variable, sizes, takes_addresses(source), table, Grid(source.grid, source.symbols))
 
 
@@ -143,6 +154,7 @@ class KernelStore:
         self._codes: dict[str, KernelCode] = {}
         self._loaded: dict[str, LoadedKernel] = {}
         self._graphs: dict[str, Mapping[str, Any]] = {}
+        self._making: dict[tuple[int, str], Future[KernelCode]] = {}
 
     # --- kernels ----------------------------------------------------------------------------------------------------
 
@@ -169,6 +181,36 @@ class KernelStore:
         if known is None:
             known = self._loaded[code.key] = load_code(code)
         return known
+
+    def shared(self, key: str, begin: Callable[[], Future[KernelCode]]) -> Future[KernelCode]:
+        """What another graph, or thread, of this process is making under a key; else what ``begin`` starts.
+
+        It is cancelled, or raises StoppedError, where whoever began it gave up.
+        """
+        # A fork has no threads that would go on with what its parent had begun.
+        place = os.getpid(), key
+        ours: Future[KernelCode] = Future()
+        found = self._making.setdefault(place, ours)
+        if found is not ours:
+            return found
+        try:
+            begun = begin()
+        except BaseException:
+            ours.cancel()
+            del self._making[place]
+            raise
+
+        def done(begun: Future[KernelCode]) -> None:
+            del self._making[place]
+            if begun.cancelled():
+                ours.cancel()
+            elif (error := begun.exception()) is not None:
+                ours.set_exception(error)
+            else:
+                ours.set_result(begun.result())
+
+        begun.add_done_callback(done)
+        return ours
 
     def replaced(self, key: str) -> None:
         """Forget what is loaded of a kernel that was compiled anew."""

@@ -48,6 +48,13 @@ def parse_seconds(value: object) -> float:
     return seconds
 
 
+def parse_workers(value: object) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool) or not text.isdecimal():
+        raise Refused("a number of processes, 0 for none")
+    return int(text)
+
+
 def parse_path(value: object) -> Path | None:
     if value is None:
         return None

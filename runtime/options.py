@@ -35,7 +35,9 @@ from .option_values import (
     parse_target,
     parse_threads,
     parse_verify,
+    parse_workers,
 )  # fmt: skip
+from .worker_pool import default_workers
 
 MODES: dict[str, dict[str, object]] = {
     "default": {},
@@ -190,6 +192,15 @@ class Options:
         values="1, 2, …",
         changes_code=True,
         doc="Threads that a CPU kernel may use.",
+    )
+    compile_workers: int = _option(
+        "MLC_COMPILE_WORKERS",
+        parse_workers,
+        default_factory=default_workers,
+        shown="the processors, at most 8",
+        values="0, 1, 2, …",
+        doc="Processes that compile the kernels of a GPU graph side by side, started where a graph has several; 0 "
+        "compiles one after the other in the process itself.",
     )
     strict: bool = _option(
         "MLC_STRICT",

@@ -27,7 +27,9 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
     config.stash[_CACHE] = TemporaryDirectory(prefix="torch_mlc_tests_")
     os.environ["MLC_STRICT"] = "1"
-    # Several workers share the machine: a team that waits should not keep the others from theirs.
+    # Several workers share the machine. None starts further ones, but for the tests that are about them.
+    os.environ["MLC_COMPILE_WORKERS"] = "0"
+    # A team that waits should not keep the others from theirs.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ["MLC_CACHE_DIR"] = config.stash[_CACHE].name
     # AOTAutograd's cache too: tests are about what is compiled, not about what an earlier run left.

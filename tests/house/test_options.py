@@ -35,6 +35,8 @@ def test_reduce_overhead_captures() -> None:
     ("variable", "text", "value"),
     [
         ("MLC_TUNE", "1", True),
+        ("MLC_COMPILE_WORKERS", "0", 0),
+        ("MLC_COMPILE_WORKERS", "12", 12),
         ("MLC_TUNE", "off", False),
         ("MLC_TUNE", "", False),
         ("MLC_CACHE", "false", False),
@@ -118,6 +120,7 @@ def test_the_fingerprint_holds_what_changes_code_and_nothing_else() -> None:
         "cuda_graphs": True,
         "cuda_graph_shapes": 2,
         "cuda_graph_copies": False,
+        "compile_workers": 99,
     }
     assert set(changes) | set(keeps) == {field.name for field in dataclasses.fields(Options)}
     prints = {Options.resolve(None, {name: value}, {}).fingerprint() for name, value in changes.items()}

@@ -23,7 +23,7 @@ def test_code_is_made_by_one_thread_in_order_while_the_caller_goes_on():
         return code(key)
 
     with Compilers() as compilers:
-        started = [compilers.start(k, lambda k=k: make(k), beside=True) for k in "abc"]
+        started = [compilers.start(k, lambda k=k: make(k)) for k in "abc"]
         assert not any(s.done() for s in started) and compilers.making("b") is started[1]
         going.set()
         assert [s.result(60).key for s in started] == ["a", "b", "c"]
@@ -32,23 +32,27 @@ def test_code_is_made_by_one_thread_in_order_while_the_caller_goes_on():
     assert thread is not threading.main_thread() and not thread.is_alive()
 
 
-@pytest.mark.parametrize("compilers, beside", [(Compilers(beside=False), True), (Compilers(), False)])
-def test_what_needs_the_interpreter_is_made_at_once(compilers, beside):
+@pytest.mark.parametrize(
+    "compilers, gpu",
+    [(Compilers(beside=False), False), (Compilers(), True), (Compilers(beside=False, workers=2), True)],
+)
+def test_where_nobody_is_beside_the_caller_it_makes_the_code_at_once(compilers, gpu):
     def make() -> KernelCode:
         assert threading.current_thread() is threading.main_thread()
         return code("a")
 
     with compilers:
-        assert compilers.start("a", make, beside=beside).result(0).key == "a"
+        assert compilers.start("a", make, gpu=gpu).result(0).key == "a"
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_errors_are_raised_where_the_code_is_wanted(beside):
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_errors_are_raised_where_the_code_is_wanted(gpu, workers):
     def make() -> KernelCode:
         raise ValueError("no")
 
-    with Compilers() as compilers:
-        started = compilers.start("a", make, beside=beside)
+    with Compilers(workers=workers) as compilers:
+        started = compilers.start("a", make, gpu=gpu)
         with pytest.raises(ValueError, match="no"):
             started.result(60)
 
@@ -61,7 +65,7 @@ def test_what_nobody_waits_for_is_not_begun():
         return code("a")
 
     with pytest.raises(KeyboardInterrupt), Compilers() as compilers:
-        started = [compilers.start(k, make, beside=True) for k in "abc"]
+        started = [compilers.start(k, make) for k in "abc"]
         while not started[0].running():
             pass
         threading.Timer(0.05, going.set).start()
