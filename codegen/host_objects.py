@@ -10,11 +10,20 @@ def message(name: str, text: str) -> str:
     return f'@{name} = internal constant [{len(text) + 1} x i8] c"{text}\\00"'
 
 
-# "format" is PyErr_Format, "class" that of the error, "status" the four words in which a kernel tells of an index.
+# "format" is PyErr_Format, "class" and "divided" are those of the errors, "status" the four words in which a kernel
+# tells of an index (1, itself, its dimension, the extent of that), or that it divides an integer by zero (2).
 OUTSIDE = f"""
 {message("index_message", "index %lld is out of bounds for dimension %lld with size %lld")}
+{message("divisor_message", "ZeroDivisionError: an integer is divided by zero")}
 
-define internal void @raise_outside(ptr %format, ptr %class, ptr %status) {{
+define internal void @raise_outside(ptr %format, ptr %class, ptr %divided, ptr %status) {{
+  %what = load i64, ptr %status
+  %divides = icmp eq i64 %what, 2
+  br i1 %divides, label %divisor, label %index.told
+divisor:
+  %raised.too = call ptr (ptr, ptr, ...) %format(ptr %divided, ptr @divisor_message)
+  ret void
+index.told:
   %index.at = getelementptr inbounds i64, ptr %status, i64 1
   %index = load i64, ptr %index.at
   %dim.at = getelementptr inbounds i64, ptr %status, i64 2
@@ -262,11 +271,12 @@ failed:
   ret ptr null
 }}
 
-; The error of an index that data gave and that is out of range, as a kernel tells of it.
+; The error that data made, as a kernel tells of it: an index that is out of range, a divisor that is zero.
 define void @mlc_outside(ptr %table, ptr %status) {{
   %format = !PyErr_Format
   %class = !OutOfRangeError
-  call void @raise_outside(ptr %format, ptr %class, ptr %status)
+  %divided = !DivisionByZeroError
+  call void @raise_outside(ptr %format, ptr %class, ptr %divided, ptr %status)
   ret void
 }}
 """

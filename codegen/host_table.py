@@ -15,7 +15,16 @@ TENSOR, OBJECT, SIZE, NOTHING = range(4)
 IS_TENSOR, IS_SIZE, DIES, UNUSED = 1, 2, 4, 8
 ELEMENT_SHIFT = 4
 
-WORDS = ("Tensor", "Parameter", "offset", "NotImplemented", "None", "OutOfRangeError", "TypeError")
+WORDS = (
+    "Tensor",
+    "Parameter",
+    "offset",
+    "NotImplemented",
+    "None",
+    "OutOfRangeError",
+    "DivisionByZeroError",
+    "TypeError",
+)
 
 WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
 FUNCTIONS = (

@@ -55,8 +55,7 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     table.update(_decomp.get_decompositions(extra))
     table[aten.addcmul.default] = _addcmul(table[aten.addcmul.default])
     table[aten.view_copy.default] = _view_copy
-    for op in _CHANNELS_TOGETHER:
-        table[op] = _channels_together(table[op])
+    table[aten.channel_shuffle.default] = _channel_shuffle(table[aten.channel_shuffle.default])
     keep = CONVERTERS.keys() | set(_WHOLE)
     kept = {op: fn for op, fn in table.items() if str(op) not in keep}
     kept[aten.native_dropout_backward.default] = _dropout_backward
@@ -65,6 +64,7 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     kept[aten.take.default] = _take
     kept |= {aten.complex.default: _complex, aten.polar.default: _polar, aten._to_copy.default: _to_complex}
     kept[aten.normal.Tensor_Tensor] = _normal
+    kept[aten.max_unpool2d.default] = _max_unpool2d
     kept[aten.addbmm.default] = _addbmm
     kept[aten.isin.Tensor_Tensor] = _isin(table.get(aten.isin.Tensor_Tensor))
     kept[aten.unique_consecutive.default] = _unique_consecutive
@@ -82,17 +82,23 @@ def _addcmul(torchs: Callable[..., Any]) -> Callable[..., Any]:
     return addcmul
 
 
-_CHANNELS_TOGETHER = (aten.max_unpool2d.default, aten.channel_shuffle.default)
-
-
-def _channels_together(torchs: Callable[..., Any]) -> Callable[..., Any]:
+def _channel_shuffle(torchs: Callable[..., Any]) -> Callable[..., Any]:
     """torch's decomposition makes contiguous memory, and eager's kernel for CPUs keeps channels together."""
 
-    def laid_out(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        made = torchs(x, *args, **kwargs)
+    def channel_shuffle(x: torch.Tensor, groups: int) -> Any:
+        made = torchs(x, groups)
         return made.contiguous(memory_format=suggest_memory_format(x)) if x.device.type == "cpu" else made
 
-    return laid_out
+    return channel_shuffle
+
+
+def _max_unpool2d(x: torch.Tensor, indices: torch.Tensor, size: Sequence[Any]) -> Any:
+    """Eager's kernel for CPUs keeps channels together; fake tensors are contiguous."""
+    layout = suggest_memory_format(x)
+    if x.device.type != "cpu" or layout is torch.contiguous_format:
+        return NotImplemented
+    made: torch.Tensor = aten.max_unpool2d.default(x.contiguous(), indices, size)
+    return made.contiguous(memory_format=layout)
 
 
 def _view_copy(x: torch.Tensor, size: Sequence[Any]) -> torch.Tensor:

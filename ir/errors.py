@@ -12,6 +12,10 @@ class OutOfRangeError(MlcError, IndexError, RuntimeError):
     this is both."""
 
 
+class DivisionByZeroError(MlcError, ZeroDivisionError, RuntimeError):
+    """Integers are divided by zero, on a CPU. Eager raises RuntimeError; this is one."""
+
+
 class FreedInputError(MlcError, RuntimeError):
     """A program was given a tensor whose memory was freed, or a part of it. Eager reads beyond it and may die."""
 

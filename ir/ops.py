@@ -57,6 +57,8 @@ OPS: dict[str, OpInfo] = {
     # ``check_bounds(x, low, high, dim)`` is x; one below low, or not below high, is an error of the whole program, of
     # which its caller learns: an index into dimension dim that is out of range.
     **_rows("check_bounds", 4, Result.SAME, 1),
+    # ``check_divisor(x)`` is x; a zero is such an error too: an integer is divided by it.
+    **_rows("check_divisor", 1, Result.SAME, 1),
     # Reinterprets the bits as a type of the same width. As its own type a half value is rounded, whoever reads it:
     # conversions on either side of it do not cancel.
     **_rows("bitcast", 1, Result.EXPLICIT, 0),

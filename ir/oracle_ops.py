@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from .dtypes import DType
-from .errors import IRError, OutOfRangeError
+from .errors import DivisionByZeroError, IRError, OutOfRangeError
 from .expr import Call, Cast, Const, Expr, Select, Var
 from .iterations import ITERATIONS, iteration
 from .ops import OPS, Result
@@ -270,6 +270,12 @@ def _check_bounds(index: Scalar, low: Scalar, high: Scalar, dim: Scalar) -> Scal
     return index
 
 
+def _check_divisor(x: Scalar) -> Scalar:
+    if x == 0:
+        raise DivisionByZeroError("ZeroDivisionError: an integer is divided by zero")
+    return x
+
+
 def _by_torch(name: str) -> Function:
     """Functions that neither NumPy nor ``math`` has, on one float64."""
     fn = getattr(torch, name)
@@ -340,6 +346,7 @@ _MAKERS: dict[str, Maker] = {
     "shl": _shift_left,
     "shr": _shift_right,
     "check_bounds": _same(_check_bounds),
+    "check_divisor": _same(_check_divisor),
 }
 _BOOLEAN = frozenset(name for name, info in OPS.items() if info.result is Result.BOOL)
 

@@ -25,7 +25,7 @@ import torch
 
 from ..codegen.host_objects import NUMBERS, OUTSIDE
 from ..codegen.kernel import KernelSource
-from ..ir.errors import MlcError, OutOfRangeError
+from ..ir.errors import DivisionByZeroError, MlcError, OutOfRangeError
 from ..ir.target import Target
 
 _LOG = logging.getLogger(__name__)
@@ -115,9 +115,9 @@ class LoadedObject:
 class CpuKernel:
     """A kernel that is ready to run: ``kernel(pointer, …, size, …)``, with the GIL released while it runs.
 
-    ``address`` is its native entry, ``void (int64_t *arguments)``; where indices that data give are checked, four
-    numbers behind the arguments, the first of them zero, tell of a wrong one. The call raises OutOfRangeError then, and
-    what the kernel has written is worth nothing.
+    ``address`` is its native entry, ``void (int64_t *arguments)``; where indices that data give are checked, or
+    divisors, four numbers behind the arguments, the first of them zero, tell of a wrong one. The call then raises
+    OutOfRangeError or DivisionByZeroError, and what the kernel has written is worth nothing.
     """
 
     name: str
@@ -250,6 +250,7 @@ declare void @Py_IncRef(ptr)
 declare ptr @PyErr_Format(ptr, ptr, ...)
 @_Py_NoneStruct = external global i8
 @mlc_out_of_range_error = external global i8
+@mlc_division_error = external global i8
 
 define ptr @mlc_call(ptr %self, ptr %arguments, i64 %count) {
 entry:
@@ -268,7 +269,7 @@ run:
   %fine = icmp eq i64 %flag, 0
   br i1 %fine, label %done, label %outside
 outside:
-  call void @raise_outside(ptr @PyErr_Format, ptr @mlc_out_of_range_error, ptr %status)
+  call void @raise_outside(ptr @PyErr_Format, ptr @mlc_out_of_range_error, ptr @mlc_division_error, ptr %status)
   br label %fail
 done:
   call void @Py_IncRef(ptr @_Py_NoneStruct)
@@ -302,7 +303,8 @@ def load_text(text: str, names: Sequence[str], symbols: Mapping[str, int] | None
 @lru_cache(maxsize=1)
 def _trampoline() -> tuple[_MethodDef, LoadedObject]:
     # An exception's class is where its object is, and lives as long as its module.
-    loaded = load_text(_TRAMPOLINE + NUMBERS + OUTSIDE, ["mlc_call"], {"mlc_out_of_range_error": id(OutOfRangeError)})
+    errors = {"mlc_out_of_range_error": id(OutOfRangeError), "mlc_division_error": id(DivisionByZeroError)}
+    loaded = load_text(_TRAMPOLINE + NUMBERS + OUTSIDE, ["mlc_call"], errors)
     return _MethodDef(b"mlc_kernel", loaded.addresses["mlc_call"], _METH_FASTCALL, None), loaded
 
 

@@ -16,7 +16,7 @@ import sympy
 import torch
 
 from ..ir.dtypes import DType
-from ..ir.errors import MlcError, OutOfRangeError
+from ..ir.errors import DivisionByZeroError, MlcError, OutOfRangeError
 from ..ir.expr import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, is_value
 from ..ir.iterations import ITERATIONS, iteration
 from ..ir.loops import Buffer
@@ -264,6 +264,8 @@ class _Run:
                 return result
             case Call("check_bounds", args, _):
                 return self.checked(*(self.value(a, env) for a in args))
+            case Call("check_divisor", (divisor,), _):
+                return self.checked_divisor(self.value(divisor, env))
             case Call(fn, args, dtype) if fn in ITERATIONS:
                 return self.iterated(fn, dtype, [self.value(a, env) for a in args])
             case Call(fn, args, dtype):
@@ -295,6 +297,13 @@ class _Run:
             first, size = (int(t.broadcast_to(wrong.shape)[wrong][0]) for t in (index, high))
             raise OutOfRangeError(f"index {first} is out of bounds for dimension {int(dim)} with size {size}")
         return index
+
+    def checked_divisor(self, divisor: Tensor) -> Tensor:
+        """A divisor that is not zero; in a branch of a choice it may be one, where it is not taken."""
+        zero = divisor == 0
+        if not self.guarded and bool(zero.any()):
+            raise DivisionByZeroError("ZeroDivisionError: an integer is divided by zero")
+        return torch.where(zero, torch.ones_like(divisor), divisor)
 
     def load(self, e: Load) -> Tensor:
         if e.buffer in self.results:

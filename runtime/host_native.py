@@ -24,7 +24,7 @@ from ..codegen.host_support import support_text
 from ..codegen.host_table import FUNCTIONS, SUPPORT_FUNCTIONS, WORDS
 from ..codegen.host_text import HostText
 from ..ir.dtypes import DType
-from ..ir.errors import MlcError, OutOfRangeError
+from ..ir.errors import DivisionByZeroError, MlcError, OutOfRangeError
 from ..ir.target import Target
 from .counters import counters
 from .cpu import (
@@ -101,7 +101,7 @@ def native_process() -> tuple[int, ...]:
         raise NoNativeHost("native host programs are for little-endian machines")
     objects = {
         "Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "NotImplemented": NotImplemented, "None": None,
-        "OutOfRangeError": OutOfRangeError, "TypeError": TypeError,
+        "OutOfRangeError": OutOfRangeError, "DivisionByZeroError": DivisionByZeroError, "TypeError": TypeError,
     }  # fmt: skip
     offset = _offset()
     words = [offset if name == "offset" else id(objects[name]) for name in WORDS]

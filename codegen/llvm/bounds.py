@@ -1,8 +1,9 @@
-"""Indices that data give (``check_bounds``): one out of range reads element zero, and the caller of the kernel is told.
+"""What data give and must not be: an index out of range (``check_bounds``) reads element zero, a divisor that is zero
+(``check_divisor``) divides as it may, and the caller of the kernel is told.
 
 A function keeps the last wrong index for each bound in a slot of its own, which becomes a register, so a check is a
 comparison and two selections and never a branch. At its end it writes what it has found where stores tell of theirs
-(``scatter.py``): a one, the index, its dimension, and the extent of that.
+(``scatter.py``): a one, the index, its dimension, and the extent of that; or a two, of a divisor.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from .context import STATUS, Context, Place, conjunction
 from .index import in_loops, scalar_index
 
 I64, BOOL = DType.INT64, DType.BOOL
+# What a function tells of: the first of the words behind its arguments.
+_INDEX, _DIVISOR = "1", "2"
 # What no index is.
 _NONE = Val(str(-(1 << 63)), I64)
 
 
 def has_checks(nest: LoopNest) -> bool:
-    """Whether some index of the nest is checked where the kernel runs."""
+    """Whether some index or divisor of the nest is checked where the kernel runs."""
     return any(
-        isinstance(e, Call) and e.fn == "check_bounds"
+        isinstance(e, Call) and e.fn in ("check_bounds", "check_divisor")
         for block, _ in blocks(nest)
         for statement in block.body
         for value in _values(statement)
@@ -51,24 +54,36 @@ def checked(ctx: Context, index: Val, low: Val, high: Val, dim: Val) -> Val:
     if low.name != "0":
         from_low, width = b.binary("sub", index, low), b.binary("sub", high, low)
     inside = b.binary("icmp ult", from_low, width, BOOL)
-    wrong = b.binary("xor", inside, b.const(True, BOOL), BOOL)
+    _remember(ctx, index, b.binary("xor", inside, b.const(True, BOOL), BOOL), (_INDEX, dim.name, high.name))
+    return b.select(inside, index, b.const(0, I64))
+
+
+def checked_divisor(ctx: Context, divisor: Val) -> Val:
+    """The divisor; a zero of a live lane is remembered."""
+    b = ctx.b
+    if divisor.is_literal and not divisor.lanes and int(divisor.name) != 0:
+        return divisor
+    zero = b.binary("icmp eq", divisor, b.const(0, divisor.dtype), BOOL)
+    _remember(ctx, b.const(0, I64), zero, (_DIVISOR, "0", "0"))
+    return divisor
+
+
+def _remember(ctx: Context, index: Val, wrong: Val, told: tuple[str, str, str]) -> None:
+    """Keep what is wrong in a live lane, of those of which the same is ``told``."""
+    b = ctx.b
     if ctx.mask is not None:
         live = ctx.mask.live
         if live.lanes and not wrong.lanes:
             live = Val(any_lane(ctx, ctx.mask), BOOL)
         wrong = conjunction(b, wrong, live)
-    _remember(ctx, index, wrong, high, dim)
-    return b.select(inside, index, b.const(0, I64))
-
-
-def _remember(ctx: Context, index: Val, wrong: Val, high: Val, dim: Val) -> None:
-    b, lanes = ctx.b, wrong.lanes
+    lanes = wrong.lanes
     kind, index = llvm_type(I64, lanes), b.splat(index, lanes)
-    known = ctx.faults.get((high.name, dim.name, lanes))
+    key = (*told, lanes)
+    known = ctx.faults.get(key)
     if known is None:
         slot = b.alloca(kind)
         b.entry.append(f"  store {b.splat(_NONE, lanes)}, ptr {slot}, align 64")
-        known = ctx.faults[high.name, dim.name, lanes] = slot
+        known = ctx.faults[key] = slot
     old, new = b.fresh("old"), b.fresh("wrong")
     lines = (
         f"{old} = load {kind}, ptr {known}, align 64",
@@ -81,7 +96,7 @@ def _remember(ctx: Context, index: Val, wrong: Val, high: Val, dim: Val) -> None
 def report(ctx: Context) -> None:
     """At the end of a function: tell the faults that it has met."""
     b = ctx.b
-    for (high, dim, lanes), slot in ctx.faults.items():
+    for (what, dim, high, lanes), slot in ctx.faults.items():
         kind = llvm_type(I64, lanes)
         last = b.effect(f"load {kind}, ptr {slot}, align 64")
         if lanes:
@@ -90,7 +105,7 @@ def report(ctx: Context) -> None:
         told, done = b.fresh("told"), b.fresh("done")
         b.line(f"br {found}, label {told}, label {done}")
         b.label(told)
-        for k, value in enumerate(("1", last, dim, high)):
+        for k, value in enumerate((what, last, dim, high)):
             at = b.effect(f"getelementptr inbounds i64, ptr {ctx.places[STATUS].pointer}, i64 {k}")
             b.line(f"store i64 {value}, ptr {at}, align 8")
         b.branch(done)

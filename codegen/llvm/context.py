@@ -80,7 +80,7 @@ class Context:
     # How many bytes ahead of a load of neighbours its lines are fetched; 0: not at all.
     ahead: int = 0
     # Where this function keeps wrong indices, by bound, dimension and the number of lanes.
-    faults: dict[tuple[str, str, int], str] = field(default_factory=dict)
+    faults: dict[tuple[str, str, str, int], str] = field(default_factory=dict)
 
     @property
     def lanes(self) -> int:

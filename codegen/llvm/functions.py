@@ -361,8 +361,8 @@ def _iterated(fn: str) -> Handler:
     return lambda b, args, dtype: iterate(b, iteration(fn, dtype), args, partial(closed, b))
 
 
-def _check_bounds(b: Builder, args: Args, dtype: DType) -> Val:
-    raise EmitError("check_bounds has an effect: values.py emits it where an expression is evaluated")
+def _check(b: Builder, args: Args, dtype: DType) -> Val:
+    raise EmitError("a check has an effect: values.py emits it where an expression is evaluated")
 
 
 HANDLERS: dict[str, Handler] = {
@@ -409,7 +409,8 @@ HANDLERS: dict[str, Handler] = {
     "bit_not": _bit_not,
     "shl": _shl,
     "shr": _shr,
-    "check_bounds": _check_bounds,
+    "check_bounds": _check,
+    "check_divisor": _check,
     "bitcast": _bitcast,
     "rand": lambda b, args, dtype: rng.rand(b, *args),
     "randn": lambda b, args, dtype: rng.randn(b, *args),

@@ -10,7 +10,7 @@ from ...ir.dtypes import DType
 from ...ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, is_value, loads
 from ..kernel import EmitError
 from .access import bound_mask, load
-from .bounds import checked, emptiness
+from .bounds import checked, checked_divisor, emptiness
 from .builder import Val
 from .context import Context
 from .functions import apply
@@ -60,6 +60,8 @@ def _evaluate(ctx: Context, expr: Expr) -> Val:
             args = tuple(evaluate(ctx, a) for a in expr.args)
             if expr.fn == "check_bounds":
                 return checked(ctx, *args)
+            if expr.fn == "check_divisor":
+                return checked_divisor(ctx, *args)
             if expr.fn in _COMPARISONS and all(a.is_literal and a.dtype.is_int and not a.lanes for a in args):
                 # The copies of an unrolled loop know which they are.
                 return b.const(_COMPARISONS[expr.fn](int(args[0].name), int(args[1].name)), expr.dtype)

@@ -229,6 +229,7 @@ FUNCTIONS: dict[str, Handler] = {
     "shl": _shift_left,
     "shr": _shift_right,
     "check_bounds": lambda a, d: a[0],  # a GPU itself faults on memory that is nobody's
+    "check_divisor": lambda a, d: a[0],
     "bitcast": lambda a, d: a[0],  # needs the result's type; see call_text
     "rand": _named("mlc_rand"),
     "randn": _named("mlc_randn"),

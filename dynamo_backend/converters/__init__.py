@@ -10,6 +10,7 @@ from . import (
     borders,
     create,
     distance,
+    divisions,
     elementwise,
     factors,
     foreach,
@@ -45,9 +46,10 @@ from .registry import CONVERTERS, LIBRARY_REASONS, Converter, NoConversion, conv
 from .sizes import SizeMap
 
 FAMILIES = (
-    adaptive_pooling, associative, attention, batch_norm, borders, create, distance, elementwise, factors, foreach,
-    gamma, gather, grid, histograms, join, libraries, logical, losses, masked, norms, orthogonal, pooling, products,
-    rand, ranks, reductions, replays, resample, scans, scatter, search, segments, softmax, special, unfolding, views,
+    adaptive_pooling, associative, attention, batch_norm, borders, create, distance, divisions, elementwise, factors,
+    foreach, gamma, gather, grid, histograms, join, libraries, logical, losses, masked, norms, orthogonal, pooling,
+    products, rand, ranks, reductions, replays, resample, scans, scatter, search, segments, softmax, special, unfolding,
+    views,
 )  # fmt: skip
 
 __all__ = [

@@ -100,15 +100,6 @@ _register_binary("maximum", ("aten.maximum.default",), maximum)
 _register_binary("minimum", ("aten.minimum.default",), minimum)
 _register_binary("fmax", ("aten.fmax.default",), lambda a, b: call("fmax" if a.dtype.is_float else "maximum", a, b))
 _register_binary("fmin", ("aten.fmin.default",), lambda a, b: call("fmin" if a.dtype.is_float else "minimum", a, b))
-_register_binary(
-    "remainder",
-    ("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor"),
-    lambda a, b: call("remainder", a, b),
-)
-_register_binary("fmod", ("aten.fmod.Tensor", "aten.fmod.Scalar"), lambda a, b: call("fmod", a, b))
-_register_binary(
-    "floor_divide", ("aten.floor_divide.default", "aten.floor_divide.Scalar"), lambda a, b: call("floordiv", a, b)
-)
 for _name in _FLOAT_BINARY:
     _targets = tuple(f"aten.{_name}.{overload}" for overload in ("default", "Tensor", "Scalar"))
     _register_binary(_name, _targets, lambda a, b, fn=_name: call(fn, a, b))  # type: ignore[misc]
@@ -141,18 +132,6 @@ def fma(ctx: ImportContext, a: Operand, b: Operand, c: Operand) -> Tensor:
     if not ctx.type().dtype.is_float:
         raise NoConversion("fused multiply-add of integers")
     return ctx.pointwise(lambda x, y, z: call("fma", x, y, z), a, b, c)
-
-
-@converter("aten.div.Tensor_mode", "aten.div.Scalar_mode")
-def div_mode(ctx: ImportContext, a: Operand, b: Operand, *, rounding_mode: str | None = None) -> Tensor:
-    def fn(x: Expr, y: Expr) -> Expr:
-        if rounding_mode is None:
-            return call("div", x, y)
-        if rounding_mode == "floor":
-            return call("floordiv", x, y)
-        return call("trunc", call("div", x, y)) if x.dtype.is_float else call("truncdiv", x, y)
-
-    return ctx.pointwise(fn, a, b)
 
 
 def integer_power(v: Expr, exponent: int) -> Expr:

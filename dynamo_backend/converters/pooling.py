@@ -12,7 +12,9 @@ from ...ir.dtypes import DType
 from ...ir.expr import Expr, IndexValue, Select, call, const, symbol
 from ...ir.monoid import ARGMAX, MAX, SUM, lowest
 from .context import Domain, ImportContext, Tensor, all_of, axes, convert, index_value, linear_offset, select, within
+from .gather import bounded
 from .registry import converter
+from .scatter import Source, scatter, source_axes
 
 
 def pair(value: Any, n: int, default: Sequence[Any] | None = None) -> list[Any]:
@@ -206,3 +208,18 @@ def avg_pool_backward(
     )
     value = select(all_of(conditions), call("div", g, divisor), const(0, g.dtype))
     return finish(ctx, ctx.reduce(SUM, domain, (value,), x.device)[0], None)
+
+
+@converter("aten.max_unpool2d.default", "aten.max_unpool3d.default")
+def max_unpool(ctx: ImportContext, x: Tensor, indices: Tensor, size: Sequence[Any], *windows: Any) -> Tensor:
+    """Elements back at the places in their planes that max pooling found them at; the last one where several meet."""
+    rank = len(size)
+    out, at = ctx.type(), source_axes(x.rank)
+    extents = out.shape[-rank:]
+    flat = bounded(ctx.at(indices, at), x.rank - rank, sympy.Mul(*extents))
+    places: list[Any] = list(at[:-rank])
+    for k, extent in enumerate(extents):
+        step = sympy.Mul(*extents[k + 1 :])
+        place = flat if step == 1 else call("floordiv", flat, index_value(step))
+        places.append(place if k == 0 else call("remainder", place, index_value(extent)))
+    return scatter(ctx, None, const(0, x.dtype), Source(x.shape, tuple(places), ctx.at(x, at, x.dtype)))

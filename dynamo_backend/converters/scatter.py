@@ -19,7 +19,7 @@ from ...ir.expr import Expr, Index, IndexValue, Load, Select, call, cast, const,
 from ...ir.graph import Scatter, TensorType
 from ...ir.monoid import ALL, ANY, MAX, MIN, PRODUCT, SUM, Monoid
 from .context import ImportContext, Scalar, Tensor, axes, convert, index_value
-from .gather import advanced_index, wrapped
+from .gather import advanced_index, bounded, wrapped
 from .registry import NoConversion, converter
 from .views import strided_begin, strided_places
 
@@ -169,7 +169,7 @@ def _hits(ctx: ImportContext, x: Tensor, dim: int, index: Tensor) -> tuple[Expr,
         return None
     at = axes(x.rank)
     place = [sympy.S.Zero if d == dim else i for d, i in enumerate(at)]
-    label = cast(ctx.at(index, place), DType.INT64)
+    label = bounded(ctx.at(index, place), dim, x.shape[dim])
     return call("eq", label, index_value(at[dim])), place
 
 

@@ -131,11 +131,16 @@ def _in_range(index: Tensor, low: Tensor, high: Tensor, dim: Tensor) -> Tensor:
     return index
 
 
+def _not_zero(divisor: Tensor) -> Tensor:
+    assert bool((divisor != 0).all()), "an integer is divided by zero"
+    return divisor
+
+
 _OTHER_NAMES = {
     "neg": torch.neg, "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "floordiv": torch.floor_divide,
     "div": lambda a, b: torch.div(a, b).to(a.dtype), "bit_and": torch.bitwise_and, "bit_or": torch.bitwise_or,
     "bit_xor": torch.bitwise_xor, "bit_not": torch.bitwise_not, "shl": torch.bitwise_left_shift,
-    "shr": torch.bitwise_right_shift, "check_bounds": _in_range,
+    "shr": torch.bitwise_right_shift, "check_bounds": _in_range, "check_divisor": _not_zero,
 }  # fmt: skip
 _REDUCERS: dict[str, Callable[..., Tensor]] = {
     "sum": lambda v: v.sum(-1, dtype=v.dtype), "product": lambda v: v.prod(-1, dtype=v.dtype),

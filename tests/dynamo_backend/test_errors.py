@@ -12,7 +12,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses import fake_impls
 from torch.nn import functional as F
 
-from torch_mlc.ir.errors import FreedInputError, OutOfRangeError
+from torch_mlc.ir.errors import DivisionByZeroError, FreedInputError, OutOfRangeError
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -48,6 +48,15 @@ GATHERS: dict[str, tuple[Fn, Tensor, int]] = {
     "in a reshape": (lambda i, t=TABLE: t.view(-1)[i] * 2, torch.tensor([34, 0]), 35),
     "computed": (lambda i, t=TABLE: t[i * 2 - 1].sum(-1), torch.tensor([3, 0]), 4),
     "summed": (lambda i, t=TABLE: t[i].sum(), torch.arange(6).repeat(50), 7),
+    "scatter": (lambda i, t=TABLE: t.scatter(1, i, 3.0) + 1, torch.tensor([[4], [0], [1], [2], [3], [0], [4]]), 5),
+    "scatter of a tensor": (lambda i, t=TABLE: t.scatter(1, i, t * 2), torch.tensor([[4]] * 7), 5),
+    "scatter_add": (lambda i, t=TABLE: t.scatter_add(1, i, t * 2), torch.tensor([[4]] * 7), 5),
+    "one_hot": (lambda i: F.one_hot(i, 5) * 2, torch.tensor([4, 0, 3]), 5),
+    "unpool": (
+        lambda i, t=TABLE: F.max_unpool2d(t[None, :1, :4].view(1, 1, 2, 2), i, 2),
+        torch.arange(12, 16).view(1, 1, 2, 2),
+        16,
+    ),
 }
 
 
@@ -62,6 +71,41 @@ def test_wrong_indices(name: str, dynamic: bool) -> None:
         assert isinstance(error, (IndexError, RuntimeError))
         if name == "index":
             assert isinstance(error, OutOfRangeError) and f"index {value} is out of bounds" in str(error)
+
+
+DIVISIONS: dict[str, Callable[..., Tensor]] = {
+    "//": lambda a, b: a // b, "%": lambda a, b: a % b, "fmod": torch.fmod, "number": lambda a, b: 100 // b + a,
+    "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "row": lambda a, b: (a.view(-1, 5) // b[:5]).sum(1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["python", "native"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_integers_divided_by_zero(name: str, dtype: torch.dtype, form: str) -> None:
+    a, b = torch.arange(35).to(dtype), torch.randint(1, 9, (35,)).to(dtype)
+    for place in (0, 4):
+        wrong = b.clone()
+        wrong[place] = 0
+        options = {"host_program": form}
+        error = raises_alike(DIVISIONS[name], (a, b), (a, wrong), traced=False, dynamic=True, options=options)
+        assert isinstance(error, DivisionByZeroError) and "ZeroDivisionError" in str(error)
+        torch.compiler.reset()
+
+
+def test_divisors_that_are_sizes_or_numbers() -> None:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x // y.shape[0], x % y.sum().item()
+
+    x = torch.arange(12)
+    raises_alike(f, (x, torch.ones(3, dtype=torch.int64)), (x, torch.ones(0, dtype=torch.int64)), dynamic=True)
+    raises_alike(f, (x, torch.tensor([1, 2])), (x, torch.tensor([1, -1])), dynamic=True)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        torch.compile(lambda x: x % 0, backend="mlc")(x)
+    # Floats have a quotient, and nothing is divided where there is nothing.
+    y = torch.zeros(12)
+    torch.testing.assert_close(torch.compile(lambda x, y: x // y, backend="mlc")(x, y), x // y, equal_nan=True)
+    assert torch.compile(lambda x: x // 0, backend="mlc")(x[:0]).shape == (0,)
 
 
 def test_targets_that_are_no_class() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.errors import IRError, OutOfRangeError
+from torch_mlc.ir.errors import DivisionByZeroError, IRError, OutOfRangeError
 from torch_mlc.ir.iterations import ITERATIONS
 from torch_mlc.ir.ops import OPS
 from torch_mlc.ir.oracle_ops import FUNCTIONS, converter, function, philox, scalar
@@ -72,7 +72,7 @@ def compare(fn: str, dtype: DType, points: list[tuple[float, ...]], rtol: float)
 FLOAT_FUNCTIONS = [
     n
     for n, i in OPS.items()
-    if n not in (*RANDOM, *ITERATIONS, "bitcast", "fma", "check_bounds") and not n.startswith(("bit_", "sh"))
+    if n not in (*RANDOM, *ITERATIONS, "bitcast", "fma") and not n.startswith(("bit_", "sh", "check_"))
 ]
 
 
@@ -162,6 +162,13 @@ def test_bounds() -> None:
     for index in (-4, 3):
         with pytest.raises(OutOfRangeError, match=f"index {index} is out of bounds for dimension 1 with size 3"):
             check(index, -3, 3, 1)
+
+
+def test_divisors() -> None:
+    check = function("check_divisor", DType.INT32, DType.INT32)
+    assert [check(x) for x in (-1, 1, 7)] == [-1, 1, 7]
+    with pytest.raises(DivisionByZeroError, match="ZeroDivisionError"):
+        check(0)
 
 
 def test_fma_rounds_once() -> None:

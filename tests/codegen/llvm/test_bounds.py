@@ -1,4 +1,4 @@
-"""Indices that data give: in range they cost nothing in meaning, out of range they raise and read nothing."""
+"""Indices that data give, and divisors: right ones cost nothing in meaning, wrong ones raise and read nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.utils._sympy.functions import CeilDiv
 
 from torch_mlc.codegen.llvm import emit_llvm
 from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.errors import OutOfRangeError
-from torch_mlc.ir.expr import Call, Expr, IndexValue, Load, Select, call, const, symbol
+from torch_mlc.ir.errors import DivisionByZeroError, OutOfRangeError
+from torch_mlc.ir.expr import Call, Expr, IndexValue, Load, Select, call, cast, const, symbol
 from torch_mlc.ir.loops import Axis, Block, Bound, Buffer, Loop, LoopKind, LoopNest, Store
 from torch_mlc.ir.symbols import Size, SymbolTable
 from torch_mlc.ir.target import Target
@@ -113,6 +113,30 @@ def test_rows_are_checked_outside_of_the_loop_over_them(width: int, target: Targ
         text = emit_llvm(nest, target).text
         loop = text[text.rindex("\nhead.") :]
         assert "store <8 x float>" in loop and "wrong" not in loop, text
+
+
+@pytest.mark.parametrize("fn", ["floordiv", "remainder", "truncdiv", "fmod"])
+@pytest.mark.parametrize("lanes", [1, 8])
+def test_a_divisor_that_is_zero_is_told(fn: str, lanes: int, target: Target) -> None:
+    """Beside indices that are checked as well, and only where a choice takes the quotient."""
+    divisor = Load("in1", (I0,), I64)
+    quotient = call(fn, const(20, I64), call("check_divisor", divisor))
+
+    def chosen(x: Expr) -> Expr:
+        return Select(call("lt", divisor, const(7, I64)), call("add", x, cast(quotient, F32)), const(-1.0, F32))
+
+    nest = gathering(chosen, ROWS, lanes, 1)
+    data, good = np.arange(9, dtype=np.float32), np.array([3, 2, 7, 1, 100, 6, 5, 4, 3, 2, 1])
+    expected = {"floordiv": 20 // good, "truncdiv": 20 // good}.get(fn, 20 % good)
+    np.testing.assert_array_equal(run(nest, target, data, good), np.where(good < 7, good + expected, -1))
+    for place in (0, 4, 10):
+        bad = good.copy()
+        bad[place] = 0
+        with pytest.raises(DivisionByZeroError, match="ZeroDivisionError"):
+            run(nest, target, data, bad)
+        bad[place] = -1
+        with pytest.raises(OutOfRangeError, match="index -1 "):
+            run(nest, target, data, bad)
 
 
 def test_what_a_select_leaves_out_is_not_checked(target: Target) -> None:

@@ -40,7 +40,8 @@ INTEGER = [
     "sign",
 ]
 COMPARE = ["eq", "ne", "lt", "le", "gt", "ge"]
-FLOAT_ONLY = [f for f in OPS if f not in {*BITS, *SHIFTS, *LOGICAL, *RANDOM, *ITERATIONS, "bitcast", "check_bounds"}]
+CHECKS = ["check_bounds", "check_divisor"]
+FLOAT_ONLY = [f for f in OPS if f not in {*BITS, *SHIFTS, *LOGICAL, *RANDOM, *ITERATIONS, *CHECKS, "bitcast"}]
 
 
 def values(dtype: DType, count: int, seed: int) -> Array:

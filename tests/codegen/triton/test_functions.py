@@ -17,7 +17,7 @@ from torch_mlc.runtime.gpu import compile_triton
 N = 32
 F32, F64, I32, I64, BOOL = DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.BOOL
 RANDOM = ("rand", "randn", "randbits")
-INTEGER = ("gcd", "check_bounds", "bit_and", "bit_or", "bit_xor", "bit_not", "shl", "shr")
+INTEGER = ("gcd", "check_bounds", "check_divisor", "bit_and", "bit_or", "bit_xor", "bit_not", "shl", "shr")
 EITHER = ("floordiv", "remainder", "truncdiv", "fmod", "pow", "maximum", "minimum", "sign", "abs", "neg", "eq", "lt")
 # Where the function is defined, and away from poles that magnify rounding.
 DOMAIN = {
