@@ -218,7 +218,7 @@ def _copy(ctx: Context, to: str, source: str, count: str, size: int) -> None:
 def store(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val | None], value: Val) -> None:
     """Store a value where the mask holds."""
     place = ctx.places[name]
-    b, size, lanes = ctx.b, place.dtype.itemsize, ctx.lanes
+    b, lanes = ctx.b, ctx.lanes
     mask = ctx.mask if ctx.mask is not None and ctx.mask.live.name != "true" else None
     where = address(ctx, place, indices, values, mask is None)
     if where.step == 0 or not lanes:
@@ -226,7 +226,7 @@ def store(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val 
     else:
         value = b.splat(value, lanes)
         data = f"{memory_type(place.dtype, lanes)} {to_memory(b, value)}"
-        _store_lanes(ctx, data, where, size, mask)
+        _store_lanes(ctx, data, where, place, mask)
     ctx.versions[name] = ctx.versions.get(name, 0) + 1
     ctx.values = {}
 
@@ -240,13 +240,16 @@ def _store_one(ctx: Context, place: Place, pointer: str, value: Val, mask: Mask 
     b.line(f"store {memory_type(place.dtype)} {to_memory(b, value)}, ptr {pointer}, align {place.dtype.itemsize}")
 
 
-def _store_lanes(ctx: Context, data: str, where: Address, size: int, mask: Mask | None) -> None:
-    b, lanes = ctx.b, ctx.lanes
+def _store_lanes(ctx: Context, data: str, where: Address, place: Place, mask: Mask | None) -> None:
+    b, lanes, size = ctx.b, ctx.lanes, place.dtype.itemsize
     vector = data[: data.index(">") + 1]
     if where.step == -1:
         b.line(f"store {vector} {_turned(ctx, data)}, ptr {where.name}, align {size}")
         return
     if where.step == 1:
+        if mask is None and not place.own:
+            _store_upward(ctx, data, where.name, place)
+            return
         if mask is None:
             b.line(f"store {data}, ptr {where.name}, align {size}")
             return
@@ -260,6 +263,27 @@ def _store_lanes(ctx: Context, data: str, where: Address, size: int, mask: Mask 
         return
     live = b.splat(mask.live if mask else Val("true", BOOL), lanes)
     b.line(_masked(ctx, "scatter", vector, f"<{lanes} x ptr> align {size} {where.name}", str(live), data))
+
+
+def _store_upward(ctx: Context, data: str, pointer: str, place: Place) -> None:
+    """A register at a time, from the lowest address on.
+
+    LLVM stores the parts of a longer vector from the last to the first. Where they lie across cache lines, as rows of
+    odd lengths do, a processor then cannot put together what two of them write to a line, and takes half as long again.
+    """
+    b, lanes = ctx.b, ctx.lanes
+    element, size = memory_type(place.dtype), place.dtype.itemsize
+    width = ctx.target.lanes(size)
+    for at in range(0, lanes, width):
+        part, spot = data, pointer
+        if lanes > width:
+            count = min(width, lanes - at)
+            picks = ", ".join(f"i32 {k}" for k in range(at, at + count))
+            name = b.op(f"shufflevector {data}, <{lanes} x {element}> poison, <{count} x i32> <{picks}>")
+            part = f"<{count} x {element}> {name}"
+        if at:
+            spot = b.op(f"getelementptr inbounds {element}, ptr {pointer}, i64 {at}")
+        b.line(f"store {part}, ptr {spot}, align {size}")
 
 
 def _turned(ctx: Context, vector: str) -> str:
