@@ -1,13 +1,13 @@
 """Tiles of a transposition in registers: contiguous loads along an unrolled loop, turned into vectors across it.
 
-Where lanes are far apart in memory and the iterations of an unrolled loop around them are neighbours, 8 x 8 tiles are
-loaded by rows and transposed by shuffles, instead of element by element. Where the copies of the unrolled loop lie
-between the lanes, whole vectors are loaded and every other element is picked of each pair.
+Where lanes are far apart in memory and the iterations of an unrolled loop around them are neighbours, tiles of 8 x 8
+or 16 x 16 are loaded by rows and transposed by shuffles, instead of element by element. Where the copies of the
+unrolled loop lie between the lanes, whole vectors are loaded and every other element is picked of each pair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import sympy
 
@@ -42,14 +42,15 @@ def transposed(
             if key not in ctx.tiles:
                 ctx.tiles[key] = _apart(ctx, key, lane, lanes, apart, (element, size), load)
             return ctx.tiles[key][position % apart]
-        if parts is None or parts[1] != 1 or extent % _SIDE or lanes % _SIDE or split_linear(offset, lane) is None:
+        side = _side(ctx, extent, lanes, size)
+        if parts is None or parts[1] != 1 or not side or split_linear(offset, lane) is None:
             continue
         position = int(ctx.indices[var].name)
-        first = sympy.Integer(position - position % _SIDE)
+        first = sympy.Integer(position - position % side)
         key = (base, offset.xreplace({var: first}), version)
         if key not in ctx.tiles:
-            ctx.tiles[key] = _tile(ctx, key, var, lane, lanes, element, size, load)
-        return ctx.tiles[key][position % _SIDE]
+            ctx.tiles[key] = _tile(ctx, key, side, lane, lanes, element, size, load)
+        return ctx.tiles[key][position % side]
     return None
 
 
@@ -73,80 +74,92 @@ def _apart(
     return _picked(ctx, parts, lanes, element)
 
 
-def _picked(ctx: Context, parts: list[str], lanes: int, element: str) -> list[str]:
-    """Even elements of each pair of vectors, then odd ones, until each vector holds one remainder; in their order."""
+def _picked(ctx: Context, parts: list[str], lanes: int, element: str, run: int = 1) -> list[str]:
+    """Even elements (or runs of some) of each pair of vectors, then odd ones, until each vector holds one remainder.
+
+    In their order.
+    """
     if len(parts) == 1:
         return parts
-    kind, found = f"<{lanes} x {element}>", []
+    found = []
     for odd in (0, 1):
-        picks = ", ".join(f"i32 {k}" for k in range(odd, 2 * lanes, 2))
+        picks = [k for k in range(2 * lanes) if k // run % 2 == odd]
         pairs = zip(parts[::2], parts[1::2], strict=True)
-        half = [ctx.b.op(f"shufflevector {kind} {x}, {kind} {y}, <{lanes} x i32> <{picks}>") for x, y in pairs]
-        found.append(_picked(ctx, half, lanes, element))
+        found.append(_picked(ctx, [_shuffle(ctx, x, y, picks, element, lanes) for x, y in pairs], lanes, element, run))
     return [v for pair in zip(*found, strict=True) for v in pair]
 
 
 def _tile(
     ctx: Context,
     key: tuple[str, sympy.Expr, int],
-    var: sympy.Symbol,
+    side: int,
     lane: sympy.Symbol,
     lanes: int,
     element: str,
     size: int,
     load: Callable[[str], str],
 ) -> list[str]:
-    """The vectors of eight neighbouring iterations of the unrolled loop."""
+    """The vectors of ``side`` neighbouring iterations of the unrolled loop."""
     base, offset, _ = key
     blocks = []
-    for start in range(0, lanes, _SIDE):
+    for start in range(0, lanes, side):
         rows = []
-        for k in range(start, start + _SIDE):
+        for k in range(start, start + side):
             pointer = element_pointer(ctx, base, sympy.expand(offset.xreplace({lane: sympy.Integer(k)})), element)
-            rows.append(load(f"load <{_SIDE} x {element}>, ptr {pointer}, align {size}"))
+            rows.append(load(f"load <{side} x {element}>, ptr {pointer}, align {size}"))
         blocks.append(_transpose(ctx, rows, element))
-    return [_concat(ctx, [block[k] for block in blocks], element) for k in range(_SIDE)]
+    return [_concat(ctx, [block[k] for block in blocks], element, side) for k in range(side)]
 
 
-# Pairs of rows and picks of two shuffles a pair: neighbours, pairs of neighbours, halves; within 128 bits as far as
-# possible.
-_STAGES = (
-    (1, (0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15)),
-    (2, (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15)),
-    (4, (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)),
-)
+def _side(ctx: Context, extent: int, lanes: int, size: int) -> int:
+    """Rows and columns of the tiles: as wide as a register where it has 16 elements, else 8; 0 where none fits.
+
+    A row of 16 is a cache line, and loaded once: rows that lie a power of two apart share so few places of a cache that
+    its second half would not be there any more when its turn comes.
+    """
+    for side in (16, 8):
+        if extent % side == 0 and lanes % side == 0 and (side == 8 or ctx.target.lanes(max(size, 4)) >= side):
+            return side
+    return 0
 
 
 def _transpose(ctx: Context, rows: list[str], element: str) -> list[str]:
-    """Eight rows of eight elements as eight columns."""
-    t = rows
-    (_, low, high), (_, low2, high2), (_, low4, high4) = _STAGES
-    t = [_shuffle(ctx, t[k & ~1], t[k | 1], high if k & 1 else low, element) for k in range(8)]
-    # Now t[2k] and t[2k + 1] hold columns 0 1 4 5 and 2 3 6 7 of rows 2k and 2k + 1.
-    s = []
-    for block in (0, 4):
+    """As many columns as there are rows of as many elements, by shuffles that are one instruction each.
+
+    Single elements and pairs change places within 128 bits (of four bytes an element), then whole 128 bits.
+    """
+    side = len(rows)
+    ones = [_zip(ctx, rows[k & ~1], rows[k | 1], 1, k & 1, element, side) for k in range(side)]
+    # Now two each hold columns 0 1 and 2 3 of every four, of rows 2k and 2k + 1.
+    twos = []
+    for k in range(0, side, 4):
         for odd in (0, 1):
-            pair = (t[block + odd], t[block + 2 + odd])
-            s += [_shuffle(ctx, *pair, low2, element), _shuffle(ctx, *pair, high2, element)]
-    return [_shuffle(ctx, s[k % 4], s[4 + k % 4], high4 if k >= 4 else low4, element) for k in range(8)]
+            twos += [_zip(ctx, ones[k + odd], ones[k + 2 + odd], 2, high, element, side) for high in (0, 1)]
+    columns: list[str] = [""] * side
+    for k in range(4):
+        columns[k::4] = _picked(ctx, twos[k::4], side, element, 4)
+    return columns
 
 
-def _shuffle(ctx: Context, x: str, y: str, picks: tuple[int, ...], element: str) -> str:
-    kind = f"<{_SIDE} x {element}>"
-    return ctx.b.op(
-        f"shufflevector {kind} {x}, {kind} {y}, <{len(picks)} x i32> <{', '.join(f'i32 {p}' for p in picks)}>"
-    )
+def _zip(ctx: Context, x: str, y: str, run: int, high: int, element: str, side: int) -> str:
+    """Of every four elements of two vectors, the lower or the higher two of each, ``run`` of them in turn."""
+    picks = []
+    for four in range(0, side, 4):
+        low = four + 2 * high
+        picks += [low, side + low, low + 1, side + low + 1] if run == 1 else [low, low + 1, side + low, side + low + 1]
+    return _shuffle(ctx, x, y, picks, element, side)
 
 
-def _concat(ctx: Context, parts: list[str], element: str) -> str:
-    width = _SIDE
+def _shuffle(ctx: Context, x: str, y: str, picks: Sequence[int], element: str, lanes: int) -> str:
+    kind = f"<{lanes} x {element}>"
+    listing = ", ".join(f"i32 {p}" for p in picks)
+    return ctx.b.op(f"shufflevector {kind} {x}, {kind} {y}, <{len(picks)} x i32> <{listing}>")
+
+
+def _concat(ctx: Context, parts: list[str], element: str, width: int) -> str:
     while len(parts) > 1:
-        kind = f"<{width} x {element}>"
-        picks = ", ".join(f"i32 {p}" for p in range(2 * width))
-        parts = [
-            ctx.b.op(f"shufflevector {kind} {x}, {kind} {y}, <{2 * width} x i32> <{picks}>")
-            for x, y in zip(parts[::2], parts[1::2], strict=True)
-        ]
+        picks = range(2 * width)
+        parts = [_shuffle(ctx, x, y, picks, element, width) for x, y in zip(parts[::2], parts[1::2], strict=True)]
         width *= 2
     return parts[0]
 
