@@ -7,7 +7,7 @@ search, since the search compares bytes of tensors that are there, and these nev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -113,6 +113,8 @@ class Stream:
     # Members' names and those of nodes computed in place; those of the latter, by the node that reads them.
     taken: set[str] = field(default_factory=set)
     own: dict[str, set[str]] = field(default_factory=dict)
+    # Members that reduce a row's own elements before the stream begins: their axes in terms of the first start's.
+    preludes: dict[str, Mapping[sympy.Symbol, sympy.Expr]] = field(default_factory=dict)
     # Where the last of what the stream reads stands.
     latest: int = -1
 

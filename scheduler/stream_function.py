@@ -31,6 +31,8 @@ class StreamWriter:
     # The axes of each member, and the dimensions that a reduction combines, as dimensions of the function.
     axes: dict[str, tuple[sympy.Symbol, ...]] = field(default_factory=dict)
     over: dict[str, tuple[sympy.Symbol, ...]] = field(default_factory=dict)
+    # The axes of preludes' own nodes over those dimensions.
+    places: dict[str, dict[sympy.Symbol, sympy.Expr]] = field(default_factory=dict)
     kinds: dict[str, DType] = field(default_factory=dict)
     # The dimensions of the function that stand for those of the domain.
     digits: dict[int, sympy.Symbol] = field(default_factory=dict)
@@ -85,6 +87,8 @@ class StreamWriter:
         at = s.members.index(s.starts[-1])
         for k in range(s.members.index(start) - 1, -1, -1):
             m = s.members[k]
+            if m.names[0] in s.preludes:
+                continue
             reader, load = next((r, ld) for r in s.members[k + 1 : at + 1] for v in node_values(r) for ld in loads(v)
                                 if ld.buffer in m.names)  # fmt: skip
             env = grids.get(reader.names[0]) or dict(zip(reader.axes, self.axes[reader.names[0]], strict=True))
@@ -94,6 +98,14 @@ class StreamWriter:
                 extra += own
                 self.extents |= dict(zip(own, m.reduce_shape, strict=True))
                 self.over[m.names[0]] = tuple(own)
+        for name, places in s.preludes.items():
+            m = next(m for m in s.members if name in m.names)
+            assert isinstance(m, Reduction)
+            own = [symbol(f"x{len(extra) + k}") for k in range(len(m.reduce_axes))]
+            extra += own
+            self.extents |= dict(zip(own, m.reduce_shape, strict=True))
+            self.axes[name], self.over[name] = tuple(rows), tuple(own)
+            self.places[name] = {a: i.xreplace(grids[start.names[0]]) for a, i in places.items()}
         single = [grids[start.names[0]][a] for a in start.axes if not s.bindings[start.names[0]][a]]
         for m in s.members[at + 1 :]:
             dims = (self.digits[d] for a in m.axes for d in s.bindings[m.names[0]][a])
@@ -123,9 +135,9 @@ class StreamWriter:
         name = m.names[0]
         binding = self.stream.bindings.get(name)
         if binding is None or isinstance(m, Reduction):
-            env = dict(zip(m.axes, self.axes[name], strict=True))
+            env = self.places.get(name) or dict(zip(m.axes, self.axes[name], strict=True))
             if isinstance(m, Reduction):
-                env |= dict(zip(m.reduce_axes, self.over[name], strict=True))
+                env = env | dict(zip(m.reduce_axes, self.over[name], strict=True))
             return env
         return {a: self._number([self.digits[d] for d in binding[a]]) for a in m.axes}
 

@@ -9,6 +9,7 @@ from ..ir.graph import CallTensor, Compute, Graph, Node, Reduction
 from ..ir.monoid import WEIGHTED
 from .function import TensorFunction
 from .opened import Functions, Opened, Parameters, readers_of
+from .preludes import take_preludes
 from .split_keys import in_key_pieces
 from .stream import Others, Stream, is_contraction, is_total, row_axes, told
 from .stream_function import StreamWriter
@@ -34,6 +35,8 @@ def open_streams(graph: Graph, *, fast: bool) -> Opened:
         stream = Stream(graph, views, readers, needed, group, others)
         stream.grow()
         others.add(stream)
+    take_preludes(graph, others.built)
+    for stream in others.built:
         written = StreamWriter(stream, Parameters(graph, types), fast).build()
         calls[stream.last] = [functions.enter(f, call) for f, call in _calls(*written)]
         gone.update(n for m in stream.members for n in m.names)

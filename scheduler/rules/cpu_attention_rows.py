@@ -36,8 +36,10 @@ SUMS, PIECE, SHARES = 8, 512, 2
 def few_rows(nest: LoopNest) -> Roles | None:
     """The roles in a nest of attention whose queries are too few for tiles; None where it is none."""
     found = roles(nest)
-    if found is None or not all(
-        nest.symbols.hint(extent) <= MOST_ROWS for extent in _extents(nest, found, _own(nest, found))
+    if (
+        found is None
+        or found.preludes
+        or not all(nest.symbols.hint(extent) <= MOST_ROWS for extent in _extents(nest, found, _own(nest, found)))
     ):
         return None
     return found

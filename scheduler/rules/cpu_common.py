@@ -197,13 +197,15 @@ def merge_inner(schedule: Schedule, rows: int, only: Collection[str] | None = No
 
 
 def merge_paths(schedule: Schedule, paths: list[list[str]]) -> list[str]:
-    """Blocks under the outer loops of the first: each path has those of one block, outermost first. The first path."""
-    first, *others = paths
-    for level, loop in enumerate(first):
-        for path in others:
-            if len(path) > level:
-                schedule.merge(loop, path[level])
-    return first
+    """Blocks under loops that they share: each path has the outer loops of one block, outermost first, in the order in
+    which blocks stand. The longest path as it is then."""
+    merged = []
+    for level in range(max(map(len, paths))):
+        loop, *others = (path[level] for path in paths if len(path) > level)
+        for other in others:
+            schedule.merge(loop, other)
+        merged.append(loop)
+    return merged
 
 
 def _merge_level(schedule: Schedule, level: int, only: Collection[str] | None) -> None:

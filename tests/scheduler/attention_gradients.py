@@ -33,6 +33,8 @@ class Sizes:
     dropout: bool = False
     # Whether what is added to capped scores, the same for the batch, has a gradient too: that of keys gives it.
     bias: bool = False
+    # Whether the gradient of queries makes what rows are told itself, of gradient and output, and gives it to others.
+    told: bool = False
 
 
 SEED, KEPT = 5, 0.75
@@ -40,7 +42,7 @@ SEED, KEPT = 5, 0.75
 
 def _buffers(z: Sizes) -> dict[str, Buffer]:
     shapes = {"q": (z.b, z.m, z.e), "k": (z.b, z.n, z.e), "v": (z.b, z.n, z.d), "g": (z.b, z.m, z.d),
-              "lse": (z.b, z.m), "delta": (z.b, z.m)}  # fmt: skip
+              "lse": (z.b, z.m), **({"o": (z.b, z.m, z.d)} if z.told else {"delta": (z.b, z.m)})}  # fmt: skip
     exact = {name: tuple(map(sympy.sympify, shape)) for name, shape in shapes.items()}
     return {
         name: Buffer(name, shape, contiguous_strides(shape), z.dtype if len(shape) == 3 else F32)
@@ -50,7 +52,7 @@ def _buffers(z: Sizes) -> dict[str, Buffer]:
 
 def gradients(z: Sizes, of_keys: bool) -> TensorFunction:
     """Of ``softmax(cap(q @ k^T)) @ v`` with a causal mask: the gradient of queries, or those of values and keys."""
-    b, tiled, streamed, x0, x1, x2, x3 = map(symbol, ("i0", "i1", "r0", "x0", "x1", "x2", "x3"))
+    b, tiled, streamed, x0, x1, x2, x3, x4 = map(symbol, ("i0", "i1", "r0", "x0", "x1", "x2", "x3", "x4"))
     m, n = (streamed, tiled) if of_keys else (tiled, streamed)
     buffers = _buffers(z)
     grid = (b, tiled, streamed)
@@ -75,10 +77,13 @@ def gradients(z: Sizes, of_keys: bool) -> TensorFunction:
         number = call("rand", const(SEED, I64), place, dtype=F32)
         factor = Select(call("lt", number, const(KEPT, F32)), const(1 / KEPT, F32), const(0.0, F32))
         given = call("mul", given, local("t8", *grid))
-    flow = call("mul", local("t2", *grid), call("sub", given, load("delta", b, m)))
+    told = local("t11", b, m) if z.told else load("delta", b, m)
+    flow = call("mul", local("t2", *grid), call("sub", given, told))
     slope = call("mul", call("sub", const(1.0, F32), call("mul", tanh, tanh)), const(SCALE, F32))
     masked = Select(sees, flow, const(0.0, F32))
+    own = [product("t11", load("g", b, m, x4), load("o", b, m, x4), x4, (b, m))] if z.told else []
     stages = [
+        *own,
         product("t0", load("q", b, m, x0), load("k", b, n, x0), x0, grid),
         product("t1", load("g", b, m, x1), load("v", b, n, x1), x1, grid),
         *([Stage(("t8",), (factor,), True, axes=grid)] if z.dropout else []),
@@ -110,11 +115,14 @@ def gradients(z: Sizes, of_keys: bool) -> TensorFunction:
     for k, (name, axis, width) in enumerate(results):
         shape = (sympy.Integer(z.b), sympy.sympify(long), sympy.Integer(width))
         outputs.append(Output(Buffer(f"out{k}", shape, contiguous_strides(shape), z.dtype), name, (b, tiled, axis)))
+    if z.told:
+        shape = (sympy.Integer(z.b), sympy.sympify(z.m))
+        outputs.append(Output(Buffer("out1", shape, contiguous_strides(shape), F32), "t11", (b, m)))
     if of_keys and z.bias:
         shape = (sympy.sympify(z.m), sympy.sympify(z.n))
         outputs.append(Output(Buffer("out2", shape, contiguous_strides(shape), F32), "t10", (streamed, tiled)))
     symbols = sorted({s for x in (z.m, z.n) for s in sympy.sympify(x).free_symbols}, key=str)
-    extra = [(x0, z.e), (x1, z.d), *((axis, width) for _, axis, width in results)]
+    extra = [(x0, z.e), (x1, z.d), *([(x4, z.d)] if z.told else []), *((axis, width) for _, axis, width in results)]
     return TensorFunction(
         "gradients", (Dim(b, sympy.Integer(z.b)), Dim(tiled, sympy.sympify(long))),
         (Dim(streamed, sympy.sympify(short)),), tuple(buffers.values()), tuple(outputs), tuple(stages),

@@ -56,6 +56,29 @@ def test_rule_keeps_the_meaning(agrees, of_keys, sizes):
     assert source.text.count("tl.dot(") == (4 if of_keys else 3)
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"b": 2, "m": 70, "n": 137, "e": 16, "d": 24, "dtype": BF16},
+        {"b": 1, "m": 19, "n": 136, "e": 20, "d": 16, "dtype": F32},
+    ],
+    ids=["odd", "float32"],
+)
+def test_rows_that_make_what_they_are_told(agrees, sizes):
+    """A sum over the tile's rows before the loop, which the loop takes from registers, and others from memory."""
+    given = {**inputs(**sizes), "o": inputs(**sizes)["g"][::-1].copy()}
+    source = agrees(scheduled(False, **sizes, told=True), {}, given, tolerance=3e-2 if sizes["dtype"] is BF16 else 2e-5)
+    before, loop, after = source.text.partition("in tl.range")
+    assert before.count("tl.sum(") == 1 and before.count("tl.store(") == 1 and loop
+    assert "tl.sum(" not in after and after.count("tl.store(") == 1
+
+
+def test_rows_that_make_what_they_are_told_of_symbolic_lengths(agrees):
+    nest = scheduled(False, b=1, m=symbol("s0"), n=symbol("s1"), e=16, d=16, dtype=BF16, told=True)
+    given = inputs(1, 33, 90, 16, 16, BF16)
+    agrees(nest, {"s0": 33, "s1": 90}, {**given, "o": given["g"][:, ::-1].copy()}, tolerance=3e-2)
+
+
 @pytest.mark.parametrize("of_keys", [False, True])
 def test_symbolic_lengths(agrees, of_keys):
     s0, s1 = symbol("s0"), symbol("s1")
@@ -105,9 +128,9 @@ def test_gradient_of_a_bias_compiled():
 
 
 @pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("of_keys", [False, True])
-def test_compiled(of_keys, width):
-    nest = scheduled(of_keys, b=32, m=2048, n=2048, e=width, d=width, dtype=BF16)
+@pytest.mark.parametrize(("of_keys", "told"), [(False, False), (False, True), (True, False)])
+def test_compiled(of_keys, told, width):
+    nest = scheduled(of_keys, b=32, m=2048, n=2048, e=width, d=width, dtype=BF16, told=told)
     report = resource_report(compile_triton(emit_triton(nest, SM90), SM90))
     assert report.spills == 0 and report.group_products > 0
     assert report.shared <= SM90.shared_bytes
