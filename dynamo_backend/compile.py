@@ -40,6 +40,7 @@ from ..scheduler.passes import (
     rewrite_attention,
     rewrite_logsumexp,
 )  # fmt: skip
+from .complex_views import join_parts
 from .dumps import dump_graph
 from .graph_key import GraphKey, graph_key
 from .host_programs import HostCode, Keep, host_code, stored_host_code
@@ -120,6 +121,7 @@ def compile_graph(
     """
     timer = PhaseTimer()
     store = kernel_store_of(options, fresh=fresh)
+    join_parts(gm)
     keep_compared(gm)
     bodies: dict[int, CompiledGraph] = {}
     for node, body in regions_of(gm).items():

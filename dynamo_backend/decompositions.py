@@ -20,6 +20,8 @@ from torch._prims_common import (
     suggest_memory_format,
 )
 
+from .antialias import RESIZES
+from .complex_parts import with_complex
 from .converters import CONVERTERS
 
 aten = torch.ops.aten
@@ -68,7 +70,7 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     kept[aten.addbmm.default] = _addbmm
     kept[aten.isin.Tensor_Tensor] = _isin(table.get(aten.isin.Tensor_Tensor))
     kept[aten.unique_consecutive.default] = _unique_consecutive
-    return kept | {op: _as_eager_lays_out(op) for op in _BATCH_NORMS}
+    return with_complex(kept | RESIZES | {op: _as_eager_lays_out(op) for op in _BATCH_NORMS})
 
 
 def _addcmul(torchs: Callable[..., Any]) -> Callable[..., Any]:
