@@ -266,24 +266,26 @@ def _store_lanes(ctx: Context, data: str, where: Address, place: Place, mask: Ma
 
 
 def _store_upward(ctx: Context, data: str, pointer: str, place: Place) -> None:
-    """A register at a time, from the lowest address on.
+    """A register at a time, what is left of one in halves, from the lowest address on.
 
     LLVM stores the parts of a longer vector from the last to the first. Where they lie across cache lines, as rows of
     odd lengths do, a processor then cannot put together what two of them write to a line, and takes half as long again.
     """
     b, lanes = ctx.b, ctx.lanes
     element, size = memory_type(place.dtype), place.dtype.itemsize
-    width = ctx.target.lanes(size)
-    for at in range(0, lanes, width):
+    at, count = 0, ctx.target.lanes(size)
+    while at < lanes:
+        while count > lanes - at:
+            count //= 2
         part, spot = data, pointer
-        if lanes > width:
-            count = min(width, lanes - at)
+        if count < lanes:
             picks = ", ".join(f"i32 {k}" for k in range(at, at + count))
             name = b.op(f"shufflevector {data}, <{lanes} x {element}> poison, <{count} x i32> <{picks}>")
             part = f"<{count} x {element}> {name}"
         if at:
             spot = b.op(f"getelementptr inbounds {element}, ptr {pointer}, i64 {at}")
         b.line(f"store {part}, ptr {spot}, align {size}")
+        at += count
 
 
 def _turned(ctx: Context, vector: str) -> str:

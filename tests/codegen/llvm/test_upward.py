@@ -10,7 +10,9 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
+import torch
 
+import torch_mlc
 from torch_mlc.codegen.llvm import emit_llvm
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import call, cast
@@ -39,6 +41,14 @@ def test_whole_vectors_are_stored_in_order(
     whole = [s for s in found if s[0] == found[0][0]]
     assert [at for _, at, _, _ in whole] == list(range(0, 64, min(count, 64)))
     assert {lanes for _, _, lanes, _ in whole} == {min(count, 64)}
+
+
+@pytest.mark.parametrize("width", [64, 32])
+def test_what_is_left_of_a_row_is_stored_in_order(width: int, target: Target) -> None:
+    (kernel,) = torch_mlc.explain(lambda x, w: x * w, torch.zeros(7, 62), torch.zeros(62)).kernels
+    found = stores(emit_llvm(kernel.scheduled, replace(target, vector_bytes=width)).text)
+    assert [lanes for _, _, lanes, _ in found] == [*[width // 4] * (62 * 4 // width), *[8] * (width == 64), 4, 2]
+    assert [at for _, at, _, _ in found] == [sum(n for _, _, n, _ in found[:k]) for k in range(len(found))]
 
 
 def test_machine_code_keeps_the_order(target: Target, nest_of: Callable[..., LoopNest]) -> None:
