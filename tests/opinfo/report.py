@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .cases import DTYPES, MODES, Job
+from .cases import DTYPES, MODES, Job, jobs
 from .sweep import FAULTS, latest
 
 Records = Mapping[tuple[Job, int], dict[str, Any]]
@@ -46,7 +46,8 @@ eager's own rounding. This page is not edited by hand: `python -m tests.opinfo -
 {commands}
 ```
 
-and of what a sweep for all samples had got to when it was stopped.
+and of what a sweep for all samples had got to when it was stopped. A sweep goes on where it was stopped, so samples are
+of several commits; those of operators that a change concerned were run again after it.
 
 **{share:.2%}** of {samples:,} samples equal eager.
 
@@ -161,7 +162,8 @@ def write_table(written: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def commands(written: Iterable[dict[str, Any]]) -> list[str]:
-    """The calls of this program that make such records, but for what a longer sweep got to before it was stopped."""
+    """The calls of this program that make such records, of those element types and modes of which every job is
+    finished; the rest is what a longer sweep, or one of some operators, got to."""
     bounds: dict[Job, float] = {}
     for r in written:
         if r["sample"] is None:
@@ -170,6 +172,7 @@ def commands(written: Iterable[dict[str, Any]]) -> list[str]:
     most: dict[tuple[str, str], float] = {}
     for job, bound in bounds.items():
         most[job.dtype, job.mode] = min(most.get((job.dtype, job.mode), math.inf), bound)
+    most = {pair: n for pair, n in most.items() if bounds.keys() >= set(jobs((pair[0],), (pair[1],)))}
     alike: dict[tuple[tuple[str, ...], float], list[str]] = defaultdict(list)
     for dtype in DTYPES:
         for count in sorted({n for (d, _), n in most.items() if d == dtype}):

@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.opinfo import check
+from tests.opinfo import check, report
 from tests.opinfo.cases import Job, jobs, samples
 from tests.opinfo.check import difference
 from tests.opinfo.layouts import LAYOUTS, laid_out
@@ -107,7 +107,7 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert [r["sample"] for r in told] == [2, None], "asked for more, it goes on behind the last"
 
 
-def test_the_page_of_operators(tmp_path: Path) -> None:
+def test_the_page_of_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def entry(op: str, status: str, kernels: int, library: list[str], graphs: int = 1) -> dict[str, Any]:
         return {
             "op": op, "dtype": "float32", "mode": "forward", "sample": 0, "status": status, "detail": "d",
@@ -128,7 +128,11 @@ def test_the_page_of_operators(tmp_path: Path) -> None:
     records = latest(read(path))
     assert [kind_of([e]) for e in entries] == ["generated", "library", "view", "generated", "eager"]
     assert "1 wrong (float32 forward [0]): d" in differences(records)
-    page = tmp_path / "operators.md"
+    page, whole = tmp_path / "operators.md", [Job(e["op"], "float32", "forward") for e in entries]
+    monkeypatch.setattr(report, "jobs", lambda dtypes, modes: [*whole, Job("left", "float32", "forward")])
+    write_table(read(path), page)
+    assert "--dtypes" not in page.read_text(), "a sweep that was stopped is no command that was run"
+    monkeypatch.setattr(report, "jobs", lambda dtypes, modes: whole)
     write_table(read(path), page)
     text = page.read_text()
     assert "| `mm` | library | `mm.default` | f32 |  |" in text
