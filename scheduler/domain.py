@@ -230,26 +230,10 @@ def _learn(domain: Domain, binding: Binding, var: sympy.Symbol, digits: Digits) 
 def _bind_merged(
     domain: Domain, index: sympy.Expr, digits: Digits, extents: dict[sympy.Symbol, sympy.Expr], binding: Binding
 ) -> bool:
-    """``i*E + j`` with ``j < E``: the tensor's dimension is the reader's axes i and j in a row."""
-    terms: list[tuple[sympy.Expr, sympy.Symbol]] = []
-    for term in index.args:
-        symbols = [s for s in term.free_symbols if s in extents]
-        if len(symbols) != 1:
-            return False
-        factor = quotient(term, symbols[0])
-        if factor is None or symbols[0] in factor.free_symbols:
-            return False
-        terms.append((factor, symbols[0]))
-    # Order by significance: each factor must be the product of the extents of all lower axes.
-    ordered: list[sympy.Symbol] = []
-    step: sympy.Expr = sympy.S.One
-    while terms:
-        found = [(f, v) for f, v in terms if f == step]
-        if len(found) != 1:
-            return False
-        terms.remove(found[0])
-        ordered.insert(0, found[0][1])
-        step = sympy.expand(step * extents[found[0][1]])
+    """The tensor's dimension is axes of the reader in a row."""
+    ordered = axes_in_row(index, extents)
+    if ordered is None:
+        return False
     mark = len(domain.splits)
     cut = domain.align([extents[v] for v in ordered], digits)
     if cut is None:
@@ -257,6 +241,30 @@ def _bind_merged(
     for var, known in list(binding.items()):
         binding[var] = domain.refresh(known, mark)
     return all(_learn(domain, binding, v, domain.refresh(c, mark)) for v, c in zip(ordered, cut, strict=True))
+
+
+def axes_in_row(index: sympy.Expr, extents: dict[sympy.Symbol, sympy.Expr]) -> list[sympy.Symbol] | None:
+    """The axes i and j of ``i*E + j`` with ``j < E``, and so on, the most significant one first."""
+    terms: list[tuple[sympy.Expr, sympy.Symbol]] = []
+    for term in index.args:
+        symbols = [s for s in term.free_symbols if s in extents]
+        if len(symbols) != 1:
+            return None
+        factor = quotient(term, symbols[0])
+        if factor is None or symbols[0] in factor.free_symbols:
+            return None
+        terms.append((factor, symbols[0]))
+    # Order by significance: each factor must be the product of the extents of all lower axes.
+    ordered: list[sympy.Symbol] = []
+    step: sympy.Expr = sympy.S.One
+    while terms:
+        found = [(f, v) for f, v in terms if f == step]
+        if len(found) != 1:
+            return None
+        terms.remove(found[0])
+        ordered.insert(0, found[0][1])
+        step = sympy.expand(step * extents[found[0][1]])
+    return ordered
 
 
 def _piece(index: sympy.Expr) -> tuple[sympy.Symbol, sympy.Expr, sympy.Expr | None] | None:

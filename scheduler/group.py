@@ -9,7 +9,7 @@ import sympy
 from ..ir.expr import Index, is_value
 from ..ir.symbols import SymbolTable
 from . import cross, tiles
-from .domain import Binding, Digits, Direction, Domain, backward, bind_access
+from .domain import Binding, Digits, Direction, Domain, axes_in_row, backward, bind_access
 from .members import Member
 from .visits import refuse_revisits
 
@@ -326,5 +326,10 @@ def _place(
         return None
     if index == 0:
         return ()
+    if index.is_Add and (axes := axes_in_row(index, extents)) is not None:
+        # A product's rows, which readers see as two dimensions.
+        if not turned.isdisjoint(axes) or any(a not in binding for a in axes):
+            return None
+        return tuple(d for a in axes for d in binding[a])
     axis = index if index.is_Symbol else backward(index, extents)
     return binding.get(axis) if axis is not None and (axis in turned) != index.is_Symbol else None

@@ -44,6 +44,13 @@ def columns_first(g: Tensor, x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, T
     return g * w - x * (g * w * x).sum(-1, keepdim=True) * r, scale
 
 
+def of_rows_in_a_row(p: Tensor, x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """What comes back is a product of two dimensions, as of a linear layer, and the norm's input has three; the last
+    sum reads nothing else."""
+    g = p.view_as(x)
+    return *rms_norm_backward(g, x, r, w), g.sum((0, 1))
+
+
 def both(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.sum(0), (x * x).sum(1)
 
@@ -82,11 +89,12 @@ CASES = [
     (rms_norm_backward, rms_inputs(37, 41)),
     (rms_norm_backward, rms_inputs(4, 33, 48)),
     (columns_first, rms_inputs(37, 41)),
+    (of_rows_in_a_row, (torch.randn(4 * 33, 48), *rms_inputs(4, 33, 48)[1:])),
     (both, (torch.randn(21, 35),)),
     (both_scaled, (torch.randn(64, 33),)),
     (extremes, (torch.randn(31, 129),)),
 ]
-IDS = ["rms", "rms of three dims", "columns first", "both", "both, scaled", "extremes"]
+IDS = ["rms", "rms of three dims", "columns first", "rows in a row", "both", "both, scaled", "extremes"]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
