@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -156,6 +156,22 @@ class Return:
     values: tuple[GraphOutput, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """``steps`` again and again: those of one of the layers that are alike, under the names that it has there.
+
+    ``taken`` are inputs of the program by their names in the steps, and ``kept`` what leaves it: what each is called
+    outside, time by time. What is ``carried`` has three names: before each time the first becomes what the second was,
+    which the steps or the next of these pairs set anew, and before all of them the second becomes what the third is.
+    """
+
+    steps: tuple[Step, ...]
+    times: int
+    taken: Mapping[str, tuple[str, ...]]
+    kept: Mapping[str, tuple[str, ...]]
+    carried: tuple[tuple[str, str, str], ...]
+
+
 Step: TypeAlias = (
     BindSize
     | Allocate
@@ -167,6 +183,7 @@ Step: TypeAlias = (
     | MakeView
     | LimitMemory
     | Free
+    | Repeat
     | Return
 )
 
@@ -175,8 +192,9 @@ Step: TypeAlias = (
 class Arena:
     """One piece of memory on ``device`` in which tensors lie that nothing but launches look at, by their addresses.
 
-    ``offsets`` gives the place in bytes of what is allocated under each name; the memory is held from step ``begin``
-    through step ``end``. It never has more than ``bound`` bytes, None where sizes have no limit.
+    ``offsets`` gives the place in bytes of what is allocated under each name. The memory is held from step ``begin``
+    through step ``end``, where steps that repeat count once, and all through their loop. It never has more than
+    ``bound`` bytes, None where sizes have no limit.
     """
 
     device: str
@@ -191,7 +209,8 @@ class Arena:
 class HostProgram:
     """The steps of one graph. ``arguments`` are the names of the caller's arguments, ``inputs`` those that are tensors.
 
-    ``peaks`` are sizes in bytes of what the steps hold at once beyond the inputs: the greatest of them is the peak.
+    ``peaks`` are sizes in bytes of what the steps hold at once beyond the inputs: the greatest of them is the peak;
+    there are none where steps repeat. ``begins`` says at which step each node of the graph begins, and where all end.
     """
 
     name: str
@@ -201,14 +220,31 @@ class HostProgram:
     symbols: tuple[sympy.Symbol, ...] = ()
     peaks: tuple[sympy.Expr, ...] = ()
     arena: Arena | None = None
+    begins: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def launches(self) -> int:
-        return sum(isinstance(s, Launch) for s in self.steps)
+        return sum(times for s, times in self.every_step() if isinstance(s, Launch))
 
     @property
     def library_calls(self) -> int:
-        return sum(isinstance(s, CallLibrary) for s in self.steps)
+        return sum(times for s, times in self.every_step() if isinstance(s, CallLibrary))
+
+    def every_step(self) -> Iterator[tuple[Step, int]]:
+        """Each step as it is written, those that repeat once, and how often it runs."""
+        for step in self.steps:
+            if isinstance(step, Repeat):
+                yield from ((s, step.times) for s in step.steps)
+            else:
+                yield step, 1
+
+    def numbered(self) -> Iterator[tuple[range, Step]]:
+        """The steps with their numbers, of which a loop has as many as steps."""
+        at = 0
+        for step in self.steps:
+            numbers = range(at, at + (len(step.steps) if isinstance(step, Repeat) else 1))
+            at = numbers.stop
+            yield numbers, step
 
     @property
     def peak_bytes(self) -> sympy.Expr:

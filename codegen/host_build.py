@@ -92,8 +92,9 @@ class _Builder:
     unbound: set[sympy.Symbol] = field(default_factory=set)
     # What collectives read until each wait.
     flying: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    # The node at hand, and the names that leave the graph.
+    # The node at hand, at which step each begins, and the names that leave the graph.
     at: int = 0
+    begins: list[int] = field(default_factory=list)
     kept: set[str] = field(default_factory=set)
 
     def build(self) -> HostProgram:
@@ -113,16 +114,18 @@ class _Builder:
             self.steps += [CheckLayout(name, kind) for name, kind in tensors.items() if name in last]
         for at, node in enumerate(graph.nodes):
             self.at = at
+            self.begins.append(len(self.steps))
             self.node(node)
             done = dict.fromkeys((*uses(node), *node.names, *self.flying.get(at, ())))
             names = [n for n in done if last.get(n, at) == at and n not in kept]
             self.free([n for n in names if n in self.owner])
+        self.begins.append(len(self.steps))
         self.steps.append(Return(graph.outputs))
         if self.unbound and (missing := self.unbound & _mentioned(graph)):
             lost = ", ".join(sorted(s.name for s in missing))
             raise EmitError(f"{graph.name}: no argument and no result gives the size {lost}")
         program = HostProgram(graph.name, tuple(i.name for i in graph.inputs), tensors, tuple(self.steps), bound)
-        return replace(program, peaks=peaks_of(storages(program)))
+        return replace(program, peaks=peaks_of(storages(program)), begins=tuple(self.begins))
 
     def own(self, name: str, owner: str) -> None:
         """A name and whose memory it looks at."""

@@ -21,6 +21,7 @@ from .host import (
     HostProgram,
     Launch,
     MakeView,
+    Repeat,
     Return,
     Reuse,
     Step,
@@ -52,17 +53,23 @@ class Storage:
 
 
 def storages(program: HostProgram, given: Collection[str] = ()) -> list[Storage]:
-    """Every piece of memory that the steps allocate, in order; what ops return counts as memory of its own.
+    """Every piece of memory that the steps allocate, in order; what ops return counts as memory of its own, and what
+    leaves a loop each time as one for all times.
 
     Inputs that are ``given`` to the program, which is the last to hold them, are among them, from step -1 on.
     """
     found = _Found()
     for name in given:
         found.add(-1, name, program.inputs[name], ours=False)
-    for at, step in enumerate(program.steps):
-        found.step(at, step)
+    end = 0
+    for numbers, step in program.numbered():
+        if isinstance(step, Repeat):
+            found.repeat(numbers, step)
+        else:
+            found.step(numbers.start, step)
+        end = numbers.stop
     for storage in found.of.values():
-        storage.end = len(program.steps)
+        storage.end = end
     return found.all
 
 
@@ -150,6 +157,21 @@ class _Found:
     of: dict[str, Storage] = field(default_factory=dict)
     count: dict[int, int] = field(default_factory=dict)
     nbytes: dict[TensorType, sympy.Expr] = field(default_factory=dict)
+
+    def repeat(self, numbers: range, loop: Repeat) -> None:
+        """A loop once; what goes from one time to the next, or out of it, is held as a tensor."""
+        for name, _, initial in loop.carried:
+            self.look((initial,))
+            if name != initial:
+                self.share(name, initial)
+        for at, step in zip(numbers, loop.steps, strict=True):
+            self.step(at, step)
+        self.look(following for _, following, _ in loop.carried)
+        self.look(loop.kept)
+        kept = {id(s): s for name in loop.kept if (s := self.of.get(name)) is not None}
+        for storage in kept.values():
+            if storage.begin in numbers:
+                storage.nbytes = storage.nbytes * loop.times
 
     def step(self, at: int, step: Step) -> None:
         match step:

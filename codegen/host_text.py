@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import sympy
@@ -32,12 +33,14 @@ from .host import (
     Launch,
     LimitMemory,
     MakeView,
+    Repeat,
     Return,
     Reuse,
     Step,
     WriteOver,
     least_memory,
 )
+from .host_repeat import names_of
 
 # Before the name of an op that the text passes on rather than calls.
 OP_OBJECT = "="
@@ -97,6 +100,9 @@ class _Printer:
     addresses: set[str] = field(default_factory=set)
     # Arguments whose memory was looked for.
     looked_at: set[str] = field(default_factory=set)
+    # In steps that repeat: arguments that they take one by one, and what leaves the program.
+    listed: dict[str, str] = field(default_factory=dict)
+    results: dict[str, str] = field(default_factory=dict)
     # Shapes and strides of numbers as they are written.
     written: dict[tuple[sympy.Expr, ...], str] = field(default_factory=dict)
 
@@ -106,7 +112,10 @@ class _Printer:
             f"# {p.name}: {p.launches} kernels, {p.library_calls} library calls; made by torch-mlc",
             "def call(args):",
         ]
-        if p.arguments:
+        repeats = [s for s in p.steps if isinstance(s, Repeat)]
+        if repeats:
+            self.take(repeats)
+        elif p.arguments:
             names = ", ".join(self.name(a) for a in p.arguments)
             self.line(f"{names}{',' if len(p.arguments) == 1 else ''} = args")
         self.line("args.clear()")
@@ -114,14 +123,14 @@ class _Printer:
             self.line(f"with guard_({_index(self.guarded)}):")
             self.indent += "    "
         self.look_at_all()
-        for at, step in enumerate(p.steps):
-            if p.arena is not None and at == p.arena.begin:
+        for numbers, step in p.numbered():
+            if p.arena is not None and p.arena.begin in numbers:
                 self.arena = self.name("arena "), self.name("arena at ")
                 whole = TensorType((p.arena.size,), (sympy.S.One,), DType.UINT8, p.arena.device)
                 self.line(f"{self.arena[0]} = {self.empty(whole)}")
                 self.line(f"{self.arena[1]} = {self.arena[0]}.data_ptr()")
             self.step(step)
-            if p.arena is not None and at == p.arena.end:
+            if p.arena is not None and p.arena.end in numbers:
                 self.line(f"del {self.arena[0]}")
         return self.done()
 
@@ -185,9 +194,56 @@ class _Printer:
                 tensors = [self.name(n) for n in names if n not in self.addresses]
                 if tensors:
                     self.line(f"del {', '.join(tensors)}")
+            case Repeat():
+                self.repeat(step)
             case Return(values):
-                items = [self.literal(v) if not isinstance(v, str) else self.name(v) for v in values]
+                items = [self.literal(v) if not isinstance(v, str) else self.result(v) for v in values]
                 self.line(f"return ({', '.join(items)}{',' if len(items) == 1 else ''})")
+
+    def take(self, repeats: Sequence[Repeat]) -> None:
+        """The arguments that something reads, those of steps that repeat as lists, the first ones last."""
+        place = {name: k for k, name in enumerate(self.program.arguments)}
+        read = {n for step, _ in self.program.every_step() for n in names_of(step)[0]}
+        read |= {initial for step in repeats for _, _, initial in step.carried}
+        for step in repeats:
+            for name, each in step.taken.items():
+                self.line(f"{self.each(name)} = {_items([place[n] for n in reversed(each)])}")
+                self.listed |= {n: f"{self.each(name)}[{-1 - k}]" for k, n in enumerate(each)}
+        read -= self.listed.keys()
+        single = [name for name in place if name in read]
+        if single:
+            places = f"({', '.join(str(place[n]) for n in single)}{',' if len(single) == 1 else ''})"
+            names = f"{', '.join(map(self.name, single))}{',' if len(single) == 1 else ''}"
+            self.line(f"{names} = [args[k] for k in {places}]")
+
+    def repeat(self, step: Repeat) -> None:
+        for _, following, initial in reversed(step.carried):
+            self.line(f"{self.name(following)} = {self.name(initial)}")
+        for name, each in step.kept.items():
+            self.line(f"{self.each(name, 'all')} = []")
+            self.results |= {n: f"{self.each(name, 'all')}[{k}]" for k, n in enumerate(each)}
+        self.line(f"for _ in range({step.times}):  # layers that are alike")
+        outside, self.indent = self.indent, f"{self.indent}    "
+        for name, following, _ in step.carried:
+            self.line(f"{self.name(name)} = {self.name(following)}")
+        begun = {*step.taken, *(name for name, _, _ in step.carried)}
+        handed = [self.name(following) for _, following, _ in step.carried if following not in begun]
+        if handed:
+            self.line(f"del {', '.join(handed)}")
+        for name in step.taken:
+            self.line(f"{self.name(name)} = {self.each(name)}.pop()")
+        for one in step.steps:
+            self.step(one)
+        for name in step.kept:
+            self.line(f"{self.each(name, 'all')}.append({self.name(name)})")
+        self.indent, self.comment = outside, ""
+
+    def each(self, name: str, word: str = "each") -> str:
+        """The list of what is called so time by time."""
+        return self.name(f"{name} {word}")
+
+    def result(self, name: str) -> str:
+        return self.results.get(name) or self.name(name)
 
     def address(self, name: str, base: str, offset: sympy.Expr) -> None:
         """A name for a place so many bytes behind another."""
@@ -201,19 +257,22 @@ class _Printer:
 
     def look_at_all(self) -> None:
         """At the beginning, unless the program itself may give memory to arguments or take it."""
-        calls = [s.node.target for s in self.program.steps if isinstance(s, CallLibrary)]
+        steps = [s for s, _ in self.program.every_step()]
+        calls = [s.node.target for s in steps if isinstance(s, CallLibrary)]
         if any(target.startswith("hop::") or "resize_" in target or "::set_" in target for target in calls):
             return
-        laid_out = {s.name for s in self.program.steps if isinstance(s, CheckLayout)}
+        laid_out = {s.name for s in steps if isinstance(s, CheckLayout)}
         least: dict[str, int] = {}
-        for name in (n for step in self.program.steps for n in _looked_at(step)):
+        for name in (n for step in steps for n in _looked_at(step)):
             kind = self.program.inputs.get(name)
             if kind is not None and name not in least:
                 least[name] = min(least_memory(kind), 1) if name in laid_out else least_memory(kind)
         self.looked_at = {*least}
+        times = {name: s.times for s in self.program.steps if isinstance(s, Repeat) for name in s.taken}
         names = [n for n, nbytes in least.items() if nbytes]
         if names:
-            tensors, numbers = ", ".join(map(self.name, names)), ", ".join(str(least[n]) for n in names)
+            tensors = ", ".join(f"*{self.each(n)}" if n in times else self.name(n) for n in names)
+            numbers = ", ".join(f"*[{least[n]}] * {times[n]}" if n in times else str(least[n]) for n in names)
             comma = "," if len(names) == 1 else ""
             self.line(f"with_memory_(({tensors}{comma}), ({numbers}{comma}))")
 
@@ -230,7 +289,7 @@ class _Printer:
                 self.line(f"if {there} < {least}: without_memory_({known}, {least})")
 
     def bind(self, step: BindSize) -> None:
-        source = self.name(step.source)
+        source = self.listed.get(step.source) or self.name(step.source)
         if step.dim is not None:
             source = f"{source}.{'stride' if step.stride else 'size'}({step.dim})"
         if step.shift:
@@ -408,8 +467,17 @@ def _looked_at(step: Step) -> Iterable[str]:
 
 def _only_gpu(program: HostProgram) -> str:
     """The GPU that all kernels for GPUs run on, "" where there is none or more than one."""
-    devices = {s.device for s in program.steps if isinstance(s, Launch)} - {"cpu"}
+    devices = {s.device for s, _ in program.every_step() if isinstance(s, Launch)} - {"cpu"}
     return devices.pop() if len(devices) == 1 else ""
+
+
+def _items(places: Sequence[int]) -> str:
+    """The arguments in these places, as a list."""
+    by = places[1] - places[0] if len(places) > 1 else 1
+    if all(b - a == by for a, b in pairwise(places)):
+        end = places[-1] + by
+        return f"args[{places[0]}:{end if end >= 0 else ''}:{by}]"
+    return f"[args[k] for k in ({', '.join(map(str, places))})]"
 
 
 def _index(device: str) -> str:

@@ -55,7 +55,8 @@ def plan_memory(program: HostProgram, symbols: SymbolTable) -> HostProgram:
     inside = [s for s in every if s.ours and s.by_address and s.type.device == device and s.nbytes in sizes.rows]
     known = device != "cpu" and all(s.nbytes.is_Integer for s in inside)
     most_bytes = math.inf if known else MOST
-    profile = _Profile(len(program.steps) + 1, [sizes.typical[s.nbytes] for s in every], every)
+    steps = sum(1 for _ in program.every_step())
+    profile = _Profile(steps + 1, [sizes.typical[s.nbytes] for s in every], every)
     most = max(profile.total, default=0) + SLACK
     for limit in sorted({sizes.typical[s.nbytes].bit_length() for s in inside}, reverse=True):
         inside = [s for s in inside if sizes.typical[s.nbytes].bit_length() <= limit]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any, TypeAlias
 
 from torch import fx
@@ -13,12 +12,10 @@ from torch import fx
 from ..codegen.host import HostProgram, KernelUse
 from ..codegen.host_build import build_host_program
 from ..codegen.host_capture import CapturePlan, capture_plan
-from ..codegen.host_memory import peaks_of, storages
-from ..codegen.host_text import HostText, may_alias
+from ..codegen.host_text import HostText
 from ..codegen.kernel import KernelSource
 from ..codegen.plan_memory import check_arena, plan_memory
-from ..ir.graph import CallTensor, Graph, IRModule
-from ..ir.passes import PassManager
+from ..ir.graph import CallTensor, Graph
 from ..runtime.capture import GRAPH_DEVICES, graph_device
 from ..runtime.compilers import Compilers, workers_for
 from ..runtime.counters import counters
@@ -30,29 +27,20 @@ from ..runtime.log import logger, say, trace_text
 from ..runtime.options import Options
 from ..runtime.targets import target_for
 from ..runtime.timing import PhaseTimer
-from ..scheduler.fuse import Fusion, fuse
-from ..scheduler.horizontal import share_launches
-from ..scheduler.memory_order import order_for_memory
-from ..scheduler.passes import (
-    GRAPH_PASSES,
-    collapse_one_hot,
-    open_contractions,
-    rewrite_attention,
-    rewrite_logsumexp,
-)  # fmt: skip
+from ..scheduler.passes import GRAPH_PASSES
 from .complex_views import join_parts
 from .dumps import dump_graph
 from .graph_key import GraphKey, graph_key
 from .host_programs import HostCode, Keep, host_code, stored_host_code
-from .importer import import_graph
 from .kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
-from .layers import Layers, find_layers
-from .memory_limit import limited, typical
+from .memory_limit import limited
+from .plans import Plan, PlanSource
 from .regions import attribute, regions_of, taken_apart
+from .repeating import NotAlike
+from .roll import roll
 from .rounding import keep_compared
 from .surroundings import settings_fingerprint, surroundings
 from .tuning import Tuning, tuning_costs, tuning_of
-from .unroll import unroll
 
 _LOG = logger(__name__)
 # Kernels by the function that they are the code of.
@@ -186,17 +174,6 @@ def stored_graph(
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """A graph as it was imported, after the passes, and fused. Where it is not ``is_whole``, only the last is of all
-    layers, and what its report tells is of those that the others have."""
-
-    imported: Graph
-    graph: Graph
-    fusion: Fusion
-    is_whole: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class _Job:
     gm: fx.GraphModule
     example_inputs: Sequence[Any]
@@ -219,19 +196,33 @@ class _Job:
         return not self.fresh and (schedules is None or schedules.content is not None)
 
     def compile(self, key: GraphKey | None) -> CompiledGraph:
-        options = self.options
-        plan = self.plan_of_layers(key) or self.plan()
-        with self.timer.phase("fuse"):
-            fusion = share_launches(plan.fusion, may_alias)
-            fusion = replace(fusion, graph=order_for_memory(fusion.graph, may_alias, self.given))
+        """The graph by the first of its plans that holds."""
+        for plan in self.plans(key):
+            try:
+                return self.compiled(plan, key)
+            except NotAlike:
+                say(self.options.log, "fusion", lambda: f"{self.name}: its layers cannot be a loop")
+        raise AssertionError("the plan of the whole graph always holds")
+
+    def plans(self, key: GraphKey | None) -> Iterator[Plan]:
+        source = PlanSource(
+            self.gm, self.example_inputs, self.options, self.static, self.given, self.name, self.timer
+        )  # fmt: skip
+        # A loop has one place in memory for all layers, and tells nobody of each.
+        loops = not (self.options.tune or self.options.memory_limit is not None or self.region)
+        return source.plans(key, loops)
+
+    def compiled(self, plan: Plan, key: GraphKey | None) -> CompiledGraph:
+        """Raises NotAlike where the program does not repeat as the plan says."""
+        options, fusion = self.options, plan.fusion
         tuning = self.tuning(fusion)
         workers = workers_for(len(_called(fusion)), options.compile_workers)
         with Compilers(beside=tuning.budget is None, workers=workers) as compilers:
             started = self.start_kernels(fusion, tuning, compilers)
-            hosted = self.hosted(fusion, started)
+            hosted = self.hosted(plan, started)
             kernels = {function: kernel.finish() for function, kernel in started.items()}
         if any(b.code is None and started[f].build is None for f, b in kernels.items()):
-            hosted = self.hosted(fusion, kernels)
+            hosted = self.hosted(plan, kernels)
         program, host, capture = hosted
         text = host.text
         stages = Stages(plan.imported, plan.graph, fusion, kernels, program) if plan.is_whole else None
@@ -239,42 +230,11 @@ class _Job:
             dump_graph(options.dump_dir / self.name, kernels, text, len(GRAPH_PASSES) + 1)
         call = self.loaded(kernels, host, self.constants(plan.imported.constants), capture, key) if self.load else None
         kept = self.keep(key, kernels, program, host, capture)
-        self.tell(program, text, fusion, plan)
+        self.tell(program, text, plan)
         bodies = tuple({id(r): r for r in self.regions.values()}.values())
         return CompiledGraph(
             self.name, text, call, self.timer, stages, _overridden(kernels), bodies, kept, capture, host.python
         )
-
-    def plan(self, layers: Layers | None = None, called_after: dict[str, str] | None = None) -> _Plan:
-        """What is computed in which kernel; of a few layers where they are given."""
-        options, phase = self.options, self.timer.phase
-        with phase("import"):
-            imported = import_graph(
-                self.gm, self.example_inputs, fallback_random=options.fallback_random, numerics=options.numerics,
-                static=self.static, name=self.name, skipped=layers.skipped if layers is not None else {},
-                called_after=called_after,
-            )  # fmt: skip
-        with phase("passes"):
-            graph = run_passes(imported, options)
-        with phase("fuse"):
-            return _Plan(imported, graph, fuse(graph, numerics=options.numerics))
-
-    def plan_of_layers(self, key: GraphKey | None) -> _Plan | None:
-        """The plan of a graph whose layers repeat, made of few of them; None where there are none, where it does not
-        repeat as they do, and where somebody looks at all stages."""
-        if key is None or self.options.dump_dir is not None:
-            return None
-        with self.timer.phase("import"):
-            layers = find_layers(self.gm, key)
-        if layers is None:
-            return None
-        called_after: dict[str, str] = {}
-        few = self.plan(layers, called_after)
-        with self.timer.phase("fuse"):
-            fusion = unroll(few.fusion, self.gm, layers, self.static, called_after)
-        found = "planned as one" if fusion is not None else "planned one by one, since their kernels differ"
-        say(self.options.log, "fusion", lambda: f"{self.name}: {layers.count} layers that repeat, {found}")
-        return None if fusion is None else replace(few, fusion=fusion, is_whole=False)
 
     def constants(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What library calls name: objects of the module, and bodies of control flow as functions."""
@@ -293,21 +253,26 @@ class _Job:
                 counters.add("kernels_shared")
         return found
 
-    def hosted(self, fusion: Fusion, kernels: _Kernels) -> tuple[HostProgram, HostCode, CapturePlan]:
-        """The host program around kernels, its code, and how its launches can be captured."""
-        graph = fusion.graph
+    def hosted(self, plan: Plan, kernels: _Kernels) -> tuple[HostProgram, HostCode, CapturePlan]:
+        """The host program around kernels, its code, and how its launches can be captured. Raises NotAlike."""
+        graph = plan.fusion.graph
         with self.timer.phase("host"):
             variables = _variables(kernels)
             code = {f: _use(b, variables[b.key]) for f, b in kernels.items()}
             program = build_host_program(graph, code, check_inputs=self.region)
             if self.options.memory_limit is not None:
                 program = limited(program, graph, self.options.memory_limit, self.given)
+            if plan.few is not None:
+                program = roll(program, plan.few)
+                graph = replace(graph, inputs=plan.few.inputs())
             program = plan_memory(program, graph.symbols)
             if self.options.verify:
                 check_arena(program, graph.symbols)
-            host = host_code(program, self.options, self.store)
             regions = {n: region.capture.reason for n, region in self.regions.items()}
-            return program, host, capture_plan(graph, tuple(GRAPH_DEVICES), saved=self.saved, regions=regions)
+            capture = capture_plan(graph, tuple(GRAPH_DEVICES), saved=self.saved, regions=regions)
+            if plan.few is not None and capture.written:
+                raise NotAlike  # what the layers that were left out write to would be missing
+            return program, host_code(program, self.options, self.store), capture
 
     def tuning(self, fusion: Fusion) -> Tuning:
         calls = _called(fusion)
@@ -371,7 +336,7 @@ class _Job:
             self.store.keep_graph(key.text, record, f"{self.name}: {program.launches} kernels")
         return key.text
 
-    def tell(self, program: HostProgram, text: HostText, fusion: Fusion, plan: _Plan) -> None:
+    def tell(self, program: HostProgram, text: HostText, plan: Plan) -> None:
         counters.add("graphs_compiled")
         counters.add("kernel_calls", program.launches)
         counters.add("library_calls", program.library_calls)
@@ -380,47 +345,8 @@ class _Job:
         log = self.options.log
         say(log, "timing", lambda: f"{self.name}: {self.timer}")
         say(log, "cache", lambda: f"{self.name}: compiled, {program.launches} kernels")
-        nodes = f"{fusion.report.nodes} nodes in " if plan.is_whole else ""
-        say(log, "fusion", lambda: f"{self.name}: {nodes}{fusion.report.kernels} kernels")
-
-
-def planned_peak(gm: fx.GraphModule, options: Options, given: Collection[str] = ()) -> int:
-    """The bytes that an ATen graph would hold at most at typical sizes, ``given`` inputs among them; nothing is
-    compiled."""
-    imported = import_graph(gm, fallback_random=options.fallback_random, numerics=options.numerics)
-    fusion = share_launches(fuse(run_passes(imported, options), numerics=options.numerics), may_alias)
-    graph = order_for_memory(fusion.graph, may_alias, given)
-    program = build_host_program(graph, dict.fromkeys(fusion.functions, KernelUse("", ())))
-    return typical(peaks_of(storages(program, given)), graph)
-
-
-def run_passes(graph: Graph, options: Options) -> Graph:
-    """The graph after every graph pass; dumped and verified as the options say."""
-    # With eager's rounding, what these passes read through is rounded to half types where eager writes it.
-    reading = (collapse_one_hot, rewrite_attention, rewrite_logsumexp)
-    passes = [p for p in GRAPH_PASSES if options.numerics != "eager" or p not in reading]
-    wrapped = [_GraphPass(p.__name__, _for_targets(p, options)) for p in passes]
-    manager = PassManager(wrapped, options.dump_dir, verify=options.verify > 0)
-    return manager.run(IRModule({graph.name: graph}, graph.name)).graph
-
-
-def _for_targets(rewrite: Callable[..., Graph], options: Options) -> Callable[[Graph], Graph]:
-    """The pass for the machines of this compilation, where it asks for them."""
-    if rewrite is not open_contractions:
-        return rewrite
-    return partial(open_contractions, target_of=lambda device: target_for(device, options.target, options.threads))
-
-
-@dataclass(frozen=True, slots=True)
-class _GraphPass:
-    """A rewrite of one graph as a pass over the module that holds it."""
-
-    name: str
-    rewrite: Callable[[Graph], Graph]
-
-    def run(self, module: IRModule) -> IRModule:
-        graph = self.rewrite(module.graph)
-        return module if graph is module.graph else replace(module, functions={**module.functions, module.main: graph})
+        nodes = f"{plan.fusion.report.nodes} nodes in " if plan.is_whole else ""
+        say(log, "fusion", lambda: f"{self.name}: {nodes}{program.launches} kernels")
 
 
 def _called(fusion: Fusion) -> Counter[str]:

@@ -23,6 +23,7 @@ from ..runtime.fingerprint import environment_fingerprint, key_of
 _MOST_ELEMENTS = 1 << 16
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN = frozenset((int, bool, float, str, type(None)))
+_SEQUENCES = frozenset((tuple, list, fx.immutable_collections.immutable_list, torch.Size))
 
 
 class _NoKey(Exception):
@@ -101,7 +102,7 @@ class _Writer:
             elif node.op == "output":
                 text = f"return {self.argument(node.args)}"
             else:
-                args, kwargs = self.argument(node.args), self.argument(node.kwargs)
+                args, kwargs = self.argument(node.args), self.argument(node.kwargs) if node.kwargs else "()"
                 target = self._targets.get(node.target) or self.target(node.target)
                 text = f"{target} {args} {kwargs} {self.value(val)}"
             self.nodes[node] = text, reads
@@ -141,20 +142,22 @@ class _Writer:
         if isinstance(val, torch.Tensor):
             if type(val).__name__ not in ("FakeTensor", "Tensor", "Parameter"):
                 raise _NoKey
-            return self.tensor(val.dtype, val.shape, val.stride(), val.device)
+            return self.tensor(val)
         if isinstance(val, (list, tuple)):
             return f"({','.join([self.value(v) for v in val])})"
         if val is None or isinstance(val, (int, float, bool, str, *_SYMBOLIC)):
             return self.argument(val)
         return type(val).__name__
 
-    def tensor(self, dtype: torch.dtype, shape: Sequence[Any], strides: Sequence[Any], device: torch.device) -> str:
-        if any(type(n) is not int for n in shape) or any(type(n) is not int for n in strides):
-            return f"{dtype}{self.sizes_of(shape)}{self.sizes_of(strides)}{device}"
-        kind = dtype, shape, strides, device
+    def tensor(self, val: torch.Tensor) -> str:
+        # Asked of a fake tensor, where this is most of what a key takes, the device is a property in Python.
+        device = getattr(val, "fake_device", None) or val.device
+        if val._has_symbolic_sizes_strides:
+            return f"{val.dtype}{self.sizes_of(val.shape)}{self.sizes_of(val.stride())}{device}"
+        kind = val.shape, val.stride(), val.dtype, device
         known = self._tensors.get(kind)
         if known is None:
-            known = self._tensors[kind] = f"{dtype}{self.sizes_of(shape)}{self.sizes_of(strides)}{device}"
+            known = self._tensors[kind] = f"{val.dtype}{self.sizes_of(val.shape)}{self.sizes_of(val.stride())}{device}"
         return known
 
     def sizes_of(self, sizes: Sequence[Any]) -> str:
@@ -162,8 +165,14 @@ class _Writer:
         return f"({','.join([repr(s) if type(s) is int else self.argument(s) for s in sizes])})"
 
     def argument(self, arg: Any) -> str:
-        if type(arg) in _PLAIN:  # most are
+        kind = type(arg)  # in the order of how many there are
+        if kind in _PLAIN:
             return repr(arg)
+        if kind is fx.Node:
+            self._reads.append(arg)
+            return "%"
+        if kind in _SEQUENCES:
+            return f"({','.join([repr(a) if type(a) in _PLAIN else self.argument(a) for a in arg])})"
         match arg:
             case fx.Node():
                 self._reads.append(arg)

@@ -14,6 +14,7 @@ from typing import Any
 from ..codegen.host import HostProgram, Launch
 from ..codegen.host_native import NativeHost, devices_of, emit_native, python_launches
 from ..codegen.host_ranges import with_ranges
+from ..codegen.host_repeat import written_out
 from ..codegen.host_text import HostText, print_host
 from ..codegen.kernel import EmitError
 from ..ir.errors import MlcError
@@ -113,8 +114,8 @@ class HostCode:
 
     def written(self) -> HostCode:
         """With the text that is compiled to machine code. Raises EmitError and NoNativeHost."""
-        program = self.program
-        assert program is not None
+        assert self.program is not None
+        program = written_out(self.program)
         uses_gpu = any(d != "cpu" for d in devices_of(program))
         native = emit_native(program, shims(("cpu", "cuda") if uses_gpu else ("cpu",)))
         native_process()

@@ -17,9 +17,9 @@ from ..runtime.options import Options
 from .attention_joint import recompute_scores
 from .chunk_loss import chunk_losses
 from .chunk_loss_write import Writer
-from .compile import planned_peak
 from .converters import CONVERTERS
 from .overwritten import keep_overwritten
+from .plans import planned_peak
 from .share_nodes import share_nodes
 
 aten = torch.ops.aten

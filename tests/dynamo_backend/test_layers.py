@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
@@ -10,14 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-import torch_mlc.dynamo_backend.compile as compiling
 from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.compile import compile_graph, run_passes
 from torch_mlc.dynamo_backend.graph_key import graph_key
 from torch_mlc.dynamo_backend.importer import import_graph
 from torch_mlc.dynamo_backend.layers import FEWEST, Layers, find_layers
+from torch_mlc.dynamo_backend.plans import run_passes
+from torch_mlc.dynamo_backend.repeating import NotAlike, Repeating
 from torch_mlc.dynamo_backend.unroll import unroll
-from torch_mlc.runtime.kernels import kernel_store
 from torch_mlc.runtime.options import Options
 from torch_mlc.scheduler.fuse import Fusion, fuse
 
@@ -62,7 +62,10 @@ def planned(gm: fx.GraphModule, layers: Layers | None = None) -> tuple[Fusion, d
 
 def unrolled(gm: fx.GraphModule, layers: Layers) -> Fusion | None:
     few, names = planned(gm, layers)
-    return unroll(few, gm, layers, (), names)
+    try:
+        return replace(few, graph=unroll(Repeating(few.graph, gm, layers, frozenset(), names)))
+    except NotAlike:
+        return None
 
 
 def is_as_whole(gm: fx.GraphModule) -> bool:
@@ -132,18 +135,6 @@ def test_a_plan_that_does_not_repeat_is_not_used(trace: Trace, function: Callabl
     gm = trace(function, (X, MASK, *weights_of(*[8] * (COUNT // 2))))
     layers = layers_of(gm)
     assert layers is None or unrolled(gm, layers) is None
-
-
-def test_the_program_is_that_of_the_whole_graph(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    gm = trace(stack, (X, MASK, *ALIKE))
-    programs = []
-    for _ in range(2):
-        kernel_store.cache_clear()
-        programs.append(compile_graph(gm, (), options=Options(strict=True, cache=False), load=False))
-        monkeypatch.setattr(compiling, "find_layers", lambda gm, key: None)
-    short, whole = programs
-    assert short.stages is None and whole.stages is not None
-    assert short.text.text == whole.text.text
 
 
 class Running(nn.Module):

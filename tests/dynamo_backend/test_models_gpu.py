@@ -16,10 +16,10 @@ from benchmarks.models.registry import MODELS
 from torch_mlc.codegen.host_text import may_alias
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.compile import run_passes
 from torch_mlc.dynamo_backend.fake_device import retarget
 from torch_mlc.dynamo_backend.importer import import_graph
 from torch_mlc.dynamo_backend.kernels import emit
+from torch_mlc.dynamo_backend.plans import run_passes
 from torch_mlc.ir.graph import CallTensor
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.gpu import compile_triton, resource_report

@@ -16,8 +16,8 @@ from torch_mlc.codegen.host import KernelUse
 from torch_mlc.codegen.host_build import build_host_program
 from torch_mlc.codegen.host_text import may_alias, print_host
 from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.compile import run_passes
 from torch_mlc.dynamo_backend.importer import import_graph
+from torch_mlc.dynamo_backend.plans import run_passes
 from torch_mlc.ir.graph import CallTensor
 from torch_mlc.runtime.options import Options
 from torch_mlc.scheduler.fuse import fuse

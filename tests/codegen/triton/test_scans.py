@@ -16,9 +16,9 @@ from torch._higher_order_ops.associative_scan import associative_scan_op
 
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.compile import run_passes
 from torch_mlc.dynamo_backend.fake_device import retarget
 from torch_mlc.dynamo_backend.importer import import_graph
+from torch_mlc.dynamo_backend.plans import run_passes
 from torch_mlc.ir.graph import Graph, Library
 from torch_mlc.ir.loops import LoopNest, blocks
 from torch_mlc.ir.symbols import SymbolTable
