@@ -28,7 +28,7 @@ from ..ir.graph import (
     size_makers,
 )
 from .host_build import MUTATES, origin_text
-from .host_text import may_alias, resolve_op
+from .host_ops import may_alias, resolve_op
 
 _REGION, _TRITON = "hop::invoke_subgraph", "hop::triton_kernel_wrapper_functional"
 # Ops that wait for the device or copy from it, though no tag of theirs says so.

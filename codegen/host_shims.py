@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import sympy
 
 from ..ir.graph import Library, Ref
-from .host_text import resolve_op
+from .host_ops import resolve_op
 
 HANDLE = "AtenTensorHandle"
 Value: TypeAlias = "sympy.Expr | float"

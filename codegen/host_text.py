@@ -40,6 +40,7 @@ from .host import (
     WriteOver,
     least_memory,
 )
+from .host_ops import nests, returns_sequence
 from .host_repeat import names_of
 
 # Before the name of an op that the text passes on rather than calls.
@@ -498,46 +499,3 @@ def _wraps(text: str) -> bool:
         if depth == 0:
             return k == len(text) - 1
     return False
-
-
-def resolve_op(target: str) -> Any:
-    """The op of a library target, "aten::addmm.default" or "hop::cond". Raises IRError where torch has none."""
-    namespace, _, rest = target.partition("::")
-    found: Any = torch.ops.higher_order if namespace == "hop" else getattr(torch.ops, namespace)
-    try:
-        for part in rest.split("."):
-            found = getattr(found, part)
-    except AttributeError:
-        raise IRError(f"torch {torch.__version__} has no op {target}") from None
-    return found
-
-
-def returns_sequence(target: str) -> bool:
-    """Whether an op returns a list or a tuple, whatever its length."""
-    if target.startswith("hop::"):
-        return True
-    schema = getattr(resolve_op(target), "_schema", None)
-    if schema is None:
-        return False
-    return len(schema.returns) > 1 or any("List" in str(r.type) or "[]" in str(r.type) for r in schema.returns)
-
-
-def nests(target: str) -> bool:
-    """Whether results may be lists inside of a tuple; the text takes them apart all at once."""
-    if target.startswith("hop::"):
-        return True
-    returns = getattr(getattr(resolve_op(target), "_schema", None), "returns", ())
-    return len(returns) > 1 and any("[]" in str(r.type) or "List" in str(r.type) for r in returns)
-
-
-def may_alias(target: str) -> bool:
-    """Whether an op may return memory that it was given, going by its schema; yes where there is none."""
-    if "::" not in target or target.startswith("hop::") or "::wait_tensor." in target:
-        return True
-    if target.startswith("mlc::"):
-        return False
-    try:
-        schema = getattr(resolve_op(target), "_schema", None)
-    except (IRError, AttributeError):
-        return True
-    return schema is None or any(r.alias_info is not None for r in schema.returns)

@@ -27,6 +27,7 @@ from ..runtime.log import logger, say, trace_text
 from ..runtime.options import Options
 from ..runtime.targets import target_for
 from ..runtime.timing import PhaseTimer
+from ..scheduler.fuse import Fusion
 from ..scheduler.passes import GRAPH_PASSES
 from .complex_views import join_parts
 from .dumps import dump_graph

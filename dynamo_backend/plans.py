@@ -16,7 +16,7 @@ from torch import fx
 from ..codegen.host import KernelUse
 from ..codegen.host_build import build_host_program
 from ..codegen.host_memory import peaks_of, storages
-from ..codegen.host_text import may_alias
+from ..codegen.host_ops import may_alias
 from ..ir.graph import Graph, IRModule
 from ..ir.passes import PassManager
 from ..runtime.log import say

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import OpOverload
 
-from ..codegen.host_text import OP_OBJECT, HostText, resolve_op
+from ..codegen.host_ops import resolve_op
+from ..codegen.host_text import OP_OBJECT, HostText
 from ..ir.errors import FreedInputError, MemoryLimitError, MlcError
 from .control import CONTROL
 

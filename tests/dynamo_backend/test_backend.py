@@ -210,7 +210,7 @@ def test_a_wrong_setting_names_the_nearest_right_one(how: dict[str, object], wan
 
 
 def test_an_index_error_inside_does_not_escape_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_mlc.dynamo_backend import compile as path
+    from torch_mlc.dynamo_backend import plans as path
 
     def broken(*_: object, **__: object) -> None:
         raise IndexError("of our own")

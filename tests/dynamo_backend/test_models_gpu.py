@@ -13,7 +13,7 @@ from torch import fx
 
 import torch_mlc
 from benchmarks.models.registry import MODELS
-from torch_mlc.codegen.host_text import may_alias
+from torch_mlc.codegen.host_ops import may_alias
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.dynamo_backend.capture import capture
 from torch_mlc.dynamo_backend.fake_device import retarget

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from torch_mlc.codegen.host import KernelUse
 from torch_mlc.codegen.host_build import build_host_program
-from torch_mlc.codegen.host_text import may_alias, print_host
+from torch_mlc.codegen.host_ops import may_alias
+from torch_mlc.codegen.host_text import print_host
 from torch_mlc.dynamo_backend.capture import capture
 from torch_mlc.dynamo_backend.importer import import_graph
 from torch_mlc.dynamo_backend.plans import run_passes

@@ -9,7 +9,7 @@ import sympy
 
 from torch_mlc.codegen.host import KernelUse
 from torch_mlc.codegen.host_build import build_host_program
-from torch_mlc.codegen.host_text import may_alias
+from torch_mlc.codegen.host_ops import may_alias
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import symbol
 from torch_mlc.ir.graph import CallTensor, Graph, Input, Library, Node, TensorType, View, uses

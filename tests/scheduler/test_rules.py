@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_mlc.codegen.host_text import may_alias
+from torch_mlc.codegen.host_ops import may_alias
 from torch_mlc.dynamo_backend.capture import capture
 from torch_mlc.dynamo_backend.fake_device import retarget
 from torch_mlc.dynamo_backend.importer import import_graph

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from torch_mlc.codegen.host_text import may_alias
+from torch_mlc.codegen.host_ops import may_alias
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.dynamo_backend.capture import capture
 from torch_mlc.dynamo_backend.fake_device import retarget
