@@ -232,7 +232,9 @@ class Values:
     def _named(self, text: str, dims: Dims, dtype: DType) -> Value:
         found = self.out.known(("value", text))
         if found is not None:
-            return found  # type: ignore[return-value]
+            assert isinstance(found, Value)
+            # An operand of a product names its lanes by the axis that is summed, another block by its own.
+            return replace(found, dims=dims)
         value = Value(self.out.assign("v", _bare(text)), dims, dtype)
         self.out.remember(("value", text), value)
         return value

@@ -35,6 +35,8 @@ class Sizes:
     bias: bool = False
     # Whether the gradient of queries makes what rows are told itself, of gradient and output, and gives it to others.
     told: bool = False
+    # Inputs that are of bfloat16 whatever the others are.
+    narrow: tuple[str, ...] = ()
 
 
 SEED, KEPT = 5, 0.75
@@ -45,9 +47,13 @@ def _buffers(z: Sizes) -> dict[str, Buffer]:
               "lse": (z.b, z.m), **({"o": (z.b, z.m, z.d)} if z.told else {"delta": (z.b, z.m)})}  # fmt: skip
     exact = {name: tuple(map(sympy.sympify, shape)) for name, shape in shapes.items()}
     return {
-        name: Buffer(name, shape, contiguous_strides(shape), z.dtype if len(shape) == 3 else F32)
+        name: Buffer(name, shape, contiguous_strides(shape), _kind(z, name, len(shape)))
         for name, shape in exact.items()
     }
+
+
+def _kind(z: Sizes, name: str, rank: int) -> DType:
+    return DType.BFLOAT16 if name in z.narrow else z.dtype if rank == 3 else F32
 
 
 def gradients(z: Sizes, of_keys: bool) -> TensorFunction:

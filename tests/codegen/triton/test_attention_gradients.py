@@ -73,6 +73,14 @@ def test_rows_that_make_what_they_are_told(agrees, sizes):
     assert "tl.sum(" not in after and after.count("tl.store(") == 1
 
 
+def test_a_product_takes_what_the_sum_before_it_has_widened(agrees):
+    """The same tile has lanes along the width for the one and along what is summed for the other."""
+    sizes = {"b": 1, "m": 33, "n": 70, "e": 16, "d": 16}
+    given = inputs(**sizes, dtype=F32)
+    given |= {"o": given["g"][:, ::-1].copy(), "g": given["g"].astype(BF16.numpy)}
+    agrees(scheduled(False, **sizes, dtype=F32, told=True, narrow=("g",)), {}, given, tolerance=2e-5)
+
+
 def test_rows_that_make_what_they_are_told_of_symbolic_lengths(agrees):
     nest = scheduled(False, b=1, m=symbol("s0"), n=symbol("s1"), e=16, d=16, dtype=BF16, told=True)
     given = inputs(1, 33, 90, 16, 16, BF16)
