@@ -10,7 +10,8 @@ import torch
 from torch._ops import OpOverload
 
 from ..codegen.host_ops import resolve_op
-from ..codegen.host_text import OP_OBJECT, HostText
+from ..codegen.host_text import HostText
+from ..codegen.host_words import OP_OBJECT
 from ..ir.errors import FreedInputError, MemoryLimitError, MlcError
 from .control import CONTROL
 
