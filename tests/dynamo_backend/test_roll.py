@@ -30,7 +30,7 @@ Body: TypeAlias = Callable[[Tensor, Sequence[Tensor]], Tensor]
 
 
 def residual(x: Tensor, w: Sequence[Tensor]) -> Tensor:
-    return x + F.gelu(F.layer_norm(x, (WIDTH,), w[0], w[1]) @ w[2]) @ w[3]
+    return x + F.gelu(F.layer_norm(x, w[0].shape, w[0], w[1]) @ w[2]) @ w[3]
 
 
 def reads_the_weight_again_behind(x: Tensor, w: Sequence[Tensor]) -> Tensor:
@@ -50,8 +50,8 @@ def stack(body: Body, x: Tensor, weights: Sequence[Tensor], every: bool) -> Any:
     return tuple(found[1:]) if every else found[-1].cos()
 
 
-def weights_of(count: int) -> list[Tensor]:
-    shapes = [(WIDTH,), (WIDTH,), (WIDTH, 2 * WIDTH), (2 * WIDTH, WIDTH)] * count
+def weights_of(count: int, width: int = WIDTH) -> list[Tensor]:
+    shapes = [(width,), (width,), (width, 2 * width), (2 * width, width)] * count
     return [(torch.randn(shape) / 9).requires_grad_() for shape in shapes]
 
 
@@ -152,3 +152,22 @@ def test_a_loop_does_what_all_layers_do(
                     torch.testing.assert_close(mine, own, rtol=0, atol=0)
             assert peaks[0] <= max(peaks[1:]), peaks
     assert found == loops
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("host", ["python", "native"])
+def test_all_times_share_a_place_in_the_arena(dynamic: bool, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of few elements are kernels, and what lies between kernels needs no tensor."""
+    x = torch.randn(5, 12)
+    if dynamic:
+        torch._dynamo.mark_dynamic(x, 0)
+    (gm,) = capture(lambda x, *w: stack(residual, x, w, False), (x, *weights_of(COUNT, 12)), dynamic=None)
+    options = Options(strict=True, cache=False, host_program=host, verify=1)
+    looped, *others = programs_of(gm, options, monkeypatch)
+    assert LOOP in looped.text.text and "arena" in looped.text.text
+    for rows in (5, 9) if dynamic else (5,):
+        given = arguments_of(gm, rows)
+        (mine,), *rest = (called(program, given) for program in (looped, *others))
+        for (other,) in rest:
+            torch.testing.assert_close(mine, other, rtol=0, atol=0)
+        assert peak_of(partial(called, looped, given), "cpu") <= peak_of(partial(called, others[-1], given), "cpu")
