@@ -20,6 +20,7 @@ from .context import STATUS, Context, Place, conjunction
 from .index import in_loops, scalar_index
 
 I64, BOOL = DType.INT64, DType.BOOL
+CHECKS = ("check_bounds", "check_divisor")
 # What a function tells of: the first of the words behind its arguments.
 _INDEX, _DIVISOR = "1", "2"
 # What no index is.
@@ -29,7 +30,7 @@ _NONE = Val(str(-(1 << 63)), I64)
 def has_checks(nest: LoopNest) -> bool:
     """Whether some index or divisor of the nest is checked where the kernel runs."""
     return any(
-        isinstance(e, Call) and e.fn in ("check_bounds", "check_divisor")
+        isinstance(e, Call) and e.fn in CHECKS
         for block, _ in blocks(nest)
         for statement in block.body
         for value in _values(statement)

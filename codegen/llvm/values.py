@@ -7,10 +7,10 @@ import operator
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, is_value, loads
+from ...ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, is_value, walk
 from ..kernel import EmitError
 from .access import bound_mask, load
-from .bounds import checked, checked_divisor, emptiness
+from .bounds import CHECKS, checked, checked_divisor, emptiness
 from .builder import Val
 from .context import Context
 from .functions import apply
@@ -102,16 +102,21 @@ def _select(ctx: Context, expr: Select) -> Val:
     if condition.name == "false":
         return evaluate(ctx, expr.if_false)
     chosen = _branch(ctx, expr.if_true, condition)
-    if any(True for _ in loads(expr.if_false)):
+    if _minds(expr.if_false):
         other = _branch(ctx, expr.if_false, apply(ctx.b, "logical_not", (condition,), DType.BOOL))
     else:
         other = evaluate(ctx, expr.if_false)
     return ctx.b.select(condition, chosen, other)
 
 
+def _minds(expr: Expr) -> bool:
+    """Whether it matters of an expression where it is evaluated, and not only where it is chosen."""
+    return any(isinstance(e, Load) or (isinstance(e, Call) and e.fn in CHECKS) for e in walk(expr))
+
+
 def _branch(ctx: Context, expr: Expr, condition: Val) -> Val:
-    """A branch's value: its loads see only the lanes that take it."""
-    if not any(True for _ in loads(expr)):
+    """A branch's value: its loads and checks see only the lanes that take it."""
+    if not _minds(expr):
         return evaluate(ctx, expr)
     with ctx.masked(condition):
         return evaluate(ctx, expr)

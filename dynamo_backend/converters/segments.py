@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import sympy
+
 from ...ir.dtypes import DType
 from ...ir.expr import Select, call, cast, const
 from ...ir.graph import TensorType
@@ -107,6 +109,15 @@ def embedding_bag(
         return _bags(ctx, weight, indices, offsets, mode, per_sample_weights, int(padding_idx)), None, None, None
 
 
+def _checked_offsets(ctx: ImportContext, offsets: Tensor, indices: Tensor) -> Tensor:
+    """The first bag begins with the first index, and none behind the last."""
+    (at,) = axes(1)
+    given = ctx.at(offsets, (at,))
+    first = call("eq", index_value(at), const(0, _PLACE))
+    value = Select(first, bounded(given, 0, sympy.S.One), bounded(given, 0, indices.shape[0] + 1))
+    return ctx.temporary(value, ctx.contiguous(offsets.shape, _PLACE, offsets.device), "offsets")
+
+
 def _bags(
     ctx: ImportContext, weight: Tensor, indices: Tensor, offsets: Tensor, mode: int, factors: Tensor | None,
     padding: int,
@@ -115,7 +126,7 @@ def _bags(
     kind = out.dtype.compute
     if out.shape[0] == 0:
         return ctx.compute(const(0, kind))
-    bag = _counted(ctx, offsets, ctx.contiguous(indices.shape, _PLACE, weight.device))
+    bag = _counted(ctx, _checked_offsets(ctx, offsets, indices), ctx.contiguous(indices.shape, _PLACE, weight.device))
     row, column = source_axes(2)
     index = cast(ctx.at(indices, (row,)), _PLACE)
     value = ctx.at(weight, (bounded(index, 0, weight.shape[0]), column), kind)

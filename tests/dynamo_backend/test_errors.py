@@ -117,6 +117,20 @@ def test_targets_that_are_no_class() -> None:
         raises_alike(f, (x, y), (x, torch.tensor([1, value, -100, 0])), traced=False)
 
 
+def test_bags_that_begin_where_no_index_is() -> None:
+    indices, table = torch.tensor([1, 2, 3]), torch.randn(7, 5)
+
+    def f(offsets: Tensor) -> Tensor:
+        return F.embedding_bag(indices, table, offsets, mode="sum") + 1
+
+    good = torch.tensor([0, 1, 3])
+    for place, value in ((2, 4), (2, 10**12), (1, -1), (0, 1), (0, -1)):
+        wrong = good.clone()
+        wrong[place] = value
+        raises_alike(f, (good,), (wrong,), traced=False)
+        torch.compiler.reset()
+
+
 def test_a_mask_that_takes_more_than_there_is() -> None:
     def f(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         return x.masked_scatter(mask, source) + 1

@@ -152,6 +152,22 @@ def test_what_a_select_leaves_out_is_not_checked(target: Target) -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 8])
+def test_nor_is_a_position_that_no_data_give(lanes: int, target: Target) -> None:
+    """Nothing is loaded in the branches, and yet it matters who takes them."""
+    place = IndexValue(I0, I64)
+    checked = cast(call("check_bounds", place, const(0, I64), const(5, I64), const(0, I64)), F32)
+    for value in (
+        lambda x: Select(call("lt", place, const(5, I64)), checked, x),
+        lambda x: Select(call("le", const(5, I64), place), x, checked),
+    ):
+        nest = gathering(value, ROWS, lanes, 1)
+        data, index = np.arange(9, dtype=np.float32), np.full(13, 7)
+        np.testing.assert_array_equal(run(nest, target, data, index), [0, 1, 2, 3, 4, *[7] * 8])
+    with pytest.raises(OutOfRangeError, match=r"index \d+ is out of bounds for dimension 0 with size 5"):
+        run(gathering(lambda x: call("add", x, checked), ROWS, lanes, 1), target, data, index)
+
+
+@pytest.mark.parametrize("lanes", [1, 8])
 def test_a_table_without_elements(lanes: int, target: Target) -> None:
     """There is nothing to read in the wrong index's place, be the address valid or not."""
     nest = gathering(lambda x: x, ROWS, lanes, 0)
