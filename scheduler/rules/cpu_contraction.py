@@ -25,6 +25,8 @@ from .registry import Params, Rule, Value
 MOST_PACKED = 8
 # Rows of a weight that meet a panel of sums at a time, and the vectors of a panel.
 TOGETHER, PANEL = 4, 32
+# Accumulators, where there are 16 registers and where there are 32.
+SUMS, MORE_SUMS = 12, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +123,15 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     roles = _roles(nest)
     assert roles is not None
     extents = dict(analyse(nest).rows)
-    sums = 24 if target.vector_bytes == 64 else 12
+    sums = MORE_SUMS if target.vector_bytes == 64 else SUMS
     rows = _together(nest, extents[roles.rows[-1]], sums) if roles.rows else 1
     # With several rows, more streams in step would evict each other from the sets of the cache. To unpack the parts of
-    # a word is dearer than that, and its shuffles serve all columns.
-    columns = min(4, max(1, sums // rows)) if roles.is_across and (rows == 1 or roles.packed) else 1
+    # a word is dearer than that, and its shuffles serve all columns. So are rows in several blocks: each is loaded anew
+    # for every column, which takes half as long again where their lines begin anywhere. Accumulators of as many columns
+    # as pay for it need the 32 registers that go with vectors of 64 bytes.
+    many = extents[roles.rows[-1]] if roles.rows else sympy.S.One
+    again = sums == MORE_SUMS and many.is_Integer and int(many) > rows
+    columns = min(4, max(1, sums // rows)) if roles.is_across and (rows == 1 or roles.packed or again) else 1
     wide = 2 if rows * columns * 2 <= sums else 1
     return {
         "rows": tuple(dict.fromkeys((rows, 4, 2, 1))),

@@ -4,6 +4,7 @@ of a float64 product."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import torch_mlc
+from torch_mlc.runtime.targets import cpu_target
+from torch_mlc.scheduler.rules.cpu_contraction import CPU_CONTRACTION
 
 Form = Callable[..., Tensor]
 
@@ -177,3 +180,21 @@ def test_no_terms_and_no_columns() -> None:
     compiled = torch.compile(scaled_rows, backend="mlc", dynamic=False)
     assert compiled(torch.zeros(3, 0), int8(4, 0), torch.ones(4, 1)).equal(torch.zeros(3, 4))
     assert compiled(torch.zeros(3, 4), int8(0, 4), torch.ones(0, 1)).shape == (3, 0)
+
+
+@pytest.mark.parametrize(("rows", "wide", "narrow"), [(1, 4, 4), (6, 1, 1), (16, 4, 1), (17, 1, 1), (20, 4, 1)])
+def test_columns_share_rows_that_are_loaded_again(rows: int, wide: int, narrow: int) -> None:
+    """Where rows are in several blocks, and there are registers for the sums of four columns of a block."""
+    x, w, s = torch.zeros(rows, 64), int8(48, 64), torch.zeros(48, 1)
+    (kernel,) = torch_mlc.explain(scaled_rows, x, w, s).kernels
+    for width, columns in ((64, wide), (32, narrow)):
+        values = CPU_CONTRACTION.parameters(kernel.nest, replace(cpu_target(1), vector_bytes=width))
+        assert values["columns"][0] == columns
+
+
+@pytest.mark.parametrize("rows", [7, 12, 16, 25])
+def test_several_blocks_of_rows(rows: int) -> None:
+    torch.manual_seed(5)
+    compiled = torch.compile(scaled_rows, backend="mlc", dynamic=False)
+    for n, k in ((33, 61), (4, 128), (3, 1), (130, 257)):
+        check(compiled, scaled_rows, torch.randn(rows, k), (int8(n, k), torch.randn(n, 1) / 256), 2e-6)
