@@ -47,7 +47,7 @@ eager's own rounding. This page is not edited by hand: `python -m tests.opinfo -
 ```
 
 and of what a sweep for all samples had got to when it was stopped. A sweep goes on where it was stopped, so samples are
-of several commits; those of operators that a change concerned were run again after it.
+of several commits.
 
 **{share:.2%}** of {samples:,} samples equal eager.
 
