@@ -12,6 +12,7 @@ from ...ir.target import Target
 from ..schedule import Schedule
 from .analysis import Shape, analyse
 from .cpu_common import (
+    TILE,
     best_vector,
     choose_width,
     cut_rows,
@@ -21,6 +22,7 @@ from .cpu_common import (
     merge_rows,
     parallel_roots,
     run_length,
+    tile_lanes,
 )
 from .registry import Params, Rule, Value
 
@@ -67,8 +69,10 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         for together in sharing(schedule, rows):
             lanes_inside(schedule, together, rows, target, unroll)
     else:
+        turned = _turned(shape)
         for block in schedule.get_blocks():
-            lanes_inside(schedule, [block], rows, target, unroll)
+            leaves_in_rows = not turned.isdisjoint(w.buffer for w in schedule.block(block).writes)
+            lanes_inside(schedule, [block], rows, target, unroll, tile_lanes(shape, target) if leaves_in_rows else 0)
         merge_rows(schedule, rows)
         merge_inner(schedule, rows)
     parallel_roots(schedule, target)
@@ -99,8 +103,23 @@ def sharing(schedule: Schedule, depth: int) -> list[list[str]]:
     return [g for g in groups.values() if schedule.get_loops(g[0])]
 
 
-def lanes_inside(schedule: Schedule, together: list[str], rows: int, target: Target, unroll: tuple[int, int]) -> None:
-    """Split the last row loop by the width of the vectors and move its lanes inside the loops over elements."""
+def _turned(shape: Shape) -> set[str]:
+    """What is written row by row of what is computed a column a lane: such as channels that come last again."""
+    (column, _), inner = shape.rows[-1], [v for v, _ in shape.inner]
+    return {
+        a.buffer.name
+        for a in shape.accesses
+        if a.is_write and inner and a.step(inner[-1]) == 1 and a.step(column) not in (0, 1, None)
+    }
+
+
+def lanes_inside(
+    schedule: Schedule, together: list[str], rows: int, target: Target, unroll: tuple[int, int], tile: int = 0
+) -> None:
+    """Split the last row loop by the width of the vectors and move its lanes inside the loops over elements.
+
+    With ``tile`` so many elements of some columns at a time are a tile, which the emitter transposes in registers.
+    """
     loops = schedule.get_loops(together[0])
     if not 0 < rows <= len(loops):
         return
@@ -116,6 +135,17 @@ def lanes_inside(schedule: Schedule, together: list[str], rows: int, target: Tar
         blocks_of, *lanes = schedule.split(column, [None, turns, width] if turns > 1 else [None, width])
         outer = [*outer, blocks_of]
     inner = loops[rows:]
+    if inner and tile:
+        *rest, last = inner
+        *around, wide = lanes
+        if width > TILE:
+            part, wide = schedule.split(wide, [None, TILE])
+            around.append(part)
+        elements, element = schedule.split(last, [None, tile])
+        schedule.reorder(*outer, *around, *rest, elements, wide, element)
+        schedule.unroll(wide)
+        schedule.vectorize(element)
+        return
     if inner and is_long(schedule, inner[-1], 1):
         *rest, last = inner
         outside, run = schedule.split(last, [None, run_length(schedule, last, 1)])

@@ -23,6 +23,12 @@ UNROLLS = (4, 2, 8, 1)
 LIGHT = 4
 # Terms of one accumulator past which sums are made of sums, which err far less than one long sum (Higham 2002, 4.2).
 LONG = 256
+# A tile of a transposition: a cache line of the side that is read across, by half a line of the other, or by a whole
+# one where lines begin alike in all rows and a register is as long. Elsewhere stores of whole registers would each
+# begin a line that nobody has asked for, in as many rows.
+TILE = 16
+TILE_LANES = 8
+LINE = 64
 
 
 def unroll_values(nest: LoopNest) -> Mapping[str, tuple[int, ...]]:
@@ -293,6 +299,24 @@ def crosses(shape: Shape, vector: sympy.Symbol | None) -> sympy.Symbol | None:
                 if step == 1 and var != vector:
                     return var
     return None
+
+
+def begins_in_lines(shape: Shape) -> bool:
+    """Whether tiles are transposed, and all rows of all arrays begin at the same place of a cache line."""
+    if crosses(shape, best_vector(shape)) is None:
+        return False
+    divisor = shape.nest.symbols.divisor
+    return all(
+        step is not None and (step in (0, 1) or divisor(step) * a.buffer.dtype.itemsize % LINE == 0)
+        for a in shape.accesses
+        for _, step in a.steps
+    )
+
+
+def tile_lanes(shape: Shape, target: Target) -> int:
+    """The lanes of a tile that is transposed in registers, of ``TILE`` elements of the other side."""
+    native = target.lanes(lane_bytes(shape.nest))
+    return min(max(native, TILE_LANES), TILE) if begins_in_lines(shape) else TILE_LANES
 
 
 def row_loops(shape: Shape) -> int:

@@ -10,17 +10,21 @@ from ...ir.loops import LoopNest
 from ...ir.target import Target
 from ..schedule import Schedule
 from .analysis import Shape, analyse
-from .cpu_common import best_vector, crosses, lane_bytes, merge_rows, parallel_roots, unroll_values, vectorize_loop
+from .cpu_common import (
+    TILE,
+    begins_in_lines,
+    best_vector,
+    crosses,
+    merge_rows,
+    parallel_roots,
+    tile_lanes,
+    unroll_values,
+    vectorize_loop,
+)
 from .cpu_joins import has_joins, partition_joins
 from .cpu_prefetch import fetch_jumps
 from .registry import Params, Rule, Value
 
-# A tile of a transposition: a cache line of the side that is read across, by half a line of the other, or by a whole
-# one where lines begin alike in all rows and a register is as long. Elsewhere stores of whole registers would each
-# begin a line that nobody has asked for, in as many rows.
-_TILE = 16
-_LANES = 8
-_LINE = 64
 # Tiles of such rows are visited in blocks of that many elements a side: rows lie in pages of their own, of which no
 # core remembers many, and at the same places of its cache.
 _BLOCK = 64
@@ -32,7 +36,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     joins: Mapping[str, tuple[Value, ...]] = {"partition": (True, False)} if has_joins(nest) else {}
-    tiles: Mapping[str, tuple[Value, ...]] = {"blocks": (True, False)} if _in_lines(analyse(nest)) else {}
+    tiles: Mapping[str, tuple[Value, ...]] = {"blocks": (True, False)} if begins_in_lines(analyse(nest)) else {}
     return {**unroll_values(nest), **joins, **tiles}
 
 
@@ -52,7 +56,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         if not loops or loops[-1] in done:
             continue
         if across is not None and len(loops) >= 2:
-            done.add(_tile(schedule, loops, target, params.get("blocks")))
+            done.add(_tile(schedule, shape, loops, target, params.get("blocks")))
         else:
             vectorize_loop(schedule, loops[-1], target, int(params["unroll"]))
             done.add(schedule.get_loops(block)[-1])
@@ -70,38 +74,25 @@ def _innermost(schedule: Schedule, block: str, var: sympy.Symbol | None) -> None
             schedule.reorder(*others, binding.name)
 
 
-def _tile(schedule: Schedule, loops: list[str], target: Target, blocks: Value | None) -> str:
+def _tile(schedule: Schedule, shape: Shape, loops: list[str], target: Target, blocks: Value | None) -> str:
     """Tiles of the two innermost loops: one side in lanes, the other unrolled.
 
     So that the emitter transposes in registers. ``blocks`` is None where rows begin anywhere in a line.
     """
     *outer, rows, columns = loops
-    native = target.lanes(lane_bytes(schedule.nest))
-    lanes = _LANES if blocks is None else min(max(native, _LANES), _TILE)
+    lanes = tile_lanes(shape, target)
     whole = all(schedule.nest.symbols.divisor(schedule.extent(lp)) % _BLOCK == 0 for lp in (rows, columns))
     if blocks and whole:
-        row_outer, row, row_inner = schedule.split(rows, [None, _BLOCK // _TILE, _TILE])
+        row_outer, row, row_inner = schedule.split(rows, [None, _BLOCK // TILE, TILE])
         column_outer, column, lane = schedule.split(columns, [None, _BLOCK // lanes, lanes])
         schedule.reorder(*outer, row_outer, column_outer, row, column, row_inner, lane)
     else:
-        row_outer, row_inner = schedule.split(rows, [None, _TILE])
+        row_outer, row_inner = schedule.split(rows, [None, TILE])
         column_outer, lane = schedule.split(columns, [None, lanes])
         schedule.reorder(*outer, row_outer, column_outer, row_inner, lane)
     schedule.unroll(row_inner)
     schedule.vectorize(lane)
     return lane
-
-
-def _in_lines(shape: Shape) -> bool:
-    """Whether tiles are transposed, and all rows of all arrays begin at the same place of a cache line."""
-    if crosses(shape, best_vector(shape)) is None:
-        return False
-    divisor = shape.nest.symbols.divisor
-    return all(
-        step is not None and (step in (0, 1) or divisor(step) * a.buffer.dtype.itemsize % _LINE == 0)
-        for a in shape.accesses
-        for _, step in a.steps
-    )
 
 
 CPU_POINTWISE = Rule("cpu_pointwise", ("cpu",), _matches, _parameters, _apply)

@@ -41,9 +41,10 @@ def _lane(nest: LoopNest, found: Stencil) -> sympy.Symbol | None:
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     found = stencil(nest)
     assert found is not None
-    if _lane(nest, found) in found.along:
-        return {"block": (4, 2, 6, 8, 1), "wide": (1,)}
-    return {"block": (4, 2, 6, 8, 1), "wide": (2, 1)}
+    if _lane(nest, found) not in found.along:
+        return {"block": (4, 2, 6, 8, 1), "wide": (2, 1)}
+    # As many sums in flight as two units with a latency of four ask for, where there are registers for them.
+    return {"block": (8, 4, 2, 6, 1) if target.vector_bytes >= 64 else (4, 2, 6, 8, 1), "wide": (1,)}
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import torch_mlc
 from torch_mlc.codegen.llvm import emit_llvm
@@ -16,6 +17,8 @@ from torch_mlc.ir.oracle import run_nest
 from torch_mlc.ir.target import Target
 from torch_mlc.runtime.cpu import load_kernel
 from torch_mlc.runtime.targets import cpu_target
+from torch_mlc.scheduler.rules.cpu_column import CPU_COLUMN_REDUCTION
+from torch_mlc.scheduler.rules.cpu_common import TILE
 from torch_mlc.scheduler.rules.cpu_pointwise import CPU_POINTWISE
 from torch_mlc.scheduler.schedule import Schedule
 
@@ -86,3 +89,31 @@ def test_values(shape: tuple[int, int], dtype: torch.dtype) -> None:
         got = np.zeros(shape, wanted.dtype)
         kernel(*(a.ctypes.data for a in given), got.ctypes.data)
         np.testing.assert_array_equal(got.view(f"u{got.itemsize}"), wanted.view(f"u{got.itemsize}"))
+
+
+def channels_last_norm(rows: int, channels: int) -> LoopNest:
+    """A norm over channels that lie far apart, whose result has them side by side."""
+    x, w = torch.zeros(2, channels, rows), torch.zeros(channels)
+    (kernel,) = torch_mlc.explain(lambda x, w: F.layer_norm(x.transpose(1, 2), (channels,), w), x, w).kernels
+    assert kernel.rule == "cpu_column_reduction"
+    return kernel.nest
+
+
+@pytest.mark.parametrize("shape", [(192, 96), (191, 95), (35, 20)], ids=str)
+def test_elements_behind_a_reduction_across_leave_in_rows(shape: tuple[int, int]) -> None:
+    nest = channels_last_norm(*shape)
+    rng = np.random.default_rng(sum(shape))
+    given = [rng.standard_normal(int(np.prod(nest.params[k].shape))).astype(np.float32) for k in (0, 1)]
+    wanted = run_nest(nest, given, {})[nest.outputs[0]]
+    for target in (WIDE, NARROW):
+        schedule = Schedule(nest)
+        rule = CPU_COLUMN_REDUCTION
+        rule.apply(schedule, target, {k: v[0] for k, v in rule.parameters(nest, target).items()})
+        source = emit_llvm(schedule.nest, target)
+        if not shape[0] % TILE and not shape[1] % TILE:
+            assert "scatter" not in source.text, "lanes are written one by one"
+        if target.vector_bytes > cpu_target().vector_bytes:
+            continue
+        got = np.zeros(wanted.shape, wanted.dtype)
+        load_kernel(source, target)(*(a.ctypes.data for a in given), got.ctypes.data)
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
