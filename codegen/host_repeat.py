@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from ..ir.graph import Library, Ref, refs
+from ..ir.graph import Library, Ref
 from .host import (
     Allocate,
     BindSize,
@@ -24,29 +24,19 @@ from .host import (
     Step,
     WriteOver,
 )
+from .host_frame import reads
 
 
 def names_of(step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The tensors that a step reads or forgets, and those that it binds."""
+    """The tensors and other values that a step reads or forgets, and the tensors that it binds."""
     match step:
-        case Allocate(name):
-            return (), (name,)
-        case Reuse(name, source) | WriteOver(name, source) | MakeView(name, _, source):
-            return (source,), (name,)
-        case Launch(_, tensors):
-            return tensors, ()
-        case CallLibrary(node, _, over):
-            read = tuple(refs((node.args, tuple(v for _, v in node.kwargs))))
-            return (*read, *([over] if over else ())), node.names
-        case CheckLayout(name):
-            return (name,), ()
-        case BindSize(_, source):
-            return (source,), ()
         case Free(names):
             return names, ()
-        case Return(values):
-            return tuple(v for v in values if isinstance(v, str)), ()
-    return (), ()
+        case Allocate(name) | Reuse(name) | WriteOver(name) | MakeView(name):
+            return reads(step), (name,)
+        case CallLibrary(node):
+            return reads(step), node.names
+    return reads(step), ()
 
 
 def renamed_step(step: Step, name: Callable[[str], str]) -> Step:

@@ -15,6 +15,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from ..ir.errors import IRError
 from ..ir.graph import ArgumentRef, ConstantRef, OpRef, Ref, TensorType
 from ..ir.oracle_text import index_text
+from .brackets import closes_at_end
 
 # Before the name of an op that the text passes on rather than calls.
 OP_OBJECT = "="
@@ -79,7 +80,7 @@ class Words:
             # True divisions and the like: float arithmetic, which torch's printer knows.
             renamed = {s: sympy.Symbol(self.name(s.name), integer=True) for s in expr.free_symbols}
             text = str(PythonPrinter().doprint(expr.xreplace(renamed)))
-        while text.startswith("(") and text.endswith(")") and _wraps(text):
+        while text.startswith("(") and text.endswith(")") and closes_at_end(text):
             text = text[1:-1]
         return text
 
@@ -147,13 +148,3 @@ class Words:
             case torch.dtype() | torch.layout() | torch.memory_format():
                 return str(arg)
         return repr(arg)
-
-
-def _wraps(text: str) -> bool:
-    """Whether the first bracket closes with the last one."""
-    depth = 0
-    for k, c in enumerate(text):
-        depth += (c == "(") - (c == ")")
-        if depth == 0:
-            return k == len(text) - 1
-    return False

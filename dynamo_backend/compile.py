@@ -265,7 +265,7 @@ class _Job:
                 program = limited(program, graph, self.options.memory_limit, self.given)
             if plan.few is not None:
                 program = roll(program, plan.few)
-                graph = replace(graph, inputs=plan.few.inputs())
+                graph = replace(graph, inputs=plan.few.inputs)
             program = plan_memory(program, graph.symbols)
             if self.options.verify:
                 check_arena(program, graph.symbols)

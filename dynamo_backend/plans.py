@@ -94,7 +94,7 @@ class PlanSource:
             with self.timer.phase("fuse"):
                 repeating = few(ordered.fusion.graph)
                 try:
-                    repeating.window()
+                    loops = bool(repeating.window)
                 except NotAlike:
                     loops = False
             if loops:

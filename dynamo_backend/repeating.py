@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from torch import fx
@@ -69,8 +69,12 @@ class Repeating:
             if at is not None and at.layer == 0 and at.which >= len(self.endings.get((at.slot, 1), ())):
                 self.places[name] = None
 
+    @cached_property
     def window(self) -> tuple[int, int]:
-        """Where a layer begins that is like the two behind it, and its length. It has everything that layers have."""
+        """Where a layer begins that is like the two behind it, and its length. It has everything that layers have.
+
+        Raises NotAlike.
+        """
         body = self.body
         made: dict[int, Counter[tuple[int, int]]] = {}
         for node in body:
@@ -160,6 +164,7 @@ class Repeating:
 
     # --- the ends of the graph ----------------------------------------------------------------------------------------
 
+    @cached_property
     def inputs(self) -> tuple[GraphInput, ...]:
         """Those of all layers; one that was left out is of the type of the one of the layer before the gap."""
         known: dict[str, Any] = {i.name: i for i in self.graph.inputs}

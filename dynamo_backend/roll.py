@@ -54,7 +54,7 @@ class _Roller:
         carried = tuple((begun.get(a, a), begun.get(b, b), a) for chain in self.chains() for a, b in pairwise(chain))
         loop = Repeat(steps, short.left_out + 1, self.taken, self.kept, carried)
         behind = [*(renamed_step(s, lambda n: begun.get(n) or self.name_behind(n)) for s in self.behind), *behind]
-        inputs = short.inputs()
+        inputs = short.inputs
         tensors = {i.name: i.type for i in inputs if isinstance(i, Input)}
         whole = (*self.before, loop, *behind, Return(values))
         arguments = tuple(i.name for i in inputs)
@@ -63,7 +63,7 @@ class _Roller:
     def cut(self) -> None:
         """Take the steps apart. One layer's are to be those of the one behind it, but for the names."""
         steps, begins = self.program.steps, self.program.begins
-        start, period = self.short.window()
+        start, period = self.short.window
         first, last, after, end = (begins[k] for k in (start, start + period, start + 2 * period, len(self.short.body)))
         entry = steps[: begins[0]]
         if not all(isinstance(s, (BindSize, Free)) for s in entry):

@@ -14,13 +14,13 @@ from .repeating import NotAlike, Repeating
 
 def unroll(short: Repeating) -> Graph:
     """The fused graph of all layers. Raises NotAlike."""
-    start, period = short.window()
+    start, period = short.window
     cut, left_out = start + period, short.left_out
     whole = [short.moved(n, 0) for n in short.body[:cut]]
     whole += [short.moved(n, k) for k in range(1, left_out + 1) for n in short.body[start:cut]]
     whole += [short.moved(n, left_out) for n in short.body[cut:]]
     outputs, views = short.outputs()
-    graph = replace(short.graph, inputs=short.inputs(), nodes=(*whole, *views), outputs=outputs)
+    graph = replace(short.graph, inputs=short.inputs, nodes=(*whole, *views), outputs=outputs)
     _check(graph)
     _check_readers(short, graph, short.body[start:cut])
     return graph

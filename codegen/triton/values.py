@@ -18,6 +18,7 @@ from ...ir.dtypes import DType
 from ...ir.expr import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, children, is_value
 from ...ir.index import simplify
 from ...ir.loops import AxisKind, Buffer, Scope
+from ..brackets import closes_at_end
 from ..kernel import EmitError
 from .functions import call_text, cast_text, literal, takes_literals, type_text
 from .index import index_text
@@ -486,19 +487,10 @@ class Values:
         self.out.remember(("load", buffer.name, linear, parts, _texts(bounds), ()), value)
 
 
-def _closes_at_end(text: str) -> bool:
-    depth = 0
-    for k, c in enumerate(text):
-        depth += (c == "(") - (c == ")")
-        if depth == 0:
-            return k == len(text) - 1
-    return False
-
-
 def _texts(*conjuncts: tuple[Value, ...]) -> tuple[str, ...]:
     """What tells masks apart: their parts, whatever the order."""
     return tuple(sorted({c.text for part in conjuncts for c in part}))
 
 
 def _bare(text: str) -> str:
-    return text[1:-1] if text.startswith("(") and _closes_at_end(text) else text
+    return text[1:-1] if text.startswith("(") and closes_at_end(text) else text
