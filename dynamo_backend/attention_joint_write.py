@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from .attention_joint_match import Site
+from .attention_joint_match import TURNS, VIEWS, Site
 from .chunk_loss_write import Writer
 from .random_ops import DRAW_SEEDS, UNIFORM
 from .rounding import keep_rounding
@@ -17,6 +17,9 @@ aten = torch.ops.aten
 
 # How the partitioner is told what only the backward computes.
 _TAG, _IN_BACKWARD = "partitioner_tag", "must_be_in_backward"
+# Views that copy where the layout does not allow a view.
+_SHAPED = (aten.view.default, aten._unsafe_view.default, aten.alias.default)
+_COPIES = (aten.clone.default, aten.reshape.default)
 
 
 def rewrite(site: Site) -> None:
@@ -30,6 +33,7 @@ def rewrite(site: Site) -> None:
     for node in site.dropouts:
         _write_dropout(site, node)
     _round_sources(site)
+    _copy_again(site)
     copies = _repeated(site.graph, [*site.made, *site.drawn], {})
     with site.graph.inserting_before(out.next):
         z = write.cast(scores, wide)
@@ -62,7 +66,7 @@ def rewrite(site: Site) -> None:
                 user.replace_input_with(node, copy)
     write = Writer(site.graph, start)
     with site.graph.inserting_before(start):
-        delta = write.call(aten.mul.Tensor, write.cast(gradient, wide), write.cast(out, wide))
+        delta = write.call(aten.mul.Tensor, write.cast(gradient, wide), write.cast(_as_handed_on(site), wide))
         delta = write.call(aten.sum.dim_IntList, delta, [-1], True)
         shape = [
             n if isinstance(n, int) else write.call(aten.sym_size.int, lse, d)
@@ -117,6 +121,66 @@ def _round_sources(site: Site) -> None:
             continue
         for source in set(node.all_input_nodes) - made:
             keep_rounding(source)
+
+
+def _copy_again(site: Site) -> None:
+    """Let the backward read queries, keys and values where a projection has put them.
+
+    A product asks for matrices of its own layout, so that heads behind rows, or shared by groups, are copied in front
+    of it. Kernels of ours read through such a copy. The partitioner, to which all that is as large is the same, would
+    save it, and the forward would write it.
+    """
+    operands = [a for product in (*site.scores, site.readers[0]) for a in product.args if a not in site.weights]
+    stack, seen, copies = operands, set(site.made), []
+    while stack:
+        node = stack.pop()
+        if isinstance(node, fx.Node) and node not in seen and node.target in (*VIEWS, *TURNS):
+            seen.add(node)
+            stack += node.all_input_nodes
+            copies += [node] if node.target in _COPIES else []
+    while copies:  # and whatever looks at them
+        node = copies.pop()
+        node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        copies += [u for u in node.users if u.target in (*VIEWS, *TURNS) and u.target not in _COPIES]
+
+
+def _as_handed_on(site: Site) -> fx.Node:
+    """The output as the backward is to read it: where the forward hands on a copy in another order of dimensions, read
+    off that, so that only the copy is in memory."""
+    out = site.readers[0]
+    steps, node = [out], out
+    while node.target is not aten.clone.default:
+        following = [u for u in node.users if u not in site.backward]
+        if len(following) != 1 or following[0].target not in (*VIEWS, *TURNS, aten.clone.default):
+            return out
+        node = following[0]
+        steps.append(node)
+    turns = [n for n in steps[1:-1] if n.target in (aten.transpose.int, aten.permute.default)]
+    before = steps[len(steps) - len(turns) - 2]
+    if (
+        not turns
+        or turns != steps[-1 - len(turns) : -1]
+        or any(n.target not in _SHAPED for n in steps[1 : -1 - len(turns)])
+    ):
+        return out
+    order = list(range(before.meta["val"].dim()))
+    for turn in turns:
+        if turn.target is aten.permute.default:
+            order = [order[d] for d in turn.args[1]]  # type: ignore[union-attr,index]
+        else:
+            a, b = (d % len(order) for d in turn.args[1:])  # type: ignore[operator]
+            order[a], order[b] = order[b], order[a]
+    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    write = Writer(site.graph, site.start)
+    back = write.call(aten.permute.default, node, [order.index(d) for d in range(len(order))])
+    back = write.call(aten.clone.default, back, memory_format=torch.contiguous_format)
+    sizes = [
+        n if isinstance(n, int) else write.call(aten.sym_size.int, out, d) for d, n in enumerate(out.meta["val"].shape)
+    ]
+    back = write.call(aten.view.default, back, sizes)
+    for made in (back.args[0], back):
+        made.meta[_TAG] = _IN_BACKWARD
+    return back
 
 
 def _repeated(graph: fx.Graph, nodes: Iterable[fx.Node], known: dict[fx.Node, fx.Node]) -> dict[fx.Node, fx.Node]:

@@ -102,6 +102,22 @@ def test_layouts(fn: Fn) -> None:
     assert counters["library_calls"] == 0
 
 
+def shared_rows_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Four heads of queries read two of keys and values, which a model copies for them."""
+    k, v = (x[..., :32].view(2, -1, 2, 1, 16).expand(-1, -1, -1, 2, -1).flatten(2) for x in (k, v))
+    return rows_first(q, k, v)
+
+
+@pytest.mark.parametrize("target", [None, "cuda:sm_90"])
+@pytest.mark.parametrize("fn", [rows_first, shared_rows_first], ids=lambda f: f.__name__)
+def test_heads_behind_rows_are_kept_where_they_are(fn: Fn, target: str | None) -> None:
+    """Nothing is copied into the order that a product wants, neither for itself nor for the backward."""
+    inputs = [torch.randn(2, 70, 64, requires_grad=True) for _ in range(3)]
+    forward = torch_mlc.explain(fn, *inputs, training=True, target=target).graphs[0]
+    assert [k.rule for k in forward.kernels] == ["gpu_attention" if target else "cpu_attention"], str(forward)
+    assert forward.launches == 1
+
+
 def test_masks_and_biases_without_gradient() -> None:
     torch.manual_seed(0)
     inputs = qkv(20, 40, 8, 8)
