@@ -9,6 +9,7 @@ from .open_contractions import open_contractions
 from .open_convolutions import open_convolutions
 from .rewrite_attention import rewrite_attention
 from .rewrite_logsumexp import rewrite_logsumexp
+from .shift_scans import shift_scans
 from .simplify_algebra import simplify_algebra
 from .split_reductions import split_reductions
 from .stream_products import stream_products
@@ -17,12 +18,12 @@ from .unroll_reductions import unroll_reductions
 # In the order in which they run.
 GRAPH_PASSES = (
     simplify_algebra, eliminate_common, alias_copies, collapse_one_hot, rewrite_attention, stream_products,
-    rewrite_logsumexp, open_contractions, open_convolutions, convert_layouts, unroll_reductions, split_reductions,
-    eliminate_dead,
+    rewrite_logsumexp, open_contractions, open_convolutions, convert_layouts, shift_scans, unroll_reductions,
+    split_reductions, eliminate_dead,
 )  # fmt: skip
 
 __all__ = [
     "GRAPH_PASSES", "alias_copies", "collapse_one_hot", "convert_layouts", "eliminate_common", "eliminate_dead",
-    "open_contractions", "open_convolutions", "rewrite_attention", "rewrite_logsumexp", "simplify_algebra",
-    "split_reductions", "stream_products", "unroll_reductions",
+    "open_contractions", "open_convolutions", "rewrite_attention", "rewrite_logsumexp", "shift_scans",
+    "simplify_algebra", "split_reductions", "stream_products", "unroll_reductions",
 ]  # fmt: skip

@@ -42,6 +42,12 @@ def top(x: Tensor) -> Tensor:
     return torch.where(F.softmax(x, -1).cumsum(-1) < 0.7, x, -1e9)
 
 
+def before(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What stands before each element, and the sums themselves."""
+    c = x.cumsum(1)
+    return F.pad(c, (1, 0))[:, :-1] * x, c * 2
+
+
 def recurrence(x: Tensor) -> Tensor:
     """y = a y + b by a function of the user's."""
 
@@ -68,6 +74,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[int, ...], torch.dtype]] = {
     "twice": (lambda x: x.cumsum(1).cumsum(1), (5, 37), torch.float32),
     "recurrence": (recurrence, (5, 37), torch.float32),
     "from_the_end": (lambda x: F.softmax(x, -1).flip(1).cumsum(1).flip(1) * x, (5, 37), torch.float32),
+    "before": (before, (5, 37), torch.float32),
     "three": (three, (5, 37), torch.float32),
     "top": (top, (5, 37), torch.float32),
 }
@@ -120,9 +127,10 @@ WHOLE = (
     "merged",
     "one_row",
     "twice",
+    "before",
     "top",
 )
-LOOPED = ("half", "best", "recurrence", "pairs", "columns", "planes", "three", "top")
+LOOPED = ("half", "best", "recurrence", "pairs", "columns", "planes", "before", "three", "top")
 
 
 @pytest.mark.parametrize("name", WHOLE)

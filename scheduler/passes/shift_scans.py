@@ -1,0 +1,340 @@
+"""Scans that are read at other places than their own: what they are up to the element before (exclusive scans), or
+behind the first.
+
+A reader shares the loops of a scan only where it reads the element at hand: neighbours are in other lanes, other tiles,
+or not made yet. But what a scan is up to ``d`` elements further on is the scan of what lies ``d`` elements further on,
+which sees the identity where nothing does; and what it is one element further on is combined of that and one element.
+So the scan is moved to where it is read, and its readers read it in place. Source: Blelloch 1990, exclusive scans.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
+
+import sympy
+
+from ...ir.dtypes import DType
+from ...ir.expr import Expr, Index, IndexValue, Load, Select, call, is_value, loads, rewrite
+from ...ir.graph import Compute, Graph, Node, Reduction, Scan, TensorType, View, node_values, uses
+from ...ir.index import simplify
+from ...ir.loops import contiguous_strides
+from ..views import ViewMap, map_value
+from .names import fresh_name
+
+_Reader = Compute | Reduction | Scan
+_Extents: TypeAlias = dict[sympy.Symbol, sympy.Expr]
+
+
+def shift_scans(graph: Graph) -> Graph:
+    """Move scans to where they are read, where all that reads one does so at one place or at two neighbouring ones.
+
+    Readers that use less of a scan than they are given, as of one that was padded and cut, become smaller first. A scan
+    of which the elements far apart, single ones, or ones that data name are read stays as it is.
+    """
+    for name in [n.names[0] for n in graph.nodes if isinstance(n, Scan)]:
+        graph = _Site.of(graph, name).moved()
+    return graph
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """``extent`` elements of a row from ``start`` on, which is before the row where that is negative."""
+
+    start: sympy.Expr
+    extent: sympy.Expr
+
+
+@dataclass(slots=True)
+class _Site:
+    """One scan of a graph, what is made of its states element by element (``images``), and who reads those."""
+
+    graph: Graph
+    views: ViewMap
+    scan: Scan
+    dim: int
+    outside: set[str]
+    values: dict[str, tuple[Expr, ...]]
+    images: dict[str, Compute] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, graph: Graph, name: str) -> _Site:
+        views = ViewMap(graph)
+        outside = {views.base(o) for o in graph.outputs if isinstance(o, str)}
+        values: dict[str, tuple[Expr, ...]] = {}
+        for node in graph.nodes:
+            if isinstance(node, _Reader):
+                extents = _extents(node)
+                values[node.names[0]] = tuple(views.resolve(v, extents) for v in node_values(node))
+            elif not isinstance(node, View):
+                outside.update(views.base(u) for u in uses(node))
+            elif any(map(is_value, node.indices)):
+                outside.update(views.base(u) for u in uses(node))  # data decide what it shows
+        scan = next(n for n in graph.nodes if isinstance(n, Scan) and n.names[0] == name)
+        site = cls(graph, views, scan, scan.axes.index(scan.scan_axis), outside, values)
+        site.taken = {n for node in graph.nodes for n in node.names} | {i.name for i in graph.inputs}
+        for node in graph.nodes:
+            if isinstance(node, Compute) and node.type.shape == scan.types[0].shape:
+                read = list(loads(values[node.name][0]))
+                if read and all(ld.buffer in scan.names and ld.indices == node.axes for ld in read):
+                    site.images[node.name] = node
+        return site
+
+    @property
+    def length(self) -> sympy.Expr:
+        return self.scan.types[0].shape[self.dim]
+
+    def moved(self) -> Graph:
+        """The graph with the scan moved; as it is where that cannot be or need not."""
+        whole = _Window(sympy.S.Zero, self.length)
+        if (smaller := self._without_copies()) is not self.graph or (smaller := self._narrowed()) is not self.graph:
+            return _Site.of(smaller, self.scan.names[0]).moved()
+        windows = {whole} if not self.outside.isdisjoint(self._shown()) else set()
+        for node in self._readers():
+            for ld in self._read(node, self._shown()):
+                found = self._window(node, ld)
+                if found is None:
+                    return self.graph
+                windows.add(found)
+        if windows <= {whole} or len({w.extent for w in windows}) != 1:
+            return self.graph
+        starts = [w.start for w in windows]
+        if not all(s.is_Integer for s in starts):
+            return self.graph
+        base = min(0, *map(int, starts))
+        if max(map(int, starts)) > base + 1:
+            return self.graph
+        return self._written(base, windows)
+
+    def _readers(self) -> list[_Reader]:
+        """Everything that reads the scan or an image of it at places of its own."""
+        found = (n for n in self.graph.nodes if isinstance(n, _Reader) and n.names[0] not in self.images)
+        return [n for n in found if self._read(n, self._shown())]
+
+    def _shown(self) -> set[str]:
+        return self.images.keys() | set(self.scan.names)
+
+    def _read(self, node: _Reader, names: Iterable[str]) -> list[Load]:
+        return [ld for v in self.values[node.names[0]] for ld in loads(v) if ld.buffer in names]
+
+    def _window(self, node: _Reader, load: Load) -> _Window | None:
+        place = _place(load.indices[self.dim], _extents(node))
+        return None if place is None else place[1]
+
+    def _without_copies(self) -> Graph:
+        """The graph in which the readers of the first copy of the scan, in another order, say, read the scan."""
+        for node in self._readers():
+            value = self.values[node.names[0]][0]
+            if isinstance(node, Compute) and node.name not in self.outside and isinstance(value, Load):
+                return self._reading(node, partial(self._behind, node))
+        return self.graph
+
+    def _behind(self, copy: Compute, load: Load, extents: _Extents) -> Expr:
+        """What a load of a copy reads."""
+        return self._at(self.values[copy.name][0], dict(zip(copy.axes, load.indices, strict=True)), extents)
+
+    def _reading(self, node: Compute, read: Callable[[Load, _Extents], Expr], new: Compute | None = None) -> Graph:
+        """The graph with ``new``, or nothing, in the place of a node, and its loads as ``read`` says."""
+        nodes: list[Node] = []
+        for n in self.graph.nodes:
+            if n is node:
+                nodes += [new] if new is not None else []
+            elif isinstance(n, _Reader) and self._read(n, (node.name,)):
+                extents = _extents(n)
+
+                def leaf(e: Expr, extents: _Extents = extents) -> Expr | None:
+                    return read(e, extents) if isinstance(e, Load) and e.buffer == node.name else None
+
+                nodes.append(_with(n, [rewrite(v, leaf) for v in self.values[n.names[0]]]))
+            elif not (isinstance(n, View) and self.views.base(n.name) == node.name):
+                nodes.append(n)
+        return replace(self.graph, nodes=tuple(nodes))
+
+    # --- readers that use less than they are given --------------------------------------------------------------------
+
+    def _narrowed(self) -> Graph:
+        """The graph in which the first reader that computes more along the scan than one window that all its own
+        readers look through computes that window."""
+        for node in self._readers():
+            if isinstance(node, Compute) and node.name not in self.outside:
+                cut = self._cut(node)
+                if cut is not None:
+                    return self._smaller(node, *cut)
+        return self.graph
+
+    def _cut(self, node: Compute) -> tuple[sympy.Symbol, _Window] | None:
+        """The axis of a reader along the scan and the part of it that is read, where that is less than all."""
+        extents = _extents(node)
+        places = [_place(ld.indices[self.dim], extents) for ld in self._read(node, self._shown())]
+        axes = {p[0] for p in places if p is not None}
+        if len(axes) != 1 or None in places:
+            return None
+        (axis,) = axes
+        at = node.axes.index(axis)
+        found: set[_Window] = set()
+        for other in self.graph.nodes:
+            if isinstance(other, _Reader):
+                for ld in self._read(other, (node.name,)):
+                    place = _place(ld.indices[at], _extents(other))
+                    if place is None:
+                        return None
+                    found.add(place[1])
+        if len(found) != 1 or (window := found.pop()).extent == node.type.shape[at]:
+            return None
+        return axis, window
+
+    def _smaller(self, node: Compute, axis: sympy.Symbol, window: _Window) -> Graph:
+        at = node.axes.index(axis)
+        shape = (*node.type.shape[:at], window.extent, *node.type.shape[at + 1 :])
+        extents = dict(zip(node.axes, shape, strict=True))
+        name = fresh_name(f"{node.name}_part", self.taken)
+        value = self._at(self.values[node.name][0], {axis: axis + window.start}, extents)
+        part = replace(node, name=name, type=_type(node.type, shape), value=value)
+
+        def read(e: Load, extents: _Extents) -> Expr:
+            moved = sympy.expand(e.indices[at] - window.start)  # type: ignore[operator]
+            return Load(name, (*e.indices[:at], moved, *e.indices[at + 1 :]), e.dtype)
+
+        return self._reading(node, read, part)
+
+    # --- the scan where it is read ------------------------------------------------------------------------------------
+
+    def _written(self, base: int, windows: set[_Window]) -> Graph:
+        """The graph with the scan from ``base`` on, and images of it, and of what it is one element further on."""
+        scan, (extent,) = self.scan, {w.extent for w in windows}
+        shape = (*scan.types[0].shape[: self.dim], extent, *scan.types[0].shape[self.dim + 1 :])
+        types = tuple(_type(t, shape) for t in scan.types)
+        whole = _Window(sympy.S.Zero, self.length)
+
+        def name(old: str, start: int) -> str:
+            """What a state or an image is called from a place on: as before where something else asks for it."""
+            kept = old in self.outside and _Window(sympy.Integer(start), extent) == whole
+            return old if kept else fresh_name(f"{old}_moved", self.taken)
+
+        first = tuple(name(n, base) for n in scan.names)
+        made: list[Node] = [replace(scan, names=first, types=types, values=self._elements(base, shape))]
+        states = {base: first}
+        if _Window(sympy.Integer(base + 1), extent) in windows:
+            following = tuple(name(n, base + 1) for n in scan.names)
+            before = tuple(Load(n, scan.axes, t.dtype) for n, t in zip(first, types, strict=True))
+            combined = scan.monoid.combine(before, self._elements(base + 1, shape))
+            made += [
+                Compute(n, t, scan.axes, v, scan.origins) for n, t, v in zip(following, types, combined, strict=True)
+            ]
+            states[base + 1] = following
+        names = {(n, start): name(n, start) for start in states for n in self.images}
+        for start, state in states.items():
+            names.update({(n, start): s for n, s in zip(scan.names, state, strict=True)})
+        nodes: list[Node] = []
+        for node in self.graph.nodes:
+            if node is scan:
+                nodes += made
+            elif isinstance(node, Compute) and node.name in self.images:
+                for start in states:
+                    value = self._renamed(node, self.values[node.name][0], names, start)
+                    kind = node.type if names[node.name, start] == node.name else _type(node.type, shape)
+                    nodes.append(replace(node, name=names[node.name, start], type=kind, value=value))
+            elif isinstance(node, _Reader) and self._read(node, self._shown()):
+                nodes.append(_with(node, [self._renamed(node, v, names) for v in self.values[node.names[0]]]))
+            elif not isinstance(node, View) or self._is_shown(node):
+                nodes.append(node)
+        return replace(self.graph, nodes=tuple(nodes))
+
+    def _is_shown(self, view: View) -> bool:
+        """Whether a view is of something that is still there."""
+        base = self.views.base(view.name)
+        return base not in self._shown() or base in self.outside
+
+    def _elements(self, start: int, shape: tuple[sympy.Expr, ...]) -> tuple[Expr, ...]:
+        """What the scan combines, from ``start`` on, and the identity outside of the row."""
+        scan, axis = self.scan, self.scan.scan_axis
+        place = axis + start
+        conditions = [call("ge", _value(place), _value(0))] if start < 0 else []
+        if sympy.expand(shape[self.dim] + start - self.length).is_nonpositive is not True:
+            conditions.append(call("lt", _value(place), _value(self.length)))
+        extents = dict(zip(scan.axes, shape, strict=True))
+        values = self._operands()
+        if start:
+            values = [self._at(v, {axis: place}, extents) for v in values]
+        if not conditions:
+            return tuple(values)
+        inside = conditions[0] if len(conditions) == 1 else call("logical_and", *conditions)
+        neutral = scan.monoid.identity(tuple(v.dtype for v in values))
+        return tuple(Select(inside, v, n) for v, n in zip(values, neutral, strict=True))
+
+    def _operands(self) -> list[Expr]:
+        """What the scan combines, made in place where nobody else reads it: other places of it are wanted now."""
+        extents, values = _extents(self.scan), list(self.values[self.scan.names[0]])
+        makers = {n.name: n for n in self.graph.nodes if isinstance(n, Compute) and n.name not in self.outside}
+        readers = Counter(b for vs in self.values.values() for b in {ld.buffer for v in vs for ld in loads(v)})
+
+        def leaf(e: Expr) -> Expr | None:
+            if not isinstance(e, Load) or e.buffer not in makers or readers[e.buffer] > 1:
+                return None
+            if len({ld for v in values for ld in loads(v) if ld.buffer == e.buffer}) > 1:
+                return None
+            moved = dict(zip(makers[e.buffer].axes, e.indices, strict=True))
+            return self._at(self.values[e.buffer][0], moved, extents)
+
+        while (new := [rewrite(v, leaf) for v in values]) != values:
+            values = new
+        return values
+
+    def _renamed(self, node: _Reader, value: Expr, names: dict[tuple[str, int], str], start: int | None = None) -> Expr:
+        """A value that reads the moved states and images: at its own axes, those from ``start`` on, or each where it
+        reads the old ones."""
+        extents = _extents(node)
+
+        def leaf(e: Expr) -> Expr | None:
+            if not isinstance(e, Load) or e.buffer not in self._shown():
+                return None
+            if start is not None:
+                return Load(names[e.buffer, start], e.indices, e.dtype)
+            place = _place(e.indices[self.dim], extents)
+            assert place is not None
+            axis, window, runs_back = place
+            at = window.extent - 1 - axis if runs_back else axis
+            indices = (*e.indices[: self.dim], at, *e.indices[self.dim + 1 :])
+            return Load(names[e.buffer, int(window.start)], indices, e.dtype)
+
+        return rewrite(value, leaf)
+
+    def _at(self, value: Expr, moved: dict[sympy.Symbol, Index], extents: _Extents) -> Expr:
+        return rewrite(map_value(value, moved), lambda _: None, lambda i: simplify(i, extents, self.graph.symbols))
+
+
+def _extents(node: _Reader) -> _Extents:
+    over = (node.reduce_axes, node.reduce_shape) if isinstance(node, Reduction) else ((), ())
+    return dict(zip((*node.axes, *over[0]), (*node.types[0].shape, *over[1]), strict=True))
+
+
+def _place(index: object, extents: _Extents) -> tuple[sympy.Symbol, _Window, bool] | None:
+    """The axis that an index moves with, one by one, the window that it looks through, and whether it runs back."""
+    if is_value(index):
+        return None
+    assert isinstance(index, sympy.Expr)
+    axes = [s for s in index.free_symbols if s in extents]
+    if len(axes) != 1:
+        return None
+    (axis,) = axes
+    for runs_back, start in ((False, index - axis), (True, index + axis - extents[axis] + 1)):
+        start = sympy.expand(start)
+        if axis not in start.free_symbols:
+            return axis, _Window(start, extents[axis]), runs_back
+    return None
+
+
+def _type(like: TensorType, shape: tuple[sympy.Expr, ...]) -> TensorType:
+    return replace(like, shape=shape, strides=contiguous_strides(shape))
+
+
+def _with(node: _Reader, values: list[Expr]) -> Node:
+    return replace(node, value=values[0]) if isinstance(node, Compute) else replace(node, values=tuple(values))
+
+
+def _value(index: sympy.Expr | int) -> Expr:
+    return IndexValue(sympy.sympify(index), DType.INT64)
