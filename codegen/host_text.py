@@ -15,7 +15,7 @@ from typing import Any
 import sympy
 
 from ..ir.dtypes import DType
-from ..ir.graph import Library, TensorType, refs
+from ..ir.graph import MADE_SIZE, Library, TensorType, refs
 from .host import (
     Allocate,
     BindSize,
@@ -303,6 +303,9 @@ class _Printer(Words):
             args.append(f"out={self.name(over)}")
         if node.target == "mlc::constant":
             self.line(f"{results[0]} = {self.constant(node.args[0])}", comment)
+            return
+        if node.target == MADE_SIZE:
+            self.line(f"{results[0]} = {args[0]}", comment)
             return
         if node.target == "mlc::seeds":
             self.line(f"{results[0]} = seeds_({', '.join(args)})", comment)

@@ -79,7 +79,7 @@ class Words:
         except IRError:
             # True divisions and the like: float arithmetic, which torch's printer knows.
             renamed = {s: sympy.Symbol(self.name(s.name), integer=True) for s in expr.free_symbols}
-            text = str(PythonPrinter().doprint(expr.xreplace(renamed)))
+            text = re.sub(r"\bmath\.", "math_.", PythonPrinter().doprint(expr.xreplace(renamed)))
         while text.startswith("(") and text.endswith(")") and closes_at_end(text):
             text = text[1:-1]
         return text

@@ -32,6 +32,7 @@ from .merge_products import merge_products
 from .override_uses import override_uses
 from .partition import partition, saved_inputs
 from .verify_graph import verified
+from .written_views import return_written_inputs
 
 _LOG = logger(__name__)
 
@@ -104,6 +105,8 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
                 chunk_losses(gm, settings)
             if settings.numerics != "eager":
                 merge_products(gm)
+            if kind != "backward" and (metadata := _metadata()) is not None:
+                return_written_inputs(gm, metadata)
             compiled = compile_graph(
                 gm,
                 example_inputs,
@@ -131,20 +134,26 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
     return compiled
 
 
+def _metadata() -> Any:
+    """What AOTAutograd knows of the inputs and results of the forward; None outside of it."""
+    context = TracingContext.try_get()
+    return None if context is None else context.fw_metadata
+
+
 def _static_inputs(kind: str) -> tuple[int, ...]:
     """Positions of parameters and buffers among the inputs of a forward graph, as AOTAutograd knows them."""
-    context = TracingContext.try_get()
-    if kind == "backward" or context is None or context.fw_metadata is None:
+    metadata = _metadata()
+    if kind == "backward" or metadata is None:
         return ()
-    return tuple(context.fw_metadata.static_input_indices or ())
+    return tuple(metadata.static_input_indices or ())
 
 
 def _saved_from(kind: str) -> int | None:
     """Where among the results of a forward graph those begin that go to the backward graph alone."""
-    context = TracingContext.try_get()
-    if kind != "forward" or context is None or context.fw_metadata is None:
+    metadata = _metadata()
+    if kind != "forward" or metadata is None:
         return None
-    return int(context.fw_metadata.num_forward) + len(context.fw_metadata.tokens)
+    return int(metadata.num_forward) + len(metadata.tokens)
 
 
 def _reset() -> None:

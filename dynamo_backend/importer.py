@@ -158,8 +158,8 @@ class _Importer:
         self.positions = {n: k for k, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
         self.examples = examples
         self.static = static
-        self.sizes = SizeMap()
         names = {n.name for n in gm.graph.nodes}
+        self.sizes = SizeMap(names)
         self.ctx = ImportContext(
             names, self.sizes, fallback_random=fallback_random, numerics=numerics, bodies=self.body
         )
@@ -192,7 +192,12 @@ class _Importer:
         seeds = tuple(self.seeds(device, len(users)) for device, users in self.ctx.seeds.items())
         order = [s for i in self.inputs if isinstance(i, SizeInput) for s in i.value.free_symbols]
         return Graph(
-            name, tuple(self.inputs), (*seeds, *self.ctx.nodes), self.outputs, self.sizes.table(order), self.constants
+            name,
+            tuple(self.inputs),
+            (*seeds, *self.sizes.with_made(self.inputs, self.ctx.nodes)),
+            self.outputs,
+            self.sizes.table(order),
+            self.constants,
         )
 
     def body(self, node: fx.Node) -> Graph:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Set
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .chunk_loss_write import Writer
+from .written_views import is_view
 
 aten = torch.ops.aten
 
@@ -34,7 +33,7 @@ def keep_overwritten(joint: fx.GraphModule, backward: Set[fx.Node]) -> int:
     last = joint.graph.find_nodes(op="placeholder")[-1]
     copies = 0
     for source in _views(n for n in written if n in behind):
-        readers = [u for u in source.users if u.op == "call_function" and u not in writes and not _is_view(u)]
+        readers = [u for u in source.users if u.op == "call_function" and u not in writes and not is_view(u)]
         if behind.isdisjoint(readers) and backward.isdisjoint(readers):
             continue
         with joint.graph.inserting_after(last if source.op == "placeholder" else source):
@@ -62,14 +61,5 @@ def _views(inputs: Iterable[fx.Node]) -> list[fx.Node]:
     """Inputs, and their views that have no more elements than they."""
     found = list(inputs)
     for node in found:  # which grows
-        found += [u for u in node.users if _is_view(u)]
+        found += [u for u in node.users if is_view(u)]
     return found
-
-
-def _is_view(node: fx.Node) -> bool:
-    if node.target is operator.getitem:
-        return True
-    if not isinstance(node.target, OpOverload) or node.target is aten.expand.default:
-        return False
-    first = node.target._schema.arguments[:1]
-    return any(a.alias_info is not None and not a.alias_info.is_write for a in first)

@@ -285,6 +285,9 @@ def _parts(items: tuple[Any, ...], count: int) -> list[tuple[Any, ...]]:
     return [items[k * size : (k + 1) * size] for k in range(count)]
 
 
+# The target of library nodes that make a size, which no kernel could, out of others: ``args`` is the expression.
+MADE_SIZE = "mlc::size"
+
 Node: TypeAlias = Compute | Reduction | Scan | Scatter | View | Library | CallTensor
 GraphInput: TypeAlias = Input | SizeInput
 # A name, a size, or nothing.
@@ -375,14 +378,15 @@ def _read(node: Node) -> Iterable[str]:
 
 
 def size_makers(graph: Graph) -> dict[sympy.Symbol, str]:
-    """Sizes that the data decide, and the first result that tells each: who mentions the size depends on that result.
+    """Sizes that nodes decide, and the first result that tells each: who mentions the size depends on that result.
 
     A library result of no tensor type that is named like a size is that size; otherwise a result's extent tells it.
     """
     given: set[sympy.Symbol] = set()
     for i in graph.inputs if graph.symbols.sizes else ():
         given.update(_mentioned(i.type.shape + i.type.strides if isinstance(i, Input) else (i.value,)))
-    unknown = {s.name: s for s in graph.symbols.symbols if s not in given}
+    made = {n.names[0] for n in graph.nodes if isinstance(n, Library) and n.target == MADE_SIZE}
+    unknown = {s.name: s for s in graph.symbols.symbols if s not in given or s.name in made}
     makers: dict[sympy.Symbol, str] = {}
     for node in graph.nodes if unknown else ():
         if isinstance(node, Library):
@@ -419,8 +423,7 @@ def _mentioned(value: Any) -> set[sympy.Symbol]:
 
 
 __all__ = [
-    "ArgumentRef", "CallTensor", "Compute", "ConstantRef", "Graph", "GraphInput", "GraphOutput", "IRModule", "Input",
-    "Library",
-    "Node", "OpRef", "Origin", "Reduction", "Ref", "Scan", "SizeInput", "TensorType", "View", "node_values", "refs",
-    "size_makers", "sizes_read", "uses",
+    "MADE_SIZE", "ArgumentRef", "CallTensor", "Compute", "ConstantRef", "Graph", "GraphInput", "GraphOutput",
+    "IRModule", "Input", "Library", "Node", "OpRef", "Origin", "Reduction", "Ref", "Scan", "SizeInput", "TensorType",
+    "View", "node_values", "refs", "size_makers", "sizes_read", "uses",
 ]  # fmt: skip

@@ -21,6 +21,10 @@ from torch.utils._sympy.functions import (
 
 from .errors import IRError
 
+# What kernels and host programs compute in, beside sums, products and powers.
+_OPERATIONS = (
+    CeilDiv, CleanDiv, FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod, sympy.Max, sympy.Min,
+)  # fmt: skip
 # Inclusive bounds; None above means unbounded.
 Interval = tuple[int, int | None]
 
@@ -89,6 +93,13 @@ class SymbolTable:
 
     def is_divisible(self, expr: sympy.Expr, by: int) -> bool:
         return self.divisor(expr) % by == 0
+
+
+def is_indexed(expr: sympy.Basic) -> bool:
+    """Whether the outermost operation of an integer expression is one that kernels and host programs compute in."""
+    if expr.is_Pow or isinstance(expr, PowByNatural):
+        return bool(expr.args[1].is_Integer and expr.args[1] >= 0)
+    return bool(expr.is_Integer or expr.is_Symbol or expr.is_Add or expr.is_Mul) or isinstance(expr, _OPERATIONS)
 
 
 def divisor(expr: sympy.Expr, known: Mapping[sympy.Symbol, int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -170,6 +171,7 @@ def _flat(results: Any) -> list[Any]:
 
 HELPERS: dict[str, Any] = {
     "torch": torch,
+    "math_": math,
     "empty_cpu_": getattr(_native, "_empty_strided_cpu", _empty_cpu),
     "empty_cuda_": getattr(_native, "_empty_strided_cuda", _empty_cuda) if torch.cuda.is_available() else _empty_cuda,
     "empty_": _empty,

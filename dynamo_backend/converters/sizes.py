@@ -5,18 +5,20 @@ Nothing here asks the ShapeEnv a question that could install a guard.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import Any
 
 import sympy
 import torch
 from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, Max, ToFloat
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import Const, Expr, IndexValue, call, cast, const, symbol
-from ...ir.graph import TensorType
-from ...ir.symbols import Size, SymbolTable
+from ...ir.graph import MADE_SIZE, GraphInput, Input, Library, Node, TensorType
+from ...ir.symbols import Size, SymbolTable, is_indexed
 from .registry import NoConversion
 
 _INTEGERS: tuple[sympy.Integer, ...] = tuple(sympy.Integer(k) for k in range(4097))
@@ -28,9 +30,16 @@ def integer(value: int) -> sympy.Integer:
 
 
 class SizeMap:
-    """Translates SymInts and fake tensors; remembers the ShapeEnv symbols that it met."""
+    """Translates SymInts and fake tensors; remembers the ShapeEnv symbols that it met.
 
-    def __init__(self) -> None:
+    Sizes beyond the arithmetic of kernels (``int(1.5 * n)``) get a symbol each, whose name is added to ``names``, those
+    of the graph; ``made`` says what it is in the other symbols.
+    """
+
+    def __init__(self, names: set[str]) -> None:
+        self.made: dict[sympy.Symbol, sympy.Expr] = {}
+        self._names = names
+        self._theirs: dict[sympy.Symbol, sympy.Expr] = {}
         self._exprs: dict[sympy.Expr, sympy.Expr] = {}
         self._strides: dict[sympy.Expr, sympy.Expr] = {}
         self._not_one: set[sympy.Expr] = set()
@@ -55,8 +64,27 @@ class SizeMap:
             for s in expr.free_symbols:
                 if s not in self._symbols:
                     self._symbols[s] = symbol(s.name)
-            known = self._exprs[expr] = expr.xreplace(self._symbols)
+            beyond = {part: self._made_of(part) for part in _beyond(expr)}
+            known = self._exprs[expr] = expr.xreplace({**self._symbols, **beyond} if beyond else self._symbols)
         return known
+
+    def _made_of(self, theirs: sympy.Expr) -> sympy.Expr:
+        """A symbol for an integer that only the host program computes; the expression itself where it may be negative,
+        which no symbol of ours is."""
+        if theirs not in self._exprs:
+            ours = theirs.xreplace(self._symbols)
+            if (self._range(theirs).lower >= 0) == True:  # noqa: E712 (sympy's truth)
+                name = next(n for k in count() if (n := f"size_{k}") not in self._names)
+                self._names.add(name)
+                made = symbol(name)
+                self.made[made], self._theirs[made] = ours, theirs
+                ours = made
+            self._exprs[theirs] = ours
+        return self._exprs[theirs]
+
+    def _range(self, theirs: sympy.Expr) -> ValueRanges[Any]:
+        env = self._shape_env
+        return bound_sympy(theirs, env.var_to_range if env is not None else None)
 
     def stride(self, value: Any) -> sympy.Expr:
         """A stride, without the ``Max(1, n)`` by which torch gives tensors of no element their strides."""
@@ -113,7 +141,34 @@ class SizeMap:
         """What the ShapeEnv knows of every symbol met: those in ``order`` first."""
         back = {ours: theirs for theirs, ours in self._symbols.items()}
         ordered = dict.fromkeys([*(s for s in order if s in back), *back])
-        return SymbolTable(tuple(self._describe(ours, back[ours]) for ours in ordered))
+        found = [self._describe(ours, back[ours]) for ours in ordered]
+        return SymbolTable((*found, *(self._describe_made(made, SymbolTable(tuple(found))) for made in self.made)))
+
+    def _describe_made(self, made: sympy.Symbol, others: SymbolTable) -> Size:
+        bounds = self._range(self._theirs[made])
+        return Size(made, _finite(bounds.lower) or 0, _finite(bounds.upper), 1, others.hint(self.made[made]))
+
+    def with_made(self, inputs: Iterable[GraphInput], nodes: Iterable[Node]) -> Iterator[Node]:
+        """A graph's nodes, and before them, or behind those that tell what they are made of, the sizes in ``made`` that
+        are no input's."""
+        waiting = dict(self.made)
+        for i in inputs if waiting else ():
+            for told in (*i.type.shape, *i.type.strides) if isinstance(i, Input) else (i.value,):
+                waiting.pop(told, None)
+        # Sizes decided by data that are not told yet.
+        unknown = {s.name for expr in waiting.values() for s in expr.free_symbols}
+        unknown &= {name for n in nodes for name, t in zip(n.names, n.types, strict=True) if t is None}
+
+        def known() -> Iterator[Node]:
+            for made in [m for m, expr in waiting.items() if unknown.isdisjoint(s.name for s in expr.free_symbols)]:
+                yield Library((made.name,), (None,), MADE_SIZE, (waiting.pop(made),), (), "size made of others")
+
+        yield from known()
+        for node in nodes:
+            yield node
+            if not unknown.isdisjoint(node.names):
+                unknown.difference_update(node.names)
+                yield from known()
 
     def _describe(self, ours: sympy.Symbol, theirs: sympy.Symbol) -> Size:
         env = self._shape_env
@@ -141,6 +196,15 @@ class SizeMap:
             if len(fact.args) == 2 and fact.args[0] == theirs and fact.args[1].is_Integer:
                 result = int(sympy.ilcm(result, fact.args[1]))
         return result
+
+
+def _beyond(expr: sympy.Basic) -> Iterator[sympy.Expr]:
+    """The outermost integers in an expression that kernels cannot compute."""
+    if expr.is_integer and not is_indexed(expr):
+        yield expr
+    else:
+        for part in expr.args:
+            yield from _beyond(part)
 
 
 def _finite(bound: Any) -> int | None:

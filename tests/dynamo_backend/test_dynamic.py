@@ -195,6 +195,44 @@ def test_floor_divisions_and_remainders_of_sizes() -> None:
     every_size(f, lambda n: (torch.randn(n),), (10, 7, 33, 64, 101), 2)
 
 
+MADE = {
+    "nearest": lambda x: F.interpolate(x * 2, scale_factor=1.5) + 1,
+    "bilinear": lambda x: F.interpolate(x.exp(), scale_factor=(0.7, 2.3), mode="bilinear").sum(1),
+    "twice": lambda x: F.interpolate(F.interpolate(x, scale_factor=1.3), scale_factor=1.3) * 2,
+    "cut": lambda x: (x[..., : int(x.shape[-1] * 0.6)].relu(), x.new_zeros(round(x.shape[-1] / 2.5)) + x.sum()),
+    "as input": lambda x: (y := F.interpolate(x, scale_factor=1.7, mode="bicubic")).sigmoid() / y.shape[-1],
+}
+
+
+@pytest.mark.parametrize("host_program", ["python", "native"])
+@pytest.mark.parametrize("name", MADE)
+def test_sizes_that_kernels_cannot_compute(name: str, host_program: str) -> None:
+    """``int(1.5 * n)`` is computed by the host program, once, and kernels are given it, those of the backward too."""
+    fn = MADE[name]
+    run = torch.compile(fn, backend="mlc", dynamic=True, fullgraph=True, options={"host_program": host_program})
+    for shape in ((2, 3, 10, 12), (3, 2, 17, 9), (4, 2, 23, 31)):
+        x = torch.randn(shape, requires_grad=True)
+        results, expected = ([y] if isinstance(y := f(x), Tensor) else y for f in (run, fn))
+        close(results, expected)
+        for ours, eager in zip(results, expected, strict=True):
+            seed = torch.randn_like(eager)
+            close(
+                torch.autograd.grad(ours, x, seed, retain_graph=True),
+                torch.autograd.grad(eager, x, seed, retain_graph=True),
+            )
+
+
+def test_sizes_made_of_sizes_that_the_data_decide() -> None:
+    def f(x: Tensor) -> Tensor:
+        return F.interpolate(x[x > 0][None, None], scale_factor=1.5) * 2
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        run = torch.compile(f, backend="mlc", fullgraph=True, dynamic=True)
+        for n in (30, 77):
+            x = torch.randn(n)
+            close(run(x), f(x))
+
+
 def test_chunks_and_splits() -> None:
     def f(x: Tensor) -> tuple[Tensor, ...]:
         a, b = x.chunk(2, 1)

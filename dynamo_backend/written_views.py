@@ -1,0 +1,79 @@
+"""Results that are views of inputs which the graph writes over."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from .chunk_loss_write import Writer
+
+aten = torch.ops.aten
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node's value is in the memory of its first operand, and has no more elements."""
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, OpOverload) or node.target is aten.expand.default:
+        return False
+    first = node.target._schema.arguments[:1]
+    return any(a.alias_info is not None and not a.alias_info.is_write for a in first)
+
+
+def return_written_inputs(gm: fx.GraphModule, metadata: Any) -> int:
+    """Let results that AOTAutograd makes views of a written input again be views of it in the graph too; how many are.
+
+    The graph has views of the value that is copied over the input at its end. Where sizes are symbols, AOTAutograd
+    takes the strides and the offset in memory of such a result for those of the view that it makes of the caller's
+    tensor. They are the caller's only where that value lies in memory as the caller's tensor does: eager's ``copy``
+    sees to it, one of ours has an offset of its own.
+    """
+    written: dict[fx.Node, list[fx.Node]] = {}
+    for copy in gm.graph.find_nodes(op="call_function", target=aten.copy_.default):
+        target, value = copy.args[:2]
+        if isinstance(target, fx.Node) and target.op == "placeholder" and isinstance(value, fx.Node):
+            written.setdefault(value, []).append(copy)
+    if not written:
+        return 0
+    (end,) = gm.graph.find_nodes(op="output")
+    results = list(end.args[0])  # type: ignore[arg-type]
+    first = len(metadata.tokens) + metadata.num_mutated_inp_runtime_indices
+    changed = 0
+    for k, info in enumerate(metadata.output_info, first):
+        if info.output_type.name != "alias_of_input" or not isinstance(results[k], fx.Node):
+            continue
+        views, root = _chain(results[k])
+        copies = written.get(root, ())
+        if views and len(copies) == 1:
+            results[k] = _of_input(gm.graph, views, copies[0], end) or results[k]
+            changed += 1
+    if changed:
+        end.args = (type(end.args[0])(results),)  # type: ignore[call-arg, arg-type]
+        gm.graph.lint()
+        gm.recompile()
+    return changed
+
+
+def _chain(node: fx.Node) -> tuple[list[fx.Node], fx.Node]:
+    """The views that a node is, the first of them first, and what they are views of."""
+    views = []
+    while node.op == "call_function" and is_view(node) and isinstance(node.args[0], fx.Node):
+        views.append(node)
+        node = node.args[0]
+    return views[::-1], node
+
+
+def _of_input(graph: fx.Graph, views: list[fx.Node], copy: fx.Node, end: fx.Node) -> fx.Node | None:
+    """The same views of the input that is copied over; None where it lies in memory so that they cannot be made."""
+    made: Any = copy.args[0]
+    with graph.inserting_before(end):
+        for view in views:
+            try:
+                made = Writer(graph, view).call(view.target, made, *view.args[1:], **view.kwargs)
+            except RuntimeError:  # no such view of these strides
+                return None
+    return made  # type: ignore[no-any-return]
