@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, TypeAlias
 
 import torch
@@ -55,8 +55,33 @@ def partition(options: Options) -> Callable[..., Parts]:
 
 
 def _parted(joint: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Parts:
+    backward = {n for n in _backward(joint.graph) if n.op != "output"}
+    read = {n.name for n in joint.graph.nodes if n not in backward and not backward.isdisjoint(n.users)}
     parts: Parts = min_cut_rematerialization_partition(joint, inputs, **settings)
+    save_copies(parts[0], settings["num_fwd_outputs"], read)
     return parts
+
+
+def save_copies(forward: fx.GraphModule, results: int, read: Set[str]) -> int:
+    """Save copies of results that a caller may write over, as eager lets it; how many copies there are.
+
+    Eager saves what the gradient ops of the forward read, the names in ``read``. The min-cut may save a result instead
+    and make those of it again, and autograd refuses a backward where a result that was saved has been written.
+    """
+    (end,) = forward.graph.find_nodes(op="output")
+    values = list(end.args[0])  # type: ignore[arg-type]
+    returned = {v for v in values[:results] if isinstance(v, fx.Node) and v.op == "call_function"}
+    copies = 0
+    for k, saved in enumerate(values[results:], results):
+        if saved in returned and saved.name not in read and isinstance(saved.meta.get("val"), torch.Tensor):
+            with forward.graph.inserting_before(end):
+                values[k] = Writer(forward.graph, saved).call(aten.clone.default, saved)
+            copies += 1
+    if copies:
+        end.args = (type(end.args[0])(values),)  # type: ignore[call-arg, arg-type]
+        forward.graph.lint()
+        forward.recompile()
+    return copies
 
 
 def within_limit(joint: fx.GraphModule, inputs: Sequence[Any], options: Options, settings: dict[str, Any]) -> Parts:

@@ -28,6 +28,7 @@ from ..scheduler.horizontal import share_launches
 from ..scheduler.memory_order import order_for_memory
 from ..scheduler.passes import (
     GRAPH_PASSES,
+    alias_copies,
     collapse_one_hot,
     open_contractions,
     rewrite_attention,
@@ -153,7 +154,9 @@ def run_passes(graph: Graph, options: Options) -> Graph:
 
 
 def _for_targets(rewrite: Callable[..., Graph], options: Options) -> Callable[[Graph], Graph]:
-    """The pass for the machines of this compilation, where it asks for them."""
+    """The pass with what it asks for: the machines of this compilation, what ops do with memory."""
+    if rewrite is alias_copies:
+        return partial(alias_copies, may_alias=may_alias)
     if rewrite is not open_contractions:
         return rewrite
     return partial(open_contractions, target_of=lambda device: target_for(device, options.target, options.threads))

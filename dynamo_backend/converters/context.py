@@ -139,6 +139,16 @@ class ImportContext:
 
     # --- types and names --------------------------------------------------------------------------------------------
 
+    def own_places(self) -> None:
+        """Raises NoConversion where elements of the result share memory, as those of a copy with an overlapping
+        tensor's strides do: a kernel that computes each by itself would let any of them win."""
+        kind, reach = self.type(), 0
+        dims = [(self.sizes.hint(s), self.sizes.hint(n)) for s, n in zip(kind.strides, kind.shape, strict=True)]
+        for stride, extent in sorted(d for d in dims if d[1] > 1):
+            if stride <= reach:
+                raise NoConversion("elements of the result that share memory")
+            reach += stride * (extent - 1)
+
     def fresh(self, suffix: str) -> str:
         """A name, not yet used, that begins with the name of the current node."""
         return self.unique(f"{self.result}_{suffix}")

@@ -393,6 +393,7 @@ def to_copy(ctx: ImportContext, x: Tensor, **options: Any) -> Tensor:
 
 @converter("aten.copy.default")
 def copy(ctx: ImportContext, destination: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    ctx.own_places()
     return _identity(ctx, source)
 
 

@@ -148,6 +148,7 @@ def _slice_condition(
 def slice_scatter(
     ctx: ImportContext, x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Tensor:
+    ctx.own_places()
     dim %= x.rank
     at = axes(x.rank)
     conditions, index = _slice_condition(x.shape, dim, start, source.shape[dim], step)
@@ -174,6 +175,7 @@ def _at_position(shape: Sequence[sympy.Expr], dim: int, index: Any) -> Expr:
 
 @converter("aten.select_scatter.default")
 def select_scatter(ctx: ImportContext, x: Tensor, source: Tensor, dim: int, index: Any) -> Tensor:
+    ctx.own_places()
     dim %= x.rank
     at = axes(x.rank)
     kind = x.dtype.compute
@@ -215,6 +217,7 @@ def diagonal_backward(
 def diagonal_scatter(
     ctx: ImportContext, x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:
+    ctx.own_places()
     condition, where = _on_diagonal(x.shape, source.shape, offset, dim1, dim2)
     kind = x.dtype.compute
     return ctx.compute(select(condition, ctx.load(source, where, kind), ctx.load(x, axes(x.rank), kind)))

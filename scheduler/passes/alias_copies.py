@@ -9,23 +9,26 @@ import sympy
 from ...ir.expr import Load, is_value
 from ...ir.graph import Compute, Graph, Input, Node, TensorType, View
 from ...ir.index import simplify
+from ..in_place import Aliases, MayAlias
 from ..views import ViewMap
 
 
-def alias_copies(graph: Graph) -> Graph:
+def alias_copies(graph: Graph, may_alias: MayAlias = lambda target: True) -> Graph:
     """Turn ``clone`` and the like into views where source and copy have the same layout.
 
     A tensor that leaves the graph stays a copy: callers may write into it. So does a copy of an input, which callers
-    may write into while it is still needed for the backward pass.
+    may write into while it is still needed for the backward pass. Both hold for views that library calls make as well:
+    ``may_alias`` tells whether an op may return memory that it was given.
     """
     views = ViewMap(graph)
     types = graph.types()
-    leaving = {views.base(o) for o in graph.outputs if isinstance(o, str)}
+    aliases = Aliases.of(graph, may_alias)
+    leaving = aliases.leaving(graph)
     inputs = {i.name for i in graph.inputs if isinstance(i, Input)}
     nodes: list[Node] = []
     for node in graph.nodes:
         view = _as_view(node, views, types, graph) if isinstance(node, Compute) and node.name not in leaving else None
-        nodes.append(view if view is not None and views.base(view.source) not in inputs else node)
+        nodes.append(view if view is not None and inputs.isdisjoint(aliases[view.source]) else node)
     same = all(a is b for a, b in zip(nodes, graph.nodes, strict=True))
     return graph if same else replace(graph, nodes=tuple(nodes))
 

@@ -256,6 +256,28 @@ def test_a_written_input_that_is_returned(dynamic: bool) -> None:
     same(f, torch.randn(4, 6), dynamic=dynamic)
 
 
+@pytest.mark.parametrize("strides", [(1, 2), (2, 3), (1, 1), (10, 2)])
+def test_results_whose_elements_share_memory(dynamic: bool, strides: tuple[int, int]) -> None:
+    """Copies with the strides of an overlapping operand: who writes last is eager's."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            torch.slice_scatter(x, x[1:] - 1, 0, 1), torch.select_scatter(x, x[0] * 2, 0, 2),
+            torch.diagonal_scatter(x, x.diagonal() + 1), torch.ops.aten.copy(x, x * 2 + 1),
+        )  # fmt: skip
+
+    x = torch.randn(64).as_strided((5, 3), strides)
+    torch.testing.assert_close(torch.compile(f, backend="mlc", dynamic=dynamic)(x), f(x), check_stride=True)
+
+
+def test_copies_behind_views_that_libraries_make(dynamic: bool) -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.view_as_complex(x).clone()
+        return torch.view_as_real(y), torch.view_as_real((y * 2j).clone()), torch.view_as_complex(x.clone()).real
+
+    same(f, torch.randn(3, 4, 2), dynamic=dynamic)
+
+
 @pytest.mark.parametrize("layout", ["offset", "transposed", "every second", "both"])
 def test_views_of_written_inputs_that_lie_anywhere(dynamic: bool, layout: str) -> None:
     """Views of a written input are eager's views of it, wherever it lies in its storage."""
@@ -360,6 +382,23 @@ def test_inference_tensors() -> None:
     f(made.clone(), leaves[0]).square().sum().backward()
     run(made, leaves[1]).square().sum().backward()
     torch.testing.assert_close(leaves[1].grad, leaves[0].grad)
+
+
+def test_a_result_that_eager_does_not_save_may_be_written() -> None:
+    """The min-cut would save the result, and make of it again what eager saves."""
+
+    def f(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x.abs() + 0.5).pow(1.5)
+        return y, torch.nn.functional.gelu(y.masked_fill(mask, 1.0))
+
+    x, mask = torch.randn(6, 5, requires_grad=True), torch.rand(6, 5) > 0.5
+    grads = []
+    for fn in (f, torch.compile(f, backend="mlc", fullgraph=True)):
+        y, z = fn(x, mask)
+        with torch.no_grad():
+            y.zero_()
+        grads.append(torch.autograd.grad(z.sum(), x)[0])
+    torch.testing.assert_close(grads[1], grads[0])
 
 
 def test_what_the_backward_needs_was_written() -> None:
