@@ -118,17 +118,29 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamK:
+    """The steps of all tiles of a product's results, ``step`` elements of the summed axis each, are dealt evenly to
+    ``programs``; tiles have ``rows`` by ``columns`` results."""
+
+    rows: int
+    columns: int
+    step: int
+    programs: int
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What becomes of a product, and why: ``opened`` into loops of ours, or left to the library.
 
     ``inlined`` tells of either operand whether the loops make it themselves. The summed axis is cut into ``pieces``,
-    whose sums another kernel adds.
+    or steps are dealt as ``stream`` says; another kernel adds the sums of either.
     """
 
     opened: bool
     reason: str
     inlined: tuple[bool, bool] = (False, False)
     pieces: int = 1
+    stream: StreamK | None = None
 
 
 class Products:

@@ -14,7 +14,7 @@ from ..ir.index import simplify
 from ..ir.symbols import SymbolTable
 
 Extents = Mapping[sympy.Symbol, sympy.Expr]
-_DIVISIONS = (FloorDiv, ModularIndexing, Mod, PythonMod)
+DIVISIONS = (FloorDiv, ModularIndexing, Mod, PythonMod)
 
 
 def refine(
@@ -54,7 +54,7 @@ def _steps(value: Expr, axis: sympy.Symbol, extent: sympy.Expr, table: SymbolTab
     found: set[int] = set()
     for index in index_exprs(value):
         if axis in index.free_symbols:
-            for e in index.atoms(*_DIVISIONS):
+            for e in index.atoms(*DIVISIONS):
                 found |= _divisors(e, axis)
     for e in walk(value):
         found |= _threshold(e, axis)

@@ -274,7 +274,8 @@ class Reductions:
     def _finish(
         self, info: BlockInfo, update: Update, results: tuple[Value, ...], held: tuple[Value, ...] = ()
     ) -> None:
-        if held:
+        start = update.monoid.identity(tuple(r.dtype for r in results))
+        if any(h.text != literal(s.value) for h, s in zip(held, start, strict=False)):
             results = self.combined(update.monoid, held, results)
         ended: frozenset[sympy.Symbol] = info.reduced_serial | info.reduced_tile
         for target, result in zip(update.targets, results, strict=True):

@@ -62,6 +62,8 @@ class Values:
         self.tile_load: Callable[[Buffer, Load], Value | None] = lambda buffer, expr: None
         # The loads of this visit of a row, where each visit begins from what was loaded; None where none does.
         self.visit: set[str] | None = None
+        # Loads that are zero where one of these masks is off.
+        self.masked: dict[str, frozenset[str]] = {}
         self.info: BlockInfo | None = None
         self._axes: dict[sympy.Symbol, sympy.Expr] = {}
         self._extents: dict[sympy.Symbol, sympy.Expr] = {}
@@ -267,6 +269,8 @@ class Values:
                 inner = (*guard, when) if when not in guard else guard
             branches.append(self.value(branch, env, inner))
         a, b = branches
+        if b.literal and b.text in _ZEROS and condition.text in self.masked.get(a.text, ()):
+            return a  # a load gives zero where its mask is off
         text = f"tl.where({condition.text}, {a.typed}, {b.typed})"
         return self._named(text, condition.dims | a.dims | b.dims, expr.dtype)
 
@@ -385,6 +389,7 @@ class Values:
         where = self.pointer(buffer, text)
         name = self.out.assign(f"{buffer.name}_", f"tl.load({where}{suffix})")
         value = Value(name, own | (mask.dims if mask else SCALAR), buffer.dtype)
+        self.masked[name] = frozenset(_texts(bounds, guard))
         self.out.remember(key, value)
         if self.visit is not None:
             self.visit.add(name)
@@ -485,6 +490,9 @@ class Values:
         self.out.line(f"tl.store({where}, {kept}{suffix})")
         self.stored.add(buffer.name)
         self.out.remember(("load", buffer.name, linear, parts, _texts(bounds), ()), value)
+
+
+_ZEROS = ("0", "0.0", "False")
 
 
 def _texts(*conjuncts: tuple[Value, ...]) -> tuple[str, ...]:

@@ -3,16 +3,32 @@
 cuBLAS multiplies a little faster than any loop of ours. What our loops save is memory traffic and launches: an operand
 that is made on the way from something smaller need not be written and read again, and what follows a product runs on
 its tiles while they are in registers. Reading the weights is nearly all of the time of few rows, multiplying that of
-many. Where results are too few to give every multiprocessor a tile of them, the summed axis is cut into pieces.
+many. Where results are too few to give every multiprocessor a tile of them, the summed axis is cut into pieces; where
+tiles are no multiple of the multiprocessors, the steps of all of them may be dealt evenly instead (``stream_k.py``).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from ...ir.dtypes import DType
+from ...ir.expr import IndexValue, index_exprs, walk
 from ...ir.graph import Compute, Reduction
 from ...ir.target import Target
-from ..contraction import Decision, Operand, Product
-from ..rules.gpu_tiles import LEAST, PLAIN_SHAPES, SHAPES, VECTOR_SHAPES, Extent, Machine, TileShape, multiplying_time
+from ..contraction import R0, Decision, Operand, Product, StreamK
+from ..digits import DIVISIONS
+from ..rules.gpu_tiles import (
+    GROUP_ROWS,
+    LEAST,
+    PLAIN_SHAPES,
+    SHAPES,
+    VECTOR_SHAPES,
+    Extent,
+    Machine,
+    TileShape,
+    dealt_time,
+    multiplying_time,
+)
 
 # An H200: bytes a nanosecond to and from memory, nanoseconds between kernels, and operations a nanosecond of the
 # tensor cores on half types, of float32 in full precision, and of what makes an operand's elements. Only their ratios
@@ -26,6 +42,8 @@ OURS, OURS_PLAIN, OURS_READING, NARROW = 0.9, 0.6, 0.9, 0.4
 WORTH = 0.08
 # And so much of it a sum in pieces, which needs a second kernel.
 CUT_WORTH = 0.2
+# Steps of a program's run, below which dealing them is no gain over pieces of one length.
+LEAST_RUN = 8
 # The rows or columns that share a tile of an operand.
 TILE = 256
 # Pieces of the summed axis: how many there may be, the least length of each, and what divides it.
@@ -48,17 +66,30 @@ def decide_gpu(product: Product, target: Target) -> Decision:
     if few == 1 and not any(packed):
         return Decision(False, "matrix product with a vector: cuBLAS; nothing to read in packed form")
     library = _library_time(product, packed, target)
-    ours, pieces = _loop_time(product, packed, target)
+    ours = _loop_time(product, packed, target)
     if any(packed) and product.shared != (True, True):
-        unpacked, cut = _loop_time(product, (False, False), target)
-        unpacked += _making_time(product, packed)
-        if unpacked < ours:
-            packed, ours, pieces = (False, False), unpacked, cut
+        unpacked = _loop_time(product, (False, False), target).later(_making_time(product, packed))
+        if unpacked.time < ours.time:
+            packed, ours = (False, False), unpacked
     sizes = f"{product.m} x {product.k} x {product.n}"
-    what = _gain(product, packed, pieces)
-    if ours < library * (1 - WORTH):
-        return Decision(True, f"{what}: {sizes} in {_time(ours)} rather than {_time(library)}", packed, pieces)
-    return Decision(False, f"matrix product: cuBLAS in {_time(library)}; in loops with {what} {_time(ours)}")
+    what = _gain(product, packed, ours)
+    if ours.time < library * (1 - WORTH):
+        reason = f"{what}: {sizes} in {_time(ours.time)} rather than {_time(library)}"
+        return Decision(True, reason, packed, ours.pieces, ours.stream)
+    return Decision(False, f"matrix product: cuBLAS in {_time(library)}; in loops with {what} {_time(ours.time)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way to do a product in loops, and its nanoseconds; ``whole`` are those of a program for each tile."""
+
+    time: float
+    whole: float
+    pieces: int = 1
+    stream: StreamK | None = None
+
+    def later(self, time: float) -> _Way:
+        return replace(self, time=self.time + time, whole=self.whole + time)
 
 
 def _is_bytes(p: Product) -> bool:
@@ -71,7 +102,7 @@ def _is_along(o: Operand, k: int) -> bool:
     return o.type.strides[k] == 1
 
 
-def _gain(p: Product, packed: tuple[bool, bool], pieces: int) -> str:
+def _gain(p: Product, packed: tuple[bool, bool], way: _Way) -> str:
     made = [
         f"{o.name} made of {o.read >> 10} KiB, {o.bytes >> 10} as it is"
         for o, inlined in zip((p.a, p.b), packed, strict=True)
@@ -81,7 +112,11 @@ def _gain(p: Product, packed: tuple[bool, bool], pieces: int) -> str:
     after = [f"{saved >> 10} KiB of the result {'not read back' if p.leaves else 'kept in registers'}"] if saved else []
     if (shared := _shared_bytes(p)) > 0:
         after.append(f"{shared >> 10} KiB less for the reduction behind it")
-    cut = [f"the sum in {pieces} pieces"] if pieces > 1 else []
+    cut = [f"the sum in {way.pieces} pieces"] if way.pieces > 1 else []
+    if way.stream is not None:
+        k = way.stream
+        tiles = p.batch * -(-p.m // k.rows) * -(-p.n // k.columns)
+        cut = [f"the steps of {tiles} tiles dealt to {k.programs} programs (whole tiles take {_time(way.whole)})"]
     return ", ".join(made + after + cut) or "nothing saved"
 
 
@@ -172,9 +207,9 @@ def _library_time(p: Product, packed: tuple[bool, bool], target: Target) -> floa
     return _making_time(p, packed) + best + after
 
 
-def _loop_time(p: Product, packed: tuple[bool, bool], target: Target) -> tuple[float, int]:
-    """One visit of what is read, an element made for every tile that it is part of; and in how many pieces of the
-    summed axis."""
+def _loop_time(p: Product, packed: tuple[bool, bool], target: Target) -> _Way:
+    """One visit of what is read, an element made for every tile that it is part of: by a program for each tile, by
+    several for pieces of the summed axis, or by as many as the target has multiprocessors, for runs of steps."""
     read = sum(o.read if inlined else o.bytes for o, inlined in zip((p.a, p.b), packed, strict=True))
     kept = _result_bytes(p) if _followed(p) and not p.leaves else 0
     along = p.beside + p.made + max(-_shared_bytes(p), 0) if _is_awaited(p) else 0
@@ -187,14 +222,47 @@ def _loop_time(p: Product, packed: tuple[bool, bool], target: Target) -> tuple[f
     share = 1.0 if p.a.is_wide and p.b.is_wide else NARROW
     machine = Machine(target.cores, BANDWIDTH * OURS_READING * share, rate * share)
 
+    moved = read + _result_bytes(p) - kept + along
+
     def cut(pieces: int) -> float:
-        moved = read + _result_bytes(p) - kept + along
         sums = pieces * p.batch * p.m * p.n * p.accumulator.itemsize
         added = 2 * sums / BANDWIDTH + LAUNCH if pieces > 1 else 0.0
         return multiplying_time(_size(p), pieces, moved, machine, _shapes(p), making) + added
 
-    whole, best = cut(1), min((cut(k), k) for k in _pieces(p))
-    return best if best[0] < whole * (1 - CUT_WORTH) else (whole, 1)
+    def dealt(shape: TileShape) -> float:
+        tiles = p.batch * -(-p.m // shape.rows) * -(-p.n // shape.columns)
+        # A sum for each tile that a program may touch is written; one for each that it does touch is read.
+        sums = target.cores * (-(-tiles // target.cores) + 1) + tiles + target.cores
+        added = sums * shape.rows * shape.columns * p.accumulator.itemsize / BANDWIDTH + LAUNCH
+        return dealt_time(_size(p), moved, machine, shape, making) + added
+
+    whole = cut(1)
+    ways = [_Way(cut(k), whole, k) for k in _pieces(p)[1:]]
+    for s in _dealt_shapes(p, target) if not _has_digits(p, packed) else ():
+        ways.append(_Way(dealt(s), whole, stream=StreamK(s.rows, s.columns, s.step, target.cores)))
+    best = min(ways, key=lambda w: w.time, default=_Way(whole, whole))
+    return best if best.time < whole * (1 - CUT_WORTH) else _Way(whole, whole)
+
+
+def _has_digits(p: Product, packed: tuple[bool, bool]) -> bool:
+    """Whether an operand tells positions along the summed axis apart (groups, parts of a word): it becomes several."""
+    values = [o.value for o, inlined in zip((p.a, p.b), packed, strict=True) if inlined]
+    divided = any(R0 in i.free_symbols and i.has(*DIVISIONS) for v in values for i in index_exprs(v))
+    return divided or any(isinstance(e, IndexValue) and R0 in e.index.free_symbols for v in values for e in walk(v))
+
+
+def _dealt_shapes(p: Product, target: Target) -> list[TileShape]:
+    """The tiles whose steps may be dealt evenly: those for many results, of which there are enough to go round and not
+    so many that the last of them are few."""
+    if min(p.m, p.n) < GROUP_ROWS or len(p.axes) < 2:
+        return []
+    found: list[TileShape] = []
+    for s in _shapes(p):
+        tiles = p.batch * -(-p.m // s.rows) * -(-p.n // s.columns)
+        steps = tiles * -(-p.k // s.step)
+        if s.rows >= GROUP_ROWS and s.rows <= p.m and s.columns <= p.n and steps >= LEAST_RUN * target.cores:
+            found.append(s)
+    return found
 
 
 def _pieces(p: Product) -> list[int]:

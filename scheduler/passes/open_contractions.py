@@ -25,6 +25,7 @@ from .eliminate_dead import eliminate_dead
 from .names import fresh_name
 from .simplify_algebra import simplify_call
 from .split_reductions import exact_cuts, in_pieces
+from .stream_k import dealt
 
 
 def usual_gpu(device: str) -> Target:
@@ -81,11 +82,18 @@ def open_product(product: Product, decision: Decision, graph: Graph, taken: set[
     axes, value = refine(call("mul", *factors), {R0: product.depth}, extents, graph.symbols)
     value = rewrite(value, simplify_call)
     total = Reduction((sum_name,), (sum_type,), product.axes, tuple(axes), tuple(axes.values()), SUM, (value,), origins)
-    cuts = exact_cuts(total.reduce_shape, decision.pieces)
-    sums: list[Node] = list(in_pieces(total, cuts, taken)) if cuts else [total]
+    sums = _sums(total, decision, graph, taken)
     if is_whole:
         return sums
     return [*sums, _finished(product, Load(sum_name, product.axes, accumulator), graph, origins)]
+
+
+def _sums(total: Reduction, decision: Decision, graph: Graph, taken: set[str]) -> list[Node]:
+    """The sum over k as a whole, or in parts and the sum of those."""
+    if decision.stream is not None and len(total.reduce_axes) == 1 and len(total.axes) > 1:
+        return list(dealt(total, decision.stream, taken, graph.symbols))
+    cuts = exact_cuts(total.reduce_shape, decision.pieces)
+    return list(in_pieces(total, cuts, taken)) if cuts else [total]
 
 
 def _finished(product: Product, total: Expr, graph: Graph, origins: tuple[Origin, ...]) -> Compute:

@@ -31,7 +31,7 @@ def decompose_reduction(nest: LoopNest, block: str, loop: str, skip: bool = Fals
     With ``skip`` an iteration of the loop is left out where what it would add proves to be zero by comparisons of
     positions (a causal mask, a window), with those blocks in the loop whose results nothing else reads. A factor zero
     makes a product zero, and an exponential of minus infinity is zero whatever was subtracted: numbers are taken to be
-    finite there.
+    finite there. Choices that are the same in all iterations that are left are made.
 
     Requires: every loop that carries the reduction is the given one or inside it; no loop carries the reduction and
     another axis at once, nor do bounds; each loop from the given one on carries an axis of the block. With ``skip``:
@@ -63,7 +63,7 @@ def decompose_reduction(nest: LoopNest, block: str, loop: str, skip: bool = Fals
     guards = _guards(nest, node, [*around[: at + 1]], asked) if skip else Guards(())
     begin = _begin(nest, node, [lp for lp in around[at:] if lp.var not in over], over, asked)
     updates = tuple(replace(s, begins=False) for s in node.body if isinstance(s, Update))
-    going_on = replace(node, body=updates, predicate=(*guards.bounds, *node.predicate))
+    going_on = guards.assured(replace(node, body=updates, predicate=(*guards.bounds, *node.predicate)))
     changed = replace_node((target,), node, lambda _: (going_on,))
     body = replace_node(nest.body, target, lambda _: (begin, *changed))
     result = guards.applied(replace(nest, body=body), loop, [block])

@@ -33,6 +33,23 @@ class Guards:
 
     bounds: tuple[Bound, ...]
 
+    def assured(self, block: Block) -> Block:
+        """The block of the tiles, without the choices that the bounds decide for every element."""
+        binding = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
+        room = [sympy.expand(b.rhs - b.lhs - 1) for b in self.bounds]
+
+        def leaf(e: Expr) -> Expr | None:
+            if isinstance(e, Select) and isinstance(e.condition, Call):
+                # A comparison fails where one of these is negative, and nowhere else where there is but one.
+                facts = _compared(e.condition, negated=True)
+                if len(facts) == 1 and sympy.expand(facts[0].xreplace(binding)) in room:
+                    return e.if_true
+            return None
+
+        updates = [s for s in block.body if isinstance(s, Update)]
+        body = tuple(replace(s, values=tuple(rewrite(v, leaf) for v in s.values)) for s in updates)
+        return replace(block, body=body) if self.bounds and len(body) == len(block.body) else block
+
     def applied(self, nest: LoopNest, loop: str, guarded: Collection[str]) -> LoopNest:
         """The bounds given to the blocks in ``loop`` too whose results only blocks with them read."""
         if not self.bounds:

@@ -6,14 +6,14 @@ those of the reduction. Everything else in the nest runs on the tile of results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Expr, IndexValue, Load, free_symbols, is_value, loads, walk
+from ...ir.expr import Call, Const, Expr, IndexValue, Load, Select, free_symbols, is_value, loads, walk
 from ...ir.loops import AxisKind, Block, LoopNest, Scope, Update, blocks
 from ...ir.product import bare, factors, multiplied
 from .analysis import SameNest
@@ -253,9 +253,11 @@ def _product(
 def _operand(nest: LoopNest, block: Block, parts: Sequence[Expr]) -> Operand:
     if len(parts) != 1:
         return Operand(tuple(parts), parts[0].dtype, False)
-    factor = bare(parts[0])
-    plain = isinstance(factor, Load) and nest.buffer(factor.buffer).scope is Scope.GLOBAL
-    plain = plain and not any(is_value(i) for i in factor.indices)  # type: ignore[union-attr]
+    factor = loaded = bare(parts[0])
+    while isinstance(loaded, Select) and isinstance(loaded.if_false, Const) and loaded.if_false.value == 0:
+        loaded = loaded.if_true  # a copy may put zeros
+    plain = isinstance(loaded, Load) and nest.buffer(loaded.buffer).scope is Scope.GLOBAL
+    plain = plain and not any(is_value(i) for i in loaded.indices)  # type: ignore[union-attr]
     return Operand((factor,), factor.dtype, plain)
 
 
@@ -269,6 +271,50 @@ def part_axes(c: Contraction) -> Axes:
                     asked |= e.index.free_symbols
     found = tuple((v, e) for v, e in c.summed if v in asked and e.is_Integer and 1 < e <= MOST_PARTS)
     return found if len(found) < len(c.summed) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A program's run of steps over tiles: ``step`` is the summed axis of which positions say where it begins and ends,
+    ``tile`` the axis of results, if there is one, that goes on where that ends, as a digit above it."""
+
+    step: sympy.Symbol
+    tile: sympy.Symbol | None
+
+
+def run_of(nest: LoopNest, c: Contraction) -> Run | None:
+    """The run of steps that a program of a contraction does, where all but those are zero and every product writes
+    results of its own; None where positions say nothing of the kind."""
+    summed = dict(c.summed)
+    batch = [v for v, _ in c.batch]
+    own = tuple(v for v, _ in (*c.batch, *c.rows, *c.columns))
+    steps: set[sympy.Symbol] = set()
+    tiles: set[sympy.Symbol] = set()
+    for b, _ in blocks(nest):
+        if b.name not in {p.name for p in c.products}:
+            continue
+        (target,) = b.writes
+        if target.buffer not in nest.outputs or target.indices != own:
+            return None
+        for room in _choices(b):
+            moving = room.free_symbols & summed.keys()
+            if len(moving) != 1 or not room.free_symbols & set(batch) or room.free_symbols & set(own) - set(batch):
+                continue
+            steps |= moving
+            (step,) = moving
+            above = sympy.expand(room.coeff(step) * summed[step])
+            tiles |= {v for v in batch[1:] if above != 0 and room.coeff(v) == above}
+    if len(steps) != 1 or len(tiles) > 1 or len(summed) < 2:
+        return None
+    return Run(steps.pop(), tiles.pop() if tiles else None)
+
+
+def _choices(block: Block) -> Iterator[sympy.Expr]:
+    """Of every comparison of positions where it fails of which a value is zero: how far it is from failing."""
+    for e in (e for s in block.body if isinstance(s, Update) for v in s.values for e in walk(v)):
+        match e:
+            case Select(Call("lt", (IndexValue(index=low), IndexValue(index=high)), _), _, Const(0, _)):
+                yield sympy.expand(high - low)
 
 
 def bytes_per_step(nest: LoopNest, c: Contraction, tile: Mapping[sympy.Symbol, int]) -> int:

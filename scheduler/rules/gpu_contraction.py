@@ -7,8 +7,7 @@ Sources: CUTLASS's threadblock swizzle; the matmul tutorial of Triton; Tillet et
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import sympy
@@ -20,10 +19,11 @@ from ...ir.loops import LoopNest, blocks
 from ...ir.target import Target
 from ..error import ScheduleError
 from ..schedule import Schedule
-from .contraction import Axes, Contraction, bytes_per_step, extent, find_contraction, part_axes
+from .contraction import Axes, Contraction, bytes_per_step, extent, find_contraction, run_of
 from .cpu_common import cost, merge_rows
 from .gpu_common import GPUS, cut, fused, next_power, programs, tile, typical
 from .gpu_copies import described_operands, lasting_programs
+from .gpu_steps import loops_of, steps_of
 from .gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape
 from .registry import Params, Rule, Value
 
@@ -168,7 +168,8 @@ def _copying(nest: LoopNest, target: Target, c: Contraction, shape: TileShape) -
     """
     names = described_operands(nest, target, c)
     tiles = _tiles(nest, c, shape)
-    lasting = lasting_programs(tiles, target.cores) if target.kind == "cuda" else None
+    runs = run_of(nest, c) is not None
+    lasting = lasting_programs(tiles, target.cores) if target.kind == "cuda" and not runs else None
     found: dict[str, tuple[Value, ...]] = {}
     if lasting is not None:
         found["persistent"] = (False, True)
@@ -209,6 +210,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     c = find_contraction(schedule.nest)
     assert c is not None
     shape, first, second = _parse(str(params["tile"])), *_roles(schedule.nest, c)
+    run = run_of(schedule.nest, c)
     specialized, lasts = bool(params.get("specialized")), bool(params.get("persistent"))
     if specialized and (shape.warps != WARP_GROUP or not params.get("descriptors")):
         raise ScheduleError("gpu_contraction", "warps are given parts of four-warp programs with descriptors alone")
@@ -216,9 +218,11 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         shape = _beside_results(schedule.nest, target, c, shape)
     for name in c.before:
         schedule.compute_inline(name)
+    for p in c.products if run is not None else ():  # sums that begin apart stay in registers until a tile ends
+        schedule.cache_write(p.name, schedule.block(p.name).writes[0].buffer)
     tiled = _bring_together(schedule, c, (*c.batch, *first, *second))
     product = c.products[0].name
-    loops = _loops_of(schedule, product) | tiled
+    loops = loops_of(schedule, product) | tiled
     over, within = _tile_loops(schedule, loops, first, shape.rows, tiled)
     if c.needs_row:
         _whole_rows(schedule, c, outer_depth=_depth(schedule, within), size=shape.columns)
@@ -227,13 +231,13 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         tile(schedule, within)
     else:
         across, lane = _tile_loops(schedule, loops, second, shape.columns, tiled)
-        order = _order_programs(
-            schedule, [loops[v] for v, _ in c.batch], over, across, (within, lane), int(params["group"])
-        )
+        batch = [loops[v] for v, _ in c.batch if run is None or v != run.tile]
+        inside = (within, lane) if run is None or run.tile is None else (loops[run.tile], within, lane)
+        order = _order_programs(schedule, batch, over, across, inside, int(params["group"]))
         _bind_programs(schedule, order, target.cores if lasts else None, flat=not specialized)
         for lp in (within, lane):
             tile(schedule, lp)
-    step = _steps(schedule, c, shape)
+    step = steps_of(schedule, c, shape, run)
     if specialized and step is not None:
         schedule.annotate(step, "warp_specialize", True)
     if params.get("descriptors"):
@@ -245,12 +249,6 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             schedule.annotate(p.name, "input_precision", "tf32")
     schedule.annotate("", "num_warps", max(shape.warps * 32 // target.warp, 1))
     schedule.annotate("", "num_stages", shape.stages)
-
-
-def _loops_of(schedule: Schedule, block: str) -> dict[sympy.Symbol, str]:
-    """The loop over each axis of a block whose axes are loops."""
-    b = schedule.block(block)
-    return {a.var: e.name for a, e in zip(b.axes, b.bindings, strict=True) if isinstance(e, sympy.Symbol)}
 
 
 def _depth(schedule: Schedule, loop: str) -> int:
@@ -267,7 +265,7 @@ def _bring_together(schedule: Schedule, c: Contraction, order: Axes) -> dict[sym
     last, size = next(((t.axes[-1][0], t.size) for t in c.tiles.values()), (None, 0))
     found: dict[sympy.Symbol, str] = {}
     for name in schedule.get_blocks():
-        loops = _loops_of(schedule, name)
+        loops = loops_of(schedule, name)
         pair: tuple[str, str] | None = None
         if name in c.tiles:
             whole, pair = c.tiles[name].loops(loops)
@@ -304,7 +302,7 @@ def _whole_rows(schedule: Schedule, c: Contraction, outer_depth: int, size: int)
     columns = {v for v, _ in c.columns}
     seen: set[str] = set()
     for name in schedule.get_blocks():
-        loops = _loops_of(schedule, name)
+        loops = loops_of(schedule, name)
         mine = [lp for v, lp in loops.items() if v in columns and lp not in seen]
         if not mine:
             continue
@@ -316,7 +314,7 @@ def _whole_rows(schedule: Schedule, c: Contraction, outer_depth: int, size: int)
 
 
 def _order_programs(
-    schedule: Schedule, batch: list[str], over: str | None, across: str | None, lanes: tuple[str, str], group: int
+    schedule: Schedule, batch: list[str], over: str | None, across: str | None, inside: tuple[str, ...], group: int
 ) -> list[str]:
     """The loops over programs, in groups: a few tiles along one way, and all along the other before the next few."""
     around: list[str] = [*batch]
@@ -333,7 +331,7 @@ def _order_programs(
                 break
     if small is None:
         around += [lp for lp in (over, across) if lp is not None]
-    schedule.reorder(*around, *lanes)
+    schedule.reorder(*around, *inside)
     return around
 
 
@@ -359,51 +357,6 @@ def _divisor(schedule: Schedule, loop: str, group: int) -> int:
     extent, table = schedule.extent(loop), schedule.nest.symbols
     near = sorted(range(2, 2 * group), key=lambda size: max(size / group, group / size))
     return next((size for size in near if table.is_divisible(extent, size)), 1)
-
-
-def _steps(schedule: Schedule, c: Contraction, shape: TileShape) -> str | None:
-    """The loop over the summed axis, if it has several steps: shared by the products, in steps of a tile,
-    pipelined."""
-    parts = {v: int(e) for v, e in part_axes(c)}
-    own = {v for v, _ in c.summed} - parts.keys()
-    chains: list[str] = []
-    for p in c.products:
-        loops = _loops_of(schedule, p.name)
-        chain = [lp for lp in schedule.get_loops(p.name) if lp in {loops[v] for v in own if v in loops}]
-        joined = fused(schedule, chain)
-        assert joined is not None
-        chains.append(joined)
-    if parts:
-        return _steps_of_parts(schedule, c, chains, parts, shape)
-    for other in chains[1:]:
-        schedule.merge(chains[0], other)
-    step, lane = cut(schedule, chains[0], shape.step)
-    tile(schedule, lane)
-    if step is not None:
-        schedule.annotate(step, "num_stages", shape.stages)
-    return step
-
-
-def _steps_of_parts(
-    schedule: Schedule, c: Contraction, chains: Sequence[str], parts: Mapping[sympy.Symbol, int], shape: TileShape
-) -> str | None:
-    """Steps where an element of memory has several parts: a tile of elements is there for the products of all parts,
-    which are written out."""
-    size = max(shape.step // math.prod(parts.values()), LEAST)
-    steps: list[str] = []
-    for p, chain in zip(c.products, chains, strict=True):
-        loops = _loops_of(schedule, p.name)
-        step, lane = cut(schedule, chain, size)
-        schedule.reorder(*(loops[v] for v in parts), lane)
-        for v in parts:
-            schedule.unroll(loops[v])
-        tile(schedule, lane)
-        steps += [] if step is None else [step]
-    for other in steps[1:]:
-        schedule.merge(steps[0], other)
-    if steps:
-        schedule.annotate(steps[0], "num_stages", shape.stages)
-    return steps[0] if steps else None
 
 
 GPU_CONTRACTION = Rule("gpu_contraction", GPUS, _matches, _parameters, _apply)

@@ -87,6 +87,16 @@ def multiplying_time(
     return min(_time_in(size, pieces, read, machine, s, making) for s in shapes)
 
 
+def dealt_time(size: Extent, read: float, machine: Machine, shape: TileShape, making: float = 0.0) -> float:
+    """Nanoseconds of a product whose steps are dealt evenly to as many programs as there are multiprocessors: that of
+    the steps of one, whatever number of tiles they are of (stream-K)."""
+    steps = size.batch * -(-size.m // shape.rows) * -(-size.n // shape.columns) * -(-size.k // shape.step)
+    share = min(1.0, steps / machine.cores)
+    each = 2.0 * shape.rows * shape.columns * shape.step * machine.cores / (machine.rate * shape.rate)
+    rate = machine.bandwidth * min(1.0, REACH * share)
+    return max(-(-steps // machine.cores) * each + making / share, read / rate)
+
+
 def _time_in(size: Extent, pieces: int, read: float, machine: Machine, shape: TileShape, making: float) -> float:
     # Rows and columns may change places.
     tiles = min(

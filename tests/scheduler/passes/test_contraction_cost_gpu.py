@@ -50,6 +50,11 @@ def quantised(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
     return x @ (w.to(x.dtype) * s).t()
 
 
+def grouped(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    parts = w.unflatten(1, (s.shape[1], -1)).to(x.dtype) * s.unsqueeze(-1)
+    return x @ parts.flatten(1).t()
+
+
 @pytest.mark.parametrize("rows", [1, 16, 64])
 def test_packed_weights_are_read_packed_for_few_rows(rows: int) -> None:
     graph = decided(quantised, empty(rows, 4096), empty(4096, 4096, dtype=torch.int8), empty(4096, 1))
@@ -69,6 +74,19 @@ def test_few_results_of_long_sums_are_made_in_pieces() -> None:
     (whole,), _ = products(decided(quantised, *shapes, target=replace(SM90, cores=32)))
     assert "pieces" not in whole.origins[0].note
     assert not products(decided(with_gelu, empty(64, 1 << 16), empty(128, 1 << 16)))[0]
+
+
+def test_steps_are_dealt_where_tiles_do_not_fill_the_machine() -> None:
+    """40 tiles for 132 multiprocessors; where tiles fill those, or as many as they are, each is one program's."""
+    shapes = empty(128, 8192), empty(5120, 8192, dtype=torch.int8), empty(5120, 1)
+    (runs,), libraries = products(decided(quantised, *shapes))
+    note = runs.origins[0].note
+    assert not libraries and "the steps of 40 tiles dealt to 132 programs (whole tiles take" in note
+    assert [int(e) for e in runs.types[0].shape] == [132, 2, 128, 128]
+    groups = empty(128, 8192), empty(5120, 8192, dtype=torch.int8), empty(5120, 64)
+    assert not any("dealt" in n.origins[0].note for n in products(decided(grouped, *groups))[0])
+    (whole,), _ = products(decided(quantised, *shapes, target=replace(SM90, cores=40)))
+    assert "dealt" not in whole.origins[0].note and len(whole.reduce_axes) == 1
 
 
 def test_rows_that_start_anywhere_are_the_library_s() -> None:

@@ -234,6 +234,30 @@ def test_zeros_are_skipped(parsed: Parse, proved: Prove, condition: str, bounds:
     assert len(s.block("b1").predicate) == len(s.block("b0").predicate) == bounds
 
 
+def test_choices_that_limits_decide_are_made(parsed: Parse, proved: Prove) -> None:
+    """What is the same for all that is left of an iteration is no choice there; what differs within it stays one."""
+    nest = parsed("""
+        @nest(outputs=["out0"])
+        def banded(in0: float32[6, 9], out0: float32[6]):
+            for b0_i0 in serial(6):
+                for b0_r0 in serial(9):
+                    with block("b0"):
+                        i0 = spatial(6, b0_i0)
+                        r0 = reduction(9, b0_r0)
+                        out0[i0] = sum.update(select(lt(index(i0, int64), index(r0 + 3, int64)), select(
+                            lt(index(r0, int64), index(i0 + 2, int64)), in0[i0, r0], float32(0.0)), float32(0.0)))
+        """)
+    s = proved(nest, lambda s: s.decompose_reduction("b0", "b0_r0", skip=True))
+    assert len(s.block("b0").predicate) == 2 and "select" not in show(s.nest)
+
+    def build(s: Schedule) -> None:
+        outer, _ = s.split("b0_r0", [None, 3])
+        s.decompose_reduction("b0", outer, skip=True)
+
+    s = proved(nest, build)
+    assert len(s.block("b0").predicate) == 2 and show(s.nest).count("select") == 2
+
+
 def test_only_sums_are_skipped(nests: Mapping[str, LoopNest], parsed: Parse) -> None:
     nest = parsed(masked_sum("le(index(r0, int64), index(i0, int64))").replace("sum.update", "max.update"))
     with pytest.raises(ScheduleError, match="it is not one sum"):
