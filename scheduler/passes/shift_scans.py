@@ -27,6 +27,9 @@ from .names import fresh_name
 
 _Reader = Compute | Reduction | Scan
 _Extents: TypeAlias = dict[sympy.Symbol, sympy.Expr]
+# How far in front of a row readers may begin, and how much longer than a scan they may be: further on a scan would
+# spend its time on nothing, as for a part of a long join.
+NEAR = 8
 
 
 def shift_scans(graph: Graph) -> Graph:
@@ -106,9 +109,14 @@ class _Site:
         if not all(s.is_Integer for s in starts):
             return self.graph
         base = min(0, *map(int, starts))
-        if max(map(int, starts)) > base + 1:
+        if max(map(int, starts)) > base + 1 or base < -NEAR:
+            return self.graph
+        if any(self._hint(w.extent) > self._hint(self.length) + NEAR for w in windows):
             return self.graph
         return self._written(base, windows)
+
+    def _hint(self, size: sympy.Expr) -> int:
+        return self.graph.symbols.hint(size)
 
     def _readers(self) -> list[_Reader]:
         """Everything that reads the scan or an image of it at places of its own."""

@@ -131,8 +131,8 @@ def test_integers_are_exact(fn: Fn, reference: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     "fn",
     [lambda x: x.cumsum(-1) * x, lambda x: x.cumsum(-1)[..., ::2] * 1.5, lambda x: x.cumsum(-1).roll(1, -1), last,
-     far_apart, lengths],
-    ids=["at hand", "every other", "around", "last", "far apart", "lengths"],
+     far_apart, lengths, lambda x: torch.cat([x, x.cumsum(-1)], -1)],
+    ids=["at hand", "every other", "around", "last", "far apart", "lengths", "a part of a join"],
 )  # fmt: skip
 def test_others_stay(fn: Fn) -> None:
     (gm,) = capture(fn, (numbers(4, 12),))
