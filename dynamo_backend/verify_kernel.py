@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import sympy
 import torch
 from torch import Tensor
 
 from ..ir.errors import MlcError
+from ..ir.expr import Load, is_value
 from ..ir.graph import Origin
-from ..ir.loops import Buffer, LoopNest, walk_nodes
+from ..ir.loops import Buffer, LoopNest, Update, blocks, walk_nodes
 from ..ir.oracle import poison, run_nest, size
 from ..ir.symbols import Size
+from ..ir.verify_expr import exact_range, parts
 from ..runtime.fallback import AtenKernel
 from ..runtime.measure import index_limits
 from ..scheduler.function import TensorFunction
@@ -171,7 +174,7 @@ class _Trial:
 def _trial(function: TensorFunction, nest: LoopNest, sizes: Sizes, seed: int, device: str) -> _Trial | None:
     """Arguments at some sizes; None where the function has no meaning there, or too many points."""
     extents = [size(d.extent, sizes) for d in function.dims]
-    if math.prod(extents) > MOST_POINTS or min(extents, default=0) < 0:
+    if math.prod(extents) > MOST_POINTS or min(extents, default=0) < 0 or not _fit(nest, sizes):
         return None
     limits = index_limits(nest, lambda e: size(e, sizes))
     generator = torch.Generator().manual_seed(seed)
@@ -196,6 +199,25 @@ def _trial(function: TensorFunction, nest: LoopNest, sizes: Sizes, seed: int, de
     except MlcError:  # sizes that never come together, or indices made of data that nobody would give
         return None
     return _Trial(sizes, tensors, storage, before, wanted)
+
+
+def _fit(nest: LoopNest, sizes: Sizes) -> bool:
+    """Whether what is always read exists: sizes that a guard ties to one another in a way that none of them can be
+    told by do not come together as they are drawn. The oracle would raise; ATen ops read what is beside."""
+    values = {s.symbol: sympy.Integer(sizes[s.symbol.name]) for s in nest.symbols.sizes}
+    buffers = nest.buffers
+    for block, _ in blocks(nest):
+        ranges = {a.var: (0, size(a.extent, sizes) - 1) for a in block.axes}
+        if block.predicate or any(last < 0 for _, last in ranges.values()):
+            continue
+        made = (v for s in block.body for v in (s.values if isinstance(s, Update) else (s.value,)))
+        always = (e for v in made for e, guarded in parts(v) if isinstance(e, Load) and not guarded)
+        for load in always:
+            for index, extent in zip(load.indices, buffers[load.buffer].shape, strict=True):
+                reached = None if is_value(index) else exact_range(index.xreplace(values), ranges)
+                if reached is not None and not 0 <= reached[0] <= reached[1] < size(extent, sizes):
+                    return False
+    return True
 
 
 def _reference(

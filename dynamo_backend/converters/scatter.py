@@ -231,6 +231,8 @@ def _slices(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, value: Expr 
     if isinstance(value, Tensor):
         if value.rank != x.rank:
             raise NoConversion("slices without their dimension")
+        if not all(map(_is_same, value.shape, shape)):
+            raise NoConversion("slices that may be of other sizes than where they go, which is an error")
         value = ctx.at(value, at, value.dtype)
     return Source(shape, (*at[:dim], place, *at[dim + 1 :]), value)
 
@@ -303,12 +305,16 @@ def index_put(
     if not given:
         raise NoConversion("an assignment without indices")
     block = _broadcast([t.shape for t in given])
+    if not all(_fits(t.shape, block) for t in given):
+        raise NoConversion("indices that may not be broadcast to one another, which is an error")
     rest = [n for d, n in enumerate(x.shape) if d >= len(indices) or indices[d] is None]
     placed = [d for d, t in enumerate(indices) if t is not None]
     first = placed[0] if placed == list(range(placed[0], placed[-1] + 1)) else 0
     shape = (*rest[:first], *block, *rest[first:])
     if values.rank > len(shape):
         raise NoConversion("values of more dimensions than they are assigned to")
+    if not _fits(values.shape, shape):
+        raise NoConversion("values that may not be broadcast to what they are assigned to, which is an error")
     over = source_axes(len(shape))
     places = advanced_index(ctx, x.shape, indices, len(shape), over, safe=True)
     value = ctx.load(ctx.local(values, x.device), over, values.dtype)
@@ -320,8 +326,18 @@ def _is_alike_for_all(x: Tensor, mask: Tensor, values: Tensor) -> bool:
     inner = x.shape[mask.rank :]
     if values.rank > len(inner) + 1 or (values.rank == len(inner) + 1 and values.shape[0] is not sympy.S.One):
         return False
-    fits = zip(reversed(values.shape), reversed(inner), strict=False)
-    return x.shape[: mask.rank] == mask.shape and all(n == 1 or n == m for n, m in fits)
+    fits = _fits(values.shape[-len(inner) :] if inner else (), inner)
+    return x.shape[: mask.rank] == mask.shape and fits
+
+
+def _fits(shape: Sequence[sympy.Expr], to: Sequence[sympy.Expr]) -> bool:
+    """Whether a shape is known to be broadcast to another: torch traces these ops without asking, and a kernel would
+    read what is beside a tensor of fewer elements."""
+    return all(n == 1 or _is_same(n, m) for n, m in zip(reversed(shape), reversed(to), strict=False))
+
+
+def _is_same(n: sympy.Expr, m: sympy.Expr) -> bool:
+    return n == m or bool(sympy.expand(n - m) == 0)
 
 
 def _broadcast(shapes: Sequence[Sequence[sympy.Expr]]) -> list[sympy.Expr]:

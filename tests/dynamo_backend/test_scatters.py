@@ -245,6 +245,38 @@ def test_an_intermediate_is_written_over() -> None:
 # --- out of range -----------------------------------------------------------------------------------------------------
 
 
+ASSIGNED: dict[str, Callable[..., Tensor]] = {
+    "index_put": lambda x, i, v: torch.index_put(x, (i,), v),
+    "accumulated": lambda x, i, v: torch.index_put(x, (i,), v, accumulate=True),
+    "indices": lambda x, i, v: torch.index_put(x, (i, i[: v.shape[0]]), x.new_ones(()), accumulate=True),
+    "index_add": lambda x, i, v: torch.index_add(x, 0, i, v),
+    "index_copy": lambda x, i, v: torch.index_copy(x, 0, i, v),
+    "index_reduce": lambda x, i, v: torch.index_reduce(x, 0, i, v, "amax"),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, None, True])
+@pytest.mark.parametrize("name", ASSIGNED)
+def test_values_of_other_sizes_than_where_they_go_are_an_error_as_in_eager(name: str, dynamic: bool | None) -> None:
+    """Torch traces some of these ops without asking for it, and installs no guard: a kernel would read what is beside
+    the values (seed 101589)."""
+    fn = ASSIGNED[name]
+    run = torch.compile(fn, backend="mlc", dynamic=dynamic)
+    x, i = torch.zeros(8, 9), torch.tensor([1, 0, 7, 3])
+    agreed = [(torch.zeros(5, 6), torch.tensor([1, 0, 3]), torch.randn(3, 6)), (x, i, torch.randn(4, 9))]
+    for given in agreed:
+        torch.testing.assert_close(run(*given), fn(*given))
+    for shape in [(4, 7), (4, 12), (2, 9), (6, 9), (4, 1), (1, 9)]:
+        values = torch.randn(shape)
+        try:
+            wanted = fn(x, i, values)
+        except (RuntimeError, IndexError):
+            with pytest.raises(Exception, match=r"shape|[Ss]ize|elements|broadcast"):
+                run(x, i, values)
+        else:
+            torch.testing.assert_close(run(x, i, values), wanted)
+
+
 @pytest.mark.parametrize("width", [1, 64])
 def test_an_index_out_of_range_is_an_error_and_writes_nothing_else(width: int) -> None:
     def rows(x: Tensor, i: Tensor, v: Tensor) -> Tensor:

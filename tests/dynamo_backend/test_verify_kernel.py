@@ -18,6 +18,7 @@ from torch_mlc.codegen.llvm import functions
 from torch_mlc.codegen.plan_memory import plan_memory
 from torch_mlc.dynamo_backend import compile as compile_module
 from torch_mlc.dynamo_backend import kernels
+from torch_mlc.dynamo_backend.converters import scatter
 from torch_mlc.dynamo_backend.verify_kernel import sizes_to_try, tiles_of, verify_kernel
 from torch_mlc.ir.loops import Loop, LoopNest
 from torch_mlc.ir.symbols import SymbolTable
@@ -115,6 +116,18 @@ def test_right_kernels_pass(name: str, dynamic: bool, runs: list[int]) -> None:
     got = torch.compile(function, backend="mlc", options=CHECKED, dynamic=dynamic)(*given)
     torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
     assert runs and min(runs) >= (6 if dynamic else 1)
+
+
+def test_sizes_that_do_not_come_together_are_not_tried(runs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sizes are alike that no guard ties: drawn apart there is nothing to compare with, nor where the kernel is too
+    large for the oracle, which would say so."""
+    monkeypatch.setattr(scatter, "_fits", lambda shape, to: True)
+    x, v, i = torch.randn(40, 13, 40), torch.randn(40, 13), torch.tensor([3, 0, 7])
+    run = torch.compile(lambda x, i, v: torch.index_put(x, (i,), v), backend="mlc", options=CHECKED)
+    for n in (5, 13):
+        given = x[:, :, :n].clone(), i, v.t()[:n].t()[0].clone()
+        torch.testing.assert_close(run(*given), torch.index_put(given[0], (i,), given[2]))
+    assert runs
 
 
 def test_the_sizes_that_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,14 @@ FOUND = {
         "t0 = torch.cat([x0, x0 * 2])\nt1 = torch.cat([x1, x1 * 2], -1)", "t0", "t1", dynamic=True,
         options={"verify": 1},
     ),
+    "sizes that no guard ties are drawn apart where a scatter is verified": found(
+        "x0 = numbers((B, 1, 1, 4), torch.int64, 1).expand(B, 1, A, 4).contiguous()\n"
+        "x1 = numbers((8,), torch.int64, 2)[::2]\nx2 = numbers((4, 8, B), torch.int64, 3)\n"
+        "x3 = places((4,), 1, 4, torch.int64)",
+        "t0 = x0.transpose(-2, -1).transpose(3, -4)\nt1 = torch.cat([t0, t0], 2)\n"
+        "t2 = torch.index_put(t1, (x1.long() % t1.shape[0], x3), x2, accumulate=True)", "t2",
+        sizes=({"A": 5, "B": 4}, {"A": 3, "B": 13}), dynamic=None, options={"verify": 1},
+    ),
     "a scalar tensor is turned round": found("x0 = numbers((), torch.float32, 1)", "t0 = x0.flip(0)", "t0"),
 }  # fmt: skip
 
