@@ -21,7 +21,7 @@ from torch import Tensor
 from ..ir.errors import MlcError
 from ..ir.expr import Load, is_value
 from ..ir.graph import Origin
-from ..ir.loops import Buffer, LoopNest, Update, blocks, walk_nodes
+from ..ir.loops import Access, Buffer, LoopNest, Update, blocks, walk_nodes
 from ..ir.oracle import poison, run_nest, size
 from ..ir.symbols import Size
 from ..ir.verify_expr import exact_range, parts
@@ -110,6 +110,28 @@ def tiles_of(nest: LoopNest) -> set[int]:
     return found
 
 
+def passed(nest: LoopNest) -> dict[str, set[torch.dtype]]:
+    """Types that each buffer's values pass through on their way from the nest's inputs: a result of float64 may be
+    made of a sigmoid in float32."""
+    kinds = {name: {b.dtype.torch} for name, b in nest.buffers.items()}
+    made_of: dict[str, set[str]] = {}
+    for block, _ in blocks(nest):
+        for s in block.body:
+            targets = s.targets if isinstance(s, Update) else (Access(s.buffer, s.indices),)
+            for target in targets:
+                values = (*(s.values if isinstance(s, Update) else (s.value,)), *filter(is_value, target.indices))
+                inside = [e for v in values for e, _ in parts(v)]
+                kinds[target.buffer] |= {e.dtype.torch for e in inside}
+                made_of.setdefault(target.buffer, set()).update(e.buffer for e in inside if isinstance(e, Load))
+    grown = True
+    while grown:
+        before = {name: len(k) for name, k in kinds.items()}
+        for name, sources in made_of.items():
+            kinds[name].update(*(kinds[source] for source in sources))
+        grown = any(len(k) > before[name] for name, k in kinds.items())
+    return kinds
+
+
 def _allowed(s: Size, value: int) -> int:
     """The least value of a symbol from ``value`` on, or its greatest."""
     value = max(value, s.lower)
@@ -138,13 +160,15 @@ class _Trial:
 
     def fault(self, function: TensorFunction, nest: LoopNest) -> Difference | str | None:
         """What is wrong after the run."""
-        tolerance = max((TOLERANCE.get(b.dtype.torch, 0.0) for b in nest.params), default=0.0)
+        tolerances = {name: max((TOLERANCE.get(t, 0.0) for t in k), default=0.0) for name, k in passed(nest).items()}
+        most = max((tolerances[name] for name in self.wanted), default=0.0)
         unsure: dict[str, float] | None = None
         for name, want in self.wanted.items():
+            tolerance = tolerances[name]
             found = difference(name, self.tensors[name], want, tolerance)
             if found is not None and tolerance:
                 if unsure is None:
-                    unsure = self.unsure(function, nest, tolerance)
+                    unsure = self.unsure(function, nest, most)
                 found = difference(name, self.tensors[name], want, tolerance, unsure[name])
             if found is not None:
                 return found

@@ -19,7 +19,7 @@ from torch_mlc.codegen.plan_memory import plan_memory
 from torch_mlc.dynamo_backend import compile as compile_module
 from torch_mlc.dynamo_backend import kernels
 from torch_mlc.dynamo_backend.converters import scatter
-from torch_mlc.dynamo_backend.verify_kernel import sizes_to_try, tiles_of, verify_kernel
+from torch_mlc.dynamo_backend.verify_kernel import passed, sizes_to_try, tiles_of, verify_kernel
 from torch_mlc.ir.loops import Loop, LoopNest
 from torch_mlc.ir.symbols import SymbolTable
 from torch_mlc.runtime.targets import cpu_target
@@ -128,6 +128,28 @@ def test_sizes_that_do_not_come_together_are_not_tried(runs: list[int], monkeypa
         given = x[:, :, :n].clone(), i, v.t()[:n].t()[0].clone()
         torch.testing.assert_close(run(*given), torch.index_put(given[0], (i,), given[2]))
     assert runs
+
+
+def test_results_are_as_exact_as_the_coarsest_type_that_they_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them: a result of float64 that was float32 on its way is compared as such, one beside it is not."""
+    nests: list[LoopNest] = []
+
+    def seen(function: Any, nest: LoopNest, *rest: Any) -> int:
+        nests.append(nest)
+        return verify_kernel(function, nest, *rest)
+
+    monkeypatch.setattr(kernels, "verify_kernel", seen)
+    x = torch.randn(5, 7, dtype=torch.float64)
+    for fn in (
+        lambda x: (torch.sigmoid(x.float()) * x, x * 2),
+        lambda x: ((x.float().sum(-1).exp() + x.sum(-1)), x * 2),
+    ):
+        torch._dynamo.reset()
+        nests.clear()
+        torch.compile(fn, backend="mlc", options=CHECKED)(x)
+        found = [passed(nest)[out] for nest in nests for out in nest.outputs]
+        assert sorted(torch.float32 in kinds for kinds in found) == [False, True]
+        assert all(torch.float64 in kinds for kinds in found)
 
 
 def test_the_sizes_that_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,10 @@ FOUND = {
         "t2 = torch.index_put(t1, (x1.long() % t1.shape[0], x3), x2, accumulate=True)", "t2",
         sizes=({"A": 5, "B": 4}, {"A": 3, "B": 13}), dynamic=None, options={"verify": 1},
     ),
+    "a result of float64 is made of a sigmoid in float32, and verified": found(
+        "x0 = numbers((A, 1), torch.float64, 10339600)", "t0 = x0[::2]\nt1 = torch.sigmoid(t0.float()) * t0", "t1",
+        sizes=({"A": 3},), options={"verify": 1},
+    ),
     "a scalar tensor is turned round": found("x0 = numbers((), torch.float32, 1)", "t0 = x0.flip(0)", "t0"),
 }  # fmt: skip
 
