@@ -124,12 +124,13 @@ class CheckLayout:
 
 @dataclass(frozen=True, slots=True)
 class MakeView:
-    """``name`` looks at the memory of ``source`` from ``offset`` elements in."""
+    """``name`` looks at the memory of ``source`` from ``offset`` elements in; to autograd as well where ``tracked``."""
 
     name: str
     type: TensorType
     source: str
     offset: sympy.Expr
+    tracked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

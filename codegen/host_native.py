@@ -201,6 +201,9 @@ class _Emitter(Calls):
                 where = f"ptr %table, ptr {self.b.at('frame', self.slot(name))}, i64 {rank}, ptr {shape}, ptr {strides}"
                 bad = self.b.value(f"call i1 {self.b.function('mlc_layout')}({where})")
                 self.rescued(bad, step, (name,))
+            case MakeView(name, tracked=True):
+                self.bind(name, name)
+                self.python(step, (name,))
             case MakeView(name, kind, source, offset):
                 self.view(step, name, kind, source, offset)
             case Free(names):

@@ -54,8 +54,8 @@ def renamed_step(step: Step, name: Callable[[str], str]) -> Step:
             return CallLibrary(renamed_call(node, name), comment, name(over) if over else "")
         case CheckLayout(made, kind):
             return CheckLayout(name(made), kind)
-        case MakeView(made, kind, source, offset):
-            return MakeView(name(made), kind, name(source), offset)
+        case MakeView(made, kind, source, offset, tracked):
+            return MakeView(name(made), kind, name(source), offset, tracked)
         case BindSize(source=source):
             return replace(step, source=name(source))
         case Free(names):

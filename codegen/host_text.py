@@ -158,7 +158,8 @@ class _Printer(Words):
             case MakeView(name, kind, source, offset):
                 self.look_at(source)
                 where = f"{self.sizes(kind.shape)}, {self.sizes(kind.strides)}, {self.size(offset)}"
-                self.line(f"{self.name(name)} = view_({self.name(source)}, {where})")
+                make = "tracked_view_" if step.tracked else "view_"
+                self.line(f"{self.name(name)} = {make}({self.name(source)}, {where})")
             case LimitMemory(peaks, limit, message):
                 values = ", ".join(self.size(p) for p in peaks)
                 peak = f"max({values})" if len(peaks) > 1 else values

@@ -13,6 +13,7 @@ from ..codegen.host import HostProgram, KernelUse
 from ..codegen.host_build import build_host_program
 from ..codegen.host_capture import CapturePlan, capture_plan
 from ..codegen.host_text import HostText
+from ..codegen.host_views import track_views
 from ..codegen.kernel import KernelSource
 from ..codegen.plan_memory import check_arena, plan_memory
 from ..ir.graph import CallTensor, Graph
@@ -266,7 +267,7 @@ class _Job:
             if plan.few is not None:
                 program = roll(program, plan.few)
                 graph = replace(graph, inputs=plan.few.inputs)
-            program = plan_memory(program, graph.symbols)
+            program = plan_memory(track_views(program, self.saved), graph.symbols)
             if self.options.verify:
                 check_arena(program, graph.symbols)
             regions = {n: region.capture.reason for n, region in self.regions.items()}

@@ -169,6 +169,10 @@ def _flat(results: Any) -> list[Any]:
     return [results]
 
 
+def _tracked_view(source: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
+    return source.as_strided(shape, strides, source.storage_offset() + offset)
+
+
 HELPERS: dict[str, Any] = {
     "torch": torch,
     "math_": math,
@@ -176,6 +180,7 @@ HELPERS: dict[str, Any] = {
     "empty_cuda_": getattr(_native, "_empty_strided_cuda", _empty_cuda) if torch.cuda.is_available() else _empty_cuda,
     "empty_": _empty,
     "view_": getattr(_native, "_reinterpret_tensor", _view),
+    "tracked_view_": _tracked_view,
     "checked_": _checked,
     "flat_": _flat,
     "over_limit_": _over_limit,

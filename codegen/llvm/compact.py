@@ -14,6 +14,9 @@ from ...ir.errors import IRError
 from ...ir.expr import Index, Load, is_value
 from ...ir.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, blocks, contiguous_strides
 
+# Elements of a buffer that is as long as its extent may be, rather than as it is in a call.
+SMALL = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Storage:
@@ -109,8 +112,17 @@ def _narrowed(
             return whole
         widest = None if high is None or widest is None else max(widest, high + 1)
     assert start is not None
-    if widest is None:  # as far as the buffer goes, which the predicates keep to
+    if widest is None or _says_nothing(nest, extent, widest):  # as far as the buffer goes, which the predicates keep to
         return (start, extent) if start == 0 else whole
     if extent.is_Integer and int(extent) <= widest:
         return (start, sympy.Integer(widest)) if start.free_symbols else (start, extent if start == 0 else whole[1])
     return start, sympy.Integer(widest)
+
+
+def _says_nothing(nest: LoopNest, extent: sympy.Expr, widest: int) -> bool:
+    """Whether a width is only what a symbolic extent is at most (torch says 2^24 where an op takes no more), and more
+    than a stack has room for."""
+    if extent.is_Integer or widest <= SMALL:
+        return False
+    upper = nest.symbols.bounds(extent)[1]
+    return upper is None or widest >= upper

@@ -387,7 +387,7 @@ def convert_element_type(ctx: ImportContext, x: Tensor, dtype: Any) -> Tensor:
 
 
 @converter("aten._to_copy.default")
-def to_copy(ctx: ImportContext, x: Tensor, **options: Any) -> Tensor:
+def to_copy(ctx: ImportContext, x: Operand, **options: Any) -> Tensor:
     return _identity(ctx, x)
 
 
@@ -410,7 +410,9 @@ def fill(ctx: ImportContext, x: Tensor, value: Operand) -> Tensor:
     return ctx.pointwise(lambda v: v, value)
 
 
-def _identity(ctx: ImportContext, x: Tensor) -> Tensor:
+def _identity(ctx: ImportContext, x: Operand) -> Tensor:
+    if not isinstance(x, Tensor):  # torch's own scans cast plain numbers
+        return ctx.pointwise(lambda v: v, x)
     out = ctx.type()
     if x.device != out.device:
         raise NoConversion("copy between devices")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._higher_order_ops.associative_scan import associative_scan_op
+from torch._higher_order_ops.associative_scan import associative_scan, associative_scan_op
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_mlc
@@ -79,6 +79,15 @@ def test_types() -> None:
     check(lambda a, b: (a | b,), torch.randint(0, 1 << 20, (40, 6)))
     check(lambda a, b: (a ^ b,), torch.rand(40, 6) > 0.5)
     check(lambda a, b: (torch.maximum(a, b),), torch.randint(-9, 9, (40, 6)).to(torch.int8))
+
+
+def test_numbers_that_torchs_own_scan_casts() -> None:
+    """Written out by torch, the function's numbers are cast as if they were tensors."""
+    x = torch.randn(11)
+    run = torch.compile(
+        lambda x: associative_scan(lambda a, b: torch.minimum(a, b) * 1, x, 0, combine_mode="generic"), backend="mlc"
+    )
+    torch.testing.assert_close(run(x), x.cummin(0).values)
 
 
 def test_along_the_last_dimension_and_backwards() -> None:

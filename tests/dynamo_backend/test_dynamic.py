@@ -233,6 +233,14 @@ def test_sizes_made_of_sizes_that_the_data_decide() -> None:
             close(run(x), f(x))
 
 
+def test_memory_is_for_what_sizes_are_and_not_for_what_they_may_be() -> None:
+    def f(x: Tensor) -> Tensor:
+        torch._check(x.shape[0] < 1 << 40)
+        return (x * 2).softmax(0).cumsum(0)
+
+    every_size(f, lambda n: (torch.randn(n),), (5, 300, 7000))
+
+
 def test_chunks_and_splits() -> None:
     def f(x: Tensor) -> tuple[Tensor, ...]:
         a, b = x.chunk(2, 1)

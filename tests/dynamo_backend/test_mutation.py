@@ -248,6 +248,42 @@ def test_results_that_share_memory_with_each_other(dynamic: bool) -> None:
     same(f, torch.randn(4, 6), dynamic=dynamic)
 
 
+@pytest.mark.parametrize("host_program", ["python", "native"])
+def test_results_that_share_memory_count_writes_together(host_program: str) -> None:
+    """What autograd saved of one of them, and a later graph that is given several, sees writes to another."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        return y, y[1:], y.t()[:2].t()
+
+    def g(x: Tensor) -> tuple[Tensor, ...]:
+        return (x * 2).chunk(2)
+
+    weight = torch.ones(6, requires_grad=True)
+    for fn in (f, g):
+        run = torch.compile(fn, backend="mlc", fullgraph=True, options={"host_program": host_program})
+        for call in (fn, run, run):
+            results = call(torch.randn(4, 6))
+            loss = (results[1] * weight).sum()
+            results[0].zero_()
+            assert len({r._version for r in results}) == 1
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+
+
+def test_views_that_a_later_graph_writes() -> None:
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = x + 1
+        part = y[:-1]
+        torch._dynamo.graph_break()
+        y.mul_(3)
+        return part * 1, part @ w
+
+    x, w = torch.randn(4, 3), torch.randn(3, 2, requires_grad=True)
+    for ours, eager in zip(torch.compile(f, backend="mlc")(x, w), f(x, w), strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
 def test_a_written_input_that_is_returned(dynamic: bool) -> None:
     def f(x: Tensor) -> tuple[Tensor, ...]:
         x.mul_(2)
