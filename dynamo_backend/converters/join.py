@@ -14,6 +14,10 @@ from .context import ImportContext, Scalar, Tensor, all_of, axes, index_value, l
 from .registry import NoConversion, converter
 from .views import reshape_indices, slice_start, wrap
 
+# Pieces of a kernel at most. It asks for every element which piece it is of, one piece after the other, where the
+# library copies piece by piece.
+MOST_PIECES = 64
+
 
 @converter("aten.cat.default")
 def cat(ctx: ImportContext, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -25,6 +29,8 @@ def cat(ctx: ImportContext, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     parts = [x for x in tensors if not (x.rank == 1 and x.shape[0] == 0) and x.shape[min(dim, x.rank - 1)] != 0]
     if not parts:
         return ctx.compute(const(0, kind))
+    if len(parts) > MOST_PIECES:
+        raise NoConversion(f"cat of {len(parts)} pieces, which are found one after the other")
     ends: list[sympy.Expr] = []
     end: sympy.Expr = sympy.S.Zero
     for x in parts:

@@ -157,3 +157,20 @@ def test_as_many_elements_as_another_has(check: Callable[..., Any]) -> None:
     check(lambda x: torch.ops.aten.resize(x, [2, 6]), x)
     check(lambda x: torch.ops.aten.resize(x, [5]), x)
     check(lambda x: torch.ops.aten.resize(x, [5, 7])[:1], x)
+
+
+def test_a_cat_of_very_many_pieces_is_the_librarys(trace: Callable[..., Any]) -> None:
+    """A kernel asks for each element which piece it is of: slower than copies from some dozens on, and nested too deep
+    to be written from some hundreds on (seed 102273)."""
+
+    def f(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.cat(x.unbind(1)) + 1, torch.stack(x.unbind(1), -1) * 2]
+
+    for pieces, libraries in ((5, set()), (300, {"aten::cat.default"})):
+        given = (torch.randn(3, pieces),)
+        graph = import_graph(trace(f, given), given)
+        assert {n.target for n in graph.nodes if isinstance(n, Library)} == libraries
+    torch._dynamo.reset()
+    run = torch.compile(f, backend="mlc", options={"strict": True})
+    for ours, eager in zip(run(*given), f(*given), strict=True):
+        torch.testing.assert_close(ours, eager)
