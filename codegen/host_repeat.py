@@ -69,7 +69,7 @@ def renamed_call(node: Library, name: Callable[[str], str]) -> Library:
     """A library call with its tensors under other names."""
     args = tuple(_argument(a, name) for a in node.args)
     kwargs = tuple((k, _argument(v, name)) for k, v in node.kwargs)
-    return Library(tuple(map(name, node.names)), node.types, node.target, args, kwargs, node.reason, node.origins)
+    return replace(node, names=tuple(map(name, node.names)), args=args, kwargs=kwargs)
 
 
 def _argument(arg: Any, name: Callable[[str], str]) -> Any:

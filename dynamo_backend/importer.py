@@ -35,6 +35,7 @@ from ..ir.graph import (
     TensorType,
 )
 from .converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion, SizeMap, Tensor
+from .converters.context import KEEPS_ROUNDING
 from .converters.replays import REPLAY, SAVE, replayed_value
 from .flex_attention import open_flex_attention
 from .origins import origins_of
@@ -372,6 +373,7 @@ class _Importer:
                 tuple((k, self.argument(v)) for k, v in node.kwargs.items()),
                 reason,
                 self.ctx.origins,
+                bool(node.meta.get(KEEPS_ROUNDING)),
             )
         )
         for value, found in zip(pytree.tree_leaves(val), results):

@@ -232,7 +232,8 @@ class Library:
     """A call of an ATen op, by its full name ("aten::addmm.default"); ``args`` hold Refs, numbers, sizes and torch
     constants.
 
-    ``types[k]`` is None for a result that is no tensor. ``reason`` says why it is a library call, for the report.
+    ``types[k]`` is None for a result that is no tensor. ``reason`` says why it is a library call, for the report. Who
+    reads results that are ``compared`` must see them rounded to their types, also where loops take the call's place.
     """
 
     names: tuple[str, ...]
@@ -242,6 +243,7 @@ class Library:
     kwargs: tuple[tuple[str, Any], ...] = ()
     reason: str = field(default="", compare=False)
     origins: tuple[Origin, ...] = field(default=(), compare=False)
+    compared: bool = field(default=False, compare=False)
     _uses: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
 

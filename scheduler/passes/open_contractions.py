@@ -101,7 +101,10 @@ def _finished(product: Product, total: Expr, graph: Graph, origins: tuple[Origin
     value = _scaled(total, product.alpha)
     if _adds(product):
         value = call("add", _scaled(cast(_added(product, graph), product.accumulator), product.beta), value)
-    return Compute(product.node.names[0], product.type, product.axes, cast(value, product.type.dtype), origins)
+    value, dtype = cast(value, product.type.dtype), product.type.dtype
+    if product.node.compared and dtype.is_half:
+        value = call("bitcast", value, dtype=dtype)  # seen as it is stored, and not as it was summed
+    return Compute(product.node.names[0], product.type, product.axes, value, origins)
 
 
 def _adds(product: Product) -> bool:

@@ -305,7 +305,16 @@ class Maker:
             self.exact[name] = sure and self._equal(name)
         self.used.update(step.operands)
         exact = all(self.exact[name] for name in changed)
-        self.steps.append(Step(step.text, results, step.operands, step.kind, max(draft.eps, self._eps(changed)), exact))
+        self.steps.append(
+            Step(
+                step.text,
+                results,
+                step.operands,
+                step.kind,
+                max(draft.eps, self._eps(changed), _eps_of(step.text)),
+                exact,
+            )
+        )
         return True
 
     def _both(self, step: Step, eager: dict[str, Any], wide: dict[str, Any]) -> None:
@@ -399,3 +408,13 @@ def _share_memory(t: Tensor) -> bool:
     for n, stride in zip(t.shape, t.stride(), strict=True):
         offsets = offsets[..., None] + torch.arange(n) * stride
     return offsets.unique().numel() < t.numel()
+
+
+# What a line says of the types in which it computes on the way; ``drawn`` draws in single precision.
+_ROUNDED = (("drawn(", torch.float32), (".float()", torch.float32), ("torch.float32", torch.float32),
+            ("torch.float16", torch.float16), ("torch.bfloat16", torch.bfloat16))  # fmt: skip
+
+
+def _eps_of(text: str) -> float:
+    """The relative rounding of the coarsest type that a line names."""
+    return max((float(torch.finfo(kind).eps) for word, kind in _ROUNDED if word in text), default=0.0)

@@ -150,7 +150,8 @@ def execute(step: Step, names: dict[str, Any], generator: torch.Generator | None
         return
     for t in (names[name] for name in own):
         if isinstance(t, Tensor) and t.requires_grad:
-            t.register_hook(lambda g: _moved(g, step.eps, generator))
+            # A step that is cast to single precision has gradients in that.
+            t.register_hook(lambda g: _moved(g, step.eps, generator).to(g.dtype))
 
 
 def _lies_in(names: dict[str, Any], result: str, target: str) -> bool:
