@@ -63,13 +63,17 @@ WRITE_BACK = "aten::as_strided_scatter.default"
 PRODUCTS = frozenset({"aten::mm.default", "aten::addmm.default"})
 
 
-def build_host_program(graph: Graph, uses_of: Mapping[str, KernelUse], *, check_inputs: bool = False) -> HostProgram:
+def build_host_program(
+    graph: Graph, uses_of: Mapping[str, KernelUse], *, check_inputs: bool = False, returned: int | None = None
+) -> HostProgram:
     """The program of a fused graph; ``uses_of`` gives the compiled code of each tensor function.
 
-    With ``check_inputs`` arguments are brought into the layout of their types, should they have another.
+    With ``check_inputs`` arguments are brought into the layout of their types, should they have another. The first
+    ``returned`` results (None: all) are the caller's, who takes them in the layout in which ops give them.
     Raises EmitError where a size can be read from no argument.
     """
-    return _Builder(graph, uses_of, check_inputs).build()
+    saved = graph.outputs[returned:] if returned is not None else ()
+    return _Builder(graph, uses_of, check_inputs, frozenset(o for o in saved if isinstance(o, str))).build()
 
 
 @dataclass(slots=True)
@@ -77,6 +81,8 @@ class _Builder:
     graph: Graph
     uses_of: Mapping[str, KernelUse]
     check_inputs: bool = False
+    # Results that compiled code reads in the layout of their types: those that are saved for the backward.
+    saved: frozenset[str] = frozenset()
     steps: list[Step] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)
     # The name whose object owns the memory that a name looks at.
@@ -197,9 +203,9 @@ class _Builder:
                 self.bind_result(name, result)
                 if node.target in PRODUCTS:
                     self.products[name] = result
-                # Nobody may look at what a collective returns before it has been waited for, and nobody does at a
-                # result that is not needed, which some ops leave empty.
-                read = name in self.last or name in self.kept
+                # Nobody may look at what a collective returns before it has been waited for, and nobody of ours does
+                # at what is only returned, or at a result that is not needed, which some ops leave empty.
+                read = name in self.last or name in self.saved
                 if read and node.target not in SURE and not is_collective(node):
                     self.steps.append(CheckLayout(name, result))
 

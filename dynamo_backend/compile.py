@@ -261,7 +261,7 @@ class _Job:
         with self.timer.phase("host"):
             variables = _variables(kernels)
             code = {f: _use(b, variables[b.key]) for f, b in kernels.items()}
-            program = build_host_program(graph, code, check_inputs=self.region)
+            program = build_host_program(graph, code, check_inputs=self.region, returned=self.saved)
             if self.options.memory_limit is not None:
                 program = limited(program, graph, self.options.memory_limit, self.given)
             if plan.few is not None:

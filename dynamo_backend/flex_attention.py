@@ -69,14 +69,19 @@ def _inline(
     query, key, value, score_mod, block_mask, scale, _, *rest = node.args
     buffers: list[Any] = [*rest, (), ()][:2]
     functions = [_attribute(gm, f.target) for f in (score_mod, block_mask[-1])]  # type: ignore[union-attr,index]
-    operands: list[Any] = [query, key, value, *buffers[0], *buffers[1]]
+    # A scale that varies with sizes is traced as if it were a tensor.
+    varying = [scale] if isinstance(scale, fx.Node) else []
+    operands: list[Any] = [query, key, value, *varying, *buffers[0], *buffers[1]]
     count = len(buffers[0])
 
     def run(q: Any, k: Any, v: Any, *more: Any) -> Any:
-        mask = (functions[1],)
-        return math_attention(q, k, v, functions[0], mask, scale, {}, tuple(more[:count]), tuple(more[count:]))[0]
+        mask, factor = (functions[1],), more[0] if varying else scale
+        more = more[len(varying) :]
+        return math_attention(q, k, v, functions[0], mask, factor, {}, tuple(more[:count]), tuple(more[count:]))[0]
 
-    traced = _trace(run, [n.meta["val"] if isinstance(n, fx.Node) else n for n in operands])
+    values = [n.meta["val"] if isinstance(n, fx.Node) else n for n in operands]
+    number = values[0].new_empty((), dtype=torch.float64)
+    traced = _trace(run, [number if isinstance(v, torch.SymFloat) else v for v in values])
     inside: dict[fx.Node, Any] = {}
     given = iter(operands)
     place = {k: node.meta[k] for k in _PLACE if k in node.meta}

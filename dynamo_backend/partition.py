@@ -75,8 +75,14 @@ def save_copies(forward: fx.GraphModule, results: int, read: Set[str]) -> int:
     for k, saved in enumerate(values[results:], results):
         if saved in returned and saved.name not in read and isinstance(saved.meta.get("val"), torch.Tensor):
             with forward.graph.inserting_before(end):
-                values[k] = Writer(forward.graph, saved).call(aten.clone.default, saved)
-            copies += 1
+                copy = Writer(forward.graph, saved).call(aten.clone.default, saved)
+            # The backward is compiled for these strides; a part of something larger has others than its copy.
+            pairs = zip(copy.meta["val"].stride(), saved.meta["val"].stride(), strict=True)
+            if all(statically_known_true(a == b) for a, b in pairs):
+                values[k] = copy
+                copies += 1
+            else:
+                forward.graph.erase_node(copy)
     if copies:
         end.args = (type(end.args[0])(values),)  # type: ignore[call-arg, arg-type]
         forward.graph.lint()

@@ -70,10 +70,11 @@ def _chain(node: fx.Node) -> tuple[list[fx.Node], fx.Node]:
 def _of_input(graph: fx.Graph, views: list[fx.Node], copy: fx.Node, end: fx.Node) -> fx.Node | None:
     """The same views of the input that is copied over; None where it lies in memory so that they cannot be made."""
     made: Any = copy.args[0]
+    writer = Writer(graph, made)
     with graph.inserting_before(end):
         for view in views:
             try:
-                made = Writer(graph, view).call(view.target, made, *view.args[1:], **view.kwargs)
+                made = writer.call(view.target, made, *view.args[1:], **view.kwargs)
             except RuntimeError:  # no such view of these strides
                 return None
     return made  # type: ignore[no-any-return]

@@ -87,8 +87,12 @@ def test_results_of_libraries_are_looked_at_unless_they_are_sure() -> None:
     inputs = (SizeInput("n", N), Input("x", vector()))
     for op, looked_at in (("aten::mm.default", False), ("aten::cumsum.default", True)):
         node = Library(("m",), (vector(),), op, (Ref("x"), 0))
-        text = print_host(build_host_program(graph(inputs, (node,), "m"), USE)).text
-        assert ("checked_(m, (s0,), (1,))" in text) == looked_at
+        read = graph(inputs, (node, call("c", "m")), "c")
+        saved = graph(inputs, (node,), "m")
+        for program in (build_host_program(read, USE), build_host_program(saved, USE, returned=0)):
+            assert ("checked_(m, (s0,), (1,))" in print_host(program).text) == looked_at
+        # A caller takes it as the op gives it, in eager's layout.
+        assert "checked_" not in print_host(build_host_program(saved, USE)).text
 
 
 def test_numbers_that_python_has_no_literal_for() -> None:

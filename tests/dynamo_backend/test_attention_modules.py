@@ -184,6 +184,16 @@ def test_flex_attention_gives_zeros_where_the_mask_leaves_nothing() -> None:
     assert (result[:, :, :5] == 0).all()
 
 
+def test_flex_attention_scales_by_a_size_that_varies() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(*(t.transpose(1, 2) for t in (q, k, v)))  # type: ignore[return-value]
+
+    run = torch.compile(attend, backend="mlc", dynamic=True, fullgraph=True)
+    for rows, width in ((32, 16), (48, 24), (20, 8)):
+        given = [torch.randn(2, rows, HEADS, width) for _ in range(3)]
+        torch.testing.assert_close(run(*given), attend(*given), rtol=1e-5, atol=1e-5)
+
+
 def agree_in_one_kernel(attend: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     torch._dynamo.reset()
     with torch.no_grad():

@@ -138,7 +138,7 @@ def test_batch_norm_in_evaluation_and_running_statistics(check: Callable[..., An
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("how", ["amax", "max", "norm", "least", "threshold"])
+@pytest.mark.parametrize("how", ["amax", "max", "norm", "least", "threshold", "product"])
 def test_values_are_compared_as_they_are_rounded(how: str, dtype: torch.dtype) -> None:
     """Backwards compute a row again to see which of its elements are the largest, which was rounded; and so may the
     program itself."""
@@ -154,6 +154,8 @@ def test_values_are_compared_as_they_are_rounded(how: str, dtype: torch.dtype) -
                 return torch.linalg.vector_norm(y, INF, dim=0).sum()
             case "least":
                 return torch.erf(y)[:, 1:].amin(0).sum()
+            case "product":  # which loops of ours compute
+                return (y[:, :1] @ y[:1] * 0.5 @ y[:1].t()).amax(-1).sum() + (y[:, :1] @ y[:1]).amax(-1).sum()
         kept = y.view(-1, 9) >= y.topk(3, -1).values[:, -1:]
         return torch.where(kept, y, 0.0).sum()
 

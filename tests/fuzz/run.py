@@ -145,7 +145,9 @@ def execute(step: Step, names: dict[str, Any], generator: torch.Generator | None
         names.update({name: _moved(names[name], step.eps, generator) for name in own})
         if step.kind == "write" and _rounded(names[step.operands[0]]):
             target = names[step.operands[0]]
-            target.mul_(_factor(target, step.eps, generator))
+            # What the step has saved of it stays what it was written to be.
+            with torch.autograd._unsafe_preserve_version_counter(target):
+                target.mul_(_factor(target, step.eps, generator))
     if generator is None:
         return
     for t in (names[name] for name in own):
