@@ -82,8 +82,9 @@ def test_types() -> None:
 
 
 def test_numbers_that_torchs_own_scan_casts() -> None:
-    """Written out by torch, the function's numbers are cast as if they were tensors."""
-    x = torch.randn(11)
+    """Written out by torch, the function's numbers are cast as if they were tensors. Of eight elements or more Dynamo
+    cannot trace what torch writes, with any backend."""
+    x = torch.randn(7)
     run = torch.compile(
         lambda x: associative_scan(lambda a, b: torch.minimum(a, b) * 1, x, 0, combine_mode="generic"), backend="mlc"
     )
