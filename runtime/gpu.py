@@ -91,9 +91,20 @@ def compile_triton(
     """Machine code of a kernel for a target that this machine need not have.
 
     ``aligned`` says which pointers are multiples of 16 bytes (the default: ``default_alignment``). ``library`` is a
-    file that stands in for libdevice (``device_library``). ``run`` is who runs Triton, by default this process. Raises
-    GpuCompileError, and StoppedError where ``run`` does.
+    file that stands in for libdevice (``device_library``); where registers do not suffice with it, Triton's own is
+    tried as well. ``run`` is who runs Triton, by default this process. Raises GpuCompileError, and StoppedError where
+    ``run`` does.
     """
+    made = _compiled(source, target, aligned, library, run)
+    if library is None or not (spilled := resource_report(made).spills):
+        return made
+    other = _compiled(source, target, aligned, None, run)
+    return other if resource_report(other).spills < spilled else made
+
+
+def _compiled(
+    source: KernelSource, target: Target, aligned: tuple[bool, ...] | None, library: str | None, run: RunTriton
+) -> GpuBinary:
     aligned = default_alignment(source) if aligned is None else aligned
     try:
         answer = run(_request(source, target, aligned, library))

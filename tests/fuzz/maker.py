@@ -311,7 +311,7 @@ class Maker:
                 results,
                 step.operands,
                 step.kind,
-                max(draft.eps, self._eps(changed), _eps_of(step.text)),
+                max(draft.eps, self._eps((*changed, *step.operands)), _eps_of(step.text)),
                 exact,
             )
         )
