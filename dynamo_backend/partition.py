@@ -74,7 +74,8 @@ def save_copies(forward: fx.GraphModule, results: int, read: Set[str]) -> int:
     copies = 0
     for k, saved in enumerate(values[results:], results):
         if saved in returned and saved.name not in read and isinstance(saved.meta.get("val"), torch.Tensor):
-            with forward.graph.inserting_before(end):
+            # Before the inputs are written, which is the last that a graph does.
+            with forward.graph.inserting_after(saved):
                 copy = Writer(forward.graph, saved).call(aten.clone.default, saved)
             # The backward is compiled for these strides; a part of something larger has others than its copy.
             pairs = zip(copy.meta["val"].stride(), saved.meta["val"].stride(), strict=True)

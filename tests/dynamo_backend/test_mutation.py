@@ -445,6 +445,23 @@ def test_a_result_that_eager_does_not_save_may_be_written() -> None:
     torch.testing.assert_close(grads[1], grads[0])
 
 
+def test_copies_for_the_backward_are_made_before_inputs_are_written() -> None:
+    def f(x: Tensor, y: Tensor, at: Tensor, to: Tensor) -> tuple[Tensor, Tensor]:
+        t = torch.tanh(x) * 2
+        out = torch.index_put((t.abs() + 0.5).rsqrt(), (at,), y, accumulate=True)
+        y.index_add_(0, to, torch.ones_like(y[:3]))
+        return out, t
+
+    at, to = torch.tensor([1, 3, 3, 0]), torch.tensor([0, 2, 2])
+    x, y = torch.randn(8, 5, requires_grad=True), torch.randn(4, 5)
+    seen = []
+    for fn in (f, torch.compile(f, backend="mlc", fullgraph=True)):
+        given = y.clone()
+        out, t = fn(x, given, at, to)
+        seen.append([out.detach(), t.detach(), given, *torch.autograd.grad(out.sum() + t.sum(), x)])
+    torch.testing.assert_close(seen[1], seen[0])
+
+
 def test_what_the_backward_needs_was_written() -> None:
     def f(x: Tensor, y: Tensor) -> Tensor:
         return (x * y.exp()).sum()
