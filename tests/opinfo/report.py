@@ -17,9 +17,6 @@ from .sweep import FAULTS, latest
 Records = Mapping[tuple[Job, int], dict[str, Any]]
 # Differences that are understood: what a sample's job, status and detail say, and why it is so.
 CAUSES: dict[str, str] = {
-    r"(diagonal|select|slice)_scatter \S+ overlapping wrong": (
-        "eager's copy of rows that overlap overlaps again, so what is written once shows in several elements"
-    ),
     r"embedding_bag bfloat16 gradient raises": (
         "torch's fake kernel promises offsets that its kernel for bfloat16 does not make"
     ),
