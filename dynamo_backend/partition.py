@@ -37,6 +37,7 @@ def partition(options: Options) -> Callable[..., Parts]:
     parts forward and backward by min-cut."""
 
     def part(joint: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Parts:
+        unread = _unread(joint.graph)
         chunk_losses(joint, options)
         open_log_softmax(joint)
         forget_running_statistics(joint)
@@ -48,32 +49,37 @@ def partition(options: Options) -> Callable[..., Parts]:
         keep_overwritten(joint, _backward(joint.graph))
         with config.patch(cse=False):
             if options.memory_limit is not None:
-                return within_limit(joint, inputs, options, settings)
-            return _parted(joint, inputs, settings)
+                return within_limit(joint, inputs, options, settings, unread)
+            return _parted(joint, inputs, settings, unread)
 
     return part
 
 
-def _parted(joint: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Parts:
-    backward = {n for n in _backward(joint.graph) if n.op != "output"}
-    read = {n.name for n in joint.graph.nodes if n not in backward and not backward.isdisjoint(n.users)}
+def _parted(joint: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any], unread: Set[str]) -> Parts:
     parts: Parts = min_cut_rematerialization_partition(joint, inputs, **settings)
-    save_copies(parts[0], settings["num_fwd_outputs"], read)
+    save_copies(parts[0], settings["num_fwd_outputs"], unread)
     return parts
 
 
-def save_copies(forward: fx.GraphModule, results: int, read: Set[str]) -> int:
+def _unread(graph: fx.Graph) -> set[str]:
+    """What of the forward no gradient op reads, so that eager does not save it."""
+    backward = {n for n in _backward(graph) if n.op != "output"}
+    return {n.name for n in graph.nodes if n not in backward and backward.isdisjoint(n.users)}
+
+
+def save_copies(forward: fx.GraphModule, results: int, unread: Set[str]) -> int:
     """Save copies of results that a caller may write over, as eager lets it; how many copies there are.
 
-    Eager saves what the gradient ops of the forward read, the names in ``read``. The min-cut may save a result instead
-    and make those of it again, and autograd refuses a backward where a result that was saved has been written.
+    Eager saves what the gradient ops of the forward read, and not the names in ``unread``. The min-cut may save a
+    result instead and make those of it again, and attention is made again of what it gave; autograd refuses a backward
+    where a result that was saved has been written.
     """
     (end,) = forward.graph.find_nodes(op="output")
     values = list(end.args[0])  # type: ignore[arg-type]
     returned = {v for v in values[:results] if isinstance(v, fx.Node) and v.op == "call_function"}
     copies = 0
     for k, saved in enumerate(values[results:], results):
-        if saved in returned and saved.name not in read and isinstance(saved.meta.get("val"), torch.Tensor):
+        if saved in returned and saved.name in unread and isinstance(saved.meta.get("val"), torch.Tensor):
             # Before the inputs are written, which is the last that a graph does.
             with forward.graph.inserting_after(saved):
                 copy = Writer(forward.graph, saved).call(aten.clone.default, saved)
@@ -91,7 +97,9 @@ def save_copies(forward: fx.GraphModule, results: int, read: Set[str]) -> int:
     return copies
 
 
-def within_limit(joint: fx.GraphModule, inputs: Sequence[Any], options: Options, settings: dict[str, Any]) -> Parts:
+def within_limit(
+    joint: fx.GraphModule, inputs: Sequence[Any], options: Options, settings: dict[str, Any], unread: Set[str]
+) -> Parts:
     """Forward and backward that stay below the limit of memory, with as little computed again as that takes; where
     nothing does, those that take least.
 
@@ -102,7 +110,7 @@ def within_limit(joint: fx.GraphModule, inputs: Sequence[Any], options: Options,
     for budget in BUDGETS:
         copy = fx.GraphModule(joint, _copied(joint.graph))
         with config.patch(activation_memory_budget=budget):
-            parts = _parted(copy, inputs, settings)
+            parts = _parted(copy, inputs, settings, unread)
         peak = max(planned_peak(parts[0], options), planned_peak(parts[1], options, saved_inputs(parts[1])))
         if least is None or peak < least[0]:
             least = peak, parts
