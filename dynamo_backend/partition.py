@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ..runtime.options import Options
 from .attention_joint import recompute_scores
 from .chunk_loss import chunk_losses
-from .chunk_loss_write import Writer
+from .chunk_loss_write import Writer, give_results
 from .converters import CONVERTERS
 from .overwritten import keep_overwritten
 from .plans import planned_peak
@@ -91,9 +91,7 @@ def save_copies(forward: fx.GraphModule, results: int, unread: Set[str]) -> int:
             else:
                 forward.graph.erase_node(copy)
     if copies:
-        end.args = (type(end.args[0])(values),)  # type: ignore[call-arg, arg-type]
-        forward.graph.lint()
-        forward.recompile()
+        give_results(forward, values)
     return copies
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from .chunk_loss_write import Writer
+from .chunk_loss_write import Writer, give_results
 
 aten = torch.ops.aten
 
@@ -49,12 +49,12 @@ def return_written_inputs(gm: fx.GraphModule, metadata: Any) -> int:
         views, root = _chain(results[k])
         copies = written.get(root, ())
         if views and len(copies) == 1:
-            results[k] = _of_input(gm.graph, views, copies[0], end) or results[k]
-            changed += 1
+            made = _of_input(gm.graph, views, copies[0], end)
+            if made is not None:
+                results[k] = made
+                changed += 1
     if changed:
-        end.args = (type(end.args[0])(results),)  # type: ignore[call-arg, arg-type]
-        gm.graph.lint()
-        gm.recompile()
+        give_results(gm, results)
     return changed
 
 

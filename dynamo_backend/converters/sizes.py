@@ -141,8 +141,8 @@ class SizeMap:
         """What the ShapeEnv knows of every symbol met: those in ``order`` first."""
         back = {ours: theirs for theirs, ours in self._symbols.items()}
         ordered = dict.fromkeys([*(s for s in order if s in back), *back])
-        found = [self._describe(ours, back[ours]) for ours in ordered]
-        return SymbolTable((*found, *(self._describe_made(made, SymbolTable(tuple(found))) for made in self.made)))
+        found = SymbolTable(tuple(self._describe(ours, back[ours]) for ours in ordered))
+        return SymbolTable((*found.sizes, *(self._describe_made(made, found) for made in self.made)))
 
     def _describe_made(self, made: sympy.Symbol, others: SymbolTable) -> Size:
         bounds = self._range(self._theirs[made])
