@@ -2,7 +2,8 @@
 
 A scatter's function has a stage that begins the result, at every row, and one that writes where data say, over
 dimensions of its own. What is scattered, and the places, are computed on the way where nobody else needs them. Where
-the result takes the place of what it begins with (``scattered_over``) only the elements that are named are touched.
+the result takes the place of what it begins with (``scattered_over``) only the elements that are named are touched; so
+what is made of that tensor's own elements is stored first.
 """
 
 from __future__ import annotations
@@ -203,8 +204,12 @@ class _Writer:
         return points <= self.hint(made.type.numel) and (self.in_rows() or cost <= CHEAP_FLOPS)
 
     def is_stored_first(self, value: Expr, made: Compute) -> bool:
-        """Whether the elements of an operand are made of so much that they should not be made here."""
+        """Whether the elements of an operand are made of so much that they should not be made here, or of the tensor
+        whose place the result may take."""
         count, names = self.hint(made.type.numel), {ld.buffer for ld in loads(value)}
+        begun = self.node.initial
+        if isinstance(begun, Load) and self.views.base(begun.buffer) in names:
+            return True
         types = [self.parameters.types[name] for name in names]
         nbytes = sum(min(self.hint(t.numel), count) * t.dtype.itemsize for t in types)
         return nbytes > MOST_READ * self.hint(made.type.nbytes) and not names.isdisjoint(self.computes)

@@ -10,8 +10,9 @@ from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, cast, const, symbol
 from ...ir.monoid import MAX, SUM
 from .context import Domain, ImportContext, Tensor, axes, convert, index_value, select
+from .gather import bounded
 from .registry import NoConversion, converter
-from .scatter import Source, scattered, source_axes
+from .scatter import Source, scatter, source_axes
 from .sizes import integer
 
 # From so many rows on torch takes Euclidean distances by a matrix product.
@@ -155,19 +156,25 @@ def pdist_backward(ctx: ImportContext, grad: Tensor, x: Tensor, p: float, distan
 
 @converter("aten.embedding_renorm.default")
 def embedding_renorm(ctx: ImportContext, weight: Tensor, indices: Tensor, max_norm: float, p: float) -> Tensor:
-    """The rows that ``indices`` name, made shorter where their norm is greater than ``max_norm``."""
-    kind, (rows, width), at = weight.dtype.compute, weight.shape, axes(2)
-    over = source_axes(indices.rank)
-    row = cast(ctx.at(indices, over), DType.INT64)
-    each = ctx.contiguous((rows,), DType.BOOL, weight.device)
-    source = Source(indices.shape, (row,), const(True, DType.BOOL))
-    named = scattered(ctx, None, const(False, DType.BOOL), source, each, "named")
-    domain, r = _over((rows,), width)
-    value = ctx.at(weight, (at[0], r), kind)
-    (total,) = ctx.reduce(MAX if p == math.inf else SUM, domain, (_term(value, p),), weight.device)
-    norm = convert(convert(_finished(ctx.at(total, at[:1]), p), weight.dtype), kind)
+    """The rows that ``indices`` name, made shorter where their norm is greater than ``max_norm``.
+
+    A row that is named twice is written twice, each time what has been made of it as it was: a table is not read but
+    for those rows.
+    """
+    kind, (rows, width), over = weight.dtype.compute, weight.shape, axes(indices.rank)
+    row = bounded(ctx.at(indices, over), 0, rows)
+    domain, r = _over(indices.shape, width)
+    (total,) = ctx.reduce(MAX if p == math.inf else SUM, domain, (_term(ctx.at(weight, (row, r)), p),), weight.device)
+    norm = convert(convert(_finished(ctx.at(total, over), p), weight.dtype), kind)
     # The term is eager's, which divides by no zero.
     factor = call("div", const(max_norm, kind), call("add", norm, const(1e-7, kind)))
-    longer = call("logical_and", named, call("gt", norm, const(max_norm, kind)))
-    made = ctx.temporary(Select(longer, factor, const(1, kind)), each, "factor", kind)
-    return ctx.compute(call("mul", ctx.at(weight, at, kind), ctx.at(made, at[:1])))
+    longer = Select(call("gt", norm, const(max_norm, kind)), factor, const(1, kind))
+    scale = ctx.temporary(longer, total.type, "factor", kind)
+    *over, column = axes(indices.rank + 1)
+    row = bounded(ctx.at(indices, over), 0, rows)
+    value = call("mul", ctx.at(weight, (row, column)), ctx.at(scale, over))
+    shorter = ctx.temporary(value, ctx.contiguous((*indices.shape, width), weight.dtype, weight.device), "shorter")
+    *at, column = source_axes(indices.rank + 1)
+    places = (cast(ctx.at(indices, at), DType.INT64), column)
+    source = Source(shorter.shape, places, ctx.at(shorter, (*at, column), weight.dtype))
+    return scatter(ctx, None, ctx.at(weight, axes(2), weight.dtype), source)

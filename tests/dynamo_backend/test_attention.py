@@ -136,3 +136,36 @@ def test_torch_s_own_attention_stays_where_it_is_faster_and_trains() -> None:
     for x, y in zip(given, exact, strict=True):
         assert x.grad is not None and y.grad is not None
         torch.testing.assert_close(x.grad.double(), y.grad, rtol=1e-5, atol=1e-5)
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("queries", [1, 33])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_torch_s_own_attention_with_a_mask_is_generated(dtype: torch.dtype, queries: int, dynamic: bool) -> None:
+    """Of bools or of numbers that are added, for all heads or for each; rows that see nothing are zeros, as eager's."""
+    torch.manual_seed(0)
+    compiled = torch.compile(masked, backend="mlc", dynamic=dynamic)
+    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+    for keys in (70, 37) if dynamic else (70,):
+        inputs = [torch.randn(2, 4, n, 16).to(dtype) for n in (queries, keys, keys)]
+        unseen = torch.rand(2, 4, queries, keys) < 0.5
+        unseen[0, 1, 0] = True
+        added = torch.randn(queries, keys).masked_fill(unseen[0, 1], -torch.inf)
+        for mask in (unseen, unseen[:, :1], added.to(dtype)):
+            expected = masked(*(x.double() for x in inputs), mask.double() if mask.is_floating_point() else mask)
+            torch.testing.assert_close(compiled(*inputs, mask).double(), expected, rtol=tolerance, atol=tolerance)
+            assert not torch_mlc.explain(masked, *inputs, mask).graphs[0].libraries
+
+
+def test_rows_whose_scores_are_infinite_are_those_of_torch_s_own_attention() -> None:
+    q, k, v = (torch.rand(1, 2, n, 8) for n in (4, 70, 70))
+    q[0, 0, 0, 0], q[0, 1, 1, 0], k[0, 0, 3, 1] = -torch.inf, torch.inf, torch.nan
+    mask = torch.zeros(4, 70)
+    mask[2], mask[3, 5] = -torch.inf, torch.inf
+    torch.testing.assert_close(torch.compile(masked, backend="mlc")(q, k, v, mask), masked(q, k, v, mask), equal_nan=True)
+    found = torch.compile(of_torch, backend="mlc")(q, k, v, False)
+    torch.testing.assert_close(found, of_torch(q, k, v, False), equal_nan=True)
