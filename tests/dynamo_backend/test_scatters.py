@@ -232,6 +232,28 @@ def test_a_scatter_over_an_argument_touches_what_is_named() -> None:
         assert made["kernel_calls"] == 1 and not made.get("library_calls"), "there is no copy of the cache"
 
 
+def test_what_is_made_of_the_elements_that_it_replaces_is_stored_first() -> None:
+    """Rows of a table, scaled: the table is neither copied nor read but for them; a row named twice is scaled once."""
+
+    def scaled(x: Tensor, i: Tensor) -> None:
+        x[i] = x[i] * 2 + x[0]
+
+    def added(x: Tensor, i: Tensor) -> None:
+        x.index_add_(0, i, x[i + 1].sin())
+
+    def shortened(x: Tensor, i: Tensor) -> None:
+        F.embedding(i, x, max_norm=1.0)
+
+    for fn in (scaled, added, shortened):
+        x, i = torch.randn(90, 5), torch.tensor([3, 0, 7, 3])
+        expected = x.clone()
+        fn(expected, i)
+        before = counters.snapshot()
+        compiled(fn, x, i)
+        torch.testing.assert_close(x, expected)
+        assert not counters.since(before).get("library_calls"), "there is no copy of the table"
+
+
 def test_an_intermediate_is_written_over() -> None:
     def fn(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
         return x.scatter_reduce(0, i, v, "prod", include_self=False)

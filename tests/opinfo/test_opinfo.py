@@ -14,7 +14,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.opinfo import check, report
-from tests.opinfo.cases import Job, jobs, samples
+from tests.opinfo.cases import Job, Sample, jobs, moved, samples
 from tests.opinfo.check import difference
 from tests.opinfo.layouts import LAYOUTS, laid_out
 from tests.opinfo.report import differences, kind_of, write_table
@@ -90,6 +90,22 @@ def test_what_differs_is_seen() -> None:
     square = torch.ones(2, 3)
     assert "strides" in difference([square.t().contiguous().t()], [square], **same)  # type: ignore[arg-type]
     assert "2 results" in difference([x, x], [x], **same)  # type: ignore[arg-type]
+
+
+def test_what_operands_do_not_tell_is_not_asked_for() -> None:
+    """Eager may be lucky where a result is as far from certain as its operands are rounded; but no further."""
+    big, small = torch.tensor([1e4, 3.0]), torch.tensor([1e4 - 1e-3, 2.0])
+    exact = (big.double() - small.double()).float()
+
+    def reference(seed: int | None = None) -> list[torch.Tensor]:
+        sample = Sample(big.double(), (small.double(),), {}, lambda r: r)
+        sample = sample if seed is None else moved(sample, seed)
+        return [sample.input - sample.args[0]]
+
+    how = {"values": True, "layout": True}
+    assert not difference([exact + torch.tensor([5e-4, 0.0])], [exact], reference, **how)
+    for wrong in ([1e-1, 0.0], [0.0, 1e-2]):
+        assert "1 of 2 differ" in difference([exact + torch.tensor(wrong)], [exact], reference, **how)
 
 
 def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
