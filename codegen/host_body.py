@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import sympy
 from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
 
+from ..ir.symbols import PositivePart
 from .host_table import OWN, place
 from .kernel import EmitError
 
@@ -128,6 +129,8 @@ class Body:
                 return self.folded("mul i64 {}, {}", [expr.args[0]] * int(expr.args[1]))
             case Max() | sympy.Max():
                 return self.folded("call i64 @llvm.smax.i64(i64 {}, i64 {})", expr.args)
+            case PositivePart():
+                return self.value(f"call i64 @llvm.smax.i64(i64 {self.size(expr.args[0])}, i64 0)")
             case Min() | sympy.Min():
                 return self.folded("call i64 @llvm.smin.i64(i64 {}, i64 {})", expr.args)
             case FloorDiv() | CleanDiv():

@@ -6,14 +6,16 @@ launched and libraries called in the order of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
 
 from ..ir.collectives import in_flight, is_collective
+from ..ir.expr import symbol
 from ..ir.graph import (
+    MADE_SIZE,
     CallTensor,
     Compute,
     Graph,
@@ -30,6 +32,7 @@ from ..ir.graph import (
     refs,
     uses,
 )
+from ..ir.symbols import PositivePart
 from .host import (
     Allocate,
     BindSize,
@@ -163,11 +166,12 @@ class _Builder:
                     places += [(e, name, d, True) for d, e in enumerate(kind.strides)]
         # Plain symbols of integers first, then of dimensions, then forms that have to be solved.
         places.sort(key=lambda p: (not p[0].is_Symbol, p[3], p[2] is not None))
+        whole = _signed(self.graph)
         for value, name, dim, stride in places:
-            solved = _solve(value, wanted - found.keys())
+            solved = _solve(whole(value), wanted - found.keys())
             if solved is not None:
-                symbol, scale, shift = solved
-                found[symbol] = BindSize(symbol, name, dim, stride, scale, shift)
+                size, scale, shift = solved
+                found[size] = BindSize(size, name, dim, stride, scale, shift)
         self.unbound = wanted - found.keys()
         order = [s for s in self.graph.symbols.symbols if s in found]
         self.steps += [found[s] for s in order]
@@ -326,6 +330,24 @@ def _solve(value: sympy.Expr, wanted: set[sympy.Symbol]) -> tuple[sympy.Symbol, 
     if not (scale.is_Integer and shift.is_Integer and scale > 0) or sympy.expand(scale * symbol + shift - value) != 0:
         return None
     return symbol, int(scale), int(shift)
+
+
+def _signed(graph: Graph) -> Callable[[sympy.Expr], sympy.Expr]:
+    """Writes what is linear in numbers that may be negative in them, in place of their two parts."""
+    made = {n.args[0]: symbol(n.names[0]) for n in graph.nodes if isinstance(n, Library) and n.target == MADE_SIZE}
+    parts = {above: (of.args[0], below) for of, above in made.items() if (below := made.get(_negative(of))) is not None}
+
+    def whole(value: sympy.Expr) -> sympy.Expr:
+        for above, (number, below) in parts.items() if value.free_symbols else ():
+            joined = sympy.expand(value.xreplace({above: number + below})) if above in value.free_symbols else value
+            value = value if below in joined.free_symbols else joined
+        return value
+
+    return whole
+
+
+def _negative(of: Any) -> sympy.Expr | None:
+    return PositivePart(-of.args[0]) if isinstance(of, PositivePart) and of.args[0].is_Symbol else None
 
 
 def _mentioned(graph: Graph) -> set[sympy.Symbol]:

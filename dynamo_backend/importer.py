@@ -37,6 +37,7 @@ from ..ir.graph import (
 from .converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion, SizeMap, Tensor
 from .converters.context import KEEPS_ROUNDING
 from .converters.replays import REPLAY, SAVE, replayed_value
+from .decided import Decided, is_settled
 from .flex_attention import open_flex_attention
 from .origins import origins_of
 from .regions import attribute
@@ -118,25 +119,12 @@ def _foreign(val: Any) -> str | None:
     return None
 
 
-def _is_decided(size: Any) -> bool:
-    """Whether a size is a symbol of torch's for one that data decide."""
-    return isinstance(size, sympy.Symbol) and size.name.startswith(("u", "zuf"))
-
-
 def _mistyped_positions(node: fx.Node) -> torch.dtype | None:
     """What torch's fake tensors (those of 2.11) take positions and counts for that somebody reads, if not integers."""
     if node.target not in _POSITIONS:
         return None
     read = (u for u in node.users if u.target is operator.getitem and u.args[1] != 0)
     return next((u.meta["val"].dtype for u in read if u.meta["val"].dtype is not torch.int64), None)
-
-
-def _given(size: Any) -> sympy.Symbol | None:
-    """The symbol that a result of no tensor type gives a value to: itself, or that which is 1 where it is true."""
-    match size:
-        case sympy.Symbol() | sympy.Eq(args=(sympy.Symbol(), sympy.S.One)):
-            return next(iter(size.free_symbols))
-    return None
 
 
 def _full_name(op: OpOverload | HigherOrderOperator) -> str:
@@ -169,7 +157,7 @@ class _Importer:
         self.outputs: tuple[GraphOutput, ...] = ()
         self.constants: dict[str, Any] = {}
         # Sizes decided by data that the caller or a node of the graph gives.
-        self.decided: set[sympy.Symbol] = set()
+        self.decided = Decided(self.sizes)
 
     def run(self, name: str) -> Graph:
         for node in self.gm.graph.nodes:
@@ -215,13 +203,13 @@ class _Importer:
         if isinstance(val, torch.Tensor):
             kind = self.sizes.tensor_type(val)
             self.inputs.append(Input(node.name, kind, position in self.static))
-            self.decided.update(s for s in (*kind.shape, *kind.strides) if _is_decided(s))
+            self.decided.tell((*kind.shape, *kind.strides))
             return Tensor(node.name, kind)
         if isinstance(val, (int, *_SYMBOLIC)):
-            size = self.sizes.size(val)
-            self.inputs.append(SizeInput(node.name, size))
-            self.decided.update(s for s in (size,) if _is_decided(s))
-            return size
+            told = self.sizes.told(val)
+            self.inputs.append(SizeInput(node.name, told))
+            self.decided.tell((told,))
+            return self.sizes.size(val)
         if val is None and not node.users:
             self.inputs.append(SizeInput(node.name, sympy.S.Zero))
             return None
@@ -284,9 +272,8 @@ class _Importer:
         val = node.meta.get("val")
         is_op = isinstance(target, OpOverload)
         if isinstance(val, _SYMBOLIC) and not node.meta.get("unbacked_bindings"):
-            size = self.sizes.size(val)
-            if not (is_op and _is_decided(size)) or size in self.decided:
-                return size
+            if not (is_op and self.decided.is_new(self.sizes.told(val))):
+                return self.sizes.size(val)
         if isinstance(val, (list, tuple)) and val and all(isinstance(v, (int, *_SYMBOLIC)) for v in val):
             return [self.sizes.size(v) for v in val]
         if not is_op and not isinstance(target, HigherOrderOperator):
@@ -319,7 +306,7 @@ class _Importer:
     def library(self, node: fx.Node, val: Any, reason: str) -> Any:
         target = node.target
         if isinstance(target, OpOverload) and not node.users and not target._schema.returns:
-            if self.is_settled_assertion(node):
+            if is_settled(node, [self.lookup(a) for a in node.args], self.sizes):
                 return None
         if isinstance(target, (OpOverload, HigherOrderOperator)):
             full_name = _full_name(target)
@@ -337,6 +324,7 @@ class _Importer:
         names: list[str] = []
         types: list[TensorType | None] = []
         results: list[Any] = []
+        held: list[Library] = []
 
         def result(v: Any, suffix: str) -> Any:
             """What stands for one result; results in lists inside of others count one after the other."""
@@ -352,12 +340,11 @@ class _Importer:
                 found = Tensor(name, kind)
             elif isinstance(v, _SYMBOLIC):
                 found = self.sizes.size(v)
-                # A result of no tensor type that is named like a size symbol binds that symbol. Regions also give back
-                # what they were given: sizes that are known.
-                bound = _given(found)
-                if bound is not None and _is_decided(bound) and bound not in self.decided:
-                    self.decided.add(bound)
+                # A result of no tensor type that is named like a size symbol binds that symbol.
+                bound = self.decided.given(v, bool(node.meta.get("unbacked_bindings")))
+                if bound is not None:
                     name = bound.name
+                    held.extend(self.decided.held(bound, found, full_name, self.ctx.origins))
             names.append(name)
             types.append(kind)
             results.append(found)
@@ -377,36 +364,10 @@ class _Importer:
             )
         )
         for value, found in zip(pytree.tree_leaves(val), results):
-            self.bind_decided(value, found)
+            if isinstance(found, Tensor):
+                self.ctx.nodes += self.decided.read(value, found, self.ctx.origins)
+        self.ctx.nodes += held
         return answer
-
-    def bind_decided(self, value: Any, found: Any) -> None:
-        """Sizes that a call decides (``nonzero``, a slice between places that are data) are read back from its result,
-        under the name of their symbol, before anything needs them."""
-        if not isinstance(found, Tensor):
-            return
-        reads: list[tuple[str, sympy.Expr, tuple[int, ...]]] = [
-            ("aten::sym_size.int", extent, (d,)) for d, extent in enumerate(found.shape)
-        ]
-        if isinstance(offset := value.storage_offset(), torch.SymInt):
-            reads.append(("aten::sym_storage_offset.default", self.sizes.size(offset), ()))
-        for target, size, where in reads:
-            if _is_decided(size) and size not in self.decided:
-                self.decided.add(size)
-                args = (Ref(found.name), *where)
-                self.ctx.nodes.append(
-                    Library((size.name,), (None,), target, args, (), "size decided by data", self.ctx.origins)
-                )
-
-    def is_settled_assertion(self, node: fx.Node) -> bool:
-        """Assertions about sizes that Dynamo's guards already make; those about sizes decided by data must run."""
-        if "assert" not in str(node.target) and "sym_constrain" not in str(node.target):
-            return False
-        operands = [self.lookup(a) for a in node.args]
-        if any(isinstance(a, Tensor) for a in operands):
-            return False
-        symbols = {s for a in operands if isinstance(a, sympy.Basic) for s in a.free_symbols}
-        return not any(_is_decided(s) for s in symbols)
 
     def lookup(self, arg: Any) -> Any:
         """A node argument as converters see it."""

@@ -28,6 +28,7 @@ from .expr import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var,
 from .loops import BLOCK_KINDS, Axis, AxisKind, Block, LoopKind, LoopNest, Node, Store, Update, walk_nodes
 from .monoid import State
 from .oracle_ops import converter, function, scalar
+from .symbols import PositivePart
 
 Name = Callable[[sympy.Symbol], str]
 # Python allows a hundred levels of indentation; a chain of selects goes on in a function of its own before that.
@@ -58,6 +59,8 @@ def index_text(expr: sympy.Expr, name: Name) -> str:
             return f"max({', '.join(args)})"
         case Min() | sympy.Min():
             return f"min({', '.join(args)})"
+        case PositivePart():
+            return f"max({args[0]}, 0)"
         case PowByNatural():
             return f"({args[0]} ** {args[1]})"
     if expr.is_Pow and expr.args[1].is_Integer and expr.args[1] > 0:

@@ -19,12 +19,13 @@ from .expr import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var,
 from .graph import ArgumentRef, ConstantRef, OpRef, Ref, TensorType
 from .loops import Buffer, Scope, contiguous_strides
 from .ops import OPS, Result
+from .symbols import PositivePart
 
 # Functions of index expressions, by the name that stands in the text.
 INDEX_FUNCTIONS: dict[str, Any] = {
     "FloorDiv": FloorDiv, "CleanDiv": CleanDiv, "ModularIndexing": ModularIndexing, "Mod": Mod, "PythonMod": PythonMod,
     "Max": Max, "Min": Min, "PowByNatural": PowByNatural, "sympy_Max": sympy.Max, "sympy_Min": sympy.Min,
-    "Add": sympy.Add, "Mul": sympy.Mul, "Pow": sympy.Pow,
+    "Add": sympy.Add, "Mul": sympy.Mul, "Pow": sympy.Pow, "PositivePart": PositivePart,
 }  # fmt: skip
 _FUNCTION_NAMES = {kind: name for name, kind in INDEX_FUNCTIONS.items()}
 _SUM, _PRODUCT, _ATOM = range(3)

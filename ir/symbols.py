@@ -25,6 +25,24 @@ from .errors import IRError
 _OPERATIONS = (
     CeilDiv, CleanDiv, FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod, sympy.Max, sympy.Min,
 )  # fmt: skip
+
+
+class PositivePart(sympy.Function):
+    """``max(x, 0)`` of an integer that may be negative, though sympy is told that every symbol is none: unlike a
+    ``Max``, it is left as it stands.
+
+    Numbers that may be negative are two symbols, ``PositivePart(x) - PositivePart(-x)``, which the host program makes,
+    so all that is computed of them is right about their sign.
+    """
+
+    is_integer = True
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, x: sympy.Expr) -> sympy.Expr | None:
+        return sympy.Integer(max(int(x), 0)) if x.is_Integer else None
+
+
 # Inclusive bounds; None above means unbounded.
 Interval = tuple[int, int | None]
 
@@ -155,6 +173,8 @@ def interval(expr: sympy.Expr, env: Mapping[sympy.Symbol, Interval]) -> Interval
         case sympy.Max() | Max():
             highs = [hi for _, hi in args if hi is not None]
             return (max(lo for lo, _ in args), max(highs) if len(highs) == len(args) else None)
+        case PositivePart():
+            return (0, None)
         case sympy.Min() | Min():
             highs = [hi for _, hi in args if hi is not None]
             return (min(lo for lo, _ in args), min(highs) if highs else None)

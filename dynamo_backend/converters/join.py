@@ -133,11 +133,11 @@ def roll(ctx: ImportContext, x: Tensor, shifts: Sequence[Any], dims: Sequence[in
 
 
 def _slice_condition(
-    shape: Sequence[sympy.Expr], dim: int, start: Any, taken: sympy.Expr, step: int
+    ctx: ImportContext, shape: Sequence[sympy.Expr], dim: int, start: Any, taken: sympy.Expr, step: int
 ) -> tuple[list[Expr], sympy.Expr]:
     """When position ``i_dim`` lies in a slice of ``taken`` elements, and which of its elements it is."""
     i = axes(len(shape))[dim]
-    begin = slice_start(start, shape[dim], taken, step)
+    begin = slice_start(ctx, start, shape[dim], taken, step)
     if step == 1:
         high = None if sympy.expand(begin + taken - shape[dim]) == 0 else begin + taken
         return within(i, None if begin == 0 else begin, high), i - begin
@@ -157,7 +157,7 @@ def slice_scatter(
     ctx.own_places()
     dim %= x.rank
     at = axes(x.rank)
-    conditions, index = _slice_condition(x.shape, dim, start, source.shape[dim], step)
+    conditions, index = _slice_condition(ctx, x.shape, dim, start, source.shape[dim], step)
     kind = x.dtype.compute
     inside = ctx.load(source, [*at[:dim], index, *at[dim + 1 :]], kind)
     return ctx.compute(select(all_of(conditions), inside, ctx.load(x, at, kind)))
@@ -170,13 +170,13 @@ def slice_backward(
     out = ctx.type()
     dim %= len(out.shape)
     at = axes(len(out.shape))
-    conditions, index = _slice_condition(out.shape, dim, start, grad.shape[dim], step)
+    conditions, index = _slice_condition(ctx, out.shape, dim, start, grad.shape[dim], step)
     inside = ctx.load(grad, [*at[:dim], index, *at[dim + 1 :]])
     return ctx.compute(select(all_of(conditions), inside, const(0, inside.dtype)))
 
 
-def _at_position(shape: Sequence[sympy.Expr], dim: int, index: Any) -> Expr:
-    return call("eq", index_value(axes(len(shape))[dim]), index_value(wrap(index, shape[dim])))
+def _at_position(ctx: ImportContext, shape: Sequence[sympy.Expr], dim: int, index: Any) -> Expr:
+    return call("eq", index_value(axes(len(shape))[dim]), index_value(wrap(ctx, index, shape[dim])))
 
 
 @converter("aten.select_scatter.default")
@@ -186,7 +186,7 @@ def select_scatter(ctx: ImportContext, x: Tensor, source: Tensor, dim: int, inde
     at = axes(x.rank)
     kind = x.dtype.compute
     inside = ctx.load(source, at[:dim] + at[dim + 1 :], kind)
-    return ctx.compute(select(_at_position(x.shape, dim, index), inside, ctx.load(x, at, kind)))
+    return ctx.compute(select(_at_position(ctx, x.shape, dim, index), inside, ctx.load(x, at, kind)))
 
 
 @converter("aten.select_backward.default")
@@ -195,7 +195,7 @@ def select_backward(ctx: ImportContext, grad: Tensor, sizes: Sequence[Any], dim:
     dim %= len(out.shape)
     at = axes(len(out.shape))
     inside = ctx.load(grad, at[:dim] + at[dim + 1 :])
-    return ctx.compute(select(_at_position(out.shape, dim, index), inside, const(0, inside.dtype)))
+    return ctx.compute(select(_at_position(ctx, out.shape, dim, index), inside, const(0, inside.dtype)))
 
 
 def _on_diagonal(

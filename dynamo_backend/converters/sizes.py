@@ -11,16 +11,28 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, Max, ToFloat
+from torch.utils._sympy.functions import (
+    CeilDiv,
+    CleanDiv,
+    FloatTrueDiv,
+    FloorDiv,
+    IntTrueDiv,
+    Max,
+    Mod,
+    ModularIndexing,
+    PythonMod,
+    ToFloat,
+)
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import Const, Expr, IndexValue, call, cast, const, symbol
 from ...ir.graph import MADE_SIZE, GraphInput, Input, Library, Node, TensorType
-from ...ir.symbols import Size, SymbolTable, is_indexed
+from ...ir.symbols import PositivePart, Size, SymbolTable, is_indexed
 from .registry import NoConversion
 
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _INTEGERS: tuple[sympy.Integer, ...] = tuple(sympy.Integer(k) for k in range(4097))
 
 
@@ -33,7 +45,8 @@ class SizeMap:
     """Translates SymInts and fake tensors; remembers the ShapeEnv symbols that it met.
 
     Sizes beyond the arithmetic of kernels (``int(1.5 * n)``) get a symbol each, whose name is added to ``names``, those
-    of the graph; ``made`` says what it is in the other symbols.
+    of the graph; ``made`` says what it is in the other symbols. Integers that may be negative, as arguments and data
+    may be, are the difference of two made sizes, since no symbol of the IR is negative.
     """
 
     def __init__(self, names: set[str]) -> None:
@@ -43,7 +56,11 @@ class SizeMap:
         self._exprs: dict[sympy.Expr, sympy.Expr] = {}
         self._strides: dict[sympy.Expr, sympy.Expr] = {}
         self._not_one: set[sympy.Expr] = set()
-        self._symbols: dict[sympy.Symbol, sympy.Symbol] = {}
+        # What stands for ShapeEnv's symbols, and under which symbols the graph is told them.
+        self._symbols: dict[sympy.Symbol, sympy.Expr] = {}
+        self._told: dict[sympy.Symbol, sympy.Symbol] = {}
+        # The two symbols of integers that may be negative, and the integers.
+        self._split: dict[sympy.Symbol, tuple[sympy.Symbol, sympy.Expr]] = {}
         self._shape_env: Any = None
         self._types: dict[int, tuple[Any, TensorType]] = {}
 
@@ -51,7 +68,7 @@ class SizeMap:
         """An int, SymInt, SymFloat or SymBool as an expression over the IR's symbols."""
         if type(value) is int:
             return integer(value)
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if isinstance(value, _SYMBOLIC):
             if self._shape_env is None:
                 self._shape_env = value.node.shape_env
             return self.expr(value.node.expr)
@@ -63,24 +80,92 @@ class SizeMap:
         if known is None:
             for s in expr.free_symbols:
                 if s not in self._symbols:
-                    self._symbols[s] = symbol(s.name)
-            beyond = {part: self._made_of(part) for part in _beyond(expr)}
+                    told = self.plain(s)
+                    self._symbols[s] = self._parts(s, told) if s.is_integer and self._may_be_negative(s) else told
+            beyond = {part: self._made_of(part) for part in self._beyond(expr)}
             known = self._exprs[expr] = expr.xreplace({**self._symbols, **beyond} if beyond else self._symbols)
         return known
 
+    def told(self, value: Any) -> sympy.Expr:
+        """The same of what a caller or a node gives: a number that may be negative is one symbol, which nothing but
+        the sizes made of it may read."""
+        size = self.size(value)
+        theirs = value.node.expr if isinstance(value, _SYMBOLIC) else None
+        if (
+            theirs is None
+            or theirs.atoms(sympy.Function)
+            or all(self._symbols[s].is_Symbol for s in theirs.free_symbols)
+        ):
+            return size
+        return theirs.xreplace(self._told)
+
+    def plain(self, theirs: sympy.Symbol) -> sympy.Symbol:
+        """The symbol under which the graph is told one of ShapeEnv's, whatever that is known to be."""
+        return self._told.setdefault(theirs, symbol(theirs.name))
+
+    def sources(self, size: sympy.Basic) -> set[sympy.Symbol]:
+        """The symbols that a size is computed of in the end."""
+        found: set[sympy.Symbol] = set()
+        for s in size.free_symbols:
+            found |= self.sources(self.made[s]) if s in self.made else {s}
+        return found
+
+    def is_negative(self, size: sympy.Expr) -> bool | None:
+        """Whether an integer is, as far as ranges and the guards that there are already tell."""
+        if size.is_Integer:
+            return bool(size < 0)
+        if size.is_nonnegative or self._shape_env is None:
+            return False if size.is_nonnegative else None
+        whole = {above: theirs + below for above, (below, theirs) in self._split.items()}
+        back = {**{ours: theirs for theirs, ours in self._told.items()}, **self._theirs}
+        asked = size.xreplace(whole).xreplace(back) < 0
+        known = asked if asked in (True, False) else self._shape_env._maybe_evaluate_static(asked)
+        return None if known is None else known == sympy.true
+
+    def _beyond(self, expr: sympy.Basic) -> Iterator[sympy.Expr]:
+        """The outermost integers in an expression that kernels cannot compute."""
+        if expr.is_integer and not (is_indexed(expr) and self._is_divided_well(expr)):
+            yield expr
+        else:
+            for part in expr.args:
+                yield from self._beyond(part)
+
+    def _is_divided_well(self, expr: sympy.Basic) -> bool:
+        """Whether a quotient is rounded alike everywhere: kernels divide by what is positive."""
+        match expr:
+            case CeilDiv():
+                return not any(self._may_be_negative(a) for a in expr.args)
+            case FloorDiv() | CleanDiv() | Mod() | PythonMod() | ModularIndexing():
+                return not any(self._may_be_negative(a) for a in expr.args[1:])
+        return True
+
+    def _may_be_negative(self, theirs: sympy.Expr) -> bool:
+        if theirs.is_Integer:
+            return bool(theirs < 0)
+        if theirs.is_Symbol and (self._shape_env is None or theirs not in self._shape_env.var_to_range):
+            return False
+        return (self._range(theirs).lower >= 0) != True  # noqa: E712 (sympy's truth)
+
     def _made_of(self, theirs: sympy.Expr) -> sympy.Expr:
-        """A symbol for an integer that only the host program computes; the expression itself where it may be negative,
-        which no symbol of ours is."""
+        """What stands for an integer that only the host program computes."""
         if theirs not in self._exprs:
-            ours = theirs.xreplace(self._symbols)
-            if (self._range(theirs).lower >= 0) == True:  # noqa: E712 (sympy's truth)
-                name = next(n for k in count() if (n := f"size_{k}") not in self._names)
-                self._names.add(name)
-                made = symbol(name)
-                self.made[made], self._theirs[made] = ours, theirs
-                ours = made
-            self._exprs[theirs] = ours
+            made = self._made("size", theirs, theirs.xreplace(self._symbols))
+            self._exprs[theirs] = self._parts(theirs, made) if self._may_be_negative(theirs) else made
         return self._exprs[theirs]
+
+    def _parts(self, theirs: sympy.Expr, told: sympy.Symbol) -> sympy.Expr:
+        """The integer that the host program knows as ``told``, whatever its sign."""
+        above = self._made(f"{told.name}_above", Max(0, theirs), PositivePart(told))
+        below = self._made(f"{told.name}_below", Max(0, -theirs), PositivePart(-told))
+        self._split[above] = below, theirs
+        return above - below
+
+    def _made(self, stem: str, theirs: sympy.Expr, ours: sympy.Expr) -> sympy.Symbol:
+        name = next(n for k in count() if (n := f"{stem}_{k}") not in self._names)
+        self._names.add(name)
+        made = symbol(name)
+        self.made[made], self._theirs[made] = ours, theirs
+        return made
 
     def _range(self, theirs: sympy.Expr) -> ValueRanges[Any]:
         env = self._shape_env
@@ -139,10 +224,12 @@ class SizeMap:
 
     def table(self, order: Iterable[sympy.Symbol] = ()) -> SymbolTable:
         """What the ShapeEnv knows of every symbol met: those in ``order`` first."""
-        back = {ours: theirs for theirs, ours in self._symbols.items()}
+        back = {ours: theirs for theirs, ours in self._told.items()}
         ordered = dict.fromkeys([*(s for s in order if s in back), *back])
         found = SymbolTable(tuple(self._describe(ours, back[ours]) for ours in ordered))
-        return SymbolTable((*found.sizes, *(self._describe_made(made, found) for made in self.made)))
+        for made in self.made:
+            found = SymbolTable((*found.sizes, self._describe_made(made, found)))
+        return found
 
     def _describe_made(self, made: sympy.Symbol, others: SymbolTable) -> Size:
         bounds = self._range(self._theirs[made])
@@ -155,13 +242,16 @@ class SizeMap:
         for i in inputs if waiting else ():
             for told in (*i.type.shape, *i.type.strides) if isinstance(i, Input) else (i.value,):
                 waiting.pop(told, None)
-        # Sizes decided by data that are not told yet.
+        # Sizes decided by data that are not told yet, and those not made yet.
         unknown = {s.name for expr in waiting.values() for s in expr.free_symbols}
         unknown &= {name for n in nodes for name, t in zip(n.names, n.types, strict=True) if t is None}
+        unknown |= {made.name for made in waiting}
 
         def known() -> Iterator[Node]:
-            for made in [m for m, expr in waiting.items() if unknown.isdisjoint(s.name for s in expr.free_symbols)]:
-                yield Library((made.name,), (None,), MADE_SIZE, (waiting.pop(made),), (), "size made of others")
+            for made, expr in list(waiting.items()):
+                if unknown.isdisjoint(s.name for s in expr.free_symbols):
+                    unknown.discard(made.name)
+                    yield Library((made.name,), (None,), MADE_SIZE, (waiting.pop(made),), (), "size made of others")
 
         yield from known()
         for node in nodes:
@@ -196,15 +286,6 @@ class SizeMap:
             if len(fact.args) == 2 and fact.args[0] == theirs and fact.args[1].is_Integer:
                 result = int(sympy.ilcm(result, fact.args[1]))
         return result
-
-
-def _beyond(expr: sympy.Basic) -> Iterator[sympy.Expr]:
-    """The outermost integers in an expression that kernels cannot compute."""
-    if expr.is_integer and not is_indexed(expr):
-        yield expr
-    else:
-        for part in expr.args:
-            yield from _beyond(part)
 
 
 def _finite(bound: Any) -> int | None:

@@ -182,8 +182,9 @@ def expand(ctx: ImportContext, x: Tensor, sizes: Sequence[Any], implicit: bool =
 # --------------------------------------------------------------------------------------------------------------
 
 
-def clamp_index(index: Any, extent: sympy.Expr, default: sympy.Expr) -> sympy.Expr:
-    """An end of a slice as torch reads it: None, negative and too large ones included. Raises NoConversion."""
+def clamp_index(ctx: ImportContext, index: Any, extent: sympy.Expr, default: sympy.Expr) -> sympy.Expr:
+    """An end of a slice as torch reads it: None, negative and too large ones included, but for symbolic ones beyond the
+    extent. Raises NoConversion."""
     if index is None:
         return default
     index = sympy.sympify(index)
@@ -192,44 +193,49 @@ def clamp_index(index: Any, extent: sympy.Expr, default: sympy.Expr) -> sympy.Ex
     if index.is_Integer and extent.is_Integer:
         i, n = int(index), int(extent)
         return integer(min(max(i + n if i < 0 else i, 0), n))
-    if index.is_Integer and int(index) < 0:
-        return extent + index
-    return index
+    counted = ctx.sizes.is_negative(index)
+    if counted is None:
+        raise NoConversion("a place of unknown sign")
+    if not counted:
+        return index
+    cut = ctx.sizes.is_negative(extent + index)
+    if cut is None:
+        raise NoConversion("a place that may lie before the first element")
+    return sympy.S.Zero if cut else extent + index
 
 
-def slice_start(index: Any, extent: sympy.Expr, taken: sympy.Expr, step: int) -> sympy.Expr:
+def slice_start(ctx: ImportContext, index: Any, extent: sympy.Expr, taken: sympy.Expr, step: int) -> sympy.Expr:
     """Where a slice of ``taken`` elements begins."""
-    start = clamp_index(index, extent, sympy.S.Zero)
-    if start.is_Integer and extent.is_Integer:
-        return start
-    # A symbolic end may lie beyond the extent; then nothing is taken and any start is right.
-    return sympy.S.Zero if taken == extent and step == 1 else start
+    if taken == extent and step == 1:
+        return sympy.S.Zero
+    start = clamp_index(ctx, index, extent, sympy.S.Zero)
+    # A symbolic start may lie beyond the extent; then nothing is taken and any start is right.
+    return start
 
 
 @converter("aten.slice.Tensor")
 def slice_(ctx: ImportContext, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
     dim %= x.rank
     indices: list[sympy.Expr] = list(axes(x.rank))
-    begin = slice_start(start, x.shape[dim], ctx.type().shape[dim], step)
+    begin = slice_start(ctx, start, x.shape[dim], ctx.type().shape[dim], step)
     indices[dim] = begin + indices[dim] * step
     return _view(ctx, x, indices)
 
 
-def wrap(index: Any, extent: sympy.Expr) -> sympy.Expr:
-    """A position that may count from the end."""
+def wrap(ctx: ImportContext, index: Any, extent: sympy.Expr) -> sympy.Expr:
+    """A position that may count from the end. Raises NoConversion."""
     index = sympy.sympify(index)
-    if index.is_Integer:
-        return index + extent if index < 0 else index
-    if index.is_nonnegative:
-        return index
-    raise NoConversion("an index of unknown sign")
+    counted = ctx.sizes.is_negative(index)
+    if counted is None:
+        raise NoConversion("an index of unknown sign")
+    return index + extent if counted else index
 
 
 @converter("aten.select.int")
 def select_int(ctx: ImportContext, x: Tensor, dim: int, index: Any) -> Tensor:
     dim %= x.rank
     at = axes(x.rank - 1)
-    return _view(ctx, x, [*at[:dim], wrap(index, x.shape[dim]), *at[dim:]])
+    return _view(ctx, x, [*at[:dim], wrap(ctx, index, x.shape[dim]), *at[dim:]])
 
 
 def _parts(ctx: ImportContext, x: Tensor, dim: int, sizes: Sequence[Any]) -> tuple[Tensor, ...]:
