@@ -201,6 +201,7 @@ def _to_complex(x: torch.Tensor | complex, *, dtype: torch.dtype | None = None, 
     return _complex(inside, torch.zeros_like(inside)).permute([order.index(d) for d in range(real.dim())])
 
 
+_CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}
 _BATCH_NORMS = (
     *(aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit_no_training.default),
     *(aten._native_batch_norm_legit.no_stats, aten._batch_norm_with_update_functional.default),
@@ -212,10 +213,11 @@ def _as_eager_lays_out(norm: OpOverload) -> Callable[..., Any]:
     or have their channels together."""
 
     def laid_out(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        layout = suggest_memory_format(x)
-        if is_contiguous_for_memory_format_or_false(x, memory_format=layout):
+        # Channels that are together are taken for that, even where dimensions of one have strides of something else.
+        layouts = [torch.contiguous_format, *_CHANNELS_LAST.get(x.dim(), ())]
+        if any(is_contiguous_for_memory_format_or_false(x, memory_format=f) for f in layouts):
             return NotImplemented
-        return norm(x.contiguous(memory_format=layout), *args, **kwargs)
+        return norm(x.contiguous(memory_format=suggest_memory_format(x)), *args, **kwargs)
 
     return laid_out
 

@@ -28,6 +28,7 @@ from ..ir.verify_expr import exact_range, parts
 from ..runtime.fallback import AtenKernel
 from ..runtime.measure import index_limits
 from ..scheduler.function import TensorFunction
+from .roundings import Roundings
 from .verify_graph import TOLERANCE, Difference, VerifyError, difference, distance, moved
 
 Sizes = Mapping[str, int]
@@ -186,13 +187,20 @@ class _Trial:
 
     def unsure(self, function: TensorFunction, nest: LoopNest, tolerance: float) -> dict[str, float]:
         """How far each result moves with a rounding of the inputs."""
-        given = {b.name for b in nest.given}
-        tensors = {}
-        for k, (name, t) in enumerate(self.tensors.items()):
-            old = torch.as_strided(self.before[name], t.size(), t.stride(), t.storage_offset()).clone()
-            tensors[name] = moved(old, tolerance * MOVED, k) if name in given else old
+        given = {
+            name: torch.as_strided(self.before[name], t.size(), t.stride(), t.storage_offset())
+            for name, t in self.tensors.items()
+        }
+        inputs = {b.name for b in nest.given}
+        tensors = {
+            name: moved(t.clone(), tolerance * MOVED, k) if name in inputs else t
+            for k, (name, t) in enumerate(given.items())
+        }
         again = _reference(function, nest, tensors, self.sizes)
-        return {name: distance(want, again[name]) for name, want in self.wanted.items()}
+        # What cancels whatever the inputs are, as a mean of what has none, moves with the roundings on the way alone.
+        with Roundings(torch.Generator().manual_seed(0)):
+            rounded = _by_aten(function, nest, given, self.sizes)
+        return {name: max(distance(want, t[name]) for t in (again, rounded)) for name, want in self.wanted.items()}
 
 
 def _trial(function: TensorFunction, nest: LoopNest, sizes: Sizes, seed: int, device: str) -> _Trial | None:
@@ -251,6 +259,12 @@ def _reference(
     if math.prod(size(d.extent, sizes) for d in function.dims) <= ORACLE_POINTS:
         given = {b.name: _to_numpy(tensors[b.name], b) for b in nest.given}
         return {name: _to_torch(a, tensors[name]) for name, a in run_nest(nest, given, sizes).items()}
+    return _by_aten(function, nest, tensors, sizes)
+
+
+def _by_aten(
+    function: TensorFunction, nest: LoopNest, tensors: Mapping[str, Tensor], sizes: Sizes
+) -> dict[str, Tensor]:
     own = {name: t if name not in nest.outputs else t.clone() for name, t in tensors.items()}
     symbols = [sizes[s.name] for s in function.symbols.symbols]
     AtenKernel(function).run(list(own.values()), symbols)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 
 import pytest
 import torch
@@ -82,3 +83,22 @@ def test_operands_of_other_strides() -> None:
         for ours, wanted in zip(mine, theirs, strict=True):
             assert ours.stride() == wanted.stride()
             torch.testing.assert_close(ours, wanted)
+
+
+def test_operands_with_dimensions_of_one() -> None:
+    """Their strides may be anything, and eager takes channels that lie together for that all the same."""
+
+    def norms(given: list[Tensor], mean: Tensor, var: Tensor) -> list[Tensor]:
+        return [F.batch_norm(x, mean, var) for x in given]
+
+    shapes = [(1, 3, 4, 1), (2, 3, 1, 1), (1, 3, 1, 5), (1, 3, 2, 2), (2, 3, 2, 1, 2)]
+    given = [
+        torch.randn([shape[d] for d in order]).permute([order.index(d) for d in range(len(shape))])
+        for shape in shapes
+        for order in list(permutations(range(len(shape))))[::3]
+    ]
+    mine, theirs = (fn(given, torch.zeros(3), torch.ones(3)) for fn in (torch.compile(norms, backend="mlc"), norms))
+    for x, ours, wanted in zip(given, mine, theirs, strict=True):
+        strides = [[s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1] for t in (ours, wanted)]
+        assert strides[0] == strides[1], (x.shape, x.stride())
+        torch.testing.assert_close(ours, wanted)

@@ -166,3 +166,14 @@ def test_the_sizes_that_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "verify_kernel", keep)
     torch.compile(lambda x: x * 2 + 1, backend="mlc", options=CHECKED, dynamic=True)(torch.randn(50))
     assert len(seen[0]) >= 6
+
+
+def test_what_cancels_whatever_the_inputs_are_is_right(runs: list[int]) -> None:
+    """A mean of what has a mean of zero is all rounding, and no move of its inputs moves it."""
+    x = torch.randn(4)[None].expand(3, 4).contiguous()
+    compiled = torch.compile(
+        lambda x: F.layer_norm(x, x.shape[-1:], eps=0.1).mean(-1),
+        backend="mlc", dynamic=True, options={"verify": 1, "cache": False},
+    )  # fmt: skip
+    torch.testing.assert_close(compiled(x), torch.zeros(3), atol=1e-6, rtol=0)
+    assert runs

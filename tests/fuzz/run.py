@@ -1,7 +1,8 @@
 """Runs a program: by eager, compiled, in double precision, and in double precision with the errors of eager's types.
 
 The last is Monte Carlo arithmetic: every step that rounds has its operands and its results moved by random relative
-errors of the size of a rounding, forward and backward, so that how far results move says how sure they are.
+errors of the size of a rounding, forward and backward, and so have the operations that it consists of, so that how far
+results move says how sure they are.
 Source: Parker, Monte Carlo arithmetic, 1997.
 """
 
@@ -11,15 +12,18 @@ import linecache
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..settings import default_dtype
 from .program import Program, Sizes, Step
+from .rounding import LineRoundings
 from .values import Decide, namespace, numbers
 
 # The relative errors of Monte Carlo runs, in units of the type's eps (a rounding is at most half of one).
@@ -108,14 +112,23 @@ def run_rounds(program: Program, fn: Callable[..., Any], args: list[Any], rounds
 
 def run_wide(program: Program, sizes: Sizes, noise: int | None = None, rounds: int = 1) -> Result:
     """In double precision; with a seed for ``noise``, with the roundings of eager's types."""
+    if noise is None:
+        return _run_wide(program, sizes, None, rounds)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), LineRoundings(torch.Generator().manual_seed(noise)) as inside:
+            return _run_wide(program, sizes, inside, rounds)
+    except Exception:  # higher-order operators and hooks do not know all modes
+        return _run_wide(program, sizes, LineRoundings(torch.Generator().manual_seed(noise)), rounds)
+
+
+def _run_wide(program: Program, sizes: Sizes, noise: LineRoundings | None, rounds: int) -> Result:
     args = inputs_of(program, sizes, wide=True)
-    generator = None if noise is None else torch.Generator().manual_seed(noise)
 
     def fn(*made: Any) -> list[Any]:
         names = namespace(wide=True)
         names.update(zip((i.name for i in program.inputs), made, strict=True))
         for step in program.steps:
-            execute(step, names, generator)
+            execute(step, names, noise)
         return [eval(r, names) for r in program.returns]
 
     with default_dtype(torch.float64):
@@ -128,17 +141,22 @@ def code_of(step: Step, *, wide: bool) -> CodeType:
     return compile(text.replace("torch.complex64", "torch.complex128") if wide else text, "<step>", "exec")
 
 
-def execute(step: Step, names: dict[str, Any], generator: torch.Generator | None = None) -> None:
-    """One step in double precision, with random errors if there is a generator for them."""
+def execute(step: Step, names: dict[str, Any], noise: LineRoundings | None = None) -> None:
+    """One step in double precision, with random errors if there is a source of them."""
     code = code_of(step, wide=True)
     own = step.results
-    if generator is None or step.exact or step.kind == "view":
+    if noise is None:
+        exec(code, names)
+        return
+    generator = noise.generator
+    if step.exact or step.kind == "view":
         exec(code, names)
     else:
         moved = step.operands[1:] if step.kind == "write" else step.operands
         before = {name: names[name] for name in moved}
         names.update({name: _moved(t, step.eps, generator) for name, t in before.items()})
-        exec(code, names)
+        with noise.of(step.eps):
+            exec(code, names)
         names.update(before)
         # Views of what was written are moved with it; torch crashes where they then get a hook.
         own = tuple(n for n in step.results if not (step.kind == "write" and _lies_in(names, n, step.operands[0])))
@@ -148,12 +166,18 @@ def execute(step: Step, names: dict[str, Any], generator: torch.Generator | None
             # What the step has saved of it stays what it was written to be.
             with torch.autograd._unsafe_preserve_version_counter(target):
                 target.mul_(_factor(target, step.eps, generator))
-    if generator is None:
-        return
     for t in (names[name] for name in own):
         if isinstance(t, Tensor) and t.requires_grad:
-            # A step that is cast to single precision has gradients in that.
-            t.register_hook(lambda g: _moved(g, step.eps, generator).to(g.dtype))
+            t.register_hook(partial(_move_gradient, 0.0 if step.exact else step.eps, step.eps, noise))
+
+
+def _move_gradient(inside: float, eps: float, noise: LineRoundings, gradient: Tensor) -> Tensor:
+    """What comes after the gradient of a step's result is that of the step."""
+    with noise.of(0.0):
+        # A step that is cast to single precision has gradients in that.
+        moved = _moved(gradient, eps, noise.generator).to(gradient.dtype)
+    noise.eps = inside
+    return moved
 
 
 def _lies_in(names: dict[str, Any], result: str, target: str) -> bool:
