@@ -32,6 +32,7 @@ from ..ir.graph import (
     refs,
     uses,
 )
+from ..ir.slices import JOINED, MEMORY
 from ..ir.symbols import PositivePart
 from .host import (
     Allocate,
@@ -191,6 +192,14 @@ class _Builder:
                 raise EmitError(f"{self.graph.name}: {node.names[0]} was not fused into any function")
 
     def library(self, node: Library, comment: str) -> None:
+        if node.target == MEMORY:
+            self.allocate(node.names[0], node.types[0])  # type: ignore[arg-type]
+            return
+        if node.target == JOINED:
+            memory = node.args[0].name
+            self.steps.append(WriteOver(node.names[0], memory))
+            self.own(node.names[0], self.owner[memory])
+            return
         over = self.dead_addend(node)
         if node.target == MUTATES:
             node = replace(node, kwargs=(*node.kwargs, ("_only_clone_these_bases", self.kept_bases(node))))

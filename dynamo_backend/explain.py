@@ -14,6 +14,7 @@ from torch import fx
 
 from ..codegen.host import HostProgram
 from ..ir.graph import CallTensor, Graph, Library, Origin
+from ..ir.slices import NOTHING
 from ..runtime.gpu import resource_report
 from ..runtime.kernels import gpu_binary
 from ..runtime.options import Options
@@ -150,7 +151,7 @@ def _lines(origins: Iterable[Origin]) -> tuple[str, ...]:
 
 def _libraries(graph: Graph, traffic: GraphTraffic) -> tuple[LibraryReport, ...]:
     found: dict[tuple[str, str], list[tuple[Library, int]]] = {}
-    nodes = [n for n in graph.nodes if isinstance(n, Library)]
+    nodes = [n for n in graph.nodes if isinstance(n, Library) and n.target not in NOTHING]
     for n, moved in zip(nodes, traffic.calls, strict=True):
         found.setdefault((n.target, n.reason), []).append((n, moved))
     return tuple(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import sympy
 
 from ..ir.graph import CallTensor, Graph, Input, Library, TensorType, View, uses
+from ..ir.slices import NOTHING
 from ..scheduler.function import TensorFunction
 from .traffic import Traffic
 
@@ -68,6 +69,8 @@ class _Counter:
                     self.home[node.name] = self.home[node.source]
                 case CallTensor():
                     kernels += sum(self.call(c) for c in node.calls())
+                case Library(target=target) if target in NOTHING:
+                    pass
                 case Library():
                     calls.append(self.library(node))
                 case _:

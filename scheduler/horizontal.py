@@ -15,6 +15,7 @@ import sympy
 from ..ir.collectives import in_flight
 from ..ir.graph import CallTensor, Graph, Library, Node, View, size_makers, sizes_read, uses
 from ..ir.sequences import sequence_of
+from ..ir.slices import MEMORY
 from .dependences import Dependences
 from .function import TensorFunction
 from .function_table import FunctionTable
@@ -25,6 +26,7 @@ from .overwrite import write_over_dead
 from .passes.eliminate_dead import has_effect
 from .scalars import split_scalars
 from .scatter import begin_apart
+from .slices import write_slices
 from .unify import Families, unify
 
 # A function with scalars in it is taken apart where it is repeated, or at least so large.
@@ -44,6 +46,7 @@ def share_launches(fusion: Fusion, may_alias: MayAlias) -> Fusion:
     """
     graph, functions = _split(fusion.graph, fusion.functions)
     graph, functions = write_in_place(graph, functions, may_alias)
+    graph, functions = write_slices(graph, functions, may_alias)
     graph, functions = _Tables(graph, functions, Aliases.of(graph, may_alias)).run()
     graph, functions = write_over_dead(graph, functions, may_alias)
     graph, functions = begin_apart(graph, functions)
@@ -326,6 +329,10 @@ def _order(graph: Graph, aliases: Aliases) -> list[set[int]]:
     effect: int | None = None
     flying = in_flight(graph)
     last: dict[str, int] = {}
+    # Slices of one memory are written in any order, and whoever reads them names those that write.
+    sliced = {
+        name for node in graph.nodes if isinstance(node, Library) and node.target == MEMORY for name in node.names
+    }
     for k, node in enumerate(graph.nodes):
         before = {makers[u] for u in uses(node) if u in makers}
         if size_of:
@@ -338,7 +345,7 @@ def _order(graph: Graph, aliases: Aliases) -> list[set[int]]:
             before |= set() if effect is None else {effect}
             effect = k
             written += [a.name for a in node.args[:1]] if is_copy(node) else list(uses(node))
-        for base in {b for t in written for b in aliases[t]}:
+        for base in {b for t in written for b in aliases[t]} - sliced:
             before.update(readers.get(base, ()))
         for base in {b for u in (*uses(node), *flying.get(k, ())) for b in aliases[u]}:
             readers.setdefault(base, []).append(k)

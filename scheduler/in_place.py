@@ -13,6 +13,7 @@ import sympy
 from ..ir.collectives import in_flight
 from ..ir.expr import Load, walk
 from ..ir.graph import CallTensor, Graph, Input, Library, Node, Ref, TensorType, View, uses
+from ..ir.slices import JOINED
 from .function import Output, Stage, TensorFunction
 from .function_table import FunctionTable
 from .scalars import is_elementwise
@@ -36,6 +37,9 @@ class Aliases:
             shared: frozenset[str] = frozenset()
             if isinstance(node, View):
                 shared = found[node.source]
+            elif isinstance(node, Library) and node.target == JOINED:
+                found.bases[node.names[0]] = found[node.args[0].name]
+                continue
             elif isinstance(node, Library) and node.target != COPY and may_alias(node.target):
                 shared = frozenset().union(*(found[u] for u in uses(node)))
             elif isinstance(node, CallTensor) and node.into:

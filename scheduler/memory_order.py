@@ -9,16 +9,20 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import sympy
 
 from ..ir.graph import CallTensor, Graph, Input, Library, Node, Ref, View, size_makers, uses
 from ..ir.sequences import sequence_of
+from ..ir.slices import JOINED
 from .in_place import COPY, Aliases, MayAlias
 from .passes.eliminate_dead import has_effect
 
 # The order of the graph stays where another is not lower by so much.
 WORTH = 0.99
+# What is held at once may grow by so much for other ends, since some sizes are only typical ones.
+MORE = 1.01
 _SEEDS, _CONSTANT = "mlc::seeds", "mlc::constant"
 
 
@@ -36,6 +40,51 @@ def order_for_memory(graph: Graph, may_alias: MayAlias, given: Collection[str] =
         return graph
     peak, best = min((flow.peak(order), order) for order in (flow.eager(), flow.late()))
     return replace(graph, nodes=tuple(graph.nodes[k] for k in best)) if peak < worth else graph
+
+
+@dataclass(slots=True)
+class Held:
+    """Bytes that results are held in at each node, in the order of a graph and at typical sizes."""
+
+    bytes: list[int]
+    most: float
+    # Of what nodes make: the positions of the node that makes it and of the last that looks at it, and how large it is.
+    lives: dict[str, tuple[int, int, int]]
+
+    @classmethod
+    def of(cls, graph: Graph, aliases: Aliases) -> Held:
+        end = len(graph.nodes)
+        last = {name: readers[-1] for name, readers in aliases.readers(graph).items()}
+        last.update(dict.fromkeys(aliases.leaving(graph), end))
+        lives = {}
+        change = [0] * (end + 2)
+        for k, node in enumerate(graph.nodes):
+            for name, nbytes in _made(node, graph.symbols.hint):
+                lives[name] = k, last.get(name, k), nbytes
+                change[k] += nbytes
+                change[lives[name][1] + 1] -= nbytes
+        held = list(accumulate(change))
+        return cls(held, MORE * max(held), lives)
+
+    def join(self, whole: str, parts: Collection[str]) -> bool:
+        """Let parts lie in a tensor that has been made of them, from the first of them on; whether the peak allows it,
+        else nothing changes."""
+        begin = min(self.lives[p][0] for p in parts)
+        until = max(self.lives[p][1] for p in (whole, *parts))
+        change = [0] * (until - begin + 2)
+
+        def add(first: int, last: int, nbytes: int) -> None:
+            change[first - begin] += nbytes
+            change[last + 1 - begin] -= nbytes
+
+        add(begin, until, self.lives[whole][2])
+        for first, last, nbytes in (self.lives[name] for name in (whole, *parts)):
+            add(first, last, -nbytes)
+        held = [a + b for a, b in zip(self.bytes[begin : until + 1], accumulate(change), strict=False)]
+        if max(held) > self.most:
+            return False
+        self.bytes[begin : until + 1] = held
+        return True
 
 
 def _is_fixed(node: Node) -> bool:
@@ -242,7 +291,7 @@ def _made(node: Node, hint: Callable[[sympy.Expr], int]) -> list[tuple[str, int]
         case CallTensor():
             new = zip(node.names, node.types, node.fresh, strict=True)
             return [(name, hint(kind.nbytes)) for name, kind, fresh in new if fresh]
-        case Library(target=target) if target in (_CONSTANT, COPY):
+        case Library(target=target) if target in (_CONSTANT, COPY, JOINED):
             return []
         case Library():
             return [(n, hint(t.nbytes)) for n, t in zip(node.names, node.types, strict=True) if t is not None]

@@ -81,5 +81,6 @@ class _Pass:
         bases = self.aliases[arg]
         if len(bases) != 1 or bases & self.lasting:
             return False
+        (base,) = bases
         others = (a for a in call.args if a != arg)
-        return self.last[arg] == at and all(not bases & self.aliases[a] for a in others) and call.args.count(arg) == 1
+        return self.last[base] == at and all(not bases & self.aliases[a] for a in others) and call.args.count(arg) == 1

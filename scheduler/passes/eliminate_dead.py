@@ -8,6 +8,7 @@ import sympy
 
 from ...ir.graph import Graph, Library, Node, size_makers, sizes_read, uses
 from ...ir.sequences import sequence_of
+from ...ir.slices import NOTHING
 
 # Calls whose effect is not their result.
 _EFFECTS = ("copy_", "_assert", "set_", "resize_", "hop::", "_c10d_functional", "wait_tensor", "mlc::")
@@ -15,7 +16,9 @@ _EFFECTS = ("copy_", "_assert", "set_", "resize_", "hop::", "_c10d_functional", 
 
 def has_effect(node: Node) -> bool:
     """Whether a node must run though nobody reads its result."""
-    return isinstance(node, Library) and (any(e in node.target for e in _EFFECTS) or _mutates(node.target))
+    if not isinstance(node, Library) or node.target in NOTHING:
+        return False
+    return any(e in node.target for e in _EFFECTS) or _mutates(node.target)
 
 
 def _mutates(target: str) -> bool:

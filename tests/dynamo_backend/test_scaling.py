@@ -60,6 +60,15 @@ def step(count: int) -> tuple[Callable[..., Any], list[Tensor]]:
     return function, [torch.tensor(0.1), *(torch.randn(8, 3 + k % 5) for _ in (0, 1) for k in range(2 * count))]
 
 
+def joins(count: int) -> tuple[Callable[..., Any], list[Tensor]]:
+    """Many pairs of sums, each put side by side."""
+
+    def function(*tensors: Tensor) -> list[Tensor]:
+        return [torch.cat([x.sum(0), y.sum(0)], 1) for x, y in zip(tensors[::2], tensors[1::2], strict=True)]
+
+    return function, [torch.randn(65, 2, 1024) for _ in range(2 * count)]
+
+
 def lines_of(work: Callable[[], object]) -> int:
     """How many lines of Python run, in every module but torch's and sympy's: their caches would blur the count."""
     count = 0
@@ -90,7 +99,7 @@ def compiled(gm: Any, inputs: list[Tensor]) -> int:
     return len(called)
 
 
-@pytest.mark.parametrize("make", [blocks, chain, step], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [blocks, chain, step, joins], ids=lambda f: f.__name__)
 def test_work_grows_with_the_graph(make: Callable[[int], tuple[Callable[..., Any], list[Tensor]]]) -> None:
     counts = []
     for size in (FEW, FEW, MANY):  # once to fill caches
