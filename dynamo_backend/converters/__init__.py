@@ -23,6 +23,7 @@ from . import (
     logical,
     losses,
     masked,
+    multinomial,
     norms,
     orthogonal,
     pooling,
@@ -47,9 +48,9 @@ from .sizes import SizeMap
 
 FAMILIES = (
     adaptive_pooling, associative, attention, batch_norm, borders, create, distance, divisions, elementwise, factors,
-    foreach, gamma, gather, grid, histograms, join, libraries, logical, losses, masked, norms, orthogonal, pooling,
-    products, rand, ranks, reductions, replays, resample, scans, scatter, search, segments, softmax, special, unfolding,
-    views,
+    foreach, gamma, gather, grid, histograms, join, libraries, logical, losses, masked, multinomial, norms, orthogonal,
+    pooling, products, rand, ranks, reductions, replays, resample, scans, scatter, search, segments, softmax, special,
+    unfolding, views,
 )  # fmt: skip
 
 __all__ = [

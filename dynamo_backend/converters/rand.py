@@ -53,7 +53,8 @@ def _normal(ctx: ImportContext, kind: TensorType) -> Expr:
     return _sample(ctx, "randn", kind, DType.FLOAT32)
 
 
-def _own_generator(generator: Any) -> None:
+def own_generator(generator: Any) -> None:
+    """Raises NoConversion for a generator of the user's."""
     if generator is not None:
         raise NoConversion("a generator of the user's")
 
@@ -62,7 +63,7 @@ def _own_generator(generator: Any) -> None:
     "aten.rand.default", "aten.rand_like.default", "prims.inductor_random.default", "aten.rand.generator",
 )  # fmt: skip
 def rand(ctx: ImportContext, *_: Any, generator: Any = None, **__: Any) -> Tensor:
-    _own_generator(generator)
+    own_generator(generator)
     return ctx.compute(uniform(ctx, ctx.type()))
 
 
@@ -90,7 +91,7 @@ def _gaussian(ctx: ImportContext, mean: Tensor | Scalar, std: Tensor | Scalar) -
 
 @converter("aten.randn.default", "aten.randn_like.default", "aten.randn.generator")
 def randn(ctx: ImportContext, *_: Any, generator: Any = None, **__: Any) -> Tensor:
-    _own_generator(generator)
+    own_generator(generator)
     return ctx.compute(_normal(ctx, ctx.type()))
 
 
@@ -98,7 +99,7 @@ def randn(ctx: ImportContext, *_: Any, generator: Any = None, **__: Any) -> Tens
 def uniform_functional(
     ctx: ImportContext, x: Tensor, low: Scalar = 0.0, high: Scalar = 1.0, *, generator: Any = None
 ) -> Tensor:
-    _own_generator(generator)
+    own_generator(generator)
     if isinstance(low, (int, float)) and isinstance(high, (int, float)) and not low <= high:
         raise NoConversion("numbers of no range, which eager refuses")
     value = uniform(ctx, ctx.type())
@@ -110,7 +111,7 @@ def uniform_functional(
 def normal_functional(
     ctx: ImportContext, x: Tensor, mean: Scalar = 0.0, std: Scalar = 1.0, *, generator: Any = None
 ) -> Tensor:
-    _own_generator(generator)
+    own_generator(generator)
     if isinstance(std, (int, float)) and not std >= 0:
         raise NoConversion("numbers of a negative deviation, which eager refuses")
     return ctx.compute(_gaussian(ctx, mean, std))
@@ -120,7 +121,7 @@ def normal_functional(
     "aten.normal.Tensor_Tensor", "aten.normal.Tensor_float", "aten.normal.float_Tensor", "aten.normal.float_float"
 )
 def normal(ctx: ImportContext, mean: Tensor | Scalar, std: Tensor | Scalar = 1.0, *_: Any, **how: Any) -> Tensor:
-    _own_generator(how.get("generator"))
+    own_generator(how.get("generator"))
     return ctx.compute(_gaussian(ctx, mean, std))
 
 
@@ -128,7 +129,7 @@ def normal(ctx: ImportContext, mean: Tensor | Scalar, std: Tensor | Scalar = 1.0
 def log_normal(
     ctx: ImportContext, x: Tensor, mean: Scalar = 1.0, std: Scalar = 2.0, *, generator: Any = None
 ) -> Tensor:
-    _own_generator(generator)
+    own_generator(generator)
     return ctx.compute(call("exp", _gaussian(ctx, mean, std)))
 
 
@@ -143,7 +144,7 @@ def _positive(ctx: ImportContext) -> Expr:
 
 @converter("aten.exponential.default")
 def exponential(ctx: ImportContext, x: Tensor, rate: Scalar = 1.0, *, generator: Any = None) -> Tensor:
-    _own_generator(generator)
+    own_generator(generator)
     value = _positive(ctx)
     # Never zero, by which users divide.
     size = call("maximum", call("neg", call("log", value)), const(2.0**-25, value.dtype))
@@ -154,7 +155,7 @@ def exponential(ctx: ImportContext, x: Tensor, rate: Scalar = 1.0, *, generator:
 def cauchy(
     ctx: ImportContext, x: Tensor, median: Scalar = 0.0, sigma: Scalar = 1.0, *, generator: Any = None
 ) -> Tensor:
-    _own_generator(generator)
+    own_generator(generator)
     value = _positive(ctx)
     angle = call("mul", call("sub", value, const(0.5, value.dtype)), const(math.pi, value.dtype))
     spread = call("mul", call("tan", angle), ctx.scalar(sigma, value.dtype))
@@ -163,7 +164,7 @@ def cauchy(
 
 @converter("aten.geometric.default")
 def geometric(ctx: ImportContext, x: Tensor, p: Scalar, *, generator: Any = None) -> Tensor:
-    _own_generator(generator)
+    own_generator(generator)
     value = _positive(ctx)
     fails = call("log1p", call("neg", ctx.scalar(p, value.dtype)))
     trials = call("ceil", call("div", call("log", value), fails))
@@ -176,7 +177,7 @@ def rrelu(
     training: bool = False, generator: Any = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """In training each negative element has a slope of its own, which is the noise."""
-    _own_generator(generator)
+    own_generator(generator)
     at = axes(x.rank)
     v = ctx.at(x, at)
     low, high = ctx.scalar(lower, v.dtype), ctx.scalar(upper, v.dtype)
@@ -194,7 +195,7 @@ def rrelu(
 
 @converter("aten.bernoulli.p", "aten.bernoulli.Tensor", "aten.bernoulli.default")
 def bernoulli(ctx: ImportContext, x: Tensor, p: Any = None, *, generator: Any = None) -> Tensor:
-    _own_generator(generator)
+    own_generator(generator)
     kind = ctx.type()
     sample = _sample(ctx, "rand", kind, DType.FLOAT32)
     chance = ctx.value(x if p is None else p, axes(len(kind.shape)), DType.FLOAT32)

@@ -20,7 +20,7 @@ from .registry import NoConversion, converter
 LONG_ROW, FEW_ROWS = 16384, 32
 
 
-def _state_type(out: DType, device: str) -> DType:
+def state_type(out: DType, device: str) -> DType:
     if out.is_half:
         return DType.FLOAT32
     return DType.FLOAT64 if out is DType.FLOAT32 and device.startswith("cpu") else out
@@ -52,7 +52,7 @@ def _register(name: str, monoid: Monoid) -> None:
         out = ctx.type()
         # What is asked for is converted to the result's type first, then summed in a wider one.
         value = ctx.load(x, axes(len(out.shape)), out.dtype)
-        lifted = monoid.lift(convert(value, _state_type(out.dtype, out.device)))
+        lifted = monoid.lift(convert(value, state_type(out.dtype, out.device)))
         return ctx.compute(monoid.project(scan(ctx, monoid, lifted, out, dim))[0])
 
 

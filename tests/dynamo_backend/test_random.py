@@ -273,3 +273,43 @@ def test_a_dropouts_gradient_of_whole_numbers_is_scaled_as_a_float(dtype: torch.
     grad, mask = torch.tensor([1, 1, 0]).to(dtype), torch.tensor([True, False, True])
     run = compiled(lambda g, m: torch.ops.aten.native_dropout_backward(g, m, 2.5))
     assert torch.equal(run(grad, mask), torch.tensor([2.5, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("count", "replacement"), [(1, False), (1, True), (3, False), (4, True)])
+def test_categories_are_drawn_as_often_as_they_weigh(dtype: torch.dtype, count: int, replacement: bool) -> None:
+    """In kernels, of rows of sums other than one too; none that weighs nothing, none twice without replacement."""
+
+    def draw(weights: Tensor) -> Tensor:
+        return torch.multinomial(weights, count, replacement)
+
+    weights = torch.tensor([0.5, 0.0, 2.5, 1.0, 0.0, 1.0, 0.0], dtype=dtype).expand(20000, 7)
+    torch.manual_seed(1)
+    before = counters.snapshot()
+    found = compiled(draw)(weights)
+    assert counters.since(before)["kernel_calls"], "generated, but for what raises eager's errors"
+    assert found.shape == (20000, count) and found.dtype is torch.int64
+    shares, theirs = (torch.bincount(x.flatten(), minlength=7) / x.numel() for x in (found, draw(weights)))
+    torch.testing.assert_close(shares, theirs, rtol=0, atol=0.01)
+    assert not shares[weights[0] == 0].any()
+    if not replacement:
+        assert all(len(set(row)) == count for row in found[:500].tolist())
+    row = compiled(draw)(weights[0])
+    assert row.shape == (count,) and bool((weights[0][row] > 0).all())
+
+
+@pytest.mark.parametrize(("count", "replacement"), [(1, False), (2, False), (4, True)])
+def test_weights_that_eager_refuses_are_refused(count: int, replacement: bool) -> None:
+    run = compiled(lambda weights: torch.multinomial(weights, count, replacement))
+    for bad in ([0.0, 0, 0, 0], [-1.0, 2, 3, 1], [math.nan, 1, 1, 1], [math.inf, 1, 1, 1]):
+        with pytest.raises(RuntimeError, match="probabilit"):
+            run(torch.tensor([[1.0, 1, 1, 1], bad]))
+    assert run(torch.ones(2, 4)).shape == (2, count)
+
+
+def test_categories_of_any_number_of_rows() -> None:
+    run = compiled(lambda weights: torch.multinomial(weights * 2, 2), dynamic=True)
+    for rows in (3, 17):
+        weights = torch.eye(9)[: rows % 9] + torch.eye(9)[1 : rows % 9 + 1]
+        found = run(weights)
+        assert (found.sort(-1).values == torch.tensor([0, 1]) + torch.arange(rows % 9)[:, None]).all()
