@@ -175,6 +175,7 @@ MAX = _simple("max", "maximum", lowest, exact=True)
 MIN = _simple("min", "minimum", highest, exact=True)
 ANY = _simple("any", "logical_or", lambda d: const(False, d), exact=True)
 ALL = _simple("all", "logical_and", lambda d: const(True, d), exact=True)
+XOR = _simple("xor", "bit_xor", lambda d: const(0, d), exact=True)
 ARGMAX = _argument("argmax", "gt", lowest)
 ARGMIN = _argument("argmin", "lt", highest)
 # What running maxima and minima give: of equals the last.
@@ -226,6 +227,7 @@ MONOIDS: dict[str, Monoid] = {
         MIN,
         ANY,
         ALL,
+        XOR,
         ARGMAX,
         ARGMIN,
         LAST_ARGMAX,

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from ...ir.dtypes import DType
+from ...ir.errors import IRError
 from ...ir.expr import Const, Expr, Index, IndexValue, Load, Select, call, cast, const, is_value, symbol
 from ...ir.graph import Compute, Graph, Library, Node, Origin, Reduction, Ref, TensorType, View
 from ...ir.loops import contiguous_strides
@@ -136,6 +137,13 @@ class ImportContext:
             yield
         finally:
             self.val, self.result = val, result
+
+    def least(self, size: sympy.Expr) -> int:
+        """What a size is at least, as far as its symbols tell."""
+        try:
+            return self.sizes.table().bounds(size)[0]
+        except IRError:
+            return 0
 
     # --- types and names --------------------------------------------------------------------------------------------
 

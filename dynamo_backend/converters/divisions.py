@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...ir.errors import IRError
 from ...ir.expr import Const, Expr, IndexValue, call
 from .context import ImportContext, Scalar, Tensor
 from .registry import converter
@@ -29,10 +28,7 @@ def _may_be_zero(ctx: ImportContext, divisor: Expr) -> bool:
         case Const(value, _):
             return value == 0
         case IndexValue(size, _):
-            try:
-                return ctx.sizes.table().bounds(size)[0] <= 0
-            except IRError:
-                return True
+            return ctx.least(size) <= 0
     return True
 
 

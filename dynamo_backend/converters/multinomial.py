@@ -12,7 +12,6 @@ from typing import Any
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.errors import IRError
 from ...ir.expr import Expr, Select, call, const
 from ...ir.graph import Library, Ref
 from ...ir.monoid import ALL, ARGMAX, SUM
@@ -35,9 +34,9 @@ def multinomial(
     if ctx.fallback_random:
         raise NoConversion("random numbers of eager (fallback_random)")
     count = sympy.sympify(count)
-    if not count.is_Integer or count == 0 or _least(ctx, weights.type.numel) < 1:
+    if not count.is_Integer or count == 0 or ctx.least(weights.type.numel) < 1:
         raise NoConversion("draws of an unknown number, or from what may have no element")
-    if not replacement and _least(ctx, weights.shape[-1]) < count:
+    if not replacement and ctx.least(weights.shape[-1]) < count:
         raise NoConversion("more draws without replacement than there may be categories, which is an error")
     kind = weights.dtype.compute
     if count > MOST_PASSES and not replacement:
@@ -51,13 +50,6 @@ def multinomial(
     wait = call("maximum", call("neg", call("log", drawn)), const(2.0**-25, kind))
     speeds = ctx.temporary(call("div", ctx.at(weights, axes(weights.rank), kind), wait), race, "speeds")
     return _fastest(ctx, speeds, int(count))
-
-
-def _least(ctx: ImportContext, size: sympy.Expr) -> int:
-    try:
-        return ctx.sizes.table().bounds(size)[0]
-    except IRError:
-        return 0
 
 
 def _fastest(ctx: ImportContext, speeds: Tensor, count: int) -> Tensor:

@@ -10,9 +10,9 @@ import sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import Const, Expr, call, const
-from ...ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, PRODUCT, SUM, WELFORD, Monoid
+from ...ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, PRODUCT, SUM, WELFORD, XOR, Monoid
 from .context import Domain, ImportContext, Scalar, Tensor, axes, convert, index_value, linear_offset, normalize_dims
-from .registry import converter
+from .registry import NoConversion, converter
 
 # Rows up to this length are read twice for their variance (mean, then squares); longer ones once, by Welford's method.
 TWO_PASS_LIMIT = 1 << 16
@@ -70,6 +70,21 @@ def _register_logical(name: str, monoid: Monoid) -> None:
 
 _register_logical("any", ANY)
 _register_logical("all", ALL)
+
+
+@converter("aten.hash_tensor.default")
+def hash_tensor(ctx: ImportContext, x: Tensor, dim: Any = None, *, keepdim: bool = False, mode: int = 0) -> Tensor:
+    """The exclusive or of the bits of all elements, as integers of 64 bits or, of floats, as numbers of float64."""
+    dims, out = normalize_dims(dim, x.rank), ctx.type()
+    domain = ctx.domain(x.shape, dims)
+    if mode != 0 or ctx.least(domain.count) < 1:
+        raise NoConversion("a hash of another kind, or of what may have no element, which is an error")
+    value = ctx.load(x, domain.indices)
+    value = call("bitcast", convert(value, DType.FLOAT64), dtype=DType.INT64) if value.dtype.is_float else value
+    (result,) = ctx.reduce(XOR, domain, (convert(value, DType.INT64),), x.device)
+    return ctx.finish(
+        call("bitcast", ctx.at(result, axes(result.rank)), dtype=out.dtype), dims, x.device, keepdim=keepdim
+    )
 
 
 def with_position(ctx: ImportContext, monoid: Monoid, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:

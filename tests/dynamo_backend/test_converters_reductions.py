@@ -165,3 +165,25 @@ def test_values_are_compared_as_they_are_rounded(how: str, dtype: torch.dtype) -
     loss(eager).backward()
     torch.testing.assert_close(mine.grad, eager.grad, rtol=2e-2, atol=1e-2)
     assert torch.equal(mine.grad == 0, eager.grad == 0)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool]
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_hashes_are_bit_for_bit_eagers(check: Callable[..., Any], dtype: torch.dtype, dynamic: bool) -> None:
+    """And kernels: of numbers, NaN and infinities, zeros of both signs, and no rows."""
+    torch._dynamo.reset()
+
+    def hashes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.hash_tensor(x), torch.hash_tensor(x, 1), torch.hash_tensor(x, (0, 2), keepdim=True)
+
+    x = torch.randn(3, 7, 35) * 50
+    x.view(-1)[:5] = torch.tensor([NAN, INF, -INF, 0.0, -0.0])
+    x = x.nan_to_num(1, 2, 3).to(dtype) if not dtype.is_floating_point else x.to(dtype)
+    for given in (x, x.transpose(0, 2), x[:, :, 1:3]):
+        for a, b in zip(torch.compile(hashes, backend="mlc", dynamic=dynamic)(given), hashes(given), strict=True):
+            assert a.dtype is torch.uint64 and torch.equal(a.view(torch.int64), b.view(torch.int64))
+    assert torch.compile(lambda x: torch.hash_tensor(x, 1), backend="mlc")(x[:0]).shape == (0, 35)
+    check(lambda x: torch.hash_tensor(x, 1), x[:, :3, :2])
+    assert not torch_mlc.explain(hashes, x).graphs[0].libraries

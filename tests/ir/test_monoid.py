@@ -1,7 +1,9 @@
 """The laws of the monoids: identity, associativity (up to rounding where one is not exact), and their answers."""
 
+import functools
 import itertools
 import math
+import operator
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ State = tuple[np.generic, ...]
 TYPES = {
     **dict.fromkeys(("argmax", "argmin", "last_argmax", "last_argmin"), (F32, I64)),
     "welford": (F32,) * 3, "logsumexp": (F32,) * 2, "attention": (F32,) * 3,
-    "any": (DType.BOOL,), "all": (DType.BOOL,),
+    "any": (DType.BOOL,), "all": (DType.BOOL,), "xor": (I64,),
 }  # fmt: skip
 ODD = [0.0, 1.0, -2.5, 3.0, 80.0, -90.0, math.inf, -math.inf, math.nan]
 
@@ -62,10 +64,17 @@ def identity(m: Monoid) -> State:
     return tuple(scalar(c.value, c.dtype) for c in m.identity(types(m)))
 
 
+def whole(x: float) -> int:
+    """An integer for each number."""
+    return int(x) if math.isfinite(x) else 1 << 40
+
+
 def lift(m: Monoid, x: float, k: int) -> State:
     """The state of element ``x`` at place ``k``."""
     if m.name in ("any", "all"):
         return (np.bool_(x > 0),)
+    if m.name == "xor":
+        return (np.int64(whole(x)),)
     args: tuple[Expr, ...] = (const(x, F32),)
     if m.name == "attention":
         args = (const(x, F32), const(float(k), F32))
@@ -125,6 +134,7 @@ REFERENCES = {
     "logsumexp": lambda x: torch.logsumexp(x, 0),
     "attention": lambda x: torch.softmax(x, 0) @ torch.arange(len(x), dtype=x.dtype),
     "weighted": torch.sum,
+    "xor": lambda x: torch.tensor(functools.reduce(operator.xor, map(whole, x.tolist()))),
 }  # fmt: skip
 
 
