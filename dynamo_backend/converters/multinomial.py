@@ -33,6 +33,9 @@ def multinomial(
     own_generator(generator)
     if ctx.fallback_random:
         raise NoConversion("random numbers of eager (fallback_random)")
+    if not weights.device.startswith("cpu"):
+        # An assertion of a GPU is the end of its process, where eager waits for an answer and raises.
+        raise NoConversion("draws from weights that eager looks at before")
     count = sympy.sympify(count)
     if not count.is_Integer or count == 0 or ctx.least(weights.type.numel) < 1:
         raise NoConversion("draws of an unknown number, or from what may have no element")
