@@ -13,7 +13,7 @@ from itertools import pairwise
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
 
-from ..ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, is_value
+from ..ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, is_value, symbol
 from ..ir.index import Extents, simplify
 from ..ir.loops import Buffer
 from .domain import axes_in_row
@@ -46,9 +46,14 @@ def joins_of(function: TensorFunction) -> dict[int, list[Part]]:
 
 
 def _parts(function: TensorFunction, value: Expr, out: Buffer, at: tuple[sympy.Expr, ...]) -> list[Part] | None:
-    extents = {d.var: d.extent for d in function.dims}
-    along, intervals = _intervals(value, extents)
-    place = sympy.expand(out.offset(at))
+    # A size that a number divides is a multiple of another, so that its quotients are no quotients.
+    multiples = {z.symbol: z.divisor * symbol(f"{z.symbol.name}_by_{z.divisor}") for z in function.symbols.sizes}
+    multiples = {s: m for s, m in multiples.items() if not m.is_Symbol}
+    back = {next(iter(m.free_symbols)): FloorDiv(s, m.as_coeff_Mul()[0]) for s, m in multiples.items()}
+    extents = {d.var: d.extent.xreplace(multiples) for d in function.dims}
+    along, intervals = _intervals(value, {d.var: d.extent for d in function.dims})
+    intervals = [(begin.xreplace(multiples), end.xreplace(multiples), leaf) for begin, end, leaf in intervals]
+    place = sympy.expand(out.offset(at).xreplace(multiples))
     steps = {v: place.coeff(v) for v in extents}
     if along is None or sympy.expand(place - sum(v * s for v, s in steps.items())) != 0:
         return None
@@ -66,11 +71,13 @@ def _parts(function: TensorFunction, value: Expr, out: Buffer, at: tuple[sympy.E
         if source.dtype is not out.dtype or any(is_value(i) for i in load.indices):
             return None
         within = extents | {along: sympy.expand(end - begin)}
-        indices = [simplify(i.xreplace({along: along + begin}), within, function.symbols) for i in load.indices]  # type: ignore[union-attr]
-        strides = _strides(source.shape, indices, within, steps)
+        moved = [i.xreplace(multiples).xreplace({along: along + begin}) for i in load.indices]  # type: ignore[union-attr]
+        indices = [simplify(i, within, function.symbols) for i in moved]
+        strides = _strides(tuple(n.xreplace(multiples) for n in source.shape), indices, within, steps)
         if strides is None:
             return None
-        found.append(Part(positions[load.buffer], sympy.expand(begin * steps[along]), strides))
+        offset = sympy.expand(begin * steps[along]).xreplace(back)
+        found.append(Part(positions[load.buffer], offset, tuple(s.xreplace(back) for s in strides)))
     return found
 
 
