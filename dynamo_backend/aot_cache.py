@@ -72,7 +72,7 @@ class GraphCode(OutputCode):
         """Nothing: kernels are in our own cache."""
 
 
-def is_cacheable(options: Options, example_inputs: Sequence[Any]) -> bool:
+def is_cacheable(options: Options, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Whether a call of the backend should be answered from AOTAutograd's cache.
 
     Not where something is wanted of the compilation itself, or where it depends on what no key can tell. Graphs of a
@@ -80,6 +80,10 @@ def is_cacheable(options: Options, example_inputs: Sequence[Any]) -> bool:
     """
     wanted = options.dump_dir is not None or options.tune or options.verify > 1
     if not options.cache or wanted or options.schedules is not None:
+        return False
+    # AOTAutograd may take a plain float for a constant, with a guard that no entry holds: only those of integers are.
+    values = (n.meta.get("example_value") for n in gm.graph.nodes)
+    if any(isinstance(v, torch.SymFloat) and v.node.has_hint() for v in values):
         return False
     return not any(isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x) for x in example_inputs)
 

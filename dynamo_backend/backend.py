@@ -56,7 +56,7 @@ def mlc_backend(
     settings = Options.resolve(mode, options, os.environ)
     if settings.verify > 1:  # random numbers of ours are not those of ATen
         settings = replace(settings, fallback_random=True)
-    cached = is_cacheable(settings, example_inputs)
+    cached = is_cacheable(settings, gm, example_inputs)
 
     def compiler(kind: str) -> Callable[..., Any]:
         graph = partial(_compile, settings=settings, kind=kind)

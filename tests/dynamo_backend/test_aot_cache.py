@@ -275,3 +275,18 @@ def test_what_is_found_does_what_was_compiled(name: str) -> None:
     assert missed == 0
     if name not in MAY_BE_KEPT:
         assert (dynamo_counters["aot_autograd"]["autograd_cache_hit"] > 0) == (name not in NOT_KEPT)
+
+
+@pytest.mark.parametrize("number", [4.5, 3], ids=["float", "integer"])
+def test_plain_numbers_that_a_graph_took_for_constants(number: float) -> None:
+    """An entry holds guards of integers alone: a graph of another float would be taken for the same."""
+
+    def fn(x: Tensor, n: float) -> tuple[Tensor, Tensor]:
+        return x.new_full((2,), n), torch.addcmul(x, x, x, value=n)
+
+    x = torch.randn(3)
+    for _ in range(2):  # the second time out of the cache
+        torch._dynamo.reset()
+        compiled = torch.compile(fn, backend="mlc", dynamic=True)
+        for n in (number, number + 2, -number):
+            torch.testing.assert_close(compiled(x, n), fn(x, n))

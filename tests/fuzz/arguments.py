@@ -19,7 +19,7 @@ GROWN = ("{x} * 1", "{x}.clone()", "({x} * 2)[:]", "({x} + 0).transpose(0, -1)",
 
 def tied(m: Maker) -> Info:
     """A further name for an input, or a view of it."""
-    other = m.info(m.rng.choice(m.inputs).name)
+    other = m.info(m.rng.choice([i.name for i in m.inputs if i.name not in m.plain]))
     return m.input(_text(m, other, TIED), other.dtype, constant=True)
 
 

@@ -20,6 +20,7 @@ from .functions import FUNCTIONS
 from .indexing import INDEXING
 from .maker import FLOATS, INTEGERS, Info, Maker, NoFit
 from .modules import MODULES
+from .plain import PLAIN
 from .program import Program, Sizes, mentioned
 from .reductions import REDUCTIONS
 from .run import function_of, inputs_of, run_rounds, run_wide
@@ -32,7 +33,7 @@ from .writes import WRITES
 FAMILIES = (
     (4.0, ELEMENTWISE), (4.0, VIEWS), (2.5, REDUCTIONS), (2.5, INDEXING), (1.5, MODULES), (1.5, WRITES),
     (1.2, FUNCTIONS), (1.2, CONTROL), (1.5, BLOCKS), (0.9, ALGEBRA),
-    (1.2, DRAWS), (2.0, TRANSFORMS), (1.0, TRAINING), (0.6, UNSIGNED_INTEGERS),
+    (1.2, DRAWS), (2.0, TRANSFORMS), (1.0, TRAINING), (0.6, UNSIGNED_INTEGERS), (1.5, PLAIN),
 )  # fmt: skip
 # Words of lines that draw random numbers.
 DRAW = re.compile("rand|drop|drawn|coins|multinomial|poisson|bernoulli")

@@ -126,6 +126,8 @@ class Maker:
     exact: dict[str, bool] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     made: int = 0
+    # Inputs that are plain numbers.
+    plain: list[str] = field(default_factory=list)
     _infos: dict[str, Info] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -267,14 +269,29 @@ class Maker:
             self._replay()
         return self.info(made.name)
 
+    def plain_number(self, texts: Sequence[str]) -> str:
+        """A number of one of these texts over the sizes: an input that there is, or a new one. Raises NoFit."""
+        known = [i.name for i in self.inputs if i.name in self.plain and i.text in texts]
+        if known and self.chance(0.4):
+            return self.rng.choice(known)
+        if len(self.inputs) >= INPUTS:
+            raise NoFit
+        made = Input(f"x{len(self.inputs)}", self.rng.choice(texts))
+        self.inputs.append(made)
+        self.plain.append(made.name)
+        for sizes, space in zip(self.sizes, self.spaces, strict=True):
+            for names in space:
+                names[made.name] = eval(made.text, dict(sizes))
+        return made.name
+
     def draft(self, text: str, **settings: Any) -> Draft:
         """A line that reads all the tensors that it names."""
         return Draft(text, mentioned(text, self.names), **settings)
 
-    def choose(self, texts: Sequence[str], *, exact: bool = False, **values: Info) -> Draft:
+    def choose(self, texts: Sequence[str], *, exact: bool = False, **values: Info | str) -> Draft:
         """One of these lines; values stand in them by their names in braces."""
-        text = self.rng.choice(texts)
-        return self.draft(text.format(**{k: v.name for k, v in values.items()}) if values else text, exact=exact)
+        text, names = self.rng.choice(texts), {k: v.name if isinstance(v, Info) else v for k, v in values.items()}
+        return self.draft(text.format(**names) if values else text, exact=exact)
 
     def write(self, texts: Sequence[str], t: Info, *, exact: bool = True) -> Draft:
         """One of these statements, each of which writes to ``{t}``."""
@@ -285,7 +302,8 @@ class Maker:
     def add(self, draft: Draft) -> bool:
         """Add a line, if it can be run and is defined."""
         results = tuple(f"t{self.made + k}" for k in range(draft.results))
-        step = Step(draft.text, results, draft.operands, draft.kind)
+        operands = (*draft.operands, *mentioned(draft.text, self.plain))
+        step = Step(draft.text, results, operands, draft.kind)
         if draft.kind == "write" and self._overlaps(draft.operands[0]):
             return False  # eager may refuse that, and says so only where it is easily seen
         try:
@@ -298,7 +316,7 @@ class Maker:
             return False
         self.made += len(results)
         changed = self._changed(step)
-        operands_exact = all(self.exact[o] for o in step.operands)
+        operands_exact = all(self.exact[o] for o in draft.operands)
         for name in changed:
             self._infos.pop(name, None)
             sure = (draft.exact or step.kind == "view") and operands_exact and self.exact.get(name, True)
@@ -311,7 +329,7 @@ class Maker:
                 results,
                 step.operands,
                 step.kind,
-                max(draft.eps, self._eps((*changed, *step.operands)), _eps_of(step.text)),
+                max(draft.eps, self._eps((*changed, *draft.operands)), _eps_of(step.text)),
                 exact,
             )
         )
@@ -368,6 +386,8 @@ class Maker:
     def _defined(self, step: Step) -> bool:
         """Whether results are tensors of moderate size, and small numbers where the program has no infinities."""
         changed = self._changed(step)
+        if any(len({getattr(eager[name], "ndim", None) for eager, _ in self.spaces}) > 1 for name in changed):
+            return False
         for eager, wide in self.spaces:
             for name in changed:
                 t, w = eager[name], wide[name]
