@@ -164,7 +164,11 @@ def execute(step: Step, names: dict[str, Any], noise: LineRoundings | None = Non
         if step.kind == "write" and _rounded(names[step.operands[0]]):
             target = names[step.operands[0]]
             # What the step has saved of it stays what it was written to be.
-            with torch.autograd._unsafe_preserve_version_counter(target):
+            leaf = target.is_leaf and target.requires_grad  # autograd was not told of the write either
+            with (
+                torch.autograd._unsafe_preserve_version_counter(target),
+                torch.set_grad_enabled(torch.is_grad_enabled() and not leaf),
+            ):
                 target.mul_(_factor(target, step.eps, generator))
     for t in (names[name] for name in own):
         if isinstance(t, Tensor) and t.requires_grad:
