@@ -23,6 +23,7 @@ from torch._prims_common import (
 from .antialias import RESIZES
 from .complex_parts import with_complex
 from .converters import CONVERTERS
+from .embedding_bags import EMBEDDING_BAGS
 
 aten = torch.ops.aten
 
@@ -70,7 +71,7 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     kept[aten.addbmm.default] = _addbmm
     kept[aten.isin.Tensor_Tensor] = _isin(table.get(aten.isin.Tensor_Tensor))
     kept[aten.unique_consecutive.default] = _unique_consecutive
-    return with_complex(kept | RESIZES | {op: _as_eager_lays_out(op) for op in _BATCH_NORMS})
+    return with_complex(kept | RESIZES | EMBEDDING_BAGS | {op: _as_eager_lays_out(op) for op in _BATCH_NORMS})
 
 
 def _addcmul(torchs: Callable[..., Any]) -> Callable[..., Any]:
