@@ -117,6 +117,7 @@ def cacheable(
         _LATE.begin()
         _donate_nothing()
         compiled = compiler(gm, example_inputs)
+        _keep_guards()
         return GraphCode(compiled.name, compiled.key if compiled.is_self_contained else "", compiled.call)
 
     return SerializableAOTDispatchCompiler(GraphCode, compile)
@@ -131,6 +132,24 @@ def _donate_nothing() -> None:
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []
+
+
+def _keep_guards() -> None:
+    """Let an entry hold every guard of its sizes.
+
+    torch leaves out guards of symbols that are no arguments, as those are that tracing found to be equal to another:
+    a graph for odd sizes was found for even ones. They are added in the symbol that stands for both.
+    """
+    context = TracingContext.try_get()
+    env = context.fake_mode.shape_env if context is not None and context.fake_mode is not None else None
+    if env is None:
+        return
+    known = {guard.expr for guard in env.guards}
+    for guard in list(env.guards):
+        said = env.simplify(guard.expr)
+        if said.free_symbols and said not in known:
+            known.add(said)
+            env.guards.append(guard._replace(expr=said))
 
 
 class _LateSaving:

@@ -145,7 +145,7 @@ class Group:
             if m.extents[a] == 1:
                 binding[a] = ()
         used = {d for digits in binding.values() for d in digits}
-        if sum(len(d) for d in binding.values()) != len(used):
+        if _is_shared(binding):
             return f"two axes of {m.name} run along the same dimension"
         missing = [a for a in m.all_axes if a not in binding]
         if any(ld.buffer in self.cross for ld in m.loads):
@@ -158,6 +158,8 @@ class Group:
             reason = self._complete_reduction(m, binding, missing, used)
         else:
             reason = self._complete_compute(m, binding, missing, used)
+        if reason is None and _is_shared(binding):
+            reason = f"two axes of {m.name} run along the same dimension"
         if reason is not None:
             return reason
         if domain.inner is not None and self._splits(m) and not self.has_scan:
@@ -253,7 +255,9 @@ class Group:
             rows = [a for a in missing if a != along]
             if rows and not self._cut(m, rows, [d for d in domain.rows() if d not in used], binding):
                 return f"the rows of {m.name} do not line up"
-            if along in missing and not self._cut(m, [along], domain.inner_order(), binding):
+            if along in missing and not self._cut(
+                m, [along], [d for d in domain.inner_order() if d not in used], binding
+            ):
                 return f"{m.name} scans along other loops"
         if {d for digits in binding.values() for d in digits} != set(domain.order):
             return f"{m.name} covers only a part of the loops"
@@ -316,6 +320,11 @@ class Group:
             self.tensors.add(ld.buffer)
             if ld.buffer not in self.produced and ld.buffer not in self.reads:
                 self.reads[ld.buffer] = [_place(i, m.extents, binding, turned) for i in ld.indices]
+
+
+def _is_shared(binding: Binding) -> bool:
+    """Whether two axes run along the same dimension."""
+    return sum(len(d) for d in binding.values()) != len({d for digits in binding.values() for d in digits})
 
 
 def _place(

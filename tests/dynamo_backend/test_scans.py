@@ -255,3 +255,17 @@ def test_backward() -> None:
     (expected,) = torch.autograd.grad(loss(x), x)
     (got,) = torch.autograd.grad(compiled(loss, x), x)
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("n", [3, 8])
+def test_rows_of_a_scan_that_are_summed_beside_it(n: int) -> None:
+    """What is read is the rows of one and the elements of the other, and no dimension can be both."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        powers = x[:, None].expand(x.shape[0], n).cumprod(1)
+        return x.sum(0), powers, x.amax(0), powers.flip(1).sum(0), torch.vander(x, n)
+
+    torch._dynamo.reset()
+    for size in (n, n + 2):
+        x = torch.randint(-3, 4, (size,))
+        torch.testing.assert_close(torch.compile(fn, backend="mlc")(x), fn(x), rtol=0, atol=0)
