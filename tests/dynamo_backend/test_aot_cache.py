@@ -293,21 +293,24 @@ def test_plain_numbers_that_a_graph_took_for_constants(number: float) -> None:
 
 
 def test_guards_of_sizes_that_are_equal_to_others() -> None:
-    """Of an odd size torch's entry said only that it is that of another tensor."""
+    """Of an odd size torch's entry said only that it is that of another tensor.
 
-    def fn(x: Tensor, y: Tensor, i: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-        least = torch.minimum(x, y)
-        put = torch.index_put(least, (i % least.shape[0],), z, accumulate=True)
-        return put, *torch.tensor_split(z, 2, 1)
+    Symbols are named after arguments, and which of two equal ones stands for both depends on their names.
+    """
+
+    def fn(x1: Tensor, x2: Tensor, x3: Tensor, x4: Tensor) -> tuple[Tensor, ...]:
+        least = torch.minimum(x1, x2)
+        put = torch.index_put(least, (x3 % least.shape[0],), x4, accumulate=True)
+        return put, *torch.tensor_split(x4, 2, 1)
 
     for _ in range(2):  # the second time out of the cache
         torch._dynamo.reset()
         compiled = torch.compile(fn, backend="mlc")
         for size in (7, 17, 4, 6, 9):
-            x, y, i, z = torch.randn(size, 4), torch.randn(size, size, 1), torch.arange(4), torch.randn(4, size, 4)
-            torch._dynamo.maybe_mark_dynamic(z, 1)
-            leaves = [y.requires_grad_(), z.requires_grad_()]
-            results = [f(x, y, i, z) for f in (compiled, fn)]
+            leaves = [torch.randn(size, size, 1, requires_grad=True), torch.randn(4, size, 4, requires_grad=True)]
+            args = torch.randn(size, 4), leaves[0], torch.arange(4), leaves[1]
+            torch._dynamo.maybe_mark_dynamic(leaves[1], 1)
+            results = [f(*args) for f in (compiled, fn)]
             torch.testing.assert_close(*results)
             gradients = [torch.autograd.grad([t.sum() for t in r], leaves) for r in results]
             torch.testing.assert_close(*gradients)
