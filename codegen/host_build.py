@@ -21,6 +21,7 @@ from ..ir.graph import (
     Graph,
     Input,
     Library,
+    Node,
     Origin,
     Reduction,
     Ref,
@@ -120,15 +121,18 @@ class _Builder:
         if unused:
             self.steps.append(Free(unused))
         self.steps += [MakeView(n, tensors[n], n, sympy.S.Zero) for n in _storages(graph) if n in last]
-        if self.check_inputs:
-            self.steps += [CheckLayout(name, kind) for name, kind in tensors.items() if name in last]
+        checks = [CheckLayout(name, kind) for name, kind in tensors.items() if name in last and self.check_inputs]
         for at, node in enumerate(graph.nodes):
             self.at = at
+            if checks and not _precedes_checks(node):
+                self.steps += checks
+                checks = []
             self.begins.append(len(self.steps))
             self.node(node)
             done = dict.fromkeys((*uses(node), *node.names, *self.flying.get(at, ())))
             names = [n for n in done if last.get(n, at) == at and n not in kept]
             self.free([n for n in names if n in self.owner])
+        self.steps += checks
         self.begins.append(len(self.steps))
         self.steps.append(Return(graph.outputs))
         if self.unbound and (missing := self.unbound & _mentioned(graph)):
@@ -316,6 +320,11 @@ def _storages(graph: Graph) -> list[str]:
     given = {i.name for i in graph.inputs if isinstance(i, Input)}
     targets = [n.args[0].name for n in graph.nodes if isinstance(n, Library) and n.target == WRITE_BACK]
     return [name for name in dict.fromkeys(targets) if name in given]
+
+
+def _precedes_checks(node: Node) -> bool:
+    """Whether a node reads no tensor, and may make the sizes of inputs."""
+    return isinstance(node, Library) and node.target in (MADE_SIZE, "mlc::seeds")
 
 
 def _decided_inside(graph: Graph, symbol: sympy.Symbol) -> bool:

@@ -137,3 +137,15 @@ def test_the_positive_part_of_a_symbol_stays() -> None:
     n = symbol("n")
     assert PositivePart(-n).free_symbols == {n} and PositivePart(n) != n
     assert PositivePart(sympy.Integer(-3)) == 0 and PositivePart(sympy.Integer(3)) == 3
+
+
+def test_a_region_is_given_what_is_as_long_as_such_a_number_says() -> None:
+    def fn(flag: Tensor, x: Tensor, n: int) -> Tensor:
+        part = x.exp()[n % 3 :]
+        return torch.cond(flag.sum() > 0, lambda p, q: p * q, lambda p, q: p - 0.5 - q, (part, part * 2))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend="mlc", dynamic=True)
+    for n in VALUES:
+        x, flag = torch.randn(8), torch.tensor([n])
+        torch.testing.assert_close(compiled(flag, x, n), fn(flag, x, n))
