@@ -75,10 +75,10 @@ class Decided:
         """Sizes of a call's result (``nonzero``, a slice between places that are data) are read back from it, under the
         name of their symbol, before anything needs them."""
         reads: list[tuple[str, Any, tuple[int, ...]]] = [
-            ("aten::sym_size.int", n, (d,)) for d, n in enumerate(found.shape)
+            ("aten::sym_size.int", self.sizes.told(n), (d,)) for d, n in enumerate(value.shape)
         ]
         if isinstance(offset := value.storage_offset(), torch.SymInt):
-            reads.append(("aten::sym_storage_offset.default", self.sizes.size(offset), ()))
+            reads.append(("aten::sym_storage_offset.default", self.sizes.told(offset), ()))
         for target, size, where in reads:
             if self.is_new(size):
                 self.told.add(size)
