@@ -63,6 +63,7 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     kept = {op: fn for op, fn in table.items() if str(op) not in keep}
     kept[aten.native_dropout_backward.default] = _dropout_backward
     kept[aten.as_strided_scatter.default] = _as_strided_scatter
+    kept[aten.linspace.default] = _linspace(table[aten.linspace.default])
     kept[aten.narrow_copy.default] = _narrow_copy
     kept[aten.take.default] = _take
     kept |= {aten.complex.default: _complex, aten.polar.default: _polar, aten._to_copy.default: _to_complex}
@@ -83,6 +84,25 @@ def _addcmul(torchs: Callable[..., Any]) -> Callable[..., Any]:
         return torchs(x, a, b, value=value)
 
     return addcmul
+
+
+def _linspace(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's decomposition, but for whole numbers as eager makes them: ends are cut first, and then it counts from the
+    nearer one, in double precision on a CPU and in single precision elsewhere."""
+
+    def linspace(
+        start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, device: Any = None, **how: Any
+    ) -> Any:
+        if dtype is None or dtype.is_floating_point or dtype.is_complex or not isinstance(steps, int) or steps < 2:
+            return torchs(start, end, steps, dtype=dtype, device=device, **how)
+        first, last = int(start), int(end)
+        kind = torch.float64 if torch.device(device or "cpu").type == "cpu" else torch.float32
+        at = torch.arange(steps, device=device)
+        step = (last - first) / (steps - 1)
+        near, far = first + step * at.to(kind), last - step * (steps - 1 - at).to(kind)
+        return torch.where(at < steps // 2, near, far).to(dtype)
+
+    return linspace
 
 
 def _channel_shuffle(torchs: Callable[..., Any]) -> Callable[..., Any]:

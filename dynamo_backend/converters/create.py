@@ -53,6 +53,7 @@ def iota(ctx: ImportContext, length: Any, *, start: Any, step: Any, **_: Any) ->
 
 @converter("aten.arange.start_step", "aten.arange.default", "aten.arange.start")
 def arange(ctx: ImportContext, *bounds: Any, **_: Any) -> Tensor:
+    bounds = tuple(int(b) if isinstance(b, bool) else b for b in bounds)
     start, step = (bounds[0] if len(bounds) > 1 else 0), (bounds[2] if len(bounds) > 2 else 1)
     out = ctx.type()
     at = axes(1)[0]

@@ -17,8 +17,8 @@ from .sweep import FAULTS, latest
 Records = Mapping[tuple[Job, int], dict[str, Any]]
 # Differences that are understood: what a sample's job, status and detail say, and why it is so.
 CAUSES: dict[str, str] = {
-    r"embedding_bag bfloat16 gradient raises": (
-        "torch's fake kernel promises offsets that its kernel for bfloat16 does not make"
+    r"(copysign|div.floor_rounding|floor_divide) float32 overlapping wrong": (
+        "torch's fake tensors, which say what strides a compiled result has, order the dimensions otherwise than eager"
     ),
 }
 SHORT = {
