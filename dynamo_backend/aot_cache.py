@@ -29,7 +29,7 @@ from ..runtime.kernels import kernel_store_of
 from ..runtime.options import Options
 from ..runtime.timing import process_times
 from ..runtime.torch_sources import torch_sources
-from .aot_key import KEYS_WITHOUT_INDUCTOR
+from .aot_key import KEYS_WITHOUT_INDUCTOR, shape_env
 from .compile import CompiledGraph, stored_graph
 from .surroundings import surroundings
 
@@ -140,8 +140,7 @@ def _keep_guards() -> None:
     torch leaves out guards of symbols that are no arguments, as those are that tracing found to be equal to another:
     a graph for odd sizes was found for even ones. They are added in the symbol that stands for both.
     """
-    context = TracingContext.try_get()
-    env = context.fake_mode.shape_env if context is not None and context.fake_mode is not None else None
+    env = shape_env()
     if env is None:
         return
     known = {guard.expr for guard in env.guards}

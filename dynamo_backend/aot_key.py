@@ -17,6 +17,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.codecache import FxGraphHashDetails
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from .substitution import Substitution
 
@@ -115,6 +116,10 @@ def _is_data(x: Any) -> bool:
 
 def _overridden_hints() -> list[tuple[str, Any]]:
     """Sizes that the user told to expect instead of those seen, which a key of symbols has not got."""
+    return sorted((str(s), v) for s, v in (getattr(shape_env(), "var_to_hint_override", None) or {}).items())
+
+
+def shape_env() -> ShapeEnv | None:
+    """That of the graph that is traced or compiled at the moment, None where its sizes are all numbers."""
     context = torch._guards.TracingContext.try_get()
-    env = context.fake_mode.shape_env if context is not None and context.fake_mode is not None else None
-    return sorted((str(s), v) for s, v in (getattr(env, "var_to_hint_override", None) or {}).items())
+    return context.fake_mode.shape_env if context is not None and context.fake_mode is not None else None

@@ -37,12 +37,12 @@ from ..ir.graph import (
 from .converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion, SizeMap, Tensor
 from .converters.context import KEEPS_ROUNDING
 from .converters.replays import REPLAY, SAVE, replayed_value
+from .converters.sizes import SYMBOLIC
 from .decided import Decided, is_settled
 from .flex_attention import open_flex_attention
 from .origins import origins_of
 from .regions import attribute
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # Whose results behind the first are positions and counts.
 _POSITIONS = (
     torch.ops.aten._unique2.default, torch.ops.aten.unique_dim.default, torch.ops.aten.unique_consecutive.default,
@@ -205,7 +205,7 @@ class _Importer:
             self.inputs.append(Input(node.name, kind, position in self.static))
             self.decided.tell((*kind.shape, *kind.strides))
             return Tensor(node.name, kind)
-        if isinstance(val, (int, *_SYMBOLIC)):
+        if isinstance(val, (int, *SYMBOLIC)):
             told = self.sizes.told(val)
             self.inputs.append(SizeInput(node.name, told))
             self.decided.tell((told,))
@@ -271,10 +271,10 @@ class _Importer:
             node.meta["val"] = replayed_value(node)
         val = node.meta.get("val")
         is_op = isinstance(target, OpOverload)
-        if isinstance(val, _SYMBOLIC) and not node.meta.get("unbacked_bindings"):
+        if isinstance(val, SYMBOLIC) and not node.meta.get("unbacked_bindings"):
             if not (is_op and self.decided.is_new(self.sizes.told(val))):
                 return self.sizes.size(val)
-        if isinstance(val, (list, tuple)) and val and all(isinstance(v, (int, *_SYMBOLIC)) for v in val):
+        if isinstance(val, (list, tuple)) and val and all(isinstance(v, (int, *SYMBOLIC)) for v in val):
             return [self.sizes.size(v) for v in val]
         if not is_op and not isinstance(target, HigherOrderOperator):
             if isinstance(val, (int, float, bool)):
@@ -338,7 +338,7 @@ class _Importer:
             if isinstance(v, torch.Tensor):
                 kind = self.sizes.tensor_type(v)
                 found = Tensor(name, kind)
-            elif isinstance(v, _SYMBOLIC):
+            elif isinstance(v, SYMBOLIC):
                 found = self.sizes.size(v)
                 # A result of no tensor type that is named like a size symbol binds that symbol.
                 bound = self.decided.given(v, bool(node.meta.get("unbacked_bindings")))

@@ -32,7 +32,7 @@ from ...ir.graph import MADE_SIZE, GraphInput, Input, Library, Node, TensorType
 from ...ir.symbols import PositivePart, Size, SymbolTable, is_indexed
 from .registry import NoConversion
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _INTEGERS: tuple[sympy.Integer, ...] = tuple(sympy.Integer(k) for k in range(4097))
 
 
@@ -68,7 +68,7 @@ class SizeMap:
         """An int, SymInt, SymFloat or SymBool as an expression over the IR's symbols."""
         if type(value) is int:
             return integer(value)
-        if isinstance(value, _SYMBOLIC):
+        if isinstance(value, SYMBOLIC):
             if self._shape_env is None:
                 self._shape_env = value.node.shape_env
             return self.expr(value.node.expr)
@@ -90,7 +90,7 @@ class SizeMap:
         """The same of what a caller or a node gives: a number that may be negative is one symbol, which nothing but
         the sizes made of it may read."""
         size = self.size(value)
-        theirs = value.node.expr if isinstance(value, _SYMBOLIC) else None
+        theirs = value.node.expr if isinstance(value, SYMBOLIC) else None
         if (
             theirs is None
             or theirs.atoms(sympy.Function)
