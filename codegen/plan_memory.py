@@ -283,16 +283,17 @@ def check_arena(program: HostProgram, symbols: SymbolTable) -> None:
 
 def _proved(expr: sympy.Expr, lower: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
     """Whether an expression is at least zero wherever its symbols are at their lower bounds or above."""
-    shifted = expr.xreplace(dict(lower))
+    shifted = sympy.expand(expr.xreplace(dict(lower)))  # in quotients as well, so that equal ones are one
     quotients = {d: sympy.Dummy(integer=True) for d in shifted.atoms(sympy.Function)}
-    if not all(_is_never_negative(sympy.expand(a)) for d in quotients for a in d.args):
+    if not all(_is_never_negative(a) for d in quotients for a in d.args):
         return False
-    value = sympy.expand(shifted.xreplace(quotients))
-    for quotient, name in quotients.items():
-        factor = value.coeff(name)
-        if isinstance(quotient, (FloorDiv, CleanDiv)) and factor.is_Integer and not _is_never_negative(value):
+    value = shifted.xreplace(quotients)
+    for quotient in sorted(quotients, key=sympy.count_ops, reverse=True):  # what others are made of comes behind them
+        if isinstance(quotient, (FloorDiv, CleanDiv)) and not _is_never_negative(value):
+            base, by = (a.xreplace(quotients) for a in quotient.args)
+            factor = value.coeff(quotients[quotient])
             # What is rounded down is less by no more than the divisor less one.
-            base, by = quotient.args
-            least = base - (by - 1) if factor > 0 and isinstance(quotient, FloorDiv) else base
-            value = sympy.expand(value.xreplace({name: least / by}))
+            if factor.is_Integer and by.is_Integer:
+                least = base - (by - 1) if factor > 0 and isinstance(quotient, FloorDiv) else base
+                value = sympy.expand(value.xreplace({quotients[quotient]: least / by}))
     return _is_never_negative(value)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import sympy
-from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.functions import CeilDiv, FloorDiv
 
 from torch_mlc.codegen.host import HostProgram, KernelUse
 from torch_mlc.codegen.host_build import build_host_program
@@ -173,6 +173,8 @@ def test_random_programs_are_proved_and_apart(seed: int) -> None:
     draw = random.Random(seed)
     sizes = [N, M, 16 * N, 16 * M, 48 * N + 16, N * M, N + M, 3 * N * M + 5, sympy.Integer(7), sympy.Integer(1000)]
     sizes += [sympy.floor(1)] if draw.random() < 0.5 else []
+    half = FloorDiv(N * M + N + 1, N)  # a quotient whose bytes are rounded up to a line, so a quotient of it
+    sizes += [half, 2 * half, FloorDiv(half + M, N), CeilDiv(N, sympy.Integer(3))] if seed % 2 else []
     nodes: list[object] = []
     names = ["x"]
     for k in range(draw.randint(3, 25)):
