@@ -63,7 +63,10 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     kept = {op: fn for op, fn in table.items() if str(op) not in keep}
     kept[aten.native_dropout_backward.default] = _dropout_backward
     kept[aten.as_strided_scatter.default] = _as_strided_scatter
-    kept[aten.linspace.default] = _linspace(table[aten.linspace.default])
+    for ends in aten.linspace.overloads():
+        op = getattr(aten.linspace, ends)
+        if op in table:
+            kept[op] = _linspace(table[op])
     kept[aten.narrow_copy.default] = _narrow_copy
     kept[aten.take.default] = _take
     kept |= {aten.complex.default: _complex, aten.polar.default: _polar, aten._to_copy.default: _to_complex}
@@ -95,10 +98,11 @@ def _linspace(torchs: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if dtype is None or dtype.is_floating_point or dtype.is_complex or not isinstance(steps, int) or steps < 2:
             return torchs(start, end, steps, dtype=dtype, device=device, **how)
-        first, last = int(start), int(end)
+        first, last = (e.to(torch.int64) if isinstance(e, torch.Tensor) else int(e) for e in (start, end))
         kind = torch.float64 if torch.device(device or "cpu").type == "cpu" else torch.float32
         at = torch.arange(steps, device=device)
-        step = (last - first) / (steps - 1)
+        length = last - first
+        step = (length.to(kind) if isinstance(length, torch.Tensor) else length) / (steps - 1)
         near, far = first + step * at.to(kind), last - step * (steps - 1 - at).to(kind)
         return torch.where(at < steps // 2, near, far).to(dtype)
 

@@ -19,6 +19,20 @@ def test_linspace_counts_from_the_nearer_end(dtype: torch.dtype) -> None:
         torch.testing.assert_close(ours, wanted, rtol=1e-6 if dtype.is_floating_point else 0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float64], ids=str)
+@pytest.mark.parametrize("of", [torch.int64, torch.float32], ids=str)
+def test_tensors_bound_a_linspace(dtype: torch.dtype, of: torch.dtype) -> None:
+    """As plain numbers do: tensors are cut as well before anything is divided."""
+
+    def fn(a: Tensor, b: Tensor) -> list[Tensor]:
+        ends = [(a, b), (b, a), (a, 50.7), (200, b)]
+        return [torch.linspace(*pair, steps, dtype=dtype) for pair in ends for steps in (0, 1, 2, 7, 50)]
+
+    a, b = torch.tensor(4.3).to(of), torch.tensor(33.9).to(of)
+    for ours, wanted in zip(torch.compile(fn, backend="mlc")(a, b), fn(a, b), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-6 if dtype.is_floating_point else 0, atol=0)
+
+
 def test_truth_values_bound_a_range() -> None:
     def fn(x: Tensor) -> list[Tensor]:
         return [torch.arange(True, True), torch.arange(False, True), torch.arange(True, 5) * x]
