@@ -13,7 +13,18 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, cast, const
 from ...ir.monoid import ARGMAX, MAX, SUM, lowest
-from .context import Domain, ImportContext, Tensor, all_of, convert, index_value, linear_offset, select, within
+from .context import (
+    Domain,
+    ImportContext,
+    Tensor,
+    all_of,
+    convert,
+    index_value,
+    linear_offset,
+    rounded,
+    select,
+    within,
+)
 from .pooling import finish, spatial_dims, window
 from .registry import NoConversion, converter
 
@@ -143,21 +154,22 @@ def adaptive_max_pool_backward(ctx: ImportContext, grad: Tensor, x: Tensor, indi
     return finish(ctx, ctx.reduce(SUM, w.domain, (select(all_of(w.conditions), value, zero),), x.device)[0], None)
 
 
-# --- windows that random numbers place
-# -----------------------------------------------------------------------------------
+# --- windows that random numbers place --------------------------------------------------------------------------------
 
 
-def _fractional_start(ctx: ImportContext, sample: Expr, place: sympy.Expr, extent: int, out: int, size: int) -> Expr:
+def _fractional_start(sample: Expr, place: sympy.Expr, extent: int, out: int, size: int, held: DType) -> Expr:
     """Where the window of an output position begins: the last one at the end, the others at even steps from a random
-    one, computed in the samples' type.
+    one, each value rounded to a type.
     """
     last = const(extent - size, DType.INT64)
     if out == 1:
         return last
-    ratio = call("div", const(extent - size, sample.dtype), const(out - 1, sample.dtype))
-    moved = call("add", convert(index_value(place), sample.dtype), sample)
-    begin = cast(call("mul", moved, ratio), DType.INT64)
-    start = call("sub", begin, cast(call("mul", sample, ratio), DType.INT64))
+    kind = sample.dtype
+    length, steps = (rounded(const(n, kind), held) for n in (extent - size, out - 1))
+    ratio = rounded(call("div", length, steps), held)
+    moved = rounded(call("add", rounded(convert(index_value(place), kind), held), sample), held)
+    begin = cast(rounded(call("mul", moved, ratio), held), DType.INT64)
+    start = call("sub", begin, cast(rounded(call("mul", sample, ratio), held), DType.INT64))
     return Select(call("eq", index_value(place), index_value(out - 1)), last, start)
 
 
@@ -172,12 +184,14 @@ def fractional_max_pool(
     kernel = [int(k) for k in (kernel_size if isinstance(kernel_size, (list, tuple)) else [kernel_size] * n)]
     domain, kept, offsets = window(out.shape, kernel, n)
     batch = kept[0] if lead == 2 else sympy.S.Zero
+    # Eager's kernels for CPUs compute half types in themselves, those for GPUs in float32.
+    held = samples.dtype if x.device == "cpu" else samples.dtype.compute
     places: list[Expr] = []
     for k, (extent, o) in enumerate(pairs):
         # Of two dims, torch takes the first sample for the last.
         column = n - 1 - k if n == 2 else k
         sample = ctx.at(samples, (batch, kept[lead - 1], sympy.Integer(column)))
-        start = _fractional_start(ctx, sample, kept[lead + k], extent, o, kernel[k])
+        start = _fractional_start(sample, kept[lead + k], extent, o, kernel[k], held)
         places.append(call("add", start, index_value(offsets[k])))
     value = ctx.at(x, [*kept[:lead], *places])
     position = places[0]

@@ -88,6 +88,15 @@ def convert(value: Expr, dtype: DType) -> Expr:
     return cast(value, dtype)
 
 
+def rounded(value: Expr, dtype: DType) -> Expr:
+    """What ``dtype`` holds of a value, in the type in which it is computed with: for formulas that eager evaluates in a
+    half type itself. Half types are widened and narrowed without rounding in between otherwise.
+    """
+    kind = dtype.compute
+    held = convert(value, dtype)
+    return convert(call("bitcast", held, dtype=dtype) if dtype.is_half else held, kind)
+
+
 # What a node of FX notes where its readers must see the half type that it is rounded to, and not what it is made of.
 KEEPS_ROUNDING = "mlc_keeps_rounding"
 

@@ -11,7 +11,7 @@ import sympy
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, cast, const, substitute_index
 from ...ir.monoid import MAX, MIN, SUM
-from .context import ImportContext, Scalar, Tensor, all_of, axes, convert, index_value
+from .context import ImportContext, Scalar, Tensor, all_of, axes, index_value, rounded
 from .registry import NoConversion, converter
 from .scatter import Source, scatter, scattered, source_axes
 from .search import count_before
@@ -27,18 +27,18 @@ def histc(ctx: ImportContext, x: Tensor, bins: int = 100, min: Scalar = 0, max: 
         raise NoConversion("a histogram of integers")
     kind = x.dtype.compute
 
-    def rounded(value: Expr) -> Expr:
+    def held(value: Expr) -> Expr:
         """As eager has it, which computes half types in themselves."""
-        return convert(convert(value, x.dtype), kind)
+        return rounded(value, x.dtype)
 
     if min == max:
-        low, high = (_held(ctx, x, rounded(e), n) for e, n in zip(_outer(ctx, x, None, None, 1.0), ("low", "high")))
+        low, high = (_held(ctx, x, held(e), n) for e, n in zip(_outer(ctx, x, None, None, 1.0), ("low", "high")))
     else:
-        low, high = rounded(ctx.scalar(min, kind)), rounded(ctx.scalar(max, kind))
+        low, high = held(ctx.scalar(min, kind)), held(ctx.scalar(max, kind))
     value = ctx.at(x, source_axes(x.rank), kind)
     counted = call("logical_and", call("ge", value, low), call("le", value, high))
-    place = rounded(call("mul", rounded(call("sub", value, low)), rounded(const(bins, kind))))
-    place = rounded(call("div", place, rounded(call("sub", high, low))))
+    place = held(call("mul", held(call("sub", value, low)), held(const(bins, kind))))
+    place = held(call("div", place, held(call("sub", high, low))))
     place = cast(Select(counted, place, const(0, kind)), _PLACE)
     # The last bin holds its right edge too.
     place = call("minimum", place, const(int(bins) - 1, _PLACE))

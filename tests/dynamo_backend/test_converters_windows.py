@@ -54,6 +54,17 @@ def test_fractional_pooling(check: Callable[..., Any]) -> None:
     check(lambda x, s: aten.fractional_max_pool3d(x, [2, 2, 3], [3, 1, 4], s), volume, samples, fast=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_fractional_windows_lie_where_the_elements_type_rounds_them_to(dtype: torch.dtype) -> None:
+    def fn(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        return aten.fractional_max_pool2d(x, [3, 3], [11, 9], s)  # type: ignore[no-any-return]
+
+    x, samples = numbers(4, 9, 40, 23).to(dtype), torch.rand(4, 9, 2, generator=torch.Generator().manual_seed(1))
+    samples = samples.to(dtype)
+    for ours, eagers in zip(torch.compile(fn, backend="mlc")(x, samples), fn(x, samples), strict=True):
+        torch.testing.assert_close(ours, eagers, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     ("kernel", "dilation", "padding", "stride"),
     [((2, 3), (1, 1), (0, 0), (1, 1)), ((3, 2), (2, 1), (1, 2), (2, 3)), ((2, 2), (3, 2), (2, 0), (3, 2))],
