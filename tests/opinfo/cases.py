@@ -157,12 +157,12 @@ def widened(sample: Sample) -> Sample:
     return sample.mapped(lambda value: tree_map_only((torch.Tensor, torch.dtype), widen, value))
 
 
-def moved(sample: Sample, seed: int) -> Sample:
-    """A sample of ``widened``, each element moved as a rounding to float32 would: of itself, or of what is usual in its
+def moved(sample: Sample, seed: int, dtype: torch.dtype) -> Sample:
+    """A sample of ``widened``, each element moved as a rounding to ``dtype`` would: of itself, or of what is usual in its
     tensor, for an operator that adds to an element rounds the sum.
     """
     generator = torch.Generator().manual_seed(seed)
-    unit = torch.finfo(torch.float32).eps / 2
+    unit = torch.finfo(dtype).eps / 2
 
     def move(t: torch.Tensor) -> torch.Tensor:
         if t.dtype not in (torch.float64, torch.complex128) or not t.numel() or not dense(t):

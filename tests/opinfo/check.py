@@ -42,6 +42,7 @@ RELATIVE = {
 }  # fmt: skip
 # So many times operands are moved by a rounding to see how sure a result is.
 _MOVES = 4
+_MOVED = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
 
 
 @dataclass(slots=True)
@@ -282,7 +283,7 @@ def _exact(job: Job, sample: Sample, seed: int | None = None) -> list[Any] | Non
     """The results in float64, with a ``seed`` those of operands moved by a rounding; None where there are none."""
     try:
         wide = widened(copied(sample))
-        return _run(job, _function(job, 1), [wide if seed is None else moved(wide, seed)])[0]
+        return _run(job, _function(job, 1), [wide if seed is None else moved(wide, seed, getattr(torch, job.dtype))])[0]
     except Exception:
         return None
 
@@ -333,7 +334,7 @@ def difference(
     actual: list[Any], expected: list[Any], exact: Callable[..., list[Any] | None], *, values: bool, layout: bool
 ) -> str:
     """What differs, "" where nothing does that may not. ``exact()`` gives the results in float64, and ``exact(seed)``
-    those of operands that are moved by a rounding: as far as these move a result, no float32 tells it."""
+    those of operands that are moved by a rounding: as far as these move a result, no number of their type tells it."""
     if len(actual) != len(expected):
         return f"{len(actual)} results, eager has {len(expected)}"
     wide: list[Any] | None = None
@@ -353,7 +354,7 @@ def difference(
         wide = wide or exact() or []
         reference = wide[k] if k < len(wide) else None
         text = _apart(a, e, reference)
-        if text and isinstance(reference, torch.Tensor) and e.dtype in (torch.float32, torch.complex64):
+        if text and isinstance(reference, torch.Tensor) and e.dtype in _MOVED:
             text = _apart(
                 a, e, reference, _unsure(reference, [others[k] for n in range(_MOVES) if (others := exact(n))])
             )
