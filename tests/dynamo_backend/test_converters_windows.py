@@ -56,7 +56,7 @@ def test_fractional_pooling(check: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_fractional_windows_lie_where_the_elements_type_rounds_them_to(dtype: torch.dtype) -> None:
-    def fn(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    def fn(x: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return aten.fractional_max_pool2d(x, [3, 3], [11, 9], s)  # type: ignore[no-any-return]
 
     x, samples = numbers(4, 9, 40, 23).to(dtype), torch.rand(4, 9, 2, generator=torch.Generator().manual_seed(1))

@@ -158,8 +158,8 @@ def widened(sample: Sample) -> Sample:
 
 
 def moved(sample: Sample, seed: int, dtype: torch.dtype) -> Sample:
-    """A sample of ``widened``, each element moved as a rounding to ``dtype`` would: of itself, or of what is usual in its
-    tensor, for an operator that adds to an element rounds the sum.
+    """A sample of ``widened``, each element moved as a rounding to ``dtype`` would: of itself, or of what is usual in
+    its tensor, for an operator that adds to an element rounds the sum.
     """
     generator = torch.Generator().manual_seed(seed)
     unit = torch.finfo(dtype).eps / 2
