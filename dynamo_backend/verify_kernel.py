@@ -30,11 +30,13 @@ from ..runtime.fallback import AtenKernel
 from ..runtime.measure import index_limits
 from ..scheduler.function import TensorFunction
 from .roundings import Roundings
-from .verify_graph import TOLERANCE, Difference, VerifyError, difference, distance, moved
+from .verify_graph import TOLERANCE, Difference, VerifyError, difference, distance, moved, settled
 
 Sizes = Mapping[str, int]
 # Points of the domain up to which the oracle is asked, and beyond which nobody is.
 ORACLE_POINTS, MOST_POINTS = 20_000, 1 << 24
+# Elements from the first of a buffer to its last beyond which it is not made: strides may be products of sizes.
+MOST_SPAN = 1 << 26
 # Sizes that any kernel may be wrong at, and that of the other symbols while one is tried.
 AWKWARD, BASE = (0, 1, 2, 3, 7, 13), 5
 # Runs of one kernel at most; tiles beyond this are those of static sizes.
@@ -43,6 +45,8 @@ MOST_RUNS, MOST_TILE = 24, 1024
 MARGIN = 64
 # The share of the tolerance by which inputs are moved to see how sure a result is.
 MOVED = 1e-3
+# Runs whose operations round otherwise, for the same.
+ROUNDED = 4
 
 
 def verify_kernel(
@@ -164,14 +168,15 @@ class _Trial:
         """What is wrong after the run."""
         tolerances = {name: max((TOLERANCE.get(t, 0.0) for t in k), default=0.0) for name, k in passed(nest).items()}
         most = max((tolerances[name] for name in self.wanted), default=0.0)
-        unsure: dict[str, float] | None = None
+        others: list[Mapping[str, Tensor]] | None = None
         for name, want in self.wanted.items():
             tolerance = tolerances[name]
             found = difference(name, self.tensors[name], want, tolerance)
             if found is not None and tolerance:
-                if unsure is None:
-                    unsure = self.unsure(function, nest, most)
-                found = difference(name, self.tensors[name], want, tolerance, unsure[name])
+                others = self.others(function, nest, most) if others is None else others
+                like = [t[name] for t in others if name in t]
+                unsure = max((distance(want, t) for t in like), default=0.0)
+                found = difference(name, settled(self.tensors[name], want, like), want, tolerance, unsure)
             if found is not None:
                 return found
         for name, flat in self.storage.items():
@@ -186,8 +191,9 @@ class _Trial:
                 return f"memory at {at} elements from the first of {name} was written, which is none of its elements"
         return None
 
-    def unsure(self, function: TensorFunction, nest: LoopNest, tolerance: float) -> dict[str, float]:
-        """How far each result moves with a rounding of the inputs."""
+    def others(self, function: TensorFunction, nest: LoopNest, tolerance: float) -> list[Mapping[str, Tensor]]:
+        """Results of inputs that are moved by a rounding, and some that are rounded otherwise on the way: how far they
+        are from the wanted ones says how sure these are."""
         given = {
             name: torch.as_strided(self.before[name], t.size(), t.stride(), t.storage_offset())
             for name, t in self.tensors.items()
@@ -197,12 +203,12 @@ class _Trial:
             name: moved(t.clone(), tolerance * MOVED, k) if name in inputs else t
             for k, (name, t) in enumerate(given.items())
         }
-        again = _reference(function, nest, tensors, self.sizes)
+        found: list[Mapping[str, Tensor]] = [_reference(function, nest, tensors, self.sizes)]
         # What cancels whatever the inputs are, as a mean of what has none, moves with the roundings on the way alone.
-        rounded: Mapping[str, Tensor] = {}
-        with Roundings(torch.Generator().manual_seed(0)), suppress(NotImplementedError):
-            rounded = _by_aten(function, nest, given, self.sizes)
-        return {name: max(distance(want, t.get(name)) for t in (again, rounded)) for name, want in self.wanted.items()}
+        for seed in range(ROUNDED):
+            with Roundings(torch.Generator().manual_seed(seed)), suppress(NotImplementedError):
+                found.append(_by_aten(function, nest, given, self.sizes))
+        return found
 
 
 def _trial(function: TensorFunction, nest: LoopNest, sizes: Sizes, seed: int, device: str) -> _Trial | None:
@@ -219,6 +225,8 @@ def _trial(function: TensorFunction, nest: LoopNest, sizes: Sizes, seed: int, de
         if min((*shape, *strides), default=0) < 0 or (b.name in nest.outputs and _overlaps(shape, strides)):
             return None
         span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
+        if span > MOST_SPAN:
+            return None
         odd = seed % 2 if b.align <= b.dtype.itemsize else 0
         flat = _poisoned(b, span + 2 * MARGIN + odd).to(device)
         storage[b.name] = flat

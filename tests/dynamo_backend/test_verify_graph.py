@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torch_mlc.dynamo_backend.converters import CONVERTERS
-from torch_mlc.dynamo_backend.verify_graph import VerifyError, difference
+from torch_mlc.dynamo_backend.verify_graph import VerifyError, difference, settled
 
 CHECKED = {"verify": 2}
 
@@ -79,6 +79,14 @@ def test_written_inputs_are_compared() -> None:
     x, g = torch.ones(5), torch.ones(5)
     assert torch.compile(update, backend="mlc", options=CHECKED)(x, g) == 7.5
     assert torch.equal(x, torch.full((5,), 1.5))
+
+
+def test_what_a_rounding_makes_infinite_is_not_compared() -> None:
+    inf, nan = float("inf"), float("nan")
+    want, got = torch.tensor([1.0, 16.6, inf, 2.0]), torch.tensor([1.0, inf, 16.6, inf])
+    others = [torch.tensor([1.0, inf, inf, 2.0]), torch.tensor([1.1, 16.0, nan, 2.0])]
+    torch.testing.assert_close(settled(got, want, others), torch.tensor([1.0, 16.6, inf, inf]))
+    assert settled(3, want, others) == 3
 
 
 def test_what_counts_as_a_difference() -> None:

@@ -18,9 +18,10 @@ from torch_mlc.codegen.llvm import functions
 from torch_mlc.codegen.plan_memory import plan_memory
 from torch_mlc.dynamo_backend import compile as compile_module
 from torch_mlc.dynamo_backend import kernels
+from torch_mlc.dynamo_backend import verify_kernel as verify_kernel_module
 from torch_mlc.dynamo_backend.converters import scatter
 from torch_mlc.dynamo_backend.verify_kernel import passed, sizes_to_try, tiles_of, verify_kernel
-from torch_mlc.ir.loops import Loop, LoopNest
+from torch_mlc.ir.loops import Buffer, Loop, LoopNest
 from torch_mlc.ir.symbols import SymbolTable
 from torch_mlc.runtime.targets import cpu_target
 
@@ -103,6 +104,7 @@ RIGHT: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "strides of one element": (lambda x, y: x.sum(-1) + y.exp(), (torch.randn(3, 1)[:, ::2], torch.randn(2)[::2])),
     "argmax": (lambda x: x.argmax(-1), (torch.randn(6, 12),)),
     "table": (lambda a, b: (a.mul_(0.5), b.mul_(0.5)), (torch.randn(40), torch.randn(56))),
+    "poles": (lambda x: torch.logit(torch.sigmoid(x)), (torch.arange(-5, 6, dtype=torch.int8),)),
     "bools": (lambda x: (x > 0).any(-1), (torch.randn(6, 12),)),
 }
 
@@ -177,3 +179,20 @@ def test_what_cancels_whatever_the_inputs_are_is_right(runs: list[int]) -> None:
     )  # fmt: skip
     torch.testing.assert_close(compiled(x), torch.zeros(3), atol=1e-6, rtol=0)
     assert runs
+
+
+def test_memory_is_made_up_to_a_limit(runs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strides are products of sizes, and few elements may lie far apart."""
+    spans: list[int] = []
+    make = verify_kernel_module._values
+
+    def values(b: Buffer, count: int, *rest: Any) -> Tensor:
+        spans.append(count)
+        return make(b, count, *rest)
+
+    monkeypatch.setattr(verify_kernel_module, "_values", values)
+    monkeypatch.setattr(verify_kernel_module, "MOST_SPAN", 2000)
+    x = torch.randn(6, 5, 16)[:, :, ::2]
+    compiled = torch.compile(lambda x: x.exp() + 1, backend="mlc", dynamic=True, options=CHECKED)
+    torch.testing.assert_close(compiled(x), x.exp() + 1)
+    assert runs and runs[0] >= 6 and 500 < max(spans) <= 2000
