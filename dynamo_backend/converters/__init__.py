@@ -42,9 +42,10 @@ from . import (
     unfolding,
     views,
 )
-from .context import Domain, ImportContext, Scalar, Tensor, axes, convert
+from .context import Domain, ImportContext, Scalar, Tensor
 from .registry import CONVERTERS, LIBRARY_REASONS, Converter, NoConversion, converter
 from .sizes import SizeMap
+from .terms import axes, convert
 
 FAMILIES = (
     adaptive_pooling, associative, attention, batch_norm, borders, create, distance, divisions, elementwise, factors,

@@ -13,20 +13,10 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, cast, const
 from ...ir.monoid import ARGMAX, MAX, SUM, lowest
-from .context import (
-    Domain,
-    ImportContext,
-    Tensor,
-    all_of,
-    convert,
-    index_value,
-    linear_offset,
-    rounded,
-    select,
-    within,
-)
+from .context import Domain, ImportContext, Tensor
 from .pooling import finish, spatial_dims, window
 from .registry import NoConversion, converter
+from .terms import all_of, convert, index_value, linear_offset, rounded, select, within
 
 _FAR = const((1 << 63) - 1, DType.INT64)
 

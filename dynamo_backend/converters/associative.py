@@ -15,9 +15,10 @@ import sympy
 from ...ir.expr import Cast, Expr, IndexValue, Load, Var, is_value, rewrite, substitute_index, symbol
 from ...ir.graph import Compute, Graph, Input, Node, TensorType, View
 from ...ir.monoid import associative
-from .context import ImportContext, Tensor, axes
+from .context import ImportContext, Tensor
 from .registry import NoConversion, converter
 from .scans import scan
+from .terms import axes
 
 # A tensor besides the states, by its number, and where it is read.
 _Place: TypeAlias = tuple[int, tuple[sympy.Expr, ...]]

@@ -9,8 +9,9 @@ import sympy
 from ...ir.expr import Expr, Load, Select, call, const
 from ...ir.monoid import ATTENTION, SUM, lowest
 from ...scheduler.attention_cost import AttentionSize, decide_attention_cpu
-from .context import Domain, ImportContext, Tensor, axes, index_value
+from .context import Domain, ImportContext, Tensor
 from .registry import NoConversion, converter
+from .terms import axes, index_value
 
 LIBRARY = "attention: torch's flash kernel"
 

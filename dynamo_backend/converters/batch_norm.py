@@ -10,10 +10,11 @@ import sympy
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, call, const
 from ...ir.monoid import SUM
-from .context import ImportContext, Tensor, axes
+from .context import ImportContext, Tensor
 from .norms import affine, normalized, rsqrt_variance
 from .reductions import count_value, moments
 from .registry import NoConversion, converter
+from .terms import axes
 
 
 def _blend(ctx: ImportContext, running: Tensor, fresh: Expr, momentum: float, k: int) -> Tensor:

@@ -12,8 +12,9 @@ from ...ir.expr import Expr, call, const, symbol
 from ...ir.graph import TensorType
 from ...ir.loops import contiguous_strides
 from ...ir.monoid import SUM
-from .context import Domain, ImportContext, Tensor, all_of, axes, index_value, select, within
+from .context import Domain, ImportContext, Tensor
 from .registry import NoConversion, converter
+from .terms import all_of, axes, index_value, select, within
 
 
 def _without_pad(ctx: ImportContext, grad: Tensor, dim: int, extent: sympy.Expr) -> TensorType:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeAlias
 
 import sympy
@@ -14,12 +13,13 @@ from torch import fx
 
 from ...ir.dtypes import DType
 from ...ir.errors import IRError
-from ...ir.expr import Const, Expr, Index, IndexValue, Load, Select, call, cast, const, is_value, symbol
+from ...ir.expr import Const, Expr, Index, Load, call, const, is_value, symbol
 from ...ir.graph import Compute, Graph, Library, Node, Origin, Reduction, Ref, TensorType, View
 from ...ir.loops import contiguous_strides
 from ...ir.monoid import Monoid
 from .registry import NoConversion
 from .sizes import SizeMap, size_value
+from .terms import axes, convert
 
 Scalar: TypeAlias = bool | int | float | sympy.Expr
 
@@ -69,32 +69,6 @@ class Domain:
     def count(self) -> sympy.Expr:
         """Elements that are combined into one."""
         return sympy.Mul(*self.reduce_shape)
-
-
-@cache
-def axes(rank: int) -> tuple[sympy.Symbol, ...]:
-    """The axis symbols ``i0, i1, …`` that every node uses."""
-    return tuple(symbol(f"i{k}") for k in range(rank))
-
-
-def convert(value: Expr, dtype: DType) -> Expr:
-    """Conversion between any two types; to and from the half types it goes through float32, as torch does."""
-    if value.dtype is dtype:
-        return value
-    if value.dtype.is_half and dtype is not DType.FLOAT32:
-        value = cast(value, DType.FLOAT32)
-    if dtype.is_half and value.dtype is not DType.FLOAT32:
-        value = cast(value, DType.FLOAT32)
-    return cast(value, dtype)
-
-
-def rounded(value: Expr, dtype: DType) -> Expr:
-    """What ``dtype`` holds of a value, in the type in which it is computed with: for formulas that eager evaluates in a
-    half type itself. Half types are widened and narrowed without rounding in between otherwise.
-    """
-    kind = dtype.compute
-    held = convert(value, dtype)
-    return convert(call("bitcast", held, dtype=dtype) if dtype.is_half else held, kind)
 
 
 # What a node of FX notes where its readers must see the half type that it is rounded to, and not what it is made of.
@@ -409,53 +383,3 @@ class ImportContext:
     @staticmethod
     def seeds_name(device: str) -> str:
         return f"seeds_{device.replace(':', '')}"
-
-
-# --- small helpers that many families use
-# -------------------------------------------------------------------------------
-
-
-def normalize_dims(dims: int | Sequence[int] | None, rank: int) -> list[int]:
-    """Dims as sorted non-negative numbers; None or nothing means all of them."""
-    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
-        return list(range(rank))
-    listed = [int(dims)] if isinstance(dims, (int, sympy.Integer)) else [int(d) for d in dims]  # type: ignore[union-attr]
-    return sorted({d % rank if rank else 0 for d in listed}) if rank else []
-
-
-def index_value(expr: sympy.Expr | int, dtype: DType = DType.INT64) -> Expr:
-    """An index as a value."""
-    expr = sympy.sympify(expr)
-    return const(int(expr), dtype) if expr.is_Integer else IndexValue(expr, dtype)
-
-
-def linear_offset(shape: Sequence[sympy.Expr], indices: Sequence[sympy.Expr]) -> sympy.Expr:
-    """The row-major position of ``indices`` in ``shape``."""
-    return sympy.Add(*(i * s for i, s in zip(indices, contiguous_strides(tuple(shape)))))
-
-
-def all_of(conditions: Sequence[Expr]) -> Expr:
-    """Their conjunction; true for none."""
-    if not conditions:
-        return const(True, DType.BOOL)
-    result = conditions[0]
-    for c in conditions[1:]:
-        result = call("logical_and", result, c)
-    return result
-
-
-def within(expr: sympy.Expr, low: sympy.Expr | int | None, high: sympy.Expr | int | None) -> list[Expr]:
-    """The conditions ``low <= expr`` and ``expr < high``, those that are given."""
-    conditions = []
-    if low is not None:
-        conditions.append(call("ge", index_value(expr), index_value(low)))
-    if high is not None:
-        conditions.append(call("lt", index_value(expr), index_value(high)))
-    return conditions
-
-
-def select(condition: Expr, if_true: Expr, if_false: Expr) -> Expr:
-    """A ``Select``, folded where the condition is a literal."""
-    if isinstance(condition, Const):
-        return if_true if condition.value else if_false
-    return Select(condition, if_true, if_false)

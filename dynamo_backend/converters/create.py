@@ -8,8 +8,9 @@ import sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, call, const
-from .context import ImportContext, Scalar, Tensor, axes, convert, index_value, select
+from .context import ImportContext, Scalar, Tensor
 from .registry import converter
+from .terms import axes, convert, index_value, select
 
 
 def _fill(ctx: ImportContext, value: Scalar) -> Tensor:

@@ -9,11 +9,12 @@ import sympy
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, cast, const, symbol
 from ...ir.monoid import MAX, SUM
-from .context import Domain, ImportContext, Tensor, axes, convert, index_value, select
+from .context import Domain, ImportContext, Tensor
 from .gather import bounded
 from .registry import NoConversion, converter
 from .scatter import Source, scatter, source_axes
 from .sizes import integer
+from .terms import axes, convert, index_value, select
 
 # From so many rows on torch takes Euclidean distances by a matrix product.
 _FEW_ROWS = 25

@@ -11,8 +11,9 @@ import sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import Const, Expr, Select, call, const
-from .context import ImportContext, Scalar, Tensor, axes, convert
+from .context import ImportContext, Scalar, Tensor
 from .registry import NoConversion, converter
+from .terms import axes, convert
 
 Operand = Tensor | Scalar
 

@@ -6,9 +6,10 @@ import sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, cast, const
-from .context import ImportContext, Tensor, axes, index_value
+from .context import ImportContext, Tensor
 from .gather import bounded
 from .registry import NoConversion, converter
+from .terms import axes, index_value
 
 # Rows that are exchanged one after the other, a step of each written out.
 MOST_PIVOTS = 32

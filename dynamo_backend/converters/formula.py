@@ -15,7 +15,8 @@ import numpy as np
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, const
 from ...ir.graph import TensorType
-from .context import ImportContext, Scalar, Tensor, axes, convert
+from .context import ImportContext, Scalar, Tensor
+from .terms import axes, convert
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ import sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Index, Select, call, cast, const
-from .context import ImportContext, Tensor, axes, index_value
+from .context import ImportContext, Tensor
 from .registry import NoConversion, converter
+from .terms import axes, index_value
 
 
 def bounded(index: Expr, dim: int, extent: sympy.Expr, low: sympy.Expr | int = 0) -> Expr:

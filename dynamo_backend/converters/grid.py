@@ -10,9 +10,10 @@ import sympy
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, cast, const, symbol
 from ...ir.monoid import SUM
-from .context import Domain, ImportContext, Tensor, all_of, axes, convert, index_value
+from .context import Domain, ImportContext, Tensor
 from .registry import NoConversion, converter
 from .scatter import Source, scatter, source_axes
+from .terms import all_of, axes, convert, index_value
 
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2

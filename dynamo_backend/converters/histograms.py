@@ -11,10 +11,11 @@ import sympy
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, cast, const, substitute_index
 from ...ir.monoid import MAX, MIN, SUM
-from .context import ImportContext, Scalar, Tensor, all_of, axes, index_value, rounded
+from .context import ImportContext, Scalar, Tensor
 from .registry import NoConversion, converter
 from .scatter import Source, scatter, scattered, source_axes
 from .search import count_before
+from .terms import all_of, axes, index_value, rounded
 
 _PLACE = DType.INT64
 

@@ -10,8 +10,9 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ...ir.expr import Expr, call, const
 from ...ir.index import simplify
-from .context import ImportContext, Scalar, Tensor, all_of, axes, index_value, linear_offset, select, within
+from .context import ImportContext, Scalar, Tensor
 from .registry import NoConversion, converter
+from .terms import all_of, axes, index_value, linear_offset, select, within
 from .views import reshape_indices, slice_start, wrap
 
 # Pieces of a kernel at most. It asks for every element which piece it is of, one piece after the other, where the

@@ -7,8 +7,9 @@ import torch
 
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, cast, const
-from .context import ImportContext, Scalar, Tensor, axes, convert
+from .context import ImportContext, Scalar, Tensor
 from .registry import converter
+from .terms import axes, convert
 
 Operand = Tensor | Scalar
 

@@ -9,9 +9,10 @@ import sympy
 
 from ...ir.expr import Expr, Load, Select, call, const
 from ...ir.monoid import SUM
-from .context import ImportContext, Tensor, axes, convert, index_value
+from .context import ImportContext, Tensor
 from .gather import bounded
 from .registry import converter
+from .terms import axes, convert, index_value
 
 _NONE, _MEAN = 0, 1
 

@@ -11,11 +11,12 @@ from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, const
 from ...ir.graph import TensorType
 from ...ir.monoid import SUM
-from .context import ImportContext, Tensor, axes, convert, index_value, linear_offset
+from .context import ImportContext, Tensor
 from .gather import bounded
 from .registry import NoConversion, converter
 from .scans import scan
 from .search import count_before
+from .terms import axes, convert, index_value, linear_offset
 from .views import reshape_indices
 
 

@@ -15,11 +15,12 @@ from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, const
 from ...ir.graph import Library, Ref
 from ...ir.monoid import ALL, ARGMAX, SUM
-from .context import Domain, ImportContext, Tensor, axes, index_value
+from .context import Domain, ImportContext, Tensor
 from .rand import own_generator, uniform
 from .registry import NoConversion, converter
 from .scans import scan, state_type
 from .search import count_before
+from .terms import axes, index_value
 
 _PLACE = DType.INT64
 # So many draws without replacement are as many visits of a row.

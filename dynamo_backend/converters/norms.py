@@ -15,9 +15,10 @@ from torch.utils._sympy.functions import FloorDiv
 
 from ...ir.expr import Expr, call, const
 from ...ir.monoid import SUM
-from .context import Domain, ImportContext, Tensor, axes
+from .context import Domain, ImportContext, Tensor
 from .reductions import count_value, moments
 from .registry import converter
+from .terms import axes
 
 
 def rsqrt_variance(ctx: ImportContext, squares: Tensor, count: sympy.Expr, eps: float) -> Expr:

@@ -11,10 +11,11 @@ from torch.utils._sympy.functions import FloorDiv
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, IndexValue, Select, call, const, symbol
 from ...ir.monoid import ARGMAX, MAX, SUM, lowest
-from .context import Domain, ImportContext, Tensor, all_of, axes, convert, index_value, linear_offset, select, within
+from .context import Domain, ImportContext, Tensor
 from .gather import bounded
 from .registry import converter
 from .scatter import Source, scatter, source_axes
+from .terms import all_of, axes, convert, index_value, linear_offset, select, within
 
 
 def pair(value: Any, n: int, default: Sequence[Any] | None = None) -> list[Any]:

@@ -19,8 +19,9 @@ from ...ir.dtypes import DType
 from ...ir.expr import call
 from ...ir.graph import Library, Ref, TensorType
 from ...ir.monoid import SUM
-from .context import ImportContext, Tensor, axes
+from .context import ImportContext, Tensor
 from .registry import LIBRARY_REASONS, NoConversion, converter
+from .terms import axes
 
 WIDENED = "in float32: this CPU does not multiply half types"
 

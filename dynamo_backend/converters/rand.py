@@ -15,8 +15,9 @@ import torch
 from ...ir.dtypes import DType
 from ...ir.expr import Const, Expr, Load, Select, call, cast, const
 from ...ir.graph import Library, TensorType
-from .context import ImportContext, Scalar, Tensor, axes, convert, index_value, linear_offset
+from .context import ImportContext, Scalar, Tensor
 from .registry import NoConversion, converter
+from .terms import axes, convert, index_value, linear_offset
 
 
 def _sample(ctx: ImportContext, fn: str, kind: TensorType, result: DType) -> Expr:

@@ -11,9 +11,10 @@ import sympy
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, cast, const, symbol
 from ...ir.monoid import ANY, MAX, SUM
-from .context import Domain, ImportContext, Tensor, axes, index_value, linear_offset
+from .context import Domain, ImportContext, Tensor
 from .registry import LIBRARY_REASONS, NoConversion, converter
 from .scatter import Source, scatter, source_axes
+from .terms import axes, index_value, linear_offset
 
 # Elements of the longest row that is compared with itself.
 LONGEST = 512

@@ -11,8 +11,9 @@ import sympy
 from ...ir.dtypes import DType
 from ...ir.expr import Const, Expr, call, const
 from ...ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, PRODUCT, SUM, WELFORD, XOR, Monoid
-from .context import Domain, ImportContext, Scalar, Tensor, axes, convert, index_value, linear_offset, normalize_dims
+from .context import Domain, ImportContext, Scalar, Tensor
 from .registry import NoConversion, converter
+from .terms import axes, convert, index_value, linear_offset, normalize_dims
 
 # Rows up to this length are read twice for their variance (mean, then squares); longer ones once, by Welford's method.
 TWO_PASS_LIMIT = 1 << 16

@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Load, Select, call, cast, const, symbol
-from .context import ImportContext, Tensor, index_value
+from .context import ImportContext, Tensor
 from .registry import CONVERTERS, NoConversion, converter
+from .terms import index_value
 
 SAVE, REPLAY = "run_and_save_rng_state", "run_with_rng_state"
 SEED_BYTES = 8

@@ -12,9 +12,10 @@ from torch.utils._sympy.functions import FloorDiv
 from ...ir.dtypes import DType
 from ...ir.expr import Index, call, cast, const
 from ...ir.monoid import SUM
-from .context import ImportContext, Tensor, axes, index_value
+from .context import ImportContext, Tensor
 from .pooling import finish, window
 from .registry import NoConversion, converter
+from .terms import axes, index_value
 
 
 def _ratio(small: sympy.Expr, large: sympy.Expr) -> int | None:

@@ -13,8 +13,9 @@ from ...ir.dtypes import DType
 from ...ir.expr import Load
 from ...ir.graph import Scan, TensorType
 from ...ir.monoid import LAST_ARGMAX, LAST_ARGMIN, LOGSUMEXP, PRODUCT, SUM, Monoid, State
-from .context import ImportContext, Tensor, axes, convert, index_value
+from .context import ImportContext, Tensor
 from .registry import NoConversion, converter
+from .terms import axes, convert, index_value
 
 # On a GPU a row is the work of one program.
 LONG_ROW, FEW_ROWS = 16384, 32

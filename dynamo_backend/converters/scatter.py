@@ -18,9 +18,10 @@ from ...ir.dtypes import DType
 from ...ir.expr import Expr, Index, IndexValue, Load, Select, call, cast, const, is_value, symbol
 from ...ir.graph import Scatter, TensorType
 from ...ir.monoid import ALL, ANY, MAX, MIN, PRODUCT, SUM, Monoid
-from .context import ImportContext, Scalar, Tensor, axes, convert, index_value
+from .context import ImportContext, Scalar, Tensor
 from .gather import advanced_index, bounded, wrapped
 from .registry import NoConversion, converter
+from .terms import axes, convert, index_value
 from .views import strided_begin, strided_places
 
 _MONOIDS = {

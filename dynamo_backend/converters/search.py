@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Index, call, cast, const
 from ...ir.graph import TensorType
-from .context import ImportContext, Scalar, Tensor, axes
+from .context import ImportContext, Scalar, Tensor
 from .registry import NoConversion, converter
+from .terms import axes
 
 _PLACE = DType.INT64
 Operand: TypeAlias = Tensor | Scalar

@@ -14,11 +14,12 @@ from ...ir.dtypes import DType
 from ...ir.expr import Select, call, cast, const
 from ...ir.graph import TensorType
 from ...ir.monoid import MAX, MIN, PRODUCT, SUM, Monoid
-from .context import ImportContext, Scalar, Tensor, axes, index_value
+from .context import ImportContext, Scalar, Tensor
 from .gather import bounded
 from .registry import NoConversion, converter
 from .scans import scan
 from .scatter import Source, scatter, scattered, source_axes
+from .terms import axes, index_value
 
 _PLACE = DType.INT64
 # What a segment of no rows is, and how rows are combined.

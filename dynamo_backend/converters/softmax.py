@@ -8,8 +8,9 @@ from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, const
 from ...ir.graph import TensorType
 from ...ir.monoid import MAX, SUM
-from .context import Domain, ImportContext, Tensor, axes, normalize_dims
+from .context import Domain, ImportContext, Tensor
 from .registry import converter
+from .terms import axes, normalize_dims
 
 
 def _row(x: Tensor, dim: int) -> tuple[list[int], list[sympy.Expr]]:

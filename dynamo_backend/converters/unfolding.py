@@ -9,9 +9,10 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ...ir.expr import Expr, call, const
 from ...ir.monoid import SUM
-from .context import ImportContext, Tensor, all_of, axes, index_value, select, within
+from .context import ImportContext, Tensor
 from .pooling import finish, pair, window
 from .registry import converter
+from .terms import all_of, axes, index_value, select, within
 
 
 def _positions(extent: sympy.Expr, kernel: int, spread: int, pad: int, step: int) -> sympy.Expr:

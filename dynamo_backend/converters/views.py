@@ -12,9 +12,10 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from ...ir.expr import Select, const
 from ...ir.index import simplify
 from ...ir.loops import contiguous_strides
-from .context import ImportContext, Tensor, all_of, axes, within
+from .context import ImportContext, Tensor
 from .registry import NoConversion, converter
 from .sizes import integer
+from .terms import all_of, axes, within
 
 Shape = tuple[sympy.Expr, ...]
 
