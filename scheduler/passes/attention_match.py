@@ -16,7 +16,7 @@ import sympy
 from ...ir.errors import MlcError
 from ...ir.expr import Call, Const, Expr, Index, Load, Select, call, cast, const, is_value, rewrite
 from ...ir.expr import loads as loads_of
-from ...ir.graph import Compute, Library, Reduction, TensorType
+from ...ir.graph import Compute, Reduction, TensorType
 from ...ir.product import product_of as product_of_factors
 from ..definitions import Definitions
 from .operands import Product, made_of, mentions, operand, product_of, scaled
@@ -82,10 +82,9 @@ class _Softmax:
     zero_for_empty: bool = False
 
 
-def match_attention(found: Definitions, node: Library, types: dict[str, TensorType]) -> Attention | None:
+def match_attention(found: Definitions, product: Product, types: dict[str, TensorType]) -> Attention | None:
     """The attention that a product closes, or None. Raises NoAttention where it is one that cannot be rewritten."""
-    product = product_of(node)
-    if product is None or product.added is not None or not product.type.dtype.is_float:
+    if product.added is not None or not product.type.dtype.is_float:
         return None
     for transposed in (False, True):
         attention = _match(found, product, types, transposed)

@@ -44,18 +44,17 @@ def rewrite_attention(graph: Graph, devices: Collection[str] = DEVICES) -> Graph
     changed: dict[str, list[Node]] = {}
     taken = set(types)
     for node in graph.nodes:
-        if not isinstance(node, Library) or node.types[0] is None:
-            continue
-        if node.types[0].device.partition(":")[0] not in devices:
+        product = product_of(node)
+        if product is None or product.type.device.partition(":")[0] not in devices:
             continue
         try:
-            attention = match_attention(found, node, types)
+            attention = match_attention(found, product, types)
             if attention is None:
                 continue
             read = _check_alone(found, attention)
             called = None if read else library_call(found, attention, types, taken)
             if called is not None:
-                changed[node.names[0]] = called
+                changed[product.name] = called
                 continue
             parts = (attention.query, attention.key, attention.value, attention.score, attention.weight)
             values = [v for v in parts if v is not None]
@@ -63,11 +62,11 @@ def rewrite_attention(graph: Graph, devices: Collection[str] = DEVICES) -> Graph
             frame = Frame(graph, batch, attention.product.type.device)
             written = _Writer(graph, attention, frame, taken).nodes([found.makers[n] for n in read])
         except NoAttention as refusal:
-            reason = f"{node.reason}; attention stays apart: {refusal}"
-            changed[node.names[0]] = [replace(node, reason=reason)]
+            reason = f"{product.node.reason}; attention stays apart: {refusal}"
+            changed[product.name] = [replace(product.node, reason=reason)]
             continue
         changed |= {n: [] for n in read}
-        changed[node.names[0]] = written
+        changed[product.name] = written
     if not changed:
         return graph
     nodes = [m for n in graph.nodes for m in changed.get(n.names[0] if n.names else "", [n])]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._dynamo import config
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -66,3 +67,18 @@ def test_numbers_of_data(x: torch.Tensor) -> None:
     assert value == want[0] and type(value) is type(want[0])
     assert torch.equal(full, want[1]) and full.dtype == want[1].dtype
     assert torch.equal(scaled, want[2]) and scaled.dtype == want[2].dtype
+
+
+def test_products_beside_what_is_asserted_of_data() -> None:
+    """An assertion is a call without a result, among those that are looked at for products."""
+
+    def fn(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, n: torch.Tensor) -> Any:
+        size = int(n.sum() % 3) + 2
+        return F.softmax(x @ a, -1) @ b, F.gelu(x @ a) @ b + 1, torch.arange(size) + torch.arange(2)
+
+    x, a, b, n = torch.randn(7, 16), torch.randn(16, 24), torch.randn(24, 16), torch.tensor([4, 5])
+    with config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(fn, backend="mlc", fullgraph=True)
+        torch.testing.assert_close(compiled(x, a, b, n), fn(x, a, b, n))
+        with pytest.raises(RuntimeError):  # two sizes that do not fit
+            compiled(x, a, b, n + 1)
