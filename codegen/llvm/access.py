@@ -107,7 +107,7 @@ def load(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val |
         if turned is not None:
             return from_memory(ctx.b, turned, place.dtype, ctx.lanes)
     if ctx.ahead and place.fixed and mask is None and _streams(ctx, where):
-        _fetch_ahead(ctx, where, ctx.lanes * place.dtype.itemsize)
+        _fetch_ahead(ctx, where, ctx.lanes * place.dtype.itemsize, ctx.ahead)
     text, movable = _load_text(ctx, place, where, mask)
     lanes = 0 if where.step == 0 else ctx.lanes
     loaded = ctx.b.load(text, name, None if place.fixed else ctx.versions.get(name, 0), movable)
@@ -128,15 +128,18 @@ def _streams(ctx: Context, where: Address) -> bool:
     return where.step == 1 and where.offset is not None and moving <= where.offset.free_symbols
 
 
-def _fetch_ahead(ctx: Context, where: Address, size: int) -> None:
-    """Ask for the lines that come into use ``ctx.ahead`` bytes later; past the end of an array that does nothing."""
+def _fetch_ahead(ctx: Context, where: Address, size: int, ahead: int, *, to_write: bool = False) -> None:
+    """Ask for the lines that come into use ``ahead`` bytes later; past the end of an array that does nothing.
+
+    ``to_write`` asks for them as a store wants them, with no other core keeping a copy.
+    """
     b, pointer = ctx.b, where.name
     b.declarations["llvm.prefetch.p0"] = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
     lines = []
     for at in range(0, size, _LINE):
         line = b.fresh("line")
-        lines.append(f"{line} = getelementptr i8, ptr {pointer}, i64 {ctx.ahead + at}")
-        lines.append(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 3, i32 1)")
+        lines.append(f"{line} = getelementptr i8, ptr {pointer}, i64 {ahead + at}")
+        lines.append(f"call void @llvm.prefetch.p0(ptr {line}, i32 {int(to_write)}, i32 3, i32 1)")
     b.note(f"fetch ahead of {pointer}", lines, (pointer,))
 
 
@@ -248,6 +251,8 @@ def _store_lanes(ctx: Context, data: str, where: Address, place: Place, mask: Ma
         return
     if where.step == 1:
         if mask is None and not place.own:
+            if ctx.ahead_of_stores and _streams(ctx, where):
+                _fetch_ahead(ctx, where, lanes * size, ctx.ahead_of_stores, to_write=True)
             _store_upward(ctx, data, where.name, place)
             return
         if mask is None:

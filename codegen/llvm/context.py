@@ -79,6 +79,8 @@ class Context:
     accumulators: dict[tuple[str, int], Any] = field(default_factory=dict)
     # How many bytes ahead of a load of neighbours its lines are fetched; 0: not at all.
     ahead: int = 0
+    # The same for stores.
+    ahead_of_stores: int = 0
     # Where this function keeps wrong indices, by bound, dimension and the number of lanes.
     faults: dict[tuple[str, str, str, int], str] = field(default_factory=dict)
 

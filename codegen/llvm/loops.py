@@ -70,7 +70,9 @@ def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
     cascades = [c for r in _cascading(nest, loop) for c in reductions.begin_cascade(ctx, r, loop)]
     started += [inner for _, inner in cascades]
     ctx.extents[loop.var] = loop.extent
-    around, ctx.ahead = ctx.ahead, int(dict(loop.annotations).get("prefetch", ctx.ahead))
+    around, notes = (ctx.ahead, ctx.ahead_of_stores), dict(loop.annotations)
+    ctx.ahead = int(notes.get("prefetch", ctx.ahead))
+    ctx.ahead_of_stores = int(notes.get("prefetch_stores", ctx.ahead_of_stores))
     match loop.kind:
         case LoopKind.VECTORIZED if ctx.vector is None:
             _lanes(ctx, nest, loop)
@@ -79,7 +81,7 @@ def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
         case _:
             started = _counted(ctx, nest, loop, low, high, started)
     del ctx.extents[loop.var]
-    ctx.ahead = around
+    ctx.ahead, ctx.ahead_of_stores = around
     inner = len(started) - len(cascades)
     for acc in started[:inner]:
         reductions.finish(ctx, acc)
@@ -191,6 +193,7 @@ def _part_lanes(ctx: Context, nest: Nest, loop: Loop, live: int, native: int) ->
         else:
             _vector(ctx, nest, part, lanes)
         ctx.assumed = before
+        del ctx.extents[lane]
     ctx.assumed = assumed
 
 
@@ -233,6 +236,8 @@ def _narrow_lanes(ctx: Context, nest: Nest, loop: Loop, native: int, masks: set[
     else:
         _range(ctx, nest, pieces, Val("0", I64), high)
     ctx.assumed = assumed
+    for var in (piece, lane):  # what is known of streams would not move on with them
+        ctx.extents.pop(var, None)
 
 
 def _unrolled(ctx: Context, nest: Nest, loop: Loop) -> None:

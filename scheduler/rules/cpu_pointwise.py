@@ -22,7 +22,7 @@ from .cpu_common import (
     vectorize_loop,
 )
 from .cpu_joins import has_joins, partition_joins
-from .cpu_prefetch import fetch_jumps
+from .cpu_prefetch import fetch_ahead, fetch_jumps
 from .registry import Params, Rule, Value
 
 # Tiles of such rows are visited in blocks of that many elements a side: rows lie in pages of their own, of which no
@@ -61,6 +61,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             vectorize_loop(schedule, loops[-1], target, int(params["unroll"]))
             done.add(schedule.get_loops(block)[-1])
     fetch_jumps(schedule)
+    fetch_ahead(schedule)
     parallel_roots(schedule, target)
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import sympy
 
-from ...ir.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, blocks, walk_nodes
+from ...ir.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, walk_nodes
 from ..primitives.tree import blocks_under, linear_part
 from ..schedule import Schedule
-from .cpu_common import cost
 
 # What lies a page ahead is never on its way by itself.
 PAGE = 4096
@@ -19,40 +18,27 @@ PAGE = 4096
 JUMPS = 8
 # Bytes of an array that no second-level cache holds together with others.
 LARGE = 1 << 20
-# Operations on an element for each array that it is read from or written to, from which memory waits for mathematics.
-WORK = 6
 
 
 def fetch_ahead(schedule: Schedule) -> None:
-    """Annotate the loop over vectors that is the first to read each large array, from one end to the other.
+    """Annotate the loops over vectors that are the first to read a large array, from one end to the other, and those
+    that write one.
 
-    Where a large array is written as well, that sets the pace, and asking ahead was seen to cost more than it gives;
-    unless memory rests while elements are computed (a softmax), in which time the next row can come.
+    Lines that are written come from memory too, and are asked for as a store wants them. Both or neither: where stores
+    alone set the pace, what is read a page early only takes their place.
     """
-    if _writes_large(schedule.nest) and not _works(schedule.nest):
-        return
     seen: set[str] = set()
     for node, _ in walk_nodes(schedule.nest.body):
         if not isinstance(node, Loop) or node.kind is not LoopKind.SERIAL or not _is_over_vectors(node):
             continue
-        reads = {name for b in blocks_under(node) for name in _large(schedule.nest, b)}
-        if reads - seen:
+        inside = blocks_under(node)
+        reads = {name for b in inside for name in _large(schedule.nest, b)}
+        # Pieces that lie apart have a distance of their own.
+        if reads - seen and "prefetch" not in dict(node.annotations):
             schedule.annotate(node.var.name, "prefetch", PAGE)
         seen |= reads
-
-
-def _writes_large(nest: LoopNest) -> bool:
-    return any(_bytes(nest, nest.buffer(name)) >= LARGE for name in nest.outputs)
-
-
-def _works(nest: LoopNest) -> bool:
-    """Whether elements of large arrays take so much mathematics that memory could do more meanwhile."""
-    large = [p for p in nest.params if _bytes(nest, p) >= LARGE]
-    most = max((nest.symbols.hint(sympy.Mul(*p.shape)) for p in large), default=0)
-    work = sum(
-        cost(b) for b, outer in blocks(nest) if nest.symbols.hint(sympy.Mul(*(lp.extent for lp in outer))) >= most
-    )
-    return work >= WORK * len(large)
+        if any(_is_large_result(schedule.nest, w.buffer) for b in inside for w in b.writes):
+            schedule.annotate(node.var.name, "prefetch_stores", PAGE)
 
 
 def fetch_jumps(schedule: Schedule) -> None:
@@ -84,8 +70,15 @@ def _large(nest: LoopNest, block: Block) -> set[str]:
 
 def _is_large(nest: LoopNest, buffer: Buffer) -> bool:
     """Whether an argument is large and has no gaps, so that what lies a page ahead is read soon."""
-    if buffer.scope is not Scope.GLOBAL or buffer.name in nest.outputs:
-        return False
+    return buffer.scope is Scope.GLOBAL and buffer.name not in nest.outputs and _is_whole(nest, buffer)
+
+
+def _is_large_result(nest: LoopNest, name: str) -> bool:
+    return name in nest.outputs and _is_whole(nest, nest.buffers[name])
+
+
+def _is_whole(nest: LoopNest, buffer: Buffer) -> bool:
+    """Whether a buffer is large and has no gaps."""
     numel = sympy.Mul(*buffer.shape)
     span = 1 + sum(((e - 1) * s for e, s in zip(buffer.shape, buffer.strides, strict=True)), sympy.S.Zero)
     return bool(sympy.expand(span - numel) == 0) and _bytes(nest, buffer) >= LARGE
