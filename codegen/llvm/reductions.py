@@ -327,7 +327,7 @@ def _each(ctx: Context, loop: Loop) -> Iterator[list[Val]]:
     else:
         with runtime_loop(ctx, "0", str(loop.extent)) as name:
             yield [Val(name, DType.INT64)]
-    del ctx.indices[loop.var]
+    ctx.indices.pop(loop.var, None)  # written out, a loop may have no value
 
 
 def _finish_dims(ctx: Context, acc: Accumulator, dims: list[Loop]) -> None:

@@ -317,7 +317,7 @@ class ImportContext:
             types = [self.contiguous(domain.kept, v.dtype, device) for v in values]
         if names is None:
             names = [self.fresh(suffix or c.name) for c in monoid.components]
-        if domain.axes:
+        if domain.axes and sympy.S.Zero not in domain.kept:
             self.nodes.append(
                 Reduction(
                     tuple(names),
@@ -331,7 +331,7 @@ class ImportContext:
                 )
             )
             return tuple(Tensor(n, t) for n, t in zip(names, types))
-        # Nothing is combined: the lifted state is the result.
+        # Nothing is combined, the lifted state is the result; or there is none.
         return tuple(self.compute(v, t, n) for v, t, n in zip(values, types, names))
 
     def finish(

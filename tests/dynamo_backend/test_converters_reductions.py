@@ -60,6 +60,7 @@ def test_reductions_of_integers(check: Callable[..., Any], dtype: torch.dtype) -
 def test_zero_size_and_zero_dim(check: Callable[..., Any]) -> None:
     check(lambda x: (x.sum(), x.sum(1), x.prod(1), x.mean(1), x.any(1), x.all(1)), torch.randn(3, 0))
     check(lambda x: (x.sum(1), x.amax(1), x.mean(0)), torch.randn(0, 3))
+    check(lambda x: (x.sum(0), x.argmax(0), *x.max(0), x.softmax(0), x.var(2)), torch.randn(2, 0, 3))
     check(lambda x: (x.sum(), x.mean(0), x.amax(), x.argmax(), x.softmax(0), *x.max(0)), torch.tensor(2.5))
     check(lambda x: (x.sum(1, keepdim=True), x.var(0, correction=0), x.argmax(1)), torch.randn(3, 1))
 

@@ -78,6 +78,16 @@ def test_targets_in_memory_are_begun_where_there_is_nothing_to_reduce(
             np.testing.assert_array_equal(array, want[name])
 
 
+def test_targets_of_which_there_are_none(execute: Callable[..., dict[str, np.ndarray]], target: Target) -> None:
+    """A loop of them that is written out has no iteration to write."""
+    text = COLUMNS.replace("s0 = size()", "").replace("s1 = size()", "").replace("s1", "0").replace("s0", "2")
+    s = Schedule(nest_of("\n".join(line for line in text.split("\n") if line.strip())))
+    s.reorder("r", "i")
+    s.unroll("i")
+    got = execute(s.nest, [np.zeros((2, 0), np.float32)], {}, target)
+    assert {name: array.shape for name, array in got.items()} == {"out0": (0,), "out1": (0,)}
+
+
 def test_one_loop_over_targets_and_elements_that_may_be_none_is_an_error(target: Target) -> None:
     text = COLUMNS.replace("for i in serial(s1):\n        for r in serial(s0):", "for i in serial(s1*s0):")
     text = text.replace("(s1, i)", "(s1, i // s0)").replace("(s0, r)", "(s0, i % s0)")
