@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -137,7 +138,9 @@ _LOAD_LOCK = threading.Lock()
 def _jit() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    return llvm.create_lljit_compiler()
+    # The older of the two linkers gives each section memory of its own, wherever there is room, and ends the process
+    # where code does not reach from one to the other. On Windows it is the only one.
+    return llvm.create_lljit_compiler(use_jit_link=sys.platform != "win32")
 
 
 def load_object(data: bytes, names: Iterable[str]) -> LoadedObject:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -88,6 +89,39 @@ def test_threads_compile_at_once(target: Target) -> None:
         cell = np.zeros(1, np.int64)
         load_kernels(data, [f"k{n}"])[f"k{n}"](cell.ctypes.data)
         assert cell[0] == n
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reserves memory with Linux's flags")
+def test_code_and_its_constants_stay_together_where_memory_is_in_pieces(target: Target, tmp_path: Path) -> None:
+    """Room for the code alone lies many gigabytes from room for the constants, which its addresses do not reach."""
+    shape, zeros = "[64 x i64]", 40 << 20
+    numbers = ", ".join(f"i64 {7 * k + 3}" for k in range(64))
+    table = f"@table = internal constant <{{ {shape}, [{zeros} x i8] }}> <{{ {shape} [{numbers}],"
+    table += f" [{zeros} x i8] zeroinitializer }}>"
+    body = (
+        "  %p = load ptr, ptr %arguments\n  %k = load i64, ptr %p\n"
+        f"  %q = getelementptr {shape}, ptr @table, i64 0, i64 %k\n  %x = load i64, ptr %q\n  store i64 %x, ptr %p"
+    )
+    (tmp_path / "kernel.o").write_bytes(compile_kernels([source("looks_up", body, table)], target))
+    program = f"""
+import ctypes
+import numpy as np
+from torch_mlc.runtime.cpu import load_kernels
+data = open({str(tmp_path / "kernel.o")!r}, "rb").read()
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+private, anonymous, noreserve = 0x02, 0x20, 0x4000
+hole, wall = (libc.mmap(None, n, 0, private | anonymous | noreserve, -1, 0) for n in (1 << 20, 8 << 30))
+assert hole > wall
+libc.munmap(hole, 1 << 20)
+kernel = load_kernels(data, ["looks_up"])["looks_up"]
+x = np.array([5])
+kernel(x.ctypes.data)
+assert x[0] == 38
+"""
+    warm_processes.start(program).output()
 
 
 def test_another_process_loads_the_object(target: Target, tmp_path: Path) -> None:
