@@ -42,8 +42,10 @@ def emit_triton(nest: LoopNest, target: Target) -> KernelSource:
     ``descriptor:<buffer>`` (tiles of products' operands may be copied by the tensor memory accelerator, see
     ``descriptors.py``). A loop annotated ``num_stages`` is pipelined; one annotated ``flatten`` becomes one with the
     loop inside it, so that the pipeline goes on from one iteration to the next; ``warp_specialize`` gives warps parts
-    of its body. With ``narrow_rows`` every unrolled loop is one visit of a row, whose parts are written out: visits
-    keep half types of a row in registers as they were loaded, and nothing that was made of them.
+    of its body. An unrolled loop annotated ``apart`` is written out: its iterations share what they load alike, and
+    where the loop does not reduce each has results of its own. With ``narrow_rows`` every unrolled loop is one visit of
+    a row, whose parts are written out: visits keep half types of a row in registers as they were loaded, and nothing
+    that was made of them.
     Raises EmitError, which says what schedule would do.
     """
     if not target.is_gpu:
@@ -144,6 +146,7 @@ class _Emitter:
         with self.out.scope():
             self._nodes(self.nest.body)
         self.values.tiles.clear()
+        self.values.apart.clear()
         self.values.stored.clear()
 
     def _full_programs(self) -> tuple[sympy.Symbol, sympy.Expr] | None:
@@ -205,7 +208,7 @@ class _Emitter:
 
     def _is_written_out(self, loop: Loop, inside: list[BlockInfo]) -> bool:
         apart = loop.kind is LoopKind.UNROLLED and bool(loop.extent.is_Integer) and all(i.operands for i in inside)
-        return apart or self.program.is_visit(loop)
+        return apart or self.program.is_apart(loop)
 
     def _is_narrow(self) -> bool:
         """Whether what a visit of a row loads is kept as it is. Raises EmitError where a program's third number, by
@@ -278,7 +281,9 @@ class _Emitter:
 
     def _starts(self, info: BlockInfo, var: sympy.Symbol) -> bool:
         """Whether this loop is the outermost that carries the block's reduction."""
-        return info.block.is_reduction and var in info.reduced_serial and info.place not in self.reductions.open
+        name, copy = info.place
+        begun = any(n == name and of[: len(copy)] == copy for n, of in self.reductions.open)
+        return info.block.is_reduction and var in info.reduced_serial and not begun
 
     def _block(self, info: BlockInfo) -> None:
         source = dict(info.block.annotations).get("comment", "")

@@ -233,7 +233,7 @@ class Program:
     ) -> None:
         """An accumulator is one tile: the loop that reduces has no loop inside that selects among the targets, but
         copies of which each has its own."""
-        variables = [(o.var, self.loops[o.var]) for o in outer if o.kind in _LOOPS and not self.is_visit(o)]
+        variables = [(o.var, self.loops[o.var]) for o in outer if o.kind in _LOOPS and not self.is_apart(o)]
         at = next((k for k, (_, c) in enumerate(variables) if c.free_symbols & reduced), None)
         for var, canonical in variables[at:] if at is not None and block.is_reduction else ():
             if canonical.free_symbols & spatial:
@@ -242,10 +242,11 @@ class Program:
                     "it reduces; reorder the loops, or bind the inner one to threadIdx.x"
                 )
 
-    def is_visit(self, loop: Loop) -> bool:
-        """Whether a loop is a visit of a row part by part, in a nest that tells visits apart."""
-        narrow = bool(self.nest.annotation("narrow_rows"))
-        return narrow and loop.kind is LoopKind.UNROLLED and bool(loop.extent.is_Integer)
+    def is_apart(self, loop: Loop) -> bool:
+        """Whether the iterations of a loop are written one after the other, each for itself: those of a loop that asks
+        for it, and the parts of a visit of a row in a nest that tells visits apart."""
+        asked = dict(loop.annotations).get("apart") or self.nest.annotation("narrow_rows")
+        return bool(asked) and loop.kind is LoopKind.UNROLLED and bool(loop.extent.is_Integer)
 
     def dims(self, symbols: set[sympy.Symbol]) -> Dims:
         return frozenset(symbols & self.tile.keys())

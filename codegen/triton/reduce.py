@@ -15,7 +15,7 @@ import sympy
 from ...ir.dtypes import DType
 from ...ir.expr import Const, Expr, Load, Select, Var, call, const
 from ...ir.loops import Access, AxisKind, Buffer, Scope, Update
-from ...ir.monoid import LOGSUMEXP, MAX, Monoid, State
+from ...ir.monoid import LOGSUMEXP, MAX, SUM, Monoid, State
 from ..kernel import EmitError
 from .dot import dot
 from .functions import cast_text, literal, type_text, typed_literal
@@ -134,14 +134,16 @@ class Reductions:
     def _accumulate(self, acc: Accumulator, new: tuple[Value, ...]) -> None:
         info = self.values.info
         assert info is not None
-        monoid, mask = acc.update.monoid, self.values.all_of(self.values.reduction_bounds())
+        monoid, bounds = acc.update.monoid, self.values.reduction_bounds()
+        mask = self.values.all_of(bounds)
         old = tuple(Value(n, info.tile, d) for n, d in zip(acc.names, acc.dtypes, strict=True))
-        if mask is not None and len(new) == 1:
+        if mask is not None and len(new) == 1 and not (monoid == SUM and self.values.is_zero_outside(new[0], bounds)):
             (start,) = monoid.identity(acc.dtypes)
             new = (self._where(mask, new[0], start),)
         results = self.combined(monoid, old, new)
         for name, result in zip(acc.names, results, strict=True):
             text = self.values.broadcast(result, info.tile).text
+            self.out.forget_value(name)
             if mask is not None and len(new) > 1:
                 text = f"tl.where({mask.text}, {text}, {name})"
             self.out.line(f"{name} = {text}")

@@ -50,6 +50,8 @@ class Values:
         self.program = program
         self.out = writer
         self.tiles: dict[str, Tile] = {}
+        # Those of blocks that are written out apart: one for each place that their copies wrote.
+        self.apart: dict[tuple[str, tuple[sympy.Expr, ...]], Tile] = {}
         self.stored: set[str] = set()
         # LOCAL buffers that a loop carries -> the variable of the text.
         self.carried: dict[str, str] = {}
@@ -185,7 +187,9 @@ class Values:
             key = ("bound", lhs, rhs)
             value = self.out.known(key)
             if value is None:
-                text = f"{self.index(self._variable(lhs))} < {self.index(self._variable(rhs))}"
+                low, high = self.index(self._variable(lhs)), self.index(self._variable(rhs))
+                # A number on the left would leave the comparison to Python.
+                text = f"{high} > {low}" if lhs.is_Integer else f"{low} < {high}"
                 dims = self.dims(lhs) | self.dims(rhs)
                 value = Value(self.out.assign("m", text), dims, DType.BOOL)
                 self.out.remember(key, value)
@@ -225,7 +229,10 @@ class Values:
                 value = self.value(expr.value, env, guard)
                 if value.dtype is expr.dtype:
                     return value
-                return self._named(cast_text(value.typed, value.dtype, expr.dtype), value.dims, expr.dtype)
+                made = self._named(cast_text(value.typed, value.dtype, expr.dtype), value.dims, expr.dtype)
+                if value.text in self.masked:  # a zero stays one
+                    self.masked[made.text] = self.masked[value.text]
+                return made
             case Call():
                 return self._call(expr, [self.value(a, env, guard) for a in expr.args])
             case Select():
@@ -247,7 +254,14 @@ class Values:
         texts = tuple(a.text if bare else a.typed for a in args)
         dims = frozenset[sympy.Symbol]().union(*(a.dims for a in args))
         of = args[0].dtype if args else expr.dtype
-        return self._named(call_text(expr.fn, texts, of, expr.dtype), dims, expr.dtype)
+        made = self._named(call_text(expr.fn, texts, of, expr.dtype), dims, expr.dtype)
+        if expr.fn == "mul" and all(a.text in self.masked for a in args):  # zero times zero
+            self.masked[made.text] = frozenset.intersection(*(self.masked[a.text] for a in args))
+        return made
+
+    def is_zero_outside(self, value: Value, mask: tuple[Value, ...]) -> bool:
+        """Whether a value is zero wherever a mask of conjuncts is off, since what it is made of was not loaded."""
+        return {c.text for c in mask} <= self.masked.get(value.text, frozenset())
 
     def _index_value(self, expr: IndexValue) -> Value:
         index = simplify(expr.index.xreplace(self._axes), self._extents, self.program.nest.symbols)
@@ -257,7 +271,7 @@ class Values:
         return self._named(text, self.dims(index), expr.dtype)
 
     def _select(self, expr: Select, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value:
-        condition = self._decided(expr.condition) or self._bound(expr.condition)
+        condition = self._bound(expr.condition) or self._decided(expr.condition)
         condition = condition or self.value(expr.condition, env, guard)
         if condition.literal:
             return self.value(expr.if_true if condition.text == "True" else expr.if_false, env, guard)
@@ -292,14 +306,39 @@ class Values:
         return int(index) if index.is_Integer else None
 
     def _bound(self, condition: Expr) -> Value | None:
-        """A condition that one index is below another, under the name that it has as a bound of a block, so that what
-        either guards is read once."""
+        """A condition that one position is below another, or that several are, under the names that they have as bounds
+        of a block, so that what either guards is read once. What is proved is left out."""
         match condition:
-            case Call(fn="lt", args=(IndexValue(index=a), IndexValue(index=b))):
-                axes = self.info.axes if self.info is not None else {}
-                found = self._conjuncts([(a.xreplace(axes), b.xreplace(axes))])
+            case Call(fn="logical_and", args=(one, other)):
+                parts = [self._bound(part) or self._decided(part) for part in (one, other)]
+                return self._both(*parts) if all(parts) else None  # type: ignore[arg-type]
+            case Call(fn="lt" | "gt" | "le" | "ge", args=(one, other)):
+                a, b = self._place(one), self._place(other)
+                if a is None or b is None:
+                    return None
+                low, high = (a, b) if condition.fn in ("lt", "le") else (b, a)
+                if a.is_Integer and b.is_Integer:
+                    return Value(str(_COMPARISONS[condition.fn](a, b)), SCALAR, DType.BOOL, literal=True)
+                found = self._conjuncts([(low if condition.fn in ("lt", "gt") else low - 1, high)])
                 return found[0] if found else Value("True", SCALAR, DType.BOOL, literal=True)
         return None
+
+    def _both(self, a: Value, b: Value) -> Value:
+        if a.literal or b.literal:
+            decided, other = (a, b) if a.literal else (b, a)
+            return other if decided.text == "True" else decided
+        return a if a.text == b.text else self._named(f"({a.text} & {b.text})", a.dims | b.dims, DType.BOOL)
+
+    def _place(self, expr: Expr) -> sympy.Expr | None:
+        """A position or a number, in loops."""
+        if isinstance(expr, Const) and expr.dtype.is_int:
+            return sympy.Integer(int(expr.value))
+        if not isinstance(expr, IndexValue):
+            return None
+        index = expr.index.xreplace(self.info.axes if self.info is not None else {})
+        if not index.has(FloorDiv, ModularIndexing):
+            return index
+        return simplify(index, self.program.ranges.extents, self.program.nest.symbols)
 
     def _loads(self, expr: Expr) -> bool:
         """Whether the expression reads memory."""
@@ -414,6 +453,7 @@ class Values:
     def _local(self, expr: Load, buffer: Buffer) -> Value:
         assert self.info is not None
         tile, block = self.tiles.get(buffer.name), self.info.block.name
+        tile = self.apart.get((buffer.name, self.position(expr.indices)), tile) if self.info.copy else tile
         if tile is None:
             raise EmitError(f"block {block} reads {buffer.name} before the program has written it")
         if tile.path != tuple(self.serial[: len(tile.path)]):
@@ -472,7 +512,10 @@ class Values:
             if value.text in self.carried.values():  # it is about to change
                 value = Value(self.out.assign("v", value.text), value.dims, value.dtype)
             partial = self.info.carriers if ended is not None else frozenset()
-            self.tiles[buffer.name] = Tile(value, self.position(indices), tuple(self.serial), partial)
+            tile = Tile(value, self.position(indices), tuple(self.serial), partial)
+            self.tiles[buffer.name] = tile
+            if self.info.copy:
+                self.apart[buffer.name, tile.position] = tile
             return
         text, dims, linear, parts = self.address(buffer, indices, {}, ())
         if not value.dims <= dims:

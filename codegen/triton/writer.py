@@ -94,5 +94,6 @@ class Writer:
         """Expressions of a variable that has a new value."""
         word = re.compile(rf"\b{re.escape(name)}\b")
         for scope in self._scopes:
-            for key in [k for k in scope if isinstance(k, tuple) and k[0] == "value" and word.search(str(k[1]))]:
+            values = [k for k in scope if isinstance(k, tuple) and k[0] == "value" and name in str(k[1])]
+            for key in [k for k in values if word.search(str(k[1]))]:
                 del scope[key]

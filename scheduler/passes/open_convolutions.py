@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ...ir.graph import Graph, Library, Node, TensorType
+from ...ir.graph import Graph, Library, Node, Reduction, TensorType
+from ...ir.symbols import SymbolTable
 from ..convolution import (
     Convolution,
     Names,
@@ -19,8 +20,9 @@ from ..convolution import (
     open_input_gradient,
     open_weight_gradient,
 )
-from .convolution_cost import Part, decide
+from .convolution_cost import Part, decide, pieces_of
 from .names import fresh_name
+from .split_reductions import cuts_for, in_pieces
 
 _GRADIENTS: tuple[tuple[Part, Callable[[Convolution, Names, TensorType, str], list[Node]]], ...] = (
     (Part.INPUT, open_input_gradient),
@@ -39,9 +41,9 @@ def open_convolutions(graph: Graph) -> Graph:
         if c is None:
             nodes.append(node)
         elif c.is_backward:
-            nodes += _backward(c, taken)
+            nodes += _backward(c, taken, graph.symbols)
         else:
-            decision = decide(c, Part.OUTPUT)
+            decision = decide(c, Part.OUTPUT, graph.symbols)
             if decision.opened:
                 nodes += open_forward(c, _names(c.node.names[0], taken), decision.reason)
             else:
@@ -50,7 +52,7 @@ def open_convolutions(graph: Graph) -> Graph:
     return graph if same else replace(graph, nodes=tuple(nodes))
 
 
-def _backward(c: Convolution, taken: set[str]) -> list[Node]:
+def _backward(c: Convolution, taken: set[str], table: SymbolTable) -> list[Node]:
     """The gradients that are opened, after the call that makes the others."""
     opened: list[Node] = []
     names, types, reasons = list(c.node.names), list(c.node.types), []
@@ -58,11 +60,12 @@ def _backward(c: Convolution, taken: set[str]) -> list[Node]:
         kind = types[k]
         if kind is None:
             continue
-        decision = decide(c, part)
+        decision = decide(c, part, table)
         if not decision.opened:
             reasons.append(f"{part.value}: {decision.reason}")
             continue
-        opened += build(c, _names(names[k], taken), kind, decision.reason)
+        made = build(c, _names(names[k], taken), kind, decision.reason)
+        opened += _in_pieces(c, part, made, taken, table)
         names[k], types[k] = fresh_name(f"{names[k]}_unmade", taken), None
     if all(t is None for t in types):
         return opened
@@ -70,6 +73,20 @@ def _backward(c: Convolution, taken: set[str]) -> list[Node]:
     args = (*c.node.args[:-1], mask)
     left = Library(tuple(names), tuple(types), c.node.target, args, (), "; ".join(reasons), c.node.origins)
     return [left, *opened]
+
+
+def _in_pieces(c: Convolution, part: Part, made: list[Node], taken: set[str], table: SymbolTable) -> list[Node]:
+    """The nodes of a gradient, a sum over all images in pieces where a GPU has too few results to be occupied: programs
+    do not combine what they sum."""
+    found: list[Node] = []
+    for node in made:
+        wanted = pieces_of(c, part, table)
+        cuts = cuts_for(node.reduce_shape, wanted, table) if isinstance(node, Reduction) and wanted > 1 else []
+        if isinstance(node, Reduction) and any(cut.parts != 1 for cut in cuts):
+            found += in_pieces(node, cuts, taken)
+        else:
+            found.append(node)
+    return found
 
 
 def _names(result: str, taken: set[str]) -> Names:

@@ -56,17 +56,20 @@ def _cuts(node: Reduction, table: SymbolTable) -> list[Cut]:
     rows = max(table.hint(node.types[0].numel), 1)
     elements = table.hint(sympy.Mul(*node.reduce_shape))
     wanted = min(PROGRAMS // rows, elements // PIECE)
-    if wanted < FEWEST:
-        return []
+    return cuts_for(node.reduce_shape, wanted, table) if wanted >= FEWEST else []
+
+
+def cuts_for(shape: tuple[sympy.Expr, ...], wanted: int, table: SymbolTable) -> list[Cut]:
+    """Cuts of the outermost axes of a reduction over ``shape`` into about ``wanted`` pieces."""
     cuts: list[Cut] = []
     pieces = 1
-    for k, extent in enumerate(node.reduce_shape):
+    for k, extent in enumerate(shape):
         if 2 * pieces >= wanted:
             break
         if pieces * table.hint(extent) <= 2 * wanted:  # all of the axis
             cuts.append(Cut(extent, sympy.S.One, True))
         else:
-            cuts.append(_cut(extent, -(-wanted // pieces), ALIGNMENT if k == len(node.reduce_shape) - 1 else 1))
+            cuts.append(_cut(extent, -(-wanted // pieces), ALIGNMENT if k == len(shape) - 1 else 1))
         pieces *= max(table.hint(cuts[-1].parts), 1)
     return cuts
 

@@ -8,7 +8,7 @@ other iterations.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import sympy
@@ -181,7 +181,8 @@ def _at_once(first: Place, write: Access, second: Place, read: Load) -> bool:
     """Whether each iteration of all the loops around both blocks writes the very element that it reads.
 
     Indices are compared as functions of the loops, so that it does not matter how the loops make up an axis: quotients
-    and remainders by sizes that are symbols are as good as constants.
+    and remainders by sizes that are symbols are as good as constants. Loops inside of those, of one block each, over
+    the elements that an iteration writes and reads, count as one where they run equally long.
     """
     common: set[sympy.Symbol] = set()
     for x, y in zip(first.loops, second.loops, strict=False):
@@ -191,11 +192,14 @@ def _at_once(first: Place, write: Access, second: Place, read: Load) -> bool:
     over = unfinished(first.block, write)
     # What guards nothing but the elements that are reduced leaves no result out.
     guards = {p for p in first.block.predicate if p.lhs.free_symbols & common or not p.lhs.free_symbols & over}
-    if over & common or not guards <= set(second.block.predicate):
+    apart = [[lp for lp in place.loops if lp.var not in common | over] for place in (first, second)]
+    alike = {y.var: x.var for x, y in zip(*apart, strict=False) if x.extent == y.extent}
+    same = {replace(p, lhs=p.lhs.xreplace(alike), rhs=p.rhs.xreplace(alike)) for p in second.block.predicate}
+    if over & common or not guards <= same:
         return False
     ours = dict(zip((x.var for x in first.block.axes), first.block.bindings, strict=True))
-    theirs = dict(zip((x.var for x in second.block.axes), second.block.bindings, strict=True))
-    inner = {lp.var for lp in first.loops} - common
+    theirs = {x.var: b.xreplace(alike) for x, b in zip(second.block.axes, second.block.bindings, strict=True)}
+    inner = {lp.var for lp in first.loops} - common - set(alike.values())
     for i, j in zip(write.indices, read.indices, strict=True):
         if is_value(i) or is_value(j):
             return False

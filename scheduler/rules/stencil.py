@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import sympy
+from torch.utils._sympy.functions import FloorDiv
 
 from ...ir.expr import Load, index_exprs, is_value, walk
 from ...ir.loops import AxisKind, Block, LoopNest, Update, blocks
@@ -13,6 +14,8 @@ from .analysis import analyse
 
 # Taps that are written out at most.
 MOST_TAPS = 128
+# Sums over the same elements that a program keeps at most.
+MOST_SUMS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,126 @@ def stencil(nest: LoopNest) -> Stencil | None:
             order = tuple(t for _, t, _ in pairs)
             return Stencil(block.name, ld.buffer, along, others, order, tuple(s for _, _, s in pairs), count)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """A nest whose one reduction ``name`` combines the few ``taps`` of windows that slide along axes of its results.
+
+    ``windows`` are, for each dimension of what is read that has a window, the axis along which it slides, the tap, and
+    how many places two neighbours are apart (less than one where neighbours read the same). Other taps move no window.
+    """
+
+    name: str
+    rows: tuple[sympy.Symbol, ...]
+    taps: tuple[sympy.Symbol, ...]
+    windows: tuple[tuple[sympy.Symbol, sympy.Symbol, sympy.Rational], ...]
+
+
+def slide(nest: LoopNest) -> Slide | None:
+    """The nest as sums or maxima over windows that overlap or have several dimensions, transposed ones included; None
+    where it is not, or has stages of other axes."""
+    found = [b for b, _ in blocks(nest) if b.is_reduction]
+    if len(found) != 1 or any(b.is_scan for b in found):
+        return None
+    (block,) = found
+    taps = {a.var: a.extent for a in block.axes_of(AxisKind.REDUCTION)}
+    rows = {a.var: a.extent for a in block.axes_of(AxisKind.SPATIAL)}
+    if not taps or not all(e.is_Integer for e in taps.values()) or not _is_sum(block):
+        return None
+    if sympy.Mul(*taps.values()) > MOST_TAPS:
+        return None
+    if any({a.var for a in b.axes} != rows.keys() for b, _ in blocks(nest) if b is not block):
+        return None
+    params = {p.name for p in nest.params} - set(nest.outputs)
+    for ld in _loads(block):
+        windows = _windows(ld, rows, taps) if ld.buffer in params else []
+        several = len(windows) > 1 or any(step < taps[tap] for _, tap, step in windows)
+        if several:
+            return Slide(block.name, tuple(rows), tuple(taps), tuple(windows))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """A nest that sums over all windows for each tap: reduction ``name``, whose results have the axes ``rows`` and, a
+    sum for each, ``taps``; ``windows`` as those of ``Slide``, which slide along axes of the sum."""
+
+    name: str
+    rows: tuple[sympy.Symbol, ...]
+    taps: tuple[sympy.Symbol, ...]
+    over: tuple[sympy.Symbol, ...]
+    windows: tuple[tuple[sympy.Symbol, sympy.Symbol, sympy.Rational], ...]
+
+
+def filters(nest: LoopNest) -> Filters | None:
+    """The nest as sums over windows for each of their few taps, and what is made of each sum; None where it is not."""
+    found = [b for b, _ in blocks(nest) if b.is_reduction]
+    if len(found) != 1 or found[0].is_scan or not _is_sum(found[0]):
+        return None
+    (block,) = found
+    over = {a.var: a.extent for a in block.axes_of(AxisKind.REDUCTION)}
+    rows = {a.var: a.extent for a in block.axes_of(AxisKind.SPATIAL)}
+    if any({a.var for a in b.axes} != rows.keys() for b, _ in blocks(nest) if b is not block):
+        return None
+    few = {v: e for v, e in rows.items() if e.is_Integer and 1 < e <= MOST_TAPS}
+    for ld in _loads(block):
+        windows = _covered(ld, over, few) if ld.buffer not in nest.outputs else []
+        taps = tuple(t for _, t, _ in windows)
+        if windows and sympy.Mul(*(few[t] for t in taps)) <= MOST_SUMS:
+            kept = tuple(v for v in rows if v not in taps)
+            return Filters(block.name, kept, taps, tuple(over), tuple(windows))
+    return None
+
+
+def _covered(
+    load: Load, over: dict[sympy.Symbol, sympy.Expr], few: dict[sympy.Symbol, sympy.Expr]
+) -> list[tuple[sympy.Symbol, sympy.Symbol, sympy.Rational]]:
+    """The windows of an access that moves with a sum by whole numbers: taps that move it less far than the sum does.
+    What moves it further tells which piece of the sum it is."""
+    found = []
+    for i in index_exprs(load):
+        expanded = sympy.expand(i)
+        for var in (v for v in over if expanded.coeff(v).is_Integer and expanded.coeff(v) > 0):
+            step = expanded.coeff(var)
+            reaches = {t: expanded.coeff(t) for t in few if expanded.coeff(t).is_Integer and expanded.coeff(t) != 0}
+            mine = [t for t, reach in reaches.items() if not (step * over[var] - abs(reach)).is_nonpositive]
+            if len(mine) == 1:
+                found.append((var, mine[0], step))
+    return found
+
+
+def _windows(
+    load: Load, rows: dict[sympy.Symbol, sympy.Expr], taps: dict[sympy.Symbol, sympy.Expr]
+) -> list[tuple[sympy.Symbol, sympy.Symbol, sympy.Rational]]:
+    """The windows of an access; none where an index moves otherwise with a tap."""
+    found = []
+    for i in index_exprs(load):
+        mine, moving = ([v for v in axes if v in i.free_symbols] for axes in (taps, rows))
+        if not mine or not moving:
+            continue
+        expanded = sympy.expand(i)
+        if len(mine) != 1 or len(moving) != 1 or not expanded.coeff(mine[0]).is_Integer:
+            return []
+        rest = expanded - expanded.coeff(mine[0]) * mine[0]
+        step = _step(rest, moving[0])
+        if mine[0] in rest.free_symbols or step is None:
+            return []
+        found.append((moving[0], mine[0], step))
+    return found
+
+
+def _step(place: sympy.Expr, var: sympy.Symbol) -> sympy.Rational | None:
+    """How far a place moves with an axis: by whole numbers, or by one after several steps."""
+    quotients = [q for q in place.atoms(FloorDiv) if var in q.free_symbols]
+    if not quotients:
+        step = place.coeff(var)
+        return step if step.is_Integer and step > 0 and var not in (place - step * var).free_symbols else None
+    (quotient, *others) = quotients
+    base, by = quotient.args
+    if others or place.coeff(quotient) != 1 or var in (place - quotient).free_symbols or not by.is_Integer:
+        return None
+    return sympy.Rational(1, int(by)) if sympy.expand(base).coeff(var) == 1 else None
 
 
 def _is_sum(block: Block) -> bool:

@@ -81,6 +81,10 @@ PROGRAMS: Programs = {
     "dequantised_columns": (lambda x, w: x @ w.to(x.dtype), (rand(5, 9), torch.zeros(9, 7, dtype=torch.int8))),
     "depthwise": (lambda x, w, b: F.conv2d(x, w, b, 1, 1, 1, 3).relu(), (rand(2, 3, 5, 9), rand(3, 1, 3, 3), rand(3))),
     "pooled": (lambda x: F.max_pool2d(x, 3, 2, 1), (rand(2, 3, 9, 7).to(memory_format=torch.channels_last),)),
+    "filters": (
+        lambda x, g: (x.unfold(2, g.shape[2], 1).unfold(3, g.shape[3], 1) * g[:, :, None, None]).sum((0, -2, -1)),
+        (rand(2, 3, 7, 8), rand(2, 3, 5, 6)),
+    ),
     "nibbles": (nibbles, (rand(3, 32), torch.zeros(6, 16, dtype=torch.uint8), rand(6, 1))),
 }
 

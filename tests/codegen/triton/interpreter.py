@@ -91,6 +91,17 @@ def _rounded_to_nearest(plain):
     return cast
 
 
+def _splat_of_its_type(plain):
+    """A scalar for all lanes. The interpreter's makes integers of a truth value, which no mask may be."""
+
+    def splat(self, shape, value):
+        made = plain(self, shape, value)
+        return TensorHandle(made.data.astype(value.data.dtype), made.dtype)
+
+    return splat
+
+
+InterpreterBuilder.create_splat = _splat_of_its_type(InterpreterBuilder.create_splat)
 InterpreterBuilder.cast_impl = _rounded_to_nearest(InterpreterBuilder.cast_impl)
 InterpreterBuilder.create_dot = _dot_of_bfloat16(InterpreterBuilder.create_dot)
 

@@ -222,7 +222,7 @@ def test_select_guards_its_loads(agrees):
         return Select(inside, Load("in0", (I0 - 3,), F32), Const(-1.0, F32))
 
     source = agrees(pointwise(n, F32, shifted, block=64))
-    assert "& v" in source.text
+    assert "& m" in source.text
 
 
 def test_gather(agrees):
