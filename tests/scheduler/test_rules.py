@@ -83,7 +83,7 @@ PROGRAMS: Programs = {
     "pooled": (lambda x: F.max_pool2d(x, 3, 2, 1), (rand(2, 3, 9, 7).to(memory_format=torch.channels_last),)),
     "filters": (
         lambda x, g: (x.unfold(2, g.shape[2], 1).unfold(3, g.shape[3], 1) * g[:, :, None, None]).sum((0, -2, -1)),
-        (rand(2, 3, 7, 8), rand(2, 3, 5, 6)),
+        (rand(2, 3, 12, 13), rand(2, 3, 10, 11)),
     ),
     "nibbles": (nibbles, (rand(3, 32), torch.zeros(6, 16, dtype=torch.uint8), rand(6, 1))),
 }
