@@ -40,7 +40,7 @@ CASES: dict[str, tuple[tuple[int, ...], int, int, int, int, int, bool, torch.dty
     "large, channels innermost": ((2, 16, 9, 10), 7, 1, 3, 1, 1, True, HALF),
     "multiplier": ((3, 3, 7, 8), 3, 1, 1, 1, 2, False, FLOAT),
     "1d": ((4, 6, 37), 4, 1, 3, 1, 1, False, HALF),
-    "3d": ((1, 3, 4, 5, 6), 3, 1, 1, 1, 1, False, FLOAT),
+    "3d": ((2, 3, 4, 5, 6), 3, 1, 1, 1, 1, False, FLOAT),
 }
 
 
@@ -103,7 +103,7 @@ def test_sizes_that_vary(agrees: Callable[..., Any]) -> None:
 def test_what_windows_share_is_loaded_once() -> None:
     report = reported("even")
     kernel = next(k for k in report.kernels if k.rule == "gpu_stencil")
-    copies = int(next(s.arguments[1][1] for s in kernel.trace.steps if s.name == "split"))  # type: ignore[union-attr]
+    copies = kernel.source.count("tl.store(out0_ptr")
     assert copies > 1
     assert kernel.source.count("tl.load(in0_ptr") == 3 * (copies + 2)
     # Only windows at the border are masked: the middle tap of the first copy is always there.
