@@ -16,12 +16,14 @@ from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.dynamo_backend.report import KernelReport, Report
 from torch_mlc.ir.loops import LoopNest
 from torch_mlc.scheduler.passes import convolution_cost
+from torch_mlc.scheduler.rules import gpu_stencil
 
 
 @pytest.fixture(autouse=True)
 def _no_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small images count like large ones: a kernel that adds pieces costs nothing."""
     monkeypatch.setattr(convolution_cost, "LAUNCH", 0.0)
+    monkeypatch.setattr(gpu_stencil, "_programs", lambda *_: 1 << 20)
 
 
 CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
