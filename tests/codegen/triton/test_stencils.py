@@ -107,7 +107,7 @@ def test_what_windows_share_is_loaded_once() -> None:
     kernel = next(k for k in report.kernels if k.rule == "gpu_stencil")
     copies = kernel.source.count("tl.store(out0_ptr")
     assert copies > 1
-    assert kernel.source.count("tl.load(in0_ptr") == 3 * (copies + 2)
+    assert kernel.source.count("tl.load(in0_ptr") == 3 * copies  # rows outside are proved to be there never
     # Only windows at the border are masked: the middle tap of the first copy is always there.
     assert "tl.int64" not in kernel.source
 
