@@ -3,9 +3,9 @@
 Each program makes a tile of results, in copies that are neighbours across its lanes, with taps written out: what
 several windows read is loaded once into registers for all copies, and what other threads have read comes from the
 first-level cache, so that memory is visited once. Of large windows a loop is left over the dimensions whose taps share
-nothing between copies. Lanes run along the dimension that is contiguous. Where that is the
-innermost one of an image the loads of neighbouring taps lie one element apart, so that threads take neighbours; where
-it is that of the channels, a thread has 16 bytes of them. Only windows that may overhang are masked.
+nothing between copies. Lanes run along the dimension that is contiguous. Where that is the innermost one of an image
+the loads of neighbouring taps lie one element apart, so that threads take neighbours; where it is that of the channels,
+a thread has 16 bytes of them. Only windows that may overhang are masked.
 """
 
 from __future__ import annotations
