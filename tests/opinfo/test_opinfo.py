@@ -92,20 +92,22 @@ def test_what_differs_is_seen() -> None:
     assert "2 results" in difference([x, x], [x], **same)  # type: ignore[arg-type]
 
 
-def test_what_operands_do_not_tell_is_not_asked_for() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_operands_do_not_tell_is_not_asked_for(dtype: torch.dtype) -> None:
     """Eager may be lucky where a result is as far from certain as its operands are rounded; but no further."""
+    coarser = torch.finfo(dtype).eps / torch.finfo(torch.float32).eps
     big, small = torch.tensor([1e4, 3.0]), torch.tensor([1e4 - 1e-3, 2.0])
-    exact = (big.double() - small.double()).float()
+    exact = (big.double() - small.double()).to(dtype)
 
     def reference(seed: int | None = None) -> list[torch.Tensor]:
         sample = Sample(big.double(), (small.double(),), {}, lambda r: r)
-        sample = sample if seed is None else moved(sample, seed)
+        sample = sample if seed is None else moved(sample, seed, dtype)
         return [sample.input - sample.args[0]]
 
     how = {"values": True, "layout": True}
-    assert not difference([exact + torch.tensor([5e-4, 0.0])], [exact], reference, **how)
-    for wrong in ([1e-1, 0.0], [0.0, 1e-2]):
-        assert "1 of 2 differ" in difference([exact + torch.tensor(wrong)], [exact], reference, **how)
+    assert not difference([exact + torch.tensor([5e-4 * coarser, 0.0]).to(dtype)], [exact], reference, **how)
+    for wrong in ([1e-1 * coarser, 0.0], [0.0, 1e-2 * coarser]):
+        assert "1 of 2 differ" in difference([exact + torch.tensor(wrong).to(dtype)], [exact], reference, **how)
 
 
 def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
