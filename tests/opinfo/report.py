@@ -46,7 +46,7 @@ eager's own rounding. This page is not edited by hand: `python -m tests.opinfo -
 and of what a sweep for all samples had got to when it was stopped. A sweep goes on where it was stopped, so samples are
 of several commits.
 
-**{share:.2%}** of {samples:,} samples equal eager.
+**{share:.3%}** of {samples:,} samples equal eager.
 
 | runs as | operators | share |
 |---|---|---|
@@ -108,7 +108,7 @@ def differences(records: Records) -> str:
     good = counts["equal"]
     bad = sum(counts[s] for s in FAULTS)
     if good + bad:
-        lines.append(f"equal to eager: {good / (good + bad):.2%} of {good + bad}")
+        lines.append(f"equal to eager: {good / (good + bad):.3%} of {good + bad}")
     return "\n".join(lines)
 
 
