@@ -196,3 +196,18 @@ def test_memory_is_made_up_to_a_limit(runs: list[int], monkeypatch: pytest.Monke
     compiled = torch.compile(lambda x: x.exp() + 1, backend="mlc", dynamic=True, options=CHECKED)
     torch.testing.assert_close(compiled(x), x.exp() + 1)
     assert runs and runs[0] >= 6 and 500 < max(spans) <= 2000
+
+
+def test_indices_that_nobody_can_judge_are_left(runs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the oracle's points ATen's ops are asked, and they read what lies beside: a refusal is right there."""
+    monkeypatch.setattr(verify_kernel_module, "ORACLE_POINTS", 20)
+
+    def f(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+        return x.masked_scatter(mask, source).exp()
+
+    x, mask, source = torch.randn(9, 7), torch.rand(9, 7) > 0.3, torch.randn(63)
+    compiled = torch.compile(f, backend="mlc", dynamic=True, options=CHECKED)
+    torch.testing.assert_close(compiled(x, mask, source), f(x, mask, source))
+    assert runs and runs[0] >= 1
+    with pytest.raises(IndexError, match="out of bounds"):
+        compiled(x, mask | True, source[:40])
