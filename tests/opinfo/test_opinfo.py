@@ -154,7 +154,7 @@ def test_the_page_of_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     write_table(read(path), page)
     text = page.read_text()
     assert "| `mm` | library | `mm.default` | f32 |  |" in text
-    assert "**80.00%** of 5 samples" in text and "| generated: kernels alone | 2 | 40.0% |" in text
+    assert "**80.000%** of 5 samples" in text and "| generated: kernels alone | 2 | 40.0% |" in text
     assert "| forward | float32 | 5 | 5 | 4 | 1 | 0 |" in text
     assert "| `bad` | forward | f32 | 1 | wrong: d |" in text
     assert "--dtypes float32 --modes forward --samples 1\n" in text
