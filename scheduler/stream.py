@@ -261,9 +261,11 @@ class Stream:
             whole.update(d for i, own in zip(ld.indices, places, strict=True) if i != 0 for d in own)
             if not bind_access(trial, ld.indices, digits, extents, binding):
                 return None, ()
+            if len(trial.splits) != len(self.domain.splits):
+                return None, ()
         covered = [d for a in node.axes for d in binding.get(a, ())]
         missing = [a for a in node.axes if a not in binding and extents[a] != 1]
-        if missing or len(trial.splits) != len(self.domain.splits) or sorted(covered) != sorted(whole):
+        if missing or sorted(covered) != sorted(whole):
             return None, ()
         return {a: binding.get(a, ()) for a in node.axes}, (value,)
 

@@ -136,6 +136,12 @@ FOUND = {
         sizes=({"A": 3},), options={"verify": 1},
     ),
     "a scalar tensor is turned round": found("x0 = numbers((), torch.float32, 1)", "t0 = x0.flip(0)", "t0"),
+    "results of a product are read twice, as axes that split its own": found(
+        "x0 = numbers((A, 1, B, 4), torch.float32, 1)\nx1 = numbers((4, 16), torch.float32, 2)\n"
+        "x2 = numbers((4, 2 * 16), torch.float32, 3)[:, ::2]",
+        "t0 = torch.softmax(x0 @ x1 * 0.3, -1) @ x2.t()\nt1 = torch.complex(t0, t0)", "t1",
+        sizes=({"A": 2, "B": 2},),
+    ),
 }  # fmt: skip
 
 
