@@ -118,9 +118,16 @@ def cacheable(
         _donate_nothing()
         compiled = compiler(gm, example_inputs)
         _keep_guards()
-        return GraphCode(compiled.name, compiled.key if compiled.is_self_contained else "", compiled.call)
+        kept = compiled.is_self_contained and not _has_tokens()
+        return GraphCode(compiled.name, compiled.key if kept else "", compiled.call)
 
     return SerializableAOTDispatchCompiler(GraphCode, compile)
+
+
+def _has_tokens() -> bool:
+    """Whether graphs are given tokens that keep effects in their order, which the wrappers of an entry do not give."""
+    context = TracingContext.try_get()
+    return context is not None and context.fw_metadata is not None and bool(context.fw_metadata.tokens)
 
 
 def _donate_nothing() -> None:

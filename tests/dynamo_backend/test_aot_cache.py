@@ -237,11 +237,13 @@ PROGRAMS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any]]]] = {
     "sizes": lambda: (counted, [torch.randn(7, 6, requires_grad=True), 11]),
     "autocast": lambda: (narrowed, [torch.randn(5, 6, requires_grad=True)]),
     "constants": lambda: (lambda x: x * torch.tensor([2.0, 3.0]), [torch.randn(4, 2, requires_grad=True)]),
+    "effects": lambda: (
+        lambda x: torch.linalg.inv(x + 9 * torch.eye(5)), [torch.randn(5, 5, requires_grad=True)]),
     "no gradient": lambda: (lambda x: (x > 0, x.argmax(-1), x.exp()), [torch.randn(5, 6)]),
 }  # fmt: skip
 
-# Tensors of the graph's own, which no other process has.
-NOT_KEPT = ("constants",)
+# Tensors of the graph's own, which no other process has, and tokens, which no wrapper gives to what is found.
+NOT_KEPT = ("constants", "effects")
 # What some versions of torch call unsafe to keep, and others do not.
 MAY_BE_KEPT = ("autocast",)
 
