@@ -62,6 +62,13 @@ def _parts(x: Any, order: Sequence[int], real: torch.dtype) -> Pair:
     return pair.select(-1, 0).to(real), -imaginary if x.is_conj() else imaginary
 
 
+def _number(x: Any) -> Any:
+    """An operand, as a number where tracing knows it: the factor of a gradient is the conjugate of a number, and its
+    fake tensor has lost the bit."""
+    constant = getattr(x, "constant", None) if isinstance(x, Tensor) and not x.dim() else None
+    return x if constant is None else constant.item()
+
+
 def _fits(operands: Sequence[Any]) -> bool:
     """Whether some operand is complex, and every one something whose parts are known."""
     tensors = [t for t in operands if isinstance(t, Tensor)]
@@ -77,17 +84,18 @@ def _each(fn: Callable[..., Any], count: int, wide: bool = False) -> Decompositi
     result. ``wide``: in float64, for numbers of float32 alone."""
 
     def decomposed(*args: Any, **how: Any) -> Any:
-        operands = args[:count]
+        operands = [_number(x) for x in args[:count]]
         if len(args) < count or not _fits(operands):
             return NotImplemented
         kind = operands[0].dtype
         if count > 1:  # tensors of a dimension rule over numbers
-            kind = reduce(torch.promote_types, (torch.result_type(a, b) for a, b in pairwise(operands)))
+            kind = reduce(torch.promote_types, (torch.result_type(a, b) for a, b in pairwise(args[:count])))
         order = _ordered(operands)
         if order is None or kind not in _KINDS or (wide and kind is torch.complex128):
             return NotImplemented
         real = kind.to_real()
-        found = fn(*(_parts(x, order, torch.float64 if wide else real) for x in operands), *args[count:], **how)
+        parts = (_parts(x, order, torch.float64 if wide else real) for x in operands)
+        found = fn(*parts, *args[count:], **how)
         if found is NotImplemented:
             return NotImplemented
         if isinstance(found, tuple):

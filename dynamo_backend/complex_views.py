@@ -22,7 +22,7 @@ def join_parts(gm: fx.GraphModule) -> int:
     found = 0
     for node in gm.graph.find_nodes(op="call_function", target=_CONJUGATE):
         source = node.args[0]
-        if source.target is _CONJUGATE:
+        if isinstance(source, fx.Node) and source.target is _CONJUGATE:
             node.replace_all_uses_with(source.args[0])
             found += 1
     for node in gm.graph.find_nodes(op="call_function", target=_APART):

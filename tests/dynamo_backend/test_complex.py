@@ -49,6 +49,23 @@ def test_values_types_and_strides(name: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(found, expected, check_stride=True)
 
 
+@pytest.mark.parametrize("dtype", [C64, C128], ids=str)
+def test_gradients_of_numbers(dtype: torch.dtype) -> None:
+    """The factor of a gradient is the conjugate of a number, of whose bit fake tensors know nothing."""
+
+    def fn(z: Tensor) -> tuple[Tensor, ...]:
+        known = torch.tensor(1 + 2j, dtype=C128)
+        return z * 2j, (1 + 1j) / z - 3j, z ** (1 + 1j), known.conj() * z, known * z.real, (z.sum() * known).exp() * 1j
+
+    z, grads = torch.randn(4, 3, dtype=dtype), []
+    for run in (fn, torch.compile(fn, backend="mlc")):
+        x = z.clone().requires_grad_()
+        torch.manual_seed(1)
+        results = run(x)
+        grads.append([*results, *torch.autograd.grad(results, x, [torch.randn_like(r) for r in results])])
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-5)
+
+
 def test_gradients() -> None:
     def loss(x: Tensor, y: Tensor) -> Tensor:
         z = x * y.conj() / (y * y + 2) + (x * 0.3).exp()
