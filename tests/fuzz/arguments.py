@@ -38,6 +38,18 @@ def _text(m: Maker, other: Info, texts: tuple[str, ...]) -> str:
     return m.rng.choice(texts).format(x=other.name)
 
 
+def negated(m: Maker) -> Info:
+    """What is the negative of its memory, for autograd as well."""
+    dtype = m.rng.choice((torch.float32, torch.float64, torch.int64, torch.bfloat16))
+    shape = f"({m.rng.choice('ABC')}, {m.rng.choice('ABC')})"
+    texts = [f"torch._neg_view(numbers({shape}, {dtype}, {m.seed}))",
+             f"torch._neg_view(numbers({shape}, {dtype}, {m.seed})).t()"]  # fmt: skip
+    if dtype in (torch.float32, torch.float64):
+        made = f"numbers({shape}, {dtype}, {m.seed})"
+        texts.append(f"torch.complex({made}, {made}).conj().imag")
+    return m.input(m.rng.choice(texts), dtype, constant=m.chance(0.5))
+
+
 def overlapping(m: Maker) -> Info:
     """Elements that share memory."""
     dtype = m.rng.choice((*FLOATS, torch.int64))

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from .algebra import ALGEBRA
-from .arguments import grown, overlapping, tied
+from .arguments import grown, negated, overlapping, tied
 from .blocks import BLOCKS
 from .control import CONTROL
 from .draws import DRAWS
@@ -164,6 +164,8 @@ def _odd_input(m: Maker) -> Callable[[Maker], Info] | None:
     form = m.rng.random()
     if form < 0.05 and not m.special:
         return overlapping
+    if form < 0.07:
+        return negated
     if m.inputs and form < 0.13:
         return tied
     return grown if form < 0.3 and any(i.grad for i in m.inputs) else None

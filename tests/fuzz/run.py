@@ -87,9 +87,16 @@ def run(program: Program, fn: Callable[..., Any], args: list[Any]) -> Result:
     ends = [o for o in (*outputs, *grown) if isinstance(o, Tensor) and o.requires_grad]
     gradients: Sequence[Any] = []
     if leaves and ends:
-        weights = [numbers(e.shape, e.dtype, k) for k, e in enumerate(ends)]
+        weights = [_lazy(numbers(e.shape, e.dtype, k)) for k, e in enumerate(ends)]
         gradients = torch.autograd.grad(ends, leaves, weights, allow_unused=True)
     return Result([_detached(v) for v in (*values, *gradients)], shared, len(outputs), len(args))
+
+
+def _lazy(weight: Tensor) -> Tensor:
+    """Of some sizes the negative, or the conjugate, as autograd hands it on: in the same memory, by a bit."""
+    if weight.numel() % 3 == 1:
+        return torch._neg_view(weight)
+    return weight.conj() if weight.numel() % 3 == 2 else weight
 
 
 def turn(args: Sequence[Any]) -> None:

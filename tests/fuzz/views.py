@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from .maker import Draft, Info, Maker, NoFit
 
 
@@ -126,6 +128,10 @@ def odd_view(m: Maker) -> Draft:
         f"{name}.unbind({d})[0]",
         f"{name}.unsqueeze({d}).expand(*{name}.shape[:{d % a.ndim}], 2, *{name}.shape[{d % a.ndim}:])",
     ]
+    if a.dtype.is_floating_point:
+        options.append(f"torch._neg_view({name})")
+    if a.dtype in (torch.float32, torch.float64):
+        options.append(f"torch.complex({name}, {name}).conj().imag")
     if a.ndim > 1:
         options += [
             f"{name}.diagonal(0, 0, 1)",
