@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any, TypeAlias
 
 from torch import fx
@@ -24,6 +24,7 @@ from ..runtime.cuda_graphs import graphed
 from ..runtime.executable import Boxed
 from ..runtime.fallback import AtenKernel
 from ..runtime.kernels import KIND_GRAPH, KernelStore, LoadedKernel, kernel_store_of, kernel_use, source_use
+from ..runtime.lazy_bits import Lazy, with_memory_of
 from ..runtime.log import logger, say, trace_text
 from ..runtime.options import Options
 from ..runtime.targets import target_for
@@ -36,6 +37,7 @@ from .graph_key import GraphKey, graph_key
 from .host_programs import HostCode, Keep, host_code, stored_host_code
 from .kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
 from .memory_limit import limited
+from .negations import lazy_inputs
 from .plans import Plan, PlanSource
 from .regions import attribute, regions_of, taken_apart
 from .repeating import NotAlike
@@ -121,8 +123,8 @@ def compile_graph(
             )
     regions = {node: bodies[id(body)] for node, body in regions_of(gm).items()}
     job = _Job(
-        gm, example_inputs, options, frozenset(static), saved, tuple(given), name, load, fresh, region, regions, timer,
-        store,
+        gm, example_inputs, options, frozenset(static), saved, tuple(given), name, load, fresh, region, regions,
+        lazy_inputs(gm, region=region), timer, store,
     )  # fmt: skip
     with timer.phase("key"):
         kind = "region" if region else f"whole, results saved from {saved}"
@@ -165,7 +167,8 @@ def stored_graph(
         with timer.phase("load"):
             kernels = {v: store.load(c) for v, c in codes.items() if c is not None}
             called = host.load(kernels, constants or {}, name, _keeper(store, key, name))
-            call = _with_captures(called, capture, options, region, name)
+            lazy = tuple(Lazy(*x) for x in record["lazy"])
+            call = _with_captures(called, capture, options, region, name, lazy)
     counters.add("graph_cache_hits")
     counters.add("kernel_calls", record["launches"])
     counters.add("library_calls", record["library_calls"])
@@ -188,6 +191,7 @@ class _Job:
     fresh: bool
     region: bool
     regions: Mapping[str, CompiledGraph]
+    lazy: tuple[Lazy, ...]
     timer: PhaseTimer
     store: KernelStore
 
@@ -294,7 +298,7 @@ class _Job:
             code = {variables[b.key]: self.loaded_kernel(b) for b in kernels.values()}
             keep = _keeper(self.store, key.text, self.name) if key is not None else None
             call = host.load(code, constants, self.name, keep)
-            return _with_captures(call, capture, self.options, self.region, self.name)
+            return _with_captures(call, capture, self.options, self.region, self.name, self.lazy)
 
     def loaded_kernel(self, build: KernelBuild) -> LoadedKernel:
         if build.code is None:
@@ -332,6 +336,7 @@ class _Job:
             "library_calls": program.library_calls,
             "overridden": _overridden(kernels),
             "capture": asdict(capture),
+            "lazy": [astuple(x) for x in self.lazy],
             "parts": dict(key.parts),
         }
         with self.timer.phase("cache"):
@@ -361,13 +366,16 @@ def _keeper(store: KernelStore, key: str, name: str) -> Keep:
     return lambda host: store.amend_graph(key, host.record(), f"{name}: native host program")
 
 
-def _with_captures(call: Boxed, plan: CapturePlan, options: Options, region: bool, name: str) -> Boxed:
-    """The program as the settings ask for it. A region is captured with the graph that calls it."""
-    if not options.cuda_graphs or region:
-        return call
-    if not options.cuda_graph_copies:
-        plan = replace(plan, saved=0)
-    return graphed(call, plan, graph_device, options.cuda_graph_shapes, name)
+def _with_captures(
+    call: Boxed, plan: CapturePlan, options: Options, region: bool, name: str, lazy: Sequence[Lazy]
+) -> Boxed:
+    """The program as the settings ask for it, which is given what it was traced with. A region is captured with the
+    graph that calls it."""
+    if options.cuda_graphs and not region:
+        if not options.cuda_graph_copies:
+            plan = replace(plan, saved=0)
+        call = graphed(call, plan, graph_device, options.cuda_graph_shapes, name)
+    return with_memory_of(call, lazy)
 
 
 def _devices(gm: fx.GraphModule) -> list[str]:

@@ -152,13 +152,18 @@ class _Writer:
     def tensor(self, val: torch.Tensor) -> str:
         # Asked of a fake tensor, where this is most of what a key takes, the device is a property in Python.
         device = getattr(val, "fake_device", None) or val.device
+        bits = val.is_conj(), val.is_neg()
         if val._has_symbolic_sizes_strides:
-            return f"{val.dtype}{self.sizes_of(val.shape)}{self.sizes_of(val.stride())}{device}"
-        kind = val.shape, val.stride(), val.dtype, device
+            return self.tensor_of(val, device, bits)
+        kind = val.shape, val.stride(), val.dtype, device, bits
         known = self._tensors.get(kind)
         if known is None:
-            known = self._tensors[kind] = f"{val.dtype}{self.sizes_of(val.shape)}{self.sizes_of(val.stride())}{device}"
+            known = self._tensors[kind] = self.tensor_of(val, device, bits)
         return known
+
+    def tensor_of(self, val: torch.Tensor, device: torch.device, bits: tuple[bool, bool]) -> str:
+        lazy = f" conjugated {bits[0]} negated {bits[1]}" if any(bits) else ""
+        return f"{val.dtype}{self.sizes_of(val.shape)}{self.sizes_of(val.stride())}{device}{lazy}"
 
     def sizes_of(self, sizes: Sequence[Any]) -> str:
         """A shape, or strides."""

@@ -40,6 +40,7 @@ from .converters.replays import REPLAY, SAVE, replayed_value
 from .converters.sizes import SYMBOLIC
 from .decided import Decided, is_settled
 from .flex_attention import open_flex_attention
+from .negations import NEGATE, is_negated, negative, write_negated
 from .origins import origins_of
 from .regions import attribute
 
@@ -204,7 +205,10 @@ class _Importer:
             kind = self.sizes.tensor_type(val)
             self.inputs.append(Input(node.name, kind, position in self.static))
             self.decided.tell((*kind.shape, *kind.strides))
-            return Tensor(node.name, kind)
+            if not is_negated(node):
+                return Tensor(node.name, kind)
+            self.ctx.enter(node, origins_of(node, "negated"))
+            return negative(self.ctx, Tensor(node.name, kind), self.ctx.fresh("negated"), val)
         if isinstance(val, (int, *SYMBOLIC)):
             told = self.sizes.told(val)
             self.inputs.append(SizeInput(node.name, told))
@@ -225,6 +229,7 @@ class _Importer:
         if not isinstance(value, torch.Tensor):
             self.constants[node.name] = value
             return _Constant(node.name)
+        value = value.resolve_neg()
         val = node.meta.get("val")
         kind = self.sizes.tensor_type(value if val is None else val)
         self.ctx.enter(node, origins_of(node, "constant"))
@@ -283,6 +288,11 @@ class _Importer:
                 return None
         op = str(target) if is_op else f"hop.{target}"
         self.ctx.enter(node, origins_of(node, op))
+        if target is NEGATE:
+            return negative(self.ctx, self.lookup(node.args[0]), node.name, node.meta["val"])
+        if target is torch.ops.aten.copy_.default and is_negated(node.args[0]):
+            destination, source = node.args[:2]
+            return write_negated(self.ctx, destination, self.lookup(source), source.meta["val"])
         convert = CONVERTERS.get(op)
         reason = LIBRARY_REASONS.get(op) or f"no converter for {op}"
         if convert is not None:

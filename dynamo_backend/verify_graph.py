@@ -180,6 +180,10 @@ def _with_generators(states: States) -> Iterator[None]:
 def _copy(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
+    if value.is_conj():
+        return _copy(value.conj()).conj()
+    if value.is_neg():
+        return torch._neg_view(_copy(torch._neg_view(value)))
     copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
     return copy.copy_(value.detach()) if 0 not in value.stride() else value.detach().clone()
 

@@ -130,6 +130,8 @@ def _checked(result: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tens
         return result
     if all(n <= 1 or a == b for n, a, b in zip(size, result.stride(), stride)):
         return result
+    if result.is_conj():  # as tracing knew it, too
+        return _checked(result.conj(), size, stride).conj()
     return torch.empty_strided(size, stride, dtype=result.dtype, device=result.device).copy_(result)
 
 

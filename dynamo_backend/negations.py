@@ -1,0 +1,76 @@
+"""Negation that torch keeps as a bit of a tensor, as the operation that it is; and which arguments may carry bits.
+
+``_neg_view`` of ATen, by which ``x.conj().imag`` is made, leaves memory as it is. In the IR it is ``neg``. An argument
+that was traced negated is the negative of its memory, which is what the program is given (runtime/lazy_bits.py).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ..ir.expr import call
+from ..ir.graph import Library, Ref
+from ..runtime.lazy_bits import Lazy
+from .converters import ImportContext, Tensor
+from .converters.terms import axes
+
+aten = torch.ops.aten
+
+# The op that changes nothing but the bit.
+NEGATE = aten._neg_view.default
+
+
+def lazy_inputs(gm: fx.GraphModule, *, region: bool = False) -> tuple[Lazy, ...]:
+    """The arguments whose bits have to be looked at: what autograd gives, and what was traced with bits.
+
+    Dynamo's guards tell bits apart, so that a forward graph gets the bits that it was traced with. Nothing guards what
+    a loss makes of a result, and what is saved or given to a ``region`` may come out of an op whose fake version
+    conjugates otherwise.
+    """
+    places = gm.graph.find_nodes(op="placeholder")
+    backward = any(n.name.startswith("tangents") for n in places)
+    found = []
+    for k, node in enumerate(places):
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not node.users:
+            continue
+        bits = value.is_conj(), value.is_neg()
+        unsure = node.name.startswith("tangents") or (value.is_complex() and (backward or region))
+        if any(bits) or unsure:
+            found.append(Lazy(k, *bits))
+    return tuple(found)
+
+
+def negative(ctx: ImportContext, x: Tensor, name: str, val: torch.Tensor) -> Tensor:
+    """What the memory of a tensor stands for that a bit negates, and the other way round; ``val`` is the fake tensor
+    of either, whose other bit stays."""
+    if not x.dtype.is_carried:
+        return ctx.compute(call("neg", ctx.at(x, axes(x.rank))), x.type, name)
+    ops = ("_conj", "neg", "_conj") if val.is_conj() else ("neg",)
+    for k, op in enumerate(ops):
+        made = name if k == len(ops) - 1 else ctx.fresh("negated")
+        ctx.nodes.append(
+            Library((made,), (x.type,), f"aten::{op}.default", (Ref(x.name),), (), "complex numbers", ctx.origins)
+        )
+        x = Tensor(made, x.type)
+    return x
+
+
+def is_negated(node: object) -> bool:
+    """Whether a node is an argument that was traced with the bit set."""
+    if not isinstance(node, fx.Node) or node.op != "placeholder":
+        return False
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_neg()
+
+
+def write_negated(ctx: ImportContext, destination: fx.Node, value: Tensor, val: torch.Tensor) -> Tensor:
+    """Copy a value, of which ``val`` is the fake tensor, over an argument that a bit negates: its memory gets the
+    negative. Returns the value."""
+    memory = negative(ctx, value, ctx.fresh("negated"), val)
+    kind = ctx.sizes.tensor_type(destination.meta["val"])
+    arguments = (Ref(destination.name), Ref(memory.name))
+    why = "a value that is written over an argument"
+    ctx.nodes.append(Library((ctx.result,), (kind,), "aten::copy_.default", arguments, (), why, ctx.origins))
+    return value

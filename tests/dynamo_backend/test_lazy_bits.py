@@ -1,0 +1,150 @@
+"""Tensors that carry conjugation and negation as bits: arguments, values inside of graphs, and gradients of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_mlc.runtime.counters import counters
+from torch_mlc.runtime.lazy_bits import Lazy, memory_of, with_memory_of
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+# How a tensor comes by its bits.
+BITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": lambda t: t,
+    "conjugated": lambda t: t.conj(),
+    "negated": torch._neg_view,
+    "both": lambda t: torch._neg_view(t).conj(),
+}
+COMPLEX: dict[str, Callable[[Tensor], Any]] = {
+    "parts": lambda z: (z.conj().imag[1:].sin(), z.mT.conj().imag.contiguous(), z.real * 2),
+    "negated inside": lambda z: (torch._neg_view(z.real)[1:].exp(), torch._neg_view(z)[:, ::2] * 2j),
+    "reduced": lambda z: (z.conj().imag.sum(0), z.conj().imag.softmax(-1), z.conj()[1:].mean(1)),
+    "moved": lambda z: (torch.cat([z.conj()[1:], z * 2]), z.conj().mT.contiguous(), z.conj().imag.flip(0)),
+    "library": lambda z: (z.conj().mT @ z, z.conj().mT.imag @ z.real, torch.fft.fft(z.conj()[1:])),
+    "solved": lambda z: torch.linalg.solve(z + 9 * torch.eye(5), z.conj().imag[:, :2] + 0j),
+    "branches": lambda z: torch.cond(z.real.sum() > 0, lambda t: t.exp() * 1, lambda t: t * 2j, (z + 1,)).conj().imag,
+}
+
+
+def close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("name", COMPLEX)
+def test_what_comes_with_bits(name: str, bits: str) -> None:
+    fn = COMPLEX[name]
+    z = torch.randn(5, 5, dtype=torch.complex64)
+    run = torch.compile(fn, backend="mlc")
+    close(run(BITS[bits](z)), fn(BITS[bits](z)))
+    close(run(z), fn(z))
+
+
+@pytest.mark.parametrize("given", BITS)
+@pytest.mark.parametrize("name", [n for n in COMPLEX if n != "branches"])
+def test_gradients_of_results_come_with_bits(name: str, given: str) -> None:
+    """Nothing guards what a loss makes of a result: one backward takes every form."""
+    fn, z = COMPLEX[name], torch.randn(5, 5, dtype=torch.complex64, requires_grad=True)
+    run = torch.compile(fn, backend="mlc")
+    for bits in ("plain", given, "plain"):
+        grads = []
+        for f in (fn, run):
+            results = f(z) if isinstance(f(z), tuple) else (f(z),)
+            torch.manual_seed(2)
+            weights = [BITS[bits](torch.randn_like(r)) for r in results]
+            grads.append(torch.autograd.grad(results, z, weights))
+        close(grads[1], grads[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_negated_arguments_in_odd_layouts(dtype: torch.dtype, dynamic: bool) -> None:
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x + y, x[1:].amax(0), x.t().contiguous(), x.view(-1)[::2] * 2 if x.is_contiguous() else x * 2
+
+    run = torch.compile(fn, backend="mlc", dynamic=dynamic)
+    for rows, columns in ((4, 7), (3, 2), (2, 0)):
+        x = torch.randint(-9, 9, (rows, columns)).to(dtype)
+        for form in (x, x[:, ::2], x.t().contiguous().t(), x[:, :1].expand(rows, columns) if columns else x, x[1:, 1:]):
+            y = torch.randint(-9, 9, form.shape).to(dtype)
+            negative = torch._neg_view(form)
+            if len(form) > 1:
+                close(run(negative, y), fn(negative, y))
+                close(run(y, negative), fn(y, negative))
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("part", ["all", "rows"])
+def test_arguments_with_bits_are_written(bits: str, part: str) -> None:
+    def fn(z: Tensor, x: Tensor) -> Tensor:
+        target = z if part == "all" else z[1:]
+        target.mul_(2 + 1j).add_(x[: len(target)])
+        return target * 2
+
+    made = [torch.randn(4, 3, dtype=torch.complex64), torch.randn(4, 3)]
+    ends = []
+    for f in (fn, torch.compile(fn, backend="mlc")):
+        z, x = (t.clone() for t in made)
+        result = f(BITS[bits](z), torch._neg_view(x))
+        ends.append((result, z, x))
+    close(ends[1], ends[0])
+
+    def real(x: Tensor) -> None:
+        x.add_(1).mul_(3)
+
+    ends = []
+    for f in (real, torch.compile(real, backend="mlc")):
+        x = made[1].clone()
+        f(torch._neg_view(x))
+        ends.append(x)
+    close(ends[1], ends[0])
+
+
+def test_graphs_that_differ_in_bits_alone_are_told_apart(tmp_path: Path) -> None:
+    """In the cache on disk too: what is traced of a view is the same."""
+    options = {"cache_dir": str(tmp_path)}
+    x = torch.randn(4, 6)
+    for given in (x, torch._neg_view(x), x, torch._neg_view(x)):
+        torch._dynamo.reset()
+        found = torch.compile(lambda t: t[1:].clone() * 1, backend="mlc", options=options)(given)
+        close(found, given[1:].clone())
+
+
+def test_a_check_of_the_whole_graph_takes_bits_as_they_are() -> None:
+    z = torch.randn(5, 5, dtype=torch.complex64)
+    for bits in BITS.values():
+        run = torch.compile(COMPLEX["parts"], backend="mlc", options={"verify": 2, "cache": False})
+        close(run(bits(z)), COMPLEX["parts"](bits(z)))
+
+
+def test_negation_is_no_copy() -> None:
+    """It is done where the kernel reads."""
+    z = torch.randn(64, 64, dtype=torch.complex64)
+    before = counters.snapshot()
+    torch.compile(lambda z: z.conj().imag.exp(), backend="mlc", options={"cache": False})(torch._neg_view(z.real) + 0j)
+    after = counters.snapshot()
+    assert after["kernel_calls"] - before["kernel_calls"] == 1
+
+
+def test_memory_of() -> None:
+    z = torch.randn(3, dtype=torch.complex64)
+    for bits, tensor in {name: make(z) for name, make in BITS.items()}.items():
+        for is_conj, is_neg in ((False, False), (True, False), (False, True), (True, True)):
+            found = memory_of(tensor, is_conj, is_neg)
+            assert (found.is_conj(), found.is_neg()) == (is_conj, False)
+            close(found.resolve_conj(), -tensor.resolve_conj().resolve_neg() if is_neg else tensor.resolve_conj())
+            alike = (tensor.is_conj(), tensor.is_neg()) == (is_conj, is_neg)
+            assert (found.data_ptr() == z.data_ptr()) == alike, (bits, is_conj, is_neg)
+    given: list[Any] = []
+    call = with_memory_of(lambda args: given.extend(args) or (), [Lazy(1, is_neg=True)])  # type: ignore[func-returns-value]
+    x = torch.randn(3)
+    call([x, torch._neg_view(x)])
+    assert given[0] is x and given[1].data_ptr() == x.data_ptr() and not given[1].is_neg()
+    assert with_memory_of(call, []) is call
