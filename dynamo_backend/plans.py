@@ -30,6 +30,7 @@ from ..scheduler.passes import (
     GRAPH_PASSES,
     alias_copies,
     collapse_one_hot,
+    eliminate_common,
     open_contractions,
     rewrite_attention,
     rewrite_logsumexp,
@@ -155,8 +156,8 @@ def run_passes(graph: Graph, options: Options) -> Graph:
 
 def _for_targets(rewrite: Callable[..., Graph], options: Options) -> Callable[[Graph], Graph]:
     """The pass with what it asks for: the machines of this compilation, what ops do with memory."""
-    if rewrite is alias_copies:
-        return partial(alias_copies, may_alias=may_alias)
+    if rewrite in (alias_copies, eliminate_common):
+        return partial(rewrite, may_alias=may_alias)
     if rewrite is not open_contractions:
         return rewrite
     return partial(open_contractions, target_of=lambda device: target_for(device, options.target, options.threads))

@@ -491,3 +491,18 @@ def test_what_the_backward_needs_was_written() -> None:
         y.zero_()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.backward()
+
+
+def test_equal_results_are_tensors_of_their_own() -> None:
+    """Views of what is computed twice too: callers may write into either."""
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        twice = [(x + 1).view(-1)[1:] for _ in range(2)]
+        z = [torch.complex(x, x).mT for _ in range(2)]
+        return torch.stack([x, x], -4), torch.stack([x, x], 0), *twice, *z, x.exp(), x.exp().flatten()
+
+    x = torch.randn(3, 4, 5)
+    for dynamic in (False, True):
+        found = torch.compile(run, backend="mlc", dynamic=dynamic)(x)
+        assert len({t.untyped_storage().data_ptr() for t in found}) == len(found)
+        torch.testing.assert_close(found, run(x))
