@@ -178,7 +178,9 @@ def difference(got: Result, want: Result, reference: Callable[[], Reference]) ->
     for k, (a, e) in enumerate(zip(got.values, want.values, strict=True)):
         what = want.describe(k)
         if not isinstance(e, Tensor) or not isinstance(a, Tensor):
-            if not _same_object(a, e):
+            # AOTAutograd hands zeros on for results that nobody differentiates, where the graph breaks behind them.
+            handed = k >= want.returned + want.inputs and e is None and isinstance(a, Tensor) and not a.any()
+            if not handed and not _same_object(a, e):
                 return f"{what} is {a!r:.80}, eager's {e!r:.80}"
             continue
         if (a.dtype, a.shape) != (e.dtype, e.shape):

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from tests.fuzz import check as judge
-from tests.fuzz.check import Outcome, check
+from tests.fuzz.check import Outcome, check, difference
 from tests.fuzz.generate import make_program
 from tests.fuzz.program import Input, Program, Step
 from tests.fuzz.record import add, row
-from tests.fuzz.run import function_of, inputs_of, run, run_rounds, run_wide
+from tests.fuzz.run import Result, function_of, inputs_of, run, run_rounds, run_wide
 from tests.fuzz.shrink import shrink
 from tests.workers import Worker, WorkerLost
 
@@ -90,6 +90,20 @@ def test_the_judge_sees_a_write_that_is_missing_and_memory_that_is_shared() -> N
         return lambda *args: (gm(*args)[0],) * 2
 
     assert "shares memory" in check(two, one).detail
+
+
+def test_zeros_are_the_gradient_of_what_is_not_differentiated() -> None:
+    """AOTAutograd gives them where eager gives none; other numbers are wrong, and so is a result."""
+    end = torch.ones(2)
+    want = Result([end, None], [0, 1], 1, 0)
+    assert difference(Result([end, torch.zeros(3)], [0, 1], 1, 0), want, _no_reference) == ""
+    assert "eager's None" in difference(Result([end, torch.ones(3)], [0, 1], 1, 0), want, _no_reference)
+    want = Result([end, None], [0, 1], 2, 0)
+    assert "eager's None" in difference(Result([end, torch.zeros(3)], [0, 1], 2, 0), want, _no_reference)
+
+
+def _no_reference() -> Any:
+    raise AssertionError("nothing is compared with double precision")
 
 
 def test_a_rounding_that_the_program_makes_large_is_no_fault() -> None:
