@@ -181,10 +181,13 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
-    """Every sub-expression, outermost first."""
-    stack = [expr]
+    """Every sub-expression, outermost first; what an expression shares comes once, or there would be no end of it."""
+    stack, seen = [expr], set()
     while stack:
         e = stack.pop()
+        if id(e) in seen:
+            continue
+        seen.add(id(e))
         yield e
         match e:
             case Const() | Var() | IndexValue():
@@ -275,5 +278,17 @@ def rename_loads(expr: Expr, names: Mapping[str, str]) -> Expr:
 
 
 def flops(expr: Expr) -> int:
-    """Estimated float32 operations to compute the expression once."""
-    return sum(OPS[e.fn].flops if isinstance(e, Call) else int(isinstance(e, Select)) for e in walk(expr))
+    """Estimated float32 operations to compute the expression once, and what it shares as often as it stands there."""
+    return _summed(expr, lambda e: OPS[e.fn].flops if isinstance(e, Call) else int(isinstance(e, Select)), {})
+
+
+def length(expr: Expr) -> int:
+    """How many sub-expressions there are, written out: what is shared counts as often as it stands there."""
+    return _summed(expr, lambda _: 1, {})
+
+
+def _summed(expr: Expr, own: Callable[[Expr], int], known: dict[int, int]) -> int:
+    found = known.get(id(expr))
+    if found is None:
+        found = known[id(expr)] = own(expr) + sum([_summed(e, own, known) for e in children(expr)])
+    return found

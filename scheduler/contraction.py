@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import sympy
 
 from ..ir.dtypes import DType
-from ..ir.expr import Expr, Index, Load, flops, is_value, loads, rewrite, symbol, walk
+from ..ir.expr import Expr, Index, Load, flops, is_value, length, loads, rewrite, symbol, walk
 from ..ir.graph import Compute, Graph, Library, Node, Ref, TensorType, View, node_values, uses
 from ..ir.graph import Reduction as ReductionNode
 from ..ir.index import simplify
@@ -308,7 +308,7 @@ class Products:
         value = inliner.expand(self.views.resolve(plain, extents))
         read = sum(hint(self.types[n].nbytes) for n in {ld.buffer for ld in loads(value)})
         cost = flops(value)
-        if self.is_too_much(cost, sum(1 for _ in walk(value))):
+        if self.is_too_much(cost, length(value)):
             return whole
         stop = inliner.stop or self._stop(value)
         made = value if read < found else plain

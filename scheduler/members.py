@@ -9,7 +9,7 @@ from functools import cache
 import sympy
 
 from ..ir.dtypes import DType
-from ..ir.expr import Call, Cast, Expr, Load, Select, flops, free_symbols, is_value, loads, rewrite, walk
+from ..ir.expr import Call, Cast, Expr, Load, Select, flops, free_symbols, is_value, length, loads, rewrite, walk
 from ..ir.graph import Compute, Graph, Origin, Reduction, Scan, TensorType, View, node_values, uses
 from ..ir.index import simplify
 from ..ir.monoid import SUM, Monoid
@@ -270,7 +270,7 @@ def _parts_of_join(
     computed twice, and the tensor need not be."""
     # On GPUs lanes that take no part wait while others compute.
     found = {
-        name: sum(1 for _ in walk(m.values[0]))
+        name: length(m.values[0])
         for name in guarded
         if (m := members.get(name)) is not None and m.monoid is None and counts[name] == 1 and name not in outside
         and m.types[0].device.startswith("cpu")
@@ -298,7 +298,7 @@ def _worth_repeating(
     m: Member, positions: int, readers: int, extents: dict[sympy.Symbol, sympy.Expr], limit: int
 ) -> bool:
     value = m.values[0]
-    if sum(1 for _ in walk(value)) > INLINE_NODES or len(m.loads) > 6:
+    if length(value) > INLINE_NODES or len(m.loads) > 6:
         return False
     cost = flops(value)
     if positions > 2:

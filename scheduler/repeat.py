@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir.expr import Call, Expr, Load, is_value, rewrite, walk
+from ..ir.expr import Call, Expr, Load, is_value, length, rewrite, walk
 from ..ir.index import simplify
 from ..ir.ops import OPS
 from ..ir.symbols import SymbolTable
@@ -105,7 +105,7 @@ def _expanded(m: Member, g: Group, readers: Mapping[str, list[Group]], outside: 
         return result if ok else None
 
     value = go(m.values[0], 0)
-    if value is None or not is_cheap(value) or sum(1 for _ in walk(value)) > INLINE_NODES // 4:
+    if value is None or not is_cheap(value) or length(value) > INLINE_NODES // 4:
         return None
     return value if len({ld.buffer for ld in collect_loads((value,))}) <= MAX_LOADS else None
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import sympy
 
-from ..ir.expr import Expr, Load, flops, free_symbols, is_value, loads, rename_loads, rewrite, symbol, walk
+from ..ir.expr import Expr, Load, flops, free_symbols, is_value, length, loads, rename_loads, rewrite, symbol
 from ..ir.graph import CallTensor, Compute, Graph, Node, Scatter
 from ..ir.index import Extents, simplify
 from .function import Dim, Output, Stage, TensorFunction
@@ -218,7 +218,7 @@ class _Writer:
         """How large an operand is once what nobody else reads is computed in place: each step of a search reads the one
         before several times, so that its size is a power of their number."""
         if made.name not in self.sizes:
-            self.sizes[made.name] = sum(1 for _ in walk(made.value))
+            self.sizes[made.name] = length(made.value)
             for name in (self.views.base(ld.buffer) for ld in loads(made.value)):
                 below = self.computes.get(name)
                 if below is not None and name not in self.needed and len(self.readers[name]) == 1:

@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Call, Const, Expr, Load, cast, free_symbols, is_value, walk
+from ...ir.expr import Call, Const, Expr, Load, cast, free_symbols, is_value, length
 from ...ir.expr import loads as loads_of
 from ...ir.graph import Compute, Library, Ref, TensorType, uses
 from ..definitions import Definitions, unrounded
@@ -82,7 +82,7 @@ def is_simple(found: Definitions, made: Compute) -> bool:
     """
     if is_drawn(made.value):
         return True
-    if not is_cheap(made.value) or sum(1 for _ in walk(made.value)) > MAX_APART:
+    if not is_cheap(made.value) or length(made.value) > MAX_APART:
         return False
     gathers = [ld for ld in loads_of(made.value) if any(is_value(i) for i in ld.indices)]
     extents = dict(zip(made.axes, made.type.shape, strict=True))

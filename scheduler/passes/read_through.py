@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ir.expr import Expr, Load, rewrite, walk
+from ...ir.expr import Expr, Load, length, rewrite
 from ...ir.graph import Compute
 from ..definitions import Definitions
 from .operands import is_simple
@@ -34,7 +34,7 @@ class ReadThrough:
 
     def expanded(self, e: Expr) -> Expr:
         """The value read through views and element-wise nodes. Raises what ``too_long`` says."""
-        self.count += sum(1 for _ in walk(e))
+        self.count += length(e)
         if self.count > self.most:
             raise self.too_long()
         return rewrite(e, lambda x: self.load(x) if isinstance(x, Load) and not self.ends(x) else None)

@@ -12,7 +12,7 @@ from itertools import product
 
 import sympy
 
-from ...ir.expr import Select, loads, substitute_index, walk
+from ...ir.expr import Select, length, loads, substitute_index, walk
 from ...ir.graph import Compute, Graph, Node, Reduction, TensorType
 from ..evaluations import evaluations
 from ..opened import readers_of
@@ -46,7 +46,7 @@ def _is_short(n: Reduction) -> bool:
         return False
     if not count.is_number or not 1 < count <= MAX_ELEMENTS:
         return False
-    return int(count) * sum(1 for _ in walk(n.values[0])) <= MAX_NODES
+    return int(count) * length(n.values[0]) <= MAX_NODES
 
 
 def _unrolled(n: Node) -> Compute:

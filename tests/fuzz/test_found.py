@@ -142,6 +142,12 @@ FOUND = {
         "t0 = torch.softmax(x0 @ x1 * 0.3, -1) @ x2.t()\nt1 = torch.complex(t0, t0)", "t1",
         sizes=({"A": 2, "B": 2},),
     ),
+    "values that share most of what they are made of are looked through once": found(
+        "x0 = numbers((1, B, B, A), torch.float32, 1)\nx1 = numbers((1, B, B, A), torch.bool, 2)\n"
+        "x2 = numbers((1, B, B, A), torch.float32, 3)",
+        "t0 = x0.masked_scatter(x1, x2)\nt1 = F.instance_norm(t0, eps=0.1)", "t1",
+        sizes=({"A": 3, "B": 7},), gradient=True,
+    ),
 }  # fmt: skip
 
 
