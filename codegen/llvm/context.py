@@ -111,7 +111,7 @@ class Context:
     def masked(self, condition: Val) -> Iterator[None]:
         """Lanes (or the whole) where ``condition`` holds as well as the mask around."""
         old, values = self.mask, self.values
-        self.values = {}
+        self.values = dict(values)  # what is known of more lanes is known of these
         live = condition if old is None else conjunction(self.b, old.live, condition)
         self.mask = Mask(live)
         try:
