@@ -6,7 +6,7 @@ launched and libraries called in the order of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,23 +69,23 @@ PRODUCTS = frozenset({"aten::mm.default", "aten::addmm.default"})
 
 
 def build_host_program(
-    graph: Graph, uses_of: Mapping[str, KernelUse], *, check_inputs: bool = False, returned: int | None = None
+    graph: Graph, uses_of: Mapping[str, KernelUse], *, checked: Collection[str] = (), returned: int | None = None
 ) -> HostProgram:
     """The program of a fused graph; ``uses_of`` gives the compiled code of each tensor function.
 
-    With ``check_inputs`` arguments are brought into the layout of their types, should they have another. The first
+    The arguments that are ``checked`` are brought into the layout of their types, should they have another. The first
     ``returned`` results (None: all) are the caller's, who takes them in the layout in which ops give them.
     Raises EmitError where a size can be read from no argument.
     """
     saved = graph.outputs[returned:] if returned is not None else ()
-    return _Builder(graph, uses_of, check_inputs, frozenset(o for o in saved if isinstance(o, str))).build()
+    return _Builder(graph, uses_of, checked, frozenset(o for o in saved if isinstance(o, str))).build()
 
 
 @dataclass(slots=True)
 class _Builder:
     graph: Graph
     uses_of: Mapping[str, KernelUse]
-    check_inputs: bool = False
+    checked: Collection[str] = ()
     # Results that compiled code reads in the layout of their types: those that are saved for the backward.
     saved: frozenset[str] = frozenset()
     steps: list[Step] = field(default_factory=list)
@@ -121,7 +121,7 @@ class _Builder:
         if unused:
             self.steps.append(Free(unused))
         self.steps += [MakeView(n, tensors[n], n, sympy.S.Zero) for n in _storages(graph) if n in last]
-        checks = [CheckLayout(name, kind) for name, kind in tensors.items() if name in last and self.check_inputs]
+        checks = [CheckLayout(name, kind) for name, kind in tensors.items() if name in last and name in self.checked]
         for at, node in enumerate(graph.nodes):
             self.at = at
             if checks and not _precedes_checks(node):

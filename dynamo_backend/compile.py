@@ -37,7 +37,7 @@ from .graph_key import GraphKey, graph_key
 from .host_programs import HostCode, Keep, host_code, stored_host_code
 from .kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
 from .memory_limit import limited
-from .negations import lazy_inputs
+from .negations import lazy_inputs, with_bits
 from .plans import Plan, PlanSource
 from .regions import attribute, regions_of, taken_apart
 from .repeating import NotAlike
@@ -265,7 +265,8 @@ class _Job:
         with self.timer.phase("host"):
             variables = _variables(kernels)
             code = {f: _use(b, variables[b.key]) for f, b in kernels.items()}
-            program = build_host_program(graph, code, check_inputs=self.region, returned=self.saved)
+            checked = {i.name for i in graph.inputs} if self.region else with_bits(self.gm, self.lazy)
+            program = build_host_program(graph, code, checked=checked, returned=self.saved)
             if self.options.memory_limit is not None:
                 program = limited(program, graph, self.options.memory_limit, self.given)
             if plan.few is not None:

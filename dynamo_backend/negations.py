@@ -6,6 +6,8 @@ that was traced negated is the negative of its memory, which is what the program
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import fx
 
@@ -40,6 +42,13 @@ def lazy_inputs(gm: fx.GraphModule, *, region: bool = False) -> tuple[Lazy, ...]
         if any(bits) or unsure:
             found.append(Lazy(k, *bits))
     return tuple(found)
+
+
+def with_bits(gm: fx.GraphModule, lazy: Iterable[Lazy]) -> frozenset[str]:
+    """The arguments that were traced with bits. AOTAutograd brings gradients into the layout that they were traced
+    with, but not these."""
+    places = gm.graph.find_nodes(op="placeholder")
+    return frozenset(places[x.position].name for x in lazy if x.is_conj or x.is_neg)
 
 
 def negative(ctx: ImportContext, x: Tensor, name: str, val: torch.Tensor) -> Tensor:

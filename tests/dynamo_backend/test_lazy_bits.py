@@ -27,6 +27,7 @@ COMPLEX: dict[str, Callable[[Tensor], Any]] = {
     "negated inside": lambda z: (torch._neg_view(z.real)[1:].exp(), torch._neg_view(z)[:, ::2] * 2j),
     "reduced": lambda z: (z.conj().imag.sum(0), z.conj().imag.softmax(-1), z.conj()[1:].mean(1)),
     "moved": lambda z: (torch.cat([z.conj()[1:], z * 2]), z.conj().mT.contiguous(), z.conj().imag.flip(0)),
+    "ends with gaps": lambda z: ((z * 2).conj().imag, (z * 1j).conj()[:, ::2], torch._neg_view(z.exp())[:, 1:].mT),
     "library": lambda z: (z.conj().mT @ z, z.conj().mT.imag @ z.real, torch.fft.fft(z.conj()[1:])),
     "solved": lambda z: torch.linalg.solve(z + 9 * torch.eye(5), z.conj().imag[:, :2] + 0j),
     "branches": lambda z: torch.cond(z.real.sum() > 0, lambda t: t.exp() * 1, lambda t: t * 2j, (z + 1,)).conj().imag,
