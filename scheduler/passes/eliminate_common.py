@@ -6,33 +6,35 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from ...ir.expr import rename_loads
-from ...ir.graph import CallTensor, Compute, Graph, Input, Library, Node, Reduction, Ref, Scan, Scatter, View
+from ...ir.graph import CallTensor, Compute, Graph, Library, Node, Reduction, Ref, Scan, Scatter, View
 from ..in_place import Aliases, MayAlias
 
 
 def eliminate_common(graph: Graph, may_alias: MayAlias = lambda target: True) -> Graph:
     """One node for all tensor nodes of equal definition. Library calls stay: they may be random, or large.
 
-    What leaves the graph stays by itself, and so does that of which a view leaves: callers may write into either of two
-    results. ``may_alias`` tells whether an op may return memory that it was given.
+    A result of the graph stays by itself, and of equal nodes of which views leave it one is merged with others: callers
+    may write into either of two results. ``may_alias`` tells whether an op may return memory that it was given.
     """
     names: dict[str, str] = {}
     seen: dict[Hashable, tuple[str, ...]] = {}
     kept: list[Node] = []
-    aliases = Aliases.of(graph, may_alias)
-    leaving = aliases.leaving(graph)
-    inputs = {i.name for i in graph.inputs if isinstance(i, Input)}
     outputs = {o for o in graph.outputs if isinstance(o, str)}
-    # Views of one input share its memory in any case.
-    outputs |= {n for node in graph.nodes for n in node.names if not leaving.isdisjoint(aliases[n] - inputs)}
+    leaving = Aliases.of(graph, may_alias).leaving(graph)
+    taken: set[Hashable] = set()  # those of which a view leaves the graph
     for node in graph.nodes:
         node = rename(node, names)
-        key = _key(node)
+        key = _key(node) if outputs.isdisjoint(node.names) else None
+        if key is not None and not leaving.isdisjoint(node.names) and not isinstance(node, View):
+            if key in taken:
+                key = None
+            else:
+                taken.add(key)
         twin = seen.get(key) if key is not None else None
-        if twin is not None and not outputs.intersection(node.names):
+        if twin is not None:
             names.update(zip(node.names, twin, strict=True))
             continue
-        if key is not None and not outputs.intersection(node.names):
+        if key is not None:
             seen[key] = node.names
         kept.append(node)
     return graph if not names else replace(graph, nodes=tuple(kept))
