@@ -287,6 +287,11 @@ def length(expr: Expr) -> int:
     return _summed(expr, lambda _: 1, {})
 
 
+def times(expr: Expr, buffer: str) -> int:
+    """How often a buffer is read, written out: what is shared counts as often as it stands there."""
+    return _summed(expr, lambda e: int(isinstance(e, Load) and e.buffer == buffer), {})
+
+
 def _summed(expr: Expr, own: Callable[[Expr], int], known: dict[int, int]) -> int:
     found = known.get(id(expr))
     if found is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import sympy
 
-from ..ir.expr import Expr, Load, flops, free_symbols, is_value, length, loads, rename_loads, rewrite, symbol
+from ..ir.expr import Expr, Load, flops, free_symbols, is_value, length, loads, rename_loads, rewrite, symbol, times
 from ..ir.graph import CallTensor, Compute, Graph, Node, Scatter
 from ..ir.index import Extents, simplify
 from .function import Dim, Output, Stage, TensorFunction
@@ -219,10 +219,11 @@ class _Writer:
         before several times, so that its size is a power of their number."""
         if made.name not in self.sizes:
             self.sizes[made.name] = length(made.value)
-            for name in (self.views.base(ld.buffer) for ld in loads(made.value)):
+            for buffer in dict.fromkeys(ld.buffer for ld in loads(made.value)):
+                name = self.views.base(buffer)
                 below = self.computes.get(name)
                 if below is not None and name not in self.needed and len(self.readers[name]) == 1:
-                    self.sizes[made.name] += self.written_out(below)
+                    self.sizes[made.name] += times(made.value, buffer) * self.written_out(below)
         return self.sizes[made.name]
 
     def is_theirs(self, name: str) -> bool:

@@ -7,7 +7,7 @@ import pytest
 import sympy
 
 from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.expr import Cast, Load, call, cast, const, flops, free_symbols, length, loads, symbol, walk
+from torch_mlc.ir.expr import Cast, Load, call, cast, const, flops, free_symbols, length, loads, symbol, times, walk
 from torch_mlc.ir.graph import CallTensor, Compute, Graph, Input, IRModule, Origin, TensorType
 from torch_mlc.ir.loops import LoopNest, contiguous_strides
 from torch_mlc.ir.parser import parse
@@ -139,7 +139,7 @@ def test_shared_parts_are_looked_at_once_and_counted_each_time() -> None:
         value = call("add", value, value)
     assert len(list(walk(value))) == 61 and len(list(loads(value))) == 1
     assert length(value) == 2**61 - 1 and flops(value) == 2**60 - 1
-    assert free_symbols(value) == set()
+    assert times(value, "x") == 2**60 and times(value, "y") == 0 and free_symbols(value) == set()
 
 
 def test_a_literal_is_rounded_by_each_type_that_it_goes_through() -> None:
