@@ -19,12 +19,9 @@ import sympy
 from ...ir.symbols import SymbolTable
 from ..contraction import Decision
 from ..convolution import Convolution, can_gather
+from ..rules.stencil import MOST_SUMS, MOST_TAPS
 from .contraction_cost_gpu import BANDWIDTH, LAUNCH
 
-# Taps that a kernel writes out at most.
-MOST_TAPS = 128
-# Sums of all images that a program keeps at most, one for each tap.
-MOST_SUMS = 64
 # Programs that occupy a GPU, results of which channels that lie together share one, and what share of the bytes that
 # pieces of a sum are read from their results may add.
 PROGRAMS, CHANNELS, MORE = 528, 32, 0.05

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv
@@ -43,21 +44,12 @@ class Stencil:
 
 def stencil(nest: LoopNest) -> Stencil | None:
     """The nest as a stencil, or None."""
-    found = [b for b, _ in blocks(nest) if b.is_reduction]
-    if len(found) != 1 or any(b.is_scan for b in found):
+    window = _window(nest)
+    if window is None:
         return None
-    (block,) = found
-    taps = {a.var: a.extent for a in block.axes_of(AxisKind.REDUCTION)}
-    rows = {a.var: a.extent for a in block.axes_of(AxisKind.SPATIAL)}
-    if not taps or not all(e.is_Integer for e in taps.values()) or not _is_sum(block):
-        return None
+    block, rows, taps = window
     shape = analyse(nest)
     if any(a.var in taps for b in shape.blocks if b is not block for a in b.axes):
-        return None
-    count = 1
-    for e in taps.values():
-        count *= int(e)
-    if count > MOST_TAPS:
         return None
     params = {p.name for p in nest.params} - set(nest.outputs)
     for ld in _loads(block):
@@ -68,8 +60,29 @@ def stencil(nest: LoopNest) -> Stencil | None:
             along = tuple(v for v, _, _ in pairs)
             others = tuple(v for v in rows if v not in along and rows[v] != 1)
             order = tuple(t for _, t, _ in pairs)
-            return Stencil(block.name, ld.buffer, along, others, order, tuple(s for _, _, s in pairs), count)
+            return Stencil(
+                block.name,
+                ld.buffer,
+                along,
+                others,
+                order,
+                tuple(s for _, _, s in pairs),
+                prod(map(int, taps.values())),
+            )
     return None
+
+
+def _window(nest: LoopNest) -> tuple[Block, dict[sympy.Symbol, sympy.Expr], dict[sympy.Symbol, sympy.Expr]] | None:
+    """The one reduction of a nest where it combines few elements of fixed number, its axes, and those of the taps."""
+    found = [b for b, _ in blocks(nest) if b.is_reduction]
+    if len(found) != 1 or any(b.is_scan for b in found):
+        return None
+    (block,) = found
+    taps = {a.var: a.extent for a in block.axes_of(AxisKind.REDUCTION)}
+    rows = {a.var: a.extent for a in block.axes_of(AxisKind.SPATIAL)}
+    if not taps or not all(e.is_Integer for e in taps.values()) or not _is_sum(block):
+        return None
+    return (block, rows, taps) if prod(map(int, taps.values())) <= MOST_TAPS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +102,10 @@ class Slide:
 def slide(nest: LoopNest) -> Slide | None:
     """The nest as sums or maxima over windows that overlap or have several dimensions, transposed ones included; None
     where it is not, or has stages of other axes."""
-    found = [b for b, _ in blocks(nest) if b.is_reduction]
-    if len(found) != 1 or any(b.is_scan for b in found):
+    window = _window(nest)
+    if window is None:
         return None
-    (block,) = found
-    taps = {a.var: a.extent for a in block.axes_of(AxisKind.REDUCTION)}
-    rows = {a.var: a.extent for a in block.axes_of(AxisKind.SPATIAL)}
-    if not taps or not all(e.is_Integer for e in taps.values()) or not _is_sum(block):
-        return None
-    if sympy.Mul(*taps.values()) > MOST_TAPS:
-        return None
+    block, rows, taps = window
     if any({a.var for a in b.axes} != rows.keys() for b, _ in blocks(nest) if b is not block):
         return None
     params = {p.name for p in nest.params} - set(nest.outputs)
