@@ -107,7 +107,7 @@ def _node(
 
 def scattered(
     ctx: ImportContext, monoid: Monoid | None, initial: Expr, source: Source, like: TensorType, suffix: str
-) -> Expr:
+) -> Load:
     """The element ``i0, …`` of a scatter that no user of the node sees."""
     kind = ctx.contiguous(like.shape, initial.dtype, like.device)
     made = _node(ctx, monoid, initial, source, kind, ctx.fresh(suffix))
@@ -123,7 +123,7 @@ def reduced(ctx: ImportContext, x: Tensor, source: Source, how: str, include_sel
         monoid = _of_bools(monoid)
     kind = _checked(out, monoid)
     at = axes(x.rank)
-    initial = ctx.at(x, at, kind)
+    initial: Expr = ctx.at(x, at, kind)
     if not include_self:
         (neutral,) = monoid.identity((kind,))
         emptied = Source(source.shape, source.places, neutral)

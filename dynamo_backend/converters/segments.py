@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Select, call, cast, const
+from ...ir.expr import Expr, Load, Select, call, cast, const
 from ...ir.graph import TensorType
 from ...ir.monoid import MAX, MIN, PRODUCT, SUM, Monoid
 from .context import ImportContext, Scalar, Tensor
@@ -138,18 +138,28 @@ def _bags(
     inside = call("lt", place, index_value(out.shape[0]))
     if padding >= 0:
         inside = call("logical_and", inside, call("ne", index, const(padding, _PLACE)))
-    monoid = MAX if mode == _MAX else SUM
-    (neutral,) = monoid.identity((kind,))
     places = (Select(inside, place, const(0, _PLACE)), column)
-    rows = Source((*indices.shape, weight.shape[1]), places, Select(inside, value, neutral))
-    if mode == _SUM:
-        return scatter(ctx, SUM, const(0, kind), rows)
-    one = Select(inside, const(1, _PLACE), const(0, _PLACE))
     per_bag = ctx.contiguous(out.shape[:1], _PLACE, weight.device)
-    ones = Source(indices.shape, places[:1], one)
-    count = scattered(ctx, SUM, const(0, _PLACE), ones, per_bag, "count")
-    total = scattered(ctx, monoid, neutral, rows, out, "rows")
-    filled = call("gt", count, const(0, _PLACE))
+
+    def combined(monoid: Monoid, value: Expr) -> Expr:
+        (neutral,) = monoid.identity((kind,))
+        source = Source((*indices.shape, weight.shape[1]), places, Select(inside, value, neutral))
+        return scattered(ctx, monoid, neutral, source, out, "rows")
+
     if mode == _MAX:
-        return ctx.compute(Select(filled, total, const(0, kind)))
-    return ctx.compute(Select(filled, call("div", total, cast(count, kind)), const(0, kind)))
+        # A row is taken where it is the first of its bag, or greater than those before, which NaN is not.
+        length = index_value(indices.shape[0])
+        rows = Source(indices.shape, places[:1], Select(inside, index_value(row), length))
+        first = scattered(ctx, MIN, length, rows, per_bag, "first")
+        is_first = call("eq", index_value(row), Load(first.buffer, places[:1], _PLACE))
+        taken = call("logical_or", is_first, call("eq", value, value))
+        greatest = combined(MAX, Select(taken, value, const(-math.inf, kind)))
+        return ctx.compute(Select(call("lt", first, length), greatest, const(0, kind)))
+    if mode == _SUM:
+        rows = Source((*indices.shape, weight.shape[1]), places, Select(inside, value, const(0, kind)))
+        return scatter(ctx, SUM, const(0, kind), rows)
+    ones = Source(indices.shape, places[:1], Select(inside, const(1, _PLACE), const(0, _PLACE)))
+    count = scattered(ctx, SUM, const(0, _PLACE), ones, per_bag, "count")
+    total = combined(SUM, value)
+    mean = call("div", total, cast(count, kind))
+    return ctx.compute(Select(call("gt", count, const(0, _PLACE)), mean, const(0, kind)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +99,18 @@ def test_bags(check: Check, mode: str, dtype: torch.dtype) -> None:
         check(lambda t, i, o, w: bag(i, t, o, mode="sum", per_sample_weights=w), table, indices, offsets, table[:6, 0])
 
 
+@pytest.mark.parametrize("padding", [None, 3])
+@pytest.mark.parametrize("mode", ["max", "sum", "mean"])
+def test_bags_of_rows_that_are_no_numbers(check: Check, mode: str, padding: int | None) -> None:
+    """Of a maximum, NaN counts where it is the first of a bag only."""
+    nan, inf = math.nan, math.inf
+    table = torch.tensor([[nan, 1.0], [2.0, nan], [3.0, 4.0], [nan, nan], [-inf, 5.0], [inf, -inf]])
+    bags = torch.tensor(list(itertools.product(range(6), repeat=3)))
+    check(lambda w, i: torch.nn.functional.embedding_bag(i, w, mode=mode, padding_idx=padding), table, bags)
+    ends = torch.tensor([0, 0, 4, 5, 640])
+    check(lambda w, i, e: torch.nn.functional.embedding_bag(i, w, e, mode=mode), table, bags.flatten(), ends)
+
+
 def test_a_bag_of_what_is_not_there() -> None:
     bag = torch.nn.functional.embedding_bag
     run = torch.compile(lambda i, t: bag(i, t, mode="mean"), backend="mlc")
@@ -190,7 +204,8 @@ def test_rows_are_made_shorter_where_they_are() -> None:
 
 def test_what_is_written_by_other_strides(check: Check) -> None:
     x, v = torch.randn(4, 6), torch.randn(3, 2)
-    check(lambda x, v: torch.as_strided_scatter(x, v, (3, 2), (6, 2), 1), x, v)
-    check(lambda x, v: torch.as_strided_scatter(x, v, (3, 2), (1, 4), 0), x.t(), v)
-    check(lambda x, v: torch.as_strided_scatter(x[1:], v, (3, 2), (6, 1), 7), x, v)
+    check(lambda x, v: torch.as_strided_scatter(x * 2, v, (3, 2), (6, 2), 1), x, v)
+    check(lambda x, v: torch.as_strided_scatter(x * 2, v, (3, 2), (1, 4), 0), x.t(), v)
+    check(lambda x, v: torch.as_strided_scatter((x * 2)[1:], v, (3, 2), (6, 1), 7), x, v)
+    check(lambda x, v: torch.as_strided_scatter(x, v, (3, 2), (6, 2)), x, v)
     check(lambda x, v: torch.as_strided_scatter(x[:1].expand(4, 6), v, (3, 2), (6, 1), 7), x, v)
