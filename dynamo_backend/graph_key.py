@@ -23,6 +23,11 @@ from ..runtime.fingerprint import environment_fingerprint, key_of
 _MOST_ELEMENTS = 1 << 16
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN = frozenset((int, bool, float, str, type(None)))
+# Ops with arguments that are places in the storage of a value, which a value's type does not tell.
+_BY_PLACE = frozenset(
+    (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default,
+     torch.ops.higher_order.auto_functionalized_v2)
+)  # fmt: skip
 _SEQUENCES = frozenset((tuple, list, fx.immutable_collections.immutable_list, torch.Size))
 
 
@@ -104,11 +109,18 @@ class _Writer:
             else:
                 args, kwargs = self.argument(node.args), self.argument(node.kwargs) if node.kwargs else "()"
                 target = self._targets.get(node.target) or self.target(node.target)
-                text = f"{target} {args} {kwargs} {self.value(val)}"
+                text = f"{target} {args} {kwargs} {self.value(val)}{self.places(node)}"
             self.nodes[node] = text, reads
             self.lines.append(f"{name} = {text} of {' '.join([names[n] for n in reads])}")
             if node.op == "get_attr":
                 self.attribute(gm, str(node.target))
+
+    def places(self, node: fx.Node) -> str:
+        """Where in their storages the values are that a node looks at or writes to by places in a storage."""
+        if node.target not in _BY_PLACE:
+            return ""
+        vals = [n.meta.get("val") for n in node.all_input_nodes]
+        return f" at {self.argument([v.storage_offset() for v in vals if isinstance(v, torch.Tensor)])}"
 
     def target(self, target: Any) -> str:
         if isinstance(target, (OpOverload, HigherOrderOperator)):

@@ -22,6 +22,8 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 States = tuple[Tensor, list[Tensor]]
 # The largest error allowed, as a share of a tensor's largest magnitude, by the coarsest type that a graph computes in.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+_WRITES = torch.ops.higher_order.auto_functionalized_v2
+_BY_PLACE = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default, _WRITES)
 # Inputs are moved by so much of the tolerance to see how sure a value is, and errors so many times as large allowed.
 MOVED, MARGIN = 1e-3, 16
 # Positions and truth values change where two numbers are equal but for rounding: so many elements of them may.
@@ -50,11 +52,11 @@ def verified(gm: fx.GraphModule, call: Boxed, compile_part: Callable[[fx.GraphMo
 
     The function raises VerifyError, which names the first op whose compiled value differs and the element.
     """
-    check = _Check(gm, compile_part, name, _tolerance(gm))
+    check = _Check(gm, compile_part, name, _tolerance(gm), _looks_around(gm))
 
     def run(args: list[Any]) -> Sequence[Any]:
         given = list(args)
-        kept = [_copy(a) for a in given]
+        kept = check.copies(given)
         state = _generators()
         results = call(args)
         check.compare(given, kept, results, state)
@@ -70,6 +72,12 @@ class _Check:
     compile_part: Callable[[fx.GraphModule], Boxed]
     name: str
     tolerance: float
+    # Whether the graph reads what lies around its inputs in their storages.
+    around: bool = False
+
+    def copies(self, values: Sequence[Any]) -> list[Any]:
+        """Inputs, in memory of their own."""
+        return [_copy(v, self.around) for v in values]
 
     def compare(self, given: Sequence[Any], kept: Sequence[Any], results: Sequence[Any], state: States) -> None:
         """Raise where results, or inputs that the graph writes, are not what the ATen graph makes of the copies."""
@@ -86,9 +94,9 @@ class _Check:
 
     def by_aten(self, gm: fx.GraphModule, kept: Sequence[Any], state: States, by: float = 0.0) -> list[Any]:
         """Results of a graph's ATen ops, then its inputs after them; of inputs moved ``by`` so small a share."""
-        inputs = [moved(_copy(a), by, k) for k, a in enumerate(kept)]
+        inputs = [moved(a, by, k) for k, a in enumerate(self.copies(kept))]
         with _with_generators(state), torch.no_grad():
-            return [*fx.Interpreter(gm).run(*inputs), *inputs]
+            return [*_Aten(gm).run(*inputs), *inputs]
 
     def first_difference(
         self, gm: fx.GraphModule, names: Sequence[str], got: Sequence[Any], kept: Sequence[Any], state: States
@@ -124,7 +132,7 @@ class _Check:
     def part_differs(self, node: fx.Node, kept: Sequence[Any], state: States) -> Difference | None:
         part = _cut_behind(self.gm, node)
         with _with_generators(state):
-            got = self.compile_part(part)([_copy(a) for a in kept])
+            got = self.compile_part(part)(self.copies(kept))
         return self.first_difference(part, [node.name], got, kept, state)
 
 
@@ -177,13 +185,45 @@ def _with_generators(states: States) -> Iterator[None]:
         yield
 
 
-def _copy(value: Any) -> Any:
+class _Aten(fx.Interpreter):
+    """Runs a graph's ops one by one."""
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[Any, Any]:
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        if n.target is _WRITES:
+            # To places in the storage of tracing.
+            offsets = [b.meta["val"].storage_offset() for b in n.kwargs["_all_bases"]]  # type: ignore[union-attr]
+            rows = zip(kwargs["_all_bases"], offsets, strict=True)
+            kwargs = {**kwargs, "_all_bases": [_at_offset(b, at) if isinstance(at, int) else b for b, at in rows]}
+        return args, kwargs
+
+
+def _at_offset(value: Tensor, offset: int) -> Tensor:
+    """The same tensor, in memory that begins so many elements before it; itself where its own does."""
+    if value.storage_offset() == offset:
+        return value
+    span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride())) if value.numel() else 0
+    room = value.new_empty(offset + span)
+    room[offset:].copy_(value.as_strided((span,), (1,)))
+    return room.as_strided(value.shape, value.stride(), offset)
+
+
+def _looks_around(gm: fx.GraphModule) -> bool:
+    """Whether a graph has ops that name a place in the storage of a value."""
+    return any(n.target in _BY_PLACE for n in gm.graph.nodes)
+
+
+def _copy(value: Any, around: bool) -> Any:
+    """A value in memory of its own; of a tensor with what is ``around`` it in its storage, if that is asked for."""
     if not isinstance(value, Tensor):
         return value
     if value.is_conj():
-        return _copy(value.conj()).conj()
+        return _copy(value.conj(), around).conj()
     if value.is_neg():
-        return torch._neg_view(_copy(torch._neg_view(value)))
+        return torch._neg_view(_copy(torch._neg_view(value), around))
+    if around:
+        storage = value.untyped_storage().clone()
+        return value.new_empty(0).set_(storage, value.storage_offset(), value.shape, value.stride())
     copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
     return copy.copy_(value.detach()) if 0 not in value.stride() else value.detach().clone()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import sympy
+from torch import fx
+from torch._ops import OpOverload
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ...ir.expr import Select, const
@@ -318,9 +321,21 @@ def as_strided(ctx: ImportContext, x: Tensor, size: Any, stride: Any, offset: An
 
 
 def strided_begin(ctx: ImportContext, offset: Any) -> sympy.Expr:
-    """How many elements behind the first of the node's operand a place in its memory is."""
-    source = ctx.node.args[0].meta["val"]  # type: ignore[union-attr]
-    return sympy.S.Zero if offset is None else ctx.sizes.size(offset) - ctx.sizes.size(source.storage_offset())
+    """How many elements behind the first of the node's operand a place in its storage is. Raises NoConversion."""
+    if offset is None:
+        return sympy.S.Zero
+    source = ctx.node.args[0]
+    assert isinstance(source, fx.Node)
+    if _is_given(source):
+        raise NoConversion("as_strided at a place in the storage of an argument, whose own place no guard tells")
+    return ctx.sizes.size(offset) - ctx.sizes.size(source.meta["val"].storage_offset())
+
+
+def _is_given(node: fx.Node) -> bool:
+    """Whether a node's value is in the memory of an argument of the graph."""
+    while node.target is operator.getitem or (isinstance(node.target, OpOverload) and node.target.is_view):
+        node = node.args[0]  # type: ignore[assignment]
+    return node.op == "placeholder"
 
 
 def strided_places(x: Tensor, shape: Shape, strides: Shape, begin: sympy.Expr, at: Shape) -> list[sympy.Expr]:
