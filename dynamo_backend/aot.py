@@ -17,6 +17,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._logging._internal import trace_log
 
 from .substitution import Substitution
+from .written_arguments import views_as_they_are
 
 Compiler = Callable[..., Any]
 _PRINT = fx.GraphModule.print_readable
@@ -51,7 +52,7 @@ def compile_with_aot(
 
     counters["aot_autograd"]["total"] += 1
     try:
-        with _UNPRINTED.here():
+        with _UNPRINTED.here(), views_as_they_are():
             compiled: Callable[..., Any] = aot_module_simplified(
                 gm,
                 example_inputs,

@@ -16,6 +16,7 @@ from ..runtime.options import Options
 from .chunk_loss import chunk_losses
 from .decompositions import decomposition_table, whole_ops
 from .partition import partition
+from .written_arguments import views_as_they_are
 
 _DEFAULTS = Options()
 
@@ -54,7 +55,7 @@ def capture(
     )
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        with whole_ops():
+        with whole_ops(), views_as_they_are():
             return aot(gm, example_inputs)
 
     torch._dynamo.reset()

@@ -43,6 +43,7 @@ from .flex_attention import open_flex_attention
 from .negations import NEGATE, is_negated, negative, write_negated
 from .origins import origins_of
 from .regions import attribute
+from .written_arguments import places_in_bases
 
 # Whose results behind the first are positions and counts.
 _POSITIONS = (
@@ -361,13 +362,15 @@ class _Importer:
             return found
 
         answer = result(val, "")
+        kwargs = {k: self.argument(v) for k, v in node.kwargs.items()}
+        bases = [b.meta["val"] if isinstance(b, fx.Node) else b for b in node.kwargs.get("_all_bases", ())]
         self.ctx.nodes.append(
             Library(
                 tuple(names),
                 tuple(types),
                 full_name,
                 tuple(self.argument(a) for a in node.args),
-                tuple((k, self.argument(v)) for k, v in node.kwargs.items()),
+                tuple(places_in_bases(full_name, kwargs, bases, self.sizes).items()),
                 reason,
                 self.ctx.origins,
                 bool(node.meta.get(KEEPS_ROUNDING)),

@@ -94,10 +94,21 @@ def _callable_op(target: str) -> Callable[..., Any]:
         return direct
     if target.startswith("hop::") and target.removeprefix("hop::") in CONTROL:
         return CONTROL[target.removeprefix("hop::")]
+    if target == "hop::auto_functionalized_v2":
+        return _write_to_views
     op = resolve_op(target)
     # An overload does nothing but hand over to this.
     found: Callable[..., Any] = op._op if type(op) is OpOverload else op
     return found
+
+
+def _write_to_views(op: Any, **kwargs: Any) -> Any:
+    """An op that writes to views of ``_all_bases``, with their places told from the first element of each."""
+    bases, end = kwargs["_all_bases"], "_storage_offset"
+    for name in [k for k in kwargs if k.startswith("_") and k.endswith(end)]:
+        base = bases[kwargs[f"{name.removesuffix(end)}_base_index"]]
+        kwargs[name] += base.storage_offset()
+    return torch.ops.higher_order.auto_functionalized_v2(op, **kwargs)
 
 
 def _view(source: Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
