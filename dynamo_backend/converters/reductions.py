@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Const, Expr, call, const
+from ...ir.expr import Const, Expr, Select, call, const
 from ...ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, PRODUCT, SUM, WELFORD, XOR, Monoid
 from .context import Domain, ImportContext, Scalar, Tensor
 from .registry import NoConversion, converter
@@ -217,6 +217,14 @@ def var(ctx: ImportContext, x: Tensor, dim: Any = None, *, correction: Any = Non
 def std(ctx: ImportContext, x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
     dims = normalize_dims(dim, x.rank)
     _, squares, domain = moments(ctx, x, dims)
+    if ctx.sizes.hint(domain.count) <= TWO_PASS_LIMIT:
+        # The gradient goes by whether a deviation is zero, which that of equal elements is, however their mean is
+        # rounded; Welford's method has it exactly.
+        element, at = ctx.load(x, domain.indices), axes(squares.rank)
+        (least,), (greatest,) = (ctx.reduce(m, domain, (element,), x.device) for m in (MIN, MAX))
+        zero = const(0, squares.dtype)
+        equal = call("eq", call("sub", ctx.at(greatest, at), ctx.at(least, at)), zero)
+        squares = ctx.temporary(Select(equal, zero, ctx.at(squares, at)), squares.type, "distances")
     value = _variance(ctx, squares, domain.count, _correction(correction))
     return ctx.finish(call("sqrt", value), dims, x.device, keepdim=keepdim)
 

@@ -132,8 +132,8 @@ def reduced(ctx: ImportContext, x: Tensor, source: Source, how: str, include_sel
         return scatter(ctx, monoid, initial, source)
     total = scattered(ctx, SUM, initial, source, out, "sum")
     ones = Source(source.shape, source.places, const(1, kind))
-    count = scattered(ctx, SUM, const(int(include_self), kind), ones, out, "count")
-    count = call("maximum", count, const(1, kind))
+    found = scattered(ctx, SUM, const(int(include_self), kind), ones, out, "count")
+    count = call("maximum", found, const(1, kind))
     return ctx.compute(call("floordiv" if kind.is_int else "div", total, count))
 
 

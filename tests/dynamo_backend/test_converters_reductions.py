@@ -65,6 +65,17 @@ def test_zero_size_and_zero_dim(check: Callable[..., Any]) -> None:
     check(lambda x: (x.sum(1, keepdim=True), x.var(0, correction=0), x.argmax(1)), torch.randn(3, 1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_equal_elements_do_not_deviate(check: Callable[..., Any], dtype: torch.dtype) -> None:
+    """Exactly, whatever their mean is rounded to; nor is there one where there are too few, or none that is finite."""
+    rows = torch.tensor([0.1, 3.3, -1e20, 1e-30, 7.0, INF, -INF, NAN, 0.0], dtype=dtype)
+    for n in (1, 2, 31, 100):
+        x = rows[:, None].repeat(1, n)
+        check(lambda x: (x.std(1), x.T.std(0), x.std(1, correction=0), x.std(1, correction=3)), x, fast=True)
+        x = torch.randn(5, n).to(dtype) + 100
+        check(lambda x: (x.std(1, correction=0), x.std(0)), x, fast=True, rtol=2e-2, atol=1e-6)
+
+
 def test_long_rows_use_welford(check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_mlc.dynamo_backend.converters.reductions.TWO_PASS_LIMIT", 4)
     graph = check(lambda x: (x.var(1), F.layer_norm(x, (7,))), torch.randn(3, 7) + 10, rtol=1e-4, atol=1e-4)
