@@ -29,6 +29,7 @@ from .compile import CompiledGraph, compile_graph
 from .decompositions import decomposition_table, whole_ops
 from .frame_budget import frame_budget
 from .merge_products import merge_products
+from .negations import return_negated_views
 from .override_uses import override_uses
 from .partition import partition, saved_inputs
 from .verify_graph import verified
@@ -107,6 +108,7 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
                 merge_products(gm)
             if kind != "backward" and (metadata := _metadata()) is not None:
                 return_written_inputs(gm, metadata)
+                return_negated_views(gm)
             compiled = compile_graph(
                 gm,
                 example_inputs,

@@ -40,7 +40,7 @@ from .converters.replays import REPLAY, SAVE, replayed_value
 from .converters.sizes import SYMBOLIC
 from .decided import Decided, is_settled
 from .flex_attention import open_flex_attention
-from .negations import NEGATE, is_negated, negative, write_negated
+from .negations import NEGATE, is_negated, negate, negative, write_negated
 from .origins import origins_of
 from .regions import attribute
 from .written_arguments import places_in_bases
@@ -290,7 +290,7 @@ class _Importer:
         op = str(target) if is_op else f"hop.{target}"
         self.ctx.enter(node, origins_of(node, op))
         if target is NEGATE:
-            return negative(self.ctx, self.lookup(node.args[0]), node.name, node.meta["val"])
+            return negate(self.ctx, node, self.lookup(node.args[0]))
         if target is torch.ops.aten.copy_.default and is_negated(node.args[0]):
             destination, source = node.args[:2]
             return write_negated(self.ctx, destination, self.lookup(source), source.meta["val"])

@@ -6,21 +6,25 @@ that was traced negated is the negative of its memory, which is what the program
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from ..ir.expr import call
 from ..ir.graph import Library, Ref
 from ..runtime.lazy_bits import Lazy
+from .chunk_loss_write import Writer, give_results
 from .converters import ImportContext, Tensor
 from .converters.terms import axes
 
 aten = torch.ops.aten
 
-# The op that changes nothing but the bit.
+# The op that changes nothing but the bit, and the mark of its calls that are to give views with it.
 NEGATE = aten._neg_view.default
+_BIT = "mlc_bit"
 
 
 def lazy_inputs(gm: fx.GraphModule, *, region: bool = False) -> tuple[Lazy, ...]:
@@ -72,6 +76,57 @@ def is_negated(node: object) -> bool:
         return False
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.is_neg()
+
+
+def return_negated_views(gm: fx.GraphModule) -> int:
+    """Let results that are views of negated arguments be views of their memory, with the bit; how many are.
+
+    Autograd makes most views of arguments itself from the caller's tensors, but not those that ``split`` and the like
+    give: they share memory with the argument because the graph's results do.
+    """
+    (end,) = gm.graph.find_nodes(op="output")
+    results = list(end.args[0])  # type: ignore[arg-type]
+    changed = 0
+    for k, result in enumerate(results):
+        views, root = _chain(result) if isinstance(result, fx.Node) else ([], None)
+        if not views or not is_negated(root):
+            continue
+        writer = Writer(gm.graph, root)
+        with gm.graph.inserting_before(end):
+            made = writer.call(NEGATE, root)
+            for view in views:
+                if view.target is not NEGATE:
+                    made = writer.call(view.target, made, *view.args[1:], **view.kwargs)
+            if result.meta["val"].is_neg():
+                made = writer.call(NEGATE, made)
+                made.meta[_BIT] = True
+        results[k] = made
+        changed += 1
+    if changed:
+        give_results(gm, results)
+    return changed
+
+
+def _chain(node: fx.Node) -> tuple[list[fx.Node], fx.Node]:
+    """The views that a node is, the first of them first, and what they are views of."""
+    views = []
+    while node.target is operator.getitem or (isinstance(node.target, OpOverload) and node.target.is_view):
+        views.append(node)
+        node = node.args[0]  # type: ignore[assignment]
+    return views[::-1], node
+
+
+def negate(ctx: ImportContext, node: fx.Node, x: Tensor) -> Tensor:
+    """``_neg_view`` of a value."""
+    if is_negated(node.args[0]):
+        return Tensor(node.args[0].name, x.type)  # type: ignore[union-attr]
+    if node.meta.get(_BIT):
+        why = "a view that a bit negates"
+        ctx.nodes.append(
+            Library((node.name,), (x.type,), "aten::_neg_view.default", (Ref(x.name),), (), why, ctx.origins)
+        )
+        return Tensor(node.name, x.type)
+    return negative(ctx, x, node.name, node.meta["val"])
 
 
 def write_negated(ctx: ImportContext, destination: fx.Node, value: Tensor, val: torch.Tensor) -> Tensor:
