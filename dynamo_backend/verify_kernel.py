@@ -64,7 +64,7 @@ def verify_kernel(
     """
     done = 0
     tried = sizes_to_try(nest, scheduled)
-    trials = (t for k, s in enumerate(tried) if (t := _trial(function, nest, s, k, device)) is not None)
+    trials = (t for k, s in enumerate(tried) if (t := _possible(function, nest, s, k, device)) is not None)
     for row in itertools.islice(trials, MOST_RUNS):
         rows = [row, row.again(device)] if function.table else [row]
         try:
@@ -212,6 +212,14 @@ class _Trial:
             with Roundings(torch.Generator().manual_seed(seed)), suppress(NotImplementedError):
                 found.append(_by_aten(function, nest, given, self.sizes))
         return found
+
+
+def _possible(function: TensorFunction, nest: LoopNest, sizes: Sizes, seed: int, device: str) -> _Trial | None:
+    """Arguments at some sizes; None where there are none, or too many points."""
+    try:
+        return _trial(function, nest, sizes, seed, device)
+    except ZeroDivisionError:  # by an extent that is at least one where the program runs
+        return None
 
 
 def _trial(function: TensorFunction, nest: LoopNest, sizes: Sizes, seed: int, device: str) -> _Trial | None:
