@@ -293,10 +293,16 @@ def _by_oracle(function: TensorFunction, sizes: Sizes) -> bool:
 def _by_aten(
     function: TensorFunction, nest: LoopNest, tensors: Mapping[str, Tensor], sizes: Sizes
 ) -> dict[str, Tensor]:
-    own = {name: t if name not in nest.outputs else t.clone() for name, t in tensors.items()}
+    own = {name: _strided_copy(t) if name in nest.outputs else t for name, t in tensors.items()}
     symbols = [sizes[s.name] for s in function.symbols.symbols]
     AtenKernel(function).run(list(own.values()), symbols)
     return {name: own[name] for name in nest.outputs}
+
+
+def _strided_copy(tensor: Tensor) -> Tensor:
+    """A copy with the same strides, gaps and all."""
+    copy = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

@@ -132,6 +132,24 @@ def test_sizes_that_do_not_come_together_are_not_tried(runs: list[int], monkeypa
     assert runs
 
 
+def test_sizes_at_which_there_is_no_such_extent_are_not_tried(runs: list[int]) -> None:
+    """An extent is a division by one that is zero there, or strides are wider than the extent that tracing found."""
+
+    def blocks(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        a = x.unflatten(3, (-1, 3))
+        return (a @ y).argmax(-1) * 0 + (a @ z).sum(-1)
+
+    compiled = torch.compile(blocks, backend="mlc", options=CHECKED)
+    y, z = torch.randn(3, 8), torch.randn(3, 9)[:, :8]
+    for shape in ((3, 5, 6, 6), (3, 13, 3, 3)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x, y, z), blocks(x, y, z))
+    half = torch.compile(lambda x: x.chunk(2, 3)[1] + 1, backend="mlc", options=CHECKED, dynamic=True)
+    x = torch.randn(2, 2, 2, 3)
+    torch.testing.assert_close(half(x), x.chunk(2, 3)[1] + 1)
+    assert runs
+
+
 def test_results_are_as_exact_as_the_coarsest_type_that_they_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them: a result of float64 that was float32 on its way is compared as such, one beside it is not."""
     nests: list[LoopNest] = []
