@@ -19,6 +19,7 @@ from torch._prims_common import (
     is_contiguous_or_false,
     suggest_memory_format,
 )
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .antialias import RESIZES
 from .complex_parts import with_complex
@@ -49,6 +50,12 @@ _EXTRA: tuple[str, ...] = (
 )
 
 
+_INTO_VIEWS = (
+    aten.as_strided_scatter.default, aten.slice_scatter.default, aten.select_scatter.default,
+    aten.diagonal_scatter.default,
+)  # fmt: skip
+
+
 @lru_cache(maxsize=1)
 def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     """The table for ``aot_autograd(decompositions=…)``: overload -> function that computes it from simpler ops."""
@@ -62,7 +69,7 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     keep = CONVERTERS.keys() | set(_WHOLE)
     kept = {op: fn for op, fn in table.items() if str(op) not in keep}
     kept[aten.native_dropout_backward.default] = _dropout_backward
-    kept[aten.as_strided_scatter.default] = _as_strided_scatter
+    kept |= {op: _into_expanded(op) for op in _INTO_VIEWS}
     for ends in aten.linspace.overloads():
         op = getattr(aten.linspace, ends)
         if op in table:
@@ -140,11 +147,17 @@ def _dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> A
     return grad * mask.type_as(grad) * scale
 
 
-def _as_strided_scatter(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Into an expanded operand, whose elements eager first gives memory of their own; fake tensors keep its strides."""
-    if not any(isinstance(s, int) and s == 0 and n != 1 for n, s in zip(x.shape, x.stride())):
-        return NotImplemented
-    return aten.as_strided_scatter.default(x.clone(), *args, **kwargs)
+def _into_expanded(op: OpOverload) -> Callable[..., Any]:
+    """A scatter into views of an expanded operand, whose elements eager first gives memory of their own; fake tensors
+    keep its strides."""
+
+    def scattered(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        strides = zip(x.shape, x.stride(), strict=True)
+        if not any(isinstance(s, int) and s == 0 and not statically_known_true(n == 1) for n, s in strides):
+            return NotImplemented
+        return op(x.clone(), *args, **kwargs)
+
+    return scattered
 
 
 def _narrow_copy(x: torch.Tensor, dim: int, start: Any, length: Any) -> torch.Tensor:

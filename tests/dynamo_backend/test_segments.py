@@ -209,3 +209,21 @@ def test_what_is_written_by_other_strides(check: Check) -> None:
     check(lambda x, v: torch.as_strided_scatter((x * 2)[1:], v, (3, 2), (6, 1), 7), x, v)
     check(lambda x, v: torch.as_strided_scatter(x, v, (3, 2), (6, 2)), x, v)
     check(lambda x, v: torch.as_strided_scatter(x[:1].expand(4, 6), v, (3, 2), (6, 1), 7), x, v)
+
+
+def test_what_is_written_into_expanded_operands(check: Check) -> None:
+    """Eager first gives each element memory of its own."""
+    x, v = torch.randn(1, 6), torch.randn(2, 6)
+    check(lambda x, v: torch.slice_scatter(x.expand(4, 6), v, 0, 1, 3), x, v)
+    check(lambda x, v: torch.select_scatter(x.expand(4, 6), v[0], 0, -2), x, v)
+    check(lambda x, v: torch.diagonal_scatter(x.expand(4, 6), v[1, :4], 1), x, v)
+
+    def part(x: Tensor, i: Tensor) -> Tensor:
+        t = torch.bincount(x, minlength=6).expand(2, -1)[::2]
+        t[i] = 0
+        return t
+
+    args = torch.tensor([0, 3, 3]), torch.tensor([[True, False, True, False, False, False]])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        found = torch.compile(part, backend="mlc", fullgraph=True)(*args)
+    assert torch.equal(found, part(*args)) and found.tolist() == [[0, 0, 0, 2, 0, 0]]
