@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Call, Const, Expr, IndexValue, Load, children, flops
+from ...ir.expr import Call, Const, Expr, IndexValue, Load, children, flops, walk
+from ...ir.iterations import ITERATIONS
 from ...ir.loops import AxisKind, Block, Loop, LoopKind, LoopNest, Scope, Store, Update, blocks
 from ...ir.target import Target
 from ..error import ScheduleError
@@ -29,6 +30,7 @@ LONG = 256
 TILE = 16
 TILE_LANES = 8
 LINE = 64
+_QUOTIENTS = frozenset(("floordiv", "remainder", "truncdiv", "fmod"))
 
 
 def unroll_values(nest: LoopNest) -> Mapping[str, tuple[int, ...]]:
@@ -44,6 +46,15 @@ def cost(block: Block) -> int:
 
 def values(statement: Store | Update) -> tuple[Expr, ...]:
     return statement.values if isinstance(statement, Update) else (statement.value,)
+
+
+def _one_by_one(nest: LoopNest) -> bool:
+    """Whether lanes are computed one after the other, as quotients of integers are, or loop as often as data tell.
+
+    More of them at a time would only be more code, which takes a compiler minutes where there is much of it.
+    """
+    made = (e for b, _ in blocks(nest) for s in b.body for v in values(s) for e in walk(v) if isinstance(e, Call))
+    return any(e.fn in ITERATIONS or (e.fn in _QUOTIENTS and e.dtype.is_int) for e in made)
 
 
 def lane_bytes(nest: LoopNest) -> int:
@@ -81,7 +92,7 @@ def choose_width(target: Target, nest: LoopNest, extent: sympy.Expr, unroll: int
     Or the whole of a short loop. ``size``: bytes of a lane, found in the nest where not given.
     """
     native = target.lanes(size or lane_bytes(nest))
-    wanted = native * unroll
+    wanted = native * (1 if _one_by_one(nest) else unroll)
     divisor = nest.symbols.divisor(extent)
     if extent.is_Integer and int(extent) <= wanted:
         return max(int(extent), 1)
