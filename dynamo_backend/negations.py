@@ -6,12 +6,10 @@ that was traced negated is the negative of its memory, which is what the program
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from ..ir.expr import call
 from ..ir.graph import Library, Ref
@@ -19,6 +17,7 @@ from ..runtime.lazy_bits import Lazy
 from .chunk_loss_write import Writer, give_results
 from .converters import ImportContext, Tensor
 from .converters.terms import axes
+from .converters.views import view_chain
 
 aten = torch.ops.aten
 
@@ -88,7 +87,7 @@ def return_negated_views(gm: fx.GraphModule) -> int:
     results = list(end.args[0])  # type: ignore[arg-type]
     changed = 0
     for k, result in enumerate(results):
-        views, root = _chain(result) if isinstance(result, fx.Node) else ([], None)
+        views, root = view_chain(result) if isinstance(result, fx.Node) else ([], None)
         if not views or not is_negated(root):
             continue
         writer = Writer(gm.graph, root)
@@ -105,15 +104,6 @@ def return_negated_views(gm: fx.GraphModule) -> int:
     if changed:
         give_results(gm, results)
     return changed
-
-
-def _chain(node: fx.Node) -> tuple[list[fx.Node], fx.Node]:
-    """The views that a node is, the first of them first, and what they are views of."""
-    views = []
-    while node.target is operator.getitem or (isinstance(node.target, OpOverload) and node.target.is_view):
-        views.append(node)
-        node = node.args[0]  # type: ignore[assignment]
-    return views[::-1], node
 
 
 def negate(ctx: ImportContext, node: fx.Node, x: Tensor) -> Tensor:

@@ -326,16 +326,18 @@ def strided_begin(ctx: ImportContext, offset: Any) -> sympy.Expr:
         return sympy.S.Zero
     source = ctx.node.args[0]
     assert isinstance(source, fx.Node)
-    if _is_given(source):
+    if view_chain(source)[1].op == "placeholder":
         raise NoConversion("as_strided at a place in the storage of an argument, whose own place no guard tells")
     return ctx.sizes.size(offset) - ctx.sizes.size(source.meta["val"].storage_offset())
 
 
-def _is_given(node: fx.Node) -> bool:
-    """Whether a node's value is in the memory of an argument of the graph."""
+def view_chain(node: fx.Node) -> tuple[list[fx.Node], fx.Node]:
+    """The views that a node is, the first of them first, and what they are views of."""
+    views = []
     while node.target is operator.getitem or (isinstance(node.target, OpOverload) and node.target.is_view):
+        views.append(node)
         node = node.args[0]  # type: ignore[assignment]
-    return node.op == "placeholder"
+    return views[::-1], node
 
 
 def strided_places(x: Tensor, shape: Shape, strides: Shape, begin: sympy.Expr, at: Shape) -> list[sympy.Expr]:
