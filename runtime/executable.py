@@ -135,7 +135,8 @@ def _checked(result: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tens
     if result.size() != tuple(size):
         raise RuntimeFailure(
             f"a library call or a region got shape {tuple(result.size())} where tracing promised {tuple(size)}; "
-            "the op's fake kernel and its real one disagree"
+            "the op's fake kernel and its real one disagree, or a size that data decide was taken for the one that the "
+            "program asks of it, as expand does"
         )
     if result.stride() == tuple(stride) or result.numel() <= 1:
         return result

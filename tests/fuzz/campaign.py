@@ -23,8 +23,9 @@ PROGRAMS = 250
 
 @dataclass(slots=True)
 class Campaign:
-    """``patience`` is the seconds that one program may take, ``trials`` bounds the programs tried to make one smaller.
-    ``results`` gets ``outcomes.jsonl`` and a script for each failure.
+    """``patience`` is the seconds that one program may take; ``trials`` bounds the programs that are tried to make one
+    smaller, and ``reduction`` the seconds, since each try of one that hangs takes all patience. ``results`` gets
+    ``outcomes.jsonl`` and a script for each failure.
     """
 
     results: Path
@@ -32,6 +33,7 @@ class Campaign:
     patience: float = 120.0
     trials: int = 120
     told: Callable[[dict[str, Any]], None] = lambda record: None
+    reduction: float = 300.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, seed: int, seconds: float, programs: int = 0) -> None:
@@ -101,10 +103,12 @@ class Campaign:
 
     def fault(self, worker: Worker, program: Program, record: dict[str, Any]) -> None:
         """Make a failing program smaller, and keep it."""
-        said = record
+        said, end = record, time.monotonic() + self.reduction
 
         def fails(candidate: Program) -> bool:
             nonlocal said
+            if time.monotonic() > end:
+                return False
             outcome = self.again(worker, candidate)
             if outcome["status"] != record["status"]:
                 return False

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.fuzz import check as judge
+from tests.fuzz.campaign import Campaign
 from tests.fuzz.check import Outcome, check, difference
 from tests.fuzz.generate import make_program
 from tests.fuzz.program import Input, Program, Step
@@ -166,6 +167,26 @@ def test_programs_become_smaller_while_they_fail() -> None:
     small = shrink(program, fails)
     assert fails(small) and len(small.steps) < len(program.steps)
     assert len(small.returns) == 1 and len(small.sizes) == 1 and not small.gradient
+
+
+@pytest.mark.parametrize(("reduction", "tries"), [(60.0, 5), (0.0, 0)])
+def test_a_failing_program_is_made_smaller_for_so_long(
+    reduction: float, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Program] = []
+
+    def again(self: Campaign, worker: Worker, program: Program) -> dict[str, Any]:
+        tried.append(program)
+        return {"status": "hang", "detail": "again"}
+
+    monkeypatch.setattr(Campaign, "again", again)
+    campaign = Campaign(tmp_path, trials=5, reduction=reduction)
+    record: dict[str, Any] = {"seed": 0, "status": "hang", "detail": "first"}
+    program = make_program(next(s for s in range(100, 200) if len(make_program(s).steps) > 6))
+    campaign.fault(_worker("true", tmp_path), program, record)
+    assert len(tried) == tries and record["smaller"] == ("again" if tries else "first")
+    assert Program.of(record["whole"]) == program and (record["program"] != record["whole"]) == bool(tries)
+    assert (tmp_path / f"seed_{program.seed}.py").read_text() == record["script"]
 
 
 def test_an_outcome_of_eager_is_no_fault() -> None:
