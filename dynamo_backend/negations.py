@@ -6,6 +6,7 @@ that was traced negated is the negative of its memory, which is what the program
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import torch
@@ -78,25 +79,28 @@ def is_negated(node: object) -> bool:
 
 
 def return_negated_views(gm: fx.GraphModule) -> int:
-    """Let results that are views of negated arguments be views of their memory, with the bit; how many are.
+    """Let results that bits make the negatives of their memory share it with what they are views of; how many are.
 
-    Autograd makes most views of arguments itself from the caller's tensors, but not those that ``split`` and the like
-    give: they share memory with the argument because the graph's results do.
+    Views of negated arguments are: autograd makes most of them itself from the caller's tensors, but not those that
+    ``split`` and the like give in training. So are negated views of a value of which the caller gets another.
     """
     (end,) = gm.graph.find_nodes(op="output")
     results = list(end.args[0])  # type: ignore[arg-type]
+    chains = [view_chain(r) if isinstance(r, fx.Node) else ([], None) for r in results]
+    roots = Counter(root for _, root in chains)
     changed = 0
-    for k, result in enumerate(results):
-        views, root = view_chain(result) if isinstance(result, fx.Node) else ([], None)
-        if not views or not is_negated(root):
+    for k, (views, root) in enumerate(chains):
+        negated = is_negated(root)
+        if not views or not (negated or (roots[root] > 1 and any(v.target is NEGATE for v in views))):
             continue
+        assert root is not None
         writer = Writer(gm.graph, root)
         with gm.graph.inserting_before(end):
-            made = writer.call(NEGATE, root)
+            made = writer.call(NEGATE, root) if negated else root
             for view in views:
                 if view.target is not NEGATE:
                     made = writer.call(view.target, made, *view.args[1:], **view.kwargs)
-            if result.meta["val"].is_neg():
+            if results[k].meta["val"].is_neg():
                 made = writer.call(NEGATE, made)
                 made.meta[_BIT] = True
         results[k] = made

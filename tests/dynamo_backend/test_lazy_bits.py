@@ -177,3 +177,21 @@ def test_results_are_views_of_negated_arguments(name: str, gradient: bool, dynam
         found.append(([r.detach() for r in results], [r.is_neg() for r in results], shared, leaves))
     close(found[1], found[0])
     assert any(found[1][2])
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_negated_views_of_values_share_their_memory(gradient: bool) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        t = torch.cat([x, x[:2]])
+        return t, torch._neg_view(t)[1:], torch._neg_view(x * 3).mT, torch._neg_view(torch._neg_view(t).split(2)[1])
+
+    for compiled in (torch.compile(fn, backend="mlc", dynamic=d) for d in (False, True)):
+        x = torch.randn(4, 6, requires_grad=gradient)
+        found, expected = compiled(x), fn(x)
+        close(found, expected)
+        for results in (found, expected):
+            places = [r.untyped_storage().data_ptr() for r in results]
+            assert [p == places[0] for p in places] == [True, True, False, True]
+        if gradient:
+            weights = [r.detach().cos() for r in expected]
+            close(torch.autograd.grad(found, x, weights), torch.autograd.grad(expected, x, weights))
