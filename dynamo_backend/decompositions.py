@@ -66,6 +66,7 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     table[aten.addcmul.default] = _addcmul(table[aten.addcmul.default])
     table[aten.view_copy.default] = _view_copy
     table[aten.channel_shuffle.default] = _channel_shuffle(table[aten.channel_shuffle.default])
+    table[aten.threshold.default] = _threshold(table[aten.threshold.default])
     keep = CONVERTERS.keys() | set(_WHOLE)
     kept = {op: fn for op, fn in table.items() if str(op) not in keep}
     kept[aten.native_dropout_backward.default] = _dropout_backward
@@ -147,15 +148,32 @@ def _dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> A
     return grad * mask.type_as(grad) * scale
 
 
+def _threshold(decomposed: Callable[..., Any]) -> Callable[..., Any]:
+    """Of integers by numbers that eager makes integers too; torch's decomposition goes through floats, which lack the
+    digits of large ones."""
+
+    def threshold(x: torch.Tensor, limit: Any, value: Any) -> Any:
+        if not x.is_floating_point():
+            limit, value = int(limit), int(value)
+        return decomposed(x, limit, value)
+
+    return threshold
+
+
+def _shares(x: torch.Tensor) -> bool:
+    """Whether elements lie where others of the same dimension do; none do where there are none."""
+    if any(statically_known_true(n == 0) for n in x.shape):
+        return False
+    strides = zip(x.shape, x.stride(), strict=True)
+    return any(isinstance(s, int) and s == 0 and not statically_known_true(n == 1) for n, s in strides)
+
+
 def _into_expanded(op: OpOverload) -> Callable[..., Any]:
     """A scatter into views of an expanded operand, whose elements eager first gives memory of their own; fake tensors
     keep its strides."""
 
     def scattered(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        strides = zip(x.shape, x.stride(), strict=True)
-        if not any(isinstance(s, int) and s == 0 and not statically_known_true(n == 1) for n, s in strides):
-            return NotImplemented
-        return op(x.clone(), *args, **kwargs)
+        return op(x.clone(), *args, **kwargs) if _shares(x) else NotImplemented
 
     return scattered
 

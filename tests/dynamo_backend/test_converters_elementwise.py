@@ -199,3 +199,13 @@ def test_backward(check: Callable[..., Any], name: str, dtype: torch.dtype) -> N
     # Closer than the nearest float32: literals are to be those of eager.
     tight = {"rtol": 1e-13, "atol": 1e-13} if dtype is torch.float64 else {}
     check(gradient, x, torch.linspace(-1, 2, 8).to(dtype), **tight)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int8, torch.uint8], ids=str)
+def test_thresholds_of_integers_keep_their_digits(check: Callable[..., Any], dtype: torch.dtype) -> None:
+    """Numbers with a fraction are made integers, as eager does."""
+    edge = torch.iinfo(dtype)
+    x = torch.tensor([edge.min, edge.max, edge.max - 10, 0, 1, 2, 3], dtype=dtype)
+    numbers = (0.5, 0.25), (2.9, 7.9), (1, 3)
+    check(lambda x: [torch.nn.functional.threshold(x, *n) for n in numbers], x)
+    check(lambda x: torch.nn.functional.threshold(x.double(), 0.5, 0.25), x)

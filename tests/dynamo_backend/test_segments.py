@@ -217,6 +217,9 @@ def test_what_is_written_into_expanded_operands(check: Check) -> None:
     check(lambda x, v: torch.slice_scatter(x.expand(4, 6), v, 0, 1, 3), x, v)
     check(lambda x, v: torch.select_scatter(x.expand(4, 6), v[0], 0, -2), x, v)
     check(lambda x, v: torch.diagonal_scatter(x.expand(4, 6), v[1, :4], 1), x, v)
+    nothing = torch.empty(1, 0, 1), torch.empty(2, 0, 2)
+    scatter = ["aten::slice_scatter.default"]
+    check(lambda x, v: torch.slice_scatter(x.expand(4, 0, 2), v, 0, 1, 3), *nothing, library=scatter)
 
     def part(x: Tensor, i: Tensor) -> Tensor:
         t = torch.bincount(x, minlength=6).expand(2, -1)[::2]
