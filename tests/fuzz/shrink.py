@@ -44,9 +44,9 @@ def candidates(program: Program) -> Iterator[Program]:
         for k in range(len(program.sizes)):
             yield replace(program, sizes=(*program.sizes[:k], *program.sizes[k + 1 :]))
     for name in program.returns if len(program.returns) > 1 else ():
-        yield _pruned(replace(program, returns=(name,)))
+        yield pruned(replace(program, returns=(name,)))
     for k in range(len(program.returns) if len(program.returns) > 2 else 0):
-        yield _pruned(replace(program, returns=(*program.returns[:k], *program.returns[k + 1 :])))
+        yield pruned(replace(program, returns=(*program.returns[:k], *program.returns[k + 1 :])))
     for k in reversed(range(len(program.steps))):
         yield from (p for p in [_without(program, k)] if p is not None)
     for k in reversed(range(len(program.steps))):
@@ -74,7 +74,7 @@ def _without(program: Program, k: int) -> Program | None:
     if not returns:
         # What led to the step is worth returning.
         returns = tuple(o for o in program.steps[k].operands if o not in gone)[:1]
-    return _pruned(replace(program, steps=tuple(steps), returns=returns)) if returns else None
+    return pruned(replace(program, steps=tuple(steps), returns=returns)) if returns else None
 
 
 def _bypassed(program: Program, k: int, operand: str) -> Program:
@@ -87,10 +87,10 @@ def _bypassed(program: Program, k: int, operand: str) -> Program:
 
     later = tuple(instead(s) for s in program.steps[k + 1 :])
     returns = tuple(renamed(r, result, operand) for r in program.returns)
-    return _pruned(replace(program, steps=(*program.steps[:k], *later), returns=returns))
+    return pruned(replace(program, steps=(*program.steps[:k], *later), returns=returns))
 
 
-def _pruned(program: Program) -> Program:
+def pruned(program: Program) -> Program:
     """The program without inputs that nobody names, and without pure steps whose results nobody reads."""
     steps: list[Step] = []
     read = {n for r in program.returns for n in mentioned(r, _names(program))}
