@@ -24,7 +24,7 @@ _MOST_ELEMENTS = 1 << 16
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN = frozenset((int, bool, float, str, type(None)))
 # Ops with arguments that are places in the storage of a value, which a value's type does not tell.
-_BY_PLACE = frozenset(
+BY_PLACE = frozenset(
     (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default,
      torch.ops.higher_order.auto_functionalized_v2)
 )  # fmt: skip
@@ -117,7 +117,7 @@ class _Writer:
 
     def places(self, node: fx.Node) -> str:
         """Where in their storages the values are that a node looks at or writes to by places in a storage."""
-        if node.target not in _BY_PLACE:
+        if node.target not in BY_PLACE:
             return ""
         vals = [n.meta.get("val") for n in node.all_input_nodes]
         return f" at {self.argument([v.storage_offset() for v in vals if isinstance(v, torch.Tensor)])}"

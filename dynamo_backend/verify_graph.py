@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from ..ir.errors import MlcError
+from .graph_key import BY_PLACE
 from .origins import origins_of
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -23,7 +24,6 @@ States = tuple[Tensor, list[Tensor]]
 # The largest error allowed, as a share of a tensor's largest magnitude, by the coarsest type that a graph computes in.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 _WRITES = torch.ops.higher_order.auto_functionalized_v2
-_BY_PLACE = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default, _WRITES)
 # Inputs are moved by so much of the tolerance to see how sure a value is, and errors so many times as large allowed.
 MOVED, MARGIN = 1e-3, 16
 # Positions and truth values change where two numbers are equal but for rounding: so many elements of them may.
@@ -210,7 +210,7 @@ def _at_offset(value: Tensor, offset: int) -> Tensor:
 
 def _looks_around(gm: fx.GraphModule) -> bool:
     """Whether a graph has ops that name a place in the storage of a value."""
-    return any(n.target in _BY_PLACE for n in gm.graph.nodes)
+    return any(n.target in BY_PLACE for n in gm.graph.nodes)
 
 
 def _copy(value: Any, around: bool) -> Any:

@@ -128,13 +128,13 @@ def _strides_of_fakes(program: Program, detail: str) -> str:
         return ""
     # What data decide elsewhere has no fake value, and nothing to do with it.
     program = pruned(replace(program, returns=(program.returns[int(found[1])],)))
+    promised = ast.literal_eval(found[2])
     # Sizes that vary are symbols, of which torch asks for strides more carefully: one for all sizes that are equal, as
     # a first compilation has them, or one a dimension.
     kinds = [None] if program.dynamic is False else [None, DimDynamic.DUCK, DimDynamic.DYNAMIC]
     for sizes, kind in itertools.product(program.sizes, kinds):
         given = [a.detach() if isinstance(a, Tensor) else a for a in inputs_of(program, sizes)]
         ways = iter(_ways(program, sizes))
-        promised = ast.literal_eval(found[2])
         with FakeTensorMode(shape_env=ShapeEnv(), static_shapes=kind is None) as mode, torch.no_grad():
             args = [_fake(mode, a, kind, k) if isinstance(a, Tensor) else a for k, a in enumerate(given)]
             try:
