@@ -300,9 +300,9 @@ def _pack(schedule: Schedule, found: Roles, tile: str, inner: str) -> None:
         (update,) = block.body
         own = widths.get(name, ())
         for load in dict.fromkeys(ld for v in values(update) for ld in loads(vector_of(v, own, found.rows))):
-            if load.buffer not in inputs:
-                continue
             axes = [a.var for a in block.axes if a.var in _moves(load)]
+            if load.buffer not in inputs or not axes:  # what one element gives everywhere lies well as it is
+                continue
             by_tile = found.keys not in axes
             last = found.queries if by_tile and found.queries in axes else axes[-1]
             if widths.get(name):
