@@ -1,0 +1,192 @@
+"""Value expressions as Triton statements.
+
+Every value has one name; equal computations are found by the names of their operands, so that an expression with
+shared parts is written once and costs no more than its parts.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+from ...ir.dtypes import DType
+from ...ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, children
+from ...ir.index import simplify
+from ...ir.loops import Scope
+from ..kernel import EmitError
+from .functions import call_text, cast_text, literal, takes_literals, type_text
+from .lanes import Lanes, bare
+from .program import BlockInfo, Program
+from .writer import SCALAR, Dims, Value, Writer
+
+_COMPARISONS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq,
+                "ne": operator.ne}  # fmt: skip
+_ZEROS = ("0", "0.0", "False")
+
+
+class Expressions(Lanes, ABC):
+    """Emits the expressions of a block; what they load is another's affair."""
+
+    def __init__(self, program: Program, writer: Writer) -> None:
+        super().__init__(program, writer)
+        # Loads that are zero where one of these masks is off.
+        self.masked: dict[str, frozenset[str]] = {}
+        self._memo: dict[tuple[int, tuple[Value, ...]], tuple[Expr, Value]] = {}
+        self._loading: dict[int, tuple[Expr, bool]] = {}
+
+    @abstractmethod
+    def _load(self, expr: Load, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value:
+        """The elements that a load reads, in the lanes where ``guard`` holds."""
+
+    def enter(self, info: BlockInfo, ended: bool = False) -> None:
+        super().enter(info, ended)
+        self._memo, self._loading = {}, {}
+
+    def value(self, expr: Expr, env: Mapping[str, Value] | None = None, guard: tuple[Value, ...] = ()) -> Value:
+        """The value of an expression in the lanes where ``guard`` holds; ``env`` binds the Vars."""
+        key = (id(expr), guard)
+        if key in self._memo:
+            return self._memo[key][1]
+        result = self._compute(expr, env or {}, guard)
+        self._memo[key] = (expr, result)
+        return result
+
+    def _compute(self, expr: Expr, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value:
+        match expr:
+            case Const():
+                type_text(expr.dtype)
+                return Value(literal(expr.value), SCALAR, expr.dtype, literal=True)
+            case Var():
+                return env[expr.name]
+            case IndexValue():
+                return self._index_value(expr)
+            case Load():
+                return self._load(expr, env, guard)
+            case Cast():
+                value = self.value(expr.value, env, guard)
+                if value.dtype is expr.dtype:
+                    return value
+                made = self._named(cast_text(value.typed, value.dtype, expr.dtype), value.dims, expr.dtype)
+                if value.text in self.masked:  # a zero stays one
+                    self.masked[made.text] = self.masked[value.text]
+                return made
+            case Call():
+                return self._call(expr, [self.value(a, env, guard) for a in expr.args])
+            case Select():
+                return self._select(expr, env, guard)
+        raise EmitError(f"no Triton code for {expr}")
+
+    def _named(self, text: str, dims: Dims, dtype: DType) -> Value:
+        found = self.out.known(("value", text))
+        if found is not None:
+            assert isinstance(found, Value)
+            # An operand of a product names its lanes by the axis that is summed, another block by its own.
+            return replace(found, dims=dims)
+        value = Value(self.out.assign("v", bare(text)), dims, dtype)
+        self.out.remember(("value", text), value)
+        return value
+
+    def _call(self, expr: Call, args: list[Value]) -> Value:
+        bare = takes_literals(expr.fn) and not all(a.literal for a in args)
+        texts = tuple(a.text if bare else a.typed for a in args)
+        dims = frozenset[sympy.Symbol]().union(*(a.dims for a in args))
+        of = args[0].dtype if args else expr.dtype
+        made = self._named(call_text(expr.fn, texts, of, expr.dtype), dims, expr.dtype)
+        if expr.fn == "mul" and all(a.text in self.masked for a in args):  # zero times zero
+            self.masked[made.text] = frozenset.intersection(*(self.masked[a.text] for a in args))
+        return made
+
+    def is_zero_outside(self, value: Value, mask: tuple[Value, ...]) -> bool:
+        """Whether a value is zero wherever a mask of conjuncts is off, since what it is made of was not loaded."""
+        return {c.text for c in mask} <= self.masked.get(value.text, frozenset())
+
+    def _index_value(self, expr: IndexValue) -> Value:
+        index = simplify(expr.index.xreplace(self._axes), self._extents, self.program.nest.symbols)
+        if index.is_Integer:
+            return Value(literal(int(index)), SCALAR, expr.dtype, literal=True)
+        text = f"tl.cast({self.index(index)}, {type_text(expr.dtype)})"
+        return self._named(text, self.dims(index), expr.dtype)
+
+    def _select(self, expr: Select, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value:
+        condition = self._bound(expr.condition) or self._decided(expr.condition)
+        condition = condition or self.value(expr.condition, env, guard)
+        if condition.literal:
+            return self.value(expr.if_true if condition.text == "True" else expr.if_false, env, guard)
+        branches = []
+        for branch, holds in ((expr.if_true, True), (expr.if_false, False)):
+            inner = guard
+            if self._loads(branch):
+                when = condition if holds else self._named(f"({condition.text} == 0)", condition.dims, DType.BOOL)
+                inner = (*guard, when) if when not in guard else guard
+            branches.append(self.value(branch, env, inner))
+        a, b = branches
+        if b.literal and b.text in _ZEROS and condition.text in self.masked.get(a.text, ()):
+            return a  # a load gives zero where its mask is off
+        text = f"tl.where({condition.text}, {a.typed}, {b.typed})"
+        return self._named(text, condition.dims | a.dims | b.dims, expr.dtype)
+
+    def _decided(self, condition: Expr) -> Value | None:
+        """A comparison of positions that are numbers here."""
+        if not isinstance(condition, Call) or condition.fn not in _COMPARISONS:
+            return None
+        a, b = map(self._number, condition.args)
+        if a is None or b is None:
+            return None
+        return Value(str(_COMPARISONS[condition.fn](a, b)), SCALAR, DType.BOOL, literal=True)
+
+    def _number(self, expr: Expr) -> int | None:
+        if isinstance(expr, Const) and expr.dtype.is_int:
+            return int(expr.value)
+        if not isinstance(expr, IndexValue):
+            return None
+        index = simplify(expr.index.xreplace(self._axes), self._extents, self.program.nest.symbols)
+        return int(index) if index.is_Integer else None
+
+    def _bound(self, condition: Expr) -> Value | None:
+        """A condition that one position is below another, or that several are, under the names that they have as bounds
+        of a block, so that what either guards is read once. What is proved is left out."""
+        match condition:
+            case Call(fn="logical_and", args=(one, other)):
+                parts = [self._bound(part) or self._decided(part) for part in (one, other)]
+                return self._both(*parts) if all(parts) else None  # type: ignore[arg-type]
+            case Call(fn="lt" | "gt" | "le" | "ge", args=(one, other)):
+                a, b = self._place(one), self._place(other)
+                if a is None or b is None:
+                    return None
+                low, high = (a, b) if condition.fn in ("lt", "le") else (b, a)
+                if a.is_Integer and b.is_Integer:
+                    return Value(str(_COMPARISONS[condition.fn](a, b)), SCALAR, DType.BOOL, literal=True)
+                found = self._conjuncts([(low if condition.fn in ("lt", "gt") else low - 1, high)])
+                return found[0] if found else Value("True", SCALAR, DType.BOOL, literal=True)
+        return None
+
+    def _both(self, a: Value, b: Value) -> Value:
+        if a.literal or b.literal:
+            decided, other = (a, b) if a.literal else (b, a)
+            return other if decided.text == "True" else decided
+        return a if a.text == b.text else self._named(f"({a.text} & {b.text})", a.dims | b.dims, DType.BOOL)
+
+    def _place(self, expr: Expr) -> sympy.Expr | None:
+        """A position or a number, in loops."""
+        if isinstance(expr, Const) and expr.dtype.is_int:
+            return sympy.Integer(int(expr.value))
+        if not isinstance(expr, IndexValue):
+            return None
+        index = expr.index.xreplace(self.info.axes if self.info is not None else {})
+        if not index.has(FloorDiv, ModularIndexing):
+            return index
+        return simplify(index, self.program.ranges.extents, self.program.nest.symbols)
+
+    def _loads(self, expr: Expr) -> bool:
+        """Whether the expression reads memory."""
+        found = self._loading.get(id(expr))
+        if found is None:
+            reads = isinstance(expr, Load) and self.program.buffers[expr.buffer].scope is Scope.GLOBAL
+            found = (expr, reads or any([self._loads(c) for c in children(expr)]))
+            self._loading[id(expr)] = found
+        return found[1]
