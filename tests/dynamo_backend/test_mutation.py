@@ -322,31 +322,6 @@ def test_copies_behind_views_that_libraries_make(dynamic: bool) -> None:
     same(f, torch.randn(3, 4, 2), dynamic=dynamic)
 
 
-@pytest.mark.parametrize("layout", ["offset", "transposed", "every second", "both"])
-def test_views_of_written_inputs_that_lie_anywhere(dynamic: bool, layout: str) -> None:
-    """Views of a written input are eager's views of it, wherever it lies in its storage."""
-    memory = torch.randn(24, 30)
-    x = {
-        "offset": memory[3:, 5:9],
-        "transposed": memory.t(),
-        "every second": memory[::2],
-        "both": memory[2:, 1:].t()[::2],
-    }
-
-    def copied(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        part = x[x.shape[0] // 2 :]
-        x.copy_(y)
-        return part, part.t()[1:], x[1], y + 1
-
-    def scaled(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        part = x[1:].t()
-        x.mul_(2).add_(y)
-        return part, x[:, -1], part.sum(0)
-
-    for fn in (copied, scaled):
-        same(fn, x[layout], torch.randn(x[layout].shape), dynamic=dynamic)
-
-
 def test_views_of_values_that_are_written(dynamic: bool) -> None:
     def f(x: Tensor) -> tuple[Tensor, ...]:
         y = x * 2

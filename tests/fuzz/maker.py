@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..settings import default_dtype
+from .bounds import eps_of, scores_fit, share_memory
 from .program import Input, Program, Sizes, Step, mentioned
 from .run import code_of, execute, inputs_of
 from .values import namespace
@@ -306,6 +307,8 @@ class Maker:
         step = Step(draft.text, results, operands, draft.kind)
         if draft.kind == "write" and self._overlaps(draft.operands[0]):
             return False  # eager may refuse that, and says so only where it is easily seen
+        if not scores_fit(draft.text, [self.info(o).shapes for o in draft.operands if o in self.exact]):
+            return False
         try:
             for eager, wide in self.spaces:
                 self._both(step, eager, wide)
@@ -329,7 +332,7 @@ class Maker:
                 results,
                 step.operands,
                 step.kind,
-                max(draft.eps, self._eps((*changed, *draft.operands)), _eps_of(step.text)),
+                max(draft.eps, self._eps((*changed, *draft.operands)), eps_of(step.text)),
                 exact,
             )
         )
@@ -377,7 +380,7 @@ class Maker:
     def _overlaps(self, name: str) -> bool:
         """Whether elements of a value, or of an input whose memory it lies in, share memory."""
         shared = {name, *(i.name for i in self.inputs if i.name in self._aliases(name))}
-        return any(_share_memory(eager[n]) for eager, _ in self.spaces for n in shared)
+        return any(share_memory(eager[n]) for eager, _ in self.spaces for n in shared)
 
     def shares_input(self, name: str) -> bool:
         """Whether a value lies in the memory of an input."""
@@ -421,20 +424,3 @@ class Maker:
             self.seed, tuple(self.inputs), tuple(self.steps), returns, self.sizes, self.dynamic, self.gradient,
                 **settings
         )  # fmt: skip
-
-
-def _share_memory(t: Tensor) -> bool:
-    offsets = torch.zeros((), dtype=torch.int64)
-    for n, stride in zip(t.shape, t.stride(), strict=True):
-        offsets = offsets[..., None] + torch.arange(n) * stride
-    return offsets.unique().numel() < t.numel()
-
-
-# What a line says of the types in which it computes on the way; ``drawn`` draws in single precision.
-_ROUNDED = (("drawn(", torch.float32), (".float()", torch.float32), ("torch.float32", torch.float32),
-            ("torch.float16", torch.float16), ("torch.bfloat16", torch.bfloat16))  # fmt: skip
-
-
-def _eps_of(text: str) -> float:
-    """The relative rounding of the coarsest type that a line names."""
-    return max((float(torch.finfo(kind).eps) for word, kind in _ROUNDED if word in text), default=0.0)
