@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any
 
 import ml_dtypes
@@ -98,10 +99,17 @@ class DType(enum.Enum):
     def numpy(self) -> np.dtype[Any]:
         return np.dtype(_NUMPY.get(self.value, self.value))
 
+    @property
+    def limit(self) -> float | None:
+        """The number that stands for all numbers beyond it and the infinity; None where they are infinite or NaN."""
+        return 448.0 if self is DType.FLOAT8_E4M3FN and _E4M3_SATURATES else None
+
     def rounded(self, value: float) -> float:
-        """The number of this float type that is nearest, an infinity beyond its largest."""
+        """The number of this float type that is nearest; beyond its largest that or an infinity, as torch has it."""
         if self is DType.FLOAT64:
             return value
+        if self.limit is not None and abs(value) > self.limit:
+            return math.copysign(self.limit, value)
         with np.errstate(over="ignore"):
             return float(self.numpy.type(value))
 
@@ -125,6 +133,8 @@ _NUMPY: dict[str, Any] = {
     "float8_e5m2fnuz": ml_dtypes.float8_e5m2fnuz,
     "float8_e8m0fnu": ml_dtypes.float8_e8m0fnu,
 }
+# Which of both depends on the version of torch.
+_E4M3_SATURATES = bool(torch.tensor(1e3).to(torch.float8_e4m3fn).float() == 448)
 _CARRIED = frozenset({DType.FLOAT8_E4M3FNUZ, DType.FLOAT8_E5M2FNUZ, DType.FLOAT8_E8M0FNU})
 _ITEMSIZE: dict[DType, int] = {d: getattr(torch, d.value).itemsize for d in DType}
 _TORCH: dict[DType, TorchDType] = {d: getattr(torch, d.value) for d in DType}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,7 +35,7 @@ def function(fn: str, dtype: DType, result: DType) -> Function:
     if fn in _RANDOM:
         return _RANDOM[fn]
     if dtype.is_half:
-        inner, round_to = function(fn, DType.FLOAT32, DType.FLOAT32), dtype.numpy.type
+        inner, round_to = function(fn, DType.FLOAT32, DType.FLOAT32), partial(_narrowed, dtype=dtype)
         if fn in _BOOLEAN:
             return lambda *args: inner(*map(np.float32, args))
         return lambda *args: round_to(inner(*map(np.float32, args)))
@@ -57,16 +58,23 @@ def converter(source: DType, target: DType) -> Function:
     if source.is_complex and not target.is_complex:
         return lambda x: x.real.astype(into)
     if target.is_half and source is not DType.FLOAT32:
-        return lambda x: x.astype(np.float32).astype(into)
+        return lambda x: _narrowed(x.astype(np.float32), target)
     if source.is_half and target is not DType.FLOAT32:
         return lambda x: x.astype(np.float32).astype(into)
-    return lambda x: x.astype(into)
+    return lambda x: _narrowed(x, target)
+
+
+def _narrowed(x: Any, dtype: DType) -> Any:
+    """Numbers in a type that may be narrower; what lies beyond its largest as torch has it."""
+    if dtype.limit is not None:
+        x = np.clip(x, -dtype.limit, dtype.limit)
+    return x.astype(dtype.numpy)
 
 
 def scalar(value: bool | int | float, dtype: DType) -> Scalar:
     """A literal as a NumPy scalar."""
     if dtype.is_half:
-        return np.float32(value).astype(dtype.numpy)
+        return _narrowed(np.float32(value), dtype)
     return dtype.numpy.type(value)
 
 

@@ -152,15 +152,20 @@ def _round_e5m2(b: Builder, v: Val) -> Val:
     small_range = b.binary("icmp slt", size, b.const(0x38800000, I32), DType.BOOL)
     chosen = b.select(small_range, small, normal)
     nan = b.binary("icmp sgt", size, b.const(0x7F800000, I32), DType.BOOL)
-    chosen = b.select(nan, b.const(0x7FC00000, I32), chosen)
+    chosen = b.select(nan, b.const(0x7FE00000, I32), chosen)
     return b.convert("bitcast", b.binary("or", chosen, sign), DType.FLOAT8_E5M2)
 
 
 def _to_e4m3(b: Builder, v: Val) -> Val:
-    """float32 to the byte of float8_e4m3fn: nearest even, past 448 NaN as torch does."""
+    """float32 to the byte of float8_e4m3fn: nearest even, past 448 that or NaN as torch does."""
     bits = b.convert("bitcast", v, I32)
     sign = b.binary("and", b.binary("lshr", bits, b.const(24, I32)), b.const(0x80, I32))
     size = b.binary("and", bits, b.const(0x7FFFFFFF, I32))
+    if DType.FLOAT8_E4M3FN.limit is not None:
+        largest, infinity = b.const(0x43E00000, I32), b.const(0x7F800000, I32)
+        number = b.binary("icmp sle", size, infinity, DType.BOOL)
+        beyond = b.binary("and", number, b.binary("icmp sgt", size, largest, DType.BOOL), DType.BOOL)
+        size = b.select(beyond, largest, size)
     odd = b.binary("and", b.binary("lshr", size, b.const(20, I32)), b.const(1, I32))
     carried = b.binary("add", size, b.binary("add", odd, b.const((1 << 19) - 1 - ((127 - 7) << 23), I32)))
     normal = b.binary("lshr", carried, b.const(20, I32))

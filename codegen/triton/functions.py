@@ -69,6 +69,9 @@ def cast_text(text: str, source: DType, target: DType) -> str:
     """``text`` converted with torch's rules. Raises EmitError where Triton's conversion differs."""
     if target is DType.BOOL:
         return f"({text} != 0)"
+    if target.limit is not None:  # Triton saturates too, but says so of hardware alone
+        most = f"{text}.to(tl.float32), -{target.limit}, {target.limit}, tl.PropagateNan.ALL"
+        return f"tl.clamp({most}).to({type_text(target)})"
     if target in _FP8:
         raise EmitError(
             f"{source.value} to {target.value}: Triton saturates where torch does not; leave it to the library"

@@ -80,13 +80,18 @@ def _dot_of_bfloat16(plain):
 
 
 def _rounded_to_nearest(plain):
-    """The interpreter cuts bits off where float32 becomes bfloat16; GPUs round."""
+    """The interpreter cuts bits off where float32 becomes bfloat16, and has no NaN and other ties in eight bits."""
 
-    def cast(self, src, dst_type):
-        if src.dtype.scalar == tl.float32 and dst_type.scalar == tl.bfloat16:
-            bits = np.asarray(src.data, dtype=np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
-            return TensorHandle(bits, tl.bfloat16)
-        return plain(self, src, dst_type)
+    kinds = {tl.bfloat16: ml_dtypes.bfloat16, tl.float8e4nv: ml_dtypes.float8_e4m3fn}
+
+    def cast(self, src, dst_type, *rounding):
+        source, target = src.dtype.scalar, dst_type.scalar
+        if source == tl.float32 and target in kinds:
+            rounded = np.asarray(src.data, dtype=np.float32).astype(kinds[target])
+            return TensorHandle(rounded.view(f"u{rounded.itemsize}"), target)
+        if source == tl.float8e4nv and target == tl.float32:
+            return TensorHandle(np.asarray(src.data, dtype=np.uint8).view(kinds[source]).astype(np.float32), target)
+        return plain(self, src, dst_type, *rounding)
 
     return cast
 
@@ -103,6 +108,7 @@ def _splat_of_its_type(plain):
 
 InterpreterBuilder.create_splat = _splat_of_its_type(InterpreterBuilder.create_splat)
 InterpreterBuilder.cast_impl = _rounded_to_nearest(InterpreterBuilder.cast_impl)
+InterpreterBuilder.create_fp_to_fp = _rounded_to_nearest(InterpreterBuilder.create_fp_to_fp)
 InterpreterBuilder.create_dot = _dot_of_bfloat16(InterpreterBuilder.create_dot)
 
 
