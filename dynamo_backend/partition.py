@@ -20,6 +20,7 @@ from .chunk_loss_write import Writer, give_results
 from .converters import CONVERTERS
 from .overwritten import keep_overwritten
 from .plans import planned_peak
+from .recompute_maxima import recompute_maxima
 from .share_nodes import share_nodes
 
 aten = torch.ops.aten
@@ -58,6 +59,7 @@ def partition(options: Options) -> Callable[..., Parts]:
 def _parted(joint: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any], unread: Set[str]) -> Parts:
     parts: Parts = min_cut_rematerialization_partition(joint, inputs, **settings)
     save_copies(parts[0], settings["num_fwd_outputs"], unread)
+    recompute_maxima(*parts)
     return parts
 
 

@@ -33,6 +33,8 @@ class Roundings(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        # torch crashes in operations on zeros without memory while a mode is entered.
+        args = tuple(torch.zeros_like(a) if isinstance(a, Tensor) and a._is_zerotensor() else a for a in args)
         result = func(*args, **(kwargs or {}))
         if self.eps == 0 or func.overloadpacket.__name__ not in _ROUNDS:
             return result

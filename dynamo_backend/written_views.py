@@ -43,7 +43,7 @@ def return_written_inputs(gm: fx.GraphModule, metadata: Any) -> int:
     for k, info in enumerate(metadata.output_info, first):
         if info.output_type.name != "alias_of_input" or not isinstance(results[k], fx.Node):
             continue
-        views, root = _chain(results[k])
+        views, root = seen_through(results[k])
         inputs = written.get(root, ())
         if views and len(inputs) == 1:
             made = _of_input(gm.graph, views, inputs[0], end)
@@ -71,7 +71,7 @@ def _written(graph: fx.Graph, results: list[Any], metadata: Any) -> dict[fx.Node
     return written
 
 
-def _chain(node: fx.Node) -> tuple[list[fx.Node], fx.Node]:
+def seen_through(node: fx.Node) -> tuple[list[fx.Node], fx.Node]:
     """The views that a node is, the first of them first, and what they are views of."""
     views = []
     while node.op == "call_function" and (is_view(node) or node.target is aten.expand.default):

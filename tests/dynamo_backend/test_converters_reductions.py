@@ -199,3 +199,40 @@ def test_hashes_are_bit_for_bit_eagers(check: Callable[..., Any], dtype: torch.d
     assert torch.compile(lambda x: torch.hash_tensor(x, 1), backend="mlc")(x[:0]).shape == (0, 35)
     check(lambda x: torch.hash_tensor(x, 1), x[:, :3, :2])
     assert not torch_mlc.explain(hashes, x).graphs[0].libraries
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("how", ["amax", "max", "norm", "amin"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_maxima_of_what_is_made_again(how: str, dtype: torch.dtype, dynamic: bool) -> None:
+    """Between what is saved and the elements there are steps that a forward kernel takes without rounding, and one of
+    them is a result: the backward finds the largest of its own elements."""
+
+    def loss(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x + torch.sin(x * w.sum(0))
+        z = y + torch.sin(y * w.sum(1)[:9])
+        match how:
+            case "amax":
+                largest = z.amax(-2, keepdim=True)
+            case "max":
+                largest = z.max()
+            case "norm":
+                largest = torch.linalg.vector_norm(z, INF, dim=1, keepdim=True)
+            case _:
+                largest = -z.amin(0)
+        return y, (z - largest).exp()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="mlc", dynamic=dynamic)
+    for rows in (12, 17):
+        torch.manual_seed(rows)
+        x, w = torch.randn(rows, 9).to(dtype), torch.randn(11, 9).to(dtype)
+        sides = []
+        for fn, kind in ((compiled, dtype), (loss, dtype), (loss, torch.float64)):
+            leaves = [x.to(kind, copy=True).requires_grad_(), w.to(kind, copy=True).requires_grad_()]
+            total = fn(*leaves)[1].sum()
+            sides.append([g.double() for g in torch.autograd.grad(total, leaves)])
+        for mine, eager, exact in zip(*sides, strict=True):
+            assert mine.isfinite().all()
+            # In half types another element may be the largest, or two of them.
+            assert (mine - exact).norm() <= 3 * (eager - exact).norm() + 1e-4 * exact.norm()

@@ -216,7 +216,7 @@ def _shared(values: list[Any]) -> list[int]:
     first: dict[int, int] = {}
     found = []
     for k, v in enumerate(values):
-        if not isinstance(v, Tensor) or not v.untyped_storage().nbytes():
+        if not isinstance(v, Tensor) or not v.numel() or not v.untyped_storage().nbytes():
             found.append(k)
             continue
         found.append(first.setdefault(v.untyped_storage().data_ptr(), k))

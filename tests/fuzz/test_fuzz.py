@@ -93,6 +93,22 @@ def test_the_judge_sees_a_write_that_is_missing_and_memory_that_is_shared() -> N
     assert "shares memory" in check(two, one).detail
 
 
+def test_nothing_is_said_of_who_shares_no_elements() -> None:
+    views = replace(_small("x0[2:2]", "x0[:1]"), returns=("t0", "t1"))
+
+    def alone(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        return lambda *args: [r if r.numel() else r.clone() for r in gm(*args)]
+
+    assert check(views, alone).status == "equal"
+
+
+def test_random_errors_of_zeros_without_memory() -> None:
+    """torch crashes where a mode sees them, as in the tangent of a gradient."""
+    step = Step("torch.func.jvp(torch.func.grad(lambda p: p.square().sum()), (x0,), (x0 * 1,))[1]", ("t0",), ("x0",))
+    program = replace(_small(), steps=(step,), returns=("t0",), gradient=True)
+    assert run_wide(program, program.sizes[0], noise=3).values[0] is not None
+
+
 def test_zeros_are_the_gradient_of_what_is_not_differentiated() -> None:
     """AOTAutograd gives them where eager gives none; other numbers are wrong, and so is a result."""
     end = torch.ones(2)
