@@ -150,7 +150,12 @@ def _float_floordiv(b: Builder, x: Val, y: Val) -> Val:
     plain = b.binary("fdiv", x, y)
     signed_zero = b.intrinsic("copysign", b.splat(zero, x.lanes), plain)
     result = b.select(b.binary("fcmp oeq", adjusted, zero, BOOL), signed_zero, floor)
-    return b.select(b.binary("fcmp oeq", y, zero, BOOL), plain, result)
+    # Sleef has no remainder where the quotient is infinite.
+    infinite = b.const(math.inf, dtype)
+    endless = b.binary("fcmp oeq", b.intrinsic("fabs", plain), infinite, BOOL)
+    finite = b.binary("fcmp olt", b.intrinsic("fabs", x), infinite, BOOL)
+    undivided = b.binary("or", b.binary("fcmp oeq", y, zero, BOOL), b.binary("and", endless, finite))
+    return b.select(undivided, plain, result)
 
 
 def _opposite(b: Builder, rest: Val, y: Val) -> Val:
@@ -251,6 +256,20 @@ def _elementary(fn: str) -> Handler:
     return handler
 
 
+def _inverse_hyperbolic(fn: str) -> Handler:
+    """Far out by the logarithm: Sleef squares its argument, which then is infinite."""
+
+    def handler(b: Builder, args: Args, dtype: DType) -> Val:
+        (x,) = args
+        size = b.intrinsic("fabs", x) if fn == "asinh" else x
+        far = b.binary("fcmp ogt", size, b.const(2.0**60 if dtype is DType.FLOAT32 else 2.0**500, dtype), BOOL)
+        near = library_call(b, fn, b.select(far, b.const(1.0, dtype), x))
+        log = b.binary("fadd", _elementary("log")(b, (size,), dtype), b.const(math.log(2), dtype))
+        return b.select(far, b.intrinsic("copysign", log, x), near)
+
+    return handler
+
+
 def _compare(code: str) -> Handler:
     floats = {"ne": "une"}.get(code, f"o{code}")
 
@@ -346,8 +365,6 @@ _ELEMENTARY = [
     "atan",
     "sinh",
     "cosh",
-    "asinh",
-    "acosh",
     "atanh",
     "erf",
     "erfc",
@@ -395,6 +412,7 @@ HANDLERS: dict[str, Handler] = {
     "rsqrt": _rsqrt,
     "reciprocal": _reciprocal,
     **{fn: _elementary(fn) for fn in _ELEMENTARY},
+    **{fn: _inverse_hyperbolic(fn) for fn in ("asinh", "acosh")},
     **{fn: _compare(fn) for fn in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{fn: _iterated(fn) for fn in ITERATIONS},
     "isnan": _isnan,
