@@ -18,9 +18,9 @@ from .attention_joint import recompute_scores
 from .chunk_loss import chunk_losses
 from .chunk_loss_write import Writer, give_results
 from .converters import CONVERTERS
+from .maxima import recompute_maxima, save_compared
 from .overwritten import keep_overwritten
 from .plans import planned_peak
-from .recompute_maxima import recompute_maxima
 from .share_nodes import share_nodes
 
 aten = torch.ops.aten
@@ -48,6 +48,7 @@ def partition(options: Options) -> Callable[..., Parts]:
         share_nodes(joint.graph)
         recompute_scores(joint, options)
         keep_overwritten(joint, _backward(joint.graph))
+        save_compared(joint.graph, _backward(joint.graph))
         with config.patch(cse=False):
             if options.memory_limit is not None:
                 return within_limit(joint, inputs, options, settings, unread)

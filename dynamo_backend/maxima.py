@@ -1,24 +1,62 @@
-"""Which elements are the largest, asked of elements that the backward makes again: of their own largest.
+"""Which elements are the largest, asked in a backward of elements that it would make again.
 
 The gradient of a maximum goes to the elements that equal it. A backward that makes the elements again and is given the
 maximum finds none where a last bit differs, and divides by how many there are: results in memory are rounded that the
-forward's kernel went on with as they were, and sums may be added up in another order.
+forward's kernel went on with as they were, and sums may be added up in another order. Maxima of rows are found again
+with the elements; elements that a scatter or a library call has looked through are saved.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from .chunk_loss_write import Writer
+from .rounding import keep_rounding
 from .written_views import seen_through
 
 aten = torch.ops.aten
 
+_SCATTERS = (aten.scatter_reduce.two, aten.index_reduce.default)
+_LOOKS_UP = (aten.gather.default, aten.index_select.default, aten.index.Tensor)
 _LARGEST = (aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
+
+
+def save_compared(graph: fx.Graph, backward: Set[fx.Node]) -> int:
+    """Save what a backward compares with results of scatters and library calls; how many values."""
+    kept: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.target is aten.eq.Tensor:
+            one, other = node.args[:2]
+            for result, elements in ((one, other), (other, one)):
+                if isinstance(result, fx.Node) and _is_scattered(result):
+                    kept.update([elements] if isinstance(elements, fx.Node) else [])
+        elif node.target is aten._cdist_backward.default and math.isinf(node.args[3]):  # type: ignore[arg-type]
+            kept.update(n for n in node.args[1:3] if isinstance(n, fx.Node))
+        elif node.target is aten._segment_reduce_backward.default:
+            kept.update(n for n in node.args[2:3] if isinstance(n, fx.Node))
+    kept = {n for n in kept if n.op == "call_function" and n not in backward}
+    for node in kept:
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        while node.target is aten._to_copy.default and isinstance(node.args[0], fx.Node):
+            node = node.args[0]
+        keep_rounding(node)  # who reads it and who reads its copy in a wider type see the same
+    return len(kept)
+
+
+def _is_scattered(node: fx.Node) -> bool:
+    """Whether a value is the maxima or minima of a scatter, or looked up in them."""
+    while True:
+        _, node = seen_through(node)
+        if node.target not in _LOOKS_UP or not isinstance(node.args[0], fx.Node):
+            break
+        node = node.args[0]
+    return node.target in _SCATTERS and any(a in ("amax", "amin") for a in node.args)
 
 
 def recompute_maxima(forward: fx.GraphModule, backward: fx.GraphModule) -> int:
