@@ -43,8 +43,6 @@ def save_compared(graph: fx.Graph, backward: Set[fx.Node]) -> int:
     kept = {n for n in kept if n.op == "call_function" and n not in backward}
     for node in kept:
         node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        while node.target is aten._to_copy.default and isinstance(node.args[0], fx.Node):
-            node = node.args[0]
         keep_rounding(node)  # who reads it and who reads its copy in a wider type see the same
     return len(kept)
 
