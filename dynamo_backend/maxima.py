@@ -73,7 +73,7 @@ def recompute_maxima(forward: fx.GraphModule, backward: fx.GraphModule) -> int:
                 continue
             made[saved] = largest
             with backward.graph.inserting_before(node):
-                writer = Writer(backward.graph, operand)
+                writer = Writer(backward.graph, node)
                 for view in views:
                     largest = writer.call(view.target, largest, *view.args[1:], **view.kwargs)
             node.replace_input_with(operand, largest)
@@ -103,7 +103,7 @@ def _again(original: fx.Node, here: dict[str, fx.Node], before: fx.Node) -> fx.N
         return fx.map_arg(value, lambda n: sizes[n])
 
     with before.graph.inserting_before(before):
-        writer = Writer(before.graph, known)
+        writer = Writer(before.graph, before)
         for step in steps:
             result = writer.call(step.target, result, *given(step.args[1:]), **given(step.kwargs))
     return result

@@ -8,6 +8,8 @@ was rounded and they are not.
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 
@@ -46,8 +48,14 @@ def keep_rounding(node: fx.Node) -> None:
     """Let a value that is rounded to a half type, maybe seen through views or in a wider type, be read so."""
     while _hands_on(node):
         node = node.all_input_nodes[0]
-    if _is_half(node):
-        node.meta[KEEPS_ROUNDING] = True
+    if not _is_half(node):
+        return
+    if node.target is operator.getitem:  # it is made where the other results of its operation are
+        (node,) = node.all_input_nodes
+        if _hands_on(node):
+            keep_rounding(node.all_input_nodes[0])
+            return
+    node.meta[KEEPS_ROUNDING] = True
 
 
 def _is_half(node: fx.Node) -> bool:

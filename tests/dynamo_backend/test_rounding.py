@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -31,3 +32,29 @@ def test_steps(step: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> 
     x, s = torch.randn(60, 70).to(dtype) * 40, torch.rand(70).to(dtype) + 0.3
     torch._dynamo.reset()
     assert torch.equal(torch.compile(step, backend="mlc")(x, s), step(x, s))
+
+
+NORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "group norm": lambda x: F.group_norm(x, 3, eps=0.1),
+    "layer norm": lambda x: F.layer_norm(x, x.shape[1:]),
+    "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "mantissas": lambda x: torch.frexp(x * 0.7)[0],
+    "parts": lambda x: (x * 0.7).split(2, 1)[1],
+    "rows": lambda x: (x * 0.7).unbind(2)[1],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS.keys())
+def test_one_of_several_results(norm: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    """The maxima are some of the values that they are compared with: their gradients are no NaN."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: norm(x).amax(1), backend="mlc")
+    for shape in ((2, 6, 5, 7), (1, 6, 2, 1)):
+        x = torch.randn(shape).to(dtype).requires_grad_()
+        (gradient,) = torch.autograd.grad(compiled(x).sum(), x)
+        assert gradient.isfinite().all()
+        exact = x.detach().double().requires_grad_()
+        (expected,) = torch.autograd.grad(norm(exact).amax(1).sum(), exact)
+        assert (gradient - expected).norm() <= 0.1 * expected.norm() + 0.1
