@@ -1,9 +1,9 @@
 """Which values of half types their readers must see rounded, as they would be in memory.
 
 Kernels compute with float32 what is of half types, and round where they store. That errs less than eager, but who
-compares two values decides by their last bits, and so does who makes whole numbers of them. The gradient of a maximum
-asks which elements of a row are the largest, and computes the row again: rounded elements are none where the maximum
-was rounded and they are not.
+compares two values decides by their last bits, and so does who makes whole numbers of them or says where the largest
+is. The gradient of a maximum asks which elements of a row are the largest, and computes the row again: rounded elements
+are none where the maximum was rounded and they are not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ aten = torch.ops.aten
 
 _DECIDES = frozenset((
     "eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "floor_divide",
-    "bucketize", "searchsorted", "heaviside",
+    "bucketize", "searchsorted", "heaviside", "argmax", "argmin", "max", "min", "cummax", "cummin",
+    "max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d",
 ))  # fmt: skip
 # What hands values on as they are, besides views.
 _HANDED_ON = (aten.clone.default, aten._unsafe_view.default, aten.neg.default, aten.abs.default)

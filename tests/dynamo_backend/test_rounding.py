@@ -21,6 +21,10 @@ STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bytes": lambda x, s: torch.round(x / s).clamp(-128, 127).to(torch.int8),
     "buckets": lambda x, s: torch.bucketize(x / s, torch.arange(-50, 50, dtype=x.dtype)),
     "comparison": lambda x, s: (x / s).t() > 1,
+    "place": lambda x, s: (x / s).argmax(0),
+    "place of the least": lambda x, s: (x / s).min(1).indices,
+    "running places": lambda x, s: (x / s).cummax(0).indices,
+    "places of windows": lambda x, s: F.max_pool2d((x / s)[None], 5, return_indices=True)[1],
     "in a wider type": lambda x, s: (x.float() * s.float()).to(x.dtype).double().ceil(),
 }
 
