@@ -10,20 +10,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 _SUM, _MEAN = 0, 1
 
 
-def _bags(grad: Tensor, indices: Tensor, offsets: Tensor, padding: int) -> tuple[Tensor, Tensor]:
-    """The bag of each row, and whether the row counts: what pads does not, nor what stands behind the last bag."""
+def _bags(grad: Tensor, indices: Tensor, offsets: Tensor, padding: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of bags, at least one; the bag of each row; and whether the row counts: what pads does not, nor
+    what stands behind the last bag."""
     rows = torch.arange(indices.shape[0], device=indices.device)
     bag = torch.searchsorted(offsets.to(torch.int64), rows, right=True) - 1
     counts = bag < grad.shape[0]
     if padding >= 0:
         counts = counts & (indices != padding)
-    return torch.where(counts, bag, 0), counts
+    if not statically_known_true(grad.shape[0] > 0):
+        grad = F.pad(grad, (0, 0, 0, 1))
+    return grad, torch.where(counts, bag, 0), counts
 
 
 def _backward(
@@ -32,9 +37,9 @@ def _backward(
     padding_idx: int = -1,
 ) -> Any:  # fmt: skip
     """``aten._embedding_bag_backward`` of sums and means."""
-    if sparse or scale_grad_by_freq or mode not in (_SUM, _MEAN) or not _is_plain(grad, indices):
+    if sparse or scale_grad_by_freq or mode not in (_SUM, _MEAN) or indices.dim() != 1:
         return NotImplemented
-    bag, counts = _bags(grad, indices, offsets, padding_idx)
+    grad, bag, counts = _bags(grad, indices, offsets, padding_idx)
     # Sums of halves are made in single precision, and rounded once.
     part = grad.to(torch.promote_types(grad.dtype, torch.float32))[bag]
     if per_sample_weights is not None:
@@ -50,16 +55,11 @@ def _weights_backward(
     grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor, mode: int, padding_idx: int = -1
 ) -> Any:
     """``aten._embedding_bag_per_sample_weights_backward``."""
-    if not _is_plain(grad, indices):
+    if indices.dim() != 1:
         return NotImplemented
-    bag, counts = _bags(grad, indices, offsets, padding_idx)
+    grad, bag, counts = _bags(grad, indices, offsets, padding_idx)
     kind = torch.promote_types(grad.dtype, torch.float32)
     return torch.where(counts, (grad.to(kind)[bag] * weight.to(kind)[indices]).sum(-1), 0).to(grad.dtype)
-
-
-def _is_plain(grad: Tensor, indices: Tensor) -> bool:
-    """Whether there are bags, and rows in one dimension."""
-    return indices.dim() == 1 and isinstance(grad.shape[0], int) and grad.shape[0] > 0
 
 
 EMBEDDING_BAGS: dict[Any, Callable[..., Any]] = {

@@ -48,3 +48,34 @@ def test_no_library_call_is_left_in_the_backward() -> None:
         lambda t, i: F.embedding_bag(i, t, mode="mean"), table, indices, training=True
     ).graphs
     assert not backward.libraries and backward.kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_whose_number_varies(mode: str, dtype: torch.dtype) -> None:
+    """Not known to be any, as a quotient of sizes is not: ``offset2bag`` has another shape than fake tensors say."""
+
+    def fn(table: Tensor, indices: Tensor) -> Tensor:
+        return F.embedding_bag(indices, table, mode=mode)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend="mlc", dynamic=True)
+    for shape in ((3, 2), (5, 4), (2, 7)):
+        table, indices = torch.randn(6, 5, dtype=dtype, requires_grad=True), torch.randint(0, 6, shape)
+        gradient = torch.randn(shape[0], 5, dtype=dtype)
+        found, wanted = (
+            [out := call(table, indices), *torch.autograd.grad(out, table, gradient)] for call in (compiled, fn)
+        )
+        tolerance = {} if dtype is torch.float32 else {"rtol": 4e-2, "atol": 4e-2}
+        torch.testing.assert_close(found, wanted, **tolerance)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_no_bags_have_zero_gradients(dynamic: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda t, i, o: F.embedding_bag(i, t, o, mode="sum"), backend="mlc", dynamic=dynamic)
+    none = torch.zeros(0, dtype=torch.int64)
+    table = torch.randn(6, 5, requires_grad=True)
+    out = compiled(table, none, none)
+    assert out.shape == (0, 5)
+    assert not torch.autograd.grad(out, table, torch.zeros(0, 5))[0].any()
