@@ -175,7 +175,8 @@ class _Site:
         return self.graph
 
     def _cut(self, node: Compute) -> tuple[sympy.Symbol, _Window] | None:
-        """The axis of a reader along the scan and the part of it that is read, where that is less than all."""
+        """The axis of a reader along the scan and the part of it that is read, where that is less than all. What looks
+        beyond the reader, as a join looks for each of its parts, is no part."""
         extents = _extents(node)
         places = [_place(ld.indices[self.dim], extents) for ld in self._read(node, self._shown())]
         axes = {p[0] for p in places if p is not None}
@@ -191,9 +192,11 @@ class _Site:
                     if place is None:
                         return None
                     found.add(place[1])
-        if len(found) != 1 or (window := found.pop()).extent == node.type.shape[at]:
+        length = node.type.shape[at]
+        if len(found) != 1 or (window := found.pop()).extent == length:
             return None
-        return axis, window
+        behind = sympy.expand(length - window.start - window.extent)
+        return (axis, window) if window.start.is_nonnegative and behind.is_nonnegative else None
 
     def _smaller(self, node: Compute, axis: sympy.Symbol, window: _Window) -> Graph:
         at = node.axes.index(axis)

@@ -97,6 +97,12 @@ def lengths(x: Tensor) -> tuple[Tensor, Tensor]:
     return c, F.pad(c, (1, 0))
 
 
+def halves(x: Tensor) -> Tensor:
+    """A join looks for what it is made of beyond the end of each part."""
+    c = x.cumsum(-1)
+    return F.glu(torch.cat([c, c * 0.3], -1))
+
+
 def numbers(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
@@ -131,13 +137,19 @@ def test_integers_are_exact(fn: Fn, reference: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     "fn",
     [lambda x: x.cumsum(-1) * x, lambda x: x.cumsum(-1)[..., ::2] * 1.5, lambda x: x.cumsum(-1).roll(1, -1), last,
-     far_apart, lengths, lambda x: torch.cat([x, x.cumsum(-1)], -1)],
-    ids=["at hand", "every other", "around", "last", "far apart", "lengths", "a part of a join"],
+     far_apart, lengths, lambda x: torch.cat([x, x.cumsum(-1)], -1), halves],
+    ids=["at hand", "every other", "around", "last", "far apart", "lengths", "a part of a join", "halves of a join"],
 )  # fmt: skip
 def test_others_stay(fn: Fn) -> None:
     (gm,) = capture(fn, (numbers(4, 12),))
     graph = import_graph(gm)
     assert shift_scans(graph) is graph
+
+
+@pytest.mark.parametrize("shape", [(4, 12), (3, 2), (16,)], ids=str)
+def test_nothing_is_read_beyond_the_parts_of_a_join(shape: tuple[int, ...]) -> None:
+    compiled = torch.compile(halves, backend="mlc", options={"verify": 2, "cache": False})
+    same(compiled(numbers(*shape)), halves(numbers(*shape).double()))
 
 
 @pytest.mark.parametrize("fn", MOVED, ids=lambda f: f.__name__)
