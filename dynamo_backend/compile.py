@@ -37,7 +37,7 @@ from .graph_key import GraphKey, graph_key
 from .host_programs import HostCode, Keep, host_code, stored_host_code
 from .kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
 from .memory_limit import limited
-from .negations import lazy_inputs, with_bits
+from .negations import lazy_inputs, stride_before_negating, with_bits
 from .plans import Plan, PlanSource
 from .regions import attribute, regions_of, taken_apart
 from .repeating import NotAlike
@@ -115,6 +115,7 @@ def compile_graph(
     store = kernel_store_of(options, fresh=fresh)
     join_parts(gm)
     keep_compared(gm)
+    stride_before_negating(gm)
     bodies: dict[int, CompiledGraph] = {}
     for node, body in regions_of(gm).items():
         if id(body) not in bodies:

@@ -25,6 +25,8 @@ aten = torch.ops.aten
 # The op that changes nothing but the bit, and the mark of its calls that are to give views with it.
 NEGATE = aten._neg_view.default
 _BIT = "mlc_bit"
+# Ops that name places in the storage of their operand, also such as are none of its elements.
+_STRIDED = (aten.as_strided.default, aten.as_strided_scatter.default)
 
 
 def lazy_inputs(gm: fx.GraphModule, *, region: bool = False) -> tuple[Lazy, ...]:
@@ -76,6 +78,35 @@ def is_negated(node: object) -> bool:
         return False
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.is_neg()
+
+
+def stride_before_negating(gm: fx.GraphModule) -> int:
+    """Let ops that name places in the storage of what a bit negates see that storage, and negate what they give; how
+    many do. The negative of a value has no more elements than the value, whatever lies between those in memory."""
+    changed = 0
+    for node in [n for op in _STRIDED for n in gm.graph.find_nodes(op="call_function", target=op)]:
+        views, root = view_chain(node.args[0])
+        given = is_negated(root)
+        if not given and all(v.target is not NEGATE for v in views):
+            continue
+        writer = Writer(gm.graph, node)
+        with gm.graph.inserting_before(node):
+            made = writer.call(NEGATE, root) if given else root
+            for view in views:
+                if view.target is not NEGATE:
+                    made = writer.call(view.target, made, *view.args[1:], **view.kwargs)
+            negated = node.args[0].meta["val"].is_neg()  # type: ignore[union-attr]
+            rest = list(node.args[1:])
+            if negated and node.target is aten.as_strided_scatter.default:
+                rest[0] = writer.call(NEGATE, rest[0])
+            made = writer.call(node.target, made, *rest, **node.kwargs)
+            made = writer.call(NEGATE, made) if negated else made
+        node.replace_all_uses_with(made)
+        gm.graph.erase_node(node)
+        changed += 1
+    if changed:
+        gm.recompile()
+    return changed
 
 
 def return_negated_views(gm: fx.GraphModule) -> int:

@@ -195,3 +195,33 @@ def test_negated_views_of_values_share_their_memory(gradient: bool) -> None:
         if gradient:
             weights = [r.detach().cos() for r in expected]
             close(torch.autograd.grad(found, x, weights), torch.autograd.grad(expected, x, weights))
+
+
+# Of what its storage holds elements are read that are none of its own.
+PLACES: dict[str, Callable[[Tensor], Tensor]] = {
+    "argument": lambda z: z.as_strided((3,), (1,), 0) * 0.3,
+    "part of it": lambda z: z.mT[1:].as_strided((3, 2), (2, 3), 1) * 0.3,
+    "from its own place on": lambda z: z[1:].as_strided((3, 2), (2, 3)) * 0.3,
+    "plain again": lambda z: torch._neg_view(z).as_strided((3, 2), (1, 3), 0) * 0.3,
+    "given back": lambda z: z.as_strided((3,), (1,), 0),
+    "replaced": lambda z: z.as_strided_scatter(z.new_ones(3), (3,), (2,), 1) * 2,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", PLACES)
+def test_places_in_the_storage_of_what_is_negated(name: str, dynamic: bool) -> None:
+    fn = PLACES[name]
+    compiled = torch.compile(fn, backend="mlc", dynamic=dynamic)
+    z = torch.randn(4, 4, dtype=torch.complex64)
+    for x in (z.conj().imag, torch._neg_view(z.real), z.conj().mT.imag):
+        close(compiled(x), fn(x))
+
+
+def test_places_in_the_storage_of_values_inside() -> None:
+    def fn(z: Tensor) -> tuple[Tensor, Tensor]:
+        inside = z.conj().imag.as_strided((3, 2), (1, 3), 0) * 0.3
+        return inside, (z * 2).conj().imag.as_strided((3, 2), (1, 3), 0).exp()
+
+    z = torch.randn(4, 4, dtype=torch.complex64)
+    close(torch.compile(fn, backend="mlc")(z), fn(z))
