@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _ROUNDS = frozenset(
@@ -23,7 +24,10 @@ _ROUNDS = frozenset(
 
 class Roundings(TorchDispatchMode):
     """While it is entered, ATen ops that round have relative errors of up to ``eps``, None for that of each result's
-    type. Ops that are exact (copies, comparisons, maxima) stay so, and with an ``eps`` of 0 all do."""
+    type. Ops that are exact (copies, comparisons, maxima) stay so, and with an ``eps`` of 0 all do. What a higher-order
+    operator does inside has no errors."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, generator: torch.Generator, eps: float | None = None) -> None:
         super().__init__()
@@ -36,7 +40,7 @@ class Roundings(TorchDispatchMode):
         # torch crashes in operations on zeros without memory while a mode is entered.
         args = tuple(torch.zeros_like(a) if isinstance(a, Tensor) and a._is_zerotensor() else a for a in args)
         result = func(*args, **(kwargs or {}))
-        if self.eps == 0 or func.overloadpacket.__name__ not in _ROUNDS:
+        if self.eps == 0 or not isinstance(func, OpOverload) or func.overloadpacket.__name__ not in _ROUNDS:
             return result
         return tuple(self._off(r) for r in result) if isinstance(result, tuple) else self._off(result)
 

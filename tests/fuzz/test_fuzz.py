@@ -119,7 +119,7 @@ def test_zeros_are_the_gradient_of_what_is_not_differentiated() -> None:
     assert "eager's None" in difference(Result([end, torch.zeros(3)], [0, 1], 2, 0), want, _no_reference)
 
 
-def _no_reference() -> Any:
+def _no_reference(runs: int) -> Any:
     raise AssertionError("nothing is compared with double precision")
 
 
@@ -130,6 +130,31 @@ def test_a_rounding_that_the_program_makes_large_is_no_fault() -> None:
     eps = torch.finfo(torch.float32).eps
     assert check(_small(*lines, eps=eps), moved).status == "equal"
     assert check(_small("x0 * 2", "t0 * 1.5", eps=eps), _broken(lambda t: t * (1 + 2e-5))).status == "wrong"
+
+
+def test_errors_reach_lines_beside_operators_with_bodies() -> None:
+    """The gradient of the sum of a norm cancels, so what single precision has of it is all rounding."""
+    lines = (
+        "torch.func.grad(lambda p: F.layer_norm(p, p.shape[-1:], eps=0.1).sum())(x0)",
+        "flex(x0[None, None], x0[None, None], x0[None, None], None)",
+    )
+    program = _small(*lines, returns=("t0",), eps=torch.finfo(torch.float32).eps)
+    assert float(run_wide(program, program.sizes[0]).values[0].abs().max()) < 1e-14
+    assert float(run_wide(program, program.sizes[0], 0).values[0].abs().max()) > 1e-9
+
+
+def test_more_runs_are_made_where_a_few_say_nothing() -> None:
+    """Each may have found the same sign by chance."""
+    asked = []
+
+    def reference(runs: int) -> judge.Reference:
+        asked.append(runs)
+        one = torch.ones(2).double()
+        return judge.Reference([one], [[one * (1 + (k > 9))] for k in range(runs)])
+
+    got, want = (Result([torch.full((2,), v)], [0], 1, 0) for v in (2.0, 1.0))
+    assert difference(got, want, reference) == "" and asked == list(judge.RUNS)
+    assert "2 of 2 differ" in difference(Result([torch.full((2,), 20.0)], [0], 1, 0), want, reference)
 
 
 def test_double_precision_is_the_same_program() -> None:
