@@ -119,15 +119,28 @@ def test_sizes_that_vary() -> None:
         same(points_with_bias, torch.randn(shape), weight, bias, dynamic=True)
 
 
-def test_gradients() -> None:
+@pytest.mark.parametrize("shape", [(3, 6, 11, 7), (1, 6, 11, 7), (2, 6, 1, 1)], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients(shape: tuple[int, ...], dynamic: bool) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(6, 9, 1), nn.BatchNorm2d(9), nn.ReLU(), nn.Conv2d(9, 4, 1, bias=False)).train()
-    x = torch.randn(3, 6, 11, 7)
-    found = torch.autograd.grad(torch.compile(model, backend="mlc")(x).square().sum(), list(model.parameters()))
-    wide = model.double()
-    wanted = torch.autograd.grad(wide(x.double()).square().sum(), list(wide.parameters()))
+    model = nn.Sequential(nn.Conv2d(6, 9, 1), nn.GroupNorm(3, 9), nn.ReLU(), nn.Conv2d(9, 4, 1, bias=False))
+    x = torch.randn(shape, requires_grad=True)
+    leaves = [x, *model.parameters()]
+    found = torch.autograd.grad(torch.compile(model, backend="mlc", dynamic=dynamic)(x).square().sum(), leaves)
+    wide, y = model.double(), x.detach().double().requires_grad_()
+    wanted = torch.autograd.grad(wide(y).square().sum(), [y, *wide.parameters()])
     for one, other in zip(found, wanted, strict=True):
+        assert one.stride() == other.stride()
         torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gradients_of_images_are_products_of_their_own(frozen: bool) -> None:
+    x, weight = torch.randn(2, 16, 20, 20, requires_grad=True), filters(32, 16).requires_grad_(not frozen)
+    _, backward = torch_mlc.explain(lambda a, b: F.conv2d(a, b).sin(), x, weight, training=True).graphs
+    made = [call.op for call in backward.libraries]
+    assert ["bmm" in op for op in made].count(True) == 1
+    assert ["convolution_backward" in op for op in made].count(True) == (not frozen)
 
 
 def test_the_report_says_why() -> None:
