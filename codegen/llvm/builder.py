@@ -123,6 +123,8 @@ class Builder:
         self.lines: Lines = []
         self.block = "entry"
         self.declarations: dict[str, str] = {}
+        # Products of floats and their negatives, by name.
+        self.products: set[str] = set()
         self._count = 0
         self._frames = [Frame()]
         # The frame in which a name is defined; parameters and stack slots are in none, which is as good as the

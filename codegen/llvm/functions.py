@@ -71,13 +71,24 @@ def _folded(b: Builder, expr: Call, args: Args) -> Val:
     return apply(b, expr.fn, args, expr.dtype)
 
 
-def _arithmetic(of_float: str, of_int: str) -> Handler:
-    def handler(b: Builder, args: Args, dtype: DType) -> Val:
-        # A product and the sum that follows may become one fused multiply-add; nothing else is reassociated.
-        instruction = f"{of_float} contract" if dtype.is_float else of_int
-        return b.binary(instruction, args[0], args[1])
+def _add(b: Builder, args: Args, dtype: DType) -> Val:
+    if not dtype.is_float:
+        return b.binary("add", *args)
+    # A product and the sum that follows may become one fused multiply-add; nothing else is reassociated. Two products
+    # may be each other's negative: a fused one would leave the other's rounding error where eager has zero.
+    both = all(a.name in b.products for a in args)
+    return b.binary("fadd" if both else "fadd contract", *args)
 
-    return handler
+
+def _sub(b: Builder, args: Args, dtype: DType) -> Val:
+    # Never fused: a product less what it equals is zero, whose root is no NaN.
+    return b.binary("fsub" if dtype.is_float else "sub", *args)
+
+
+def _mul(b: Builder, args: Args, dtype: DType) -> Val:
+    product = b.binary("fmul contract" if dtype.is_float else "mul", *args)
+    b.products.add(product.name)
+    return product
 
 
 def _extreme(greater: bool, skip_nan: bool) -> Handler:
@@ -201,7 +212,12 @@ def _pow(b: Builder, args: Args, dtype: DType) -> Val:
 
 def _neg(b: Builder, args: Args, dtype: DType) -> Val:
     (x,) = args
-    return elementary.b_neg(b, x) if dtype.is_float else b.binary("sub", b.const(0, dtype), x)
+    if not dtype.is_float:
+        return b.binary("sub", b.const(0, dtype), x)
+    negative = elementary.b_neg(b, x)
+    if x.name in b.products:
+        b.products.add(negative.name)
+    return negative
 
 
 def _abs(b: Builder, args: Args, dtype: DType) -> Val:
@@ -383,9 +399,9 @@ def _check(b: Builder, args: Args, dtype: DType) -> Val:
 
 
 HANDLERS: dict[str, Handler] = {
-    "add": _arithmetic("fadd", "add"),
-    "sub": _arithmetic("fsub", "sub"),
-    "mul": _arithmetic("fmul", "mul"),
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
     "maximum": _extreme(greater=True, skip_nan=False),
     "minimum": _extreme(greater=False, skip_nan=False),
     "fmax": _extreme(greater=True, skip_nan=True),

@@ -126,6 +126,28 @@ def test_float_function(fn: str, dtype: DType, compute: Callable[..., Array]) ->
         check(got, want, result, f"{fn} of {dtype.value}, {lanes} lanes", 0 if fn in EXACT else 4)
 
 
+# What is zero of equal or opposite products only where each is rounded.
+CANCELLING: dict[str, Callable[..., Any]] = {
+    "difference of squares": lambda a, b, c, d: call("sub", call("mul", a, a), call("mul", c, c)),
+    "minor": lambda a, b, c, d: call("sub", call("mul", a, b), call("mul", c, d)),
+    "negated factor": lambda a, b, c, d: call("add", call("mul", a, call("neg", b)), call("mul", c, d)),
+    "negated product": lambda a, b, c, d: call("add", call("neg", call("mul", a, b)), call("mul", c, d)),
+    "square of a difference": lambda a, b, c, d: call(
+        "sub", call("add", call("mul", a, a), call("mul", c, c)), call("mul", call("add", a, a), c)
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64], ids=str)
+@pytest.mark.parametrize("name", CANCELLING)
+def test_products_that_cancel_leave_nothing(name: str, dtype: DType, compute: Callable[..., Array]) -> None:
+    """One of them in a fused multiply-add would leave the rounding error of the other, and a root of it NaN."""
+    a, b = np.random.default_rng(0).normal(size=(2, 133)).astype(dtype.numpy)
+    for lanes in (16, 1):
+        got = compute(CANCELLING[name], a, b, a.copy(), b.copy(), lanes=lanes)
+        np.testing.assert_array_equal(got, np.zeros_like(a), err_msg=f"{name}, {lanes} lanes")
+
+
 @pytest.mark.parametrize("dtype", INTS, ids=str)
 @pytest.mark.parametrize("fn", [*INTEGER, *COMPARE, *BITS, *SHIFTS])
 def test_integer_function(fn: str, dtype: DType, compute: Callable[..., Array]) -> None:
