@@ -108,7 +108,7 @@ def int_pow(b: Builder, base: Val, exponent: Val) -> Val:
     dtype = base.dtype
     zero, one = b.const(0, dtype, base.lanes), b.const(1, dtype, base.lanes)
     result, square = one, base
-    for bit in range(min(dtype.bits, 32)):
+    for bit in range(dtype.bits - dtype.is_signed):  # each of them counts: 3 to the 2**32 is not 1
         odd = b.binary("and", b.binary("lshr", exponent, b.const(bit, dtype)), one)
         taken = b.binary("icmp ne", odd, zero, BOOL)
         result = b.select(taken, b.binary("mul", result, square), result)

@@ -163,8 +163,9 @@ def test_as_strided(check: Callable[..., Any]) -> None:
 
 
 def test_powers_of_integers(check: Callable[..., Any]) -> None:
-    x = torch.tensor([-3, -2, -1, 0, 1, 2, 3, 17])
-    n = torch.tensor([0, 1, 2, 5, 20, 63, 64, 3])
+    x = torch.tensor([-3, -2, -1, 0, 1, 2, 3, 17, 0, 2, 3, -3])
+    # Exponents of more than 32 bits, whose low bits may all be zero.
+    n = torch.tensor([0, 1, 2, 5, 20, 63, 64, 3, 1 << 32, 1 << 40, (1 << 32) + 1, (3 << 33) + 1])
     check(lambda x, n: [x**n, x**20, x.to(torch.int8) ** 3, x.to(torch.uint8) ** n.to(torch.uint8), 3**n], x, n)
 
 

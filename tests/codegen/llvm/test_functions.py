@@ -152,8 +152,8 @@ def test_products_that_cancel_leave_nothing(name: str, dtype: DType, compute: Ca
 @pytest.mark.parametrize("fn", [*INTEGER, *COMPARE, *BITS, *SHIFTS])
 def test_integer_function(fn: str, dtype: DType, compute: Callable[..., Array]) -> None:
     arrays = [values(dtype, 133, seed) for seed in range(OPS[fn].arity)]
-    if fn == "pow":
-        arrays[1] = np.clip(arrays[1], -20, 20)
+    if fn == "pow":  # every other exponent is small, and of the rest all bits count
+        arrays[1][::2] = np.clip(arrays[1][::2], -20, 20)
     result = DType.BOOL if OPS[fn].result is Result.BOOL else dtype
     want = expected(fn, dtype, result, arrays)
     for lanes in (16, 1):
