@@ -70,3 +70,6 @@ OPS: dict[str, OpInfo] = {
     **_rows("randn", 2, Result.EXPLICIT, 80),
     **_rows("randbits", 2, Result.EXPLICIT, 40),
 }
+
+# Those that are errors of the whole program where data are wrong.
+CHECKS = ("check_bounds", "check_divisor")

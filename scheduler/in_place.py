@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from ..ir.collectives import in_flight
-from ..ir.expr import Load, walk
+from ..ir.expr import Call, Expr, Load, is_value, walk
 from ..ir.graph import CallTensor, Graph, Input, Library, Node, Ref, TensorType, View, uses
+from ..ir.ops import CHECKS
 from ..ir.slices import JOINED
 from .function import Output, Stage, TensorFunction
 from .function_table import FunctionTable
@@ -81,7 +82,8 @@ def write_in_place(
 
     A result ``v`` that is copied over an input ``p`` of the same type goes straight into its memory if nothing reads
     that memory later, ``v`` itself does not leave the graph, and the kernel that makes it reads ``p`` only at the very
-    element that it writes, or not at all.
+    element that it writes, or not at all. A kernel that tells at its end that data are wrong has written all the same:
+    eager raises before it writes, so the copy stays, which such a kernel keeps from being reached.
     """
     return _Pass(graph, dict(functions), Aliases.of(graph, may_alias)).run()
 
@@ -100,6 +102,8 @@ class _Pass:
     changed: dict[int, TensorFunction] = field(default_factory=dict)
     # Outcomes of ``overwritten`` by function object, output and input; objects are kept, so that ids stay their own.
     known: dict[tuple[int, int, int], tuple[TensorFunction, TensorFunction | None]] = field(default_factory=dict)
+    # Functions in which data may be an error, by name.
+    raising: dict[str, bool] = field(default_factory=dict)
 
     def run(self) -> tuple[Graph, dict[str, TensorFunction]]:
         copies = [k for k, n in enumerate(self.graph.nodes) if is_copy(n)]
@@ -164,6 +168,8 @@ class _Pass:
         # A value that is copied over two inputs has the memory of the first.
         if into[k] is not None or any(target in self.aliases[a] and a != target for a in call.args):
             return None
+        if call.types[k].device.startswith("cpu") and self.may_raise(call):
+            return None
         into[k] = target
         if target not in call.args:
             return replace(call, into=tuple(into))
@@ -176,6 +182,25 @@ class _Pass:
             return None
         self.changed[at] = function
         return replace(call, into=tuple(into))
+
+    def may_raise(self, call: CallTensor) -> bool:
+        """Whether data may be an error in a kernel before eager would begin to write. Places that a scatter writes to
+        are none: it looks at them one by one, as eager does."""
+        if call.function not in self.raising:
+            stages = self.functions[call.function].stages
+            checked = (_is_checked(v, s.into != "" and k > 0) for s in stages for k, v in enumerate(s.values))
+            self.raising[call.function] = any(checked)
+        return self.raising[call.function]
+
+
+def _is_checked(value: Expr, is_place: bool) -> bool:
+    """Whether a value is made of something that is checked; of a place, what its own bounds check does not count."""
+    made = list(walk(value))
+    if is_place:
+        read = [i for e in made if isinstance(e, Load) for i in e.indices if is_value(i)]
+        divided = any(isinstance(e, Call) and e.fn == "check_divisor" for e in made)
+        return divided or any(_is_checked(i, False) for i in read)
+    return any(isinstance(e, Call) and e.fn in CHECKS for e in made)
 
 
 def _without_idle_views(nodes: list[Node], graph: Graph) -> tuple[Node, ...]:

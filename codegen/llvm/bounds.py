@@ -14,13 +14,13 @@ from ...ir.dtypes import DType
 from ...ir.errors import IRError
 from ...ir.expr import Call, Expr, Index, is_value, walk
 from ...ir.loops import LoopNest, Statement, Store, blocks
+from ...ir.ops import CHECKS
 from .access import any_lane
 from .builder import Val, llvm_type
 from .context import STATUS, Context, Place, conjunction
 from .index import in_loops, scalar_index
 
 I64, BOOL = DType.INT64, DType.BOOL
-CHECKS = ("check_bounds", "check_divisor")
 # What a function tells of: the first of the words behind its arguments.
 _INDEX, _DIVISOR = "1", "2"
 # What no index is.

@@ -8,9 +8,10 @@ import sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, is_value, walk
+from ...ir.ops import CHECKS
 from ..kernel import EmitError
 from .access import bound_mask, load
-from .bounds import CHECKS, checked, checked_divisor, emptiness
+from .bounds import checked, checked_divisor, emptiness
 from .builder import Val
 from .context import Context
 from .functions import apply

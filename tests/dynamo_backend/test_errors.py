@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses import fake_impls
 from torch.nn import functional as F
 
+import torch_mlc
 from torch_mlc.ir.errors import DivisionByZeroError, FreedInputError, OutOfRangeError
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -170,6 +171,58 @@ def test_a_wrong_index_among_many_threads(monkeypatch: pytest.MonkeyPatch) -> No
             run(table, index)
     finally:
         torch.set_num_threads(before)
+
+
+def accumulate(x: Tensor, i: Tensor) -> None:
+    x.add_(TABLE[i])
+
+
+def normalize(x: Tensor, i: Tensor) -> None:
+    x.sub_(TABLE[i].mean(1, keepdim=True)).mul_(x.sum(1, keepdim=True))
+
+
+def gather_scattered(x: Tensor, i: Tensor) -> None:
+    x.index_add_(0, torch.arange(3), TABLE[i] * 2)
+
+
+def gather_places(x: Tensor, i: Tensor) -> None:
+    x[(torch.arange(7) // 3)[i]] = 5
+
+
+def quotients(x: Tensor, i: Tensor) -> None:
+    x.add_((i + 12) // (i - 9))
+
+
+def beside(x: Tensor, i: Tensor) -> Tensor:
+    made = x + TABLE[i]
+    x.mul_(2)
+    return made
+
+
+@pytest.mark.parametrize("form", ["python", "native"])
+@pytest.mark.parametrize("fn", [accumulate, normalize, gather_scattered, gather_places, quotients, beside])
+def test_arguments_of_a_call_that_raises(fn: Fn, form: str) -> None:
+    """Eager raises before it writes; a kernel that tells of a wrong index at its end would have written elements."""
+    wanted, given = torch.ones(3, 5), torch.ones(3, 5)
+    if fn is quotients:
+        wanted, given = wanted[:, 0].long(), given[:, 0].long()
+    run = torch.compile(fn, backend="mlc", options={"host_program": form})
+    for wrong in (False, True, False):
+        i = torch.tensor([6, 9 if wrong else 1, 2])
+        for call, x in ((fn, wanted), (run, given)):
+            with pytest.raises((IndexError, RuntimeError)) if wrong else nullcontext():
+                call(x, i)
+        torch.testing.assert_close(given, wanted)
+
+
+def test_a_cache_is_updated_where_it_is_whatever_is_checked() -> None:
+    """Of a scatter eager looks at one place after the other: the check of its own places costs it no copy."""
+
+    def f(cache: Tensor, i: Tensor, x: Tensor) -> None:
+        cache.index_copy_(0, i, x * 2)
+
+    (graph,) = torch_mlc.explain(f, torch.zeros(50, 8), torch.tensor([3, 4]), torch.ones(2, 8)).graphs
+    assert not graph.libraries
 
 
 def test_positions_past_the_table() -> None:
