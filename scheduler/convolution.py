@@ -221,7 +221,9 @@ def _covering(c: Convolution, at: Sequence[sympy.Expr], shorter: Sequence[sympy.
             place = FloorDiv(moved, sympy.Integer(step)) - back
             if size % step:
                 exists.append(_compared("lt", tap, sympy.Integer(size)))
-        if not (place.is_Symbol and c.padding[k] == 0 and step == 1):
+        # A single tap meets every place, unless an output padding has made the longer side longer.
+        alike = c.input.shape[2 + k] == c.output.shape[2 + k]
+        if not (place.is_Symbol and c.padding[k] == 0 and step == 1 and alike):
             inside += [_compared("ge", place, sympy.S.Zero), _compared("lt", place, shorter[k])]
         places.append(place)
         taps.append(tap)

@@ -145,6 +145,19 @@ def test_an_opened_transposed_convolution_is_that(name: str, imported: Import) -
     torch.testing.assert_close(result, fn(x, w, b))
 
 
+@pytest.mark.parametrize("kernel", [(1, 1), (1, 3), (3, 1)], ids=str)
+@pytest.mark.parametrize("padding", [0, 1], ids=str)
+def test_what_an_output_padding_adds_is_met_by_the_taps_that_reach_it(kernel: tuple[int, ...], padding: int) -> None:
+    """A dilation allows an output padding where filters have a single tap and steps are ones."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv_transpose2d(x.relu(), w, None, 1, padding, 1, 4, 2).exp()
+
+    x, w = torch.randn(2, 4, 5, 6), torch.randn(4, 1, *kernel)
+    close(compiled(fn, x, w), fn(x, w), torch.float32)
+    close(compiled(fn, x, w, dynamic=True), fn(x, w), torch.float32)
+
+
 # --- decisions --------------------------------------------------------------------------------------------------------
 
 
