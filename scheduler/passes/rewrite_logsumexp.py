@@ -2,15 +2,17 @@
 
 ``sum of exp(s - c) * w`` over a row, where ``c`` is one value a row, is ``S * exp(M - c)`` with (M, S) the
 log-sum-exp of ``s`` with weights ``w``, whatever ``c`` is. So nothing has to be recognised but a product with an
-exponential whose argument falls into a part that varies along the row and one that does not; where the latter is made
+exponential whose argument falls into a part that varies along the row and what is added to it; where the latter is made
 of a reduction over the same row, the sum no longer waits for it. A maximum of the same values is the first part of the
-state. Rows with infinite maxima come out as they were: ``exp(M - c)`` is then what every term was multiplied by.
+state. Rows with infinite maxima come out as they were: ``exp(M - c)`` is then what every term was multiplied by. Scores
+are as precise as the argument was: what is scaled or added along the row after ``c`` was taken off stays behind it.
 Source: Milakov and Gimelshein 2018.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
@@ -62,12 +64,25 @@ def _sums(node: Node) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """Each term is ``exp(score + offset) * weight``; ``offset`` is the same for all of a row, and ``made`` are the
-    reductions over the row that it is made of."""
+class _Argument:
+    """``whole(score)``, which is ``score`` with all of ``added`` added: numbers of which a row has one each.
+
+    ``is_lowered`` where they are all subtracted from it. ``whole`` does as was done to the scores, in that order, so
+    that the greatest of them comes out as it was.
+    """
 
     score: Expr
-    offset: Expr
+    whole: Callable[[Expr], Expr]
+    added: tuple[Expr, ...] = ()
+    is_lowered: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Each term is ``exp(argument) * weight``; ``made`` are the reductions over the row that is added to scores."""
+
+    score: Expr
+    argument: _Argument
     weight: Expr
     made: tuple[Reduction, ...]
 
@@ -103,11 +118,9 @@ class _Reader:
         if exponential is None:
             return None
         assert isinstance(exponential.inner, Call)
-        score, offset = self.split(exponential.inner.args[0])
-        made = () if offset is None else self.reductions(offset)
-        if score is None or offset is None or not made:
-            return None
-        return _Parts(cast(score, self.kind), cast(offset, self.kind), weight, made)
+        argument = self.split(exponential.inner.args[0])
+        made = self.reductions(argument.added)
+        return _Parts(cast(argument.score, self.kind), argument, weight, made) if made else None
 
     def factors(self, e: Expr) -> list[_Factor]:
         inner = self.found.peel(e)
@@ -118,37 +131,42 @@ class _Reader:
     def varies(self, e: Expr) -> bool:
         return not self.along.isdisjoint(free_symbols(e))
 
-    def split(self, e: Expr) -> tuple[Expr | None, Expr | None]:
-        """``e`` as a sum of what varies along the row and what does not; None for a part that is not there."""
-        if not self.varies(e):
-            return None, e
+    def split(self, e: Expr) -> _Argument:
+        """``e``, which varies along the row, as a score and what is added to it."""
         match self.found.peel(e):
-            case Call("add" | "sub" as fn, (a, b), _):
-                (x, c), (y, d) = self.split(a), self.split(b)
-                return (e, None) if c is None and d is None else (self.join(fn, x, y), self.join(fn, c, d))
-            case Call("neg", (a,), _):
-                x, c = self.split(a)
-                return (e, None) if c is None else (self.join("sub", None, x), self.join("sub", None, c))
+            case Call("add" | "sub" as fn, (a, b), _) if self.varies(a) and not self.varies(b):
+                inner, by = self.split(a), cast(b, self.kind)
+                lowered = inner.is_lowered and fn == "sub"
+                return _Argument(inner.score, lambda m: call(fn, inner.whole(m), by), (*inner.added, b), lowered)
+            case Call("add", (a, b), _) if self.varies(b) and not self.varies(a):
+                inner, to = self.split(b), cast(a, self.kind)
+                return _Argument(inner.score, lambda m: call("add", to, inner.whole(m)), (*inner.added, a), False)
+            case Call("sub", (a, b), _) if self.varies(b) and not self.varies(a):
+                inner, of = self.split(b), cast(a, self.kind)
+                turned = call("neg", cast(inner.score, self.kind))
+                return _Argument(
+                    turned, lambda m: call("sub", of, inner.whole(call("neg", m))), (*inner.added, a), False
+                )
+            case Call("neg", (a,), _) if (inner := self.split(a)).added:
+                turned = call("neg", cast(inner.score, self.kind))
+                return _Argument(turned, lambda m: call("neg", inner.whole(call("neg", m))), inner.added, False)
             case Call("mul", (a, b), _):
                 for scale, other in ((a, b), (b, a)):
-                    x, c = (None, None) if self.varies(scale) else self.split(other)
-                    if x is not None and c is not None:
-                        by = cast(scale, self.kind)
-                        return call("mul", cast(x, self.kind), by), call("mul", cast(c, self.kind), by)
-        return e, None
+                    number = self.found.peel(scale)
+                    if isinstance(number, Const) and _is_exact(number.value) and (inner := self.split(other)).added:
+                        return self.scaled(inner, float(number.value))
+        return _Argument(e, lambda m: m)
 
-    def join(self, fn: str, a: Expr | None, b: Expr | None) -> Expr | None:
-        if b is None:
-            return a
-        b = cast(b, self.kind)
-        if a is None:
-            return call("neg", b) if fn == "sub" else b
-        return call(fn, cast(a, self.kind), b)
+    def scaled(self, inner: _Argument, factor: float) -> _Argument:
+        """An argument times a power of two, which rounds nothing."""
+        by, back = const(factor, self.kind), const(1 / factor, self.kind)
+        score = call("mul", cast(inner.score, self.kind), by)
+        return _Argument(score, lambda m: call("mul", inner.whole(call("mul", m, back)), by), inner.added, False)
 
-    def reductions(self, e: Expr) -> tuple[Reduction, ...]:
-        """The reductions over rows of this shape that a value is made of, through element-wise nodes."""
+    def reductions(self, values: Sequence[Expr]) -> tuple[Reduction, ...]:
+        """The reductions over rows of this shape that values are made of, through element-wise nodes."""
         result: dict[str, Reduction] = {}
-        stack, seen = [e], set[str]()
+        stack, seen = [*values], set[str]()
         while stack and len(seen) < DEPTH:
             for load in loads(stack.pop()):
                 base = self.found.base(load).buffer
@@ -161,6 +179,11 @@ class _Reader:
                 elif isinstance(made, Reduction) and made.reduce_shape == self.node.reduce_shape:
                     result[made.names[0]] = made
         return tuple(result.values())
+
+
+def _is_exact(factor: bool | int | float) -> bool:
+    """Whether multiplying by a number rounds nothing, and is undone by multiplying by its inverse."""
+    return abs(math.frexp(factor)[0]) == 0.5 and 2**-32 < abs(factor) < 2**32
 
 
 def _is_worth(found: Definitions, node: Reduction, parts: _Parts) -> bool:
@@ -193,18 +216,21 @@ def _is_spread(found: Definitions, node: Reduction, elements: int) -> bool:
 
 def _maximum(found: Definitions, node: Reduction, parts: _Parts) -> Reduction | None:
     """The maximum of the very scores, with a result for each sum, if there is one."""
-    extents = dict(zip((*node.axes, *node.reduce_axes), (*node.types[0].shape, *node.reduce_shape), strict=True))
-    inside = found.within(extents)
-    space = (*node.axes, *node.reduce_axes)
-    # The one place of an axis of extent 1 has two names.
-    place = tuple(sympy.S.Zero if extents[a] == 1 else a for a in space)
-    score = inside.moved(parts.score, space, place)
+    inside, place = _inside(found, node)
+    score = inside.moved(parts.score, (*node.axes, *node.reduce_axes), place)
     for made in parts.made:
         if made.monoid == MAX and made.types[0].shape == node.types[0].shape:
             value = inside.moved(made.values[0], (*made.axes, *made.reduce_axes), place)
             if inside.same(value, score):
                 return made
     return None
+
+
+def _inside(found: Definitions, node: Reduction) -> tuple[Definitions, tuple[sympy.Expr, ...]]:
+    """The definitions for positions of a sum's terms, and that of each; the one place of an axis of extent 1, which has
+    two names, is 0."""
+    extents = dict(zip((*node.axes, *node.reduce_axes), (*node.types[0].shape, *node.reduce_shape), strict=True))
+    return found.within(extents), tuple(sympy.S.Zero if n == 1 else a for a, n in extents.items())
 
 
 def _is_ready(parts: _Parts, top: Reduction, order: dict[str, int]) -> bool:
@@ -225,7 +251,7 @@ def _written(
         node.origins if top is None else (*top.origins, *node.origins),
     )  # fmt: skip
     highest, total = (Load(name, node.axes, kind) for name in names)
-    scale = call("exp", _plus(highest, parts.offset))
+    scale = call("exp", parts.argument.whole(highest))
     value = cast(call("mul", total, scale), node.values[0].dtype)
     rest: list[Node] = [Compute(node.names[0], node.types[0], node.axes, value, node.origins)]
     if top is None:
@@ -237,13 +263,6 @@ def _written(
         [both, Compute(top.names[0], top.types[0], top.axes, cast(first, top.types[0].dtype), top.origins)],
     )
     yield node.names[0], rest
-
-
-def _plus(a: Expr, b: Expr) -> Expr:
-    match b:
-        case Call("neg", (inner,), _):
-            return call("sub", a, inner)
-    return call("add", a, b)
 
 
 def _moved(top: Reduction, node: Reduction) -> Expr:
