@@ -49,6 +49,8 @@ def rewrite_logsumexp(graph: Graph, always: bool = False) -> Graph:
         if parts is None or not (always or _is_worth(found, node, parts)):
             continue
         top = _maximum(found, node, parts)
+        if not isinstance(parts.weight, Const) and not _is_below(found, node, parts, top):
+            continue
         if top is not None and (top.names[0] in changed or not _is_ready(parts, top, order)):
             top = None
         for name, nodes in _written(node, parts, top, taken):
@@ -231,6 +233,48 @@ def _inside(found: Definitions, node: Reduction) -> tuple[Definitions, tuple[sym
     two names, is 0."""
     extents = dict(zip((*node.axes, *node.reduce_axes), (*node.types[0].shape, *node.reduce_shape), strict=True))
     return found.within(extents), tuple(sympy.S.Zero if n == 1 else a for a, n in extents.items())
+
+
+def _is_below(found: Definitions, node: Reduction, parts: _Parts, top: Reduction | None) -> bool:
+    """Whether no exponential was above one: the maximum is taken off its scores, and the logarithm of their sum may be.
+
+    Elsewhere the terms with weights may all be so far below the greatest score that nothing is left of them beside it.
+    """
+    if top is None or not parts.argument.is_lowered:
+        return False
+    inside, place = _inside(found, node)
+    taken: list[Expr] = []
+    for e in parts.argument.added:
+        inner = inside.peel(e)
+        taken += inner.args if isinstance(inner, Call) and inner.fn == "add" else (inner,)
+    logs = [e for e in taken if not _is_result(inside, e, top, place)]
+    if len(taken) - len(logs) != 1:
+        return False
+    score = inside.moved(parts.score, (*node.axes, *node.reduce_axes), place)
+    return all(_is_log_of_sum(inside, e, score, top, place) for e in logs)
+
+
+def _is_result(inside: Definitions, e: Expr, made: Reduction, place: tuple[sympy.Expr, ...]) -> bool:
+    """Whether a value is what a reduction makes of the row at hand."""
+    state = inside.state(e)
+    return state is not None and state[0] is made and state[2].indices == place[: len(made.axes)]
+
+
+def _is_log_of_sum(inside: Definitions, e: Expr, score: Expr, top: Reduction, place: tuple[sympy.Expr, ...]) -> bool:
+    """Whether a value is the logarithm of the sum of ``exp(score - top)`` over the row: the greatest term is one."""
+    log = inside.peel(e)
+    state = inside.state(log.args[0]) if isinstance(log, Call) and log.fn == "log" else None
+    if state is None or state[0].monoid != SUM or not _is_result(inside, state[2], state[0], place):
+        return False
+    made = state[0]
+    if len(made.reduce_axes) != len(top.reduce_axes) or made.types[0].shape != top.types[0].shape:
+        return False
+    match inside.peel(inside.moved(made.values[0], (*made.axes, *made.reduce_axes), place)):
+        case Call("exp", (x,), _):
+            match inside.peel(x):
+                case Call("sub", (a, b), _):
+                    return inside.same(a, score) and _is_result(inside, b, top, place)
+    return False
 
 
 def _is_ready(parts: _Parts, top: Reduction, order: dict[str, int]) -> bool:

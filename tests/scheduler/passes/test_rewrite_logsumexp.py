@@ -120,14 +120,22 @@ def test_a_sum_that_waits_for_nothing_stays() -> None:
         assert rewrite_logsumexp(graph, always=True) is graph
 
 
+def far_below(x: Tensor) -> Tensor:
+    """All that has a weight is far below the greatest score."""
+    return ((x - x.mean(-1, keepdim=True)).exp() * (x < -20)).sum(-1)
+
+
 @pytest.mark.parametrize(
     "function",
     [
         lambda x: ((x - x.amax(-1, keepdim=True)) * 50.3).exp().sum(-1),
         lambda x: ((x - x.mean(-1, keepdim=True)) * x.var(-1, keepdim=True).rsqrt()).exp().sum(-1),
         lambda x: ((x - x.amax(-1, keepdim=True)) + x.sin()).exp().sum(-1),
+        far_below,
+        lambda x: ((x - x.amax(-1, keepdim=True) / 2).exp() * x).sum(-1),
+        lambda x: ((x + x.amax(-1, keepdim=True)).exp() * x).sum(-1),
     ],
-    ids=["scaled", "normalized", "added"],
+    ids=["scaled", "normalized", "added", "far below", "half of the maximum", "the maximum added"],
 )
 def test_sums_that_would_lose_digits_stay(function: Callable[[Tensor], Tensor]) -> None:
     """Scores that something was taken off first are small; as they were, their digits end too early."""
@@ -152,6 +160,17 @@ def test_long_rows_far_from_zero_are_as_precise_as_eager(function: Callable[[Ten
     got, wanted = torch.compile(function, backend="mlc", options={"cache": False})(x), function(x.double())
     eager = ((function(x) - wanted) / wanted).abs().max()
     assert ((got - wanted) / wanted).abs().max() <= 4 * eager + 1e-6
+
+
+def test_weights_of_what_is_far_below_the_rest_count() -> None:
+    x = torch.randn(2, 140_000)
+    x[:, :1000], x[:, 1000:2000] = 60.0, -60.0
+
+    def function(x: Tensor) -> Tensor:
+        return far_below(x)[:, None] + x * 0
+
+    result = torch.compile(function, backend="mlc", options={"cache": False})(x)
+    torch.testing.assert_close(result, function(x), rtol=1e-4, atol=0)
 
 
 def on_gpu(graph: Graph) -> Graph:
