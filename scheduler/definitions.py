@@ -15,13 +15,23 @@ from .views import ViewMap, map_value
 _ARITHMETIC = {"add": sympy.Add, "mul": sympy.Mul, "sub": lambda a, b: a - b}
 
 
+def keeps(origin: DType, kind: DType) -> bool:
+    """Whether a conversion from ``origin`` to ``kind`` keeps every value."""
+    if origin is kind:
+        return True
+    return origin.is_float and (kind is DType.FLOAT64 or (kind is DType.FLOAT32 and origin.is_half))
+
+
 def is_rounding(e: Expr) -> bool:
-    """A conversion between floating types, which says how precise a value is and not what it is."""
-    return isinstance(e, Cast) and e.dtype.is_float and e.value.dtype.is_float
+    """A conversion between floating types that says how precise a value may be and not what it is: one that loses
+    nothing, or to a half type. What is rounded from float64 or to eight bits is so on purpose."""
+    if not isinstance(e, Cast) or not e.value.dtype.is_float:
+        return False
+    return keeps(e.value.dtype, e.dtype) or (e.dtype.may_stay_wide and e.value.dtype is not DType.FLOAT64)
 
 
 def unrounded(e: Expr) -> Expr:
-    """The value inside conversions between floating types."""
+    """The value inside conversions between floating types that do not change what it is."""
     while isinstance(e, Cast) and is_rounding(e):
         e = e.value
     return e
@@ -73,7 +83,7 @@ class Definitions:
         return None
 
     def peel(self, e: Expr) -> Expr:
-        """The first value that is neither a conversion between floating types nor read from an element-wise node."""
+        """The first value that is neither such a conversion (``is_rounding``) nor read from an element-wise node."""
         while True:
             if isinstance(e, Load):
                 inner = self.step(e)

@@ -7,11 +7,10 @@ from typing import Any
 
 import sympy
 
-from ...ir.dtypes import DType
 from ...ir.expr import Call, Const, Expr, Load, cast, free_symbols, is_value, length
 from ...ir.expr import loads as loads_of
 from ...ir.graph import Compute, Library, Ref, TensorType, uses
-from ..definitions import Definitions, unrounded
+from ..definitions import Definitions, keeps, unrounded
 from ..members import is_cheap, is_drawn
 
 # A function of other tensors than scores beyond so many nodes is made apart.
@@ -114,10 +113,3 @@ def scaled(found: Definitions, load: Load, constants: bool = True) -> tuple[Expr
             break
         current, scale = found.base(value), scale * factor
     return cast(current, kind), scale
-
-
-def keeps(origin: DType, kind: DType) -> bool:
-    """Whether a conversion from ``origin`` to ``kind`` keeps every value."""
-    if origin is kind:
-        return True
-    return origin.is_float and (kind is DType.FLOAT64 or (kind is DType.FLOAT32 and origin.is_half))

@@ -301,6 +301,8 @@ def test_what_is_no_softmax_over_the_contracted_axis() -> None:
         lambda q, k, v: torch.softmax(q @ k.mT, -2) @ v,
         lambda q, k, v: torch.sigmoid(q @ k.mT) @ v,
         lambda q, k, v: ((q @ k.mT).exp() / (q @ k.mT).exp().sum(-1, keepdim=True)) @ v,
+        lambda q, k, v: torch.softmax(q @ k.mT, -1).to(torch.float8_e4m3fn).to(q.dtype) @ v,
+        lambda q, k, v: torch.softmax((q @ k.mT).double(), -1).float() @ v,
         lambda q, k, v: (lambda s: (s - s.amin(-1, keepdim=True)).exp() / s.exp().sum(-1, keepdim=True))(q @ k.mT) @ v,
     ):
         assert "stays apart" not in refusal(fn, *qkv(B))

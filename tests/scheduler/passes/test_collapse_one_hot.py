@@ -74,6 +74,22 @@ def test_other_sums_stay(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     assert collapse_one_hot(graph) is graph
 
 
+def test_what_is_rounded_on_purpose_is_rounded() -> None:
+    """To eight bits, or from float64: in one term as in all of them."""
+    for steps in ((torch.float8_e4m3fn, torch.float32), (torch.float64, torch.float32, torch.float64)):
+
+        def rounded(x: Tensor, label: Tensor, steps: tuple[torch.dtype, ...] = steps) -> Tensor:
+            terms = torch.where(torch.arange(5) == label[:, None], x.to(steps[0]).to(steps[-1]) / 3, 0.0)
+            for kind in steps:
+                terms = terms.to(kind)
+            return terms.sum(1)
+
+        result = torch.compile(rounded, backend="mlc", options={"cache": False})(X, LABELS)
+        torch.testing.assert_close(result, rounded(X, LABELS), rtol=0, atol=0)
+    graph = imported(lambda x, label: picked(x, label).half().float() + picked(x.half(), label).float())
+    assert reduced(eliminate_dead(collapse_one_hot(graph))) == []
+
+
 def test_the_gradient_of_a_loss_has_no_sum() -> None:
     x = X.clone().requires_grad_()
     _, backward = capture(lambda x, t: F.cross_entropy(x, t), [x, LABELS.clamp(0, 4)], training=True)
