@@ -245,8 +245,11 @@ class _Site:
             if node is scan:
                 nodes += made
             elif isinstance(node, Compute) and node.name in self.images:
+                axis, extents = node.axes[self.dim], dict(zip(node.axes, shape, strict=True))
                 for start in states:
-                    value = self._renamed(node, self.values[node.name][0], names, start)
+                    # What an image makes of its place along the scan is of the place where the scan is read.
+                    value = self._at(self.values[node.name][0], {axis: axis + start}, extents)
+                    value = self._renamed(node, value, names, start)
                     kind = node.type if names[node.name, start] == node.name else _type(node.type, shape)
                     nodes.append(replace(node, name=names[node.name, start], type=kind, value=value))
             elif isinstance(node, _Reader) and self._read(node, self._shown()):
@@ -304,7 +307,7 @@ class _Site:
             if not isinstance(e, Load) or e.buffer not in self._shown():
                 return None
             if start is not None:
-                return Load(names[e.buffer, start], e.indices, e.dtype)
+                return Load(names[e.buffer, start], node.axes, e.dtype)
             place = _place(e.indices[self.dim], extents)
             assert place is not None
             axis, window, runs_back = place

@@ -168,6 +168,26 @@ def test_compiled(shape: tuple[int, ...]) -> None:
         same(torch.compile(fn, backend="mlc", dynamic=False)(x), fn(x.double()))
 
 
+@pytest.mark.parametrize("scan", [lambda x: x.cumsum(-1), lambda x: x.cummax(-1).values], ids=["sums", "maxima"])
+@pytest.mark.parametrize("part", [torch.tril, torch.triu], ids=["lower", "upper"])
+def test_what_is_made_of_a_place_moves_too(scan: Fn, part: Fn) -> None:
+    """A triangle looks at where an element is, not only at the scan there."""
+
+    def behind(x: Tensor) -> Tensor:
+        return part(scan(x))[..., 1:] * 2
+
+    def before(x: Tensor) -> Tensor:
+        return F.pad(part(scan(x)), (1, 0))[..., :-1] + x
+
+    def neighbours(x: Tensor) -> Tensor:
+        y = part(scan(x))
+        return y[..., 1:] - y[..., :-1] * 2
+
+    for fn in (behind, before, neighbours):
+        for x in (numbers(5, 7).double(), (numbers(5, 7) * 9).long()):  # whose sums are not rounded behind the scan
+            same(torch.compile(fn, backend="mlc", options={"cache": False})(x), fn(x))
+
+
 def test_gradients() -> None:
     x = numbers(3, 29).requires_grad_()
     torch.compile(transmittance, backend="mlc")(x).square().sum().backward()
