@@ -186,6 +186,8 @@ def _without_nan(
     tested = _softmax(found, condition.args[0], column)
     if tested is None or not found.same(tested.score, softmax.score):
         return None
+    if softmax.factors or tested.factors:  # which may be NaN or infinite, element by element
+        return None
     match condition:
         case Call("isnan", _, _) if _is(found, if_true, 0.0):
             return replace(softmax, zero_for_nan=True)

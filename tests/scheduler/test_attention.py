@@ -308,6 +308,25 @@ def test_what_is_no_softmax_over_the_contracted_axis() -> None:
         assert "stays apart" not in refusal(fn, *qkv(B))
 
 
+def test_a_nan_of_weights_is_that_of_an_element(run: Any) -> None:
+    """Those of a softmax come by whole rows; what multiplies probabilities has its own."""
+
+    def weighted(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        return torch.nan_to_num(torch.softmax(q @ k.mT, -1) * w) @ v
+
+    def tested(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        p = torch.softmax(q @ k.mT, -1)
+        return torch.where(torch.isnan(p * w), 0.0, p) @ v
+
+    w = torch.ones(B, M, N)
+    w[0, 3, 4], w[1, 5, 6] = float("nan"), INF
+    for fn in (weighted, tested):
+        assert "stays apart" not in refusal(fn, *qkv(B), w)
+        result = torch.compile(fn, backend="mlc", options={"cache": False})(*qkv(B), w)
+        torch.testing.assert_close(result, fn(*qkv(B), w), rtol=1e-4, atol=1e-5)
+    check(run, lambda q, k, v, w: (torch.nan_to_num(torch.softmax(q @ k.mT, -1)) * w) @ v, *qkv(B), w)
+
+
 def test_scores_of_no_product_stay() -> None:
     reason = refusal(lambda q, k, v: torch.softmax((q @ k.mT).cumsum(-1), -1) @ v, *qkv(B))
     assert "attention stays apart: its scores are not one product of matrices" in reason
