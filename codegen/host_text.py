@@ -248,7 +248,7 @@ class _Printer(Words):
             tensors = ", ".join(f"*{self.each(n)}" if n in times else self.name(n) for n in names)
             numbers = ", ".join(f"*[{least[n]}] * {times[n]}" if n in times else str(least[n]) for n in names)
             comma = "," if len(names) == 1 else ""
-            self.line(f"with_memory_(({tensors}{comma}), ({numbers}{comma}))")
+            self.line(f"{self.memory_check}(({tensors}{comma}), ({numbers}{comma}))")
 
     def look_at(self, *names: str) -> None:
         """Where arguments are used for the first time: whoever has freed their memory, or a part of it, is told so."""
@@ -257,10 +257,14 @@ class _Printer(Words):
             if kind is None or name in self.looked_at:
                 continue
             self.looked_at.add(name)
-            known, least = self.name(name), least_memory(kind)
-            there = f"{known}.untyped_storage().nbytes() - {kind.dtype.itemsize} * {known}.storage_offset()"
-            if least:
-                self.line(f"if {there} < {least}: without_memory_({known}, {least})")
+            if least := least_memory(kind):
+                self.line(f"{self.memory_check}(({self.name(name)},), ({least},))")
+
+    @property
+    def memory_check(self) -> str:
+        """What looks at the memory of arguments. Ops take tensors that have none, as torch's fakes; kernels do not."""
+        launches = any(isinstance(s, Launch) for s, _ in self.program.every_step())
+        return "with_memory_" if launches else "with_storage_"
 
     def bind(self, step: BindSize) -> None:
         source = self.listed.get(step.source) or self.name(step.source)

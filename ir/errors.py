@@ -17,7 +17,8 @@ class DivisionByZeroError(MlcError, ZeroDivisionError, RuntimeError):
 
 
 class FreedInputError(MlcError, RuntimeError):
-    """A program was given a tensor whose memory was freed, or a part of it. Eager reads beyond it and may die."""
+    """A program was given a tensor whose memory was freed, or a part of it, or that never had any. Eager reads beyond
+    what was freed and may die."""
 
 
 class IRError(MlcError):

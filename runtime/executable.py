@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..codegen.host_ops import resolve_op
 from ..codegen.host_text import HostText
@@ -158,6 +159,11 @@ def _over_limit(peak: int, message: str) -> None:
 
 def _without_memory(tensor: Tensor, least: int) -> None:
     """Of a tensor with less memory than a program reads. Raises FreedInputError, unless it has no elements."""
+    if isinstance(tensor, FakeTensor):
+        raise FreedInputError(
+            f"an input of shape {tuple(tensor.shape)} and type {tensor.dtype} is a FakeTensor, which has no memory, "
+            "and the kernels of a compiled graph read it; call the function that is not compiled with fake tensors"
+        )
     if tensor.numel():
         raise FreedInputError(
             f"an input of shape {tuple(tensor.shape)}, strides {tensor.stride()}, offset {tensor.storage_offset()} and "
@@ -167,10 +173,18 @@ def _without_memory(tensor: Tensor, least: int) -> None:
         )
 
 
-def _with_memory(tensors: Sequence[Tensor], least: Sequence[int]) -> None:
+def _with_storage(tensors: Sequence[Tensor], least: Sequence[int]) -> None:
     """Raises FreedInputError where a tensor has fewer bytes of memory behind its first element than a program reads."""
     for tensor, nbytes in zip(tensors, least, strict=True):
         if tensor.untyped_storage().nbytes() - tensor.itemsize * tensor.storage_offset() < nbytes:
+            _without_memory(tensor, nbytes)
+
+
+def _with_memory(tensors: Sequence[Tensor], least: Sequence[int]) -> None:
+    """The same of a program that has kernels: those read tensors that only say how large their storage would be."""
+    for tensor, nbytes in zip(tensors, least, strict=True):
+        room = tensor.untyped_storage().nbytes() - tensor.itemsize * tensor.storage_offset()
+        if room < nbytes or type(tensor) is FakeTensor:
             _without_memory(tensor, nbytes)
 
 
@@ -200,7 +214,7 @@ HELPERS: dict[str, Any] = {
     "over_limit_": _over_limit,
     "seeds_": draw_seeds,
     "with_memory_": _with_memory,
-    "without_memory_": _without_memory,
+    "with_storage_": _with_storage,
     "guard_": torch.cuda._DeviceGuard,
     "range_": torch.autograd.profiler.record_function,
 }

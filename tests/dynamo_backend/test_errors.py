@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
-from torch._subclasses import fake_impls
+from torch._subclasses import FakeTensorMode, fake_impls
 from torch.nn import functional as F
 
 import torch_mlc
@@ -329,6 +329,36 @@ def test_views_and_libraries_operands_that_were_freed(form: str) -> None:
             given.untyped_storage().resize_(left)
             with pytest.raises(FreedInputError, match=f"offset 16 .* a storage of {left} bytes, .*at least 64"):
                 run(given)
+
+
+@pytest.mark.parametrize("form", ["python", "native"])
+def test_tensors_that_never_had_memory(form: str) -> None:
+    """Fakes say how large their storage is; only ops can do with them."""
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return (x * 2 + y).sum(0)
+
+    def g(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return torch.cond(x.sum() > 0, lambda x, y: (x * 2, x @ y), lambda x, y: (x + y, y @ x), (x, y))
+
+    def h(x: Tensor, y: Tensor) -> Tensor:
+        return torch.linalg.inv(x) * 2 + y
+
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    for function in (f, g, h):
+        for dynamic in (False, True):
+            torch._dynamo.reset()
+            run = torch.compile(function, backend="mlc", dynamic=dynamic, options={"host_program": form})
+            for _ in range(2):
+                torch.testing.assert_close(run(x, y), function(x, y))
+                with FakeTensorMode() as mode:
+                    fakes = mode.from_tensor(x), mode.from_tensor(y)
+                with pytest.raises(Exception, match="FakeTensor"):
+                    run(*fakes)
+    call = torch.compile(lambda x: torch.linalg.inv(x), backend="mlc", options={"host_program": form})
+    torch.testing.assert_close(call(x), torch.linalg.inv(x))
+    with FakeTensorMode() as mode:
+        assert call(mode.from_tensor(x)).shape == (4, 4)
 
 
 def test_layouts_that_have_no_strides() -> None:
