@@ -27,6 +27,7 @@ from .aot_cache import cacheable, is_cacheable, settings_in_keys
 from .chunk_loss import chunk_losses
 from .compile import CompiledGraph, compile_graph
 from .decompositions import decomposition_table, whole_ops
+from .forward_mode import differentiates_forward
 from .frame_budget import frame_budget
 from .merge_products import merge_products
 from .negations import return_negated_views
@@ -57,6 +58,8 @@ def mlc_backend(
     settings = Options.resolve(mode, options, os.environ)
     if settings.verify > 1:  # random numbers of ours are not those of ATen
         settings = replace(settings, fallback_random=True)
+    if differentiates_forward():
+        return gm.forward  # torch's own ops, which take along what tensors carry
     cached = is_cacheable(settings, gm, example_inputs)
 
     def compiler(kind: str) -> Callable[..., Any]:

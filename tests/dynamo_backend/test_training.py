@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -389,6 +391,31 @@ def test_forward_derivatives() -> None:
 
     cotangent = torch.randn(5, 5)
     close(compiled(g)(x, cotangent), g(x, cotangent))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_tensors_that_carry_derivatives(dynamic: bool) -> None:
+    """No guard of torch's tells such calls from others, and a program would drop what tensors carry."""
+
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.tanh() * y + x.sum(), (x * y).cumsum(0)
+
+    run = torch.compile(f, backend="mlc", dynamic=dynamic)
+    x, y, v = torch.randn(3, 5)
+    made = [counters["graphs_compiled"]]
+    for carried in (False, True, False, True):
+        for asked in (False, True):
+            a = x.clone().requires_grad_(asked)
+            with forward_ad.dual_level() if carried else nullcontext():
+                given = forward_ad.make_dual(a, v) if carried else a
+                for ours, eager in zip(run(given, y), f(given, y), strict=True):
+                    close(ours, eager)
+                    assert ours.requires_grad == eager.requires_grad
+                    if carried:
+                        close(*(forward_ad.unpack_dual(t).tangent for t in (ours, eager)))
+        made.append(counters["graphs_compiled"])
+    # Elsewhere programs run, and those that were made before.
+    assert made[0] < made[1] == made[-1]
 
 
 # --- breaks in the middle ---------------------------------------------------------------------------------------------
