@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import sympy
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..codegen.kernel import KernelSource
 from ..codegen.llvm.module import emit_llvm
@@ -95,12 +96,13 @@ class NestKernel:
         return load_code(self.code)
 
     def __call__(self, *inputs: Tensor, **sizes: int) -> Tensor | tuple[Tensor, ...]:
-        """Run the kernel. Raises CallError where arguments are missing, or of another dtype, shape, stride or device
-        than the parameters."""
+        """Run the kernel. Raises CallError where arguments are missing, have no memory, or are of another dtype, shape,
+        stride or device than the parameters."""
         if len(inputs) != len(self.inputs):
             names = ", ".join(map(_type, self.inputs)) or "none"
             raise CallError(f"{self.nest.name} takes {len(self.inputs)} inputs ({names}), {len(inputs)} were given")
         device = self._checked(inputs)
+        inputs = tuple(_negated(t) if t.is_neg() else t for t in inputs)
         key = (*((t.shape, t.stride()) for t in inputs), *sorted(sizes.items()))
         plan = self._plans.get(key)
         if plan is None:
@@ -136,6 +138,8 @@ class NestKernel:
             if t.device.type != self._device or device not in (None, t.device):
                 wanted = device if device is not None else f"{self._device}, as the kernel is for {self.target}"
                 raise CallError(f"{self.nest.name}: {b.name} has to be on {wanted}; the argument is on {t.device}")
+            if not _has_memory(t):
+                raise CallError(f"{self.nest.name}: the argument for {b.name} has no memory, or not all that it shows")
             device = t.device
         return device if device is not None else torch.device(self._device)
 
@@ -169,6 +173,8 @@ class NestKernel:
         for name in sizes:
             if name not in symbols:
                 raise CallError(f"{self.nest.name} has no size {name}; its sizes are {', '.join(symbols) or 'none'}")
+            if not isinstance(sizes[name], int):
+                raise CallError(f"{self.nest.name}: {name} is a whole number, not {sizes[name]!r}")
         return {symbols[name]: sympy.Integer(value) for name, value in sizes.items()}
 
     def _facts(self, b: Buffer, t: Tensor) -> list[tuple[str, sympy.Expr, int]]:
@@ -180,6 +186,24 @@ class NestKernel:
             steps = zip(b.strides, t.stride(), t.shape)
             facts += [(f"stride {d} of {b.name}", e, s) for d, (e, s, n) in enumerate(steps) if n > 1]
         return facts
+
+
+def _span(t: Tensor) -> int:
+    """Elements from the first to the last that a tensor has."""
+    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride())) if t.numel() else 0
+
+
+def _has_memory(t: Tensor) -> bool:
+    """Whether all elements are there: storages can be freed, and fakes and wrappers only say how large theirs are."""
+    if not t.numel():
+        return True
+    room = t.untyped_storage().nbytes() - t.itemsize * t.storage_offset()
+    return not isinstance(t, FakeTensor) and room >= t.itemsize * _span(t) and t.data_ptr() != 0
+
+
+def _negated(t: Tensor) -> Tensor:
+    """What is negative by a bit alone (``x.conj().imag``) as memory that is, in the same layout."""
+    return (-torch._neg_view(t).as_strided((_span(t),), (1,))).as_strided(t.shape, t.stride(), 0)
 
 
 def _bind(known: dict[sympy.Symbol, sympy.Integer], facts: Sequence[tuple[sympy.Expr, int]]) -> None:

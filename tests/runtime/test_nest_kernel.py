@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_mlc
 from torch_mlc.ir.loops import LoopNest
@@ -53,6 +55,50 @@ def test_outputs_are_made_in_the_layout_of_the_nest() -> None:
         torch.testing.assert_close(total, (x * y[:, None]).sum(1))
         torch.testing.assert_close(both, (x + y[:, None]).t(), rtol=0, atol=0)
         assert n == 0 or both.stride() == (1, m)
+
+
+SUM = """
+@nest(outputs=["out0"])
+def rows(in0: tensor(float32, [s0, s1], strides=[s2, s3]), out0: float32[s0]):
+    s0 = size()
+    s1 = size()
+    s2 = size()
+    s3 = size()
+    for a in serial(s0):
+        for b in serial(s1):
+            with block("b0"):
+                i = spatial(s0, a)
+                r = reduction(s1, b)
+                out0[i] = sum.update(in0[i, r])
+"""
+
+
+def test_what_is_negative_by_a_bit() -> None:
+    """Kernels read memory as it is."""
+    run = torch_mlc.compile(nest_of(SUM))
+    x = torch.randn(5, 7, dtype=torch.complex64).conj().imag
+    for given in (x, x.t(), x[1:, ::2], x[:1].expand(3, 7), x[:0]):
+        assert given.is_neg()
+        sizes = {f"s{2 + d}": given.stride(d) for d in (0, 1)}
+        torch.testing.assert_close(run(given, **sizes), given.sum(1))
+
+
+def test_arguments_without_memory_are_refused() -> None:
+    run = torch_mlc.compile(nest_of(SUM))
+    layout = {"s2": 7, "s3": 1}
+    x = torch.randn(5, 7)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+    freed, cut = x.clone(), x.clone()
+    freed.untyped_storage().resize_(0)
+    cut.untyped_storage().resize_(4 * 34)
+    for given in (fake, freed, cut, TwoTensor(x.clone(), x.clone())):
+        with pytest.raises(CallError, match="the argument for in0 has no memory"):
+            run(given, **layout)
+    torch.testing.assert_close(run(x, **layout), x.sum(1))
+    assert run(torch.empty(0, 7), **layout).shape == (0,)
+    with pytest.raises(CallError, match=r"s3 is a whole number, not 1\.5"):
+        run(x, s2=7, s3=1.5)
 
 
 def test_a_size_that_no_shape_tells_is_passed_by_name() -> None:
