@@ -34,6 +34,7 @@ from ..ir.graph import (
     SizeInput,
     TensorType,
 )
+from ..ir.target import has_kernels
 from .converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion, SizeMap, Tensor
 from .converters.context import KEEPS_ROUNDING
 from .converters.replays import REPLAY, SAVE, replayed_value
@@ -116,7 +117,7 @@ def _foreign(val: Any) -> str | None:
         if isinstance(v, torch.Tensor):
             if DType.from_torch(v.dtype).is_carried:
                 return "complex numbers" if v.is_complex() else f"elements of {v.dtype}"
-            if v.device.type not in ("cpu", "cuda"):
+            if not has_kernels(v.device.type):
                 return f"device {v.device.type}"
     return None
 

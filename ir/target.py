@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from .errors import MlcError
 
+# Types of torch's devices whose tensors kernels are made for; what is computed on others is left to torch.
+DEVICES = ("cpu", "cuda")
+
 
 class TargetError(MlcError, ValueError):
     """A target was asked for by a name that names none."""
@@ -43,6 +46,11 @@ class Target:
     def lanes(self, itemsize: int) -> int:
         """Elements of that many bytes in one SIMD register."""
         return max(1, self.vector_bytes // itemsize)
+
+
+def has_kernels(device: str) -> bool:
+    """Whether kernels are made for tensors on a device ("cuda:0")."""
+    return device.partition(":")[0] in DEVICES
 
 
 # Streaming multiprocessors, shared memory a block may use, registers a multiprocessor.

@@ -16,6 +16,7 @@ from ..ir.expr import Expr, Index, Load, flops, is_value, length, loads, rewrite
 from ..ir.graph import Compute, Graph, Library, Node, Ref, TensorType, View, node_values, uses
 from ..ir.graph import Reduction as ReductionNode
 from ..ir.index import simplify
+from ..ir.target import has_kernels
 from .members import is_cheap
 from .tiles import COLUMNS
 from .views import ViewMap, map_value
@@ -207,12 +208,14 @@ class Products:
         return self.resolved[maker.name]
 
     def product(self, node: Node) -> Product | None:
-        """The node as a product, or None where it is none, or one whose arithmetic the IR does not have."""
+        """The node as a product, or None where it is none, or one that no kernel computes, for its device or types."""
         if not isinstance(node, Library) or node.target not in _FORMS or node.types[0] is None:
             return None
         at, first, (axes, of_a, of_b) = _FORMS[node.target]
         names = [a.name if isinstance(a, Ref) else "" for a in (node.args[first], node.args[first + 1])]
         kind, kinds = node.types[0], [self.types.get(n) for n in names]
+        if not has_kernels(kind.device):
+            return None
         read = _OPERANDS.get(node.target, kind.dtype)
         if any(t is None or t.dtype is not read for t in kinds) or not _has_arithmetic(kind.dtype):
             return None

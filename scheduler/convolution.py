@@ -16,6 +16,7 @@ from ..ir.dtypes import DType
 from ..ir.expr import Expr, IndexValue, Load, Select, call, cast, const, symbol
 from ..ir.graph import Compute, Library, Node, Reduction, Ref, TensorType
 from ..ir.monoid import SUM
+from ..ir.target import has_kernels
 
 FORWARD, BACKWARD = "aten::convolution.default", "aten::convolution_backward.default"
 
@@ -73,7 +74,8 @@ class Convolution:
 
 
 def convolution(node: Node, graph_types: Mapping[str, TensorType]) -> Convolution | None:
-    """The node as a convolution; None where it is none, or not one of floats with a constant kernel and channels."""
+    """The node as a convolution; None where it is none, or not one of floats with a constant kernel and channels, on a
+    device that kernels are made for."""
     if not isinstance(node, Library) or node.target not in (FORWARD, BACKWARD) or node.kwargs:
         return None
     if node.target == FORWARD:
@@ -95,7 +97,9 @@ def convolution(node: Node, graph_types: Mapping[str, TensorType]) -> Convolutio
     numbers = (*filters.shape, own.shape[1], output.shape[1])
     if rank < 1 or own.dtype.itemsize < 2 or steps is None or pads is None or spread is None:
         return None
-    if not own.dtype.is_float or any(t.dtype is not own.dtype for t in (*kinds.values(), output)):
+    if not has_kernels(own.device) or not own.dtype.is_float:
+        return None
+    if any(t.dtype is not own.dtype for t in (*kinds.values(), output)):
         return None
     if not all(e.is_Integer and e > 0 for e in numbers) or not isinstance(groups, int):
         return None

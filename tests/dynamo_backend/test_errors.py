@@ -292,6 +292,40 @@ def test_other_devices() -> None:
     torch.testing.assert_close(run(x, x), f(x, x))
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_what_is_opened_elsewhere_on_devices_without_kernels(training: bool) -> None:
+    """Products, convolutions, attention and losses, where the tensors are on no device that kernels are made for."""
+
+    def attention(x: Tensor) -> Tensor:
+        return torch.softmax(x @ x.mT, -1) @ x
+
+    def loss(x: Tensor, w: Tensor, at: Tensor) -> Tensor:
+        return F.cross_entropy(x @ w.t(), at)
+
+    def wide(x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(F.conv2d(x, w, padding=1, groups=w.shape[0] // w.shape[1])).sum((2, 3))
+
+    image, at = torch.randn(2, 8, 9, 9), torch.randint(5, (6,))
+    examples: tuple[tuple[Fn, tuple[Tensor, ...]], ...] = (
+        (lambda x, w: torch.relu(x @ w) + 1, (torch.randn(3, 3), torch.randn(3, 3))),
+        (lambda x, w, b: F.gelu(F.linear(x, w, b)), (torch.randn(3, 4), torch.randn(5, 4), torch.randn(5))),
+        (attention, (torch.randn(2, 4, 8),)), (lambda q: F.scaled_dot_product_attention(q, q, q), (image,)),
+        (wide, (image, torch.randn(8, 1, 3, 3))), (wide, (image, torch.randn(8, 8, 1, 1))),
+        (loss, (torch.randn(6, 4), torch.randn(5, 4), at)),
+    )  # fmt: skip
+    # torch itself differentiates no loss there.
+    for f, given in examples[: -1 if training else None]:
+        torch._dynamo.reset()
+        run = torch.compile(f, backend="mlc", options={"loss_chunk": 2})
+        inputs = [t.to("meta").requires_grad_(training and t.is_floating_point()) for t in given]
+        ours, eager = run(*inputs), f(*inputs)
+        assert (ours.device, ours.shape, ours.stride()) == (eager.device, eager.shape, eager.stride())
+        if training:
+            ours.sum().backward()
+            assert all(t.grad is not None and t.grad.is_meta for t in inputs if t.requires_grad)
+        torch.testing.assert_close(run(*given), f(*given), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("form", ["python", "native"])
 def test_memory_that_was_freed(form: str) -> None:
     """Eager's process dies of it."""
