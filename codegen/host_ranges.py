@@ -19,7 +19,8 @@ def with_ranges(host: HostText, kernels: Mapping[str, str]) -> HostText:
     call = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, sorted(called, key=len, reverse=True)))})\(")
     lines: list[str] = []
     origin = ""
-    for line in host.text.splitlines():
+    # Comments are lines of the user's, which may hold characters that str.splitlines cuts at, and Python does not.
+    for line in host.text.removesuffix("\n").split("\n"):
         code = line.lstrip()
         indent = line[: len(line) - len(code)]
         found = None

@@ -71,7 +71,8 @@ def current_line() -> str:
         frame = frame.f_back
     if frame is None:
         return ""
-    lines = [line.strip() for line in frame.f_globals[_TEXT].splitlines()]
+    # As Python counts lines; a comment may hold characters that str.splitlines cuts at.
+    lines = [line.strip() for line in frame.f_globals[_TEXT].split("\n")]
     before = lines[frame.f_code.co_firstlineno : frame.f_lineno]
     return next((line[1:].strip() for line in reversed(before) if line.startswith("#")), "")
 

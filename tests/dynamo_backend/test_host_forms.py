@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,32 @@ def compiled(folder: Path, host: str = "auto") -> Any:
 
 def args() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(5, 40), torch.randn(40, 60)
+
+
+# Some of what str.splitlines ends lines at, and neither Python nor files do.
+ENDS = "\x0b\x0c\x1c\x85\u2028"
+ODD = f"""
+import torch
+
+def odd(x, w):
+    y = torch.relu(x @ w)  # one{ENDS}two
+    return torch.linalg.inv(y @ y.T + len("{ENDS}") * torch.eye(5)) * 2  # {ENDS}three
+"""
+
+
+@pytest.mark.parametrize("host", ["python", "native"])
+def test_model_lines_with_odd_characters(tmp_path, host):
+    source = tmp_path / "odd_lines.py"
+    source.write_text(ODD, encoding="utf-8")
+    spec = spec_from_file_location("odd_lines", source)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    run, given = torch.compile(module.odd, backend="mlc", options={"host_program": host}), args()
+    for _ in range(2):
+        torch.testing.assert_close(run(*given), module.odd(*given))
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            torch.testing.assert_close(run(*given), module.odd(*given))
+        assert any("odd_lines.py:6 in odd: return torch.linalg.inv" in e.key for e in seen.key_averages())
 
 
 def test_a_program_that_is_called_often_becomes_machine_code_and_stays_it(tmp_path):
