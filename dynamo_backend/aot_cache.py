@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,7 +116,6 @@ def cacheable(
 
     def compile(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphCode:
         _LATE.begin()
-        _donate_nothing()
         compiled = compiler(gm, example_inputs)
         _keep_guards()
         kept = compiled.is_self_contained and not _has_tokens()
@@ -130,32 +130,29 @@ def _has_tokens() -> bool:
     return context is not None and context.fw_metadata is not None and bool(context.fw_metadata.tokens)
 
 
-def _donate_nothing() -> None:
-    """Let an entry say what is true: no program of ours writes over what is saved for a backward.
-
-    torch takes it for possible, and asks at the first backward whether it is the last, which one that is found in the
-    cache could not take into account.
-    """
-    context = TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []
-
-
 def _keep_guards() -> None:
     """Let an entry hold every guard of its sizes.
 
     torch leaves out guards of symbols that are no arguments, as those are that tracing found to be equal to another:
     a graph for odd sizes was found for even ones. They are added in the symbol that stands for both.
+
+    It also writes guards with "and" between them, and none in parentheses, so that of "a or b" the rest was not asked:
+    a graph for one size was found for every.
     """
     env = shape_env()
     if env is None:
         return
+    env.produce_guards = partial(_in_parentheses, type(env).produce_guards, env)
     known = {guard.expr for guard in env.guards}
     for guard in list(env.guards):
         said = env.simplify(guard.expr)
         if said.free_symbols and said not in known:
             known.add(said)
             env.guards.append(guard._replace(expr=said))
+
+
+def _in_parentheses(produce: Callable[..., list[str]], *args: Any, **kwargs: Any) -> list[str]:
+    return [f"({guard})" for guard in produce(*args, **kwargs)]
 
 
 class _LateSaving:

@@ -317,3 +317,49 @@ def test_guards_of_sizes_that_are_equal_to_others() -> None:
             torch.testing.assert_close(*results)
             gradients = [torch.autograd.grad([t.sum() for t in r], leaves) for r in results]
             torch.testing.assert_close(*gradients)
+
+
+def test_guards_that_say_or() -> None:
+    """Of the others none was asked then: the graph for a slice of one column was found for those of any width."""
+
+    def fn(x: Tensor, n: int) -> Tensor:
+        return torch.view_as_complex(x.view(2, -1, 2)).conj()[..., :n]
+
+    for _ in range(2):  # the second time out of the cache
+        torch._dynamo.reset()
+        compiled = torch.compile(fn, backend="mlc", dynamic=True)
+        for n in (1, 2, 3):
+            x = torch.randn(4, 4)
+            torch.testing.assert_close(compiled(x, n), fn(x, n))
+
+
+def overlapping() -> tuple[Tensor, Tensor]:
+    base = torch.arange(12.0)
+    return base[:8], base[4:]
+
+
+def apart() -> tuple[Tensor, Tensor]:
+    return overlapping()[0], overlapping()[1]
+
+
+def writes(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    x.add_(1)
+    return x * y, y.sin()
+
+
+def sees(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return x[1:], y + 1
+
+
+@pytest.mark.parametrize("fn", [writes, sees], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("first", [overlapping, apart], ids=lambda f: f.__name__)
+def test_arguments_that_share_memory(
+    first: Callable[[], tuple[Tensor, Tensor]], fn: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+) -> None:
+    """Types, sizes and places of arguments do not tell whether what is written to one is seen in another."""
+    for make in (first, overlapping, apart, overlapping, apart):
+        torch._dynamo.reset()
+        mine, eagers = make(), make()
+        results = torch.compile(fn, backend="mlc", dynamic=False)(*mine)
+        torch.testing.assert_close((*results, *mine), (*fn(*eagers), *eagers))
+        assert fn is writes or results[0].data_ptr() == mine[0][1:].data_ptr()
