@@ -101,6 +101,7 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
     """One graph of AOTAutograd."""
     name = get_aot_graph_name()
     _LOG.debug("compiling %s of %d nodes", name, len(gm.graph.nodes))
+    _donate_nothing()
     try:
         # AOTAutograd traces with fake tensors; constants of the module and tuning are about real ones. Torch's
         # own table of compile times has the seconds too.
@@ -143,6 +144,17 @@ def _metadata() -> Any:
     """What AOTAutograd knows of the inputs and results of the forward; None outside of it."""
     context = TracingContext.try_get()
     return None if context is None else context.fw_metadata
+
+
+def _donate_nothing() -> None:
+    """Let AOTAutograd know what is true: no program of ours writes over what is saved for a backward.
+
+    torch takes it for possible, and asks at the first backward whether it is the last: later ones that retain the graph
+    would raise, and a backward that is found in the cache could not take the answer into account.
+    """
+    metadata = _metadata()
+    if metadata is not None:
+        metadata.bw_donated_idxs = []
 
 
 def _static_inputs(kind: str) -> tuple[int, ...]:

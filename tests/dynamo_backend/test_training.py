@@ -167,6 +167,26 @@ def test_a_graph_that_is_retained() -> None:
         out.backward()
 
 
+@pytest.mark.parametrize("options", [{}, {"cache": False}, {"verify": 2}], ids=["cache", "alone", "verified"])
+def test_a_graph_that_is_retained_later(options: dict[str, object]) -> None:
+    """The backward was compiled at a call that retained nothing."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return (torch.tanh(x @ w) * torch.sin(x @ w)).sum()
+
+    run, given = compiled(f, options=options), torch.randn(2, 4, 4)
+    for retain in (False, True, True):
+        found = []
+        for fn in (run, f):
+            inputs = [t.clone().requires_grad_() for t in given]
+            out = fn(*inputs)
+            if retain:
+                out.backward(retain_graph=True)
+            out.backward()
+            found.append([t.grad for t in inputs])
+        close(*found)
+
+
 def test_two_losses_of_one_forward() -> None:
     ours, eager, run = twins(Block())
     x = torch.randn(3, 12)
