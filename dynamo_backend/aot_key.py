@@ -19,6 +19,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from .share_nodes import storage_of
 from .substitution import Substitution
 
 # Ops whose definitions are torch's own text. Others may run a user's Triton kernels, whose text torch's key has.
@@ -32,6 +33,7 @@ class _WithoutInductor(FxGraphHashDetails):
     """
 
     def __init__(self, gm: Any, example_inputs: Sequence[Any], fx_kwargs: Any, inputs_to_check: Sequence[int]) -> None:
+        self.shared_memory = _shared_memory(example_inputs)
         if not _is_plain(gm, example_inputs):
             super().__init__(gm, example_inputs, fx_kwargs, inputs_to_check)
             return
@@ -92,6 +94,13 @@ def _is_own(target: Any) -> bool:
         case HigherOrderOperator():
             return "triton" not in target.name()
     return True
+
+
+def _shared_memory(inputs: Sequence[Any]) -> list[int]:
+    """For each input the first one in the same storage: writes to one are seen in the others, and results that are
+    views are made again of one of them. What metadata tells of a tensor is its place in the storage alone."""
+    first: dict[Any, int] = {}
+    return [first.setdefault(storage_of(x) or k, k) for k, x in enumerate(inputs)]
 
 
 def _settings() -> dict[str, Any]:

@@ -123,15 +123,19 @@ def compile_graph(
                 taken_apart(body), (), options=options, name=f"{name}.{node}", load=load, fresh=fresh, region=True
             )
     regions = {node: bodies[id(body)] for node, body in regions_of(gm).items()}
+    lazy = lazy_inputs(gm, region=region)
     job = _Job(
         gm, example_inputs, options, frozenset(static), saved, tuple(given), name, load, fresh, region, regions,
-        lazy_inputs(gm, region=region), timer, store,
+        lazy, timer, store,
     )  # fmt: skip
     with timer.phase("key"):
         kind = "region" if region else f"whole, results saved from {saved}"
         places = enumerate(gm.graph.find_nodes(op="placeholder"))
         held = " ".join(str(k) for k, n in places if n.name in given)
-        around = {**surroundings(options, _devices(gm)), "kind of graph": kind, "inputs that nobody else holds": held}
+        around = {
+            **surroundings(options, _devices(gm)), "kind of graph": kind, "inputs that nobody else holds": held,
+            "inputs that may come with bits": repr(lazy),  # gradients, and a backward may be as an inference graph is
+        }  # fmt: skip
         key = graph_key(gm, example_inputs, static, around) if job.may_be_stored else None
     stored = job.stored(key)
     if stored is not None:

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
 
@@ -82,14 +83,18 @@ def _memory_of_outputs(graph: fx.Graph) -> set[StorageWeakRef]:
 
 
 def _memory(node: fx.Node) -> list[StorageWeakRef]:
-    """The memory of a node's result, where it is one tensor that has any."""
-    value = node.meta.get("val")
+    """The memory of a node's result, of every one where there are several."""
+    return [ref for value in tree_leaves(node.meta.get("val")) if (ref := storage_of(value)) is not None]
+
+
+def storage_of(value: Any) -> StorageWeakRef | None:
+    """The memory of a tensor that has any."""
     if not isinstance(value, torch.Tensor):
-        return []
+        return None
     try:
-        return [StorageWeakRef(value.untyped_storage())]
+        return StorageWeakRef(value.untyped_storage())
     except NotImplementedError:
-        return []
+        return None
 
 
 def _key(arg: Any) -> Hashable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -49,6 +50,20 @@ def test_literals_count_with_their_type_and_sign() -> None:
 def test_what_leaves_the_graph_keeps_memory_of_its_own() -> None:
     check(lambda x: (x.exp(), x.exp()), 0, X)
     check(lambda x: (x.exp().view(-1), x.exp() + 1), 0, X)
+    # One of several results of an op, alone and through a view.
+    check(lambda x: (x.sort()[0], x.sort()[0]), 0, X)
+    check(lambda x: (x.max(1)[0].view(-1), x.max(1)[0] + 1), 0, X)
+    check(lambda x: (x.topk(2)[1] + x.topk(2)[1],), 3, X)
+
+
+@pytest.mark.parametrize("of", [lambda x: x.sort()[0], lambda x: x.max(1)[0], lambda x: torch.linalg.qr(x)[1]])
+def test_a_result_may_be_written_over_beside_its_equal(of: Callable[[Tensor], Tensor]) -> None:
+    torch._dynamo.reset()
+    x = X.clone().requires_grad_()
+    one, other = torch.compile(lambda x: (of(x), of(x)), backend="mlc")(x)
+    with torch.no_grad():
+        one.zero_()
+    torch.testing.assert_close(other.detach(), of(X))
 
 
 def test_random_and_empty_results_are_not_equal() -> None:
