@@ -4,6 +4,7 @@ backward can make again, and all that is to change there: see ``attention_joint`
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,6 +86,8 @@ class Site:
     # The forward from the softmax to the product, and the products that read probabilities.
     weights: list[fx.Node] = field(default_factory=list)
     readers: list[fx.Node] = field(default_factory=list)
+    # What stands between the product and the softmax, each with the operand that probabilities are.
+    way: list[tuple[fx.Node, fx.Node]] = field(default_factory=list)
     # Dropouts on that way, and, once they are written out, the numbers and masks that the backward makes again.
     dropouts: list[fx.Node] = field(default_factory=list)
     drawn: list[fx.Node] = field(default_factory=list)
@@ -168,9 +171,14 @@ class Site:
         if node not in self.weights:
             raise KeptError("they are the right operand of a product")
         while node is not self.softmax:
-            if node.target in TURNS:  # type: ignore[union-attr]
+            assert isinstance(node, fx.Node)
+            if node.target in TURNS:
                 raise KeptError("they are transposed")
-            (node,) = (n for n in _inputs(node) if n in self.weights)  # type: ignore[arg-type]
+            through = [n for n in _inputs(node) if n in self.weights]
+            if len(through) != 1:
+                raise KeptError("they are multiplied by themselves")
+            self.way.append((node, through[0]))
+            node = through[0]
 
     def _kept(self, user: fx.Node, node: fx.Node) -> fx.Node | None:
         """The probabilities that a dropout leaves, where its mask is read by the backward alone."""
@@ -256,11 +264,10 @@ class Site:
         if len(set(found)) != 1:
             raise KeptError(f"it has {len(set(found))} gradients")
         self.start = found[0]
-        makers = _inputs_of(self.start.args[0], lambda n: n in self.backward and n.target not in _PRODUCTS)
-        products = [n for n in makers if n.target in (aten.bmm.default, aten.mm.default)]
-        if len(products) != 1 or not _is_transposed(products[0].args[1], values):
+        product = self.back()
+        if not _is_transposed(product.args[1], values):
             raise KeptError("its gradient is not that of one product")
-        gradient = products[0].args[0]
+        gradient = product.args[0]
         assert isinstance(gradient, fx.Node)
         if gradient.meta["val"].shape != out.meta["val"].shape:
             raise KeptError("its gradient has another shape than its result")
@@ -273,6 +280,34 @@ class Site:
             raise KeptError(f"{_said(others[0])} reads the gradient of its scores")
 
         self.biases()
+
+    def back(self) -> fx.Node:
+        """The product that the gradient of probabilities is made of, by the factors that they were multiplied by on
+        their way: a function of the user's may have any gradient. Raises KeptError."""
+        assert self.start is not None
+        node, made = self.start.args[0], list[Any]()
+        while isinstance(node, fx.Node) and node.target not in (aten.bmm.default, aten.mm.default):
+            through = [n for n in _inputs(node) if n in self.backward and isinstance(n.meta["val"], torch.Tensor)]
+            factors = _factors(node, through[0]) if len(through) == 1 else None
+            if factors is None:
+                raise KeptError("its gradient is not that of one product")
+            made += factors
+            node = through[0]
+        assert isinstance(node, fx.Node)
+        # Where zeros stand for rows without a score, they are those of the softmax whose gradient is taken.
+        softmax, given, is_own = _unaliased(self.start.args[1]), Counter[Any](), False
+        for step, operand in self.way:
+            is_own = is_own or step is softmax
+            if is_own:
+                factors = [] if step.target in VIEWS or step.args[0] is self.empty else None
+            else:
+                factors = _factors(step, operand)
+            if factors is None:
+                raise KeptError("they are not what its gradient is taken of")
+            given.update(factors)
+        if given != Counter(made) or not (is_own or softmax is self.softmax):
+            raise KeptError("its gradient has other factors than they have")
+        return node
 
     def biases(self) -> None:
         """What sums gradients of scores over a batch: the gradient of a bias. Raises KeptError."""
@@ -332,19 +367,55 @@ def _is_constant(node: fx.Node) -> bool:
     return all(_is_pointwise(n) and _is_constant(n) for n in _inputs(node))
 
 
-def _inputs_of(start: Any, through: Any) -> list[fx.Node]:
-    """The nodes at which a walk towards inputs ends, which goes on through some of them."""
-    ends, stack, seen = [], [start], set()
-    while stack:
-        node = stack.pop()
-        if not isinstance(node, fx.Node) or node in seen:
-            continue
-        seen.add(node)
-        if through(node):
-            stack += _inputs(node)
-        else:
-            ends.append(node)
-    return ends
+def _factors(node: fx.Node, through: fx.Node) -> list[Any] | None:
+    """What an operation multiplies the elements of an operand by, where it does nothing else: numbers, tensors as they
+    are in memory, and masks of what becomes zero, each with the value that it has there."""
+    args = node.args
+    match node.target:
+        case aten.mul.Tensor | aten.mul.Scalar:
+            return _parts(args[1] if args[0] is through else args[0])
+        case aten.div.Tensor | aten.div.Scalar if args[0] is through:
+            return [("over", part) for part in _parts(args[1])]
+        case aten.masked_fill.Scalar if args[0] is through and args[2] == 0:
+            return [("zero", _source(args[1]), True)]
+        case aten.where.self if args[0] is not through:
+            chosen = args[2] is through
+            return [("zero", _source(args[0]), chosen)] if _is_zero(args[1 if chosen else 2]) else None
+        case aten.native_dropout.default:
+            masks = [u for u in node.users if u.target is operator.getitem and u.args[1] == 1]
+            p = args[1]
+            assert isinstance(p, (int, float))
+            return [*masks, 0.0 if p == 1 else 1.0 / (1.0 - p)]
+        case aten.native_dropout_backward.default if args[0] is through:
+            return [*_parts(args[1]), *_parts(args[2])]
+        case operator.getitem:  # of a dropout
+            return []
+    return [] if node.target in VIEWS or _is_widened(node) else None
+
+
+def _unaliased(node: Any) -> Any:
+    while isinstance(node, fx.Node) and node.target in (aten.alias.default, aten.detach.default):
+        node = node.args[0]
+    return node
+
+
+def _parts(factor: Any) -> list[Any]:
+    """The factors of a factor."""
+    source = _source(factor)
+    if isinstance(source, fx.Node) and source.target in (aten.mul.Tensor, aten.mul.Scalar):
+        return [part for operand in source.args for part in _parts(operand)]
+    return [source]
+
+
+def _source(value: Any) -> Any:
+    """What a value is in another shape, or as floating point; a number is one of that."""
+    while isinstance(value, fx.Node) and (value.target in VIEWS or _is_widened(value)):
+        value = value.args[0]
+    return float(value) if isinstance(value, (int, float)) else value
+
+
+def _is_widened(node: fx.Node) -> bool:
+    return node.target is aten._to_copy.default and bool(node.meta["val"].is_floating_point())
 
 
 def _ends(start: fx.Node) -> list[fx.Node]:

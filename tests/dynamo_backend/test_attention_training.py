@@ -185,6 +185,80 @@ def test_probabilities_that_are_wanted_are_kept() -> None:
     assert "probabilities are kept for the backward: the graph's result reads them" in str(report)
 
 
+class Halved(torch.autograd.Function):
+    """A function of the user's: what it gives is what it is given, and half of the gradient goes back."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: object, flow: Tensor) -> Tensor:  # type: ignore[override]
+        return flow * 0.5
+
+
+class Bounded(Halved):
+    """The gradient is not even linear."""
+
+    @staticmethod
+    def backward(ctx: object, flow: Tensor) -> Tensor:  # type: ignore[override]
+        return flow.clamp(-0.1, 0.1)
+
+
+class Shifted(Halved):
+    """Gradients of other places."""
+
+    @staticmethod
+    def backward(ctx: object, flow: Tensor) -> Tensor:  # type: ignore[override]
+        return flow.roll(1, -1)
+
+
+OWN: dict[str, Fn] = {
+    "halved": Halved.apply, "bounded": Bounded.apply, "shifted": Shifted.apply,
+    "half of them": lambda p: Halved.apply(p) * 0.5,
+    "squares": lambda p: p * p.clone(),
+    "squares with one gradient": lambda p: p * p.detach(),
+    "quotient": lambda p: p / p.detach().clamp(min=0.1),
+    "transposed": lambda p: p * p.mT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_gradients_that_are_not_of_the_same_factors(name: str) -> None:
+    """The sum of probabilities times their gradients is not that of the output times its gradient."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return OWN[name](torch.softmax(q @ k.mT / 4, -1)) @ v
+
+    check(fn, qkv(40, 40, 16, 16), torch.compile(fn, backend="mlc"), 1e-5)
+
+
+FACTORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gate": lambda p, g: p * g.sigmoid(),
+    "several": lambda p, g: (p / 3 * g)[:, None].view(2, 4, 40, 40) * 0.5 / (1 + g.square()),
+    "chosen": lambda p, g: torch.where(g > 0, p, 0) * 2,
+    "filled": lambda p, g: (p * g).masked_fill(g > 0.3, 0),
+    "dropped in evaluation": lambda p, g: F.dropout(p, 0.5, training=False) * g,
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_factors_of_probabilities(name: str) -> None:
+    """They go back as they came, and no probabilities are kept."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        return FACTORS[name](torch.softmax(q @ k.mT / 4, -1), g) @ v
+
+    inputs = [*qkv(40, 40, 16, 16), torch.randn(4, 40, 40)]
+    report = torch_mlc.explain(fn, *(x.clone().requires_grad_() for x in inputs), training=True)
+    assert "probabilities are kept" not in str(report)
+    check(fn, inputs, torch.compile(fn, backend="mlc"), 1e-5)
+
+
 def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.dropout(torch.softmax(q @ k.mT / 4, -1), 0.25) @ v
 
