@@ -132,10 +132,13 @@ def _like(x: object, kind: torch.Tensor) -> bool:
 
 
 def _gains(products: Sequence[_Product]) -> bool:
-    """Whether joining the operands moves less than writing each product and reading it again to add it."""
+    """Whether joining the operands moves less than writing each product and reading it again to add it.
+
+    It never does where a product has one row or column, whose strides would be others, but for products of nothing.
+    """
     (rows, _), (_, columns) = products[0].a.shape, products[0].b.shape
     depth = sum(p.a.shape[1] for p in products)
-    return depth * (rows + columns) < len(products) * rows * columns
+    return 0 < depth * (rows + columns) < len(products) * rows * columns
 
 
 def _typical(size: int | torch.SymInt) -> int:

@@ -86,3 +86,14 @@ def test_sums_in_either_order_and_with_other_terms() -> None:
 def test_what_gains_nothing_stays(fn: Any) -> None:
     (gm,) = capture(fn, (torch.randn(2, 8, 64), torch.randn(2, 64, 8)))
     assert merge_products(gm) == 0
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("columns", [1, 3])
+def test_products_of_nothing(rows: int, columns: int) -> None:
+    a, b = torch.randn(2, rows, 0), torch.randn(2, 0, columns)
+    for fn in (lambda: a[0] @ b[0] + a[1] @ b[1], lambda: ((b[0].t() @ a[0].t()) + (b[1].t() @ a[1].t())).t()):
+        torch._dynamo.reset()
+        found, expected = torch.compile(fn, backend="mlc")(), fn()
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
