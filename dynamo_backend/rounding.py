@@ -20,6 +20,7 @@ aten = torch.ops.aten
 _DECIDES = frozenset((
     "eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "floor_divide",
     "bucketize", "searchsorted", "heaviside", "argmax", "argmin", "max", "min", "cummax", "cummin",
+    "sign", "sgn", "isinf", "any", "all", "logical_and", "logical_or", "logical_xor", "logical_not", "sort", "frexp",
     "max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d",
 ))  # fmt: skip
 # What hands values on as they are, besides views.
@@ -39,6 +40,10 @@ def _decides(node: fx.Node) -> bool:
     name = node.target._opname  # type: ignore[union-attr]
     if name == "div":
         return node.kwargs.get("rounding_mode") is not None
+    if name == "threshold_backward":  # that of ReLU asks for the sign alone
+        return node.args[2] != 0
+    if name == "linalg_vector_norm":  # of order 0, which counts what is not zero
+        return len(node.args) > 1 and node.args[1] == 0
     if name == "_to_copy":
         value = node.meta.get("val")
         return isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())

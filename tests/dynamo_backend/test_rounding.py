@@ -25,6 +25,15 @@ STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "place of the least": lambda x, s: (x / s).min(1).indices,
     "running places": lambda x, s: (x / s).cummax(0).indices,
     "places of windows": lambda x, s: F.max_pool2d((x / s)[None], 5, return_indices=True)[1],
+    "order": lambda x, s: torch.sort(x / s, dim=0, stable=True).indices,
+    "signs": lambda x, s: (x * 1e-9).sign(),
+    "too large": lambda x, s: torch.isinf(x * 1e3),
+    "nothing": lambda x, s: torch.logical_not(x * 1e-9),
+    "both": lambda x, s: torch.logical_and(x * 1e-9, s * 1e-7),
+    "some": lambda x, s: (x * 1e-11).any(0),
+    "every": lambda x, s: (x * 1e-9).all(1),
+    "how many": lambda x, s: torch.linalg.vector_norm(x * 1e-9, 0, 1),
+    "exponents": lambda x, s: torch.frexp(x * s)[1],
     "in a wider type": lambda x, s: (x.float() * s.float()).to(x.dtype).double().ceil(),
 }
 
@@ -36,6 +45,28 @@ def test_steps(step: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> 
     x, s = torch.randn(60, 70).to(dtype) * 40, torch.rand(70).to(dtype) + 0.3
     torch._dynamo.reset()
     assert torch.equal(torch.compile(step, backend="mlc")(x, s), step(x, s))
+
+
+KINKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "bounded": lambda x: F.hardtanh(x, -4.0, 3.0),
+    "hardsigmoid": F.hardsigmoid,
+    "hardswish": F.hardswish,
+    "threshold": lambda x: F.threshold(x, 3.0, 20.0),
+    "softshrink": lambda x: F.softshrink(x, 3.0),
+}
+
+
+@pytest.mark.parametrize("fn", KINKS.values(), ids=KINKS.keys())
+def test_sides_of_a_kink(fn: Callable[[Tensor], Tensor]) -> None:
+    """Products that are rounded to three are three, for the gradient too."""
+    torch.manual_seed(0)
+    a, b = (3 * torch.rand(60, 40) + 1).bfloat16(), (torch.rand(60, 40) + 0.9).bfloat16()
+    torch._dynamo.reset()
+    gradients = []
+    for call in (lambda x: fn(x * b), torch.compile(lambda x: fn(x * b), backend="mlc")):
+        x = a.clone().requires_grad_()
+        gradients += torch.autograd.grad(call(x).sum(), x)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0.02, atol=0.02)
 
 
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {
