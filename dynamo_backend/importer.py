@@ -41,7 +41,7 @@ from .converters.replays import REPLAY, SAVE, replayed_value
 from .converters.sizes import SYMBOLIC
 from .decided import Decided, is_settled
 from .flex_attention import open_flex_attention
-from .negations import NEGATE, is_negated, negate, negative, write_negated
+from .negations import BIT, NEGATE, WHY_BIT, is_negated, negate, negative, write_negated
 from .origins import origins_of
 from .regions import attribute
 from .written_arguments import places_in_bases
@@ -302,6 +302,8 @@ class _Importer:
             try:
                 if (refused := _foreign(val)) is not None:
                     raise NoConversion(refused)
+                if node.meta.get(BIT):
+                    raise NoConversion(WHY_BIT)
                 if isinstance(val, torch.Tensor) and node.meta.get("unbacked_bindings"):
                     raise NoConversion("a size decided by data")
                 args = [self.lookup(a) for a in node.args]

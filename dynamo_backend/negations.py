@@ -22,9 +22,10 @@ from .converters.views import view_chain
 
 aten = torch.ops.aten
 
-# The op that changes nothing but the bit, and the mark of its calls that are to give views with it.
+# The op that changes nothing but the bit.
 NEGATE = aten._neg_view.default
-_BIT = "mlc_bit"
+# The mark of views that torch is to make, so that autograd knows what they are views of, and why.
+BIT, WHY_BIT = "mlc_bit", "a view of what a bit negates"
 # Ops that name places in the storage of their operand, also such as are none of its elements.
 _STRIDED = (aten.as_strided.default, aten.as_strided_scatter.default)
 
@@ -112,8 +113,9 @@ def stride_before_negating(gm: fx.GraphModule) -> int:
 def return_negated_views(gm: fx.GraphModule) -> int:
     """Let results that bits make the negatives of their memory share it with what they are views of; how many are.
 
-    Views of negated arguments are: autograd makes most of them itself from the caller's tensors, but not those that
-    ``split`` and the like give in training. So are negated views of a value of which the caller gets another.
+    Views of arguments are: AOTAutograd makes most of them itself from the caller's tensors, but not those that ``split``
+    and the like give in training, and those of sizes that vary it makes as the program does. So are negated views of a
+    value of which the caller gets another.
     """
     (end,) = gm.graph.find_nodes(op="output")
     results = list(end.args[0])  # type: ignore[arg-type]
@@ -122,18 +124,21 @@ def return_negated_views(gm: fx.GraphModule) -> int:
     changed = 0
     for k, (views, root) in enumerate(chains):
         negated = is_negated(root)
-        if not views or not (negated or (roots[root] > 1 and any(v.target is NEGATE for v in views))):
+        if root is None or not views:
             continue
-        assert root is not None
+        shared = root.op == "placeholder" or roots[root] > 1
+        if not (negated or (shared and any(v.target is NEGATE for v in views))):
+            continue
         writer = Writer(gm.graph, root)
         with gm.graph.inserting_before(end):
             made = writer.call(NEGATE, root) if negated else root
             for view in views:
                 if view.target is not NEGATE:
                     made = writer.call(view.target, made, *view.args[1:], **view.kwargs)
+                    made.meta[BIT] = True
             if results[k].meta["val"].is_neg():
                 made = writer.call(NEGATE, made)
-                made.meta[_BIT] = True
+                made.meta[BIT] = True
         results[k] = made
         changed += 1
     if changed:
@@ -145,8 +150,8 @@ def negate(ctx: ImportContext, node: fx.Node, x: Tensor) -> Tensor:
     """``_neg_view`` of a value."""
     if is_negated(node.args[0]):
         return Tensor(node.args[0].name, x.type)  # type: ignore[union-attr]
-    if node.meta.get(_BIT):
-        why = "a view that a bit negates"
+    if node.meta.get(BIT):
+        why = WHY_BIT
         ctx.nodes.append(
             Library((node.name,), (x.type,), "aten::_neg_view.default", (Ref(x.name),), (), why, ctx.origins)
         )

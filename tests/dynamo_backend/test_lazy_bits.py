@@ -118,6 +118,19 @@ def test_graphs_that_differ_in_bits_alone_are_told_apart(tmp_path: Path) -> None
         close(found, given[1:].clone())
 
 
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+def test_a_backward_that_is_as_an_inference_graph(tmp_path: Path, dtype: torch.dtype, bits: str) -> None:
+    """The program of the one looks at no bits, and is not that of the other: not even of what was compiled first."""
+    run = torch.compile(lambda t: t * 2, backend="mlc", options={"cache_dir": str(tmp_path)}, dynamic=False)
+    x = torch.randn(4, dtype=dtype)
+    with torch.no_grad():
+        close(run(x), x * 2)
+    weights = BITS[bits](torch.randn(4, dtype=dtype))
+    (found,) = torch.autograd.grad(run(x.requires_grad_()), x, weights)
+    close(found, weights * 2)
+
+
 def test_a_check_of_the_whole_graph_takes_bits_as_they_are() -> None:
     z = torch.randn(5, 5, dtype=torch.complex64)
     for bits in BITS.values():
@@ -177,6 +190,29 @@ def test_results_are_views_of_negated_arguments(name: str, gradient: bool, dynam
         found.append(([r.detach() for r in results], [r.is_neg() for r in results], shared, leaves))
     close(found[1], found[0])
     assert any(found[1][2])
+
+
+VARYING: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "parts": lambda z, n: z.conj().imag[:n],
+    "real parts": lambda z, n: torch._neg_view(z.real)[..., :n],
+    "numbers": lambda z, n: torch._neg_view(z).narrow(0, 0, n),
+    "conjugated": lambda z, n: z.conj()[:n],
+    "twice": lambda z, n: torch._neg_view(torch._neg_view(z.real)[:n]),
+}
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("name", VARYING)
+def test_negated_views_of_sizes_that_vary(name: str, gradient: bool) -> None:
+    """AOTAutograd makes those that it returns again from what autograd knows of the program's, and of their memory
+    otherwise, without the bit."""
+    fn = VARYING[name]
+    run, z = torch.compile(fn, backend="mlc", dynamic=True), torch.randn(5, 4, dtype=torch.complex64)
+    for n in (1, 2, 3):
+        x = z.clone().requires_grad_(gradient)
+        ours, eager = run(x, n), fn(x, n)
+        torch.testing.assert_close(ours.detach(), eager.detach(), rtol=0, atol=0)
+        assert (ours.is_neg(), ours.is_conj(), ours.data_ptr()) == (eager.is_neg(), eager.is_conj(), eager.data_ptr())
 
 
 @pytest.mark.parametrize("gradient", [False, True])
