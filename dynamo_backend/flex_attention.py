@@ -75,6 +75,8 @@ def _inline(
     count = len(buffers[0])
 
     def run(q: Any, k: Any, v: Any, *more: Any) -> Any:
+        if any(isinstance(n, int) and n == 0 for n in q.shape[:-1]):
+            return q.new_empty((*q.shape[:-1], v.shape[-1]))  # torch divides by the number of heads
         mask, factor = (functions[1],), more[0] if varying else scale
         more = more[len(varying) :]
         return math_attention(q, k, v, functions[0], mask, factor, {}, tuple(more[:count]), tuple(more[count:]))[0]

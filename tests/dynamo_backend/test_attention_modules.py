@@ -184,6 +184,16 @@ def test_flex_attention_gives_zeros_where_the_mask_leaves_nothing() -> None:
     assert (result[:, :, :5] == 0).all()
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 5, 8), (0, 2, 5, 8), (2, 3, 0, 8)], ids=str)
+def test_flex_attention_of_nothing(shape: tuple[int, ...]) -> None:
+    """Torch's own, which is not compiled, divides by the number of heads."""
+
+    def attend(x: Tensor) -> Tensor:
+        return flex_attention(x, x, x, score_mod=lambda s, b, h, i, j: s + i - j)  # type: ignore[return-value]
+
+    assert torch.compile(attend, backend="mlc", fullgraph=True)(torch.randn(shape)).shape == shape
+
+
 def test_flex_attention_scales_by_a_size_that_varies() -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return flex_attention(*(t.transpose(1, 2) for t in (q, k, v)))  # type: ignore[return-value]
