@@ -8,12 +8,13 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import config
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
@@ -135,13 +136,15 @@ def _strides_of_fakes(program: Program, detail: str) -> str:
     for sizes, kind in itertools.product(program.sizes, kinds):
         given = [a.detach() if isinstance(a, Tensor) else a for a in inputs_of(program, sizes)]
         ways = iter(_ways(program, sizes))
-        with FakeTensorMode(shape_env=ShapeEnv(), static_shapes=kind is None) as mode, torch.no_grad():
-            args = [_fake(mode, a, kind, k) if isinstance(a, Tensor) else a for k, a in enumerate(given)]
+        mode, symbolic = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=kind is None), kind is not None
+        # With symbols among its arguments an op is what Python says of it.
+        with mode, enable_python_dispatcher() if symbolic else nullcontext(), torch.no_grad():
+            args = [_fake(mode, a, kind, k) for k, a in enumerate(given)]
             try:
                 fake = function_of(program, decide=lambda _, ways=ways: next(ways))(*args)[0]
                 alike = [int(a) == b for n, a, b in zip(fake.shape, fake.stride(), promised, strict=True) if n > 1]
             except Exception:  # a size or a way that data decide has no fake value
-                return ""
+                continue
         if all(alike):
             return f"torch's fake tensors have strides {found[2]}"
     return ""
@@ -159,7 +162,12 @@ def _ways(program: Program, sizes: Sizes) -> list[bool]:
     return found
 
 
-def _fake(mode: FakeTensorMode, x: Tensor, kind: DimDynamic | None, k: int) -> Tensor:
+def _fake(mode: FakeTensorMode, x: Any, kind: DimDynamic | None, k: int) -> Any:
+    if not isinstance(x, Tensor):
+        if kind is None or type(x) is not int or mode.shape_env is None:
+            return x
+        symbol = mode.shape_env.create_unspecified_symbol(x, ConstantSource(f"x{k}"), kind)
+        return mode.shape_env.create_symintnode(symbol, hint=x)
     if kind is None:
         return mode.from_tensor(x)
     context = StatelessSymbolicContext(dynamic_sizes=[kind] * x.dim())

@@ -189,3 +189,23 @@ def test_strides_that_torch_promises_of_what_a_branch_gave() -> None:
     )  # fmt: skip
     outcome = check(program)
     assert outcome.status == "torch" and "torch's fake tensors have strides (4, 1, 4, 2)" in outcome.detail
+
+
+def test_strides_that_torch_promises_for_numbers_that_vary() -> None:
+    """Torch copies what is padded by nothing as it lies in memory, but not where the padding is a symbol (193547)."""
+    program = found(
+        "x0 = numbers((A, 2), torch.float32, 1).permute((1, 0))\nx1 = A", "t0 = F.pad(x0, (abs(x1) % 3, x1 % 2))", "t0",
+        sizes=({"A": 6},), dynamic=True,
+    )  # fmt: skip
+    outcome = check(program)
+    assert outcome.status == "torch" and "torch's fake tensors have strides (6, 1)" in outcome.detail
+
+
+def test_strides_that_torch_promises_behind_what_a_value_says() -> None:
+    """Powers of a number are contiguous, but for fake tensors (185049)."""
+    program = found(
+        "x0 = numbers((A, 2), torch.int64, 1).permute((1, 0))", "t0 = x0 % 5 + bool(x0.any())\nt1 = 2.0 ** t0", "t1",
+        sizes=({"A": 4},),
+    )  # fmt: skip
+    outcome = check(program)
+    assert outcome.status == "torch" and "torch's fake tensors have strides" in outcome.detail

@@ -282,7 +282,7 @@ def namespace(*, wide: bool = False, compiled: bool = False, decide: Decide = bo
     nothing is ``compiled``.
     """
     return {
-        "torch": torch, "F": F, "__name__": __name__,
+        "torch": torch, "F": F, "__name__": __name__, "bool": decide,
         "numbers": wide_numbers if wide else numbers, "places": places, "order": order,
         "rand": wide_rand if wide else rand, "recomputed": recomputed, "held": held,
         "layered": layered,
