@@ -9,6 +9,7 @@ import sympy
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, call, const
 from .context import ImportContext, Scalar, Tensor
+from .elementwise import ensure_held
 from .registry import converter
 from .terms import axes, convert, index_value, select
 
@@ -20,11 +21,14 @@ def _fill(ctx: ImportContext, value: Scalar) -> Tensor:
 
 @converter("aten.full.default")
 def full(ctx: ImportContext, size: Any, value: Scalar, **_: Any) -> Tensor:
+    if ctx.type().shape:  # numbers are made by decompositions too, of ops that do not mind
+        ensure_held(value, ctx.type().dtype)
     return _fill(ctx, value)
 
 
 @converter("aten.full_like.default", "aten.new_full.default")
 def full_like(ctx: ImportContext, x: Tensor, *args: Any, **_: Any) -> Tensor:
+    ensure_held(args[-1], ctx.type().dtype)
     return _fill(ctx, args[-1])
 
 

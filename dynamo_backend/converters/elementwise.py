@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import sympy
+import torch
 
 from ...ir.dtypes import DType
 from ...ir.expr import Const, Expr, Select, call, const
@@ -38,6 +39,8 @@ def _register_unary(name: str, targets: tuple[str, ...], fn: Callable[[Expr], Ex
 def _register_binary(name: str, targets: tuple[str, ...], fn: Callable[[Expr, Expr], Expr]) -> None:
     @converter(*targets)
     def binary(ctx: ImportContext, a: Operand, b: Operand) -> Tensor:
+        if name == "nextafter" and ctx.type().dtype.is_half:
+            raise NoConversion("the next number of a half type, which is no neighbour in float32")
         return ctx.pointwise(fn, a, b)
 
     binary.__name__ = name
@@ -57,6 +60,23 @@ def _absolute(v: Expr) -> Expr:
 
 def relu(v: Expr) -> Expr:
     return call("maximum", v, const(0, v.dtype)) if v.dtype.is_signed else v
+
+
+def ensure_held(x: Operand | None, dtype: DType) -> None:
+    """Raises NoConversion for a number that eager refuses to make one of ``dtype``, since it is beyond that type."""
+    if isinstance(x, (int, float)) and not _is_held(x, dtype):
+        raise NoConversion(f"a number that {dtype!r} does not hold, which is an error")
+
+
+def _is_held(x: float, dtype: DType) -> bool:
+    """As ``c10::overflows`` has it: integers become unsigned ones of their size, infinities and NaN floats of any."""
+    if dtype is DType.BOOL or isinstance(x, bool) or (dtype.bits < 16 and dtype.is_float):
+        return True
+    if dtype.is_float:
+        return not abs(x) > torch.finfo(dtype.torch).max or math.isinf(x)
+    info = torch.iinfo(dtype.torch)
+    low = -info.max if info.min == 0 and isinstance(x, int) else info.min
+    return low <= x <= info.max
 
 
 def number(value: float, like: Expr) -> Const:
@@ -148,8 +168,9 @@ def integer_power(v: Expr, exponent: int) -> Expr:
 
 def _power(v: Expr, exponent: float) -> Expr:
     if not v.dtype.is_float:
-        if exponent != int(exponent):
-            raise NoConversion("fractional power of integers")
+        if exponent != int(exponent) or exponent < 0:
+            raise NoConversion("fractional power of integers, or a negative one, which is an error")
+        ensure_held(exponent, v.dtype)
         small = 0 <= exponent <= 16
         return integer_power(v, int(exponent)) if small else call("pow", v, number(exponent, v))
     if exponent in (0, 1, 2, 3, 4):
@@ -186,7 +207,7 @@ def pow_tensor(ctx: ImportContext, a: Operand, b: Operand) -> Tensor:
 @converter("aten.round.decimals")
 def round_decimals(ctx: ImportContext, x: Tensor, *, decimals: int) -> Tensor:
     def fn(v: Expr) -> Expr:
-        power = number(float(10 ** abs(decimals)), v)
+        power = number(float(f"1e{abs(decimals)}"), v)  # infinity, where it is no number
         there, back = ("mul", "div") if decimals >= 0 else ("div", "mul")
         return call(back, call("round", call(there, v, power)), power)
 
@@ -237,6 +258,8 @@ def clamp(ctx: ImportContext, x: Tensor, min: Operand | None = None, max: Operan
         min, max = -1.0 if min is None else min, 1.0 if max is None else max
     out = ctx.type()
     bounds = [b for b in (min, max) if b is not None]
+    for b in bounds:
+        ensure_held(b, out.dtype)
 
     def fn(v: Expr, *given: Expr) -> Expr:
         rest = list(given)
@@ -249,11 +272,13 @@ def clamp(ctx: ImportContext, x: Tensor, min: Operand | None = None, max: Operan
 
 @converter("aten.clamp_min.default", "aten.clamp_min.Tensor")
 def clamp_min(ctx: ImportContext, x: Tensor, bound: Operand) -> Tensor:
+    ensure_held(bound, ctx.type().dtype)
     return ctx.pointwise(maximum, x, bound)
 
 
 @converter("aten.clamp_max.default", "aten.clamp_max.Tensor")
 def clamp_max(ctx: ImportContext, x: Tensor, bound: Operand) -> Tensor:
+    ensure_held(bound, ctx.type().dtype)
     return ctx.pointwise(minimum, x, bound)
 
 
@@ -408,6 +433,7 @@ def copy_over(ctx: ImportContext, destination: Tensor, source: Tensor, non_block
 
 @converter("aten.fill.Scalar", "aten.fill.Tensor")
 def fill(ctx: ImportContext, x: Tensor, value: Operand) -> Tensor:
+    ensure_held(value, ctx.type().dtype)
     return ctx.pointwise(lambda v: v, value)
 
 

@@ -13,6 +13,8 @@ from .context import ImportContext, Tensor
 from .registry import NoConversion, converter
 from .terms import axes, index_value
 
+_INDEX_TYPES = (DType.INT32, DType.INT64)
+
 
 def bounded(index: Expr, dim: int, extent: sympy.Expr, low: sympy.Expr | int = 0) -> Expr:
     """An index into dimension ``dim`` that is an error where it is not in ``low <= index < extent``."""
@@ -44,7 +46,9 @@ def embedding(
 @converter("aten.index_select.default")
 def index_select(ctx: ImportContext, x: Tensor, dim: int, index: Tensor) -> Tensor:
     if not x.rank:
-        return ctx.compute(ctx.at(x, (), x.dtype))
+        raise NoConversion("an element of a number")
+    if index.dtype not in _INDEX_TYPES:
+        raise NoConversion("an index of a type that eager refuses")
     dim %= x.rank
     at = axes(x.rank)
     place = bounded(ctx.at(index, (at[dim],) if index.rank else ()), dim, x.shape[dim])
@@ -54,12 +58,10 @@ def index_select(ctx: ImportContext, x: Tensor, dim: int, index: Tensor) -> Tens
 
 @converter("aten.gather.default")
 def gather(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    if not x.rank:
-        return ctx.compute(ctx.at(x, (), x.dtype))
+    if not x.rank or not index.rank:
+        raise NoConversion("an element of a number, or a scalar index")
     dim %= x.rank
     at = axes(x.rank)
-    if not index.rank:
-        raise NoConversion("gather by a scalar index")
     place = bounded(ctx.at(index, at), dim, x.shape[dim])
     return ctx.compute(ctx.at(x, [*at[:dim], place, *at[dim + 1 :]], x.dtype))
 
@@ -78,6 +80,8 @@ def advanced_index(
     tensors = [t for t in indices if t is not None]
     if any(t.dtype is DType.BOOL or t.dtype is DType.UINT8 for t in tensors):
         raise NoConversion("index by a mask: a size decided by data")
+    if any(t.dtype not in _INDEX_TYPES for t in tensors):
+        raise NoConversion("an index of a type that eager refuses")
     broadcast = max(t.rank for t in tensors)
     adjacent = given == list(range(given[0], given[-1] + 1))
     first = given[0] if adjacent else 0

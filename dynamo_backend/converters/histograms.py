@@ -24,6 +24,8 @@ _PLACE = DType.INT64
 def histc(ctx: ImportContext, x: Tensor, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> Tensor:
     if isinstance(min, sympy.Expr) or isinstance(max, sympy.Expr) or min > max:
         raise NoConversion("a range that is symbolic, or none")
+    if not (math.isfinite(min) and math.isfinite(max)):
+        raise NoConversion("a range that is not finite, which is an error")
     if not x.dtype.is_float:
         raise NoConversion("a histogram of integers")
     kind = x.dtype.compute

@@ -11,6 +11,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from ...ir.expr import Expr, call, const
 from ...ir.index import simplify
 from .context import ImportContext, Scalar, Tensor
+from .elementwise import ensure_held
 from .registry import NoConversion, converter
 from .terms import all_of, axes, index_value, linear_offset, select, within
 from .views import reshape_indices, slice_start, wrap
@@ -50,6 +51,7 @@ def cat(ctx: ImportContext, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 @converter("aten.constant_pad_nd.default")
 def constant_pad_nd(ctx: ImportContext, x: Tensor, pad: Sequence[Any], value: Scalar = 0) -> Tensor:
     out = ctx.type()
+    ensure_held(value, out.dtype)
     indices: list[sympy.Expr] = list(axes(x.rank))
     conditions: list[Expr] = []
     for k in range(len(pad) // 2):
@@ -143,8 +145,10 @@ def _slice_condition(
         high = None if sympy.expand(begin + taken - shape[dim]) == 0 else begin + taken
         return within(i, None if begin == 0 else begin, high), i - begin
     inside = within(i, None if begin == 0 else begin, begin + taken * step)
-    # Left of the slice the difference is negative, but there the first condition has already decided.
-    phase = simplify(ModularIndexing(i + (-begin) % step, 1, step), {}) if begin.is_Integer else None
+    # Left of the slice the difference is negative, but there the first condition has already decided. What is added
+    # instead of taking away the beginning is not negative either, whatever the step.
+    shift = (-begin) % step if isinstance(step, int) else begin * (step - 1)
+    phase = simplify(ModularIndexing(i + shift, 1, step), {}) if begin.is_Integer else None
     if phase is None:
         raise NoConversion("a strided slice that begins at a symbolic position")
     inside.append(call("eq", index_value(phase), index_value(0)))

@@ -8,8 +8,9 @@ import torch
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, cast, const
 from .context import ImportContext, Scalar, Tensor
+from .elementwise import ensure_held
 from .registry import converter
-from .terms import axes, convert
+from .terms import axes, convert, rounded
 
 Operand = Tensor | Scalar
 
@@ -48,8 +49,8 @@ def _category(dtype: torch.dtype) -> int:
     return 0 if dtype is torch.bool else 1 if not dtype.is_floating_point and not dtype.is_complex else 2
 
 
-def _rounded(x: Operand, dtype: DType) -> Operand:
-    # A literal is compared in the stored type, so it is rounded to it first.
+def in_half(x: Operand, dtype: DType) -> Operand:
+    """A literal beside a half type, where eager makes it one before it computes."""
     if dtype.is_half and isinstance(x, (int, float)):
         return float(torch.tensor(x, dtype=dtype.torch).item())
     return x
@@ -69,8 +70,13 @@ def _register_comparison(fn: str) -> None:
     @converter(f"aten.{fn}.Tensor", f"aten.{fn}.Scalar")
     def comparison(ctx: ImportContext, a: Operand, b: Operand) -> Tensor:
         kind = promoted(a, b)
-        a, b = _rounded(a, kind), _rounded(b, kind)
-        return ctx.pointwise(lambda x, y: compare(fn, x, y), a, b, dtype=kind.compute)
+        # A tensor of another type, without dimensions, is compared in the half type that it is promoted to.
+        wider = [kind.is_half and isinstance(v, Tensor) and v.dtype is not kind for v in (a, b)]
+
+        def value(*operands: Expr) -> Expr:
+            return compare(fn, *(rounded(v, kind) if w else v for v, w in zip(operands, wider, strict=True)))
+
+        return ctx.pointwise(value, in_half(a, kind), in_half(b, kind), dtype=kind.compute)
 
 
 for _fn in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -161,6 +167,7 @@ def where(ctx: ImportContext, condition: Tensor, a: Operand, b: Operand) -> Tens
 @converter("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
 def masked_fill(ctx: ImportContext, x: Tensor, mask: Tensor, value: Operand) -> Tensor:
     out = ctx.type()
+    ensure_held(value, out.dtype)
     at = axes(len(out.shape))
     if isinstance(value, Tensor):
         value = ctx.local(value, out.device)

@@ -101,9 +101,11 @@ def uniform_functional(
     ctx: ImportContext, x: Tensor, low: Scalar = 0.0, high: Scalar = 1.0, *, generator: Any = None
 ) -> Tensor:
     own_generator(generator)
-    if isinstance(low, (int, float)) and isinstance(high, (int, float)) and not low <= high:
-        raise NoConversion("numbers of no range, which eager refuses")
-    value = uniform(ctx, ctx.type())
+    kind = ctx.type()
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)) and kind.dtype.is_float:
+        if not low <= high or high - low > torch.finfo(kind.dtype.torch).max:
+            raise NoConversion("numbers of no range, or of one beyond their type, which eager refuses")
+    value = uniform(ctx, kind)
     start, end = ctx.scalar(low, value.dtype), ctx.scalar(high, value.dtype)
     return ctx.compute(call("add", call("mul", value, call("sub", end, start)), start))
 
@@ -197,6 +199,8 @@ def rrelu(
 @converter("aten.bernoulli.p", "aten.bernoulli.Tensor", "aten.bernoulli.default")
 def bernoulli(ctx: ImportContext, x: Tensor, p: Any = None, *, generator: Any = None) -> Tensor:
     own_generator(generator)
+    if isinstance(p, (int, float)) and not 0 <= p <= 1:
+        raise NoConversion("a chance that is none, which eager refuses")
     kind = ctx.type()
     sample = _sample(ctx, "rand", kind, DType.FLOAT32)
     chance = ctx.value(x if p is None else p, axes(len(kind.shape)), DType.FLOAT32)
@@ -227,6 +231,12 @@ def native_dropout_backward(ctx: ImportContext, grad: Tensor, mask: Tensor, scal
 
 def _integers(ctx: ImportContext, low: Any, high: Any) -> Tensor:
     kind = ctx.type()
+    if isinstance(low, int) and isinstance(high, int) and kind.dtype is not DType.BOOL:
+        info = torch.finfo(kind.dtype.torch) if kind.dtype.is_float else torch.iinfo(kind.dtype.torch)
+        if low < info.min or high - 1 > info.max:
+            raise NoConversion("integers that their type does not hold, which eager refuses")
+        if high - low >= 1 << 63:
+            raise NoConversion("integers of a range that is no int64")
     bits = call("bit_and", _sample(ctx, "randbits", kind, DType.INT64), const((1 << 63) - 1, DType.INT64))
     start, end = ctx.scalar(low, DType.INT64), ctx.scalar(high, DType.INT64)
     return ctx.compute(call("add", call("remainder", bits, call("sub", end, start)), start))

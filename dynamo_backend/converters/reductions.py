@@ -17,6 +17,8 @@ from .terms import axes, convert, index_value, linear_offset, normalize_dims
 
 # Rows up to this length are read twice for their variance (mean, then squares); longer ones once, by Welford's method.
 TWO_PASS_LIMIT = 1 << 16
+# What a combination of numbers is of bools, which ``dtype=torch.bool`` makes of operands of any type.
+_OF_BOOLS = {SUM: ANY, PRODUCT: ALL, MAX: ANY, MIN: ALL}
 
 
 def reduce_one(
@@ -26,6 +28,8 @@ def reduce_one(
     domain = ctx.domain(x.shape, dims)
     value = ctx.load(x, domain.indices, dtype)
     out = ctx.type()
+    if dtype is DType.BOOL:
+        monoid = _OF_BOOLS.get(monoid, monoid)
     if not keepdim and dtype is out.dtype:
         return ctx.reduce(monoid, domain, (value,), x.device, types=(out,), names=(ctx.node.name,))[0]
     (result,) = ctx.reduce(monoid, domain, (value,), x.device)
@@ -47,13 +51,19 @@ def prod_dim(ctx: ImportContext, x: Tensor, dim: int, keepdim: bool = False, *, 
     return reduce_one(ctx, PRODUCT, x, normalize_dims(dim, x.rank), keepdim, ctx.type().dtype.compute)
 
 
+def _needs_elements(ctx: ImportContext, x: Tensor, dims: Sequence[int]) -> None:
+    """Raises NoConversion where there may be nothing to choose from: an error for which fake tensors do not look."""
+    if not all(ctx.least(x.shape[d]) > 0 or ctx.sizes.is_negative(x.shape[d] - 1) is False for d in dims):
+        raise NoConversion("the greatest or least of what may have no element, which is an error")
+
+
 def _register_extreme(name: str, monoid: Monoid) -> None:
     @converter(f"aten.{name}.default")
     def extreme(ctx: ImportContext, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-        used = monoid
-        if x.dtype is DType.BOOL:
-            used = ANY if monoid is MAX else ALL
-        return reduce_one(ctx, used, x, normalize_dims(dim, x.rank), keepdim, x.dtype.compute)
+        dims = normalize_dims(dim, x.rank)
+        if name in ("max", "min"):
+            _needs_elements(ctx, x, dims)
+        return reduce_one(ctx, monoid, x, dims, keepdim, x.dtype.compute)
 
 
 for _name, _monoid in (("amax", MAX), ("amin", MIN), ("max", MAX), ("min", MIN)):
@@ -63,7 +73,8 @@ for _name, _monoid in (("amax", MAX), ("amin", MIN), ("max", MAX), ("min", MIN))
 def _register_logical(name: str, monoid: Monoid) -> None:
     @converter(f"aten.{name}.default", f"aten.{name}.dim", f"aten.{name}.dims")
     def logical(ctx: ImportContext, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-        dims = normalize_dims(dim, x.rank)
+        # Unlike sums, these take no dimensions for none, and only None for all.
+        dims = [] if isinstance(dim, (list, tuple)) and not dim else normalize_dims(dim, x.rank)
         domain = ctx.domain(x.shape, dims)
         (result,) = ctx.reduce(monoid, domain, (convert(ctx.load(x, domain.indices), DType.BOOL),), x.device)
         return ctx.finish(result, dims, x.device, keepdim=keepdim)
@@ -116,6 +127,7 @@ def _register_extreme_dim(name: str, simple: Monoid, monoid: Monoid) -> None:
     @converter(f"aten.{name}.dim")
     def extreme_dim(ctx: ImportContext, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
         dims = normalize_dims(dim, x.rank)
+        _needs_elements(ctx, x, dims)
         if 1 not in ctx.used() and x.dtype is not DType.BOOL:
             domain = ctx.domain(x.shape, dims)
             (value,) = ctx.reduce(simple, domain, (ctx.load(x, domain.indices),), x.device)

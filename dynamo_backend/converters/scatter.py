@@ -19,6 +19,7 @@ from ...ir.expr import Expr, Index, IndexValue, Load, Select, call, cast, const,
 from ...ir.graph import Scatter, TensorType
 from ...ir.monoid import ALL, ANY, MAX, MIN, PRODUCT, SUM, Monoid
 from .context import ImportContext, Scalar, Tensor
+from .elementwise import add, ensure_held
 from .gather import advanced_index, bounded, wrapped
 from .registry import NoConversion, converter
 from .terms import axes, convert, index_value
@@ -176,6 +177,7 @@ def _hits(ctx: ImportContext, x: Tensor, dim: int, index: Tensor) -> tuple[Expr,
 
 @converter("aten.scatter.value")
 def scatter_value(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, value: Scalar) -> Tensor:
+    ensure_held(value, x.dtype)
     dim = dim % x.rank if x.rank else 0
     hits = _hits(ctx, x, dim, index)
     if hits is not None:
@@ -192,7 +194,7 @@ def scatter_source(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, sourc
     hits = _hits(ctx, x, dim, index)
     if hits is not None:
         old, new = ctx.at(x, axes(x.rank)), ctx.at(source, hits[1])
-        return ctx.compute(Select(hits[0], call("add", old, new) if adds else new, old))
+        return ctx.compute(Select(hits[0], add(old, new) if adds else new, old))
     at = axes(x.rank)
     return scatter(ctx, SUM if adds else None, ctx.at(x, at, x.dtype), _along(ctx, x, dim, index, source))
 
@@ -262,6 +264,7 @@ def index_copy(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, source: T
 
 @converter("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
 def index_fill(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, value: Scalar | Tensor) -> Tensor:
+    ensure_held(value, x.dtype)
     fill = ctx.at(ctx.local(value, x.device), (), x.dtype) if isinstance(value, Tensor) else ctx.scalar(value, x.dtype)
     slices = _slices(ctx, x, dim, index, fill)
     (at,) = (p for p in slices.places if is_value(p))
@@ -300,8 +303,10 @@ def index_put(
         named = (sympy.S.Zero, *at[mask.rank :])[-values.rank :] if values.rank else ()
         old, new = ctx.at(x, at), ctx.load(ctx.local(values, x.device), named, x.dtype.compute)
         if accumulate:
-            new = call("add", old, new)
+            new = add(old, new)
         return ctx.compute(Select(ctx.at(mask, at[: mask.rank]), new, old))
+    if values.dtype is not x.dtype:
+        raise NoConversion("values of another type, which eager refuses")
     given = [t for t in indices if t is not None]
     if not given:
         raise NoConversion("an assignment without indices")

@@ -9,8 +9,9 @@ from ...ir.dtypes import DType
 from ...ir.expr import Expr, Index, call, cast, const
 from ...ir.graph import TensorType
 from .context import ImportContext, Scalar, Tensor
+from .logical import promoted
 from .registry import NoConversion, converter
-from .terms import axes
+from .terms import axes, rounded
 
 _PLACE = DType.INT64
 Operand: TypeAlias = Tensor | Scalar
@@ -45,20 +46,24 @@ def count_before(
     return found
 
 
-def _value(ctx: ImportContext, x: Operand, dtype: DType) -> Expr:
-    return ctx.value(x, axes(len(ctx.type().shape)), dtype)
+def _sought(ctx: ImportContext, x: Operand, rows: Tensor) -> Expr:
+    """What is looked for in ``rows``, in the type that torch compares both in."""
+    kind = promoted(x, rows)
+    value = ctx.value(x, axes(len(ctx.type().shape)), kind.compute)
+    # A number, or a tensor of no dimension, is rounded to the half type that rows have.
+    return rounded(value, kind) if not isinstance(x, Tensor) or x.dtype is not kind else value
 
 
 @converter("aten.bucketize.Tensor", "aten.bucketize.Scalar")
 def bucketize(
     ctx: ImportContext, x: Operand, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
 ) -> Tensor:
-    kind = boundaries.dtype.compute
+    value = _sought(ctx, x, boundaries)
 
     def element(place: Expr) -> Expr:
-        return ctx.at(boundaries, (place,))
+        return ctx.at(boundaries, (place,), value.dtype)
 
-    return ctx.compute(count_before(ctx, boundaries.shape[0], _value(ctx, x, kind), element, right))
+    return ctx.compute(count_before(ctx, boundaries.shape[0], value, element, right))
 
 
 @converter("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")
@@ -68,11 +73,11 @@ def searchsorted(
 ) -> Tensor:  # fmt: skip
     at = axes(len(ctx.type().shape))
     row = at[:-1] if rows.rank > 1 else ()
+    value = _sought(ctx, x, rows)
 
     def element(place: Index) -> Expr:
         if sorter is not None:
             place = cast(ctx.at(sorter, (*row, place)), _PLACE)
-        return ctx.at(rows, (*row, place))
+        return ctx.at(rows, (*row, place), value.dtype)
 
-    value = _value(ctx, x, rows.dtype.compute)
     return ctx.compute(count_before(ctx, rows.shape[-1], value, element, right or side == "right"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sympy
 
-from ...ir.dtypes import DType
 from ...ir.expr import Expr, Select, call, const
 from ...ir.graph import TensorType
 from ...ir.monoid import MAX, SUM
@@ -79,7 +78,7 @@ def log_softmax_backward(ctx: ImportContext, grad: Tensor, y: Tensor, dim: int, 
 def logsumexp(ctx: ImportContext, x: Tensor, dim: object, keepdim: bool = False) -> Tensor:
     dims = normalize_dims(dim, x.rank)  # type: ignore[arg-type]
     domain = ctx.domain(x.shape, dims)
-    kind = x.dtype.compute if x.dtype.is_float else DType.FLOAT32
+    kind = ctx.type().dtype.compute  # of integers the default type
     value = ctx.load(x, domain.indices, kind)
     (top,) = ctx.reduce(MAX, domain, (value,), x.device, "max")
     # An infinite maximum is not subtracted: inf - inf would be NaN.
