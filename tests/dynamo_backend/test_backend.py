@@ -49,7 +49,9 @@ def compiled(model: nn.Module, **how: object) -> nn.Module:
 
 
 def close(ours: torch.Tensor, eager: torch.Tensor) -> None:
-    torch.testing.assert_close(ours, eager, rtol=2e-5, atol=2e-6)
+    """Small elements of a sum that large ones cancel in are no nearer than those are."""
+    scale = max(1.0, eager.abs().max().item()) if eager.numel() else 1.0
+    torch.testing.assert_close(ours, eager, rtol=2e-5, atol=2e-6 * scale)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

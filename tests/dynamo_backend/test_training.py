@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from torch_mlc.runtime.counters import counters
@@ -25,7 +26,14 @@ def compiled(fn: Any, **how: Any) -> Any:
 
 
 def close(ours: Any, eager: Any, **tolerance: Any) -> None:
-    torch.testing.assert_close(ours, eager, **{"rtol": 2e-5, "atol": 2e-6, "equal_nan": True, **tolerance})
+    """Small elements of a sum that large ones cancel in are no nearer than those are."""
+    sizes = [t.detach().abs().nan_to_num().max().item() for t in tree_leaves(eager) if _is_floating(t) and t.numel()]
+    scale = max([1.0, *sizes])
+    torch.testing.assert_close(ours, eager, **{"rtol": 2e-5, "atol": 2e-6 * scale, "equal_nan": True, **tolerance})
+
+
+def _is_floating(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 class Block(nn.Module):
