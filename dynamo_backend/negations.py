@@ -113,9 +113,9 @@ def stride_before_negating(gm: fx.GraphModule) -> int:
 def return_negated_views(gm: fx.GraphModule) -> int:
     """Let results that bits make the negatives of their memory share it with what they are views of; how many are.
 
-    Views of arguments are: AOTAutograd makes most of them itself from the caller's tensors, but not those that ``split``
-    and the like give in training, and those of sizes that vary it makes as the program does. So are negated views of a
-    value of which the caller gets another.
+    Views of arguments are: AOTAutograd makes most of them itself from the caller's tensors, but not those that
+    ``split`` and the like give in training, and those of sizes that vary it makes as the program does. So are negated
+    views of a value of which the caller gets another.
     """
     (end,) = gm.graph.find_nodes(op="output")
     results = list(end.args[0])  # type: ignore[arg-type]
