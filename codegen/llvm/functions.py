@@ -72,21 +72,24 @@ def _folded(b: Builder, expr: Call, args: Args) -> Val:
 
 
 def _add(b: Builder, args: Args, dtype: DType) -> Val:
+    x, y = args
     if not dtype.is_float:
-        return b.binary("add", *args)
+        return b.binary("add", x, y)
     # A product and the sum that follows may become one fused multiply-add; nothing else is reassociated. Two products
     # may be each other's negative: a fused one would leave the other's rounding error where eager has zero.
-    both = all(a.name in b.products for a in args)
-    return b.binary("fadd" if both else "fadd contract", *args)
+    both = x.name in b.products and y.name in b.products
+    return b.binary("fadd" if both else "fadd contract", x, y)
 
 
 def _sub(b: Builder, args: Args, dtype: DType) -> Val:
+    x, y = args
     # Never fused: a product less what it equals is zero, whose root is no NaN.
-    return b.binary("fsub" if dtype.is_float else "sub", *args)
+    return b.binary("fsub" if dtype.is_float else "sub", x, y)
 
 
 def _mul(b: Builder, args: Args, dtype: DType) -> Val:
-    product = b.binary("fmul contract" if dtype.is_float else "mul", *args)
+    x, y = args
+    product = b.binary("fmul contract" if dtype.is_float else "mul", x, y)
     b.products.add(product.name)
     return product
 
