@@ -157,7 +157,10 @@ def execute(step: Step, names: dict[str, Any], noise: LineRoundings | None = Non
         return
     generator = noise.generator
     if step.exact or step.kind == "view":
+        given = [names[name] for name in step.operands]
         exec(code, names)
+        # What is handed through has a hook; torch crashes where a view gets one after a write to its memory.
+        own = tuple(n for n in step.results if step.kind == "write" or all(names[n] is not g for g in given))
     else:
         moved = step.operands[1:] if step.kind == "write" else step.operands
         before = {name: names[name] for name in moved}

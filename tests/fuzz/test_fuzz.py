@@ -184,6 +184,22 @@ def test_random_errors_reach_what_is_a_view_of_what_was_written() -> None:
     assert 0 < float((plain[0] - moved[0]).abs().max()) < 1e-5
 
 
+def test_random_errors_of_a_view_that_is_what_it_is_a_view_of() -> None:
+    """It has a hook; torch crashes where it gets one more after a write to its memory."""
+    eps = torch.finfo(torch.bfloat16).eps
+    steps = (
+        Step("torch.cumsum(x0.tanh(), 0)", ("t0",), ("x0",), eps=eps),
+        Step("t0.flatten()", ("t1",), ("t0",), "view", eps=eps),
+        Step("t1.neg_() * 2", ("t2",), ("t1",), "write", eps=eps),
+        Step("t1.flatten()", ("t3",), ("t1",), "view", eps=eps),
+    )
+    program = replace(_small(), steps=steps, returns=("t2", "t3"), gradient=True)
+    plain, moved = (run_wide(program, program.sizes[0], noise).values for noise in (None, 0))
+    for a, b in zip(plain, moved, strict=True):
+        assert float((a - b).abs().max()) < 1
+    assert not torch.equal(plain[-1], moved[-1])
+
+
 def test_rounds_see_other_values_each() -> None:
     program = replace(_small(), gradient=True, rounds=2)
     args = inputs_of(program, program.sizes[0])
