@@ -40,7 +40,7 @@ class Functions:
     def opened(self, graph: Graph, nodes: Sequence[Node], count: int) -> Opened:
         """The graph with ``nodes`` for its own, of which ``count`` went into these functions."""
         named = {name: replace(f, name=name) for f, name in self.names.items()}
-        return Opened(replace(graph, nodes=in_order(nodes)), named, count)
+        return Opened(in_order(graph, nodes), named, count)
 
 
 def readers_of(graph: Graph, views: ViewMap) -> dict[str, list[Node]]:

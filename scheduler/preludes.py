@@ -17,6 +17,7 @@ from ..ir.graph import Compute, Graph, Node, Reduction, View, node_values, uses
 from ..ir.index import simplify
 from ..ir.monoid import WEIGHTED
 from .domain import Binding, Domain, bind_access
+from .order import waits
 from .stream import Stream, is_contraction, is_total, row_axes
 from .views import map_value
 
@@ -172,38 +173,42 @@ def _waiting(graph: Graph, streams: Sequence[Stream]) -> list[Stream]:
     """The streams that wait for themselves where each is one call, and those between two such."""
     home = {n: s for s in streams for m in s.members for n in m.names}
     base = streams[0].views.base
-    units: dict[int, tuple[Node | Stream, set[str]]] = {}
-    maker: dict[str, int] = {}
-    for node in graph.nodes:
+    makers = {n: node for node in graph.nodes for n in node.names}
+
+    def unit(node: Node) -> int:
         if isinstance(node, View):
-            continue
-        unit = home.get(node.names[0], node) if node.names else node
-        read = units.setdefault(id(unit), (unit, set()))[1]
-        read.update(base(u) for u in uses(node))
-        maker.update(dict.fromkeys(node.names, id(unit)))
+            node = makers.get(base(node.name), node)
+        return id(home.get(node.names[0], node) if node.names else node)
+
+    waiting: dict[int, set[int]] = {}
+    for node, before in zip(graph.nodes, waits(graph, graph.nodes), strict=True):
+        if not isinstance(node, View):
+            waiting.setdefault(unit(node), set()).update(unit(graph.nodes[k]) for k in before)
     for s in streams:
-        read = units[id(s)][1]
-        read.update(ld.buffer for values in s.values.values() for v in values for ld in loads(v))
-    waits = {key: {maker[n] for n in read if n in maker and maker[n] != key} for key, (_, read) in units.items()}
+        read = {ld.buffer for values in s.values.values() for v in values for ld in loads(v)}
+        waiting[id(s)].update(unit(makers[n]) for n in read if n in makers)
+    for key, units in waiting.items():
+        units.intersection_update(waiting)  # not what is a view of an input
+        units.discard(key)
     # What waits for nothing that is left, and then what nothing left waits for: cycles remain, and what is between.
-    readers: dict[int, set[int]] = {key: set() for key in waits}
-    for key, before in waits.items():
-        for other in before:
+    readers: dict[int, set[int]] = {key: set() for key in waiting}
+    for key, units in waiting.items():
+        for other in units:
             readers[other].add(key)
-    _peel(waits, readers)
-    _peel(readers, waits)
-    return [s for s in streams if id(s) in waits]
+    _peel(waiting, readers)
+    _peel(readers, waiting)
+    return [s for s in streams if id(s) in waiting]
 
 
-def _peel(waits: dict[int, set[int]], readers: dict[int, set[int]]) -> None:
+def _peel(waiting: dict[int, set[int]], readers: dict[int, set[int]]) -> None:
     """Take out of both what waits for nothing, then what waited for that alone, and so on."""
-    ready = [key for key, before in waits.items() if not before]
+    ready = [key for key, before in waiting.items() if not before]
     while ready:
         done = ready.pop()
-        del waits[done]
+        del waiting[done]
         for key in readers.pop(done):
-            waits[key].discard(done)
-            if not waits[key]:
+            waiting[key].discard(done)
+            if not waiting[key]:
                 ready.append(key)
 
 

@@ -18,6 +18,7 @@ from ..ir.index import Extents, simplify
 from ..ir.monoid import WEIGHTED
 from .domain import Binding, Digits, Domain, bind_access
 from .members import is_drawn
+from .order import waits
 from .views import ViewMap, map_value
 
 # What follows a stream row by row and is taken in: at most so many nodes.
@@ -49,11 +50,12 @@ def row_axes(start: Reduction) -> set[sympy.Symbol]:
 
 @dataclass(slots=True)
 class Others:
-    """The streams of a graph so far, which nodes are theirs, and where each node of the graph stands."""
+    """The streams of a graph so far, which nodes are theirs, where each node of the graph stands, and after which."""
 
     graph: Graph
     built: list[Stream] = field(default_factory=list)
     places: dict[str, int] = field(default_factory=dict)
+    before: list[list[int]] = field(default_factory=list)
     # Members of streams, and what they compute in place.
     claimed: set[str] = field(default_factory=set)
     # What starts make: nobody computes in place what reads it, since it may never be in memory.
@@ -61,6 +63,7 @@ class Others:
 
     def __post_init__(self) -> None:
         self.places = {n: k for k, node in enumerate(self.graph.nodes) for n in node.names}
+        self.before = waits(self.graph, self.graph.nodes)
         for node in self.graph.nodes:
             if isinstance(node, Reduction) and any(c.vector for c in node.monoid.components):
                 self.started.update(node.names)
@@ -75,20 +78,20 @@ class Others:
         An earlier stream that reads what is made after this one began may wait for this one: nothing of it is read.
         """
         first = min(self.places[n] for s in stream.starts for n in s.names)
-        forbidden = set(stream.taken)
+        taken = set(stream.taken)
         for other in self.built:
             if other.latest >= first:
-                forbidden |= other.taken
-        floor = min(self.places[n] for n in forbidden)
-        stack, seen = list(operands), set()
+                taken |= other.taken
+        forbidden = {self.places[n] for n in taken}
+        floor = min(forbidden)
+        stack, seen = [self.places[n] for n in operands if n in self.places], set[int]()
         while stack:
-            name = stack.pop()
-            if name in forbidden:
+            place = stack.pop()
+            if place in forbidden:
                 return False
-            place = self.places.get(name, -1)
-            if place > floor and name not in seen:
-                seen.add(name)
-                stack += uses(self.graph.nodes[place])
+            if place > floor and place not in seen:
+                seen.add(place)
+                stack += self.before[place]
         return True
 
 

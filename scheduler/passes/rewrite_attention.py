@@ -70,7 +70,7 @@ def rewrite_attention(graph: Graph, devices: Collection[str] = DEVICES) -> Graph
     if not changed:
         return graph
     nodes = [m for n in graph.nodes for m in changed.get(n.names[0] if n.names else "", [n])]
-    return replace(graph, nodes=in_order(nodes))
+    return in_order(graph, nodes)
 
 
 def _check_alone(found: Definitions, attention: Attention) -> list[str]:

@@ -54,6 +54,51 @@ def test_eagers_numbers_bit_for_bit() -> None:
         assert torch.equal(after, torch.get_rng_state())
 
 
+def drawn_beside(q: Tensor) -> tuple[Tensor, ...]:
+    """Draws whose order nothing but the generator tells, the last of which an attention or a scatter reads."""
+    return F.dropout(q, 0.5), torch.empty_like(q).geometric_(0.4)
+
+
+def beside_attention(q: Tensor) -> tuple[Tensor, ...]:
+    y = torch.softmax(q @ q.mT, -1) @ q
+    dropped, trials = drawn_beside(q)
+    return y.abs().sqrt(), dropped, trials * y
+
+
+def behind_attention(q: Tensor) -> tuple[Tensor, ...]:
+    """What the attention could take in waits for a draw that waits for the attention."""
+    y = torch.softmax(q @ q.mT, -1) @ q
+    dropped, trials = drawn_beside(y.abs().sqrt())
+    return dropped, trials * y
+
+
+def between_attentions(q: Tensor) -> tuple[Tensor, ...]:
+    """Each could take in a draw; then each would wait for the other."""
+    y, z = torch.softmax(q @ q.mT, -1) @ q, torch.softmax(q @ q.mT * 0.5, -1) @ q.sin()
+    first, last = torch.rand_like(y), torch.empty_like(y)
+    dropped = F.dropout(z.sum(-1), 0.5)
+    return y * last.exponential_(), z * first, dropped
+
+
+def beside_a_scatter(q: Tensor) -> tuple[Tensor, ...]:
+    rows = torch.arange(q.shape[1]) // 2
+    started = q.new_zeros(q.shape).index_add(1, rows, q.exp())
+    dropped, trials = drawn_beside(q)
+    return started.sqrt(), dropped, started.index_add(1, rows, trials)
+
+
+@pytest.mark.parametrize("fn", [beside_attention, behind_attention, between_attentions, beside_a_scatter])
+def test_draws_keep_their_order_around_functions_that_are_opened_first(fn: Callable[..., tuple[Tensor, ...]]) -> None:
+    for rows in (4, 100):
+        x = torch.randn(2, rows, 16)
+        run = compiled(fn, options={"fallback_random": True}, dynamic=False)
+        results = []
+        for called in (run, fn):
+            torch.manual_seed(5)
+            results.append([*called(x), torch.get_rng_state()])
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
 def test_eagers_numbers_in_training() -> None:
     def f(x: Tensor) -> Tensor:
         return (F.dropout(x.exp(), 0.4) * torch.rand_like(x)).sum()
