@@ -198,7 +198,12 @@ def _flat(results: Any) -> list[Any]:
     return [results]
 
 
+_bare_view: Callable[..., Tensor] = getattr(_native, "_reinterpret_tensor", _view)
+
+
 def _tracked_view(source: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
+    if source.is_inference():  # which counts no writes, and whose views autograd does not save
+        return _bare_view(source, shape, strides, offset)
     return source.as_strided(shape, strides, source.storage_offset() + offset)
 
 
@@ -208,7 +213,7 @@ HELPERS: dict[str, Any] = {
     "empty_cpu_": getattr(_native, "_empty_strided_cpu", _empty_cpu),
     "empty_cuda_": getattr(_native, "_empty_strided_cuda", _empty_cuda) if torch.cuda.is_available() else _empty_cuda,
     "empty_": _empty,
-    "view_": getattr(_native, "_reinterpret_tensor", _view),
+    "view_": _bare_view,
     "tracked_view_": _tracked_view,
     "checked_": _checked,
     "flat_": _flat,

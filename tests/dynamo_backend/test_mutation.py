@@ -468,6 +468,34 @@ def test_what_the_backward_needs_was_written() -> None:
             out.backward()
 
 
+@pytest.mark.parametrize("host_program", ["python", "native"])
+def test_views_that_the_backward_needs_were_written(host_program: str) -> None:
+    """A view of an argument that is saved in its place counts the writes to the argument, returned as well or not."""
+
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        return x.view(-1, 4) @ w
+
+    def returned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        flat = x.view(-1, 4)
+        return flat @ w, flat
+
+    def attention(x: Tensor, w: Tensor) -> Tensor:
+        return torch.softmax(x @ x.mT, -1) @ (x @ w)
+
+    for fn in (product, returned, attention):
+        run = torch.compile(fn, backend="mlc", fullgraph=True, options={"host_program": host_program})
+        for call in (fn, run, run):
+            for way in (Tensor.zero_, lambda t: t.view(-1)[1:].mul_(2)):
+                x, w = torch.randn(2, 3, 4), torch.randn(4, 5, requires_grad=True)
+                result = call(x.requires_grad_(fn is attention), w)
+                out = result[0] if fn is returned else result
+                with torch.no_grad():
+                    way(x)
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    out.sum().backward()
+                call(x, w)
+
+
 def test_equal_results_are_tensors_of_their_own() -> None:
     """Views of what is computed twice too: callers may write into either."""
 
