@@ -59,7 +59,8 @@ def mlc_backend(
     if settings.verify > 1:  # random numbers of ours are not those of ATen
         settings = replace(settings, fallback_random=True)
     if differentiates_forward():
-        return gm.forward  # torch's own ops, which take along what tensors carry
+        _LOG.warning("inside of forward_ad.dual_level() nothing is compiled: torch's own ops carry derivatives forward")
+        return gm.forward
     cached = is_cacheable(settings, gm, example_inputs)
 
     def compiler(kind: str) -> Callable[..., Any]:
