@@ -51,7 +51,9 @@ def _chebyshev(w: Workspace, kind: str, x: Formula, n: Formula) -> Formula:
         half, wide = angle * 0.5, (n + 0.5) * angle
         value = of_sines.where(sine(wide) / sine(half), cosine(wide) / cosine(half))
         at_one = of_sines.where(n * 2.0 + 1.0, 1.0)
-    value = w.name(size.equals(1.0).where(at_one, value))
+    # What infinity makes of the recurrence: from the third degree on the difference of two.
+    endless = (n < 3.0).where(size, math.nan)
+    value = w.name(size.equals(1.0).where(at_one, size.equals(math.inf).where(endless, value)))
     value = (negative & odd).where(-value, value)
     value = n.equals(0.0).where(n.like(1.0), value)
     return (n < 0.0).where(n.like(0.0), value)

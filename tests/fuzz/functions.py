@@ -53,12 +53,13 @@ PLAIN = (
     "torch.special.zeta({a}.abs() + 1.5, {a}.abs() + 1)",
     "torch.igamma({a}.abs() + 0.5, {a}.abs() + 1)",
     "torch.igammac({a}.abs() + 0.5, {a}.abs() + 1)",
-    "torch.special.chebyshev_polynomial_t(torch.tanh({a}), 3)",
-    "torch.special.chebyshev_polynomial_u(torch.tanh({a}), 4)",
+    # Of what is no number torch returns what it has never set.
+    "torch.special.chebyshev_polynomial_t(torch.nan_to_num(torch.tanh({a})), 3)",
+    "torch.special.chebyshev_polynomial_u(torch.nan_to_num(torch.tanh({a})), 4)",
     "torch.special.hermite_polynomial_h(torch.tanh({a}), 3)",
     "torch.special.hermite_polynomial_he(torch.tanh({a}), 4)",
-    "torch.special.laguerre_polynomial_l(torch.tanh({a}), 3)",
-    "torch.special.legendre_polynomial_p(torch.tanh({a}), 4)",
+    "torch.special.laguerre_polynomial_l(torch.nan_to_num(torch.tanh({a})), 3)",
+    "torch.special.legendre_polynomial_p(torch.nan_to_num(torch.tanh({a})), 4)",
     "torch.nextafter({a}, {a} + 1)",
 )
 SUDDEN = (
