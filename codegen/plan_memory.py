@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 
 import sympy
 from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Max, Min, ModularIndexing
@@ -202,9 +202,18 @@ def _least(size: Row, nothing: Row, others: Sequence[_Place]) -> Row:
     top = nothing
     for other in others:
         top = _upper(top, other.end)
-    for begin in dict.fromkeys((nothing, *(p.end for p in sorted(others, key=lambda p: p.typical)))):
+    ordered = sorted(others, key=lambda p: p.typical)
+    tried: set[Row] = set()
+    for k, begin in enumerate((nothing, *(p.end for p in ordered))):
+        if begin in tried:
+            continue
+        tried.add(begin)
         end = plus(begin, size)
-        if all(covers(other.begin, end) or covers(begin, other.end) for other in others):
+        # What ends next is most likely in the way, so it is asked first.
+        if all(
+            covers(other.begin, end) or covers(begin, other.end)
+            for other in chain(islice(ordered, k, None), islice(ordered, k))
+        ):
             return begin
     return top
 

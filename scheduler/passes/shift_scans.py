@@ -9,9 +9,8 @@ So the scan is moved to where it is read, and its readers read it in place. Sour
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -19,13 +18,13 @@ import sympy
 
 from ...ir.dtypes import DType
 from ...ir.expr import Expr, Index, IndexValue, Load, Select, call, is_value, loads, rewrite
-from ...ir.graph import Compute, Graph, Node, Reduction, Scan, TensorType, View, node_values, uses
+from ...ir.graph import Compute, Graph, Node, Scan, TensorType
 from ...ir.index import simplify
 from ...ir.loops import contiguous_strides
-from ..views import ViewMap, map_value
+from ..views import map_value
+from .edit import Edit, Reader, extents_of
 from .names import fresh_name
 
-_Reader = Compute | Reduction | Scan
 _Extents: TypeAlias = dict[sympy.Symbol, sympy.Expr]
 # How far in front of a row readers may begin, and how much longer than a scan they may be: further on a scan would
 # spend its time on nothing, as for a part of a long join.
@@ -38,9 +37,15 @@ def shift_scans(graph: Graph) -> Graph:
     Readers that use less of a scan than they are given, as of one that was padded and cut, become smaller first. A scan
     of which the elements far apart, single ones, or ones that data name are read stays as it is.
     """
-    for name in [n.names[0] for n in graph.nodes if isinstance(n, Scan)]:
-        graph = _Site.of(graph, name).moved()
-    return graph
+    names = [n.names[0] for n in graph.nodes if isinstance(n, Scan)]
+    if not names:
+        return graph
+    edit = Edit.of(graph)
+    for name in names:
+        while (site := _Site.of(edit, name)).has_less_to_read():
+            pass
+        site.move()
+    return edit.graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,129 +60,112 @@ class _Window:
 class _Site:
     """One scan of a graph, what is made of its states element by element (``images``), and who reads those."""
 
-    graph: Graph
-    views: ViewMap
+    edit: Edit
     scan: Scan
     dim: int
-    outside: set[str]
-    values: dict[str, tuple[Expr, ...]]
-    images: dict[str, Compute] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=set)
+    images: dict[str, Compute]
 
     @classmethod
-    def of(cls, graph: Graph, name: str) -> _Site:
-        views = ViewMap(graph)
-        outside = {views.base(o) for o in graph.outputs if isinstance(o, str)}
-        values: dict[str, tuple[Expr, ...]] = {}
-        for node in graph.nodes:
-            if isinstance(node, _Reader):
-                extents = _extents(node)
-                values[node.names[0]] = tuple(views.resolve(v, extents) for v in node_values(node))
-            elif not isinstance(node, View):
-                outside.update(views.base(u) for u in uses(node))
-            elif any(map(is_value, node.indices)):
-                outside.update(views.base(u) for u in uses(node))  # data decide what it shows
-        scan = next(n for n in graph.nodes if isinstance(n, Scan) and n.names[0] == name)
-        site = cls(graph, views, scan, scan.axes.index(scan.scan_axis), outside, values)
-        site.taken = {n for node in graph.nodes for n in node.names} | {i.name for i in graph.inputs}
-        for node in graph.nodes:
+    def of(cls, edit: Edit, name: str) -> _Site:
+        scan = edit.nodes[name]
+        assert isinstance(scan, Scan)
+        images: dict[str, Compute] = {}
+        for node in edit.readers(scan.names):
             if isinstance(node, Compute) and node.type.shape == scan.types[0].shape:
-                read = list(loads(values[node.name][0]))
-                if read and all(ld.buffer in scan.names and ld.indices == node.axes for ld in read):
-                    site.images[node.name] = node
-        return site
+                read = loads(edit.values[node.name][0])
+                if all(ld.buffer in scan.names and ld.indices == node.axes for ld in read):
+                    images[node.name] = node
+        return cls(edit, scan, scan.axes.index(scan.scan_axis), images)
 
     @property
     def length(self) -> sympy.Expr:
         return self.scan.types[0].shape[self.dim]
 
-    def moved(self) -> Graph:
-        """The graph with the scan moved; as it is where that cannot be or need not."""
+    def has_less_to_read(self) -> bool:
+        """Let a reader of the scan read less, or nothing, of it; whether there was one."""
+        return self._drops_copy() or self._narrows()
+
+    def move(self) -> None:
+        """Move the scan, where that can be and need be."""
         whole = _Window(sympy.S.Zero, self.length)
-        if (smaller := self._without_copies()) is not self.graph or (smaller := self._narrowed()) is not self.graph:
-            return _Site.of(smaller, self.scan.names[0]).moved()
-        windows = {whole} if not self.outside.isdisjoint(self._shown()) else set()
+        windows = {whole} if not self.edit.outside.isdisjoint(self._shown()) else set()
         for node in self._readers():
             for ld in self._read(node, self._shown()):
                 found = self._window(node, ld)
                 if found is None:
-                    return self.graph
+                    return
                 windows.add(found)
         if windows <= {whole} or len({w.extent for w in windows}) != 1:
-            return self.graph
+            return
         starts = [w.start for w in windows]
         if not all(s.is_Integer for s in starts):
-            return self.graph
+            return
         base = min(0, *map(int, starts))
         if max(map(int, starts)) > base + 1 or base < -NEAR:
-            return self.graph
+            return
         if any(self._hint(w.extent) > self._hint(self.length) + NEAR for w in windows):
-            return self.graph
-        return self._written(base, windows)
+            return
+        self._write(base, windows)
 
     def _hint(self, size: sympy.Expr) -> int:
-        return self.graph.symbols.hint(size)
+        return self.edit.start.symbols.hint(size)
 
-    def _readers(self) -> list[_Reader]:
+    def _readers(self) -> list[Reader]:
         """Everything that reads the scan or an image of it at places of its own."""
-        found = (n for n in self.graph.nodes if isinstance(n, _Reader) and n.names[0] not in self.images)
-        return [n for n in found if self._read(n, self._shown())]
+        return [n for n in self.edit.readers(self._shown()) if n.names[0] not in self.images]
 
     def _shown(self) -> set[str]:
-        return self.images.keys() | set(self.scan.names)
+        return {*self.scan.names, *self.images}
 
-    def _read(self, node: _Reader, names: Iterable[str]) -> list[Load]:
-        return [ld for v in self.values[node.names[0]] for ld in loads(v) if ld.buffer in names]
+    def _read(self, node: Reader, names: Iterable[str]) -> list[Load]:
+        return [ld for v in self.edit.values[node.names[0]] for ld in loads(v) if ld.buffer in names]
 
-    def _window(self, node: _Reader, load: Load) -> _Window | None:
-        place = _place(load.indices[self.dim], _extents(node))
+    def _window(self, node: Reader, load: Load) -> _Window | None:
+        place = _place(load.indices[self.dim], extents_of(node))
         return None if place is None else place[1]
 
-    def _without_copies(self) -> Graph:
-        """The graph in which the readers of the first copy of the scan, in another order, say, read the scan."""
+    def _drops_copy(self) -> bool:
+        """Let the readers of the first copy of the scan, in another order, say, read the scan; whether there is one."""
         for node in self._readers():
-            value = self.values[node.names[0]][0]
-            if isinstance(node, Compute) and node.name not in self.outside and isinstance(value, Load):
-                return self._reading(node, partial(self._behind, node))
-        return self.graph
+            value = self.edit.values[node.names[0]][0]
+            if isinstance(node, Compute) and node.name not in self.edit.outside and isinstance(value, Load):
+                self._replace(node, partial(self._behind, node))
+                return True
+        return False
 
     def _behind(self, copy: Compute, load: Load, extents: _Extents) -> Expr:
         """What a load of a copy reads."""
-        return self._at(self.values[copy.name][0], dict(zip(copy.axes, load.indices, strict=True)), extents)
+        return self._at(self.edit.values[copy.name][0], dict(zip(copy.axes, load.indices, strict=True)), extents)
 
-    def _reading(self, node: Compute, read: Callable[[Load, _Extents], Expr], new: Compute | None = None) -> Graph:
-        """The graph with ``new``, or nothing, in the place of a node, and its loads as ``read`` says."""
-        nodes: list[Node] = []
-        for n in self.graph.nodes:
-            if n is node:
-                nodes += [new] if new is not None else []
-            elif isinstance(n, _Reader) and self._read(n, (node.name,)):
-                extents = _extents(n)
+    def _replace(self, node: Compute, read: Callable[[Load, _Extents], Expr], new: Compute | None = None) -> None:
+        """Put ``new``, or nothing, in the place of a node, and what ``read`` says in that of its loads."""
+        for n in self.edit.readers((node.name,)):
+            extents = extents_of(n)
 
-                def leaf(e: Expr, extents: _Extents = extents) -> Expr | None:
-                    return read(e, extents) if isinstance(e, Load) and e.buffer == node.name else None
+            def leaf(e: Expr, extents: _Extents = extents) -> Expr | None:
+                return read(e, extents) if isinstance(e, Load) and e.buffer == node.name else None
 
-                nodes.append(_with(n, [rewrite(v, leaf) for v in self.values[n.names[0]]]))
-            elif not (isinstance(n, View) and self.views.base(n.name) == node.name):
-                nodes.append(n)
-        return replace(self.graph, nodes=tuple(nodes))
+            self.edit.put(n, [_with(n, [rewrite(v, leaf) for v in self.edit.values[n.names[0]]])])
+        self.edit.drop_views(node.name)
+        self.edit.put(node, [new] if new is not None else [])
 
     # --- readers that use less than they are given --------------------------------------------------------------------
 
-    def _narrowed(self) -> Graph:
-        """The graph in which the first reader that computes more along the scan than one window that all its own
-        readers look through computes that window."""
+    def _narrows(self) -> bool:
+        """Let the first reader that computes more along the scan than one window that all its own readers look through
+        compute that window; whether there is one."""
         for node in self._readers():
-            if isinstance(node, Compute) and node.name not in self.outside:
+            if isinstance(node, Compute) and node.name not in self.edit.outside:
                 cut = self._cut(node)
                 if cut is not None:
-                    return self._smaller(node, *cut)
-        return self.graph
+                    self._cut_to(node, *cut)
+                    return True
+        return False
 
     def _cut(self, node: Compute) -> tuple[sympy.Symbol, _Window] | None:
         """The axis of a reader along the scan and the part of it that is read, where that is less than all. What looks
         beyond the reader, as a join looks for each of its parts, is no part."""
-        extents = _extents(node)
+        extents = extents_of(node)
         places = [_place(ld.indices[self.dim], extents) for ld in self._read(node, self._shown())]
         axes = {p[0] for p in places if p is not None}
         if len(axes) != 1 or None in places:
@@ -185,37 +173,36 @@ class _Site:
         (axis,) = axes
         at = node.axes.index(axis)
         found: set[_Window] = set()
-        for other in self.graph.nodes:
-            if isinstance(other, _Reader):
-                for ld in self._read(other, (node.name,)):
-                    place = _place(ld.indices[at], _extents(other))
-                    if place is None:
-                        return None
-                    found.add(place[1])
+        for other in self.edit.readers((node.name,)):
+            for ld in self._read(other, (node.name,)):
+                place = _place(ld.indices[at], extents_of(other))
+                if place is None:
+                    return None
+                found.add(place[1])
         length = node.type.shape[at]
         if len(found) != 1 or (window := found.pop()).extent == length:
             return None
         behind = sympy.expand(length - window.start - window.extent)
         return (axis, window) if window.start.is_nonnegative and behind.is_nonnegative else None
 
-    def _smaller(self, node: Compute, axis: sympy.Symbol, window: _Window) -> Graph:
+    def _cut_to(self, node: Compute, axis: sympy.Symbol, window: _Window) -> None:
         at = node.axes.index(axis)
         shape = (*node.type.shape[:at], window.extent, *node.type.shape[at + 1 :])
         extents = dict(zip(node.axes, shape, strict=True))
-        name = fresh_name(f"{node.name}_part", self.taken)
-        value = self._at(self.values[node.name][0], {axis: axis + window.start}, extents)
+        name = fresh_name(f"{node.name}_part", self.edit.taken)
+        value = self._at(self.edit.values[node.name][0], {axis: axis + window.start}, extents)
         part = replace(node, name=name, type=_type(node.type, shape), value=value)
 
         def read(e: Load, extents: _Extents) -> Expr:
             moved = sympy.expand(e.indices[at] - window.start)  # type: ignore[operator]
             return Load(name, (*e.indices[:at], moved, *e.indices[at + 1 :]), e.dtype)
 
-        return self._reading(node, read, part)
+        self._replace(node, read, part)
 
     # --- the scan where it is read ------------------------------------------------------------------------------------
 
-    def _written(self, base: int, windows: set[_Window]) -> Graph:
-        """The graph with the scan from ``base`` on, and images of it, and of what it is one element further on."""
+    def _write(self, base: int, windows: set[_Window]) -> None:
+        """Let there be the scan from ``base`` on, and images of it, and of what it is one element further on."""
         scan, (extent,) = self.scan, {w.extent for w in windows}
         shape = (*scan.types[0].shape[: self.dim], extent, *scan.types[0].shape[self.dim + 1 :])
         types = tuple(_type(t, shape) for t in scan.types)
@@ -223,8 +210,8 @@ class _Site:
 
         def name(old: str, start: int) -> str:
             """What a state or an image is called from a place on: as before where something else asks for it."""
-            kept = old in self.outside and _Window(sympy.Integer(start), extent) == whole
-            return old if kept else fresh_name(f"{old}_moved", self.taken)
+            kept = old in self.edit.outside and _Window(sympy.Integer(start), extent) == whole
+            return old if kept else fresh_name(f"{old}_moved", self.edit.taken)
 
         first = tuple(name(n, base) for n in scan.names)
         made: list[Node] = [replace(scan, names=first, types=types, values=self._elements(base, shape))]
@@ -240,28 +227,21 @@ class _Site:
         names = {(n, start): name(n, start) for start in states for n in self.images}
         for start, state in states.items():
             names.update({(n, start): s for n, s in zip(scan.names, state, strict=True)})
-        nodes: list[Node] = []
-        for node in self.graph.nodes:
-            if node is scan:
-                nodes += made
-            elif isinstance(node, Compute) and node.name in self.images:
-                axis, extents = node.axes[self.dim], dict(zip(node.axes, shape, strict=True))
-                for start in states:
-                    # What an image makes of its place along the scan is of the place where the scan is read.
-                    value = self._at(self.values[node.name][0], {axis: axis + start}, extents)
-                    value = self._renamed(node, value, names, start)
-                    kind = node.type if names[node.name, start] == node.name else _type(node.type, shape)
-                    nodes.append(replace(node, name=names[node.name, start], type=kind, value=value))
-            elif isinstance(node, _Reader) and self._read(node, self._shown()):
-                nodes.append(_with(node, [self._renamed(node, v, names) for v in self.values[node.names[0]]]))
-            elif not isinstance(node, View) or self._is_shown(node):
-                nodes.append(node)
-        return replace(self.graph, nodes=tuple(nodes))
-
-    def _is_shown(self, view: View) -> bool:
-        """Whether a view is of something that is still there."""
-        base = self.views.base(view.name)
-        return base not in self._shown() or base in self.outside
+        for node in self._readers():
+            self.edit.put(node, [_with(node, [self._renamed(node, v, names) for v in self.edit.values[node.names[0]]])])
+        for image in self.images.values():
+            axis, extents = image.axes[self.dim], dict(zip(image.axes, shape, strict=True))
+            images: list[Node] = []
+            for start in states:
+                # What an image makes of its place along the scan is of the place where the scan is read.
+                value = self._at(self.edit.values[image.name][0], {axis: axis + start}, extents)
+                value = self._renamed(image, value, names, start)
+                kind = image.type if names[image.name, start] == image.name else _type(image.type, shape)
+                images.append(replace(image, name=names[image.name, start], type=kind, value=value))
+            self.edit.put(image, images)
+        self.edit.put(scan, made)
+        for shown in self._shown() - self.edit.outside:
+            self.edit.drop_views(shown)
 
     def _elements(self, start: int, shape: tuple[sympy.Expr, ...]) -> tuple[Expr, ...]:
         """What the scan combines, from ``start`` on, and the identity outside of the row."""
@@ -282,26 +262,27 @@ class _Site:
 
     def _operands(self) -> list[Expr]:
         """What the scan combines, made in place where nobody else reads it: other places of it are wanted now."""
-        extents, values = _extents(self.scan), list(self.values[self.scan.names[0]])
-        makers = {n.name: n for n in self.graph.nodes if isinstance(n, Compute) and n.name not in self.outside}
-        readers = Counter(b for vs in self.values.values() for b in {ld.buffer for v in vs for ld in loads(v)})
+        extents, values = extents_of(self.scan), list(self.edit.values[self.scan.names[0]])
 
         def leaf(e: Expr) -> Expr | None:
-            if not isinstance(e, Load) or e.buffer not in makers or readers[e.buffer] > 1:
+            if not isinstance(e, Load) or e.buffer in self.edit.outside or len(self.edit.readers((e.buffer,))) > 1:
+                return None
+            maker = self.edit.nodes.get(e.buffer)
+            if not isinstance(maker, Compute):
                 return None
             if len({ld for v in values for ld in loads(v) if ld.buffer == e.buffer}) > 1:
                 return None
-            moved = dict(zip(makers[e.buffer].axes, e.indices, strict=True))
-            return self._at(self.values[e.buffer][0], moved, extents)
+            moved = dict(zip(maker.axes, e.indices, strict=True))
+            return self._at(self.edit.values[e.buffer][0], moved, extents)
 
         while (new := [rewrite(v, leaf) for v in values]) != values:
             values = new
         return values
 
-    def _renamed(self, node: _Reader, value: Expr, names: dict[tuple[str, int], str], start: int | None = None) -> Expr:
+    def _renamed(self, node: Reader, value: Expr, names: dict[tuple[str, int], str], start: int | None = None) -> Expr:
         """A value that reads the moved states and images: at its own axes, those from ``start`` on, or each where it
         reads the old ones."""
-        extents = _extents(node)
+        extents = extents_of(node)
 
         def leaf(e: Expr) -> Expr | None:
             if not isinstance(e, Load) or e.buffer not in self._shown():
@@ -318,12 +299,7 @@ class _Site:
         return rewrite(value, leaf)
 
     def _at(self, value: Expr, moved: dict[sympy.Symbol, Index], extents: _Extents) -> Expr:
-        return rewrite(map_value(value, moved), lambda _: None, lambda i: simplify(i, extents, self.graph.symbols))
-
-
-def _extents(node: _Reader) -> _Extents:
-    over = (node.reduce_axes, node.reduce_shape) if isinstance(node, Reduction) else ((), ())
-    return dict(zip((*node.axes, *over[0]), (*node.types[0].shape, *over[1]), strict=True))
+        return rewrite(map_value(value, moved), lambda _: None, lambda i: simplify(i, extents, self.edit.start.symbols))
 
 
 def _place(index: object, extents: _Extents) -> tuple[sympy.Symbol, _Window, bool] | None:
@@ -346,7 +322,7 @@ def _type(like: TensorType, shape: tuple[sympy.Expr, ...]) -> TensorType:
     return replace(like, shape=shape, strides=contiguous_strides(shape))
 
 
-def _with(node: _Reader, values: list[Expr]) -> Node:
+def _with(node: Reader, values: list[Expr]) -> Node:
     return replace(node, value=values[0]) if isinstance(node, Compute) else replace(node, values=tuple(values))
 
 

@@ -69,6 +69,32 @@ def joins(count: int) -> tuple[Callable[..., Any], list[Tensor]]:
     return function, [torch.randn(65, 2, 1024) for _ in range(2 * count)]
 
 
+def scans(count: int) -> tuple[Callable[..., Any], list[Tensor]]:
+    """Running sums, each read at the element before, in a row that was padded and cut."""
+
+    def function(x: Tensor, *weights: Tensor) -> Tensor:
+        for w in weights:
+            x = (F.pad(x.flip(-1).cumsum(-1), (1, 0))[:, :-1] * x) @ w
+        return x
+
+    return function, [torch.randn(64, 64), *(torch.randn(64, 64) for _ in range(2 * count))]
+
+
+def saved(count: int) -> tuple[Callable[..., Any], list[Tensor]]:
+    """What is kept from way to way back, all of it at one time, in one arena."""
+
+    def function(x: Tensor, *weights: Tensor) -> Tensor:
+        kept = []
+        for w in weights:
+            kept.append(x.sin())
+            x = x.cumsum(0) @ w
+        for w, k in zip(weights, reversed(kept), strict=True):
+            x = (x * k).softmax(0) @ w
+        return x
+
+    return function, [torch.randn(64, 64), *(torch.randn(64, 64) for _ in range(2 * count))]
+
+
 def lines_of(work: Callable[[], object]) -> int:
     """How many lines of Python run, in every module but torch's and sympy's: their caches would blur the count."""
     count = 0
@@ -99,7 +125,7 @@ def compiled(gm: Any, inputs: list[Tensor]) -> int:
     return len(called)
 
 
-@pytest.mark.parametrize("make", [blocks, chain, step, joins], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [blocks, chain, step, joins, scans, saved], ids=lambda f: f.__name__)
 def test_work_grows_with_the_graph(make: Callable[[int], tuple[Callable[..., Any], list[Tensor]]]) -> None:
     counts = []
     for size in (FEW, FEW, MANY):  # once to fill caches
