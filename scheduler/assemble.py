@@ -19,6 +19,7 @@ from ..ir.index import simplify
 from ..ir.loops import Buffer
 from ..ir.sequences import sequence_of
 from ..ir.symbols import Size, SymbolTable
+from ..ir.wide import may_stay_wide
 from .domain import Digits
 from .function import Dim, Output, Stage, TensorFunction
 from .group import Group
@@ -313,7 +314,7 @@ class _Assembler:
                 self.fast
                 and m.monoid is None
                 and isinstance(v, Cast)
-                and v.dtype.may_stay_wide
+                and may_stay_wide(v)
                 and v.value.dtype is DType.FLOAT32
             ):
                 values[k] = v.value
@@ -346,7 +347,7 @@ class _Assembler:
                 return cast(Load(self.results[e.buffer], at, kept), e.dtype)
             if isinstance(e, Cast) and isinstance(e.value, Cast) and e.value.value.dtype is e.dtype is DType.FLOAT32:
                 inner = e.value.value
-                if self.fast and e.value.dtype.may_stay_wide and isinstance(inner, Load):
+                if self.fast and may_stay_wide(e.value) and isinstance(inner, Load):
                     return inner
             return None
 

@@ -10,6 +10,7 @@ from ..ir.dtypes import DType
 from ..ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, is_value, rewrite
 from ..ir.graph import Compute, Graph, Node, Reduction, uses
 from ..ir.index import Extents, simplify
+from ..ir.wide import may_stay_wide
 from .views import ViewMap, map_value
 
 _ARITHMETIC = {"add": sympy.Add, "mul": sympy.Mul, "sub": lambda a, b: a - b}
@@ -24,10 +25,10 @@ def keeps(origin: DType, kind: DType) -> bool:
 
 def is_rounding(e: Expr) -> bool:
     """A conversion between floating types that says how precise a value may be and not what it is: one that loses
-    nothing, or to a half type. What is rounded from float64 or to eight bits is so on purpose."""
+    nothing, or that a kernel may leave out."""
     if not isinstance(e, Cast) or not e.value.dtype.is_float:
         return False
-    return keeps(e.value.dtype, e.dtype) or (e.dtype.may_stay_wide and e.value.dtype is not DType.FLOAT64)
+    return keeps(e.value.dtype, e.dtype) or may_stay_wide(e)
 
 
 def unrounded(e: Expr) -> Expr:

@@ -14,6 +14,7 @@ from ..ir.graph import Compute, Graph, Origin, Reduction, Scan, TensorType, View
 from ..ir.index import simplify
 from ..ir.monoid import SUM, Monoid
 from ..ir.symbols import SymbolTable
+from ..ir.wide import may_stay_wide
 from .evaluations import evaluations
 from .views import ViewMap, map_value
 
@@ -81,10 +82,10 @@ def simplify_value(value: Expr, fast: bool = True) -> Expr:
             middle, origin = e.value.dtype, e.value.value.dtype
             if origin is e.dtype and _widens(origin, middle):
                 return e.value.value
-            if fast and origin is e.dtype is DType.FLOAT32 and middle.may_stay_wide:
+            if fast and origin is e.dtype is DType.FLOAT32 and may_stay_wide(e.value):
                 return e.value.value
-            if middle.may_stay_wide and e.dtype is DType.FLOAT32 and origin in (DType.INT8, DType.UINT8):
-                return Cast(e.value.value, e.dtype)  # bytes are exact in either half type
+            if e.dtype is DType.FLOAT32 and not origin.is_float and may_stay_wide(e.value):
+                return Cast(e.value.value, e.dtype)  # bytes, say, are exact in either half type
         return None
 
     return rewrite(value, leaf)

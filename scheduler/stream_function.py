@@ -12,6 +12,7 @@ from ..ir.expr import Cast, Expr, Load, cast, loads, rewrite, symbol
 from ..ir.graph import CallTensor, Compute, Origin, Reduction, node_values
 from ..ir.index import simplify
 from ..ir.monoid import SUM, WEIGHTED
+from ..ir.wide import may_stay_wide
 from .function import Dim, Output, Stage, TensorFunction
 from .members import simplify_value
 from .opened import Parameters, function_name
@@ -119,7 +120,7 @@ class StreamWriter:
         env = self._places(m)
         own = {*self.axes[name], *self.over.get(name, ())}
         values = tuple(self._value(v, env, own) for v in self.stream.values.get(name, self._through_views(m)))
-        if self.fast and isinstance(m, Compute) and isinstance(values[0], Cast) and values[0].dtype.may_stay_wide:
+        if self.fast and isinstance(m, Compute) and isinstance(values[0], Cast) and may_stay_wide(values[0]):
             # The value stays in float32; where it leaves the kernel it is rounded.
             values = (values[0].value,) if values[0].value.dtype is DType.FLOAT32 else values
         self.kinds.update(zip(m.names, (v.dtype for v in values), strict=True))

@@ -15,6 +15,7 @@ import sympy
 from ...ir.expr import Cast, Expr, IndexValue, Load, Var, is_value, rewrite, substitute_index, symbol
 from ...ir.graph import Compute, Graph, Input, Node, TensorType, View
 from ...ir.monoid import associative
+from ...ir.wide import may_stay_wide
 from .context import ImportContext, Tensor
 from .registry import NoConversion, converter
 from .scans import scan
@@ -114,7 +115,7 @@ class _Reader:
 def _widened(e: Cast) -> Expr:
     """A value that was rounded to a half type on its way to the type in which it is computed, unrounded."""
     inner = e.value
-    if isinstance(inner, Cast) and inner.dtype.is_half and e.dtype is inner.dtype.compute is inner.value.dtype:
+    if isinstance(inner, Cast) and may_stay_wide(inner) and e.dtype is inner.dtype.compute is inner.value.dtype:
         return inner.value
     return e
 

@@ -9,6 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torch_mlc.ir.dtypes import DType
+from torch_mlc.ir.expr import Cast, Load, Select, call, const
+from torch_mlc.scheduler.members import simplify_value
+
 STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "round": lambda x, s: (x / s).round(),
     "decimals": lambda x, s: (x / s).float().round(decimals=1),
@@ -47,6 +51,49 @@ def test_steps(step: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> 
     assert torch.equal(torch.compile(step, backend="mlc")(x, s), step(x, s))
 
 
+SENT: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
+    "and back": lambda x, d: x.to(d).float(),
+    "computed with": lambda x, d: x.to(d) * 0.5,
+    "normed": lambda x, d: F.layer_norm(x.to(d), (13,)),
+    "summed": lambda x, d: torch.cat([x.to(d), x.to(d)]).sum(),
+    "copied into": lambda x, d: torch.zeros(13, dtype=d).copy_(x) / 4,
+    "place in a row": lambda x, d: torch.arange(4000, dtype=d)[2040:2053].float() + x.clamp(0, 1),
+    "running": lambda x, d: x.to(d).float().cumsum(0),
+    "chosen": lambda x, d: torch.where(x > 5, x.to(d), 1).float(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("source", [torch.int64, torch.int32, torch.int16, torch.float64], ids=str)
+@pytest.mark.parametrize("send", SENT.values(), ids=SENT.keys())
+def test_what_is_sent_to_a_half_type(
+    send: Callable[[Tensor, torch.dtype], Tensor], source: torch.dtype, dtype: torch.dtype
+) -> None:
+    """Whole numbers, and what is of double precision, are rounded there, or infinite."""
+    x = torch.tensor([-(1 << 40), 70000, 65519, 65520, 2049, 2051, 4097, -70001, 3, 257, 16777217, 100000, 0]).to(
+        source
+    )
+    torch._dynamo.reset()
+    expected = send(x, dtype)
+    result = torch.compile(lambda x: send(x, dtype), backend="mlc")(x)
+    rounding = 0 if expected.dtype is torch.float32 else torch.finfo(dtype).eps
+    torch.testing.assert_close(result, expected, rtol=max(rounding, 1e-6), atol=rounding, equal_nan=True)
+
+
+def test_what_every_half_type_holds_is_not_rounded() -> None:
+    """Bytes, truth values, and bits of a word are converted at once, whatever they are rounded to on the way."""
+    for dtype in (DType.FLOAT16, DType.BFLOAT16):
+        words, shift = Load("x", (), DType.INT32), const(4, DType.INT32)
+        low = call("bit_and", call("shr", words, shift), const(15, DType.INT32))
+        held = [low, call("sub", low, const(8, DType.INT32)), Load("x", (), DType.INT8), Load("x", (), DType.UINT8)]
+        held += [call("lt", words, shift), Select(call("lt", words, shift), low, shift), Cast(low, DType.INT64)]
+        lost = [words, call("shr", words, shift), call("mul", low, call("mul", low, low)), Load("x", (), DType.INT16)]
+        for e in (*held, *lost):
+            wide = Cast(e, DType.FLOAT32)
+            value = simplify_value(Cast(Cast(wide, dtype), DType.FLOAT32))
+            assert (value == wide) == (e in held), e
+
+
 KINKS: dict[str, Callable[[Tensor], Tensor]] = {
     "bounded": lambda x: F.hardtanh(x, -4.0, 3.0),
     "hardsigmoid": F.hardsigmoid,
@@ -63,9 +110,9 @@ def test_sides_of_a_kink(fn: Callable[[Tensor], Tensor]) -> None:
     a, b = (3 * torch.rand(60, 40) + 1).bfloat16(), (torch.rand(60, 40) + 0.9).bfloat16()
     torch._dynamo.reset()
     gradients = []
-    for call in (lambda x: fn(x * b), torch.compile(lambda x: fn(x * b), backend="mlc")):
+    for run in (lambda x: fn(x * b), torch.compile(lambda x: fn(x * b), backend="mlc")):
         x = a.clone().requires_grad_()
-        gradients += torch.autograd.grad(call(x).sum(), x)
+        gradients += torch.autograd.grad(run(x).sum(), x)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0.02, atol=0.02)
 
 

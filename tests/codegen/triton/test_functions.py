@@ -134,6 +134,14 @@ def test_casts_to_eight_bits(agrees, source):
     agrees(nest_of(cast(cast(operand(0, source), DType.FLOAT8_E4M3FN), F32), {"in0": source}), inputs={"in0": data})
 
 
+@pytest.mark.parametrize("source", [I64, F64], ids=str)
+@pytest.mark.parametrize("half", [DType.FLOAT16, DType.BFLOAT16], ids=str)
+def test_what_is_sent_to_a_half_type(agrees, source, half):
+    """A conversion back keeps what was rounded, or became infinite."""
+    data = np.resize([70000, -70000, 65519, 65520, 2049, 2051, 257, 3, 1 << 40], N).astype(source.numpy)
+    agrees(nest_of(cast(cast(cast(operand(0, source), F32), half), F32), {"in0": source}), inputs={"in0": data})
+
+
 def test_an_iteration_of_scalars(agrees):
     """What is the same for a whole tile has a loop of its own."""
     value = call("add", call("gcd", Load("in0", (sympy.S.Zero,), I64), const(18, I64)), operand(0, I64))
