@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import torch_mlc
 from torch_mlc.dynamo_backend.kernels import emit
-from torch_mlc.dynamo_backend.report import GraphReport, KernelReport, Report
+from torch_mlc.dynamo_backend.reports.report import GraphReport, KernelReport, Report
 from torch_mlc.ir.target import Target, TargetError, gpu_target
 from torch_mlc.runtime.device_library import device_library
 from torch_mlc.runtime.gpu import compile_triton

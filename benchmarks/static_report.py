@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from torch_mlc.dynamo_backend.report import KernelReport, Report
+from torch_mlc.dynamo_backend.reports.report import KernelReport, Report
 
 SCHEMA, VERSION = "torch-mlc-static", 1
 

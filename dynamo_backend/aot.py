@@ -16,8 +16,8 @@ from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._logging._internal import trace_log
 
+from .rewrites.written_arguments import views_as_they_are
 from .substitution import Substitution
-from .written_arguments import views_as_they_are
 
 Compiler = Callable[..., Any]
 _PRINT = fx.GraphModule.print_readable

@@ -23,18 +23,18 @@ from ..runtime.log import logger
 from ..runtime.options import Options
 from ..runtime.timing import process_times
 from .aot import compile_with_aot
-from .aot_cache import cacheable, is_cacheable, settings_in_keys
-from .chunk_loss import chunk_losses
+from .caches.aot_cache import cacheable, is_cacheable, settings_in_keys
 from .compile import CompiledGraph, compile_graph
 from .decompositions import decomposition_table, whole_ops
 from .forward_mode import differentiates_forward
 from .frame_budget import frame_budget
-from .merge_products import merge_products
-from .negations import return_negated_views
-from .override_uses import override_uses
 from .partition import partition, saved_inputs
-from .verify_graph import verified
-from .written_views import return_written_inputs
+from .reports.override_uses import override_uses
+from .rewrites.chunk_loss import chunk_losses
+from .rewrites.merge_products import merge_products
+from .rewrites.negations import return_negated_views
+from .rewrites.written_views import return_written_inputs
+from .verify.verify_graph import verified
 
 _LOG = logger(__name__)
 

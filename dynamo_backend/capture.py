@@ -13,10 +13,10 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ..runtime.options import Options
-from .chunk_loss import chunk_losses
 from .decompositions import decomposition_table, whole_ops
 from .partition import partition
-from .written_arguments import views_as_they_are
+from .rewrites.chunk_loss import chunk_losses
+from .rewrites.written_arguments import views_as_they_are
 
 _DEFAULTS = Options()
 

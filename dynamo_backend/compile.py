@@ -31,19 +31,19 @@ from ..runtime.targets import target_for
 from ..runtime.timing import PhaseTimer
 from ..scheduler.fuse import Fusion
 from ..scheduler.passes import GRAPH_PASSES
-from .complex_views import join_parts
+from .caches.graph_key import GraphKey, graph_key
+from .caches.surroundings import settings_fingerprint, surroundings
 from .dumps import dump_graph
-from .graph_key import GraphKey, graph_key
 from .host_programs import HostCode, Keep, host_code, stored_host_code
 from .kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
 from .memory_limit import limited
-from .negations import lazy_inputs, stride_before_negating, with_bits
 from .plans import Plan, PlanSource
 from .regions import attribute, regions_of, taken_apart
-from .repeating import NotAlike
-from .roll import roll
-from .rounding import keep_compared
-from .surroundings import settings_fingerprint, surroundings
+from .repeats.repeating import NotAlike
+from .repeats.roll import roll
+from .rewrites.complex_views import join_parts
+from .rewrites.negations import lazy_inputs, stride_before_negating, with_bits
+from .rewrites.rounding import keep_compared
 from .tuning import Tuning, tuning_costs, tuning_of
 
 _LOG = logger(__name__)

@@ -21,10 +21,10 @@ from torch._prims_common import (
 )
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .antialias import RESIZES
-from .complex_parts import with_complex
 from .converters import CONVERTERS
-from .embedding_bags import EMBEDDING_BAGS
+from .rewrites.antialias import RESIZES
+from .rewrites.complex_parts import with_complex
+from .rewrites.embedding_bags import EMBEDDING_BAGS
 
 aten = torch.ops.aten
 

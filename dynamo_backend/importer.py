@@ -40,11 +40,11 @@ from .converters.context import KEEPS_ROUNDING
 from .converters.replays import REPLAY, SAVE, replayed_value
 from .converters.sizes import SYMBOLIC
 from .decided import Decided, is_settled
-from .flex_attention import open_flex_attention
-from .negations import BIT, NEGATE, WHY_BIT, is_negated, negate, negative, write_negated
 from .origins import origins_of
 from .regions import attribute
-from .written_arguments import places_in_bases
+from .rewrites.flex_attention import open_flex_attention
+from .rewrites.negations import BIT, NEGATE, WHY_BIT, is_negated, negate, negative, write_negated
+from .rewrites.written_arguments import places_in_bases
 
 # Whose results behind the first are positions and counts.
 _POSITIONS = (

@@ -34,8 +34,8 @@ from ..scheduler.lower import lower_to_loops
 from ..scheduler.overrides import Override, workload_of
 from ..scheduler.schedule import Schedule
 from .tuning import Tuning
-from .verify_graph import VerifyError
-from .verify_kernel import verify_kernel
+from .verify.verify_graph import VerifyError
+from .verify.verify_kernel import verify_kernel
 
 _LOG = logger(__name__)
 

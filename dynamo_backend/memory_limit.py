@@ -12,7 +12,7 @@ from ..codegen.host_build import origin_text
 from ..codegen.host_memory import Storage, peaks_of, storages
 from ..ir.errors import MemoryLimitError
 from ..ir.graph import Graph
-from .report import bytes_text
+from .reports.report import bytes_text
 
 # The largest tensors that an error tells of.
 TOLD = 6

@@ -14,14 +14,14 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..runtime.options import Options
-from .attention_joint import recompute_scores
-from .chunk_loss import chunk_losses
-from .chunk_loss_write import Writer, give_results
 from .converters import CONVERTERS
-from .maxima import recompute_maxima, save_compared
-from .overwritten import keep_overwritten
 from .plans import planned_peak
-from .share_nodes import share_nodes
+from .rewrites.attention_joint import recompute_scores
+from .rewrites.chunk_loss import chunk_losses
+from .rewrites.chunk_loss_write import Writer, give_results
+from .rewrites.maxima import recompute_maxima, save_compared
+from .rewrites.overwritten import keep_overwritten
+from .rewrites.share_nodes import share_nodes
 
 aten = torch.ops.aten
 _SAME = (aten.detach.default, aten.alias.default)

@@ -35,12 +35,12 @@ from ..scheduler.passes import (
     rewrite_attention,
     rewrite_logsumexp,
 )  # fmt: skip
-from .graph_key import GraphKey
+from .caches.graph_key import GraphKey
 from .importer import import_graph
-from .layers import Layers, find_layers
 from .memory_limit import typical
-from .repeating import NotAlike, Repeating
-from .unroll import unroll
+from .repeats.layers import Layers, find_layers
+from .repeats.repeating import NotAlike, Repeating
+from .repeats.unroll import unroll
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .dynamo_backend.explain import explain
+    from .dynamo_backend.reports.explain import explain
     from .ir.printer import show
     from .runtime.artifacts import load_cache_artifacts
     from .runtime.nest_kernel import compile
@@ -30,7 +30,7 @@ _HOME = {
     "ScheduleError": "scheduler.error",
     "Trace": "scheduler.trace",
     "compile": "runtime.nest_kernel",
-    "explain": "dynamo_backend.explain",
+    "explain": "dynamo_backend.reports.explain",
     "load_cache_artifacts": "runtime.artifacts",
     "schedule": "scheduler.overrides",
     "show": "ir.printer",

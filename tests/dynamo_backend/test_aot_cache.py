@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tests import warm_processes
 from tests.settings import default_dtype
-from torch_mlc.dynamo_backend import aot_cache, aot_key
+from torch_mlc.dynamo_backend.caches import aot_cache, aot_key
 from torch_mlc.runtime.counters import counters
 
 COUNTS = ("autograd_cache_hit", "autograd_cache_miss", "autograd_cache_saved", "autograd_cache_bypass")

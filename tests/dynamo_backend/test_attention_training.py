@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torch_mlc
-from torch_mlc.dynamo_backend import attention_joint_match
+from torch_mlc.dynamo_backend.rewrites import attention_joint_match
 from torch_mlc.runtime.counters import counters
 
 Fn = Callable[..., Tensor]

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from torch_mlc.dynamo_backend.caches.graph_key import graph_key
 from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.graph_key import graph_key
 from torch_mlc.dynamo_backend.importer import import_graph
-from torch_mlc.dynamo_backend.layers import FEWEST, Layers, find_layers
 from torch_mlc.dynamo_backend.plans import run_passes
-from torch_mlc.dynamo_backend.repeating import NotAlike, Repeating
-from torch_mlc.dynamo_backend.unroll import unroll
+from torch_mlc.dynamo_backend.repeats.layers import FEWEST, Layers, find_layers
+from torch_mlc.dynamo_backend.repeats.repeating import NotAlike, Repeating
+from torch_mlc.dynamo_backend.repeats.unroll import unroll
 from torch_mlc.runtime.options import Options
 from torch_mlc.scheduler.fuse import Fusion, fuse
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.merge_products import merge_products
+from torch_mlc.dynamo_backend.rewrites.merge_products import merge_products
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import torch_mlc
 from tests import warm_processes
-from torch_mlc.dynamo_backend.override_uses import OverrideUses, OverrideWarning
+from torch_mlc.dynamo_backend.reports.override_uses import OverrideUses, OverrideWarning
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.counters import counters
 from torch_mlc.runtime.options import OptionError

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests import warm_processes
-from torch_mlc.dynamo_backend.share_nodes import share_nodes
+from torch_mlc.dynamo_backend.rewrites.share_nodes import share_nodes
 
 aten = torch.ops.aten
 

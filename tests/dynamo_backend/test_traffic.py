@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_mlc
-from torch_mlc.dynamo_backend.report import GraphReport
-from torch_mlc.dynamo_backend.traffic import Visits, traffic_of
+from torch_mlc.dynamo_backend.reports.report import GraphReport
+from torch_mlc.dynamo_backend.reports.traffic import Visits, traffic_of
 from torch_mlc.ir.loops import LoopNest
 from torch_mlc.ir.parser import parse
 

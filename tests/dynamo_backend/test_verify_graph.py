@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torch_mlc.dynamo_backend.converters import CONVERTERS
-from torch_mlc.dynamo_backend.verify_graph import VerifyError, difference, settled
+from torch_mlc.dynamo_backend.verify.verify_graph import VerifyError, difference, settled
 
 CHECKED = {"verify": 2}
 

@@ -18,9 +18,9 @@ from torch_mlc.codegen.llvm import functions
 from torch_mlc.codegen.plan_memory import plan_memory
 from torch_mlc.dynamo_backend import compile as compile_module
 from torch_mlc.dynamo_backend import kernels
-from torch_mlc.dynamo_backend import verify_kernel as verify_kernel_module
 from torch_mlc.dynamo_backend.converters import scatter
-from torch_mlc.dynamo_backend.verify_kernel import passed, sizes_to_try, tiles_of, verify_kernel
+from torch_mlc.dynamo_backend.verify import verify_kernel as verify_kernel_module
+from torch_mlc.dynamo_backend.verify.verify_kernel import passed, sizes_to_try, tiles_of, verify_kernel
 from torch_mlc.ir.loops import Buffer, Loop, LoopNest
 from torch_mlc.ir.symbols import SymbolTable
 from torch_mlc.runtime.targets import cpu_target

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._decomp import get_decompositions
 
-from torch_mlc.dynamo_backend.roundings import Roundings
+from torch_mlc.dynamo_backend.verify.roundings import Roundings
 
 _ATEN = torch.ops.aten
 # Operations of several roundings, of which some cancel: they are taken apart.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_mlc
-from torch_mlc.dynamo_backend.report import KernelReport
+from torch_mlc.dynamo_backend.reports.report import KernelReport
 from torch_mlc.ir.loops import Loop, LoopKind, walk_nodes
 
 

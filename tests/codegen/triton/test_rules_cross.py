@@ -14,7 +14,7 @@ from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.dynamo_backend.capture import capture
 from torch_mlc.dynamo_backend.fake_device import retarget
 from torch_mlc.dynamo_backend.importer import import_graph
-from torch_mlc.dynamo_backend.traffic import traffic_of
+from torch_mlc.dynamo_backend.reports.traffic import traffic_of
 from torch_mlc.ir.graph import CallTensor
 from torch_mlc.ir.loops import LoopNest
 from torch_mlc.ir.target import gpu_target

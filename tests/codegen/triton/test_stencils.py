@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_mlc
 from torch_mlc.codegen.triton import emit_triton
-from torch_mlc.dynamo_backend.report import KernelReport, Report
+from torch_mlc.dynamo_backend.reports.report import KernelReport, Report
 from torch_mlc.ir.loops import LoopNest
 from torch_mlc.scheduler.passes import convolution_cost
 from torch_mlc.scheduler.rules import gpu_stencil

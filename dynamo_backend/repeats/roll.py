@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from ..codegen.host import BindSize, Free, HostProgram, MakeView, Repeat, Return, Step
-from ..codegen.host_repeat import names_of, renamed_step
-from ..ir.graph import GraphOutput, Input, View
+from ...codegen.host import BindSize, Free, HostProgram, MakeView, Repeat, Return, Step
+from ...codegen.host_repeat import names_of, renamed_step
+from ...ir.graph import GraphOutput, Input, View
 from .layers import HEAD
 from .repeating import NotAlike, Repeating
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from ..ir.expr import call
-from ..ir.graph import Library, Ref
-from ..runtime.lazy_bits import Lazy
+from ...ir.expr import call
+from ...ir.graph import Library, Ref
+from ...runtime.lazy_bits import Lazy
+from ..converters import ImportContext, Tensor
+from ..converters.terms import axes
+from ..converters.views import view_chain
 from .chunk_loss_write import Writer, give_results
-from .converters import ImportContext, Tensor
-from .converters.terms import axes
-from .converters.views import view_chain
 
 aten = torch.ops.aten
 

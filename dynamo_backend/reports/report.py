@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from ..ir.loops import LoopNest
-from ..ir.printer import show
-from ..ir.target import Target
-from ..runtime.gpu_report import ResourceReport
-from ..scheduler.function import TensorFunction
-from ..scheduler.function_text import function_text
-from ..scheduler.overrides import SHORT, workload_of
-from ..scheduler.trace import Trace
+from ...ir.loops import LoopNest
+from ...ir.printer import show
+from ...ir.target import Target
+from ...runtime.gpu_report import ResourceReport
+from ...scheduler.function import TensorFunction
+from ...scheduler.function_text import function_text
+from ...scheduler.overrides import SHORT, workload_of
+from ...scheduler.trace import Trace
 from .graph_traffic import GraphTraffic
 from .traffic import Traffic
 

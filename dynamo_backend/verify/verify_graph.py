@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..ir.errors import MlcError
-from .graph_key import BY_PLACE
-from .origins import origins_of
+from ...ir.errors import MlcError
+from ..caches.graph_key import BY_PLACE
+from ..origins import origins_of
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 # Of the generator of the CPU, and of each GPU where any is in use.

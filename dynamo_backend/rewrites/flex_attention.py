@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from .decompositions import decomposition_table
+from ..decompositions import decomposition_table
 
 aten = torch.ops.aten
 # What reports and reviews of a node need; its value is that of the traced node.

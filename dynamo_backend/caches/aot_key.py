@@ -19,8 +19,8 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from .share_nodes import storage_of
-from .substitution import Substitution
+from ..rewrites.share_nodes import storage_of
+from ..substitution import Substitution
 
 # Ops whose definitions are torch's own text. Others may run a user's Triton kernels, whose text torch's key has.
 _OWN = ("aten", "prims", "prim")

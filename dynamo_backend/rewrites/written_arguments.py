@@ -16,8 +16,8 @@ from typing import Any
 from torch._higher_order_ops import auto_functionalize
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from ..codegen.host_build import MUTATES
-from .substitution import Substitution
+from ...codegen.host_build import MUTATES
+from ..substitution import Substitution
 
 _WRITE_VIEWS = auto_functionalize.write_view_information_to_args
 _BASE, _PLACE = "_base_index", "_storage_offset"

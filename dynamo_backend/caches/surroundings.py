@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from ..runtime.options import Options
-from ..runtime.targets import target_for
+from ...runtime.options import Options
+from ...runtime.targets import target_for
 
 
 def settings_fingerprint(options: Options) -> str:

@@ -25,13 +25,13 @@ from torch._guards import TracingContext
 from torch._inductor.output_code import OutputCode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..runtime.fingerprint import environment_fingerprint, key_of
-from ..runtime.kernels import kernel_store_of
-from ..runtime.options import Options
-from ..runtime.timing import process_times
-from ..runtime.torch_sources import torch_sources
+from ...runtime.fingerprint import environment_fingerprint, key_of
+from ...runtime.kernels import kernel_store_of
+from ...runtime.options import Options
+from ...runtime.timing import process_times
+from ...runtime.torch_sources import torch_sources
+from ..compile import CompiledGraph, stored_graph
 from .aot_key import KEYS_WITHOUT_INDUCTOR, shape_env
-from .compile import CompiledGraph, stored_graph
 from .surroundings import surroundings
 
 # The settings of the call of the backend that is at work: a graph out of AOTAutograd's cache is loaded under them.

@@ -15,8 +15,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..runtime.options import Options
-from ..scheduler.passes.stream_products import DEVICES
+from ...runtime.options import Options
+from ...scheduler.passes.stream_products import DEVICES
 from .attention_joint_match import KeptError, Site
 from .attention_joint_write import rewrite
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ..runtime.options import Options
+from ...runtime.options import Options
 from .chunk_loss_match import LossSite, Refused, find_losses, hint_of
 from .chunk_loss_write import Writer
 

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..codegen.host import HostProgram
-from ..ir.graph import CallTensor, Graph, Library, Origin
-from ..ir.slices import NOTHING
-from ..runtime.gpu import resource_report
-from ..runtime.kernels import gpu_binary
-from ..runtime.options import Options
-from ..scheduler.fuse import Fusion
-from .capture import capture
-from .compile import CompiledGraph, Stages, compile_graph
-from .fake_device import on_fake_device, retarget
+from ...codegen.host import HostProgram
+from ...ir.graph import CallTensor, Graph, Library, Origin
+from ...ir.slices import NOTHING
+from ...runtime.gpu import resource_report
+from ...runtime.kernels import gpu_binary
+from ...runtime.options import Options
+from ...scheduler.fuse import Fusion
+from ..capture import capture
+from ..compile import CompiledGraph, Stages, compile_graph
+from ..fake_device import on_fake_device, retarget
+from ..kernels import KernelBuild
+from ..partition import saved_inputs
 from .graph_traffic import GraphTraffic, graph_traffic
-from .kernels import KernelBuild
-from .partition import saved_inputs
 from .report import GraphReport, KernelReport, LibraryReport, MissedFusion, Report
 from .traffic import traffic_of
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from ..runtime.fingerprint import environment_fingerprint, key_of
+from ...runtime.fingerprint import environment_fingerprint, key_of
 
 # Constants of more elements are not read for a key.
 _MOST_ELEMENTS = 1 << 16

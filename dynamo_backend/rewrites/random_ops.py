@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..runtime.executable import draw_seeds
-from ..runtime.fallback import philox
+from ...runtime.executable import draw_seeds
+from ...runtime.fallback import philox
 
 torch.library.define(
     "mlc::draw_seeds", "(int count, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)

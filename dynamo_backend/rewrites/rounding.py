@@ -13,7 +13,7 @@ import operator
 import torch
 from torch import fx
 
-from .converters.context import KEEPS_ROUNDING
+from ..converters.context import KEEPS_ROUNDING
 
 aten = torch.ops.aten
 

@@ -1,0 +1,1 @@
+"""``MLC_VERIFY``: graphs and kernels that are checked while they run."""
