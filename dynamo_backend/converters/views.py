@@ -332,12 +332,17 @@ def strided_begin(ctx: ImportContext, offset: Any) -> sympy.Expr:
 
 
 def view_chain(node: fx.Node) -> tuple[list[fx.Node], fx.Node]:
-    """The views that a node is, the first of them first, and what they are views of."""
+    """The views that a node is, the first of them first, and what they are views of: one tensor, which may be one of
+    several that an op gives."""
     views = []
-    while node.target is operator.getitem or (isinstance(node.target, OpOverload) and node.target.is_view):
+    while _is_view(node.args[0] if node.target is operator.getitem else node):
         views.append(node)
         node = node.args[0]  # type: ignore[assignment]
     return views[::-1], node
+
+
+def _is_view(node: object) -> bool:
+    return isinstance(node, fx.Node) and isinstance(node.target, OpOverload) and node.target.is_view
 
 
 def strided_places(x: Tensor, shape: Shape, strides: Shape, begin: sympy.Expr, at: Shape) -> list[sympy.Expr]:

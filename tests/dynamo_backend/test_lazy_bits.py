@@ -215,6 +215,18 @@ def test_negated_views_of_sizes_that_vary(name: str, gradient: bool) -> None:
         assert (ours.is_neg(), ours.is_conj(), ours.data_ptr()) == (eager.is_neg(), eager.is_conj(), eager.data_ptr())
 
 
+def test_negated_views_of_one_of_several_results() -> None:
+    """Results of one op share no memory (206439)."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        (mantissa, power), (top, place) = torch.frexp(x), x.max(0)
+        first, second = x.exp().split(2)
+        return power, torch._neg_view(mantissa), place, torch._neg_view(top)[1:], first, torch._neg_view(second)
+
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(torch.compile(fn, backend="mlc")(x), fn(x))
+
+
 @pytest.mark.parametrize("gradient", [False, True])
 def test_negated_views_of_values_share_their_memory(gradient: bool) -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
