@@ -182,7 +182,7 @@ class Options:
         shown="fast",
         values="fast, eager",
         changes_code=True,
-        doc="fast keeps float32 inside a fused kernel of half types; eager rounds wherever eager does.",
+        doc="fast keeps what was float32 so inside a fused kernel of half types; eager rounds wherever eager does.",
     )
     threads: int | None = _option(
         "MLC_THREADS",
