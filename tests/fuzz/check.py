@@ -20,7 +20,7 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from .program import Program, Sizes
+from .program import DRAW, Program, Sizes
 from .run import Result, function_of, inputs_of, run, run_rounds, run_wide, turn
 from .shrink import pruned
 
@@ -60,6 +60,8 @@ def check(program: Program, backend: Any = "mlc") -> Outcome:
             return Outcome("invalid", _short(error))
         outcome = _compare(program, expected, backend)
         if " has strides " in outcome.detail and (said := _strides_of_fakes(program, outcome.detail)):
+            return Outcome("torch", f"{outcome.detail} | {said}")
+        if outcome.status == "wrong" and " differ" in outcome.detail and (said := _layouts_of_draws(program)):
             return Outcome("torch", f"{outcome.detail} | {said}")
         if outcome.status in FAULTS and backend != PEER:
             peer = _compare(program, expected, PEER)
@@ -130,24 +132,54 @@ def _strides_of_fakes(program: Program, detail: str) -> str:
     # What data decide elsewhere has no fake value, and nothing to do with it.
     program = pruned(replace(program, returns=(program.returns[int(found[1])],)))
     promised = ast.literal_eval(found[2])
+    for sizes, kind in _kinds(program):
+        fake = _layout_of_fake(program, sizes, kind)
+        if fake is not None and all(n <= 1 or a == b for (n, a), b in zip(fake, promised, strict=True)):
+            return f"torch's fake tensors have strides {found[2]}"
+    return ""
+
+
+def _layouts_of_draws(program: Program) -> str:
+    """Whether torch's fake tensors say of an operand of a line that draws that it lies otherwise in memory than eager's
+    does: numbers are drawn in the order of memory."""
+    for step in program.steps:
+        if not DRAW.search(step.line):
+            continue
+        for name in step.operands:
+            made = pruned(replace(program, returns=(name,), gradient=False))
+            for sizes, kind in _kinds(made):
+                real = run(made, function_of(made), inputs_of(made, sizes)).values[0]
+                fake = _layout_of_fake(made, sizes, kind) if isinstance(real, Tensor) else None
+                if fake is not None and tuple(a for n, a in fake if n > 1) != _strides(real):
+                    return (
+                        f"torch's fake tensors have strides {tuple(a for _, a in fake)} for {name}, of which is drawn"
+                    )
+    return ""
+
+
+def _kinds(program: Program) -> Iterator[tuple[Sizes, DimDynamic | None]]:
+    """The sizes of a program, and which symbols may stand for them; None for none."""
     # Sizes that vary are symbols, of which torch asks for strides more carefully: one for all sizes that are equal, as
     # a first compilation has them, or one a dimension.
     kinds = [None] if program.dynamic is False else [None, DimDynamic.DUCK, DimDynamic.DYNAMIC]
-    for sizes, kind in itertools.product(program.sizes, kinds):
-        given = [a.detach() if isinstance(a, Tensor) else a for a in inputs_of(program, sizes)]
-        ways = iter(_ways(program, sizes))
-        mode, symbolic = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=kind is None), kind is not None
-        # With symbols among its arguments an op is what Python says of it.
-        with mode, enable_python_dispatcher() if symbolic else nullcontext(), torch.no_grad():
-            args = [_fake(mode, a, kind, k) for k, a in enumerate(given)]
-            try:
-                fake = function_of(program, decide=lambda _, ways=ways: next(ways))(*args)[0]
-                alike = [int(a) == b for n, a, b in zip(fake.shape, fake.stride(), promised, strict=True) if n > 1]
-            except Exception:  # a size or a way that data decide has no fake value
-                continue
-        if all(alike):
-            return f"torch's fake tensors have strides {found[2]}"
-    return ""
+    return itertools.product(program.sizes, kinds)
+
+
+def _layout_of_fake(program: Program, sizes: Sizes, kind: DimDynamic | None) -> list[tuple[int, int]] | None:
+    """Extents and strides of what a program first returns for fake tensors; None where sizes or ways that data decide
+    have no fake value, or it is empty."""
+    given = [a.detach() if isinstance(a, Tensor) else a for a in inputs_of(program, sizes)]
+    ways = iter(_ways(program, sizes))
+    mode, symbolic = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=kind is None), kind is not None
+    # With symbols among its arguments an op is what Python says of it.
+    with mode, enable_python_dispatcher() if symbolic else nullcontext(), torch.no_grad():
+        args = [_fake(mode, a, kind, k) for k, a in enumerate(given)]
+        try:
+            fake = function_of(program, decide=lambda _: next(ways))(*args)[0]
+            found = [(int(n), int(a)) for n, a in zip(fake.shape, fake.stride(), strict=True)]
+        except Exception:
+            return None
+    return None if any(n == 0 for n, _ in found) else found
 
 
 def _ways(program: Program, sizes: Sizes) -> list[bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,7 @@ from .indexing import INDEXING
 from .maker import FLOATS, INTEGERS, Info, Maker, NoFit
 from .modules import MODULES
 from .plain import PLAIN
-from .program import Program, Sizes, mentioned
+from .program import DRAW, Program, Sizes, mentioned
 from .reductions import REDUCTIONS
 from .run import function_of, inputs_of, run_rounds, run_wide
 from .training import TRAINING
@@ -35,8 +34,6 @@ FAMILIES = (
     (1.2, FUNCTIONS), (1.2, CONTROL), (1.5, BLOCKS), (0.9, ALGEBRA),
     (1.2, DRAWS), (2.0, TRANSFORMS), (1.0, TRAINING), (0.6, UNSIGNED_INTEGERS), (1.5, PLAIN),
 )  # fmt: skip
-# Words of lines that draw random numbers.
-DRAW = re.compile("rand|drop|drawn|coins|multinomial|poisson|bernoulli")
 SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 3, 5, 13, 16, 17, 31, 32, 33, 64, 65)
 # One size of some programs is large: rows that do not stay in registers or caches, work that a team of threads shares.
 LARGE = (127, 128, 129, 255, 256, 257, 384, 500, 512, 1000, 1024, 1025, 2047, 4096, 4100, 8192, 8193)

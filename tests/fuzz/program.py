@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 Sizes: TypeAlias = "dict[str, int]"
+# Words of lines that draw random numbers.
+DRAW = re.compile("rand|drop|drawn|coins|multinomial|poisson|bernoulli")
 
 _SNIPPET = '''"""{title}
 

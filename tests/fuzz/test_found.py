@@ -209,3 +209,13 @@ def test_strides_that_torch_promises_behind_what_a_value_says() -> None:
     )  # fmt: skip
     outcome = check(program)
     assert outcome.status == "torch" and "torch's fake tensors have strides" in outcome.detail
+
+
+def test_draws_of_what_torch_promises_in_another_layout() -> None:
+    """Of rows that an index takes, where the memory of both dimensions may come first (210716)."""
+    program = found(
+        "x0 = numbers((2, A), torch.float32, 1).permute((1, 0))\nx1 = places((3,), A, 2, torch.int64)",
+        "t0 = x0[None, x1]\nt1 = t0 * 2 + 1\nt2 = F.dropout(t1, 0.4).sum(2)", "t2", sizes=({"A": 1},),
+    )  # fmt: skip
+    outcome = check(program)
+    assert outcome.status == "torch" and "strides (1, 1, 3) for" in outcome.detail, outcome
