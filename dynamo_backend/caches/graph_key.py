@@ -18,6 +18,8 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 from ...runtime.fingerprint import environment_fingerprint, key_of
+from ..converters.context import KEEPS_ROUNDING
+from ..rewrites.negations import BIT
 
 # Constants of more elements are not read for a key.
 _MOST_ELEMENTS = 1 << 16
@@ -28,6 +30,7 @@ BY_PLACE = frozenset(
     (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default,
      torch.ops.higher_order.auto_functionalized_v2)
 )  # fmt: skip
+_MARKS = (KEEPS_ROUNDING, BIT, "unbacked_bindings")
 _SEQUENCES = frozenset((tuple, list, fx.immutable_collections.immutable_list, torch.Size))
 
 
@@ -109,7 +112,7 @@ class _Writer:
             else:
                 args, kwargs = self.argument(node.args), self.argument(node.kwargs) if node.kwargs else "()"
                 target = self._targets.get(node.target) or self.target(node.target)
-                text = f"{target} {args} {kwargs} {self.value(val)}{self.places(node)}"
+                text = f"{target} {args} {kwargs} {self.value(val)}{self.places(node)}{self.marks(node)}"
             self.nodes[node] = text, reads
             self.lines.append(f"{name} = {text} of {' '.join([names[n] for n in reads])}")
             if node.op == "get_attr":
@@ -121,6 +124,10 @@ class _Writer:
             return ""
         vals = [n.meta.get("val") for n in node.all_input_nodes]
         return f" at {self.argument([v.storage_offset() for v in vals if isinstance(v, torch.Tensor)])}"
+
+    def marks(self, node: fx.Node) -> str:
+        """What passes over the graph of forward and backward noted of a node, and importing asks."""
+        return "".join([f" {mark}" for mark in _MARKS if node.meta.get(mark)])
 
     def target(self, target: Any) -> str:
         if isinstance(target, (OpOverload, HigherOrderOperator)):
@@ -221,10 +228,12 @@ class _Writer:
         return known
 
     def sizes(self) -> None:
-        """What the ShapeEnv knows of each size; typical values to a power of two, since schedules go by them."""
+        """What the ShapeEnv knows of sizes: guards and assertions, which importing asks for signs and ones; bounds;
+        typical values to a power of two, since schedules go by them."""
         env, known = self._shape_env, self._symbols.keys()
-        facts = sorted(self.expression(f) for f in getattr(env, "divisible", ()) or () if f.free_symbols <= known)
-        self.lines += [f"holds {f}" for f in facts]
+        divisible = getattr(env, "divisible", None) or ()
+        facts = (f for f in (*divisible, *(env.get_axioms() if env is not None else ())) if f.free_symbols <= known)
+        self.lines += sorted({f"holds {self.expression(f)}" for f in facts})
         # torch 2.11 has the values under the second name, which later versions warn of.
         values = getattr(env, "backed_var_to_val", None)
         if values is None:

@@ -21,6 +21,7 @@ def surroundings(options: Options, devices: Iterable[str]) -> dict[str, str]:
     """By name, what decides the code of a graph whose tensors are on some devices."""
     return {
         "settings": settings_fingerprint(options),
+        "default type": str(torch.get_default_dtype()),  # in which a whole number is compared with a float
         "host program": options.host_program,
         "schedules by hand": str(options.schedules.content if options.schedules is not None else None),
         "targets": " ".join(repr(target_for(d, options.target, options.threads)) for d in devices),
