@@ -7,6 +7,7 @@ backends and their settings, so that these go into its tag, with our sources and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -31,6 +32,7 @@ from ...runtime.options import Options
 from ...runtime.timing import process_times
 from ...runtime.torch_sources import torch_sources
 from ..compile import CompiledGraph, stored_graph
+from ..rewrites.share_nodes import storage_of
 from .aot_key import KEYS_WITHOUT_INDUCTOR, shape_env
 from .surroundings import surroundings
 
@@ -83,10 +85,24 @@ def is_cacheable(options: Options, gm: fx.GraphModule, example_inputs: Sequence[
     if not options.cache or wanted or options.schedules is not None:
         return False
     # AOTAutograd may take a plain float for a constant, with a guard that no entry holds: only those of integers are.
-    values = (n.meta.get("example_value") for n in gm.graph.nodes)
+    values = [n.meta.get("example_value") for n in gm.graph.nodes]
     if any(isinstance(v, torch.SymFloat) and v.node.has_hint() for v in values):
         return False
-    return not any(isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x) for x in example_inputs)
+    tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
+    if any(is_traceable_wrapper_subclass(x) for x in tensors):
+        return False
+    # Whether arguments overlap is traced, too, with a guard that Dynamo is told of and no entry holds. Where sizes do
+    # not vary, the key says it.
+    memories = Counter(storage_of(x) for x in tensors)
+    shares = any(memory is not None and n > 1 for memory, n in memories.items())
+    return not (shares and any(_varies(v) for v in (*values, *tensors)))
+
+
+def _varies(value: Any) -> bool:
+    """Whether a number, or what tells the place of a tensor in memory, is no constant."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride(), value.storage_offset()))
+    return isinstance(value, torch.SymInt)
 
 
 @contextmanager

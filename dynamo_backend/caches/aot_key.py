@@ -96,11 +96,17 @@ def _is_own(target: Any) -> bool:
     return True
 
 
-def _shared_memory(inputs: Sequence[Any]) -> list[int]:
-    """For each input the first one in the same storage: writes to one are seen in the others, and results that are
-    views are made again of one of them. What metadata tells of a tensor is its place in the storage alone."""
+def _shared_memory(inputs: Sequence[Any]) -> list[tuple[int, Any, bool]]:
+    """For each input the first one in the same storage, how far behind that it begins, and whether autograd knows it
+    for a view: writes to one are seen in others, and results that are views are made again of one of them. The
+    metadata that a key has of a tensor tells nothing of that."""
     first: dict[Any, int] = {}
-    return [first.setdefault(storage_of(x) or k, k) for k, x in enumerate(inputs)]
+    found = []
+    for k, x in enumerate(inputs):
+        one = first.setdefault(storage_of(x) or k, k)
+        shared = one != k
+        found.append((one, x.storage_offset() - inputs[one].storage_offset() if shared else 0, shared and x._is_view()))
+    return found
 
 
 def _settings() -> dict[str, Any]:

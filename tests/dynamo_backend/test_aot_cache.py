@@ -342,6 +342,11 @@ def apart() -> tuple[Tensor, Tensor]:
     return overlapping()[0], overlapping()[1]
 
 
+def touching() -> tuple[Tensor, Tensor]:
+    base = torch.arange(16.0)
+    return base[:8], base[8:]
+
+
 def writes(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     x.add_(1)
     return x * y, y.sin()
@@ -352,14 +357,30 @@ def sees(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("fn", [writes, sees], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("first", [overlapping, apart], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("first", [overlapping, apart, touching], ids=lambda f: f.__name__)
 def test_arguments_that_share_memory(
     first: Callable[[], tuple[Tensor, Tensor]], fn: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 ) -> None:
     """Types, sizes and places of arguments do not tell whether what is written to one is seen in another."""
-    for make in (first, overlapping, apart, overlapping, apart):
+    for make in (first, overlapping, apart, touching, overlapping, apart):
         torch._dynamo.reset()
         mine, eagers = make(), make()
         results = torch.compile(fn, backend="mlc", dynamic=False)(*mine)
         torch.testing.assert_close((*results, *mine), (*fn(*eagers), *eagers))
         assert fn is writes or results[0].data_ptr() == mine[0][1:].data_ptr()
+
+
+@pytest.mark.parametrize("order", [(9, 5, 20, 3), (5, 9, 3, 20)], ids=str)
+def test_arguments_that_overlap_where_sizes_vary(order: tuple[int, ...]) -> None:
+    """Dynamo guards that, but is told so by AOTAutograd as it traces: a graph for parts that lie apart was found."""
+
+    def parts(begin: int) -> tuple[Tensor, Tensor]:
+        base = torch.arange(40.0)
+        return base[:8], base[begin : begin + 8]
+
+    for _ in range(2):  # the second time out of the cache
+        torch._dynamo.reset()
+        compiled = torch.compile(writes, backend="mlc", dynamic=True)
+        for begin in order:
+            mine, eagers = parts(begin), parts(begin)
+            torch.testing.assert_close((*compiled(*mine), *mine), (*writes(*eagers), *eagers))

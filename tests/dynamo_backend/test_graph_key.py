@@ -8,8 +8,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.settings import default_dtype
 from torch_mlc.dynamo_backend.caches.graph_key import graph_key
-from torch_mlc.dynamo_backend.negations import BIT
-from torch_mlc.dynamo_backend.rounding import keep_rounding
+from torch_mlc.dynamo_backend.rewrites.negations import BIT
+from torch_mlc.dynamo_backend.rewrites.rounding import keep_rounding
 
 
 def test_sizes_that_a_guard_makes_one() -> None:
