@@ -66,17 +66,28 @@ class Ranges:
         return top is not None and self.of(sympy.expand(self._exact(rhs) - top))[0] > 0
 
     def _upper(self, expr: sympy.Expr) -> sympy.Expr | None:
-        """A bound from above in sizes alone: every loop variable at its last value. None where that is not monotone."""
+        """A bound from above in sizes alone: every loop variable at its last value. None where that is no bound."""
         total: list[sympy.Expr] = []
         for term in sympy.Add.make_args(sympy.expand(expr)):
             variables = term.free_symbols & self.extents.keys()
             if not variables:
                 total.append(term)
                 continue
-            if term.as_coeff_Mul()[0] < 0 or term.has(Mod, ModularIndexing, PythonMod):
+            if not self._rises(term):
                 return None
             total.append(term.xreplace({v: self.extents[v] - 1 for v in variables}))
         return self._relaxed(sympy.expand(sympy.Add(*total)))
+
+    def _rises(self, expr: sympy.Expr) -> bool:
+        """Whether an expression is never less where loop variables are greater."""
+        if expr.is_Symbol or not expr.free_symbols & self.extents.keys():
+            return True
+        if expr.is_Mul:
+            return all(self.of(a)[0] >= 0 and self._rises(a) for a in expr.args)
+        if isinstance(expr, (FloorDiv, CleanDiv, CeilDiv)):
+            base, by = expr.args
+            return not by.free_symbols & self.extents.keys() and self.of(by)[0] > 0 and self._rises(base)
+        return isinstance(expr, (sympy.Add, sympy.Max, sympy.Min, Max, Min)) and all(map(self._rises, expr.args))
 
     def _relaxed(self, expr: sympy.Expr) -> sympy.Expr:
         """Not less than ``expr``: a quotient is exact where the size's divisor says so, else ``c * (a // b) <= c/b *
