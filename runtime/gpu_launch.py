@@ -20,6 +20,7 @@ import torch
 from ..codegen.host_launch import MOST_POINTERS
 from ..codegen.kernel import ALIGNMENT, KernelSource
 from ..ir.expr import symbol
+from ..ir.oracle_text import index_text
 from ..ir.target import Target
 from .executable import current_line
 from .gpu import GpuBinary, compile_triton
@@ -203,28 +204,7 @@ def _grid_function(source: KernelSource) -> Callable[..., tuple[int, int, int]]:
     if all(g.is_Integer for g in grid):
         fixed = (int(grid[0]), int(grid[1]), int(grid[2]))
         return lambda *sizes: fixed
-    texts = [_python(g) for g in grid]
+    texts = [index_text(g, lambda s: s.name) for g in grid]
     code = f"lambda {', '.join(s.name for s in names)}: ({', '.join(texts)})"
     made: Callable[..., tuple[int, int, int]] = eval(code, {"__builtins__": {}, "min": min, "max": max})
     return made
-
-
-def _python(expr: sympy.Expr) -> str:
-    """A grid expression as Python over integers."""
-    if expr.is_Integer or expr.is_Symbol:
-        return str(expr)
-    args = [f"({_python(a)})" for a in expr.args]
-    name = type(expr).__name__
-    if expr.is_Add:
-        return " + ".join(args)
-    if expr.is_Mul:
-        return " * ".join(args)
-    if name in ("FloorDiv", "CleanDiv"):
-        return f"{args[0]} // {args[1]}"
-    if name == "CeilDiv":
-        return f"-(-{args[0]} // {args[1]})"
-    if name in ("Mod", "PythonMod"):
-        return f"{args[0]} % {args[1]}"
-    if name in ("Max", "Min"):
-        return f"{name.lower()}({', '.join(args)})"
-    raise ValueError(f"{expr} is no grid size")

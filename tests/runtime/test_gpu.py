@@ -2,12 +2,13 @@
 
 import ctypes
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Max, Min, Mod, ModularIndexing, PowByNatural
 
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.ir.dtypes import DType
@@ -214,6 +215,23 @@ def test_an_empty_grid_is_not_launched():
     driver = Recorder()
     GpuKernel(source(), SM90, driver=driver, stream=lambda device: 0)((torch.ones(0), torch.ones(0)), (0,))
     assert driver.launches == []
+
+
+N, M = symbol("s0"), symbol("s1")
+
+
+@pytest.mark.parametrize(
+    ("grid", "programs"),
+    [
+        (FloorDiv(N**2 + 1023, 1024), 10), (CeilDiv(N * M, 16), 44), (N * ModularIndexing(M, 2, 4), 300),
+        (PowByNatural(M, 3), 343), (Max(1, Min(N, M)), 7), (Mod(N, 3) + CleanDiv(N, 4), 26),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_grid_may_be_any_size_that_a_program_computes(grid, programs):
+    """Tensors of n by n elements have as many programs as a power says."""
+    kernel = GpuKernel(replace(source(), symbols=("s0", "s1"), grid=(grid,)), SM90, driver=Recorder(), stream=int)
+    assert kernel.grid(100, 7) == (programs, 1, 1)
 
 
 @pytest.mark.gpu
