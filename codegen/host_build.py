@@ -339,6 +339,8 @@ def _solve(value: sympy.Expr, wanted: set[sympy.Symbol]) -> tuple[sympy.Symbol, 
     """The symbol, scale and shift where ``value`` is ``scale * symbol + shift`` of one wanted symbol."""
     if value.is_Symbol:
         return (value, 1, 0) if value in wanted else None
+    if not isinstance(value, sympy.Expr):  # a comparison of sizes
+        return None
     free = value.free_symbols & wanted
     if len(free) != 1 or len(value.free_symbols) != 1:
         return None
