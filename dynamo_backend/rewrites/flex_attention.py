@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from ..decompositions import decomposition_table
+from ..fake_device import retarget
 
 aten = torch.ops.aten
 # What reports and reviews of a node need; its value is that of the traced node.
@@ -116,6 +117,16 @@ def _is_number(node: fx.Node) -> bool:
 
 
 def _trace(fn: Any, values: Sequence[Any]) -> fx.GraphModule:
-    mode = next(v.fake_mode for v in tree_leaves(values) if isinstance(v, FakeTensor))
-    with mode, torch.no_grad():
-        return make_fx(fn, decomposition_table=decomposition_table(), tracing_mode="real")(*values)
+    first = next(v for v in tree_leaves(values) if isinstance(v, FakeTensor))
+    elsewhere = first.device.type == "cuda" and not torch.cuda.is_available()
+    with first.fake_mode, torch.no_grad():
+        if elsewhere:  # tracing computes with constants, which have to be somewhere
+            values = [_on_cpu(v) if isinstance(v, FakeTensor) else v for v in values]
+        traced = make_fx(fn, decomposition_table=decomposition_table(), tracing_mode="real")(*values)
+    if elsewhere:
+        retarget([traced], str(first.device))
+    return traced
+
+
+def _on_cpu(value: FakeTensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)

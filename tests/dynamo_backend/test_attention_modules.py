@@ -194,6 +194,20 @@ def test_flex_attention_of_nothing(shape: tuple[int, ...]) -> None:
     assert torch.compile(attend, backend="mlc", fullgraph=True)(torch.randn(shape)).shape == shape
 
 
+def test_flex_attention_on_a_gpu_that_is_not_here() -> None:
+    """The user's functions are traced where their constants can be."""
+
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.where(i >= j, s * 0.5, -torch.inf)
+
+    def attend(x: Tensor) -> Tensor:
+        return flex_attention(x, x, x, score_mod=score)  # type: ignore[return-value]
+
+    for dynamic in (False, True):
+        report = torch_mlc.explain(attend, torch.randn(2, 4, 64, 32), dynamic=dynamic, target="cuda:sm_90")
+        assert [k.rule for k in report.kernels] == ["gpu_attention"] and not report.fallbacks, str(report)
+
+
 def test_flex_attention_scales_by_a_size_that_varies() -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return flex_attention(*(t.transpose(1, 2) for t in (q, k, v)))  # type: ignore[return-value]
