@@ -59,7 +59,7 @@ def mlc_pow(a, b):
     base = a + b * 0
     e = tl.where(b < 0, b % 2, b)
     e = tl.where(e < 0, 0 - e, e)
-    for _ in range(0, 63):
+    for _ in range(0, 64):
         result = tl.where((e & 1) != 0, result * base, result)
         base = base * base
         e = e >> 1
@@ -71,7 +71,7 @@ def mlc_digamma(a):
     """Digamma: reflection below zero, recurrence up to ten, asymptotic series."""
     negative = a <= 0
     y = tl.where(negative, 1.0 - a, a)
-    total = y * 0.0
+    total = tl.where(y == y, 0.0, y)
     for _ in tl.static_range(10):
         small = y < 10.0
         total = tl.where(small, total - 1.0 / y, total)

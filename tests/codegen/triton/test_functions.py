@@ -94,6 +94,32 @@ def test_function(agrees, fn, dtype):
     )
 
 
+INTEGERS = [d for d in DType if d.is_int]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers_of_every_type_up_to_their_ends(agrees, dtype):
+    """Functions of integers, all of them in one kernel: they wrap, and unsigned ones are never below zero."""
+    info, rng = np.iinfo(dtype.numpy), np.random.default_rng(4)
+    first, second = (rng.integers(info.min, info.max, N, dtype.numpy, endpoint=True) for _ in range(2))
+    first[:6] = info.min, info.max, info.min, 2, 6, info.max
+    second[:6] = info.max, info.min or 1, 3, info.max // 2 + 1, 4, info.max
+    second[8::2] = rng.integers(1, 9, N // 2 - 4)
+    second[second == 0] = 5
+    total: Expr = const(0, I64)
+    for fn in sorted({*EITHER, *INTEGER, "add", "sub", "mul", "fmax", "ge"} - {"check_bounds", "check_divisor"}):
+        # Each of them weighs something else, or equal faults of two would leave nothing.
+        found = cast(call(fn, *(operand(k, dtype) for k in range(OPS[fn].arity))), I64)
+        total = call("add", call("mul", total, const(31, I64)), found)
+    agrees(nest_of(total, {"in0": dtype, "in1": dtype}), inputs={"in0": first, "in1": second})
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, DType.FLOAT16, DType.BFLOAT16], ids=str)
+def test_digamma_at_its_ends(agrees, dtype):
+    data = np.resize(np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, -3.0, 0.5, 1000.0]), N).astype(dtype.numpy)
+    agrees(nest_of(call("digamma", operand(0, dtype)), {"in0": dtype}), inputs={"in0": data})
+
+
 @pytest.mark.parametrize("target", ["cuda:sm_90", "hip:gfx942"])
 def test_every_function_compiles(target):
     """All functions in one kernel of floats and one of integers, so that it is two compilations and not a hundred."""
