@@ -24,16 +24,9 @@ from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._guards import TracingContext
 from torch._inductor.output_code import OutputCode
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ...runtime.fingerprint import environment_fingerprint, key_of
-from ...runtime.kernels import kernel_store_of
-from ...runtime.options import Options
-from ...runtime.timing import process_times
-from ...runtime.torch_sources import torch_sources
-from ..compile import CompiledGraph, stored_graph
-from ..rewrites.share_nodes import storage_of
-from .aot_key import KEYS_WITHOUT_INDUCTOR, shape_env
 from .surroundings import surroundings
 
 # The settings of the call of the backend that is at work: a graph out of AOTAutograd's cache is loaded under them.
@@ -95,7 +88,25 @@ def is_cacheable(options: Options, gm: fx.GraphModule, example_inputs: Sequence[
     # not vary, the key says it.
     memories = Counter(storage_of(x) for x in tensors)
     shares = any(memory is not None and n > 1 for memory, n in memories.items())
-    return not (shares and any(_varies(v) for v in (*values, *tensors)))
+    if shares and any(_varies(v) for v in (*values, *tensors)):
+        return False
+    # What the user's Python says of an op (its gradient, what it is composed of) is traced, and no key has its text.
+    graphs = (module.graph for module in gm.modules() if isinstance(module, fx.GraphModule))
+    return not any(_is_written_in_python(node.target) for graph in graphs for node in graph.nodes)
+
+
+def _is_written_in_python(target: Any) -> bool:
+    """Whether an op is one of another library than torch's that has kernels in Python."""
+    match target:
+        case OpOverload():
+            name = str(target._schema.name)
+        case OpOverloadPacket():
+            name = str(target._qualified_op_name)
+        case _:
+            return False
+    namespace, _, op = name.partition("::")
+    places = (f"{namespace}/{op}/", f"{namespace}/{op}.")  # without an overload's name, and with one
+    return namespace not in OWN and any(known.startswith(places) for known in torch.library._impls)
 
 
 def _varies(value: Any) -> bool:

@@ -23,7 +23,7 @@ from ..rewrites.share_nodes import storage_of
 from ..substitution import Substitution
 
 # Ops whose definitions are torch's own text. Others may run a user's Triton kernels, whose text torch's key has.
-_OWN = ("aten", "prims", "prim")
+OWN = ("aten", "prims", "prim")
 
 
 class _WithoutInductor(FxGraphHashDetails):
@@ -88,9 +88,9 @@ _PLAIN_INPUTS = (
 def _is_own(target: Any) -> bool:
     match target:
         case OpOverload():
-            return target.namespace in _OWN
+            return target.namespace in OWN
         case OpOverloadPacket():
-            return str(target._qualified_op_name).partition("::")[0] in _OWN
+            return str(target._qualified_op_name).partition("::")[0] in OWN
         case HigherOrderOperator():
             return "triton" not in target.name()
     return True

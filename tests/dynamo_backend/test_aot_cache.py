@@ -384,3 +384,22 @@ def test_arguments_that_overlap_where_sizes_vary(order: tuple[int, ...]) -> None
         for begin in order:
             mine, eagers = parts(begin), parts(begin)
             torch.testing.assert_close((*compiled(*mine), *mine), (*writes(*eagers), *eagers))
+
+
+@pytest.mark.parametrize("overload", ["", ".other"], ids=["op", "overload"])
+def test_ops_whose_gradients_the_user_writes(overload: str) -> None:
+    """Who edits one gets its results: the text of a traced function is in no key."""
+    for factor in (2, 3):
+        torch._dynamo.reset()
+        with torch.library._scoped_library("mlc_gradients", "FRAGMENT") as library:
+            library.define(f"scaled{overload}(Tensor x) -> Tensor")
+            library.impl(f"scaled{overload}", lambda x, f=factor: x * f, "CompositeImplicitAutograd")
+            op = torch.ops.mlc_gradients.scaled
+
+            def fn(x: Tensor) -> Tensor:
+                return op(x).sin()  # noqa: B023
+
+            x = torch.randn(3, requires_grad=True)
+            results = [f(x) for f in (torch.compile(fn, backend="mlc"), fn)]
+            torch.testing.assert_close(*results)
+            torch.testing.assert_close(*[torch.autograd.grad(r.sum(), x)[0] for r in results])
