@@ -27,6 +27,14 @@ from torch._inductor.output_code import OutputCode
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ...runtime.fingerprint import environment_fingerprint, key_of
+from ...runtime.kernels import kernel_store_of
+from ...runtime.options import Options
+from ...runtime.timing import process_times
+from ...runtime.torch_sources import torch_sources
+from ..compile import CompiledGraph, stored_graph
+from ..rewrites.share_nodes import storage_of
+from .aot_key import KEYS_WITHOUT_INDUCTOR, OWN, shape_env
 from .surroundings import surroundings
 
 # The settings of the call of the backend that is at work: a graph out of AOTAutograd's cache is loaded under them.
