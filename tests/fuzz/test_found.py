@@ -219,3 +219,13 @@ def test_draws_of_what_torch_promises_in_another_layout() -> None:
     )  # fmt: skip
     outcome = check(program)
     assert outcome.status == "torch" and "strides (1, 1, 3) for" in outcome.detail, outcome
+
+
+def test_strides_that_torchs_graph_promises_behind_a_write() -> None:
+    """What is written is another tensor in the graph, where dimensions of one element have other strides (216285)."""
+    program = found(
+        "x0 = numbers((1, A, 1), torch.float32, 1)\nx1 = numbers((1, 1, A), torch.float32, 2)",
+        "x0.transpose(0, -1)[..., :1].add_(1)\nt0 = torch.einsum('bij,bjk->bki', x0, x1)", "t0", sizes=({"A": 4},),
+    )  # fmt: skip
+    outcome = check(program)
+    assert outcome.status in ("torch", "equal"), outcome
