@@ -145,7 +145,8 @@ def test_as_many_compilations_as_without_us(name: str, training: bool) -> None:
 
 
 def test_no_guard_is_added_by_the_backend() -> None:
-    """The guards that a graph ends up with are Dynamo's and AOTAutograd's alone."""
+    """The guards that a graph ends up with are Dynamo's and AOTAutograd's alone, but for that of ``forward_ad``, which
+    torch forgets (see ``forward_mode.py``)."""
     counts = {}
     for backend in ("aot_eager", "mlc"):
         torch._dynamo.reset()
@@ -153,7 +154,9 @@ def test_no_guard_is_added_by_the_backend() -> None:
         (entry,) = torch._dynamo.eval_frame._debug_get_cache_entry_list(Ragged.forward)
         # What each guard says, without addresses.
         counts[backend] = sorted(re.sub(r"0x[0-9a-f]+|\d{9,}", "", str(entry.guard_manager)).splitlines())
-    assert counts["mlc"] == counts["aot_eager"]
+    own = [line for line in counts["mlc"] if "DUAL_LEVEL_MATCH" in line]
+    assert len(own) == 1
+    assert [line for line in counts["mlc"] if line not in own] == counts["aot_eager"]
 
 
 # --- sizes in views ---------------------------------------------------------------------------------------------------
