@@ -212,7 +212,7 @@ class _Importer:
             self.ctx.enter(node, origins_of(node, "negated"))
             return negative(self.ctx, Tensor(node.name, kind), self.ctx.fresh("negated"), val)
         if isinstance(val, (int, *SYMBOLIC)):
-            told = self.sizes.told(val)
+            told = self.sizes.argument(val)
             self.inputs.append(SizeInput(node.name, told))
             self.decided.tell((told,))
             return self.sizes.size(val)

@@ -46,18 +46,19 @@ class SizeMap:
 
     Sizes beyond the arithmetic of kernels (``int(1.5 * n)``) get a symbol each, whose name is added to ``names``, those
     of the graph; ``made`` says what it is in the other symbols. Integers that may be negative, as arguments and data
-    may be, are the difference of two made sizes, since no symbol of the IR is negative.
+    may be, are the difference of two made sizes, since no symbol of the IR is negative. A truth value among the
+    arguments is a symbol that is 1 where it is true, since nobody may give what it was decided by.
     """
 
     def __init__(self, names: set[str]) -> None:
-        self.made: dict[sympy.Symbol, sympy.Expr] = {}
+        self.made: dict[sympy.Symbol, sympy.Basic] = {}
         self._names = names
         self._theirs: dict[sympy.Symbol, sympy.Expr] = {}
         self._exprs: dict[sympy.Expr, sympy.Expr] = {}
         self._strides: dict[sympy.Expr, sympy.Expr] = {}
         self._not_one: set[sympy.Expr] = set()
         # What stands for ShapeEnv's symbols, and under which symbols the graph is told them.
-        self._symbols: dict[sympy.Symbol, sympy.Expr] = {}
+        self._symbols: dict[sympy.Basic, sympy.Basic] = {}
         self._told: dict[sympy.Symbol, sympy.Symbol] = {}
         # The two symbols of integers that may be negative, and the integers.
         self._split: dict[sympy.Symbol, tuple[sympy.Symbol, sympy.Expr]] = {}
@@ -98,6 +99,19 @@ class SizeMap:
         ):
             return size
         return theirs.xreplace(self._told)
+
+    def argument(self, value: Any) -> sympy.Expr:
+        """The same of an argument, of whose truth value the symbol is told."""
+        told = self.told(value)
+        if not isinstance(value, torch.SymBool) or told in (True, False):
+            return told
+        theirs = value.node.expr
+        match theirs:
+            case sympy.Eq(args=(sympy.Symbol() as decided, sympy.S.One)) if self._range(decided).upper == 1:
+                return self.plain(decided)
+        made = self._made("truth", None, told)
+        self._symbols[theirs] = self._exprs[theirs] = sympy.Eq(made, 1)
+        return made
 
     def plain(self, theirs: sympy.Symbol) -> sympy.Symbol:
         """The symbol under which the graph is told one of ShapeEnv's, whatever that is known to be."""
@@ -160,11 +174,13 @@ class SizeMap:
         self._split[above] = below, theirs
         return above - below
 
-    def _made(self, stem: str, theirs: sympy.Expr, ours: sympy.Expr) -> sympy.Symbol:
+    def _made(self, stem: str, theirs: sympy.Expr | None, ours: sympy.Basic) -> sympy.Symbol:
         name = next(n for k in count() if (n := f"{stem}_{k}") not in self._names)
         self._names.add(name)
         made = symbol(name)
-        self.made[made], self._theirs[made] = ours, theirs
+        self.made[made] = ours
+        if theirs is not None:
+            self._theirs[made] = theirs
         return made
 
     def _range(self, theirs: sympy.Expr) -> ValueRanges[Any]:
@@ -232,6 +248,8 @@ class SizeMap:
         return found
 
     def _describe_made(self, made: sympy.Symbol, others: SymbolTable) -> Size:
+        if made not in self._theirs:
+            return Size(made, 0, 1, 1, 1)
         bounds = self._range(self._theirs[made])
         return Size(made, _finite(bounds.lower) or 0, _finite(bounds.upper), 1, others.hint(self.made[made]))
 

@@ -82,3 +82,34 @@ def test_products_beside_what_is_asserted_of_data() -> None:
         torch.testing.assert_close(compiled(x, a, b, n), fn(x, a, b, n))
         with pytest.raises(RuntimeError):  # two sizes that do not fit
             compiled(x, a, b, n + 1)
+
+
+def any_true(x: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    return x.sin() * bool(data.any()) + (x * x.cos()).sum()
+
+
+def several_truths(x: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    some, large = bool(data.any()), bool((data > 1).all())
+    return (x.sin() * some).exp() * (not some) + x * (some and large) + x.cos() * int(large)
+
+
+def equal_sum(x: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    return x.sin() * (data.sum().item() == 3) + (x * x.cos()).sum()
+
+
+def beyond(x: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    count = data.sum().int().item()
+    return x.sin() * (count > 3) + (x * x.cos()).sum() * count
+
+
+@pytest.mark.parametrize("host", ["python", "native"])
+@pytest.mark.parametrize("fn", [any_true, several_truths, equal_sum, beyond])
+def test_truth_values_of_data_are_saved_for_the_backward(fn: Callable[..., torch.Tensor], host: str) -> None:
+    """Nobody gives the backward what they were decided by."""
+    with config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(fn, backend="mlc", options={"host_program": host})
+        for size, level in ((4, 0.0), (4, 1.0), (7, 2.0), (7, 0.0)):
+            data, x = torch.full((3,), level), torch.randn(size, requires_grad=True)
+            got, want = compiled(x, data), fn(x, data)
+            torch.testing.assert_close(got, want)
+            torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x) for y in (got, want)))
