@@ -74,7 +74,7 @@ class GpuKernel:
         self._driver = CDriver(target.kind) if driver is None else driver
         self._scratch = _device_bytes if scratch is None else scratch
         self._stream = torch._C._cuda_getCurrentRawStream if stream is None else stream
-        self.grid = _grid_function(source)
+        self.grid = grid_function(source)
         described = _described(source)
         self._described = frozenset(k for k, b in enumerate(source.params) if b.name in described)
         self.by_address = takes_addresses(source)
@@ -197,7 +197,7 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def _grid_function(source: KernelSource) -> Callable[..., tuple[int, int, int]]:
+def grid_function(source: KernelSource) -> Callable[..., tuple[int, int, int]]:
     """The grid of a call from its sizes, three numbers."""
     grid = [*source.grid, sympy.S.One, sympy.S.One, sympy.S.One][:3]
     names = [symbol(s) for s in source.symbols]

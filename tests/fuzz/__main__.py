@@ -5,6 +5,7 @@ python -m tests.fuzz --minutes 10 --seed 5000 --workers 4
 python -m tests.fuzz --one 1234                      print the program of a seed and check it, in this process
 python -m tests.fuzz --again                         check once more what failed, as it was and as it was made smaller
 python -m tests.fuzz --minutes 60 --record           add a row to docs/campaigns.md at the end
+python -m tests.fuzz --target cuda:sm_90             as if on a GPU, with Triton's interpreter for kernels
 
 What fails is made smaller while it fails, printed as a script, and kept in build/fuzz.
 """
@@ -33,14 +34,15 @@ from .record import read, record
 @click.option("--results", type=click.Path(path_type=Path), default=ROOT / "build" / "fuzz")
 @click.option("--again", is_flag=True, help="check what is kept of an earlier run's failures")
 @click.option("--record", "keep", is_flag=True, help="begin anew, and add a row to docs/campaigns.md")
+@click.option("--target", help="the GPU to compile for (cuda:sm_90); none is needed")
 @click.option("--one", type=int, help="check the program of this seed, in this process")
 def main(
     minutes: float, programs: int, seed: int, workers: int, patience: float, trials: int, results: Path,
-    again: bool, keep: bool, one: int | None,
+    again: bool, keep: bool, target: str | None, one: int | None,
 ) -> None:  # fmt: skip
     """Look for programs whose answer is not eager's."""
     if one is not None:
-        check_one(one)
+        check_one(one, target)
         return
     if again:
         raise SystemExit(check_again(Campaign(results, 1, patience)))
@@ -58,11 +60,11 @@ def main(
         if total % 100 == 0:
             click.echo(_line(counts, time.monotonic() - began))
 
-    campaign = Campaign(results, workers, patience, trials, told)
+    campaign = Campaign(results, workers, patience, trials, told, target=target)
     campaign.run(seed, minutes * 60, programs)
     click.echo(_line(counts, time.monotonic() - began))
     if keep:
-        click.echo(record(results))
+        click.echo(record(results, target=target))
     raise SystemExit(1 if any(counts[s] for s in FAULTS) else 0)
 
 
@@ -81,12 +83,16 @@ def check_again(campaign: Campaign) -> int:
     return min(still, 100)
 
 
-def check_one(seed: int) -> None:
+def check_one(seed: int, target: str | None) -> None:
     """Print the program of a seed, and what its check finds."""
+    if target is not None:
+        from . import interpreted  # noqa: F401  # before Triton
     from .check import check
     from .generate import make_program
+    from .program import on_target
 
     program = make_program(seed)
+    program = program if target is None else on_target(program, target)
     click.echo(program.snippet(f"Seed {seed}."))
     click.echo(check(program))
 

@@ -25,7 +25,7 @@ PROGRAMS = 250
 class Campaign:
     """``patience`` is the seconds that one program may take; ``trials`` bounds the programs that are tried to make one
     smaller, and ``reduction`` the seconds, since each try of one that hangs takes all patience. ``results`` gets
-    ``outcomes.jsonl`` and a script for each failure.
+    ``outcomes.jsonl`` and a script for each failure. ``target`` names a GPU, which need not be here.
     """
 
     results: Path
@@ -34,6 +34,7 @@ class Campaign:
     trials: int = 120
     told: Callable[[dict[str, Any]], None] = lambda record: None
     reduction: float = 300.0
+    target: str | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, seed: int, seconds: float, programs: int = 0) -> None:
@@ -70,7 +71,7 @@ class Campaign:
         """The program of a seed, None where its maker is lost, and what its check says."""
         program = None
         try:
-            worker.ask(seed=seed)
+            worker.ask(seed=seed, target=self.target)
             program = Program.of(worker.answer(self.patience)["program"])
             return program, worker.answer(self.patience)["outcome"]
         except WorkerLost as lost:

@@ -8,7 +8,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -40,7 +40,8 @@ FAULTS = ("wrong", "raises", "crash", "hang")
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """``status``: ``equal``; ``wrong`` (an answer that is not eager's); ``raises`` (eager answers, compiled code does
-    not); ``torch`` (torch's own tracing differs alike, with the backend ``aot_eager``); ``invalid`` (eager raises).
+    not); ``torch`` (torch's own tracing differs alike, with the backend ``aot_eager``); ``invalid`` (eager raises, or
+    it is not judged).
     """
 
     status: str
@@ -48,6 +49,10 @@ class Outcome:
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class Unsuitable(BaseException):
+    """A program that is not judged: nobody would wait for it, or it needs what is not here."""
 
 
 def check(program: Program, backend: Any = "mlc") -> Outcome:
@@ -59,7 +64,10 @@ def check(program: Program, backend: Any = "mlc") -> Outcome:
             expected = [_expected(program, fn, sizes) for sizes in program.sizes]
         except Exception as error:
             return Outcome("invalid", _short(error))
-        outcome = _compare(program, expected, backend)
+        try:
+            outcome = _compare(program, expected, backend)
+        except Unsuitable as error:
+            return Outcome("invalid", str(error))
         if " has strides " in outcome.detail and (said := _strides_of_fakes(program, outcome.detail)):
             return Outcome("torch", f"{outcome.detail} | {said}")
         if " has strides " in outcome.detail and _compare(program, expected, as_promised).detail == outcome.detail:
@@ -135,13 +143,14 @@ def _compare(
     torch._dynamo.reset()
     options = {"options": {"fallback_random": True, **program.options}} if backend == "mlc" else {}
     compiled = torch.compile(function_of(program, compiled=True), backend=backend, dynamic=program.dynamic, **options)
+    elsewhere = backend == "mlc" and "target" in program.options
     # The first sizes come again at last: what is kept between calls may not show.
     for sizes, wanted in [*zip(program.sizes, expected, strict=True), (program.sizes[0], expected[0][:1])]:
         args = given(inputs_of(program, sizes))
         for k, want in enumerate(wanted):
             at = f"{sizes}, round {k}" if k else f"{sizes}"
             try:
-                with _settings(program):
+                with _settings(program), interpreted() if elsewhere else nullcontext():
                     if k:
                         turn(args)
                     got = run(program, compiled, args)
@@ -232,6 +241,13 @@ def _fake(mode: FakeTensorMode, x: Any, kind: DimDynamic | None, k: int) -> Any:
         return mode.from_tensor(x)
     context = StatelessSymbolicContext(dynamic_sizes=[kind] * x.dim())
     return mode.from_tensor(x, source=ConstantSource(f"x{k}"), symbolic_context=context)
+
+
+def interpreted() -> AbstractContextManager[None]:
+    """Where kernels for a GPU run that is not here: what programs of the CPU need nothing of."""
+    from .interpreted import interpreted as found
+
+    return found()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 Sizes: TypeAlias = "dict[str, int]"
@@ -19,7 +19,7 @@ Run it from the root of the repository.
 import torch
 import torch.nn.functional as F
 from tests.fuzz.values import namespace
-
+{machine}
 globals().update(namespace(compiled=True))
 
 {function}
@@ -129,6 +129,7 @@ class Program:
             "{title}": title.replace('"""', "'''"), "{function}": self.function(), "{inputs}": self.makes_inputs(),
             "{dynamic}": repr(self.dynamic), "{options}": repr({"fallback_random": True, **self.options}),
             "{sizes}": repr(list(self.sizes)), "{rounds}": str(self.rounds),
+            "{machine}": _INTERPRETED if "target" in self.options else "",
         }  # fmt: skip
         for name, value in values.items():
             text = text.replace(name, value)
@@ -137,6 +138,11 @@ class Program:
         return text
 
 
+_INTERPRETED = """from tests.fuzz.interpreted import interpreted
+
+interpreted().__enter__()
+"""
+
 _BACKWARD = """    for fn_, made in ((fn, expected), (compiled, actual)):
         torch.manual_seed(0)
         ends = [t for t in fn_(*made) if isinstance(t, torch.Tensor) and t.requires_grad]
@@ -144,6 +150,12 @@ _BACKWARD = """    for fn_, made in ((fn, expected), (compiled, actual)):
         weights = [numbers(t.shape, t.dtype, k) for k, t in enumerate(ends)]
         print("gradients:", torch.autograd.grad(ends, leaves, weights, allow_unused=True))
 """
+
+
+def on_target(program: Program, target: str) -> Program:
+    """The program, compiled for a GPU that is not here, with those of its settings that are not the CPU's."""
+    kept = {k: v for k, v in program.options.items() if k in ("numerics", "loss_chunk", "verify")}
+    return replace(program, options={**kept, "target": target, "cache": False, "host_program": "python"})
 
 
 def renamed(text: str, old: str, new: str) -> str:

@@ -17,8 +17,10 @@ _HEAD = """# Campaigns of random programs
 
 Each row is one run of `python -m tests.fuzz --record`. *Equal*: values, types, shapes, strides, writes, shared memory
 and gradients are eager's. *torch alike*: torch's own tracing (`aot_eager`) or its fake tensors differ from eager in the
-same way. *Invalid*: eager itself refuses, or no program could be made. *Found*: wrong answers, errors and crashes, by
-seed, which names a program of the commit that adds the row; what was mended is kept in `tests/fuzz/test_found.py`.
+same way. *Invalid*: eager itself refuses, no program could be made, or nobody would wait for it. *Found*: wrong
+answers, errors and crashes, by seed, which names a program of the commit that adds the row; what was mended is kept in
+`tests/fuzz/test_found.py`. Seeds *on* a GPU are compiled for one that is not here (`--target`), and their kernels run
+in Triton's interpreter.
 
 | Day | Seeds | Programs | Equal | torch alike | Invalid | Found |
 |---|---|---:|---:|---:|---:|---|
@@ -31,8 +33,9 @@ def read(results: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def row(outcomes: Iterable[Mapping[str, Any]], day: str) -> str:
-    """A line of the table. Raises ValueError where there are no outcomes."""
+def row(outcomes: Iterable[Mapping[str, Any]], day: str, target: str | None = None) -> str:
+    """A line of the table, of a campaign for a GPU that is not here where there is a ``target``. Raises ValueError where
+    there are no outcomes."""
     outcomes = sorted(outcomes, key=lambda o: o["seed"])
     if not outcomes:
         raise ValueError("a campaign without programs has no row")
@@ -40,7 +43,7 @@ def row(outcomes: Iterable[Mapping[str, Any]], day: str) -> str:
     found = [f"{o['seed']} {o['status']}" for o in outcomes if o["status"] in FAULTS]
     invalid = len(outcomes) - counts["equal"] - counts["torch"] - len(found)
     cells = (
-        day, f"{outcomes[0]['seed']} to {outcomes[-1]['seed']}", str(len(outcomes)), str(counts["equal"]),
+        day, f"{outcomes[0]['seed']} to {outcomes[-1]['seed']}" + (f" on {target}" if target else ""), str(len(outcomes)), str(counts["equal"]),
         str(counts["torch"]), str(invalid), ", ".join(found) or "none",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |\n"
@@ -52,8 +55,8 @@ def add(page: Path, line: str) -> None:
     page.write_text(text + line)
 
 
-def record(results: Path, page: Path = PAGE) -> str:
+def record(results: Path, page: Path = PAGE, target: str | None = None) -> str:
     """Append the row of the campaign in a folder, and give it."""
-    line = row(read(results), date.today().isoformat())
+    line = row(read(results), date.today().isoformat(), target)
     add(page, line)
     return line

@@ -1,12 +1,13 @@
 """A process that runs kernels under Triton's interpreter: jobs come on stdin, answers go to stdout, both pickled.
 
 The interpreter has to be chosen before Triton is imported, hence the process. libdevice does not exist there; its
-functions are computed in float64 and rounded once.
+functions are computed in float64 and rounded once. A kernel that reads or writes beside its arguments is an error.
 """
 
 import os
 import pickle
 import sys
+from functools import lru_cache
 from types import SimpleNamespace
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -15,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import torch
 import triton.language as tl
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, interpreter_builder
 
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.runtime.gpu import load_source
@@ -106,6 +107,51 @@ def _splat_of_its_type(plain):
     return splat
 
 
+class Memory:
+    """What a kernel may touch: the elements of its arguments from the first to the last."""
+
+    starts = ends = np.empty(0, np.uint64)
+
+    @classmethod
+    def allow(cls, tensors):
+        spans = []
+        for t in tensors:
+            if t.numel():
+                last = sum((n - 1) * s for n, s in zip(t.shape, t.stride()))
+                spans.append((t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()))
+        joined = []
+        for start, end in sorted(spans):
+            if joined and start <= joined[-1][1]:
+                joined[-1][1] = max(joined[-1][1], end)
+            else:
+                joined.append([start, end])
+        cls.starts, cls.ends = np.array(joined, np.uint64).reshape(-1, 2).T
+
+    @classmethod
+    def check(cls, pointers, mask, what):
+        size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
+        at = np.asarray(pointers.data, np.uint64)
+        at = at[np.broadcast_to(np.asarray(mask.data, bool), at.shape)]
+        place = np.searchsorted(cls.starts, at, "right")  # how many begin before
+        inside = place > 0
+        inside[inside] = at[inside] + np.uint64(size) <= cls.ends[place[inside] - 1]
+        if not inside.all():
+            raise IndexError(f"{what} beside the arguments in {np.sum(~inside)} of {at.size} lanes")
+
+
+def _within_memory(plain, what, mask_at):
+    def checked(self, *args, **options):
+        Memory.check(args[1 if what == "atomic" else 0], args[mask_at], what)
+        return plain(self, *args, **options)
+
+    return checked
+
+
+InterpreterBuilder.create_masked_load = _within_memory(InterpreterBuilder.create_masked_load, "load", 1)
+InterpreterBuilder.create_masked_store = _within_memory(InterpreterBuilder.create_masked_store, "store", 2)
+InterpreterBuilder.create_atomic_rmw = _within_memory(InterpreterBuilder.create_atomic_rmw, "atomic", 3)
+# Sums and products of indices wrap where the machine's do, which kernels allow for; to look costs half the time.
+object.__setattr__(interpreter_builder.options, "sanitize_overflow", False)
 InterpreterBuilder.create_splat = _splat_of_its_type(InterpreterBuilder.create_splat)
 InterpreterBuilder.cast_impl = _rounded_to_nearest(InterpreterBuilder.cast_impl)
 InterpreterBuilder.create_fp_to_fp = _rounded_to_nearest(InterpreterBuilder.create_fp_to_fp)
@@ -130,36 +176,53 @@ def _array(tensor):
     return tensor.numpy().copy()
 
 
-def _run_table(job):
-    """A kernel over a table, as a launch on a GPU would run it: the same rows and programs."""
-    source, launched = job["source"], []
+@lru_cache(maxsize=256)
+def _function(name, text):
+    fn = load_source(KernelSource(name, "triton", text, (), ()))
+    fn.fn.__globals__["libdevice"] = LIBDEVICE
+    return fn
+
+
+def launch(name, text, grid, tensors, sizes=()):
+    """Run a kernel over tensors and sizes, where they are."""
+    fn = _function(name, text)
+    Memory.allow(tensors)
+    with np.errstate(all="ignore"):
+        fn[tuple(grid)](*tensors, *sizes)
+
+
+def launch_table(source, target, rows, sizes):
+    """Run a kernel over a table, as a launch on a GPU would run it: the same rows and programs."""
+    launched = []
     kernel = GpuTableKernel(
-        source, job["target"], driver=object(), stream=lambda device: 0,
-        upload=lambda array, device: torch.from_numpy(array),
-    )  # fmt: skip
+        source, target, driver=object(), stream=lambda device: 0, upload=lambda array, device: torch.from_numpy(array)
+    )
     kernel._kernel.launch = lambda device, aligned, grid, arguments: launched.append((aligned, grid))
-    rows = [[_tensor(*p) for p in params] for params in job["rows"]]
-    kernel(len(rows), [t for row in rows for t in row], job["sizes"])
+    tensors = [t for row in rows for t in row]
+    kernel(len(rows), tensors, sizes)
     if launched:
-        ((aligned, grid),) = launched
-        assert aligned == tuple(True for _ in source.params), "memory of torch is aligned"
+        ((_, grid),) = launched
         state = kernel._state.by_device[-1]
-        fn = load_source(source)
-        fn.fn.__globals__["libdevice"] = LIBDEVICE
+        fn = _function(source.name, source.text)
+        Memory.allow([*tensors, state.table, state.programs])
         with np.errstate(all="ignore"):
             fn[grid](state.table, state.programs)
+    return [aligned for aligned, _ in launched]
+
+
+def _run_table(job):
+    source = job["source"]
+    rows = [[_tensor(*p) for p in params] for params in job["rows"]]
+    for aligned in launch_table(source, job["target"], rows, job["sizes"]):
+        assert aligned == tuple(True for _ in source.params), "memory of torch is aligned"
     return [[_array(row[k]) for k in job["outputs"]] for row in rows]
 
 
 def _run(job):
     if "rows" in job:
         return _run_table(job)
-    source = KernelSource(job["name"], "triton", job["text"], (), ())
-    fn = load_source(source)
-    fn.fn.__globals__["libdevice"] = LIBDEVICE
     tensors = [_tensor(*p) for p in job["params"]]
-    with np.errstate(all="ignore"):
-        fn[tuple(job["grid"])](*tensors, *job["sizes"])
+    launch(job["name"], job["text"], job["grid"], tensors, job["sizes"])
     return [_array(tensors[k]) for k in job["outputs"]]
 
 

@@ -1,0 +1,143 @@
+"""Programs compiled for a GPU that is not here: graphs are planned as if they were on it, and their kernels run in
+Triton's interpreter, over the memory of this machine. Library calls stay those of the CPU.
+
+Import this before anything that imports Triton, which chooses then whether to interpret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from torch_mlc.codegen.kernel import EmitError, KernelSource
+from torch_mlc.dynamo_backend import compile as compilation
+from torch_mlc.dynamo_backend.converters import replays
+from torch_mlc.dynamo_backend.fake_device import retarget
+from torch_mlc.dynamo_backend.kernels import KernelBuild, StartedKernel, emit
+from torch_mlc.dynamo_backend.plans import Plan
+from torch_mlc.dynamo_backend.verify.verify_kernel import verify_kernel
+from torch_mlc.ir.graph import CallTensor
+from torch_mlc.ir.symbols import SymbolTable
+from torch_mlc.ir.target import gpu_target
+from torch_mlc.runtime.fallback import AtenKernel
+from torch_mlc.runtime.gpu_launch import grid_function
+from torch_mlc.runtime.kernels import LoadedKernel
+from torch_mlc.scheduler.fuse import Fusion
+from torch_mlc.scheduler.lower import lower_to_loops
+from torch_mlc.scheduler.rules import default_schedule
+
+from ..codegen.triton.interpreter import launch, launch_table
+from .check import Unsuitable
+
+# Programs of one launch beyond which nobody waits for the interpreter.
+MOST_PROGRAMS = 4000
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Graphs of tensors on the CPU are compiled for the GPU that the setting ``target`` names, and run here."""
+    # What is saved of a generator is that of the CPU.
+    size = torch.get_rng_state().numel()
+    with mock.patch.object(compilation, "_Job", _Job), mock.patch.object(replays, "_CUDA_STATE", size):
+        yield
+
+
+class _Job(compilation._Job):
+    """One graph on its way."""
+
+    __slots__ = ()
+
+    def plans(self, key: Any) -> Iterator[Plan]:
+        # Loops over layers look at the graph once more when they are written, where it is one of the CPU.
+        planned = super(_Job, replace(self, region=True)).plans(key)
+        while True:
+            retarget([self.gm], "cuda")
+            try:
+                plan = next(planned, None)
+            except RuntimeError as error:
+                if "is not on the expected device" in str(error):  # tensors that functions of attention bring along
+                    raise Unsuitable(str(error)) from error
+                raise
+            finally:
+                retarget([self.gm], "cpu")
+            if plan is None:
+                return
+            yield replace(plan, fusion=replace(plan.fusion, graph=_at_home(plan.fusion.graph)))
+
+    def start_kernels(self, fusion: Fusion, tuning: Any, compilers: Any) -> dict[str, StartedKernel]:
+        called = {n.function: n.origins for n in fusion.graph.nodes if isinstance(n, CallTensor)}
+        return {name: StartedKernel.of(self.build(fusion, name, origins)) for name, origins in called.items()}
+
+    def build(self, fusion: Fusion, name: str, origins: Sequence[Any]) -> KernelBuild:
+        """The source of a kernel; ATen's ops take the place of one that there is no code for, as on a GPU."""
+        function, target = fusion.functions[name], gpu_target(str(self.options.target))
+        nest = lower_to_loops(function)
+        schedule = default_schedule(nest, target)
+        build = KernelBuild(function, target, name, None, nest, schedule)
+        try:
+            build = replace(build, source=emit(schedule.nest, target))
+        except EmitError:
+            return build
+        if self.options.verify:
+            verify_kernel(function, nest, schedule.nest, _Kernel.of(build).on_rows, "cpu", origins)
+        return build
+
+    def loaded_kernel(self, build: KernelBuild) -> LoadedKernel:
+        call = AtenKernel(build.function) if build.source is None else _Kernel.of(build)
+        return LoadedKernel(call, None, build.function.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """A kernel as host programs call one of ATen's ops: over tensors and all sizes of its function."""
+
+    source: KernelSource
+    sizes: tuple[str, ...]
+    target: Any
+
+    @classmethod
+    def of(cls, build: KernelBuild) -> _Kernel:
+        assert build.source is not None
+        return cls(build.source, tuple(s.name for s in build.function.symbols.symbols), build.target)
+
+    def __call__(self, *arguments: Any) -> None:
+        rows, tensors, numbers = arguments if len(arguments) == 3 else (1, *arguments)
+        width, count = len(tensors) // rows, len(self.sizes)
+        each = [tensors[k * width : (k + 1) * width] for k in range(rows)]
+        sizes = [dict(zip(self.sizes, numbers[k * count : (k + 1) * count], strict=True)) for k in range(rows)]
+        self.on_rows(each, sizes)
+
+    def on_rows(self, rows: Sequence[Sequence[Tensor]], sizes: Sequence[Mapping[str, int]]) -> None:
+        """One call for each row; one launch for all of them where the kernel is one over a table."""
+        numbers = [[int(n[s]) for s in self.source.symbols] for n in sizes]
+        grids = [grid_function(self.source)(*n) for n in numbers]
+        if sum(x * y * z for x, y, z in grids) > MOST_PROGRAMS:
+            raise Unsuitable(f"{self.source.name} has {grids} programs")
+        given = [[t.detach() for t in row] for row in rows]
+        if self.source.option("table"):
+            launch_table(self.source, self.target, given, [n for row in numbers for n in row])
+        elif 0 not in grids[0]:
+            launch(self.source.name, self.source.text, grids[0], given[0], numbers[0])
+
+
+def _at_home(x: Any) -> Any:
+    """Part of a graph, with the CPU for the GPU."""
+    if isinstance(x, torch.device):
+        return torch.device("cpu")
+    if isinstance(x, str):
+        return "cpu" if x == "cuda:0" else x
+    if isinstance(x, (tuple, list)):
+        return type(x)(map(_at_home, x))
+    if isinstance(x, dict):
+        return {k: _at_home(v) for k, v in x.items()}
+    if is_dataclass(x) and not isinstance(x, (type, SymbolTable)):
+        moved = {f.name: _at_home(getattr(x, f.name)) for f in fields(x) if f.init}
+        changed = any(v is not getattr(x, name) for name, v in moved.items())
+        return replace(x, **moved) if changed else x
+    return x

@@ -1,0 +1,44 @@
+"""Random programs compiled for a GPU that is not here, by a worker in whose process Triton interprets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.campaign import Campaign
+from tests.fuzz.program import Input, Program, Step, on_target
+from tests.workers import Worker
+
+TARGET = "cuda:sm_90"
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    made = Worker("tests.fuzz.worker", tmp_path_factory.mktemp("cache"))
+    yield made
+    made.end()
+
+
+def test_random_programs_equal_eager_on_a_gpu_that_is_not_here(worker: Worker, tmp_path: Path) -> None:
+    campaign = Campaign(tmp_path, target=TARGET)
+    for seed in (5, 7, 8, 9):
+        program, outcome = campaign.first(worker, seed)
+        assert program is not None and program.options["target"] == TARGET
+        assert Program.of(json.loads(json.dumps(program.record()))) == program
+        assert outcome["status"] == "equal", outcome
+
+
+def test_kernels_are_run_by_triton(worker: Worker, tmp_path: Path) -> None:
+    """One that would take too long says so; as machine code of the CPU it is done in a moment."""
+    step = Step("x0 + 1", ("t0",), ("x0",))
+    large = Program(0, (Input("x0", "torch.zeros(A, A)"),), (step,), ("t0",), ({"A": 3000},))
+    campaign = Campaign(tmp_path)
+    assert campaign.again(worker, large)["status"] == "equal"
+    outcome = campaign.again(worker, on_target(large, TARGET))
+    assert outcome["status"] == "invalid" and "programs" in outcome["detail"]
+    assert "import interpreted" in on_target(large, TARGET).snippet("x")
+    assert "import interpreted" not in replace(large, options={}).snippet("x")
