@@ -34,16 +34,19 @@ def read(results: Path) -> list[dict[str, Any]]:
 
 
 def row(outcomes: Iterable[Mapping[str, Any]], day: str, target: str | None = None) -> str:
-    """A line of the table, of a campaign for a GPU that is not here where there is a ``target``. Raises ValueError where
-    there are no outcomes."""
+    """A line of the table. ``target`` names the GPU, which need not be here, that programs were compiled for.
+
+    Raises: ValueError where there are no outcomes.
+    """
     outcomes = sorted(outcomes, key=lambda o: o["seed"])
     if not outcomes:
         raise ValueError("a campaign without programs has no row")
     counts = Counter(o["status"] for o in outcomes)
     found = [f"{o['seed']} {o['status']}" for o in outcomes if o["status"] in FAULTS]
     invalid = len(outcomes) - counts["equal"] - counts["torch"] - len(found)
+    seeds = f"{outcomes[0]['seed']} to {outcomes[-1]['seed']}"
     cells = (
-        day, f"{outcomes[0]['seed']} to {outcomes[-1]['seed']}" + (f" on {target}" if target else ""), str(len(outcomes)), str(counts["equal"]),
+        day, f"{seeds} on {target}" if target else seeds, str(len(outcomes)), str(counts["equal"]),
         str(counts["torch"]), str(invalid), ", ".join(found) or "none",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |\n"
