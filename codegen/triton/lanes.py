@@ -110,20 +110,22 @@ class Lanes:
 
     # --- masks --------------------------------------------------------------------------------------------------------
 
-    def bounds(self, dims: Dims, gone: Dims = SCALAR) -> tuple[Value, ...]:
+    def bounds(self, dims: Dims, gone: Dims | None = None) -> tuple[Value, ...]:
         """The conjuncts of the block's predicate that lanes along ``dims`` need, the proved ones dropped.
 
         A lane along an axis outside ``dims`` acts for all lanes of that axis, and the first of them is the last to be
-        switched off; ``gone`` are loops that have ended: what guards them alone left out elements, and no result.
+        switched off; ``gone`` are loops that have ended, if any may have: what guards them alone left
+        out elements, and no result.
         """
         assert self.info is not None
-        first = {s: sympy.S.Zero for s in (*(self.program.tile.keys() - dims), *gone)}
+        first = {s: sympy.S.Zero for s in (*(self.program.tile.keys() - dims), *(gone or ()))}
+        there = self.info.elements if gone is None else ()
         loops = {s for e in self.program.loops.values() for s in e.free_symbols} if gone else set()
         return self._conjuncts(
             [
                 (lhs.xreplace(first), rhs.xreplace(first))
-                for lhs, rhs in self.info.bounds
-                if not (over := (lhs.free_symbols | rhs.free_symbols) & loops) or not over <= gone
+                for lhs, rhs in (*self.info.bounds, *there)
+                if not (over := (lhs.free_symbols | rhs.free_symbols) & loops) or not over <= (gone or SCALAR)
             ]
         )
 
@@ -131,7 +133,8 @@ class Lanes:
         """The conjuncts that depend on the block's reduction axes: their lanes hold elements that are not there."""
         assert self.info is not None
         own = self.info.reduced_tile | self.info.reduced_serial
-        return self._conjuncts([(a, b) for a, b in self.info.bounds if (a.free_symbols | b.free_symbols) & own])
+        bounds = [(a, b) for a, b in self.info.bounds if (a.free_symbols | b.free_symbols) & own]
+        return self._conjuncts([*bounds, *self.info.elements])
 
     def _conjuncts(self, bounds: list[tuple[sympy.Expr, sympy.Expr]]) -> tuple[Value, ...]:
         found: dict[str, Value] = {}

@@ -13,9 +13,7 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from ...ir.loops import Block, Loop, LoopKind, walk_nodes
-from .program import BlockInfo, Program
-
-Conjunct = tuple[sympy.Expr, sympy.Expr]
+from .program import BlockInfo, Conjunct, Program
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@ are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import sympy
 
@@ -15,6 +16,8 @@ from ..kernel import EmitError
 from .index import INT32_MAX, Ranges
 from .writer import Dims
 
+Conjunct: TypeAlias = tuple[sympy.Expr, sympy.Expr]
+
 _GRID = {LoopKind.BLOCK_X: 0, LoopKind.BLOCK_Y: 1, LoopKind.BLOCK_Z: 2}
 _LOOPS = (LoopKind.SERIAL, LoopKind.UNROLLED)
 
@@ -23,13 +26,15 @@ _LOOPS = (LoopKind.SERIAL, LoopKind.UNROLLED)
 class BlockInfo:
     """A block in canonical loop symbols, which are the same for loops of sibling trees that are the same tile axis.
 
-    ``bounds`` are the conjuncts of its predicate; ``reduced`` the loop symbols that carry its reduction axes. ``copy``
-    tells the iterations of loops written out apart in which it makes results of its own.
+    ``bounds`` are the conjuncts of its predicate; ``reduced`` the loop symbols that carry its reduction axes.
+    ``elements`` are conjuncts that loops of the reduction decided, each of one iteration by now: for all lanes alike
+    they say whether there is an element. ``copy`` tells the iterations of loops written out apart in which it makes
+    results of its own.
     """
 
     block: Block
     axes: dict[sympy.Symbol, sympy.Expr]
-    bounds: tuple[tuple[sympy.Expr, sympy.Expr], ...]
+    bounds: tuple[Conjunct, ...]
     spatial: Dims
     reduced_tile: Dims
     reduced_serial: Dims
@@ -37,6 +42,7 @@ class BlockInfo:
     # The two operands of a block that is one ``tl.dot``: what each of them is over.
     operands: tuple[BlockInfo, ...] = ()
     copy: tuple[sympy.Expr, ...] = ()
+    elements: tuple[Conjunct, ...] = ()
 
     @property
     def place(self) -> tuple[str, tuple[sympy.Expr, ...]]:
@@ -50,14 +56,35 @@ class BlockInfo:
     def at(self, loop: sympy.Symbol, iteration: sympy.Expr) -> BlockInfo:
         """The block in one iteration of a loop."""
         here = {loop: iteration}
+        axes = {v: e.xreplace(here) for v, e in self.axes.items()}
+        left = {s for e in axes.values() for s in e.free_symbols}
+        bounds, elements = _divided(self.bounds, here, {loop} & self.reduced_serial, left)
         return replace(
             self,
-            axes={v: e.xreplace(here) for v, e in self.axes.items()},
-            bounds=tuple((lhs.xreplace(here), rhs.xreplace(here)) for lhs, rhs in self.bounds),
+            axes=axes,
+            bounds=bounds,
+            elements=(*self.elements, *elements),
             reduced_serial=self.reduced_serial - {loop},
             operands=tuple(o.at(loop, iteration) for o in self.operands),
             copy=self.copy if loop in self.reduced_serial else (*self.copy, iteration),
         )
+
+
+def _divided(
+    bounds: Iterable[Conjunct],
+    mapping: Mapping[sympy.Symbol, sympy.Expr],
+    summed: Set[sympy.Symbol],
+    left: Set[sympy.Symbol],
+) -> tuple[tuple[Conjunct, ...], tuple[Conjunct, ...]]:
+    """Bounds with expressions in the place of loops; apart from the others those that loops in ``summed`` decided and
+    of which no loop in ``left`` is left."""
+    kept: list[Conjunct] = []
+    decided: list[Conjunct] = []
+    for lhs, rhs in bounds:
+        new = lhs.xreplace(mapping), rhs.xreplace(mapping)
+        gone = summed & (lhs.free_symbols | rhs.free_symbols) and not left & (new[0].free_symbols | new[1].free_symbols)
+        (decided if gone else kept).append(new)
+    return tuple(kept), tuple(decided)
 
 
 class Program:
@@ -195,14 +222,19 @@ class Program:
             )
         self._one_target(block, outer, reduced, spatial)
         own = {v for v, c in self.loops.items() if c.free_symbols & reduced}
+        pairs = zip(block.axes, block.bindings, strict=True)
+        summed = {s for a, b in pairs if a.kind is AxisKind.REDUCTION for s in b.free_symbols}
+        predicate = [(b.lhs, b.rhs) for b in block.predicate]
+        bounds, elements = _divided(predicate, self.loops, summed, reduced | spatial)
         info = BlockInfo(
             block,
             axes,
-            tuple((b.lhs.xreplace(self.loops), b.rhs.xreplace(self.loops)) for b in block.predicate),
+            bounds,
             self.dims(spatial),
             self.dims(reduced),
             frozenset(s for s in reduced if s.name.startswith("k") and s in self.ranges.extents),
             frozenset(o.var for o in outer if o.var in own),
+            elements=elements,
         )
         return self._contraction(info) if is_dot(block) else info
 

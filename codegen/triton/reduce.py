@@ -71,7 +71,9 @@ class Reductions:
             results = self._reduced(info, update, self._masked(info, update, states))
             self._finish(info, update, results, self._held(info, update))
             self.values.enter(info)
-        elif info.block.axes_of(AxisKind.REDUCTION):  # over a single element
+        elif info.block.axes_of(AxisKind.REDUCTION):  # over a single element, or none
+            if info.elements:
+                states = self._masked(info, update, states)
             self._finish(info, update, states, self._held(info, update))
             self.values.enter(info)
         else:

@@ -61,7 +61,8 @@ class _Job(compilation._Job):
             try:
                 plan = next(planned, None)
             except RuntimeError as error:
-                if "is not on the expected device" in str(error):  # tensors that functions of attention bring along
+                # Tensors that functions of attention bring along.
+                if any(said in str(error) for said in ("is not on the expected device", "at least two devices")):
                     raise Unsuitable(str(error)) from error
                 raise
             finally:

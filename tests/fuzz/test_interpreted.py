@@ -42,3 +42,18 @@ def test_kernels_are_run_by_triton(worker: Worker, tmp_path: Path) -> None:
     assert outcome["status"] == "invalid" and "programs" in outcome["detail"]
     assert "import interpreted" in on_target(large, TARGET).snippet("x")
     assert "import interpreted" not in replace(large, options={}).snippet("x")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x0[1:].fill_(2).sum()",  # the mask that left out the elements left out the result
+        "torch.stack([x0[1:].fill_(3).prod(1).sum(1), (x0[1:] + 1).sum((1, 2))])",
+    ],
+)
+def test_found(worker: Worker, tmp_path: Path, line: str) -> None:
+    """Programs that were wrong."""
+    inputs = (Input("x0", "numbers((1, A, B), torch.uint8, 7)"),)
+    program = Program(0, inputs, (Step(line, ("t0",), ("x0",)),), ("t0",), ({"A": 1, "B": 1}, {"A": 5, "B": 3}))
+    outcome = Campaign(tmp_path).again(worker, on_target(program, TARGET))
+    assert outcome["status"] == "equal", outcome
