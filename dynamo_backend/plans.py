@@ -130,7 +130,7 @@ class PlanSource:
         """With launches shared, in an order that holds less memory."""
         with self.timer.phase("fuse"):
             fusion = share_launches(plan.fusion, may_alias)
-            graph = order_for_memory(fusion.graph, may_alias, self.given)
+            graph = order_for_memory(fusion.graph, may_alias, self.given, fusion.functions)
             return replace(plan, fusion=replace(fusion, graph=graph))
 
 
@@ -139,7 +139,7 @@ def planned_peak(gm: fx.GraphModule, options: Options, given: Collection[str] = 
     compiled."""
     imported = import_graph(gm, fallback_random=options.fallback_random, numerics=options.numerics)
     fusion = share_launches(fuse(run_passes(imported, options), numerics=options.numerics), may_alias)
-    graph = order_for_memory(fusion.graph, may_alias, given)
+    graph = order_for_memory(fusion.graph, may_alias, given, fusion.functions)
     program = build_host_program(graph, dict.fromkeys(fusion.functions, KernelUse("", ())))
     return typical(peaks_of(storages(program, given)), graph)
 

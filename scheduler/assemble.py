@@ -21,6 +21,7 @@ from ..ir.sequences import sequence_of
 from ..ir.symbols import Size, SymbolTable
 from ..ir.wide import may_stay_wide
 from .domain import Digits
+from .early_errors import wait_for_checks
 from .function import Dim, Output, Stage, TensorFunction
 from .group import Group
 from .members import Member, member_sizes
@@ -115,8 +116,8 @@ class _ViewWriter:
 def _ordered(graph: Graph, views: ViewMap, units: list[Unit]) -> list[Unit]:
     """Units in topological order, ties broken by where the last node of a unit stood, which keeps lifetimes short.
 
-    Sequences of calls keep their order, and waits for collectives stand right before the first that reads what they
-    wait for.
+    Sequences of calls keep their order, waits for collectives stand right before the first that reads what they wait
+    for, and what looks at data that may be an error before what writes over inputs later in the model.
     """
     place = {n: i for i, node in enumerate(graph.nodes) for n in node.names}
     maker: dict[str, int] = {}
@@ -143,25 +144,37 @@ def _ordered(graph: Graph, views: ViewMap, units: list[Unit]) -> list[Unit]:
         if (sequence := sequence_of(units[k])) is not None:  # type: ignore[arg-type]
             needs[k] |= {last[sequence]} if sequence in last else set()
             last[sequence] = k
-    users: list[list[int]] = [[] for _ in units]
+    waits = {k for k, u in enumerate(units) if not isinstance(u, Group) and is_wait(u)}
+    users: dict[int, list[int]] = {}
+    for k, ns in enumerate(needs if waits else ()):
+        for n in ns & waits:
+            users.setdefault(n, []).append(k)
+    for k in sorted(waits):
+        keys[k] = min((keys[user] for user in users.get(k, ())), default=len(graph.nodes))
+    order = _first_of_ready(needs, keys)
+    while wait_for_checks(graph, views, units, needs, order):
+        order = _first_of_ready(needs, keys)
+    return [units[k] for k in order]
+
+
+def _first_of_ready(needs: list[set[int]], keys: list[int]) -> list[int]:
+    """Each behind those that it needs, those with the least key first."""
+    users: list[list[int]] = [[] for _ in needs]
     for k, ns in enumerate(needs):
         for n in ns:
             users[n].append(k)
-    for k, u in enumerate(units):
-        if not isinstance(u, Group) and is_wait(u):
-            keys[k] = min((keys[user] for user in users[k]), default=len(graph.nodes))
     waiting = [len(n) for n in needs]
     ready = [(keys[k], k) for k, n in enumerate(waiting) if n == 0]
     heapq.heapify(ready)
-    result: list[Unit] = []
+    result: list[int] = []
     while ready:
         _, k = heapq.heappop(ready)
-        result.append(units[k])
+        result.append(k)
         for user in users[k]:
             waiting[user] -= 1
             if waiting[user] == 0:
                 heapq.heappush(ready, (keys[user], user))
-    assert len(result) == len(units), "fusion made a cycle"
+    assert len(result) == len(needs), "fusion made a cycle"
     return result
 
 

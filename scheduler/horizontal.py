@@ -17,6 +17,7 @@ from ..ir.graph import CallTensor, Graph, Library, Node, View, size_makers, size
 from ..ir.sequences import sequence_of
 from ..ir.slices import MEMORY
 from .dependences import Dependences
+from .early_errors import checks_before_writes
 from .function import TensorFunction
 from .function_table import FunctionTable
 from .fuse import Fusion
@@ -149,6 +150,8 @@ class _Tables:
         if not equal and not alike:
             return self.graph, dict(self.functions)
         self.needs = _order(self.graph, self.aliases)
+        for k, checks in checks_before_writes(self.graph, self.functions).items():
+            self.needs[k].update(checks)
         self.before, self.after = _closures(self.needs)
         self.makers = {name: k for k, node in enumerate(self.graph.nodes) for name in node.names}
         chosen: list[list[int]] = []

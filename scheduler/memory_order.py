@@ -7,15 +7,18 @@ gives, forwards and backwards, the one with the lowest peak is taken where that 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from types import MappingProxyType
 
 import sympy
 
 from ..ir.graph import CallTensor, Graph, Input, Library, Node, Ref, View, size_makers, uses
 from ..ir.sequences import sequence_of
 from ..ir.slices import JOINED
+from .early_errors import checks_before_writes
+from .function import TensorFunction
 from .in_place import COPY, Aliases, MayAlias
 from .passes.eliminate_dead import has_effect
 
@@ -26,15 +29,23 @@ MORE = 1.01
 _SEEDS, _CONSTANT = "mlc::seeds", "mlc::constant"
 
 
-def order_for_memory(graph: Graph, may_alias: MayAlias, given: Collection[str] = ()) -> Graph:
+def order_for_memory(
+    graph: Graph,
+    may_alias: MayAlias,
+    given: Collection[str] = (),
+    functions: Mapping[str, TensorFunction] = MappingProxyType({}),
+) -> Graph:
     """The graph with its nodes in such an order; ``given`` are inputs whose memory goes when they are read last.
 
-    Nodes that write memory keep their place among those that look at it, and random calls theirs among each other.
+    Nodes that write memory keep their place among those that look at it, and behind those that look at data which may
+    be an error, as their ``functions`` tell; random calls keep theirs among each other.
     Graphs with calls whose effects are not known, or with sizes that data decide, stay as they are.
     """
     if size_makers(graph) or any(_is_fixed(n) for n in graph.nodes):
         return graph
     flow = _Flow.of(graph, may_alias, given)
+    for k, checks in checks_before_writes(graph, functions).items() if functions else ():
+        flow.follow(k, checks)
     worth = WORTH * flow.peak(range(len(graph.nodes)))
     if flow.least() >= worth:
         return graph

@@ -199,8 +199,22 @@ def beside(x: Tensor, i: Tensor) -> Tensor:
     return made
 
 
+def scan_after(x: Tensor, i: Tensor) -> Tensor:
+    rows = TABLE[i].sin()
+    x.add_(1)
+    return rows.cumsum(0) + 1
+
+
+def divide_after(x: Tensor, i: Tensor) -> Tensor:
+    quotients = TABLE[:3].long() // (i - 9)[:, None]
+    x.add_(1)
+    return quotients.cumsum(0) + 1
+
+
 @pytest.mark.parametrize("form", ["python", "native"])
-@pytest.mark.parametrize("fn", [accumulate, normalize, gather_scattered, gather_places, quotients, beside])
+@pytest.mark.parametrize(
+    "fn", [accumulate, normalize, gather_scattered, gather_places, quotients, beside, scan_after, divide_after]
+)
 def test_arguments_of_a_call_that_raises(fn: Fn, form: str) -> None:
     """Eager raises before it writes; a kernel that tells of a wrong index at its end would have written elements."""
     wanted, given = torch.ones(3, 5), torch.ones(3, 5)
