@@ -324,9 +324,14 @@ class _Run:
         return flat[offset]
 
     def made(self, e: Load) -> Tensor:
-        """What a stage has made, of which a reader may want the first along dimensions that it lacks itself."""
+        """What a stage has made, of which a reader may want the first along dimensions that it lacks itself, or others
+        than its own: rows are summed in groups."""
         result, f = self.results[e.buffer], self.function
         axes = f.axes_of(next(s for s in f.stages if e.buffer in s.results))
+        if any(i not in (0, d.var) for d, i in zip(axes, e.indices, strict=True)):
+            lengths = [result.shape[k] for k in self.places(axes)]
+            places = [self.index(i, {}).clamp(0, n - 1) for i, n in zip(e.indices, lengths, strict=True)]
+            return result.reshape(lengths)[tuple(places)]
         for d, i in zip(axes, e.indices, strict=True):
             if i == 0 and result.shape[k := f.dims.index(d)] > 1:
                 result = result.narrow(k, 0, 1)

@@ -44,16 +44,24 @@ def test_kernels_are_run_by_triton(worker: Worker, tmp_path: Path) -> None:
     assert "import interpreted" not in replace(large, options={}).snippet("x")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "x0[1:].fill_(2).sum()",  # the mask that left out the elements left out the result
-        "torch.stack([x0[1:].fill_(3).prod(1).sum(1), (x0[1:] + 1).sum((1, 2))])",
-    ],
-)
-def test_found(worker: Worker, tmp_path: Path, line: str) -> None:
+FOUND = {
+    # The mask that left out the elements left out the result.
+    "no elements": Program(
+        0, (Input("x0", "numbers((1, A, B), torch.uint8, 7)"),),
+        (Step("x0[1:].fill_(2).sum()", ("t0",), ("x0",)),), ("t0",), ({"A": 1, "B": 1}, {"A": 5, "B": 3}),
+    ),
+    # What verifies a kernel by ATen's ops read a result at other rows than its own, which are summed in groups.
+    "groups of rows": Program(
+        0,
+        (Input("x0", "numbers((4, 8, A), torch.float32, 7)", True), Input("x1", "numbers((A,), torch.float32, 8)", True)),
+        (Step("F.rms_norm(x0, x0.shape[-1:], x1, eps=0.1)", ("t0",), ("x0", "x1")),), ("t0",), ({"A": 32},),
+        gradient=True, options={"verify": 1},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found(worker: Worker, tmp_path: Path, name: str) -> None:
     """Programs that were wrong."""
-    inputs = (Input("x0", "numbers((1, A, B), torch.uint8, 7)"),)
-    program = Program(0, inputs, (Step(line, ("t0",), ("x0",)),), ("t0",), ({"A": 1, "B": 1}, {"A": 5, "B": 3}))
-    outcome = Campaign(tmp_path).again(worker, on_target(program, TARGET))
+    outcome = Campaign(tmp_path).again(worker, on_target(FOUND[name], TARGET))
     assert outcome["status"] == "equal", outcome
