@@ -53,7 +53,10 @@ FOUND = {
     # What verifies a kernel by ATen's ops read a result at other rows than its own, which are summed in groups.
     "groups of rows": Program(
         0,
-        (Input("x0", "numbers((4, 8, A), torch.float32, 7)", True), Input("x1", "numbers((A,), torch.float32, 8)", True)),
+        (
+            Input("x0", "numbers((4, 8, A), torch.float32, 7)", True),
+            Input("x1", "numbers((A,), torch.float32, 8)", True),
+        ),
         (Step("F.rms_norm(x0, x0.shape[-1:], x1, eps=0.1)", ("t0",), ("x0", "x1")),), ("t0",), ({"A": 32},),
         gradient=True, options={"verify": 1},
     ),
