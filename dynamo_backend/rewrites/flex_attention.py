@@ -129,4 +129,6 @@ def _trace(fn: Any, values: Sequence[Any]) -> fx.GraphModule:
 
 
 def _on_cpu(value: FakeTensor) -> torch.Tensor:
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    """A tensor like it, at the same place of its memory: views of it are told by their places."""
+    memory = torch.empty(value.untyped_storage().nbytes() // value.dtype.itemsize, dtype=value.dtype)
+    return memory.as_strided(value.shape, value.stride(), value.storage_offset())

@@ -140,7 +140,8 @@ class Program:
 
 _INTERPRETED = """from tests.fuzz.interpreted import interpreted
 
-interpreted().__enter__()
+machine = interpreted()
+machine.__enter__()
 """
 
 _BACKWARD = """    for fn_, made in ((fn, expected), (compiled, actual)):

@@ -60,6 +60,16 @@ FOUND = {
         (Step("F.rms_norm(x0, x0.shape[-1:], x1, eps=0.1)", ("t0",), ("x0", "x1")),), ("t0",), ({"A": 32},),
         gradient=True, options={"verify": 1},
     ),
+    # Attention that is written out for a GPU that is not here took a query that begins later in memory for its storage.
+    "a query in the middle": Program(
+        0,
+        (
+            Input("x0", "numbers((A + 3, 2), torch.float32, 7)[1:A + 1]"),
+            Input("x1", "numbers((1, 1, 33, 2), torch.float32, 8)"),
+        ),
+        (Step("flex(x0[None, None], x1, x1, None, lambda b, h, i, j: i // 2 == j // 2)", ("t0",), ("x0", "x1")),),
+        ("t0",), ({"A": 6},),
+    ),
 }  # fmt: skip
 
 
