@@ -58,7 +58,8 @@ def _after(group: Group, m: Member, visit: dict[str, int]) -> list[int]:
 def _scans_read(group: Group) -> dict[str, set[str]]:
     """Of each member, the scans that it reads at its own elements, through plain elements too."""
     found: dict[str, set[str]] = {}
-    for m in group.members:
+    # Where groups unite, one may join after its reader.
+    for m in sorted(group.members, key=lambda m: m.index):
         found[m.name] = set()
         for p in _producers(group, m):
             if p.scan_axis is not None:

@@ -60,6 +60,15 @@ FOUND = {
         (Step("F.rms_norm(x0, x0.shape[-1:], x1, eps=0.1)", ("t0",), ("x0", "x1")),), ("t0",), ({"A": 32},),
         gradient=True, options={"verify": 1},
     ),
+    # Where groups unite, what a scan reads may join after it: raised on GPUs.
+    "a scan before what it reads": Program(
+        0, (Input("x0", "numbers((A, 1, 5, B), torch.float32, 7)", True),),
+        (
+            Step("recomputed(lambda p: thrice(p.cumsum(-1)), x0)", ("t0",), ("x0",)),
+            Step("x0.chunk(2, -1)[0]", ("t1",), ("x0",)),
+        ),
+        ("t1", "t0"), ({"A": 13, "B": 5}, {"A": 2, "B": 6}), dynamic=None, gradient=True,
+    ),
     # Attention that is written out for a GPU that is not here took a query that begins later in memory for its storage.
     "a query in the middle": Program(
         0,
