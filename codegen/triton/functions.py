@@ -202,7 +202,8 @@ FUNCTIONS: dict[str, Handler] = {
     "pow": _by_kind(_libdevice("pow"), _named("mlc_pow")),
     **{name: _libdevice(name) for name in ("atan2", "hypot", "nextafter", "copysign")},
     "fma": _by_kind(_named("tl.fma"), lambda a, d: f"({a[0]} * {a[1]} + {a[2]})"),
-    "neg": _by_kind(lambda a, d: f"(-{a[0]})", lambda a, d: f"(0 - {a[0]})"),
+    # Triton 3.6 subtracts from zero where it is asked to negate, which of zero gives zero.
+    "neg": _by_kind(lambda a, d: f"({a[0]} * -1.0)", lambda a, d: f"(0 - {a[0]})"),
     "abs": _named("tl.abs"),
     "sign": lambda a, d: f"(({a[0]} > 0).to({type_text(d)}) - ({a[0]} < 0).to({type_text(d)}))",
     "floor": _rounding("floor"),

@@ -83,7 +83,7 @@ def mlc_digamma(a):
     fraction = a - libdevice.trunc(a)
     reflected = result - 3.141592653589793 / libdevice.tan(3.141592653589793 * fraction)
     result = tl.where(negative, tl.where(fraction == 0, float("nan"), reflected), result)
-    return tl.where(a == 0, libdevice.copysign(a * 0.0 + float("inf"), -a), result)
+    return tl.where(a == 0, libdevice.copysign(a * 0.0 + float("inf"), a * -1.0), result)
 ''',
     "mlc_any": '''
 @triton.jit
