@@ -40,6 +40,11 @@ class Target:
     def is_gpu(self) -> bool:
         return self.kind != "cpu"
 
+    @property
+    def is_amd(self) -> bool:
+        """Whether it is a processor of AMD's since Zen."""
+        return self.kind == "cpu" and self.arch.startswith("znver")
+
     def __str__(self) -> str:
         return f"{self.kind}:{self.arch}" if self.is_gpu else self.kind
 

@@ -33,8 +33,14 @@ LINE = 64
 _QUOTIENTS = frozenset(("floordiv", "remainder", "truncdiv", "fmod"))
 
 
-def unroll_values(nest: LoopNest) -> Mapping[str, tuple[int, ...]]:
-    """How many registers wide a vector loop is: enough to hide latency, not so many that constants are spilled."""
+def unroll_values(nest: LoopNest, target: Target) -> Mapping[str, tuple[int, ...]]:
+    """How many registers wide a vector loop is: enough to hide latency, not so many that constants are spilled.
+
+    One where that is AMD's, whose halves of a register follow one another anyway, and whose prefetchers keep up with
+    several arrays best where these are read evenly.
+    """
+    if target.is_amd:
+        return {"unroll": (1, 2, 4, 8)}
     heavy = max((cost(b) for b, _ in blocks(nest)), default=0) >= HEAVY
     return {"unroll": (2, 4, 1, 8) if heavy else UNROLLS}
 

@@ -34,7 +34,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     count = analyse(nest).row_count
     pieces = -(-count // PIECE)
     pieces = max(-(-pieces // target.cores) * target.cores, 1)
-    return {**unroll_values(nest), "pieces": tuple(dict.fromkeys((pieces, target.cores, 2 * pieces)))}
+    return {**unroll_values(nest, target), "pieces": tuple(dict.fromkeys((pieces, target.cores, 2 * pieces)))}
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:

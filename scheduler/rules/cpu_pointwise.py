@@ -37,7 +37,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     joins: Mapping[str, tuple[Value, ...]] = {"partition": (True, False)} if has_joins(nest) else {}
     tiles: Mapping[str, tuple[Value, ...]] = {"blocks": (True, False)} if begins_in_lines(analyse(nest)) else {}
-    return {**unroll_values(nest), **joins, **tiles}
+    return {**unroll_values(nest, target), **joins, **tiles}
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
@@ -60,8 +60,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         else:
             vectorize_loop(schedule, loops[-1], target, int(params["unroll"]))
             done.add(schedule.get_loops(block)[-1])
-    fetch_jumps(schedule)
-    fetch_ahead(schedule)
+    fetch_jumps(schedule, target)
+    fetch_ahead(schedule, target)
     parallel_roots(schedule, target)
 
 

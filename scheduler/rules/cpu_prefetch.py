@@ -1,7 +1,9 @@
 """Lines of memory asked for ahead, where no prefetcher of the processor does.
 
 Those stop at the end of a page, and out of order a core looks ahead by instructions, not by bytes: a loop of several
-instructions a register waits at the begin of each page, and one that goes from page to page waits each time.
+instructions a register waits at the begin of each page, and one that goes from page to page waits each time. AMD's
+cores gain nothing from it, and where memory is busy with others the requests take the place of those that are waited
+for.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import sympy
 
 from ...ir.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, walk_nodes
+from ...ir.target import Target
 from ..primitives.tree import blocks_under, linear_part
 from ..schedule import Schedule
 
@@ -20,13 +23,20 @@ JUMPS = 8
 LARGE = 1 << 20
 
 
-def fetch_ahead(schedule: Schedule) -> None:
+def gains(target: Target) -> bool:
+    """Whether a processor is quicker for it."""
+    return not target.is_amd
+
+
+def fetch_ahead(schedule: Schedule, target: Target) -> None:
     """Annotate the loops over vectors that are the first to read a large array, from one end to the other, and those
     that write one.
 
     Lines that are written come from memory too, and are asked for as a store wants them. Both or neither: where stores
     alone set the pace, what is read a page early only takes their place.
     """
+    if not gains(target):
+        return
     seen: set[str] = set()
     for node, _ in walk_nodes(schedule.nest.body):
         if not isinstance(node, Loop) or node.kind is not LoopKind.SERIAL or not _is_over_vectors(node):
@@ -41,8 +51,10 @@ def fetch_ahead(schedule: Schedule) -> None:
             schedule.annotate(node.var.name, "prefetch_stores", PAGE)
 
 
-def fetch_jumps(schedule: Schedule) -> None:
+def fetch_jumps(schedule: Schedule, target: Target) -> None:
     """Annotate loops over vectors that read pieces of a large array far from one another, one behind the other."""
+    if not gains(target):
+        return
     for node, outer in walk_nodes(schedule.nest.body):
         if not isinstance(node, Block) or len(outer) < 2 or outer[-1].kind is not LoopKind.VECTORIZED:
             continue

@@ -30,7 +30,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
-    return unroll_values(nest)
+    return unroll_values(nest, target)
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
@@ -41,7 +41,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     in_tiles(schedule, rows)
     merge_inner(schedule, rows)
     vectorize_innermost(schedule, target, int(params["unroll"]), skip=rows)
-    fetch_ahead(schedule)
+    fetch_ahead(schedule, target)
     parallel_roots(schedule, target)
 
 

@@ -34,7 +34,7 @@ def _across_rows(shape: Shape) -> bool:
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
-    return {"unroll": (4, 2, 8)} if _across_rows(analyse(nest)) else unroll_values(nest)
+    return {"unroll": (4, 2, 8)} if _across_rows(analyse(nest)) else unroll_values(nest, target)
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:

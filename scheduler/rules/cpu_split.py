@@ -28,7 +28,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     # Short pieces keep sums as accurate as a pairwise summation: rounding grows with the longest chain of additions.
     accurate = min(MAX_PARTIALS, -(-analyse(nest).inner_count // PIECE))
     default = max(4 * target.cores, accurate)
-    return {**unroll_values(nest), "partials": tuple(dict.fromkeys((default, 4 * target.cores, target.cores)))}
+    return {**unroll_values(nest, target), "partials": tuple(dict.fromkeys((default, 4 * target.cores, target.cores)))}
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:

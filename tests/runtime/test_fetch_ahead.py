@@ -12,6 +12,13 @@ from torch import Tensor
 import torch_mlc
 from torch_mlc.dynamo_backend.reports.report import KernelReport
 from torch_mlc.ir.loops import Loop, LoopKind, walk_nodes
+from torch_mlc.scheduler.rules import cpu_prefetch
+
+
+@pytest.fixture(autouse=True)
+def a_processor_that_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this one is."""
+    monkeypatch.setattr(cpu_prefetch, "gains", lambda target: True)
 
 
 def kernel(fn: Callable[..., Any], *inputs: Tensor, dynamic: bool = False) -> KernelReport:
