@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..ir.copies import is_copy
 from ..ir.expr import Call, Expr, walk
-from ..ir.graph import CallTensor, Compute, Graph, Input, Library, Reduction, Ref, Scan, Scatter, node_values, uses
+from ..ir.graph import CallTensor, Compute, Graph, Input, Library, Reduction, Scan, Scatter, node_values, uses
 from ..ir.ops import CHECKS
 from .function import TensorFunction
 from .group import Group
 from .views import ViewMap
-
-_COPY = "aten::copy_.default"
 
 
 def _checks(values: Iterable[Expr]) -> bool:
@@ -28,8 +27,7 @@ def wait_for_checks(
     """Let units that make what is copied over inputs need those behind them in an order that look at data earlier in
     the model, where these do not need them; whether that is so of any."""
     given = {i.name for i in graph.inputs if isinstance(i, Input)}
-    copies = (n for n in graph.nodes if isinstance(n, Library) and n.target == _COPY)
-    pairs = [c.args[:2] for c in copies if all(isinstance(a, Ref) for a in c.args[:2])]
+    pairs = [n.args[:2] for n in graph.nodes if isinstance(n, Library) and is_copy(n)]
     copied = {views.base(value.name) for target, value in pairs if target.name in given}
     if not copied:
         return False

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from ..ir.collectives import in_flight
+from ..ir.copies import is_copy
 from ..ir.graph import CallTensor, Graph, Library, Node, View, size_makers, sizes_read, uses
 from ..ir.sequences import sequence_of
 from ..ir.slices import MEMORY
@@ -22,7 +23,7 @@ from .function import TensorFunction
 from .function_table import FunctionTable
 from .fuse import Fusion
 from .generalise import Flat, flatten, with_sizes
-from .in_place import Aliases, MayAlias, is_copy, write_in_place
+from .in_place import Aliases, MayAlias, write_in_place
 from .overwrite import write_over_dead
 from .passes.eliminate_dead import has_effect
 from .scalars import split_scalars

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from ..ir.collectives import in_flight
+from ..ir.copies import COPY, is_copy
 from ..ir.expr import Call, Expr, Load, is_value, walk
-from ..ir.graph import CallTensor, Graph, Input, Library, Node, Ref, TensorType, View, uses
+from ..ir.graph import CallTensor, Graph, Input, Library, Node, TensorType, View, uses
 from ..ir.ops import CHECKS
 from ..ir.slices import JOINED
 from .function import Output, Stage, TensorFunction
@@ -20,7 +21,6 @@ from .function_table import FunctionTable
 from .scalars import is_elementwise
 from .scatter import scattered_over
 
-COPY = "aten::copy_.default"
 # Whether an op may return memory that it was given.
 MayAlias = Callable[[str], bool]
 
@@ -68,11 +68,6 @@ class Aliases:
         """Memory that results of the graph may lie in, or that something reads when the graph has run."""
         names = [o for o in graph.outputs if isinstance(o, str)]
         return {b for name in (*names, *in_flight(graph).get(len(graph.nodes), ())) for b in self[name]}
-
-
-def is_copy(node: Node) -> bool:
-    """Whether a node writes a tensor over another."""
-    return isinstance(node, Library) and node.target == COPY and all(isinstance(a, Ref) for a in node.args[:2])
 
 
 def write_in_place(

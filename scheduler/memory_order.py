@@ -14,12 +14,13 @@ from types import MappingProxyType
 
 import sympy
 
+from ..ir.copies import COPY
 from ..ir.graph import CallTensor, Graph, Input, Library, Node, Ref, View, size_makers, uses
 from ..ir.sequences import sequence_of
 from ..ir.slices import JOINED
 from .early_errors import checks_before_writes
 from .function import TensorFunction
-from .in_place import COPY, Aliases, MayAlias
+from .in_place import Aliases, MayAlias
 from .passes.eliminate_dead import has_effect
 
 # The order of the graph stays where another is not lower by so much.
