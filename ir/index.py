@@ -101,6 +101,8 @@ class _Simplifier:
     def floordiv(self, base: sympy.Expr, by: sympy.Expr) -> sympy.Expr:
         if by == 1:
             return base
+        if by == 0:  # an extent of which it only shows here that the loop has no iteration
+            return sympy.S.Zero
         quotient, rest = self.split(base, by)
         if self.within(rest, by):
             return quotient
@@ -121,7 +123,7 @@ class _Simplifier:
         return quotient + FloorDiv(rest, by)
 
     def mod(self, base: sympy.Expr, by: sympy.Expr) -> sympy.Expr:
-        if by == 1:
+        if by == 1 or by == 0:
             return sympy.S.Zero
         _, rest = self.split(base, by)
         if self.within(rest, by):

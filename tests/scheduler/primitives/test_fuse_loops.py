@@ -61,6 +61,24 @@ def test_loops_that_never_run(parsed: Parse, shape: str) -> None:
     assert s.extent(s.fuse("i", "j")) == 0
 
 
+def test_a_loop_that_only_what_is_known_of_sizes_shows_to_be_empty(parsed: Parse) -> None:
+    nest = parsed("""
+        @nest(outputs=["out0"])
+        def empty(in0: float32[3, s0], out0: float32[3, s0]):
+            s0 = size(lower=2)
+            for i in serial(3):
+                for j in serial(Min(1, s0 - 1) - 1):
+                    with block("b0"):
+                        i0 = spatial(3, i)
+                        i1 = spatial(Min(1, s0 - 1) - 1, j)
+                        out0[i0, i1] = add(in0[i0, i1], in0[i0, i1])
+        """)
+    s = Schedule(nest)
+    outer, inner = s.split("j", [None, 16])
+    joined = s.fuse("i", outer)
+    assert s.get_loops("b0") == [joined, inner]
+
+
 def test_one_loop_stays_as_it_is(nests: Mapping[str, LoopNest]) -> None:
     s = Schedule(nests["plane"])
     assert s.fuse("b0_i0") == "b0_i0" and s.nest is nests["plane"]
