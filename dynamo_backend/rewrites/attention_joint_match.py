@@ -229,13 +229,15 @@ class Site:
                 stack += _inputs(node)
         after = _after(self.graph, self.scores) - self.backward
         within = set(self.made)
+        of_scores = after & within  # masks and positions are within too, and other layers read the same
         for node in self.graph.nodes:
             if node not in after or node in within or node in self.weights:
                 continue
-            if not within.isdisjoint(_inputs(node)) and _is_pointwise(node):
+            if not of_scores.isdisjoint(_inputs(node)) and _is_pointwise(node):
                 within.add(node)
+                of_scores.add(node)
                 self.made.append(node)
-        for node in after & within:
+        for node in of_scores:
             for user in node.users.keys() - within - self.backward - {self.softmax}:
                 if self.empty is None and self._tells_empty(user):
                     self.empty = user

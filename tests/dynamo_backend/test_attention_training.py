@@ -129,6 +129,40 @@ def test_masks_and_biases_without_gradient() -> None:
     check(masked, [*inputs, seen], torch.compile(masked, backend="mlc"), 1e-5)
 
 
+def added_mask(scores: Tensor, seen: Tensor) -> Tensor:
+    return scores + torch.where(seen, 0.0, -3.4e38)
+
+
+def filled_mask(scores: Tensor, seen: Tensor) -> Tensor:
+    return scores.masked_fill(~seen, -3.4e38)
+
+
+def added_bias(scores: Tensor, seen: Tensor) -> Tensor:
+    return scores + (seen.cumsum(-1) * 0.25).sin()
+
+
+@pytest.mark.parametrize("target", [None, "cuda:sm_90"])
+@pytest.mark.parametrize("mask", [added_mask, filled_mask, added_bias], ids=lambda f: f.__name__)
+def test_every_layer_of_a_model_that_reads_one_mask(mask: Callable[..., Tensor], target: str | None) -> None:
+    torch.manual_seed(0)
+
+    def layers(x: Tensor, seen: Tensor) -> Tensor:
+        seen = seen & torch.ones(70, 70, dtype=torch.bool).tril()
+        for _ in range(3):
+            x = x + torch.softmax(mask(x @ x.mT / 8, seen), -1) @ x
+        return x
+
+    seen = torch.arange(70) < torch.tensor([70, 50])[:, None]
+    inputs = [torch.randn(2, 70, 16), seen[:, None].expand(2, 1, 70).contiguous()]
+    leaves = (inputs[0].clone().requires_grad_(), inputs[1])
+    report = torch_mlc.explain(layers, *leaves, training=True, target=target)
+    forward, backward = ([k for k in g.kernels for _ in range(k.calls)] for g in report.graphs)
+    assert sum(k.rule.endswith("_attention") for k in forward) == 3, str(report)
+    assert not any("softmax" in k.name for k in backward), str(report)
+    if target is None:
+        check(layers, inputs, torch.compile(layers, backend="mlc"), 1e-4)
+
+
 def windows(x: Tensor, table: Tensor, places: Tensor) -> Tensor:
     """Positions look their bias up, one for each head and pair, and windows share it."""
     q, k, v = x.view(6, 25, 3, 2, 8).permute(2, 0, 3, 1, 4)
