@@ -49,11 +49,11 @@ def complete_reduction(group: Group, m: Member, covered: set[int]) -> str | None
         if reason is None:
             group.cross.update(m.names)
         return reason
-    if not _runs_along(m) or not _may_turn(group):
+    turned = _turned(group) if _runs_along(m) else None
+    if turned is None:
         return f"{m.name} reduces over other dimensions"
-    turned = {n for p in group.members if p.monoid is not None for n in p.names}
-    reason = _refusal(group, list(domain.inner_order()), list(domain.rows()), len(turned))
-    turned |= {p.name for p in group.members if _follows(group, p)}
+    sums = sum(len(p.names) for p in group.members if p.monoid is not None)
+    reason = _refusal(group, list(domain.inner_order()), list(domain.rows()), sums)
     if reason is None:
         group.cross.update(turned)
         domain.inner = frozenset(covered)
@@ -123,28 +123,25 @@ def _moves(group: Group, m: Member, load: Load) -> bool:
     return bool(dims & (group.domain.inner or frozenset())) and bool(dims & set(group.domain.rows()))
 
 
-def _follows(group: Group, m: Member) -> bool:
-    """Whether a member is made of what the group's reductions give, once for each of their results."""
-    made = {n for p in group.members if p.monoid is not None for n in p.names}
-    dims = {d for digits in group.bindings[m.name].values() for d in digits}
-    inside = [ld.buffer for ld in m.loads if ld.buffer in group.produced]
-    return m.monoid is None and bool(inside) and made.issuperset(inside) and dims == set(group.domain.rows())
-
-
-def _may_turn(group: Group) -> bool:
-    """Whether the group's reductions may become reductions over rows: what needs their results has no elements, and
-    every other member runs over all elements."""
-    made = {n for p in group.members if p.monoid is not None for n in p.names}
-    whole = set(group.domain.order)
-
-    def may(p: Member) -> bool:
-        if any(ld.buffer in made for ld in p.loads):
-            return _follows(group, p)
-        if p.monoid is not None:
-            return p.ends
-        return {d for digits in group.bindings[p.name].values() for d in digits} == whole
-
-    return not group.cross and all(map(may, group.members))
+def _turned(group: Group) -> set[str] | None:
+    """What is there when all rows have been visited, once the group's reductions are over rows: their results and all
+    that is made of those alone, once for each. None where they may not be, since something with elements reads one, or
+    a member does not run over all elements."""
+    if group.cross:
+        return None
+    whole, rows = set(group.domain.order), set(group.domain.rows())
+    turned: set[str] = {n for p in group.members if p.monoid is not None for n in p.names}
+    for p in sorted(group.members, key=lambda p: p.index):
+        dims = {d for digits in group.bindings[p.name].values() for d in digits}
+        inside = {ld.buffer for ld in p.loads if ld.buffer in group.produced}
+        if turned.isdisjoint(inside):
+            if not p.ends if p.monoid is not None else dims != whole:
+                return None
+        elif p.monoid is not None or dims != rows or not turned.issuperset(inside):
+            return None
+        else:
+            turned.add(p.name)
+    return turned
 
 
 def _runs_along(m: Member) -> bool:

@@ -132,13 +132,15 @@ def _cut(function: TensorFunction) -> _Cut:
         if pieces and 2 * made >= wanted:
             place.append((None, len(own)))
             own.append(dim.extent)
-        elif made * table.hint(dim.extent) <= wanted:
+            continue
+        parts, length = piece_sizes(dim.extent, -(-wanted // made))
+        if made * table.hint(dim.extent) <= wanted or length == 1:  # pieces of one are the dimension as it is
             place.append((len(pieces), None))
             pieces.append(dim.extent)
         else:
-            parts, size = piece_sizes(dim.extent, -(-wanted // made))
             if table.divisor(dim.extent) % int(parts) if parts.is_Integer else True:
                 tail = dim
+            size = length
             place.append((len(pieces), len(own)))
             pieces.append(parts)
             own.append(size)

@@ -14,14 +14,18 @@ from torch import Tensor
 from torch_mlc.dynamo_backend.capture import capture
 from torch_mlc.dynamo_backend.fake_device import retarget
 from torch_mlc.dynamo_backend.importer import import_graph
+from torch_mlc.dynamo_backend.kernels import emit
+from torch_mlc.ir.expr import loads
 from torch_mlc.ir.graph import CallTensor
 from torch_mlc.ir.oracle import run_nest
+from torch_mlc.ir.target import gpu_target
 from torch_mlc.ir.verify import verify
 from torch_mlc.scheduler.function import TensorFunction
 from torch_mlc.scheduler.fuse import Fusion, fuse
 from torch_mlc.scheduler.lower import lower_to_loops
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.pieces import in_pieces
+from torch_mlc.scheduler.rules import default_schedule
 
 Function = Callable[..., Any]
 
@@ -35,7 +39,7 @@ def layer_norm_backward(g: Tensor, x: Tensor, w: Tensor, b: Tensor) -> tuple[Ten
 def rms_norm_backward(g: Tensor, x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     normed, scaled = x * r, g * w
     inner = (scaled * normed).mean(-1, keepdim=True)
-    return (scaled - normed * inner) * r, (g * normed).sum((0, 1)) if x.ndim == 3 else (g * normed).sum(0)
+    return (scaled - normed * inner) * r, (g * normed).sum(tuple(range(x.ndim - 1)))
 
 
 def columns_first(g: Tensor, x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,6 +135,49 @@ def test_what_spreads_the_sums_stays_outside() -> None:
     """A softmax over the columns needs its maxima element by element, so they are not made beside sums of rows."""
     functions = kernels(fused(lambda x: (x.sum(1), F.softmax(x, 0)), (torch.randn(40, 50),)))
     assert not any(crossing(f) for f in functions)
+
+
+def over_channels(p: Tensor, q: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """The gradient of a norm over channels that lie behind one another, of a sum that is kept, and its channels' sums."""
+    g = p + q
+    scaled = g * w[:, None]
+    mean, slope = scaled.sum(1, keepdim=True) / w.numel(), (scaled * x).sum(1, keepdim=True) / w.numel()
+    out = (scaled - mean) - x * slope
+    return g, out, g.sum((0, 2)), out.sum((0, 2))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_elements_that_read_what_is_made_of_sums_stay_outside(device: str) -> None:
+    """They may read the sums themselves or a scale of them: neither is there before all rows have been visited."""
+    inputs = (*(torch.randn(2, 16, 256) for _ in range(3)), torch.randn(16))
+    for function in kernels(fused(over_channels, inputs, device)):
+        late = {r for s in function.stages if s.axes is not None for r in s.results}
+        for stage in function.stages:
+            if stage.axes is None:
+                assert late.isdisjoint(ld.buffer for v in stage.values for ld in loads(v)), function
+    test_compiled_on_a_cpu(over_channels, inputs, False)
+
+
+def of_two_norms(g: Tensor, h: Tensor, x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """What comes back from one norm, beside what passes it by, goes through another."""
+    between, scale = rms_norm_backward(g, x, r, w)
+    between = between + h
+    return scale, *rms_norm_backward(between, h, r, w), between.sum(tuple(range(x.ndim - 1)))
+
+
+@pytest.mark.parametrize("shape", [(4, 14, 14, 32), (4, 14, 28, 32), (4, 2, 7, 2, 7, 32), (1, 1, 200, 32), (5, 20, 33)])
+def test_rows_of_several_dimensions_on_a_gpu(shape: tuple[int, ...]) -> None:
+    """Where a dimension has just as many rows as there should be pieces, each has one of them."""
+    g, x, r, w = rms_inputs(*shape)
+    target = gpu_target("cuda:sm_90")
+    turned = torch.randn(shape).movedim(-2, 0).contiguous().movedim(0, -2)  # or the rows would be one dimension
+    fusion = fused(of_two_norms, (g, turned, x, r, w), "cuda")
+    crossed = [f for f in kernels(fusion) if crossing(f)]
+    assert crossed
+    for function in crossed:
+        schedule = default_schedule(lower_to_loops(function), target)
+        assert schedule.rule == "gpu_cross_reduction"
+        emit(schedule.nest, target)
 
 
 def test_few_rows_and_short_rows_are_visited_twice() -> None:
