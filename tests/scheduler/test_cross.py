@@ -138,7 +138,7 @@ def test_what_spreads_the_sums_stays_outside() -> None:
 
 
 def over_channels(p: Tensor, q: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """The gradient of a norm over channels that lie behind one another, of a sum that is kept, and its channels' sums."""
+    """The gradient of a norm over channels that lie behind one another, of a sum that is kept, and sums of channels."""
     g = p + q
     scaled = g * w[:, None]
     mean, slope = scaled.sum(1, keepdim=True) / w.numel(), (scaled * x).sum(1, keepdim=True) / w.numel()
