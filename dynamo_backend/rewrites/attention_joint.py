@@ -1,9 +1,11 @@
-"""Training of attention keeps a number a row: the graph that holds forward and backward is rewritten, before it is
-parted, such that the backward makes probabilities again from scores and the log-sum-exp of their rows.
+"""Training of attention keeps two numbers a row: the graph that holds forward and backward is rewritten, before it is
+parted, such that the backward makes probabilities again from scores, the largest of their row, and the logarithm of
+the sum of exponentials below it. Their sum would do if scores were small; but where a model puts the lowest number
+that there is for every score of a row, the logarithm would be lost in it.
 
 A softmax between two products (whatever stands between scores and softmax) is followed to the products and to
-everything that its probabilities become. What the backward reads of them becomes ``exp(score - logsumexp)``, element by
-element, so that no reduction is left in it but products; the sum over a row of probabilities times their gradients is
+everything that its probabilities become. What the backward reads of them becomes ``exp(score - top - log_total)``,
+element by element, so that no reduction is left in it but products; the sum over a row of probabilities times their gradients is
 that of the output times its gradient, since the output is linear in the probabilities. Scores and what is made of them
 are marked to be computed again, and dropout draws its numbers again, of a seed that is kept. From there the backend
 sees plain operations: which of them become one kernel is decided where they are fused.

@@ -40,17 +40,16 @@ def rewrite(site: Site) -> None:
         top = write.call(aten.amax.default, z, [-1], True)
         shifted = write.call(aten.exp.default, write.call(aten.sub.Tensor, z, top))
         total = write.call(aten.sum.dim_IntList, shifted, [-1], True)
-        lse = write.call(aten.add.Tensor, top, write.call(aten.log.default, total))
-        if site.empty is not None:  # not NaN, so that it tells of them
-            nothing = write.call(aten.eq.Scalar, top, -float("inf"))
-            lse = write.call(aten.where.self, nothing, top, lse)
-        lse.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        log_total = write.call(aten.log.default, total)
+        for kept in (top, log_total):
+            kept.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         wide_scores = write.cast(copies[scores], wide)
-        difference = write.call(aten.sub.Tensor, wide_scores, lse)
-        again = write.call(aten.exp.default, difference)
-        made = [wide_scores, difference, again]
+        difference = write.call(aten.sub.Tensor, wide_scores, top)
+        reduced = write.call(aten.sub.Tensor, difference, log_total)
+        again = write.call(aten.exp.default, reduced)
+        made = [wide_scores, difference, reduced, again]
         if site.empty is not None:
-            nothing = write.call(aten.eq.Scalar, lse, -float("inf"))
+            nothing = write.call(aten.eq.Scalar, top, -float("inf"))
             again = write.call(aten.where.self, nothing, write.call(aten.zeros_like.default, again), again)
             made += [nothing, *again.all_input_nodes, again]
         probabilities = write.cast(again, site.softmax.meta["val"].dtype)
@@ -69,8 +68,8 @@ def rewrite(site: Site) -> None:
         delta = write.call(aten.mul.Tensor, write.cast(gradient, wide), write.cast(_as_handed_on(site), wide))
         delta = write.call(aten.sum.dim_IntList, delta, [-1], True)
         shape = [
-            n if isinstance(n, int) else write.call(aten.sym_size.int, lse, d)
-            for d, n in enumerate(lse.meta["val"].shape)
+            n if isinstance(n, int) else write.call(aten.sym_size.int, top, d)
+            for d, n in enumerate(top.meta["val"].shape)
         ]
         delta = write.call(aten.view.default, delta, shape)
         flow = write.call(aten.sub.Tensor, write.cast(start.args[0], wide), delta)  # type: ignore[arg-type]

@@ -163,6 +163,23 @@ def test_every_layer_of_a_model_that_reads_one_mask(mask: Callable[..., Tensor],
         check(layers, inputs, torch.compile(layers, backend="mlc"), 1e-4)
 
 
+def lowest(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """Rows that see nothing are means, for their scores are the same: no logarithm can be added to such a number."""
+    return torch.softmax((q @ k.mT).masked_fill(~seen, torch.finfo(torch.float32).min), -1) @ v
+
+
+def far(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    return torch.softmax(torch.where(seen, 0.0, 2.0**30) + (q @ k.mT) * 0, -1) @ v
+
+
+@pytest.mark.parametrize("fn", [lowest, far], ids=lambda f: f.__name__)
+def test_rows_whose_scores_are_beside_all_measure(fn: Fn) -> None:
+    torch.manual_seed(0)
+    seen = torch.rand(2, 1, 20, 40) < 0.5
+    seen[1, 0, 3], seen[:, :, 7:9] = False, False
+    check(fn, [*qkv(20, 40, 8, 8), seen], torch.compile(fn, backend="mlc"), 1e-5)
+
+
 def windows(x: Tensor, table: Tensor, places: Tensor) -> Tensor:
     """Positions look their bias up, one for each head and pair, and windows share it."""
     q, k, v = x.view(6, 25, 3, 2, 8).permute(2, 0, 3, 1, 4)
