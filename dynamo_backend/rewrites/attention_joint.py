@@ -5,10 +5,10 @@ that there is for every score of a row, the logarithm would be lost in it.
 
 A softmax between two products (whatever stands between scores and softmax) is followed to the products and to
 everything that its probabilities become. What the backward reads of them becomes ``exp(score - top - log_total)``,
-element by element, so that no reduction is left in it but products; the sum over a row of probabilities times their gradients is
-that of the output times its gradient, since the output is linear in the probabilities. Scores and what is made of them
-are marked to be computed again, and dropout draws its numbers again, of a seed that is kept. From there the backend
-sees plain operations: which of them become one kernel is decided where they are fused.
+element by element, so that no reduction is left in it but products; the sum over a row of probabilities times their
+gradients is that of the output times its gradient, since the output is linear in the probabilities. Scores and what is
+made of them are marked to be computed again, and dropout draws its numbers again, of a seed that is kept. From there
+the backend sees plain operations: which of them become one kernel is decided where they are fused.
 Sources: Dao et al. 2022; Milakov and Gimelshein 2018.
 """
 
