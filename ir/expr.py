@@ -17,7 +17,7 @@ import sympy
 
 from .dtypes import DType
 from .errors import IRError
-from .ops import OPS, Result
+from .ops import CHECKS, OPS, Result
 
 
 @cache
@@ -178,6 +178,11 @@ def children(expr: Expr) -> tuple[Expr, ...]:
             return (expr.condition, expr.if_true, expr.if_false)
         case _:
             return ()
+
+
+def is_checked(expr: Expr) -> bool:
+    """Whether an expression is made of something that is an error of the whole program where data are wrong."""
+    return any(isinstance(e, Call) and e.fn in CHECKS for e in walk(expr))
 
 
 def walk(expr: Expr) -> Iterator[Expr]:

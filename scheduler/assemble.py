@@ -21,7 +21,7 @@ from ..ir.sequences import sequence_of
 from ..ir.symbols import Size, SymbolTable
 from ..ir.wide import may_stay_wide
 from .domain import Digits
-from .early_errors import wait_for_checks
+from .early_errors import sites, wait_for_checks
 from .function import Dim, Output, Stage, TensorFunction
 from .group import Group
 from .members import Member, member_sizes
@@ -152,7 +152,8 @@ def _ordered(graph: Graph, views: ViewMap, units: list[Unit]) -> list[Unit]:
     for k in sorted(waits):
         keys[k] = min((keys[user] for user in users.get(k, ())), default=len(graph.nodes))
     order = _first_of_ready(needs, keys)
-    while wait_for_checks(graph, views, units, needs, order):
+    found = sites(graph, views, units)
+    while wait_for_checks(found, needs, order):
         order = _first_of_ready(needs, keys)
     return [units[k] for k in order]
 

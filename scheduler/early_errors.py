@@ -6,43 +6,52 @@ before it writes over an input, whoever catches the error finds that input as it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ..ir.copies import is_copy
-from ..ir.expr import Call, Expr, walk
+from ..ir.expr import is_checked
 from ..ir.graph import CallTensor, Compute, Graph, Input, Library, Reduction, Scan, Scatter, node_values, uses
-from ..ir.ops import CHECKS
 from .function import TensorFunction
 from .group import Group
 from .views import ViewMap
 
 
-def _checks(values: Iterable[Expr]) -> bool:
-    return any(isinstance(e, Call) and e.fn in CHECKS for v in values for e in walk(v))
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """Units by number: those that make what is copied over inputs, with where the model has made the last of that, and
+    those that look at data which may be an error, with where the model first does."""
+
+    writes: Mapping[int, int]
+    checks: Mapping[int, int]
 
 
-def wait_for_checks(
-    graph: Graph, views: ViewMap, units: Sequence[object], needs: list[set[int]], order: Sequence[int]
-) -> bool:
-    """Let units that make what is copied over inputs need those behind them in an order that look at data earlier in
-    the model, where these do not need them; whether that is so of any."""
+def sites(graph: Graph, views: ViewMap, units: Sequence[object]) -> Sites:
+    """Which units write over inputs, and which look at data that may be an error; none of these without the others."""
     given = {i.name for i in graph.inputs if isinstance(i, Input)}
     pairs = [n.args[:2] for n in graph.nodes if isinstance(n, Library) and is_copy(n)]
     copied = {views.base(value.name) for target, value in pairs if target.name in given}
-    if not copied:
-        return False
     writes: dict[int, int] = {}
     checks: dict[int, int] = {}
     first: dict[str, int] = {}
-    for k, u in enumerate(units):
+    for k, u in enumerate(units if copied else ()):
         if isinstance(u, Group) and u.members[0].types[0].device.startswith("cpu"):
             if made := [m.index for m in u.members if not copied.isdisjoint(m.names)]:
                 writes[k] = max(made)
-            if looked := [m.names[0] for m in u.members if _checks(m.values)]:
+            if looked := [m.names[0] for m in u.members if any(map(is_checked, m.values))]:
                 first = first or _first_checks(graph)
                 checks[k] = min(first[name] for name in looked)
+    return Sites(writes, checks)
+
+
+def wait_for_checks(found: Sites, needs: list[set[int]], order: Sequence[int]) -> bool:
+    """Let units that make what is copied over inputs need those behind them in an order that look at data earlier in
+    the model, where these do not need them; whether that is so of any."""
     place = {k: at for at, k in enumerate(order)}
-    late = [(w, c) for w in writes for c in checks if checks[c] < writes[w] and place[w] < place[c]]
+    late = [
+        (w, c) for w, at in found.writes.items() for c, first in found.checks.items()
+        if first < at and place[w] < place[c]
+    ]  # fmt: skip
     free = [(w, c) for w, c in late if not _needs(needs, c, w)]
     for w, c in free:
         if not _needs(needs, c, w):  # through one that was added just now
@@ -56,7 +65,7 @@ def _first_checks(graph: Graph) -> dict[str, int]:
     first: dict[str, int] = {}
     for k, node in enumerate(graph.nodes):
         values = node_values(node) if isinstance(node, (Compute, Reduction, Scan, Scatter)) else ()
-        own = k if _checks(values) else len(graph.nodes)
+        own = k if any(map(is_checked, values)) else len(graph.nodes)
         first.update(dict.fromkeys(node.names, min([own, *(first.get(u, own) for u in uses(node))])))
     return first
 
@@ -83,7 +92,7 @@ def checks_before_writes(graph: Graph, functions: Mapping[str, TensorFunction]) 
             if any(t is not None for t in node.into) and looked:
                 found[k] = list(looked)
             if node.function not in known:
-                known[node.function] = any(_checks(s.values) for s in functions[node.function].stages)
+                known[node.function] = any(is_checked(v) for s in functions[node.function].stages for v in s.values)
             if known[node.function]:
                 looked.append(k)
     return found

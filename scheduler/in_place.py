@@ -12,9 +12,8 @@ import sympy
 
 from ..ir.collectives import in_flight
 from ..ir.copies import COPY, is_copy
-from ..ir.expr import Call, Expr, Load, is_value, walk
+from ..ir.expr import Call, Expr, Load, is_checked, is_value, walk
 from ..ir.graph import CallTensor, Graph, Input, Library, Node, TensorType, View, uses
-from ..ir.ops import CHECKS
 from ..ir.slices import JOINED
 from .function import Output, Stage, TensorFunction
 from .function_table import FunctionTable
@@ -190,12 +189,12 @@ class _Pass:
 
 def _is_checked(value: Expr, is_place: bool) -> bool:
     """Whether a value is made of something that is checked; of a place, what its own bounds check does not count."""
-    made = list(walk(value))
     if is_place:
+        made = list(walk(value))
         read = [i for e in made if isinstance(e, Load) for i in e.indices if is_value(i)]
         divided = any(isinstance(e, Call) and e.fn == "check_divisor" for e in made)
         return divided or any(_is_checked(i, False) for i in read)
-    return any(isinstance(e, Call) and e.fn in CHECKS for e in made)
+    return is_checked(value)
 
 
 def _without_idle_views(nodes: list[Node], graph: Graph) -> tuple[Node, ...]:

@@ -12,9 +12,8 @@ import sympy
 
 from ...ir.dtypes import DType
 from ...ir.errors import IRError
-from ...ir.expr import Call, Expr, Index, is_value, walk
+from ...ir.expr import Expr, Index, is_checked, is_value
 from ...ir.loops import LoopNest, Statement, Store, blocks
-from ...ir.ops import CHECKS
 from .access import any_lane
 from .builder import Val, llvm_type
 from .context import STATUS, Context, Place, conjunction
@@ -30,11 +29,7 @@ _NONE = Val(str(-(1 << 63)), I64)
 def has_checks(nest: LoopNest) -> bool:
     """Whether some index or divisor of the nest is checked where the kernel runs."""
     return any(
-        isinstance(e, Call) and e.fn in CHECKS
-        for block, _ in blocks(nest)
-        for statement in block.body
-        for value in _values(statement)
-        for e in walk(value)
+        is_checked(value) for block, _ in blocks(nest) for statement in block.body for value in _values(statement)
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeAlias
+
 import sympy
 
 from ...ir.dtypes import DType
@@ -12,7 +15,10 @@ from ..kernel import EmitError
 from .functions import type_text
 from .index import index_text
 from .program import BlockInfo, Program
-from .writer import SCALAR, Dims, Value, Writer
+from .writer import Dims, Value, Writer
+
+# Both sides of ``lhs < rhs``.
+Bound: TypeAlias = tuple[sympy.Expr, sympy.Expr]
 
 
 class Lanes:
@@ -110,24 +116,34 @@ class Lanes:
 
     # --- masks --------------------------------------------------------------------------------------------------------
 
-    def bounds(self, dims: Dims, gone: Dims | None = None) -> tuple[Value, ...]:
+    def bounds(self, dims: Dims) -> tuple[Value, ...]:
         """The conjuncts of the block's predicate that lanes along ``dims`` need, the proved ones dropped.
 
         A lane along an axis outside ``dims`` acts for all lanes of that axis, and the first of them is the last to be
-        switched off; ``gone`` are loops that have ended, if any may have: what guards them alone left
-        out elements, and no result.
+        switched off.
         """
         assert self.info is not None
-        first = {s: sympy.S.Zero for s in (*(self.program.tile.keys() - dims), *(gone or ()))}
-        there = self.info.elements if gone is None else ()
-        loops = {s for e in self.program.loops.values() for s in e.free_symbols} if gone else set()
-        return self._conjuncts(
-            [
-                (lhs.xreplace(first), rhs.xreplace(first))
-                for lhs, rhs in (*self.info.bounds, *there)
-                if not (over := (lhs.free_symbols | rhs.free_symbols) & loops) or not over <= (gone or SCALAR)
-            ]
-        )
+        return self._conjuncts(self._at_first((*self.info.bounds, *self.info.elements), self._outside(dims)))
+
+    def bounds_of_results(self, dims: Dims, ended: Dims) -> tuple[Value, ...]:
+        """The same for what is there when the loops ``ended`` are: what guards them alone left out elements, and no
+        result."""
+        assert self.info is not None
+        loops = {s for e in self.program.loops.values() for s in e.free_symbols} if ended else set()
+        of_results = []
+        for lhs, rhs in self.info.bounds:
+            over = (lhs.free_symbols | rhs.free_symbols) & loops
+            if not over or not over <= ended:
+                of_results.append((lhs, rhs))
+        return self._conjuncts(self._at_first(of_results, self._outside(dims) | ended))
+
+    def _outside(self, dims: Dims) -> Dims:
+        return frozenset(self.program.tile.keys() - dims)
+
+    @staticmethod
+    def _at_first(bounds: Iterable[Bound], symbols: Dims) -> list[Bound]:
+        first = dict.fromkeys(symbols, sympy.S.Zero)
+        return [(lhs.xreplace(first), rhs.xreplace(first)) for lhs, rhs in bounds]
 
     def reduction_bounds(self) -> tuple[Value, ...]:
         """The conjuncts that depend on the block's reduction axes: their lanes hold elements that are not there."""
@@ -136,7 +152,7 @@ class Lanes:
         bounds = [(a, b) for a, b in self.info.bounds if (a.free_symbols | b.free_symbols) & own]
         return self._conjuncts([*bounds, *self.info.elements])
 
-    def _conjuncts(self, bounds: list[tuple[sympy.Expr, sympy.Expr]]) -> tuple[Value, ...]:
+    def _conjuncts(self, bounds: list[Bound]) -> tuple[Value, ...]:
         found: dict[str, Value] = {}
         for lhs, rhs in bounds:
             if self.program.ranges.below(lhs, rhs):

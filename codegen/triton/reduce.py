@@ -108,7 +108,7 @@ class Reductions:
         if buffer.scope is not Scope.GLOBAL:
             return self.values.value(Load(buffer.name, target.indices, buffer.dtype))
         _, dims, linear, parts = self.values.address(buffer, target.indices, {}, ())
-        bounds = self.values.bounds(dims, info.reduced_serial | info.reduced_tile)
+        bounds = self.values.bounds_of_results(dims, info.reduced_serial | info.reduced_tile)
         found = self.out.known(("load", buffer.name, linear, parts, tuple(c.text for c in bounds), ()))
         if found is None:
             raise EmitError(

@@ -230,7 +230,7 @@ class Values(Expressions):
             raise EmitError(
                 f"block {self.info.block.name} stores values of several lanes to one element of {buffer.name}"
             )
-        bounds = self.bounds(dims, ended)
+        bounds = self.bounds(dims) if ended is None else self.bounds_of_results(dims, ended)
         mask = self.all_of(bounds)
         if mask is not None and not mask.dims <= dims:
             raise EmitError(f"block {self.info.block.name}: the predicate varies along axes that the store lacks")
