@@ -28,9 +28,8 @@ from .compile import CompiledGraph, compile_graph
 from .decompositions import decomposition_table, whole_ops
 from .forward_mode import differentiates_forward
 from .frame_budget import frame_budget
-from .partition import partition, saved_inputs
+from .partition import partition, rewrite_whole, saved_inputs
 from .reports.override_uses import override_uses
-from .rewrites.chunk_loss import chunk_losses
 from .rewrites.merge_products import merge_products
 from .rewrites.negations import return_negated_views
 from .rewrites.written_views import return_written_inputs
@@ -108,7 +107,7 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
         # own table of compile times has the seconds too.
         with _disable_current_modes(), dynamo_timed("mlc_compile_graph"):
             if kind == "inference":
-                chunk_losses(gm, settings)
+                rewrite_whole(gm, settings)
             if settings.numerics != "eager":
                 merge_products(gm)
             if kind != "backward" and (metadata := _metadata()) is not None:

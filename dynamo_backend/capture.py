@@ -14,8 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ..runtime.options import Options
 from .decompositions import decomposition_table, whole_ops
-from .partition import partition
-from .rewrites.chunk_loss import chunk_losses
+from .partition import partition, rewrite_whole
 from .rewrites.written_arguments import views_as_they_are
 
 _DEFAULTS = Options()
@@ -42,7 +41,7 @@ def capture(
         return make_boxed_func(gm.forward)
 
     def keep_whole(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        chunk_losses(gm, options)
+        rewrite_whole(gm, options)
         return keep(gm, inputs)
 
     aot = aot_autograd(

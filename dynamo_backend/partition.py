@@ -21,7 +21,9 @@ from .rewrites.chunk_loss import chunk_losses
 from .rewrites.chunk_loss_write import Writer, give_results
 from .rewrites.maxima import recompute_maxima, save_compared
 from .rewrites.overwritten import keep_overwritten
+from .rewrites.plain_views import straighten_views
 from .rewrites.share_nodes import share_nodes
+from .rewrites.shifted_softmax import unshift_softmax
 
 aten = torch.ops.aten
 _SAME = (aten.detach.default, aten.alias.default)
@@ -39,11 +41,12 @@ def partition(options: Options) -> Callable[..., Parts]:
 
     def part(joint: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Parts:
         unread = _unread(joint.graph)
-        chunk_losses(joint, options)
+        rewrite_whole(joint, options)
         open_log_softmax(joint)
         forget_running_statistics(joint)
         if options.numerics != "eager":
             renormalize(joint, rounded=options.target not in (None, "cpu"))
+        straighten_views(joint.graph)
         joint.graph.eliminate_dead_code()
         share_nodes(joint.graph)
         recompute_scores(joint, options)
@@ -55,6 +58,14 @@ def partition(options: Options) -> Callable[..., Parts]:
             return _parted(joint, inputs, settings, unread)
 
     return part
+
+
+def rewrite_whole(gm: fx.GraphModule, options: Options) -> None:
+    """The rewrites, in place, of graphs that are parted and of those that are not."""
+    chunk_losses(gm, options)
+    if options.numerics != "eager" and unshift_softmax(gm.graph):
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
 
 
 def _parted(joint: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any], unread: Set[str]) -> Parts:

@@ -24,6 +24,7 @@ from ..compile import CompiledGraph, Stages, compile_graph
 from ..fake_device import on_fake_device, retarget
 from ..kernels import KernelBuild
 from ..partition import saved_inputs
+from ..rewrites.merge_products import merge_products
 from .graph_traffic import GraphTraffic, graph_traffic
 from .report import GraphReport, KernelReport, LibraryReport, MissedFusion, Report
 from .traffic import traffic_of
@@ -50,6 +51,8 @@ def explain(
     begin = time.perf_counter()
     graphs = _graphs(model, inputs, dynamic, training, settings)
     captured = time.perf_counter() - begin
+    for gm in graphs if settings.numerics != "eager" else ():
+        merge_products(gm)
     names = _names(len(graphs), training)
     given = [saved_inputs(gm) if training and k % 2 else () for k, gm in enumerate(graphs)]
     compiled = [

@@ -1,4 +1,5 @@
-"""Equal nodes of the graph that holds forward and backward become one before it is parted.
+"""Equal nodes of the graph that holds forward and backward become one before it is parted, and so do a value and a copy
+of it in memory like its own, which is how autograd writes the gradient of what was written in place.
 
 torch's partitioner can do this itself, but asks Inductor's pattern matcher which nodes stand between two writes, and
 loading that takes as long as all of our own work on a graph of a hundred layers.
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
@@ -30,7 +32,7 @@ class _NoKeyError(Exception):
 
 
 def share_nodes(graph: fx.Graph) -> int:
-    """Merge, in place, every node into an earlier one that computes the same; how many were merged.
+    """Merge, in place, every node into an earlier one that computes or holds the same; how many nodes are gone.
 
     Random and writing ops stay, and so does what looks at the memory of an output: callers may write into it. Two nodes
     with a write between them are not the same. The rest of the graph keeps its nodes and their names.
@@ -42,6 +44,15 @@ def share_nodes(graph: fx.Graph) -> int:
         writes += _may_write(node)
         if not _may_share(node) or not leaving.isdisjoint(_memory(node)):
             continue
+        if (source := _copied(node)) is not None:
+            place = node.args[0]
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+            if isinstance(place, fx.Node) and not place.users and place.op == "call_function":
+                graph.erase_node(place)
+                merged += 1
+            merged += 1
+            continue
         try:
             key = (node.target, writes, _key(node.args), _key(node.kwargs), _key(node.meta.get("custom")))
         except _NoKeyError:
@@ -52,6 +63,20 @@ def share_nodes(graph: fx.Graph) -> int:
             graph.erase_node(node)
             merged += 1
     return merged
+
+
+def _copied(node: fx.Node) -> fx.Node | None:
+    """What a node is a copy of, element by element and in the same order of memory; nothing that the caller gave."""
+    source = node.args[1] if node.target is aten.copy.default else None
+    if not isinstance(source, fx.Node) or not _may_share(source):
+        return None
+    a, b = (n.meta.get("val") for n in (node, source))
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return None
+    if (a.dtype, a.device, a.dim()) != (b.dtype, b.device, b.dim()):
+        return None
+    pairs = [*zip(a.shape, b.shape, strict=True), *zip(a.stride(), b.stride(), strict=True)]
+    return source if all(statically_known_true(m == n) for m, n in pairs) else None
 
 
 def _may_write(node: fx.Node) -> bool:

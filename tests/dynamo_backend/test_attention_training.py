@@ -180,6 +180,46 @@ def test_rows_whose_scores_are_beside_all_measure(fn: Fn) -> None:
     check(fn, [*qkv(20, 40, 8, 8), seen], torch.compile(fn, backend="mlc"), 1e-5)
 
 
+def summed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """``einsum`` writes products with dimensions of one element that it moves about."""
+    m, n = _positions(q, k)
+    scores = torch.einsum("bhid,bhjd->bhij", q * 0.25, k).clamp(-1.5, 1.5) - (m - n).abs() * 0.125
+    return torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), v).transpose(1, 2).flatten(2)
+
+
+def summed_rows_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k)
+    return torch.einsum("bhij,bjhd->bihd", (scores / 4).softmax(-1), v).flatten(2)
+
+
+def filled_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    m, n = _positions(q, k)
+    scores = q @ k.mT
+    scores /= 4
+    scores.masked_fill_(n > m + 3, torch.finfo(scores.dtype).min)
+    scores += (m - n) * 0.125
+    return torch.softmax(scores, -1) @ v
+
+
+def below_the_largest(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT / 4
+    return torch.softmax(scores - scores.amax(-1, keepdim=True).detach(), -1) @ v
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "fn", [summed, summed_rows_first, filled_in_place, below_the_largest], ids=lambda f: f.__name__
+)
+def test_ways_to_write_it(fn: Fn, dynamic: bool) -> None:
+    torch.manual_seed(0)
+    inputs = qkv(37, 70, 16, 16)
+    if not dynamic:
+        forward, backward = rules(fn, inputs)
+        assert "cpu_attention" in forward and backward.count("cpu_attention") == 2, (forward, backward)
+    check(fn, inputs, torch.compile(fn, backend="mlc", dynamic=dynamic), 1e-5)
+
+
 def windows(x: Tensor, table: Tensor, places: Tensor) -> Tensor:
     """Positions look their bias up, one for each head and pair, and windows share it."""
     q, k, v = x.view(6, 25, 3, 2, 8).permute(2, 0, 3, 1, 4)

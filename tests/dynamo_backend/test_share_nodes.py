@@ -47,6 +47,17 @@ def test_literals_count_with_their_type_and_sign() -> None:
     check(lambda x: (aten.sum(x, [0]).sin() * aten.sum(x, [1]).sum(),), 0, X)
 
 
+def test_a_copy_in_memory_like_its_own_is_what_it_copies() -> None:
+    check(lambda x: (aten.copy(aten.empty_like(x), x.sin()) + 1,), 2, X)
+    check(lambda x: (aten.copy(x, x.sin()) + 1,), 1, X)
+
+
+def test_a_copy_in_other_memory_stays() -> None:
+    for source in (X.T.contiguous().T, X[:1], X.double()):
+        check(lambda x, s: (aten.copy(aten.empty_like(x), s.sin()) + 1,), 0, X, source)
+    check(lambda x, s: (aten.copy(aten.empty_like(x), s) + 1,), 0, X, X + 1)
+
+
 def test_what_leaves_the_graph_keeps_memory_of_its_own() -> None:
     check(lambda x: (x.exp(), x.exp()), 0, X)
     check(lambda x: (x.exp().view(-1), x.exp() + 1), 0, X)
