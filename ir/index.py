@@ -41,6 +41,11 @@ def simplify(expr: sympy.Expr, extents: Extents, table: SymbolTable = _EMPTY) ->
     return _simplify(expr, key, table.restrict(sizes))
 
 
+def is_within(expr: sympy.Expr, bound: sympy.Expr, extents: Extents, table: SymbolTable) -> bool:
+    """Whether ``0 <= expr < bound`` is proved, given ``0 <= var < extents[var]`` and what ``table`` knows of sizes."""
+    return _Simplifier(dict(extents), table).within(expr, bound)
+
+
 @lru_cache(maxsize=65536)
 def _free_if_divided(expr: sympy.Expr) -> frozenset[sympy.Symbol] | None:
     return frozenset(expr.free_symbols) if _has_division(expr) else None

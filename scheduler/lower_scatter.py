@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import sympy
 
-from ..ir.expr import IndexValue, cast, symbol
+from ..ir.expr import IndexValue, Load, cast, symbol
+from ..ir.index import is_within
 from ..ir.loops import Access, Axis, AxisKind, Block, Loop, LoopNest, Node, Statement, Store, Update
 from .function import Stage, TensorFunction
 
@@ -39,11 +40,19 @@ def lower_scatter(function: TensorFunction) -> LoopNest:
 def _scattered(function: TensorFunction, stage: Stage) -> tuple[tuple[AxisKind, ...], Statement]:
     buffer = function.outputs[0].buffer
     value, *positions = stage.values
-    places = tuple(p.index if isinstance(p, IndexValue) else p for p in positions)
+    extents = {d.var: d.extent for d in function.axes_of(stage)}
+    # Positions that are known are checked all the same, where they may lie outside: nothing else would keep a store in.
+    places = tuple(
+        p.index if isinstance(p, IndexValue) and is_within(p.index, n, extents, function.symbols) else p
+        for p, n in zip(positions, buffer.shape, strict=True)
+    )
     value = cast(value, buffer.dtype)
     kinds = tuple(AxisKind.SPATIAL if d.var in places else AxisKind.SCATTER for d in function.axes_of(stage))
     if stage.monoid is None:
         return kinds, Store(buffer.name, places, value)
+    if AxisKind.SCATTER not in kinds:  # no two iterations have the same place: there is nothing to combine in memory
+        (value,) = stage.monoid.combine((Load(buffer.name, places, buffer.dtype),), (value,))
+        return kinds, Store(buffer.name, places, cast(value, buffer.dtype))
     return kinds, Update(stage.monoid, (Access(buffer.name, places),), (value,), begins=False)
 
 

@@ -355,3 +355,38 @@ def test_what_all_places_of_a_mask_are_assigned(check: Callable[..., Graph], acc
     # As many values as places: how many the mask names is for the library to find.
     mask = torch.tensor([True, False, True, False, False])
     check(f, x, mask, torch.randn(2, 4, 3), library=["aten::index_put.default"])
+
+
+KNOWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "added": lambda x, v: x.index_add(0, torch.arange(v.shape[0]), v),
+    "added further on": lambda x, v: x.index_add(0, torch.arange(v.shape[0]) + 3, v),
+    "every other": lambda x, v: x.index_add(0, 2 * torch.arange(v.shape[0]), v),
+    "copied": lambda x, v: x.index_copy(0, torch.arange(v.shape[0]), v),
+    "largest": lambda x, v: x.scatter_reduce(0, torch.arange(v.shape[0])[:, None].expand_as(v), v, "amax"),
+    "in columns": lambda x, v: x.scatter_add(1, torch.arange(v.shape[1]).expand_as(v), v),
+    "mean": lambda x, v: x.scatter_reduce(0, torch.arange(v.shape[0])[:, None].expand_as(v), v, "mean"),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", KNOWN)
+def test_places_that_are_known_are_held_within_memory(name: str, dynamic: bool) -> None:
+    """Nothing has to be read to know them, and yet they may lie outside."""
+    torch.manual_seed(0)
+    fn, memory = KNOWN[name], torch.zeros(60, 24)
+    run = torch.compile(fn, backend="mlc", dynamic=dynamic, fullgraph=True)
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        x, v = (torch.randn(20, 24) * 9).to(dtype), (torch.randn(8, 24) * 9).to(dtype)
+        torch.testing.assert_close(run(x, v), fn(x, v))
+    x, v = memory[20:40], torch.ones((21, 24) if name != "in columns" else (20, 25))
+    with pytest.raises(Exception, match=r"out of|index"):
+        fn(x.clone(), v)
+    with pytest.raises(Exception, match=r"index -?\d+ is out of bounds for dimension"):
+        run(x, v)
+    assert not memory.any()
+
+
+@pytest.mark.parametrize("name", ["added", "added further on", "copied", "in columns"])
+def test_places_that_are_known_on_a_gpu(name: str) -> None:
+    report = torch_mlc.explain(KNOWN[name], torch.randn(50, 64), torch.randn(10, 64), target="cuda:sm_90")
+    assert report.kernels and not any(k.error for k in report.kernels), str(report)
