@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import sympy
 
 from ...ir.errors import IRError
@@ -74,6 +76,7 @@ def _needed(
 ) -> dict[sympy.Symbol, Region]:
     """What one iteration needs of each axis that the block writes at; refuses where an output would lose elements."""
     buffers = nest.buffers
+    is_output = bool(mine.written & set(nest.outputs))
     wanted: dict[sympy.Symbol, Region] = {}
     complete: set[sympy.Symbol] = set()
     for write in mine.writes:
@@ -92,6 +95,8 @@ def _needed(
                 # A tail or a condition leaves out what lies before the first element.
                 if (reader.predicate or ld in guarded(reader)) and not _is_there(nest, regions[place], reader):
                     regions[place] = Region(sympy.S.Zero, size, is_whole=True)
+                elif not is_output:  # all of a reader's axis may be a part of the dimension
+                    regions[place] = replace(regions[place], is_whole=False)
             region = _union(nest, regions, size)
             known = wanted.get(index)  # type: ignore[arg-type]
             wanted[index] = region if known is None else _union(nest, [known, region], size)  # type: ignore[index]
@@ -108,7 +113,7 @@ def _needed(
     for axis in node.axes:
         if axis.var in odd:
             wanted.pop(axis.var, None)
-    if mine.written & set(nest.outputs):
+    if is_output:
         partial = [a for a, r in wanted.items() if not r.is_whole and a not in complete]
         if partial:
             raise ScheduleError(

@@ -264,6 +264,29 @@ def test_gradient_of_a_bias_on_a_gpu() -> None:
     assert not report.graphs[1].libraries
 
 
+@pytest.mark.parametrize(
+    ("heads", "window", "width", "first"),
+    [(8, 4, 32, "q"), (2, 49, 33, "v"), pytest.param(3, 64, 48, "q", marks=pytest.mark.slow),
+     pytest.param(2, 300, 16, "v", marks=pytest.mark.slow)],
+)  # fmt: skip
+@pytest.mark.parametrize("biased", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_queries_keys_and_values_of_a_head_in_one_row(
+    heads: int, window: int, width: int, first: str, biased: bool
+) -> None:
+    """What the tile of a kernel's own rows holds is as wide as a head, whatever lies beside it: all compile."""
+
+    def fn(x: Tensor, added: Tensor) -> Tensor:
+        a, b, c = x.transpose(1, 2).chunk(3, -1)
+        q, k, v = (a, b, c) if first == "q" else (b, c, a)
+        scores = q @ k.mT / 6
+        return torch.softmax(scores + added if biased else scores, -1) @ v
+
+    inputs = [torch.randn(4, window, heads, 3 * width), torch.randn(heads, window, window)]
+    report = torch_mlc.explain(fn, *(x.requires_grad_() for x in inputs), training=True, target="cuda:sm_90")
+    assert not [k.error for k in report.kernels if k.error]
+    assert [k.rule for k in report.graphs[1].kernels].count("gpu_attention_gradients") == 2
+
+
 def test_probabilities_that_are_wanted_are_kept() -> None:
     torch.manual_seed(0)
 

@@ -79,6 +79,19 @@ FOUND = {
         (Step("flex(x0[None, None], x1, x1, None, lambda b, h, i, j: i // 2 == j // 2)", ("t0",), ("x0", "x1")),),
         ("t0",), ({"A": 6},),
     ),
+    # A tile of queries had lanes for the keys and values that lie beside them in memory: it did not compile.
+    "a head's queries, keys and values in one row": Program(
+        0,
+        (
+            Input("x0", "numbers((2, A, 2, 3 * B), torch.float32, 7)", True),
+            Input("x1", "numbers((2, A, A), torch.float32, 8)", True),
+        ),
+        (
+            Step("x0.transpose(1, 2).chunk(3, -1)", ("t0", "t1", "t2"), ("x0",), "view"),
+            Step("((t0 @ t1.mT) / 6 + x1).softmax(-1) @ t2", ("t3",), ("t0", "t1", "x1", "t2"), eps=2.0**-23),
+        ),
+        ("t3",), ({"A": 4, "B": 32}, {"A": 49, "B": 16}, {"A": 64, "B": 33}), gradient=True,
+    ),
 }  # fmt: skip
 
 

@@ -37,14 +37,18 @@ class Sizes:
     told: bool = False
     # Inputs that are of bfloat16 whatever the others are.
     narrow: tuple[str, ...] = ()
+    # How many times the width the rows in memory have, of which these inputs are the first part.
+    packed: int = 1
 
 
 SEED, KEPT = 5, 0.75
+PACKED = ("q", "k", "v")
 
 
 def _buffers(z: Sizes) -> dict[str, Buffer]:
     shapes = {"q": (z.b, z.m, z.e), "k": (z.b, z.n, z.e), "v": (z.b, z.n, z.d), "g": (z.b, z.m, z.d),
               "lse": (z.b, z.m), **({"o": (z.b, z.m, z.d)} if z.told else {"delta": (z.b, z.m)})}  # fmt: skip
+    shapes |= {name: (*shape[:2], shape[2] * z.packed) for name, shape in shapes.items() if name in PACKED}
     exact = {name: tuple(map(sympy.sympify, shape)) for name, shape in shapes.items()}
     return {
         name: Buffer(name, shape, contiguous_strides(shape), _kind(z, name, len(shape)))

@@ -177,6 +177,49 @@ def test_a_tail_that_is_read_backwards(proved: Prove, parsed: Parse) -> None:
     proved(nest, build)
 
 
+@pytest.mark.parametrize("tail", [False, True])
+def test_all_of_a_readers_axis_may_be_a_part_of_the_dimension(proved: Prove, parsed: Parse, tail: bool) -> None:
+    nest = parsed("""
+        @nest(outputs=["out0"])
+        def head(in0: float32[s0, 96], out0: float32[s0, 32]):
+            s0 = size(lower=1)
+            for b0_i0 in serial(s0):
+                for b0_i1 in serial(32):
+                    with block("b0"):
+                        i0 = spatial(s0, b0_i0)
+                        i1 = spatial(32, b0_i1)
+                        out0[i0, i1] = exp(in0[i0, i1])
+        """)
+
+    def build(s: Schedule) -> None:
+        copy = s.cache_read("b0", "in0")
+        s.compute_at(copy, s.split("b0_i0", [None, 4])[0] if tail else "b0_i0")
+
+    s = proved(nest, build)
+    assert s.extent(s.get_loops("in0_local")[-1]) == 32
+
+
+def test_an_output_is_computed_whole_though_only_a_part_is_read_inside(proved: Prove, parsed: Parse) -> None:
+    nest = parsed("""
+        @nest(outputs=["out0", "out1"])
+        def head(in0: float32[8, 96], out0: float32[8, 96], out1: float32[8, 32]):
+            for b0_i0 in serial(8):
+                for b0_i1 in serial(96):
+                    with block("b0"):
+                        i0 = spatial(8, b0_i0)
+                        i1 = spatial(96, b0_i1)
+                        out0[i0, i1] = exp(in0[i0, i1])
+            for b1_i0 in serial(8):
+                for b1_i1 in serial(32):
+                    with block("b1"):
+                        i0 = spatial(8, b1_i0)
+                        i1 = spatial(32, b1_i1)
+                        out1[i0, i1] = neg(out0[i0, i1])
+        """)
+    s = proved(nest, lambda s: s.compute_at("b0", "b1_i0"))
+    assert s.extent(s.get_loops("b0")[-1]) == 96
+
+
 def test_unit_loops_remain_if_asked(nests: Mapping[str, LoopNest], proved: Prove) -> None:
     s = proved(nests["softmax"], lambda s: s.compute_at("b2", "b3_i0", preserve_unit_loops=True))
     assert s.get_loops("b2") == ["b3_i0", "b2_i0", "b2_r0"] and s.extent("b2_i0") == 1
