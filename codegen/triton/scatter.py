@@ -52,7 +52,8 @@ def _write(
 ) -> None:
     value = values.value(expr)
     text, dims, _, _ = values.address(buffer, indices, {}, ())
-    if not (value.dims | info.spatial) <= dims:
+    lanes = dims | value.dims | info.spatial
+    if lanes != dims and how == "store":
         raise EmitError(f"block {info.block.name} scatters several lanes to one element of {buffer.name}")
     inside: list[Value] = []
     for index, extent in zip(indices, buffer.shape, strict=True):
@@ -60,10 +61,13 @@ def _write(
             at = values.value(index)
             test = f"({at.typed} >= 0) & ({at.typed} < {values.index(extent)})"
             inside.append(Value(f"({out.assign('m', test)})", at.dims, DType.BOOL))
-    mask = values.all_of((*values.bounds(dims), *inside))
+    mask = values.all_of((*values.bounds(lanes), *inside))
     suffix = f", mask={mask.text}" if mask is not None else ""
     if how != "store":
         suffix += ', sem="relaxed"'
     out.forget(buffer.name)
-    out.line(f"tl.{how}({values.pointer(buffer, text)}, {values.broadcast(value, dims).text}{suffix})")
+    where = Value(values.pointer(buffer, text), dims, buffer.dtype)
+    if lanes != dims:  # a place that is the same for all of them
+        where = values.broadcast(where, lanes)
+    out.line(f"tl.{how}({where.text}, {values.broadcast(value, lanes).text}{suffix})")
     values.stored.add(buffer.name)

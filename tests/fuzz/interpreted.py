@@ -19,7 +19,7 @@ from torch_mlc.codegen.kernel import EmitError, KernelSource
 from torch_mlc.dynamo_backend import compile as compilation
 from torch_mlc.dynamo_backend.converters import replays
 from torch_mlc.dynamo_backend.fake_device import retarget
-from torch_mlc.dynamo_backend.kernels import KernelBuild, StartedKernel, emit
+from torch_mlc.dynamo_backend.kernels import KernelBuild, KernelError, StartedKernel, emit
 from torch_mlc.dynamo_backend.plans import Plan
 from torch_mlc.dynamo_backend.verify.verify_kernel import verify_kernel
 from torch_mlc.ir.graph import CallTensor
@@ -76,15 +76,20 @@ class _Job(compilation._Job):
         return {name: StartedKernel.of(self.build(fusion, name, origins)) for name, origins in called.items()}
 
     def build(self, fusion: Fusion, name: str, origins: Sequence[Any]) -> KernelBuild:
-        """The source of a kernel; ATen's ops take the place of one that there is no code for, as on a GPU."""
+        """The source of a kernel; ATen's ops take the place of one that a library is meant to have, as on a GPU.
+
+        Raises KernelError for any other that there is no code for.
+        """
         function, target = fusion.functions[name], gpu_target(str(self.options.target))
         nest = lower_to_loops(function)
         schedule = default_schedule(nest, target)
         build = KernelBuild(function, target, name, None, nest, schedule)
         try:
             build = replace(build, source=emit(schedule.nest, target))
-        except EmitError:
-            return build
+        except EmitError as error:
+            if "to the library" in str(error):
+                return build
+            raise KernelError(f"kernel {name} has no code for {target}: {error}") from error
         if self.options.verify:
             verify_kernel(function, nest, schedule.nest, _Kernel.of(build).on_rows, "cpu", origins)
         return build

@@ -60,6 +60,16 @@ FOUND = {
         (Step("F.rms_norm(x0, x0.shape[-1:], x1, eps=0.1)", ("t0",), ("x0", "x1")),), ("t0",), ({"A": 32},),
         gradient=True, options={"verify": 1},
     ),
+    # An atomic sum of many lanes at one place.
+    "all in one place": Program(
+        0, (Input("x0", "numbers((A, B), torch.float32, 7)"),),
+        (
+            Step("torch.zeros(5, x0.shape[1]).index_add(0, torch.full((x0.shape[0],), 2), x0)", ("t0",), ("x0",)),
+            Step("torch.zeros(5).index_add(0, torch.full((x0.numel(),), 3), x0.flatten())", ("t1",), ("x0",)),
+            Step("x0.new_zeros(70, x0.shape[1]).index_add(0, torch.arange(x0.shape[0]) + 1, x0)", ("t2",), ("x0",)),
+        ),
+        ("t0", "t1", "t2"), ({"A": 37, "B": 5}, {"A": 64, "B": 1}),
+    ),
     # Where groups unite, what a scan reads may join after it: raised on GPUs.
     "a scan before what it reads": Program(
         0, (Input("x0", "numbers((A, 1, 5, B), torch.float32, 7)", True),),
