@@ -97,7 +97,7 @@ def test_launches_and_bytes_of_a_step_and_kernels_of_more_layers() -> None:
     forward, backward = many.report.graphs
     calls = sum(c.calls for g in (forward, backward) for c in g.libraries)
     assert rows[f"{GPT_STEP}: launches"].value == forward.launches + backward.launches + calls > 10
-    assert calls == 4 + 2 * 4
+    assert calls == 4 + 4 + 1  # the products that make the gradient of the weights, which all layers share, are one
     ratio = rows[f"{GPT_STEP}: bytes over inputs and outputs, backward"]
     assert ratio.value == backward.traffic.moved / backward.traffic.compulsory > 1
     assert ratio.inductor == 4.0
