@@ -17,6 +17,10 @@ class EmitError(MlcError):
     """A scheduled nest holds something that the emitter of its target has no code for."""
 
 
+class LibraryOnlyError(EmitError):
+    """What it holds is meant to be a library's: the language of the target lacks the type, or converts it otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class KernelSource:
     """One kernel as text.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ...ir.dtypes import DType
 from ...ir.iterations import ITERATIONS
 from ...ir.ops import OPS
-from ..kernel import EmitError
+from ..kernel import EmitError, LibraryOnlyError
 
 # Texts of the arguments and their type, to text.
 Handler = Callable[[tuple[str, ...], DType], str]
@@ -43,11 +43,11 @@ _FP8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 
 
 def type_text(dtype: DType) -> str:
-    """``tl.float32`` and so on. Raises EmitError for types that Triton lacks."""
+    """``tl.float32`` and so on. Raises LibraryOnlyError for types that Triton lacks."""
     try:
         return TYPES[dtype]
     except KeyError:
-        raise EmitError(f"Triton has no element type {dtype.value}; leave this op to the library") from None
+        raise LibraryOnlyError(f"Triton has no element type {dtype.value}; leave this op to the library") from None
 
 
 def literal(value: bool | int | float) -> str:
@@ -66,14 +66,14 @@ def typed_literal(value: str, dtype: DType) -> str:
 
 
 def cast_text(text: str, source: DType, target: DType) -> str:
-    """``text`` converted with torch's rules. Raises EmitError where Triton's conversion differs."""
+    """``text`` converted with torch's rules. Raises LibraryOnlyError where Triton's conversion differs."""
     if target is DType.BOOL:
         return f"({text} != 0)"
     if target.limit is not None:  # Triton saturates too, but says so of hardware alone
         most = f"{text}.to(tl.float32), -{target.limit}, {target.limit}, tl.PropagateNan.ALL"
         return f"tl.clamp({most}).to({type_text(target)})"
     if target in _FP8:
-        raise EmitError(
+        raise LibraryOnlyError(
             f"{source.value} to {target.value}: Triton saturates where torch does not; leave it to the library"
         )
     name = type_text(target)

@@ -297,7 +297,7 @@ class Site:
             node = through[0]
         assert isinstance(node, fx.Node)
         # Where zeros stand for rows without a score, they are those of the softmax whose gradient is taken.
-        softmax, given, is_own = _unaliased(self.start.args[1]), Counter[Any](), False
+        softmax, given, is_own = unaliased(self.start.args[1]), Counter[Any](), False
         for step, operand in self.way:
             is_own = is_own or step is softmax
             if is_own:
@@ -395,7 +395,8 @@ def _factors(node: fx.Node, through: fx.Node) -> list[Any] | None:
     return [] if node.target in VIEWS or _is_widened(node) else None
 
 
-def _unaliased(node: Any) -> Any:
+def unaliased(node: Any) -> Any:
+    """What a node is another name of."""
     while isinstance(node, fx.Node) and node.target in (aten.alias.default, aten.detach.default):
         node = node.args[0]
     return node

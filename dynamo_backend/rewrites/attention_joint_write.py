@@ -10,6 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .attention_joint_match import TURNS, VIEWS, Site
 from .chunk_loss_write import Writer
+from .plain_views import order_of
 from .random_ops import DRAW_SEEDS, UNIFORM
 from .rounding import keep_rounding
 
@@ -164,11 +165,7 @@ def _as_handed_on(site: Site) -> fx.Node:
         return out
     order = list(range(before.meta["val"].dim()))
     for turn in turns:
-        if turn.target is aten.permute.default:
-            order = [order[d] for d in turn.args[1]]  # type: ignore[union-attr,index]
-        else:
-            a, b = (d % len(order) for d in turn.args[1:])  # type: ignore[operator]
-            order[a], order[b] = order[b], order[a]
+        order = [order[d] for d in order_of(turn, len(order))]
     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     write = Writer(site.graph, site.start)
     back = write.call(aten.permute.default, node, [order.index(d) for d in range(len(order))])

@@ -76,7 +76,7 @@ def _own(node: fx.Node) -> tuple[int | None, ...]:
 def _after(node: fx.Node, row: _Row) -> _Row | None:
     """The row with a view at its end; None where that unites dimensions, takes them apart or repeats elements."""
     if node.target in _TURNS:
-        order = _order(node, len(row.dims))
+        order = order_of(node, len(row.dims))
         return replace(row, dims=tuple(row.dims[d] for d in order), is_turned=True)
     # Whatever else keeps the sizes of dimensions of several elements, in their order, adds or drops the others.
     several = [d for d in row.dims if d is not None]
@@ -89,7 +89,7 @@ def _after(node: fx.Node, row: _Row) -> _Row | None:
     return replace(row, dims=tuple(None if _is_equal(n, 1) else next(left) for n in shape))
 
 
-def _order(node: fx.Node, rank: int) -> list[int]:
+def order_of(node: fx.Node, rank: int) -> list[int]:
     """Which dimension of its operand each of a permutation's is."""
     order = list(range(rank))
     if node.target is aten.permute.default:

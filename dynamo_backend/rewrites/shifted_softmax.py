@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from .attention_joint_match import unaliased
+
 aten = torch.ops.aten
-_SAME = (aten.detach.default, aten.alias.default)
 
 
 def unshift_softmax(graph: fx.Graph) -> int:
@@ -36,8 +37,7 @@ def unshift_softmax(graph: fx.Graph) -> int:
 
 def _is_largest(shift: Any, scores: fx.Node, dim: int) -> bool:
     """Whether a value is the largest of each row of scores, in a dimension of one element."""
-    while isinstance(shift, fx.Node) and shift.target in _SAME:
-        shift = shift.args[0]
+    shift = unaliased(shift)
     if not isinstance(shift, fx.Node):
         return False
     if shift.target is operator.getitem and shift.args[1] == 0:
