@@ -18,7 +18,8 @@ from .stats import interleave
 MODEL = "gpt2_d128"
 LAYERS = (2, 12, 48)
 STATES = ("cold", "warm")
-CACHE_VARIABLES = ("MLC_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+# TORCH_MLC_* goes over MLC_*, whichever the caller has set.
+CACHE_VARIABLES = ("TORCH_MLC_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 TIMEOUT_S = 1800
 
 

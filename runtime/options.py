@@ -1,10 +1,11 @@
 """The settings of one compilation: one table of fields, read once.
 
-`torch.compile(options=…)` goes over `MLC_*` variables, and those over defaults. A name or a value that does not
-exist is an `OptionError` that names the nearest one that does.
+`torch.compile(options=…)` goes over `TORCH_MLC_*` variables, those over `MLC_*`, and those over defaults. A name or a
+value that does not exist is an `OptionError` that names the nearest one that does; variables of other projects that
+begin with `MLC_` are left alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -37,6 +38,7 @@ from .option_values import (
     parse_verify,
     parse_workers,
 )  # fmt: skip
+from .option_variables import STRICT_PREFIX, Environment, read_environment
 from .worker_pool import default_workers
 
 MODES: dict[str, dict[str, object]] = {
@@ -285,23 +287,23 @@ class Options:
 
     @classmethod
     def resolve(cls, mode: str | None, options: Mapping[str, object] | None, environ: Mapping[str, str]) -> "Options":
-        """Read the settings: `options` and `mode` (of torch.compile) over `MLC_*` in `environ` over defaults.
+        """Read the settings: `options` and `mode` (of torch.compile) over the variables in `environ` over defaults.
 
         Raises: OptionError for a mode, key, variable or value that does not exist.
         """
         specs = {spec.name: spec for spec in option_specs()}
-        variables = {spec.variable: spec for spec in specs.values()}
+        found = variables_in(environ)
+        for variable, near in found.wrong.items():
+            raise _wrong_variable(variable, near)
         values: dict[str, Any] = {}
-        for variable in sorted(name for name in environ if name.startswith("MLC_")):
-            if variable not in variables:
-                raise _unknown("environment variable", variable, tuple(variables), "unset it, or correct its name")
-            if environ[variable].strip():
-                spec = variables[variable]
-                values[spec.name] = _parsed(spec, environ[variable], f"{variable}={environ[variable]}")
+        for spec in specs.values():
+            given = found.given.get(spec.variable)
+            if given is not None:
+                values[spec.name] = _parsed(spec, given.text, f"{given.variable}={given.text}")
         values |= _of_mode(mode)
         for key, value in (options or {}).items():
             if key not in specs:
-                raise _unknown("option", str(key), tuple(specs), 'correct the key in torch.compile(options={"…": …})')
+                raise _unknown_key(str(key), tuple(specs))
             values[key] = _parsed(specs[key], value, f"options={{{key!r}: {value!r}}}")
         return cls(**values)
 
@@ -326,7 +328,8 @@ def _of_mode(mode: str | None) -> Mapping[str, object]:
     if mode is None:
         return {}
     if mode not in MODES:
-        raise _unknown("mode", str(mode), tuple(MODES), 'correct torch.compile(mode="…")')
+        near = get_close_matches(str(mode), MODES, n=1)
+        raise _unknown("mode", str(mode), near[0] if near else "", MODES, 'correct torch.compile(mode="…")')
     return MODES[mode]
 
 
@@ -341,11 +344,30 @@ def _parsed(spec: OptionSpec, value: object, asked: str) -> Any:
         ) from None
 
 
-def _unknown(what: str, name: str, known: tuple[str, ...], mend: str) -> OptionError:
-    near = get_close_matches(name, known, n=1, cutoff=0.0)
-    return OptionError(
-        f"torch-mlc has no {what} {name!r}. Did you mean {near[0]!r}? Valid: {', '.join(known)}. To mend: {mend}."
-    )
+def variables_in(environ: Mapping[str, str]) -> Environment:
+    """What an environment has of our settings, of misspelt ones, and of others that begin with ``MLC_``."""
+    return read_environment(environ, [spec.variable for spec in option_specs()])
+
+
+def _wrong_variable(variable: str, near: str) -> OptionError:
+    known = [spec.variable for spec in option_specs()]
+    if variable.startswith(STRICT_PREFIX):
+        known = [f"TORCH_{name}" for name in known]
+    mend = "unset it, or correct its name" if near else "unset it"
+    return _unknown("environment variable", variable, near, known, mend)
+
+
+def _unknown_key(key: str, known: Sequence[str]) -> OptionError:
+    if key in ("mode", "dynamic", "fullgraph", "backend"):
+        mend = f"{key} is an argument of torch.compile itself: torch.compile(…, {key}=…, options={{…}})"
+        return _unknown("option", key, "", known, mend)
+    near = get_close_matches(key.lower(), known, n=1, cutoff=0.6)
+    return _unknown("option", key, near[0] if near else "", known, 'correct the key in torch.compile(options={"…": …})')
+
+
+def _unknown(what: str, name: str, near: str, known: Iterable[str], mend: str) -> OptionError:
+    guess = f" Did you mean {near!r}?" if near else ""
+    return OptionError(f"torch-mlc has no {what} {name!r}.{guess} Valid: {', '.join(known)}. To mend: {mend}.")
 
 
 def options_table() -> str:
@@ -362,8 +384,11 @@ def options_markdown() -> str:
 
 Made by `python -m torch_mlc options --markdown` from `runtime/options.py`; do not edit.
 
-`torch.compile(model, backend="mlc", options={{…}})` goes over the `MLC_*` variables, and those over the defaults.
-All are read once, when a graph is compiled. A wrong name or value is an error that names the nearest right one.
+`torch.compile(model, backend="mlc", options={{…}})` goes over the variables, and those over the defaults.
+Every variable may also be written `TORCH_MLC_…` (`TORCH_MLC_TUNE=1`), which goes over `MLC_…`. All are read once, when
+a graph is compiled. A wrong name or value is an error that names the nearest right one. Other projects have variables
+that begin with `MLC_` too: those are left alone, unless they are near misses of these (`MLC_TUNNE`); a wrong
+`TORCH_MLC_…` is always an error. `python -m torch_mlc options` shows what holds here, and where each value comes from.
 
 {options_table()}
 `mode="max-autotune"` and `mode="max-autotune-no-cudagraphs"` set `tune`, `mode="reduce-overhead"` sets `cuda_graphs`.

@@ -23,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Settings go through the environment, so that the processes that tests start have them too."""
     # Compilers leave many objects alive; to look through all of them again and again takes a tenth of the time.
     gc.set_threshold(100_000, 50, 100)
-    for name in [name for name in os.environ if name.startswith("MLC_")]:
+    for name in [name for name in os.environ if name.startswith(("MLC_", "TORCH_MLC_"))]:
         del os.environ[name]
     config.stash[_CACHE] = TemporaryDirectory(prefix="torch_mlc_tests_")
     os.environ["MLC_STRICT"] = "1"

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from torch_mlc.runtime.options import MODES, OptionError, Options, option_specs, options_markdown, options_table
+from torch_mlc.runtime.option_variables import near_name
+from torch_mlc.runtime.options import (
+    MODES,
+    OptionError,
+    Options,
+    option_specs,
+    options_markdown,
+    options_table,
+    variables_in,
+)
 
 
 def test_defaults_need_nothing() -> None:
@@ -74,6 +83,7 @@ def test_values_from_torch_compile_may_be_python_objects() -> None:
         (None, None, {"MLC_TARGET": "cuda:sm90"}, "'cuda:sm_90'"),
         (None, {"numerics": "eagre"}, {}, "'eager'"),
         (None, {"tune": "tru"}, {}, "'true'"),
+        (None, None, {"TORCH_MLC_TUNEE": "1"}, "'TORCH_MLC_TUNE'"),
     ],
 )
 def test_a_wrong_name_or_value_names_the_nearest(
@@ -81,6 +91,68 @@ def test_a_wrong_name_or_value_names_the_nearest(
 ) -> None:
     with pytest.raises(OptionError, match=f"Did you mean {nearest}"):
         Options.resolve(mode, given, environ)
+
+
+NEAR = {
+    "MLC_TUNNE": "MLC_TUNE", "MLC_TUEN": "MLC_TUNE", "MLC_TUN": "MLC_TUNE", "MLC_LGO": "MLC_LOG", "MLC_LOGS": "MLC_LOG",
+    "MLC_CACHEDIR": "MLC_CACHE_DIR", "MLC_CACHE_DIRS": "MLC_CACHE_DIR", "MLC_DIR_CACHE": "MLC_CACHE_DIR",
+    "MLC__CACHE_DIR_": "MLC_CACHE_DIR", "MLC_cache_dir": "MLC_CACHE_DIR", "MLC_CUDAGRAPH": "MLC_CUDA_GRAPHS",
+    "MLC_CUDA_GRAPH": "MLC_CUDA_GRAPHS", "MLC_SCHEDULE": "MLC_SCHEDULES", "MLC_FALBACK_RANDON": "MLC_FALLBACK_RANDOM",
+    "MLC_TUNE_BUGDET": "MLC_TUNE_BUDGET", "MLC_REMOTE_CACHE": "MLC_CACHE_REMOTE", "MLC_THREAD": "MLC_THREADS",
+    "MLC_DUMPDIR": "MLC_DUMP_DIR", "MLC_NUMRICSS": "MLC_NUMERICS", "MLC_TARGETS": "MLC_TARGET",
+}  # fmt: skip
+FOREIGN = [
+    # mlc-llm, and what it and mlc-ai's packages build with
+    "MLC_LLM_HOME", "MLC_JIT_POLICY", "MLC_TEMP_DIR", "MLC_DOWNLOAD_CACHE_POLICY", "MLC_LLM_READONLY_WEIGHT_CACHE",
+    "MLC_LLM_SOURCE_DIR", "MLC_MULTI_ARCH", "MLC_INTERNAL_PRESHARD_NUM", "MLC_DISABLE_KERNELS",
+    # data sets, cluster managers and what anybody may call a variable
+    "MLC_DEBUG", "MLC_DATA_DIR", "MLC_HOME", "MLC_HOST", "MLC_PORT", "MLC_TOKEN", "MLC_API_KEY", "MLC_LOG_LEVEL",
+    "MLC_VERSION", "MLC_SIZE", "MLC_LLM", "MLC_LOW", "MLC_TEST_PADDING", "MLC_CACHE_PATH", "MLC_NUM_THREADS", "MLC_",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("variable", "meant"), NEAR.items())
+def test_a_near_miss_of_a_variable_is_an_error_that_names_it(variable: str, meant: str) -> None:
+    with pytest.raises(OptionError, match=rf"no environment variable '{variable}'\. Did you mean '{meant}'\?"):
+        Options.resolve(None, None, {variable: "1"})
+
+
+def test_variables_of_other_projects_are_left_alone() -> None:
+    environ = dict.fromkeys(FOREIGN, "anything")
+    assert Options.resolve(None, None, environ) == Options()
+    assert variables_in(environ).foreign == tuple(sorted(FOREIGN))
+
+
+def test_no_setting_is_a_near_miss_of_another() -> None:
+    names = [spec.variable for spec in option_specs()]
+    for name in names:
+        others = [other for other in names if other != name]
+        assert near_name(name, others) == ""
+
+
+def test_every_setting_is_read_under_its_longer_name_which_goes_first() -> None:
+    assert Options.resolve(None, None, {"TORCH_MLC_THREADS": "3", "MLC_THREADS": "2"}).threads == 3
+    assert Options.resolve(None, None, {"TORCH_MLC_THREADS": " ", "MLC_THREADS": "2"}).threads == 2
+    texts = {spec.variable: "nonsense ü" for spec in option_specs()}
+    for plain in texts:
+        if plain not in ("MLC_CACHE_DIR", "MLC_DUMP_DIR"):  # any text is a folder
+            with pytest.raises(OptionError, match=f"(TORCH_{plain}=nonsense|schedules)"):
+                Options.resolve(None, None, {f"TORCH_{plain}": texts[plain]})
+
+
+@pytest.mark.parametrize("variable", ["TORCH_MLC_LLM_HOME", "TORCH_MLC_HOST", "TORCH_MLC_"])
+def test_an_unknown_longer_name_is_an_error_though_nothing_is_near(variable: str) -> None:
+    with pytest.raises(OptionError, match=f"no environment variable '{variable}'. Valid: TORCH_MLC_TUNE, .*unset it"):
+        Options.resolve(None, None, {variable: "1"})
+
+
+def test_a_suggestion_is_made_only_where_something_is_near() -> None:
+    with pytest.raises(OptionError, match=r"mode is an argument of torch\.compile itself") as caught:
+        Options.resolve(None, {"mode": "max-autotune"}, {})
+    assert "Did you mean" not in str(caught.value)
+    with pytest.raises(OptionError, match=r"no option 'epilogue_fusion'\. Valid: ") as caught:
+        Options.resolve(None, {"epilogue_fusion": True}, {})
+    assert "Did you mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
