@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..runtime.kernels import kernel_store
 from ..runtime.log import logger
 from ..runtime.options import Options
 from ..runtime.timing import process_times
-from .aot import compile_with_aot
+from .aot import Compiler, compile_with_aot
 from .caches.aot_cache import cacheable, is_cacheable, settings_in_keys
 from .compile import CompiledGraph, compile_graph
 from .decompositions import decomposition_table, whole_ops
@@ -54,18 +54,36 @@ def mlc_backend(
     ``mode`` and ``options`` are those of ``torch.compile``; they go over ``MLC_*`` variables. Raises OptionError for
     settings that do not exist.
     """
-    settings = Options.resolve(mode, options, os.environ)
-    if settings.verify > 1:  # random numbers of ours are not those of ATen
-        settings = replace(settings, fallback_random=True)
+    settings = settings_of(mode, options)
     if differentiates_forward():
         _LOG.warning("inside of forward_ad.dual_level() nothing is compiled: torch's own ops carry derivatives forward")
         return gm.forward
     cached = is_cacheable(settings, gm, example_inputs)
 
-    def compiler(kind: str) -> Callable[..., Any]:
+    def compiler(kind: str) -> Compiler:
         graph = partial(_compile, settings=settings, kind=kind)
         return cacheable(graph) if cached else lambda gm, inputs: graph(gm, inputs).call
 
+    return through_aot(gm, example_inputs, settings, compiler, cached=cached)
+
+
+def settings_of(mode: str | None, options: Mapping[str, object] | None) -> Options:
+    """The settings of a call of ``torch.compile`` in this environment. Raises OptionError."""
+    settings = Options.resolve(mode, options, os.environ)
+    # Random numbers of ours are not those of ATen.
+    return replace(settings, fallback_random=True) if settings.verify > 1 else settings
+
+
+def through_aot(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    settings: Options,
+    compiler: Callable[[str], Compiler],
+    *,
+    cached: bool = False,
+) -> Callable[..., Any]:
+    """The function that runs a Dynamo graph, by what ``compiler`` of "forward", "backward" and "inference" makes of its
+    ATen graphs. Where it is ``cached``, AOTAutograd's cache is asked and filled."""
     try:
         with ExitStack() as around:
             # A search for garbage would look through every object of torch's and of the graph a few times, a quarter of
@@ -97,14 +115,48 @@ def _states_as_tensors() -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str) -> CompiledGraph:
-    """One graph of AOTAutograd."""
+@dataclass(frozen=True, slots=True)
+class GraphJob:
+    """One graph of AOTAutograd, as it is handed to ``compile_graph``."""
+
+    gm: fx.GraphModule
+    example_inputs: Sequence[Any]
+    settings: Options
+    kind: str
+    name: str
+    static: tuple[int, ...]
+    saved: int | None
+    given: Sequence[str]
+
+    def compile(self, *, load: bool = True, fresh: bool = False, repeats: bool = False) -> CompiledGraph:
+        """The graph compiled, as ``compile_graph`` says."""
+        try:
+            # AOTAutograd traces with fake tensors; constants of the module and tuning are about real ones. Torch's
+            # own table of compile times has the seconds too.
+            with _disable_current_modes(), dynamo_timed("mlc_compile_graph"):
+                return compile_graph(
+                    self.gm,
+                    self.example_inputs,
+                    options=self.settings,
+                    static=self.static,
+                    saved=self.saved,
+                    given=self.given,
+                    name=self.name,
+                    load=load,
+                    fresh=fresh,
+                    repeats=repeats,
+                )
+        except IndexError as error:
+            raise BackendError(f"IndexError inside the backend: {error}") from error
+
+
+def job_of(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str) -> GraphJob:
+    """What AOTAutograd asks to be compiled, which is at work on it: after the rewrites, in place, of ATen graphs, and
+    with what is known of its inputs and results."""
     name = get_aot_graph_name()
     _LOG.debug("compiling %s of %d nodes", name, len(gm.graph.nodes))
     _donate_nothing()
     try:
-        # AOTAutograd traces with fake tensors; constants of the module and tuning are about real ones. Torch's
-        # own table of compile times has the seconds too.
         with _disable_current_modes(), dynamo_timed("mlc_compile_graph"):
             if kind == "inference":
                 rewrite_whole(gm, settings)
@@ -113,17 +165,16 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
             if kind != "backward" and (metadata := _metadata()) is not None:
                 return_written_inputs(gm, metadata)
                 return_negated_views(gm)
-            compiled = compile_graph(
-                gm,
-                example_inputs,
-                options=settings,
-                static=_static_inputs(kind),
-                saved=_saved_from(kind),
-                given=saved_inputs(gm) if kind == "backward" else (),
-                name=name,
-            )
     except IndexError as error:
         raise BackendError(f"IndexError inside the backend: {error}") from error
+    given = saved_inputs(gm) if kind == "backward" else ()
+    return GraphJob(gm, example_inputs, settings, kind, name, _static_inputs(kind), _saved_from(kind), given)
+
+
+def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str) -> CompiledGraph:
+    """One graph of AOTAutograd."""
+    job = job_of(gm, example_inputs, settings=settings, kind=kind)
+    compiled, name = job.compile(), job.name
     process_times.add(kind, compiled.timer.seconds)
     assert compiled.call is not None
     if settings.verify > 1:
@@ -181,4 +232,4 @@ def _reset() -> None:
 
 mlc_backend.reset = _reset  # type: ignore[attr-defined]
 
-__all__ = ["BackendError", "mlc_backend"]
+__all__ = ["BackendError", "GraphJob", "job_of", "mlc_backend", "settings_of", "through_aot"]

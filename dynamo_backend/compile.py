@@ -101,13 +101,16 @@ def compile_graph(
     name: str = "main",
     load: bool = True,
     fresh: bool = False,
+    repeats: bool = False,
     region: bool = False,
 ) -> CompiledGraph:
     """Compile an ATen graph of AOTAutograd.
 
     ``static`` are the positions of parameters among the inputs; results from ``saved`` on go to the backward graph
     alone; ``given`` are inputs that nobody else holds. With ``load=False`` nothing is loaded, so that a target that is
-    not here can be compiled for; with ``fresh=True`` no cache is read or written and ``stages`` is there.
+    not here can be compiled for; with ``fresh=True`` no cache is read or written and ``stages`` is there. Layers that
+    repeat are then planned one by one, unless ``repeats`` asks for the very program that is run: ``stages`` are of the
+    whole graph all the same.
     A ``region`` is called from another graph, and brings what it is given into the layout that it was traced with.
     Raises MemoryLimitError.
     """
@@ -120,13 +123,14 @@ def compile_graph(
     for node, body in regions_of(gm).items():
         if id(body) not in bodies:
             bodies[id(body)] = compile_graph(
-                taken_apart(body), (), options=options, name=f"{name}.{node}", load=load, fresh=fresh, region=True
-            )
+                taken_apart(body), (), options=options, name=f"{name}.{node}", load=load, fresh=fresh,
+                repeats=repeats, region=True,
+            )  # fmt: skip
     regions = {node: bodies[id(body)] for node, body in regions_of(gm).items()}
     lazy = lazy_inputs(gm, region=region)
     job = _Job(
-        gm, example_inputs, options, frozenset(static), saved, tuple(given), name, load, fresh, region, regions,
-        lazy, timer, store,
+        gm, example_inputs, options, frozenset(static), saved, tuple(given), name, load, fresh, repeats, region,
+        regions, lazy, timer, store,
     )  # fmt: skip
     with timer.phase("key"):
         kind = "region" if region else f"whole, results saved from {saved}"
@@ -136,12 +140,12 @@ def compile_graph(
             **surroundings(options, _devices(gm)), "kind of graph": kind, "inputs that nobody else holds": held,
             "inputs that may come with bits": repr(lazy),  # gradients, and a backward may be as an inference graph is
         }  # fmt: skip
-        key = graph_key(gm, example_inputs, static, around) if job.may_be_stored else None
+        key = graph_key(gm, example_inputs, static, around) if job.has_key else None
     stored = job.stored(key)
     if stored is not None:
         return stored
     counters.add("graph_cache_misses")
-    say(options.log, "cache", lambda: f"{name}: {_why_missed(key, store)}")
+    say(options.log, "cache", lambda: f"{name}: {_why_missed(None if fresh else key, store)}")
     with store.lock(KIND_GRAPH, key.text if key is not None else "none"):
         return job.stored(key) or job.compile(key)
 
@@ -194,6 +198,7 @@ class _Job:
     name: str
     load: bool
     fresh: bool
+    repeats: bool
     region: bool
     regions: Mapping[str, CompiledGraph]
     lazy: tuple[Lazy, ...]
@@ -201,18 +206,23 @@ class _Job:
     store: KernelStore
 
     @property
-    def may_be_stored(self) -> bool:
-        """Whether the graph may be found in a cache: all that decides its code is known before it is compiled."""
+    def has_key(self) -> bool:
+        """Whether all that decides the graph's code is known before it is compiled, and asked for."""
         schedules = self.options.schedules
-        return not self.fresh and (schedules is None or schedules.content is not None)
+        return (self.repeats or not self.fresh) and (schedules is None or schedules.content is not None)
 
     def compile(self, key: GraphKey | None) -> CompiledGraph:
         """The graph by the first of its plans that holds."""
         for plan in self.plans(key):
             try:
-                return self.compiled(plan, key)
+                made = self.compiled(plan, key)
             except NotAlike:
                 say(self.options.log, "fusion", lambda: f"{self.name}: its layers cannot be a loop")
+                continue
+            if self.fresh and made.stages is None:
+                (whole,) = self.plans(None)
+                made = replace(made, stages=replace(self, load=False).compiled(whole, None).stages)
+            return made
         raise AssertionError("the plan of the whole graph always holds")
 
     def plans(self, key: GraphKey | None) -> Iterator[Plan]:
@@ -289,7 +299,7 @@ class _Job:
     def tuning(self, fusion: Fusion) -> Tuning:
         calls = _called(fusion)
         costs = tuning_costs({name: fusion.functions[name] for name in calls}, calls)
-        return tuning_of(self.options, self.timer, costs, may_measure=self.load and not self.fresh)
+        return tuning_of(self.options, self.timer, costs, may_measure=self.load or self.fresh)
 
     def loaded(
         self,
@@ -302,7 +312,7 @@ class _Job:
         with self.timer.phase("load"):
             variables = _variables(kernels)
             code = {variables[b.key]: self.loaded_kernel(b) for b in kernels.values()}
-            keep = _keeper(self.store, key.text, self.name) if key is not None else None
+            keep = _keeper(self.store, key.text, self.name) if key is not None and not self.fresh else None
             call = host.load(code, constants, self.name, keep)
             return _with_captures(call, capture, self.options, self.region, self.name, self.lazy)
 
@@ -315,7 +325,7 @@ class _Job:
 
     def stored(self, key: GraphKey | None) -> CompiledGraph | None:
         """The graph from memory or disk, with nothing imported, fused, lowered, scheduled or emitted."""
-        if key is None or self.options.tune:
+        if key is None or self.options.tune or self.fresh:
             return None
         given = self.constants(_constants(self.gm))
         return stored_graph(
@@ -332,7 +342,7 @@ class _Job:
         capture: CapturePlan,
     ) -> str:
         """Put the program into the cache; its key, "" where it cannot be found again."""
-        if key is None or any(b.code is None for b in kernels.values()):
+        if key is None or self.fresh or any(b.code is None for b in kernels.values()):
             return ""
         variables = _variables(kernels)
         record = {

@@ -120,7 +120,7 @@ def within_limit(
     assert options.memory_limit is not None
     least: tuple[int, Parts] | None = None
     for budget in BUDGETS:
-        copy = fx.GraphModule(joint, _copied(joint.graph))
+        copy = fx.GraphModule(joint, copied_graph(joint.graph))
         with config.patch(activation_memory_budget=budget):
             parts = _parted(copy, inputs, settings, unread)
         peak = max(planned_peak(parts[0], options), planned_peak(parts[1], options, saved_inputs(parts[1])))
@@ -138,7 +138,8 @@ def saved_inputs(backward: fx.GraphModule) -> list[str]:
     return [n.name for n in places if not n.name.startswith(("primals", "tangents"))]
 
 
-def _copied(graph: fx.Graph) -> fx.Graph:
+def copied_graph(graph: fx.Graph) -> fx.Graph:
+    """A graph of its own, with the nodes, results and metadata of another."""
     copy = fx.Graph()
     known: dict[fx.Node, fx.Node] = {}
     result = copy.graph_copy(graph, known, return_output_node=True)

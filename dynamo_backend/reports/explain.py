@@ -1,30 +1,25 @@
-"""``torch_mlc.explain``: compile a model and tell what became of it, without running the result."""
+"""``torch_mlc.explain``: compile a model as torch.compile does, and tell what became of it."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
-
-import torch
-from torch import fx
 
 from ...codegen.host import HostProgram
 from ...ir.graph import CallTensor, Graph, Library, Origin
 from ...ir.slices import NOTHING
 from ...runtime.gpu import resource_report
 from ...runtime.kernels import gpu_binary
-from ...runtime.options import Options
+from ...runtime.options import OptionError, Options
 from ...scheduler.fuse import Fusion
-from ..capture import capture
-from ..compile import CompiledGraph, Stages, compile_graph
-from ..fake_device import on_fake_device, retarget
+from ..backend import settings_of
+from ..compile import CompiledGraph, Stages
 from ..kernels import KernelBuild
-from ..partition import saved_inputs
-from ..rewrites.merge_products import merge_products
+from .compiled_model import asked_of
+from .compiled_run import run_and_compile
 from .graph_traffic import GraphTraffic, graph_traffic
 from .report import GraphReport, KernelReport, LibraryReport, MissedFusion, Report
 from .traffic import traffic_of
@@ -33,62 +28,54 @@ from .traffic import traffic_of
 def explain(
     model: Callable[..., Any],
     *inputs: Any,
-    training: bool = False,
-    dynamic: bool | None = False,
-    target: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    mode: str | None = None,
     options: Mapping[str, object] | None = None,
+    training: bool = False,
+    dynamic: bool | None = None,
+    target: str | None = None,
 ) -> Report:
-    """Compile ``model`` for ``inputs`` and report every kernel, library call, fallback and missed fusion.
+    """Compile ``model`` for a call ``model(*inputs, **kwargs)`` and report every kernel, library call, fallback, missed
+    fusion and graph break.
 
-    The model runs once, by eager ops, to be traced. With ``training`` the backward of the sum of its outputs is
-    compiled as well; ``dynamic`` is that of torch.compile. ``target`` ("cuda:sm_90", "hip:gfx942") compiles for a GPU
-    that need not be here, as if model and inputs were on it. ``options`` are those of torch.compile. No cache is used.
+    ``mode``, ``options`` and ``dynamic`` are those of torch.compile; of what it has compiled for this backend already,
+    they are the ones that it was given, unless they are given here. What is reported is what runs: the programs that
+    such a call compiles. With ``options={"tune": 1}`` kernels are tuned, as they would be. No other cache is used.
+    With ``training`` the backward of the sum of the outputs is compiled as well. ``target`` ("cuda:sm_90",
+    "hip:gfx942") compiles for a GPU that need not be here, as if model and inputs were on it.
+
+    The model runs once, by torch's ops. Buffers, arguments, gradients and random states are afterwards as they were,
+    and so is what torch.compile has made of the model: nothing is compiled again. What the model's Python changes
+    otherwise (a list that it appends to) stays changed.
+    Raises: OptionError for settings that do not exist.
     """
-    settings = Options.resolve(None, options, os.environ)
+    asked = asked_of(model)
+    if mode is not None and options:
+        raise OptionError(
+            "torch.compile takes mode or options, and so does explain; "
+            'mode="max-autotune" is options={"tune": 1}, mode="reduce-overhead" is options={"cuda_graphs": 1}'
+        )
+    if mode is None and options is None:
+        mode, options = asked.mode, asked.options
+    settings = settings_of(mode, options)
     if target is not None:
         settings = replace(settings, target=Options.resolve(None, {"target": target}, {}).target)
     settings = replace(settings, strict=False)
     begin = time.perf_counter()
-    graphs = _graphs(model, inputs, dynamic, training, settings)
-    captured = time.perf_counter() - begin
-    for gm in graphs if settings.numerics != "eager" else ():
-        merge_products(gm)
-    names = _names(len(graphs), training)
-    given = [saved_inputs(gm) if training and k % 2 else () for k, gm in enumerate(graphs)]
-    compiled = [
-        compile_graph(gm, (), options=settings, name=name, load=False, fresh=True, given=saved)
-        for gm, name, saved in zip(graphs, names, given)
-    ]
+    made = run_and_compile(
+        asked.call, inputs, kwargs or {}, settings, asked.dynamic if dynamic is None else dynamic, training
+    )
+    captured = time.perf_counter() - begin - sum(c.timer.total for c in made.graphs)
     schedules = settings.schedules.items if settings.schedules is not None else ()
-    compiled = [g for c in compiled for g in _with_regions(c)]
+    compiled = [g for c in made.graphs for g in _with_regions(c)]
     taken = {name for c in compiled for name in c.overridden}
-    return Report(tuple(map(report_of, compiled)), tuple(str(o) for o in schedules if str(o) not in taken), captured)
+    unmatched = tuple(str(o) for o in schedules if str(o) not in taken)
+    return Report(tuple(map(report_of, compiled)), unmatched, max(captured, 0.0), made.breaks)
 
 
 def _with_regions(compiled: CompiledGraph) -> list[CompiledGraph]:
     """A graph, then the bodies of its control flow and of theirs."""
     return [compiled, *(g for r in compiled.regions for g in _with_regions(r))]
-
-
-def _graphs(
-    model: Callable[..., Any], inputs: Sequence[Any], dynamic: bool | None, training: bool, settings: Options
-) -> list[fx.GraphModule]:
-    """The ATen graphs of a model, on the GPU that the target names where it names one and nothing is on a GPU yet."""
-    target = settings.target
-    elsewhere = target not in (None, "cpu") and not any(isinstance(t, torch.Tensor) and t.is_cuda for t in inputs)
-    if elsewhere and not training and isinstance(model, torch.nn.Module):
-        model, inputs = on_fake_device(model, inputs, "cuda")
-    graphs = capture(model, inputs, dynamic=dynamic, training=training, options=settings)
-    if elsewhere:
-        # Autograd's engine cannot run the backward of fakes on a device that torch was not built for.
-        retarget(graphs, "cuda")
-    return graphs
-
-
-def _names(count: int, training: bool) -> list[str]:
-    if not training:
-        return [f"graph {k}" if count > 1 else "graph" for k in range(count)]
-    return [f"{'forward' if k % 2 == 0 else 'backward'}{f' {k // 2}' if count > 2 else ''}" for k in range(count)]
 
 
 def report_of(compiled: CompiledGraph) -> GraphReport:

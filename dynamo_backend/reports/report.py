@@ -1,4 +1,7 @@
-"""What ``torch_mlc.explain`` tells: every kernel, library call and missed fusion of a model, as objects and as text."""
+"""What ``torch_mlc.explain`` tells: every kernel, library call and missed fusion of a model, as objects and as text.
+
+Texts that are meant to be printed are such that standard output can show them.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from ...ir.loops import LoopNest
 from ...ir.printer import show
 from ...ir.target import Target
 from ...runtime.gpu_report import ResourceReport
+from ...runtime.plain_text import readable
 from ...scheduler.function import TensorFunction
 from ...scheduler.function_text import function_text
 from ...scheduler.overrides import SHORT, workload_of
@@ -98,7 +102,7 @@ class KernelReport:
         ):
             if text:
                 parts += [f"-- {title}", text.rstrip()]
-        return "\n".join(parts)
+        return readable("\n".join(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,20 +242,34 @@ class GraphReport:
         """The table; with ``details`` the source, schedule and loops of every kernel and the host program too."""
         if not details:
             return str(self)
-        return "\n\n".join([str(self), *(k.show() for k in self.kernels), f"== host program\n{self.program}"])
+        return readable("\n\n".join([str(self), *(k.show() for k in self.kernels), f"== host program\n{self.program}"]))
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBreak:
+    """Why Dynamo could not go on with one graph: its reason, in full, and the line of the model ("file:line: text")."""
+
+    reason: str
+    line: str = ""
+
+    def __str__(self) -> str:
+        told = next((line.strip() for line in self.reason.splitlines() if line.strip()), "no reason given")
+        return f"graph break: {told}" + (f"\n  at {self.line}" if self.line else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """Every graph of a model, in the order in which they were compiled; ``str`` is the summary.
 
-    ``unmatched`` are the schedules of ``options={"schedules": …}`` that are for none of the kernels. ``capture_s`` are
-    the seconds of Dynamo, AOTAutograd, and eager's run of the model in between; each graph has its own phases.
+    ``breaks`` say why there are several, where there are. ``unmatched`` are the schedules of
+    ``options={"schedules": …}`` that are for none of the kernels. ``capture_s`` are the seconds of Dynamo, AOTAutograd,
+    and eager's run of the model in between; each graph has its own phases.
     """
 
     graphs: tuple[GraphReport, ...]
     unmatched: tuple[str, ...] = ()
     capture_s: float = 0.0
+    breaks: tuple[GraphBreak, ...] = ()
 
     @property
     def script(self) -> str:
@@ -278,7 +296,7 @@ class Report:
         missed = [f"{o} is for no kernel here" for o in self.unmatched]
         last = hint if self.graphs else "no graph: nothing was compiled"
         spent = [f"Dynamo and AOTAutograd took {self.capture_s * 1e3:.0f} ms"] if self.capture_s else []
-        return "\n\n".join([*map(str, self.graphs), *spent, *missed, last])
+        return readable("\n\n".join([*map(str, self.graphs), *map(str, self.breaks), *spent, *missed, last]))
 
 
 def _origin(kernel: KernelReport) -> str:
