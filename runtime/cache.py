@@ -167,7 +167,12 @@ class DiskCache:
                 continue  # Another process removed it.
 
     def _check_owner(self) -> None:
-        """Code is run from here: a folder that somebody else owns or may write is not used."""
+        """Code is run from here: a folder that somebody else owns or may write is not used, nor is a file."""
+        if self.folder.is_file():
+            self._readable = self._writable = False
+            mend = "set MLC_CACHE_DIR to a folder, or remove it"
+            self._warn("file", f"the cache folder {self.folder} is a file, so nothing is kept; {mend}")
+            return
         for path in (self.folder, self._root):
             try:
                 info = path.stat()

@@ -48,6 +48,15 @@ def parse_seconds(value: object) -> float:
     return seconds
 
 
+def seconds_text(seconds: float) -> str:
+    """A duration as ``parse_seconds`` takes it, in the largest unit that leaves a whole number: 90.0 is "90s"."""
+    for unit, size in (("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        count = seconds / size
+        if abs(count - round(count)) < 1e-6 and round(count) and (size <= 1 or count != 1 or unit == "h"):
+            return f"{round(count)}{unit}"
+    return f"{seconds:.12g}s"
+
+
 def parse_workers(value: object) -> int:
     text = str(value).strip()
     if isinstance(value, bool) or not text.isdecimal():
@@ -80,6 +89,14 @@ def parse_size(value: object) -> int:
     if size <= 0:
         raise Refused(valid)
     return size
+
+
+def size_text(size: int) -> str:
+    """A size as ``parse_size`` takes it, in the largest unit that leaves a whole number: 1 << 32 is "4GiB"."""
+    for unit, bits in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size % (1 << bits) == 0:
+            return f"{size >> bits}{unit}"
+    return f"{size}B"
 
 
 def parse_limit(value: object) -> int | None:

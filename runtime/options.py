@@ -37,6 +37,8 @@ from .option_values import (
     parse_threads,
     parse_verify,
     parse_workers,
+    seconds_text,
+    size_text,
 )  # fmt: skip
 from .option_variables import STRICT_PREFIX, Environment, read_environment
 from .worker_pool import default_workers
@@ -315,6 +317,17 @@ class Options:
 def option_specs() -> tuple[OptionSpec, ...]:
     """Every setting, in the order of the documentation."""
     return tuple(map(_spec, fields(Options)))
+
+
+def typed_value(spec: OptionSpec, value: object) -> str:
+    """A setting's value as one types it: 0, 60s, 4GiB; what "default" means where it is None."""
+    if value is None or value == ():
+        return spec.shown_default
+    if spec.parse is parse_seconds:
+        return seconds_text(float(str(value)))
+    if spec.parse in (parse_size, parse_limit):
+        return size_text(int(str(value)))
+    return str(int(value)) if isinstance(value, bool) else ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _spec(row: Field[Any]) -> OptionSpec:

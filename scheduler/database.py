@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import groupby
 from pathlib import Path
 
 from ..ir.target import Target
@@ -41,6 +42,9 @@ SELECT trace, seconds, versions, date FROM measurements
 WHERE workload = ? AND target = ? AND seconds IS NOT NULL
 ORDER BY versions <> ?, seconds LIMIT 8
 """
+_ALL = """
+SELECT workload, target, trace, seconds, versions, date FROM measurements ORDER BY workload, target
+"""
 _WRITE = """
 INSERT INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (workload, target, trace) DO UPDATE SET
@@ -56,6 +60,18 @@ class Record:
     trace: Trace
     seconds: float
     versions: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What is known of one workload on one target (as ``target_key`` writes it): the fastest schedule, if any did not
+    fail, how many were measured, and when the last was (UTC, ISO 8601)."""
+
+    workload: str
+    target: str
+    best: Record | None
+    measured: int
     date: str
 
 
@@ -81,12 +97,8 @@ class Database:
         with self._access() as connection:
             if connection is not None:
                 found = connection.execute(_BEST, (workload, target_key(target), self.versions)).fetchall()
-        for text, seconds, versions, date in found:
-            try:
-                return Record(Trace.from_json(text), float(seconds), versions, date)
-            except ScheduleError as error:
-                self._warn(f"a record of {self.path} is damaged and passed over ({error.reason})")
-        return None
+        records = (self._record(*row) for row in found)
+        return next((record for record in records if record is not None), None)
 
     def measured(self, workload: str, target: Target) -> dict[str, float | None]:
         """Every schedule that these versions measured, by the JSON of its trace; None for one that failed."""
@@ -110,6 +122,32 @@ class Database:
                 with connection:
                     connection.execute(_WRITE, row)
 
+    def tuned(self) -> list[Tuned]:
+        """What is known of every workload on every target, the workloads in order."""
+        rows: list[tuple[str, str, str, float | None, str, str]] = []
+        with self._access() as connection:
+            if connection is not None:
+                rows = connection.execute(_ALL).fetchall()
+        found = []
+        for (workload, target), group in groupby(rows, key=lambda row: row[:2]):
+            measured = list(group)
+            timed = [(text, seconds, made, date) for _, _, text, seconds, made, date in measured if seconds is not None]
+            timed.sort(key=lambda t: (t[2] != self.versions, t[1]))
+            records = (self._record(*t) for t in timed)
+            best = next((record for record in records if record is not None), None)
+            found.append(Tuned(workload, target, best, len(measured), max(r[5] for r in measured)))
+        return found
+
+    def clear(self) -> int:
+        """Forget every measurement, and say how many there were."""
+        with self._access(write=True) as connection:
+            if connection is not None:
+                with connection:
+                    count: int = connection.execute("DELETE FROM measurements").rowcount
+                connection.execute("VACUUM")
+                return count
+        return 0
+
     def close(self) -> None:
         """Close the file; a later call opens it again."""
         with self._lock:
@@ -122,6 +160,13 @@ class Database:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _record(self, text: str, seconds: float, versions: str, date: str) -> Record | None:
+        try:
+            return Record(Trace.from_json(text), float(seconds), versions, date)
+        except ScheduleError as error:
+            self._warn(f"a record of {self.path} is damaged and passed over ({error.reason})")
+            return None
 
     # --- the file -----------------------------------------------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""The command line, `python -m torch_mlc`: info, cache and demo."""
+"""The command line, `torch-mlc` or `python -m torch_mlc`: demo, info, cache, tune and options."""

@@ -1,6 +1,8 @@
-"""`python -m torch_mlc cache list|clear`."""
+"""`torch-mlc cache list|clear`."""
 
+import json
 import time
+from datetime import datetime, timezone
 
 import click
 from rich.console import Console
@@ -8,12 +10,14 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from ...runtime.cache import DiskCache
-from .options import options_here
+from .near import Commands, program_name, tell
+from .options import cache_folder_here
+from .tune import counted, forget_tuned, summary, tuned_here
 
 
 def cache_here() -> DiskCache:
     """The disk cache that the environment's settings name."""
-    return DiskCache(options_here().cache_dir)
+    return DiskCache(cache_folder_here())
 
 
 def ago(seconds: float) -> str:
@@ -24,18 +28,29 @@ def ago(seconds: float) -> str:
     return f"{max(0, int(seconds))} s"
 
 
-@click.group()
+@click.group(cls=Commands)
 def cache() -> None:
     """List or clear the disk cache (MLC_CACHE_DIR)."""
 
 
 @cache.command("list")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Rows at most.")
-def list_entries(limit: int) -> None:
+@click.option("--json", "as_json", is_flag=True, help="All of it, as JSON: sizes in bytes, times as ISO 8601.")
+def list_entries(limit: int, as_json: bool) -> None:
     """What the cache holds, the last used first."""
     disk = cache_here()
     entries = disk.entries()
-    total = f"{len(entries)} entries, {decimal(disk.size_bytes())}, in {disk.folder}"
+    if as_json:
+        rows = [
+            {
+                "kind": e.kind, "key": e.key, "size": e.size, "description": e.description,
+                "used": datetime.fromtimestamp(e.used, timezone.utc).isoformat(timespec="seconds"),
+            }
+            for e in entries
+        ]  # fmt: skip
+        whole = {"folder": str(disk.folder), "size": sum(e.size for e in entries), "entries": rows}
+        tell(json.dumps(whole, indent=2))
+        return
     if entries:
         now = time.time()
         table = Table(caption_justify="left")
@@ -46,14 +61,24 @@ def list_entries(limit: int) -> None:
             table.add_row(entry.kind, entry.key[:12], size, used, entry.description)
         Console().print(table)
         if len(entries) > limit:
-            click.echo(f"… and {len(entries) - limit} more; --limit shows them")
-    click.echo(total)
+            tell(f"… and {len(entries) - limit} more; --limit shows them")
+    tell(f"{counted(len(entries), 'entry', 'entries')}, {decimal(disk.size_bytes())}, in {disk.folder}")
 
 
 @cache.command()
-def clear() -> None:
-    """Remove every entry; compiled code in running processes stays."""
+@click.option("--tuning", is_flag=True, help="What tuning has measured, too.")
+def clear(tuning: bool) -> None:
+    """Remove every compiled graph and kernel.
+
+    Tuning results stay unless --tuning is given, and so does compiled code in running processes."""
     disk = cache_here()
     size = disk.size_bytes()
     removed = disk.clear()
-    click.echo(f"removed {removed} entries, {decimal(size)}, from {disk.folder}")
+    tell(f"removed {counted(removed, 'entry', 'entries')}, {decimal(size)}, from {disk.folder}")
+    if tuning:
+        tell(forget_tuned())
+        return
+    tuned = tuned_here()
+    if tuned:
+        mend = f"`{program_name()} cache clear --tuning` removes them"
+        tell(f"kept {summary(tuned)}, which still decide schedules; {mend}")

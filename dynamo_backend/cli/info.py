@@ -1,4 +1,4 @@
-"""`python -m torch_mlc info`."""
+"""`torch-mlc info`."""
 
 import platform
 import sys
@@ -15,6 +15,7 @@ from ...ir.target import Target
 from ...runtime.targets import cpu_target, target_for
 from ..demo.train import cpp_compiler
 from .cache import cache_here
+from .tune import counted, summary, tuned_here
 
 PACKAGES = ("torch", "triton", "llvmlite", "sympy", "numpy")
 
@@ -51,7 +52,8 @@ def info() -> None:
         rows.append(("", "no GPU here; cuda:sm_NN and hip:gfxNNN compile all the same"))
     rows.append(("C++ compiler", f"{cpp_compiler() or 'not found'} (torch-mlc needs none; Inductor does on the CPU)"))
     rows.append(("cache folder", str(disk.folder)))
-    rows.append(("", f"{len(disk.entries())} entries, {decimal(disk.size_bytes())}"))
+    rows.append(("", f"{counted(len(disk.entries()), 'entry', 'entries')}, {decimal(disk.size_bytes())}"))
+    rows.append(("tuning", summary(tuned_here())))
     table = Table(show_header=False, box=None)
     for name, value in rows:
         table.add_row(name, value)

@@ -1,22 +1,24 @@
-"""The commands of `python -m torch_mlc`, each loaded only when it is asked for."""
+"""The commands of `torch-mlc`, each loaded only when it is asked for."""
 
-from difflib import get_close_matches
 from importlib import import_module
 
 import click
 
 from ... import __version__
+from ...runtime.plain_text import write_out
+from .near import Program
 
 # Command → module below dynamo_backend, and the one-line help that `--help` shows without loading it.
 COMMANDS = {
     "demo": ("demo.command", "Train a small GPT through the backend, sample from it, compare with eager."),
-    "info": ("cli.info", "Versions, targets, compilers found, the cache folder and its size."),
+    "info": ("cli.info", "Versions, targets, compilers found, the cache folder and what it holds."),
     "cache": ("cli.cache", "List or clear the disk cache."),
+    "tune": ("cli.tune", "List, export or clear what tuning has measured."),
     "options": ("cli.options", "Every setting, its value here and where that comes from."),
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Program):
     """A group whose commands are imported on use, so that `info` does not pay for the demo."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -30,15 +32,6 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.4)
-            guess = f" Did you mean {near[0]!r}?" if near else ""
-            ctx.fail(f"no command {args[0]!r}.{guess} There are: {', '.join(COMMANDS)}.")
-        return super().resolve_command(ctx, args)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
@@ -50,6 +43,7 @@ def cli() -> None:
     """torch-mlc: a compiler backend for torch.compile(model, backend="mlc")."""
 
 
-def main() -> None:
-    """Entry point of `python -m torch_mlc`."""
-    cli(prog_name="python -m torch_mlc")
+def main(name: str = "torch-mlc") -> None:
+    """Entry point of `torch-mlc`, and of `python -m torch_mlc` under that ``name``."""
+    write_out()
+    cli(prog_name=name)

@@ -3,4 +3,4 @@
 from .dynamo_backend.cli.main import main
 
 if __name__ == "__main__":
-    main()
+    main("python -m torch_mlc")
