@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 import sympy
 import torch
 
+from tests.runtime.played_driver import PlayedLibrary
 from tests.runtime.recording_device import RecordingDevice
 from torch_mlc.codegen.host_capture import CapturePlan
 from torch_mlc.codegen.kernel import KernelSource
@@ -315,21 +315,24 @@ def test_a_kernel_over_a_table_gets_its_table_after_the_capture():
     source = KernelSource("k", "triton", "", buffers, ("s0",), (n,), (("table", True),))
     launched: list[tuple[int, ...]] = []
     kernel = GpuTableKernel(
-        source, gpu_target("cuda:sm_90"), driver=object(), stream=lambda device: 0,
-        upload=lambda array, device: torch.from_numpy(array.copy()),
-        room=lambda array, device: torch.from_numpy(np.full_like(array, -1)),
+        source, gpu_target("cuda:sm_90"), driver=object(), memory=PlayedLibrary().memory
     )  # fmt: skip
     kernel._kernel.launch = lambda device, aligned, grid, arguments: launched.append((*grid, *arguments))
     tensors, sizes = [torch.ones(4), torch.ones(4), torch.ones(2), torch.ones(2)], (4, 2)
     kernel(2, tensors, sizes)
-    ordinary = kernel._state.by_device[-1].table
+    ordinary = kernel.record(-1)
     with capturing() as capture:
         kernel(2, tensors, sizes)
         assert launched[1][0] == 6 and launched[1][3:] != launched[0][3:]
-        programs, table = capture.kept
+        table, programs = capture.kept
         assert table.eq(-1).all() and programs.eq(-1).all()
-    assert table.data_ptr() == launched[1][3] and torch.equal(table, ordinary)
-    assert kernel._state.by_device[-1].table is ordinary
+    assert table.data_ptr() == launched[1][3] and table.tolist() == [
+        list(r)
+        for r in zip(
+            (tensors[0].data_ptr(), tensors[2].data_ptr()), (tensors[1].data_ptr(), tensors[3].data_ptr()), sizes
+        )
+    ]
+    assert kernel.record(-1) is ordinary
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
