@@ -45,7 +45,7 @@ def loaded(kind: str, there: set[str], tmp_path: Path, mapped: str = "[heap]") -
     ("hip", "/opt/rocm-6.4.0/lib/libamdhip64.so.6.4.60400"),
     ("hip", "/opt/rocm-7.0.0/lib/libamdhip64.so.7"),
     ("hip", "/opt/venv/torch/lib/libamdhip64-8f1ad2bb.so.6"),
-    ("hip", "/home/a user/a torch/lib/libamdhip64.so"),
+    ("hip", "/srv/a user/a torch/lib/libamdhip64.so"),
     ("cuda", "/usr/lib/x86_64-linux-gnu/libcuda.so.570.86.15"),
     ("cuda", "/usr/lib/wsl/drivers/nv_dispi.inf_amd64_1a2b/libcuda.so.1.1"),
     ("cuda", "/usr/local/cuda/compat/libcuda.so.1"),
