@@ -4,8 +4,8 @@ What is on the device is a record that never changes: a call with other numbers 
 place of the last, so that threads take what is there or make their own. A stream that meets a record of another one
 waits for its copy, once.
 
-A capture is replayed long after, and what it launches must find its table then. One of ours (``capture.py``) owns the
-memory of its tables, which are filled when it is done. Of a user's own capture (``torch.cuda.graph``) nobody tells how
+A capture is replayed long after, and what it launches must find its table then. One of ours (``capture.py``) has rooms
+for its tables, which are filled when it is done. Of a user's own capture (``torch.cuda.graph``) nobody tells how
 long it lives; there the table is written by launches of the capture itself, which hold the numbers as their arguments.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,15 +126,16 @@ class GpuTableKernel:
         return made
 
     def _left_for_later(self, device: int, rows: int, numbers: tuple[int, ...], capture: Capture) -> TableRecord:
-        """Memory of a capture's own, which is filled at its end."""
+        """Rooms of a capture's, which are filled at its end."""
         table = np.array(numbers, np.int64).reshape(rows, -1)
         count, grids = self._grids(self._sizes(table))
         if not count:
             return TableRecord(numbers, rows, b"", 0, (), None, None)
 
         def put(array: Array) -> torch.Tensor:
-            room = self._memory.room(array.shape, torch.from_numpy(array).dtype, device)
-            capture.later(lambda: room.copy_(torch.from_numpy(array)), room)
+            content = torch.from_numpy(array)
+            room = capture.room(partial(self._memory.room, array.shape, content.dtype, device))
+            capture.later(lambda: room.copy_(content))
             return room
 
         return TableRecord(numbers, rows, b"", count, self._aligned(table), put(table), put(_plan(grids)))
