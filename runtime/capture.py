@@ -133,12 +133,14 @@ def capturing(rooms: Sequence[torch.Tensor] = ()) -> Iterator[Capture]:
 def captured(device: GraphDevice, run: Callable[[], Results], pool: Any) -> tuple[Replayable, Results, Capture]:
     """The work of ``run`` with its results, as ``GraphDevice.capture`` gives them, and the rooms that it reads."""
     rooms: list[torch.Tensor] = []
+    thrown_away: list[Replayable] = []  # at the end, for a pool without any captures is no pool any more
     while True:
         with capturing(rooms) as capture:
             graph, results = device.capture(run, pool)
         if capture.is_whole:
             return graph, results, capture
-        del graph, results
+        thrown_away.append(graph)
+        del results
         rooms = [make() for make in capture.asked]
 
 

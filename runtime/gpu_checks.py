@@ -10,6 +10,12 @@ from ..codegen.kernel import KernelSource
 # What CUDA's and HIP's own libraries wait by; none of them says which of our kernels it was.
 _BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING")
 
+# What is told of an error that may be another kernel's.
+LATE = (
+    "; a kernel that was launched before may be the cause: MLC_VERIFY=1 or CUDA_LAUNCH_BLOCKING=1 waits for each "
+    "launch, and names the kernel that fails"
+)
+
 
 def launches_checked(verify: int = 0) -> bool:
     """Whether kernels that are loaded now are to be waited for at each launch: by the setting ``verify``, or where the

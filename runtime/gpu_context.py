@@ -30,6 +30,7 @@ class GpuGuard:
         self._before = _exchange(self._index)
         status = _giver(self._index)()
         if status:
+            _give_back(self._before)
             _driver().check(status, f"use GPU {self._index}")
 
     def __exit__(self, *_: Any) -> None:

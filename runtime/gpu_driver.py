@@ -28,7 +28,12 @@ _LATE = frozenset((214, 700, 702, 710, 714, 715, 716, 717, 718, 719))
 
 
 class GpuDriverError(MlcError):
-    """The driver refused to load or launch a kernel, or the kernel failed; its own words are in the text."""
+    """The driver refused to load or launch a kernel, or the kernel failed; its own words are in the text. ``late`` is
+    true of errors that may be those of a kernel that was launched before."""
+
+    def __init__(self, text: str, *, late: bool = False) -> None:
+        super().__init__(text)
+        self.late = late
 
 
 class Driver(Protocol):
@@ -174,12 +179,7 @@ class CDriver:
         hint = ""
         if status == _INVALID_CONTEXT:
             hint = "; this thread has no context, call torch.cuda.set_device first"
-        if status in _LATE:
-            hint = (
-                "; a kernel that was launched before may be the cause: MLC_VERIFY=1 or CUDA_LAUNCH_BLOCKING=1 waits "
-                "for each launch, and names the kernel that fails"
-            )
-        raise GpuDriverError(f"could not {what}: {self._told(status)}{hint}")
+        raise GpuDriverError(f"could not {what}: {self._told(status)}{hint}", late=status in _LATE)
 
     def _told(self, status: int) -> str:
         """The driver's words for a status."""

@@ -24,7 +24,7 @@ from ..ir.oracle_text import index_text
 from ..ir.target import Target
 from .executable import current_line
 from .gpu import GpuBinary, compile_triton
-from .gpu_checks import launch_text, launches_checked
+from .gpu_checks import LATE, launch_text, launches_checked
 from .gpu_driver import CDriver, Driver, GpuDriverError
 from .gpu_records import LaunchRecord
 
@@ -139,19 +139,24 @@ class GpuKernel:
                 if self._checked:
                     self._driver.wait(device, stream)
             except GpuDriverError as error:
-                with_arguments = f" {launch_text(self.source, grid, arguments)}" if self._checked else ""
-                raise GpuDriverError(f"{self.source.name}: {error}{with_arguments}{_told()}") from None
+                given = f" {launch_text(self.source, grid, arguments)}" if self._checked else ""
+                raise self._named(error, given) from None
 
     def _load(self, device: int, aligned: tuple[bool, ...]) -> _Loaded:
         binary = self._compile(self.source, self.target, aligned)
         try:
             loaded = _loaded(self._driver, binary, device)
         except GpuDriverError as error:
-            raise GpuDriverError(f"{self.source.name}: {error}{_told()}") from None
+            raise self._named(error) from None
         self._variants[(device, aligned)] = loaded
         if device in self._records and not self._checked:
             _publish(loaded, self._records[device], aligned)
         return loaded
+
+    def _named(self, error: GpuDriverError, given: str = "") -> GpuDriverError:
+        """An error with the kernel, what it was given, and the line of the model."""
+        hint = LATE if error.late and not self._checked else ""
+        return GpuDriverError(f"{self.source.name}: {error}{given}{hint}{_told()}")
 
     # --- for machine code -------------------------------------------------------------------------------------------
 

@@ -26,10 +26,13 @@ _uses = torch._C._storage_Use_Count
 
 
 class Pool:
-    """Memory of the captures that take theirs from it. It lives as long as one of them does."""
+    """Memory of the captures that take theirs from it. It lives as long as one of them does, and cannot be used when
+    all are gone."""
 
     def __init__(self) -> None:
         self.blocks: list[torch.Tensor] = []
+        self.graphs: weakref.WeakSet[Played] = weakref.WeakSet()
+        self.is_new = True
 
     @property
     def bytes(self) -> int:
@@ -185,9 +188,13 @@ class RecordingDevice:
         return made
 
     def capture(self, run: Callable[[], Results], pool: Pool) -> tuple[Played, Sequence[Any]]:
+        assert pool.is_new or pool.graphs, "all captures of this pool are gone, and so is the pool"
         state = torch.get_rng_state()
         with Recording(self.addresses, pool) as recording:
             results = run()
         torch.set_rng_state(state)
         self.captures += 1
-        return Played(recording, self), results
+        made = Played(recording, self)
+        pool.graphs.add(made)
+        pool.is_new = False
+        return made, results
