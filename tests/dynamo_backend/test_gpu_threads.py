@@ -4,6 +4,8 @@ plays and that refuses to load and to launch there."""
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from threading import Thread
@@ -149,3 +151,21 @@ def test_what_the_driver_says_of_a_context_is_told(both: Any, played: PlayedLibr
     for call in (program.python, program.machine):
         in_a_users_thread(partial(work, call))
     assert len(told) == 2 and all("could not use GPU 0: out of memory" in t for t in told)
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("host", ["python", "native"])
+def test_the_first_backward_of_a_process_on_a_gpu(host: str) -> None:
+    """Nothing but our kernels runs in autograd's thread."""
+    script = f"""
+import torch
+fn = torch.compile(lambda x: x.softmax(0).softmax(1), backend="mlc", options={{"host_program": "{host}"}})
+x = torch.randn(30, 20, device="cuda", requires_grad=True)
+fn(x).backward(torch.randn(30, 20, device="cuda"))
+torch.cuda.synchronize()
+assert x.grad.isfinite().all()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
