@@ -11,7 +11,7 @@ import torch
 
 from ..codegen.host_launch import CONTEXT_FROM_PYTHON, CONTEXTS
 from .cpu import LoadedObject, fast_function, load_text
-from .gpu_driver import CDriver, Driver
+from .gpu_driver import CDriver, Driver, driver_of
 
 _exchange: Callable[[int], int] = torch.cuda._exchange_device
 _give_back: Callable[[int], int] = torch.cuda._maybe_exchange_device
@@ -37,9 +37,8 @@ class GpuGuard:
         _give_back(self._before)
 
 
-@cache
 def _driver() -> CDriver:
-    return CDriver("cuda" if torch.version.hip is None else "hip")
+    return driver_of("cuda" if torch.version.hip is None else "hip")
 
 
 @cache

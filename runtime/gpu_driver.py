@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Protocol
 
 from ..ir.errors import MlcError
@@ -191,3 +192,9 @@ class CDriver:
             describe.restype = ctypes.c_char_p
             text = ctypes.c_char_p(describe(status))
         return f"{text.value.decode() if text.value else 'error'} ({self.kind} status {status})"
+
+
+@cache
+def driver_of(kind: str) -> CDriver:
+    """The driver of this machine, one a process and kind ("cuda", "hip"). Raises GpuDriverError."""
+    return CDriver(kind)

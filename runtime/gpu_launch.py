@@ -25,7 +25,7 @@ from ..ir.target import Target
 from .executable import current_line
 from .gpu import GpuBinary, compile_triton
 from .gpu_checks import LATE, launch_text, launches_checked
-from .gpu_driver import CDriver, Driver, GpuDriverError
+from .gpu_driver import Driver, GpuDriverError, driver_of
 from .gpu_records import LaunchRecord
 
 # How an argument lies at the begin of its word.
@@ -76,7 +76,7 @@ class GpuKernel:
         self.source = source
         self.target = target
         self._compile = compile
-        self._driver = CDriver(target.kind) if driver is None else driver
+        self._driver = driver_of(target.kind) if driver is None else driver
         self._scratch = _device_bytes if scratch is None else scratch
         self._stream = torch._C._cuda_getCurrentRawStream if stream is None else stream
         self._checked = checked or launches_checked()

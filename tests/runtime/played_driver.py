@@ -226,14 +226,15 @@ class PlayedLibrary:
 
     def play(self, patch: pytest.MonkeyPatch) -> None:
         """Let kernels that are loaded from now on be launched here."""
-        patch.setattr(gpu_launch, "CDriver", lambda kind: CDriver(kind, self))
+        driver = CDriver("cuda", self)
+        patch.setattr(gpu_launch, "driver_of", lambda kind: driver)
         patch.setattr(
             kernels, "compile_triton", lambda source, target, aligned: replace(
                 gpu_binary(played_code(source, target, "")), aligned=aligned
             ),
         )  # fmt: skip
-        patch.setattr(gpu_context, "_driver", lambda: CDriver("cuda", self))
-        patch.setattr(gpu_context, "_giver", lambda index: gpu_context.context_giver(CDriver("cuda", self), index))
+        patch.setattr(gpu_context, "_driver", lambda: driver)
+        patch.setattr(gpu_context, "_giver", lambda index: gpu_context.context_giver(driver, index))
         patch.setattr(gpu_context, "_exchange", self.exchange)
         patch.setattr(gpu_context, "_give_back", self.exchange)
         patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: self.stream, raising=False)
