@@ -85,12 +85,12 @@ def inputs(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 
 @cache
-def stages_of(fn: Function, shapes: tuple[tuple[int, ...], ...], dynamic: bool) -> Stages:
+def stages_of(fn: Function, shapes: tuple[tuple[int, ...], ...], dynamic: bool, device: str = "cuda") -> Stages:
     if len(shapes) == 1 and not dynamic:
         (gm,) = capture(fn, inputs(*shapes))  # with lines of the model, and inputs in the order of their use
     else:
         gm = make_fx(fn, decomposition_table(), "symbolic" if dynamic else "fake")(*inputs(*shapes))
-    retarget([gm], "cuda")
+    retarget([gm], device)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "compile_source", played_code)
         stages = compile_graph(gm, (), options=OPTIONS, load=False, fresh=True).stages
@@ -100,10 +100,12 @@ def stages_of(fn: Function, shapes: tuple[tuple[int, ...], ...], dynamic: bool) 
 
 @pytest.fixture
 def both(played: PlayedLibrary) -> Callable[..., Both]:
-    """``both(fn, *shapes, dynamic=False, checked=False)``; ``fn`` returns a tuple."""
+    """``both(fn, *shapes, dynamic=False, checked=False, device="cuda")``; ``fn`` returns a tuple."""
 
-    def make(fn: Function, *shapes: tuple[int, ...], dynamic: bool = False, checked: bool = False) -> Both:
-        stages = stages_of(fn, shapes, dynamic)
+    def make(
+        fn: Function, *shapes: tuple[int, ...], dynamic: bool = False, checked: bool = False, device: str = "cuda"
+    ) -> Both:
+        stages = stages_of(fn, shapes, dynamic, device)
         program = stages.program
         check_arena(program, stages.fusion.graph.symbols)
         uses = {n.function: stages.kernels[n.function] for n in stages.fusion.graph.nodes if hasattr(n, "function")}

@@ -126,6 +126,27 @@ def test_a_gpu_that_is_not_current_is_so_for_a_launch_alone(both: Any, played: P
     assert {h % 100 for h in played.homes} == {0, 1, 2}
 
 
+@pytest.mark.parametrize("form", ["python", "machine"])
+@pytest.mark.parametrize("before", [0, 100, 101])
+def test_a_program_on_another_gpu_runs_there_and_leaves_the_thread_where_it_was(
+    both: Any, played: PlayedLibrary, before: int, form: str
+) -> None:
+    call = getattr(both(alternate, (30, 20), device="cuda:1"), form)
+    x, found, after = rand(30, 20), list[torch.Tensor](), list[int]()
+
+    def work() -> None:
+        for _ in range(2):
+            played.context = before
+            found.append(call([x])[0])
+            after.append(played.context % 100)
+
+    in_a_users_thread(work)
+    assert len(found) == 2 and not played.errors and {h % 100 for h in played.homes} == {1}
+    for result in found:
+        torch.testing.assert_close(result, alternate(x)[0])
+    assert after == [before % 100] * 2
+
+
 def test_a_context_of_the_users_choice_stays(both: Any, played: PlayedLibrary) -> None:
     """One that is not torch's, on the same GPU."""
     program = both(alternate, (30, 20))

@@ -71,6 +71,13 @@ make:
   %made.at = getelementptr i64, ptr WORDS, i64 1
   %made = atomicrmw add ptr %made.at, i64 1 seq_cst
   store ptr %made.at, ptr %guard
+  %other = icmp ne i32 %index, 0
+  br i1 %other, label %exchange, label %done
+exchange:
+  %before = call i32 EXCHANGE(i32 %index)
+  %before.at = getelementptr i64, ptr WORDS, i64 4
+  %flagged = or i32 %before, 256
+  store i32 %flagged, ptr %before.at
   br label %done
 done:
   ret i32 %refused
@@ -82,6 +89,14 @@ entry:
 drop:
   %dropped.at = getelementptr i64, ptr WORDS, i64 2
   %dropped = atomicrmw add ptr %dropped.at, i64 1 seq_cst
+  %before.at = getelementptr i64, ptr WORDS, i64 4
+  %flagged = load i32, ptr %before.at
+  %none.before = icmp eq i32 %flagged, 0
+  br i1 %none.before, label %done, label %restore
+restore:
+  store i32 0, ptr %before.at
+  %before = and i32 %flagged, 255
+  %now = call i32 EXCHANGE(i32 %before)
   br label %done
 done:
   ret i32 0
@@ -183,8 +198,8 @@ class PlayedLibrary:
     homes: list[int] = field(default_factory=list)
     threads: threading.local = field(default_factory=threading.local)
     retained: list[int] = field(default_factory=list)
-    # The stream, guards made and dropped, and what making one returns.
-    words: Any = field(default_factory=lambda: (ctypes.c_int64 * 4)())
+    # The stream, guards made and dropped, what making one returns, and the GPU of before, where that is another one.
+    words: Any = field(default_factory=lambda: (ctypes.c_int64 * 5)())
 
     def __post_init__(self) -> None:
         self.memory = PlayedMemory(self)
@@ -206,7 +221,10 @@ class PlayedLibrary:
         self.cuGetErrorString = c(self._told, I32, ctypes.POINTER(ctypes.c_char_p))
         self.cuLaunchKernel = c(self._launch, POINTER, *[U32] * 7, POINTER, ctypes.POINTER(POINTER), POINTER)
         # Machine code, for it is called while a Python error may be set.
+        self.exchanged = c(self.exchange, I32)
         text = TORCH.replace("WORDS", f"inttoptr (i64 {ctypes.addressof(self.words)} to ptr)")
+        where = ctypes.cast(self.exchanged, POINTER).value
+        text = text.replace("EXCHANGE", f"inttoptr (i64 {where} to ptr)")
         self.torch = load_object(compile_object([text], target_for("cpu", None, None)), TORCH_FUNCTIONS)
         self.stream = 7
 
