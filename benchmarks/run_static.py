@@ -44,8 +44,6 @@ BATCH_NORM, INDUCTOR_BATCH_NORM = 1.45, 1.71
 READS, INDUCTOR_READS = 1, 2
 INDUCTOR_PERSISTENT = 1024
 WIDE = 0.95
-# Architectures whose groups of warps multiply together.
-GROUP_PRODUCTS = ("sm_90", "sm_100")
 SECONDS, SECONDS_OF_PRODUCTS = 0.15, 0.7
 
 
@@ -224,7 +222,7 @@ def _kernel_rows(compiled: Sequence[Compiled], target: Target) -> list[Row]:
         rows += [_wide("loads", aligned, lambda r: r.wide_loads), _wide("stores", aligned, lambda r: r.wide_stores)]
     products = [(c, k, r) for c, k, r in known if is_product(k)]
     if products:
-        by_groups = target.arch in GROUP_PRODUCTS
+        by_groups = target.has_group_products
         plain = [f"{c.workload.name}: {k.name}" for c, k, r in products if not _tensor_cores(r, by_groups)]
         share = 1 - len(plain) / len(products)
         detail = f"{len(products)} contractions" + (f"; without: {_some(plain)}" if plain else "")

@@ -77,7 +77,7 @@ def _fast(c: Contraction, target: Target) -> bool:
 
 def _has_groups(target: Target, c: Contraction) -> bool:
     """Whether the tensor cores want the rows of four warps at once."""
-    return target.arch in ("sm_90", "sm_100") and _fast(c, target)
+    return target.has_group_products and _fast(c, target)
 
 
 def _epilogue(nest: LoopNest, c: Contraction) -> int:
