@@ -16,7 +16,7 @@ from ..ir.loops import LoopNest
 from ..ir.target import Target
 from ..runtime.counters import counters
 from ..runtime.gpu import SharedMemoryError, spilled_bytes
-from ..runtime.kernels import KernelCode, gpu_binary
+from ..runtime.kernels import KernelCode, gpu_binary, is_made_of
 from ..scheduler.rules import Scarce, default_schedule, lighter_schedules
 from ..scheduler.schedule import Schedule
 
@@ -97,10 +97,10 @@ def written_as(
 ) -> tuple[Schedule, KernelSource | None]:
     """The schedule and the source that code was made of: those given, or lighter ones; no source where it is of neither
     (another process made it of a schedule that it had measured)."""
-    if code.language == "llvm" or code.meta["source"]["text"] == source.text:
+    if code.language == "llvm" or is_made_of(code, source):
         return schedule, source
     for scarce in Scarce:
         for lighter, text in islice(_written(nest, target, schedule, scarce), TRIES[scarce]):
-            if text.text == code.meta["source"]["text"]:
+            if is_made_of(code, text):
                 return lighter, text
     return schedule, None

@@ -140,6 +140,11 @@ def source_to_json(source: KernelSource) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def is_made_of(code: KernelCode, source: KernelSource) -> bool:
+    """Whether a GPU's code was compiled from a source: its text, and options such as the number of warps."""
+    return bool(code.meta["source"] == json.loads(json.dumps(source_to_json(source))))
+
+
 def _source_of_json(data: Mapping[str, Any]) -> KernelSource:
     """What launching and compiling again need; shapes of the parameters are not among it."""
     params = tuple(Buffer(name, (), (), DType(dtype), align=align) for name, dtype, align in data["params"])
