@@ -26,6 +26,8 @@ from .registry import Params, Rule, Value
 # Elements of sums that a thread has in registers beside a tile of scores and one of their gradients; steps in flight.
 SUMS = 64
 STAGES = (2, 1, 3)
+# Elements of a head from which float32 takes shorter steps.
+LONG_HEADS = 128
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -58,7 +60,8 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     queries, keys = typical(nest, extents[found.queries]), typical(nest, extents[found.keys])
     half = all(_half(nest, found, name) is not None for name in found.states)
     width = sum(int(extents[v]) for own in found.widths for v in own)
-    most, wide = (64, 64) if half else (32, 32)
+    # Threads that multiply by themselves have whole heads of as many elements in registers as a step has columns.
+    most, wide = (64, 64) if half else (32, 32 if width < LONG_HEADS * len(found.widths) else 16)
     first = AttentionTile(clamp_power(queries, LEAST, most), clamp_power(keys, LEAST, wide), 0, STAGES[0])
     most_warps = MOST_WARPS * 32 // target.warp
 

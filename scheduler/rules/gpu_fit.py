@@ -24,9 +24,10 @@ from .gpu_tiles import GROUP_ROWS, LEAST
 
 # What the compiler wants beside the tiles: barriers, and what reductions of rows exchange.
 BESIDE = 1 << 10
-# Elements of sums that a thread may hold beside the operands of a product: where it multiplies by itself (float32), on
-# matrix cores of AMD's, on tensor cores, and where groups of warps multiply what stays in shared memory.
-HELD_WIDE, HELD_HALF, HELD, HELD_GROUPS = 32, 128, 128, 256
+# Elements that a thread may hold beside the operands of a product: where it multiplies by itself (float32), on matrix
+# cores of AMD's, where groups of warps multiply what stays in shared memory, and on other tensor cores, of an online
+# state and of sums.
+HELD_WIDE, HELD_AMD, HELD_GROUPS, HELD_ONLINE, HELD_SUMS = 40, 160, 288, 160, 32
 MOST_WARPS = 8
 # Bytes of what one product made while it becomes an operand of the next.
 WIDE, HALF = 4, 2
@@ -97,11 +98,12 @@ def moved_bytes(
     return kept + (flying if stages > 1 else most) + (BESIDE if target.kind == "cuda" else 0)
 
 
-def held_sums(nest: LoopNest, target: Target, found: Roles, tile: AttentionTile) -> int:
-    """Elements of sums that a thread holds; the old and the new of an online state."""
+def held(nest: LoopNest, target: Target, found: Roles, tile: AttentionTile) -> int:
+    """Elements of sums that a thread holds; of an online state the old and the new, and its scores."""
     sizes = _sizes(nest, found, tile)
-    elements = sum(tile.queries * math.prod(sizes[v] for v in own) for own in found.widths)
-    return elements * (2 if found.online else 1) // (tile.warps * target.warp)
+    sums = sum(tile.queries * math.prod(sizes[v] for v in own) for own in found.widths)
+    elements = 2 * sums + tile.queries * tile.keys if found.online else sums
+    return elements // (tile.warps * target.warp)
 
 
 def fitting_tile(
@@ -114,11 +116,20 @@ def fitting_tile(
         at = replace(at, warps=warps_of(at.queries))
         if shared_bytes(nest, target, found, at, half) <= target.shared_bytes:
             break
-    most = HELD_WIDE if not half else HELD_HALF if target.kind == "hip" else HELD_GROUPS if target.has_wgmma else HELD
-    limit = (MOST_WARPS if half or target.kind == "hip" else 2 * MOST_WARPS) * 32 // target.warp
-    while held_sums(nest, target, found, at) > most and at.warps < limit:
+    most, limit = _most_held(target, found, half), MOST_WARPS * 32 // target.warp
+    if not half and target.kind == "cuda":
+        limit *= 2
+    while held(nest, target, found, at) > most and at.warps < limit:
         at = replace(at, warps=at.warps * 2)
     return at
+
+
+def _most_held(target: Target, found: Roles, half: bool) -> int:
+    if not half:
+        return HELD_WIDE
+    if target.kind == "hip":
+        return HELD_AMD
+    return HELD_GROUPS if target.has_wgmma else HELD_ONLINE if found.online else HELD_SUMS
 
 
 def _smaller(tile: AttentionTile) -> Iterator[AttentionTile]:

@@ -42,7 +42,9 @@ def compiled(function: Callable[..., Any], *shape: int, strict: bool = True) -> 
     """A function for a GPU that is not here; the stages and its kernel."""
     (gm,) = capture(function, [torch.empty(shape)])
     retarget([gm], "cuda")
-    options = Options.resolve(None, {"target": "cuda:sm_90", "strict": strict, "cache": False, "compile_workers": 0}, {})
+    options = Options.resolve(
+        None, {"target": "cuda:sm_90", "strict": strict, "cache": False, "compile_workers": 0}, {}
+    )
     stages = compile_graph(gm, (), options=options, load=False, fresh=True).stages
     assert stages is not None
     (build,) = stages.kernels.values()
@@ -102,9 +104,7 @@ def test_where_nothing_fits_its_aten_ops_run(monkeypatch: pytest.MonkeyPatch) ->
         compiled(columns, 512, 999)
 
 
-@pytest.mark.parametrize(
-    ("spills", "tries", "chosen"), [((64, 0), 2, 1), ((64, 96, 8, 16), 4, 2), ((8, 8, 8), 3, 0)]
-)
+@pytest.mark.parametrize(("spills", "tries", "chosen"), [((64, 0), 2, 1), ((64, 96, 8, 16), 4, 2), ((8, 8, 8), 3, 0)])
 def test_a_kernel_that_spills_is_tried_with_fewer_registers(
     monkeypatch: pytest.MonkeyPatch, spills: tuple[int, ...], tries: int, chosen: int
 ) -> None:
