@@ -15,13 +15,14 @@ from datetime import datetime, timezone
 from typing import TypeAlias
 
 import torch_mlc
+from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.dynamo_backend.kernels import emit
+from torch_mlc.dynamo_backend.lighter import fitting_code
 from torch_mlc.dynamo_backend.reports.report import GraphReport, KernelReport, Report
 from torch_mlc.ir.target import Target, TargetError, gpu_target
 from torch_mlc.runtime.device_library import device_library
-from torch_mlc.runtime.gpu import compile_triton
 from torch_mlc.runtime.gpu_report import ResourceReport
-from torch_mlc.runtime.kernels import kernel_store
+from torch_mlc.runtime.kernels import KernelCode, compile_source, kernel_store
 from torch_mlc.scheduler.lower import lower_to_loops
 from torch_mlc.scheduler.rules import default_schedule
 
@@ -111,9 +112,15 @@ def kernel_seconds(kernel: KernelReport) -> float:
     if kernel.function is None or kernel.target is None or kernel.error:
         return float("inf")
     before = sum(os.times()[:4])
-    schedule = default_schedule(lower_to_loops(kernel.function), kernel.target)
-    source = emit(schedule.nest, kernel.target)
-    compile_triton(source, kernel.target, library=device_library(kernel_store(None), source, kernel.target))
+    target, nest = kernel.target, lower_to_loops(kernel.function)
+    schedule = default_schedule(nest, target)
+    source = emit(schedule.nest, target)
+    library = device_library(kernel_store(None), source, target)
+
+    def make(source: KernelSource) -> KernelCode:
+        return compile_source(source, target, kernel.name, library)
+
+    fitting_code(nest, target, schedule, source, make)
     return sum(os.times()[:4]) - before
 
 
