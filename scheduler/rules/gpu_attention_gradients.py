@@ -60,13 +60,17 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     queries, keys = typical(nest, extents[found.queries]), typical(nest, extents[found.keys])
     half = all(_half(nest, found, name) is not None for name in found.states)
     width = sum(int(extents[v]) for own in found.widths for v in own)
-    # Threads that multiply by themselves have whole heads of as many elements in registers as a step has columns.
-    most, wide = (64, 64) if half else (32, 32 if width < LONG_HEADS * len(found.widths) else 16)
+    most, wide = (64, 64) if half else (32, 32)
+    # Threads that multiply by themselves have heads whole in registers; and AMD's have two sums beside two products.
+    slow = target.kind == "cuda" and not half and width >= LONG_HEADS * len(found.widths)
+    if slow or (target.kind == "hip" and half and len(found.widths) > 1):
+        wide //= 2
     first = AttentionTile(clamp_power(queries, LEAST, most), clamp_power(keys, LEAST, wide), 0, STAGES[0])
     most_warps = MOST_WARPS * 32 // target.warp
 
     def warps_of(rows: int) -> int:
-        return clamp_power(rows * width // (SUMS * target.warp), 4, most_warps)
+        least = most_warps if slow else 4
+        return clamp_power(rows * width // (SUMS * target.warp), least, most_warps)
 
     tile = fitting_tile(nest, target, found, first, half, warps_of)
     rows, columns = tile.queries, tile.keys

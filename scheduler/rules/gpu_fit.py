@@ -27,7 +27,7 @@ BESIDE = 1 << 10
 # Elements that a thread may hold beside the operands of a product: where it multiplies by itself (float32), on matrix
 # cores of AMD's, where groups of warps multiply what stays in shared memory, and on other tensor cores, of an online
 # state and of sums.
-HELD_WIDE, HELD_AMD, HELD_GROUPS, HELD_ONLINE, HELD_SUMS = 40, 160, 288, 160, 32
+HELD_WIDE, HELD_AMD, HELD_GROUPS, HELD_ONLINE, HELD_SUMS = 40, 160, 288, 160, 16
 MOST_WARPS = 8
 # Bytes of what one product made while it becomes an operand of the next.
 WIDE, HALF = 4, 2
@@ -129,7 +129,9 @@ def _most_held(target: Target, found: Roles, half: bool) -> int:
         return HELD_WIDE
     if target.kind == "hip":
         return HELD_AMD
-    return HELD_GROUPS if target.has_wgmma else HELD_ONLINE if found.online else HELD_SUMS
+    if target.has_wgmma or (target.has_tcgen05 and not found.online):
+        return HELD_GROUPS
+    return HELD_ONLINE if found.online else HELD_SUMS
 
 
 def _smaller(tile: AttentionTile) -> Iterator[AttentionTile]:

@@ -24,8 +24,9 @@ class Scarce(Enum):
     REGISTERS = "registers"
 
 
-# Parameters that are no size: more warps hold a tile in fewer registers each, fewer stages hold fewer tiles.
-_WARPS, _STAGES = "warps", "stages"
+# Parameters that are no size: more warps hold a tile, and more parts a row, in fewer registers each; fewer stages hold
+# fewer tiles.
+_SPREAD, _STAGES = ("parts", "warps"), "stages"
 
 
 def lighter_values(values: Mapping[str, tuple[Value, ...]], scarce: Scarce) -> Iterator[Params]:
@@ -38,7 +39,7 @@ def lighter_values(values: Mapping[str, tuple[Value, ...]], scarce: Scarce) -> I
         if isinstance(first, bool) or not isinstance(first, int) or (name == _STAGES and scarce is Scarce.REGISTERS):
             continue
         numbers = [v for v in offered if isinstance(v, int)]
-        if name == _WARPS:
+        if name in _SPREAD:
             options[name] += sorted(v for v in numbers if v > first) if scarce is Scarce.REGISTERS else []
         else:
             options[name] += sorted((v for v in numbers if v < first), reverse=True)
