@@ -15,13 +15,14 @@ from datetime import datetime, timezone
 from typing import TypeAlias
 
 import torch_mlc
+from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.dynamo_backend.kernels import emit
+from torch_mlc.dynamo_backend.lighter import fitting_code
 from torch_mlc.dynamo_backend.reports.report import GraphReport, KernelReport, Report
 from torch_mlc.ir.target import Target, TargetError, gpu_target
 from torch_mlc.runtime.device_library import device_library
-from torch_mlc.runtime.gpu import compile_triton
 from torch_mlc.runtime.gpu_report import ResourceReport
-from torch_mlc.runtime.kernels import kernel_store
+from torch_mlc.runtime.kernels import KernelCode, compile_source, kernel_store
 from torch_mlc.scheduler.lower import lower_to_loops
 from torch_mlc.scheduler.rules import default_schedule
 
@@ -44,8 +45,6 @@ BATCH_NORM, INDUCTOR_BATCH_NORM = 1.45, 1.71
 READS, INDUCTOR_READS = 1, 2
 INDUCTOR_PERSISTENT = 1024
 WIDE = 0.95
-# Architectures whose groups of warps multiply together.
-GROUP_PRODUCTS = ("sm_90", "sm_100")
 SECONDS, SECONDS_OF_PRODUCTS = 0.15, 0.7
 
 
@@ -113,9 +112,15 @@ def kernel_seconds(kernel: KernelReport) -> float:
     if kernel.function is None or kernel.target is None or kernel.error:
         return float("inf")
     before = sum(os.times()[:4])
-    schedule = default_schedule(lower_to_loops(kernel.function), kernel.target)
-    source = emit(schedule.nest, kernel.target)
-    compile_triton(source, kernel.target, library=device_library(kernel_store(None), source, kernel.target))
+    target, nest = kernel.target, lower_to_loops(kernel.function)
+    schedule = default_schedule(nest, target)
+    source = emit(schedule.nest, target)
+    library = device_library(kernel_store(None), source, target)
+
+    def make(source: KernelSource) -> KernelCode:
+        return compile_source(source, target, kernel.name, library)
+
+    fitting_code(nest, target, schedule, source, make)
     return sum(os.times()[:4]) - before
 
 
@@ -224,7 +229,7 @@ def _kernel_rows(compiled: Sequence[Compiled], target: Target) -> list[Row]:
         rows += [_wide("loads", aligned, lambda r: r.wide_loads), _wide("stores", aligned, lambda r: r.wide_stores)]
     products = [(c, k, r) for c, k, r in known if is_product(k)]
     if products:
-        by_groups = target.arch in GROUP_PRODUCTS
+        by_groups = target.has_group_products
         plain = [f"{c.workload.name}: {k.name}" for c, k, r in products if not _tensor_cores(r, by_groups)]
         share = 1 - len(plain) / len(products)
         detail = f"{len(products)} contractions" + (f"; without: {_some(plain)}" if plain else "")

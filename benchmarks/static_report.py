@@ -109,7 +109,8 @@ def _kernel_json(kernel: KernelReport, seconds: float) -> dict[str, Any]:
 def static_table(report: StaticReport) -> Table:
     """The rows; green where the target is met, red where it is not."""
     met = sum(r.met for r in report.rows)
-    title = f"static, {report.target}, size {report.size}: {met} of {len(report.rows)} targets met"
+    compiler = f"Triton {report.versions.get('triton') or 'of no known version'}"
+    title = f"static, {report.target}, {compiler}, size {report.size}: {met} of {len(report.rows)} targets met"
     table = Table(title=title, title_style="")
     table.add_column("figure")
     for column in ("value", "target", "Inductor"):

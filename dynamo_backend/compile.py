@@ -244,7 +244,7 @@ class _Job:
             started = self.start_kernels(fusion, tuning, compilers)
             hosted = self.hosted(plan, started)
             kernels = {function: kernel.finish() for function, kernel in started.items()}
-        if any(b.code is None and started[f].build is None for f, b in kernels.items()):
+        if any(_is_other(b, started[f]) for f, b in kernels.items()):
             hosted = self.hosted(plan, kernels)
         program, host, capture = hosted
         text = host.text
@@ -439,6 +439,11 @@ def _use(kernel: KernelBuild | StartedKernel, variable: str) -> KernelUse:
             if code is not None:
                 return kernel_use(code, variable, tuple(names.index(s) for s in code.symbols), table=table)
     return KernelUse(variable, tuple(range(len(names))), by_pointer=False, table=table)
+
+
+def _is_other(build: KernelBuild, started: StartedKernel) -> bool:
+    """Whether a kernel became something else than what was begun: ATen ops, or code with other tiles."""
+    return started.build is None and (build.code is None or build.source is not started.source)
 
 
 def _constants(gm: fx.GraphModule) -> dict[str, Any]:

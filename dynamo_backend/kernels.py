@@ -22,7 +22,7 @@ from ..runtime.compilers import Compilers
 from ..runtime.counters import counters
 from ..runtime.device_library import device_library
 from ..runtime.fingerprint import environment_fingerprint, key_of
-from ..runtime.gpu import StoppedError
+from ..runtime.gpu import RunTriton, StoppedError
 from ..runtime.kernels import KIND_KERNEL, KernelCode, KernelStore, compile_source, load_code
 from ..runtime.log import KernelFallbackWarning, logger, say
 from ..runtime.options import Options
@@ -33,6 +33,7 @@ from ..scheduler.function_text import function_key
 from ..scheduler.lower import lower_to_loops
 from ..scheduler.overrides import Override, workload_of
 from ..scheduler.schedule import Schedule
+from .lighter import fitting_code, written_as
 from .tuning import Tuning
 from .verify.verify_graph import VerifyError
 from .verify.verify_kernel import verify_kernel
@@ -137,9 +138,10 @@ def start_kernel(
         return StartedKernel.of(KernelBuild(function, target, key, stored, override=override))
     counters.add("kernel_cache_misses")
     try:
-        nest, schedule, source = _written(function, target, plan, by_hand)
+        nest, chosen, written = _written(function, target, plan, by_hand)
         with phase("compile"):
-            library = device_library(plan.store, source, target)
+            library = device_library(plan.store, written, target)
+        compiled = partial(_compiled, target=target, key=key, library=library, run=compilers.run_triton)
     except Exception as error:  # whatever goes wrong in there, the graph can still run
         return StartedKernel.of(_failed(function, target, plan, key, origins, error, override))
 
@@ -147,7 +149,7 @@ def start_kernel(
         with plan.store.lock(KIND_KERNEL, key):
             code = _stored(key, plan, by_hand)  # by another process, meanwhile
             if code is None:
-                code = compile_source(source, target, key, library, compilers.run_triton)
+                code = compiled(written) if by_hand else fitting_code(nest, target, chosen, written, compiled)
                 if not plan.options.verify:
                     _keep(code, plan, function, target)
             return code
@@ -159,6 +161,7 @@ def start_kernel(
                     code = making.result()
                 except (CancelledError, StoppedError):  # by another graph, which failed
                     code = make()
+            schedule, source = written_as(code, nest, target, chosen, written)
             built = KernelBuild(function, target, key, code, nest, schedule, source, override=override)
             if plan.options.verify and _runs_here(target):
                 _verify(built, origins)
@@ -175,7 +178,7 @@ def start_kernel(
     with phase("compile"):
         begin = partial(compilers.start, key, make, gpu=target.is_gpu)
         making = compilers.making(key) or (begin() if plan.makes_anew else plan.store.shared(key, begin))
-    return StartedKernel(function, key, source, finish)
+    return StartedKernel(function, key, written, finish)
 
 
 def _by_hand(function: TensorFunction, target: Target, plan: KernelPlan) -> ByHand | None:
@@ -210,6 +213,10 @@ def _written(
             schedule = plan.tuning.schedule(function.name, nest, target)
     with phase("emit"):
         return nest, schedule, emit(schedule.nest, target)
+
+
+def _compiled(source: KernelSource, *, target: Target, key: str, library: str | None, run: RunTriton) -> KernelCode:
+    return compile_source(source, target, key, library, run)
 
 
 def _keep(code: KernelCode, plan: KernelPlan, function: TensorFunction, target: Target) -> None:

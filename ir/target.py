@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .errors import MlcError
+from .processors import KNOWN, Processor, capability, processor
 
 # Types of torch's devices whose tensors kernels are made for; what is computed on others is left to torch.
 DEVICES = ("cpu", "cuda")
@@ -45,6 +46,54 @@ class Target:
         """Whether it is a processor of AMD's since Zen."""
         return self.kind == "cpu" and self.arch.startswith("znver")
 
+    # What a GPU can do follows from its compute capability, so that the members of a family agree, and what is newer
+    # than this file has what the newest of its family has.
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability of an NVIDIA GPU ((9, 0)); (0, 0) for others."""
+        return capability(self.kind, self.arch) if self.kind == "cuda" else (0, 0)
+
+    @property
+    def has_async_copies(self) -> bool:
+        """Whether copies to shared memory go on while the program does (``cp.async``)."""
+        return self.capability >= (8, 0)
+
+    @property
+    def has_tma(self) -> bool:
+        """Whether it has a tensor memory accelerator, which copies tiles by descriptors."""
+        return self.capability >= (9, 0)
+
+    @property
+    def has_wgmma(self) -> bool:
+        """Whether four warps multiply together, their sums in registers: Hopper alone."""
+        return self.capability[0] == 9
+
+    @property
+    def has_tcgen05(self) -> bool:
+        """Whether four warps multiply together, their sums in tensor memory: Blackwell of data centers."""
+        return self.capability[0] in (10, 11)
+
+    @property
+    def has_group_products(self) -> bool:
+        """Whether tensor cores want the rows of four warps at once."""
+        return self.has_wgmma or self.has_tcgen05
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether tensor cores (matrix cores) multiply bfloat16."""
+        return self.capability >= (8, 0) or self.kind == "hip"
+
+    @property
+    def has_float8(self) -> bool:
+        """Whether tensor cores (matrix cores) multiply numbers of eight bits."""
+        return self.capability >= (8, 9) or (self.kind == "hip" and capability(self.kind, self.arch) >= (9, 0x42))
+
+    @property
+    def processor(self) -> Processor | None:
+        """What a multiprocessor of a GPU has; None for a CPU."""
+        return processor(self.kind, self.arch) if self.is_gpu else None
+
     def __str__(self) -> str:
         return f"{self.kind}:{self.arch}" if self.is_gpu else self.kind
 
@@ -58,24 +107,17 @@ def has_kernels(device: str) -> bool:
     return device.partition(":")[0] in DEVICES
 
 
-# Streaming multiprocessors, shared memory a block may use, registers a multiprocessor.
-_CUDA = {
-    "sm_70": (80, 96 << 10), "sm_75": (40, 64 << 10), "sm_80": (108, 163 << 10), "sm_86": (84, 99 << 10),
-    "sm_89": (128, 99 << 10), "sm_90": (132, 227 << 10), "sm_100": (148, 227 << 10), "sm_120": (188, 99 << 10),
-}  # fmt: skip
-_HIP = {"gfx90a": (104, 64 << 10), "gfx942": (304, 64 << 10), "gfx950": (256, 160 << 10)}
-
-
 def gpu_target(name: str) -> Target:
-    """The target called "cuda:sm_90" or "hip:gfx942", with the figures of the architecture's usual part. Raises
-    TargetError."""
+    """The target called "cuda:sm_90" or "hip:gfx942", with the figures of the architecture's usual part; a processor
+    that is newer than all known has those of the newest before it. Raises TargetError."""
     kind, _, arch = name.partition(":")
-    table = {"cuda": _CUDA, "hip": _HIP}.get(kind)
-    if table is None or arch not in table:
-        known = ", ".join([f"cuda:{a}" for a in _CUDA] + [f"hip:{a}" for a in _HIP])
-        raise TargetError(f"no target {name!r}; the known GPU targets are {known}, and there is 'cpu'")
-    cores, shared = table[arch]
+    arch = (
+        arch.rstrip("af") if kind == "cuda" else arch
+    )  # the names with which the assembler means this processor alone
+    found = processor(kind, arch)
+    if found is None:
+        raise TargetError(f"no target {name!r}; the known GPU targets are {', '.join(KNOWN)}, and there is 'cpu'")
     return Target(
-        kind, arch, cores, warp=64 if kind == "hip" else 32, shared_bytes=shared, registers=65536,
-        l1_bytes=shared, l2_bytes=32 << 20,
+        kind, arch, found.cores, warp=found.warp, shared_bytes=found.block_shared, registers=65536,
+        l1_bytes=found.block_shared, l2_bytes=32 << 20,
     )  # fmt: skip

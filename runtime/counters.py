@@ -21,6 +21,7 @@ NAMES = (
     "kernel_calls",  # kernel launches in the compiled graphs' text
     "library_calls",  # library calls in the compiled graphs' text
     "kernel_fallbacks",  # kernels that run as ATen ops because compiling them failed
+    "kernels_lightened",  # kernels with smaller tiles than by default, which took more than the GPU has
     "kernels_tuned",
     "native_programs",  # graphs whose host program is machine code
     "cuda_graphs",  # captures of what graphs launch on GPUs

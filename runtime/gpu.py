@@ -15,7 +15,7 @@ from ..codegen.triton.table import ALIGNED, PARAMETERS, UNALIGNED
 from ..ir.dtypes import DType
 from ..ir.errors import MlcError
 from ..ir.target import Target
-from .gpu_report import ResourceReport, report_amd, report_nvidia
+from .gpu_report import ResourceReport, report_amd, report_nvidia, spilled_amd, spilled_nvidia
 from .triton_stages import Answer, Request, gpu_target, load_function, run_stages
 
 # What runs Triton over a kernel: this process, or another. Its errors are whatever Triton raises.
@@ -33,6 +33,10 @@ _SPECIALIZED = "setmaxnreg"
 
 class GpuCompileError(MlcError):
     """Triton or the assembler behind it refused a kernel; the text is what they said, and the kernel's source."""
+
+
+class SharedMemoryError(GpuCompileError):
+    """A kernel compiles to more shared memory than a block of the target may have, so that no device would load it."""
 
 
 class StoppedError(Exception):
@@ -92,14 +96,14 @@ def compile_triton(
 
     ``aligned`` says which pointers are multiples of 16 bytes (the default: ``default_alignment``). ``library`` is a
     file that stands in for libdevice (``device_library``); where registers do not suffice with it, Triton's own is
-    tried as well. ``run`` is who runs Triton, by default this process. Raises GpuCompileError, and StoppedError where
-    ``run`` does.
+    tried as well. ``run`` is who runs Triton, by default this process. Raises GpuCompileError (SharedMemoryError
+    where the target has not that much of it), and StoppedError where ``run`` does.
     """
     made = _compiled(source, target, aligned, library, run)
-    if library is None or not (spilled := resource_report(made).spills):
+    if library is None or not (spilled := spilled_bytes(made)):
         return made
     other = _compiled(source, target, aligned, None, run)
-    return other if resource_report(other).spills < spilled else made
+    return other if spilled_bytes(other) < spilled else made
 
 
 def _compiled(
@@ -114,6 +118,11 @@ def _compiled(
         raise GpuCompileError(f"{source.name} does not compile for {target}: {error}\n{source.text}") from error
     if source.option("warp_specialize") and (target.kind != "cuda" or _SPECIALIZED not in answer.assembly):
         raise GpuCompileError(f"{source.name}: the compiler gave no warps parts of the work, as was asked for {target}")
+    if 0 < target.shared_bytes < answer.shared:
+        raise SharedMemoryError(
+            f"{source.name} takes {answer.shared:,} bytes of shared memory a block, of which {target} has "
+            f"{target.shared_bytes:,}; smaller tiles, or fewer steps in flight (num_stages), take less"
+        )
     arguments = tuple("ptr" if t.startswith("*") else t for t in signature(source).values())
     return GpuBinary(
         answer.name,
@@ -146,6 +155,11 @@ def resource_report(binary: GpuBinary) -> ResourceReport:
     if binary.kind == "cuda":
         return report_nvidia(binary.arch, binary.code, binary.assembly, binary.shared, binary.threads)
     return report_amd(binary.arch, binary.assembly, binary.shared, binary.threads)
+
+
+def spilled_bytes(binary: GpuBinary) -> int:
+    """Bytes of local memory a thread that registers did not hold."""
+    return spilled_nvidia(binary.code) if binary.kind == "cuda" else spilled_amd(binary.assembly)
 
 
 def gpu_backend(target: Target) -> Any:

@@ -73,19 +73,28 @@ def report_nvidia(arch: str, cubin: bytes, ptx: str, shared: int, threads: int) 
     )
 
 
+def spilled_nvidia(cubin: bytes) -> int:
+    """Bytes of local memory a thread, from the cubin alone."""
+    return dict(_nv_info(cubin)).get(_FRAME_SIZE, 0)
+
+
+def spilled_amd(assembly: str) -> int:
+    """Bytes of memory a thread for registers, from the metadata of the AMDGCN text."""
+    return 4 * (_field(assembly, "vgpr_spill_count") + _field(assembly, "sgpr_spill_count"))
+
+
+def _field(assembly: str, key: str) -> int:
+    found = re.search(rf"\.{key}:\s*(\d+)", assembly)
+    return int(found.group(1)) if found else 0
+
+
 def report_amd(arch: str, assembly: str, shared: int, threads: int) -> ResourceReport:
     """From the metadata and the instructions of the AMDGCN text."""
-
-    def field(key: str) -> int:
-        found = re.search(rf"\.{key}:\s*(\d+)", assembly)
-        return int(found.group(1)) if found else 0
-
     widths: dict[str, list[int]] = {"load": [], "store": []}
     for op, kind in _AMD_ACCESS.findall(assembly):
         width = next((w for suffix, w in _AMD_WIDTHS.items() if kind.startswith(suffix)), 0)
         widths[op].append(width or 4)
-    spills = 4 * (field("vgpr_spill_count") + field("sgpr_spill_count"))
-    registers = field("vgpr_count")
+    spills, registers = spilled_amd(assembly), _field(assembly, "vgpr_count")
     return ResourceReport(
         registers,
         spills,

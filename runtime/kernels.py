@@ -24,7 +24,7 @@ from .artifacts import note_artifact
 from .cache import DEFAULT_LIMIT, DiskCache
 from .cache_entry import Entry
 from .cpu import compile_kernels, load_kernels
-from .gpu import GpuBinary, GpuCompileError, RunTriton, compile_triton
+from .gpu import GpuBinary, GpuCompileError, RunTriton, SharedMemoryError, compile_triton
 from .gpu_launch import GpuKernel, takes_addresses
 from .gpu_table import GpuTableKernel
 from .options import Options
@@ -72,12 +72,14 @@ def compile_source(
 ) -> KernelCode:
     """Machine code of an emitted kernel. ``library`` and ``run`` are as for ``compile_triton``.
 
-    Raises CpuCompileError or GpuCompileError.
+    Raises CpuCompileError or GpuCompileError; SharedMemoryError where the target has too little of it.
     """
     if source.language == "llvm":
         return KernelCode(key, source.name, "llvm", source.symbols, compile_kernels([source], target))
     try:
         binary = compile_triton(source, target, library=library, run=run)
+    except SharedMemoryError:
+        raise
     except GpuCompileError:
         if library is None:
             raise
@@ -138,6 +140,11 @@ def source_to_json(source: KernelSource) -> dict[str, Any]:
         "params": [[b.name, b.dtype.value, b.align] for b in source.params], "grid": [index_text(g) for g in
         source.grid],
     }  # fmt: skip
+
+
+def is_made_of(code: KernelCode, source: KernelSource) -> bool:
+    """Whether a GPU's code was compiled from a source: its text, and options such as the number of warps."""
+    return bool(code.meta["source"] == json.loads(json.dumps(source_to_json(source))))
 
 
 def _source_of_json(data: Mapping[str, Any]) -> KernelSource:

@@ -122,7 +122,7 @@ def parse_target(value: object) -> str | None:
     if value is None:
         return None
     text = str(value).strip().lower()
-    if text == "cpu" or re.fullmatch(r"cuda:sm_\d{2,3}a?|hip:gfx[0-9a-f]{3,4}", text):
+    if text == "cpu" or re.fullmatch(r"cuda:sm_\d{2,3}[af]?|hip:gfx[0-9a-f]{3,4}", text):
         return text
     known = ("cpu", "cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "hip:gfx90a", "hip:gfx942", "hip:gfx950")
     raise Refused("cpu, cuda:sm_<NN> such as cuda:sm_90, or hip:gfx<NNN> such as hip:gfx942", known, text)

@@ -1,5 +1,7 @@
 """The rules of all targets, best first, and what a nest gets by default."""
 
+from collections.abc import Iterator
+
 from ...ir.loops import LoopNest
 from ...ir.target import Target
 from ..error import ScheduleError
@@ -29,7 +31,7 @@ from .gpu_scan import GPU_SCAN
 from .gpu_scatter import GPU_SCATTER
 from .gpu_stencil import GPU_STENCIL
 from .plain import CPU_PLAIN
-from .registry import DesignSpace, Rule, matching
+from .registry import DesignSpace, Rule, Scarce, matching
 
 RULES: tuple[Rule, ...] = (
     CPU_SCATTER, CPU_ATTENTION_ROWS, CPU_ATTENTION, CPU_SCAN, CPU_POINTWISE, CPU_STENCIL, CPU_CONTRACTION,
@@ -58,9 +60,21 @@ def default_schedule(nest: LoopNest, target: Target) -> Schedule:
     raise ScheduleError("default_schedule", "; ".join(refused), nest)
 
 
+def lighter_schedules(nest: LoopNest, target: Target, rule: str, scarce: Scarce) -> Iterator[Schedule]:
+    """Other schedules by a rule, for where that of its default parameters compiles to more shared memory than the
+    target has, or to more registers than a thread: those that take less, the nearest to the default first."""
+    space = design_space(nest, target)
+    for found in space.rules:
+        if found.name == rule:
+            for params in found.lighter(found.parameters(nest, target), scarce):
+                candidate = space.candidate(found, params)
+                if candidate is not None:
+                    yield candidate.schedule
+
+
 def design_space(nest: LoopNest, target: Target) -> DesignSpace:
     """Every schedule that the rules offer for a nest. Raises ScheduleError where no rule matches."""
     return DesignSpace(nest, target, matching(RULES, nest, target))
 
 
-__all__ = ["RULES", "DesignSpace", "Rule", "default_schedule", "design_space"]
+__all__ = ["RULES", "DesignSpace", "Rule", "Scarce", "default_schedule", "design_space", "lighter_schedules"]

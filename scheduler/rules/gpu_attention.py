@@ -20,11 +20,12 @@ from ..schedule import Schedule
 from .cpu_attention import Roles, roles, vector_of
 from .cpu_common import merge_paths, values
 from .gpu_common import GPUS, clamp_power, cut, fused, next_power, tile, typical
+from .gpu_fit import AttentionTile, fitting_tile
 from .registry import Params, Rule, Value
 
-# The least that the tensor cores take along an axis, and the most elements of a head.
+# The least that the tensor cores take along an axis, and the most elements of a head; steps in flight.
 LEAST, WIDEST = 16, 256
-QUERIES, KEYS = (128, 64), (64, 128, 32)
+STAGES = (2, 3, 1)
 
 
 def extents_of(nest: LoopNest) -> dict[sympy.Symbol, sympy.Expr]:
@@ -63,13 +64,13 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     most, wide = (128, 64) if half and widest <= 128 else (64, 64 if half else 32)
     if not half or heads * -(-queries // most) < target.cores:
         most = 64 if half else 32
-    rows, columns = clamp_power(queries, LEAST, most), clamp_power(keys, LEAST, wide)
-    warps = max(max(rows // 16, 4) * 32 // target.warp, 1)
+    first = AttentionTile(clamp_power(queries, LEAST, most), clamp_power(keys, LEAST, wide), 0, STAGES[0])
+    tile = fitting_tile(nest, target, found, first, half, lambda rows: min(max(rows // 16, 4), 8) * 32 // target.warp)
     return {
-        "queries": tuple(dict.fromkeys((rows, max(rows // 2, LEAST)))),
-        "keys": tuple(dict.fromkeys((columns, max(columns // 2, LEAST)))),
-        "warps": (min(warps, 8),),
-        "stages": (2, 3, 1),
+        "queries": tuple(dict.fromkeys((tile.queries, max(tile.queries // 2, LEAST)))),
+        "keys": tuple(dict.fromkeys((tile.keys, max(tile.keys // 2, LEAST)))),
+        "warps": (tile.warps, tile.warps * 2),
+        "stages": tuple(dict.fromkeys((tile.stages, *STAGES))),
     }
 
 

@@ -8,7 +8,7 @@ result's memory for each part of the batch, which costs more than the products.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -17,15 +17,20 @@ from ...ir.dtypes import DType
 from ...ir.expr import Load, is_value, loads
 from ...ir.loops import AxisKind, Block, LoopNest, Update, blocks
 from ...ir.monoid import SUM
+from ...ir.product import bare, factors
 from ...ir.target import Target
 from ..schedule import Schedule
 from .cpu_common import merge_paths, values
 from .gpu_attention import LEAST, WIDEST, extents_of
 from .gpu_common import GPUS, clamp_power, cut, fused, next_power, tile, typical
+from .gpu_fit import moved_bytes, smaller_sides
+from .gpu_tiles import GROUP_ROWS
 from .registry import Params, Rule, Value
 
 # Elements of a tile of scores that a thread has in registers, of each product and of the sum.
 SCORES = 32
+# Steps in flight.
+STAGES = (2, 1, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +116,43 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     found = _roles(nest)
     assert found is not None
     extents = extents_of(nest)
-    sides = [clamp_power(typical(nest, extents[v]), LEAST, 64) for v in found.axes[-2:]]
+    first = [clamp_power(typical(nest, extents[v]), LEAST, 64) for v in found.axes[-2:]]
+    sides, stages = _fitting(nest, target, found, first)
     warps = clamp_power(sides[0] * sides[1] // (SCORES * target.warp), 4, 8)
     return {
         "rows": tuple(dict.fromkeys((sides[0], min(sides[0] * 2, 128), max(sides[0] // 2, LEAST)))),
         "columns": tuple(dict.fromkeys((sides[1], min(sides[1] * 2, 128), max(sides[1] // 2, LEAST)))),
         "warps": tuple(dict.fromkeys((warps, 4, 8))),
-        "stages": (2, 1, 3),
+        "stages": tuple(dict.fromkeys((stages, *STAGES))),
     }
+
+
+def _fitting(nest: LoopNest, target: Target, found: _Roles, sides: Sequence[int]) -> tuple[tuple[int, int], int]:
+    """The sides, or the largest smaller ones whose operands the shared memory holds, and the steps in flight."""
+    depths = {a.var: int(a.extent) for b, _ in blocks(nest) if b.name in found.products for a in b.axes
+              if a.kind is AxisKind.REDUCTION}  # fmt: skip
+    whole = {v: next_power(max(n, LEAST)) for v, n in depths.items()} | dict.fromkeys(found.over, 1)
+    by_name = {b.name: b for b, _ in blocks(nest)}
+    half = all(_is_half(by_name[name]) for name in found.products)
+    tiles = smaller_sides(*sides)
+    for stages in (STAGES[0], 1):
+        for rows, columns in tiles:
+            sizes = {**whole, **dict(zip(found.axes[-2:], (rows, columns), strict=True))}
+            groups = target.has_group_products and half and rows >= GROUP_ROWS
+            edits = (*found.edits, found.total)
+            if (
+                moved_bytes(nest, target, sizes, found.over, found.products, edits, stages, groups)
+                <= target.shared_bytes
+            ):
+                return (rows, columns), stages
+    return tiles[-1], 1
+
+
+def _is_half(product: Block) -> bool:
+    """Whether tensor cores multiply a product's operands in a half type."""
+    (update,) = product.body
+    assert isinstance(update, Update)
+    return all(bare(f).dtype.is_half for f in factors(update.values[0]))
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:

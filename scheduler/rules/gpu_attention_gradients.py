@@ -20,10 +20,14 @@ from .cpu_attention import Roles, roles
 from .cpu_common import values
 from .gpu_attention import LEAST, WIDEST, copy_queries, extents_of, tile_lanes, tile_programs
 from .gpu_common import GPUS, clamp_power, typical
+from .gpu_fit import MOST_WARPS, AttentionTile, fitting_tile
 from .registry import Params, Rule, Value
 
-# Elements of sums that a thread has in registers beside a tile of scores and one of their gradients.
+# Elements of sums that a thread has in registers beside a tile of scores and one of their gradients; steps in flight.
 SUMS = 64
+STAGES = (2, 1, 3)
+# Elements of a head from which float32 takes shorter steps.
+LONG_HEADS = 128
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -57,13 +61,24 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     half = all(_half(nest, found, name) is not None for name in found.states)
     width = sum(int(extents[v]) for own in found.widths for v in own)
     most, wide = (64, 64) if half else (32, 32)
-    rows, columns = clamp_power(queries, LEAST, most), clamp_power(keys, LEAST, wide)
-    warps = clamp_power(rows * width // (SUMS * target.warp), 4, 8)
+    # Threads that multiply by themselves have heads whole in registers; and AMD's have two sums beside two products.
+    slow = target.kind == "cuda" and not half and width >= LONG_HEADS * len(found.widths)
+    if slow or (target.kind == "hip" and half and len(found.widths) > 1):
+        wide //= 2
+    first = AttentionTile(clamp_power(queries, LEAST, most), clamp_power(keys, LEAST, wide), 0, STAGES[0])
+    most_warps = MOST_WARPS * 32 // target.warp
+
+    def warps_of(rows: int) -> int:
+        least = most_warps if slow else 4
+        return clamp_power(rows * width // (SUMS * target.warp), least, most_warps)
+
+    tile = fitting_tile(nest, target, found, first, half, warps_of)
+    rows, columns = tile.queries, tile.keys
     return {
         "queries": tuple(dict.fromkeys((rows, min(rows * 2, 128), max(rows // 2, LEAST)))),
         "keys": tuple(dict.fromkeys((columns, max(columns // 2, LEAST), min(columns * 2, 128)))),
-        "warps": tuple(dict.fromkeys((warps, 4, 8))),
-        "stages": (2, 1, 3),
+        "warps": tuple(dict.fromkeys((tile.warps, 4, 8))),
+        "stages": tuple(dict.fromkeys((tile.stages, *STAGES))),
     }
 
 

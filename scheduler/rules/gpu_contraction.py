@@ -7,7 +7,7 @@ Sources: CUTLASS's threadblock swizzle; the matmul tutorial of Triton; Tillet et
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import sympy
@@ -25,7 +25,7 @@ from .gpu_common import GPUS, cut, fused, next_power, programs, tile, typical
 from .gpu_copies import described_operands, lasting_programs
 from .gpu_steps import loops_of, steps_of
 from .gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape
-from .registry import Params, Rule, Value
+from .registry import Params, Rule, Scarce, Value
 
 # How many elements a whole row may have to stay in one program.
 WHOLE_ROW = 256
@@ -77,7 +77,7 @@ def _fast(c: Contraction, target: Target) -> bool:
 
 def _has_groups(target: Target, c: Contraction) -> bool:
     """Whether the tensor cores want the rows of four warps at once."""
-    return target.arch in ("sm_90", "sm_100") and _fast(c, target)
+    return target.has_group_products and _fast(c, target)
 
 
 def _epilogue(nest: LoopNest, c: Contraction) -> int:
@@ -194,6 +194,18 @@ def _variants(nest: LoopNest, c: Contraction, shape: TileShape) -> list[TileShap
         *(replace(shape, stages=k) for k in range(shape.stages - 1, 1, -1)),
         *(replace(shape, warps=w) for w in warps),
     ]
+
+
+def _lighter(values: Mapping[str, tuple[Value, ...]], scarce: Scarce) -> Iterator[Params]:
+    """The other shapes that have smaller tiles in flight, or fewer results a thread; the best ones first."""
+
+    def weight(text: Value) -> float:
+        s = _parse(str(text))
+        return (s.rows + s.columns) * s.step * s.stages if scarce is Scarce.SHARED else s.rows * s.columns / s.warps
+
+    default = {k: v[0] for k, v in values.items()}
+    first, *others = values["tile"]
+    return ({**default, "tile": text} for text in others if weight(text) < weight(first))
 
 
 def _text(s: TileShape) -> str:
@@ -359,4 +371,4 @@ def _divisor(schedule: Schedule, loop: str, group: int) -> int:
     return next((size for size in near if table.is_divisible(extent, size)), 1)
 
 
-GPU_CONTRACTION = Rule("gpu_contraction", GPUS, _matches, _parameters, _apply)
+GPU_CONTRACTION = Rule("gpu_contraction", GPUS, _matches, _parameters, _apply, _lighter)

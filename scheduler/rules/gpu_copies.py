@@ -10,15 +10,15 @@ from ...ir.loops import LoopNest, Scope
 from ...ir.target import Target
 from .contraction import Contraction, part_axes
 
-# Architectures with a tensor memory accelerator, the bytes to which it wants rows aligned, and the most dimensions.
-ACCELERATED, ROW_BYTES, MOST_DIMENSIONS = ("sm_90", "sm_100"), 16, 5
+# The bytes to which the tensor memory accelerator wants rows aligned, and the most dimensions.
+ROW_BYTES, MOST_DIMENSIONS = 16, 5
 
 
 def described_operands(nest: LoopNest, target: Target, c: Contraction) -> tuple[str, ...]:
     """The arrays whose tiles the tensor memory accelerator may copy: what operands load along an axis of the results
     and one that is summed, in rows of a multiple of 16 bytes. Which loads of them are of whole tiles, the emitter sees.
     """
-    if target.arch not in ACCELERATED:
+    if not target.has_tma:
         return ()
     found = [ld.buffer for ld, own in tile_loads(c) if _in_aligned_rows(nest, ld, own | {v for v, _ in c.summed})]
     return tuple(dict.fromkeys(found))

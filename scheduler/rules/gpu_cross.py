@@ -75,10 +75,11 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     if size * rows * _words(shape) / (warps * target.warp) + ADDRESSES >= REGISTERS // (warps * target.warp):
         # A thread of fewer has more registers: less is spent twice on addresses.
         warps = max(warps // 2, 4)
-    return {
+    found: dict[str, tuple[Value, ...]] = {
         "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1), rows * 2 if size * rows < SHORT else rows))),
         "warps": tuple(dict.fromkeys((warps, min(warps * 2, MAX_WARPS), max(warps // 2, 1)))),
     }
+    return found | {"parts": (PARTS, PARTS * 2)} if _is_narrow(shape) else found
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
@@ -112,7 +113,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     depth = 1 + sum(lp is not None for lp in (over, within))
     narrow = _is_narrow(shape)
     for elements in inner_loops(schedule, depth, merge=narrow):
-        parts, lanes = cut(schedule, elements, size // PARTS if narrow else size)
+        parts, lanes = cut(schedule, elements, size // int(params["parts"]) if narrow else size)
         tile(schedule, lanes)
         if narrow and parts is not None:
             schedule.unroll(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import product
 from typing import TypeAlias
 
@@ -16,13 +17,46 @@ Value: TypeAlias = bool | int | str
 Params: TypeAlias = Mapping[str, Value]
 
 
+class Scarce(Enum):
+    """What a compiled kernel took too much of: shared memory of a block, or registers of a thread, which spill."""
+
+    SHARED = "shared memory"
+    REGISTERS = "registers"
+
+
+# Parameters that are no size: more warps hold a tile, and more parts a row, in fewer registers each; fewer stages hold
+# fewer tiles.
+_SPREAD, _STAGES = ("parts", "warps"), "stages"
+
+
+def lighter_values(values: Mapping[str, tuple[Value, ...]], scarce: Scarce) -> Iterator[Params]:
+    """Of the points of a design space, those that take less of what is scarce than the default, the nearest first: one
+    parameter changed, then two, and so on. What a rule varies that is no number stays as it is."""
+    options: dict[str, list[Value]] = {}
+    for name, offered in values.items():
+        first = offered[0]
+        options[name] = [first]
+        if isinstance(first, bool) or not isinstance(first, int) or (name == _STAGES and scarce is Scarce.REGISTERS):
+            continue
+        numbers = [v for v in offered if isinstance(v, int)]
+        if name in _SPREAD:
+            options[name] += sorted(v for v in numbers if v > first) if scarce is Scarce.REGISTERS else []
+        else:
+            options[name] += sorted((v for v in numbers if v < first), reverse=True)
+    default = {k: v[0] for k, v in values.items()}
+    points = (dict(zip(options, point, strict=True)) for point in product(*options.values()))
+    changed = sorted(points, key=lambda p: sum(p[k] != default[k] for k in default))
+    yield from (p for p in changed if p != default)
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One way to schedule nests of one kind.
 
     ``kinds`` are target kinds ("cpu", "cuda", "hip"). ``parameters`` gives, for a nest that matches, the values worth
     trying of each tunable; the first of each is the default, which must be good with no tuning. ``apply`` rewrites
-    the schedule.
+    the schedule. ``lighter`` gives, from those values, the points to try where the default compiles to more than the
+    target has.
     """
 
     name: str
@@ -30,6 +64,7 @@ class Rule:
     matches: Callable[[LoopNest, Target], bool]
     parameters: Callable[[LoopNest, Target], Mapping[str, tuple[Value, ...]]]
     apply: Callable[[Schedule, Target, Params], None]
+    lighter: Callable[[Mapping[str, tuple[Value, ...]], Scarce], Iterator[Params]] = lighter_values
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,14 @@ def run(tmp_path: Path, *patterns: str) -> dict:  # type: ignore[type-arg]
     for row in body["rows"]:
         assert row["name"][:20] in result.output
     assert f"{sum(r['met'] for r in body['rows'])} of {len(body['rows'])} targets met" in result.output
+    assert f"Triton {body['versions']['triton']}," in result.output
     return body  # type: ignore[no-any-return]
 
 
 def test_rows_of_the_chosen_workloads(tmp_path: Path) -> None:
     body = run(tmp_path, "int8", "layer norm backward, N=4096", "softmax rows, N=1024, float32")
     assert body["schema"] == "torch-mlc-static" and not body["failed"]
+    assert body["versions"]["triton"] == metadata.version("triton")
     assert list(body["workloads"]) == [
         "layer norm backward, N=4096", "int8-weight linear", "softmax rows, N=1024, float32"
     ]  # fmt: skip

@@ -1,0 +1,93 @@
+"""What GPUs can do follows from their capability, for families and for processors that nobody knew of."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from torch_mlc.ir.target import TargetError, gpu_target
+
+KB = 1 << 10
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [
+        ("cuda:sm_75", 65536), ("cuda:sm_80", 166912), ("cuda:sm_86", 101376), ("cuda:sm_87", 166912),
+        ("cuda:sm_89", 101376), ("cuda:sm_90", 232448), ("cuda:sm_100", 232448), ("cuda:sm_103", 232448),
+        ("cuda:sm_110", 232448), ("cuda:sm_120", 101376), ("cuda:sm_121", 101376),
+        ("hip:gfx90a", 65536), ("hip:gfx942", 65536), ("hip:gfx950", 163840),
+    ],
+)  # fmt: skip
+def test_shared_memory_of_a_block_is_as_the_vendors_tables_have_it(name: str, shared: int) -> None:
+    target = gpu_target(name)
+    assert target.shared_bytes == shared and str(target) == name
+    assert target.processor is not None and target.processor.block_shared == shared
+
+
+CAN = {
+    "cuda:sm_75": set(),
+    "cuda:sm_80": {"async_copies", "bfloat16"},
+    "cuda:sm_89": {"async_copies", "bfloat16", "float8"},
+    "cuda:sm_90": {"async_copies", "bfloat16", "float8", "tma", "wgmma", "group_products"},
+    "cuda:sm_100": {"async_copies", "bfloat16", "float8", "tma", "tcgen05", "group_products"},
+    "cuda:sm_120": {"async_copies", "bfloat16", "float8", "tma"},
+    "hip:gfx90a": {"bfloat16"},
+    "hip:gfx942": {"bfloat16", "float8"},
+}
+FAMILIES = {"cuda:sm_103": "cuda:sm_100", "cuda:sm_110": "cuda:sm_100", "cuda:sm_121": "cuda:sm_120",
+            "cuda:sm_86": "cuda:sm_80", "hip:gfx950": "hip:gfx942"}  # fmt: skip
+UNKNOWN = {"cuda:sm_91": "cuda:sm_90", "cuda:sm_105": "cuda:sm_103", "cuda:sm_129": "cuda:sm_121",
+           "cuda:sm_140": "cuda:sm_121", "hip:gfx955": "hip:gfx950"}  # fmt: skip
+
+
+def can(name: str) -> set[str]:
+    target = gpu_target(name)
+    found = {p.removeprefix("has_") for p in dir(target) if p.startswith("has_") and getattr(target, p)}
+    assert all(isinstance(getattr(target, f"has_{p}"), bool) for p in found)
+    return found
+
+
+@pytest.mark.parametrize("name", CAN)
+def test_capabilities(name: str) -> None:
+    assert can(name) == CAN[name]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_members_of_a_family_can_do_the_same(name: str) -> None:
+    assert can(name) == can(FAMILIES[name])
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_unknown_processors_are_taken_for_the_newest_before_them(name: str) -> None:
+    ours, known = gpu_target(name), gpu_target(UNKNOWN[name])
+    assert can(name) == can(UNKNOWN[name]) and str(ours) == name
+    assert (ours.shared_bytes, ours.cores, ours.warp) == (known.shared_bytes, known.cores, known.warp)
+
+
+def test_the_assembler_s_names_are_those_of_the_processor() -> None:
+    assert gpu_target("cuda:sm_90a") == gpu_target("cuda:sm_90") and gpu_target("cuda:sm_103f").arch == "sm_103"
+
+
+@pytest.mark.parametrize(
+    "name", ["cuda:sm_60", "cuda:gfx942", "hip:gfx906", "hip:gfx1100", "hip:sm_90", "cuda:", "tpu:v5"]
+)
+def test_what_is_too_old_or_none_of_them_is_refused(name: str) -> None:
+    with pytest.raises(TargetError, match=f"no target '{name}'.*cuda:sm_103.*hip:gfx950"):
+        gpu_target(name)
+
+
+def test_no_decision_asks_for_a_processor_by_name() -> None:
+    """A list of names leaves out what comes next: decisions ask for what a target can do."""
+    asks = re.compile(r"\.arch\s*(?:==|!=|in\b|not in\b)\s*[\"'(\[{]|\.arch\.(?:startswith|endswith)")
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for room in ("ir", "scheduler", "codegen", "runtime", "dynamo_backend", "benchmarks")
+        for path in sorted((ROOT / room).rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if asks.search(line) and "znver" not in line
+    ]
+    assert found == []
