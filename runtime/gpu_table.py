@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from ..codegen.kernel import ALIGNMENT, KernelSource
+from ..codegen.kernel import ALIGNMENT, INDEX_MAX, KernelSource
 from ..ir.target import Target
 from .capture import Capture, current_capture
 from .gpu import compile_triton
@@ -38,6 +38,7 @@ class _Rows:
     sizes: bytes = b""
     rows: int = 0
     aligned: tuple[bool, ...] = ()
+    far: bool = False
     table: torch.Tensor | None = None
     programs: torch.Tensor | None = None
     count: int = 0
@@ -86,6 +87,7 @@ class GpuTableKernel:
             if known.programs is None or known.rows != rows or known.sizes != sizes.tobytes():
                 programs = self._plan(sizes)
                 known.rows, known.sizes, known.count, known.table = rows, sizes.tobytes(), len(programs), None
+                known.far = any(self._kernel.reach(*row) > INDEX_MAX for row in sizes.tolist())
                 known.programs = self._put(programs, device, capture)
             if known.count:
                 known.aligned = self._aligned(table)
@@ -95,7 +97,7 @@ class GpuTableKernel:
             return
         assert known.table is not None and known.programs is not None
         self._kernel.launch(
-            device, known.aligned, (known.count, 1, 1), (known.table.data_ptr(), known.programs.data_ptr())
+            device, known.aligned, (known.count, 1, 1), (known.table.data_ptr(), known.programs.data_ptr()), known.far
         )
 
     def _put(self, array: Array, device: int, capture: Capture | None) -> torch.Tensor:

@@ -197,7 +197,7 @@ def launch_table(source, target, rows, sizes):
     kernel = GpuTableKernel(
         source, target, driver=object(), stream=lambda device: 0, upload=lambda array, device: torch.from_numpy(array)
     )
-    kernel._kernel.launch = lambda device, aligned, grid, arguments: launched.append((aligned, grid))
+    kernel._kernel.launch = lambda device, aligned, grid, arguments, far: launched.append((aligned, grid))
     tensors = [t for row in rows for t in row]
     kernel(len(rows), tensors, sizes)
     if launched:
