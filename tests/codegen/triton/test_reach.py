@@ -150,8 +150,6 @@ def test_strides_reach_farther_than_elements() -> None:
     buffer = nest.params[0]
     strides = tuple(s * (1 << 20) for s in buffer.strides)
     far = replace(nest, params=(replace(buffer, strides=strides), *nest.params[1:]))
-        nest, params=(replace(buffer, strides=tuple(s * (1 << 20) for s in buffer.strides)), *nest.params[1:])
-    )
     source = emit_triton(far, SM90)
     assert source.reach is not None
     reach = reach_function(source)
