@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +126,8 @@ class Worker:
         if "error" in message:
             self._answered = True
             raise RefusedError(message["error"])
-        rest = memoryview(body)
-        parts = [bytes(rest[sum(lengths[:k]) :][:n]) for k, n in enumerate(lengths)]
-        return message, parts
+        at = [sum(lengths[:k]) for k in range(len(lengths) + 1)]
+        return message, [bytes(body[a:b]) for a, b in pairwise(at)]
 
     def _some(self, deadline: float, stop: threading.Event) -> bytes:
         while True:
