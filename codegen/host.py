@@ -18,16 +18,25 @@ from ..ir.graph import GraphOutput, Library, TensorType
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The programs of a GPU kernel by dimension, in the sizes that it takes, whose names in order are ``symbols``."""
+    """The programs of a GPU kernel by dimension, in the sizes that it takes, whose names in order are ``symbols``; and
+    how far its indices reach, where that decides its variant (``KernelSource.reach``)."""
 
     extents: tuple[sympy.Expr, ...]
     symbols: tuple[str, ...]
+    reach: sympy.Expr | None = None
 
     def of(self, sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, sympy.Expr, sympy.Expr]:
         """Three extents, of a launch with these sizes."""
-        known = {symbol(name): size for name, size in zip(self.symbols, sizes, strict=True)}
+        known = self._known(sizes)
         x, y, z = (*(e.xreplace(known) for e in self.extents), *[sympy.S.One] * (3 - len(self.extents)))
         return x, y, z
+
+    def reach_of(self, sizes: Sequence[sympy.Expr]) -> sympy.Expr:
+        """How far indices reach in a launch with these sizes; zero where that decides nothing."""
+        return sympy.S.Zero if self.reach is None else self.reach.xreplace(self._known(sizes))
+
+    def _known(self, sizes: Sequence[sympy.Expr]) -> dict[sympy.Symbol, sympy.Expr]:
+        return {symbol(name): size for name, size in zip(self.symbols, sizes, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)

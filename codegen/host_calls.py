@@ -135,6 +135,7 @@ class Calls:
     def launch_on_gpu(self, step: Launch, grid: Grid) -> None:
         """Launch a kernel on the stream that torch's work goes to; where it cannot be, Python does, or raises."""
         extents = ", ".join(f"i64 {self.b.size(e)}" for e in grid.of(step.sizes))
+        extents += f", i64 {self.b.size(grid.reach_of(step.sizes))}"
         sizes = [self.b.size(s) for s in step.sizes]
         self.b.release()
         self.arguments([*(self.slot(t) + 2 for t in step.tensors), *sizes])

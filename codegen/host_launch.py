@@ -2,9 +2,10 @@
 
 What is known of a kernel are the words of its record (``runtime/gpu_records.py``): ``RECORD``, then ``VARIANTS`` times
 ``VARIANT_WORDS``. ``launcher`` is the address of ``cuLaunchKernel`` or of ``hipModuleLaunchKernel``, which take the
-same arguments. A variant is machine code that takes for granted which pointers are multiples of ``ALIGNMENT``: of the
-pointers that are, those that the kernel asks about (``relaxable``) choose it. Its words are that mask, the driver's
-function, threads in a block, bytes of shared memory, and the number of its parameters.
+same arguments. A variant is machine code that takes for granted which pointers are multiples of ``ALIGNMENT``, and
+whether indices fit into 32 bits: of the pointers that are, those that the kernel asks about (``relaxable``) choose it,
+with the bit ``FAR`` where indices reach beyond ``INDEX_MAX``. Its words are that mask, the driver's function, threads
+in a block, bytes of shared memory, and the number of its parameters.
 
 A thread launches under a context, and one that is new may have none. The words ``CONTEXT`` are the functions that ask
 for a thread's context and set it, and the one of the GPU; zeros where the driver needs none (HIP). A program sees to it
@@ -18,14 +19,15 @@ address of each parameter and copies as many bytes as it has, so a size of 32 bi
 from __future__ import annotations
 
 from .host_objects import NUMBERS
-from .kernel import ALIGNMENT
+from .kernel import ALIGNMENT, INDEX_MAX
 
 CONTEXT = ("get_context", "set_context", "context")
 RECORD = ("pointers", "arguments", "relaxable", "variants", "null", "launcher", *CONTEXT)
 VARIANT_WORDS = 5
 VARIANTS = 8
-# Alignment of pointers is a mask in one word.
+# Alignment of pointers is a mask in one word, and the last bit is that of indices.
 MOST_POINTERS = 63
+FAR = 1 << MOST_POINTERS
 
 _AT = {name: 8 * k for k, name in enumerate(RECORD)}
 _FIRST = 8 * len(RECORD)
@@ -60,8 +62,9 @@ give:
 
 LAUNCH = f"""
 ; Launch a kernel over "arguments", its addresses and then sizes, where the grid is not empty. Not zero where the driver
-; refuses, and where no variant of the kernel is there for addresses that are aligned as these are.
-define i32 @mlc_launch(ptr %record, ptr %arguments, i64 %x, i64 %y, i64 %z, ptr %stream) {{
+; refuses, and where no variant of the kernel is there for addresses that are aligned as these are and indices that
+; reach so far.
+define i32 @mlc_launch(ptr %record, ptr %arguments, i64 %x, i64 %y, i64 %z, i64 %reach, ptr %stream) {{
 entry:
   %xy = mul i64 %x, %y
   %programs = mul i64 %xy, %z
@@ -97,7 +100,11 @@ aligned:
   %p.next = add nuw i64 %p, 1
   br label %align
 choose:
-  %wanted = and i64 %mask, %relaxable
+  %near = and i64 %mask, %relaxable
+  %is.far = icmp ugt i64 %reach, {INDEX_MAX}
+  %far = zext i1 %is.far to i64
+  %far.bit = shl i64 %far, {MOST_POINTERS}
+  %wanted = or i64 %near, %far.bit
   %first = getelementptr inbounds i8, ptr %record, i64 {_FIRST}
   br label %look
 look:
@@ -148,8 +155,8 @@ go:
 }}
 """
 
-# As a function of Python's (METH_FASTCALL): its "self" is the address of a record, its arguments are the grid, the
-# stream, and those of the kernel. It returns the status.
+# As a function of Python's (METH_FASTCALL): its "self" is the address of a record, its arguments are the grid, how far
+# indices reach, the stream, and those of the kernel. It returns the status.
 LAUNCH_FROM_PYTHON = f"""{NUMBERS}
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare ptr @PyLong_FromLongLong(i64)
@@ -168,11 +175,14 @@ run:
   %y = load i64, ptr %y.at
   %z.at = getelementptr inbounds i64, ptr %words, i64 2
   %z = load i64, ptr %z.at
-  %stream.at = getelementptr inbounds i64, ptr %words, i64 3
+  %reach.at = getelementptr inbounds i64, ptr %words, i64 3
+  %reach = load i64, ptr %reach.at
+  %stream.at = getelementptr inbounds i64, ptr %words, i64 4
   %stream = load ptr, ptr %stream.at
-  %arguments = getelementptr inbounds i64, ptr %words, i64 4
+  %arguments = getelementptr inbounds i64, ptr %words, i64 5
   %thread = call ptr @PyEval_SaveThread()
-  %status = call i32 @mlc_launch(ptr %record, ptr %arguments, i64 %x, i64 %y, i64 %z, ptr %stream)
+  %status = call i32 @mlc_launch(ptr %record, ptr %arguments, i64 %x, i64 %y, i64 %z, i64 %reach,
+                              ptr %stream)
   call void @PyEval_RestoreThread(ptr %thread)
   %wide = sext i32 %status to i64
   %result = call ptr @PyLong_FromLongLong(i64 %wide)

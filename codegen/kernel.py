@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -11,6 +11,10 @@ from ..ir.loops import Buffer
 
 # Bytes of which an address is a multiple unless a buffer or a call says otherwise, and by which GPU code is chosen.
 ALIGNMENT = 16
+# The greatest index of 32 bits.
+INDEX_MAX = (1 << 31) - 1
+# A line of the text of a GPU kernel that gives its indices their type, in the two forms of the text.
+NARROW, WIDE = (f"INDEX = tl.constexpr(tl.int{bits})\n" for bits in (32, 64))
 
 
 class EmitError(MlcError):
@@ -27,7 +31,9 @@ class KernelSource:
 
     ``params`` are the pointer arguments in call order (inputs, then outputs) and ``symbols`` the sizes (int64) after
     them. ``grid`` is the number of GPU programs by dimension, in size symbols; ``meta`` what else the compiler or
-    launcher needs. The text depends on the nest, the target and the emitter's options alone, so it is a cache key.
+    launcher needs. ``reach``, in size symbols, is given where the text has another form (``wide_source``): no index of
+    the kernel exceeds it, so that this form is right where it is at most ``INDEX_MAX``. The text depends on the nest,
+    the target and the emitter's options alone, so it is a cache key.
     """
 
     name: str
@@ -37,7 +43,14 @@ class KernelSource:
     symbols: tuple[str, ...]
     grid: tuple[sympy.Expr, ...] = ()
     meta: tuple[tuple[str, int | str | bool], ...] = ()
+    reach: sympy.Expr | None = None
 
     def option(self, key: str, default: int | str | bool | None = None) -> int | str | bool | None:
         """The entry ``key`` of ``meta``."""
         return dict(self.meta).get(key, default)
+
+
+def wide_source(source: KernelSource) -> KernelSource:
+    """A kernel that has a ``reach`` with indices of 64 bits, which are right at all sizes."""
+    meta = tuple((k, "i64" if k == "index" else v) for k, v in source.meta)
+    return replace(source, text=source.text.replace(NARROW, WIDE, 1), meta=meta, reach=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from ..ir.target import Target
 from ..runtime.counters import counters
 from ..runtime.fingerprint import environment_fingerprint
 from ..runtime.log import logger
-from ..runtime.measure import measurer_for
+from ..runtime.measuring import measurer_for
 from ..runtime.options import Options
 from ..runtime.timing import PhaseTimer
 from ..runtime.tune_progress import TuneProgress
@@ -26,12 +27,14 @@ from ..scheduler.function import TensorFunction
 from ..scheduler.rules import default_schedule
 from ..scheduler.schedule import Schedule, replay
 from ..scheduler.trace import Trace
-from ..scheduler.tune import Measurer, tune
+from ..scheduler.tune import Measurer, MeasuringError, tune
 
 _LOG = logger(__name__)
 DATABASE = "tuning.sqlite"
 # What a launch costs besides its bytes, in bytes: no kernel is so small that it gets no share of the budget.
 _LAUNCH_BYTES = 1 << 16
+# Candidates that are chosen before the first of them is measured, as many as compile side by side at least.
+_BATCH = 4
 
 
 @dataclass(slots=True)
@@ -68,20 +71,25 @@ def _bytes(function: TensorFunction) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Where schedules come from in one compilation. ``budget`` is None where nothing is to be measured."""
+    """Where schedules come from in one compilation. ``budget`` is None where nothing is to be measured, and
+    ``workers`` processes at most compile candidates."""
 
     database: Database | None
     budget: Budget | None
     timer: PhaseTimer
-    measurer: Callable[[LoopNest, Target], Measurer | None] = measurer_for
+    measurer: Callable[[LoopNest, Target, int], Measurer | None] = measurer_for
+    workers: int = 0
 
     def schedule(self, name: str, nest: LoopNest, target: Target) -> Schedule:
         """The schedule of a kernel. Raises ScheduleError where no rule applies."""
         if self.budget is not None:
-            measurer = self.measurer(nest, target) if not _is_fixed(nest) else None
+            measurer = self.measurer(nest, target, self.workers) if not _is_fixed(nest) else None
             if measurer is not None:
-                with self.timer.phase("tune"), TuneProgress() as progress:
-                    return self._tuned(name, nest, target, measurer, self.budget, progress)
+                with self.timer.phase("tune"), TuneProgress() as progress, closing(measurer):
+                    try:
+                        return self._tuned(name, nest, target, measurer, self.budget, progress)
+                    except MeasuringError as error:
+                        _LOG.warning("%s is not tuned, for %s; it gets the schedule that it has anyway", name, error)
         if self.database is not None and not _is_fixed(nest):
             record = self.database.lookup(structural_key(nest), target)
             if record is not None:
@@ -93,9 +101,11 @@ class Tuning:
     def _tuned(
         self, name: str, nest: LoopNest, target: Target, measurer: Measurer, budget: Budget, progress: TuneProgress
     ) -> Schedule:
-        before = time.monotonic()
-        trace = tune(nest, target, measurer, budget.share(name), self.database, progress)
-        budget.spend(name, time.monotonic() - before)
+        before, share = time.monotonic(), budget.share(name)
+        try:
+            trace = tune(nest, target, measurer, share, self.database, progress, batch=max(_BATCH, self.workers))
+        finally:
+            budget.spend(name, time.monotonic() - before)
         counters.add("kernels_tuned")
         return replay(trace, nest)
 
@@ -106,7 +116,7 @@ def tuning_of(options: Options, timer: PhaseTimer, costs: Mapping[str, float], m
     path = options.cache_dir / DATABASE
     # A database that nobody has written is not made only to find nothing in it.
     database = _database(path) if options.cache and (budget is not None or path.exists()) else None
-    return Tuning(database, budget, timer)
+    return Tuning(database, budget, timer, workers=options.compile_workers)
 
 
 @lru_cache(maxsize=8)

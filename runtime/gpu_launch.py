@@ -1,7 +1,8 @@
 """A GPU kernel as a callable of tensors and sizes.
 
-A call checks that the pointers are aligned as the code assumes, and where they are not, compiles the variant that
-assumes less. Everything else about a launch is settled once for each variant and device.
+A call checks that the pointers are aligned as the code assumes, and that indices fit into 32 bits where it assumes
+that; where they do not, it compiles the variant that assumes less. Everything else about a launch is settled once for
+each variant and device.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
 
 from ..codegen.host_launch import MOST_POINTERS
-from ..codegen.kernel import ALIGNMENT, KernelSource
+from ..codegen.kernel import ALIGNMENT, INDEX_MAX, KernelSource, wide_source
 from ..ir.expr import symbol
 from ..ir.oracle_text import index_text
 from ..ir.target import Target
@@ -31,6 +32,8 @@ from .gpu_records import LaunchRecord
 # How an argument lies at the begin of its word.
 _FORMATS = {"ptr": "Q", "i32": "i4x", "i64": "q"}
 Compile = Callable[[KernelSource, Target, tuple[bool, ...]], GpuBinary]
+# A device, which pointers are aligned, and whether indices take 64 bits though the kernel has a form with 32.
+Variant: TypeAlias = tuple[int, tuple[bool, ...], bool]
 
 
 @dataclass(slots=True)
@@ -81,11 +84,12 @@ class GpuKernel:
         self._stream = torch._C._cuda_getCurrentRawStream if stream is None else stream
         self._checked = checked or launches_checked()
         self.grid = grid_function(source)
+        self.reach = reach_function(source)
         described = _described(source)
         self._described = frozenset(k for k, b in enumerate(source.params) if b.name in described)
         self.by_address = takes_addresses(source)
         self._relaxable = tuple(b.align == 0 or b.align % ALIGNMENT == 0 for b in source.params)
-        self._variants: dict[tuple[int, tuple[bool, ...]], _Loaded] = {}
+        self._variants: dict[Variant, _Loaded] = {}
         self._records: dict[int, LaunchRecord] = {}
         self._launchers: dict[int, Callable[..., int]] = {}
 
@@ -103,9 +107,10 @@ class GpuKernel:
     def at(self, device: int, *numbers: int) -> None:
         """Launch on a device over the addresses of its parameters and, behind them, sizes; not for kernels with tile
         descriptors, which want tensors."""
-        grid = self.grid(*numbers[len(self._relaxable) :])
+        sizes = numbers[len(self._relaxable) :]
+        grid = self.grid(*sizes)
         launch = self._launchers.get(device) or self._launcher(device)
-        if launch(*grid, self._stream(device), *numbers):
+        if launch(*grid, self.reach(*sizes), self._stream(device), *numbers):
             # A variant that is not loaded yet, or what the driver refuses, which is told as an error.
             self._launch_at(device, grid, numbers)
 
@@ -116,13 +121,20 @@ class GpuKernel:
         aligned = self._relaxable
         if bits % ALIGNMENT:
             aligned = tuple(r and a % ALIGNMENT == 0 for r, a in zip(aligned, numbers))
-        self.launch(device, aligned, grid, numbers)
+        self.launch(device, aligned, grid, numbers, self.reach(*numbers[len(self._relaxable) :]) > INDEX_MAX)
 
     def launch(
-        self, device: int, aligned: tuple[bool, ...], grid: tuple[int, int, int], arguments: Sequence[int]
+        self,
+        device: int,
+        aligned: tuple[bool, ...],
+        grid: tuple[int, int, int],
+        arguments: Sequence[int],
+        far: bool = False,
     ) -> None:
-        """Launch the variant for pointers that are so aligned, with these numbers as arguments."""
-        loaded = self._variants.get((device, aligned)) or self._load(device, aligned)
+        """Launch the variant for pointers that are so aligned, and where ``far`` for indices of 64 bits, with these
+        numbers as arguments."""
+        variant = device, aligned, far
+        loaded = self._variants.get(variant) or self._load(variant)
         binary = loaded.binary
         # Another thread must not change the words before the driver has copied them.
         with loaded.lock:
@@ -142,15 +154,17 @@ class GpuKernel:
                 given = f" {launch_text(self.source, grid, arguments)}" if self._checked else ""
                 raise self._named(error, given) from None
 
-    def _load(self, device: int, aligned: tuple[bool, ...]) -> _Loaded:
-        binary = self._compile(self.source, self.target, aligned)
+    def _load(self, variant: Variant) -> _Loaded:
+        device, aligned, far = variant
+        source = wide_source(self.source) if far else self.source
+        binary = self._compile(source, self.target, aligned)
         try:
             loaded = _loaded(self._driver, binary, device)
         except GpuDriverError as error:
             raise self._named(error) from None
-        self._variants[(device, aligned)] = loaded
+        self._variants[variant] = loaded
         if device in self._records and not self._checked:
-            _publish(loaded, self._records[device], aligned)
+            _publish(loaded, self._records[device], variant)
         return loaded
 
     def _named(self, error: GpuDriverError, given: str = "") -> GpuDriverError:
@@ -176,9 +190,9 @@ class GpuKernel:
             found = self._records.setdefault(device, found)
             if self._checked:
                 return found
-            for (where, aligned), loaded in [*self._variants.items()]:
-                if where == device:
-                    _publish(loaded, found, aligned)
+            for variant, loaded in [*self._variants.items()]:
+                if variant[0] == device:
+                    _publish(loaded, found, variant)
         return found
 
 
@@ -197,12 +211,13 @@ def _left_to_python(*_: int) -> int:
     return -1
 
 
-def _publish(loaded: _Loaded, record: LaunchRecord, aligned: tuple[bool, ...]) -> None:
+def _publish(loaded: _Loaded, record: LaunchRecord, variant: Variant) -> None:
     """Let machine code launch a variant, unless it wants memory at each launch."""
     binary = loaded.binary
     if not binary.scratch_bytes:
         function = getattr(loaded.function, "value", loaded.function)
-        record.add(aligned, function, binary.threads, binary.shared, len(loaded.words))
+        _, aligned, far = variant
+        record.add(aligned, function, binary.threads, binary.shared, len(loaded.words), far=far)
 
 
 def _told() -> str:
@@ -224,11 +239,23 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
 def grid_function(source: KernelSource) -> Callable[..., tuple[int, int, int]]:
     """The grid of a call from its sizes, three numbers."""
     grid = [*source.grid, sympy.S.One, sympy.S.One, sympy.S.One][:3]
-    names = [symbol(s) for s in source.symbols]
     if all(g.is_Integer for g in grid):
         fixed = (int(grid[0]), int(grid[1]), int(grid[2]))
         return lambda *sizes: fixed
-    texts = [index_text(g, lambda s: s.name) for g in grid]
-    code = f"lambda {', '.join(s.name for s in names)}: ({', '.join(texts)})"
-    made: Callable[..., tuple[int, int, int]] = eval(code, {"__builtins__": {}, "min": min, "max": max})
+    made: Callable[..., tuple[int, int, int]] = _function(source, grid, "({})")
     return made
+
+
+def reach_function(source: KernelSource) -> Callable[..., int]:
+    """How far the indices of a call reach, from its sizes; zero where that decides nothing."""
+    if source.reach is None or source.reach.is_Integer:
+        return lambda *sizes: 0
+    made: Callable[..., int] = _function(source, [source.reach], "{}")
+    return made
+
+
+def _function(source: KernelSource, exprs: Sequence[sympy.Expr], form: str) -> Any:
+    names = [symbol(s) for s in source.symbols]
+    text = form.format(", ".join(index_text(e, lambda s: s.name) for e in exprs))
+    code = f"lambda {', '.join(s.name for s in names)}: {text}"
+    return eval(code, {"__builtins__": {}, "min": min, "max": max})

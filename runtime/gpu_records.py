@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from ..codegen.host_launch import CONTEXT, LAUNCH, LAUNCH_FROM_PYTHON, RECORD, VARIANT_WORDS, VARIANTS
+from ..codegen.host_launch import CONTEXT, FAR, LAUNCH, LAUNCH_FROM_PYTHON, RECORD, VARIANT_WORDS, VARIANTS
 from .cpu import LoadedObject, fast_function, load_text
 
 
@@ -40,14 +40,17 @@ class LaunchRecord:
         return ctypes.addressof(self._words)
 
     def function(self) -> Callable[..., int]:
-        """``launch(x, y, z, stream, address, …, size, …)`` from Python; 0, or what the driver says, or what
+        """``launch(x, y, z, reach, stream, address, …, size, …)`` from Python; 0, or what the driver says, or what
         ``mlc_launch`` does."""
         code = _launch_from_python()
         return fast_function(code.addresses["mlc_launch_from_python"], self.address, (code, self))
 
-    def add(self, aligned: Sequence[bool], function: int, threads: int, shared: int, parameters: int) -> None:
-        """Make a variant known; one that finds no room is left to Python."""
-        mask = mask_of(aligned)
+    def add(
+        self, aligned: Sequence[bool], function: int, threads: int, shared: int, parameters: int, *, far: bool = False
+    ) -> None:
+        """Make a variant known, ``far`` where it is for indices of 64 bits; one that finds no room is left to
+        Python."""
+        mask = mask_of(aligned) | (FAR if far else 0)
         with self._lock:
             if mask in self._masks or len(self._masks) == VARIANTS:
                 return

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..codegen.kernel import ALIGNMENT, KernelSource
+from ..codegen.kernel import ALIGNMENT, INDEX_MAX, KernelSource
 from ..ir.target import Target
 from .capture import Capture, current_capture
 from .gpu import compile_triton
@@ -42,6 +42,7 @@ class TableRecord:
     aligned: tuple[bool, ...]
     table: torch.Tensor | None
     programs: torch.Tensor | None
+    far: bool = False
     mark: Any = None
     joined: set[int] = field(default_factory=set)
 
@@ -95,7 +96,7 @@ class GpuTableKernel:
         if record.count:
             assert record.table is not None and record.programs is not None
             where = (record.table.data_ptr(), record.programs.data_ptr())
-            self._kernel.launch(device, record.aligned, (record.count, 1, 1), where)
+            self._kernel.launch(device, record.aligned, (record.count, 1, 1), where, record.far)
 
     def record(self, device: int) -> TableRecord | None:
         """What was launched last on a device, outside of captures."""
@@ -114,13 +115,23 @@ class GpuTableKernel:
         sizes = self._sizes(table)
         programs: torch.Tensor | None
         if known is not None and known.rows == rows and known.sizes == sizes.tobytes():
-            count, programs = known.count, known.programs
+            count, programs, far = known.count, known.programs, known.far
         else:
             count, grids = self._grids(sizes)
             programs = memory.upload(_plan(grids), device) if count else None
+            far = self._far(sizes)
         placed = memory.upload(table, device) if count else None
         made = TableRecord(
-            numbers, rows, sizes.tobytes(), count, self._aligned(table), placed, programs, memory.mark(device), {stream}
+            numbers,
+            rows,
+            sizes.tobytes(),
+            count,
+            self._aligned(table),
+            placed,
+            programs,
+            far,
+            memory.mark(device),
+            {stream},
         )
         self._records[device] = made
         return made
@@ -128,7 +139,8 @@ class GpuTableKernel:
     def _left_for_later(self, device: int, rows: int, numbers: tuple[int, ...], capture: Capture) -> TableRecord:
         """Rooms of a capture's, which are filled at its end."""
         table = np.array(numbers, np.int64).reshape(rows, -1)
-        count, grids = self._grids(self._sizes(table))
+        sizes = self._sizes(table)
+        count, grids = self._grids(sizes)
         if not count:
             return TableRecord(numbers, rows, b"", 0, (), None, None)
 
@@ -138,13 +150,15 @@ class GpuTableKernel:
             capture.later(lambda: room.copy_(content))
             return room
 
-        return TableRecord(numbers, rows, b"", count, self._aligned(table), put(table), put(_plan(grids)))
+        placed, programs = put(table), put(_plan(grids))
+        return TableRecord(numbers, rows, b"", count, self._aligned(table), placed, programs, self._far(sizes))
 
     def _written_by_launches(self, device: int, rows: int, numbers: tuple[int, ...]) -> TableRecord:
         """Memory that the current stream writes the table and the programs to: each number is the argument of a kernel,
         so that nothing is read from the host."""
         table = np.array(numbers, np.int64).reshape(rows, -1)
-        count, grids = self._grids(self._sizes(table))
+        sizes = self._sizes(table)
+        count, grids = self._grids(sizes)
         if not count:
             return TableRecord(numbers, rows, b"", 0, (), None, None)
         placed = self._with_numbers(table, device)
@@ -155,7 +169,7 @@ class GpuTableKernel:
         down = within.div(x, rounding_mode="floor")
         places = (row, within.remainder(x), down.remainder(y), down.div(y, rounding_mode="floor"))
         programs = torch.stack(places, 1).to(torch.int32)
-        return TableRecord(numbers, rows, b"", count, self._aligned(table), placed, programs)
+        return TableRecord(numbers, rows, b"", count, self._aligned(table), placed, programs, self._far(sizes))
 
     def _with_numbers(self, array: Array, device: int) -> torch.Tensor:
         room = self._memory.room(array.shape, torch.int64, device)
@@ -172,6 +186,10 @@ class GpuTableKernel:
         """How many programs all rows have, and the grid of each row."""
         grids: list[tuple[int, int, int]] = [self._kernel.grid(*row) for row in sizes.tolist()]
         return sum(x * y * z for x, y, z in grids), grids
+
+    def _far(self, sizes: Array) -> bool:
+        """Whether indices of any row reach beyond 32 bits."""
+        return any(self._kernel.reach(*row) > INDEX_MAX for row in sizes.tolist())
 
     def _aligned(self, table: Array) -> tuple[bool, ...]:
         """Which pointers are aligned in all rows, or none where one that could be is not."""

@@ -13,6 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import sympy
+
 from ..codegen.host import Grid, KernelUse
 from ..codegen.kernel import KernelSource
 from ..ir.dtypes import DType
@@ -108,11 +110,11 @@ def load_code(code: KernelCode, *, checked: bool = False) -> LoadedKernel:
         kernel = load_kernels(code.payload, [code.name])[code.name]
         return LoadedKernel(kernel.call, kernel, code.name)
     first, target = gpu_binary(code), Target(**code.meta["target"])
-
-    def variant(source: KernelSource, target: Target, aligned: tuple[bool, ...]) -> GpuBinary:
-        return first if aligned == first.aligned else compile_triton(source, target, aligned)
-
     source = _source_of_json(code.meta["source"])
+
+    def variant(wanted: KernelSource, target: Target, aligned: tuple[bool, ...]) -> GpuBinary:
+        return first if aligned == first.aligned and wanted is source else compile_triton(wanted, target, aligned)
+
     loaded = (GpuTableKernel if source.option("table") else GpuKernel)(source, target, variant, checked=checked)
     return LoadedKernel(loaded, loaded, code.name)
 
@@ -128,7 +130,7 @@ def source_use(source: KernelSource, variable: str, sizes: tuple[int, ...], *, t
     """How host programs call a kernel whose code is still being made."""
     if source.language == "llvm":
         return KernelUse(variable, sizes, table=table)
-    return KernelUse(variable, sizes, takes_addresses(source), table, Grid(source.grid, source.symbols))
+    return KernelUse(variable, sizes, takes_addresses(source), table, Grid(source.grid, source.symbols, source.reach))
 
 
 def source_to_json(source: KernelSource) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def source_to_json(source: KernelSource) -> dict[str, Any]:
         "name": source.name, "text": source.text, "symbols": source.symbols,
         "meta": (*source.meta, ("shapes", shapes)),
         "params": [[b.name, b.dtype.value, b.align] for b in source.params], "grid": [index_text(g) for g in
-        source.grid],
+        source.grid], "reach": None if source.reach is None else index_text(source.reach),
     }  # fmt: skip
 
 
@@ -150,9 +152,14 @@ def is_made_of(code: KernelCode, source: KernelSource) -> bool:
 def _source_of_json(data: Mapping[str, Any]) -> KernelSource:
     """What launching and compiling again need; shapes of the parameters are an option, for errors to tell."""
     params = tuple(Buffer(name, (), (), DType(dtype), align=align) for name, dtype, align in data["params"])
-    grid = tuple(parse_index(ast.parse(g, mode="eval").body) for g in data["grid"])
+    grid = tuple(map(_index_of, data["grid"]))
     meta = tuple((k, v) for k, v in data["meta"])
-    return KernelSource(data["name"], "triton", data["text"], params, tuple(data["symbols"]), grid, meta)
+    reach = None if data["reach"] is None else _index_of(data["reach"])
+    return KernelSource(data["name"], "triton", data["text"], params, tuple(data["symbols"]), grid, meta, reach)
+
+
+def _index_of(text: str) -> sympy.Expr:
+    return parse_index(ast.parse(text, mode="eval").body)
 
 
 class KernelStore:

@@ -1,30 +1,22 @@
-"""Timing scheduled nests on the machine at hand: what tuning asks of the runtime.
+"""What candidates of tuning run on, how their results are compared, and how CPUs time them.
 
-Candidates run on random inputs of the nest's shapes (typical sizes where they are symbolic) and take turns, so that a
-machine that slows down slows all of them. A candidate whose results differ from the default schedule's is an error,
-whatever its time.
+Candidates run on random inputs of the nest's shapes (typical sizes where they are symbolic) and take turns on CPUs, so
+that a machine that slows down slows all of them. A candidate whose results differ from the default schedule's is an
+error, whatever its time. The process in which they run is ``measure_service.py``.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import sympy
 import torch
 
-from ..codegen.llvm.module import emit_llvm
-from ..codegen.triton.emit import emit_triton
 from ..ir.errors import MlcError
 from ..ir.expr import Expr, Load, is_value, walk
 from ..ir.loops import Buffer, LoopNest, Update, blocks
-from ..ir.target import Target
-from ..scheduler.schedule import Schedule
-from ..scheduler.tune import Measurement, Measurer
-from .cpu import load_kernel
-from .gpu_launch import GpuKernel
 
 # Seconds of one sample (calls repeat to fill it), of all samples of one candidate at most, and samples wanted.
 SAMPLE_SECONDS = 2e-4
@@ -116,13 +108,13 @@ def index_limits(nest: LoopNest, size_of: Callable[[sympy.Expr], int]) -> dict[s
     return limits
 
 
-# --- measurers -------------------------------------------------------------------------------------------------------
+# --- results and times ------------------------------------------------------------------------------------------------
 
 Run = Callable[[], None]
 
 
-class _Bench:
-    """What all measurers do: arguments of one nest, made when they are wanted, and results compared with the first."""
+class Bench:
+    """What all candidates of a nest share: arguments, made when they are wanted, and the results of the first."""
 
     def __init__(self, nest: LoopNest, device: str) -> None:
         self._nest = nest
@@ -140,7 +132,7 @@ class _Bench:
         return self._arguments
 
     def check(self, run: Run) -> None:
-        """Run once. Raises MeasureError where the results are not those of the first candidate."""
+        """Run once, to the end. Raises MeasureError where the results are not those of the first candidate."""
         tensors = self.arguments.tensors
         outputs = tensors[len(tensors) - self.arguments.outputs :]
         for o, before in zip(outputs, self._before, strict=True):
@@ -162,103 +154,29 @@ def _scale(t: torch.Tensor) -> float:
     return max(float(values.square().mean().sqrt()), 1e-6)
 
 
-class CpuMeasurer:
-    """Times schedules of one nest on this processor: interleaved samples, in seconds a call.
+def interleaved_seconds(runs: Mapping[int, Run], clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
+    """Seconds a call on this processor, by samples that take turns.
 
     The lower quartile counts: what else runs on the machine makes samples longer and never shorter.
     """
-
-    def __init__(self, nest: LoopNest, target: Target, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.target = target
-        self._clock = clock
-        self._bench = _Bench(nest, "cpu")
-
-    def measure(self, candidates: Sequence[Schedule]) -> list[Measurement]:
-        """Seconds a call of each schedule, or the error that it met."""
-        results: list[Measurement] = [math.inf] * len(candidates)
-        runs: dict[int, Run] = {}
-        for k, schedule in enumerate(candidates):
-            try:
-                runs[k] = self._prepared(schedule)
-            except (MlcError, RuntimeError, MemoryError) as error:
-                results[k] = error
-        for k, seconds in self._timed(runs).items():
-            results[k] = seconds
-        return results
-
-    def _prepared(self, schedule: Schedule) -> Run:
-        arguments = self._bench.arguments
-        kernel = load_kernel(emit_llvm(schedule.nest, self.target), self.target)
-        passed = (*(t.data_ptr() for t in arguments.tensors), *arguments.sizes)
-
-        def run() -> None:
-            kernel(*passed)
-
-        self._bench.check(run)
-        return run
-
-    def _timed(self, runs: Mapping[int, Run]) -> dict[int, float]:
-        repeats = {k: self._repeats(run) for k, run in runs.items()}
-        samples: dict[int, list[float]] = {k: [] for k in runs}
-        spent = dict.fromkeys(runs, 0.0)
-        for _ in range(SAMPLES):
-            for k, run in runs.items():
-                if spent[k] >= CANDIDATE_SECONDS and samples[k]:
-                    continue
-                begun = self._clock()
-                for _ in range(repeats[k]):
-                    run()
-                took = self._clock() - begun
-                spent[k] += took
-                samples[k].append(took / repeats[k])
-        return {k: sorted(s)[len(s) // 4] for k, s in samples.items()}
-
-    def _repeats(self, run: Run) -> int:
-        run()  # warm
-        begun = self._clock()
-        run()
-        return max(1, min(1000, int(SAMPLE_SECONDS / max(self._clock() - begun, 1e-7))))
+    repeats = {k: _repeats(run, clock) for k, run in runs.items()}
+    samples: dict[int, list[float]] = {k: [] for k in runs}
+    spent = dict.fromkeys(runs, 0.0)
+    for _ in range(SAMPLES):
+        for k, run in runs.items():
+            if spent[k] >= CANDIDATE_SECONDS and samples[k]:
+                continue
+            begun = clock()
+            for _ in range(repeats[k]):
+                run()
+            took = clock() - begun
+            spent[k] += took
+            samples[k].append(took / repeats[k])
+    return {k: sorted(s)[len(s) // 4] for k, s in samples.items()}
 
 
-class GpuMeasurer:
-    """Times schedules of one nest on the current GPU, with a cold second-level cache (Triton's ``do_bench``)."""
-
-    def __init__(self, nest: LoopNest, target: Target) -> None:
-        self.target = target
-        self._bench = _Bench(nest, "cuda")
-
-    def measure(self, candidates: Sequence[Schedule]) -> list[Measurement]:
-        """Seconds a call of each schedule, or the error that it met."""
-        results: list[Measurement] = []
-        for schedule in candidates:
-            try:
-                results.append(self._seconds(schedule))
-            except (MlcError, RuntimeError, MemoryError) as error:
-                results.append(error)
-        return results
-
-    def _seconds(self, schedule: Schedule) -> float:
-        # Triton comes with GPU builds of torch alone.
-        from triton.testing import do_bench
-
-        arguments = self._bench.arguments
-        kernel = GpuKernel(emit_triton(schedule.nest, self.target), self.target)
-
-        def run() -> None:
-            kernel(arguments.tensors, arguments.sizes)
-
-        self._bench.check(run)
-        return float(do_bench(run, warmup=10, rep=50, return_mode="median")) * 1e-3
-
-
-def measurer_for(nest: LoopNest, target: Target) -> Measurer | None:
-    """What times schedules of a nest here; None where this machine has no GPU of the target's kind.
-
-    A kernel over a table of tensors has no arguments of typical sizes, and is not timed either.
-    """
-    if nest.annotation("table"):
-        return None
-    if not target.is_gpu:
-        return CpuMeasurer(nest, target)
-    is_hip = torch.version.hip is not None
-    return GpuMeasurer(nest, target) if torch.cuda.is_available() and is_hip == (target.kind == "hip") else None
+def _repeats(run: Run, clock: Callable[[], float]) -> int:
+    run()  # warm
+    begun = clock()
+    run()
+    return max(1, min(1000, int(SAMPLE_SECONDS / max(clock() - begun, 1e-7))))

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Protocol, TypeAlias
 
+from ..ir.errors import MlcError
 from ..ir.loops import LoopNest
 from ..ir.structure import structural_key
 from ..ir.target import Target
@@ -33,11 +34,20 @@ MAX_LISTED = 4096
 MAX_LOOKS = 8
 
 
+class MeasuringError(MlcError):
+    """Nothing can be measured, whatever the candidate: the text says why."""
+
+
 class Measurer(Protocol):
     """Runs scheduled nests on the target."""
 
-    def measure(self, candidates: list[Schedule]) -> Sequence[Measurement]:
-        """Seconds a call of each candidate in order (a median over warm calls), or the error that it met."""
+    def measure(self, candidates: list[Schedule]) -> Iterable[Measurement]:
+        """Seconds a call of each candidate in order (a median over warm calls), or the error that it met; each may come
+        as soon as it is known. Raises MeasuringError."""
+        ...
+
+    def close(self) -> None:
+        """Give back what measuring holds."""
         ...
 
 
@@ -75,6 +85,7 @@ def tune(
 
     Raises:
         ScheduleError: no rule matches the nest.
+        MeasuringError: the measurer's.
     """
     space = design_space(nest, target)
     search = _Search(
@@ -200,6 +211,7 @@ class _Search:
     # --- results ------------------------------------------------------------------------------------------------------
 
     def _measure(self, candidates: list[Candidate]) -> None:
+        # Each is recorded before the next is measured, so that an interrupt loses nothing.
         found = self.measurer.measure([c.schedule for c in candidates])
         for candidate, result in zip(candidates, found, strict=True):
             self._keep(candidate.schedule.trace, result)

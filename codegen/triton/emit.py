@@ -14,12 +14,13 @@ from torch.utils._sympy.functions import FloorDiv
 
 from ...ir.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Update, walk_nodes
 from ...ir.target import Target
-from ..kernel import EmitError, KernelSource
+from ..kernel import NARROW, WIDE, EmitError, KernelSource
 from .descriptors import Descriptors
 from .helpers import helpers_for
 from .limits import Limits, take_limits
 from .parts import Iteration, Parts
 from .program import BlockInfo, Program
+from .reach import reach_of
 from .reduce import Reductions
 from .scans import Scans
 from .scatter import scatter
@@ -37,8 +38,9 @@ def emit_triton(nest: LoopNest, target: Target) -> KernelSource:
     """The Triton source of a scheduled nest for a GPU target.
 
     The kernel takes ``<name>_ptr`` for each parameter, then the size symbols, all of one integer type
-    (``option("index")``). Nest annotations: ``num_warps`` (4), ``num_stages`` (1), ``peel`` (programs that no tail
-    touches run without masks), ``evict:<buffer>`` (a cache policy, which blocks may also carry),
+    (``option("index")``), in which indices are computed: 32 bits where they suffice at all sizes, and in the first form
+    of a text that has two (``KernelSource.reach``). Nest annotations: ``num_warps`` (4), ``num_stages`` (1), ``peel``
+    (programs that no tail touches run without masks), ``evict:<buffer>`` (a cache policy, which blocks may also carry),
     ``descriptor:<buffer>`` (tiles of products' operands may be copied by the tensor memory accelerator, see
     ``descriptors.py``). A loop annotated ``num_stages`` is pipelined; one annotated ``flatten`` becomes one with the
     loop inside it, so that the pipeline goes on from one iteration to the next; ``warp_specialize`` gives warps parts
@@ -84,14 +86,27 @@ class _Emitter:
         self._body()
         body = "\n".join(self.out.lines) or "    pass"
         helpers = "".join(self.out.helpers.values())
-        text = f"{_HEAD}{ALIGNED if table else ''}{helpers_for(body + helpers)}{helpers}"
+        reach = self._reach()
+        integer = "" if self.program.integer != "INDEX" else WIDE if reach is None else NARROW
+        text = f"{_HEAD}{integer}{ALIGNED if table else ''}{helpers_for(body + helpers)}{helpers}"
         text += f"\n\n@triton.jit\ndef {name}({', '.join(parameters)}):\n{body}\n"
-        return KernelSource(name, "triton", text, self.nest.params, symbols, tuple(self.program.grid), self._meta())
+        grid, meta = tuple(self.program.grid), self._meta(narrow=reach is not None)
+        return KernelSource(name, "triton", text, self.nest.params, symbols, grid, meta, reach)
 
-    def _meta(self) -> tuple[tuple[str, int | str | bool], ...]:
+    def _reach(self) -> sympy.Expr | None:
+        """How far indices reach, where that decides their type."""
+        if self.program.integer != "INDEX":
+            return None
+        found = [*self.program.indices(), *self.program.loops.values(), *self.program.grid]
+        found += [rhs for i in self.program.infos.values() for _, rhs in i.bounds]
+        # Two rounds, since what a variable stands for may have another one in it.
+        written = [e.xreplace(self.values.meaning).xreplace(self.values.meaning) for e in self.values.indices]
+        return reach_of([*found, *written], self.program.ranges)
+
+    def _meta(self, narrow: bool) -> tuple[tuple[str, int | str | bool], ...]:
         divisors = [(f"divisor:{s.symbol.name}", s.divisor) for s in self.nest.symbols.sizes if s.divisor > 1]
         return (
-            ("index", "i64" if self.program.wide else "i32"),
+            ("index", "i64" if self.program.wide and not narrow else "i32"),
             ("num_warps", int(self.nest.annotation("num_warps", 4) or 4)),
             ("num_stages", int(self.nest.annotation("num_stages", 1) or 1)),
             ("enable_fp_fusion", True),
@@ -111,18 +126,18 @@ class _Emitter:
         used = {s.name for e in self.program.loops.values() for s in e.free_symbols}
         if self.nest.annotation("table"):
             axes = "".join(axis for axis in "xyz" if f"pid_{axis}" in used)
-            for line in table_head(self.nest, axes, self.program.wide):
+            for line in table_head(self.nest, axes, self.program.integer):
                 self.out.line(line)
             return
         for k, axis in enumerate("xyz"):
             if f"pid_{axis}" in used:
-                wide = ".to(tl.int64)" if self.program.wide else ""
+                wide = f".to({self.program.integer})" if self.program.wide else ""
                 self.out.line(f"pid_{axis} = tl.program_id({k}){wide}")
 
     def _tile_axes(self) -> None:
         for axis, (dim, extent) in self.program.tile.items():
             place = ", ".join(":" if d == dim else "None" for d in range(self.program.rank))
-            wide = ".to(tl.int64)" if self.program.wide else ""
+            wide = f".to({self.program.integer})" if self.program.wide else ""
             index = f"[{place}]" if self.program.rank > 1 else ""
             self.out.line(f"{axis.name} = tl.arange(0, {extent}){wide}{index}")
 
@@ -245,7 +260,7 @@ class _Emitter:
         self.values.serial.append(loop.var)
         with self.out.scope():
             if self.program.wide and not loop.extent.free_symbols and loop.kind is LoopKind.SERIAL:
-                self.out.line(f"{var.name} = tl.cast({var.name}_, tl.int64)")
+                self.out.line(f"{var.name} = tl.cast({var.name}_, {self.program.integer})")
             self._nodes(loop.body)
         self.values.serial.pop()
 
@@ -267,14 +282,14 @@ class _Emitter:
         """From where to where a loop runs."""
         low, high = "0", extent
         for limit in limits.low:
-            low = self.out.assign("low", f"tl.maximum(tl.cast({self.values.index(limit)}, {self._integer}), {low})")
+            low = self.out.assign(
+                "low", f"tl.maximum(tl.cast({self.values.index(limit)}, {self.program.integer}), {low})"
+            )
         for limit in limits.high:
-            high = self.out.assign("high", f"tl.minimum(tl.cast({self.values.index(limit)}, {self._integer}), {high})")
+            high = self.out.assign(
+                "high", f"tl.minimum(tl.cast({self.values.index(limit)}, {self.program.integer}), {high})"
+            )
         return low, high
-
-    @property
-    def _integer(self) -> str:
-        return "tl.int64" if self.program.wide else "tl.int32"
 
     def _raw(self, loop: Loop, name: str) -> str:
         return f"{name}_" if self.program.wide and not loop.extent.free_symbols else name

@@ -22,9 +22,7 @@ from torch.utils._sympy.functions import (
 
 from ...ir.errors import IRError
 from ...ir.symbols import Interval, SymbolTable, interval
-from ..kernel import EmitError
-
-INT32_MAX = (1 << 31) - 1
+from ..kernel import INDEX_MAX, EmitError
 
 
 class Ranges:
@@ -55,7 +53,11 @@ class Ranges:
     def fits_int32(self, expr: sympy.Expr) -> bool:
         """Whether the expression and every part of it stay below 2**31."""
         low, high = self.of(expr)
-        return low >= -INT32_MAX and high is not None and high <= INT32_MAX
+        if low < -INDEX_MAX or high is None or high > INDEX_MAX:
+            return False
+        # Sums and products wrap and come back; what is divided or compared has to be what it is.
+        divided = {a for e in sympy.preorder_traversal(expr) if not (e.is_Add or e.is_Mul) for a in e.args}
+        return all(self.fits_int32(a) for a in divided)
 
     def below(self, lhs: sympy.Expr, rhs: sympy.Expr) -> bool:
         """Whether ``lhs < rhs`` in every lane of every program, tails included."""
@@ -121,8 +123,9 @@ class Ranges:
         return visit(expr)
 
 
-def index_text(expr: sympy.Expr, name: Callable[[sympy.Symbol], str], ranges: Ranges, wide: bool) -> str:
-    """An index expression as Triton text. Raises EmitError on forms that are no index."""
+def index_text(expr: sympy.Expr, name: Callable[[sympy.Symbol], str], ranges: Ranges, integer: str) -> str:
+    """An index expression as Triton text, computed in the type ``integer``. Raises EmitError on forms that are no
+    index."""
 
     def factor(e: sympy.Expr) -> str:
         return f"({of(e)})" if e.is_Add or e.is_Mul else of(e)
@@ -161,7 +164,6 @@ def index_text(expr: sympy.Expr, name: Callable[[sympy.Symbol], str], ranges: Ra
         # Triton divides towards zero, as C does; quotients of what may be negative need the floor.
         if ranges.of(numerator)[0] >= 0:
             return f"({a} {op} {b})"
-        integer = "tl.int64" if wide else "tl.int32"
         return f"{floor}({a}, tl.cast({b}, {integer}))"
 
     return of(expr)

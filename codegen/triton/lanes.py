@@ -29,6 +29,8 @@ class Lanes:
         self.out = writer
         # A variable of the text -> the expression in loop symbols that it stands for.
         self.meaning: dict[sympy.Symbol, sympy.Expr] = {}
+        # The indices that are written down.
+        self.indices: dict[sympy.Expr, None] = {}
         self.info: BlockInfo | None = None
         self._axes: dict[sympy.Symbol, sympy.Expr] = {}
         self._extents: dict[sympy.Symbol, sympy.Expr] = {}
@@ -63,7 +65,8 @@ class Lanes:
     # --- indices ------------------------------------------------------------------------------------------------------
 
     def index(self, expr: sympy.Expr) -> str:
-        return bare(index_text(expr, lambda s: s.name, self.program.ranges, self.program.wide))
+        self.indices[expr] = None
+        return bare(index_text(expr, lambda s: s.name, self.program.ranges, self.program.integer))
 
     def dims(self, expr: sympy.Expr) -> Dims:
         """The tile axes on which an index in the text's variables depends."""

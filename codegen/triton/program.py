@@ -12,8 +12,8 @@ import sympy
 from ...ir.expr import Expr, IndexValue, Load, children, is_value, symbol
 from ...ir.loops import AxisKind, Block, Buffer, Loop, LoopKind, LoopNest, Scope, Update, blocks, walk_nodes
 from ...ir.symbols import Size
-from ..kernel import EmitError
-from .index import INT32_MAX, Ranges
+from ..kernel import INDEX_MAX, EmitError
+from .index import Ranges
 from .writer import Dims
 
 Conjunct: TypeAlias = tuple[sympy.Expr, sympy.Expr]
@@ -105,7 +105,13 @@ class Program:
         self._contracted = _contracted(nest)
         self._place_loops()
         self.infos = {b.name: self._info(b, outer) for b, outer in blocks(nest)}
-        self.wide = not self._fits_int32()
+        # What indices are computed in. Where sizes decide whether 32 bits suffice, the text has a name for it.
+        self.integer = "tl.int32" if self._fits_int32() else "INDEX" if nest.symbols.sizes else "tl.int64"
+
+    @property
+    def wide(self) -> bool:
+        """Whether indices may have 64 bits."""
+        return self.integer != "tl.int32"
 
     # --- loops --------------------------------------------------------------------------------------------------------
 
@@ -287,11 +293,12 @@ class Program:
         """Whether every index of the program, in masked lanes too, and every size stay below 2**31."""
         used = {s for node, _ in walk_nodes(self.nest.body) for s in _symbols(node)}
         sizes = [s for s in self.nest.symbols.sizes if s.symbol in used or _in_strides(s, self.nest)]
-        if any(s.upper is None or s.upper > INT32_MAX for s in sizes):
+        if any(s.upper is None or s.upper > INDEX_MAX for s in sizes):
             return False
-        return all(self.ranges.fits_int32(e) for e in self._indices())
+        return all(self.ranges.fits_int32(e) for e in self.indices())
 
-    def _indices(self) -> list[sympy.Expr]:
+    def indices(self) -> list[sympy.Expr]:
+        """Where blocks are in their axes and in memory, in loop symbols."""
         found: list[sympy.Expr] = []
         for info in self.infos.values():
             found += [*info.axes.values(), *(lhs for lhs, _ in info.bounds)]

@@ -1,5 +1,7 @@
 """Native host programs as text: where values lie, and how ops are called through torch's C interface."""
 
+import re
+
 import pytest
 import sympy
 from torch.utils._sympy.functions import FloorDiv
@@ -121,6 +123,16 @@ def test_launches_on_a_gpu_take_addresses_sizes_and_a_grid() -> None:
     assert "k0_(1, x, a, s0)" in host.rescues.text
     assert "k0_(1, x.data_ptr(), a.data_ptr(), s0)" in print_host(p).text
     assert not host.parts.text.strip()
+
+
+def test_launches_are_told_how_far_their_indices_reach() -> None:
+    use = KernelUse("k0_", (0,), grid=Grid((FloorDiv(N + 63, 64),), ("n",), N * 1000 + 7))
+    text = emit_native(gpu_program(gpu_launch(use, "x", "a")), GPU).text
+    (reach,) = re.findall(r"i64 1, i64 1, i64 (%\w+), ptr %\w+\)", text)
+    assert re.search(rf"{reach} = add i64 (7, %\w+|%\w+, 7)\n", text)
+    # What decides nothing is not computed.
+    fixed = KernelUse("k0_", (0,), grid=Grid((FloorDiv(N + 63, 64),), ("n",)))
+    assert "i64 1, i64 1, i64 0, ptr" in emit_native(gpu_program(gpu_launch(fixed, "x", "a")), GPU).text
 
 
 def test_launches_that_python_makes() -> None:

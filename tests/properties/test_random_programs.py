@@ -19,7 +19,7 @@ from random_programs import Array, Program, compare, make_program
 from random_runs import Interpreter, InterpreterFault, check_compiled, check_oracle, expected
 from random_traces import DRAWN, random_schedule, shortened, undrawn
 
-from torch_mlc.codegen.kernel import EmitError, KernelSource
+from torch_mlc.codegen.kernel import EmitError, KernelSource, wide_source
 from torch_mlc.codegen.llvm.module import emit_llvm
 from torch_mlc.codegen.triton.emit import emit_triton
 from torch_mlc.ir.loops import LoopNest
@@ -168,7 +168,10 @@ def test_interpreted_triton_of_random_traces_gives_the_oracles_answer(interprete
     ran = refused = faults = 0
 
     def run(case: Case, nest: LoopNest) -> None:
-        interpreter.check(case.program, emit_triton(nest, GPU), case.wanted)
+        source = emit_triton(nest, GPU)
+        interpreter.check(case.program, source, case.wanted)
+        if source.reach is not None:
+            interpreter.check(case.program, wide_source(source), case.wanted)
 
     for case in cases(INTERPRETED, 2, (GPU,)):
         try:

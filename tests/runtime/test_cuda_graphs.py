@@ -327,7 +327,7 @@ def test_a_kernel_over_a_table_gets_its_table_after_the_capture():
     kernel = GpuTableKernel(
         source, gpu_target("cuda:sm_90"), driver=object(), memory=PlayedLibrary().memory
     )  # fmt: skip
-    kernel._kernel.launch = lambda device, aligned, grid, arguments: launched.append((*grid, *arguments))
+    kernel._kernel.launch = lambda device, aligned, grid, arguments, far: launched.append((*grid, *arguments))
     tensors, sizes = [torch.ones(4), torch.ones(4), torch.ones(2), torch.ones(2)], (4, 2)
     kernel(2, tensors, sizes)
     ordinary = kernel.record(-1)

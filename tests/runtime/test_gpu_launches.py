@@ -7,26 +7,30 @@ import re
 import struct
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.functions import FloorDiv, Max
 
-from tests.runtime.played_driver import PlayedLibrary
+from tests.runtime.played_driver import CELLS, PlayedLibrary, played_code
 from torch_mlc.codegen.host_launch import CONTEXT, RECORD, VARIANT_WORDS, VARIANTS
 from torch_mlc.codegen.host_native import DROP_GUARD, GET_STREAM, MAKE_GUARD
-from torch_mlc.codegen.kernel import KernelSource
+from torch_mlc.codegen.kernel import NARROW, WIDE, KernelSource
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import symbol
 from torch_mlc.ir.loops import Buffer
-from torch_mlc.ir.target import gpu_target
+from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.runtime.gpu import GpuBinary, compile_triton
 from torch_mlc.runtime.gpu_driver import CDriver
 from torch_mlc.runtime.gpu_launch import GpuKernel
 from torch_mlc.runtime.gpu_records import LaunchRecord
 from torch_mlc.runtime.gpu_report import elf_sections
+from torch_mlc.runtime.gpu_table import GpuTableKernel
 from torch_mlc.runtime.host_native import prototypes
+from torch_mlc.runtime.kernels import gpu_binary
 
 pytest.importorskip("triton")
 TARGETS = ["cuda:sm_90", "hip:gfx942"]
@@ -174,7 +178,63 @@ def test_more_pointers_than_a_record_knows_of_are_launched_all_the_same() -> Non
     kernel.launch = lambda *launch: launched.append(launch)  # type: ignore[method-assign]
     addresses = [16 * k for k in range(66)] + [4, 32, 8, 64]
     kernel.at(1, *addresses)
-    assert launched == [(1, tuple(a % 16 == 0 for a in addresses), (2, 1, 1), tuple(addresses))]
+    assert launched == [(1, tuple(a % 16 == 0 for a in addresses), (2, 1, 1), tuple(addresses), False)]
+
+
+def two_forms() -> KernelSource:
+    n, m = symbol("s0"), symbol("s1")
+    plain = source("i32")
+    return replace(plain, text=NARROW + plain.text, reach=Max(n * m + 1023, m + 7))
+
+
+def test_the_reach_of_indices_decides_the_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is compiled when it is first needed, and from then on machine code finds it; sizes are passed whole."""
+    library, made = PlayedLibrary(), []
+
+    def compile(text: KernelSource, target: Target, aligned: tuple[bool, ...]) -> GpuBinary:
+        made.append((str(text.option("index")), aligned, WIDE in text.text))
+        return gpu_binary(played_code(text, target, "")) if all(aligned) else replace(
+            gpu_binary(played_code(text, target, "")), aligned=aligned
+        )  # fmt: skip
+
+    kernel = GpuKernel(two_forms(), gpu_target("cuda:sm_90"), compile, CDriver("cuda", library), lambda device: 0)
+    launched: list[tuple[str, int, int]] = []
+
+    def launch(function: int, *rest: object) -> int:
+        kind = "ptr", "ptr", *[made[function - 1][0]] * 2
+        cells = [CELLS[k].from_address(rest[8][at]).value for at, k in enumerate(kind)]  # type: ignore[index]
+        launched.append((made[function - 1][0], cells[2], cells[3]))
+        return 0
+
+    library.cuLaunchKernel = type(library.cuLaunchKernel)(launch)
+    kernel._driver = CDriver("cuda", library)
+    border = (1 << 31) - 1024  # elements, of which the last programs reach 1023 further
+    calls = [(1, border), (1, border + 1), (border, 1), (1, 1 << 33), (1, border), (3, 5), (2, border)]
+    for n, m in calls:
+        kernel.at(0, 32, 64, n, m)
+    kinds = ["i32", "i64", "i32", "i64", "i32", "i32", "i64"]
+    assert launched == [(k, *sizes) for k, sizes in zip(kinds, calls, strict=True)]
+    assert made == [("i32", (True, True), False), ("i64", (True, True), True)]
+    rows = words(kernel.record(0))[len(RECORD) :]
+    assert rows[0] == 3 and rows[VARIANT_WORDS] == 3 - (1 << 63)
+    kernel.at(0, 32, 68, 1, 1 << 33)
+    assert made[2:] == [("i64", (True, False), True)]
+
+
+def test_a_table_takes_the_variant_of_its_farthest_row() -> None:
+    memory: Any = SimpleNamespace(
+        stream=lambda device: 0, capturing=lambda: False, mark=lambda device: None,
+        upload=lambda array, device: torch.from_numpy(array.copy()),
+    )  # fmt: skip
+    source = replace(two_forms(), meta=(*two_forms().meta, ("table", True)))
+    driver = CDriver("cuda", PlayedLibrary())
+    kernel = GpuTableKernel(source, gpu_target("cuda:sm_90"), driver=driver, memory=memory)
+    far: list[object] = []
+    kernel._kernel.grid = lambda *sizes: (1, 1, 1)
+    kernel._kernel.launch = lambda *launch: far.append(launch[4])  # type: ignore[method-assign]
+    for sizes in ((2, 3, 4, 5), (2, 3, 1 << 20, 1 << 20), (2, 3, 4, 5)):
+        kernel.at(0, 2, 16, 32, *sizes[:2], 48, 64, *sizes[2:])
+    assert far == [False, True, False]
 
 
 def test_functions_of_torch_have_the_prototypes_that_are_called() -> None:

@@ -52,7 +52,7 @@ class Device:
         made._kernel.launch = self.launch  # type: ignore[method-assign]
         return made
 
-    def launch(self, device: int, aligned: tuple[bool, ...], grid: Numbers, where: Numbers) -> None:
+    def launch(self, device: int, aligned: tuple[bool, ...], grid: Numbers, where: Numbers, far: bool) -> None:
         self.memory.used(self.stream, *where)
         programs = words(ctypes.c_int32, where[1], grid[0], 4)
         rows = max(p[0] for p in programs) + 1
@@ -174,7 +174,7 @@ class Captures(Device):
         self.recorder = RecordingDevice()
         self.seen: list[torch.Tensor] = []
 
-    def launch(self, device: int, aligned: tuple[bool, ...], grid: Numbers, where: Numbers) -> None:
+    def launch(self, device: int, aligned: tuple[bool, ...], grid: Numbers, where: Numbers, far: bool) -> None:
         self.memory.used(self.stream, *where)
         rows = [(torch.int64, where[0], 4 * self.rows), (torch.int32, where[1], 4 * grid[0])]
         # What a launch reads now, or where it is replayed.

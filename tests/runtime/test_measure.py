@@ -1,4 +1,4 @@
-"""Timing candidates: what they run on, and what is no time at all."""
+"""What candidates of tuning run on, and how they are timed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from torch_mlc.ir.loops import LoopNest
 from torch_mlc.ir.parser import parse
 from torch_mlc.runtime import measure
-from torch_mlc.runtime.measure import CpuMeasurer, MeasureError, make_arguments, measurer_for
+from torch_mlc.runtime.measure import MeasureError, interleaved_seconds, make_arguments
+from torch_mlc.runtime.measuring import WorkerMeasurer, measurer_for
 from torch_mlc.runtime.targets import cpu_target
 from torch_mlc.runtime.tune_progress import TuneProgress, story
-from torch_mlc.scheduler.schedule import Schedule
 from torch_mlc.scheduler.tune import Progress
 
 
@@ -60,62 +60,36 @@ def test_integers_that_index_are_in_range() -> None:
 
 def test_arguments_that_are_too_large_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "MAX_BYTES", 100)
-    (result,) = CpuMeasurer(DOUBLE, cpu_target()).measure([Schedule(DOUBLE)])
-    assert isinstance(result, MeasureError)
+    with pytest.raises(MeasureError, match="MiB of arguments"):
+        make_arguments(DOUBLE, "cpu")
 
 
-def test_times_are_seconds_a_call() -> None:
-    slow, fast = Schedule(DOUBLE), Schedule(DOUBLE)
-    _, lanes = fast.split("a", [None, 16])
-    fast.vectorize(lanes)
-    results = CpuMeasurer(DOUBLE, cpu_target()).measure([slow, fast])
-    assert all(isinstance(r, float) and 1e-9 < r < 1e-2 for r in results)
+def test_samples_take_turns_and_the_lower_quartile_counts() -> None:
+    """By a clock that each call moves: now and then one takes ten times as long."""
+    now, calls = 0.0, [0, 0]
+
+    def run(k: int) -> None:
+        nonlocal now
+        calls[k] += 1
+        now += (10 if calls[k] % 3 == 0 else 1) * (k + 1) * 1e-3
+
+    found = interleaved_seconds({0: lambda: run(0), 1: lambda: run(1)}, lambda: now)
+    assert found == {0: pytest.approx(1e-3), 1: pytest.approx(2e-3)}
 
 
-def test_a_candidate_with_other_results_is_an_error_and_the_others_are_timed() -> None:
-    other = nest_of(
-        "@nest(outputs=['out0'])\ndef double(in0: float32[s0], out0: float32[s0]):\n    s0 = size(lower=2, hint=1000)\n"
-        "    for a in serial(s0):\n        with block('b0'):\n            i = spatial(s0, a)\n"
-        "            out0[i] = mul(in0[i], float32(3.0))\n"
-    )
-    first, second, third = CpuMeasurer(DOUBLE, cpu_target()).measure([Schedule(n) for n in (DOUBLE, other, DOUBLE)])
-    assert isinstance(first, float) and isinstance(third, float)
-    assert isinstance(second, MeasureError) and "differs" in str(second)
-
-
-def test_every_candidate_of_an_update_in_place_starts_from_the_same_content() -> None:
-    nest = replace(
-        nest_of("""
-@nest(outputs=["out0"])
-def grow(in0: float32[100], out0: float32[100]):
-    for a in serial(100):
-        with block("b0"):
-            i = spatial(100, a)
-            out0[i] = add(mul(out0[i], float32(2.0)), in0[i])
-"""),
-        annotations=(("in_place", "out0"),),
-    )
-    split = Schedule(nest)
-    split.split(split.get_loops("b0")[0], [None, 8])
+def test_arguments_of_an_update_in_place_have_content() -> None:
+    nest = replace(DOUBLE, annotations=(("in_place", "out0"),))
     assert float(make_arguments(nest, "cpu").tensors[1].std()) > 0.5
-    assert all(isinstance(r, float) for r in CpuMeasurer(nest, cpu_target()).measure([Schedule(nest), split]))
 
 
 def test_a_kernel_over_a_table_is_not_timed() -> None:
     assert measurer_for(replace(DOUBLE, annotations=(("table", True),)), cpu_target()) is None
 
 
-def test_a_candidate_that_does_not_compile_is_an_error() -> None:
-    schedule = Schedule(DOUBLE)
-    schedule.bind("a", "blockIdx.x")
-    failed, timed = CpuMeasurer(DOUBLE, cpu_target()).measure([schedule, Schedule(DOUBLE)])
-    assert isinstance(failed, Exception) and isinstance(timed, float)
-
-
 def test_no_gpu_no_measurer() -> None:
     target = replace(cpu_target(), kind="cuda", arch="sm_90")
     assert (measurer_for(DOUBLE, target) is None) is not torch.cuda.is_available()
-    assert isinstance(measurer_for(DOUBLE, cpu_target()), CpuMeasurer)
+    assert isinstance(measurer_for(DOUBLE, cpu_target()), WorkerMeasurer)
 
 
 STATE = Progress("double", 12, 1, 1.0, 10.0, 3e-3, 2e-3, "cpu_pointwise(unroll=2)")

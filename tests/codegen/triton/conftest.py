@@ -12,7 +12,7 @@ import pytest
 import sympy
 import torch
 
-from torch_mlc.codegen.kernel import KernelSource
+from torch_mlc.codegen.kernel import KernelSource, wide_source
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.loops import Buffer, LoopNest
@@ -127,13 +127,19 @@ def agrees(interpreter: Interpreter) -> Callable[..., KernelSource]:
             if b.name not in nest.outputs and b.name not in given:
                 given[b.name] = random_array(rng, tuple(number(e, sizes) for e in b.shape), b.dtype)
         source = emit_triton(nest, SM90)
-        found = interpreter.run(source, nest.outputs, given, sizes)
         wanted = run_nest(nest, given, sizes)
-        for name in nest.outputs:
-            compare(name, found[name], wanted[name], nest.buffer(name).dtype, tolerance, source.text)
+        for form in forms(source):
+            found = interpreter.run(form, nest.outputs, given, sizes)
+            for name in nest.outputs:
+                compare(name, found[name], wanted[name], nest.buffer(name).dtype, tolerance, form.text)
         return source
 
     return check
+
+
+def forms(source: KernelSource) -> tuple[KernelSource, ...]:
+    """A kernel with indices of 32 bits and of 64, where it has both."""
+    return (source,) if source.reach is None else (source, wide_source(source))
 
 
 def compare(

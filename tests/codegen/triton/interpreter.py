@@ -211,7 +211,7 @@ def launch_table(source, target, rows, sizes):
     """Run a kernel over a table, as a launch on a GPU would run it: the same rows and programs."""
     launched = []
     kernel = GpuTableKernel(source, target, driver=object(), memory=HostMemory())
-    kernel._kernel.launch = lambda device, aligned, grid, arguments: launched.append((aligned, grid))
+    kernel._kernel.launch = lambda device, aligned, grid, arguments, far: launched.append((aligned, grid))
     tensors = [t for row in rows for t in row]
     kernel(len(rows), tensors, sizes)
     if launched:

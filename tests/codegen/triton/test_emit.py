@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import sympy
 
-from torch_mlc.codegen.kernel import EmitError
+from torch_mlc.codegen.kernel import EmitError, wide_source
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.ir.dtypes import DType
 from torch_mlc.ir.expr import Const, Expr, IndexValue, Load, Select, call, cast, const, symbol
@@ -268,9 +268,11 @@ def test_mask_is_dropped_where_the_divisor_proves_it(agrees):
 
 def test_index_type_follows_the_range():
     unbounded = emit_triton(symbolic(Size(symbol("s0"), 1, None)), SM90)
-    assert unbounded.option("index") == "i64" and "tl.int64" in unbounded.text
+    assert unbounded.option("index") == "i32" and "tl.int64" not in unbounded.text
+    wide = wide_source(unbounded)
+    assert wide.option("index") == "i64" and "tl.int64" in wide.text and wide.reach is None
     bounded = emit_triton(symbolic(Size(symbol("s0"), 1, 1 << 20)), SM90)
-    assert bounded.option("index") == "i32" and "tl.int64" not in bounded.text
+    assert bounded.option("index") == "i32" and "INDEX" not in bounded.text and bounded.reach is None
     large = emit_triton(pointwise((1 << 31) + 1024, F32, lambda a: call("neg", a), block=1024), SM90)
     assert large.option("index") == "i64"
     just_below = emit_triton(pointwise(1 << 31, F32, lambda a: call("neg", a), block=1024), SM90)
