@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
+from ...ir.errors import MlcError
 from ...runtime.options import Options
 from ..backend import GraphJob, job_of, through_aot
 from ..capture import fake_mode_of
@@ -64,7 +66,13 @@ def run_and_compile(
         torch.set_grad_enabled(training),
     ):
         keeper = _Keeper(settings, kept, late=elsewhere)
-        result = torch.compile(call, backend=keeper.backend, dynamic=dynamic, **isolated)(*args, **kwargs)
+        try:
+            result = torch.compile(call, backend=keeper.backend, dynamic=dynamic, **isolated)(*args, **kwargs)
+        except BackendCompilerFailed as error:
+            # What is wrong with a schedule or a setting is told as it is, not as a fault of the backend.
+            if isinstance(error.inner_exception, MlcError):
+                raise error.inner_exception from None
+            raise
         if training:
             _differentiate(result, leaves)
     if elsewhere:
