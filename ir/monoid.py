@@ -190,6 +190,15 @@ WELFORD = Monoid(
     _welford_combine,
     lambda s: (s[0], call("div", s[1], s[2])),
 )
+# State (sum, sum of squares): of distances from a value near the mean, both moments in one visit.
+MOMENTS = Monoid(
+    "moments",
+    (Component("sum"), Component("squares")),
+    lambda dtypes: tuple(const(0, d) for d in dtypes),
+    lambda x: (x, call("mul", x, x)),
+    lambda a, b: tuple(call("add", x, y) for x, y in zip(a, b, strict=True)),
+    lambda s: s,
+)
 # State (max, sum of exp(x - max)).
 LOGSUMEXP = Monoid(
     "logsumexp",
@@ -233,6 +242,7 @@ MONOIDS: dict[str, Monoid] = {
         LAST_ARGMAX,
         LAST_ARGMIN,
         WELFORD,
+        MOMENTS,
         LOGSUMEXP,
         ATTENTION,
         WEIGHTED,

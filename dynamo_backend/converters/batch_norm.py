@@ -11,8 +11,8 @@ from ...ir.dtypes import DType
 from ...ir.expr import Expr, call, const
 from ...ir.monoid import SUM
 from .context import ImportContext, Tensor
+from .moments import count_value, moments
 from .norms import affine, normalized, rsqrt_variance
-from .reductions import count_value, moments
 from .registry import NoConversion, converter
 from .terms import axes
 

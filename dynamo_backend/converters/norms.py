@@ -16,7 +16,7 @@ from torch.utils._sympy.functions import FloorDiv
 from ...ir.expr import Expr, call, const
 from ...ir.monoid import SUM
 from .context import Domain, ImportContext, Tensor
-from .reductions import count_value, moments
+from .moments import count_value, moments, moments_over
 from .registry import converter
 from .terms import axes
 
@@ -195,11 +195,7 @@ def group_norm(
     domain, at = _regrouped(ctx, x.shape, groups)
     value = ctx.at(x, at)
     kind = value.dtype
-    (total,) = ctx.reduce(SUM, domain, (value,), x.device)
-    count = count_value(ctx, domain.count, kind)
-    mean = ctx.temporary(call("div", ctx.at(total, axes(2)), count), total.type, "mean")
-    distance = call("sub", value, ctx.at(mean, axes(2)))
-    (squares,) = ctx.reduce(SUM, domain, (call("mul", distance, distance),), x.device, "squares")
+    mean, squares = moments_over(ctx, domain, value, x.device)
     rstd = ctx.temporary(rsqrt_variance(ctx, squares, domain.count, eps), squares.type, "rstd")
     full = axes(x.rank)
     group = (full[0], _group_of(full[1], x.shape[1], groups))

@@ -9,14 +9,13 @@ from typing import Any
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Const, Expr, Select, call, const
-from ...ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, PRODUCT, SUM, WELFORD, XOR, Monoid
-from .context import Domain, ImportContext, Scalar, Tensor
+from ...ir.expr import Expr, Select, call, const
+from ...ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, PRODUCT, SUM, XOR, Monoid
+from .context import ImportContext, Scalar, Tensor
+from .moments import WHOLE, count_value, divide_by_count, moments
 from .registry import NoConversion, converter
 from .terms import axes, convert, index_value, linear_offset, normalize_dims
 
-# Rows up to this length are read twice for their variance (mean, then squares); longer ones once, by Welford's method.
-TWO_PASS_LIMIT = 1 << 16
 # What a combination of numbers is of bools, which ``dtype=torch.bool`` makes of operands of any type.
 _OF_BOOLS = {SUM: ANY, PRODUCT: ALL, MAX: ANY, MIN: ALL}
 
@@ -172,37 +171,12 @@ def vector_norm(
 # ------------------------------------------------------------------------------------------------------------
 
 
-def count_value(ctx: ImportContext, count: sympy.Expr, dtype: DType) -> Expr:
-    """A number of elements as a float."""
-    return Const(float(count), dtype) if count.is_Integer else convert(index_value(count), dtype)
-
-
-def divide_by_count(ctx: ImportContext, total: Tensor, count: sympy.Expr) -> Expr:
-    """``total / count``, over the axes of ``total``."""
-    value = ctx.at(total, axes(total.rank))
-    return call("div", value, count_value(ctx, count, value.dtype))
-
-
 @converter("aten.mean.default", "aten.mean.dim")
 def mean(ctx: ImportContext, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     dims = normalize_dims(dim, x.rank)
     domain = ctx.domain(x.shape, dims)
     (total,) = ctx.reduce(SUM, domain, (ctx.load(x, domain.indices, ctx.type().dtype.compute),), x.device)
     return ctx.finish(divide_by_count(ctx, total, domain.count), dims, x.device, keepdim=keepdim)
-
-
-def moments(ctx: ImportContext, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor, Domain]:
-    """Mean and sum of squared distances from it over ``dims``, in the compute type, over the kept dims."""
-    domain = ctx.domain(x.shape, dims)
-    value = ctx.load(x, domain.indices)
-    if ctx.sizes.hint(domain.count) <= TWO_PASS_LIMIT:
-        (total,) = ctx.reduce(SUM, domain, (value,), x.device)
-        average = ctx.temporary(divide_by_count(ctx, total, domain.count), total.type, "mean")
-        distance = call("sub", value, ctx.at(average, domain.kept_axes))
-        (squares,) = ctx.reduce(SUM, domain, (call("mul", distance, distance),), x.device, "squares")
-        return average, squares, domain
-    average, squares, _ = ctx.reduce(WELFORD, domain, WELFORD.lift(value), x.device)
-    return average, squares, domain
 
 
 def _variance(ctx: ImportContext, squares: Tensor, count: sympy.Expr, correction: Scalar) -> Expr:
@@ -229,9 +203,9 @@ def var(ctx: ImportContext, x: Tensor, dim: Any = None, *, correction: Any = Non
 def std(ctx: ImportContext, x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
     dims = normalize_dims(dim, x.rank)
     _, squares, domain = moments(ctx, x, dims)
-    if ctx.sizes.hint(domain.count) <= TWO_PASS_LIMIT:
+    if ctx.sizes.hint(domain.count) <= WHOLE:
         # The gradient goes by whether a deviation is zero, which that of equal elements is, however their mean is
-        # rounded; Welford's method has it exactly.
+        # rounded.
         element, at = ctx.load(x, domain.indices), axes(squares.rank)
         (least,), (greatest,) = (ctx.reduce(m, domain, (element,), x.device) for m in (MIN, MAX))
         zero = const(0, squares.dtype)

@@ -21,7 +21,7 @@ State = tuple[np.generic, ...]
 # Components' types, by monoid; the rest are one float32.
 TYPES = {
     **dict.fromkeys(("argmax", "argmin", "last_argmax", "last_argmin"), (F32, I64)),
-    "welford": (F32,) * 3, "logsumexp": (F32,) * 2, "attention": (F32,) * 3,
+    "welford": (F32,) * 3, "moments": (F32,) * 2, "logsumexp": (F32,) * 2, "attention": (F32,) * 3,
     "any": (DType.BOOL,), "all": (DType.BOOL,), "xor": (I64,),
 }  # fmt: skip
 ODD = [0.0, 1.0, -2.5, 3.0, 80.0, -90.0, math.inf, -math.inf, math.nan]
@@ -131,6 +131,7 @@ REFERENCES = {
     "last_argmin": lambda x: tuple(r[-1] for r in torch.cummin(x, 0)),
     "any": lambda x: torch.any(x > 0), "all": lambda x: torch.all(x > 0),
     "welford": lambda x: (torch.mean(x), torch.var(x, correction=0)),
+    "moments": lambda x: (torch.sum(x), torch.sum(x * x)),
     "logsumexp": lambda x: torch.logsumexp(x, 0),
     "attention": lambda x: torch.softmax(x, 0) @ torch.arange(len(x), dtype=x.dtype),
     "weighted": torch.sum,
