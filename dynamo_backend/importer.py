@@ -37,6 +37,7 @@ from ..ir.graph import (
 from ..ir.target import has_kernels
 from .converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion, SizeMap, Tensor
 from .converters.context import KEEPS_ROUNDING
+from .converters.refused_types import refused_call
 from .converters.replays import REPLAY, SAVE, replayed_value
 from .converters.sizes import SYMBOLIC
 from .decided import Decided, is_settled
@@ -305,6 +306,8 @@ class _Importer:
                     raise NoConversion(refused)
                 if node.meta.get(BIT):
                     raise NoConversion(WHY_BIT)
+                if (kind := refused_call(node)) is not None:
+                    raise NoConversion(f"eager has no kernel for {kind}")
                 if isinstance(val, torch.Tensor) and node.meta.get("unbacked_bindings"):
                     raise NoConversion("a size decided by data")
                 args = [self.lookup(a) for a in node.args]
