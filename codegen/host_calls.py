@@ -47,8 +47,6 @@ class Calls:
     bases: dict[str, str] = field(default_factory=dict)
     symbols: dict[str, sympy.Symbol] = field(default_factory=dict)
     used: frozenset[str] = frozenset()
-    # Arguments that only ops in Python see, and that need not be tensors.
-    tokens: frozenset[str] = frozenset()
     most_arguments: int = 0
 
     @property
@@ -69,7 +67,7 @@ class Calls:
     def code(self, name: str) -> int:
         """How a value is handed to Python."""
         is_tensor = name in self.program.inputs or name not in self.objects
-        if name in self.names and is_tensor and name not in self.tokens:
+        if name in self.names and is_tensor:
             return TENSOR << 32 | self.slot(name)
         return OBJECT << 32 | self.object_word(name)
 

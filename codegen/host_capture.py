@@ -26,6 +26,7 @@ from ..ir.graph import (
     View,
     refs,
     size_makers,
+    uses,
 )
 from .host_build import MUTATES, origin_text
 from .host_ops import may_alias, resolve_op
@@ -49,7 +50,7 @@ _UNSAFE_TAGS = tuple(
 class CapturePlan:
     """``reason`` says why a graph cannot be captured, "" where it can: on ``device``.
 
-    The rest are positions of arguments: ``tensors`` among them, those that are ``static`` (parameters, whose address
+    The rest are positions of arguments: ``tensors`` that it reads, those that are ``static`` (parameters, whose address
     does not change), those that the program has ``written`` to, and those whose layout is ``symbolic``. Results from
     ``saved`` on are read by the backward graph alone.
     """
@@ -73,13 +74,14 @@ def capture_plan(
     reason = _reason(graph, kinds, regions or {})
     if reason:
         return CapturePlan(reason)
+    read = {name for node in graph.nodes for name in uses(node)} | {o for o in graph.outputs if isinstance(o, str)}
     inputs = [(k, i) for k, i in enumerate(graph.inputs) if isinstance(i, Input)]
     written = _written(graph)
     return CapturePlan(
         "",
         next(device for device, _ in _places(graph)),
-        tuple(k for k, _ in inputs),
-        tuple(k for k, i in inputs if i.static),
+        tuple(k for k, i in inputs if i.name in read),
+        tuple(k for k, i in inputs if i.static and i.name in read),
         tuple(k for k, i in inputs if i.name in written),
         tuple(k for k, i in inputs if any(e.free_symbols for e in (*i.type.shape, *i.type.strides))),
         saved,

@@ -129,7 +129,6 @@ class _Emitter(Calls):
         self.symbols |= {s.name: s for s in sizes_in((arena.size, *arena.offsets.values()) if arena else ())}
         idle = [s for s in program.steps if isinstance(s, BindSize) and s.symbol not in self.symbols.values()]
         self.used = frozenset(n for s in program.steps if s not in idle for n in reads(s)) | self.symbols.keys()
-        self.tokens = self.find_tokens()
         if self.words > MOST_WORDS:
             raise EmitError(f"{program.name}: {self.words} words are too many for a frame on the stack")
         for name in program.arguments:
@@ -158,14 +157,6 @@ class _Emitter(Calls):
                     for name, kind in zip(node.names, node.types, strict=True):
                         known = self.objects if kind is None else self.slots
                         known.setdefault(name, len(known))
-
-    def find_tokens(self) -> frozenset[str]:
-        """Inputs without elements that put ops with effects in order: callers may give None for them."""
-        found = {name for name, kind in self.program.inputs.items() if kind.numel == 0}
-        for step in self.program.steps:
-            if found and not (isinstance(step, CallLibrary) and step.node.target.startswith("hop::")):
-                found -= {*reads(step)}
-        return frozenset(found)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -387,7 +378,7 @@ class _Emitter(Calls):
         """What an argument is, for the function that takes arguments over."""
         if name not in self.used:
             return UNUSED  # whatever it is; torch gives None for some of them
-        if name in self.program.inputs and name not in self.tokens:
+        if name in self.program.inputs:
             shift = self.program.inputs[name].dtype.itemsize.bit_length() - 1
             return IS_TENSOR | (DIES if name in self.frame.dying else 0) | shift << ELEMENT_SHIFT
         return IS_SIZE if name in sizes else 0
@@ -395,7 +386,7 @@ class _Emitter(Calls):
     def least(self) -> list[int]:
         """Bytes of memory that each argument has at least; of those in other layouts than was promised, any."""
         laid_out = {s.name for s in self.program.steps if isinstance(s, CheckLayout)}
-        kinds = {n: k for n, k in self.program.inputs.items() if n in self.used and n not in self.tokens}
+        kinds = {n: k for n, k in self.program.inputs.items() if n in self.used}
         least = {n: min(least_memory(k), 1) if n in laid_out else least_memory(k) for n, k in kinds.items()}
         return [least.get(name, 0) for name in self.program.arguments]
 

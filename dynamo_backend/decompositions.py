@@ -22,6 +22,7 @@ from torch._prims_common import (
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .converters import CONVERTERS
+from .converters.refused_types import whole_where_refused
 from .rewrites.antialias import RESIZES
 from .rewrites.complex_parts import with_complex
 from .rewrites.embedding_bags import EMBEDDING_BAGS
@@ -83,7 +84,8 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     kept[aten.addbmm.default] = _addbmm
     kept[aten.isin.Tensor_Tensor] = _isin(table.get(aten.isin.Tensor_Tensor))
     kept[aten.unique_consecutive.default] = _unique_consecutive
-    return with_complex(kept | RESIZES | EMBEDDING_BAGS | {op: _as_eager_lays_out(op) for op in _BATCH_NORMS})
+    kept |= RESIZES | EMBEDDING_BAGS | {op: _as_eager_lays_out(op) for op in _BATCH_NORMS}
+    return with_complex(whole_where_refused(kept))
 
 
 def _addcmul(torchs: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,6 +37,7 @@ from ..ir.graph import (
 from ..ir.target import has_kernels
 from .converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion, SizeMap, Tensor
 from .converters.context import KEEPS_ROUNDING
+from .converters.refused_types import refused_call
 from .converters.replays import REPLAY, SAVE, replayed_value
 from .converters.sizes import SYMBOLIC
 from .decided import Decided, is_settled
@@ -45,6 +46,7 @@ from .regions import attribute
 from .rewrites.flex_attention import open_flex_attention
 from .rewrites.negations import BIT, NEGATE, WHY_BIT, is_negated, negate, negative, write_negated
 from .rewrites.written_arguments import places_in_bases
+from .tokens import is_token
 
 # Whose results behind the first are positions and counts.
 _POSITIONS = (
@@ -203,7 +205,7 @@ class _Importer:
         val = node.meta.get("val")
         if val is None and position < len(self.examples):
             val = self.examples[position]
-        if isinstance(val, torch.Tensor):
+        if isinstance(val, torch.Tensor) and not is_token(node):
             kind = self.sizes.tensor_type(val)
             self.inputs.append(Input(node.name, kind, position in self.static))
             self.decided.tell((*kind.shape, *kind.strides))
@@ -219,7 +221,7 @@ class _Importer:
         if val is None and not node.users:
             self.inputs.append(SizeInput(node.name, sympy.S.Zero))
             return None
-        if isinstance(val, (torch.ScriptObject, FakeScriptObject)):
+        if isinstance(val, (torch.ScriptObject, FakeScriptObject)) or is_token(node):
             self.inputs.append(SizeInput(node.name, sympy.S.Zero))
             return _Argument(node.name)
         raise ImportFailure(
@@ -304,6 +306,8 @@ class _Importer:
                     raise NoConversion(refused)
                 if node.meta.get(BIT):
                     raise NoConversion(WHY_BIT)
+                if (kind := refused_call(node)) is not None:
+                    raise NoConversion(f"eager has no kernel for {kind}")
                 if isinstance(val, torch.Tensor) and node.meta.get("unbacked_bindings"):
                     raise NoConversion("a size decided by data")
                 args = [self.lookup(a) for a in node.args]

@@ -95,8 +95,8 @@ class GraphedProgram:
         key: list[Hashable] = []
         fixed = [False] * len(args)
         for k, a in enumerate(args):
-            if k not in tensors:
-                key.append(a)
+            if k not in tensors:  # also what nothing reads, which need not be a tensor
+                key.append(None if isinstance(a, torch.Tensor) else a)
                 continue
             address = a.data_ptr()
             fixed[k] = k in static or address in stays

@@ -48,7 +48,7 @@ def with_memory_of(call: Boxed, lazy: Iterable[Lazy]) -> Boxed:
     def taken(args: list[Any]) -> Sequence[Any]:
         for position, is_conj, is_neg in marks:
             tensor = args[position]
-            if is_neg or tensor.is_neg() or tensor.is_conj() != is_conj:
+            if tensor is not None and (is_neg or tensor.is_neg() or tensor.is_conj() != is_conj):
                 args[position] = memory_of(tensor, is_conj, is_neg)
         return call(args)
 

@@ -14,7 +14,8 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...scheduler.passes.stream_products import MAX_WIDTH, MIN_ROWS, MIN_WIDTH_GPU
-from .chunk_loss_match import base_of, hint_of
+from ..hints import hint_of
+from .chunk_loss_match import base_of
 
 aten = torch.ops.aten
 

@@ -18,7 +18,8 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ...runtime.options import Options
-from .chunk_loss_match import LossSite, Refused, find_losses, hint_of
+from ..hints import hint_of
+from .chunk_loss_match import LossSite, Refused, find_losses
 from .chunk_loss_write import Writer
 
 aten = torch.ops.aten

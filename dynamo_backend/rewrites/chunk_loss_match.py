@@ -11,6 +11,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ..hints import is_decided_by_data
+
 aten = torch.ops.aten
 
 _PRODUCTS = (aten.mm.default, aten.addmm.default)
@@ -106,11 +108,6 @@ def _found(graph: fx.Graph) -> Iterator[Found]:
             yield Refused(product, str(no))
 
 
-def hint_of(size: Any) -> int:
-    """The size in this compilation."""
-    return size if isinstance(size, int) else int(size.node.hint)
-
-
 def _path(logits: Any) -> list[fx.Node] | None:
     """From a product to what the loss reads, or None where the logits are made otherwise."""
     path: list[fx.Node] = [logits]
@@ -190,6 +187,8 @@ class _Match:
         """The loss. Raises _No with the reason where it has to stay."""
         product, ls = self.path[0], self.log_softmax
         bias, rows, weight = self.operands(product)
+        if any(is_decided_by_data(n.meta["val"].shape[0]) for n in (*self.path, ls)):
+            raise _No("data decide how many rows they have")
         if ls.meta["val"].dim() != 2 or ls.args[1] not in (1, -1) or ls.args[2]:
             raise _No("the loss is not over the last dimension of a matrix")
         for here, then in zip(self.path, [*self.path[1:], ls]):

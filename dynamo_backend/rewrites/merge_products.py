@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ..hints import hint_of
 from .chunk_loss_write import Writer
 
 aten = torch.ops.aten
@@ -36,7 +37,7 @@ class _Matrix:
     @property
     def shape(self) -> tuple[int, int]:
         """Typical sizes."""
-        rows, columns = (_typical(s) for s in self.node.meta["val"].shape)
+        rows, columns = (hint_of(s) for s in self.node.meta["val"].shape)
         return (columns, rows) if self.turned else (rows, columns)
 
     @property
@@ -139,10 +140,6 @@ def _gains(products: Sequence[_Product]) -> bool:
     (rows, _), (_, columns) = products[0].a.shape, products[0].b.shape
     depth = sum(p.a.shape[1] for p in products)
     return 0 < depth * (rows + columns) < len(products) * rows * columns
-
-
-def _typical(size: int | torch.SymInt) -> int:
-    return int(size.node.hint or 1) if isinstance(size, torch.SymInt) else size
 
 
 def _joined(out: Writer, factors: Sequence[_Matrix], dim: int) -> _Matrix:

@@ -18,6 +18,7 @@ from ...runtime.lazy_bits import Lazy
 from ..converters import ImportContext, Tensor
 from ..converters.terms import axes
 from ..converters.views import view_chain
+from ..tokens import is_token
 from .chunk_loss_write import Writer, give_results
 
 aten = torch.ops.aten
@@ -42,7 +43,7 @@ def lazy_inputs(gm: fx.GraphModule, *, region: bool = False) -> tuple[Lazy, ...]
     found = []
     for k, node in enumerate(places):
         value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or not node.users:
+        if not isinstance(value, torch.Tensor) or not node.users or is_token(node):
             continue
         bits = value.is_conj(), value.is_neg()
         unsure = node.name.startswith("tangents") or (value.is_complex() and (backward or region))

@@ -16,9 +16,11 @@ from tests.runtime.recording_device import RecordingDevice
 from torch_mlc.codegen.host_capture import CapturePlan, capture_plan
 from torch_mlc.codegen.kernel import EmitError
 from torch_mlc.dynamo_backend import kernels
+from torch_mlc.dynamo_backend.compile import compile_graph
 from torch_mlc.dynamo_backend.importer import import_graph
 from torch_mlc.runtime.capture import GRAPH_DEVICES
 from torch_mlc.runtime.counters import counters
+from torch_mlc.runtime.options import Options
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_compiler"),
@@ -104,6 +106,17 @@ def test_results_that_are_not_copied_survive_the_next_call(device):
     results = [(x := torch.randn(4), fn(x)) for _ in range(6)]
     for x, y in results:
         torch.testing.assert_close(y, x.exp())
+
+
+def test_an_argument_that_nothing_reads_may_be_none(device, trace):
+    """As torch gives it; or a tensor, of which no capture keeps anything alive."""
+    gm, x = trace(lambda x, y: (x * 2,), [torch.ones(3), torch.ones(3)]), torch.randn(3)
+    options = Options(cuda_graphs=True, cache=False, strict=False)
+    call = compile_graph(gm, [x, x], options=options).call
+    for other in (None, torch.ones(3), None, torch.ones(5), None):
+        (result,) = call([x, other])
+        torch.testing.assert_close(result, x * 2)
+    assert device.captures == 1
 
 
 def test_the_cpu_itself_is_not_captured(caplog):

@@ -21,14 +21,17 @@ DTYPES = (
     *("float32", "float64", "bfloat16", "float16"),
     *("int64", "int32", "int16", "int8", "uint8", "bool", "complex64"),
 )
-MODES = ("forward", "gradient", "inplace", "out", *LAYOUTS, "errors")
+MODES = ("forward", "gradient", "inplace", "out", *LAYOUTS, "errors", "refused")
+# Modes of calls that eager is to refuse.
+REFUSALS = ("errors", "refused")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One operator on one element type. ``mode`` is one of MODES: ``inplace`` is the variant that writes to its first
     operand, ``out`` the one that writes to a tensor it is given; the layouts are forward, of operands that lie so;
-    ``errors`` are the calls of which the database says that they raise, whatever their element types.
+    ``errors`` are the calls of which the database says that they raise, whatever their element types; ``refused`` are
+    calls on an element type that the database does not say eager has a kernel for.
     """
 
     op: str
@@ -83,6 +86,7 @@ def jobs(dtypes: tuple[str, ...] = DTYPES, modes: tuple[str, ...] = MODES) -> It
                 "out": kind in forward and info.supports_out,
                 **dict.fromkeys(LAYOUTS, kind in forward),
                 "errors": dtype == DTYPES[0] and info.error_inputs_func is not None,
+                "refused": kind not in forward and _resembling(info, kind) is not None,
             }
             yield from (Job(name, dtype, mode) for mode in modes if possible[mode])
 
@@ -95,12 +99,34 @@ def samples(job: Job, most: int = 0) -> list[Sample]:
         info, dtype = operators()[job.op], getattr(torch, job.dtype)
         if job.mode == "errors":
             found = (illegal.sample_input for illegal in info.error_inputs("cpu"))
+        elif job.mode == "refused":
+            found = _of_refused(info, dtype)
         else:
             found = info.sample_inputs("cpu", dtype, requires_grad=job.mode == "gradient")
         drawn = (Sample(s.input, tuple(s.args), dict(s.kwargs), s.output_process_fn_grad) for s in found)
         if job.mode in LAYOUTS:
             drawn = (made for s in drawn if (made := _laid_out(s, job.mode)) is not None)
         return list(islice(drawn, most or None))
+
+
+def _resembling(info: OpInfo, dtype: torch.dtype) -> torch.dtype | None:
+    """The element type that an operator takes and whose values are most like those of ``dtype``."""
+    known = [kind for name in DTYPES if (kind := getattr(torch, name)) in info.supported_dtypes("cpu")]
+    alike = [k for k in known if (k.is_floating_point, k.is_complex) == (dtype.is_floating_point, dtype.is_complex)]
+    return next(iter((*alike, *known)), None)
+
+
+def _of_refused(info: OpInfo, dtype: torch.dtype) -> Iterator[Any]:
+    """Samples of the element type most like ``dtype``, whose tensors are converted to it."""
+    base = _resembling(info, dtype)
+    assert base is not None
+
+    def convert(value: Any) -> Any:
+        return tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.dtype is base and dense(t) else t, value)
+
+    for s in info.sample_inputs("cpu", base):
+        s.input, s.args, s.kwargs = convert(s.input), convert(s.args), convert(s.kwargs)
+        yield s
 
 
 def _laid_out(sample: Sample, layout: str) -> Sample | None:

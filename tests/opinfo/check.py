@@ -22,7 +22,7 @@ import torch_mlc.dynamo_backend.backend as backend
 import torch_mlc.scheduler.horizontal as horizontal
 from torch_mlc.dynamo_backend.compile import CompiledGraph
 
-from .cases import Job, Sample, copied, dense, moved, operators, widened
+from .cases import REFUSALS, Job, Sample, copied, dense, moved, operators, widened
 from .layouts import LAYOUTS
 from .traced import without_dynamo
 
@@ -76,7 +76,7 @@ def check_all(job: Job, found: list[Sample]) -> list[Outcome]:
     # The database's own way to seed an operator is a graph break; samples are seeded from outside.
     with warnings.catch_warnings(), patch.object(common_methods_invocations, "wrapper_set_seed", _plainly):
         warnings.simplefilter("ignore")
-        if job.mode == "errors":
+        if job.mode in REFUSALS:
             return [_refused(job, sample) for sample in found]
         outcomes: dict[int, Outcome] = {}
         expected: dict[int, list[Any]] = {}
@@ -275,7 +275,7 @@ def _detached(t: Any) -> Any:
 
 _RUNNERS = {
     "forward": _forward, "gradient": _gradient, "inplace": _inplace, "out": _out,
-    **dict.fromkeys((*LAYOUTS, "errors"), _forward),
+    **dict.fromkeys((*LAYOUTS, *REFUSALS), _forward),
 }  # fmt: skip
 
 

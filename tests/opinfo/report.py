@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .cases import DTYPES, MODES, Job, jobs
+from .cases import DTYPES, MODES, REFUSALS, Job, jobs
 from .sweep import FAULTS, latest
 
 Records = Mapping[tuple[Job, int], dict[str, Any]]
@@ -30,7 +30,7 @@ SAID = {
     "forward": ("forward", ""), "gradient": ("gradient", "g"), "inplace": ("in place", "i"), "out": ("out", "o"),
     "transposed": ("transposed", "t"), "sliced": ("sliced", "s"), "expanded": ("expanded", "x"),
     "overlapping": ("overlapping", "v"), "channels_last": ("channels last", "c"), "empty": ("empty", "e"),
-    "errors": ("errors", ""),
+    "errors": ("errors", ""), "refused": ("refused types", ""),
 }  # fmt: skip
 
 _HEAD = """# Operators
@@ -65,8 +65,8 @@ seen without, where the numbers are others and only element types, shapes and st
 `in place` is the variant that writes to its operand, `out` the one that writes to a tensor it is given. The six modes
 after those are forward, with operands that lie otherwise in memory: with the first dimension fastest; in the middle of
 a larger tensor; with stride 0; with rows that overlap; with channels that lie together; without elements. `errors` are
-the calls of which the database says that they raise (wrong indices, shapes, devices, types): an error of eager's class
-is asked for. Of the other modes, samples of which eager itself raises are left out. Where torch's own tracing fails, or
+the calls of which the database says that they raise (wrong indices, shapes, devices, types), `refused types` those on
+an element type that eager has no kernel for: an error of eager's class is asked for. Of the other modes, samples of which eager itself raises are left out. Where torch's own tracing fails, or
 differs from eager, so does the backend `aot_eager`, which compiles nothing; such samples count as neither. A sweep that
 was stopped has fewer samples of its later operators, or none: the columns say how many there were.
 
@@ -130,7 +130,7 @@ def write_table(written: Sequence[dict[str, Any]], path: Path) -> None:
     records = latest(written)
     by_op: dict[str, list[tuple[Job, dict[str, Any]]]] = defaultdict(list)
     for (job, _), record in records.items():
-        if job.mode != "errors" and record["status"] not in ("invalid", "torch"):
+        if job.mode not in REFUSALS and record["status"] not in ("invalid", "torch"):
             by_op[job.op].append((job, record))
     rows: list[str] = []
     kinds: Counter[str] = Counter()
