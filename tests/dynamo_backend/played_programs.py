@@ -1,0 +1,119 @@
+"""Functions compiled for a GPU, whose programs run on a driver that the CPU plays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.runtime.played_driver import Kernel, Launched, PlayedLibrary, played_code
+from torch_mlc.codegen.host import HostProgram, Launch
+from torch_mlc.codegen.host_native import NativeHost, emit_native
+from torch_mlc.codegen.host_shims import Shims
+from torch_mlc.codegen.host_text import print_host
+from torch_mlc.codegen.plan_memory import check_arena
+from torch_mlc.dynamo_backend import kernels
+from torch_mlc.dynamo_backend.capture import capture
+from torch_mlc.dynamo_backend.compile import Stages, compile_graph
+from torch_mlc.dynamo_backend.decompositions import decomposition_table
+from torch_mlc.dynamo_backend.fake_device import retarget
+from torch_mlc.dynamo_backend.host_programs import HostCode
+from torch_mlc.runtime.executable import HELPERS, Boxed, draw_seeds, load_program
+from torch_mlc.runtime.host_native import load_native, program_code, shims, support_code
+from torch_mlc.runtime.kernels import KernelStore, LoadedKernel, load_code
+from torch_mlc.runtime.options import Options
+from torch_mlc.runtime.targets import target_for
+
+Tensor = torch.Tensor
+Function = Callable[..., Any]
+STORE = KernelStore(None)
+OPTIONS = Options.resolve(None, {"target": "cuda:sm_90"}, {})
+# What the text of a program is given in the place of what allocates on GPUs and makes them current.
+PLAYED: dict[str, Any] = {
+    "empty_cuda_": HELPERS["empty_cpu_"],
+    "empty_": lambda size, stride, dtype, device: torch.empty_strided(size, stride, dtype=dtype),
+    "guard_": lambda index: nullcontext(),
+    "seeds_": lambda count, device: draw_seeds(count, "cpu"),
+}
+
+
+def played_shims() -> Shims:
+    """torch's C interface for a GPU, which is that of the CPU."""
+    cpu = shims()
+    prefix = cpu.prefixes["cpu"]
+    return Shims(cpu.prototypes, cpu.dtypes, {"cpu": 0, "cuda": 0}, {"cpu": prefix, "cuda": prefix})
+
+
+@dataclass
+class Both:
+    """A graph for a GPU as Python and as machine code, over one driver."""
+
+    library: PlayedLibrary
+    program: HostProgram
+    kernels: dict[str, LoadedKernel]
+    native: NativeHost
+    python: Boxed
+    machine: Boxed
+
+    def run(self, call: Boxed, *args: Any) -> tuple[list[Any], list[Launched]]:
+        """Results and launches of a call."""
+        before = len(self.library.launches)
+        results = list(call(list(args)))
+        assert not self.library.errors, self.library.errors
+        return results, self.library.launches[before:]
+
+
+def rand(*shape: int) -> Tensor:
+    return torch.randn(*shape)
+
+
+def inputs(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return tuple(rand(*s) for s in shapes)
+
+
+@cache
+def stages_of(fn: Function, shapes: tuple[tuple[int, ...], ...], dynamic: bool) -> Stages:
+    if len(shapes) == 1 and not dynamic:
+        (gm,) = capture(fn, inputs(*shapes))  # with lines of the model, and inputs in the order of their use
+    else:
+        gm = make_fx(fn, decomposition_table(), "symbolic" if dynamic else "fake")(*inputs(*shapes))
+    retarget([gm], "cuda")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "compile_source", played_code)
+        stages = compile_graph(gm, (), options=OPTIONS, load=False, fresh=True).stages
+    assert stages is not None
+    return stages
+
+
+def played(library: PlayedLibrary, fn: Function, *shapes: tuple[int, ...], dynamic: bool = False) -> Both:
+    """A function that returns a tuple, compiled for inputs of these shapes, over a driver that is played already."""
+    stages = stages_of(fn, shapes, dynamic)
+    program = stages.program
+    check_arena(program, stages.fusion.graph.symbols)
+    uses = {n.function: stages.kernels[n.function] for n in stages.fusion.graph.nodes if hasattr(n, "function")}
+    variables = {s.use.kernel for s in program.steps if isinstance(s, Launch)}
+    keys = list(dict.fromkeys(b.key for b in stages.kernels.values()))
+    builds = {f"k{keys.index(b.key)}_": b for b in uses.values()}
+    assert variables <= builds.keys()
+    library.know(Kernel(b.code, b.function) for b in builds.values() if b.code is not None)
+    kernels = {v: load_code(b.code) for v, b in builds.items() if b.code is not None}
+    calls = {**{v: k.host_call for v, k in kernels.items()}, **PLAYED}
+    constants: dict[str, Any] = {}
+
+    def python() -> Boxed:
+        return load_program(print_host(program), calls, constants, "main")
+
+    native = emit_native(program, played_shims())
+    target = target_for("cpu", None, None)
+    code, support = program_code(STORE, native, target), support_code(STORE, target)
+    addresses = HostCode(print_host(program), native).addresses(kernels)
+    machine = load_native(
+        native, code.payload, support.payload, addresses, calls, constants, python, "main", library.find
+    )
+    return Both(library, program, kernels, native, python(), machine)
