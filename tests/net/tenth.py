@@ -8,7 +8,7 @@ from .commands import run
 from .report import Finding, Part, Say
 
 # Seconds for all of them, some times what they take on two cores; and after how many it is shown where one has got to.
-LIMIT, SHOWN = 900.0, 300
+LIMIT, SHOWN = 1200.0, 300
 
 
 def tenth(part: Part, which: int, workers: int, say: Say) -> None:

@@ -18,8 +18,8 @@ from .tenth import tenth
 pytestmark = pytest.mark.net
 Begin = Callable[[str], Part]
 WORKERS = min(4, os.cpu_count() or 1)
-# Minutes of random programs. MINUTES=1 pytest -m net -k programs is shorter.
-MINUTES = float(os.environ.get("MINUTES", "5"))
+# Minutes of random programs. NET_MINUTES=1 pytest -m net -k programs is shorter.
+MINUTES = float(os.environ.get("NET_MINUTES", "5"))
 
 
 def test_operators(part: Begin, tmp_path: Path, say: Say) -> None:
