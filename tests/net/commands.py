@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,9 +55,12 @@ def _kill(group: int) -> None:
 
 
 def command(part: Part, module: str, options: Sequence[str], limit: float, say: Say) -> None:
-    """``python -m module options`` has to end with status 0; its last lines say what ran."""
+    """``python -m module options`` has to end with status 0. Of its lines, those that end in seconds say what ran, and
+    those that are indented what was found.
+    """
     status, lines = run(["-m", module, *options], limit, say)
-    part.ran = "; ".join(line.strip() for line in lines[-6:])
+    part.ran = "; ".join(line for line in lines if re.search(r", [\d.]+ s$", line))
     if status != 0:
         why = f"no end in {limit:g} s" if status is None else f"ended with {status}"
-        part.found.append(Finding(f"{module}: {why}", f"python -m {module} {' '.join(options)}"))
+        told = "; ".join(line.strip() for line in lines if line.startswith("    ")) or "; ".join(lines[-3:])
+        part.found.append(Finding(f"{module} {why}: {told}"[:600], f"python -m {module} {' '.join(options)}"))
