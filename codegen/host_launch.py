@@ -6,6 +6,10 @@ same arguments. A variant is machine code that takes for granted which pointers 
 pointers that are, those that the kernel asks about (``relaxable``) choose it. Its words are that mask, the driver's
 function, threads in a block, bytes of shared memory, and the number of its parameters.
 
+A thread launches under a context, and one that is new may have none. The words ``CONTEXT`` are the functions that ask
+for a thread's context and set it, and the one of the GPU; zeros where the driver needs none (HIP). A program sees to it
+once, where it begins.
+
 Parameters are the kernel's pointers and sizes, then pointers to scratch memory (Triton's ``global_scratch`` and
 ``profile_scratch``), which are null: kernels that want such memory are launched by Python. The driver is given the
 address of each parameter and copies as many bytes as it has, so a size of 32 bits is the low half of a word.
@@ -16,7 +20,8 @@ from __future__ import annotations
 from .host_objects import NUMBERS
 from .kernel import ALIGNMENT
 
-RECORD = ("pointers", "arguments", "relaxable", "variants", "null", "launcher")
+CONTEXT = ("get_context", "set_context", "context")
+RECORD = ("pointers", "arguments", "relaxable", "variants", "null", "launcher", *CONTEXT)
 VARIANT_WORDS = 5
 VARIANTS = 8
 # Alignment of pointers is a mask in one word.
@@ -24,6 +29,34 @@ MOST_POINTERS = 63
 
 _AT = {name: 8 * k for k, name in enumerate(RECORD)}
 _FIRST = 8 * len(RECORD)
+CONTEXT_AT = _AT[CONTEXT[0]]
+"""Bytes from the begin of a record to the words ``CONTEXT``."""
+
+CONTEXTS = """
+; Give a thread that has no context the one of the words. Not zero where the driver refuses.
+define i32 @mlc_context(ptr %words) {
+entry:
+  %current.at = alloca ptr
+  store ptr null, ptr %current.at
+  %get = load ptr, ptr %words
+  %needless = icmp eq ptr %get, null
+  br i1 %needless, label %fine, label %ask
+fine:
+  ret i32 0
+ask:
+  %asked = call i32 %get(ptr %current.at)
+  %current = load ptr, ptr %current.at
+  %has = icmp ne ptr %current, null
+  br i1 %has, label %fine, label %give
+give:
+  %set.at = getelementptr inbounds i64, ptr %words, i64 1
+  %set = load ptr, ptr %set.at
+  %context.at = getelementptr inbounds i64, ptr %words, i64 2
+  %context = load ptr, ptr %context.at
+  %status = call i32 %set(ptr %context)
+  ret i32 %status
+}
+"""
 
 LAUNCH = f"""
 ; Launch a kernel over "arguments", its addresses and then sizes, where the grid is not empty. Not zero where the driver
@@ -147,4 +180,18 @@ run:
 fail:
   ret ptr null
 }}
+"""
+
+# As a function of Python's without arguments: its "self" is the address of the words.
+CONTEXT_FROM_PYTHON = """
+declare ptr @PyLong_AsVoidPtr(ptr)
+declare ptr @PyLong_FromLongLong(i64)
+
+define ptr @mlc_context_from_python(ptr %self, ptr %given, i64 %count) {
+  %words = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %status = call i32 @mlc_context(ptr %words)
+  %wide = sext i32 %status to i64
+  %result = call ptr @PyLong_FromLongLong(i64 %wide)
+  ret ptr %result
+}
 """

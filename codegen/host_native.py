@@ -43,7 +43,7 @@ from .host import (
 from .host_body import Body
 from .host_calls import GATHER, Calls
 from .host_frame import plan_frame, reads, sizes_in, step_sizes
-from .host_launch import MOST_POINTERS
+from .host_launch import CONTEXT_AT, MOST_POINTERS
 from .host_shims import Shims, shim_call
 from .host_table import DIES, ELEMENT_SHIFT, IS_SIZE, IS_TENSOR, NOTHING, OBJECT, SIZE, UNUSED
 from .host_text import HostText, print_parts
@@ -356,9 +356,11 @@ class _Emitter(Calls):
         return NativeHost(text, tuple(self.b.own), parts, rescues, self.gpu)
 
     def enter_gpu(self) -> None:
-        """Make the GPU the current one, as long as a guard lives, and ask for the stream; else refuse."""
+        """Make the GPU the current one, as long as a guard lives, and ask for the stream; else refuse. A guard does
+        nothing for a GPU that a thread would use by itself, so one that launches sees that it has a context."""
         if self.gpu is None:
             return
+        record = next((name for kind, name in self.b.own if kind == "record"), None)
         self.b.line("store ptr null, ptr %guard")
         for name, (make, result) in enumerate(((MAKE_GUARD, "guard"), (GET_STREAM, "stream"))):
             function = self.b.own_word("function", make)
@@ -366,6 +368,14 @@ class _Emitter(Calls):
             fine = self.b.value(f"icmp eq i32 {status}, 0")
             self.b.line(f"br i1 {fine}, label %entered{name}, label %refuse")
             self.b.label(f"entered{name}")
+        if record is not None:
+            words = self.b.value(
+                f"getelementptr inbounds i8, ptr {self.b.own_word('record', record)}, i64 {CONTEXT_AT}"
+            )
+            status = self.b.value(f"call i32 {self.b.function('mlc_context')}(ptr {words})")
+            fine = self.b.value(f"icmp eq i32 {status}, 0")
+            self.b.line(f"br i1 {fine}, label %with_context, label %refuse")
+            self.b.label("with_context")
 
     def leave_gpu(self) -> None:
         """Make the GPU the current one that was before."""

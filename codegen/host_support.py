@@ -6,7 +6,7 @@ Those that take over arguments, make tensors and let go of them are here, those 
 
 from __future__ import annotations
 
-from .host_launch import LAUNCH
+from .host_launch import CONTEXTS, LAUNCH
 from .host_objects import OBJECTS, OUTSIDE
 from .host_table import DIES, ELEMENT_SHIFT, IS_SIZE, IS_TENSOR, UNUSED, place
 
@@ -14,7 +14,7 @@ from .host_table import DIES, ELEMENT_SHIFT, IS_SIZE, IS_TENSOR, UNUSED, place
 def support_text() -> str:
     """The module of ``SUPPORT_FUNCTIONS``."""
     lines = []
-    for line in (_TENSORS + OUTSIDE + OBJECTS + LAUNCH).splitlines():
+    for line in (_TENSORS + OUTSIDE + OBJECTS + CONTEXTS + LAUNCH).splitlines():
         at = line.find("!")
         if at < 0:
             lines.append(line)

@@ -37,7 +37,7 @@ FUNCTIONS = (
 )  # fmt: skip
 SUPPORT_FUNCTIONS = (
     "mlc_enter", "mlc_leave", "mlc_drop", "mlc_make", "mlc_view", "mlc_layout", "mlc_part", "mlc_outside",
-    "mlc_results", "mlc_find", "mlc_launch",
+    "mlc_results", "mlc_find", "mlc_launch", "mlc_context",
 )  # fmt: skip
 
 _PLACE = {name: k for k, name in enumerate((*WORDS, *FUNCTIONS, *SUPPORT_FUNCTIONS))}

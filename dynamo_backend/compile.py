@@ -23,6 +23,7 @@ from ..runtime.counters import counters
 from ..runtime.cuda_graphs import graphed
 from ..runtime.executable import Boxed
 from ..runtime.fallback import AtenKernel
+from ..runtime.gpu_checks import launches_checked
 from ..runtime.kernels import KIND_GRAPH, KernelStore, LoadedKernel, kernel_store_of, kernel_use, source_use
 from ..runtime.lazy_bits import Lazy, with_memory_of
 from ..runtime.log import logger, say, trace_text
@@ -170,7 +171,8 @@ def stored_graph(
     call, capture = None, CapturePlan(**record["capture"])
     if load:
         with timer.phase("load"):
-            kernels = {v: store.load(c) for v, c in codes.items() if c is not None}
+            checked = launches_checked(options.verify)
+            kernels = {v: store.load(c, checked=checked) for v, c in codes.items() if c is not None}
             called = host.load(kernels, constants or {}, name, _keeper(store, key, name))
             lazy = tuple(Lazy(*x) for x in record["lazy"])
             call = _with_captures(called, capture, options, region, name, lazy)
@@ -309,7 +311,7 @@ class _Job:
     def loaded_kernel(self, build: KernelBuild) -> LoadedKernel:
         if build.code is None:
             return LoadedKernel(AtenKernel(build.function), None, build.function.name)
-        return self.store.load(build.code)
+        return self.store.load(build.code, checked=launches_checked(self.options.verify))
 
     # --- the cache --------------------------------------------------------------------------------------------------
 
@@ -378,7 +380,9 @@ def _with_captures(
     """The program as the settings ask for it, which is given what it was traced with. A region is captured with the
     graph that calls it."""
     if options.cuda_graphs and not region:
-        if not options.cuda_graph_copies:
+        if launches_checked(options.verify) and plan.device.startswith("cuda"):
+            plan = CapturePlan("each launch is waited for (MLC_VERIFY, CUDA_LAUNCH_BLOCKING)")
+        elif not options.cuda_graph_copies:
             plan = replace(plan, saved=0)
         call = graphed(call, plan, graph_device, options.cuda_graph_shapes, name)
     return with_memory_of(call, lazy)

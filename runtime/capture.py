@@ -41,8 +41,12 @@ class GraphDevice(Protocol):
     def wait(self, stream: Any) -> None:
         """Let what the current stream is given from now on wait for what ``stream`` has been given."""
 
+    def keep(self, memory: Sequence[torch.Tensor]) -> None:
+        """Let memory be until the current stream has used it, though everybody forgets it."""
+
     def pool(self) -> Any:
-        """Memory of its own for captures that are replayed one after the other."""
+        """Memory for captures that are replayed one after the other. What one of them has let go of, or lets go of
+        before its end, is another's, or its own again, and each replay writes there."""
 
     def capture(self, run: Callable[[], Results], pool: Any) -> tuple[Replayable, Results]:
         """The work of ``run``, which is not done, and its results, whose memory each replay writes. Memory is taken
@@ -70,16 +74,33 @@ class Addresses:
 
 
 class Capture:
-    """A capture under way, and what is left for its end."""
+    """A capture under way, and what is left for its end.
 
-    def __init__(self) -> None:
+    Memory of the capture itself may have held something else before, in the middle of it, and then each replay writes
+    that again. What is to stay lies in ``rooms``, which are there before the capture begins. What it asks for is known
+    when it has been tried once (``asked``): a capture without rooms is thrown away where it asked for some.
+    """
+
+    def __init__(self, rooms: Sequence[torch.Tensor] = ()) -> None:
+        self.rooms = tuple(rooms)
+        self.asked: list[Callable[[], torch.Tensor]] = []
         self._later: list[Callable[[], None]] = []
-        self.kept: list[Any] = []
 
-    def later(self, fill: Callable[[], None], memory: torch.Tensor) -> None:
-        """Do something before the first replay; ``memory`` lives as long as what is captured."""
+    def room(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The next of the rooms; ``make`` makes it, where there is none only for what is thrown away. It lives as long
+        as what is captured, and no replay writes there but by what is launched over it."""
+        place = len(self.asked)
+        self.asked.append(make)
+        return self.rooms[place] if place < len(self.rooms) else make()
+
+    def later(self, fill: Callable[[], None]) -> None:
+        """Do something before the first replay."""
         self._later.append(fill)
-        self.kept.append(memory)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there were as many rooms as were asked for."""
+        return len(self.asked) == len(self.rooms)
 
     def finish(self) -> None:
         """Do what was left."""
@@ -97,15 +118,30 @@ def current_capture() -> Capture | None:
 
 
 @contextmanager
-def capturing() -> Iterator[Capture]:
-    """Around ``GraphDevice.capture``. What was left is done at the end, unless capturing failed."""
-    capture = Capture()
+def capturing(rooms: Sequence[torch.Tensor] = ()) -> Iterator[Capture]:
+    """Around ``GraphDevice.capture``. What was left is done at the end, unless capturing failed or is not whole."""
+    capture = Capture(rooms)
     token = _CURRENT.set(capture)
     try:
         yield capture
     finally:
         _CURRENT.reset(token)
-    capture.finish()
+    if capture.is_whole:
+        capture.finish()
+
+
+def captured(device: GraphDevice, run: Callable[[], Results], pool: Any) -> tuple[Replayable, Results, Capture]:
+    """The work of ``run`` with its results, as ``GraphDevice.capture`` gives them, and the rooms that it reads."""
+    rooms: list[torch.Tensor] = []
+    thrown_away: list[Replayable] = []  # at the end, for a pool without any captures is no pool any more
+    while True:
+        with capturing(rooms) as capture:
+            graph, results = device.capture(run, pool)
+        if capture.is_whole:
+            return graph, results, capture
+        thrown_away.append(graph)
+        del results
+        rooms = [make() for make in capture.asked]
 
 
 class CudaDevice:
@@ -128,6 +164,11 @@ class CudaDevice:
 
     def wait(self, stream: torch.cuda.Stream) -> None:
         torch.cuda.current_stream(self.index).wait_stream(stream)
+
+    def keep(self, memory: Sequence[torch.Tensor]) -> None:
+        stream = torch.cuda.current_stream(self.index)
+        for m in memory:
+            m.record_stream(stream)
 
     def pool(self) -> Any:
         return torch.cuda.graph_pool_handle()

@@ -5,6 +5,10 @@ captures it; the others are one replay. Whatever a capture holds fast is compare
 sizes, and the addresses of memory that stays (parameters, and what a captured forward graph keeps for its backward).
 Other tensors are copied into memory of the capture's own; what the program writes to there is copied back. Results are
 copied out, except those that only the backward reads: they stay, and the capture rests while somebody holds them.
+
+A replay writes all memory that its capture ever had, that too which it had let go of. Captures of one pool give each
+other such memory, so those that hand theirs out have a pool each; the others of a program, which are replayed one after
+the other and copied from, share one.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
 from ..codegen.host_capture import CapturePlan
-from .capture import Capture, GraphDevice, Replayable, capturing
+from .capture import Capture, GraphDevice, Replayable, captured
 from .counters import counters
 from .executable import Boxed
 from .log import logger
@@ -54,7 +59,8 @@ class GraphedProgram:
         self._call, self._plan, self._device, self._limit, self._name = call, plan, device, limit, name
         self._static, self._tensors = frozenset(plan.static), frozenset(plan.tensors)
         self._lock = threading.Lock()
-        self._pool: Any = None
+        # Memory that captures share, unless they hand theirs out.
+        self._shared: Any = None
         self._captured: dict[Hashable, list[_Captured]] = {}
         self._count = 0
         self._seen: set[Hashable] = set()
@@ -69,6 +75,7 @@ class GraphedProgram:
             stream = self._device.stream()
             if self._stream is not None and stream != self._stream:
                 self._device.wait(self._stream)
+                self._move(stream)
             self._stream = stream
             key, fixed = self._key(args)
             found = self._idle(key)
@@ -122,11 +129,10 @@ class GraphedProgram:
                 self._stop(f"{self._limit} combinations of sizes and addresses are captured (cuda_graph_shapes)")
             return None
         staged = _Staged.of(args, fixed, self._plan)
-        if self._pool is None:
-            self._pool = self._device.pool()
         try:
-            with torch.inference_mode(False), torch.no_grad(), capturing() as capture:
-                graph, results = self._device.capture(lambda: self._call(list(staged.inputs)), self._pool)
+            with torch.inference_mode(False), torch.no_grad():
+                run = partial(self._run_staged, staged)
+                graph, results, capture = captured(self._device, run, self._pool())
         except Exception as error:  # whatever an op does that a capture forbids
             self._stop(f"capturing it failed: {type(error).__name__}: {error}")
             return None
@@ -134,7 +140,8 @@ class GraphedProgram:
         given = [
             r.data_ptr() for r, h in zip(results, handed, strict=True) if isinstance(h, _Given) and fixed[h.position]
         ]
-        made = _Captured(graph, capture, staged, handed, [*(args[k].data_ptr() for k in self._static), *given])
+        stays = [*(args[k].data_ptr() for k in self._static), *given]
+        made = _Captured(graph, capture, staged, handed, stays, self._stream)
         del results
         self._device.addresses.add(made.stays)
         weakref.finalize(made, self._device.addresses.drop, made.stays)
@@ -142,6 +149,23 @@ class GraphedProgram:
         self._count += 1
         counters.add("cuda_graphs")
         return made
+
+    def _run_staged(self, staged: _Staged) -> Sequence[Any]:
+        return self._call(list(staged.inputs))
+
+    def _pool(self) -> Any:
+        """Memory for the next capture."""
+        if self._plan.saved is not None:
+            return self._device.pool()
+        if self._shared is None:
+            self._shared = self._device.pool()
+        return self._shared
+
+    def _move(self, stream: Any) -> None:
+        """Tell whoever owns the memory of captures that a stream uses it now."""
+        for c in (c for captures in self._captured.values() for c in captures if stream not in c.streams):
+            self._device.keep(c.memory)
+            c.streams.add(stream)
 
     def _stop(self, reason: str) -> None:
         self._reason = reason
@@ -320,12 +344,20 @@ def _bytes_of(parts: Sequence[Tensor]) -> tuple[Tensor, int]:
 
 class _Captured:
     """One capture: its arguments, its results, and the memory that it hands out. ``stays`` are addresses that are the
-    same after each replay."""
+    same after each replay, ``memory`` is what it reads and did not get from its pool, and ``streams`` are those that
+    the owner of that memory knows of."""
 
     def __init__(
-        self, graph: Replayable, capture: Capture, staged: _Staged, results: tuple[_Result, ...], stays: Sequence[int]
+        self,
+        graph: Replayable,
+        capture: Capture,
+        staged: _Staged,
+        results: tuple[_Result, ...],
+        stays: Sequence[int],
+        stream: Any,
     ) -> None:
-        self._graph, self._capture, self._staged, self._results = graph, capture, staged, results
+        self._graph, self._staged, self._results = graph, staged, results
+        self.memory, self.streams = (*capture.rooms, *staged.buffers), {stream}
         self.stays = (*stays, *(r.tensor.data_ptr() for r in results if isinstance(r, _Kept)))
         # Only the buffers stay: arguments that are read where they are belong to the caller.
         staged.inputs = []

@@ -16,6 +16,7 @@ from ..codegen.host_text import HostText
 from ..codegen.host_words import OP_OBJECT
 from ..ir.errors import FreedInputError, MemoryLimitError, MlcError
 from .control import CONTROL
+from .gpu_context import GpuGuard
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Tensor: TypeAlias = torch.Tensor
@@ -221,6 +222,6 @@ HELPERS: dict[str, Any] = {
     "seeds_": draw_seeds,
     "with_memory_": _with_memory,
     "with_storage_": _with_storage,
-    "guard_": torch.cuda._DeviceGuard,
+    "guard_": GpuGuard,
     "range_": torch.autograd.profiler.record_function,
 }

@@ -24,7 +24,8 @@ from ..ir.oracle_text import index_text
 from ..ir.target import Target
 from .executable import current_line
 from .gpu import GpuBinary, compile_triton
-from .gpu_driver import CDriver, Driver, GpuDriverError
+from .gpu_checks import LATE, launch_text, launches_checked
+from .gpu_driver import Driver, GpuDriverError, driver_of
 from .gpu_records import LaunchRecord
 
 # How an argument lies at the begin of its word.
@@ -44,19 +45,21 @@ class _Loaded:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def _loaded(driver: Driver, binary: GpuBinary) -> _Loaded:
+def _loaded(driver: Driver, binary: GpuBinary, device: int) -> _Loaded:
     count = len(binary.arguments) + binary.scratch
     words = (ctypes.c_uint64 * count)()
     pointers = (ctypes.c_void_p * count)(*(ctypes.addressof(words) + 8 * k for k in range(count)))
     arguments = struct.Struct("=" + "".join(_FORMATS[k] for k in binary.arguments))
-    return _Loaded(driver.load(binary.code, binary.name, binary.shared), binary, words, pointers, arguments)
+    function = driver.load(binary.code, binary.name, binary.shared, device)
+    return _Loaded(function, binary, words, pointers, arguments)
 
 
 class GpuKernel:
     """One kernel on the GPUs of this machine: ``kernel(tensors, sizes)`` launches it on the current stream.
 
     ``compile`` makes a binary of a variant; a cache of bytes goes there. ``driver`` stands for the machine's own, and
-    ``scratch(bytes, device)`` for its memory.
+    ``scratch(bytes, device)`` for its memory. ``checked`` waits for each launch, so that a kernel that fails is the one
+    that is named.
     """
 
     def __init__(
@@ -67,13 +70,16 @@ class GpuKernel:
         driver: Driver | None = None,
         stream: Callable[[int], int] | None = None,
         scratch: Callable[[int, int], torch.Tensor] | None = None,
+        *,
+        checked: bool = False,
     ) -> None:
         self.source = source
         self.target = target
         self._compile = compile
-        self._driver = CDriver(target.kind) if driver is None else driver
+        self._driver = driver_of(target.kind) if driver is None else driver
         self._scratch = _device_bytes if scratch is None else scratch
         self._stream = torch._C._cuda_getCurrentRawStream if stream is None else stream
+        self._checked = checked or launches_checked()
         self.grid = grid_function(source)
         described = _described(source)
         self._described = frozenset(k for k, b in enumerate(source.params) if b.name in described)
@@ -126,32 +132,50 @@ class GpuKernel:
                 scratch = self._scratch(math.prod(grid) * binary.scratch_bytes, device)
                 loaded.words[len(binary.arguments)] = scratch.data_ptr()
             try:
+                stream = self._stream(device)
                 self._driver.launch(
-                    loaded.function, grid, binary.threads, binary.shared, self._stream(device), loaded.pointers
+                    device, loaded.function, grid, binary.threads, binary.shared, stream, loaded.pointers
                 )
+                if self._checked:
+                    self._driver.wait(device, stream)
             except GpuDriverError as error:
-                raise GpuDriverError(f"{self.source.name}: {error}{_told()}") from None
+                given = f" {launch_text(self.source, grid, arguments)}" if self._checked else ""
+                raise self._named(error, given) from None
 
     def _load(self, device: int, aligned: tuple[bool, ...]) -> _Loaded:
-        loaded = _loaded(self._driver, self._compile(self.source, self.target, aligned))
+        binary = self._compile(self.source, self.target, aligned)
+        try:
+            loaded = _loaded(self._driver, binary, device)
+        except GpuDriverError as error:
+            raise self._named(error) from None
         self._variants[(device, aligned)] = loaded
-        if device in self._records:
+        if device in self._records and not self._checked:
             _publish(loaded, self._records[device], aligned)
         return loaded
+
+    def _named(self, error: GpuDriverError, given: str = "") -> GpuDriverError:
+        """An error with the kernel, what it was given, and the line of the model."""
+        hint = LATE if error.late and not self._checked else ""
+        return GpuDriverError(f"{self.source.name}: {error}{given}{hint}{_told()}")
 
     # --- for machine code -------------------------------------------------------------------------------------------
 
     def _launcher(self, device: int) -> Callable[..., int]:
-        few = len(self._relaxable) <= MOST_POINTERS
+        few = len(self._relaxable) <= MOST_POINTERS and not self._checked
         found = self._launchers[device] = self.record(device).function() if few else _left_to_python
         return found
 
     def record(self, device: int) -> LaunchRecord:
-        """What launches from machine code read of this kernel; it lives as long as the kernel."""
+        """What launches from machine code read of this kernel; it lives as long as the kernel. Where launches are
+        checked it has no variants, so that Python is asked for each."""
         found = self._records.get(device)
         if found is None:
-            found = LaunchRecord(self._relaxable, len(self.source.symbols), self._driver.launcher)
+            driver = self._driver
+            context = driver.context(device)
+            found = LaunchRecord(self._relaxable, len(self.source.symbols), driver.launcher, context)
             found = self._records.setdefault(device, found)
+            if self._checked:
+                return found
             for (where, aligned), loaded in [*self._variants.items()]:
                 if where == device:
                     _publish(loaded, found, aligned)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from ..codegen.host_launch import LAUNCH, LAUNCH_FROM_PYTHON, RECORD, VARIANT_WORDS, VARIANTS
+from ..codegen.host_launch import CONTEXT, LAUNCH, LAUNCH_FROM_PYTHON, RECORD, VARIANT_WORDS, VARIANTS
 from .cpu import LoadedObject, fast_function, load_text
 
 
@@ -21,8 +21,10 @@ class LaunchRecord:
     words at any time, so a variant counts after it is whole, and stays as it is.
     """
 
-    def __init__(self, relaxable: Sequence[bool], sizes: int, launcher: int) -> None:
-        """``launcher`` is the address of the driver's function that launches."""
+    def __init__(
+        self, relaxable: Sequence[bool], sizes: int, launcher: int, context: Sequence[int] = (0, 0, 0)
+    ) -> None:
+        """``launcher`` is the address of the driver's function that launches, ``context`` the words ``CONTEXT``."""
         self._words = (ctypes.c_int64 * (len(RECORD) + VARIANTS * VARIANT_WORDS))()
         self._masks: list[int] = []
         self._lock = threading.Lock()
@@ -30,6 +32,8 @@ class LaunchRecord:
         self._put("arguments", len(relaxable) + sizes)
         self._put("relaxable", mask_of(relaxable))
         self._put("launcher", launcher)
+        for word, value in zip(CONTEXT, context, strict=True):
+            self._put(word, value)
 
     @property
     def address(self) -> int:

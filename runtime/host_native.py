@@ -198,17 +198,20 @@ def load_native(
     return call
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Rescues:
-    """Functions that are compiled when the first of them is called."""
+    """Functions that are compiled when the first of them is called, and stay."""
 
     text: HostText
     constants: Mapping[str, Any] = field(repr=False)
     name: str
     kernels: Mapping[str, Callable[..., Any]] = field(repr=False)
+    functions: Mapping[str, Callable[..., Any]] | None = field(default=None, repr=False)
 
     def function(self, item: str) -> Callable[..., Any]:
         def rescue(*args: Any) -> Any:
-            return load_functions(self.text, self.constants, self.name, self.kernels)[item](*args)
+            if self.functions is None:
+                self.functions = load_functions(self.text, self.constants, self.name, self.kernels)
+            return self.functions[item](*args)
 
         return rescue

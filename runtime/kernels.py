@@ -100,8 +100,8 @@ def gpu_binary(code: KernelCode) -> GpuBinary:
     return GpuBinary(**known, code=code.payload[:split], assembly=code.payload[split:].decode())
 
 
-def load_code(code: KernelCode) -> LoadedKernel:
-    """The kernel, ready to be called on this machine."""
+def load_code(code: KernelCode, *, checked: bool = False) -> LoadedKernel:
+    """The kernel, ready to be called on this machine; on a GPU, ``checked`` waits for each launch."""
     if code.language == "llvm":
         kernel = load_kernels(code.payload, [code.name])[code.name]
         return LoadedKernel(kernel.call, kernel, code.name)
@@ -111,7 +111,7 @@ def load_code(code: KernelCode) -> LoadedKernel:
         return first if aligned == first.aligned else compile_triton(source, target, aligned)
 
     source = _source_of_json(code.meta["source"])
-    loaded = (GpuTableKernel if source.option("table") else GpuKernel)(source, target, variant)
+    loaded = (GpuTableKernel if source.option("table") else GpuKernel)(source, target, variant, checked=checked)
     return LoadedKernel(loaded, loaded, code.name)
 
 
@@ -131,15 +131,17 @@ def source_use(source: KernelSource, variable: str, sizes: tuple[int, ...], *, t
 
 def source_to_json(source: KernelSource) -> dict[str, Any]:
     """What ``KernelCode.meta`` holds of the source of a GPU kernel."""
+    shapes = ";".join(f"[{', '.join(map(index_text, b.shape))}]" for b in source.params)
     return {
-        "name": source.name, "text": source.text, "symbols": source.symbols, "meta": source.meta,
+        "name": source.name, "text": source.text, "symbols": source.symbols,
+        "meta": (*source.meta, ("shapes", shapes)),
         "params": [[b.name, b.dtype.value, b.align] for b in source.params], "grid": [index_text(g) for g in
         source.grid],
     }  # fmt: skip
 
 
 def _source_of_json(data: Mapping[str, Any]) -> KernelSource:
-    """What launching and compiling again need; shapes of the parameters are not among it."""
+    """What launching and compiling again need; shapes of the parameters are an option, for errors to tell."""
     params = tuple(Buffer(name, (), (), DType(dtype), align=align) for name, dtype, align in data["params"])
     grid = tuple(parse_index(ast.parse(g, mode="eval").body) for g in data["grid"])
     meta = tuple((k, v) for k, v in data["meta"])
@@ -152,7 +154,7 @@ class KernelStore:
     def __init__(self, levels: CacheLevels | None) -> None:
         self.levels = levels
         self._codes: dict[str, KernelCode] = {}
-        self._loaded: dict[str, LoadedKernel] = {}
+        self._loaded: dict[tuple[str, bool], LoadedKernel] = {}
         self._graphs: dict[str, Mapping[str, Any]] = {}
         self._making: dict[tuple[int, str], Future[KernelCode]] = {}
 
@@ -175,11 +177,12 @@ class KernelStore:
         meta = {"name": code.name, "language": code.language, "symbols": code.symbols, "meta": code.meta}
         self._write(Entry(KIND_KERNEL, code.key, meta, code.payload, description))
 
-    def load(self, code: KernelCode) -> LoadedKernel:
-        """The kernel ready to be called; loaded once a process."""
-        known = self._loaded.get(code.key)
+    def load(self, code: KernelCode, *, checked: bool = False) -> LoadedKernel:
+        """The kernel ready to be called; loaded once a process, and once more where launches are ``checked``."""
+        place = code.key, checked and code.language == "triton"
+        known = self._loaded.get(place)
         if known is None:
-            known = self._loaded[code.key] = load_code(code)
+            known = self._loaded[place] = load_code(code, checked=checked)
         return known
 
     def shared(self, key: str, begin: Callable[[], Future[KernelCode]]) -> Future[KernelCode]:
@@ -214,7 +217,8 @@ class KernelStore:
 
     def replaced(self, key: str) -> None:
         """Forget what is loaded of a kernel that was compiled anew."""
-        self._loaded.pop(key, None)
+        for checked in (False, True):
+            self._loaded.pop((key, checked), None)
 
     # --- graphs -----------------------------------------------------------------------------------------------------
 

@@ -165,7 +165,8 @@ class Options:
         values="0, 1, 2",
         changes_code=True,
         doc="1 checks the IR before and after each pass, and runs each kernel that is built on small awkward sizes "
-        "against its definition; 2 also compares every run of a graph with its ATen ops.",
+        "against its definition, and waits for each launch on a GPU, so that a kernel that fails is named; 2 also "
+        "compares every run of a graph with its ATen ops.",
     )
     log: tuple[str, ...] = _option(
         "MLC_LOG",

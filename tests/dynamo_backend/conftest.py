@@ -22,6 +22,7 @@ from torch_mlc.ir.graph import Graph, Library
 # The benchmark models are scripts of the checkout and not installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.dynamo_backend.played_programs import both, played  # noqa: F401
 from tests.workers import leave_guards_untimed
 
 leave_guards_untimed()

@@ -1,18 +1,18 @@
-"""Functions compiled for a GPU, whose programs run on a driver that the CPU plays."""
+"""Graphs for a GPU whose host programs run over a driver that the CPU plays (``tests/runtime/played_driver.py``), as
+Python and as machine code."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.runtime.played_driver import Kernel, Launched, PlayedLibrary, played_code
+from tests.runtime.played_driver import SCRATCH, Kernel, Launched, PlayedLibrary, played_code
 from torch_mlc.codegen.host import HostProgram, Launch
 from torch_mlc.codegen.host_native import NativeHost, emit_native
 from torch_mlc.codegen.host_shims import Shims
@@ -24,6 +24,7 @@ from torch_mlc.dynamo_backend.compile import Stages, compile_graph
 from torch_mlc.dynamo_backend.decompositions import decomposition_table
 from torch_mlc.dynamo_backend.fake_device import retarget
 from torch_mlc.dynamo_backend.host_programs import HostCode
+from torch_mlc.runtime.counters import counters
 from torch_mlc.runtime.executable import HELPERS, Boxed, draw_seeds, load_program
 from torch_mlc.runtime.host_native import load_native, program_code, shims, support_code
 from torch_mlc.runtime.kernels import KernelStore, LoadedKernel, load_code
@@ -38,7 +39,6 @@ OPTIONS = Options.resolve(None, {"target": "cuda:sm_90"}, {})
 PLAYED: dict[str, Any] = {
     "empty_cuda_": HELPERS["empty_cpu_"],
     "empty_": lambda size, stride, dtype, device: torch.empty_strided(size, stride, dtype=dtype),
-    "guard_": lambda index: nullcontext(),
     "seeds_": lambda count, device: draw_seeds(count, "cpu"),
 }
 
@@ -69,6 +69,13 @@ class Both:
         return results, self.library.launches[before:]
 
 
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> PlayedLibrary:
+    found = PlayedLibrary()
+    found.play(monkeypatch)
+    return found
+
+
 def rand(*shape: int) -> Tensor:
     return torch.randn(*shape)
 
@@ -91,7 +98,9 @@ def stages_of(fn: Function, shapes: tuple[tuple[int, ...], ...], dynamic: bool) 
     return stages
 
 
-def played(library: PlayedLibrary, fn: Function, *shapes: tuple[int, ...], dynamic: bool = False) -> Both:
+def play(
+    library: PlayedLibrary, fn: Function, *shapes: tuple[int, ...], dynamic: bool = False, checked: bool = False
+) -> Both:
     """A function that returns a tuple, compiled for inputs of these shapes, over a driver that is played already."""
     stages = stages_of(fn, shapes, dynamic)
     program = stages.program
@@ -102,7 +111,7 @@ def played(library: PlayedLibrary, fn: Function, *shapes: tuple[int, ...], dynam
     builds = {f"k{keys.index(b.key)}_": b for b in uses.values()}
     assert variables <= builds.keys()
     library.know(Kernel(b.code, b.function) for b in builds.values() if b.code is not None)
-    kernels = {v: load_code(b.code) for v, b in builds.items() if b.code is not None}
+    kernels = {v: load_code(b.code, checked=checked) for v, b in builds.items() if b.code is not None}
     calls = {**{v: k.host_call for v, k in kernels.items()}, **PLAYED}
     constants: dict[str, Any] = {}
 
@@ -117,3 +126,48 @@ def played(library: PlayedLibrary, fn: Function, *shapes: tuple[int, ...], dynam
         native, code.payload, support.payload, addresses, calls, constants, python, "main", library.find
     )
     return Both(library, program, kernels, native, python(), machine)
+
+
+@pytest.fixture
+def both(played: PlayedLibrary) -> Callable[..., Both]:
+    """``both(fn, *shapes, dynamic=False, checked=False)``; ``fn`` returns a tuple."""
+    return partial(play, played)
+
+
+def same(b: Both, make: Callable[[], tuple[Any, ...]], eager: Function, calls: int = 2) -> list[Launched]:
+    """Both forms give what eager gives, by the same launches; those of the last call."""
+    refused = counters["native_refusals"]
+    told: list[Launched] = []
+    for turn in range(calls):
+        torch.manual_seed(turn)
+        args = make()
+        copies = [a.clone() if isinstance(a, Tensor) else a for a in args]
+        third = [a.clone() if isinstance(a, Tensor) else a for a in args]
+        (expected, one), (found, told) = b.run(b.python, *args), b.run(b.machine, *copies)
+        assert [x.without_addresses for x in one] == [x.without_addresses for x in told]
+        where = {a.data_ptr(): k for inputs in (args, copies) for k, a in enumerate(inputs) if isinstance(a, Tensor)}
+        for x, y in zip(one, told, strict=True):
+            assert [where.get(a) for a in x.arguments[: x.pointers]] == [
+                where.get(a) for a in y.arguments[: y.pointers]
+            ]
+            assert x.scratch == y.scratch == (0,) * SCRATCH
+        for x, y, z in zip(eager(*third), expected, found, strict=True):
+            torch.testing.assert_close(y, x)
+            torch.testing.assert_close(z, y, rtol=0, atol=0, equal_nan=True)
+            assert y.stride() == z.stride()
+    assert counters["native_refusals"] == refused
+    made, dropped = b.library.guards
+    assert made == dropped >= calls
+    return told
+
+
+def alternate(x: Tensor) -> tuple[Tensor]:
+    """Rows and columns in turn: kernels that cannot be one, with nothing between them but memory of their own."""
+    for _ in range(3):
+        x = x.softmax(0).softmax(1)
+    return (x.sum(0),)
+
+
+def momentum(*args: Tensor) -> tuple[Tensor, ...]:
+    half = len(args) // 2
+    return tuple(p * 0.99 - 0.1 * g.sign() for p, g in zip(args[:half], args[half:], strict=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,16 +15,17 @@ import torch
 import torch_mlc
 from tests.dynamo_backend.played_programs import (
     STORE,
-    Both,
     Function,
     Tensor,
+    alternate,
     inputs,
-    played,
+    momentum,
     played_shims,
     rand,
+    same,
     stages_of,
 )
-from tests.runtime.played_driver import FAILED, NO_MEMORY, SCRATCH, Launched, PlayedLibrary
+from tests.runtime.played_driver import FAILED, NO_MEMORY
 from torch_mlc.codegen.host import Launch
 from torch_mlc.dynamo_backend import host_programs
 from torch_mlc.dynamo_backend.host_programs import host_code, stored_host_code
@@ -35,52 +35,7 @@ from torch_mlc.runtime.options import Options
 
 pytest.importorskip("triton")
 
-
-@pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> PlayedLibrary:
-    found = PlayedLibrary()
-    found.play(monkeypatch)
-    return found
-
-
-@pytest.fixture
-def both(library: PlayedLibrary) -> Callable[..., Both]:
-    """``both(fn, *shapes, dynamic=False)``; ``fn`` returns a tuple."""
-    return partial(played, library)
-
-
-def same(b: Both, make: Callable[[], tuple[Any, ...]], eager: Function, calls: int = 2) -> list[Launched]:
-    """Both forms give what eager gives, by the same launches; those of the last call."""
-    refused = counters["native_refusals"]
-    told: list[Launched] = []
-    for turn in range(calls):
-        torch.manual_seed(turn)
-        args = make()
-        copies = [a.clone() if isinstance(a, Tensor) else a for a in args]
-        third = [a.clone() if isinstance(a, Tensor) else a for a in args]
-        (expected, one), (found, told) = b.run(b.python, *args), b.run(b.machine, *copies)
-        assert [x.without_addresses for x in one] == [x.without_addresses for x in told]
-        where = {a.data_ptr(): k for inputs in (args, copies) for k, a in enumerate(inputs) if isinstance(a, Tensor)}
-        for x, y in zip(one, told, strict=True):
-            assert [where.get(a) for a in x.arguments[: x.pointers]] == [
-                where.get(a) for a in y.arguments[: y.pointers]
-            ]
-            assert x.scratch == y.scratch == (0,) * SCRATCH
-        for x, y, z in zip(eager(*third), expected, found, strict=True):
-            torch.testing.assert_close(y, x)
-            torch.testing.assert_close(z, y, rtol=0, atol=0, equal_nan=True)
-            assert y.stride() == z.stride()
-    assert counters["native_refusals"] == refused
-    made, dropped = b.library.guards
-    assert made == dropped >= calls
-    return told
-
-
-def alternate(x: Tensor) -> tuple[Tensor]:
-    """Rows and columns in turn: kernels that cannot be one, with nothing between them but memory of their own."""
-    for _ in range(3):
-        x = x.softmax(0).softmax(1)
-    return (x.sum(0),)
+pytest.importorskip("triton")
 
 
 def mlp(x: Tensor, a: Tensor, b: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
@@ -142,14 +97,14 @@ def test_a_training_step(both, dynamic):
         same(b, partial(small, first, *shapes[1:]), block)
 
 
-def test_the_stream_of_each_call(both, library):
+def test_the_stream_of_each_call(both, played):
     b = both(alternate, (30, 20))
     for stream in (0, 3, 1 << 40):
-        library.stream = stream
+        played.stream = stream
         assert {x.stream for x in same(b, lambda: (rand(30, 20),), alternate, calls=1)} == {stream}
 
 
-def test_addresses_that_are_aligned_otherwise_get_their_variant_once(both, library):
+def test_addresses_that_are_aligned_otherwise_get_their_variant_once(both, played):
     b = both(lambda x, y: (x * 2 + y,), (40,), (40,))
     memory = rand(100)
 
@@ -161,7 +116,7 @@ def test_addresses_that_are_aligned_otherwise_get_their_variant_once(both, libra
         (result,), (launch,) = b.run(b.machine, x, y)
         torch.testing.assert_close(result, x * 2 + y)
         assert launch.arguments[:2] == (x.data_ptr(), y.data_ptr())
-    assert len(library.functions) == 2
+    assert len(played.functions) == 2
 
 
 def test_nothing_is_launched_over_no_elements(both):
@@ -169,11 +124,6 @@ def test_nothing_is_launched_over_no_elements(both):
     assert len(same(b, lambda: (rand(4, 5),), lambda x: (x * 2,))) == 1
     results, launched = b.run(b.machine, rand(0, 5))
     assert not launched and results[0].shape == (0, 5)
-
-
-def momentum(*args: Tensor) -> tuple[Tensor, ...]:
-    half = len(args) // 2
-    return tuple(p * 0.99 - 0.1 * g.sign() for p, g in zip(args[:half], args[half:], strict=True))
 
 
 def test_many_calls_in_one_launch(both):
@@ -231,51 +181,51 @@ def test_a_torch_without_gpus_is_told():
 
 
 @pytest.mark.parametrize(("status", "words"), [(FAILED, "unspecified launch failure"), (NO_MEMORY, "out of memory")])
-def test_what_the_driver_refuses_is_an_error_that_names_kernel_and_line(both, library, status, words):
+def test_what_the_driver_refuses_is_an_error_that_names_kernel_and_line(both, played, status, words):
     b = both(alternate, (30, 20))
     x = rand(30, 20)
     same(b, lambda: (x,), alternate, calls=1)
-    library.forever = status
+    played.forever = status
     for call in (b.python, b.machine):
         with pytest.raises(GpuDriverError, match=rf"^fused_\w+: could not launch a grid of .*{words}") as told:
             call([x])
-        assert "test_native_host_gpu.py" in str(told.value) and "in alternate: x = x.softmax(0)" in str(told.value)
-    library.forever = 0
+        assert "played_programs.py" in str(told.value) and "in alternate: x = x.softmax(0)" in str(told.value)
+    played.forever = 0
     same(b, lambda: (x,), alternate, calls=1)
 
 
-def test_a_launch_that_fails_once_is_tried_again(both, library):
+def test_a_launch_that_fails_once_is_tried_again(both, played):
     b = both(alternate, (30, 20))
     x = rand(30, 20)
     same(b, lambda: (x,), alternate, calls=1)
-    library.failures = [0, NO_MEMORY]
+    played.failures = [0, NO_MEMORY]
     (result,), launched = b.run(b.machine, x)
     torch.testing.assert_close(result, alternate(x)[0])
     assert len(launched) == b.program.launches
 
 
-def test_no_memory_is_an_error_and_lets_go_of_all(both, library):
+def test_no_memory_is_an_error_and_lets_go_of_all(both, played):
     b = both(lambda x: (x.expand(x.shape[0], 1 << 40) * 2,), (3, 1), dynamic=True)
     for call in (b.python, b.machine):
         with pytest.raises(RuntimeError, match=r"allocate memory|not enough memory"):
             call([rand(3, 1)])
-    assert not library.launches and library.guards == (1, 1)
+    assert not played.launches and played.guards == (1, 1)
 
 
-def test_a_gpu_that_cannot_be_made_current_is_left_to_python(both, library):
+def test_a_gpu_that_cannot_be_made_current_is_left_to_python(both, played):
     b = both(alternate, (30, 20))
-    library.words[3] = 1
+    played.words[3] = 1
     before = counters["native_refusals"]
     x = rand(30, 20)
     (result,), _ = b.run(b.machine, x)
     torch.testing.assert_close(result, alternate(x)[0])
-    assert counters["native_refusals"] == before + 1 and library.guards == (0, 0)
+    assert counters["native_refusals"] == before + 1 and played.guards == (0, 0)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_threads_at_once(both, library):
+def test_threads_at_once(both, played):
     b = both(alternate, (30, 20))
     x = rand(30, 20)
     (expected,), _ = b.run(b.python, x)
@@ -288,7 +238,7 @@ def test_threads_at_once(both, library):
 
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(work, range(3)))
-    assert not wrong and not library.errors
+    assert not wrong and not played.errors
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import ctypes
 import json
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import sympy
 import torch
 
+from tests.runtime.played_memory import PlayedMemory
 from torch_mlc.codegen.host_native import DROP_GUARD, GET_STREAM, MAKE_GUARD
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.ir.loops import Buffer
 from torch_mlc.ir.target import Target
-from torch_mlc.runtime import gpu_launch, gpu_table, kernels
+from torch_mlc.runtime import gpu_context, gpu_launch, gpu_table, kernels
 from torch_mlc.runtime.cpu import compile_object, load_object, symbol_address
 from torch_mlc.runtime.fallback import AtenKernel
 from torch_mlc.runtime.gpu import GpuBinary, default_alignment, signature
@@ -31,8 +33,12 @@ from torch_mlc.scheduler.function import TensorFunction
 
 I32, U32, POINTER = ctypes.c_int32, ctypes.c_uint32, ctypes.c_void_p
 CELLS: Mapping[str, Any] = {"ptr": ctypes.c_uint64, "i32": ctypes.c_int32, "i64": ctypes.c_int64}
-FAILED, NO_MEMORY = 719, 2
-WORDS = {1: b"invalid argument", FAILED: b"unspecified launch failure", NO_MEMORY: b"out of memory"}
+FAILED, NO_MEMORY, NO_CONTEXT, OTHER_CONTEXT, ILLEGAL = 719, 2, 201, 400, 700
+WORDS = {
+    1: b"invalid argument", FAILED: b"unspecified launch failure", NO_MEMORY: b"out of memory",
+    NO_CONTEXT: b"invalid device context", OTHER_CONTEXT: b"invalid resource handle",
+    ILLEGAL: b"an illegal memory access was encountered",
+}  # fmt: skip
 
 
 # Pointers to scratch memory that Triton puts behind the arguments.
@@ -113,12 +119,13 @@ class Kernel:
     code: KernelCode
     function: TensorFunction
 
-    def run(self, arguments: Sequence[int]) -> None:
-        f = self.function
-        if f.table:
-            self.rows(*arguments)
+    def run(self, launched: Launched, memory: PlayedMemory) -> None:
+        if self.function.table:
+            table, programs = launched.arguments
+            memory.used(launched.stream, table, programs)
+            self.rows(table, programs, launched.grid[0])
             return
-        self.row(arguments)
+        self.row(launched.arguments)
 
     def row(self, numbers: Sequence[int]) -> None:
         f = self.function
@@ -126,14 +133,12 @@ class Kernel:
         tensors = [_tensor(b, a, known) for b, a in zip(f.params, numbers, strict=False)]
         AtenKernel(f).run(tensors, [known[s.name] for s in f.symbols.symbols])
 
-    def rows(self, table: int, programs: int) -> None:
+    def rows(self, table: int, programs: int, count: int) -> None:
         width = len(self.function.params) + len(self.code.symbols)
-        memory = PlayedLibrary.uploads
-        places = next(t for t in memory if t.data_ptr() == programs)
-        rows = next(t for t in memory if t.data_ptr() == table)
-        assert rows.shape[1] == width
-        for k in dict.fromkeys(places[:, 0].tolist()):
-            self.row(rows[k].tolist())
+        places = (ctypes.c_int32 * (4 * count)).from_address(programs)
+        numbers = ctypes.c_int64 * width
+        for k in dict.fromkeys(places[::4]):
+            self.row(list(numbers.from_address(table + 8 * width * k)))
 
 
 def _tensor(buffer: Buffer, address: int, known: Mapping[str, int]) -> torch.Tensor:
@@ -152,7 +157,12 @@ def _tensor(buffer: Buffer, address: int, known: Mapping[str, int]) -> torch.Ten
 
 @dataclass
 class PlayedLibrary:
-    """``failures`` are what the next launches return; ``forever`` what all others do."""
+    """``failures`` are what the next launches return; ``forever`` what all others do.
+
+    As with CUDA a thread begins without a context: only what makes one current for it lets it load and launch, and a
+    function is of the context that it was loaded in. Kernels run ``late`` break the context where they are named, which
+    whatever comes next is told.
+    """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
     launches: list[Launched] = field(default_factory=list)
@@ -161,18 +171,38 @@ class PlayedLibrary:
     forever: int = 0
     errors: list[Exception] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
+    # Kernels that read what they must not, and what all calls return from then on.
+    illegal: set[str] = field(default_factory=set)
+    broken: int = 0
+    waits: list[int] = field(default_factory=list)
+    # Kernels that were refused for want of a context, and whether the driver refuses to set one.
+    refused: list[str] = field(default_factory=list)
+    no_contexts: bool = False
+    capturing: bool = False
+    # Of each module and function, its context; contexts by thread; devices whose primary context is in use.
+    homes: list[int] = field(default_factory=list)
+    threads: threading.local = field(default_factory=threading.local)
+    retained: list[int] = field(default_factory=list)
     # The stream, guards made and dropped, and what making one returns.
     words: Any = field(default_factory=lambda: (ctypes.c_int64 * 4)())
-    # What tables were copied to.
-    uploads: ClassVar[list[torch.Tensor]] = []
 
     def __post_init__(self) -> None:
+        self.memory = PlayedMemory(self)
+
         def c(function: Any, *kinds: Any) -> Any:
             return ctypes.CFUNCTYPE(I32, *kinds)(function)
 
         self.cuModuleLoadData = c(self._load, ctypes.POINTER(POINTER), POINTER)
         self.cuModuleGetFunction = c(self._get, ctypes.POINTER(POINTER), POINTER, ctypes.c_char_p)
         self.cuFuncSetAttribute = c(self._set, POINTER, I32, I32)
+        self.cuInit = c(lambda flags: 0, U32)
+        self.cuDeviceGet = c(self._device, ctypes.POINTER(I32), I32)
+        self.cuDevicePrimaryCtxRetain = c(self._retain, ctypes.POINTER(POINTER), I32)
+        self.cuCtxGetCurrent = c(self._current, ctypes.POINTER(POINTER))
+        self.cuCtxSetCurrent = c(self._make_current, POINTER)
+        self.cuCtxGetDevice = c(self._current_device, ctypes.POINTER(I32))
+        self.cuStreamSynchronize = c(self._synchronize, POINTER)
+        self.cuStreamIsCapturing = c(self._is_capturing, POINTER, ctypes.POINTER(I32))
         self.cuGetErrorString = c(self._told, I32, ctypes.POINTER(ctypes.c_char_p))
         self.cuLaunchKernel = c(self._launch, POINTER, *[U32] * 7, POINTER, ctypes.POINTER(POINTER), POINTER)
         # Machine code, for it is called while a Python error may be set.
@@ -196,23 +226,24 @@ class PlayedLibrary:
 
     def play(self, patch: pytest.MonkeyPatch) -> None:
         """Let kernels that are loaded from now on be launched here."""
-        patch.setattr(gpu_launch, "CDriver", lambda kind: CDriver(kind, self))
+        driver = CDriver("cuda", self)
+        patch.setattr(gpu_launch, "driver_of", lambda kind: driver)
         patch.setattr(
             kernels, "compile_triton", lambda source, target, aligned: replace(
                 gpu_binary(played_code(source, target, "")), aligned=aligned
             ),
         )  # fmt: skip
+        patch.setattr(gpu_context, "_driver", lambda: driver)
+        patch.setattr(gpu_context, "_giver", lambda index: gpu_context.context_giver(driver, index))
+        patch.setattr(gpu_context, "_exchange", self.exchange)
+        patch.setattr(gpu_context, "_give_back", self.exchange)
         patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: self.stream, raising=False)
         init = gpu_table.GpuTableKernel.__init__
 
         def uploading(kernel: Any, *args: Any, **named: Any) -> None:
-            init(kernel, *args, **{**named, "upload": self.upload})
+            init(kernel, *args, **{**named, "memory": self.memory})
 
         patch.setattr(gpu_table.GpuTableKernel, "__init__", uploading)
-
-    def upload(self, array: Any, device: int) -> torch.Tensor:
-        self.uploads.append(torch.from_numpy(array.copy()))
-        return self.uploads[-1]
 
     def find(self, name: str) -> int:
         """The address of a function of torch's; those about GPUs are played."""
@@ -221,15 +252,69 @@ class PlayedLibrary:
     def know(self, kernels: Iterable[Kernel]) -> None:
         self.kernels.update({k.code.name: k for k in kernels})
 
+    # --- contexts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def context(self) -> int:
+        """The current context of this thread; those of devices are their indices and 100, 0 is none."""
+        return getattr(self.threads, "context", 0)
+
+    @context.setter
+    def context(self, context: int) -> None:
+        self.threads.context = context
+
+    def exchange(self, device: int) -> int:
+        """Make a GPU the current one, as CUDA's runtime does: a thread without a context has GPU 0 already."""
+        before = self.context % 100
+        if device != before:
+            self.context = 100 + device
+        return before
+
+    def _device(self, handle: Any, ordinal: int) -> int:
+        handle[0] = max(ordinal, 0)  # tensors of the CPU stand for those of the first GPU
+        return 0
+
+    def _retain(self, context: Any, device: int) -> int:
+        self.retained.append(device)
+        context[0] = 100 + device
+        return 0
+
+    def _current(self, context: Any) -> int:
+        context[0] = self.context or None
+        return 0
+
+    def _make_current(self, context: int | None) -> int:
+        if self.no_contexts:
+            return NO_MEMORY
+        self.context = context or 0
+        return 0
+
+    def _current_device(self, device: Any) -> int:
+        if not self.context:
+            return NO_CONTEXT
+        device[0] = self.context % 100
+        return 0
+
     # --- the driver's functions -------------------------------------------------------------------------------------
 
     def _load(self, module: Any, code: int) -> int:
-        module[0] = 1
-        return 0
+        if not self.context:
+            return NO_CONTEXT
+        module[0] = self.context
+        return self.broken
 
     def _get(self, function: Any, module: int, name: bytes) -> int:
         self.functions.append(name.decode())
+        self.homes.append(module)
         function[0] = len(self.functions)
+        return 0
+
+    def _synchronize(self, stream: int | None) -> int:
+        self.waits.append(stream or 0)
+        return self.broken
+
+    def _is_capturing(self, stream: int | None, state: Any) -> int:
+        state[0] = int(self.capturing)
         return 0
 
     def _set(self, function: int, attribute: int, value: int) -> int:
@@ -241,10 +326,18 @@ class PlayedLibrary:
         return 0
 
     def _launch(self, function: int, *rest: Any) -> int:
-        status = self.failures.pop(0) if self.failures else self.forever
+        if not self.context:
+            self.refused.append(self.functions[function - 1])
+            return NO_CONTEXT
+        if self.context % 100 != self.homes[function - 1] % 100:
+            return OTHER_CONTEXT
+        status = self.failures.pop(0) if self.failures else self.broken or self.forever
         if status:
             return status
         try:
+            if self.functions[function - 1] in self.illegal:
+                self.broken = ILLEGAL
+                return 0  # and is told later
             *shape, stream, parameters, _ = rest
             kernel = self.kernels[self.functions[function - 1]]
             binary = gpu_binary(kernel.code)
@@ -256,7 +349,7 @@ class PlayedLibrary:
                 values[count:], binary.arguments.count("ptr"),
             )  # fmt: skip
             self.launches.append(launched)
-            kernel.run(launched.arguments)
+            kernel.run(launched, self.memory)
         except Exception as error:  # nothing may leave a C function
             self.errors.append(error)
             return FAILED

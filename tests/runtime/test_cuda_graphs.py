@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 import sympy
 import torch
 
+from tests.runtime.played_driver import PlayedLibrary
 from tests.runtime.recording_device import RecordingDevice
 from torch_mlc.codegen.host_capture import CapturePlan
 from torch_mlc.codegen.kernel import KernelSource
@@ -290,6 +290,16 @@ def test_a_replay_on_another_stream_waits_for_the_last_one():
     assert device.waits == [(1, 0), (0, 1)]
 
 
+def test_memory_of_a_capture_is_let_be_until_all_streams_have_used_it():
+    call, _, device = made(lambda x, w: (x + w,), TWO)
+    w = torch.ones(2)
+    for stream in (0, 0, 0, 1, 1, 0, 1, 2):
+        device.current = stream
+        call([torch.ones(2), w])
+    # The buffer of the one argument that is copied, once for each stream but the one that asked for it.
+    assert [stream for stream, _ in device.kept] == [1, 2] and len({at for _, at in device.kept}) == 1
+
+
 def test_threads_share_a_capture():
     call, _, device = made(lambda x, w: (x * w,), TWO)
     w, wrong = torch.tensor(3.0), []
@@ -315,21 +325,24 @@ def test_a_kernel_over_a_table_gets_its_table_after_the_capture():
     source = KernelSource("k", "triton", "", buffers, ("s0",), (n,), (("table", True),))
     launched: list[tuple[int, ...]] = []
     kernel = GpuTableKernel(
-        source, gpu_target("cuda:sm_90"), driver=object(), stream=lambda device: 0,
-        upload=lambda array, device: torch.from_numpy(array.copy()),
-        room=lambda array, device: torch.from_numpy(np.full_like(array, -1)),
+        source, gpu_target("cuda:sm_90"), driver=object(), memory=PlayedLibrary().memory
     )  # fmt: skip
     kernel._kernel.launch = lambda device, aligned, grid, arguments: launched.append((*grid, *arguments))
     tensors, sizes = [torch.ones(4), torch.ones(4), torch.ones(2), torch.ones(2)], (4, 2)
     kernel(2, tensors, sizes)
-    ordinary = kernel._state.by_device[-1].table
-    with capturing() as capture:
+    ordinary = kernel.record(-1)
+    rows = [[tensors[k].data_ptr(), tensors[k + 1].data_ptr(), sizes[k // 2]] for k in (0, 2)]
+    with capturing() as tried:
         kernel(2, tensors, sizes)
-        assert launched[1][0] == 6 and launched[1][3:] != launched[0][3:]
-        programs, table = capture.kept
+    assert not tried.is_whole
+    rooms = [make() for make in tried.asked]
+    with capturing(rooms) as capture:
+        kernel(2, tensors, sizes)
+        table, programs = capture.rooms
+        assert launched[-1] == (6, 1, 1, table.data_ptr(), programs.data_ptr())
         assert table.eq(-1).all() and programs.eq(-1).all()
-    assert table.data_ptr() == launched[1][3] and torch.equal(table, ordinary)
-    assert kernel._state.by_device[-1].table is ordinary
+    assert table.tolist() == rows and programs[:, 0].tolist() == [0] * 4 + [1] * 2
+    assert kernel.record(-1) is ordinary
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

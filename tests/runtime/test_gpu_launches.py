@@ -14,7 +14,7 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from tests.runtime.played_driver import PlayedLibrary
-from torch_mlc.codegen.host_launch import RECORD, VARIANT_WORDS, VARIANTS
+from torch_mlc.codegen.host_launch import CONTEXT, RECORD, VARIANT_WORDS, VARIANTS
 from torch_mlc.codegen.host_native import DROP_GUARD, GET_STREAM, MAKE_GUARD
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.ir.dtypes import DType
@@ -105,7 +105,7 @@ def test_much_shared_memory_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -
     sizes = iter([48 << 10, 100 << 10])
     for shared in sizes:
         driver = CDriver("cuda", library)
-        driver.load(binary.code, "double", shared)
+        driver.load(binary.code, "double", shared, 0)
     assert library.attributes == [("double", 8, 100 << 10)]
 
 
@@ -116,7 +116,15 @@ def words(record: LaunchRecord) -> list[int]:
 def test_a_record_has_room_for_some_variants_and_keeps_them() -> None:
     record = LaunchRecord((True, True, False, True), 2, 77)
     head = dict(zip(RECORD, words(record), strict=False))
-    assert head == {"pointers": 4, "arguments": 6, "relaxable": 0b1011, "variants": 0, "null": 0, "launcher": 77}
+    assert {head.pop(name) for name in CONTEXT} == {0}
+    assert head == {
+        "pointers": 4,
+        "arguments": 6,
+        "relaxable": 0b1011,
+        "variants": 0,
+        "null": 0,
+        "launcher": 77,
+    }
     flags = [(bool(k & 1), bool(k & 2), False, bool(k & 4)) for k in range(8)]
     for k, aligned in enumerate((*flags, flags[3], (False, False, True, False))):
         record.add(aligned, 100 + k, 128, 64, 8)

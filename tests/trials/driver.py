@@ -28,8 +28,9 @@ import torch
 
 from torch_mlc.runtime.gpu_driver import GpuDriverError
 
-from ..dynamo_backend.played_programs import Both, Function, Tensor, played
+from ..dynamo_backend.played_programs import Both, Function, Tensor, play
 from ..runtime.played_driver import FAILED, NO_MEMORY, PlayedLibrary
+from ..runtime.played_memory import PlayedMemory
 
 # Seconds after which threads count as hanging.
 PATIENCE = 300.0
@@ -62,13 +63,21 @@ PROGRAMS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
 }
 
 
-class Unhurried(PlayedLibrary):
-    """A driver that lets other threads go first, as one does that waits for a GPU."""
+class UnhurriedMemory(PlayedMemory):
+    """Copies take a while, in which other threads go on."""
 
     def upload(self, array: Any, device: int) -> torch.Tensor:
         made = super().upload(array, device)
         time.sleep(random.random() * 5e-4)
         return made
+
+
+class Unhurried(PlayedLibrary):
+    """A driver that lets other threads go first, as one does that waits for a GPU."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.memory = UnhurriedMemory(self)
 
     def _launch(self, function: int, *rest: Any) -> int:
         time.sleep(random.random() * 1e-4)
@@ -134,7 +143,7 @@ class Trial:
         made, dropped = library.guards
         if made != dropped:
             self.faults.append(f"{made} guards were made, {dropped} let go of")
-        uploads = {t.data_ptr(): t for t in library.uploads}
+        uploads = {u.memory.data_ptr(): u.memory for u in library.memory.uploads}
         for launch in library.launches:
             if library.kernels[launch.kernel].function.table:
                 planned = len(uploads[launch.arguments[1]])
@@ -150,7 +159,7 @@ def trial(name: str, threads: int, calls: int, failing: bool) -> list[str]:
         library = Unhurried()
         library.play(patch)
         dynamic = "dynamic" in name
-        both = played(library, fn, *shapes, dynamic=dynamic)
+        both = play(library, fn, *shapes, dynamic=dynamic)
         return Trial(both, fn, shapes, calls, failing, dynamic).run(threads)
 
 
@@ -166,6 +175,7 @@ def main(calls: int, threads: int) -> None:
         for failing in (False, True):
             began, what = time.monotonic(), f"{name}{', failing' if failing else ''}"
             over = threading.Timer(PATIENCE, partial(_hangs, what))
+            over.daemon = True
             over.start()
             faults = trial(name, threads, calls, failing)
             over.cancel()

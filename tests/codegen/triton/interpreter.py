@@ -191,22 +191,36 @@ def launch(name, text, grid, tensors, sizes=()):
         fn[tuple(grid)](*tensors, *sizes)
 
 
+class HostMemory:
+    """Memory for tables where there is one stream, and all of it is the host's."""
+
+    def stream(self, device):
+        return 0
+
+    def capturing(self):
+        return False
+
+    def upload(self, array, device):
+        return torch.from_numpy(array.copy())
+
+    def mark(self, device):
+        return None
+
+
 def launch_table(source, target, rows, sizes):
     """Run a kernel over a table, as a launch on a GPU would run it: the same rows and programs."""
     launched = []
-    kernel = GpuTableKernel(
-        source, target, driver=object(), stream=lambda device: 0, upload=lambda array, device: torch.from_numpy(array)
-    )
+    kernel = GpuTableKernel(source, target, driver=object(), memory=HostMemory())
     kernel._kernel.launch = lambda device, aligned, grid, arguments: launched.append((aligned, grid))
     tensors = [t for row in rows for t in row]
     kernel(len(rows), tensors, sizes)
     if launched:
         ((_, grid),) = launched
-        state = kernel._state.by_device[-1]
+        record = kernel.record(-1)
         fn = _function(source.name, source.text)
-        Memory.allow([*tensors, state.table, state.programs])
+        Memory.allow([*tensors, *record.memory])
         with np.errstate(all="ignore"):
-            fn[grid](state.table, state.programs)
+            fn[grid](*record.memory)
     return [aligned for aligned, _ in launched]
 
 
