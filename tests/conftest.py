@@ -9,6 +9,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 
+from tests.net.commit import part_of
+
 settings.register_profile("house", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("house")
 
@@ -17,6 +19,7 @@ _CACHE = pytest.StashKey[TemporaryDirectory[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files instead of comparing")
+    parser.addoption("--tenth", type=int, help="only the tests of this part, 0 to 9 (tests/net)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,8 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(config.stash[_CACHE].name, "torch"))
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores, at most 4: some tests wait for processes that they start."""
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores, at most 4: some tests wait for processes that they start. None for the net, whose
+    parts have processes of their own and are run one after another.
+    """
+    if config.option.markexpr == "net":
+        return 0
     return min(4, (os.cpu_count() or 1) + 1)
 
 
@@ -47,7 +54,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         folder.cleanup()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (tenth := config.getoption("--tenth")) is not None:
+        others = [item for item in items if part_of(item.nodeid) != tenth]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if part_of(item.nodeid) == tenth]
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -68,6 +68,17 @@ def ensure_held(x: Operand | None, dtype: DType) -> None:
         raise NoConversion(f"a number that {dtype!r} does not hold, which is an error")
 
 
+def ensure_bound(x: Operand | None, dtype: DType) -> None:
+    """Raises NoConversion for a bound that an integer type does not hold: eager refuses it, takes the integer of the
+    same bits, or leaves the bound out, by torch's version.
+    """
+    ensure_held(x, dtype)
+    if isinstance(x, int) and not dtype.is_float and dtype is not DType.BOOL:
+        info = torch.iinfo(dtype.torch)
+        if not info.min <= x <= info.max:
+            raise NoConversion(f"a bound that {dtype!r} does not hold")
+
+
 def _is_held(x: float, dtype: DType) -> bool:
     """As ``c10::overflows`` has it: integers become unsigned ones of their size, infinities and NaN floats of any."""
     if dtype is DType.BOOL or isinstance(x, bool) or (dtype.bits < 16 and dtype.is_float):
@@ -259,7 +270,7 @@ def clamp(ctx: ImportContext, x: Tensor, min: Operand | None = None, max: Operan
     out = ctx.type()
     bounds = [b for b in (min, max) if b is not None]
     for b in bounds:
-        ensure_held(b, out.dtype)
+        ensure_bound(b, out.dtype)
 
     def fn(v: Expr, *given: Expr) -> Expr:
         rest = list(given)
@@ -272,13 +283,13 @@ def clamp(ctx: ImportContext, x: Tensor, min: Operand | None = None, max: Operan
 
 @converter("aten.clamp_min.default", "aten.clamp_min.Tensor")
 def clamp_min(ctx: ImportContext, x: Tensor, bound: Operand) -> Tensor:
-    ensure_held(bound, ctx.type().dtype)
+    ensure_bound(bound, ctx.type().dtype)
     return ctx.pointwise(maximum, x, bound)
 
 
 @converter("aten.clamp_max.default", "aten.clamp_max.Tensor")
 def clamp_max(ctx: ImportContext, x: Tensor, bound: Operand) -> Tensor:
-    ensure_held(bound, ctx.type().dtype)
+    ensure_bound(bound, ctx.type().dtype)
     return ctx.pointwise(minimum, x, bound)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -98,39 +98,45 @@ def stages_of(fn: Function, shapes: tuple[tuple[int, ...], ...], dynamic: bool, 
     return stages
 
 
+def play(
+    library: PlayedLibrary,
+    fn: Function,
+    *shapes: tuple[int, ...],
+    dynamic: bool = False,
+    checked: bool = False,
+    device: str = "cuda",
+) -> Both:
+    """A function that returns a tuple, compiled for inputs of these shapes, over a driver that is played already."""
+    stages = stages_of(fn, shapes, dynamic, device)
+    program = stages.program
+    check_arena(program, stages.fusion.graph.symbols)
+    uses = {n.function: stages.kernels[n.function] for n in stages.fusion.graph.nodes if hasattr(n, "function")}
+    variables = {s.use.kernel for s in program.steps if isinstance(s, Launch)}
+    keys = list(dict.fromkeys(b.key for b in stages.kernels.values()))
+    builds = {f"k{keys.index(b.key)}_": b for b in uses.values()}
+    assert variables <= builds.keys()
+    library.know(Kernel(b.code, b.function) for b in builds.values() if b.code is not None)
+    kernels = {v: load_code(b.code, checked=checked) for v, b in builds.items() if b.code is not None}
+    calls = {**{v: k.host_call for v, k in kernels.items()}, **PLAYED}
+    constants: dict[str, Any] = {}
+
+    def python() -> Boxed:
+        return load_program(print_host(program), calls, constants, "main")
+
+    native = emit_native(program, played_shims())
+    target = target_for("cpu", None, None)
+    code, support = program_code(STORE, native, target), support_code(STORE, target)
+    addresses = HostCode(print_host(program), native).addresses(kernels)
+    machine = load_native(
+        native, code.payload, support.payload, addresses, calls, constants, python, "main", library.find
+    )
+    return Both(library, program, kernels, native, python(), machine)
+
+
 @pytest.fixture
 def both(played: PlayedLibrary) -> Callable[..., Both]:
     """``both(fn, *shapes, dynamic=False, checked=False, device="cuda")``; ``fn`` returns a tuple."""
-
-    def make(
-        fn: Function, *shapes: tuple[int, ...], dynamic: bool = False, checked: bool = False, device: str = "cuda"
-    ) -> Both:
-        stages = stages_of(fn, shapes, dynamic, device)
-        program = stages.program
-        check_arena(program, stages.fusion.graph.symbols)
-        uses = {n.function: stages.kernels[n.function] for n in stages.fusion.graph.nodes if hasattr(n, "function")}
-        variables = {s.use.kernel for s in program.steps if isinstance(s, Launch)}
-        keys = list(dict.fromkeys(b.key for b in stages.kernels.values()))
-        builds = {f"k{keys.index(b.key)}_": b for b in uses.values()}
-        assert variables <= builds.keys()
-        played.know(Kernel(b.code, b.function) for b in builds.values() if b.code is not None)
-        kernels = {v: load_code(b.code, checked=checked) for v, b in builds.items() if b.code is not None}
-        calls = {**{v: k.host_call for v, k in kernels.items()}, **PLAYED}
-        constants: dict[str, Any] = {}
-
-        def python() -> Boxed:
-            return load_program(print_host(program), calls, constants, "main")
-
-        native = emit_native(program, played_shims())
-        target = target_for("cpu", None, None)
-        code, support = program_code(STORE, native, target), support_code(STORE, target)
-        addresses = HostCode(print_host(program), native).addresses(kernels)
-        machine = load_native(
-            native, code.payload, support.payload, addresses, calls, constants, python, "main", played.find
-        )
-        return Both(played, program, kernels, native, python(), machine)
-
-    return make
+    return partial(play, played)
 
 
 def same(b: Both, make: Callable[[], tuple[Any, ...]], eager: Function, calls: int = 2) -> list[Launched]:

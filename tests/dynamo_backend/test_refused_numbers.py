@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -18,8 +19,8 @@ ROWS = torch.arange(12.0).reshape(3, 4)
 
 # What torch refuses only where the op runs.
 REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
-    "clamp": (lambda x: x.clamp(max=300), (BYTES,)),
-    "clamp_min": (lambda x: x.clamp_min(-200), (SMALL,)),
+    "clamp": (lambda x: x.clamp(min=300), (BYTES,)),
+    "clamp_min": (lambda x: x.clamp_min(200), (SMALL,)),
     "masked_fill": (lambda x: x.masked_fill(x > 0, -1e9), (HALF,)),
     "masked_fill of bytes": (lambda x: x.masked_fill(x > 1, 256), (BYTES,)),
     "full": (lambda x: x + torch.full((2,), 300, dtype=torch.uint8), (BYTES,)),
@@ -95,6 +96,22 @@ TAKEN: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 def test_what_eager_takes(name: str) -> None:
     fn, args = TAKEN[name]
     torch.testing.assert_close(torch.compile(fn, backend="mlc")(*args), fn(*args), equal_nan=True)
+
+
+@pytest.mark.parametrize("bound", [-300, -5, 300])
+@pytest.mark.parametrize("x", [BYTES, SMALL], ids=["uint8", "int8"])
+def test_bounds_beyond_a_type_are_what_eager_makes_of_them(x: Tensor, bound: int) -> None:
+    """By torch's version they are refused, wrapped, or no bounds."""
+    for fn in (
+        lambda x: x.clamp(min=bound), lambda x: x.clamp(max=bound), lambda x: x.clamp(-abs(bound), abs(bound)),
+        lambda x: x.clamp_min(bound), lambda x: x.clone().clamp_max_(bound), lambda x: F.hardtanh(x, bound, 300),
+    ):  # fmt: skip
+        torch._dynamo.reset()
+        compiled = torch.compile(fn, backend="mlc")
+        if raised(fn, (x,)):
+            assert raised(compiled, (x,))
+        else:
+            torch.testing.assert_close(compiled(x), fn(x))
 
 
 def test_strided_slices_that_are_written_with_a_step_that_varies() -> None:

@@ -2,6 +2,8 @@
 
 python -m tests.opinfo                             go on with build/opinfo/results.jsonl
 python -m tests.opinfo --ops 'nn.functional.*' --dtypes float32 --modes forward,gradient --samples 3
+python -m tests.opinfo --ops 'linalg.*' --dtypes float32 --telling
+                                                   one sample of each, which says most, through torch.compile
 python -m tests.opinfo --report                    what differs, and why
 python -m tests.opinfo --table                     write docs/operators.md
 """
@@ -31,16 +33,18 @@ from .sweep import FAULTS, Sweep, latest, read
 @click.option("--workers", default=2)
 @click.option("--patience", default=120.0, help="seconds that one sample may take")
 @click.option("--at-once", default=8, help="samples that are compiled in one function")
+@click.option("--telling", is_flag=True, help="one sample of a job, which says most")
 @click.option("--again", is_flag=True, help="also what differed before")
-@click.option("--results", type=click.Path(path_type=Path), default=ROOT / "build" / "opinfo" / "results.jsonl")
+@click.option("--results", type=click.Path(path_type=Path), help="by default in build/opinfo")
 @click.option("--report", is_flag=True, help="run nothing; say what differs")
 @click.option("--table", is_flag=True, help="run nothing; write docs/operators.md")
 def main(
-    ops: str, dtypes: str, modes: str, samples: int, workers: int, patience: float, at_once: int, again: bool,
-    results: Path, report: bool, table: bool,
+    ops: str, dtypes: str, modes: str, samples: int, workers: int, patience: float, at_once: int,
+    telling: bool, again: bool, results: Path | None, report: bool, table: bool,
 ) -> None:  # fmt: skip
     """Check operators against eager."""
     console = Console()
+    results = results or ROOT / "build" / "opinfo" / ("telling.jsonl" if telling else "results.jsonl")
     if not (report or table):
         patterns = ops.split(",")
         chosen = [
@@ -63,7 +67,7 @@ def main(
                     console.print(f"{where} {record['status']}: {record['detail']}", markup=False, soft_wrap=True)
                 progress.update(task, description=" ".join(f"{n} {k}" for k, n in counts.most_common()))
 
-            Sweep(chosen, results, samples, workers, patience, again, at_once, told).run()
+            Sweep(chosen, results, samples, workers, patience, again, at_once, telling, told).run()
     written = read(results)
     if table:
         write_table(written, ROOT / "docs" / "operators.md")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .layouts import LAYOUTS, laid_out
 
@@ -21,6 +21,8 @@ DTYPES = (
     *("float32", "float64", "bfloat16", "float16"),
     *("int64", "int32", "int16", "int8", "uint8", "bool", "complex64"),
 )
+# The telling sample of a job is one of so many, and more elements than so many tell no more.
+_FIRST, _MANY = 12, 64
 MODES = ("forward", "gradient", "inplace", "out", *LAYOUTS, "errors", "refused")
 # Modes of calls that eager is to refuse.
 REFUSALS = ("errors", "refused")
@@ -127,6 +129,15 @@ def _of_refused(info: OpInfo, dtype: torch.dtype) -> Iterator[Any]:
     for s in info.sample_inputs("cpu", base):
         s.input, s.args, s.kwargs = convert(s.input), convert(s.args), convert(s.kwargs)
         yield s
+
+
+def telling(job: Job) -> list[Sample]:
+    """One sample that says most: of the first ones, which often have one element or none, the first with many."""
+
+    def elements(sample: Sample) -> int:
+        return sum(t.numel() for t in tree_leaves((sample.input, sample.args, sample.kwargs)) if torch.is_tensor(t))
+
+    return sorted(samples(job, _FIRST), key=lambda s: -min(elements(s), _MANY))[:1]
 
 
 def _laid_out(sample: Sample, layout: str) -> Sample | None:

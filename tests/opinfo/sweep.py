@@ -22,7 +22,8 @@ FAULTS = ("wrong", "raises", "crash", "hang")
 class Sweep:
     """``most`` bounds the samples of a job (0: all), ``patience`` is the seconds that one sample may take,
     ``again`` runs jobs once more in which something differed. So many samples are compiled ``at_once``, until a process
-    is lost with them.
+    is lost with them; one by itself goes through ``torch.compile``, which several do where they have to. With
+    ``telling`` it is one sample of a job, which says most.
     """
 
     jobs: list[Job]
@@ -32,6 +33,7 @@ class Sweep:
     patience: float = 120.0
     again: bool = False
     at_once: int = 8
+    telling: bool = False
     told: Callable[[dict[str, Any]], None] = lambda record: None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -82,7 +84,10 @@ class Sweep:
         while True:
             running: int | None = None
             try:
-                worker.ask(job=[job.op, job.dtype, job.mode], first=first, most=self.most, at_once=at_once)
+                worker.ask(
+                    job=[job.op, job.dtype, job.mode], first=first, most=self.most, at_once=at_once,
+                    telling=self.telling,
+                )  # fmt: skip
                 while True:
                     message = worker.answer(self.patience)
                     if "samples" in message:

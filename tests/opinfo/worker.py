@@ -23,7 +23,7 @@ def load() -> Handler:
     def handle(request: dict[str, Any], say: Callable[..., None]) -> None:
         job, first, most = cases.Job(*request["job"]), request["first"], request["most"]
         try:
-            found = cases.samples(job, most)
+            found = cases.telling(job) if request["telling"] else cases.samples(job, most)
         except Exception as error:
             say(job_done=True, error=f"{type(error).__name__}: {error}"[:300])
             return

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import torch
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, interpreter_builder
 
 from torch_mlc.codegen.kernel import KernelSource
@@ -107,6 +108,16 @@ def _splat_of_its_type(plain):
     return splat
 
 
+def _numbers_of_one_element(plain):
+    """Bounds of loops are arrays of one element, of which NumPy 2.4 makes no number for Triton before 3.9."""
+
+    def patched(tensor, *scope):
+        plain(tensor, *scope)
+        tensor.__index__ = lambda self: self.handle.data.item()
+
+    return patched
+
+
 class Memory:
     """What a kernel may touch: the elements of its arguments from the first to the last."""
 
@@ -152,6 +163,7 @@ InterpreterBuilder.create_masked_store = _within_memory(InterpreterBuilder.creat
 InterpreterBuilder.create_atomic_rmw = _within_memory(InterpreterBuilder.create_atomic_rmw, "atomic", 3)
 # Sums and products of indices wrap where the machine's do, which kernels allow for; to look costs half the time.
 object.__setattr__(interpreter_builder.options, "sanitize_overflow", False)
+interpreter._patch_lang_tensor = _numbers_of_one_element(interpreter._patch_lang_tensor)
 InterpreterBuilder.create_splat = _splat_of_its_type(InterpreterBuilder.create_splat)
 InterpreterBuilder.cast_impl = _rounded_to_nearest(InterpreterBuilder.cast_impl)
 InterpreterBuilder.create_fp_to_fp = _rounded_to_nearest(InterpreterBuilder.create_fp_to_fp)
