@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from torch import fx
 from torch._dynamo.utils import dynamo_timed
@@ -23,7 +24,8 @@ from ..runtime.log import logger
 from ..runtime.options import Options
 from ..runtime.timing import process_times
 from .aot import compile_with_aot
-from .caches.aot_cache import cacheable, is_cacheable, settings_in_keys
+from .caches.aot_cache import cacheable, is_ahead_of_time, is_cacheable, settings_in_keys
+from .caches.saved_program import save_program
 from .compile import CompiledGraph, compile_graph
 from .decompositions import decomposition_table, whole_ops
 from .forward_mode import differentiates_forward
@@ -61,9 +63,13 @@ def mlc_backend(
         _LOG.warning("inside of forward_ad.dual_level() nothing is compiled: torch's own ops carry derivatives forward")
         return gm.forward
     cached = is_cacheable(settings, gm, example_inputs)
+    # An entry that no key can tell from others has a key that nobody has.
+    ahead = ("ahead of time" if cached else uuid4().hex) if is_ahead_of_time() else ""
 
     def compiler(kind: str) -> Callable[..., Any]:
         graph = partial(_compile, settings=settings, kind=kind)
+        if ahead:
+            return cacheable(graph, partial(save_program, options=settings))
         return cacheable(graph) if cached else lambda gm, inputs: graph(gm, inputs).call
 
     try:
@@ -73,8 +79,8 @@ def mlc_backend(
             collection = nullcontext() if settings.tune else no_collection()
             for context in (collection, whole_ops(), _states_as_tensors(), frame_budget(settings.log)):
                 around.enter_context(context)
-            if cached:
-                around.enter_context(settings_in_keys(settings))
+            if cached or ahead:
+                around.enter_context(settings_in_keys(settings, ahead))
             return compile_with_aot(
                 gm,
                 example_inputs,

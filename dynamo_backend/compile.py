@@ -23,7 +23,7 @@ from ..runtime.counters import counters
 from ..runtime.cuda_graphs import graphed
 from ..runtime.executable import Boxed
 from ..runtime.fallback import AtenKernel
-from ..runtime.kernels import KIND_GRAPH, KernelStore, LoadedKernel, kernel_store_of, kernel_use, source_use
+from ..runtime.kernels import KIND_GRAPH, KernelCode, KernelStore, LoadedKernel, kernel_store_of, kernel_use, source_use
 from ..runtime.lazy_bits import Lazy, with_memory_of
 from ..runtime.log import logger, say, trace_text
 from ..runtime.options import Options
@@ -63,13 +63,35 @@ class Stages:
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """What the cache keeps of a graph: its record, plain JSON, and the code of its kernels."""
+
+    record: Mapping[str, Any] = field(repr=False)
+    kernels: tuple[KernelCode, ...] = field(repr=False)
+    host: HostCode = field(repr=False)
+
+    def finished(self) -> Program:
+        """With machine code of the host program, where it is to have that once it is called often."""
+        host = self.host.finished()
+        return Program({**self.record, **host.record()}, self.kernels, host)
+
+    @property
+    def codes(self) -> tuple[KernelCode, ...]:
+        """All machine code, each once."""
+        codes = (c for c in (*self.kernels, self.host.code, self.host.support) if c is not None)
+        return tuple({c.key: c for c in codes}.values())
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledGraph:
     """``call`` runs the graph (boxed); None where it was compiled for a machine that is not this one.
 
     ``stages`` is None where the program came from the cache, and where layers that repeat were planned once.
     ``overridden`` names the user's schedules that were taken.
-    ``regions`` are the bodies of its control flow, each compiled by itself.
-    ``key`` is that of the program in the cache, "" where it is not there. ``capture`` tells how its launches can be
+    ``regions`` are the bodies of its control flow, each compiled by itself; ``constants`` are the objects and the
+    bodies that its calls may name.
+    ``key`` is that of the program in the cache, "" where it is not there. ``kept`` is all that another process needs to
+    run it; None where ATen ops run in place of a kernel. ``capture`` tells how its launches can be
     captured, ``python`` what of a host program that was to be native is not, and why.
     """
 
@@ -80,7 +102,9 @@ class CompiledGraph:
     stages: Stages | None = field(default=None, repr=False)
     overridden: tuple[str, ...] = ()
     regions: tuple[CompiledGraph, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict, repr=False)
     key: str = ""
+    kept: Program | None = field(default=None, repr=False)
     capture: CapturePlan = CapturePlan("it was not looked at")
     python: str = ""
 
@@ -155,10 +179,12 @@ def stored_graph(
     load: bool = True,
     region: bool = False,
     timer: PhaseTimer | None = None,
+    store: KernelStore | None = None,
 ) -> CompiledGraph | None:
-    """The graph of a key from memory or disk, with nothing imported, fused, lowered, scheduled or emitted."""
+    """The graph of a key from memory or disk, or a ``store``, with nothing imported, fused, lowered, scheduled or
+    emitted."""
     timer = timer or PhaseTimer()
-    store = kernel_store_of(options)
+    store = store or kernel_store_of(options)
     with timer.phase("cache"):
         record = store.graph(key)
         if record is None:
@@ -179,8 +205,8 @@ def stored_graph(
     counters.add("library_calls", record["library_calls"])
     say(options.log, "cache", lambda: f"{name}: program of {record['launches']} kernels found")
     say(options.log, "timing", lambda: f"{name}: {timer}")
-    taken = tuple(record["overridden"])
-    return CompiledGraph(name, host.text, call, timer, overridden=taken, key=key, capture=capture)
+    taken, kept = tuple(record["overridden"]), Program(record, tuple(c for c in codes.values() if c is not None), host)
+    return CompiledGraph(name, host.text, call, timer, overridden=taken, key=key, kept=kept, capture=capture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,12 +266,24 @@ class _Job:
         if options.dump_dir is not None:
             dump_graph(options.dump_dir / self.name, kernels, text, len(GRAPH_PASSES) + 1)
         call = self.loaded(kernels, host, self.constants(plan.imported.constants), capture, key) if self.load else None
-        kept = self.keep(key, kernels, program, host, capture)
+        kept = self.program(kernels, program, host, capture)
+        if key is not None and kept is not None:
+            with self.timer.phase("cache"):
+                record = {**kept.record, "parts": dict(key.parts)}
+                self.store.keep_graph(key.text, record, f"{self.name}: {program.launches} kernels")
         self.tell(program, text, plan)
-        bodies = tuple({id(r): r for r in self.regions.values()}.values())
-        return CompiledGraph(
-            self.name, text, call, self.timer, stages, _overridden(kernels), bodies, kept, capture, host.python
+        return self.with_named(
+            CompiledGraph(
+                self.name, text, call, self.timer, stages, _overridden(kernels),
+                key=key.text if key is not None and kept is not None else "", kept=kept, capture=capture,
+                python=host.python,
+            )  # fmt: skip
         )
+
+    def with_named(self, compiled: CompiledGraph) -> CompiledGraph:
+        """The graph with the objects and bodies that it may name."""
+        bodies = tuple({id(r): r for r in self.regions.values()}.values())
+        return replace(compiled, regions=bodies, constants={**_constants(self.gm), **self.regions})
 
     def constants(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What library calls name: objects of the module, and bodies of control flow as functions."""
@@ -318,22 +356,18 @@ class _Job:
         if key is None or self.options.tune:
             return None
         given = self.constants(_constants(self.gm))
-        return stored_graph(
+        found = stored_graph(
             key.text, options=self.options, name=self.name, constants=given, load=self.load, region=self.region,
             timer=self.timer,
         )  # fmt: skip
+        return self.with_named(found) if found is not None else None
 
-    def keep(
-        self,
-        key: GraphKey | None,
-        kernels: Mapping[str, KernelBuild],
-        program: HostProgram,
-        host: HostCode,
-        capture: CapturePlan,
-    ) -> str:
-        """Put the program into the cache; its key, "" where it cannot be found again."""
-        if key is None or any(b.code is None for b in kernels.values()):
-            return ""
+    def program(
+        self, kernels: Mapping[str, KernelBuild], program: HostProgram, host: HostCode, capture: CapturePlan
+    ) -> Program | None:
+        """What is kept of the program; None where no other process can run it."""
+        if any(b.code is None for b in kernels.values()):
+            return None
         variables = _variables(kernels)
         record = {
             **host.record(),
@@ -343,11 +377,9 @@ class _Job:
             "overridden": _overridden(kernels),
             "capture": asdict(capture),
             "lazy": [astuple(x) for x in self.lazy],
-            "parts": dict(key.parts),
+            "devices": _devices(self.gm),
         }
-        with self.timer.phase("cache"):
-            self.store.keep_graph(key.text, record, f"{self.name}: {program.launches} kernels")
-        return key.text
+        return Program(record, tuple(b.code for b in kernels.values() if b.code is not None), host)
 
     def tell(self, program: HostProgram, text: HostText, plan: Plan) -> None:
         counters.add("graphs_compiled")

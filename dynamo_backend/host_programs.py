@@ -19,7 +19,7 @@ from ..codegen.host_text import HostText, print_host
 from ..codegen.kernel import EmitError
 from ..ir.errors import MlcError
 from ..ir.target import Target
-from ..runtime.cpu import CpuKernel
+from ..runtime.cpu import CpuCompileError, CpuKernel
 from ..runtime.executable import Boxed, load_program
 from ..runtime.gpu_launch import GpuKernel
 from ..runtime.host_native import NoNativeHost, load_native, native_process, program_code, shims, support_code
@@ -131,6 +131,16 @@ class HostCode:
         assert self.native is not None and self.store is not None and self.target is not None
         code, support = program_code(self.store, self.native, self.target), support_code(self.store, self.target)
         return replace(self, code=code, support=support)
+
+    def finished(self) -> HostCode:
+        """With machine code, where it was to be made once the program is called often and can be."""
+        if self.code is not None or (self.program is None and self.native is None):
+            return self
+        try:
+            return (self.written() if self.native is None else self).compiled()
+        except (EmitError, NoNativeHost, CpuCompileError) as error:
+            _LOG.debug("a host program stays Python: %s", error)
+            return HostCode(self.text)
 
     def record(self) -> dict[str, Any]:
         """What a cache keeps of it, as JSON; machine code is an entry of its own."""
