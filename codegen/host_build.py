@@ -51,6 +51,7 @@ from .host import (
     WriteOver,
 )
 from .host_memory import peaks_of, storages
+from .host_ops import users_op
 from .kernel import EmitError
 
 # Ops whose results have the strides that their fake versions promise; the others are looked at after each call.
@@ -224,7 +225,7 @@ class _Builder:
                 # at what is only returned, or at a result that is not needed, which some ops leave empty.
                 read = name in self.last or name in self.saved
                 if read and node.target not in SURE and not is_collective(node):
-                    self.steps.append(CheckLayout(name, result))
+                    self.steps.append(CheckLayout(name, result, users_op(node)))
 
     def dead_addend(self, node: Library) -> str:
         """What a product is added to, where that is a product's result that nobody else reads; else ""."""

@@ -29,6 +29,7 @@ from ..runtime.log import logger, say, trace_text
 from ..runtime.options import Options
 from ..runtime.targets import target_for
 from ..runtime.timing import PhaseTimer
+from ..scheduler.function_text import function_text
 from ..scheduler.fuse import Fusion
 from ..scheduler.passes import GRAPH_PASSES
 from .caches.graph_key import GraphKey, graph_key
@@ -203,6 +204,7 @@ def stored_graph(
     counters.add("graph_cache_hits")
     counters.add("kernel_calls", record["launches"])
     counters.add("library_calls", record["library_calls"])
+    trace_text(f"mlc_host_program_{name}", host.text.text)
     say(options.log, "cache", lambda: f"{name}: program of {record['launches']} kernels found")
     say(options.log, "timing", lambda: f"{name}: {timer}")
     taken, kept = tuple(record["overridden"]), Program(record, tuple(c for c in codes.values() if c is not None), host)
@@ -353,7 +355,7 @@ class _Job:
 
     def stored(self, key: GraphKey | None) -> CompiledGraph | None:
         """The graph from memory or disk, with nothing imported, fused, lowered, scheduled or emitted."""
-        if key is None or self.options.tune:
+        if key is None or self.options.tune or self.options.shows_stages:
             return None
         given = self.constants(_constants(self.gm))
         found = stored_graph(
@@ -387,11 +389,19 @@ class _Job:
         counters.add("library_calls", program.library_calls)
         trace_text(f"mlc_host_program_{self.name}", text.text)
         _LOG.debug("host program of %s:\n%s", self.name, text.text)
+        say(self.options.log, "output_code", lambda: f"host program of {self.name}:\n{text.text}")
         log = self.options.log
         say(log, "timing", lambda: f"{self.name}: {self.timer}")
         say(log, "cache", lambda: f"{self.name}: compiled, {program.launches} kernels")
         nodes = f"{plan.fusion.report.nodes} nodes in " if plan.is_whole else ""
-        say(log, "fusion", lambda: f"{self.name}: {nodes}{program.launches} kernels")
+        say(log, "fusion", lambda: f"{self.name}: {nodes}{program.launches} kernels{_decisions(plan.fusion)}")
+
+
+def _decisions(fusion: Fusion) -> str:
+    """What became one kernel, and what was refused, as indented lines."""
+    functions = (f"\n{function_text(f)}" for f in fusion.functions.values())
+    refusals = (f"\n{r.first}, {r.second}: {r.reason} ({r.bytes} bytes)" for r in fusion.report.refusals)
+    return "".join((*functions, *refusals)).replace("\n", "\n  ")
 
 
 def _called(fusion: Fusion) -> Counter[str]:

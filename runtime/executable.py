@@ -149,6 +149,19 @@ def _checked(result: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tens
     return torch.empty_strided(size, stride, dtype=result.dtype, device=result.device).copy_(result)
 
 
+def _checked_op(
+    result: Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, op: str
+) -> Tensor:
+    """The same of an op of the user's, whose fake kernel may be wrong in its type, too."""
+    if result.size() == tuple(size) and result.dtype is dtype:
+        return _checked(result, size, stride)
+    raise RuntimeFailure(
+        f"{op} got shape {tuple(result.size())} and type {result.dtype} where tracing promised {tuple(size)} and "
+        f"{dtype}: the op's fake kernel (register_fake) and its real one disagree; "
+        f"torch.library.opcheck(torch.ops.{op.replace('::', '.')}, args) shows how"
+    )
+
+
 def draw_seeds(count: int, device: str | torch.device) -> Tensor:
     """One random int64 for each use of random numbers, from the generator that ``torch.manual_seed`` seeds."""
     return torch.randint(-(1 << 63), (1 << 63) - 1, (count,), dtype=torch.int64, device=device)
@@ -216,6 +229,7 @@ HELPERS: dict[str, Any] = {
     "view_": _bare_view,
     "tracked_view_": _tracked_view,
     "checked_": _checked,
+    "checked_op_": _checked_op,
     "flat_": _flat,
     "over_limit_": _over_limit,
     "seeds_": draw_seeds,
