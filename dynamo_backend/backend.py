@@ -20,12 +20,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..ir.errors import MlcError
 from ..runtime.collection import no_collection
 from ..runtime.kernels import kernel_store
-from ..runtime.log import logger
+from ..runtime.log import logger, say
 from ..runtime.options import Options
 from ..runtime.timing import process_times
 from .aot import compile_with_aot
 from .caches.aot_cache import cacheable, is_ahead_of_time, is_cacheable, settings_in_keys
 from .caches.saved_program import save_program
+from .caches.surroundings import uncacheable
 from .compile import CompiledGraph, compile_graph
 from .decompositions import decomposition_table, whole_ops
 from .forward_mode import differentiates_forward
@@ -62,6 +63,9 @@ def mlc_backend(
     if differentiates_forward():
         _LOG.warning("inside of forward_ad.dual_level() nothing is compiled: torch's own ops carry derivatives forward")
         return gm.forward
+    if settings.cache and (why := uncacheable()):
+        say(settings.log, "cache", lambda: f"nothing is read or kept: {why}")
+        settings = replace(settings, cache=False)
     cached = is_cacheable(settings, gm, example_inputs)
     # An entry that no key can tell from others has a key that nobody has.
     ahead = ("ahead of time" if cached else uuid4().hex) if is_ahead_of_time() else ""

@@ -31,6 +31,11 @@ _CONTAINERS = frozenset((dict, list, tuple, set, frozenset))
 _WRAPPED = frozenset((staticmethod, classmethod, property))
 _PLAIN = (int, float, complex, str, bytes, type(None), type(...))
 _SKIPPED = frozenset((*_PLAIN, bool, ModuleType))
+# What Python keeps of modules and classes.
+_UNREAD = frozenset(
+    ("__annotations__", "__builtins__", "__dataclass_fields__", "__match_args__", "__slots__", "__path__", "__all__",
+     "_member_map_", "_value2member_map_", "_member_names_")
+)  # fmt: skip
 # What is described by its text.
 _TOLD = (torch.dtype, torch.device, torch.layout, torch.memory_format, sympy.Basic)
 
@@ -42,10 +47,11 @@ class UnknownCode(Exception):
 @dataclass(frozen=True, slots=True)
 class ForeignCode:
     """``text`` tells code of others from any other, "" where there is none; ``unknown`` says of what it cannot be told,
-    so that nothing may be cached."""
+    so that nothing may be cached. ``state`` is another one where anything in this package is another."""
 
     text: str = ""
     unknown: str = ""
+    state: int = 0
 
 
 def foreign_code() -> ForeignCode:
@@ -61,6 +67,7 @@ def _search() -> _Search:
 
 class _Search:
     def __init__(self) -> None:
+        self._state = 0
         self._modules: list[str] = []
         # What gives the values of everything that can change, and what it gave.
         self._seen: list[tuple[Callable[[], Iterable[Any]], tuple[Any, ...]]] = []
@@ -75,10 +82,11 @@ class _Search:
             try:
                 lines.append(f"{where}: {described(value)}")
             except UnknownCode as error:
-                return ForeignCode(unknown=f"{where} is {error}")
-        return ForeignCode("\n".join(sorted(lines)))
+                return ForeignCode(unknown=f"{where} is {error}", state=self._state)
+        return ForeignCode("\n".join(sorted(lines)), state=self._state)
 
     def _look(self) -> None:
+        self._state += 1
         self._modules, self._seen, self._found = _ours(), [], []
         visited: set[int] = set()
         for name in self._modules:
@@ -107,7 +115,7 @@ class _Search:
             self._seen.append((values, held))
         for name, value in zip(list(names), held, strict=True):
             kind = type(value)
-            if kind in _SKIPPED:
+            if kind in _SKIPPED or (kind in _CONTAINERS and name in _UNREAD):
                 continue
             if kind in _WRAPPED:
                 value = value.fget if kind is property else value.__func__
@@ -120,13 +128,13 @@ class _Search:
                 elif value.__module__ == where:
                     self._inside(where, value, visited)
             elif kind is FunctionType:
-                if not _is_own(value):
+                if not _is_library(value.__module__ or ""):
                     self._found.append((f"{where}.{name}", value))
             elif kind is partial:
                 if not _is_partial_of_ours(value):
                     self._found.append((f"{where}.{name}", value))
             elif _is_ours(kind):
-                if is_dataclass(value):
+                if hasattr(kind, "__dataclass_fields__"):
                     self._inside(f"{where}.{name}", value, visited)
             elif callable(value) and not _is_own(value):
                 self._found.append((f"{where}.{name}", value))
@@ -150,6 +158,7 @@ def _is_library(module: str) -> bool:
     return module.partition(".")[0] in _LIBRARIES
 
 
+@cache
 def _is_ours(kind: type) -> bool:
     return str(kind.__module__).startswith(_BEGINS)
 
