@@ -50,6 +50,7 @@ from .host import (
     Step,
     WriteOver,
 )
+from .host_lines import place_text
 from .host_memory import peaks_of, storages
 from .host_ops import users_op
 from .kernel import EmitError
@@ -184,7 +185,7 @@ class _Builder:
         return tuple(order)
 
     def node(self, node: Any) -> None:
-        comment = origin_text(node.origins)
+        comment = place_text(node.origins)
         match node:
             case CallTensor():
                 self.call(node, comment)
@@ -395,10 +396,3 @@ def _mentioned(graph: Graph) -> set[sympy.Symbol]:
                 look(node.offset)
     look(graph.outputs)
     return found
-
-
-def origin_text(origins: Sequence[Origin]) -> str:
-    """The model lines of a step on one line: each line once, at most three."""
-    lines = list(dict.fromkeys(o.source for o in origins if o.source))
-    more = f" … and {len(lines) - 3} more" if len(lines) > 3 else ""
-    return "; ".join(lines[:3]) + more

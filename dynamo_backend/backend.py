@@ -31,6 +31,7 @@ from .compile import CompiledGraph, compile_graph
 from .decompositions import decomposition_table, whole_ops
 from .forward_mode import differentiates_forward
 from .frame_budget import frame_budget
+from .origins import number_nodes
 from .partition import partition, rewrite_whole, saved_inputs
 from .reports.override_uses import override_uses
 from .rewrites.merge_products import merge_products
@@ -84,7 +85,7 @@ def mlc_backend(
             for context in (collection, whole_ops(), _states_as_tensors(), frame_budget(settings.log)):
                 around.enter_context(context)
             if cached or ahead:
-                around.enter_context(settings_in_keys(settings, ahead))
+                around.enter_context(settings_in_keys(settings, number_nodes(gm), ahead))
             return compile_with_aot(
                 gm,
                 example_inputs,

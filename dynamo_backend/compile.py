@@ -12,6 +12,7 @@ from torch import fx
 from ..codegen.host import HostProgram, KernelUse
 from ..codegen.host_build import build_host_program
 from ..codegen.host_capture import CapturePlan, capture_plan
+from ..codegen.host_lines import Lines, places_in, with_lines
 from ..codegen.host_text import HostText
 from ..codegen.host_views import track_views
 from ..codegen.kernel import KernelSource
@@ -23,6 +24,7 @@ from ..runtime.counters import counters
 from ..runtime.cuda_graphs import graphed
 from ..runtime.executable import Boxed
 from ..runtime.fallback import AtenKernel
+from ..runtime.fingerprint import key_of
 from ..runtime.kernels import KIND_GRAPH, KernelCode, KernelStore, LoadedKernel, kernel_store_of, kernel_use, source_use
 from ..runtime.lazy_bits import Lazy, with_memory_of
 from ..runtime.log import logger, say, trace_text
@@ -32,12 +34,14 @@ from ..runtime.timing import PhaseTimer
 from ..scheduler.function_text import function_text
 from ..scheduler.fuse import Fusion
 from ..scheduler.passes import GRAPH_PASSES
+from .caches.aot_key import shape_env
 from .caches.graph_key import GraphKey, graph_key
 from .caches.surroundings import settings_fingerprint, surroundings
 from .dumps import dump_graph
 from .host_programs import HostCode, Keep, host_code, stored_host_code
 from .kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
 from .memory_limit import limited
+from .origins import lines_of
 from .plans import Plan, PlanSource
 from .regions import attribute, regions_of, taken_apart
 from .repeats.repeating import NotAlike
@@ -70,6 +74,13 @@ class Program:
     record: Mapping[str, Any] = field(repr=False)
     kernels: tuple[KernelCode, ...] = field(repr=False)
     host: HostCode = field(repr=False)
+
+    @property
+    def places(self) -> set[int]:
+        """The nodes of the graph whose lines its texts name."""
+        native = self.record.get("native")
+        texts = [self.record, *([native["parts"], native["rescues"]] if native else [])]
+        return places_in((*(t["text"] for t in texts), self.record["capture"]["reason"]))
 
     def finished(self) -> Program:
         """With machine code of the host program, where it is to have that once it is called often."""
@@ -160,6 +171,7 @@ def compile_graph(
         around = {
             **surroundings(options, _devices(gm)), "kind of graph": kind, "inputs that nobody else holds": held,
             "inputs that may come with bits": repr(lazy),  # gradients, and a backward may be as an inference graph is
+            **({} if options.memory_limit is None else {"what a limit tells of": _model_text(gm)}),
         }  # fmt: skip
         key = graph_key(gm, example_inputs, static, around) if job.may_be_stored else None
     stored = job.stored(key)
@@ -181,9 +193,10 @@ def stored_graph(
     region: bool = False,
     timer: PhaseTimer | None = None,
     store: KernelStore | None = None,
+    lines: Lines,
 ) -> CompiledGraph | None:
     """The graph of a key from memory or disk, or a ``store``, with nothing imported, fused, lowered, scheduled or
-    emitted."""
+    emitted. ``lines`` are those of the model at hand."""
     timer = timer or PhaseTimer()
     store = store or kernel_store_of(options)
     with timer.phase("cache"):
@@ -191,10 +204,10 @@ def stored_graph(
         if record is None:
             return None
         codes = {variable: store.code(kernel) for variable, kernel in record["kernels"].items()}
-        host = stored_host_code(record, options, store)
+        host = stored_host_code(record, options, store, lines)
     if host is None or any(code is None for code in codes.values()):
         return None
-    call, capture = None, CapturePlan(**record["capture"])
+    call, capture = None, _told(CapturePlan(**record["capture"]), lines)
     if load:
         with timer.phase("load"):
             kernels = {v: store.load(c) for v, c in codes.items() if c is not None}
@@ -204,11 +217,11 @@ def stored_graph(
     counters.add("graph_cache_hits")
     counters.add("kernel_calls", record["launches"])
     counters.add("library_calls", record["library_calls"])
-    trace_text(f"mlc_host_program_{name}", host.text.text)
+    trace_text(f"mlc_host_program_{name}", host.told.text)
     say(options.log, "cache", lambda: f"{name}: program of {record['launches']} kernels found")
     say(options.log, "timing", lambda: f"{name}: {timer}")
     taken, kept = tuple(record["overridden"]), Program(record, tuple(c for c in codes.values() if c is not None), host)
-    return CompiledGraph(name, host.text, call, timer, overridden=taken, key=key, kept=kept, capture=capture)
+    return CompiledGraph(name, host.told, call, timer, overridden=taken, key=key, kept=kept, capture=capture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +240,11 @@ class _Job:
     lazy: tuple[Lazy, ...]
     timer: PhaseTimer
     store: KernelStore
+
+    @property
+    def lines(self) -> Lines:
+        """The lines of the model."""
+        return lines_of(self.gm)
 
     @property
     def may_be_stored(self) -> bool:
@@ -263,12 +281,13 @@ class _Job:
         if any(b.code is None and started[f].build is None for f, b in kernels.items()):
             hosted = self.hosted(plan, kernels)
         program, host, capture = hosted
-        text = host.text
+        text = host.told
         stages = Stages(plan.imported, plan.graph, fusion, kernels, program) if plan.is_whole else None
         if options.dump_dir is not None:
             dump_graph(options.dump_dir / self.name, kernels, text, len(GRAPH_PASSES) + 1)
-        call = self.loaded(kernels, host, self.constants(plan.imported.constants), capture, key) if self.load else None
         kept = self.program(kernels, program, host, capture)
+        capture = _told(capture, self.lines)
+        call = self.loaded(kernels, host, self.constants(plan.imported.constants), capture, key) if self.load else None
         if key is not None and kept is not None:
             with self.timer.phase("cache"):
                 record = {**kept.record, "parts": dict(key.parts)}
@@ -278,7 +297,7 @@ class _Job:
             CompiledGraph(
                 self.name, text, call, self.timer, stages, _overridden(kernels),
                 key=key.text if key is not None and kept is not None else "", kept=kept, capture=capture,
-                python=host.python,
+                python=with_lines(host.python, self.lines),
             )  # fmt: skip
         )
 
@@ -324,7 +343,8 @@ class _Job:
             capture = capture_plan(graph, tuple(GRAPH_DEVICES), saved=self.saved, regions=regions)
             if plan.few is not None and capture.written:
                 raise NotAlike  # what the layers that were left out write to would be missing
-            return program, host_code(program, self.options, self.store), capture
+            code = replace(host_code(program, self.options, self.store), lines=self.lines)
+            return program, code, capture
 
     def tuning(self, fusion: Fusion) -> Tuning:
         calls = _called(fusion)
@@ -360,7 +380,7 @@ class _Job:
         given = self.constants(_constants(self.gm))
         found = stored_graph(
             key.text, options=self.options, name=self.name, constants=given, load=self.load, region=self.region,
-            timer=self.timer,
+            timer=self.timer, lines=self.lines,
         )  # fmt: skip
         return self.with_named(found) if found is not None else None
 
@@ -409,6 +429,11 @@ def _called(fusion: Fusion) -> Counter[str]:
     return Counter(n.function for n in fusion.graph.nodes if isinstance(n, CallTensor))
 
 
+def _told(plan: CapturePlan, lines: Lines) -> CapturePlan:
+    """With the lines of the model at hand in its reason."""
+    return replace(plan, reason=with_lines(plan.reason, lines))
+
+
 def _keeper(store: KernelStore, key: str, name: str) -> Keep:
     """What puts a host program in its new form into the record of its graph."""
     return lambda host: store.amend_graph(key, host.record(), f"{name}: native host program")
@@ -431,6 +456,15 @@ def _devices(gm: fx.GraphModule) -> list[str]:
     values = (n.meta.get("val") for n in gm.graph.nodes if n.op in ("placeholder", "call_function"))
     found = {str(v.device) for v in values if hasattr(v, "device")}
     return sorted(d for d in found if d.startswith(("cpu", "cuda")))
+
+
+def _model_text(gm: fx.GraphModule) -> str:
+    """The model's lines and sizes, which the message about a limit of memory has."""
+    lines = lines_of(gm)
+    told = [lines(k) for k in range(len(gm.graph.nodes))]
+    env = shape_env()
+    hints = getattr(env, "backed_var_to_val", None) or {}
+    return key_of([*told, repr(sorted((str(s), str(v)) for s, v in hints.items()))])
 
 
 def _why_missed(key: GraphKey | None, store: KernelStore) -> str:

@@ -8,10 +8,11 @@ import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache
 from typing import Any
 
 from ..codegen.host import HostProgram, Launch
+from ..codegen.host_lines import Lines, program_with_lines
 from ..codegen.host_native import NativeHost, devices_of, emit_native, python_launches
 from ..codegen.host_ranges import with_ranges
 from ..codegen.host_repeat import written_out
@@ -34,6 +35,10 @@ _LOG = logger(__name__)
 Keep = Callable[["HostCode"], None]
 
 
+def _nowhere(place: int) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class HostCode:
     """A host program as Python, and for machine code: compiled, as the text ``native`` that ``store`` compiles for
@@ -48,6 +53,17 @@ class HostCode:
     # What stays with Python where machine code was asked for, and why.
     python: str = ""
     program: HostProgram | None = field(default=None, repr=False)
+    # Of the model at hand; the texts name places in its graph.
+    lines: Lines = field(default=_nowhere, repr=False)
+
+    @property
+    def told(self) -> HostText:
+        """The text with the lines of the model at hand."""
+        return self.with_lines(self.text)
+
+    def with_lines(self, text: HostText) -> HostText:
+        """A text of the program with the lines of the model at hand."""
+        return replace(text, text=program_with_lines(text.text, self.lines))
 
     def load(
         self, kernels: Mapping[str, LoadedKernel], constants: Mapping[str, Any], name: str, keep: Keep | None = None
@@ -55,16 +71,21 @@ class HostCode:
         """The function that runs it, over loaded kernels by variable. ``keep`` is told of machine code that is made
         later."""
         calls: dict[str, Callable[..., Any]] = {variable: k.host_call for variable, k in kernels.items()}
-        python = partial(load_program, self.text, calls, constants, name)
+        told = cache(lambda: self.told)
+
+        def python() -> Boxed:
+            return load_program(told(), calls, constants, name)
 
         def ranged() -> Boxed:
-            text = with_ranges(self.text, {variable: k.name for variable, k in kernels.items()})
+            text = with_ranges(told(), {variable: k.name for variable, k in kernels.items()})
             return load_program(text, calls, constants, name)
 
         def native(code: HostCode) -> Boxed:
             assert code.native is not None and code.code is not None and code.support is not None
             payloads = code.code.payload, code.support.payload
-            return load_native(code.native, *payloads, code.addresses(kernels), calls, constants, python, name)
+            parts, rescues = self.with_lines(code.native.parts), self.with_lines(code.native.rescues)
+            texts = replace(code.native, parts=parts, rescues=rescues)
+            return load_native(texts, *payloads, code.addresses(kernels), calls, constants, python, name)
 
         forms = [self]  # the last one is the furthest
 
@@ -140,7 +161,7 @@ class HostCode:
             return (self.written() if self.native is None else self).compiled()
         except (EmitError, NoNativeHost, CpuCompileError) as error:
             _LOG.debug("a host program stays Python: %s", error)
-            return HostCode(self.text)
+            return HostCode(self.text, lines=self.lines)
 
     def record(self) -> dict[str, Any]:
         """What a cache keeps of it, as JSON; machine code is an entry of its own."""
@@ -177,8 +198,15 @@ def host_code(program: HostProgram, options: Options, store: KernelStore) -> Hos
         return HostCode(text, python=f"Python, for {error}")
 
 
-def stored_host_code(record: Mapping[str, Any], options: Options, store: KernelStore) -> HostCode | None:
-    """The code of a record; None where the cache has lost a part of it."""
+def stored_host_code(
+    record: Mapping[str, Any], options: Options, store: KernelStore, lines: Lines = _nowhere
+) -> HostCode | None:
+    """The code of a record, for a model with some ``lines``; None where the cache has lost a part of it."""
+    found = _stored(record, options, store)
+    return replace(found, lines=lines) if found is not None else None
+
+
+def _stored(record: Mapping[str, Any], options: Options, store: KernelStore) -> HostCode | None:
     text, kept = _text_of(record), record.get("native")
     if kept is None:
         return HostCode(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -16,6 +15,7 @@ from ..codegen.host_text import HostText
 from ..codegen.host_words import OP_OBJECT
 from ..ir.errors import FreedInputError, MemoryLimitError, MlcError
 from .control import CONTROL
+from .model_lines import FILE, TEXT
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Tensor: TypeAlias = torch.Tensor
@@ -55,26 +55,9 @@ def load_functions(
         if constant not in constants:
             raise RuntimeFailure(f"{name}: the module has no constant {constant!r}")
         namespace[variable] = constants[constant]
-    namespace[_TEXT] = text.text
-    exec(compile(text.text, f"{_FILE}{name}>", "exec"), namespace)
+    namespace[TEXT] = text.text
+    exec(compile(text.text, f"{FILE}{name}>", "exec"), namespace)
     return namespace
-
-
-# Of the functions of a text: how the name of their file begins, and the global that holds the text.
-_FILE, _TEXT = "<mlc host program ", "host_text_"
-
-
-def current_line() -> str:
-    """Where in the model the step is from that a host program on this thread is at, as its text says; "" if nowhere."""
-    frame = inspect.currentframe()
-    while frame is not None and not frame.f_code.co_filename.startswith(_FILE):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    # As Python counts lines; a comment may hold characters that str.splitlines cuts at.
-    lines = [line.strip() for line in frame.f_globals[_TEXT].split("\n")]
-    before = lines[frame.f_code.co_firstlineno : frame.f_lineno]
-    return next((line[1:].strip() for line in reversed(before) if line.startswith("#")), "")
 
 
 # --- what the text calls --------------------------------------------------------------------------------------------

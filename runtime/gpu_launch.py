@@ -22,7 +22,7 @@ from ..codegen.kernel import ALIGNMENT, KernelSource
 from ..ir.expr import symbol
 from ..ir.oracle_text import index_text
 from ..ir.target import Target
-from .executable import current_line
+from .model_lines import current_line
 from .gpu import GpuBinary, compile_triton
 from .gpu_driver import CDriver, Driver, GpuDriverError
 from .gpu_records import LaunchRecord

@@ -32,7 +32,9 @@ from ...runtime.kernels import kernel_store_of
 from ...runtime.options import Options
 from ...runtime.timing import process_times
 from ...runtime.torch_sources import torch_sources
+from ...codegen.host_lines import Lines
 from ..compile import CompiledGraph, stored_graph
+from ..origins import numbers_of
 from ..rewrites.share_nodes import storage_of
 from .aot_key import KEYS_WITHOUT_INDUCTOR, OWN, shape_env
 from .saved_program import SavedProgram, SavedProgramError, Saver
@@ -40,6 +42,8 @@ from .surroundings import surroundings
 
 # The settings of the call of the backend that is at work: a graph out of AOTAutograd's cache is loaded under them.
 _SETTINGS: ContextVar[Options] = ContextVar("mlc_settings")
+# The lines of the model at hand, by the numbers of the nodes in the graph of Dynamo's.
+_LINES: ContextVar[Lines] = ContextVar("mlc_lines")
 
 
 @dataclass
@@ -50,6 +54,8 @@ class GraphCode(OutputCode):
     name: str
     key: str
     saved: SavedProgram | None = field(default=None, repr=False)
+    # The places that the program's text names, in the graph of Dynamo's.
+    places: dict[int, int] = field(default_factory=dict, repr=False)
     call: Callable[[list[Any]], Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,7 +79,10 @@ class GraphCode(OutputCode):
             if self.saved is not None:
                 found: CompiledGraph | None = self.saved.load()
             else:
-                found = stored_graph(self.key, options=_SETTINGS.get(), name=self.name)
+                lines, places = _LINES.get(), self.places
+                found = stored_graph(
+                    self.key, options=_SETTINGS.get(), name=self.name, lines=lambda k: lines(places.get(k, -1))
+                )
         if found is None:
             raise FXGraphCacheMiss(f"torch-mlc: the program of {self.name} is gone from the cache")
         process_times.add("stored", found.timer.seconds)
@@ -96,7 +105,7 @@ def is_cacheable(options: Options, gm: fx.GraphModule, example_inputs: Sequence[
     Not where something is wanted of the compilation itself, or where it depends on what no key can tell. Graphs of a
     single operation gain by it: one of a linear layer takes 15 ms instead of 55, and 15 more where it is new.
     """
-    wanted = options.shows_stages or options.tune or options.verify > 1
+    wanted = options.shows_stages or options.memory_limit is not None or options.tune or options.verify > 1
     if not options.cache or wanted or options.schedules is not None:
         return False
     # AOTAutograd may take a plain float for a constant, with a guard that no entry holds: only those of integers are.
@@ -139,15 +148,15 @@ def _varies(value: Any) -> bool:
 
 
 @contextmanager
-def settings_in_keys(options: Options, ahead: str = "") -> Iterator[None]:
+def settings_in_keys(options: Options, lines: Lines, ahead: str = "") -> Iterator[None]:
     """AOTAutograd's cache under a key that tells these settings, this machine and our sources from others, and entries
-    that hold their programs, ``ahead`` of time, from those that name them."""
+    that hold their programs, ``ahead`` of time, from those that name them. ``lines`` are of the model at hand."""
     devices = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
     levels = kernel_store_of(options).levels
     sources = torch_sources(levels.disk if levels is not None else None)
     tag = key_of([environment_fingerprint(), sources, *surroundings(options, devices).values(), ahead])
     before = torch.compiler.config.cache_key_tag
-    token = _SETTINGS.set(options)
+    settings_before, lines_before = _SETTINGS.set(options), _LINES.set(lines)
     try:
         with (
             KEYS_WITHOUT_INDUCTOR.here(),
@@ -157,7 +166,8 @@ def settings_in_keys(options: Options, ahead: str = "") -> Iterator[None]:
         ):
             yield
     finally:
-        _SETTINGS.reset(token)
+        _SETTINGS.reset(settings_before)
+        _LINES.reset(lines_before)
 
 
 def cacheable(
@@ -177,10 +187,11 @@ def cacheable(
                     f"{compiled.name} cannot be saved: it has ops whose effects keep their order (prints, effectful "
                     "custom ops), and torch's wrappers of what is saved do not keep it"
                 )
-            return GraphCode(compiled.name, "", save(compiled), compiled.call)
+            return GraphCode(compiled.name, "", save(compiled), call=compiled.call)
         _keep_guards()
         kept = compiled.is_self_contained and not _has_tokens()
-        return GraphCode(compiled.name, compiled.key if kept else "", call=compiled.call)
+        places = numbers_of(gm, compiled.kept.places) if compiled.kept is not None else {}
+        return GraphCode(compiled.name, compiled.key if kept else "", call=compiled.call, places=places)
 
     return SerializableAOTDispatchCompiler(GraphCode, compile)
 

@@ -36,7 +36,8 @@ class SavedProgramError(MlcError, RuntimeError):
 @dataclass(frozen=True, slots=True)
 class SavedProgram:
     """One graph. ``entries`` are its record and its codes as bytes, ``constants`` what it names of the model's,
-    ``targets`` the machines by device that it was compiled for, ``versions`` a digest of what made it."""
+    ``targets`` the machines by device that it was compiled for, ``versions`` a digest of what made it; ``lines`` are of the model, by their places in its
+    graph."""
 
     name: str
     key: str
@@ -45,6 +46,7 @@ class SavedProgram:
     settings: Mapping[str, Any]
     targets: Mapping[str, Mapping[str, Any]] = field(repr=False)
     versions: str
+    lines: Mapping[int, str] = field(repr=False)
     region: bool = False
 
     def load(self) -> CompiledGraph:
@@ -63,7 +65,8 @@ class SavedProgram:
             raise SavedProgramError(f"{self.name}: a part of what was saved {error}; save it again") from None
         given = {n: x.load().call if isinstance(x, SavedProgram) else x for n, x in self.constants.items()}
         found = stored_graph(
-            self.key, options=options, name=self.name, constants=given, region=self.region, store=store
+            self.key, options=options, name=self.name, constants=given, region=self.region, store=store,
+            lines=lambda place: self.lines.get(place, ""),
         )  # fmt: skip
         if found is None:
             raise SavedProgramError(f"{self.name}: a part of what was saved is missing; save it again")
@@ -104,6 +107,7 @@ def save_program(compiled: CompiledGraph, options: Options, *, region: bool = Fa
         {name: getattr(options, name) for name in _KEPT},
         {d: asdict(target_for(d, options.target, options.threads)) for d in record["devices"]},
         environment_fingerprint(),
+        {place: line for place in kept.places if (line := kept.host.lines(place))},
         region,
     )
 
