@@ -80,7 +80,8 @@ class Program:
         """The nodes of the graph whose lines its texts name."""
         native = self.record.get("native")
         texts = [self.record, *([native["parts"], native["rescues"]] if native else [])]
-        return places_in((*(t["text"] for t in texts), self.record["capture"]["reason"]))
+        launches = native["launches"] if native else ()
+        return places_in((*(t["text"] for t in texts), *launches, self.record["capture"]["reason"]))
 
     def finished(self) -> Program:
         """With machine code of the host program, where it is to have that once it is called often."""

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from ..codegen.host import HostProgram, Launch
-from ..codegen.host_lines import Lines, program_with_lines
+from ..codegen.host_lines import Lines, program_with_lines, with_lines
 from ..codegen.host_native import NativeHost, devices_of, emit_native, python_launches
 from ..codegen.host_ranges import with_ranges
 from ..codegen.host_repeat import written_out
@@ -84,7 +84,8 @@ class HostCode:
             assert code.native is not None and code.code is not None and code.support is not None
             payloads = code.code.payload, code.support.payload
             parts, rescues = self.with_lines(code.native.parts), self.with_lines(code.native.rescues)
-            texts = replace(code.native, parts=parts, rescues=rescues)
+            launches = tuple(with_lines(line, self.lines) for line in code.native.launches)
+            texts = replace(code.native, parts=parts, rescues=rescues, launches=launches)
             return load_native(texts, *payloads, code.addresses(kernels), calls, constants, python, name)
 
         forms = [self]  # the last one is the furthest
@@ -176,6 +177,7 @@ class HostCode:
                 "parts": _text_record(self.native.parts),
                 "rescues": _text_record(self.native.rescues),
                 "gpu": self.native.gpu,
+                "launches": self.native.launches,
             }
         return found
 
@@ -212,7 +214,7 @@ def _stored(record: Mapping[str, Any], options: Options, store: KernelStore) -> 
         return HostCode(text)
     own = tuple((kind, item) for kind, item in kept["own"])
     parts, rescues = _text_of(kept["parts"]), _text_of(kept["rescues"])
-    native = NativeHost(_unpacked(kept["text"]), own, parts, rescues, kept["gpu"])
+    native = NativeHost(_unpacked(kept["text"]), own, parts, rescues, kept["gpu"], tuple(kept["launches"]))
     if kept["text"]:
         return HostCode(text, native, store=store, target=target_for("cpu", options.target, options.threads))
     code, support = store.code(kept["code"]), store.code(kept["support"])

@@ -40,6 +40,11 @@ def note_line(error: BaseException) -> None:
             tensor = frames[-1][0].f_locals.get("tensor")
             name = next((n for n, v in frame.f_locals.items() if v is tensor and isinstance(v, torch.Tensor)), "")
             line = _reader(frame, number, name) or line
+    add_line(error, line)
+
+
+def add_line(error: BaseException, line: str) -> None:
+    """Let an error name a line of the model, "" for none."""
     if line and hasattr(error, "add_note"):
         error.add_note(f"{_NOTE}{line}")
     elif line and error.args and isinstance(error.args[0], str) and _NOTE not in error.args[0]:
