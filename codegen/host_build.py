@@ -6,7 +6,7 @@ launched and libraries called in the order of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from ..ir.graph import (
     Input,
     Library,
     Node,
-    Origin,
     Reduction,
     Ref,
     Scan,

@@ -296,8 +296,15 @@ class _Job:
         self.tell(program, text, plan)
         return self.with_named(
             CompiledGraph(
-                self.name, text, call, self.timer, stages, _overridden(kernels),
-                key=key.text if key is not None and kept is not None else "", kept=kept, capture=capture,
+                self.name,
+                text,
+                call,
+                self.timer,
+                stages,
+                _overridden(kernels),
+                key=key.text if key is not None and kept is not None else "",
+                kept=kept,
+                capture=capture,
                 python=with_lines(host.python, self.lines),
             )  # fmt: skip
         )

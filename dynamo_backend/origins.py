@@ -12,7 +12,6 @@ from torch import fx
 from ..codegen.host_lines import Lines
 from ..ir.graph import Origin
 
-
 # The metadata of a node of Dynamo's that the ATen nodes made of it have, too.
 _CUSTOM, _PLACE = "custom", "mlc_place"
 

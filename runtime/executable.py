@@ -132,9 +132,7 @@ def _checked(result: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tens
     return torch.empty_strided(size, stride, dtype=result.dtype, device=result.device).copy_(result)
 
 
-def _checked_op(
-    result: Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, op: str
-) -> Tensor:
+def _checked_op(result: Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, op: str) -> Tensor:
     """The same of an op of the user's, whose fake kernel may be wrong in its type, too."""
     if result.size() == tuple(size) and result.dtype is dtype:
         return _checked(result, size, stride)

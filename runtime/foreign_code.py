@@ -237,7 +237,9 @@ def _text(value: Any, known: dict[int, int]) -> Iterator[str]:
             if not _is_own(type(value)):
                 yield from tell(type(value))
         case _:
-            raise UnknownCode(f"made of a {type(value).__module__}.{type(value).__qualname__}, and what that does is not known")
+            raise UnknownCode(
+                f"made of a {type(value).__module__}.{type(value).__qualname__}, and what that does is not known"
+            )
 
 
 def _row(values: Any, tell: Callable[[Any], Iterator[str]]) -> Iterator[str]:

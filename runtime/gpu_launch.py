@@ -22,10 +22,10 @@ from ..codegen.kernel import ALIGNMENT, KernelSource
 from ..ir.expr import symbol
 from ..ir.oracle_text import index_text
 from ..ir.target import Target
-from .model_lines import current_line
 from .gpu import GpuBinary, compile_triton
 from .gpu_driver import CDriver, Driver, GpuDriverError
 from .gpu_records import LaunchRecord
+from .model_lines import current_line
 
 # How an argument lies at the begin of its word.
 _FORMATS = {"ptr": "Q", "i32": "i4x", "i64": "q"}

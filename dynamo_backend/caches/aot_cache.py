@@ -27,12 +27,12 @@ from torch._inductor.output_code import OutputCode
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ...codegen.host_lines import Lines
 from ...runtime.fingerprint import environment_fingerprint, key_of
 from ...runtime.kernels import kernel_store_of
 from ...runtime.options import Options
 from ...runtime.timing import process_times
 from ...runtime.torch_sources import torch_sources
-from ...codegen.host_lines import Lines
 from ..compile import CompiledGraph, stored_graph
 from ..origins import numbers_of
 from ..rewrites.share_nodes import storage_of

@@ -126,7 +126,9 @@ def _check_target(name: str, device: str, wanted: Target, options: Options) -> N
     except TargetError as error:
         raise SavedProgramError(f"{name} was compiled for {wanted} ({device}): {error}") from None
     if wanted.is_gpu:
-        lacking = "" if (here.kind, here.arch) == (wanted.kind, wanted.arch) else f"{wanted}, and {device} here is {here}"
+        lacking = (
+            "" if (here.kind, here.arch) == (wanted.kind, wanted.arch) else f"{wanted}, and {device} here is {here}"
+        )
     else:
         flags = {f for f in wanted.features.split(",") if f.startswith("+")} - {*here.features.split(",")}
         lacking = f"a processor with {', '.join(sorted(flags))}, which this one has not got" if flags else ""

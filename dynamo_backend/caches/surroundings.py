@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
+from types import FunctionType
 from uuid import uuid4
 
 import torch
@@ -37,7 +38,7 @@ def _process_fingerprint() -> str:
 
 @lru_cache(maxsize=1)
 def _tables(state: int) -> str:
-    """A digest of which converters, passes and rules there are, by name and in order; ``state`` is another one where
+    """A digest of which converters, passes and rules there are, in order; ``state`` is another one where
     they are."""
     known = converters.CONVERTERS.items()
     return key_of(
@@ -46,8 +47,18 @@ def _tables(state: int) -> str:
     )  # fmt: skip
 
 
-def _name(function: object) -> str:
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
+def _name(of: object) -> str:
+    """Which of our own functions one is, with what the function that made it gave it: rows of a table are made alike."""
+    match of:
+        case FunctionType():
+            code, cells = of.__code__, of.__closure__ or ()
+            given = [_name(x) for x in (*code.co_consts, of.__defaults__, *(c.cell_contents for c in cells))]
+            return f"{of.__module__}.{of.__qualname__} {code.co_firstlineno} {code.co_code!r} {code.co_names} {given}"
+        case str() | int() | float() | None:
+            return repr(of)
+        case tuple():
+            return str([_name(x) for x in of])
+    return f"{type(of).__qualname__} {getattr(of, 'name', getattr(of, '__qualname__', ''))}"
 
 
 def _settings(options: Options) -> str:

@@ -176,7 +176,9 @@ def test_what_is_no_data_is_refused_when_it_is_compiled(monkeypatch: pytest.Monk
     run = torch.compile(with_constant, backend="mlc", fullgraph=True)
     with monkeypatch.context() as patched:
         patched.setattr(saved_program, "_TENSORS", (Own,))
-        with pytest.raises(SavedProgramError, match=r"cannot be saved: it calls an op with \w+, an object of type torch"):
+        with pytest.raises(
+            SavedProgramError, match=r"cannot be saved: it calls an op with \w+, an object of type torch"
+        ):
             run.aot_compile(((torch.ones(3),), {}))
     monkeypatch.setenv("MLC_STRICT", "0")
     monkeypatch.setattr("torch_mlc.dynamo_backend.kernels.emit", lambda *_: 1 / 0)

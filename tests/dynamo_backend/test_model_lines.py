@@ -79,9 +79,7 @@ def errors(fn: Fn, training: bool, **how: Any) -> Iterator[tuple[type[Exception]
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("form", ["python", "native"])
-def test_the_line_is_that_of_the_model_at_hand(
-    model_in: Callable[..., Fn], form: str, training: bool
-) -> None:
+def test_the_line_is_that_of_the_model_at_hand(model_in: Callable[..., Fn], form: str, training: bool) -> None:
     before = counters.snapshot()["graphs_compiled"]
     compiled = []
     for name, down, cached in (("first", 0, True), ("second", 40, True), ("third", 80, False)):
@@ -171,7 +169,9 @@ def test_limits_of_memory_tell_of_the_model_at_hand(model_in: Callable[..., Fn])
     source = "import torch\ndef run(x):\n    return x.sin() @ x.T\n"
     for name, down in (("first", 0), ("second", 11)):
         torch._dynamo.reset()
-        run = torch.compile(model_in(name, down, source), backend="mlc", options={"memory_limit": 1 << 20}, dynamic=True)
+        run = torch.compile(
+            model_in(name, down, source), backend="mlc", options={"memory_limit": 1 << 20}, dynamic=True
+        )
         run(torch.ones(64, 8))
         with pytest.raises(RuntimeError, match="Here it would be") as caught:
             run(torch.ones(4096, 8))

@@ -84,7 +84,9 @@ def test_what_cannot_be_told_says_where(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_a_function_does_is_its_code_and_all_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert described(of(2)) == described(of(2))
-    assert len({described(f) for f in (of(2), of(2.0), of("2"), of((2,)), of(2, 2), of(of(2)), of(of(3)), by_factor)}) == 8
+    assert (
+        len({described(f) for f in (of(2), of(2.0), of("2"), of((2,)), of(2, 2), of(of(2)), of(of(3)), by_factor)}) == 8
+    )
     before = described(by_factor)
     monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3)
     assert described(by_factor) != before
