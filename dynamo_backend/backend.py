@@ -27,7 +27,8 @@ from .aot import compile_with_aot
 from .caches.aot_cache import cacheable, is_ahead_of_time, is_cacheable, settings_in_keys
 from .caches.saved_program import save_program
 from .caches.surroundings import uncacheable
-from .compile import CompiledGraph, compile_graph
+from .compile import compile_graph
+from .compiled import CompiledGraph
 from .decompositions import decomposition_table, whole_ops
 from .forward_mode import differentiates_forward
 from .frame_budget import frame_budget

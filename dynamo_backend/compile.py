@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, TypeAlias
 
 from torch import fx
@@ -12,21 +12,20 @@ from torch import fx
 from ..codegen.host import HostProgram, KernelUse
 from ..codegen.host_build import build_host_program
 from ..codegen.host_capture import CapturePlan, capture_plan
-from ..codegen.host_lines import Lines, places_in, with_lines
+from ..codegen.host_lines import Lines, with_lines
 from ..codegen.host_text import HostText
 from ..codegen.host_views import track_views
 from ..codegen.kernel import KernelSource
 from ..codegen.plan_memory import check_arena, plan_memory
-from ..ir.graph import CallTensor, Graph
-from ..runtime.capture import GRAPH_DEVICES, graph_device
+from ..ir.graph import CallTensor
+from ..runtime.capture import GRAPH_DEVICES
 from ..runtime.compilers import Compilers, workers_for
 from ..runtime.counters import counters
-from ..runtime.cuda_graphs import graphed
 from ..runtime.executable import Boxed
 from ..runtime.fallback import AtenKernel
 from ..runtime.fingerprint import key_of
-from ..runtime.kernels import KIND_GRAPH, KernelCode, KernelStore, LoadedKernel, kernel_store_of, kernel_use, source_use
-from ..runtime.lazy_bits import Lazy, with_memory_of
+from ..runtime.kernels import KIND_GRAPH, KernelStore, LoadedKernel, kernel_store_of, kernel_use, source_use
+from ..runtime.lazy_bits import Lazy
 from ..runtime.log import logger, say, trace_text
 from ..runtime.options import Options
 from ..runtime.targets import target_for
@@ -37,8 +36,9 @@ from ..scheduler.passes import GRAPH_PASSES
 from .caches.aot_key import shape_env
 from .caches.graph_key import GraphKey, graph_key
 from .caches.surroundings import settings_fingerprint, surroundings
+from .compiled import CompiledGraph, Program, Stages, keeper, stored_graph, told_capture, with_captures
 from .dumps import dump_graph
-from .host_programs import HostCode, Keep, host_code, stored_host_code
+from .host_programs import HostCode, host_code
 from .kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
 from .memory_limit import limited
 from .origins import lines_of
@@ -54,77 +54,6 @@ from .tuning import Tuning, tuning_costs, tuning_of
 _LOG = logger(__name__)
 # Kernels by the function that they are the code of.
 _Kernels: TypeAlias = Mapping[str, KernelBuild] | Mapping[str, StartedKernel]
-
-
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """Every stage of a graph that was compiled here: what reports are made of."""
-
-    imported: Graph
-    graph: Graph
-    fusion: Fusion
-    kernels: Mapping[str, KernelBuild]
-    program: HostProgram
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What the cache keeps of a graph: its record, plain JSON, and the code of its kernels."""
-
-    record: Mapping[str, Any] = field(repr=False)
-    kernels: tuple[KernelCode, ...] = field(repr=False)
-    host: HostCode = field(repr=False)
-
-    @property
-    def places(self) -> set[int]:
-        """The nodes of the graph whose lines its texts name."""
-        native = self.record.get("native")
-        texts = [self.record, *([native["parts"], native["rescues"]] if native else [])]
-        launches = native["launches"] if native else ()
-        return places_in((*(t["text"] for t in texts), *launches, self.record["capture"]["reason"]))
-
-    def finished(self) -> Program:
-        """With machine code of the host program, where it is to have that once it is called often."""
-        host = self.host.finished()
-        return Program({**self.record, **host.record()}, self.kernels, host)
-
-    @property
-    def codes(self) -> tuple[KernelCode, ...]:
-        """All machine code, each once."""
-        codes = (c for c in (*self.kernels, self.host.code, self.host.support) if c is not None)
-        return tuple({c.key: c for c in codes}.values())
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledGraph:
-    """``call`` runs the graph (boxed); None where it was compiled for a machine that is not this one.
-
-    ``stages`` is None where the program came from the cache, and where layers that repeat were planned once.
-    ``overridden`` names the user's schedules that were taken.
-    ``regions`` are the bodies of its control flow, each compiled by itself; ``constants`` are the objects and the
-    bodies that its calls may name.
-    ``key`` is that of the program in the cache, "" where it is not there. ``kept`` is all that another process needs to
-    run it; None where ATen ops run in place of a kernel. ``capture`` tells how its launches can be
-    captured, ``python`` what of a host program that was to be native is not, and why.
-    """
-
-    name: str
-    text: HostText
-    call: Boxed | None
-    timer: PhaseTimer
-    stages: Stages | None = field(default=None, repr=False)
-    overridden: tuple[str, ...] = ()
-    regions: tuple[CompiledGraph, ...] = ()
-    constants: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    key: str = ""
-    kept: Program | None = field(default=None, repr=False)
-    capture: CapturePlan = CapturePlan("it was not looked at")
-    python: str = ""
-
-    @property
-    def is_self_contained(self) -> bool:
-        """Whether the program can be loaded without the graph that it was compiled from."""
-        return bool(self.key) and not self.text.constants
 
 
 def compile_graph(
@@ -182,47 +111,6 @@ def compile_graph(
     say(options.log, "cache", lambda: f"{name}: {_why_missed(key, store)}")
     with store.lock(KIND_GRAPH, key.text if key is not None else "none"):
         return job.stored(key) or job.compile(key)
-
-
-def stored_graph(
-    key: str,
-    *,
-    options: Options,
-    name: str,
-    constants: Mapping[str, Any] | None = None,
-    load: bool = True,
-    region: bool = False,
-    timer: PhaseTimer | None = None,
-    store: KernelStore | None = None,
-    lines: Lines,
-) -> CompiledGraph | None:
-    """The graph of a key from memory or disk, or a ``store``, with nothing imported, fused, lowered, scheduled or
-    emitted. ``lines`` are those of the model at hand."""
-    timer = timer or PhaseTimer()
-    store = store or kernel_store_of(options)
-    with timer.phase("cache"):
-        record = store.graph(key)
-        if record is None:
-            return None
-        codes = {variable: store.code(kernel) for variable, kernel in record["kernels"].items()}
-        host = stored_host_code(record, options, store, lines)
-    if host is None or any(code is None for code in codes.values()):
-        return None
-    call, capture = None, _told(CapturePlan(**record["capture"]), lines)
-    if load:
-        with timer.phase("load"):
-            kernels = {v: store.load(c) for v, c in codes.items() if c is not None}
-            called = host.load(kernels, constants or {}, name, _keeper(store, key, name))
-            lazy = tuple(Lazy(*x) for x in record["lazy"])
-            call = _with_captures(called, capture, options, region, name, lazy)
-    counters.add("graph_cache_hits")
-    counters.add("kernel_calls", record["launches"])
-    counters.add("library_calls", record["library_calls"])
-    trace_text(f"mlc_host_program_{name}", host.told.text)
-    say(options.log, "cache", lambda: f"{name}: program of {record['launches']} kernels found")
-    say(options.log, "timing", lambda: f"{name}: {timer}")
-    taken, kept = tuple(record["overridden"]), Program(record, tuple(c for c in codes.values() if c is not None), host)
-    return CompiledGraph(name, host.told, call, timer, overridden=taken, key=key, kept=kept, capture=capture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +175,7 @@ class _Job:
         if options.dump_dir is not None:
             dump_graph(options.dump_dir / self.name, kernels, text, len(GRAPH_PASSES) + 1)
         kept = self.program(kernels, program, host, capture)
-        capture = _told(capture, self.lines)
+        capture = told_capture(capture, self.lines)
         call = self.loaded(kernels, host, self.constants(plan.imported.constants), capture, key) if self.load else None
         if key is not None and kept is not None:
             with self.timer.phase("cache"):
@@ -306,7 +194,7 @@ class _Job:
                 kept=kept,
                 capture=capture,
                 python=with_lines(host.python, self.lines),
-            )  # fmt: skip
+            )
         )
 
     def with_named(self, compiled: CompiledGraph) -> CompiledGraph:
@@ -351,8 +239,8 @@ class _Job:
             capture = capture_plan(graph, tuple(GRAPH_DEVICES), saved=self.saved, regions=regions)
             if plan.few is not None and capture.written:
                 raise NotAlike  # what the layers that were left out write to would be missing
-            code = replace(host_code(program, self.options, self.store), lines=self.lines)
-            return program, code, capture
+            host = replace(host_code(program, self.options, self.store), lines=self.lines)
+            return program, host, capture
 
     def tuning(self, fusion: Fusion) -> Tuning:
         calls = _called(fusion)
@@ -370,9 +258,9 @@ class _Job:
         with self.timer.phase("load"):
             variables = _variables(kernels)
             code = {variables[b.key]: self.loaded_kernel(b) for b in kernels.values()}
-            keep = _keeper(self.store, key.text, self.name) if key is not None else None
+            keep = keeper(self.store, key.text, self.name) if key is not None else None
             call = host.load(code, constants, self.name, keep)
-            return _with_captures(call, capture, self.options, self.region, self.name, self.lazy)
+            return with_captures(call, capture, self.options, self.region, self.name, self.lazy)
 
     def loaded_kernel(self, build: KernelBuild) -> LoadedKernel:
         if build.code is None:
@@ -435,28 +323,6 @@ def _decisions(fusion: Fusion) -> str:
 def _called(fusion: Fusion) -> Counter[str]:
     """How often each function is called."""
     return Counter(n.function for n in fusion.graph.nodes if isinstance(n, CallTensor))
-
-
-def _told(plan: CapturePlan, lines: Lines) -> CapturePlan:
-    """With the lines of the model at hand in its reason."""
-    return replace(plan, reason=with_lines(plan.reason, lines))
-
-
-def _keeper(store: KernelStore, key: str, name: str) -> Keep:
-    """What puts a host program in its new form into the record of its graph."""
-    return lambda host: store.amend_graph(key, host.record(), f"{name}: native host program")
-
-
-def _with_captures(
-    call: Boxed, plan: CapturePlan, options: Options, region: bool, name: str, lazy: Sequence[Lazy]
-) -> Boxed:
-    """The program as the settings ask for it, which is given what it was traced with. A region is captured with the
-    graph that calls it."""
-    if options.cuda_graphs and not region:
-        if not options.cuda_graph_copies:
-            plan = replace(plan, saved=0)
-        call = graphed(call, plan, graph_device, options.cuda_graph_shapes, name)
-    return with_memory_of(call, lazy)
 
 
 def _devices(gm: fx.GraphModule) -> list[str]:

@@ -17,8 +17,8 @@ _CUSTOM, _PLACE = "custom", "mlc_place"
 
 
 def origins_of(node: fx.Node, op: str, place: int = -1) -> tuple[Origin, ...]:
-    """The op and the user's innermost line ("model.py:12 in forward: x = self.norm(x)") of one node, and its place among
-    the graph's nodes."""
+    """The op and the user's innermost line ("model.py:12 in forward: x = self.norm(x)") of one node, and its place
+    among the graph's nodes."""
     found = _origin(op, node.meta.get("stack_trace") or "")
     return (replace(found, place=place) if found.source and place >= 0 else found,)
 

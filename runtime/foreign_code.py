@@ -24,7 +24,8 @@ PACKAGE = __name__.split(".")[0]
 # Whose code a key tells by its version; stand-ins of unittest.mock are anybody's.
 _LIBRARIES = frozenset(
     (PACKAGE, "torch", "sympy", "mpmath", "numpy", "ml_dtypes", "llvmlite", "triton", "filelock", "fsspec",
-     "platformdirs", "rich", "typing_extensions", "namedtuple_OptionSpec", *sys.stdlib_module_names)
+     "platformdirs", "networkx", "click", "rich", "typing_extensions", "namedtuple_OptionSpec",
+     *sys.stdlib_module_names)
 ) - {"unittest", "__main__"}  # fmt: skip
 _BEGINS = f"{PACKAGE}."
 _CONTAINERS = frozenset((dict, list, tuple, set, frozenset))
@@ -100,6 +101,7 @@ class _Search:
             return
         visited.add(id(holder))
         names: Iterable[Any]
+        values: Callable[[], Iterable[Any]]
         match holder:
             case type():
                 values, names = vars(holder).values, vars(holder)
@@ -133,7 +135,7 @@ class _Search:
             elif kind is partial:
                 if not _is_partial_of_ours(value):
                     self._found.append((f"{where}.{name}", value))
-            elif _is_ours(kind):
+            elif _is_ours(kind):  # type: ignore[arg-type]
                 if hasattr(kind, "__dataclass_fields__"):
                     self._inside(f"{where}.{name}", value, visited)
             elif callable(value) and not _is_own(value):

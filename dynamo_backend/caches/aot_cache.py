@@ -33,7 +33,7 @@ from ...runtime.kernels import kernel_store_of
 from ...runtime.options import Options
 from ...runtime.timing import process_times
 from ...runtime.torch_sources import torch_sources
-from ..compile import CompiledGraph, stored_graph
+from ..compiled import CompiledGraph, stored_graph
 from ..origins import numbers_of
 from ..rewrites.share_nodes import storage_of
 from .aot_key import KEYS_WITHOUT_INDUCTOR, OWN, shape_env
@@ -48,8 +48,8 @@ _LINES: ContextVar[Lines] = ContextVar("mlc_lines")
 
 @dataclass
 class GraphCode(OutputCode):
-    """One compiled graph as AOTAutograd's cache holds it: its name, and its key in our cache ("" for none), or, where it
-    is compiled ahead of time, the program itself."""
+    """One compiled graph as AOTAutograd's cache holds it: its name, and its key in our cache ("" for none), or,
+    where it is compiled ahead of time, the program itself."""
 
     name: str
     key: str

@@ -22,7 +22,7 @@ from ...runtime.fingerprint import environment_fingerprint, key_of
 from ...runtime.kernels import KernelStore
 from ...runtime.options import Options
 from ...runtime.targets import target_for
-from ..compile import CompiledGraph, stored_graph
+from ..compiled import CompiledGraph, stored_graph
 
 # What of the settings tells how a program is loaded; the rest is that of the process that loads it.
 _KEPT = ("target", "threads", "host_program", "cuda_graphs", "cuda_graph_shapes", "cuda_graph_copies")
@@ -36,8 +36,8 @@ class SavedProgramError(MlcError, RuntimeError):
 @dataclass(frozen=True, slots=True)
 class SavedProgram:
     """One graph. ``entries`` are its record and its codes as bytes, ``constants`` what it names of the model's,
-    ``targets`` the machines by device that it was compiled for, ``versions`` a digest of what made it; ``lines`` are of the model, by their places in its
-    graph."""
+    ``targets`` the machines by device that it was compiled for, ``versions`` a digest of what made it; ``lines`` are of
+    the model, by their places in its graph."""
 
     name: str
     key: str
@@ -53,8 +53,8 @@ class SavedProgram:
         """The program, ready to be called. Raises SavedProgramError where this process or machine cannot run it."""
         if self.versions != environment_fingerprint():
             raise SavedProgramError(
-                f"{self.name} was saved under other versions of torch-mlc, torch, Triton, llvmlite, sympy or Python than "
-                "those here; compile and save it again"
+                f"{self.name} was saved under other versions of torch-mlc, torch, Triton, llvmlite, sympy or Python "
+                "than those here; compile and save it again"
             )
         options = replace(Options.resolve(None, None, os.environ), **self.settings)
         for device, target in self.targets.items():
@@ -77,8 +77,8 @@ def save_program(compiled: CompiledGraph, options: Options, *, region: bool = Fa
     """The program of a compiled graph with all that it needs. Raises SavedProgramError where that is no data."""
     if compiled.kept is None:
         raise SavedProgramError(
-            f"{compiled.name} cannot be saved: a kernel of it did not compile and ATen ops run in its place, which only "
-            "this process has; MLC_STRICT=1 tells why it did not"
+            f"{compiled.name} cannot be saved: a kernel of it did not compile and ATen ops run in its place, which "
+            "only this process has; MLC_STRICT=1 tells why it did not"
         )
     kept = compiled.kept.finished()
     record = kept.record

@@ -38,9 +38,9 @@ def _process_fingerprint() -> str:
 
 @lru_cache(maxsize=1)
 def _tables(state: int) -> str:
-    """A digest of which converters, passes and rules there are, in order; ``state`` is another one where
+    """A digest of which converters there are, and which passes and rules in order; ``state`` is another one where
     they are."""
-    known = converters.CONVERTERS.items()
+    known = sorted(converters.CONVERTERS.items(), key=lambda item: item[0])
     return key_of(
         [*(f"{op} {_name(fn)}" for op, fn in known), "passes", *map(_name, plans.GRAPH_PASSES), "rules",
          *(rule.name for rule in rules.RULES)]
@@ -48,7 +48,7 @@ def _tables(state: int) -> str:
 
 
 def _name(of: object) -> str:
-    """Which of our own functions one is, with what the function that made it gave it: rows of a table are made alike."""
+    """Which of our own functions one is, with what its maker gave it: rows of a table are made alike."""
     match of:
         case FunctionType():
             code, cells = of.__code__, of.__closure__ or ()

@@ -20,7 +20,8 @@ from ...runtime.kernels import gpu_binary
 from ...runtime.options import Options
 from ...scheduler.fuse import Fusion
 from ..capture import capture
-from ..compile import CompiledGraph, Stages, compile_graph
+from ..compile import compile_graph
+from ..compiled import CompiledGraph, Stages
 from ..fake_device import on_fake_device, retarget
 from ..kernels import KernelBuild
 from ..partition import saved_inputs

@@ -206,7 +206,7 @@ def test_places_in_a_message() -> None:
 
 
 def test_tensors_are_compared_by_identity() -> None:
-    """Where an error is in a frame with tensors of several elements, looking for the one that failed asks none of them."""
+    """Looking for the tensor that failed asks none for its values, which several elements have no truth of."""
 
     def f(x: Tensor, y: Tensor) -> Tensor:
         return x + y

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from pkgutil import walk_packages
 from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from torch_mlc.runtime import foreign_code as module
+from torch_mlc.runtime.fingerprint import ROOMS
 from torch_mlc.runtime.foreign_code import ForeignCode, UnknownCode, described, foreign_code
 from torch_mlc.scheduler import rules
 from torch_mlc.scheduler.rules.registry import Rule
@@ -32,6 +35,11 @@ def of(factor: object, more: int = 1) -> Callable[..., Any]:
 
 
 def test_nothing_is_foreign_in_a_process_that_has_patched_nothing() -> None:
+    """With all of our modules and what they import, the libraries that this project depends on."""
+    for room in ROOMS:
+        package = import_module(f"torch_mlc.{room}")
+        for info in walk_packages(package.__path__, f"torch_mlc.{room}."):
+            import_module(info.name)
     found = foreign_code()
     assert (found.text, found.unknown) == ("", "")
     assert foreign_code() == found, "and nothing was looked at again"
