@@ -125,10 +125,11 @@ class CallLibrary:
 @dataclass(frozen=True, slots=True)
 class CheckLayout:
     """Bring a library's result, or an argument, into the layout that the graph was compiled for, should it have
-    another."""
+    another. ``op`` is the user's own op that gives it, whose fake kernel may have promised something else."""
 
     name: str
     type: TensorType
+    op: str = ""
 
 
 @dataclass(frozen=True, slots=True)

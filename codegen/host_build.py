@@ -6,7 +6,7 @@ launched and libraries called in the order of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from ..ir.graph import (
     Input,
     Library,
     Node,
-    Origin,
     Reduction,
     Ref,
     Scan,
@@ -50,7 +49,9 @@ from .host import (
     Step,
     WriteOver,
 )
+from .host_lines import place_text
 from .host_memory import peaks_of, storages
+from .host_ops import users_op
 from .kernel import EmitError
 
 # Ops whose results have the strides that their fake versions promise; the others are looked at after each call.
@@ -183,7 +184,7 @@ class _Builder:
         return tuple(order)
 
     def node(self, node: Any) -> None:
-        comment = origin_text(node.origins)
+        comment = place_text(node.origins)
         match node:
             case CallTensor():
                 self.call(node, comment)
@@ -224,7 +225,7 @@ class _Builder:
                 # at what is only returned, or at a result that is not needed, which some ops leave empty.
                 read = name in self.last or name in self.saved
                 if read and node.target not in SURE and not is_collective(node):
-                    self.steps.append(CheckLayout(name, result))
+                    self.steps.append(CheckLayout(name, result, users_op(node)))
 
     def dead_addend(self, node: Library) -> str:
         """What a product is added to, where that is a product's result that nobody else reads; else ""."""
@@ -394,10 +395,3 @@ def _mentioned(graph: Graph) -> set[sympy.Symbol]:
                 look(node.offset)
     look(graph.outputs)
     return found
-
-
-def origin_text(origins: Sequence[Origin]) -> str:
-    """The model lines of a step on one line: each line once, at most three."""
-    lines = list(dict.fromkeys(o.source for o in origins if o.source))
-    more = f" … and {len(lines) - 3} more" if len(lines) > 3 else ""
-    return "; ".join(lines[:3]) + more

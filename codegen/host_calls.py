@@ -29,7 +29,8 @@ _STATUS = 4
 class Calls:
     """Where values are, and calls with them, as lines of the body ``b``.
 
-    ``parts`` and ``rescues`` are steps that Python does, each time or where they fail.
+    ``parts`` and ``rescues`` are steps that Python does, each time or where they fail; ``launches`` the lines of the
+    model that kernels are from, of those that may tell of a wrong index.
     """
 
     program: HostProgram
@@ -38,6 +39,7 @@ class Calls:
     b: Body
     parts: list[Part] = field(default_factory=list)
     rescues: list[Part] = field(default_factory=list)
+    launches: list[str] = field(default_factory=list)
     # Words of the frame: three for each slot, by root; then one for each object, by name.
     slots: dict[str, int] = field(default_factory=dict)
     objects: dict[str, int] = field(default_factory=dict)
@@ -112,6 +114,8 @@ class Calls:
         self.b.line(f"br i1 {fine}, label %fine{k}, label %wrong{k}")
         self.b.label(f"wrong{k}")
         self.b.line(f"store ptr {status}, ptr %status")
+        self.b.line(f"store i64 {len(self.launches)}, ptr %launch")
+        self.launches.append(step.comment)
         self.b.line("br label %outside")
         self.b.label(f"fine{k}")
 

@@ -28,7 +28,8 @@ from ..ir.graph import (
     size_makers,
     uses,
 )
-from .host_build import MUTATES, origin_text
+from .host_build import MUTATES
+from .host_lines import place_text
 from .host_ops import may_alias, resolve_op
 
 _REGION, _TRITON = "hop::invoke_subgraph", "hop::triton_kernel_wrapper_functional"
@@ -129,8 +130,7 @@ def _told(node: Input | Node) -> str:
     if isinstance(node, Input):
         return f"input {node.name}"
     what = node.target if isinstance(node, Library) else node.names[0]
-    where = origin_text(node.origins)
-    return f"{what} ({where})" if where else str(what)
+    return f"{what}{place_text(node.origins, aside=True)}"
 
 
 def _unsafe(node: Library, graph: Graph, regions: Mapping[str, str]) -> str:

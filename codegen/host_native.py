@@ -65,13 +65,15 @@ MOST_STACK = 64 << 10
 class NativeHost:
     """``text`` is LLVM IR of the function ``ENTRY``. Behind the table's first ``OWN`` words it finds ``own``: addresses
     of kernels ("kernel", by variable), of what is known of them on the GPU of index ``gpu`` ("record"), of functions of
-    torch's ("function"), and functions of Python's, of the texts ``parts`` and ``rescues`` ("part", "rescue")."""
+    torch's ("function"), functions of Python's, of the texts ``parts`` and ``rescues`` ("part", "rescue"), and where it
+    tells which of its ``launches`` failed ("launch"): of those it has the lines of the model."""
 
     text: str
     own: tuple[tuple[str, str], ...]
     parts: HostText
     rescues: HostText
     gpu: int | None = None
+    launches: tuple[str, ...] = ()
 
 
 def emit_native(program: HostProgram, shims: Shims) -> NativeHost:
@@ -312,6 +314,7 @@ class _Emitter(Calls):
             self.b.line(f"%{name} = alloca [{max(size, 1)} x i64], align 16")
         for name in ("thread", "status", "results", *(_GPU_STATE if self.gpu is not None else ())):
             self.b.line(f"%{name} = alloca ptr")
+        self.b.line("%launch = alloca i64")
         if program.arena is not None and _is_on_stack(program.arena):
             self.b.line(f"%stack = alloca [{program.arena.bound} x i8], align {ALIGN}")
         self.b.line("store ptr null, ptr %results")
@@ -331,6 +334,9 @@ class _Emitter(Calls):
         self.b.lines += body
         self.b.label("outside")
         self.b.take_back()
+        if self.launches:
+            number = self.b.value("load i64, ptr %launch")
+            self.b.line(f"store i64 {number}, ptr {self.b.own_word('launch', '')}")
         status = self.b.value("load ptr, ptr %status")
         self.b.line(f"call void {self.b.function('mlc_outside')}(ptr %table, ptr {status})")
         self.b.line("br label %fail")
@@ -344,7 +350,7 @@ class _Emitter(Calls):
         constants = [f"{name} = internal constant {text}" for text, name in self.b.constants.items()]
         text = "\n".join([*constants, *_PREAMBLE, *self.b.lines, ""])
         parts, rescues = print_parts(program, self.parts), print_parts(program, self.rescues)
-        return NativeHost(text, tuple(self.b.own), parts, rescues, self.gpu)
+        return NativeHost(text, tuple(self.b.own), parts, rescues, self.gpu, tuple(self.launches))
 
     def enter_gpu(self) -> None:
         """Make the GPU the current one, as long as a guard lives, and ask for the stream; else refuse. A guard does

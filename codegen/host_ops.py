@@ -7,6 +7,14 @@ from typing import Any
 import torch
 
 from ..ir.errors import IRError
+from ..ir.graph import Library, OpRef
+
+# Namespaces of ops that torch itself defines, with their fake kernels, and of our own.
+_OWN = frozenset(
+    ("aten", "prims", "prim", "mlc", "hop", "c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd",
+     "_dtensor", "inductor", "mkldnn", "onednn", "mkldnn_prepacked", "quantized", "quantized_decomposed", "rngprims",
+     "profiler")
+)  # fmt: skip
 
 
 def resolve_op(target: str) -> Any:
@@ -19,6 +27,14 @@ def resolve_op(target: str) -> Any:
     except AttributeError:
         raise IRError(f"torch {torch.__version__} has no op {target}") from None
     return found
+
+
+def users_op(node: Library) -> str:
+    """The op that a call runs where it is none of torch's own, "" where it is: torch vouches for what those return."""
+    target = node.target
+    if target.startswith("hop::auto_functionalized") and node.args and isinstance(node.args[0], OpRef):
+        target = node.args[0].name
+    return "" if target.partition("::")[0] in _OWN else target
 
 
 def returns_sequence(target: str) -> bool:

@@ -52,8 +52,8 @@ def renamed_step(step: Step, name: Callable[[str], str]) -> Step:
             return replace(step, tensors=tuple(map(name, tensors)))
         case CallLibrary(node, comment, over):
             return CallLibrary(renamed_call(node, name), comment, name(over) if over else "")
-        case CheckLayout(made, kind):
-            return CheckLayout(name(made), kind)
+        case CheckLayout(made, kind, op):
+            return CheckLayout(name(made), kind, op)
         case MakeView(made, kind, source, offset, tracked):
             return MakeView(name(made), kind, name(source), offset, tracked)
         case BindSize(source=source):

@@ -152,9 +152,11 @@ class _Printer(Words):
                 self.launch(step)
             case CallLibrary(node, comment, over):
                 self.library(node, comment, over)
-            case CheckLayout(name, kind):
+            case CheckLayout(name, kind, op):
                 variable = self.name(name)
-                self.line(f"{variable} = checked_({variable}, {self.sizes(kind.shape)}, {self.sizes(kind.strides)})")
+                given = f"{variable}, {self.sizes(kind.shape)}, {self.sizes(kind.strides)}"
+                call = f"checked_op_({given}, {kind.dtype.torch}, {op!r})" if op else f"checked_({given})"
+                self.line(f"{variable} = {call}")
             case MakeView(name, kind, source, offset):
                 self.look_at(source)
                 where = f"{self.sizes(kind.shape)}, {self.sizes(kind.strides)}, {self.size(offset)}"

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from torch import fx
 from torch._dynamo.utils import dynamo_timed
@@ -19,15 +20,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..ir.errors import MlcError
 from ..runtime.collection import no_collection
 from ..runtime.kernels import kernel_store
-from ..runtime.log import logger
+from ..runtime.log import logger, say
 from ..runtime.options import Options
 from ..runtime.timing import process_times
 from .aot import Compiler, compile_with_aot
-from .caches.aot_cache import cacheable, is_cacheable, settings_in_keys
-from .compile import CompiledGraph, compile_graph
+from .caches.aot_cache import cacheable, is_ahead_of_time, is_cacheable, settings_in_keys
+from .caches.saved_program import save_program
+from .caches.surroundings import uncacheable
+from .compile import compile_graph
+from .compiled import CompiledGraph
 from .decompositions import decomposition_table, whole_ops
 from .forward_mode import differentiates_forward
 from .frame_budget import frame_budget
+from .origins import number_nodes
 from .partition import partition, rewrite_whole, saved_inputs
 from .reports.override_uses import override_uses
 from .rewrites.merge_products import merge_products
@@ -58,13 +63,20 @@ def mlc_backend(
     if differentiates_forward():
         _LOG.warning("inside of forward_ad.dual_level() nothing is compiled: torch's own ops carry derivatives forward")
         return gm.forward
+    if settings.cache and (why := uncacheable()):
+        say(settings.log, "cache", lambda: f"nothing is read or kept: {why}")
+        settings = replace(settings, cache=False)
     cached = is_cacheable(settings, gm, example_inputs)
+    # An entry that no key can tell from others has a key that nobody has.
+    ahead = ("ahead of time" if cached else uuid4().hex) if is_ahead_of_time() else ""
 
     def compiler(kind: str) -> Compiler:
         graph = partial(_compile, settings=settings, kind=kind)
+        if ahead:
+            return cacheable(graph, partial(save_program, options=settings))
         return cacheable(graph) if cached else lambda gm, inputs: graph(gm, inputs).call
 
-    return through_aot(gm, example_inputs, settings, compiler, cached=cached)
+    return through_aot(gm, example_inputs, settings, compiler, cached=cached, ahead=ahead)
 
 
 def settings_of(mode: str | None, options: Mapping[str, object] | None) -> Options:
@@ -81,9 +93,11 @@ def through_aot(
     compiler: Callable[[str], Compiler],
     *,
     cached: bool = False,
+    ahead: str = "",
 ) -> Callable[..., Any]:
     """The function that runs a Dynamo graph, by what ``compiler`` of "forward", "backward" and "inference" makes of its
-    ATen graphs. Where it is ``cached``, AOTAutograd's cache is asked and filled."""
+    ATen graphs. Where it is ``cached``, AOTAutograd's cache is asked and filled; ``ahead`` is in its keys where the
+    function is compiled to be saved."""
     try:
         with ExitStack() as around:
             # A search for garbage would look through every object of torch's and of the graph a few times, a quarter of
@@ -91,8 +105,8 @@ def through_aot(
             collection = nullcontext() if settings.tune else no_collection()
             for context in (collection, whole_ops(), _states_as_tensors(), frame_budget(settings.log)):
                 around.enter_context(context)
-            if cached:
-                around.enter_context(settings_in_keys(settings))
+            if cached or ahead:
+                around.enter_context(settings_in_keys(settings, number_nodes(gm), ahead))
             return compile_with_aot(
                 gm,
                 example_inputs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, TypeAlias
 
 from torch import fx
@@ -12,32 +12,37 @@ from torch import fx
 from ..codegen.host import HostProgram, KernelUse
 from ..codegen.host_build import build_host_program
 from ..codegen.host_capture import CapturePlan, capture_plan
+from ..codegen.host_lines import Lines, with_lines
 from ..codegen.host_text import HostText
 from ..codegen.host_views import track_views
 from ..codegen.kernel import KernelSource
 from ..codegen.plan_memory import check_arena, plan_memory
-from ..ir.graph import CallTensor, Graph
-from ..runtime.capture import GRAPH_DEVICES, graph_device
+from ..ir.graph import CallTensor
+from ..runtime.capture import GRAPH_DEVICES
 from ..runtime.compilers import Compilers, workers_for
 from ..runtime.counters import counters
-from ..runtime.cuda_graphs import graphed
 from ..runtime.executable import Boxed
 from ..runtime.fallback import AtenKernel
+from ..runtime.fingerprint import key_of
 from ..runtime.gpu_checks import launches_checked
 from ..runtime.kernels import KIND_GRAPH, KernelStore, LoadedKernel, kernel_store_of, kernel_use, source_use
-from ..runtime.lazy_bits import Lazy, with_memory_of
+from ..runtime.lazy_bits import Lazy
 from ..runtime.log import logger, say, trace_text
 from ..runtime.options import Options
 from ..runtime.targets import target_for
 from ..runtime.timing import PhaseTimer
+from ..scheduler.function_text import function_text
 from ..scheduler.fuse import Fusion
 from ..scheduler.passes import GRAPH_PASSES
+from .caches.aot_key import shape_env
 from .caches.graph_key import GraphKey, graph_key
 from .caches.surroundings import settings_fingerprint, surroundings
+from .compiled import CompiledGraph, Program, Stages, keeper, stored_graph, told_capture, with_captures
 from .dumps import dump_graph
-from .host_programs import HostCode, Keep, host_code, stored_host_code
+from .host_programs import HostCode, host_code
 from .kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
 from .memory_limit import limited
+from .origins import lines_of
 from .plans import Plan, PlanSource
 from .regions import attribute, regions_of, taken_apart
 from .repeats.repeating import NotAlike
@@ -50,45 +55,6 @@ from .tuning import Tuning, tuning_costs, tuning_of
 _LOG = logger(__name__)
 # Kernels by the function that they are the code of.
 _Kernels: TypeAlias = Mapping[str, KernelBuild] | Mapping[str, StartedKernel]
-
-
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """Every stage of a graph that was compiled here: what reports are made of."""
-
-    imported: Graph
-    graph: Graph
-    fusion: Fusion
-    kernels: Mapping[str, KernelBuild]
-    program: HostProgram
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledGraph:
-    """``call`` runs the graph (boxed); None where it was compiled for a machine that is not this one.
-
-    ``stages`` is None where the program came from the cache, and where layers that repeat were planned once.
-    ``overridden`` names the user's schedules that were taken.
-    ``regions`` are the bodies of its control flow, each compiled by itself.
-    ``key`` is that of the program in the cache, "" where it is not there. ``capture`` tells how its launches can be
-    captured, ``python`` what of a host program that was to be native is not, and why.
-    """
-
-    name: str
-    text: HostText
-    call: Boxed | None
-    timer: PhaseTimer
-    stages: Stages | None = field(default=None, repr=False)
-    overridden: tuple[str, ...] = ()
-    regions: tuple[CompiledGraph, ...] = ()
-    key: str = ""
-    capture: CapturePlan = CapturePlan("it was not looked at")
-    python: str = ""
-
-    @property
-    def is_self_contained(self) -> bool:
-        """Whether the program can be loaded without the graph that it was compiled from."""
-        return bool(self.key) and not self.text.constants
 
 
 def compile_graph(
@@ -140,6 +106,7 @@ def compile_graph(
         around = {
             **surroundings(options, _devices(gm)), "kind of graph": kind, "inputs that nobody else holds": held,
             "inputs that may come with bits": repr(lazy),  # gradients, and a backward may be as an inference graph is
+            **({} if options.memory_limit is None else {"what a limit tells of": _model_text(gm)}),
         }  # fmt: skip
         key = graph_key(gm, example_inputs, static, around) if job.has_key else None
     stored = job.stored(key)
@@ -149,44 +116,6 @@ def compile_graph(
     say(options.log, "cache", lambda: f"{name}: {_why_missed(None if fresh else key, store)}")
     with store.lock(KIND_GRAPH, key.text if key is not None else "none"):
         return job.stored(key) or job.compile(key)
-
-
-def stored_graph(
-    key: str,
-    *,
-    options: Options,
-    name: str,
-    constants: Mapping[str, Any] | None = None,
-    load: bool = True,
-    region: bool = False,
-    timer: PhaseTimer | None = None,
-) -> CompiledGraph | None:
-    """The graph of a key from memory or disk, with nothing imported, fused, lowered, scheduled or emitted."""
-    timer = timer or PhaseTimer()
-    store = kernel_store_of(options)
-    with timer.phase("cache"):
-        record = store.graph(key)
-        if record is None:
-            return None
-        codes = {variable: store.code(kernel) for variable, kernel in record["kernels"].items()}
-        host = stored_host_code(record, options, store)
-    if host is None or any(code is None for code in codes.values()):
-        return None
-    call, capture = None, CapturePlan(**record["capture"])
-    if load:
-        with timer.phase("load"):
-            checked = launches_checked(options.verify)
-            kernels = {v: store.load(c, checked=checked) for v, c in codes.items() if c is not None}
-            called = host.load(kernels, constants or {}, name, _keeper(store, key, name))
-            lazy = tuple(Lazy(*x) for x in record["lazy"])
-            call = _with_captures(called, capture, options, region, name, lazy)
-    counters.add("graph_cache_hits")
-    counters.add("kernel_calls", record["launches"])
-    counters.add("library_calls", record["library_calls"])
-    say(options.log, "cache", lambda: f"{name}: program of {record['launches']} kernels found")
-    say(options.log, "timing", lambda: f"{name}: {timer}")
-    taken = tuple(record["overridden"])
-    return CompiledGraph(name, host.text, call, timer, overridden=taken, key=key, capture=capture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +135,11 @@ class _Job:
     lazy: tuple[Lazy, ...]
     timer: PhaseTimer
     store: KernelStore
+
+    @property
+    def lines(self) -> Lines:
+        """The lines of the model."""
+        return lines_of(self.gm)
 
     @property
     def has_key(self) -> bool:
@@ -247,17 +181,38 @@ class _Job:
         if any(_is_other(b, started[f]) for f, b in kernels.items()):
             hosted = self.hosted(plan, kernels)
         program, host, capture = hosted
-        text = host.text
+        text = host.told
         stages = Stages(plan.imported, plan.graph, fusion, kernels, program) if plan.is_whole else None
         if options.dump_dir is not None:
             dump_graph(options.dump_dir / self.name, kernels, text, len(GRAPH_PASSES) + 1)
+        kept = self.program(kernels, program, host, capture)
+        capture = told_capture(capture, self.lines)
         call = self.loaded(kernels, host, self.constants(plan.imported.constants), capture, key) if self.load else None
-        kept = self.keep(key, kernels, program, host, capture)
+        stays = key.text if key is not None and kept is not None and not self.fresh else ""
+        if key is not None and kept is not None and stays:
+            with self.timer.phase("cache"):
+                record = {**kept.record, "parts": dict(key.parts)}
+                self.store.keep_graph(key.text, record, f"{self.name}: {program.launches} kernels")
         self.tell(program, text, plan)
-        bodies = tuple({id(r): r for r in self.regions.values()}.values())
-        return CompiledGraph(
-            self.name, text, call, self.timer, stages, _overridden(kernels), bodies, kept, capture, host.python
+        return self.with_named(
+            CompiledGraph(
+                self.name,
+                text,
+                call,
+                self.timer,
+                stages,
+                _overridden(kernels),
+                key=stays,
+                kept=kept,
+                capture=capture,
+                python=with_lines(host.python, self.lines),
+            )
         )
+
+    def with_named(self, compiled: CompiledGraph) -> CompiledGraph:
+        """The graph with the objects and bodies that it may name."""
+        bodies = tuple({id(r): r for r in self.regions.values()}.values())
+        return replace(compiled, regions=bodies, constants={**_constants(self.gm), **self.regions})
 
     def constants(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What library calls name: objects of the module, and bodies of control flow as functions."""
@@ -296,7 +251,8 @@ class _Job:
             capture = capture_plan(graph, tuple(GRAPH_DEVICES), saved=self.saved, regions=regions)
             if plan.few is not None and capture.written:
                 raise NotAlike  # what the layers that were left out write to would be missing
-            return program, host_code(program, self.options, self.store), capture
+            host = replace(host_code(program, self.options, self.store), lines=self.lines)
+            return program, host, capture
 
     def tuning(self, fusion: Fusion) -> Tuning:
         calls = _called(fusion)
@@ -314,9 +270,9 @@ class _Job:
         with self.timer.phase("load"):
             variables = _variables(kernels)
             code = {variables[b.key]: self.loaded_kernel(b) for b in kernels.values()}
-            keep = _keeper(self.store, key.text, self.name) if key is not None and not self.fresh else None
+            keep = keeper(self.store, key.text, self.name) if key is not None and not self.fresh else None
             call = host.load(code, constants, self.name, keep)
-            return _with_captures(call, capture, self.options, self.region, self.name, self.lazy)
+            return with_captures(call, capture, self.options, self.region, self.name, self.lazy)
 
     def loaded_kernel(self, build: KernelBuild) -> LoadedKernel:
         if build.code is None:
@@ -327,25 +283,21 @@ class _Job:
 
     def stored(self, key: GraphKey | None) -> CompiledGraph | None:
         """The graph from memory or disk, with nothing imported, fused, lowered, scheduled or emitted."""
-        if key is None or self.options.tune or self.fresh:
+        if key is None or self.options.tune or self.fresh or self.options.shows_stages:
             return None
         given = self.constants(_constants(self.gm))
-        return stored_graph(
+        found = stored_graph(
             key.text, options=self.options, name=self.name, constants=given, load=self.load, region=self.region,
-            timer=self.timer,
+            timer=self.timer, lines=self.lines,
         )  # fmt: skip
+        return self.with_named(found) if found is not None else None
 
-    def keep(
-        self,
-        key: GraphKey | None,
-        kernels: Mapping[str, KernelBuild],
-        program: HostProgram,
-        host: HostCode,
-        capture: CapturePlan,
-    ) -> str:
-        """Put the program into the cache; its key, "" where it cannot be found again."""
-        if key is None or self.fresh or any(b.code is None for b in kernels.values()):
-            return ""
+    def program(
+        self, kernels: Mapping[str, KernelBuild], program: HostProgram, host: HostCode, capture: CapturePlan
+    ) -> Program | None:
+        """What is kept of the program; None where no other process can run it."""
+        if any(b.code is None for b in kernels.values()):
+            return None
         variables = _variables(kernels)
         record = {
             **host.record(),
@@ -355,11 +307,9 @@ class _Job:
             "overridden": _overridden(kernels),
             "capture": asdict(capture),
             "lazy": [astuple(x) for x in self.lazy],
-            "parts": dict(key.parts),
+            "devices": _devices(self.gm),
         }
-        with self.timer.phase("cache"):
-            self.store.keep_graph(key.text, record, f"{self.name}: {program.launches} kernels")
-        return key.text
+        return Program(record, tuple(b.code for b in kernels.values() if b.code is not None), host)
 
     def tell(self, program: HostProgram, text: HostText, plan: Plan) -> None:
         counters.add("graphs_compiled")
@@ -367,11 +317,19 @@ class _Job:
         counters.add("library_calls", program.library_calls)
         trace_text(f"mlc_host_program_{self.name}", text.text)
         _LOG.debug("host program of %s:\n%s", self.name, text.text)
+        say(self.options.log, "output_code", lambda: f"host program of {self.name}:\n{text.text}")
         log = self.options.log
         say(log, "timing", lambda: f"{self.name}: {self.timer}")
         say(log, "cache", lambda: f"{self.name}: compiled, {program.launches} kernels")
         nodes = f"{plan.fusion.report.nodes} nodes in " if plan.is_whole else ""
-        say(log, "fusion", lambda: f"{self.name}: {nodes}{program.launches} kernels")
+        say(log, "fusion", lambda: f"{self.name}: {nodes}{program.launches} kernels{_decisions(plan.fusion)}")
+
+
+def _decisions(fusion: Fusion) -> str:
+    """What became one kernel, and what was refused, as indented lines."""
+    functions = (f"\n{function_text(f)}" for f in fusion.functions.values())
+    refusals = (f"\n{r.first}, {r.second}: {r.reason} ({r.bytes} bytes)" for r in fusion.report.refusals)
+    return "".join((*functions, *refusals)).replace("\n", "\n  ")
 
 
 def _called(fusion: Fusion) -> Counter[str]:
@@ -379,30 +337,20 @@ def _called(fusion: Fusion) -> Counter[str]:
     return Counter(n.function for n in fusion.graph.nodes if isinstance(n, CallTensor))
 
 
-def _keeper(store: KernelStore, key: str, name: str) -> Keep:
-    """What puts a host program in its new form into the record of its graph."""
-    return lambda host: store.amend_graph(key, host.record(), f"{name}: native host program")
-
-
-def _with_captures(
-    call: Boxed, plan: CapturePlan, options: Options, region: bool, name: str, lazy: Sequence[Lazy]
-) -> Boxed:
-    """The program as the settings ask for it, which is given what it was traced with. A region is captured with the
-    graph that calls it."""
-    if options.cuda_graphs and not region:
-        if launches_checked(options.verify) and plan.device.startswith("cuda"):
-            plan = CapturePlan("each launch is waited for (MLC_VERIFY, CUDA_LAUNCH_BLOCKING)")
-        elif not options.cuda_graph_copies:
-            plan = replace(plan, saved=0)
-        call = graphed(call, plan, graph_device, options.cuda_graph_shapes, name)
-    return with_memory_of(call, lazy)
-
-
 def _devices(gm: fx.GraphModule) -> list[str]:
     """The devices of a graph's tensors that code is made for."""
     values = (n.meta.get("val") for n in gm.graph.nodes if n.op in ("placeholder", "call_function"))
     found = {str(v.device) for v in values if hasattr(v, "device")}
     return sorted(d for d in found if d.startswith(("cpu", "cuda")))
+
+
+def _model_text(gm: fx.GraphModule) -> str:
+    """The model's lines and sizes, which the message about a limit of memory has."""
+    lines = lines_of(gm)
+    told = [lines(k) for k in range(len(gm.graph.nodes))]
+    env = shape_env()
+    hints = getattr(env, "backed_var_to_val", None) or {}
+    return key_of([*told, repr(sorted((str(s), str(v)) for s, v in hints.items()))])
 
 
 def _why_missed(key: GraphKey | None, store: KernelStore) -> str:

@@ -63,9 +63,8 @@ class Decided:
         true by then."""
         if _given(known) == given or given in self.sizes.sources(known):
             return []
-        where = f" at {origins[0].source}" if origins else ""
         message = (
-            f"{target}{where} gives another number than {known}, which torch._check, or what is made of the number, "
+            f"{target} gives another number than {known}, which torch._check, or what is made of the number, "
             "told when the program was traced"
         )
         same = sympy.Eq(given, int(bool(known)) if known in (True, False) else known, evaluate=False)

@@ -8,10 +8,11 @@ import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache
 from typing import Any
 
 from ..codegen.host import HostProgram, Launch
+from ..codegen.host_lines import Lines, program_with_lines, with_lines
 from ..codegen.host_native import NativeHost, devices_of, emit_native, python_launches
 from ..codegen.host_ranges import with_ranges
 from ..codegen.host_repeat import written_out
@@ -19,7 +20,7 @@ from ..codegen.host_text import HostText, print_host
 from ..codegen.kernel import EmitError
 from ..ir.errors import MlcError
 from ..ir.target import Target
-from ..runtime.cpu import CpuKernel
+from ..runtime.cpu import CpuCompileError, CpuKernel
 from ..runtime.executable import Boxed, load_program
 from ..runtime.gpu_launch import GpuKernel
 from ..runtime.host_native import NoNativeHost, load_native, native_process, program_code, shims, support_code
@@ -32,6 +33,10 @@ from ..runtime.targets import target_for
 _LOG = logger(__name__)
 # Makes a program known in the form that it has now.
 Keep = Callable[["HostCode"], None]
+
+
+def _nowhere(place: int) -> str:
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,17 @@ class HostCode:
     # What stays with Python where machine code was asked for, and why.
     python: str = ""
     program: HostProgram | None = field(default=None, repr=False)
+    # Of the model at hand; the texts name places in its graph.
+    lines: Lines = field(default=_nowhere, repr=False)
+
+    @property
+    def told(self) -> HostText:
+        """The text with the lines of the model at hand."""
+        return self.with_lines(self.text)
+
+    def with_lines(self, text: HostText) -> HostText:
+        """A text of the program with the lines of the model at hand."""
+        return replace(text, text=program_with_lines(text.text, self.lines))
 
     def load(
         self, kernels: Mapping[str, LoadedKernel], constants: Mapping[str, Any], name: str, keep: Keep | None = None
@@ -55,16 +71,22 @@ class HostCode:
         """The function that runs it, over loaded kernels by variable. ``keep`` is told of machine code that is made
         later."""
         calls: dict[str, Callable[..., Any]] = {variable: k.host_call for variable, k in kernels.items()}
-        python = partial(load_program, self.text, calls, constants, name)
+        told = cache(lambda: self.told)
+
+        def python() -> Boxed:
+            return load_program(told(), calls, constants, name)
 
         def ranged() -> Boxed:
-            text = with_ranges(self.text, {variable: k.name for variable, k in kernels.items()})
+            text = with_ranges(told(), {variable: k.name for variable, k in kernels.items()})
             return load_program(text, calls, constants, name)
 
         def native(code: HostCode) -> Boxed:
             assert code.native is not None and code.code is not None and code.support is not None
             payloads = code.code.payload, code.support.payload
-            return load_native(code.native, *payloads, code.addresses(kernels), calls, constants, python, name)
+            parts, rescues = self.with_lines(code.native.parts), self.with_lines(code.native.rescues)
+            launches = tuple(with_lines(line, self.lines) for line in code.native.launches)
+            texts = replace(code.native, parts=parts, rescues=rescues, launches=launches)
+            return load_native(texts, *payloads, code.addresses(kernels), calls, constants, python, name)
 
         forms = [self]  # the last one is the furthest
 
@@ -132,6 +154,16 @@ class HostCode:
         code, support = program_code(self.store, self.native, self.target), support_code(self.store, self.target)
         return replace(self, code=code, support=support)
 
+    def finished(self) -> HostCode:
+        """With machine code, where it was to be made once the program is called often and can be."""
+        if self.code is not None or (self.program is None and self.native is None):
+            return self
+        try:
+            return (self.written() if self.native is None else self).compiled()
+        except (EmitError, NoNativeHost, CpuCompileError) as error:
+            _LOG.debug("a host program stays Python: %s", error)
+            return HostCode(self.text, lines=self.lines)
+
     def record(self) -> dict[str, Any]:
         """What a cache keeps of it, as JSON; machine code is an entry of its own."""
         found = _text_record(self.text)
@@ -145,6 +177,7 @@ class HostCode:
                 "parts": _text_record(self.native.parts),
                 "rescues": _text_record(self.native.rescues),
                 "gpu": self.native.gpu,
+                "launches": self.native.launches,
             }
         return found
 
@@ -167,14 +200,21 @@ def host_code(program: HostProgram, options: Options, store: KernelStore) -> Hos
         return HostCode(text, python=f"Python, for {error}")
 
 
-def stored_host_code(record: Mapping[str, Any], options: Options, store: KernelStore) -> HostCode | None:
-    """The code of a record; None where the cache has lost a part of it."""
+def stored_host_code(
+    record: Mapping[str, Any], options: Options, store: KernelStore, lines: Lines = _nowhere
+) -> HostCode | None:
+    """The code of a record, for a model with some ``lines``; None where the cache has lost a part of it."""
+    found = _stored(record, options, store)
+    return replace(found, lines=lines) if found is not None else None
+
+
+def _stored(record: Mapping[str, Any], options: Options, store: KernelStore) -> HostCode | None:
     text, kept = _text_of(record), record.get("native")
     if kept is None:
         return HostCode(text)
     own = tuple((kind, item) for kind, item in kept["own"])
     parts, rescues = _text_of(kept["parts"]), _text_of(kept["rescues"])
-    native = NativeHost(_unpacked(kept["text"]), own, parts, rescues, kept["gpu"])
+    native = NativeHost(_unpacked(kept["text"]), own, parts, rescues, kept["gpu"], tuple(kept["launches"]))
     if kept["text"]:
         return HostCode(text, native, store=store, target=target_for("cpu", options.target, options.threads))
     code, support = store.code(kept["code"]), store.code(kept["support"])

@@ -149,6 +149,7 @@ class _Importer:
         skipped: Mapping[fx.Node, fx.Node | None] = _NOTHING,
     ) -> None:
         self.gm = gm
+        self.places = {n: k for k, n in enumerate(gm.graph.nodes)}
         self.positions = {n: k for k, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
         self.examples = examples
         self.static = static
@@ -211,7 +212,7 @@ class _Importer:
             self.decided.tell((*kind.shape, *kind.strides))
             if not is_negated(node):
                 return Tensor(node.name, kind)
-            self.ctx.enter(node, origins_of(node, "negated"))
+            self.ctx.enter(node, origins_of(node, "negated", self.places[node]))
             return negative(self.ctx, Tensor(node.name, kind), self.ctx.fresh("negated"), val)
         if isinstance(val, (int, *SYMBOLIC)):
             told = self.sizes.argument(val)
@@ -236,7 +237,7 @@ class _Importer:
         value = value.resolve_neg()
         val = node.meta.get("val")
         kind = self.sizes.tensor_type(value if val is None else val)
-        self.ctx.enter(node, origins_of(node, "constant"))
+        self.ctx.enter(node, origins_of(node, "constant", self.places[node]))
         if value.numel() == 1 and not kind.dtype.is_carried and type(value) in (torch.Tensor, torch.nn.Parameter):
             scalar = value.detach().reshape(()).item()
             return self.ctx.compute(const(scalar, kind.dtype.compute), kind)
@@ -291,7 +292,7 @@ class _Importer:
             if node.is_impure() and not node.users:
                 return None
         op = str(target) if is_op else f"hop.{target}"
-        self.ctx.enter(node, origins_of(node, op))
+        self.ctx.enter(node, origins_of(node, op, self.places[node]))
         if target is NEGATE:
             return negate(self.ctx, node, self.lookup(node.args[0]))
         if target is torch.ops.aten.copy_.default and is_negated(node.args[0]):

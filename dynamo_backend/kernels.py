@@ -173,6 +173,8 @@ def start_kernel(
             _keep(code, plan, function, target)
         counters.add("kernels_generated")
         say(plan.options.log, "schedule", partial(_story, function, schedule))
+        if source is not None:
+            say(plan.options.log, "output_code", lambda: f"{function.name} for {target}:\n{source.text}")
         return built
 
     with phase("compile"):
@@ -194,7 +196,7 @@ def _by_hand(function: TensorFunction, target: Target, plan: KernelPlan) -> ByHa
 
 def _stored(key: str, plan: KernelPlan, by_hand: ByHand | None) -> KernelCode | None:
     # While kernels are tuned, code from a cache is not what will be found; what a user wrote stays what it is.
-    if plan.fresh or (plan.makes_anew and by_hand is None):
+    if plan.fresh or plan.options.shows_stages or (plan.makes_anew and by_hand is None):
         return None
     return plan.store.code(key)
 

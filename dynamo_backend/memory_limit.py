@@ -8,7 +8,7 @@ from dataclasses import replace
 import sympy
 
 from ..codegen.host import BindSize, HostProgram, LimitMemory
-from ..codegen.host_build import origin_text
+from ..codegen.host_lines import origin_text
 from ..codegen.host_memory import Storage, peaks_of, storages
 from ..ir.errors import MemoryLimitError
 from ..ir.graph import Graph

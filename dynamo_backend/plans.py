@@ -77,7 +77,7 @@ class PlanSource:
         every layer is written out.
         """
         layers = None
-        if key is not None and self.options.dump_dir is None:
+        if key is not None and not self.options.shows_stages:
             with self.timer.phase("import"):
                 layers = find_layers(self.gm, key)
         if layers is not None:

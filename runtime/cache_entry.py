@@ -46,8 +46,8 @@ def encode_entry(entry: Entry) -> bytes:
     return b"".join((_MAGIC, hashlib.sha256(body).hexdigest().encode(), b"\n", body))
 
 
-def decode_entry(data: bytes, kind: str, key: str) -> Entry:
-    """The entry that bytes hold. Raises DamagedEntry where they are not one of that kind and key."""
+def decode_entry(data: bytes, kind: str, key: str | None = None) -> Entry:
+    """The entry that bytes hold. Raises DamagedEntry where they are not one of that kind and key, or of any key."""
     start = len(_MAGIC)
     if data[:start] != _MAGIC or data[start + 64 : start + 65] != b"\n":
         raise DamagedEntry("was not written by torch-mlc, or by another version of it")
@@ -61,6 +61,6 @@ def decode_entry(data: bytes, kind: str, key: str) -> Entry:
         size = header["payload"]
     except (ValueError, KeyError, TypeError):
         raise DamagedEntry("was not written by torch-mlc, or by another version of it") from None
-    if (found.kind, found.key, len(payload)) != (kind, key, size):
+    if (found.kind, len(payload)) != (kind, size) or key not in (None, found.key):
         raise DamagedEntry("belongs to another key")
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -17,6 +16,7 @@ from ..codegen.host_words import OP_OBJECT
 from ..ir.errors import FreedInputError, MemoryLimitError, MlcError
 from .control import CONTROL
 from .gpu_context import GpuGuard
+from .model_lines import FILE, TEXT
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Tensor: TypeAlias = torch.Tensor
@@ -56,26 +56,9 @@ def load_functions(
         if constant not in constants:
             raise RuntimeFailure(f"{name}: the module has no constant {constant!r}")
         namespace[variable] = constants[constant]
-    namespace[_TEXT] = text.text
-    exec(compile(text.text, f"{_FILE}{name}>", "exec"), namespace)
+    namespace[TEXT] = text.text
+    exec(compile(text.text, f"{FILE}{name}>", "exec"), namespace)
     return namespace
-
-
-# Of the functions of a text: how the name of their file begins, and the global that holds the text.
-_FILE, _TEXT = "<mlc host program ", "host_text_"
-
-
-def current_line() -> str:
-    """Where in the model the step is from that a host program on this thread is at, as its text says; "" if nowhere."""
-    frame = inspect.currentframe()
-    while frame is not None and not frame.f_code.co_filename.startswith(_FILE):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    # As Python counts lines; a comment may hold characters that str.splitlines cuts at.
-    lines = [line.strip() for line in frame.f_globals[_TEXT].split("\n")]
-    before = lines[frame.f_code.co_firstlineno : frame.f_lineno]
-    return next((line[1:].strip() for line in reversed(before) if line.startswith("#")), "")
 
 
 # --- what the text calls --------------------------------------------------------------------------------------------
@@ -150,6 +133,17 @@ def _checked(result: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tens
     return torch.empty_strided(size, stride, dtype=result.dtype, device=result.device).copy_(result)
 
 
+def _checked_op(result: Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, op: str) -> Tensor:
+    """The same of an op of the user's, whose fake kernel may be wrong in its type, too."""
+    if result.size() == tuple(size) and result.dtype is dtype:
+        return _checked(result, size, stride)
+    raise RuntimeFailure(
+        f"{op} got shape {tuple(result.size())} and type {result.dtype} where tracing promised {tuple(size)} and "
+        f"{dtype}: the op's fake kernel (register_fake) and its real one disagree; "
+        f"torch.library.opcheck(torch.ops.{op.replace('::', '.')}, args) shows how"
+    )
+
+
 def draw_seeds(count: int, device: str | torch.device) -> Tensor:
     """One random int64 for each use of random numbers, from the generator that ``torch.manual_seed`` seeds."""
     return torch.randint(-(1 << 63), (1 << 63) - 1, (count,), dtype=torch.int64, device=device)
@@ -217,6 +211,7 @@ HELPERS: dict[str, Any] = {
     "view_": _bare_view,
     "tracked_view_": _tracked_view,
     "checked_": _checked,
+    "checked_op_": _checked_op,
     "flat_": _flat,
     "over_limit_": _over_limit,
     "seeds_": draw_seeds,

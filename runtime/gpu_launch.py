@@ -23,11 +23,11 @@ from ..codegen.kernel import ALIGNMENT, INDEX_MAX, KernelSource, wide_source
 from ..ir.expr import symbol
 from ..ir.oracle_text import index_text
 from ..ir.target import Target
-from .executable import current_line
 from .gpu import GpuBinary, compile_triton
 from .gpu_checks import LATE, launch_text, launches_checked
 from .gpu_driver import Driver, GpuDriverError, driver_of
 from .gpu_records import LaunchRecord
+from .model_lines import current_line
 
 # How an argument lies at the begin of its word.
 _FORMATS = {"ptr": "Q", "i32": "i4x", "i64": "q"}

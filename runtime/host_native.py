@@ -39,6 +39,7 @@ from .cpu import (
 from .executable import Boxed, load_functions
 from .fingerprint import environment_fingerprint, key_of
 from .kernels import KernelCode, KernelStore
+from .model_lines import add_line
 
 
 class NoNativeHost(MlcError):
@@ -167,7 +168,8 @@ def load_native(
     counters.add("native_programs")
     parts = load_functions(native.parts, constants, name, kernels)
     rescues = _Rescues(native.rescues, constants, name, kernels)
-    kept: list[Any] = [helpers]
+    failed = ctypes.c_int64(-1)
+    kept: list[Any] = [helpers, failed]
     words = [*process, *(helpers.addresses[f] for f in SUPPORT_FUNCTIONS)]
     for kind, item in native.own:
         match kind:
@@ -178,6 +180,8 @@ def load_native(
             case "part":
                 kept.append(parts[item])
                 words.append(id(kept[-1]))
+            case "launch":
+                words.append(ctypes.addressof(failed))
             case "rescue":
                 kept.append(rescues.function(item))
                 words.append(id(kept[-1]))
@@ -187,7 +191,13 @@ def load_native(
     whole = cache(python)
 
     def call(args: list[Any]) -> Any:
-        results = run(args)
+        try:
+            results = run(args)
+        except (OutOfRangeError, DivisionByZeroError) as error:
+            number, failed.value = failed.value, -1
+            if number >= 0:  # else it is Python that raised it
+                add_line(error, native.launches[number])
+            raise
         if results is NotImplemented:
             counters.add("native_refusals")
             return whole()(args)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .executable import Boxed
+from .model_lines import note_line
 
 # Calls after which machine code is worth its compilation: it takes about 1.3 ms a step of the program, and spares about
 # half a microsecond a step and call. Who calls that often goes on calling.
@@ -28,7 +29,7 @@ def switched(
     name: str,
     again: Callable[[], None] = lambda: None,
 ) -> Boxed:
-    """A function over the forms of a program.
+    """A function over the forms of a program; its errors name the line of the model.
 
     ``run`` is the one to begin with, ``ranged`` makes the one for calls under ``torch.profiler`` (and ``emit_nvtx``),
     and ``better`` the one that takes over after ``OFTEN`` calls, or None, which ``again`` prepares at the second call.
@@ -37,13 +38,21 @@ def switched(
     if better is None:
 
         def call(args: list[Any]) -> Sequence[Any]:
-            return profiled()(args) if _profiling() else run(args)
+            try:
+                return profiled()(args) if _profiling() else run(args)
+            except Exception as error:
+                note_line(error)
+                raise
 
     else:
         improving = _Improving(run, again, better)
 
         def call(args: list[Any]) -> Sequence[Any]:
-            return profiled()(args) if _profiling() else improving.run(args)
+            try:
+                return profiled()(args) if _profiling() else improving.run(args)
+            except Exception as error:
+                note_line(error)
+                raise
 
     call._boxed_call = True  # type: ignore[attr-defined]
     call.__name__ = call.__qualname__ = f"mlc_{name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -24,7 +24,7 @@ from ..ir.printer_expr import index_text
 from ..ir.target import Target
 from .artifacts import note_artifact
 from .cache import DEFAULT_LIMIT, DiskCache
-from .cache_entry import Entry
+from .cache_entry import Entry, decode_entry, encode_entry
 from .cpu import compile_kernels, load_kernels
 from .gpu import GpuBinary, GpuCompileError, RunTriton, SharedMemoryError, compile_triton
 from .gpu_launch import GpuKernel, takes_addresses
@@ -180,16 +180,13 @@ class KernelStore:
         if known is None:
             entry = self._read(KIND_KERNEL, key)
             if entry is not None:
-                m = entry.meta
-                known = KernelCode(key, m["name"], m["language"], tuple(m["symbols"]), entry.payload, m["meta"])
-                self._codes[key] = known
+                known = self._codes[key] = _code_of(entry)
         return known
 
     def keep(self, code: KernelCode, description: str) -> None:
         """Remember a kernel, in the cache too."""
         self._codes[code.key] = code
-        meta = {"name": code.name, "language": code.language, "symbols": code.symbols, "meta": code.meta}
-        self._write(Entry(KIND_KERNEL, code.key, meta, code.payload, description))
+        self._write(_entry_of(code, description))
 
     def load(self, code: KernelCode, *, checked: bool = False) -> LoadedKernel:
         """The kernel ready to be called; loaded once a process, and once more where launches are ``checked``."""
@@ -256,6 +253,24 @@ class KernelStore:
             for entry in self.levels.disk.read_all(KIND_GRAPH):
                 yield entry.meta
 
+    @staticmethod
+    def packed(key: str, record: Mapping[str, Any], codes: Iterable[KernelCode]) -> tuple[bytes, ...]:
+        """A graph and all code that it needs as entries, each with its hash; ``unpacked`` reads them."""
+        graph = Entry(KIND_GRAPH, key, json.loads(json.dumps(record)))
+        return tuple(encode_entry(e) for e in (graph, *(_entry_of(code, code.name) for code in codes)))
+
+    @classmethod
+    def unpacked(cls, key: str, entries: Sequence[bytes]) -> KernelStore:
+        """A store in memory with nothing but what ``packed`` made. Raises DamagedEntry."""
+        store = cls(None)
+        for k, data in enumerate(entries):
+            entry = decode_entry(data, KIND_KERNEL) if k else decode_entry(data, KIND_GRAPH, key)
+            if k:
+                store._codes[entry.key] = _code_of(entry)
+            else:
+                store._graphs[key] = entry.meta
+        return store
+
     def amend_graph(self, key: str, changes: Mapping[str, Any], description: str) -> None:
         """Put something else into parts of the record of a graph, where there is one."""
         record = self.graph(key)
@@ -284,6 +299,16 @@ class KernelStore:
         if self.levels is not None:
             self.levels.write(entry)
             note_artifact(entry)
+
+
+def _entry_of(code: KernelCode, description: str) -> Entry:
+    meta = {"name": code.name, "language": code.language, "symbols": code.symbols, "meta": code.meta}
+    return Entry(KIND_KERNEL, code.key, meta, code.payload, description)
+
+
+def _code_of(entry: Entry) -> KernelCode:
+    m = entry.meta
+    return KernelCode(entry.key, m["name"], m["language"], tuple(m["symbols"]), entry.payload, m["meta"])
 
 
 def kernel_store_of(options: Options, *, fresh: bool = False) -> KernelStore:

@@ -2,6 +2,7 @@
 
 Every module logs under its own name, so ``TORCH_LOGS=+torch_mlc`` or ``TORCH_LOGS=torch_mlc.runtime`` work as for
 torch's own modules. ``MLC_LOG=timing,cache`` prints what happened on those topics to standard error without TORCH_LOGS.
+``TORCH_LOGS=output_code,fusion,schedule``, names of Inductor's, answer with our text.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import sys
 from collections.abc import Callable
 
-from torch._logging import trace_structured
+from torch._logging import getArtifactLogger, trace_structured
 
 
 class MlcWarning(UserWarning):
@@ -25,23 +26,32 @@ class CacheWarning(MlcWarning):
     """The disk cache, or an entry of it, could not be used."""
 
 
+# What Inductor tells under a name in TORCH_LOGS, we do too. Below torch's logger, since that has the handlers.
+_ARTIFACTS = {name: getArtifactLogger("torch.mlc", name) for name in ("output_code", "fusion", "schedule")}
+
+
+def asks_for_stages(topics: tuple[str, ...]) -> bool:
+    """Whether somebody reads what only compiling tells, and no cache: how nodes were fused, schedules, sources."""
+    return any(t in _ARTIFACTS for t in topics) or any(x.isEnabledFor(logging.DEBUG) for x in _ARTIFACTS.values())
+
+
 def logger(name: str) -> logging.Logger:
     """The logger of a module, by its ``__name__``."""
     return logging.getLogger(name)
 
 
 def say(topics: tuple[str, ...], topic: str, text: Callable[[], str]) -> None:
-    """Tell what happened on a topic: to the logger ``torch_mlc.<topic>``, and to standard error where ``topics`` names
-    it.
+    """Tell what happened on a topic: to the logger ``torch_mlc.<topic>``, to that of TORCH_LOGS with the topic's name,
+    and to standard error where ``topics`` names it.
 
     The text is made only where somebody reads it.
     """
-    logger = logging.getLogger(f"torch_mlc.{topic}")
-    debug = logger.isEnabledFor(logging.DEBUG)
-    if topic not in topics and not debug:
+    loggers = [x for x in (logging.getLogger(f"torch_mlc.{topic}"), _ARTIFACTS.get(topic)) if x is not None]
+    asked = [x for x in loggers if x.isEnabledFor(logging.DEBUG)]
+    if topic not in topics and not asked:
         return
     message = text()
-    if debug:
+    for logger in asked:
         logger.debug("%s", message)
     if topic in topics:
         print(f"[mlc {topic}] {message}", file=sys.stderr)

@@ -15,6 +15,7 @@ from platformdirs import user_cache_dir
 
 from ..scheduler.overrides import Overrides
 from .cache import DEFAULT_LIMIT
+from .log import asks_for_stages
 from .option_values import (
     HOST_PROGRAMS,
     LOG_TOPICS,
@@ -309,6 +310,12 @@ class Options:
                 raise _unknown_key(str(key), tuple(specs))
             values[key] = _parsed(specs[key], value, f"options={{{key!r}: {value!r}}}")
         return cls(**values)
+
+    @property
+    def shows_stages(self) -> bool:
+        """Whether somebody looks at what only compiling tells, so that no cache may answer: ``dump_dir``, and what logs
+        tell of fusion, schedules and sources."""
+        return self.dump_dir is not None or asks_for_stages(self.log)
 
     def fingerprint(self) -> str:
         """The settings that change what is compiled or checked, as stable text for a cache key."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,26 +27,35 @@ from torch._inductor.output_code import OutputCode
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ...codegen.host_lines import Lines
 from ...runtime.fingerprint import environment_fingerprint, key_of
 from ...runtime.kernels import kernel_store_of
 from ...runtime.options import Options
 from ...runtime.timing import process_times
 from ...runtime.torch_sources import torch_sources
-from ..compile import CompiledGraph, stored_graph
+from ..compiled import CompiledGraph, stored_graph
+from ..origins import numbers_of
 from ..rewrites.share_nodes import storage_of
 from .aot_key import KEYS_WITHOUT_INDUCTOR, OWN, shape_env
+from .saved_program import SavedProgram, SavedProgramError, Saver
 from .surroundings import surroundings
 
 # The settings of the call of the backend that is at work: a graph out of AOTAutograd's cache is loaded under them.
 _SETTINGS: ContextVar[Options] = ContextVar("mlc_settings")
+# The lines of the model at hand, by the numbers of the nodes in the graph of Dynamo's.
+_LINES: ContextVar[Lines] = ContextVar("mlc_lines")
 
 
 @dataclass
 class GraphCode(OutputCode):
-    """One compiled graph as AOTAutograd's cache holds it: its name, and its key in our cache ("" for none)."""
+    """One compiled graph as AOTAutograd's cache holds it: its name, and its key in our cache ("" for none), or,
+    where it is compiled ahead of time, the program itself."""
 
     name: str
     key: str
+    saved: SavedProgram | None = field(default=None, repr=False)
+    # The places that the program's text names, in the graph of Dynamo's.
+    places: dict[int, int] = field(default_factory=dict, repr=False)
     call: Callable[[list[Any]], Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -59,14 +68,21 @@ class GraphCode(OutputCode):
 
     def prepare_for_serialization(self) -> None:
         """Leave out what only this process has. Raises BypassAOTAutogradCache for what no other can load."""
-        if not self.key:
+        if not self.key and self.saved is None:
             raise BypassAOTAutogradCache(f"torch-mlc: {self.name} is not in the cache by itself")
         self.call = None
 
     def post_compile(self, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any) -> None:
-        """Load the program. Raises FXGraphCacheMiss where our cache no longer has it: the graph is compiled again."""
+        """Load the program. Raises FXGraphCacheMiss where our cache no longer has it: the graph is compiled again; and
+        SavedProgramError where a saved one cannot be run here."""
         with dynamo_timed("mlc_compile_graph"):
-            found = stored_graph(self.key, options=_SETTINGS.get(), name=self.name)
+            if self.saved is not None:
+                found: CompiledGraph | None = self.saved.load()
+            else:
+                lines, places = _LINES.get(), self.places
+                found = stored_graph(
+                    self.key, options=_SETTINGS.get(), name=self.name, lines=lambda k: lines(places.get(k, -1))
+                )
         if found is None:
             raise FXGraphCacheMiss(f"torch-mlc: the program of {self.name} is gone from the cache")
         process_times.add("stored", found.timer.seconds)
@@ -76,13 +92,20 @@ class GraphCode(OutputCode):
         """Nothing: kernels are in our own cache."""
 
 
+def is_ahead_of_time() -> bool:
+    """Whether torch is to write down what is compiled (``aot_compile``, packages of Dynamo's): no cache of this process
+    or machine is there when that is loaded."""
+    precompiled = getattr(torch._dynamo.config, "caching_precompile", False)
+    return bool(getattr(functorch_config, "bypass_autograd_cache_key", False) or precompiled)
+
+
 def is_cacheable(options: Options, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Whether a call of the backend should be answered from AOTAutograd's cache.
 
     Not where something is wanted of the compilation itself, or where it depends on what no key can tell. Graphs of a
     single operation gain by it: one of a linear layer takes 15 ms instead of 55, and 15 more where it is new.
     """
-    wanted = options.dump_dir is not None or options.tune or options.verify > 1
+    wanted = options.shows_stages or options.memory_limit is not None or options.tune or options.verify > 1
     if not options.cache or wanted or options.schedules is not None:
         return False
     # AOTAutograd may take a plain float for a constant, with a guard that no entry holds: only those of integers are.
@@ -125,36 +148,50 @@ def _varies(value: Any) -> bool:
 
 
 @contextmanager
-def settings_in_keys(options: Options) -> Iterator[None]:
-    """AOTAutograd's cache under a key that tells these settings, this machine and our sources from others."""
+def settings_in_keys(options: Options, lines: Lines, ahead: str = "") -> Iterator[None]:
+    """AOTAutograd's cache under a key that tells these settings, this machine and our sources from others, and entries
+    that hold their programs, ``ahead`` of time, from those that name them. ``lines`` are of the model at hand."""
     devices = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
     levels = kernel_store_of(options).levels
     sources = torch_sources(levels.disk if levels is not None else None)
-    tag = key_of([environment_fingerprint(), sources, *surroundings(options, devices).values()])
+    tag = key_of([environment_fingerprint(), sources, *surroundings(options, devices).values(), ahead])
     before = torch.compiler.config.cache_key_tag
-    token = _SETTINGS.set(options)
+    settings_before, lines_before = _SETTINGS.set(options), _LINES.set(lines)
     try:
         with (
             KEYS_WITHOUT_INDUCTOR.here(),
             torch.compiler.config.patch(cache_key_tag=f"{before}mlc:{tag}"),
             functorch_config.patch(bundled_autograd_cache=True),
+            functorch_config.patch(enable_autograd_cache=True) if ahead else nullcontext(),
         ):
             yield
     finally:
-        _SETTINGS.reset(token)
+        _SETTINGS.reset(settings_before)
+        _LINES.reset(lines_before)
 
 
 def cacheable(
-    compiler: Callable[[fx.GraphModule, Sequence[Any]], CompiledGraph],
+    compiler: Callable[[fx.GraphModule, Sequence[Any]], CompiledGraph], save: Saver | None = None
 ) -> SerializableAOTDispatchCompiler:
-    """A compiler whose results AOTAutograd's cache can hold."""
+    """A compiler whose results AOTAutograd's cache can hold; with ``save``, each with the program that it makes of it.
+
+    That raises SavedProgramError where a program cannot be written down.
+    """
 
     def compile(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphCode:
         _LATE.begin()
         compiled = compiler(gm, example_inputs)
+        if save is not None:
+            if _has_tokens():
+                raise SavedProgramError(
+                    f"{compiled.name} cannot be saved: it has ops whose effects keep their order (prints, effectful "
+                    "custom ops), and torch's wrappers of what is saved do not keep it"
+                )
+            return GraphCode(compiled.name, "", save(compiled), call=compiled.call)
         _keep_guards()
         kept = compiled.is_self_contained and not _has_tokens()
-        return GraphCode(compiled.name, compiled.key if kept else "", compiled.call)
+        places = numbers_of(gm, compiled.kept.places) if compiled.kept is not None else {}
+        return GraphCode(compiled.name, compiled.key if kept else "", call=compiled.call, places=places)
 
     return SerializableAOTDispatchCompiler(GraphCode, compile)
 

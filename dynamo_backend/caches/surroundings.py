@@ -1,18 +1,67 @@
-"""What decides the code of a graph and lies outside it: settings, schedules by hand, targets."""
+"""What decides the code of a graph and lies outside it: settings, schedules by hand, targets, and what a process has
+made of our own tables and functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
+from types import FunctionType
+from uuid import uuid4
 
 import torch
 
+from ...runtime.fingerprint import key_of
+from ...runtime.foreign_code import foreign_code
 from ...runtime.options import Options
 from ...runtime.targets import target_for
+from ...scheduler import rules
+from .. import converters, plans
 
 
 def settings_fingerprint(options: Options) -> str:
     """What code depends on. Tuning and strictness change which code is found, never what a key means."""
+    return f"{_settings(options)} {_process_fingerprint()}"
+
+
+def uncacheable() -> str:
+    """Why nothing of this process may be cached; "" where it may."""
+    return foreign_code().unknown
+
+
+def _process_fingerprint() -> str:
+    """What this process does otherwise than our text says: functions of others in our modules, and the order of tables
+    that decide. Of what cannot be told, never the same twice."""
+    foreign = foreign_code()
+    return f"{_tables(foreign.state)} {foreign.text} {uuid4().hex if foreign.unknown else ''}"
+
+
+@lru_cache(maxsize=1)
+def _tables(state: int) -> str:
+    """A digest of which converters there are, and which passes and rules in order; ``state`` is another one where
+    they are."""
+    known = sorted(converters.CONVERTERS.items(), key=lambda item: item[0])
+    return key_of(
+        [*(f"{op} {_name(fn)}" for op, fn in known), "passes", *map(_name, plans.GRAPH_PASSES), "rules",
+         *(rule.name for rule in rules.RULES)]
+    )  # fmt: skip
+
+
+def _name(of: object) -> str:
+    """Which of our own functions one is, with what its maker gave it: rows of a table are made alike."""
+    match of:
+        case FunctionType():
+            code, cells = of.__code__, of.__closure__ or ()
+            given = [_name(x) for x in (*code.co_consts, of.__defaults__, *(c.cell_contents for c in cells))]
+            return f"{of.__module__}.{of.__qualname__} {code.co_firstlineno} {code.co_code!r} {code.co_names} {given}"
+        case str() | int() | float() | None:
+            return repr(of)
+        case tuple():
+            return str([_name(x) for x in of])
+    return f"{type(of).__qualname__} {getattr(of, 'name', getattr(of, '__qualname__', ''))}"
+
+
+def _settings(options: Options) -> str:
     order = "fixed" if torch.are_deterministic_algorithms_enabled() else "free"
     return f"{replace(options, tune=False, strict=False).fingerprint()} {order}"
 
@@ -20,7 +69,8 @@ def settings_fingerprint(options: Options) -> str:
 def surroundings(options: Options, devices: Iterable[str]) -> dict[str, str]:
     """By name, what decides the code of a graph whose tensors are on some devices."""
     return {
-        "settings": settings_fingerprint(options),
+        "settings": _settings(options),
+        "code of others in torch-mlc": _process_fingerprint(),
         "default type": str(torch.get_default_dtype()),  # in which a whole number is compared with a float
         "host program": options.host_program,
         "schedules by hand": str(options.schedules.content if options.schedules is not None else None),

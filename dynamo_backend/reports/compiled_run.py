@@ -20,7 +20,7 @@ from ...ir.errors import MlcError
 from ...runtime.options import Options
 from ..backend import GraphJob, job_of, through_aot
 from ..capture import fake_mode_of
-from ..compile import CompiledGraph
+from ..compiled import CompiledGraph
 from ..fake_device import on_fake_device, retarget
 from ..forward_mode import differentiates_forward
 from ..partition import copied_graph

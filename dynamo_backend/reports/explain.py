@@ -16,7 +16,7 @@ from ...runtime.kernels import gpu_binary
 from ...runtime.options import OptionError, Options
 from ...scheduler.fuse import Fusion
 from ..backend import settings_of
-from ..compile import CompiledGraph, Stages
+from ..compiled import CompiledGraph, Stages
 from ..kernels import KernelBuild
 from .compiled_model import asked_of
 from .compiled_run import run_and_compile

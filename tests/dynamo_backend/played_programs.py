@@ -20,7 +20,8 @@ from torch_mlc.codegen.host_text import print_host
 from torch_mlc.codegen.plan_memory import check_arena
 from torch_mlc.dynamo_backend import kernels
 from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.compile import Stages, compile_graph
+from torch_mlc.dynamo_backend.compile import compile_graph
+from torch_mlc.dynamo_backend.compiled import Stages
 from torch_mlc.dynamo_backend.decompositions import decomposition_table
 from torch_mlc.dynamo_backend.fake_device import retarget
 from torch_mlc.dynamo_backend.host_programs import HostCode

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import torch_mlc
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.dynamo_backend import backend, kernels
-from torch_mlc.dynamo_backend.compile import CompiledGraph
+from torch_mlc.dynamo_backend.compiled import CompiledGraph
 from torch_mlc.runtime.options import OptionError
 
 

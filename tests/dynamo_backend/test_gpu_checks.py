@@ -11,7 +11,7 @@ import torch
 from tests.dynamo_backend.played_programs import alternate, momentum, rand, same
 from tests.runtime.played_driver import PlayedLibrary
 from torch_mlc.codegen.host_capture import CapturePlan
-from torch_mlc.dynamo_backend.compile import _with_captures
+from torch_mlc.dynamo_backend.compiled import with_captures
 from torch_mlc.runtime.gpu_checks import launches_checked
 from torch_mlc.runtime.gpu_driver import GpuDriverError
 from torch_mlc.runtime.options import Options
@@ -138,6 +138,6 @@ def test_launches_that_are_waited_for_are_not_captured(caplog: pytest.LogCapture
         return args
 
     plan = CapturePlan("", "cuda:0", (0,))
-    assert _with_captures(call, plan, Options(verify=1, cuda_graphs=True), False, "main", ()) is call
+    assert with_captures(call, plan, Options(verify=1, cuda_graphs=True), False, "main", ()) is call
     (record,) = caplog.records
     assert "main runs without CUDA graphs: each launch is waited for (MLC_VERIFY" in record.getMessage()

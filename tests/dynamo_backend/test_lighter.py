@@ -16,7 +16,8 @@ from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.codegen.triton.emit import emit_triton
 from torch_mlc.dynamo_backend import kernels, lighter
 from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.compile import Stages, compile_graph
+from torch_mlc.dynamo_backend.compile import compile_graph
+from torch_mlc.dynamo_backend.compiled import Stages
 from torch_mlc.dynamo_backend.fake_device import retarget
 from torch_mlc.dynamo_backend.kernels import KernelBuild, KernelError
 from torch_mlc.ir.target import gpu_target

@@ -16,7 +16,8 @@ import torch_mlc.dynamo_backend.plans as planning
 from benchmarks.memory import peak_of
 from torch_mlc.codegen.host import HostProgram
 from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.compile import CompiledGraph, compile_graph
+from torch_mlc.dynamo_backend.compile import compile_graph
+from torch_mlc.dynamo_backend.compiled import CompiledGraph
 from torch_mlc.dynamo_backend.repeats.layers import FEWEST
 from torch_mlc.dynamo_backend.repeats.repeating import NotAlike, Repeating
 from torch_mlc.runtime.kernels import kernel_store

@@ -12,7 +12,8 @@ import torch
 
 from torch_mlc.dynamo_backend import kernels
 from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.compile import CompiledGraph, compile_graph
+from torch_mlc.dynamo_backend.compile import compile_graph
+from torch_mlc.dynamo_backend.compiled import CompiledGraph
 from torch_mlc.runtime.compilers import Compilers
 from torch_mlc.runtime.kernels import KernelCode, KernelStore
 from torch_mlc.runtime.options import Options

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torch_mlc.dynamo_backend.backend as backend
 import torch_mlc.scheduler.horizontal as horizontal
-from torch_mlc.dynamo_backend.compile import CompiledGraph
+from torch_mlc.dynamo_backend.compiled import CompiledGraph
 
 from .cases import REFUSALS, Job, Sample, copied, dense, moved, operators, widened
 from .layouts import LAYOUTS
