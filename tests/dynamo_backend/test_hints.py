@@ -6,7 +6,6 @@ What is chosen by a typical size has to do without one, on CPUs and for a GPU th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch

@@ -66,9 +66,10 @@ seen without, where the numbers are others and only element types, shapes and st
 after those are forward, with operands that lie otherwise in memory: with the first dimension fastest; in the middle of
 a larger tensor; with stride 0; with rows that overlap; with channels that lie together; without elements. `errors` are
 the calls of which the database says that they raise (wrong indices, shapes, devices, types), `refused types` those on
-an element type that eager has no kernel for: an error of eager's class is asked for. Of the other modes, samples of which eager itself raises are left out. Where torch's own tracing fails, or
-differs from eager, so does the backend `aot_eager`, which compiles nothing; such samples count as neither. A sweep that
-was stopped has fewer samples of its later operators, or none: the columns say how many there were.
+an element type that eager has no kernel for: an error of eager's class is asked for. Of the other modes, samples of
+which eager itself raises are left out. Where torch's own tracing fails, or differs from eager, so does the backend
+`aot_eager`, which compiles nothing; such samples count as neither. A sweep that was stopped has fewer samples of its
+later operators, or none: the columns say how many there were.
 
 | mode | element type | operators | samples | equal | differ | torch's tracing fails |
 |---|---|---|---|---|---|---|
