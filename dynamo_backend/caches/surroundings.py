@@ -13,7 +13,9 @@ from ...runtime.targets import target_for
 
 def settings_fingerprint(options: Options) -> str:
     """What code depends on. Tuning and strictness change which code is found, never what a key means."""
-    order = "fixed" if torch.are_deterministic_algorithms_enabled() else "free"
+    fixed = torch.are_deterministic_algorithms_enabled()
+    filled = " filled" * (fixed and torch.utils.deterministic.fill_uninitialized_memory)
+    order = f"fixed{filled}" if fixed else "free"
     return f"{replace(options, tune=False, strict=False).fingerprint()} {order}"
 
 
