@@ -12,7 +12,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from ...ir.expr import Select, const
+from ...ir.expr import Select
 from ...ir.index import simplify
 from ...ir.loops import contiguous_strides
 from .context import ImportContext, Tensor
