@@ -62,7 +62,9 @@ def _name(of: object) -> str:
 
 
 def _settings(options: Options) -> str:
-    order = "fixed" if torch.are_deterministic_algorithms_enabled() else "free"
+    fixed = torch.are_deterministic_algorithms_enabled()
+    filled = " filled" * (fixed and torch.utils.deterministic.fill_uninitialized_memory)
+    order = f"fixed{filled}" if fixed else "free"
     return f"{replace(options, tune=False, strict=False).fingerprint()} {order}"
 
 

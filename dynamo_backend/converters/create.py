@@ -11,7 +11,7 @@ from ...ir.expr import Expr, call, const
 from .context import ImportContext, Scalar, Tensor
 from .elementwise import ensure_held
 from .registry import converter
-from .terms import axes, convert, index_value, select
+from .terms import axes, convert, index_value, select, unwritten
 
 
 def _fill(ctx: ImportContext, value: Scalar) -> Tensor:
@@ -34,11 +34,19 @@ def full_like(ctx: ImportContext, x: Tensor, *args: Any, **_: Any) -> Tensor:
 
 @converter(
     "aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default", "aten.zero.default",
-    "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default", "aten.empty_strided.default",
-    "aten.new_empty_strided.default", "aten.empty_permuted.default", "aten._efficientzerotensor.default",
+    "aten._efficientzerotensor.default",
 )  # fmt: skip
 def zeros(ctx: ImportContext, *_: Any, **__: Any) -> Tensor:
     return _fill(ctx, 0)
+
+
+@converter(
+    "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default", "aten.empty_strided.default",
+    "aten.new_empty_strided.default", "aten.empty_permuted.default",
+)  # fmt: skip
+def empty(ctx: ImportContext, *_: Any, **__: Any) -> Tensor:
+    kind = ctx.type()
+    return ctx.compute(unwritten(kind.dtype), kind)
 
 
 @converter("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")

@@ -150,12 +150,20 @@ def add_alpha(ctx: ImportContext, a: Operand, b: Operand, alpha_: Scalar = 1, *,
 @converter("aten.sub.Tensor", "aten.sub.Scalar")
 def sub_alpha(ctx: ImportContext, a: Operand, b: Operand, alpha_: Scalar = 1, *, alpha: Scalar | None = None) -> Tensor:
     scale = alpha_ if alpha is None else alpha
+    _ensure_subtracted(a, b)
     return ctx.pointwise(lambda x, y: call("sub", x, _scaled(ctx, y, scale)), a, b)
 
 
 @converter("aten.rsub.Tensor", "aten.rsub.Scalar")
 def rsub(ctx: ImportContext, a: Operand, b: Operand, alpha: Scalar = 1) -> Tensor:
+    _ensure_subtracted(a, b)
     return ctx.pointwise(lambda x, y: call("sub", y, _scaled(ctx, x, alpha)), a, b)
+
+
+def _ensure_subtracted(*operands: Operand) -> None:
+    """Truth values are not, by eager's ops of any device."""
+    if any(isinstance(x, Tensor) and x.dtype is DType.BOOL for x in operands):
+        raise NoConversion("a difference of truth values")
 
 
 @converter("prims.fma.default")

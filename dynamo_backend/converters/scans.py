@@ -51,6 +51,8 @@ def _register(name: str, monoid: Monoid) -> None:
     @converter(f"aten.{name}.default")
     def running(ctx: ImportContext, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
         out = ctx.type()
+        if out.dtype is DType.BOOL:
+            raise NoConversion("no eager kernel scans truth values")
         # What is asked for is converted to the result's type first, then summed in a wider one.
         value = ctx.load(x, axes(len(out.shape)), out.dtype)
         lifted = monoid.lift(convert(value, state_type(out.dtype, out.device)))

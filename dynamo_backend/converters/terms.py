@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 
 import sympy
+import torch
 
 from ...ir.dtypes import DType
 from ...ir.expr import Const, Expr, IndexValue, Select, call, cast, const, symbol
 from ...ir.loops import contiguous_strides
+from ...ir.monoid import highest
 
 
 @cache
@@ -82,3 +85,11 @@ def select(condition: Expr, if_true: Expr, if_false: Expr) -> Expr:
     if isinstance(condition, Const):
         return if_true if condition.value else if_false
     return Select(condition, if_true, if_false)
+
+
+def unwritten(dtype: DType) -> Const:
+    """What elements hold that nothing has been written to: any value, or that which torch fills them with where
+    algorithms are to be deterministic."""
+    if not (torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory):
+        return const(0, dtype)
+    return const(math.nan, dtype) if dtype.is_float else highest(dtype)

@@ -12,13 +12,13 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from ...ir.expr import Select, const
+from ...ir.expr import Select
 from ...ir.index import simplify
 from ...ir.loops import contiguous_strides
 from .context import ImportContext, Tensor
 from .registry import NoConversion, converter
 from .sizes import integer
-from .terms import all_of, axes, within
+from .terms import all_of, axes, unwritten, within
 
 Shape = tuple[sympy.Expr, ...]
 
@@ -366,7 +366,7 @@ def strided_places(x: Tensor, shape: Shape, strides: Shape, begin: sympy.Expr, a
 
 @converter("aten.resize.default")
 def resize(ctx: ImportContext, x: Tensor, size: Shape, *, memory_format: Any = None) -> Tensor:
-    """As many elements as there are, in the order of memory; what stands behind them is anything."""
+    """As many elements as there are, in the order of memory, and behind them what nothing is written to."""
     out = ctx.type()
     lengths = (*x.shape, *x.type.strides, *out.shape, *out.strides)
     if any(not n.is_Integer for n in lengths) or x.type.strides != contiguous_strides(x.shape):
@@ -379,7 +379,7 @@ def resize(ctx: ImportContext, x: Tensor, size: Shape, *, memory_format: Any = N
         step = sympy.Mul(*x.shape[d + 1 :])
         digit = ModularIndexing(place, step, n) if d else FloorDiv(place, step)
         indices.append(sympy.S.Zero if n == 1 else simplify(digit, ranges))
-    value = ctx.at(x, indices, x.dtype) if x.type.numel != 0 else const(0, x.dtype)
+    value = ctx.at(x, indices, x.dtype) if x.type.numel != 0 else unwritten(x.dtype)
     if out.numel > x.type.numel:
-        value = Select(all_of(within(place, None, x.type.numel)), value, const(0, x.dtype))
+        value = Select(all_of(within(place, None, x.type.numel)), value, unwritten(x.dtype))
     return ctx.compute(value)

@@ -41,6 +41,8 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
     "max_pool2d": (lambda x: F.max_pool2d(x, 2), BOOLS),
     "addcmul": (lambda x: torch.addcmul(x, x, x), BOOLS),
     "cdist": (lambda x: torch.cdist(x[0].half(), x[0].half()), INTS),
+    "a difference": (lambda x: x.float() - x, BOOLS),
+    "cumsum": (lambda x: x.cumsum(0, dtype=torch.bool), BOOLS),
     "in place": (lambda x: x.clone().ceil_(), BOOLS),
 }
 # The same ops and parts of others, with types that eager takes.

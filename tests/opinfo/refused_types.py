@@ -1,4 +1,4 @@
-"""Which element types eager's kernels for CPUs refuse: each ATen op of the database's samples is called on others.
+"""Which element types eager's kernels for CPUs refuse: what ATen ops of the database's samples raise on others.
 
 ``python -m tests.opinfo.refused_types`` writes the table that the backend asks.
 """

@@ -14,11 +14,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.opinfo import check, report
-from tests.opinfo.cases import Job, Sample, jobs, moved, samples
+from tests.opinfo.cases import Job, Sample, jobs, moved, operators, samples
 from tests.opinfo.check import difference
 from tests.opinfo.layouts import LAYOUTS, laid_out
+from tests.opinfo.refused_types import recorded, refused
 from tests.opinfo.report import differences, kind_of, write_table
 from tests.opinfo.sweep import Sweep, latest, read
+from torch_mlc.dynamo_backend.converters.refused_types import refused_types
 
 # Every so many operators in each run; the others are for ``python -m tests.opinfo``.
 STEP = 41
@@ -63,6 +65,41 @@ def test_random_numbers_and_broken_graphs_are_checked_one_by_one() -> None:
         outcomes = check.check_all(job, samples(job, 2))
         assert [o.status for o in outcomes] == ["equal", "equal"]
         assert all(o.kernels == (op == "rand_like") for o in outcomes), op
+
+
+REFUSED = [
+    *(Job(op, "int64", "refused") for op in ("nn.functional.adaptive_avg_pool2d", "nn.functional.glu", "frac")),
+    *(Job(op, "bool", "refused") for op in ("ceil", "softmax", "linalg.cross", "median")),
+    Job("cdist", "bfloat16", "refused"),
+]
+
+
+@pytest.mark.parametrize("job", REFUSED, ids=str)
+def test_an_element_type_that_eager_refuses(job: Job) -> None:
+    assert job in set(jobs((job.dtype,), ("refused",)))
+    assert [o.status for o in check.check_all(job, samples(job, 1))] == ["equal"]
+
+
+def test_an_element_type_that_only_eager_refuses_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job("nn.functional.hardswish", "int64", "refused")
+    real = check._compiled
+
+    def computes(calls: Any, name: str, **options: object) -> Any:
+        return (lambda calls: [torch.zeros(3)]) if name == "mlc" else real(calls, name, **options)
+
+    monkeypatch.setattr(check, "_compiled", computes)
+    (outcome,) = check.check_all(job, samples(job, 1))
+    assert outcome.status == "wrong" and outcome.detail.endswith("not implemented for 'Long' | no error")
+
+
+def test_the_table_of_refused_types_is_what_eager_s_kernels_say() -> None:
+    """For a few operators of all; by ``python -m tests.opinfo.refused_types`` for every one."""
+    chosen = [operators()[name] for name in ("ceil", "nn.functional.hardswish", "nn.functional.max_pool2d", "frac")]
+    found = {f"aten.{op}": {getattr(torch, t) for t in types} for op, types in refused(recorded(chosen))}
+    assert "aten.ceil.default" in found and "aten.frac.default" in found
+    for op, types in found.items():  # a type that another version takes is one that its library computes
+        same = torch.__version__.startswith("2.13")
+        assert types == refused_types()[op] if same else types & refused_types()[op], op
 
 
 def test_layouts_are_what_they_say() -> None:
