@@ -33,7 +33,7 @@ def outcome(run: Any, model: nn.Module, inputs: tuple[Tensor, ...], dtype: torch
     return found | {f"gradient of {n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ARCHITECTURES])
 def test_training_equals_float64(name: str, dynamic: bool) -> None:
     torch.manual_seed(3)

@@ -131,8 +131,15 @@ def called(program: CompiledGraph, given: Sequence[Any]) -> Sequence[Any]:
     return program.call([a.clone() if isinstance(a, Tensor) else a for a in given])
 
 
-@pytest.mark.parametrize(("body", "every", "training", "dynamic", "loops"), CASES)
-@pytest.mark.parametrize("host", ["python", "native"])
+@pytest.mark.parametrize(
+    ("body", "every", "training", "dynamic", "loops", "host"),
+    # Each case always with one kind of program, and with the other one where there is time.
+    [
+        pytest.param(*case, host, marks=pytest.mark.slow if (k + k // 4 + n) % 2 else [])
+        for k, case in enumerate(CASES)
+        for n, host in enumerate(("python", "native"))
+    ],
+)
 def test_a_loop_does_what_all_layers_do(
     body: Body, every: bool, training: bool, dynamic: bool, loops: int, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
