@@ -40,6 +40,12 @@ def places_in(texts: Iterable[str]) -> set[int]:
     return {int(p) for row in found for p in row.split(",") if p}
 
 
+def lines_in(texts: Iterable[str], lines: Lines) -> Lines:
+    """The lines that texts name, and nothing else of the graph that ``lines`` read them from."""
+    known = {place: lines(place) for place in places_in(texts)}
+    return lambda place: known.get(place, "")
+
+
 def with_lines(text: str, lines: Lines) -> str:
     """A message with lines of the model in place of their numbers."""
     return _TOKEN.sub(lambda m: _written(m, lines), text) if "@mlc" in text else text

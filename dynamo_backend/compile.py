@@ -187,7 +187,8 @@ class _Job:
             dump_graph(options.dump_dir / self.name, kernels, text, len(GRAPH_PASSES) + 1)
         kept = self.program(kernels, program, host, capture)
         capture = told_capture(capture, self.lines)
-        call = self.loaded(kernels, host, self.constants(plan.imported.constants), capture, key) if self.load else None
+        given = self.constants(plan.imported.constants)
+        call = self.loaded(kernels, host, text, given, capture, key) if self.load else None
         stays = key.text if key is not None and kept is not None and not self.fresh else ""
         if key is not None and kept is not None and stays:
             with self.timer.phase("cache"):
@@ -251,7 +252,7 @@ class _Job:
             capture = capture_plan(graph, tuple(GRAPH_DEVICES), saved=self.saved, regions=regions)
             if plan.few is not None and capture.written:
                 raise NotAlike  # what the layers that were left out write to would be missing
-            host = replace(host_code(program, self.options, self.store), lines=self.lines)
+            host = host_code(program, self.options, self.store).of_model(self.lines)
             return program, host, capture
 
     def tuning(self, fusion: Fusion) -> Tuning:
@@ -263,6 +264,7 @@ class _Job:
         self,
         kernels: Mapping[str, KernelBuild],
         host: HostCode,
+        told: HostText,
         constants: Mapping[str, Any],
         capture: CapturePlan,
         key: GraphKey | None,
@@ -271,7 +273,7 @@ class _Job:
             variables = _variables(kernels)
             code = {variables[b.key]: self.loaded_kernel(b) for b in kernels.values()}
             keep = keeper(self.store, key.text, self.name) if key is not None and not self.fresh else None
-            call = host.load(code, constants, self.name, keep)
+            call = host.load(code, constants, self.name, keep, told)
             return with_captures(call, capture, self.options, self.region, self.name, self.lazy)
 
     def loaded_kernel(self, build: KernelBuild) -> LoadedKernel:

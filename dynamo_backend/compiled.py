@@ -121,22 +121,23 @@ def stored_graph(
         host = stored_host_code(record, options, store, lines)
     if host is None or any(code is None for code in codes.values()):
         return None
+    told = host.told
     call, capture = None, told_capture(CapturePlan(**record["capture"]), lines)
     if load:
         with timer.phase("load"):
             checked = launches_checked(options.verify)
             kernels = {v: store.load(c, checked=checked) for v, c in codes.items() if c is not None}
-            called = host.load(kernels, constants or {}, name, keeper(store, key, name))
+            called = host.load(kernels, constants or {}, name, keeper(store, key, name), told)
             lazy = tuple(Lazy(*x) for x in record["lazy"])
             call = with_captures(called, capture, options, region, name, lazy)
     counters.add("graph_cache_hits")
     counters.add("kernel_calls", record["launches"])
     counters.add("library_calls", record["library_calls"])
-    trace_text(f"mlc_host_program_{name}", host.told.text)
+    trace_text(f"mlc_host_program_{name}", told.text)
     say(options.log, "cache", lambda: f"{name}: program of {record['launches']} kernels found")
     say(options.log, "timing", lambda: f"{name}: {timer}")
     taken, kept = tuple(record["overridden"]), Program(record, tuple(c for c in codes.values() if c is not None), host)
-    return CompiledGraph(name, host.told, call, timer, overridden=taken, key=key, kept=kept, capture=capture)
+    return CompiledGraph(name, told, call, timer, overridden=taken, key=key, kept=kept, capture=capture)
 
 
 def told_capture(plan: CapturePlan, lines: Lines) -> CapturePlan:

@@ -8,11 +8,11 @@ import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import partial
 from typing import Any
 
 from ..codegen.host import HostProgram, Launch
-from ..codegen.host_lines import Lines, program_with_lines, with_lines
+from ..codegen.host_lines import Lines, lines_in, program_with_lines, with_lines
 from ..codegen.host_native import NativeHost, devices_of, emit_native, python_launches
 from ..codegen.host_ranges import with_ranges
 from ..codegen.host_repeat import written_out
@@ -56,6 +56,12 @@ class HostCode:
     # Of the model at hand; the texts name places in its graph.
     lines: Lines = field(default=_nowhere, repr=False)
 
+    def of_model(self, lines: Lines) -> HostCode:
+        """With the lines of a model, of which nothing else is held."""
+        native = self.native
+        texts = [self.text.text, *((native.parts.text, native.rescues.text, *native.launches) if native else ())]
+        return replace(self, lines=lines_in(texts, lines))
+
     @property
     def told(self) -> HostText:
         """The text with the lines of the model at hand."""
@@ -65,28 +71,36 @@ class HostCode:
         """A text of the program with the lines of the model at hand."""
         return replace(text, text=program_with_lines(text.text, self.lines))
 
+    def told_native(self, native: NativeHost) -> NativeHost:
+        """The native form with the lines of the model at hand in its texts."""
+        parts, rescues = self.with_lines(native.parts), self.with_lines(native.rescues)
+        launches = tuple(with_lines(line, self.lines) for line in native.launches)
+        return replace(native, parts=parts, rescues=rescues, launches=launches)
+
     def load(
-        self, kernels: Mapping[str, LoadedKernel], constants: Mapping[str, Any], name: str, keep: Keep | None = None
+        self,
+        kernels: Mapping[str, LoadedKernel],
+        constants: Mapping[str, Any],
+        name: str,
+        keep: Keep | None = None,
+        told: HostText | None = None,
     ) -> Boxed:
         """The function that runs it, over loaded kernels by variable. ``keep`` is told of machine code that is made
-        later."""
+        later; ``told`` is the text with the model's lines, where it is there already."""
         calls: dict[str, Callable[..., Any]] = {variable: k.host_call for variable, k in kernels.items()}
-        told = cache(lambda: self.told)
-
-        def python() -> Boxed:
-            return load_program(told(), calls, constants, name)
+        told = told if told is not None else self.told
+        python = partial(load_program, told, calls, constants, name)
 
         def ranged() -> Boxed:
-            text = with_ranges(told(), {variable: k.name for variable, k in kernels.items()})
+            text = with_ranges(told, {variable: k.name for variable, k in kernels.items()})
             return load_program(text, calls, constants, name)
 
         def native(code: HostCode) -> Boxed:
             assert code.native is not None and code.code is not None and code.support is not None
             payloads = code.code.payload, code.support.payload
-            parts, rescues = self.with_lines(code.native.parts), self.with_lines(code.native.rescues)
-            launches = tuple(with_lines(line, self.lines) for line in code.native.launches)
-            texts = replace(code.native, parts=parts, rescues=rescues, launches=launches)
-            return load_native(texts, *payloads, code.addresses(kernels), calls, constants, python, name)
+            return load_native(
+                self.told_native(code.native), *payloads, code.addresses(kernels), calls, constants, python, name
+            )
 
         forms = [self]  # the last one is the furthest
 
@@ -205,7 +219,7 @@ def stored_host_code(
 ) -> HostCode | None:
     """The code of a record, for a model with some ``lines``; None where the cache has lost a part of it."""
     found = _stored(record, options, store)
-    return replace(found, lines=lines) if found is not None else None
+    return found.of_model(lines) if found is not None else None
 
 
 def _stored(record: Mapping[str, Any], options: Options, store: KernelStore) -> HostCode | None:

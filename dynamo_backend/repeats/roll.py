@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from ...codegen.host import BindSize, Free, HostProgram, MakeView, Repeat, Return, Step
+from ...codegen.host import BindSize, CallLibrary, Free, HostProgram, Launch, MakeView, Repeat, Return, Step
+from ...codegen.host_lines import Lines, with_lines
 from ...codegen.host_repeat import names_of, renamed_step
 from ...ir.graph import GraphOutput, Input, View
+from ..origins import lines_of
 from .layers import HEAD
 from .repeating import NotAlike, Repeating
 
@@ -71,7 +73,9 @@ class _Roller:
         # Arguments that nobody reads are not taken in the first place.
         self.before = (*(s for s in entry if isinstance(s, BindSize)), *steps[begins[0] : first])
         self.steps, self.behind = steps[first:last], steps[last:end]
-        if tuple(renamed_step(s, self.name_in_next) for s in self.steps) != steps[last:after]:
+        following = (renamed_step(s, self.name_in_next) for s in self.steps)
+        lines = lines_of(self.short.gm)
+        if [_told(s, lines) for s in following] != [_told(s, lines) for s in steps[last:after]]:
             raise NotAlike
 
     def hand_on(self) -> None:
@@ -202,6 +206,14 @@ class _Roller:
         if local not in self.kept:
             self.kept[local] = tuple(f"{local} {k}" for k in range(self.short.left_out + 1))
         return self.kept[local][time]
+
+
+def _told(step: Step, lines: Lines) -> Step:
+    """A step with the lines of the model that it comes from, whose places in the graph are each layer's own."""
+    match step:
+        case Launch() | CallLibrary():
+            return replace(step, comment=with_lines(step.comment, lines))
+    return step
 
 
 def _readers(steps: Iterable[Step]) -> Counter[str]:

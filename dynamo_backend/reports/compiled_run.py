@@ -180,7 +180,13 @@ def _named(graphs: Sequence[CompiledGraph], kinds: Sequence[tuple[int, str]]) ->
     numbers = {number: k for k, number in enumerate(dict.fromkeys(number for number, _ in kinds))}
     several = max(Counter(names).values(), default=0) > 1
     labels = [f"{name} {numbers[number]}" if several else name for name, (number, _) in zip(names, kinds, strict=True)]
-    return tuple(replace(graph, name=label) for graph, label in zip(graphs, labels, strict=True))
+    return tuple(_renamed(graph, graph.name, label) for graph, label in zip(graphs, labels, strict=True))
+
+
+def _renamed(graph: CompiledGraph, before: str, name: str) -> CompiledGraph:
+    """A graph and the bodies of its control flow, whose names begin with its own."""
+    regions = tuple(_renamed(r, before, name) for r in graph.regions)
+    return replace(graph, name=name + graph.name.removeprefix(before), regions=regions)
 
 
 def _break(reason: Any) -> GraphBreak:

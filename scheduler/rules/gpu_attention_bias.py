@@ -22,6 +22,7 @@ from ...ir.target import Target
 from ..schedule import Schedule
 from .cpu_common import merge_paths, values
 from .gpu_attention import LEAST, WIDEST, extents_of
+from .gpu_attention_gradients import LONG_HEADS
 from .gpu_common import GPUS, clamp_power, cut, fused, next_power, tile, typical
 from .gpu_fit import moved_bytes, smaller_sides
 from .gpu_tiles import GROUP_ROWS
@@ -116,9 +117,11 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     found = _roles(nest)
     assert found is not None
     extents = extents_of(nest)
-    first = [clamp_power(typical(nest, extents[v]), LEAST, 64) for v in found.axes[-2:]]
+    # Threads that multiply by themselves have heads whole in registers.
+    slow = target.kind == "cuda" and not _halves(nest, found) and max(_depths(nest, found).values()) >= LONG_HEADS
+    first = [clamp_power(typical(nest, extents[v]), LEAST, 32 if slow else 64) for v in found.axes[-2:]]
     sides, stages = _fitting(nest, target, found, first)
-    warps = clamp_power(sides[0] * sides[1] // (SCORES * target.warp), 4, 8)
+    warps = clamp_power(sides[0] * sides[1] // (SCORES * target.warp), 8 if slow else 4, 8)
     return {
         "rows": tuple(dict.fromkeys((sides[0], min(sides[0] * 2, 128), max(sides[0] // 2, LEAST)))),
         "columns": tuple(dict.fromkeys((sides[1], min(sides[1] * 2, 128), max(sides[1] // 2, LEAST)))),
@@ -129,11 +132,8 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
 
 def _fitting(nest: LoopNest, target: Target, found: _Roles, sides: Sequence[int]) -> tuple[tuple[int, int], int]:
     """The sides, or the largest smaller ones whose operands the shared memory holds, and the steps in flight."""
-    depths = {a.var: int(a.extent) for b, _ in blocks(nest) if b.name in found.products for a in b.axes
-              if a.kind is AxisKind.REDUCTION}  # fmt: skip
-    whole = {v: next_power(max(n, LEAST)) for v, n in depths.items()} | dict.fromkeys(found.over, 1)
-    by_name = {b.name: b for b, _ in blocks(nest)}
-    half = all(_is_half(by_name[name]) for name in found.products)
+    whole = {v: next_power(max(n, LEAST)) for v, n in _depths(nest, found).items()} | dict.fromkeys(found.over, 1)
+    half = _halves(nest, found)
     tiles = smaller_sides(*sides)
     for stages in (STAGES[0], 1):
         for rows, columns in tiles:
@@ -148,11 +148,16 @@ def _fitting(nest: LoopNest, target: Target, found: _Roles, sides: Sequence[int]
     return tiles[-1], 1
 
 
-def _is_half(product: Block) -> bool:
-    """Whether tensor cores multiply a product's operands in a half type."""
-    (update,) = product.body
-    assert isinstance(update, Update)
-    return all(bare(f).dtype.is_half for f in factors(update.values[0]))
+def _depths(nest: LoopNest, found: _Roles) -> dict[sympy.Symbol, int]:
+    """What products sum over, by the axis."""
+    own = (b for b, _ in blocks(nest) if b.name in found.products)
+    return {a.var: int(a.extent) for b in own for a in b.axes_of(AxisKind.REDUCTION)}
+
+
+def _halves(nest: LoopNest, found: _Roles) -> bool:
+    """Whether tensor cores multiply the operands of all products in half types."""
+    updates = (s for b, _ in blocks(nest) if b.name in found.products for s in b.body if isinstance(s, Update))
+    return all(bare(f).dtype.is_half for s in updates for f in factors(s.values[0]))
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
+from torch._dynamo import pgo
 from torch._functorch import config as functorch_config
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -30,7 +31,9 @@ leave_guards_untimed()
 
 @pytest.fixture(autouse=True)
 def traced_graphs() -> Iterator[None]:
-    """AOTAutograd traces every graph: what a test changes of our own code is no part of its cache's key."""
+    """AOTAutograd traces every graph: what a test changes of our own code is no part of its cache's key. Sizes that
+    earlier tests have seen make none of it vary, in torch.compile and in explain."""
+    pgo.reset_code_state()
     with functorch_config.patch(enable_autograd_cache=False):
         yield
 

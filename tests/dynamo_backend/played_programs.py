@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.runtime.played_driver import SCRATCH, Kernel, Launched, PlayedLibrary, played_code
 from torch_mlc.codegen.host import HostProgram, Launch
+from torch_mlc.codegen.host_lines import Lines
 from torch_mlc.codegen.host_native import NativeHost, emit_native
 from torch_mlc.codegen.host_shims import Shims
 from torch_mlc.codegen.host_text import print_host
@@ -25,6 +26,7 @@ from torch_mlc.dynamo_backend.compiled import Stages
 from torch_mlc.dynamo_backend.decompositions import decomposition_table
 from torch_mlc.dynamo_backend.fake_device import retarget
 from torch_mlc.dynamo_backend.host_programs import HostCode
+from torch_mlc.dynamo_backend.origins import lines_of
 from torch_mlc.runtime.counters import counters
 from torch_mlc.runtime.executable import HELPERS, Boxed, draw_seeds, load_program
 from torch_mlc.runtime.host_native import load_native, program_code, shims, support_code
@@ -85,8 +87,13 @@ def inputs(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
     return tuple(rand(*s) for s in shapes)
 
 
-@cache
 def stages_of(fn: Function, shapes: tuple[tuple[int, ...], ...], dynamic: bool, device: str = "cuda") -> Stages:
+    return compiled_for(fn, shapes, dynamic, device)[0]
+
+
+@cache
+def compiled_for(fn: Function, shapes: tuple[tuple[int, ...], ...], dynamic: bool, device: str) -> tuple[Stages, Lines]:
+    """The stages of a function for a GPU, and the lines that its program may name."""
     if len(shapes) == 1 and not dynamic:
         (gm,) = capture(fn, inputs(*shapes))  # with lines of the model, and inputs in the order of their use
     else:
@@ -96,7 +103,7 @@ def stages_of(fn: Function, shapes: tuple[tuple[int, ...], ...], dynamic: bool, 
         patch.setattr(kernels, "compile_source", played_code)
         stages = compile_graph(gm, (), options=OPTIONS, load=False, fresh=True).stages
     assert stages is not None
-    return stages
+    return stages, lines_of(gm)
 
 
 def play(
@@ -108,7 +115,7 @@ def play(
     device: str = "cuda",
 ) -> Both:
     """A function that returns a tuple, compiled for inputs of these shapes, over a driver that is played already."""
-    stages = stages_of(fn, shapes, dynamic, device)
+    stages, lines = compiled_for(fn, shapes, dynamic, device)
     program = stages.program
     check_arena(program, stages.fusion.graph.symbols)
     uses = {n.function: stages.kernels[n.function] for n in stages.fusion.graph.nodes if hasattr(n, "function")}
@@ -121,15 +128,25 @@ def play(
     calls = {**{v: k.host_call for v, k in kernels.items()}, **PLAYED}
     constants: dict[str, Any] = {}
 
-    def python() -> Boxed:
-        return load_program(print_host(program), calls, constants, "main")
-
     native = emit_native(program, played_shims())
+    host = HostCode(print_host(program), native, lines=lines)
+
+    def python() -> Boxed:
+        return load_program(host.told, calls, constants, "main")
+
     target = target_for("cpu", None, None)
     code, support = program_code(STORE, native, target), support_code(STORE, target)
-    addresses = HostCode(print_host(program), native).addresses(kernels)
+    addresses = host.addresses(kernels)
     machine = load_native(
-        native, code.payload, support.payload, addresses, calls, constants, python, "main", library.find
+        host.told_native(native),
+        code.payload,
+        support.payload,
+        addresses,
+        calls,
+        constants,
+        python,
+        "main",
+        library.find,
     )
     return Both(library, program, kernels, native, python(), machine)
 

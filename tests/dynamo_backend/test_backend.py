@@ -3,6 +3,7 @@
 import copy
 import gc
 import inspect
+import logging
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -195,6 +196,33 @@ def test_inputs_of_the_graph_die_when_they_are_last_read() -> None:
     del x
     graph.call(args)
     assert args == [] and seen == [True]
+
+
+@pytest.mark.parametrize("where", ["tracing", "compiling"])
+def test_a_model_that_does_not_compile_dies(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what it was called with, however far its graph came."""
+    from torch_mlc.dynamo_backend import plans
+
+    def refuse(*_: object, **__: object) -> object:
+        raise ValueError("on purpose")
+
+    # pytest keeps what is logged, and with it the frames of an error.
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
+    if where == "compiling":
+        monkeypatch.setattr(plans, "import_graph", refuse)
+
+    def attempt() -> list[weakref.ref[Any]]:
+        model, x = nn.Linear(7, 5), torch.randn(3, 7)
+        shape = (4, 4) if where == "tracing" else (5, 4)
+        f = torch.compile(lambda x: model(x).mm(torch.ones(shape)), backend="mlc", options={"cache": False})
+        with pytest.raises(Exception, match="reduction dim" if where == "tracing" else "on purpose"):
+            f(x)
+        return [weakref.ref(model), weakref.ref(model.weight), weakref.ref(x)]
+
+    left = attempt()
+    torch._dynamo.reset()
+    gc.collect()
+    assert [r() for r in left] == [None, None, None]
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

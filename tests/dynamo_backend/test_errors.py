@@ -285,8 +285,23 @@ def test_a_kernel_of_the_users_that_lies_about_its_shape() -> None:
     def _(x: Tensor) -> Tensor:
         return x.new_empty(x.shape[0])
 
-    with pytest.raises(RuntimeError, match=r"got shape \(4,\) where tracing promised \(3,\)"):
-        torch.compile(lambda x: liar(x) + 1, backend="mlc")(torch.ones(3))
+    @torch.library.custom_op("mlc_errors::other_type", mutates_args=())
+    def other_type(x: Tensor) -> Tensor:
+        return x.double()
+
+    @other_type.register_fake
+    def _(x: Tensor) -> Tensor:
+        return x.new_empty(x.shape)
+
+    for form in ("python", "native"):
+        options = {"host_program": form}
+        with pytest.raises(RuntimeError, match=r"mlc_errors::liar\.default got shape \(4,\)") as caught:
+            torch.compile(lambda x: liar(x) + 1, backend="mlc", options=options)(torch.ones(3))
+        for told in ("tracing promised (3,)", "torch.library.opcheck(torch.ops.mlc_errors.liar.default, args)"):
+            assert told in str(caught.value)
+    # Kernels would read the bytes of one type as those of another.
+    with pytest.raises(RuntimeError, match=r"other_type.* type torch\.float64 where tracing promised .*torch\.float32"):
+        torch.compile(lambda x: other_type(x) + 1, backend="mlc")(torch.ones(3))
 
 
 def test_other_devices() -> None:

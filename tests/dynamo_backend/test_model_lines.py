@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import CellType
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._dynamo.utils import counters as dynamo_counters
 from torch._functorch import config as functorch_config
 
@@ -217,3 +219,28 @@ def test_tensors_are_compared_by_identity() -> None:
     y.untyped_storage().resize_(0)
     with pytest.raises(FreedInputError):
         run(x, y)
+
+
+def test_no_graph_is_held_for_its_lines(model_in: Callable[..., Fn]) -> None:
+    """A program that runs holds strings, not the graph of nodes and fake tensors that they were read from."""
+    source = "import torch\ndef run(x):\n    return (x.sin() + 1).sum(0)\n"
+    for name in ("compiled", "found"):
+        torch._dynamo.reset()
+        gc.collect()
+        before = {id(x) for x in gc.get_objects() if type(x) is fx.Graph}
+        run = torch.compile(model_in(name, 0, source), backend="mlc")
+        with torch.no_grad():
+            run(torch.ones(3, 4))
+        torch._dynamo.utils.clear_compilation_metrics()
+        gc.collect()
+        holders = [
+            lines
+            for graph in gc.get_objects()
+            if type(graph) is fx.Graph and id(graph) not in before
+            for node in graph.nodes
+            for lines in gc.get_referrers(node)
+            if type(lines) is list
+            and lines is not graph
+            and any(isinstance(c, CellType) for c in gc.get_referrers(lines))
+        ]
+        assert not holders, name

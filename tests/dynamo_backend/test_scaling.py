@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -133,3 +134,41 @@ def test_work_grows_with_the_graph(make: Callable[[int], tuple[Callable[..., Any
         (gm,) = capture(function, inputs)
         counts.append(lines_of(lambda gm=gm, inputs=inputs: compiled(gm, inputs)))
     assert counts[-1] < counts[-2] * (MANY / FEW) * 1.2, counts
+
+
+def adam(count: int) -> Callable[[], object]:
+    """An optimizer's step that writes three tensors for each parameter, as compiled."""
+    tensors = [[torch.rand(4, 5) for _ in range(count)] for _ in range(4)]
+
+    def function(ps: list[Tensor], gs: list[Tensor], ms: list[Tensor], vs: list[Tensor]) -> None:
+        for p, g, m, v in zip(ps, gs, ms, vs, strict=True):
+            m.lerp_(g, 0.1)
+            v.mul_(0.99).addcmul_(g, g, value=0.01)
+            p.addcdiv_(m, v.sqrt().add_(1e-8), value=-0.01)
+
+    step = torch.compile(function, backend="mlc")
+    return lambda: step(*tensors)
+
+
+def long_join(count: int) -> Callable[[], object]:
+    """Training through one concatenation of many parts, as compiled."""
+    parts = [torch.rand(4, 5, requires_grad=True) for _ in range(2 * count)]
+    function = torch.compile(lambda *parts: torch.cat([x * 2 for x in parts]).sin().sum(), backend="mlc")
+    return lambda: function(*parts).backward()
+
+
+@pytest.mark.parametrize("make", [adam, long_join], ids=lambda f: f.__name__)
+def test_the_whole_way_grows_with_the_graph(
+    make: Callable[[int], Callable[[], object]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Keys, kernels and the native program too; and, where all of it is in the cache, it is a small part of that."""
+    monkeypatch.setenv("MLC_CACHE_DIR", str(tmp_path))
+    make(2)()  # what is done once a process
+    cold, warm = [], []
+    for size in (FEW, MANY):
+        for found in (cold, warm):
+            torch._dynamo.reset()
+            found.append(lines_of(make(size)))
+    assert cold[1] < cold[0] * (MANY / FEW) * 1.2, cold
+    assert warm[1] < warm[0] * (MANY / FEW) * 1.2, warm
+    assert warm[1] < cold[1] / 4, (cold, warm)
