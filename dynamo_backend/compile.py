@@ -36,7 +36,7 @@ from ..scheduler.fuse import Fusion
 from ..scheduler.passes import GRAPH_PASSES
 from .caches.aot_key import shape_env
 from .caches.graph_key import GraphKey, graph_key
-from .caches.surroundings import settings_fingerprint, surroundings
+from .caches.surroundings import kernel_settings, surroundings
 from .compiled import CompiledGraph, Program, Stages, keeper, stored_graph, told_capture, with_captures
 from .dumps import dump_graph
 from .host_programs import HostCode, host_code
@@ -95,16 +95,18 @@ def compile_graph(
             )  # fmt: skip
     regions = {node: bodies[id(body)] for node, body in regions_of(gm).items()}
     lazy = lazy_inputs(gm, region=region)
+    with timer.phase("key"):
+        outside = surroundings(options, _devices(gm))
     job = _Job(
         gm, example_inputs, options, frozenset(static), saved, tuple(given), name, load, fresh, repeats, region,
-        regions, lazy, timer, store,
+        regions, lazy, timer, store, kernel_settings(outside),
     )  # fmt: skip
     with timer.phase("key"):
         kind = "region" if region else f"whole, results saved from {saved}"
         places = enumerate(gm.graph.find_nodes(op="placeholder"))
         held = " ".join(str(k) for k, n in places if n.name in given)
         around = {
-            **surroundings(options, _devices(gm)), "kind of graph": kind, "inputs that nobody else holds": held,
+            **outside, "kind of graph": kind, "inputs that nobody else holds": held,
             "inputs that may come with bits": repr(lazy),  # gradients, and a backward may be as an inference graph is
             **({} if options.memory_limit is None else {"what a limit tells of": _model_text(gm)}),
         }  # fmt: skip
@@ -135,6 +137,8 @@ class _Job:
     lazy: tuple[Lazy, ...]
     timer: PhaseTimer
     store: KernelStore
+    # What the code of each kernel depends on.
+    settings: str
 
     @property
     def lines(self) -> Lines:
@@ -189,11 +193,7 @@ class _Job:
         capture = told_capture(capture, self.lines)
         given = self.constants(plan.imported.constants)
         call = self.loaded(kernels, host, text, given, capture, key) if self.load else None
-        stays = key.text if key is not None and kept is not None and not self.fresh else ""
-        if key is not None and kept is not None and stays:
-            with self.timer.phase("cache"):
-                record = {**kept.record, "parts": dict(key.parts)}
-                self.store.keep_graph(key.text, record, f"{self.name}: {program.launches} kernels")
+        stays = self.keep(key, kept)
         self.tell(program, text, plan)
         return self.with_named(
             CompiledGraph(
@@ -221,7 +221,7 @@ class _Job:
 
     def start_kernels(self, fusion: Fusion, tuning: Tuning, compilers: Compilers) -> dict[str, StartedKernel]:
         """The code of every function that the graph calls, found or begun."""
-        plan = KernelPlan(self.options, settings_fingerprint(self.options), self.store, self.timer, tuning, self.fresh)
+        plan = KernelPlan(self.options, self.settings, self.store, self.timer, tuning, self.fresh)
         found: dict[str, StartedKernel] = {}
         for node in fusion.graph.nodes:
             if isinstance(node, CallTensor) and node.function not in found:
@@ -312,6 +312,15 @@ class _Job:
             "devices": _devices(self.gm),
         }
         return Program(record, tuple(b.code for b in kernels.values() if b.code is not None), host)
+
+    def keep(self, key: GraphKey | None, kept: Program | None) -> str:
+        """Put the program into the cache; its key, "" where it cannot be found again."""
+        if key is None or kept is None or self.fresh:
+            return ""
+        with self.timer.phase("cache"):
+            record = {**kept.record, "parts": dict(key.parts)}
+            self.store.keep_graph(key.text, record, f"{self.name}: {kept.record['launches']} kernels")
+        return key.text
 
     def tell(self, program: HostProgram, text: HostText, plan: Plan) -> None:
         counters.add("graphs_compiled")

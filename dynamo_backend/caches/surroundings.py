@@ -3,7 +3,7 @@ made of our own tables and functions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from types import FunctionType
@@ -18,10 +18,8 @@ from ...runtime.targets import target_for
 from ...scheduler import rules
 from .. import converters, plans
 
-
-def settings_fingerprint(options: Options) -> str:
-    """What code depends on. Tuning and strictness change which code is found, never what a key means."""
-    return f"{_settings(options)} {_process_fingerprint()}"
+# What the code of a kernel depends on as well as that of its graph.
+_SETTINGS, _FOREIGN = "settings", "code of others in torch-mlc"
 
 
 def uncacheable() -> str:
@@ -62,6 +60,7 @@ def _name(of: object) -> str:
 
 
 def _settings(options: Options) -> str:
+    """Tuning and strictness change which code is found, never what a key means."""
     fixed = torch.are_deterministic_algorithms_enabled()
     filled = " filled" * (fixed and torch.utils.deterministic.fill_uninitialized_memory)
     order = f"fixed{filled}" if fixed else "free"
@@ -71,10 +70,15 @@ def _settings(options: Options) -> str:
 def surroundings(options: Options, devices: Iterable[str]) -> dict[str, str]:
     """By name, what decides the code of a graph whose tensors are on some devices."""
     return {
-        "settings": _settings(options),
-        "code of others in torch-mlc": _process_fingerprint(),
+        _SETTINGS: _settings(options),
+        _FOREIGN: _process_fingerprint(),
         "default type": str(torch.get_default_dtype()),  # in which a whole number is compared with a float
         "host program": options.host_program,
         "schedules by hand": str(options.schedules.content if options.schedules is not None else None),
         "targets": " ".join(repr(target_for(d, options.target, options.threads)) for d in devices),
     }
+
+
+def kernel_settings(around: Mapping[str, str]) -> str:
+    """What the code of each kernel depends on, of the ``surroundings`` of its graph."""
+    return f"{around[_SETTINGS]} {around[_FOREIGN]}"
