@@ -138,15 +138,16 @@ def test_a_plan_that_does_not_repeat_is_not_used(trace: Trace, function: Callabl
 
 
 class Running(nn.Module):
-    """Each layer writes a buffer at the end of the graph."""
+    """Each layer writes a buffer at the end of the graph. No bias goes into a norm, which takes it away, and what a
+    norm makes is not all of the result: gradients would be rounding alone."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)) for _ in range(COUNT))
+        self.parts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8)) for _ in range(COUNT))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         for part in self.parts:
-            x = part(x) * mask
+            x = x + part(x) * mask
         return x
 
 
@@ -180,7 +181,7 @@ def leaf(*shape: int) -> Tensor:
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
     ("make", "x"),
-    [(Stack, leaf(4, 8)), (Shared, leaf(24, 16)), pytest.param(Running, X, marks=pytest.mark.slow)],
+    [(Stack, leaf(4, 8)), (Shared, leaf(24, 16)), (Running, leaf(24, 8).detach())],
     ids=["stack", "shared", "running"],
 )
 def test_training_as_eager(make: Callable[[], nn.Module], x: Tensor) -> None:
