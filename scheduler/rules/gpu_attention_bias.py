@@ -117,8 +117,9 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     found = _roles(nest)
     assert found is not None
     extents = extents_of(nest)
-    # Threads that multiply by themselves have heads whole in registers.
-    slow = target.kind == "cuda" and not _halves(nest, found) and max(_depths(nest, found).values()) >= LONG_HEADS
+    # Threads that multiply by themselves have the heads of both products whole in registers.
+    heads = sum(map(next_power, _depths(nest, found).values()))
+    slow = target.kind == "cuda" and not _halves(nest, found) and heads >= LONG_HEADS
     first = [clamp_power(typical(nest, extents[v]), LEAST, 32 if slow else 64) for v in found.axes[-2:]]
     sides, stages = _fitting(nest, target, found, first)
     warps = clamp_power(sides[0] * sides[1] // (SCORES * target.warp), 8 if slow else 4, 8)
