@@ -44,6 +44,9 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
     "a difference": (lambda x: x.float() - x, BOOLS),
     "cumsum": (lambda x: x.cumsum(0, dtype=torch.bool), BOOLS),
     "in place": (lambda x: x.clone().ceil_(), BOOLS),
+    "what has another name in graphs": (lambda x: F.rrelu(x.half(), training=True), INTS),
+    "what eager calls by another name": (lambda x: F.batch_norm(x, x[0, :, 0, 0], x[1, :, 0, 0]), INTS),
+    "complex numbers": (lambda x: F.mse_loss(x.to(torch.complex64), x.to(torch.complex64)), INTS),
 }
 # The same ops and parts of others, with types that eager takes.
 TAKEN: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
