@@ -10,7 +10,7 @@ from ...ir.dtypes import DType
 from ...ir.expr import Expr, call, const
 from .context import ImportContext, Scalar, Tensor
 from .elementwise import ensure_held
-from .registry import converter
+from .registry import NoConversion, converter
 from .terms import axes, convert, index_value, select, unwritten
 
 
@@ -69,6 +69,8 @@ def arange(ctx: ImportContext, *bounds: Any, **_: Any) -> Tensor:
     bounds = tuple(int(b) if isinstance(b, bool) else b for b in bounds)
     start, step = (bounds[0] if len(bounds) > 1 else 0), (bounds[2] if len(bounds) > 2 else 1)
     out = ctx.type()
+    if out.dtype is DType.BOOL:
+        raise NoConversion("eager has no kernel for bool")
     at = axes(1)[0]
     if all(isinstance(b, (int, sympy.Expr)) for b in (start, step)) and out.dtype.is_int:
         return ctx.compute(convert(index_value(start + at * step), out.dtype))

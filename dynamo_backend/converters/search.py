@@ -71,6 +71,8 @@ def searchsorted(
     ctx: ImportContext, rows: Tensor, x: Operand, *, out_int32: bool = False, right: bool = False,
     side: str | None = None, sorter: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
+    if sorter is not None and sorter.dtype is not DType.INT64:
+        raise NoConversion("places of a type that eager refuses")
     at = axes(len(ctx.type().shape))
     row = at[:-1] if rows.rank > 1 else ()
     value = _sought(ctx, x, rows)
