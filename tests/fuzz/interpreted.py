@@ -39,8 +39,8 @@ from torch_mlc.scheduler.rules import default_schedule
 from ..codegen.triton.interpreter import launch, launch_table
 from .check import Unsuitable
 
-# Lines that the interpreter runs, as ``_Kernel.lines`` counts them, beyond which nobody waits for it: in one launch, and
-# in all those that verify one kernel. A thousand take 0.1 to 0.3 seconds.
+# Lines that the interpreter runs, as ``_Kernel.lines`` counts them, beyond which nobody waits for it: in one launch,
+# and in all those that verify one kernel. A thousand take about 0.1 seconds.
 MOST_LINES, MOST_VERIFYING = 50_000, 20_000
 
 
