@@ -188,11 +188,16 @@ class _Emitter(Calls):
                     self.library(step, call)
             case Launch() | LimitMemory():
                 self.python(step, ())
-            case CheckLayout(name, kind):
+            case CheckLayout(name, kind, op):
                 shape, strides = self.b.array(kind.shape), self.b.array(kind.strides)
                 rank = len(kind.shape)
-                where = f"ptr %table, ptr {self.b.at('frame', self.slot(name))}, i64 {rank}, ptr {shape}, ptr {strides}"
+                slot = f"ptr %table, ptr {self.b.at('frame', self.slot(name))}"
+                where = f"{slot}, i64 {rank}, ptr {shape}, ptr {strides}"
                 bad = self.b.value(f"call i1 {self.b.function('mlc_layout')}({where})")
+                if op:
+                    dtype = self.shims.dtypes.get(kind.dtype.value, -1)  # none has that: Python looks at each
+                    other = self.b.value(f"call i1 {self.b.function('mlc_dtype')}({slot}, i32 {dtype})")
+                    bad = self.b.value(f"or i1 {bad}, {other}")
                 self.rescued(bad, step, (name,))
             case MakeView(name, tracked=True):
                 self.bind(name, name)

@@ -350,4 +350,17 @@ same:
 differs:
   ret i1 true
 }}
+
+; Whether a tensor has not the element type that tracing promised.
+define i1 @mlc_dtype(ptr %table, ptr %slot, i32 %dtype) {{
+  %dtype.of = !aoti_torch_get_dtype
+  %tensor = load ptr, ptr %slot
+  %at = alloca i32
+  %status = call i32 %dtype.of(ptr %tensor, ptr %at)
+  %have = load i32, ptr %at
+  %failed = icmp ne i32 %status, 0
+  %differs = icmp ne i32 %have, %dtype
+  %bad = or i1 %failed, %differs
+  ret i1 %bad
+}}
 """

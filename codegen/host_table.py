@@ -34,9 +34,10 @@ FUNCTIONS = (
     "PyType_IsSubtype", WRAP, "aoti_torch_get_data_ptr", "aoti_torch_get_numel", "aoti_torch_get_storage_size",
     "aoti_torch_get_storage_offset", "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_empty_strided",
     "aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object", "aoti_torch__reinterpret_tensor",
+    "aoti_torch_get_dtype",
 )  # fmt: skip
 SUPPORT_FUNCTIONS = (
-    "mlc_enter", "mlc_leave", "mlc_drop", "mlc_make", "mlc_view", "mlc_layout", "mlc_part", "mlc_outside",
+    "mlc_enter", "mlc_leave", "mlc_drop", "mlc_make", "mlc_view", "mlc_layout", "mlc_dtype", "mlc_part", "mlc_outside",
     "mlc_results", "mlc_find", "mlc_launch", "mlc_context",
 )  # fmt: skip
 

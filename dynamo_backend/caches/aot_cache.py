@@ -206,7 +206,8 @@ def _keep_guards() -> None:
     """Let an entry hold every guard of its sizes.
 
     torch leaves out guards of symbols that are no arguments, as those are that tracing found to be equal to another:
-    a graph for odd sizes was found for even ones. They are added in the symbol that stands for both.
+    a graph for odd sizes was found for even ones. They are added in the symbol that stands for both. Other guards are
+    held as they are: simplified, they would be the same ones once more.
 
     It also writes guards with "and" between them, and none in parentheses, so that of "a or b" the rest was not asked:
     a graph for one size was found for every.
@@ -217,6 +218,8 @@ def _keep_guards() -> None:
     env.produce_guards = partial(_in_parentheses, type(env).produce_guards, env)
     known = {guard.expr for guard in env.guards}
     for guard in list(env.guards):
+        if env.replacements.keys().isdisjoint(guard.expr.free_symbols):
+            continue
         said = env.simplify(guard.expr)
         if said.free_symbols and said not in known:
             known.add(said)

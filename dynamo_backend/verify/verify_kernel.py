@@ -56,15 +56,18 @@ def verify_kernel(
     call: Callable[[Sequence[Sequence[Tensor]], Sequence[Sizes]], None],
     device: str,
     origins: Sequence[Origin] = (),
+    affords: Callable[[Sizes], bool] = lambda sizes: True,
 ) -> int:
     """Run a kernel, compare its results with what ``nest`` means, and return how many runs were compared.
 
     ``call`` runs it on rows of tensors, each those of one call in the order of the nest's parameters, and their sizes;
-    one row unless the function is over a table. Raises VerifyError, which names kernel, index and both values.
+    one row unless the function is over a table. Sizes that ``affords`` refuses, since they would take too long where
+    ``call`` is slow, are left out. Raises VerifyError, which names kernel, index and both values.
     """
     done = 0
     tried = sizes_to_try(nest, scheduled)
-    trials = (t for k, s in enumerate(tried) if (t := _possible(function, nest, s, k, device)) is not None)
+    possible = (_possible(function, nest, s, k, device) for k, s in enumerate(tried) if affords(s))
+    trials = (t for t in possible if t is not None)
     for row in itertools.islice(trials, MOST_RUNS):
         rows = [row, row.again(device)] if function.table else [row]
         try:

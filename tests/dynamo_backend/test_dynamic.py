@@ -99,8 +99,7 @@ def facts_of(name: str, training: bool, backend: str) -> set[str]:
     return {str(g.expr) for g in sizes.guards} | {f"{a} is {b}" for a, b in sizes.replacements.items()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [n if n == "ragged" else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
 @pytest.mark.parametrize("training", [False, True])
 def test_nothing_is_taken_for_granted_of_sizes(name: str, training: bool) -> None:
     assert facts_of(name, training, "mlc") == facts_of(name, training, "aot_eager")

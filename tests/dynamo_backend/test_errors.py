@@ -299,9 +299,10 @@ def test_a_kernel_of_the_users_that_lies_about_its_shape() -> None:
             torch.compile(lambda x: liar(x) + 1, backend="mlc", options=options)(torch.ones(3))
         for told in ("tracing promised (3,)", "torch.library.opcheck(torch.ops.mlc_errors.liar.default, args)"):
             assert told in str(caught.value)
-    # Kernels would read the bytes of one type as those of another.
-    with pytest.raises(RuntimeError, match=r"other_type.* type torch\.float64 where tracing promised .*torch\.float32"):
-        torch.compile(lambda x: other_type(x) + 1, backend="mlc")(torch.ones(3))
+        # Kernels would read the bytes of one type as those of another.
+        said = r"other_type.* type torch\.float64 where tracing promised .*torch\.float32"
+        with pytest.raises(RuntimeError, match=said):
+            torch.compile(lambda x: other_type(x) + 1, backend="mlc", options=options)(torch.ones(3))
 
 
 def test_other_devices() -> None:

@@ -6,11 +6,15 @@ Import this before anything that imports Triton, which chooses then whether to i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
+from math import prod
 from typing import Any
 from unittest import mock
+
+os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 from torch import Tensor
@@ -35,8 +39,9 @@ from torch_mlc.scheduler.rules import default_schedule
 from ..codegen.triton.interpreter import launch, launch_table
 from .check import Unsuitable
 
-# Programs of one launch beyond which nobody waits for the interpreter.
-MOST_PROGRAMS = 4000
+# Lines that the interpreter runs, as ``_Kernel.lines`` counts them, beyond which nobody waits for it: in one launch,
+# and in all those that verify one kernel. A thousand take about 0.1 seconds.
+MOST_LINES, MOST_VERIFYING = 50_000, 20_000
 
 
 @contextmanager
@@ -91,7 +96,9 @@ class _Job(compilation._Job):
         except EmitError as error:
             raise KernelError(f"kernel {name} has no code for {target}: {error}") from error
         if self.options.verify:
-            verify_kernel(function, nest, schedule.nest, _Kernel.of(build).on_rows, "cpu", origins)
+            kernel = _Kernel.of(build)
+            affords = _Allowance(kernel).affords
+            verify_kernel(function, nest, schedule.nest, kernel.on_rows, "cpu", origins, affords)
         return build
 
     def loaded_kernel(self, build: KernelBuild) -> LoadedKernel:
@@ -123,13 +130,35 @@ class _Kernel:
         """One call for each row; one launch for all of them where the kernel is one over a table."""
         numbers = [[int(n[s]) for s in self.source.symbols] for n in sizes]
         grids = [grid_function(self.source)(*n) for n in numbers]
-        if sum(x * y * z for x, y, z in grids) > MOST_PROGRAMS:
+        if sum(map(self.lines, sizes)) > MOST_LINES:
             raise Unsuitable(f"{self.source.name} has {grids} programs")
         given = [[t.detach() for t in row] for row in rows]
         if self.source.option("table"):
             launch_table(self.source, self.target, given, [n for row in numbers for n in row])
         elif 0 not in grids[0]:
             launch(self.source.name, self.source.text, grids[0], given[0], numbers[0])
+
+    def lines(self, sizes: Mapping[str, int]) -> int:
+        """Lines that a launch runs: those of the text for each program. Those of loops count once."""
+        programs = prod(grid_function(self.source)(*(int(sizes[s]) for s in self.source.symbols)))
+        return programs * self.source.text.partition("@triton.jit")[2].count("\n")
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """What may still be run to verify a kernel: small sizes come first, and those that it is not enough for are left
+    out, so that a program is not given up for what its own sizes do not ask."""
+
+    kernel: _Kernel
+    left: int = MOST_VERIFYING
+
+    def affords(self, sizes: Mapping[str, int]) -> bool:
+        rows = 2 if self.kernel.source.option("table") else 1
+        lines = rows * self.kernel.lines(sizes)
+        if lines > self.left:
+            return False
+        self.left -= lines
+        return True
 
 
 def _at_home(x: Any) -> Any:

@@ -15,11 +15,11 @@ _SNIPPET = '''"""{title}
 
 Run it from the root of the repository.
 """
-
+{machine}
 import torch
 import torch.nn.functional as F
 from tests.fuzz.values import namespace
-{machine}
+
 globals().update(namespace(compiled=True))
 
 {function}
@@ -138,7 +138,9 @@ class Program:
         return text
 
 
-_INTERPRETED = """from tests.fuzz.interpreted import interpreted
+# Before torch's own modules, of which some import Triton.
+_INTERPRETED = """
+from tests.fuzz.interpreted import interpreted
 
 machine = interpreted()
 machine.__enter__()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +14,7 @@ import pytest
 
 from tests.fuzz.campaign import Campaign
 from tests.fuzz.program import Input, Program, Step, on_target
-from tests.workers import Worker
+from tests.workers import ROOT, Worker
 
 TARGET = "cuda:sm_90"
 
@@ -42,6 +45,32 @@ def test_kernels_are_run_by_triton(worker: Worker, tmp_path: Path) -> None:
     assert outcome["status"] == "invalid" and "programs" in outcome["detail"]
     assert "import interpreted" in on_target(large, TARGET).snippet("x")
     assert "import interpreted" not in replace(large, options={}).snippet("x")
+
+
+def test_sizes_that_take_too_long_are_not_verified(worker: Worker, tmp_path: Path) -> None:
+    """A program is not given up for sizes that its kernels are only verified at."""
+    step = Step("x0 + 1", ("t0",), ("x0",))
+    small = Program(
+        0, (Input("x0", "numbers((A, 12, B), torch.float32, 7)"),), (step,), ("t0",), ({"A": 5, "B": 6},),
+        dynamic=True, options={"verify": 1},
+    )  # fmt: skip
+    outcome = Campaign(tmp_path).again(worker, on_target(small, TARGET))
+    assert outcome["status"] == "equal", outcome
+
+
+def test_a_script_chooses_the_interpreter_by_itself(tmp_path: Path) -> None:
+    """As whoever reads of a failing program runs it: nothing in the environment says so."""
+    step = Step("x0.exp().sum(-1)", ("t0",), ("x0",))
+    program = Program(0, (Input("x0", "torch.zeros(A, A)"),), (step,), ("t0",), ({"A": 3},), options={"verify": 1})
+    script = tmp_path / "script.py"
+    script.write_text(on_target(program, TARGET).snippet("A sum."))
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(script)], env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    eager, ours = (line.partition(":")[2].strip() for line in done.stdout.splitlines())
+    assert eager == ours == "(tensor([3., 3., 3.]),)"
 
 
 FOUND = {
