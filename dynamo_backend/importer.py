@@ -382,6 +382,7 @@ class _Importer:
                 reason,
                 self.ctx.origins,
                 bool(node.meta.get(KEEPS_ROUNDING)),
+                refused_call(node) is not None,
             )
         )
         for value, found in zip(pytree.tree_leaves(val), results):

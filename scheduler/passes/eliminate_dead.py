@@ -18,7 +18,7 @@ def has_effect(node: Node) -> bool:
     """Whether a node must run though nobody reads its result."""
     if not isinstance(node, Library) or node.target in NOTHING:
         return False
-    return any(e in node.target for e in _EFFECTS) or _mutates(node.target)
+    return node.refused or any(e in node.target for e in _EFFECTS) or _mutates(node.target)
 
 
 def _mutates(target: str) -> bool:

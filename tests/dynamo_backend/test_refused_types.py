@@ -46,6 +46,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
     "in place": (lambda x: x.clone().ceil_(), BOOLS),
     "what has another name in graphs": (lambda x: F.rrelu(x.half(), training=True), INTS),
     "what eager calls by another name": (lambda x: F.batch_norm(x, x[0, :, 0, 0], x[1, :, 0, 0]), INTS),
+    "what nobody reads": (F.softsign, BOOLS[:0]),
     "one_hot": (lambda x: F.one_hot(x, 3), BOOLS),
     "places of a sorter": (lambda x: torch.searchsorted(x[0, 0, 0], x, sorter=x[0, 0, 0].int()), INTS),
     "complex numbers": (lambda x: F.mse_loss(x.to(torch.complex64), x.to(torch.complex64)), INTS),
