@@ -53,8 +53,6 @@ def _write(
     value = values.value(expr)
     text, dims, _, _ = values.address(buffer, indices, {}, ())
     lanes = dims | value.dims | info.spatial
-    if lanes != dims and how == "store":
-        raise EmitError(f"block {info.block.name} scatters several lanes to one element of {buffer.name}")
     inside: list[Value] = []
     for index, extent in zip(indices, buffer.shape, strict=True):
         if is_value(index):
@@ -67,7 +65,7 @@ def _write(
         suffix += ', sem="relaxed"'
     out.forget(buffer.name)
     where = Value(values.pointer(buffer, text), dims, buffer.dtype)
-    if lanes != dims:  # a place that is the same for all of them
+    if lanes != dims:  # a place that is the same for all of them: sums take each, and of stores one lasts, as in torch
         where = values.broadcast(where, lanes)
     out.line(f"tl.{how}({where.text}, {values.broadcast(value, lanes).text}{suffix})")
     values.stored.add(buffer.name)

@@ -45,6 +45,10 @@ def assigned(x: torch.Tensor, v: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
     return x.index_copy(1, torch.arange(13) * 2 + i[:1], v[:19, :13])
 
 
+def one_place(x: torch.Tensor, v: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return x.scatter(1, i[:19, None].expand(19, 8), v[:19, 3:4].expand(19, 8))
+
+
 PROGRAMS = {
     "rows": (rows, torch.float32),
     "halves": (rows, torch.bfloat16),
@@ -52,6 +56,7 @@ PROGRAMS = {
     "best": (best, torch.int32),
     "narrow": (best, torch.uint8),
     "assigned": (assigned, torch.bfloat16),
+    "one place": (one_place, torch.float32),
 }
 
 
@@ -84,7 +89,7 @@ def test_what_is_scattered(name: str, agrees: Callable[..., Any]) -> None:
             values = rng.integers(0, 9, shape) if b.dtype.is_int else rng.normal(size=shape)
             given[b.name] = np.asarray(values).astype(np.float32).astype(b.dtype.numpy)
         source = agrees(schedule.nest, inputs=given, tolerance=1e-5)
-        assert ("tl.atomic_" in source.text) == (name != "assigned")
+        assert ("tl.atomic_" in source.text) == (name not in ("assigned", "one place"))
 
 
 def test_places_out_of_range_are_left_alone(interpreter: Any) -> None:
