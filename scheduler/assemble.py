@@ -13,7 +13,7 @@ import sympy
 
 from ..ir.collectives import is_wait
 from ..ir.dtypes import DType
-from ..ir.expr import Cast, Expr, Index, Load, cast, rewrite, symbol
+from ..ir.expr import Cast, Expr, Index, Load, cast, is_value, rewrite, symbol
 from ..ir.graph import CallTensor, Graph, Library, Node, TensorType, View, size_makers, sizes_read, uses
 from ..ir.index import simplify
 from ..ir.loops import Buffer
@@ -268,6 +268,8 @@ class _Assembler:
         for name, known in g.reads.items():
             if name in types:
                 found = self._strides([() if d is None else d for d in known], types[name])
+                if None in known:
+                    found = self._steps(name, types[name]) | found
                 covered = len(dims & found.keys())
                 if covered > best[0]:
                     best = (covered, 0, found)
@@ -281,6 +283,19 @@ class _Assembler:
             for d in reversed(digits):
                 result[d] = hint(step)
                 step = step * self.group.domain.extents[d]
+        return result
+
+    def _steps(self, name: str, t: TensorType) -> dict[int, int]:
+        """The same of a tensor that is read at sums of axes, such as every other row, or backward."""
+        hint, result = self.graph.symbols.hint, dict[int, int]()
+        for m in self.group.members:
+            for ld in (ld for ld in m.loads if ld.buffer == name and not any(map(is_value, ld.indices))):
+                place = sympy.expand(sympy.Add(*(i * s for i, s in zip(ld.indices, t.strides, strict=True))))
+                for a in place.free_symbols & set(m.all_axes):
+                    step = abs(hint(place.coeff(a)))
+                    for d in reversed(self.group.bindings[m.name][a]) if step else ():
+                        result.setdefault(d, step)
+                        step *= hint(self.group.domain.extents[d])
         return result
 
     def _axis(self, digits: Digits) -> sympy.Expr:

@@ -67,8 +67,9 @@ def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
         if accumulators is None:  # the first iteration begins the targets in memory; there may be none
             emit_nodes(ctx, nest, without_elements(ctx, reduced, loop))
         started += accumulators or []
-    cascades = [c for r in _cascading(nest, loop) for c in reductions.begin_cascade(ctx, r, loop)]
+    cascades = [c for r in _noted(nest, loop, "cascade") for c in reductions.begin_cascade(ctx, r, loop)]
     started += [inner for _, inner in cascades]
+    holds = [h for r in _noted(nest, loop, "hold") for h in reductions.hold(ctx, r, loop)]
     ctx.extents[loop.var] = loop.extent
     around, notes = (ctx.ahead, ctx.ahead_of_stores), dict(loop.annotations)
     ctx.ahead = int(notes.get("prefetch", ctx.ahead))
@@ -82,6 +83,8 @@ def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
             started = _counted(ctx, nest, loop, low, high, started)
     del ctx.extents[loop.var]
     ctx.ahead, ctx.ahead_of_stores = around
+    for taken, held, at in holds:
+        reductions.release(ctx, taken, held, at)
     inner = len(started) - len(cascades)
     for acc in started[:inner]:
         reductions.finish(ctx, acc)
@@ -89,12 +92,13 @@ def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
         reductions.finish_cascade(ctx, outer, acc)
 
 
-def _cascading(nest: Nest, loop: Loop) -> list[Reduced]:
-    """The reductions that sum this loop by itself before they add it to what is outside: shorter sums.
+def _noted(nest: Nest, loop: Loop, note: str) -> list[Reduced]:
+    """The reductions that go on outside of a loop with such an annotation.
 
-    Smaller errors.
+    ``cascade``: they sum this loop by itself before they add it to what is outside; shorter sums, smaller errors.
+    ``hold``: they keep in registers what this loop updates, where it is one of many.
     """
-    if not dict(loop.annotations).get("cascade"):
+    if not dict(loop.annotations).get(note):
         return []
     found = (nest.reductions[n.name] for n in blocks_inside(loop) if n.name in nest.reductions)
     return [r for r in found if loop.var in r.vars and r.outermost is not None and r.outermost.var != loop.var]

@@ -121,6 +121,41 @@ def begin_cascade(ctx: Context, reduced: Reduced, loop: Loop) -> list[tuple[Accu
     return pairs
 
 
+def hold(ctx: Context, reduced: Reduced, loop: Loop) -> list[tuple[Accumulator, Accumulator, str]]:
+    """Accumulators that one run of ``loop`` updates again and again, in slots of their own, which registers hold.
+
+    What is outside, what replaces it, and its place there: a loop between selects it.
+    """
+    held = []
+    inside = {lp.var for lp in reduced.path[reduced.path.index(loop) :]}
+    for k, statement in enumerate(reduced.block.body):
+        outer = ctx.accumulators.get((reduced.block.name, k))
+        if not isinstance(statement, Update) or not isinstance(outer, Accumulator) or outer.runs_on:
+            continue
+        if not outer.dims or any(d.var in inside for d in outer.dims):
+            continue
+        at = position(ctx, outer)
+        slots = tuple(make_slot(ctx, 1, s.dtype, s.lanes) for s in outer.slots)
+        inner = replace(outer, slots=slots, dims=())
+        _copy(ctx, outer, at, inner, "0")
+        ctx.accumulators[reduced.block.name, k] = inner
+        held.append((outer, inner, at))
+    return held
+
+
+def release(ctx: Context, outer: Accumulator, inner: Accumulator, at: str) -> None:
+    """Put back what ``hold`` took."""
+    for key, value in ctx.accumulators.items():
+        if value is inner:
+            ctx.accumulators[key] = outer
+    _copy(ctx, inner, "0", outer, at)
+
+
+def _copy(ctx: Context, source: Accumulator, at: str, target: Accumulator, to: str) -> None:
+    for slot, place in zip(source.slots, target.slots, strict=True):
+        ctx.b.line(f"store {read(ctx, slot, at)}, ptr {element(ctx, place, to)}")
+
+
 def finish_cascade(ctx: Context, outer: Accumulator, inner: Accumulator) -> None:
     """Add what one run of the inner loop gathered to the accumulators outside."""
     for key, value in ctx.accumulators.items():

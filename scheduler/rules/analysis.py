@@ -118,6 +118,12 @@ def _analyse(same: SameNest) -> Shape:
     )  # fmt: skip
 
 
+def reads_results(shape: Shape) -> bool:
+    """Whether a stage needs what another reduces, so that the elements are visited more than once."""
+    reduced = {w.buffer for b in shape.reductions for w in b.writes}
+    return any(ld.buffer in reduced for b in shape.blocks for ld in b.reads)
+
+
 def _crosses(block: Block) -> bool:
     """Whether a block reduces over rows, or pieces of them, for each of the inner dimensions: lowering gives those
     their names."""

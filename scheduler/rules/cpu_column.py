@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...ir.loops import LoopNest
+from ...ir.loops import Block, LoopNest, Update
 from ...ir.target import Target
 from ..schedule import Schedule
-from .analysis import Shape, analyse
+from .analysis import Shape, analyse, reads_results
 from .cpu_common import (
     TILE,
     best_vector,
@@ -25,6 +25,9 @@ from .cpu_common import (
     tile_lanes,
 )
 from .registry import Params, Rule, Value
+
+# Rows that are added to accumulators while these are in registers.
+HELD = 4
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -49,7 +52,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     unroll, partials = (int(params["unroll"]), int(params["turns"])), int(params["partials"])
     rows = len(shape.rows)
     inline_cheap(schedule)
-    one_visit = not _reads_results(shape)
+    one_visit = not reads_results(shape)
     if partials > 1:
         cut = [p for b in shape.reductions if (p := cut_rows(schedule, b.name, rows, partials)) is not None]
         if not one_visit or not cut:
@@ -76,12 +79,6 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         merge_rows(schedule, rows)
         merge_inner(schedule, rows)
     parallel_roots(schedule, target)
-
-
-def _reads_results(shape: Shape) -> bool:
-    """Whether a stage needs what another reduces, so that the elements are visited more than once."""
-    reduced = {w.buffer for b in shape.reductions for w in b.writes}
-    return any(ld.buffer in reduced for b in shape.blocks for ld in b.reads)
 
 
 def _cut_elements(schedule: Schedule, block: str, rows: int, partials: int) -> bool:
@@ -146,14 +143,30 @@ def lanes_inside(
         schedule.unroll(wide)
         schedule.vectorize(element)
         return
-    if inner and is_long(schedule, inner[-1], 1):
-        *rest, last = inner
-        outside, run = schedule.split(last, [None, run_length(schedule, last, 1)])
-        schedule.annotate(run, "cascade", True)
-        inner = [*rest, outside, run]
+    if inner:
+        *rest, run = inner
+        is_sum_of_sums = is_long(schedule, run, 1)
+        if is_sum_of_sums:
+            outside, run = schedule.split(run, [None, run_length(schedule, run, 1)])
+            rest.append(outside)
+        many = schedule.nest.symbols.hint(schedule.extent(run)) >= 4 * HELD
+        if many and len(lanes) > 1 and all(_is_wide(schedule.block(b)) for b in together):
+            run, held = schedule.split(run, [None, HELD])
+            lanes.insert(-1, held)
+            schedule.unroll(held)
+            schedule.annotate(held, "chain", True)
+            schedule.annotate(held, "hold", True)
+        if is_sum_of_sums:
+            schedule.annotate(run, "cascade", True)
+        inner = [*rest, run]
     if inner:
         schedule.reorder(*outer, *inner, *lanes)
     schedule.vectorize(lanes[-1])
+
+
+def _is_wide(block: Block) -> bool:
+    """Whether a block keeps several accumulators a column, so that loading and storing them is most of the work."""
+    return any(isinstance(s, Update) and len(s.values) > 1 for s in block.body)
 
 
 def _turns(vectors: int, most: int) -> int:

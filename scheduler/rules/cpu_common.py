@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import sympy
 
 from ...ir.dtypes import DType
-from ...ir.expr import Call, Const, Expr, IndexValue, Load, children, flops, walk
+from ...ir.expr import Call, Const, Expr, IndexValue, Load, children, flops, free_symbols, walk
 from ...ir.iterations import ITERATIONS
 from ...ir.loops import AxisKind, Block, Loop, LoopKind, LoopNest, Scope, Store, Update, blocks
 from ...ir.target import Target
@@ -68,15 +68,24 @@ def lane_bytes(nest: LoopNest) -> int:
 
     And halves compute wide.
     """
-    widest = 4
-    for block, _ in blocks(nest):
-        for s in block.body:
-            for v in values(s):
-                # An index that is looked up for a whole vector is no lane.
-                widest = max(
-                    [widest, *(e.dtype.itemsize for e in _lanes(v) if not isinstance(e, Load) or e.dtype.is_float)]
-                )
-    return min(widest, 8)
+    return _widest(e for block, _ in blocks(nest) for s in block.body for v in values(s) for e in _lanes(v))
+
+
+def moving_bytes(schedule: Schedule, loop: str) -> int:
+    """The same of what differs from one iteration of a loop to the next: what does not is one value for all lanes."""
+    found: list[Expr] = []
+    for block in blocks_under(schedule.loop(loop)):
+        over = zip(block.axes, block.bindings, strict=True)
+        moving = {axis.var for axis, binding in over if any(s.name == loop for s in binding.free_symbols)}
+        parts = (e for s in block.body for v in values(s) for e in _lanes(v))
+        found += (e for e in parts if not moving.isdisjoint(free_symbols(e)))
+    return _widest(found)
+
+
+def _widest(lanes: Iterable[Expr]) -> int:
+    # An index that is looked up for a whole vector is no lane.
+    sizes = (e.dtype.itemsize for e in lanes if not isinstance(e, Load) or e.dtype.is_float)
+    return min(max((4, *sizes)), 8)
 
 
 def _lanes(value: Expr) -> Iterator[Expr]:
@@ -113,7 +122,7 @@ def choose_width(target: Target, nest: LoopNest, extent: sympy.Expr, unroll: int
 def vectorize_loop(schedule: Schedule, loop: str, target: Target, unroll: int) -> None:
     """Split a loop by the width of its vectors and make the inner part lanes."""
     extent = schedule.extent(loop)
-    width = choose_width(target, schedule.nest, extent, unroll)
+    width = choose_width(target, schedule.nest, extent, unroll, moving_bytes(schedule, loop))
     if width == 1:
         return
     inner = loop

@@ -22,6 +22,7 @@ from .cpu_common import (
 )
 from .cpu_online import in_tiles, keep_states
 from .cpu_prefetch import fetch_ahead
+from .cpu_short import TOGETHER, is_short, rows_together
 from .registry import Params, Rule, Value
 
 
@@ -30,12 +31,17 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
-    return unroll_values(nest, target)
+    found = unroll_values(nest, target)
+    return {**found, "together": (TOGETHER, 1)} if is_short(nest, target) else found
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     rows = row_loops(analyse(schedule.nest))
     inline_cheap(schedule)
+    if (together := int(params.get("together", 1))) > 1:
+        rows_together(schedule, target, rows, together, int(params["unroll"]))
+        parallel_roots(schedule, target)
+        return
     keep_states(schedule)
     merge_rows(schedule, rows)
     in_tiles(schedule, rows)
