@@ -15,7 +15,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from ...ir.dtypes import DType
 from ...ir.expr import Index, Load, is_value
 from ...ir.index import simplify
-from ...ir.loops import Buffer, Scope
+from ...ir.loops import AxisKind, Buffer, Scope
 from ..kernel import EmitError
 from .expressions import Expressions
 from .program import Program
@@ -226,10 +226,12 @@ class Values(Expressions):
                 self.apart[buffer.name, tile.position] = tile
             return
         text, dims, linear, parts = self.address(buffer, indices, {}, ())
-        if not value.dims <= dims:
+        single = value.dims - dims
+        if not single <= self._single():
             raise EmitError(
                 f"block {self.info.block.name} stores values of several lanes to one element of {buffer.name}"
             )
+        dims |= single
         bounds = self.bounds(dims) if ended is None else self.bounds_of_results(dims, ended)
         mask = self.all_of(bounds)
         if mask is not None and not mask.dims <= dims:
@@ -237,10 +239,20 @@ class Values(Expressions):
         suffix = f", mask={mask.text}" if mask is not None else ""
         self.out.forget(buffer.name)
         where = self.pointer(buffer, text)
+        if single:
+            where = self.broadcast(Value(where, dims - single, buffer.dtype), dims).text
         kept = value.text if not value.literal else value.typed
         self.out.line(f"tl.store({where}, {kept}{suffix})")
         self.stored.add(buffer.name)
-        self.out.remember(("load", buffer.name, linear, parts, _texts(bounds), ()), value)
+        if not single:
+            self.out.remember(("load", buffer.name, linear, parts, _texts(bounds), ()), value)
+
+    def _single(self) -> Dims:
+        """The tile axes along which the block has one element: indices leave them out, and a mask the other lanes."""
+        assert self.info is not None
+        spatial = [a for a in self.info.block.axes if a.kind is AxisKind.SPATIAL and a.extent != 1]
+        several = frozenset[sympy.Symbol]().union(*(self.dims(self._axes[a.var]) for a in spatial))
+        return self.info.spatial - several
 
 
 def _texts(*conjuncts: tuple[Value, ...]) -> tuple[str, ...]:

@@ -146,12 +146,15 @@ class Causal(torch.nn.Module):
 
 
 def kernels(rows: int, width: int) -> list[str]:
-    return [s.rule for s in schedules(rows, width)]
+    return [s.rule for s in causal_schedules(rows, width)]
 
 
-def schedules(rows: int, width: int) -> list[Schedule]:
-    shapes = [torch.empty(2, rows, 2 * width, dtype=torch.bfloat16)] * 3
-    model, inputs = on_fake_device(Causal(2), shapes, "cuda")
+def causal_schedules(rows: int, width: int) -> list[Schedule]:
+    return schedules(Causal(2), [torch.empty(2, rows, 2 * width, dtype=torch.bfloat16)] * 3)
+
+
+def schedules(model: torch.nn.Module, shapes: list[torch.Tensor]) -> list[Schedule]:
+    model, inputs = on_fake_device(model, shapes, "cuda")
     (gm,) = capture(model, inputs)
     graph = import_graph(gm)
     for graph_pass in GRAPH_PASSES:
@@ -160,9 +163,32 @@ def schedules(rows: int, width: int) -> list[Schedule]:
 
 
 def test_a_user_s_attention_is_one_kernel(agrees):
-    (schedule,) = schedules(37, 16)
+    (schedule,) = causal_schedules(37, 16)
     assert schedule.rule == "gpu_attention"
     agrees(schedule.nest, tolerance=2e-2)
+
+
+class Decode(torch.nn.Module):
+    """One query against a cache, of which places after the present one count for nothing."""
+
+    def forward(self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        q = x.view(1, 1, 4, 32).transpose(1, 2)
+        mask = torch.where(torch.arange(70, device=x.device) <= at, 0.0, float("-inf"))
+        scores = (q @ keys.transpose(-1, -2)).float() * 32**-0.5 + mask
+        return (scores.softmax(-1).to(x.dtype) @ values).transpose(1, 2).reshape(1, 128)
+
+
+def test_one_query_whose_results_leave_its_axis_out(agrees):
+    """Where the only query is at place 0, rows of a tile beyond it have no place of their own."""
+    cache = torch.empty(1, 4, 70, 32, dtype=torch.bfloat16)
+    inputs = [torch.empty(1, 128, dtype=torch.bfloat16), cache, cache, torch.empty(1, dtype=torch.int64)]
+    (schedule,) = schedules(Decode(), inputs)
+    assert schedule.rule == "gpu_attention"
+    rng, given = np.random.default_rng(0), {}
+    for b in (p for p in schedule.nest.params if p.name not in schedule.nest.outputs):
+        values = np.array([33]) if b.dtype.is_int else rng.standard_normal(tuple(map(int, b.shape)))
+        given[b.name] = values.astype(b.dtype.numpy)
+    agrees(schedule.nest, inputs=given, tolerance=2e-2)
 
 
 def test_attention_that_fits_no_tile_stays_with_the_library():
