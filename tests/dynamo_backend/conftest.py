@@ -24,6 +24,7 @@ from torch_mlc.ir.graph import Graph, Library
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.dynamo_backend.played_programs import both, played  # noqa: F401
+from tests.versions import ISOLATES
 from tests.workers import leave_guards_untimed
 
 leave_guards_untimed()
@@ -34,6 +35,8 @@ def traced_graphs() -> Iterator[None]:
     """AOTAutograd traces every graph: what a test changes of our own code is no part of its cache's key. Sizes that
     earlier tests have seen make none of it vary, in torch.compile and in explain."""
     pgo.reset_code_state()
+    if not ISOLATES:  # entries of explanations count toward the limit of those that a function may have
+        torch._dynamo.reset()
     with functorch_config.patch(enable_autograd_cache=False):
         yield
 

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from tests import warm_processes
+from tests.versions import needs_aot_compile
 from torch_mlc.dynamo_backend.caches import saved_program
 from torch_mlc.dynamo_backend.caches.saved_program import SavedProgram, SavedProgramError
 from torch_mlc.ir.target import Target
 from torch_mlc.runtime.options import Options
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = [pytest.mark.usefixtures("fresh_compiler"), needs_aot_compile]
 
 MODELS = """
 import torch

@@ -15,6 +15,7 @@ from torch._dynamo import config
 from torch._dynamo.decorators import mark_unbacked
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from tests.versions import TORCH
 from torch_mlc.dynamo_backend.capture import capture
 from torch_mlc.dynamo_backend.compile import compile_graph
 from torch_mlc.dynamo_backend.fake_device import retarget
@@ -97,6 +98,8 @@ def results(name: str, way: str, backend: str | None) -> list[Tensor | None]:
 
 @pytest.mark.parametrize(("name", "way"), WAYS, ids=str)
 def test_a_number_of_rows_that_is_not_known(name: str, way: str) -> None:
+    if way == "marked" and name in ("cross-entropy", "losses of rows") and TORCH < (2, 12):
+        pytest.skip("torch 2.11 asks whether two numbers of rows differ, whatever the backend")
     with config.patch(capture_dynamic_output_shape_ops=True):
         torch.testing.assert_close(results(name, way, "mlc"), results(name, way, None), rtol=1e-4, atol=1e-5)
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.versions import torch_mends_it
+
 INF = float("inf")
 
 
@@ -66,8 +68,8 @@ def distances(y: Tensor, z: Tensor, places: Tensor) -> Tensor:
 
 
 FUNCTIONS = [
-    amax, largest_of_all, amin, norm, matrix_norm, both_ends, renormed, scattered, scattered_into_itself, rows_by_index,
-    segments, distances,
+    amax, largest_of_all, amin, norm, matrix_norm, renormed, scattered, scattered_into_itself, rows_by_index, segments,
+    distances, pytest.param(both_ends, marks=torch_mends_it),
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch._dynamo.utils import counters as dynamo_counters
 from torch._functorch import config as functorch_config
 
+from tests.versions import torch_mends_it
 from torch_mlc.codegen.host_lines import place_text, places_in, program_with_lines, with_lines
 from torch_mlc.ir.errors import DivisionByZeroError, FreedInputError, OutOfRangeError
 from torch_mlc.ir.graph import Origin
@@ -100,6 +101,7 @@ def test_the_line_is_that_of_the_model_at_hand(model_in: Callable[..., Fn], form
     assert compiled == [1 + training] * 3
 
 
+@torch_mends_it
 @pytest.mark.parametrize("form", ["python", "native"])
 def test_an_error_of_a_library(model_in: Callable[..., Fn], form: str) -> None:
     source = "import torch\ndef run(x):\n    y = x.sin() + 1\n    return torch.linalg.inv(y - y)\n"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_mlc
+from tests.versions import torch_mends_it
 from torch_mlc.ir.graph import Graph
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -93,6 +94,7 @@ def test_the_place_of_a_median_is_the_librarys(check: Check) -> None:
     check(lambda x: list(torch.median(x, 1)), torch.randn(3, 8), library=["aten::median.dim"])
 
 
+@torch_mends_it
 def test_quantiles(check: Check) -> None:
     for x in (torch.randn(3, 11), row(3, 11)):
         check(lambda x: [torch.quantile(x, 0.3, 1), torch.nanquantile(x, 0.8)], x)

@@ -76,7 +76,7 @@ def test_eager_s_own_error(name: str) -> None:
         torch.compile(fn, backend="mlc")(x)
     # Of one_hot torch's tracing knows only the parts, and one of them raises.
     if name == "one_hot":
-        assert "not implemented for 'Bool'" in str(ours.value)
+        assert "not implemented for 'Bool'" in str(ours.value) or "one_hot is only applicable" in str(ours.value)
     else:
         assert (type(ours.value), str(ours.value)) == (type(eager.value), str(eager.value))
 

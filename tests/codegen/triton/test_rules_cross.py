@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.versions import heavy_with_triton_3_6
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.dynamo_backend.capture import capture
@@ -65,7 +66,7 @@ def test_every_choice_interpreted(agrees: Callable[..., KernelSource]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("columns", [1024, 4096, 5000, 8192])
+@pytest.mark.parametrize("columns", [pytest.param(1024, marks=heavy_with_triton_3_6), 4096, 5000, 8192])
 def test_no_spills(columns: int, dtype: torch.dtype) -> None:
     for nest in nests(4096, columns, dtype):
         schedule = default_schedule(nest, SM90)
@@ -91,7 +92,7 @@ def test_narrow_rows_interpreted(
     assert traffic.moved == traffic.least
 
 
-@pytest.mark.parametrize("columns", [16384, 12000])
+@pytest.mark.parametrize("columns", [pytest.param(16384, marks=heavy_with_triton_3_6), 12000])
 def test_long_rows_with_two_sums(columns: int) -> None:
     """The gradient and the row stay in registers as half types, beside both sums."""
     first, _ = nests(4096, columns, torch.bfloat16)
