@@ -21,8 +21,8 @@ def environment_fingerprint() -> str:
     digest = hashlib.sha256(platform.python_version().encode())
     for name in _LIBRARIES:
         digest.update(f"{name}={_version(name)};".encode())
-    for path in _sources():
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for name, path in _sources():
+        digest.update(name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -43,9 +43,11 @@ def _version(name: str) -> str:
         return "none"
 
 
-def _sources() -> Iterable[Path]:
+def _sources() -> Iterable[tuple[str, Path]]:
+    """Our files, each with its path in the package: files of different folders may have one name."""
     package = __name__.split(".")[0]
     for room in ROOMS:
         spec = find_spec(f"{package}.{room}")
         for folder in sorted(spec.submodule_search_locations or ()) if spec else ():
-            yield from sorted(Path(folder).rglob("*.py"))
+            for path in sorted(Path(folder).rglob("*.py")):
+                yield f"{room}/{path.relative_to(folder).as_posix()}", path
