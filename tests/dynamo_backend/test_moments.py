@@ -160,7 +160,8 @@ def gpu_errors() -> list[float]:
 def test_kernels_of_gpus(tmp_path: Path) -> None:
     """The interpreter adds up a tile one element after the other, where a GPU does so by halves."""
     environment = dict(os.environ, TRITON_INTERPRET="1", MLC_CACHE_DIR=str(tmp_path), PYTHONPATH=str(ROOT))
-    command = "import json\nfrom tests.dynamo_backend import test_moments as t\nprint(json.dumps(t.gpu_errors()))"
+    this = ".".join(Path(__file__).relative_to(ROOT).with_suffix("").parts)
+    command = f"import json\nimport {this} as t\nprint(json.dumps(t.gpu_errors()))"
     ran = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True, cwd=ROOT)
     assert ran.returncode == 0, ran.stderr[-3000:]
     errors = json.loads(ran.stdout.splitlines()[-1])
