@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_mlc.dynamo_backend.compile import compile_graph
-from torch_mlc.dynamo_backend.decompositions import decomposition_table
-from torch_mlc.runtime.options import Options
+from torch_mlc.dynamo_backend.entry.compile import compile_graph
+from torch_mlc.dynamo_backend.importing.decompositions import decomposition_table
+from torch_mlc.runtime.settings.options import Options
 
 from .schema import CaseResult, PeerResult
 

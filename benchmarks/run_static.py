@@ -16,14 +16,14 @@ from typing import TypeAlias
 
 import torch_mlc
 from torch_mlc.codegen.kernel import KernelSource
-from torch_mlc.dynamo_backend.kernels import emit
-from torch_mlc.dynamo_backend.lighter import fitting_code
+from torch_mlc.dynamo_backend.compiling.kernels import emit
+from torch_mlc.dynamo_backend.compiling.lighter import fitting_code
 from torch_mlc.dynamo_backend.reports.report import GraphReport, KernelReport, Report
 from torch_mlc.ir.target import Target, TargetError, gpu_target
-from torch_mlc.runtime.device_library import device_library
-from torch_mlc.runtime.gpu_report import ResourceReport
-from torch_mlc.runtime.kernels import KernelCode, compile_source, kernel_store
-from torch_mlc.scheduler.lower import lower_to_loops
+from torch_mlc.runtime.compile.device_library import device_library
+from torch_mlc.runtime.compile.kernels import KernelCode, compile_source, kernel_store
+from torch_mlc.runtime.triton.report import ResourceReport
+from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.rules import default_schedule
 
 from .machine import describe_machine, describe_versions

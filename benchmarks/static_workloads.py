@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_mlc.dynamo_backend.fake_device import on_fake_device
+from torch_mlc.dynamo_backend.tracing.fake_device import on_fake_device
 
 from .kernels.attention import softcap
 from .kernels.norms import rms_norm

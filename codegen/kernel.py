@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import sympy
 
 from ..ir.errors import MlcError
-from ..ir.loops import Buffer
+from ..ir.nest.loops import Buffer
 
 # Bytes of which an address is a multiple unless a buffer or a call says otherwise, and by which GPU code is chosen.
 ALIGNMENT = 16

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from .errors import MlcError
-from .graph import IRModule
-from .printer import show
-from .verify import verify
+from .graph.graph import IRModule
+from .text.printer import show
+from .verify.verify import verify
 
 
 class PassError(MlcError):

@@ -24,7 +24,7 @@ import llvmlite
 import llvmlite.binding as llvm
 import torch
 
-from ..codegen.host_objects import NUMBERS, OUTSIDE
+from ..codegen.host.native.objects import NUMBERS, OUTSIDE
 from ..codegen.kernel import KernelSource
 from ..ir.errors import DivisionByZeroError, MlcError, OutOfRangeError
 from ..ir.target import Target
@@ -244,7 +244,8 @@ def _stand_ins() -> LoadedObject:
 # --- calls from Python ------------------------------------------------------------------------------------------------
 
 # A C function for Python (METH_FASTCALL): its "self" is the address of a kernel, its arguments go into one array of
-# int64. Behind them is room for what a kernel has to say of an index that is out of range (codegen/llvm/scatter.py).
+# int64. Behind them is room for what a kernel has to say of an index that is out of range
+# (codegen/llvm/memory/scatter.py).
 _TRAMPOLINE = """
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare ptr @PyEval_SaveThread()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..ir.errors import MlcError
-from ..ir.loops import LoopNest
-from ..ir.printer import show
+from ..ir.nest.loops import LoopNest
+from ..ir.text.printer import show
 
 
 class DatabaseWarning(UserWarning):

@@ -17,7 +17,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["torch", "torch._dynamo", "torch_mlc.dynamo_backend.backend", "tests.warm_processes"])
+_SERVER.set_forkserver_preload(
+    ["torch", "torch._dynamo", "torch_mlc.dynamo_backend.entry.backend", "tests.warm_processes"]
+)
 
 
 @dataclass(frozen=True, slots=True)

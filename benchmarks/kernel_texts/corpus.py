@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from torch_mlc.dynamo_backend.fake_device import on_fake_device
+from torch_mlc.dynamo_backend.tracing.fake_device import on_fake_device
 
 from ..kernels.case import VARIANTS, KernelCase
 from ..kernels.registry import KERNELS

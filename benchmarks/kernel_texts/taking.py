@@ -15,11 +15,11 @@ from unittest import mock
 import torch
 
 import torch_mlc
-from torch_mlc.codegen.host_native import NativeHost
+from torch_mlc.codegen.host.native.native import NativeHost
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.ir.target import Target
-from torch_mlc.runtime.host_native import program_code, support_code
-from torch_mlc.runtime.kernels import KernelCode, KernelStore, compile_source
+from torch_mlc.runtime.compile.kernels import KernelCode, KernelStore, compile_source
+from torch_mlc.runtime.host.native import program_code, support_code
 
 from ..run_models import TRAINING
 from .corpus import Case

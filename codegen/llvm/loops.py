@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from ...ir.dtypes import DType
-from ...ir.expr import symbol
-from ...ir.loops import Block, Bound, Loop, LoopKind, Node, Store, Update, map_nodes, walk_nodes
+from ...ir.expr.dtypes import DType
+from ...ir.expr.value import symbol
+from ...ir.nest.loops import Block, Bound, Loop, LoopKind, Node, Store, Update, map_nodes, walk_nodes
 from ..kernel import EmitError
-from . import reductions
-from .access import bound_mask, store
-from .accumulators import Accumulator, Reduced
-from .builder import Val
-from .context import Context, Mask, conjunction
-from .control import branch, runtime_loop
-from .empty import without_elements
-from .index import in_loops, scalar_index, split_linear
-from .limits import blocks_inside, iterations_above, limited, smax, smin, steady
-from .scatter import checked
-from .values import evaluate
+from .memory.access import bound_mask, store
+from .memory.index import in_loops, scalar_index, split_linear
+from .memory.limits import blocks_inside, iterations_above, limited, smax, smin, steady
+from .memory.scatter import checked
+from .memory.values import evaluate
+from .reductions import reductions
+from .reductions.accumulators import Accumulator, Reduced
+from .reductions.empty import without_elements
+from .text.builder import Val
+from .text.context import Context, Mask, conjunction
+from .text.control import branch, runtime_loop
 
 I64, BOOL = DType.INT64, DType.BOOL
 # Called for a parallel loop: writes the team's function and the call of it. None inside one.

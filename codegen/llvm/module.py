@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from ...ir.dtypes import DType
-from ...ir.expr import flops
-from ...ir.loops import Block, Loop, LoopKind, LoopNest, Update, blocks, walk_nodes
+from ...ir.expr.dtypes import DType
+from ...ir.expr.value import flops
+from ...ir.nest.loops import Block, Loop, LoopKind, LoopNest, Update, blocks, walk_nodes
 from ...ir.target import Target
 from ..kernel import KernelSource
-from .accumulators import reductions_of
-from .bounds import has_checks, report
-from .builder import Builder, Val, element_type
-from .compact import Storage, storage_of
-from .context import SLACK, STATUS, Context, Place
-from .index import scalar_index
 from .loops import Nest, emit_nodes, run_loop
-from .scatter import REPORT, is_checked
+from .memory.bounds import has_checks, report
+from .memory.compact import Storage, storage_of
+from .memory.index import scalar_index
+from .memory.scatter import REPORT, is_checked
+from .reductions.accumulators import reductions_of
 from .table import DECLARATIONS, size_function, table_driver
-from .types import memory_type
+from .text.builder import Builder, Val, element_type
+from .text.context import SLACK, STATUS, Context, Place
+from .text.types import memory_type
 
 I64 = DType.INT64
 # Larger scratch comes from malloc: a thread of OpenMP may have a stack of 2 MiB, or less.

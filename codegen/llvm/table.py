@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sympy
 
-from ...ir.dtypes import DType
-from ...ir.loops import LoopNest
+from ...ir.expr.dtypes import DType
+from ...ir.nest.loops import LoopNest
 from ...ir.target import Target
-from .builder import Builder, Val
-from .context import Context
-from .index import scalar_index
+from .memory.index import scalar_index
+from .text.builder import Builder, Val
+from .text.context import Context
 
 I64 = DType.INT64
 

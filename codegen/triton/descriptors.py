@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import sympy
 
-from ...ir.expr import Index, Load, is_value, loads
-from ...ir.index import simplify
-from ...ir.loops import Buffer, Scope, Update
+from ...ir.expr.index import simplify
+from ...ir.expr.value import Index, Load, is_value, loads
+from ...ir.nest.loops import Buffer, Scope, Update
 from .program import BlockInfo, Program
 from .values import Values
 from .writer import Value, Writer

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...ir.dtypes import DType
-from ...ir.expr import Cast, Expr, Load, free_symbols, is_value
-from ...ir.loops import Scope, Update
-from ...ir.product import bare, factors, multiplied, product_of
+from ...ir.expr.dtypes import DType
+from ...ir.expr.product import bare, factors, multiplied, product_of
+from ...ir.expr.value import Cast, Expr, Load, free_symbols, is_value
+from ...ir.nest.loops import Scope, Update
 from ..kernel import EmitError
 from .functions import cast_text, type_text
 from .program import BlockInfo

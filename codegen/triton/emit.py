@@ -12,7 +12,7 @@ import re
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from ...ir.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Update, walk_nodes
+from ...ir.nest.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Update, walk_nodes
 from ...ir.target import Target
 from ..kernel import NARROW, WIDE, EmitError, KernelSource
 from .descriptors import Descriptors

@@ -14,10 +14,10 @@ from dataclasses import replace
 import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from ...ir.dtypes import DType
-from ...ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, children
-from ...ir.index import simplify
-from ...ir.loops import Scope
+from ...ir.expr.dtypes import DType
+from ...ir.expr.index import simplify
+from ...ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, children
+from ...ir.nest.loops import Scope
 from ..kernel import EmitError
 from .functions import call_text, cast_text, literal, takes_literals, type_text
 from .lanes import Lanes, bare

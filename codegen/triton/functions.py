@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...ir.dtypes import DType
-from ...ir.iterations import ITERATIONS
-from ...ir.ops import OPS
+from ...ir.expr.dtypes import DType
+from ...ir.expr.iterations import ITERATIONS
+from ...ir.expr.ops import OPS
 from ..kernel import EmitError, LibraryOnlyError
 
 # Texts of the arguments and their type, to text.

@@ -21,7 +21,7 @@ from torch.utils._sympy.functions import (
 )
 
 from ...ir.errors import IRError
-from ...ir.symbols import Interval, SymbolTable, interval
+from ...ir.expr.symbols import Interval, SymbolTable, interval
 from ..kernel import INDEX_MAX, EmitError
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from ...ir.dtypes import DType
-from ...ir.expr import Call, Cast, Const, Expr, Select, Var
-from ...ir.iterations import ITERATIONS, iteration
+from ...ir.expr.dtypes import DType
+from ...ir.expr.iterations import ITERATIONS, iteration
+from ...ir.expr.value import Call, Cast, Const, Expr, Select, Var
 from ..kernel import EmitError
 from .functions import call_text, cast_text, iteration_name, literal, type_text, typed_literal
 

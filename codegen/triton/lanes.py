@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 import sympy
 
-from ...ir.dtypes import DType
-from ...ir.expr import Index, is_value
-from ...ir.loops import AxisKind
-from ..brackets import closes_at_end
+from ...ir.expr.dtypes import DType
+from ...ir.expr.value import Index, is_value
+from ...ir.nest.loops import AxisKind
+from ..host.python.brackets import closes_at_end
 from ..kernel import EmitError
 from .functions import type_text
 from .index import index_text

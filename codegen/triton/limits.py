@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from ...ir.loops import Block, Loop, LoopKind, walk_nodes
+from ...ir.nest.loops import Block, Loop, LoopKind, walk_nodes
 from .program import BlockInfo, Conjunct, Program
 
 

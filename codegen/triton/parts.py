@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import sympy
 
-from ...ir.expr import Load, is_value
-from ...ir.loops import Buffer, Scope
+from ...ir.expr.value import Load, is_value
+from ...ir.nest.loops import Buffer, Scope
 from .program import BlockInfo
 from .values import Values
 from .writer import Value, Writer

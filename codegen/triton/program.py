@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 import sympy
 
-from ...ir.expr import Expr, IndexValue, Load, children, is_value, symbol
-from ...ir.loops import AxisKind, Block, Buffer, Loop, LoopKind, LoopNest, Scope, Update, blocks, walk_nodes
-from ...ir.symbols import Size
+from ...ir.expr.symbols import Size
+from ...ir.expr.value import Expr, IndexValue, Load, children, is_value, symbol
+from ...ir.nest.loops import AxisKind, Block, Buffer, Loop, LoopKind, LoopNest, Scope, Update, blocks, walk_nodes
 from ..kernel import INDEX_MAX, EmitError
 from .index import Ranges
 from .writer import Dims

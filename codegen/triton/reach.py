@@ -24,7 +24,7 @@ from torch.utils._sympy.functions import (
 )
 
 from ...ir.errors import IRError
-from ...ir.symbols import interval
+from ...ir.expr.symbols import interval
 from ..kernel import INDEX_MAX
 from .index import Ranges
 

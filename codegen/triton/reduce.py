@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 import sympy
 
-from ...ir.dtypes import DType
-from ...ir.expr import Const, Expr, Load, Select, Var, call, const
-from ...ir.loops import Access, AxisKind, Buffer, Scope, Update
-from ...ir.monoid import LOGSUMEXP, MAX, SUM, Monoid, State
+from ...ir.expr.dtypes import DType
+from ...ir.expr.monoid import LOGSUMEXP, MAX, SUM, Monoid, State
+from ...ir.expr.value import Const, Expr, Load, Select, Var, call, const
+from ...ir.nest.loops import Access, AxisKind, Buffer, Scope, Update
 from ..kernel import EmitError
 from .dot import dot
 from .functions import cast_text, literal, type_text, typed_literal

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import sympy
 
-from ...ir.dtypes import DType
-from ...ir.loops import AxisKind, Update
+from ...ir.expr.dtypes import DType
+from ...ir.nest.loops import AxisKind, Update
 from ..kernel import EmitError
 from .functions import cast_text, literal, type_text
 from .program import BlockInfo

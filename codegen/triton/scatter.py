@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...ir.dtypes import DType
-from ...ir.expr import Expr, Index, is_value
-from ...ir.loops import Buffer, Store, Update
+from ...ir.expr.dtypes import DType
+from ...ir.expr.value import Expr, Index, is_value
+from ...ir.nest.loops import Buffer, Store, Update
 from ..kernel import EmitError
 from .program import BlockInfo
 from .values import Value, Values

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import sympy
 
-from ...ir.loops import AxisKind, Scope
+from ...ir.nest.loops import AxisKind, Scope
 from ..kernel import EmitError
 from .program import BlockInfo
 from .values import Tile, Values

@@ -6,7 +6,7 @@ It takes two pointers. ``table`` has a row of int64 for each call: the addresses
 
 from __future__ import annotations
 
-from ...ir.loops import LoopNest
+from ...ir.nest.loops import LoopNest
 from .functions import type_text
 
 PARAMETERS = ("table_ptr", "programs_ptr")

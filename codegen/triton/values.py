@@ -12,10 +12,10 @@ from typing import Any
 import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from ...ir.dtypes import DType
-from ...ir.expr import Index, Load, is_value
-from ...ir.index import simplify
-from ...ir.loops import AxisKind, Buffer, Scope
+from ...ir.expr.dtypes import DType
+from ...ir.expr.index import simplify
+from ...ir.expr.value import Index, Load, is_value
+from ...ir.nest.loops import AxisKind, Buffer, Scope
 from ..kernel import EmitError
 from .expressions import Expressions
 from .program import Program

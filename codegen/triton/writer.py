@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from ...ir.dtypes import DType
+from ...ir.expr.dtypes import DType
 from .functions import typed_literal
 
 Dims = frozenset[sympy.Symbol]

@@ -27,15 +27,15 @@ from torch._inductor.output_code import OutputCode
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ...codegen.host_lines import Lines
-from ...runtime.fingerprint import environment_fingerprint, key_of
-from ...runtime.kernels import kernel_store_of
-from ...runtime.options import Options
+from ...codegen.host.steps.lines import Lines
+from ...runtime.cache.fingerprint import environment_fingerprint, key_of
+from ...runtime.cache.torch_sources import torch_sources
+from ...runtime.compile.kernels import kernel_store_of
+from ...runtime.settings.options import Options
 from ...runtime.timing import process_times
-from ...runtime.torch_sources import torch_sources
-from ..compiled import CompiledGraph, stored_graph
-from ..origins import numbers_of
-from ..rewrites.share_nodes import storage_of
+from ..aten_passes.share_nodes import storage_of
+from ..compiling.compiled import CompiledGraph, stored_graph
+from ..tracing.origins import numbers_of
 from .aot_key import KEYS_WITHOUT_INDUCTOR, OWN, shape_env
 from .saved_program import SavedProgram, SavedProgramError, Saver
 from .surroundings import surroundings

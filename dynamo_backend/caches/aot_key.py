@@ -19,8 +19,8 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ..rewrites.share_nodes import storage_of
-from ..substitution import Substitution
+from ..aten_passes.share_nodes import storage_of
+from ..tracing.substitution import Substitution
 
 # Ops whose definitions are torch's own text. Others may run a user's Triton kernels, whose text torch's key has.
 OWN = ("aten", "prims", "prim")

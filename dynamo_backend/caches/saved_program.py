@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...ir.errors import MlcError
 from ...ir.target import Target, TargetError
-from ...runtime.cache_entry import DamagedEntry
-from ...runtime.fingerprint import environment_fingerprint, key_of
-from ...runtime.kernels import KernelStore
-from ...runtime.options import Options
+from ...runtime.cache.entry import DamagedEntry
+from ...runtime.cache.fingerprint import environment_fingerprint, key_of
+from ...runtime.compile.kernels import KernelStore
+from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
-from ..compiled import CompiledGraph, stored_graph
+from ..compiling.compiled import CompiledGraph, stored_graph
 
 # What of the settings tells how a program is loaded; the rest is that of the process that loads it.
 _KEPT = ("target", "threads", "host_program", "cuda_graphs", "cuda_graph_shapes", "cuda_graph_copies")

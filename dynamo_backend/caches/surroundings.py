@@ -11,12 +11,13 @@ from uuid import uuid4
 
 import torch
 
-from ...runtime.fingerprint import key_of
-from ...runtime.foreign_code import foreign_code
-from ...runtime.options import Options
+from ...runtime.cache.fingerprint import key_of
+from ...runtime.cache.foreign_code import foreign_code
+from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...scheduler import rules
-from .. import converters, plans
+from .. import converters
+from ..compiling import plans
 
 # What the code of a kernel depends on as well as that of its graph.
 _SETTINGS, _FOREIGN = "settings", "code of others in torch-mlc"

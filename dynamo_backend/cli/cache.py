@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from ...runtime.cache import DiskCache
+from ...runtime.cache.cache import DiskCache
 from .near import Commands, program_name, tell
 from .options import cache_folder_here
 from .tune import counted, forget_tuned, summary, tuned_here

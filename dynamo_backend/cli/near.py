@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import click
 
-from ...runtime.option_variables import edit_distance
+from ...runtime.settings.variables import edit_distance
 
 # Words that are no commands, and where what they ask for is.
 _ELSEWHERE = {

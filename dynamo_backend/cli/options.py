@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from ...runtime.options import (
+from ...runtime.settings.options import (
     OptionError,
     Options,
     OptionSpec,

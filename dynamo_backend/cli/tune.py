@@ -13,11 +13,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ...runtime.fingerprint import environment_fingerprint
-from ...scheduler.database import Database, Tuned
+from ...runtime.cache.fingerprint import environment_fingerprint
 from ...scheduler.error import DatabaseWarning
-from ...scheduler.overrides import SHORT
-from ..tuning import DATABASE
+from ...scheduler.schedule.overrides import SHORT
+from ...scheduler.tuning.database import Database, Tuned
+from ..compiling.tuning import DATABASE
 from .near import Commands, program_name, tell
 from .options import cache_folder_here
 

@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-from . import (
+from . import libraries
+from .context import Domain, ImportContext, Scalar, Tensor
+from .index import (
     adaptive_pooling,
-    associative,
-    attention,
-    batch_norm,
     borders,
-    create,
-    distance,
-    divisions,
-    elementwise,
-    factors,
-    foreach,
-    gamma,
     gather,
     grid,
     histograms,
-    join,
-    libraries,
-    logical,
-    losses,
     masked,
-    multinomial,
-    norms,
-    orthogonal,
     pooling,
-    products,
-    rand,
     ranks,
-    reductions,
-    replays,
     resample,
-    scans,
     scatter,
     search,
     segments,
-    softmax,
-    special,
     unfolding,
     views,
 )
-from .context import Domain, ImportContext, Scalar, Tensor
+from .index import concat as join
+from .linear import attention, distance, factors, products
+from .math import create, divisions, elementwise, foreach, gamma, logical, orthogonal, special
+from .random import multinomial, rand, replays
+from .reduce import batch_norm, losses, norms, reductions, softmax
 from .registry import CONVERTERS, LIBRARY_REASONS, Converter, NoConversion, converter
+from .scan import associative, scans
 from .sizes import SizeMap
 from .terms import axes, convert
 

@@ -11,12 +11,12 @@ import sympy
 import torch
 from torch import fx
 
-from ...ir.dtypes import DType
 from ...ir.errors import IRError
-from ...ir.expr import Const, Expr, Index, Load, call, const, is_value, symbol
-from ...ir.graph import Compute, Graph, Library, Node, Origin, Reduction, Ref, TensorType, View
-from ...ir.loops import contiguous_strides
-from ...ir.monoid import Monoid
+from ...ir.expr.dtypes import DType
+from ...ir.expr.monoid import Monoid
+from ...ir.expr.value import Const, Expr, Index, Load, call, const, is_value, symbol
+from ...ir.graph.graph import Compute, Graph, Library, Node, Origin, Reduction, Ref, TensorType, View
+from ...ir.nest.loops import contiguous_strides
 from .registry import NoConversion
 from .sizes import SizeMap, size_value
 from .terms import axes, convert

@@ -12,9 +12,9 @@ from functools import cache
 
 import numpy as np
 
-from ...ir.dtypes import DType
-from ...ir.expr import Expr, Select, call, const
-from ...ir.graph import TensorType
+from ...ir.expr.dtypes import DType
+from ...ir.expr.value import Expr, Select, call, const
+from ...ir.graph.graph import TensorType
 from .context import ImportContext, Scalar, Tensor
 from .terms import axes, convert
 

@@ -26,10 +26,10 @@ from torch.utils._sympy.functions import (
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from ...ir.dtypes import DType
-from ...ir.expr import Const, Expr, IndexValue, call, cast, const, symbol
-from ...ir.graph import MADE_SIZE, GraphInput, Input, Library, Node, TensorType
-from ...ir.symbols import PositivePart, Size, SymbolTable, is_indexed
+from ...ir.expr.dtypes import DType
+from ...ir.expr.symbols import PositivePart, Size, SymbolTable, is_indexed
+from ...ir.expr.value import Const, Expr, IndexValue, call, cast, const, symbol
+from ...ir.graph.graph import MADE_SIZE, GraphInput, Input, Library, Node, TensorType
 from .registry import NoConversion
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

@@ -9,10 +9,10 @@ from functools import cache
 import sympy
 import torch
 
-from ...ir.dtypes import DType
-from ...ir.expr import Const, Expr, IndexValue, Select, call, cast, const, symbol
-from ...ir.loops import contiguous_strides
-from ...ir.monoid import highest
+from ...ir.expr.dtypes import DType
+from ...ir.expr.monoid import highest
+from ...ir.expr.value import Const, Expr, IndexValue, Select, call, cast, const, symbol
+from ...ir.nest.loops import contiguous_strides
 
 
 @cache

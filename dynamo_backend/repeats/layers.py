@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from torch import fx
 from torch._ops import HigherOrderOperator
 
-from ..caches.graph_key import GraphKey
 from ..converters.context import KEEPS_ROUNDING
-from ..origins import origins_of
+from ..importing.graph_key import GraphKey
+from ..tracing.origins import origins_of
 
 # So many layers are kept at the front and at the end; between them, two at least have nothing but layers around.
 HEAD, TAIL = 3, 2

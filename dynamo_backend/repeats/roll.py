@@ -11,11 +11,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from ...codegen.host import BindSize, CallLibrary, Free, HostProgram, Launch, MakeView, Repeat, Return, Step
-from ...codegen.host_lines import Lines, with_lines
-from ...codegen.host_repeat import names_of, renamed_step
-from ...ir.graph import GraphOutput, Input, View
-from ..origins import lines_of
+from ...codegen.host.steps.lines import Lines, with_lines
+from ...codegen.host.steps.program import (
+    BindSize,
+    CallLibrary,
+    Free,
+    HostProgram,
+    Launch,
+    MakeView,
+    Repeat,
+    Return,
+    Step,
+)
+from ...codegen.host.steps.repeat import names_of, renamed_step
+from ...ir.graph.graph import GraphOutput, Input, View
+from ..tracing.origins import lines_of
 from .layers import HEAD
 from .repeating import NotAlike, Repeating
 

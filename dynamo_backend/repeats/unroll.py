@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...ir.graph import Graph, Node, uses
+from ...ir.graph.graph import Graph, Node, uses
 from .layers import HEAD
 from .repeating import NotAlike, Repeating
 

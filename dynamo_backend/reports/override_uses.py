@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable
 from functools import lru_cache
 
-from ...scheduler.overrides import Overrides
+from ...scheduler.schedule.overrides import Overrides
 
 
 class OverrideWarning(UserWarning):

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from ...ir.loops import LoopNest
-from ...ir.printer import show
+from ...ir.nest.loops import LoopNest
 from ...ir.target import Target
-from ...runtime.gpu_report import ResourceReport
+from ...ir.text.printer import show
 from ...runtime.plain_text import readable
-from ...scheduler.function import TensorFunction
-from ...scheduler.function_text import function_text
-from ...scheduler.overrides import SHORT, workload_of
-from ...scheduler.trace import Trace
+from ...runtime.triton.report import ResourceReport
+from ...scheduler.functions.function import TensorFunction
+from ...scheduler.functions.function_text import function_text
+from ...scheduler.schedule.overrides import SHORT, workload_of
+from ...scheduler.schedule.trace import Trace
 from .graph_traffic import GraphTraffic
 from .traffic import Traffic
 

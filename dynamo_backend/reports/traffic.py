@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 import sympy
 
-from ...ir.expr import Expr, Index, Load, flops, free_symbols, is_value, symbol
-from ...ir.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, Store, blocks
+from ...ir.expr.value import Expr, Index, Load, flops, free_symbols, is_value, symbol
+from ...ir.nest.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, Store, blocks
 
 _Place: TypeAlias = tuple[sympy.Symbol, ...]
 

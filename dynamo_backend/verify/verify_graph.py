@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx
 
 from ...ir.errors import MlcError
-from ..caches.graph_key import BY_PLACE
-from ..origins import origins_of
+from ..importing.graph_key import BY_PLACE
+from ..tracing.origins import origins_of
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 # Of the generator of the CPU, and of each GPU where any is in use.

@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from ...ir.errors import MlcError, OutOfRangeError
-from ...ir.expr import Load, is_value
-from ...ir.graph import Origin
-from ...ir.loops import Access, Buffer, LoopNest, Update, blocks, walk_nodes
-from ...ir.oracle import poison, run_nest, size
-from ...ir.symbols import Size
-from ...ir.verify_expr import exact_range, parts
-from ...runtime.fallback import AtenKernel
-from ...runtime.measure import index_limits
-from ...scheduler.function import TensorFunction
+from ...ir.expr.symbols import Size
+from ...ir.expr.value import Load, is_value
+from ...ir.graph.graph import Origin
+from ...ir.nest.loops import Access, Buffer, LoopNest, Update, blocks, walk_nodes
+from ...ir.oracle.oracle import poison, run_nest, size
+from ...ir.verify.expr import exact_range, parts
+from ...runtime.compile.fallback import AtenKernel
+from ...runtime.tuning.measure import index_limits
+from ...scheduler.functions.function import TensorFunction
 from .roundings import Roundings
 from .verify_graph import TOLERANCE, Difference, VerifyError, difference, distance, moved, settled
 

@@ -2,35 +2,35 @@
 
 from collections.abc import Iterator
 
-from ...ir.loops import LoopNest
+from ...ir.nest.loops import LoopNest
 from ...ir.target import Target
 from ..error import ScheduleError
-from ..schedule import Schedule
-from .cpu_attention import CPU_ATTENTION
-from .cpu_attention_rows import CPU_ATTENTION_ROWS
-from .cpu_column import CPU_COLUMN_REDUCTION
-from .cpu_contraction import CPU_CONTRACTION
-from .cpu_cross import CPU_CROSS_REDUCTION
-from .cpu_pointwise import CPU_POINTWISE
-from .cpu_row import CPU_ROW_REDUCTION
-from .cpu_scan import CPU_SCAN
-from .cpu_scatter import CPU_SCATTER
-from .cpu_split import CPU_SPLIT_REDUCTION
-from .cpu_stencil import CPU_STENCIL
-from .gpu_attention import GPU_ATTENTION
-from .gpu_attention_bias import GPU_ATTENTION_BIAS
-from .gpu_attention_gradients import GPU_ATTENTION_GRADIENTS
-from .gpu_column import GPU_COLUMN_REDUCTION
-from .gpu_contraction import GPU_CONTRACTION
-from .gpu_cross import GPU_CROSS_REDUCTION
-from .gpu_filters import GPU_FILTERS
-from .gpu_plain import GPU_PLAIN
-from .gpu_pointwise import GPU_POINTWISE, GPU_TRANSPOSE
-from .gpu_row import GPU_ROW_LOOPED, GPU_ROW_PERSISTENT
-from .gpu_scan import GPU_SCAN
-from .gpu_scatter import GPU_SCATTER
-from .gpu_stencil import GPU_STENCIL
-from .plain import CPU_PLAIN
+from ..schedule.schedule import Schedule
+from .cpu.attention import CPU_ATTENTION
+from .cpu.attention_rows import CPU_ATTENTION_ROWS
+from .cpu.column import CPU_COLUMN_REDUCTION
+from .cpu.contraction import CPU_CONTRACTION
+from .cpu.cross import CPU_CROSS_REDUCTION
+from .cpu.plain import CPU_PLAIN
+from .cpu.pointwise import CPU_POINTWISE
+from .cpu.row import CPU_ROW_REDUCTION
+from .cpu.scan import CPU_SCAN
+from .cpu.scatter import CPU_SCATTER
+from .cpu.split import CPU_SPLIT_REDUCTION
+from .cpu.stencil import CPU_STENCIL
+from .gpu.attention import GPU_ATTENTION
+from .gpu.attention_bias import GPU_ATTENTION_BIAS
+from .gpu.attention_gradients import GPU_ATTENTION_GRADIENTS
+from .gpu.column import GPU_COLUMN_REDUCTION
+from .gpu.contraction import GPU_CONTRACTION
+from .gpu.cross import GPU_CROSS_REDUCTION
+from .gpu.filters import GPU_FILTERS
+from .gpu.plain import GPU_PLAIN
+from .gpu.pointwise import GPU_POINTWISE, GPU_TRANSPOSE
+from .gpu.row import GPU_ROW_LOOPED, GPU_ROW_PERSISTENT
+from .gpu.scan import GPU_SCAN
+from .gpu.scatter import GPU_SCATTER
+from .gpu.stencil import GPU_STENCIL
 from .registry import DesignSpace, Rule, Scarce, matching
 
 RULES: tuple[Rule, ...] = (

@@ -7,9 +7,9 @@ from functools import lru_cache
 
 import sympy
 
-from ...ir.expr import IndexValue, Load, is_value, walk
-from ...ir.loops import AxisKind, Block, Buffer, LoopNest, Scope, blocks
-from ..primitives.tree import linear_part
+from ...ir.expr.value import IndexValue, Load, is_value, walk
+from ...ir.nest.loops import AxisKind, Block, Buffer, LoopNest, Scope, blocks
+from ..primitives.analysis.tree import linear_part
 
 
 @dataclass(frozen=True, slots=True)

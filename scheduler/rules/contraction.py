@@ -12,10 +12,10 @@ from functools import lru_cache
 
 import sympy
 
-from ...ir.dtypes import DType
-from ...ir.expr import Call, Const, Expr, IndexValue, Load, Select, free_symbols, is_value, loads, walk
-from ...ir.loops import AxisKind, Block, LoopNest, Scope, Update, blocks
-from ...ir.product import bare, factors, multiplied
+from ...ir.expr.dtypes import DType
+from ...ir.expr.product import bare, factors, multiplied
+from ...ir.expr.value import Call, Const, Expr, IndexValue, Load, Select, free_symbols, is_value, loads, walk
+from ...ir.nest.loops import AxisKind, Block, LoopNest, Scope, Update, blocks
 from .analysis import SameNest
 
 Axes = tuple[tuple[sympy.Symbol, sympy.Expr], ...]

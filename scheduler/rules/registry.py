@@ -8,10 +8,10 @@ from enum import Enum
 from itertools import product
 from typing import TypeAlias
 
-from ...ir.loops import LoopNest
+from ...ir.nest.loops import LoopNest
 from ...ir.target import Target
 from ..error import ScheduleError
-from ..schedule import Schedule
+from ..schedule.schedule import Schedule
 
 Value: TypeAlias = bool | int | str
 Params: TypeAlias = Mapping[str, Value]

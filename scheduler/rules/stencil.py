@@ -8,9 +8,9 @@ from math import prod
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from ...ir.expr import Load, index_exprs, is_value, walk
-from ...ir.loops import AxisKind, Block, LoopNest, Update, blocks
-from ...ir.monoid import MAX, SUM
+from ...ir.expr.monoid import MAX, SUM
+from ...ir.expr.value import Load, index_exprs, is_value, walk
+from ...ir.nest.loops import AxisKind, Block, LoopNest, Update, blocks
 from .analysis import analyse
 
 # Taps that are written out at most.

@@ -7,15 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .dynamo_backend.reports.explain import explain
-    from .ir.printer import show
-    from .runtime.artifacts import load_cache_artifacts
-    from .runtime.nest_kernel import compile
-    from .runtime.options import OptionError, Options
+    from .dynamo_backend.explaining.explain import explain
+    from .ir.text.printer import show
+    from .runtime.compile.artifacts import load_cache_artifacts
+    from .runtime.compile.nest_kernel import compile
+    from .runtime.settings.options import OptionError, Options
     from .scheduler.error import ScheduleError
-    from .scheduler.overrides import schedule
-    from .scheduler.schedule import Schedule
-    from .scheduler.trace import Trace
+    from .scheduler.schedule.overrides import schedule
+    from .scheduler.schedule.schedule import Schedule
+    from .scheduler.schedule.trace import Trace
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,16 +24,16 @@ __all__ = [
 ]  # fmt: skip
 
 _HOME = {
-    "OptionError": "runtime.options",
-    "Options": "runtime.options",
-    "Schedule": "scheduler.schedule",
+    "OptionError": "runtime.settings.options",
+    "Options": "runtime.settings.options",
+    "Schedule": "scheduler.schedule.schedule",
     "ScheduleError": "scheduler.error",
-    "Trace": "scheduler.trace",
-    "compile": "runtime.nest_kernel",
-    "explain": "dynamo_backend.reports.explain",
-    "load_cache_artifacts": "runtime.artifacts",
-    "schedule": "scheduler.overrides",
-    "show": "ir.printer",
+    "Trace": "scheduler.schedule.trace",
+    "compile": "runtime.compile.nest_kernel",
+    "explain": "dynamo_backend.explaining.explain",
+    "load_cache_artifacts": "runtime.compile.artifacts",
+    "schedule": "scheduler.schedule.overrides",
+    "show": "ir.text.printer",
 }
 
 

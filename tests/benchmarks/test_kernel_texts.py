@@ -12,8 +12,8 @@ from benchmarks.kernel_texts.cli import main
 from benchmarks.kernel_texts.corpus import corpus
 from benchmarks.kernel_texts.taking import normal
 from torch_mlc.codegen.triton import emit
-from torch_mlc.dynamo_backend import kernels
-from torch_mlc.runtime.kernels import compile_source
+from torch_mlc.dynamo_backend.compiling import kernels
+from torch_mlc.runtime.compile.kernels import compile_source
 
 pytest.importorskip("triton")
 

@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives as funcol
 
-from torch_mlc.codegen.host import Allocate, CallLibrary, Free, HostProgram, Launch, Reuse, WriteOver
-from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.compile import compile_graph
-from torch_mlc.ir.collectives import in_flight, is_collective, is_wait
-from torch_mlc.ir.graph import Graph, Library, Ref
-from torch_mlc.runtime.options import Options
+from torch_mlc.codegen.host.steps.program import Allocate, CallLibrary, Free, HostProgram, Launch, Reuse, WriteOver
+from torch_mlc.dynamo_backend.entry.capture import capture
+from torch_mlc.dynamo_backend.entry.compile import compile_graph
+from torch_mlc.ir.graph.collectives import in_flight, is_collective, is_wait
+from torch_mlc.ir.graph.graph import Graph, Library, Ref
+from torch_mlc.runtime.settings.options import Options
 
 
 @pytest.fixture(autouse=True)

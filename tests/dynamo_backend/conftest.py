@@ -16,9 +16,9 @@ from torch._dynamo import pgo
 from torch._functorch import config as functorch_config
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_mlc.dynamo_backend.decompositions import decomposition_table, whole_ops
-from torch_mlc.dynamo_backend.importer import import_graph
-from torch_mlc.ir.graph import Graph, Library
+from torch_mlc.dynamo_backend.importing.decompositions import decomposition_table, whole_ops
+from torch_mlc.dynamo_backend.importing.importer import import_graph
+from torch_mlc.ir.graph.graph import Graph, Library
 
 # The benchmark models are scripts of the checkout and not installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

@@ -13,25 +13,25 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.runtime.played_driver import SCRATCH, Kernel, Launched, PlayedLibrary, played_code
-from torch_mlc.codegen.host import HostProgram, Launch
-from torch_mlc.codegen.host_lines import Lines
-from torch_mlc.codegen.host_native import NativeHost, emit_native
-from torch_mlc.codegen.host_shims import Shims
-from torch_mlc.codegen.host_text import print_host
-from torch_mlc.codegen.plan_memory import check_arena
-from torch_mlc.dynamo_backend import kernels
-from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.compile import compile_graph
-from torch_mlc.dynamo_backend.compiled import Stages
-from torch_mlc.dynamo_backend.decompositions import decomposition_table
-from torch_mlc.dynamo_backend.fake_device import retarget
-from torch_mlc.dynamo_backend.host_programs import HostCode
-from torch_mlc.dynamo_backend.origins import lines_of
+from torch_mlc.codegen.host.memory.plan_memory import check_arena
+from torch_mlc.codegen.host.native.native import NativeHost, emit_native
+from torch_mlc.codegen.host.native.shims import Shims
+from torch_mlc.codegen.host.python.text import print_host
+from torch_mlc.codegen.host.steps.lines import Lines
+from torch_mlc.codegen.host.steps.program import HostProgram, Launch
+from torch_mlc.dynamo_backend.compiling import kernels
+from torch_mlc.dynamo_backend.compiling.compiled import Stages
+from torch_mlc.dynamo_backend.compiling.host_programs import HostCode
+from torch_mlc.dynamo_backend.entry.capture import capture
+from torch_mlc.dynamo_backend.entry.compile import compile_graph
+from torch_mlc.dynamo_backend.importing.decompositions import decomposition_table
+from torch_mlc.dynamo_backend.tracing.fake_device import retarget
+from torch_mlc.dynamo_backend.tracing.origins import lines_of
+from torch_mlc.runtime.compile.kernels import KernelStore, LoadedKernel, load_code
 from torch_mlc.runtime.counters import counters
-from torch_mlc.runtime.executable import HELPERS, Boxed, draw_seeds, load_program
-from torch_mlc.runtime.host_native import load_native, program_code, shims, support_code
-from torch_mlc.runtime.kernels import KernelStore, LoadedKernel, load_code
-from torch_mlc.runtime.options import Options
+from torch_mlc.runtime.host.executable import HELPERS, Boxed, draw_seeds, load_program
+from torch_mlc.runtime.host.native import load_native, program_code, shims, support_code
+from torch_mlc.runtime.settings.options import Options
 from torch_mlc.runtime.targets import target_for
 
 Tensor = torch.Tensor

@@ -17,8 +17,9 @@ import sympy
 import torch
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
-from torch_mlc.ir.expr import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, is_value
-from torch_mlc.ir.graph import (
+from torch_mlc.ir.expr.iterations import ITERATIONS
+from torch_mlc.ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, is_value
+from torch_mlc.ir.graph.graph import (
     Compute,
     ConstantRef,
     Graph,
@@ -31,9 +32,8 @@ from torch_mlc.ir.graph import (
     SizeInput,
     View,
 )
-from torch_mlc.ir.iterations import ITERATIONS
-from torch_mlc.ir.oracle import run_graph, size
-from torch_mlc.ir.oracle_ops import function
+from torch_mlc.ir.oracle.ops import function
+from torch_mlc.ir.oracle.oracle import run_graph, size
 
 Tensor = torch.Tensor
 

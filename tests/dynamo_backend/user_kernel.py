@@ -10,8 +10,8 @@ import triton.language as tl
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_mlc.dynamo_backend.compile import compile_graph
-from torch_mlc.runtime.options import Options
+from torch_mlc.dynamo_backend.entry.compile import compile_graph
+from torch_mlc.runtime.settings.options import Options
 
 
 @triton.jit

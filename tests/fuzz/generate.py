@@ -9,25 +9,25 @@ from dataclasses import replace
 
 import torch
 
-from .algebra import ALGEBRA
-from .arguments import grown, negated, overlapping, tied
-from .blocks import BLOCKS
-from .control import CONTROL
-from .draws import DRAWS
-from .elementwise import ELEMENTWISE
-from .functions import FUNCTIONS
-from .indexing import INDEXING
-from .maker import FLOATS, INTEGERS, Info, Maker, NoFit
-from .modules import MODULES
-from .plain import PLAIN
+from .lines.algebra import ALGEBRA
+from .lines.arguments import grown, negated, overlapping, tied
+from .lines.blocks import BLOCKS
+from .lines.control import CONTROL
+from .lines.draws import DRAWS
+from .lines.elementwise import ELEMENTWISE
+from .lines.functions import FUNCTIONS
+from .lines.indexing import INDEXING
+from .lines.maker import FLOATS, INTEGERS, Info, Maker, NoFit
+from .lines.modules import MODULES
+from .lines.plain import PLAIN
+from .lines.reductions import REDUCTIONS
+from .lines.training import TRAINING
+from .lines.transforms import TRANSFORMS
+from .lines.unsigned import UNSIGNED_INTEGERS
+from .lines.views import VIEWS
+from .lines.writes import WRITES
 from .program import DRAW, Program, Sizes, mentioned
-from .reductions import REDUCTIONS
 from .run import function_of, inputs_of, run_rounds, run_wide
-from .training import TRAINING
-from .transforms import TRANSFORMS
-from .unsigned import UNSIGNED_INTEGERS
-from .views import VIEWS
-from .writes import WRITES
 
 FAMILIES = (
     (4.0, ELEMENTWISE), (4.0, VIEWS), (2.5, REDUCTIONS), (2.5, INDEXING), (1.5, MODULES), (1.5, WRITES),

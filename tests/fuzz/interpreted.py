@@ -20,20 +20,20 @@ import torch
 from torch import Tensor
 
 from torch_mlc.codegen.kernel import EmitError, KernelSource, LibraryOnlyError
-from torch_mlc.dynamo_backend import compile as compilation
-from torch_mlc.dynamo_backend.converters import replays
-from torch_mlc.dynamo_backend.fake_device import retarget
-from torch_mlc.dynamo_backend.kernels import KernelBuild, KernelError, StartedKernel, emit
-from torch_mlc.dynamo_backend.plans import Plan
+from torch_mlc.dynamo_backend.compiling.kernels import KernelBuild, KernelError, StartedKernel, emit
+from torch_mlc.dynamo_backend.compiling.plans import Plan
+from torch_mlc.dynamo_backend.converters.random import replays
+from torch_mlc.dynamo_backend.entry import compile as compilation
+from torch_mlc.dynamo_backend.tracing.fake_device import retarget
 from torch_mlc.dynamo_backend.verify.verify_kernel import verify_kernel
-from torch_mlc.ir.graph import CallTensor
-from torch_mlc.ir.symbols import SymbolTable
+from torch_mlc.ir.expr.symbols import SymbolTable
+from torch_mlc.ir.graph.graph import CallTensor
 from torch_mlc.ir.target import gpu_target
-from torch_mlc.runtime.fallback import AtenKernel
-from torch_mlc.runtime.gpu_launch import grid_function
-from torch_mlc.runtime.kernels import LoadedKernel
-from torch_mlc.scheduler.fuse import Fusion
-from torch_mlc.scheduler.lower import lower_to_loops
+from torch_mlc.runtime.compile.fallback import AtenKernel
+from torch_mlc.runtime.compile.kernels import LoadedKernel
+from torch_mlc.runtime.gpu.launch import grid_function
+from torch_mlc.scheduler.functions.lower import lower_to_loops
+from torch_mlc.scheduler.fusion.fuse import Fusion
 from torch_mlc.scheduler.rules import default_schedule
 
 from ..codegen.triton.interpreter import launch, launch_table

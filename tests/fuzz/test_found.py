@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.fuzz.check import check
-from tests.fuzz.draws import FILLS
+from tests.fuzz.lines.draws import FILLS
 from tests.fuzz.program import Input, Program, Step, mentioned
 from tests.fuzz.values import namespace
 

@@ -13,16 +13,16 @@ from click.testing import CliRunner
 from torch_mlc import __version__
 from torch_mlc.dynamo_backend.cli.cache import ago
 from torch_mlc.dynamo_backend.cli.main import COMMANDS, cli, main
+from torch_mlc.dynamo_backend.compiling.tuning import DATABASE
 from torch_mlc.dynamo_backend.reports.report import GraphBreak, Report
-from torch_mlc.dynamo_backend.tuning import DATABASE
 from torch_mlc.ir.target import Target
-from torch_mlc.runtime.cache import DiskCache, Entry
-from torch_mlc.runtime.fingerprint import environment_fingerprint
+from torch_mlc.runtime.cache.cache import DiskCache, Entry
+from torch_mlc.runtime.cache.fingerprint import environment_fingerprint
 from torch_mlc.runtime.log import CacheWarning
-from torch_mlc.runtime.options import option_specs
-from torch_mlc.scheduler.database import Database, target_key
-from torch_mlc.scheduler.overrides import load_overrides
-from torch_mlc.scheduler.trace import Step, Trace
+from torch_mlc.runtime.settings.options import option_specs
+from torch_mlc.scheduler.schedule.overrides import load_overrides
+from torch_mlc.scheduler.schedule.trace import Step, Trace
+from torch_mlc.scheduler.tuning.database import Database, target_key
 
 CPU = Target("cpu", "znver3", 2)
 

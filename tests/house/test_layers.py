@@ -5,9 +5,11 @@ import re
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +26,7 @@ MAY_IMPORT = {
 }
 FOLDERS = {room: ROOT / room for room in MAY_IMPORT if room != FACE} | {FACE: ROOT / "src" / "torch_mlc"}
 LIMIT, NOTE = 600, 400
+FOLDER_LIMIT = 20
 
 
 def sources() -> list[tuple[str, Path]]:
@@ -118,7 +121,7 @@ def test_imports_follow_the_layers(room: str, path: Path) -> None:
         ("ir", "from .expr import Load", False),
         ("scheduler", "from ..ir.expr import Load", False),
         ("scheduler", "from ..codegen import emit", True),
-        ("codegen", "from torch_mlc.scheduler.schedule import Schedule", True),
+        ("codegen", "from torch_mlc.scheduler.schedule.schedule import Schedule", True),
         ("runtime", "from ..codegen.llvm import emit", False),
         ("runtime", "from ..dynamo_backend import backend", True),
         ("runtime", "from .. import __version__", True),
@@ -147,6 +150,43 @@ def test_files_stay_small() -> None:
         listing = ", ".join(f"{name} ({n})" for name, n in sorted(long.items()))
         warnings.warn(f"above {NOTE} lines, split where there are two reasons to change: {listing}", stacklevel=1)
     assert not {name: n for name, n in long.items() if n > LIMIT}
+
+
+def test_folders_stay_small() -> None:
+    count = Counter(shown(path.parent) for path in tracked() if path.suffix == ".py" and path.name != "__init__.py")
+    assert count
+    assert not {name: n for name, n in count.items() if n > FOLDER_LIMIT}
+
+
+def folder_edges() -> dict[str, set[str]]:
+    """By folder of the rooms, the folders that its files import from, those above and below itself left out."""
+    inside = [(room, path) for room, path in sources() if room != FACE]
+    homes = {".".join(package_of(room, path)): path.parent for room, path in inside}
+    modules = {f"{'.'.join(package_of(room, path))}.{path.stem}": path.parent for room, path in inside}
+    edges: dict[str, set[str]] = {shown(folder): set() for folder in homes.values()}
+    for room, path in inside:
+        package = package_of(room, path)
+        for _, name in own_imports(ast.parse(path.read_text()), package):
+            where = modules.get(name) or modules.get(name.rpartition(".")[0]) or homes.get(name.rpartition(".")[0])
+            if where is not None and not (where.is_relative_to(path.parent) or path.is_relative_to(where)):
+                edges[shown(path.parent)].add(shown(where))
+    return edges
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    graph = networkx.DiGraph([(name, other) for name, others in edges.items() for other in others])
+    return sorted(sorted(c) for c in networkx.strongly_connected_components(graph) if len(c) > 1)
+
+
+def test_folders_import_in_no_circle() -> None:
+    edges = folder_edges()
+    assert "ir/expr" in edges["codegen/llvm/memory"]
+    assert not circles(edges)
+
+
+def test_the_circle_check_tells_right_from_wrong() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert not circles({"a": {"b", "c"}, "b": {"c"}})
 
 
 def test_no_utils_module() -> None:
@@ -185,6 +225,6 @@ def test_public_names_load_and_a_wrong_one_says_which_there_are() -> None:
     import torch_mlc
 
     assert set(torch_mlc.__all__) <= set(dir(torch_mlc))
-    assert torch_mlc.Options.__module__ == "torch_mlc.runtime.options"
+    assert torch_mlc.Options.__module__ == "torch_mlc.runtime.settings.options"
     with pytest.raises(AttributeError, match=r"public names are .*Options"):
         _ = torch_mlc.Option  # type: ignore[attr-defined]

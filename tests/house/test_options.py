@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_mlc.runtime.option_variables import near_name
-from torch_mlc.runtime.options import (
+from torch_mlc.runtime.settings.options import (
     MODES,
     OptionError,
     Options,
@@ -15,6 +14,7 @@ from torch_mlc.runtime.options import (
     options_table,
     variables_in,
 )
+from torch_mlc.runtime.settings.variables import near_name
 
 
 def test_defaults_need_nothing() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from torch_mlc.ir.graph import Compute, IRModule
-from torch_mlc.ir.parser import parse
+from torch_mlc.ir.graph.graph import Compute, IRModule
 from torch_mlc.ir.passes import PassError, PassManager
-from torch_mlc.ir.printer import show
+from torch_mlc.ir.text.parser import parse
+from torch_mlc.ir.text.printer import show
 
 TEXT = """module(main='main')
 @graph

@@ -18,9 +18,9 @@ from torch._dynamo.utils import counters
 from torch.testing._internal import common_methods_invocations
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-import torch_mlc.dynamo_backend.backend as backend
-import torch_mlc.scheduler.horizontal as horizontal
-from torch_mlc.dynamo_backend.compiled import CompiledGraph
+import torch_mlc.dynamo_backend.entry.backend as backend
+import torch_mlc.scheduler.calls.horizontal as horizontal
+from torch_mlc.dynamo_backend.compiling.compiled import CompiledGraph
 
 from .cases import REFUSALS, Job, Sample, copied, dense, moved, operators, widened
 from .layouts import LAYOUTS

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from torch_mlc.dynamo_backend.converters import CONVERTERS
-from torch_mlc.dynamo_backend.decompositions import decomposition_table
+from torch_mlc.dynamo_backend.importing.decompositions import decomposition_table
 
 from ..workers import ROOT
 from .cases import operators

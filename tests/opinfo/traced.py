@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from torch_mlc.dynamo_backend.backend import mlc_backend
+from torch_mlc.dynamo_backend.entry.backend import mlc_backend
 
 
 def without_dynamo(fn: Callable[[Any], list[Any]], options: dict[str, object]) -> Callable[[Any], list[Any]]:

@@ -15,15 +15,15 @@ import numpy as np
 import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from torch_mlc.ir import monoid as monoids
-from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.expr import Expr, IndexValue, Load, Select, call, cast, const, symbol
-from torch_mlc.ir.loops import Buffer, LoopNest
-from torch_mlc.ir.monoid import Monoid
-from torch_mlc.ir.oracle import size
-from torch_mlc.ir.symbols import Size, SymbolTable
-from torch_mlc.scheduler.function import Dim, Output, Stage, TensorFunction
-from torch_mlc.scheduler.lower import lower_to_loops
+from torch_mlc.ir.expr import monoid as monoids
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.expr.monoid import Monoid
+from torch_mlc.ir.expr.symbols import Size, SymbolTable
+from torch_mlc.ir.expr.value import Expr, IndexValue, Load, Select, call, cast, const, symbol
+from torch_mlc.ir.nest.loops import Buffer, LoopNest
+from torch_mlc.ir.oracle.oracle import size
+from torch_mlc.scheduler.functions.function import Dim, Output, Stage, TensorFunction
+from torch_mlc.scheduler.functions.lower import lower_to_loops
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 F32, I64 = DType.FLOAT32, DType.INT64

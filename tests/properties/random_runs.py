@@ -15,8 +15,8 @@ import numpy as np
 from random_programs import Program, arguments, compare
 
 from torch_mlc.codegen.kernel import KernelSource
-from torch_mlc.ir.loops import AxisKind, Loop, LoopKind, LoopNest, Node, blocks, map_nodes
-from torch_mlc.ir.oracle import poison, run_nest, size
+from torch_mlc.ir.nest.loops import AxisKind, Loop, LoopKind, LoopNest, Node, blocks, map_nodes
+from torch_mlc.ir.oracle.oracle import poison, run_nest, size
 from torch_mlc.runtime.cpu import CpuKernel
 
 Array: TypeAlias = "np.ndarray[Any, Any]"

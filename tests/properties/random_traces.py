@@ -1,7 +1,7 @@
 """Random traces: primitives with random arguments, of which those that are legal are kept.
 
-A new primitive of ``scheduler.schedule.PRIMITIVES`` takes part by itself: its parameters are drawn by their names
-(``loop``, ``block``, ``buffer``, …). One whose arguments make no sense that way gets an entry in ``DRAWS``.
+A new primitive of ``scheduler.schedule.schedule.PRIMITIVES`` takes part by itself: its parameters are drawn by their
+names (``loop``, ``block``, ``buffer``, …). One whose arguments make no sense that way gets an entry in ``DRAWS``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from torch_mlc.ir.expr import is_value
-from torch_mlc.ir.loops import Loop, LoopNest, walk_nodes
+from torch_mlc.ir.expr.value import is_value
+from torch_mlc.ir.nest.loops import Loop, LoopNest, walk_nodes
 from torch_mlc.ir.target import Target
 from torch_mlc.scheduler.error import ScheduleError
 from torch_mlc.scheduler.rules import design_space
-from torch_mlc.scheduler.schedule import PRIMITIVES, Schedule, replay
-from torch_mlc.scheduler.trace import VARIADIC, Step, Trace
+from torch_mlc.scheduler.schedule.schedule import PRIMITIVES, Schedule, replay
+from torch_mlc.scheduler.schedule.trace import VARIADIC, Step, Trace
 
 FACTORS: tuple[list[int | None], ...] = (
     [None, 2], [None, 2], [None, 4], [None, 4], [None, 3], [None, 8], [3, None], [2, None], [None, 2, 2], [2, None, 3],

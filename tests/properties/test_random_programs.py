@@ -22,14 +22,14 @@ from random_traces import DRAWN, random_schedule, shortened, undrawn
 from torch_mlc.codegen.kernel import EmitError, KernelSource, wide_source
 from torch_mlc.codegen.llvm.module import emit_llvm
 from torch_mlc.codegen.triton.emit import emit_triton
-from torch_mlc.ir.loops import LoopNest
-from torch_mlc.ir.printer import show
+from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.target import Target, gpu_target
-from torch_mlc.ir.verify import verify
+from torch_mlc.ir.text.printer import show
+from torch_mlc.ir.verify.verify import verify
 from torch_mlc.runtime.cpu import compile_kernels, load_kernels
 from torch_mlc.runtime.targets import cpu_target
-from torch_mlc.scheduler.schedule import PRIMITIVES, Schedule, replay
-from torch_mlc.scheduler.trace import Trace
+from torch_mlc.scheduler.schedule.schedule import PRIMITIVES, Schedule, replay
+from torch_mlc.scheduler.schedule.trace import Trace
 
 SCALE = float(os.environ.get("PROPERTY_SCALE", "1"))
 FIRST = int(os.environ.get("PROPERTY_SEED", "0"))

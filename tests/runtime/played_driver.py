@@ -18,18 +18,21 @@ import sympy
 import torch
 
 from tests.runtime.played_memory import PlayedMemory
-from torch_mlc.codegen.host_native import DROP_GUARD, GET_STREAM, MAKE_GUARD
+from torch_mlc.codegen.host.native.native import DROP_GUARD, GET_STREAM, MAKE_GUARD
 from torch_mlc.codegen.kernel import KernelSource
-from torch_mlc.ir.loops import Buffer
+from torch_mlc.ir.nest.loops import Buffer
 from torch_mlc.ir.target import Target
-from torch_mlc.runtime import gpu_context, gpu_launch, gpu_table, kernels
+from torch_mlc.runtime.compile import kernels
+from torch_mlc.runtime.compile.fallback import AtenKernel
+from torch_mlc.runtime.compile.kernels import KernelCode, compile_source, gpu_binary, source_to_json
 from torch_mlc.runtime.cpu import compile_object, load_object, symbol_address
-from torch_mlc.runtime.fallback import AtenKernel
-from torch_mlc.runtime.gpu import GpuBinary, default_alignment, signature
-from torch_mlc.runtime.gpu_driver import CDriver
-from torch_mlc.runtime.kernels import KernelCode, compile_source, gpu_binary, source_to_json
+from torch_mlc.runtime.gpu import context as gpu_context
+from torch_mlc.runtime.gpu import launch as gpu_launch
+from torch_mlc.runtime.gpu import table as gpu_table
+from torch_mlc.runtime.gpu.driver import CDriver
 from torch_mlc.runtime.targets import target_for
-from torch_mlc.scheduler.function import TensorFunction
+from torch_mlc.runtime.triton.compile import GpuBinary, default_alignment, signature
+from torch_mlc.scheduler.functions.function import TensorFunction
 
 I32, U32, POINTER = ctypes.c_int32, ctypes.c_uint32, ctypes.c_void_p
 CELLS: Mapping[str, Any] = {"ptr": ctypes.c_uint64, "i32": ctypes.c_int32, "i64": ctypes.c_int64}

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from tests.runtime.played_driver import POINTER, PlayedLibrary
-from torch_mlc.runtime.kernels import KernelCode
-from torch_mlc.runtime.measure import Arguments, Run
-from torch_mlc.runtime.measure_service import Gpu, MeasureService
+from torch_mlc.runtime.compile.kernels import KernelCode
+from torch_mlc.runtime.tuning.measure import Arguments, Run
+from torch_mlc.runtime.tuning.measure_service import Gpu, MeasureService
 
 ILLEGAL = 700
 

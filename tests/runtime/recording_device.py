@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torch_mlc.runtime.capture import Addresses, Results
+from torch_mlc.runtime.gpu.capture import Addresses, Results
 
 NOT_DONE = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero")
 

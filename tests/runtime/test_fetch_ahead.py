@@ -11,8 +11,8 @@ from torch import Tensor
 
 import torch_mlc
 from torch_mlc.dynamo_backend.reports.report import KernelReport
-from torch_mlc.ir.loops import Loop, LoopKind, walk_nodes
-from torch_mlc.scheduler.rules import cpu_prefetch
+from torch_mlc.ir.nest.loops import Loop, LoopKind, walk_nodes
+from torch_mlc.scheduler.rules.cpu import prefetch as cpu_prefetch
 
 
 @pytest.fixture(autouse=True)

@@ -15,14 +15,14 @@ import sympy
 import torch
 from torch import Tensor
 
-from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.importer import import_graph
-from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.graph import CallTensor, Graph, Input, Library, Ref, SizeInput, TensorType, View
-from torch_mlc.ir.loops import Buffer, LoopNest
-from torch_mlc.ir.oracle import run_nest
-from torch_mlc.scheduler.fuse import Fusion, fuse
-from torch_mlc.scheduler.lower import lower_to_loops
+from torch_mlc.dynamo_backend.entry.capture import capture
+from torch_mlc.dynamo_backend.importing.importer import import_graph
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.graph.graph import CallTensor, Graph, Input, Library, Ref, SizeInput, TensorType, View
+from torch_mlc.ir.nest.loops import Buffer, LoopNest
+from torch_mlc.ir.oracle.oracle import run_nest
+from torch_mlc.scheduler.functions.lower import lower_to_loops
+from torch_mlc.scheduler.fusion.fuse import Fusion, fuse
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 
 Sizes = Mapping[sympy.Symbol, int]

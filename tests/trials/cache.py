@@ -29,7 +29,7 @@ import torch
 import torch._dynamo
 from rich.console import Console
 
-import torch_mlc.dynamo_backend.backend  # noqa: F401 - loaded once, before the processes are forked
+import torch_mlc.dynamo_backend.entry.backend  # noqa: F401 - loaded once, before the processes are forked
 
 PATIENCE = 240.0
 """Seconds after which a process counts as hanging."""

@@ -26,7 +26,7 @@ import click
 import pytest
 import torch
 
-from torch_mlc.runtime.gpu_driver import GpuDriverError
+from torch_mlc.runtime.gpu.driver import GpuDriverError
 
 from ..dynamo_backend.played_programs import Both, Function, Tensor, play
 from ..runtime.played_driver import FAILED, NO_MEMORY, PlayedLibrary

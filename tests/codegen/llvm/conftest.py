@@ -11,11 +11,11 @@ import sympy
 from torch.utils._sympy.functions import CeilDiv
 
 from torch_mlc.codegen.llvm import emit_llvm
-from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.expr import Expr, Load, symbol
-from torch_mlc.ir.loops import Axis, Block, Bound, Buffer, Loop, LoopKind, LoopNest, Store
-from torch_mlc.ir.oracle import poison, size
-from torch_mlc.ir.symbols import Size, SymbolTable
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.expr.symbols import Size, SymbolTable
+from torch_mlc.ir.expr.value import Expr, Load, symbol
+from torch_mlc.ir.nest.loops import Axis, Block, Bound, Buffer, Loop, LoopKind, LoopNest, Store
+from torch_mlc.ir.oracle.oracle import poison, size
 from torch_mlc.ir.target import Target
 from torch_mlc.runtime.cpu import load_kernel
 from torch_mlc.runtime.targets import cpu_target

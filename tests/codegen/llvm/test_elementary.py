@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from torch_mlc.codegen.llvm import emit_llvm
-from torch_mlc.codegen.llvm.builder import Builder, Val
-from torch_mlc.codegen.llvm.elementary import INLINE
-from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.expr import call
-from torch_mlc.ir.loops import LoopNest
+from torch_mlc.codegen.llvm.functions.elementary import INLINE
+from torch_mlc.codegen.llvm.text.builder import Builder, Val
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.expr.value import call
+from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.target import Target
 
 Array = np.ndarray[Any, Any]

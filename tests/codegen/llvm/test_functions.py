@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torch_mlc.codegen.llvm.functions import HANDLERS
-from torch_mlc.ir import oracle_ops
-from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.expr import call, cast
-from torch_mlc.ir.iterations import ITERATIONS
-from torch_mlc.ir.ops import OPS, Result
+from torch_mlc.codegen.llvm.functions.functions import HANDLERS
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.expr.iterations import ITERATIONS
+from torch_mlc.ir.expr.ops import OPS, Result
+from torch_mlc.ir.expr.value import call, cast
+from torch_mlc.ir.oracle import ops as oracle_ops
 
 Array = np.ndarray[Any, Any]
 INTS = (DType.INT64, DType.INT32, DType.INT16, DType.INT8, DType.UINT8)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torch_mlc.ir.loops import LoopNest
-from torch_mlc.ir.oracle import run_nest
-from torch_mlc.ir.parser import parse
+from torch_mlc.ir.nest.loops import LoopNest
+from torch_mlc.ir.oracle.oracle import run_nest
 from torch_mlc.ir.target import Target
-from torch_mlc.scheduler.schedule import Schedule
+from torch_mlc.ir.text.parser import parse
+from torch_mlc.scheduler.schedule.schedule import Schedule
 
 ROWS = """
     @nest(outputs=["out0", "out1"])

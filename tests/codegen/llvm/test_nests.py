@@ -11,15 +11,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.importer import import_graph
-from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.loops import Loop, LoopKind, LoopNest, Node, map_nodes
-from torch_mlc.ir.oracle import run_nest, size
+from torch_mlc.dynamo_backend.entry.capture import capture
+from torch_mlc.dynamo_backend.importing.importer import import_graph
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.nest.loops import Loop, LoopKind, LoopNest, Node, map_nodes
+from torch_mlc.ir.oracle.oracle import run_nest, size
 from torch_mlc.ir.target import Target
 from torch_mlc.runtime.targets import cpu_target
-from torch_mlc.scheduler.fuse import fuse
-from torch_mlc.scheduler.lower import lower_to_loops
+from torch_mlc.scheduler.functions.lower import lower_to_loops
+from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.rules import default_schedule
 

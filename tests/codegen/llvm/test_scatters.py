@@ -7,13 +7,13 @@ import pytest
 
 from torch_mlc.codegen.llvm import emit_llvm
 from torch_mlc.ir.errors import OutOfRangeError
-from torch_mlc.ir.loops import LoopNest
-from torch_mlc.ir.oracle import run_nest
-from torch_mlc.ir.parser import parse
+from torch_mlc.ir.nest.loops import LoopNest
+from torch_mlc.ir.oracle.oracle import run_nest
+from torch_mlc.ir.text.parser import parse
 from torch_mlc.runtime.cpu import load_kernel
 from torch_mlc.runtime.targets import cpu_target
 from torch_mlc.scheduler.rules import default_schedule
-from torch_mlc.scheduler.schedule import Schedule
+from torch_mlc.scheduler.schedule.schedule import Schedule
 
 EACH = """
 @nest(outputs=["in2"], annotations={"in_place": "in2"})

@@ -14,9 +14,9 @@ import torch
 
 import torch_mlc
 from torch_mlc.codegen.llvm import emit_llvm
-from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.expr import call, cast
-from torch_mlc.ir.loops import LoopNest
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.expr.value import call, cast
+from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.target import Target
 from torch_mlc.scheduler.rules import default_schedule
 

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.codegen.llvm.test_nests import Execute, check, kernels
-from torch_mlc.ir.loops import Block, Loop, LoopKind, LoopNest, Update, blocks, walk_nodes
-from torch_mlc.ir.monoid import MOMENTS
+from torch_mlc.ir.expr.monoid import MOMENTS
+from torch_mlc.ir.nest.loops import Block, Loop, LoopKind, LoopNest, Update, blocks, walk_nodes
 from torch_mlc.runtime.targets import cpu_target
-from torch_mlc.scheduler.rules import cpu_short, default_schedule
+from torch_mlc.scheduler.rules import default_schedule
+from torch_mlc.scheduler.rules.cpu import short as cpu_short
 
 
 def loops_of(nest: LoopNest) -> list[Loop]:

@@ -14,11 +14,11 @@ import torch
 
 from torch_mlc.codegen.kernel import KernelSource, wide_source
 from torch_mlc.codegen.triton import emit_triton
-from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.loops import Buffer, LoopNest
-from torch_mlc.ir.oracle import run_nest
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.nest.loops import Buffer, LoopNest
+from torch_mlc.ir.oracle.oracle import run_nest
 from torch_mlc.ir.target import Target, gpu_target
-from torch_mlc.runtime.gpu_launch import GpuKernel
+from torch_mlc.runtime.gpu.launch import GpuKernel
 
 pytest.importorskip("triton")
 SM90 = gpu_target("cuda:sm_90")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.expr import Expr, IndexValue, Load, Select, call, cast, const, symbol
-from torch_mlc.ir.loops import Buffer, LoopNest, contiguous_strides
-from torch_mlc.ir.monoid import MAX, SUM
-from torch_mlc.ir.symbols import SymbolTable
-from torch_mlc.scheduler.function import Dim, Output, Stage, TensorFunction
-from torch_mlc.scheduler.lower import lower_to_loops
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.expr.monoid import MAX, SUM
+from torch_mlc.ir.expr.symbols import SymbolTable
+from torch_mlc.ir.expr.value import Expr, IndexValue, Load, Select, call, cast, const, symbol
+from torch_mlc.ir.nest.loops import Buffer, LoopNest, contiguous_strides
+from torch_mlc.scheduler.functions.function import Dim, Output, Stage, TensorFunction
+from torch_mlc.scheduler.functions.lower import lower_to_loops
 
 F32, BF16, I8, U8, I32 = DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.UINT8, DType.INT32
 B, M, N, K = symbol("i0"), symbol("i1"), symbol("i2"), symbol("r0")

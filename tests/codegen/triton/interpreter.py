@@ -20,8 +20,8 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, interpreter_builder
 
 from torch_mlc.codegen.kernel import KernelSource
-from torch_mlc.runtime.gpu import load_source
-from torch_mlc.runtime.gpu_table import GpuTableKernel
+from torch_mlc.runtime.gpu.table import GpuTableKernel
+from torch_mlc.runtime.triton.compile import load_source
 
 
 def _names(text: str) -> list[str]:

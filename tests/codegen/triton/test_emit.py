@@ -8,9 +8,11 @@ import sympy
 
 from torch_mlc.codegen.kernel import EmitError, wide_source
 from torch_mlc.codegen.triton import emit_triton
-from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.expr import Const, Expr, IndexValue, Load, Select, call, cast, const, symbol
-from torch_mlc.ir.loops import (
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.expr.monoid import LOGSUMEXP, MAX, SUM, WELFORD, Monoid, monoid
+from torch_mlc.ir.expr.symbols import Size, SymbolTable
+from torch_mlc.ir.expr.value import Const, Expr, IndexValue, Load, Select, call, cast, const, symbol
+from torch_mlc.ir.nest.loops import (
     Access,
     Axis,
     AxisKind,
@@ -26,10 +28,8 @@ from torch_mlc.ir.loops import (
     Update,
     contiguous_strides,
 )
-from torch_mlc.ir.monoid import LOGSUMEXP, MAX, SUM, WELFORD, Monoid, monoid
-from torch_mlc.ir.parser import parse
-from torch_mlc.ir.symbols import Size, SymbolTable
 from torch_mlc.ir.target import gpu_target
+from torch_mlc.ir.text.parser import parse
 
 SM90 = gpu_target("cuda:sm_90")
 F32, BF16, I64 = DType.FLOAT32, DType.BFLOAT16, DType.INT64

@@ -7,13 +7,13 @@ import sympy
 from tests.versions import triton_mends_it
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.codegen.triton.functions import FUNCTIONS
-from torch_mlc.ir.dtypes import DType
-from torch_mlc.ir.expr import Expr, IndexValue, Load, call, cast, const, symbol
-from torch_mlc.ir.iterations import ITERATIONS
-from torch_mlc.ir.loops import Axis, Block, Buffer, Loop, LoopKind, LoopNest, Store, contiguous_strides
-from torch_mlc.ir.ops import OPS
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.expr.iterations import ITERATIONS
+from torch_mlc.ir.expr.ops import OPS
+from torch_mlc.ir.expr.value import Expr, IndexValue, Load, call, cast, const, symbol
+from torch_mlc.ir.nest.loops import Axis, Block, Buffer, Loop, LoopKind, LoopNest, Store, contiguous_strides
 from torch_mlc.ir.target import gpu_target
-from torch_mlc.runtime.gpu import compile_triton
+from torch_mlc.runtime.triton.compile import compile_triton
 
 N = 32
 F32, F64, I32, I64, BOOL = DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.BOOL

@@ -9,10 +9,10 @@ import pytest
 
 from torch_mlc.codegen.kernel import EmitError
 from torch_mlc.codegen.triton import emit_triton
-from torch_mlc.ir.loops import LoopNest
-from torch_mlc.ir.parser import parse
+from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.target import gpu_target
-from torch_mlc.scheduler.schedule import Schedule
+from torch_mlc.ir.text.parser import parse
+from torch_mlc.scheduler.schedule.schedule import Schedule
 
 TILES = """
     @nest(outputs=["out0"])

@@ -13,14 +13,14 @@ import torch
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, Max, Min, ModularIndexing
 
 from torch_mlc.codegen.triton.index import Ranges
-from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.fake_device import retarget
-from torch_mlc.dynamo_backend.importer import import_graph
-from torch_mlc.ir.expr import symbol
-from torch_mlc.ir.symbols import Size, SymbolTable
+from torch_mlc.dynamo_backend.entry.capture import capture
+from torch_mlc.dynamo_backend.importing.importer import import_graph
+from torch_mlc.dynamo_backend.tracing.fake_device import retarget
+from torch_mlc.ir.expr.symbols import Size, SymbolTable
+from torch_mlc.ir.expr.value import symbol
 from torch_mlc.ir.target import gpu_target
-from torch_mlc.scheduler.fuse import fuse
-from torch_mlc.scheduler.lower import lower_to_loops
+from torch_mlc.scheduler.functions.lower import lower_to_loops
+from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.rules import default_schedule
 
 S0, K0, K1 = map(symbol, ("s0", "k0", "k1"))

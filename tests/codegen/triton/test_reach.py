@@ -20,18 +20,18 @@ from torch_mlc.codegen.kernel import INDEX_MAX, NARROW, WIDE, KernelSource, wide
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.codegen.triton.index import Ranges
 from torch_mlc.codegen.triton.reach import reach_of
-from torch_mlc.dynamo_backend.decompositions import decomposition_table
-from torch_mlc.dynamo_backend.fake_device import retarget
-from torch_mlc.dynamo_backend.importer import import_graph
-from torch_mlc.ir.expr import symbol
-from torch_mlc.ir.loops import LoopNest
-from torch_mlc.ir.symbols import Size, SymbolTable
+from torch_mlc.dynamo_backend.importing.decompositions import decomposition_table
+from torch_mlc.dynamo_backend.importing.importer import import_graph
+from torch_mlc.dynamo_backend.tracing.fake_device import retarget
+from torch_mlc.ir.expr.symbols import Size, SymbolTable
+from torch_mlc.ir.expr.value import symbol
+from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.target import gpu_target
-from torch_mlc.runtime.gpu import compile_triton, resource_report
-from torch_mlc.runtime.gpu_launch import reach_function
-from torch_mlc.runtime.gpu_report import elf_sections
-from torch_mlc.scheduler.fuse import fuse
-from torch_mlc.scheduler.lower import lower_to_loops
+from torch_mlc.runtime.gpu.launch import reach_function
+from torch_mlc.runtime.triton.compile import compile_triton, resource_report
+from torch_mlc.runtime.triton.report import elf_sections
+from torch_mlc.scheduler.functions.lower import lower_to_loops
+from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.rules import default_schedule
 
 Tensor = torch.Tensor

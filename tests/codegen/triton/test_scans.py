@@ -15,18 +15,18 @@ from torch import Tensor
 from torch._higher_order_ops.associative_scan import associative_scan_op
 
 from torch_mlc.codegen.triton import emit_triton
-from torch_mlc.dynamo_backend.capture import capture
-from torch_mlc.dynamo_backend.fake_device import retarget
-from torch_mlc.dynamo_backend.importer import import_graph
-from torch_mlc.dynamo_backend.plans import run_passes
-from torch_mlc.ir.graph import Graph, Library
-from torch_mlc.ir.loops import LoopNest, blocks
-from torch_mlc.ir.symbols import SymbolTable
+from torch_mlc.dynamo_backend.compiling.plans import run_passes
+from torch_mlc.dynamo_backend.entry.capture import capture
+from torch_mlc.dynamo_backend.importing.importer import import_graph
+from torch_mlc.dynamo_backend.tracing.fake_device import retarget
+from torch_mlc.ir.expr.symbols import SymbolTable
+from torch_mlc.ir.graph.graph import Graph, Library
+from torch_mlc.ir.nest.loops import LoopNest, blocks
 from torch_mlc.ir.target import gpu_target
-from torch_mlc.runtime.gpu import compile_triton, resource_report
-from torch_mlc.runtime.options import Options
-from torch_mlc.scheduler.fuse import fuse
-from torch_mlc.scheduler.lower import lower_to_loops
+from torch_mlc.runtime.settings.options import Options
+from torch_mlc.runtime.triton.compile import compile_triton, resource_report
+from torch_mlc.scheduler.functions.lower import lower_to_loops
+from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.rules import default_schedule, design_space
 
 SM90, GFX942 = gpu_target("cuda:sm_90"), gpu_target("hip:gfx942")

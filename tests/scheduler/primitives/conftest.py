@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torch_mlc.ir.loops import LoopNest
-from torch_mlc.ir.oracle import run_nest, size
-from torch_mlc.ir.parser import parse
-from torch_mlc.ir.verify import verify
-from torch_mlc.scheduler.schedule import Schedule, replay
-from torch_mlc.scheduler.trace import Trace
+from torch_mlc.ir.nest.loops import LoopNest
+from torch_mlc.ir.oracle.oracle import run_nest, size
+from torch_mlc.ir.text.parser import parse
+from torch_mlc.ir.verify.verify import verify
+from torch_mlc.scheduler.schedule.schedule import Schedule, replay
+from torch_mlc.scheduler.schedule.trace import Trace
 
 Build = Callable[[Schedule], Any]
 

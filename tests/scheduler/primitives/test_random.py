@@ -10,12 +10,12 @@ import sympy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torch_mlc.ir.loops import Loop, LoopNest, Update, walk_nodes
-from torch_mlc.ir.verify import verify
+from torch_mlc.ir.nest.loops import Loop, LoopNest, Update, walk_nodes
+from torch_mlc.ir.verify.verify import verify
 from torch_mlc.scheduler.error import ScheduleError
-from torch_mlc.scheduler.primitives.decompose_online import ONLINE
-from torch_mlc.scheduler.schedule import PRIMITIVES, Schedule, replay
-from torch_mlc.scheduler.trace import Trace
+from torch_mlc.scheduler.primitives.reductions.decompose_online import ONLINE
+from torch_mlc.scheduler.schedule.schedule import PRIMITIVES, Schedule, replay
+from torch_mlc.scheduler.schedule.trace import Trace
 
 Draw = Callable[[st.SearchStrategy[object]], object]
 NAMES = (

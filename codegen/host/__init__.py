@@ -1,0 +1,1 @@
+"""The host program: what runs between the kernels of one graph."""

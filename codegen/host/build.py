@@ -1,0 +1,397 @@
+"""From a fused graph to the steps of its host program.
+
+Sizes are bound from the arguments, results allocated when they are first needed and freed after their last use, kernels
+launched and libraries called in the order of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import sympy
+
+from ...ir.expr.symbols import PositivePart
+from ...ir.expr.value import symbol
+from ...ir.graph.collectives import in_flight, is_collective
+from ...ir.graph.graph import (
+    MADE_SIZE,
+    CallTensor,
+    Compute,
+    Graph,
+    Input,
+    Library,
+    Node,
+    Reduction,
+    Ref,
+    Scan,
+    Scatter,
+    SizeInput,
+    TensorType,
+    View,
+    refs,
+    uses,
+)
+from ...ir.graph.slices import JOINED, MEMORY
+from ..kernel import EmitError
+from .memory.liveness import peaks_of, storages
+from .steps.lines import place_text
+from .steps.ops import users_op
+from .steps.program import (
+    Allocate,
+    BindSize,
+    CallLibrary,
+    CheckLayout,
+    Free,
+    HostProgram,
+    KernelUse,
+    Launch,
+    MakeView,
+    Return,
+    Reuse,
+    Step,
+    WriteOver,
+)
+
+# Ops whose results have the strides that their fake versions promise; the others are looked at after each call.
+SURE = frozenset(
+    {"aten::mm.default", "aten::addmm.default", "aten::bmm.default", "aten::baddbmm.default",
+     "aten::embedding_dense_backward.default", "mlc::seeds", "mlc::constant", "aten::sym_size.int"}
+)  # fmt: skip
+
+# The op of torch for a call of an op that writes to its arguments: what they hold after it are results.
+MUTATES = "hop::auto_functionalized_v2"
+
+# The op by which torch writes a part of a storage.
+WRITE_BACK = "aten::as_strided_scatter.default"
+
+PRODUCTS = frozenset({"aten::mm.default", "aten::addmm.default"})
+
+
+def build_host_program(
+    graph: Graph, uses_of: Mapping[str, KernelUse], *, checked: Collection[str] = (), returned: int | None = None
+) -> HostProgram:
+    """The program of a fused graph; ``uses_of`` gives the compiled code of each tensor function.
+
+    The arguments that are ``checked`` are brought into the layout of their types, should they have another. The first
+    ``returned`` results (None: all) are the caller's, who takes them in the layout in which ops give them.
+    Raises EmitError where a size can be read from no argument.
+    """
+    saved = graph.outputs[returned:] if returned is not None else ()
+    return _Builder(graph, uses_of, checked, frozenset(o for o in saved if isinstance(o, str))).build()
+
+
+@dataclass(slots=True)
+class _Builder:
+    graph: Graph
+    uses_of: Mapping[str, KernelUse]
+    checked: Collection[str] = ()
+    # Results that compiled code reads in the layout of their types: those that are saved for the backward.
+    saved: frozenset[str] = frozenset()
+    steps: list[Step] = field(default_factory=list)
+    last: dict[str, int] = field(default_factory=dict)
+    # The name whose object owns the memory that a name looks at.
+    owner: dict[str, str] = field(default_factory=dict)
+    # How many names look at the memory that a name owns.
+    shares: dict[str, int] = field(default_factory=dict)
+    # Dead memory by type, allocated by us and shared with nobody.
+    spare: dict[TensorType, list[str]] = field(default_factory=dict)
+    ours: dict[str, TensorType] = field(default_factory=dict)
+    # Results of products, by name: memory that nothing else shares when they are made.
+    products: dict[str, TensorType] = field(default_factory=dict)
+    # Symbols that no argument gives: sizes decided by data, read from the results of the calls that decide them.
+    unbound: set[sympy.Symbol] = field(default_factory=set)
+    # What collectives read until each wait.
+    flying: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    # The node at hand, at which step each begins, and the names that leave the graph.
+    at: int = 0
+    begins: list[int] = field(default_factory=list)
+    kept: set[str] = field(default_factory=set)
+
+    def build(self) -> HostProgram:
+        graph = self.graph
+        tensors = {i.name: i.type for i in graph.inputs if isinstance(i, Input)}
+        bound = self.bind_sizes()
+        self.flying = in_flight(graph)
+        last = self.last = self.last_uses()
+        kept = self.kept = {o for o in graph.outputs if isinstance(o, str)}
+        for name in tensors:
+            self.own(name, name)
+        unused = tuple(n for n in tensors if n not in last and n not in kept)
+        if unused:
+            self.steps.append(Free(unused))
+        self.steps += [MakeView(n, tensors[n], n, sympy.S.Zero) for n in _storages(graph) if n in last]
+        checks = [CheckLayout(name, kind) for name, kind in tensors.items() if name in last and name in self.checked]
+        for at, node in enumerate(graph.nodes):
+            self.at = at
+            if checks and not _precedes_checks(node):
+                self.steps += checks
+                checks = []
+            self.begins.append(len(self.steps))
+            self.node(node)
+            done = dict.fromkeys((*uses(node), *node.names, *self.flying.get(at, ())))
+            names = [n for n in done if last.get(n, at) == at and n not in kept]
+            self.free([n for n in names if n in self.owner])
+        self.steps += checks
+        self.begins.append(len(self.steps))
+        self.steps.append(Return(graph.outputs))
+        if self.unbound and (missing := self.unbound & _mentioned(graph)):
+            lost = ", ".join(sorted(s.name for s in missing))
+            raise EmitError(f"{graph.name}: no argument and no result gives the size {lost}")
+        program = HostProgram(graph.name, tuple(i.name for i in graph.inputs), tensors, tuple(self.steps), bound)
+        return replace(program, peaks=peaks_of(storages(program)), begins=tuple(self.begins))
+
+    def own(self, name: str, owner: str) -> None:
+        """A name and whose memory it looks at."""
+        self.owner[name] = owner
+        self.shares[owner] = self.shares.get(owner, 0) + 1
+
+    def last_uses(self) -> dict[str, int]:
+        """The position of the last node that reads each name; what a collective is given is read until the wait."""
+        last: dict[str, int] = {}
+        flying = self.flying
+        for at, node in enumerate(self.graph.nodes):
+            last.update(dict.fromkeys((*uses(node), *flying.get(at, ())), at))
+        last.update(dict.fromkeys(flying.get(len(self.graph.nodes), ()), len(self.graph.nodes)))
+        return last
+
+    def bind_sizes(self) -> tuple[sympy.Symbol, ...]:
+        """Read every symbol from an argument: an integer that is the symbol, a dimension, or a linear form of it."""
+        wanted = {s for s in self.graph.symbols.symbols if not _decided_inside(self.graph, s)}
+        if not wanted:
+            return ()
+        found: dict[sympy.Symbol, BindSize] = {}
+        places: list[tuple[sympy.Expr, str, int | None, bool]] = []
+        for i in self.graph.inputs:
+            match i:
+                case SizeInput(name, value):
+                    places.append((value, name, None, False))
+                case Input(name, kind):
+                    places += [(e, name, d, False) for d, e in enumerate(kind.shape)]
+                    places += [(e, name, d, True) for d, e in enumerate(kind.strides)]
+        # Plain symbols of integers first, then of dimensions, then forms that have to be solved.
+        places.sort(key=lambda p: (not p[0].is_Symbol, p[3], p[2] is not None))
+        whole = _signed(self.graph)
+        for value, name, dim, stride in places:
+            solved = _solve(whole(value), wanted - found.keys())
+            if solved is not None:
+                size, scale, shift = solved
+                found[size] = BindSize(size, name, dim, stride, scale, shift)
+        self.unbound = wanted - found.keys()
+        order = [s for s in self.graph.symbols.symbols if s in found]
+        self.steps += [found[s] for s in order]
+        return tuple(order)
+
+    def node(self, node: Any) -> None:
+        comment = place_text(node.origins)
+        match node:
+            case CallTensor():
+                self.call(node, comment)
+            case Library():
+                self.library(node, comment)
+            case View(name, kind, source, _, _, offset):
+                self.steps.append(MakeView(name, kind, source, offset))
+                self.own(name, self.owner[source])
+            case Compute() | Reduction() | Scan() | Scatter():
+                raise EmitError(f"{self.graph.name}: {node.names[0]} was not fused into any function")
+
+    def library(self, node: Library, comment: str) -> None:
+        if node.target == MEMORY:
+            self.allocate(node.names[0], node.types[0])  # type: ignore[arg-type]
+            return
+        if node.target == JOINED:
+            memory = node.args[0].name
+            self.steps.append(WriteOver(node.names[0], memory))
+            self.own(node.names[0], self.owner[memory])
+            return
+        over = self.dead_addend(node)
+        if node.target == MUTATES:
+            node = replace(node, kwargs=(*node.kwargs, ("_only_clone_these_bases", self.kept_bases(node))))
+        self.steps.append(CallLibrary(node, comment, over))
+        for used in uses(node):
+            # An op may return or keep what it is given, so memory that a library saw is not used again.
+            self.ours.pop(self.owner.get(used, used), None)
+        if over:
+            self.own(node.names[0], self.owner[over])
+            return
+        for name, result in zip(node.names, node.types, strict=True):
+            if result is not None:
+                self.own(name, name)
+                self.bind_result(name, result)
+                if node.target in PRODUCTS:
+                    self.products[name] = result
+                # Nobody may look at what a collective returns before it has been waited for, and nobody of ours does
+                # at what is only returned, or at a result that is not needed, which some ops leave empty.
+                read = name in self.last or name in self.saved
+                if read and node.target not in SURE and not is_collective(node):
+                    self.steps.append(CheckLayout(name, result, users_op(node)))
+
+    def dead_addend(self, node: Library) -> str:
+        """What a product is added to, where that is a product's result that nobody else reads; else ""."""
+        if node.target != "aten::addmm.default" or node.kwargs or not isinstance(node.args[0], Ref):
+            return ""
+        name = node.args[0].name
+        owner = self.owner.get(name, "")
+        alone = self.shares.get(owner) == 1 and node.args[0] not in node.args[1:]
+        dead = self.last[name] == self.at and name not in self.kept
+        return name if alone and dead and self.products.get(owner) == node.types[0] else ""
+
+    def kept_bases(self, node: Library) -> tuple[int, ...]:
+        """Which of the tensors that an op writes to are to be copied first: all but memory of ours that is not read
+        any more."""
+        bases = dict(node.kwargs)["_all_bases"]
+        names = [b.name for b in bases if isinstance(b, Ref)]
+        others = [*refs(node.args), *refs(tuple(v for k, v in node.kwargs if k != "_all_bases"))]
+        return tuple(
+            k
+            for k, b in enumerate(bases)
+            if not (isinstance(b, Ref) and self.is_spent(b.name) and names.count(b.name) == 1 and b.name not in others)
+        )
+
+    def is_spent(self, name: str) -> bool:
+        """Whether a tensor lies in memory that we allocated, that nothing else looks at, and that nobody reads after
+        the node at hand."""
+        owner = self.owner.get(name, "")
+        alone = sum(o == owner for o in self.owner.values()) == 1
+        dead = self.last[name] == self.at and name not in self.kept
+        return alone and dead and owner in self.ours
+
+    def call(self, node: CallTensor, comment: str) -> None:
+        use = self.uses_of[node.function]
+        tensors: list[str] = []
+        sizes: list[sympy.Expr] = []
+        for one in node.calls():
+            tensors += one.args
+            for name, kind, target in zip(one.names, one.types, one.into or (None,) * len(one.names), strict=True):
+                if target is None:
+                    self.allocate(name, kind)
+                    tensors.append(name)
+                    continue
+                if name in self.last or name in self.kept:
+                    self.steps.append(WriteOver(name, target))
+                    self.own(name, self.owner[target])
+                if target not in one.args:
+                    tensors.append(target)
+            sizes += [one.sizes[k] for k in use.sizes]
+        self.steps.append(Launch(use, tuple(tensors), tuple(sizes), node.types[0].device, comment, node.count))
+
+    def bind_result(self, name: str, kind: TensorType) -> None:
+        """Read the sizes that a result is the first to tell."""
+        for dim, extent in enumerate(kind.shape):
+            if extent in self.unbound:
+                self.unbound.discard(extent)
+                self.steps.append(BindSize(extent, name, dim))
+
+    def allocate(self, name: str, kind: TensorType) -> None:
+        spare = self.spare.get(kind)
+        if spare:
+            self.steps.append(Reuse(name, spare.pop()))
+        else:
+            self.steps.append(Allocate(name, kind))
+        self.own(name, name)
+        self.ours[name] = kind
+
+    def free(self, names: list[str]) -> None:
+        gone = []
+        for name in names:
+            owner = self.owner.pop(name)
+            self.shares[owner] -= 1
+            kind = self.ours.get(owner)
+            if owner == name and kind is not None and not self.shares[owner] and self.wanted(kind):
+                # The name stays bound until its memory is taken over.
+                self.spare.setdefault(kind, []).append(name)
+                del self.ours[name]
+                continue
+            gone.append(name)
+        if gone:
+            self.steps.append(Free(tuple(gone)))
+
+    def wanted(self, kind: TensorType) -> bool:
+        """Whether the very next allocations include one of this type, so that keeping it raises no peak."""
+        for node in self.graph.nodes[self.at + 1 : self.at + 2]:
+            if isinstance(node, CallTensor) and kind in node.types:
+                return len(self.spare.get(kind, ())) < node.types.count(kind)
+        return False
+
+
+def _storages(graph: Graph) -> list[str]:
+    """Inputs into which overlapping arguments are written back: whole storages, longer than the fake ones may have
+    been, which end with the last element that an argument has."""
+    given = {i.name for i in graph.inputs if isinstance(i, Input)}
+    targets = [n.args[0].name for n in graph.nodes if isinstance(n, Library) and n.target == WRITE_BACK]
+    return [name for name in dict.fromkeys(targets) if name in given]
+
+
+def _precedes_checks(node: Node) -> bool:
+    """Whether a node reads no tensor, and may make the sizes of inputs."""
+    return isinstance(node, Library) and node.target in (MADE_SIZE, "mlc::seeds")
+
+
+def _decided_inside(graph: Graph, symbol: sympy.Symbol) -> bool:
+    """Whether a node of the graph gives the symbol its value (a size decided by data)."""
+    return any(
+        isinstance(n, Library) and symbol.name in n.names and n.types[n.names.index(symbol.name)] is None
+        for n in graph.nodes
+    )
+
+
+def _solve(value: sympy.Expr, wanted: set[sympy.Symbol]) -> tuple[sympy.Symbol, int, int] | None:
+    """The symbol, scale and shift where ``value`` is ``scale * symbol + shift`` of one wanted symbol."""
+    if value.is_Symbol:
+        return (value, 1, 0) if value in wanted else None
+    if not isinstance(value, sympy.Expr):  # a comparison of sizes
+        return None
+    free = value.free_symbols & wanted
+    if len(free) != 1 or len(value.free_symbols) != 1:
+        return None
+    (symbol,) = free
+    shift = value.xreplace({symbol: sympy.S.Zero})
+    scale = sympy.expand(value - shift).coeff(symbol)
+    if not (scale.is_Integer and shift.is_Integer and scale > 0) or sympy.expand(scale * symbol + shift - value) != 0:
+        return None
+    return symbol, int(scale), int(shift)
+
+
+def _signed(graph: Graph) -> Callable[[sympy.Expr], sympy.Expr]:
+    """Writes what is linear in numbers that may be negative in them, in place of their two parts."""
+    made = {n.args[0]: symbol(n.names[0]) for n in graph.nodes if isinstance(n, Library) and n.target == MADE_SIZE}
+    parts = {above: (of.args[0], below) for of, above in made.items() if (below := made.get(_negative(of))) is not None}
+
+    def whole(value: sympy.Expr) -> sympy.Expr:
+        for above, (number, below) in parts.items() if value.free_symbols else ():
+            joined = sympy.expand(value.xreplace({above: number + below})) if above in value.free_symbols else value
+            value = value if below in joined.free_symbols else joined
+        return value
+
+    return whole
+
+
+def _negative(of: Any) -> sympy.Expr | None:
+    return PositivePart(-of.args[0]) if isinstance(of, PositivePart) and of.args[0].is_Symbol else None
+
+
+def _mentioned(graph: Graph) -> set[sympy.Symbol]:
+    """Every size symbol that the steps will compute with."""
+    found: set[sympy.Symbol] = set()
+
+    def look(arg: Any) -> None:
+        if isinstance(arg, sympy.Basic):
+            found.update(arg.free_symbols)
+        elif isinstance(arg, (tuple, list)):
+            for a in arg:
+                look(a)
+
+    for node in graph.nodes:
+        for kind in node.types:
+            if kind is not None:
+                look((kind.shape, kind.strides))
+        match node:
+            case Library():
+                look((node.args, tuple(v for _, v in node.kwargs)))
+            case CallTensor():
+                look(node.sizes)
+            case View():
+                look(node.offset)
+    look(graph.outputs)
+    return found

@@ -1,0 +1,1 @@
+"""The memory of a host program: what is held when, and where it lies."""

@@ -1,0 +1,1 @@
+"""The steps of host programs, and what is asked of them."""

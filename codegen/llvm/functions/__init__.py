@@ -1,0 +1,1 @@
+"""Scalar functions as instructions: written inline, or called."""

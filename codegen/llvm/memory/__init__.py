@@ -1,0 +1,1 @@
+"""Indices, loads, stores, and what is proved of them."""

@@ -1,0 +1,149 @@
+"""In which iterations of a loop everything inside is known to hold: limits, tails and borders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import sympy
+
+from ....ir.expr.dtypes import DType
+from ....ir.nest.loops import Block, Bound, Loop, LoopKind, Node, walk_nodes
+from ..text.builder import Val
+from ..text.context import Context
+from .guards import guards
+from .index import in_loops, scalar_index, split_linear
+
+I64 = DType.INT64
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """The iterations ``low <= var < high`` in which ``bounds`` hold, ``tail`` among them those that are predicates."""
+
+    low: Val
+    high: Val
+    bounds: frozenset[Bound]
+    tail: frozenset[Bound]
+
+
+def blocks_inside(node: Node) -> tuple[Block, ...]:
+    """The blocks of a tree, in order."""
+    if isinstance(node, Block):
+        return (node,)
+    return tuple(n for n, _ in walk_nodes(node.body) if isinstance(n, Block))
+
+
+def limited(ctx: Context, loop: Loop, low: Val, high: Val) -> tuple[Val, Val, frozenset[Bound]]:
+    """The range in which a loop does anything, where bounds that everything inside has leave out one end of it.
+
+    Outside that range a bound fails wherever the loops inside are. One in this loop and those around it alone is known
+    to hold within it. Masks would do as well but for time, and but for what is read without one: memory of the kernel's
+    own, which has room for the lanes of one iteration behind its elements and no more.
+    """
+    inside = blocks_inside(loop)
+    common = [b for b in inside[0].predicate if b not in ctx.assumed and all(b in n.predicate for n in inside[1:])]
+    loops = [n for n, _ in walk_nodes(loop.body) if isinstance(n, Loop)]
+    used = []
+    for bound in common:
+        slack = sympy.expand(bound.rhs - bound.lhs)
+        best = _best(slack, loops)
+        parts = split_linear(best, loop.var) if best is not None else None
+        if parts is None or not parts[1].is_Integer or parts[1] == 0 or not parts[0].free_symbols <= ctx.indices.keys():
+            continue
+        step = int(parts[1])
+        if step < 0:
+            high = smin(ctx, high, iterations_above(ctx, parts[0], -step))
+        else:  # from the first one with step * var > -rest
+            low = smax(ctx, low, iterations_above(ctx, 1 - parts[0], step))
+        if best == slack:
+            used.append(bound)
+    return low, high, frozenset(used)
+
+
+def _best(slack: sympy.Expr, loops: Iterable[Loop]) -> sympy.Expr | None:
+    """The greatest value of an expression over all iterations of some loops; None where it is not known."""
+    for lp in loops:
+        if lp.var in slack.free_symbols:
+            rest = split_linear(slack, lp.var)
+            if rest is None or not rest[1].is_Integer:
+                return None
+            slack = sympy.expand(rest[0] + (rest[1] * (lp.extent - 1) if int(rest[1]) > 0 else 0))
+    return slack
+
+
+def steady(ctx: Context, loop: Loop, low: Val, high: Val, otherwise: bool = False) -> Steady:
+    """The iterations that need no mask: not the last ones, which a tail cuts, nor those at a border of padding.
+
+    With ``otherwise``, of iterations in which comparisons of the position no longer all hold, those in which they fail.
+    """
+    found: dict[Bound, tuple[sympy.Expr, int]] = {}
+    tail = set()
+    for node, outer in walk_nodes(loop.body):
+        if not isinstance(node, Block):
+            continue
+        for bound in node.predicate:
+            if bound in ctx.assumed or bound in found:
+                continue
+            slack = _slack(bound, loop, outer)
+            if slack is not None and slack[1] < 0:
+                found[bound] = slack
+                tail.add(bound)
+        for bound in guards(ctx, node, otherwise) if _is_long(loop) else ():
+            if bound not in ctx.assumed and bound not in found and (slack := _slack(bound, loop, outer)) is not None:
+                found[bound] = slack
+    limit, start = high, low
+    for worst, step in found.values():
+        if step < 0:
+            limit = smin(ctx, limit, iterations_above(ctx, worst, -step))
+        else:
+            start = smax(ctx, start, iterations_above(ctx, 1 - worst, step))
+    if start != low:  # a chunk may lie wholly in a border
+        start = smin(ctx, start, limit)
+    return Steady(start, limit, frozenset(found), frozenset(tail))
+
+
+def _is_long(loop: Loop) -> bool:
+    # A few iterations are not worth three copies of what they do.
+    return not loop.extent.is_Integer or int(loop.extent) > 3
+
+
+def _slack(bound: Bound, loop: Loop, inner: tuple[Loop, ...]) -> tuple[sympy.Expr, int] | None:
+    """``(worst, step)``: the bound holds where ``worst + step * var > 0``, whatever the loops inside are at."""
+    parts = split_linear(sympy.expand(bound.rhs - bound.lhs), loop.var)
+    if parts is None or not parts[1].is_Integer or parts[1] == 0:
+        return None
+    worst = parts[0]
+    for lp in inner:
+        if lp.var not in worst.free_symbols:
+            continue
+        rest = split_linear(worst, lp.var)
+        # A counting loop inside peels for itself, and leaves less to the masked part.
+        if rest is None or lp.kind not in (LoopKind.VECTORIZED, LoopKind.UNROLLED) or not rest[1].is_Integer:
+            return None
+        worst = rest[0] + (rest[1] * (lp.extent - 1) if int(rest[1]) < 0 else 0)
+    return sympy.expand(worst), int(parts[1])
+
+
+def iterations_above(ctx: Context, worst: sympy.Expr, step: int) -> Val:
+    """How many iterations have ``worst - step * var > 0``: the quotient rounded up, at least 0."""
+    if worst.is_Integer:
+        return Val(str(max(-(-int(worst) // step), 0)), I64)
+    value = ctx.b.intrinsic("smax", scalar_index(ctx, in_loops(ctx, worst)), Val("0", I64))
+    if step == 1:
+        return value
+    return ctx.b.binary("udiv", ctx.b.binary("add nsw", value, Val(str(step - 1), I64)), Val(str(step), I64))
+
+
+def smin(ctx: Context, x: Val, y: Val) -> Val:
+    """The smaller of two int64."""
+    if x.is_literal and y.is_literal:
+        return x if int(x.name) <= int(y.name) else y
+    return ctx.b.intrinsic("smin", x, y)
+
+
+def smax(ctx: Context, x: Val, y: Val) -> Val:
+    """The larger of two int64; the second is at least 0."""
+    if x.is_literal and y.is_literal:
+        return x if int(x.name) >= int(y.name) else y
+    return y if x.name == "0" else ctx.b.intrinsic("smax", x, y)

@@ -1,0 +1,1 @@
+"""Reductions and scans: accumulators, and how they are joined."""

@@ -1,0 +1,1 @@
+"""LLVM functions under construction: instructions, types, control flow, and what all parts share."""

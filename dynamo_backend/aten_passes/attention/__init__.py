@@ -1,0 +1,1 @@
+"""Attention in graphs that hold forward and backward, and softmaxes of shifted rows."""

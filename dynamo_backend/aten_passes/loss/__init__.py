@@ -1,0 +1,1 @@
+"""Linear + cross-entropy by chunks of rows."""

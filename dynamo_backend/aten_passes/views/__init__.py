@@ -1,0 +1,1 @@
+"""Views, and values that are written over."""

@@ -1,0 +1,1 @@
+"""A graph of the IR to kernels and a host program."""

@@ -1,0 +1,164 @@
+"""A graph that was compiled: what it is made of, what is kept of it, and how it is loaded again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...codegen.host.capture import CapturePlan
+from ...codegen.host.python.text import HostText
+from ...codegen.host.steps.lines import Lines, places_in, with_lines
+from ...codegen.host.steps.program import HostProgram
+from ...ir.graph.graph import Graph
+from ...runtime.compile.kernels import KernelCode, KernelStore, kernel_store_of
+from ...runtime.counters import counters
+from ...runtime.gpu.capture import graph_device
+from ...runtime.gpu.checks import launches_checked
+from ...runtime.host.cuda_graphs import graphed
+from ...runtime.host.executable import Boxed
+from ...runtime.host.lazy_bits import Lazy, with_memory_of
+from ...runtime.log import say, trace_text
+from ...runtime.settings.options import Options
+from ...runtime.timing import PhaseTimer
+from ...scheduler.fusion.fuse import Fusion
+from .host_programs import HostCode, Keep, stored_host_code
+from .kernels import KernelBuild
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Every stage of a graph that was compiled here: what reports are made of."""
+
+    imported: Graph
+    graph: Graph
+    fusion: Fusion
+    kernels: Mapping[str, KernelBuild]
+    program: HostProgram
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the cache keeps of a graph: its record, plain JSON, and the code of its kernels."""
+
+    record: Mapping[str, Any] = field(repr=False)
+    kernels: tuple[KernelCode, ...] = field(repr=False)
+    host: HostCode = field(repr=False)
+
+    @property
+    def places(self) -> set[int]:
+        """The nodes of the graph whose lines its texts name."""
+        native = self.record.get("native")
+        texts = [self.record, *([native["parts"], native["rescues"]] if native else [])]
+        launches = native["launches"] if native else ()
+        return places_in((*(t["text"] for t in texts), *launches, self.record["capture"]["reason"]))
+
+    def finished(self) -> Program:
+        """With machine code of the host program, where it is to have that once it is called often."""
+        host = self.host.finished()
+        return Program({**self.record, **host.record()}, self.kernels, host)
+
+    @property
+    def codes(self) -> tuple[KernelCode, ...]:
+        """All machine code, each once."""
+        codes = (c for c in (*self.kernels, self.host.code, self.host.support) if c is not None)
+        return tuple({c.key: c for c in codes}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """``call`` runs the graph (boxed); None where it was compiled for a machine that is not this one.
+
+    ``stages`` is None where the program came from the cache, and where layers that repeat were planned once.
+    ``overridden`` names the user's schedules that were taken.
+    ``regions`` are the bodies of its control flow, each compiled by itself; ``constants`` are the objects and the
+    bodies that its calls may name.
+    ``key`` is that of the program in the cache, "" where it is not there. ``kept`` is all that another process needs to
+    run it; None where ATen ops run in place of a kernel. ``capture`` tells how its launches can be
+    captured, ``python`` what of a host program that was to be native is not, and why.
+    """
+
+    name: str
+    text: HostText
+    call: Boxed | None
+    timer: PhaseTimer
+    stages: Stages | None = field(default=None, repr=False)
+    overridden: tuple[str, ...] = ()
+    regions: tuple[CompiledGraph, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    key: str = ""
+    kept: Program | None = field(default=None, repr=False)
+    capture: CapturePlan = CapturePlan("it was not looked at")
+    python: str = ""
+
+    @property
+    def is_self_contained(self) -> bool:
+        """Whether the program can be loaded without the graph that it was compiled from."""
+        return bool(self.key) and not self.text.constants
+
+
+def stored_graph(
+    key: str,
+    *,
+    options: Options,
+    name: str,
+    constants: Mapping[str, Any] | None = None,
+    load: bool = True,
+    region: bool = False,
+    timer: PhaseTimer | None = None,
+    store: KernelStore | None = None,
+    lines: Lines,
+) -> CompiledGraph | None:
+    """The graph of a key from memory or disk, or a ``store``, with nothing imported, fused, lowered, scheduled or
+    emitted. ``lines`` are those of the model at hand."""
+    timer = timer or PhaseTimer()
+    store = store or kernel_store_of(options)
+    with timer.phase("cache"):
+        record = store.graph(key)
+        if record is None:
+            return None
+        codes = {variable: store.code(kernel) for variable, kernel in record["kernels"].items()}
+        host = stored_host_code(record, options, store, lines)
+    if host is None or any(code is None for code in codes.values()):
+        return None
+    told = host.told
+    call, capture = None, told_capture(CapturePlan(**record["capture"]), lines)
+    if load:
+        with timer.phase("load"):
+            checked = launches_checked(options.verify)
+            kernels = {v: store.load(c, checked=checked) for v, c in codes.items() if c is not None}
+            called = host.load(kernels, constants or {}, name, keeper(store, key, name), told)
+            lazy = tuple(Lazy(*x) for x in record["lazy"])
+            call = with_captures(called, capture, options, region, name, lazy)
+    counters.add("graph_cache_hits")
+    counters.add("kernel_calls", record["launches"])
+    counters.add("library_calls", record["library_calls"])
+    trace_text(f"mlc_host_program_{name}", told.text)
+    say(options.log, "cache", lambda: f"{name}: program of {record['launches']} kernels found")
+    say(options.log, "timing", lambda: f"{name}: {timer}")
+    taken, kept = tuple(record["overridden"]), Program(record, tuple(c for c in codes.values() if c is not None), host)
+    return CompiledGraph(name, told, call, timer, overridden=taken, key=key, kept=kept, capture=capture)
+
+
+def told_capture(plan: CapturePlan, lines: Lines) -> CapturePlan:
+    """With the lines of the model at hand in its reason."""
+    return replace(plan, reason=with_lines(plan.reason, lines))
+
+
+def keeper(store: KernelStore, key: str, name: str) -> Keep:
+    """What puts a host program in its new form into the record of its graph."""
+    return lambda host: store.amend_graph(key, host.record(), f"{name}: native host program")
+
+
+def with_captures(
+    call: Boxed, plan: CapturePlan, options: Options, region: bool, name: str, lazy: Sequence[Lazy]
+) -> Boxed:
+    """The program as the settings ask for it, which is given what it was traced with. A region is captured with the
+    graph that calls it."""
+    if options.cuda_graphs and not region:
+        if launches_checked(options.verify) and plan.device.startswith("cuda"):
+            plan = CapturePlan("each launch is waited for (MLC_VERIFY, CUDA_LAUNCH_BLOCKING)")
+        elif not options.cuda_graph_copies:
+            plan = replace(plan, saved=0)
+        call = graphed(call, plan, graph_device, options.cuda_graph_shapes, name)
+    return with_memory_of(call, lazy)

@@ -1,0 +1,289 @@
+"""One tensor function to machine code: from the cache, or lowered, scheduled, emitted and compiled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...codegen.kernel import KernelSource
+from ...codegen.llvm.module import emit_llvm
+from ...codegen.triton.emit import emit_triton
+from ...ir.errors import MlcError
+from ...ir.graph.graph import Origin
+from ...ir.nest.loops import LoopNest
+from ...ir.target import Target
+from ...runtime.cache.fingerprint import environment_fingerprint, key_of
+from ...runtime.compile.compilers import Compilers
+from ...runtime.compile.device_library import device_library
+from ...runtime.compile.kernels import KIND_KERNEL, KernelCode, KernelStore, compile_source, load_code
+from ...runtime.counters import counters
+from ...runtime.log import KernelFallbackWarning, logger, say
+from ...runtime.settings.options import Options
+from ...runtime.targets import target_for
+from ...runtime.timing import PhaseTimer
+from ...runtime.triton.compile import RunTriton, StoppedError
+from ...scheduler.functions.function import TensorFunction
+from ...scheduler.functions.function_text import function_key
+from ...scheduler.functions.lower import lower_to_loops
+from ...scheduler.schedule.overrides import Override, workload_of
+from ...scheduler.schedule.schedule import Schedule
+from ..verify.verify_graph import VerifyError
+from ..verify.verify_kernel import verify_kernel
+from .lighter import fitting_code, written_as
+from .tuning import Tuning
+
+_LOG = logger(__name__)
+
+
+class KernelError(MlcError):
+    """A kernel could not be compiled; the text names its ops, the user's lines and the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBuild:
+    """A tensor function and what became of it.
+
+    ``code`` is None where compiling failed and ATen ops take its place; ``error`` says why. ``nest``, ``schedule`` and
+    ``source`` are None where the code came from the cache. ``override`` is the user's own schedule that was taken.
+    """
+
+    function: TensorFunction
+    target: Target
+    key: str
+    code: KernelCode | None
+    nest: LoopNest | None = field(default=None, repr=False)
+    schedule: Schedule | None = field(default=None, repr=False)
+    source: KernelSource | None = field(default=None, repr=False)
+    error: str = ""
+    override: Override | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartedKernel:
+    """A kernel whose machine code is in the making out of ``source``, ``finish`` waits for it; or one that has its
+    ``build``."""
+
+    function: TensorFunction
+    key: str
+    source: KernelSource | None
+    finish: Callable[[], KernelBuild] = field(repr=False)
+    build: KernelBuild | None = None
+
+    @classmethod
+    def of(cls, build: KernelBuild) -> StartedKernel:
+        """A kernel that is there."""
+        return cls(build.function, build.key, build.source, lambda: build, build)
+
+
+@dataclass(frozen=True, slots=True)
+class ByHand:
+    """A nest with the schedule that a user gave for it."""
+
+    nest: LoopNest
+    schedule: Schedule
+    override: Override
+
+    @property
+    def key(self) -> str:
+        """What code depends on: the steps, not where they are written."""
+        return self.schedule.trace.to_json()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """How kernels are made in one compilation. ``fresh`` looks at no cache, so that every stage can be shown.
+
+    Nor is code from a cache taken while kernels are tuned; what is tuned takes its place.
+    """
+
+    options: Options
+    settings: str
+    store: KernelStore
+    timer: PhaseTimer
+    tuning: Tuning
+    fresh: bool = False
+
+    @property
+    def makes_anew(self) -> bool:
+        """Whether what others make of a function is not what is wanted."""
+        return self.fresh or self.tuning.budget is not None
+
+
+def start_kernel(
+    function: TensorFunction, target: Target, plan: KernelPlan, origins: Sequence[Origin], compilers: Compilers
+) -> StartedKernel:
+    """Begin to make the code of a function for a target; ``finish`` of the result waits for it.
+
+    Under ``verify`` what was compiled is compared with its definition, and VerifyError raised where it differs.
+    A failure is warned of once and leaves ``code`` None; under ``strict``, and where the schedule is the user's own, it
+    is raised as KernelError, here or by ``finish``. Raises ScheduleError for a schedule of the user's that is not
+    legal.
+    """
+    phase = plan.timer.phase
+    by_hand = _by_hand(function, target, plan)
+    override = by_hand.override if by_hand is not None else None
+    with phase("key"):
+        parts = [environment_fingerprint(), plan.settings, repr(target), function_key(function)]
+        key = key_of(parts if by_hand is None else [*parts, by_hand.key])
+    with phase("cache"):
+        stored = _stored(key, plan, by_hand)
+    if stored is not None:
+        counters.add("kernel_cache_hits")
+        return StartedKernel.of(KernelBuild(function, target, key, stored, override=override))
+    counters.add("kernel_cache_misses")
+    try:
+        nest, chosen, written = _written(function, target, plan, by_hand)
+        with phase("compile"):
+            library = device_library(plan.store, written, target)
+        compiled = partial(_compiled, target=target, key=key, library=library, run=compilers.run_triton)
+    except Exception as error:  # whatever goes wrong in there, the graph can still run
+        return StartedKernel.of(_failed(function, target, plan, key, origins, error, override))
+
+    def make() -> KernelCode:
+        with plan.store.lock(KIND_KERNEL, key):
+            code = _stored(key, plan, by_hand)  # by another process, meanwhile
+            if code is None:
+                code = compiled(written) if by_hand else fitting_code(nest, target, chosen, written, compiled)
+                if not plan.options.verify:
+                    _keep(code, plan, function, target)
+            return code
+
+    def finish() -> KernelBuild:
+        try:
+            with phase("compile"):
+                try:
+                    code = making.result()
+                except (CancelledError, StoppedError):  # by another graph, which failed
+                    code = make()
+            schedule, source = written_as(code, nest, target, chosen, written)
+            built = KernelBuild(function, target, key, code, nest, schedule, source, override=override)
+            if plan.options.verify and _runs_here(target):
+                _verify(built, origins)
+        except VerifyError:
+            raise
+        except Exception as error:
+            return _failed(function, target, plan, key, origins, error, override)
+        if plan.options.verify:
+            _keep(code, plan, function, target)
+        counters.add("kernels_generated")
+        say(plan.options.log, "schedule", partial(_story, function, schedule))
+        if source is not None:
+            say(plan.options.log, "output_code", lambda: f"{function.name} for {target}:\n{source.text}")
+        return built
+
+    with phase("compile"):
+        begin = partial(compilers.start, key, make, gpu=target.is_gpu)
+        making = compilers.making(key) or (begin() if plan.makes_anew else plan.store.shared(key, begin))
+    return StartedKernel(function, key, written, finish)
+
+
+def _by_hand(function: TensorFunction, target: Target, plan: KernelPlan) -> ByHand | None:
+    """The user's schedule of a function, where there is one."""
+    if plan.options.schedules is None:
+        return None
+    with plan.timer.phase("lower"):
+        nest = lower_to_loops(function)
+    with plan.timer.phase("schedule"):
+        override = plan.options.schedules.find(workload_of(nest), target)
+        return None if override is None else ByHand(nest, override.apply(nest), override)
+
+
+def _stored(key: str, plan: KernelPlan, by_hand: ByHand | None) -> KernelCode | None:
+    # While kernels are tuned, code from a cache is not what will be found; what a user wrote stays what it is.
+    if plan.fresh or plan.options.shows_stages or (plan.makes_anew and by_hand is None):
+        return None
+    return plan.store.code(key)
+
+
+def _written(
+    function: TensorFunction, target: Target, plan: KernelPlan, by_hand: ByHand | None
+) -> tuple[LoopNest, Schedule, KernelSource]:
+    """The loops of a function, their schedule, and the text of the kernel."""
+    phase = plan.timer.phase
+    if by_hand is not None:
+        nest, schedule = by_hand.nest, by_hand.schedule
+    else:
+        with phase("lower"):
+            nest = lower_to_loops(function)
+        with phase("schedule"):
+            schedule = plan.tuning.schedule(function.name, nest, target)
+    with phase("emit"):
+        return nest, schedule, emit(schedule.nest, target)
+
+
+def _compiled(source: KernelSource, *, target: Target, key: str, library: str | None, run: RunTriton) -> KernelCode:
+    return compile_source(source, target, key, library, run)
+
+
+def _keep(code: KernelCode, plan: KernelPlan, function: TensorFunction, target: Target) -> None:
+    if not plan.fresh:
+        plan.store.keep(code, f"{function.name} for {target}")
+        plan.store.replaced(code.key)
+
+
+def emit(nest: LoopNest, target: Target) -> KernelSource:
+    """The text of a scheduled nest in the language of its target."""
+    return emit_triton(nest, target) if target.is_gpu else emit_llvm(nest, target)
+
+
+def _runs_here(target: Target) -> bool:
+    if not target.is_gpu:
+        return True
+    return torch.cuda.is_available() and (here := target_for("cuda")).kind == target.kind and here.arch == target.arch
+
+
+def _verify(built: KernelBuild, origins: Sequence[Origin]) -> None:
+    """Compare a kernel with its definition. Raises VerifyError."""
+    function, nest, code = built.function, built.nest, built.code
+    assert nest is not None and built.schedule is not None and code is not None
+    kernel = load_code(code)
+
+    def call(rows: Sequence[Sequence[Tensor]], sizes: Sequence[Mapping[str, int]]) -> None:
+        numbers = [[row[s] for s in code.symbols] for row in sizes]
+        count = [len(rows)] if function.table else []
+        if code.language == "llvm":
+            pairs = zip(rows, numbers, strict=True)
+            kernel.call(*count, *(a for row, n in pairs for a in (*(t.data_ptr() for t in row), *n)))
+        else:
+            kernel.call(*count, tuple(t for row in rows for t in row), tuple(n for row in numbers for n in row))
+
+    verify_kernel(function, nest, built.schedule.nest, call, "cuda" if built.target.is_gpu else "cpu", origins)
+
+
+def _story(function: TensorFunction, schedule: Schedule) -> str:
+    return f"{function.name}: rule {schedule.rule}\n{schedule.trace}"
+
+
+def _failed(
+    function: TensorFunction,
+    target: Target,
+    plan: KernelPlan,
+    key: str,
+    origins: Sequence[Origin],
+    error: Exception,
+    override: Override | None,
+) -> KernelBuild:
+    ops = ", ".join(dict.fromkeys(o.op for o in origins)) or function.name
+    lines = "; ".join(dict.fromkeys(o.source for o in origins if o.source))
+    where = f" (from {lines})" if lines else ""
+    cause = f"{type(error).__name__}: {error}"
+    if override is not None:
+        raise KernelError(f"{override} makes a kernel that does not compile for {target}: {cause}") from error
+    if plan.options.strict:
+        raise KernelError(f"kernel {function.name} of {ops}{where} does not compile for {target}: {cause}") from error
+    counters.add("kernel_fallbacks")
+    _LOG.debug("kernel %s failed", function.name, exc_info=error)
+    warnings.warn(
+        KernelFallbackWarning(
+            f"torch-mlc: a kernel does not compile for {target}, so its ATen ops run instead: {ops}{where}. "
+            f"Cause: {cause.splitlines()[0]}. MLC_STRICT=1 makes this an error, TORCH_LOGS=+torch_mlc tells more"
+        ),
+        stacklevel=2,
+    )
+    return KernelBuild(function, target, key, None, error=cause)

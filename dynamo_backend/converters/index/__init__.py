@@ -1,0 +1,1 @@
+"""Elements from other places: views, joins, gathers, scatters, windows, orders."""

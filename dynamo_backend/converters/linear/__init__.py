@@ -1,0 +1,1 @@
+"""Products, distances and factors of matrices, and torch's own attention."""

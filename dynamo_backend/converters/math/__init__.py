@@ -1,0 +1,1 @@
+"""Element by element: arithmetic, logic, special functions, and tensors made of numbers."""

@@ -1,0 +1,1 @@
+"""Random numbers, draws of categories, and replays of both."""

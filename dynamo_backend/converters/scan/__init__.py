@@ -1,0 +1,1 @@
+"""Running sums and their kin, by functions of the user's too."""

@@ -1,0 +1,249 @@
+"""The entry point of ``torch.compile(model, backend="mlc")``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from torch import fx
+from torch._dynamo.utils import dynamo_timed
+from torch._functorch import config
+from torch._functorch.aot_autograd import get_aot_graph_name
+from torch._guards import TracingContext
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ...ir.errors import MlcError
+from ...runtime.compile.kernels import kernel_store
+from ...runtime.gpu.collection import no_collection
+from ...runtime.log import logger, say
+from ...runtime.settings.options import Options
+from ...runtime.timing import process_times
+from ..aten_passes.merge_products import merge_products
+from ..aten_passes.views.negations import return_negated_views
+from ..aten_passes.views.written_views import return_written_inputs
+from ..caches.aot_cache import cacheable, is_ahead_of_time, is_cacheable, settings_in_keys
+from ..caches.saved_program import save_program
+from ..caches.surroundings import uncacheable
+from ..compiling.compiled import CompiledGraph
+from ..importing.decompositions import decomposition_table, whole_ops
+from ..reports.override_uses import override_uses
+from ..tracing.origins import number_nodes
+from ..verify.verify_graph import verified
+from .aot import Compiler, compile_with_aot
+from .compile import compile_graph
+from .forward_mode import differentiates_forward
+from .frame_budget import frame_budget
+from .partition import partition, rewrite_whole, saved_inputs
+
+_LOG = logger(__name__)
+
+
+class BackendError(MlcError):
+    """Something inside the backend went wrong that is a fault of the backend."""
+
+
+def mlc_backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph, for inference or training.
+
+    ``mode`` and ``options`` are those of ``torch.compile``; they go over ``MLC_*`` variables. Raises OptionError for
+    settings that do not exist.
+    """
+    settings = settings_of(mode, options)
+    if differentiates_forward():
+        _LOG.warning("inside of forward_ad.dual_level() nothing is compiled: torch's own ops carry derivatives forward")
+        return gm.forward
+    if settings.cache and (why := uncacheable()):
+        say(settings.log, "cache", lambda: f"nothing is read or kept: {why}")
+        settings = replace(settings, cache=False)
+    cached = is_cacheable(settings, gm, example_inputs)
+    # An entry that no key can tell from others has a key that nobody has.
+    ahead = ("ahead of time" if cached else uuid4().hex) if is_ahead_of_time() else ""
+
+    def compiler(kind: str) -> Compiler:
+        graph = partial(_compile, settings=settings, kind=kind)
+        if ahead:
+            return cacheable(graph, partial(save_program, options=settings))
+        return cacheable(graph) if cached else lambda gm, inputs: graph(gm, inputs).call
+
+    return through_aot(gm, example_inputs, settings, compiler, cached=cached, ahead=ahead)
+
+
+def settings_of(mode: str | None, options: Mapping[str, object] | None) -> Options:
+    """The settings of a call of ``torch.compile`` in this environment. Raises OptionError."""
+    settings = Options.resolve(mode, options, os.environ)
+    # Random numbers of ours are not those of ATen.
+    return replace(settings, fallback_random=True) if settings.verify > 1 else settings
+
+
+def through_aot(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    settings: Options,
+    compiler: Callable[[str], Compiler],
+    *,
+    cached: bool = False,
+    ahead: str = "",
+) -> Callable[..., Any]:
+    """The function that runs a Dynamo graph, by what ``compiler`` of "forward", "backward" and "inference" makes of its
+    ATen graphs. Where it is ``cached``, AOTAutograd's cache is asked and filled; ``ahead`` is in its keys where the
+    function is compiled to be saved."""
+    try:
+        with ExitStack() as around:
+            # A search for garbage would look through every object of torch's and of the graph a few times, a quarter of
+            # a second each, to find next to nothing. What is tuned runs for minutes.
+            collection = nullcontext() if settings.tune else no_collection()
+            for context in (collection, whole_ops(), _states_as_tensors(), frame_budget(settings.log)):
+                around.enter_context(context)
+            if cached or ahead:
+                around.enter_context(settings_in_keys(settings, number_nodes(gm), ahead))
+            return compile_with_aot(
+                gm,
+                example_inputs,
+                forward=compiler("forward"),
+                backward=compiler("backward"),
+                inference=compiler("inference"),
+                partition=partition(settings),
+                decompositions=decomposition_table(),
+            )
+    except IndexError as error:
+        # Dynamo takes an IndexError for one of the user's.
+        raise BackendError(f"IndexError inside the backend: {error}") from error
+
+
+def _states_as_tensors() -> AbstractContextManager[Any]:
+    """Random ops that a checkpoint runs again get the state of their generator as a tensor, on GPUs too; torch has
+    generators as inputs of graphs there, which no program of ours takes."""
+    if hasattr(config, "graphsafe_rng_functionalization"):
+        return config.patch(graphsafe_rng_functionalization=False)
+    return nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class GraphJob:
+    """One graph of AOTAutograd, as it is handed to ``compile_graph``."""
+
+    gm: fx.GraphModule
+    example_inputs: Sequence[Any]
+    settings: Options
+    kind: str
+    name: str
+    static: tuple[int, ...]
+    saved: int | None
+    given: Sequence[str]
+
+    def compile(self, *, load: bool = True, fresh: bool = False, repeats: bool = False) -> CompiledGraph:
+        """The graph compiled, as ``compile_graph`` says."""
+        try:
+            # AOTAutograd traces with fake tensors; constants of the module and tuning are about real ones. Torch's
+            # own table of compile times has the seconds too.
+            with _disable_current_modes(), dynamo_timed("mlc_compile_graph"):
+                return compile_graph(
+                    self.gm,
+                    self.example_inputs,
+                    options=self.settings,
+                    static=self.static,
+                    saved=self.saved,
+                    given=self.given,
+                    name=self.name,
+                    load=load,
+                    fresh=fresh,
+                    repeats=repeats,
+                )
+        except IndexError as error:
+            raise BackendError(f"IndexError inside the backend: {error}") from error
+
+
+def job_of(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str) -> GraphJob:
+    """What AOTAutograd asks to be compiled, which is at work on it: after the rewrites, in place, of ATen graphs, and
+    with what is known of its inputs and results."""
+    name = get_aot_graph_name()
+    _LOG.debug("compiling %s of %d nodes", name, len(gm.graph.nodes))
+    _donate_nothing()
+    try:
+        with _disable_current_modes(), dynamo_timed("mlc_compile_graph"):
+            if kind == "inference":
+                rewrite_whole(gm, settings)
+            if settings.numerics != "eager":
+                merge_products(gm)
+            if kind != "backward" and (metadata := _metadata()) is not None:
+                return_written_inputs(gm, metadata)
+                return_negated_views(gm)
+    except IndexError as error:
+        raise BackendError(f"IndexError inside the backend: {error}") from error
+    given = saved_inputs(gm) if kind == "backward" else ()
+    return GraphJob(gm, example_inputs, settings, kind, name, _static_inputs(kind), _saved_from(kind), given)
+
+
+def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str) -> CompiledGraph:
+    """One graph of AOTAutograd."""
+    job = job_of(gm, example_inputs, settings=settings, kind=kind)
+    compiled, name = job.compile(), job.name
+    process_times.add(kind, compiled.timer.seconds)
+    assert compiled.call is not None
+    if settings.verify > 1:
+
+        def part(cut: fx.GraphModule) -> Callable[..., Any]:
+            call = compile_graph(cut, example_inputs, options=settings, name=f"{name}_part").call
+            assert call is not None
+            return call
+
+        compiled = replace(compiled, call=verified(gm, compiled.call, part, name))
+        assert compiled.call is not None
+    if settings.schedules is not None:
+        override_uses().tell(settings.schedules, compiled.overridden, name, complete=kind != "forward")
+    return compiled
+
+
+def _metadata() -> Any:
+    """What AOTAutograd knows of the inputs and results of the forward; None outside of it."""
+    context = TracingContext.try_get()
+    return None if context is None else context.fw_metadata
+
+
+def _donate_nothing() -> None:
+    """Let AOTAutograd know what is true: no program of ours writes over what is saved for a backward.
+
+    torch takes it for possible, and asks at the first backward whether it is the last: later ones that retain the graph
+    would raise, and a backward that is found in the cache could not take the answer into account.
+    """
+    metadata = _metadata()
+    if metadata is not None:
+        metadata.bw_donated_idxs = []
+
+
+def _static_inputs(kind: str) -> tuple[int, ...]:
+    """Positions of parameters and buffers among the inputs of a forward graph, as AOTAutograd knows them."""
+    metadata = _metadata()
+    if kind == "backward" or metadata is None:
+        return ()
+    return tuple(metadata.static_input_indices or ())
+
+
+def _saved_from(kind: str) -> int | None:
+    """Where among the results of a forward graph those begin that go to the backward graph alone."""
+    metadata = _metadata()
+    if kind != "forward" or metadata is None:
+        return None
+    return int(metadata.num_forward) + len(metadata.tokens)
+
+
+def _reset() -> None:
+    """Forget what this process compiled; torch._dynamo.reset() calls it."""
+    kernel_store.cache_clear()
+    override_uses.cache_clear()
+
+
+mlc_backend.reset = _reset  # type: ignore[attr-defined]
+
+__all__ = ["BackendError", "GraphJob", "job_of", "mlc_backend", "settings_of", "through_aot"]

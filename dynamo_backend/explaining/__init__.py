@@ -1,0 +1,1 @@
+"""``torch_mlc.explain``: a model compiled and run once, and what became of it."""

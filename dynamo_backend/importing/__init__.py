@@ -1,0 +1,1 @@
+"""ATen graphs into graphs of the IR."""

@@ -1,0 +1,64 @@
+"""Where a node comes from: the user's line, read from what Dynamo left in the node's metadata."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+
+from torch import fx
+
+from ...codegen.host.steps.lines import Lines
+from ...ir.graph.graph import Origin
+
+# The metadata of a node of Dynamo's that the ATen nodes made of it have, too.
+_CUSTOM, _PLACE = "custom", "mlc_place"
+
+
+def origins_of(node: fx.Node, op: str, place: int = -1) -> tuple[Origin, ...]:
+    """The op and the user's innermost line ("model.py:12 in forward: x = self.norm(x)") of one node, and its place
+    among the graph's nodes."""
+    found = _origin(op, node.meta.get("stack_trace") or "")
+    return (replace(found, place=place) if found.source and place >= 0 else found,)
+
+
+def lines_of(gm: fx.GraphModule) -> Lines:
+    """The user's lines by the places of the graph's nodes."""
+    nodes = list(gm.graph.nodes)
+    return lambda place: _last_frame(nodes[place].meta.get("stack_trace") or "") if place < len(nodes) else ""
+
+
+def number_nodes(gm: fx.GraphModule) -> Lines:
+    """Give each node of a graph of Dynamo's, and of the graphs inside, a number that ATen nodes will have as well; the
+    user's lines by these."""
+    nodes = [n for m in gm.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes]
+    for k, node in enumerate(nodes):
+        node.meta[_CUSTOM] = {**(node.meta.get(_CUSTOM) or {}), _PLACE: k}
+    return lambda place: _last_frame(nodes[place].meta.get("stack_trace") or "") if 0 <= place < len(nodes) else ""
+
+
+def numbers_of(gm: fx.GraphModule, places: Iterable[int]) -> dict[int, int]:
+    """The numbers that nodes of Dynamo's were given, by the places of the ATen nodes made of them."""
+    nodes = list(gm.graph.nodes)
+    found = {p: (nodes[p].meta.get(_CUSTOM) or {}).get(_PLACE) for p in places if p < len(nodes)}
+    return {p: number for p, number in found.items() if number is not None}
+
+
+@lru_cache(maxsize=4096)
+def _origin(op: str, trace: str) -> Origin:
+    return Origin(op, _last_frame(trace))
+
+
+@lru_cache(maxsize=1024)
+def _last_frame(trace: str) -> str:
+    # Frames look as in a traceback: '  File "path", line 12, in forward' and the line of code below.
+    start = trace.rfind('File "')
+    if start < 0:
+        return ""
+    head, _, code = trace[start + 6 :].partition("\n")
+    path, _, rest = head.partition('", line ')
+    line, _, function = rest.partition(", in ")
+    code = code.strip().partition("\n")[0].strip()
+    place = f"{os.path.basename(path)}:{line}" + (f" in {function}" if function else "")
+    return f"{place}: {code}" if code else place

@@ -1,0 +1,1 @@
+"""Expressions: element types, value expressions, index expressions, symbolic sizes, monoids."""

@@ -1,0 +1,1 @@
+"""Loop nests: loops and blocks over buffers."""

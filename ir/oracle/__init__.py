@@ -1,0 +1,1 @@
+"""The oracle: what the IR means, computed by NumPy."""

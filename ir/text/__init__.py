@@ -1,0 +1,1 @@
+"""The IR as script: printing it, reading it back, and keys that equal functions share."""

@@ -1,0 +1,344 @@
+"""``parse``: read back what ``printer.show`` wrote, by Python's own parser. Nothing in the text is executed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+
+from ..expr.dtypes import DType
+from ..expr.monoid import MONOIDS, Monoid, associative
+from ..expr.symbols import Size, SymbolTable
+from ..expr.value import symbol
+from ..graph.graph import (
+    CallTensor,
+    Compute,
+    Graph,
+    GraphInput,
+    GraphOutput,
+    Input,
+    IRModule,
+    Library,
+    Node,
+    Reduction,
+    Scan,
+    Scatter,
+    SizeInput,
+    TensorType,
+    View,
+)
+from ..nest.loops import (
+    Access,
+    Annotations,
+    Axis,
+    AxisKind,
+    Block,
+    Bound,
+    Buffer,
+    Loop,
+    LoopKind,
+    LoopNest,
+    Scope,
+    Statement,
+    Store,
+    Update,
+)
+from ..nest.loops import Node as LoopNode
+from .parser_expr import (
+    ExprReader,
+    ParseError,
+    argument,
+    call_of,
+    fail,
+    index,
+    items,
+    literal,
+    name_of,
+    options,
+    string,
+    tensor,
+)
+
+__all__ = ["ParseError", "parse"]
+
+_LOOPS = {k.name.lower(): k for k in LoopKind}
+_AXES = {k.value: k for k in AxisKind}
+
+
+def parse(text: str) -> IRModule | Graph | LoopNest:
+    """The object whose script is ``text``: ``parse(show(x)) == x``. Raises ParseError, which gives line and column."""
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ParseError(f"no Python syntax: {error}") from None
+    if body and isinstance(body[0], ast.Expr) and ast.unparse(body[0]).startswith("module("):
+        _, _, given = call_of(body[0].value)
+        functions = dict(_function(node) for node in body[1:])
+        return IRModule(functions, string(options(given, body[0], "main")["main"]))
+    if len(body) != 1:
+        raise ParseError(f"expected one function, or module(main=…) and functions; found {len(body)} statements")
+    return _function(body[0])[1]
+
+
+def _function(node: ast.stmt) -> tuple[str, Graph | LoopNest]:
+    if not isinstance(node, ast.FunctionDef) or len(node.decorator_list) != 1:
+        raise fail(node, "a function under @graph or @nest")
+    decorator = node.decorator_list[0]
+    name, _, given = call_of(decorator) if isinstance(decorator, ast.Call) else (name_of(decorator), [], {})
+    key = string(given.pop("key")) if "key" in given else node.name
+    if name == "nest":
+        return key, _nest(node, options(given, decorator, "outputs", "annotations"))
+    if name == "graph":
+        return key, _graph(node, options(given, decorator, "device"))
+    raise fail(decorator, "@graph or @nest")
+
+
+def _parameters(node: ast.FunctionDef) -> list[tuple[str, ast.expr]]:
+    pairs = []
+    for arg in node.args.args:
+        if arg.annotation is None:
+            raise fail(arg, "a parameter with its type")
+        pairs.append((arg.arg, arg.annotation))
+    return pairs
+
+
+def _assignment(node: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
+    return (node.targets[0], node.value) if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+
+
+def _function_name(node: ast.expr) -> str:
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def _sizes(body: list[ast.stmt]) -> tuple[SymbolTable, list[ast.stmt]]:
+    """The size declarations at the top, and the rest."""
+    sizes: list[Size] = []
+    for k, node in enumerate(body):
+        pair = _assignment(node)
+        if pair is None or _function_name(pair[1]) != "size":
+            return SymbolTable(tuple(sizes)), body[k:]
+        _, _, given = call_of(pair[1])
+        given = options(given, node, "lower", "upper", "divisor", "hint")
+        sizes.append(Size(symbol(name_of(pair[0])), **{k: literal(v) for k, v in given.items()}))
+    return SymbolTable(tuple(sizes)), []
+
+
+def _monoid(node: ast.expr, exprs: ExprReader) -> Monoid:
+    if isinstance(node, ast.Call) and _function_name(node) == "associative":
+        return associative(*map(exprs.value, node.args))
+    name = name_of(node)
+    if name not in MONOIDS:
+        raise fail(node, f"one of the monoids {', '.join(MONOIDS)}, or associative(…)")
+    return MONOIDS[name]
+
+
+def _annotations(given: Mapping[str, ast.expr]) -> Annotations:
+    return tuple(literal(given["annotations"]).items()) if "annotations" in given else ()
+
+
+# --- nests ----------------------------------------------------------------------------------------------------------
+
+
+def _nest(node: ast.FunctionDef, given: Mapping[str, ast.expr]) -> LoopNest:
+    params = tuple(_buffer(name, kind, Scope.GLOBAL) for name, kind in _parameters(node))
+    outputs = tuple(string(e) for e in items(given["outputs"])) if "outputs" in given else ()
+    symbols, body = _sizes(node.body)
+    local: list[Buffer] = []
+    while body and (pair := _assignment(body[0])) and _function_name(pair[1]) == "local":
+        local.append(_buffer(name_of(pair[0]), call_of(pair[1])[1][0], Scope.LOCAL))
+        body = body[1:]
+    reader = _NestReader({b.name: b.dtype for b in (*params, *local)})
+    return LoopNest(node.name, params, outputs, reader.nodes(body), tuple(local), symbols, _annotations(given))
+
+
+def _buffer(name: str, node: ast.expr, scope: Scope) -> Buffer:
+    kind = tensor(node)
+    if "device" in kind:
+        raise fail(node, "a buffer's type, which has no device")
+    return Buffer(name, **{**kind, "scope": Scope(kind["scope"]) if "scope" in kind else scope})
+
+
+class _NestReader:
+    def __init__(self, dtypes: Mapping[str, DType]) -> None:
+        self.exprs = ExprReader(dtypes)
+
+    def nodes(self, body: list[ast.stmt]) -> tuple[LoopNode, ...]:
+        return tuple(self.node(n) for n in body if not isinstance(n, ast.Pass))
+
+    def node(self, node: ast.stmt) -> LoopNode:
+        match node:
+            case ast.For():
+                kind, args, given = call_of(node.iter)
+                if kind not in _LOOPS or len(args) != 1:
+                    raise fail(node.iter, f"one of {', '.join(_LOOPS)} of an extent")
+                notes = _annotations(options(given, node.iter, "annotations"))
+                return Loop(symbol(name_of(node.target)), index(args[0]), self.nodes(node.body), _LOOPS[kind], notes)
+            case ast.With(items=[item]):
+                name, args, given = call_of(item.context_expr)
+                if name != "block":
+                    raise fail(item.context_expr, "block(name)")
+                notes = _annotations(options(given, item.context_expr, "annotations"))
+                return self.block(string(args[0]), notes, node.body)
+        raise fail(node, "a loop or a block")
+
+    def block(self, name: str, annotations: Annotations, body: list[ast.stmt]) -> Block:
+        axes: list[Axis] = []
+        bindings: list[sympy.Expr] = []
+        predicate: list[Bound] = []
+        statements: list[Statement] = []
+        for node in body:
+            pair = _assignment(node)
+            if isinstance(node, ast.Expr) and _function_name(node.value) == "where":
+                predicate.append(_bound(call_of(node.value)[1][0]))
+            elif pair is None:
+                if not isinstance(node, ast.Pass):
+                    raise fail(node, "an axis, where(a < b), or an assignment")
+            elif isinstance(pair[0], ast.Name) and (kind := _function_name(pair[1])) in _AXES:
+                args = call_of(pair[1])[1]
+                axes.append(Axis(symbol(pair[0].id), index(args[0]), _AXES[kind]))
+                bindings.extend(index(a) for a in args[1:])
+            elif isinstance(pair[0], ast.Name):
+                self.exprs.lets[pair[0].id] = self.exprs.value(pair[1])
+            else:
+                statements.append(self.statement(*pair))
+        self.exprs.lets.clear()
+        return Block(name, tuple(axes), tuple(bindings), tuple(statements), tuple(predicate), annotations)
+
+    def statement(self, target: ast.expr, value: ast.expr) -> Statement:
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "update":
+            monoid = _monoid(value.func.value, self.exprs)
+            targets = tuple(self.access(t) for t in (target.elts if isinstance(target, ast.Tuple) else [target]))
+            _, args, given = call_of(value)
+            options(given, value, "begins")
+            begins = bool(literal(given["begins"])) if "begins" in given else True
+            return Update(monoid, targets, tuple(map(self.exprs.value, args)), begins)
+        place = self.access(target)
+        return Store(place.buffer, place.indices, self.exprs.value(value))
+
+    def access(self, node: ast.expr) -> Access:
+        if not isinstance(node, ast.Subscript):
+            raise fail(node, "buffer[indices]")
+        return Access(name_of(node.value), self.exprs.indices(node.slice))
+
+
+def _bound(node: ast.expr) -> Bound:
+    match node:
+        case ast.Compare(ops=[ast.Lt()], comparators=[right]):
+            return Bound(index(node.left), index(right))
+    raise fail(node, "a < b")
+
+
+# --- graphs ---------------------------------------------------------------------------------------------------------
+
+
+def _graph(node: ast.FunctionDef, given: Mapping[str, ast.expr]) -> Graph:
+    device = string(given["device"]) if "device" in given else "cpu"
+    inputs = tuple(_graph_input(name, kind, device) for name, kind in _parameters(node))
+    symbols, body = _sizes(node.body)
+    reader = _GraphReader(device, {i.name: i.type.dtype for i in inputs if isinstance(i, Input)})
+    if not body or not isinstance(body[-1], ast.Return) or body[-1].value is None:
+        raise fail(node, "a function that ends in return (…)")
+    nodes = [n for statement in body[:-1] if (n := reader.node(statement)) is not None]
+    outputs = tuple(_output(e) for e in items(body[-1].value))
+    return Graph(node.name, inputs, tuple(nodes), outputs, symbols)
+
+
+def _type(node: ast.expr, device: str) -> TensorType:
+    kind: dict[str, Any] = {"device": device, **tensor(node)}
+    if kind.keys() - {"shape", "strides", "dtype", "device"}:
+        raise fail(node, "a tensor's type, which has no scope or alignment")
+    return TensorType(**kind)
+
+
+def _graph_input(name: str, node: ast.expr, device: str) -> GraphInput:
+    function = _function_name(node)
+    if function == "size":
+        return SizeInput(name, index(call_of(node)[1][0]))
+    if function == "static":
+        return Input(name, _type(call_of(node)[1][0], device), True)
+    return Input(name, _type(node, device))
+
+
+def _output(node: ast.expr) -> GraphOutput:
+    if isinstance(node, ast.Constant) and node.value is None:
+        return None
+    return index(call_of(node)[1][0]) if isinstance(node, ast.Call) else name_of(node)
+
+
+class _GraphReader:
+    def __init__(self, device: str, dtypes: dict[str, DType]) -> None:
+        self.device = device
+        self.dtypes = dtypes
+        self.exprs = ExprReader(dtypes)
+
+    def node(self, statement: ast.stmt) -> Node | None:
+        """The node of a statement; None where it only names a part of the next one's expression."""
+        names: tuple[str, ...] = ()
+        if isinstance(statement, ast.Expr):
+            value = statement.value
+        elif pair := _assignment(statement):
+            target, value = pair
+            names = tuple(map(name_of, target.elts)) if isinstance(target, ast.Tuple) else (name_of(target),)
+        else:
+            raise fail(statement, "an assignment")
+        node = self.read(names, value)
+        if node is None:
+            self.exprs.lets[names[0]] = self.exprs.value(value)
+            return None
+        self.exprs.lets.clear()
+        self.dtypes.update({n: t.dtype for n, t in zip(node.names, node.types) if t is not None})
+        return node
+
+    def read(self, names: tuple[str, ...], value: ast.expr) -> Node | None:
+        if len(names) == 1 and names[0].startswith("_t"):
+            return None
+        function, args, given = call_of(value)
+        match function, args:
+            case "compute", [kind, ast.Lambda() as fn]:
+                return Compute(names[0], _type(kind, self.device), _axes(fn), self.exprs.value(fn.body))
+            case "reduce", [monoid, kinds, extents, ast.Lambda() as fn]:
+                types, axes = tuple(_type(k, self.device) for k in items(kinds)), _axes(fn)
+                over = tuple(index(e) for e in items(extents))
+                kept = len(axes) - len(over)
+                values = tuple(self.exprs.value(e) for e in items(fn.body))
+                combine = _monoid(monoid, self.exprs)
+                return Reduction(names, types, axes[:kept], axes[kept:], over, combine, values)
+            case "scan", [monoid, kinds, along, ast.Lambda() as fn]:
+                types = tuple(_type(k, self.device) for k in items(kinds))
+                values = tuple(self.exprs.value(e) for e in items(fn.body))
+                combine = _monoid(monoid, self.exprs)
+                return Scan(names, types, _axes(fn), symbol(name_of(along)), combine, values)
+            case "scatter", [monoid, kind, ast.Lambda() as initial, extents, ast.Lambda() as fn]:
+                how = None if isinstance(monoid, ast.Constant) else _monoid(monoid, self.exprs)
+                values = (self.exprs.value(initial.body), *(self.exprs.value(e) for e in items(fn.body)))
+                shape = tuple(index(e) for e in items(extents))
+                return Scatter(names[0], _type(kind, self.device), _axes(initial), _axes(fn), shape, how, values)
+            case "view", [kind, source, ast.Lambda() as fn]:
+                offset = index(given["offset"]) if "offset" in given else sympy.S.Zero
+                indices = tuple(self.exprs.index(e) for e in items(fn.body))
+                return View(names[0], _type(kind, self.device), name_of(source), _axes(fn), indices, offset)
+            case "library", [target, kinds, arguments, reason]:
+                optional = tuple(self.optional(k) for k in items(kinds))
+                keywords = tuple((k, argument(v)) for k, v in given.items())
+                return Library(names, optional, string(target), argument(arguments), keywords, string(reason))
+            case "call", [callee, kinds, arguments]:
+                types = tuple(_type(k, self.device) for k in items(kinds))
+                sizes = tuple(index(e) for e in items(given["sizes"])) if "sizes" in given else ()
+                into = tuple(_optional_name(e) for e in items(given["into"])) if "into" in given else ()
+                count = int(index(given["count"])) if "count" in given else 1
+                inputs = tuple(map(name_of, items(arguments)))
+                return CallTensor(names, types, string(callee), inputs, sizes, (), into, count)
+        raise fail(value, "compute, reduce, scan, scatter, view, library or call")
+
+    def optional(self, node: ast.expr) -> TensorType | None:
+        return None if isinstance(node, ast.Constant) and node.value is None else _type(node, self.device)
+
+
+def _optional_name(node: ast.expr) -> str | None:
+    return None if isinstance(node, ast.Constant) and node.value is None else name_of(node)
+
+
+def _axes(node: ast.Lambda) -> tuple[sympy.Symbol, ...]:
+    return tuple(symbol(a.arg) for a in node.args.args)

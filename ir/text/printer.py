@@ -1,0 +1,299 @@
+"""``show``: the IR as a script in Python syntax, one statement a line; ``parser.parse`` reads it back.
+
+A nest::
+
+    @nest(outputs=["out0"])
+    def add_gelu(in0: float32[s0, 128], out0: float32[s0, 128]):
+        s0 = size(lower=2)
+        for b0_i0 in parallel(s0):
+            for b0_i1 in vectorized(128):
+                with block("b0"):
+                    i0 = spatial(s0, b0_i0)
+                    i1 = spatial(128, b0_i1)
+                    out0[i0, i1] = add(in0[i0, i1], float32(1.0))
+
+A graph::
+
+    @graph
+    def main(x: float32[s0, 128]):
+        s0 = size(lower=2)
+        y = compute(float32[s0, 128], lambda i0, i1: exp(x[i0, i1]))
+        z, = reduce(sum, [float32[s0]], [128], lambda i0, r0: (y[i0, r0],))
+        w = scatter(sum, float32[9], lambda i0: float32(0.0), [s0], lambda r0: (z[r0], labels[r0]))
+        return (z,)
+
+Names ``_t0``, ``_t1``, … above a statement stand for parts of its expression that occur twice or nest deep; naming a
+part says nothing about when it is computed.
+"""
+
+from __future__ import annotations
+
+import sympy
+
+from ..expr.monoid import Monoid
+from ..expr.symbols import SymbolTable
+from ..expr.value import EXPR_TYPES, Expr
+from ..graph.graph import (
+    CallTensor,
+    Compute,
+    Graph,
+    GraphOutput,
+    Input,
+    IRModule,
+    Library,
+    Node,
+    Reduction,
+    Scan,
+    Scatter,
+    SizeInput,
+    TensorType,
+    View,
+)
+from ..nest.loops import Annotations, Block, LoopNest, Scope, Store, Update
+from ..nest.loops import Node as LoopNode
+from .printer_expr import (
+    MARK,
+    UNMARK,
+    ExprText,
+    argument,
+    buffer_text,
+    index_text,
+    listing,
+    literal,
+    names,
+    tensor_text,
+)
+
+
+def show(obj: IRModule | Graph | LoopNest | Expr | sympy.Expr, culprit: object = None) -> str:
+    """The script of a module, graph, nest or expression.
+
+    ``culprit`` is a part of ``obj`` (the very object: a node, loop, block, statement, expression, buffer, axis) to
+    underline.
+    """
+    script = Script(culprit)
+    match obj:
+        case IRModule():
+            script.module(obj)
+        case Graph():
+            script.graph(obj, obj.name)
+        case LoopNest():
+            script.nest(obj, obj.name)
+        case sympy.Expr():
+            script.line(index_text(obj))
+        case _ if isinstance(obj, EXPR_TYPES):
+            text = ExprText(None, culprit)
+            last = text.text(obj)
+            script.lines_of(text, last)
+        case _:
+            raise TypeError(f"show takes a module, graph, nest or expression, not {type(obj).__name__}")
+    return "\n".join(script.lines) + "\n"
+
+
+class Script:
+    """Lines of script; the culprit is underlined where it stands first."""
+
+    def __init__(self, culprit: object = None) -> None:
+        self.lines: list[str] = []
+        self.culprit = culprit
+        self._depth = 0
+        self._found = False
+
+    def line(self, text: str = "", subject: object = None, note: str = "") -> None:
+        """One statement; ``subject`` is the object that it prints, ``note`` a comment after it."""
+        if subject is not None and subject is self.culprit:
+            text = MARK + text.replace(MARK, "").replace(UNMARK, "") + UNMARK
+        text = "    " * self._depth + text if text else ""
+        begin, end = text.find(MARK), text.find(UNMARK)
+        plain = text.replace(MARK, "").replace(UNMARK, "")
+        self.lines.append(plain + (f"  # {note}" if note else ""))
+        if begin >= 0 and not self._found:
+            self._found = True
+            # Nested marks of one culprit cannot be: it is not inside itself.
+            self.lines.append(" " * begin + "^" * max(1, end - begin - 1) + " here")
+
+    def lines_of(self, exprs: ExprText, text: str, subject: object = None, note: str = "") -> None:
+        """The names that an expression needs, then its statement."""
+        for let in exprs.take_lets():
+            self.line(let)
+        self.line(text, subject, note)
+
+    def module(self, module: IRModule) -> None:
+        self.line(f"module(main={module.main!r})")
+        for key, function in module.functions.items():
+            self.line()
+            if isinstance(function, Graph):
+                self.graph(function, key)
+            else:
+                self.nest(function, key)
+
+    def _sizes(self, table: SymbolTable) -> None:
+        for s in table.sizes:
+            parts = [
+                *([f"lower={s.lower}"] if s.lower else []),
+                *([f"upper={s.upper}"] if s.upper is not None else []),
+                *([f"divisor={s.divisor}"] if s.divisor != 1 else []),
+                *([f"hint={s.hint}"] if s.hint is not None else []),
+            ]
+            self.line(f"{s.symbol.name} = size({', '.join(parts)})", s)
+
+    # --- nests ------------------------------------------------------------------------------------------------------
+
+    def nest(self, nest: LoopNest, key: str) -> None:
+        extra = f", annotations={_dict(nest.annotations)}" if nest.annotations else ""
+        extra += f", key={key!r}" if key != nest.name else ""
+        self.line(f"@nest(outputs={list(nest.outputs)!r}{extra})")
+        mark = ExprText({}, self.culprit).marked
+        params = [mark(b, f"{b.name}: {buffer_text(b, Scope.GLOBAL)}") for b in nest.params]
+        self.line(f"def {nest.name}({', '.join(params)}):", nest)
+        self._depth += 1
+        self._sizes(nest.symbols)
+        for b in nest.locals:
+            self.line(f"{b.name} = local({buffer_text(b, Scope.LOCAL)})", b)
+        dtypes = {b.name: b.dtype for b in (*nest.params, *nest.locals)}
+        self._body(nest.body, ExprText(dtypes, self.culprit))
+        self._depth -= 1
+
+    def _body(self, nodes: tuple[LoopNode, ...], exprs: ExprText) -> None:
+        for node in nodes:
+            if isinstance(node, Block):
+                self._block(node, exprs)
+                continue
+            extra = f", annotations={_dict(node.annotations)}" if node.annotations else ""
+            self.line(f"for {node.var.name} in {node.kind.name.lower()}({index_text(node.extent)}{extra}):", node)
+            self._depth += 1
+            self._body(node.body, exprs)
+            self._depth -= 1
+        if not nodes:
+            self.line("pass")
+
+    def _block(self, block: Block, exprs: ExprText) -> None:
+        extra = f", annotations={_dict(block.annotations)}" if block.annotations else ""
+        self.line(f"with block({block.name!r}{extra}):", block)
+        self._depth += 1
+        for k, axis in enumerate(block.axes):
+            binding = f", {index_text(block.bindings[k])}" if k < len(block.bindings) else ""
+            self.line(f"{axis.var.name} = {axis.kind.value}({index_text(axis.extent)}{binding})", axis)
+        for bound in block.predicate:
+            self.line(f"where({index_text(bound.lhs)} < {index_text(bound.rhs)})", bound)
+        for s in block.body:
+            self._statement(s, exprs)
+        if not block.body:
+            self.line("pass")
+        self._depth -= 1
+
+    def _statement(self, s: Store | Update, exprs: ExprText) -> None:
+        if isinstance(s, Store):
+            self.lines_of(exprs, f"{s.buffer}[{exprs.indices(s.indices)}] = {exprs.text(s.value)}", s)
+            return
+        targets = [exprs.marked(t, f"{t.buffer}[{exprs.indices(t.indices)}]") for t in s.targets]
+        values = [exprs.text(v) for v in s.values]
+        left = targets[0] if len(targets) == 1 else f"({names(targets)})"
+        values += [] if s.begins else ["begins=False"]
+        self.lines_of(exprs, f"{left} = {_monoid(s.monoid, exprs)}.update({', '.join(values)})", s)
+
+    # --- graphs -----------------------------------------------------------------------------------------------------
+
+    def graph(self, graph: Graph, key: str) -> None:
+        device = _usual_device(graph)
+        options = ([f"device={device!r}"] if device != "cpu" else []) + ([f"key={key!r}"] if key != graph.name else [])
+        self.line(f"@graph({', '.join(options)})" if options else "@graph")
+        mark = ExprText({}, self.culprit).marked
+        params = [mark(i, f"{i.name}: {_input(i, device)}") for i in graph.inputs]
+        self.line(f"def {graph.name}({', '.join(params)}):", graph)
+        self._depth += 1
+        for name, value in graph.constants.items():
+            self.line(f"# constant {name}: {type(value).__name__}")
+        self._sizes(graph.symbols)
+        dtypes = {i.name: i.type.dtype for i in graph.inputs if isinstance(i, Input)}
+        exprs = ExprText(dtypes, self.culprit)
+        for node in graph.nodes:
+            note = ", ".join(dict.fromkeys(f"{o.op} {o.source}".strip() for o in node.origins))
+            self.lines_of(exprs, self._node(node, exprs, device), node, note.replace("\n", " "))
+            dtypes.update({n: t.dtype for n, t in zip(node.names, node.types, strict=False) if t is not None})
+        self.line(f"return ({names(map(_output, graph.outputs))})")
+        self._depth -= 1
+
+    def _node(self, node: Node, exprs: ExprText, device: str) -> str:
+        def types(kinds: tuple[TensorType | None, ...]) -> str:
+            return f"[{', '.join(tensor_text(k, device) for k in kinds)}]"
+
+        left = names(node.names) if not isinstance(node, (Compute, Scatter, View)) else node.name
+        match node:
+            case Compute():
+                body = f"{tensor_text(node.type, device)}, {_lambda(node.axes)} {exprs.text(node.value)}"
+                return f"{left} = compute({body})"
+            case Reduction():
+                values = names([exprs.text(v) for v in node.values])
+                over = f"{_lambda((*node.axes, *node.reduce_axes))} ({values})"
+                how = _monoid(node.monoid, exprs)
+                return f"{left} = reduce({how}, {types(node.types)}, {listing(node.reduce_shape)}, {over})"
+            case Scan():
+                values = names([exprs.text(v) for v in node.values])
+                along = f"{node.scan_axis.name}, {_lambda(node.axes)} ({values})"
+                return f"{left} = scan({_monoid(node.monoid, exprs)}, {types(node.types)}, {along})"
+            case Scatter():
+                first, *rest = [exprs.text(v) for v in node.values]
+                how = "None" if node.monoid is None else _monoid(node.monoid, exprs)
+                source = f"{listing(node.source_shape)}, {_lambda(node.source_axes)} ({names(rest)})"
+                return (
+                    f"{left} = scatter({how}, {tensor_text(node.type, device)}, {_lambda(node.axes)} {first}, {source})"
+                )
+            case View():
+                offset = f", offset={index_text(node.offset)}" if node.offset != 0 else ""
+                inside = exprs.indices(node.indices)
+                inside = f"({inside}{',' if len(node.indices) == 1 else ''})" if node.indices else "()"
+                of = f"{tensor_text(node.type, device)}, {node.source}, {_lambda(node.axes)} {inside}"
+                return f"{left} = view({of}{offset})"
+            case Library():
+                options = "".join(f", {k}={argument(v)}" for k, v in node.kwargs)
+                text = f"library({node.target!r}, {types(node.types)}, {argument(node.args)}, {node.reason!r}{options})"
+                return f"{left} = {text}" if left else text
+            case CallTensor():
+                sizes = f", sizes={listing(node.sizes)}" if node.sizes else ""
+                into = f", into=[{', '.join(map(str, node.into))}]" if node.into else ""
+                count = f", count={node.count}" if node.count > 1 else ""
+                given = f"{node.function!r}, {types(node.types)}, [{', '.join(node.args)}]"
+                return f"{left} = call({given}{sizes}{into}{count})"
+
+
+def _monoid(monoid: Monoid, exprs: ExprText) -> str:
+    """The name of a monoid, or the definition of a user's."""
+    if not monoid.definition:
+        return monoid.name
+    return f"associative({', '.join([exprs.text(e) for e in monoid.definition])})"
+
+
+def _usual_device(graph: Graph) -> str:
+    for kind in _types(graph).values():
+        return kind.device
+    return "cpu"
+
+
+def _types(graph: Graph) -> dict[str, TensorType]:
+    """As ``Graph.types``, but of graphs that are wrong too."""
+    table = {i.name: i.type for i in graph.inputs if isinstance(i, Input)}
+    for n in graph.nodes:
+        table.update({k: t for k, t in zip(n.names, n.types, strict=False) if t is not None})
+    return table
+
+
+def _input(i: Input | SizeInput, device: str) -> str:
+    if isinstance(i, SizeInput):
+        return f"size({index_text(i.value)})"
+    kind = tensor_text(i.type, device)
+    return f"static({kind})" if i.static else kind
+
+
+def _output(output: GraphOutput) -> str:
+    if output is None or isinstance(output, str):
+        return str(output)
+    return f"size({index_text(output)})"
+
+
+def _lambda(axes: tuple[sympy.Symbol, ...]) -> str:
+    return f"lambda {', '.join(a.name for a in axes)}:" if axes else "lambda:"
+
+
+def _dict(annotations: Annotations) -> str:
+    return f"{{{', '.join(f'{k!r}: {literal(v)}' for k, v in annotations)}}}"

@@ -1,0 +1,1 @@
+"""Kernels on GPUs: drivers, contexts, launches, and the capture of launches."""

@@ -1,0 +1,1 @@
+"""Host programs in this process: loaded, called, captured, switched."""

@@ -1,0 +1,1 @@
+"""Settings: one table of fields, their values, and variables of the environment."""

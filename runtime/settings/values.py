@@ -1,0 +1,193 @@
+"""What a setting may be: one parser each, from text of the environment or a value of `torch.compile(options=…)`.
+
+Each raises `Refused` with what is valid, where the value is not; who asked for it is added by `Options.resolve`.
+"""
+
+import re
+from math import isfinite
+from pathlib import Path
+
+import fsspec
+
+from ...ir.errors import MlcError
+from ...scheduler.schedule.overrides import OverrideError, Overrides, load_overrides
+
+LOG_TOPICS = ("timing", "cache", "fusion", "schedule")
+HOST_PROGRAMS = ("python", "native", "auto")
+
+
+class OptionError(MlcError, ValueError):
+    """A setting that does not exist, or a value that it cannot have. The message names the nearest right one."""
+
+
+class Refused(Exception):
+    """A parser's no; `Options.resolve` adds where the value came from. `wrong` is the part that was not understood."""
+
+    def __init__(self, valid: str, known: tuple[str, ...] = (), wrong: str = "") -> None:
+        super().__init__(valid)
+        self.valid, self.known, self.wrong = valid, known, wrong
+
+
+def parse_bool(value: object) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    text = str(value).strip().lower()
+    if text in words:
+        return words[text]
+    raise Refused("0 or 1 (also false/true, no/yes, off/on)", tuple(words), text)
+
+
+def parse_seconds(value: object) -> float:
+    valid = "a duration above zero: 60s, 2m, 500ms, 1h, or a number of seconds"
+    units = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|)", str(value).strip().lower())
+    if isinstance(value, bool) or found is None:
+        raise Refused(valid)
+    seconds = float(found[1]) * units[found[2]]
+    if seconds <= 0 or not isfinite(seconds):
+        raise Refused(valid)
+    return seconds
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration as ``parse_seconds`` takes it, in the largest unit that leaves a whole number: 90.0 is "90s"."""
+    for unit, size in (("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        count = seconds / size
+        if abs(count - round(count)) < 1e-6 and round(count) and (size <= 1 or count != 1 or unit == "h"):
+            return f"{round(count)}{unit}"
+    return f"{seconds:.12g}s"
+
+
+def parse_workers(value: object) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool) or not text.isdecimal():
+        raise Refused("a number of processes, 0 for none")
+    return int(text)
+
+
+def parse_path(value: object) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, str | Path) or not str(value).strip():
+        raise Refused("the path of a folder")
+    return Path(value).expanduser().absolute()
+
+
+def parse_cache_dir(value: object) -> Path:
+    path = parse_path(value)
+    if path is None:
+        raise Refused("the path of a folder")
+    return path
+
+
+def parse_size(value: object) -> int:
+    valid = "a size above zero: 512MiB, 4GiB, 2GB, or a number of bytes"
+    units = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+    found = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([kmg]?i?b|)", str(value).strip().lower())
+    if isinstance(value, bool) or found is None or found[2] not in units:
+        raise Refused(valid)
+    size = int(float(found[1]) * units[found[2]])
+    if size <= 0:
+        raise Refused(valid)
+    return size
+
+
+def size_text(size: int) -> str:
+    """A size as ``parse_size`` takes it, in the largest unit that leaves a whole number: 1 << 32 is "4GiB"."""
+    for unit, bits in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size % (1 << bits) == 0:
+            return f"{size >> bits}{unit}"
+    return f"{size}B"
+
+
+def parse_limit(value: object) -> int | None:
+    return None if value is None else parse_size(value)
+
+
+def parse_remote(value: object) -> str | None:
+    if value is None:
+        return None
+    url = str(value).strip()
+    scheme, mark, rest = url.partition("://")
+    known = tuple(sorted(fsspec.available_protocols()))
+    if not mark or not rest or scheme not in known:
+        raise Refused("a URL that fsspec knows, such as s3://bucket/folder or file:///folder", known, scheme)
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        raise Refused(f"{url} once its library is installed ({error})") from None
+    return url
+
+
+def parse_target(value: object) -> str | None:
+    if value is None:
+        return None
+    text = str(value).strip().lower()
+    if text == "cpu" or re.fullmatch(r"cuda:sm_\d{2,3}[af]?|hip:gfx[0-9a-f]{3,4}", text):
+        return text
+    known = ("cpu", "cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "hip:gfx90a", "hip:gfx942", "hip:gfx950")
+    raise Refused("cpu, cuda:sm_<NN> such as cuda:sm_90, or hip:gfx<NNN> such as hip:gfx942", known, text)
+
+
+def parse_verify(value: object) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool) or text not in ("0", "1", "2"):
+        raise Refused("0, 1 or 2")
+    return int(text)
+
+
+def parse_log(value: object) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple | set | frozenset):
+        raise Refused(f"a comma list of {', '.join(LOG_TOPICS)}")
+    topics = {str(part).strip().lower() for part in parts} - {""}
+    for topic in sorted(topics - set(LOG_TOPICS)):
+        raise Refused(f"a comma list of {', '.join(LOG_TOPICS)}", LOG_TOPICS, topic)
+    return tuple(topic for topic in LOG_TOPICS if topic in topics)
+
+
+def parse_numerics(value: object) -> str:
+    text = str(value).strip().lower()
+    if text not in ("fast", "eager"):
+        raise Refused("fast or eager", ("fast", "eager"), text)
+    return text
+
+
+def parse_host_program(value: object) -> str:
+    text = str(value).strip().lower()
+    if text not in HOST_PROGRAMS:
+        raise Refused(", ".join(HOST_PROGRAMS), HOST_PROGRAMS, text)
+    return text
+
+
+def parse_threads(value: object) -> int | None:
+    if value is None:
+        return None
+    text = str(value).strip()
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", text) or int(text) < 1:
+        raise Refused("a whole number of threads, 1 or more")
+    return int(text)
+
+
+def parse_count(value: object) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", text) or int(text) < 1:
+        raise Refused("a whole number, 1 or more")
+    return int(text)
+
+
+def parse_loss_chunk(value: object) -> int | None:
+    if value is None or str(value).strip().lower() == "auto":
+        return None
+    text = str(value).strip()
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,9}", text):
+        raise Refused("a whole number of rows, 0 for never, or auto", ("auto",), text.lower())
+    return int(text)
+
+
+def parse_schedules(value: object) -> Overrides | None:
+    if value is None:
+        return None
+    try:
+        return load_overrides(value)
+    except OverrideError as error:
+        raise OptionError(f"schedules (MLC_SCHEDULES): {error}") from error

@@ -1,0 +1,1 @@
+"""Triton source to machine code, in this process and in others."""

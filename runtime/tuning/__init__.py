@@ -1,0 +1,1 @@
+"""Candidates of tuning: run in a process of their own, and timed."""

@@ -1,0 +1,182 @@
+"""What candidates of tuning run on, how their results are compared, and how CPUs time them.
+
+Candidates run on random inputs of the nest's shapes (typical sizes where they are symbolic) and take turns on CPUs, so
+that a machine that slows down slows all of them. A candidate whose results differ from the default schedule's is an
+error, whatever its time. The process in which they run is ``measure_service.py``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from ...ir.errors import MlcError
+from ...ir.expr.value import Expr, Load, is_value, walk
+from ...ir.nest.loops import Buffer, LoopNest, Update, blocks
+
+# Seconds of one sample (calls repeat to fill it), of all samples of one candidate at most, and samples wanted.
+SAMPLE_SECONDS = 2e-4
+CANDIDATE_SECONDS = 0.15
+SAMPLES = 15
+# Inputs and outputs beyond this many bytes are not allocated only to find out which schedule is faster.
+MAX_BYTES = 8 << 30
+
+
+class MeasureError(MlcError):
+    """A candidate cannot be timed: it is too large for that, or its results are not those of the default schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Tensors of a nest's parameters in call order, of which the last ``outputs`` are written, and its sizes."""
+
+    tensors: tuple[torch.Tensor, ...]
+    sizes: tuple[int, ...]
+    outputs: int
+
+
+def make_arguments(nest: LoopNest, device: str, seed: int = 0) -> Arguments:
+    """Random arguments of a nest: normal floats, coins, and integers that are indices where they are used as such.
+
+    Raises:
+        MeasureError: they would take more than ``MAX_BYTES``.
+    """
+    hint = nest.symbols.hint
+    spans = {b.name: _span(b, nest) for b in nest.params}
+    total = sum(spans[b.name] * b.dtype.itemsize for b in nest.params)
+    if total > MAX_BYTES:
+        raise MeasureError(f"{nest.name} takes {total >> 20} MiB of arguments; tuning stops at {MAX_BYTES >> 20}")
+    generator = torch.Generator(device).manual_seed(seed)
+    limits = index_limits(nest, hint)
+    tensors = []
+    for b in nest.params:
+        storage = torch.empty(spans[b.name], dtype=b.dtype.torch, device=device)
+        if b in nest.given:
+            _fill(storage, limits.get(b.name), generator)
+        else:
+            storage.zero_()
+        shape = [hint(e) for e in b.shape]
+        tensors.append(torch.as_strided(storage, shape, [hint(e) for e in b.strides]))
+    return Arguments(tuple(tensors), tuple(hint(s) for s in nest.symbols.symbols), len(nest.outputs))
+
+
+def _span(buffer: Buffer, nest: LoopNest) -> int:
+    """Elements from the first to the last of a buffer."""
+    hint = nest.symbols.hint
+    shape = [hint(e) for e in buffer.shape]
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * hint(s) for n, s in zip(shape, buffer.strides, strict=True))
+
+
+def _fill(storage: torch.Tensor, limit: int | None, generator: torch.Generator) -> None:
+    if storage.dtype.is_floating_point or storage.dtype.is_complex:
+        wide = torch.float32 if storage.dtype.itemsize < 4 else storage.dtype
+        storage.copy_(torch.empty_like(storage, dtype=wide).normal_(generator=generator))
+    else:
+        storage.random_(0, max(limit or 2, 1), generator=generator)
+
+
+def index_limits(nest: LoopNest, size_of: Callable[[sympy.Expr], int]) -> dict[str, int]:
+    """The least dimension that each buffer's elements index: values below it are in range wherever they go."""
+    buffers, limits = nest.buffers, dict[str, int]()
+
+    def look(value: Expr) -> None:
+        for e in walk(value):
+            if isinstance(e, Load):
+                for index, size in zip(e.indices, buffers[e.buffer].shape, strict=True):
+                    if is_value(index):
+                        limit(index, size)
+
+    def limit(index: Expr, size: sympy.Expr) -> None:
+        for e in walk(index):
+            if isinstance(e, Load):
+                limits[e.buffer] = min(size_of(size), limits.get(e.buffer, 1 << 62))
+
+    for block, _ in blocks(nest):
+        for s in block.body:
+            for v in s.values if isinstance(s, Update) else (s.value,):
+                look(v)
+        for w in block.writes:
+            for index, size in zip(w.indices, buffers[w.buffer].shape, strict=True):
+                if is_value(index):
+                    limit(index, size)
+    return limits
+
+
+# --- results and times ------------------------------------------------------------------------------------------------
+
+Run = Callable[[], None]
+
+
+class Bench:
+    """What all candidates of a nest share: arguments, made when they are wanted, and the results of the first."""
+
+    def __init__(self, nest: LoopNest, device: str) -> None:
+        self._nest = nest
+        self._device = device
+        self._arguments: Arguments | None = None
+        self._expected: tuple[torch.Tensor, ...] | None = None
+        # What the outputs hold before a run: an update in place reads it.
+        self._before: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def arguments(self) -> Arguments:
+        if self._arguments is None:
+            self._arguments = made = make_arguments(self._nest, self._device)
+            self._before = tuple(t.clone() for t in made.tensors[len(made.tensors) - made.outputs :])
+        return self._arguments
+
+    def check(self, run: Run) -> None:
+        """Run once, to the end. Raises MeasureError where the results are not those of the first candidate."""
+        tensors = self.arguments.tensors
+        outputs = tensors[len(tensors) - self.arguments.outputs :]
+        for o, before in zip(outputs, self._before, strict=True):
+            o.copy_(before)
+        run()
+        if self._expected is None:
+            self._expected = tuple(o.clone() for o in outputs)
+            return
+        for k, (have, want) in enumerate(zip(outputs, self._expected, strict=True)):
+            if not torch.allclose(have, want, rtol=2e-2, atol=2e-2 * _scale(want), equal_nan=True):
+                raise MeasureError(f"output {k} differs from the default schedule's")
+
+
+def _scale(t: torch.Tensor) -> float:
+    """A typical magnitude, that of the finite elements' root mean square."""
+    if not t.numel() or not t.dtype.is_floating_point:
+        return 0.0
+    values = t.float().nan_to_num(0.0, 0.0, 0.0)
+    return max(float(values.square().mean().sqrt()), 1e-6)
+
+
+def interleaved_seconds(runs: Mapping[int, Run], clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
+    """Seconds a call on this processor, by samples that take turns.
+
+    The lower quartile counts: what else runs on the machine makes samples longer and never shorter.
+    """
+    repeats = {k: _repeats(run, clock) for k, run in runs.items()}
+    samples: dict[int, list[float]] = {k: [] for k in runs}
+    spent = dict.fromkeys(runs, 0.0)
+    for _ in range(SAMPLES):
+        for k, run in runs.items():
+            if spent[k] >= CANDIDATE_SECONDS and samples[k]:
+                continue
+            begun = clock()
+            for _ in range(repeats[k]):
+                run()
+            took = clock() - begun
+            spent[k] += took
+            samples[k].append(took / repeats[k])
+    return {k: sorted(s)[len(s) // 4] for k, s in samples.items()}
+
+
+def _repeats(run: Run, clock: Callable[[], float]) -> int:
+    run()  # warm
+    begun = clock()
+    run()
+    return max(1, min(1000, int(SAMPLE_SECONDS / max(clock() - begun, 1e-7))))

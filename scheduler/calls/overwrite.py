@@ -1,0 +1,86 @@
+"""Results that take the place of what they are made of: an intermediate that nobody reads again is written over.
+
+A kernel then touches half the memory, which on CPUs is often still in the cache, and the peak is lower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ...ir.graph.graph import CallTensor, Graph, Library, TensorType
+from ..functions.function import TensorFunction
+from ..functions.function_table import FunctionTable
+from ..fusion.in_place import Aliases, MayAlias, overwritten
+
+# Memory that belongs to the module, not to one run of the graph.
+LASTING = "mlc::constant"
+
+
+def write_over_dead(
+    graph: Graph, functions: Mapping[str, TensorFunction], may_alias: MayAlias
+) -> tuple[Graph, dict[str, TensorFunction]]:
+    """The graph in which kernels write results over arguments of the same type that die with them.
+
+    The argument must be made in the graph, share its memory with nothing that lives on, and be read by the kernel only
+    at the very element that it writes. ``may_alias`` tells whether an op may return memory that it was given.
+    """
+    return _Pass(graph, dict(functions), Aliases.of(graph, may_alias)).run()
+
+
+@dataclass(slots=True)
+class _Pass:
+    graph: Graph
+    functions: dict[str, TensorFunction]
+    aliases: Aliases
+    types: dict[str, TensorType] = field(default_factory=dict)
+    # By memory (the name that it was made under): the position of the last node that reads any name for it.
+    last: dict[str, int] = field(default_factory=dict)
+    # Memory that a result lives in is alive as long as any of its names.
+    lasting: set[str] = field(default_factory=set)
+    # Outcomes of ``overwritten`` by function object, output and input; objects are kept, so that ids stay their own.
+    known: dict[tuple[int, int, int], tuple[TensorFunction, TensorFunction | None]] = field(default_factory=dict)
+
+    def run(self) -> tuple[Graph, dict[str, TensorFunction]]:
+        self.types = self.graph.types()
+        self.last = {base: readers[-1] for base, readers in self.aliases.readers(self.graph).items()}
+        self.lasting = {i.name for i in self.graph.inputs} | self.aliases.leaving(self.graph)
+        for node in self.graph.nodes:
+            if isinstance(node, Library) and node.target == LASTING:
+                self.lasting.update(node.names)
+        table = FunctionTable(self.functions)
+        nodes = list(self.graph.nodes)
+        for k, node in enumerate(nodes):
+            if isinstance(node, CallTensor) and node.count == 1:
+                changed, function = self.overwriting(k, node)
+                if changed.into != node.into:
+                    nodes[k] = replace(changed, function=table.enter(function))
+        return replace(self.graph, nodes=tuple(nodes)), table.used(nodes)
+
+    def overwriting(self, at: int, call: CallTensor) -> tuple[CallTensor, TensorFunction]:
+        """The call with every result that may be in the place of an argument there, and its function."""
+        function = self.functions[call.function]
+        into = list(call.into or (None,) * len(call.names))
+        for k, kind in enumerate(call.types):
+            for given, arg in enumerate(call.args):
+                if into[k] is not None or arg in into or self.types[arg] != kind or not self.is_dead(at, call, arg):
+                    continue
+                changed = self.overwritten(function, k, given)
+                if changed is not None:
+                    function, into[k] = changed, arg
+        return replace(call, into=tuple(into)), function
+
+    def overwritten(self, function: TensorFunction, output: int, given: int) -> TensorFunction | None:
+        key = id(function), output, given
+        if key not in self.known:
+            self.known[key] = function, overwritten(function, output, given)
+        return self.known[key][1]
+
+    def is_dead(self, at: int, call: CallTensor, arg: str) -> bool:
+        """Whether the call is the last to read the memory of an argument, which it has by this name alone."""
+        bases = self.aliases[arg]
+        if len(bases) != 1 or bases & self.lasting:
+            return False
+        (base,) = bases
+        others = (a for a in call.args if a != arg)
+        return self.last[base] == at and all(not bases & self.aliases[a] for a in others) and call.args.count(arg) == 1

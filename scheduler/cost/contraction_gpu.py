@@ -1,0 +1,277 @@
+"""Which products a GPU computes with our loops, by a roofline model of its time.
+
+cuBLAS multiplies a little faster than any loop of ours. What our loops save is memory traffic and launches: an operand
+that is made on the way from something smaller need not be written and read again, and what follows a product runs on
+its tiles while they are in registers. Reading the weights is nearly all of the time of few rows, multiplying that of
+many. Where results are too few to give every multiprocessor a tile of them, the summed axis is cut into pieces; where
+tiles are no multiple of the multiprocessors, the steps of all of them may be dealt evenly instead (``stream_k.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...ir.expr.dtypes import DType
+from ...ir.expr.value import IndexValue, index_exprs, walk
+from ...ir.graph.graph import Compute, Reduction
+from ...ir.target import Target
+from ..facts.contraction import R0, Decision, Operand, Product, StreamK
+from ..facts.digits import DIVISIONS
+from .gpu_tiles import (
+    GROUP_ROWS,
+    LEAST,
+    PLAIN_SHAPES,
+    SHAPES,
+    VECTOR_SHAPES,
+    Extent,
+    Machine,
+    TileShape,
+    dealt_time,
+    multiplying_time,
+)
+
+# An H200: bytes a nanosecond to and from memory, nanoseconds between kernels, and operations a nanosecond of the
+# tensor cores on half types, of float32 in full precision, and of what makes an operand's elements. Only their ratios
+# matter.
+BANDWIDTH, LAUNCH = 4300.0, 2000.0
+TENSOR, PLAIN, MAKING = 790e3, 50e3, 30e3
+# What our loops reach of the library's rates: multiplying half types, multiplying float32, and reading; and what is
+# left of either where rows do not start at multiples of 16 bytes, so that elements are copied one by one.
+OURS, OURS_PLAIN, OURS_READING, NARROW = 0.9, 0.6, 0.9, 0.4
+# Opening has to save this share of the time: the model is a model.
+WORTH = 0.08
+# And so much of it a sum in pieces, which needs a second kernel.
+CUT_WORTH = 0.2
+# Steps of a program's run, below which dealing them is no gain over pieces of one length.
+LEAST_RUN = 8
+# The rows or columns that share a tile of an operand.
+TILE = 256
+# Pieces of the summed axis: how many there may be, the least length of each, and what divides it.
+MOST_PIECES, PIECE_DEPTH, STEP = 64, 512, 64
+
+
+def decide_gpu(product: Product, target: Target) -> Decision:
+    """Open where what our loops need not read, write and launch is worth more than the library's higher rate."""
+    if _is_bytes(product):
+        if not all(_is_along(o, k) for o, k in ((product.a, -1), (product.b, -2))):
+            return Decision(
+                False, "matrix product of bytes: cuBLAS; tensor cores take rows that are contiguous in depth"
+            )
+    elif not product.type.dtype.is_float or product.type.dtype is DType.FLOAT64:
+        return Decision(False, f"matrix product of {product.type.dtype.value}: the library")
+    few = min(product.m, product.n)
+    if product.k < LEAST or max(product.m, product.n) < LEAST:
+        return Decision(False, "matrix product: cuBLAS; too small for tiles of the tensor cores")
+    packed = product.a.is_packed, product.b.is_packed
+    if few == 1 and not any(packed):
+        return Decision(False, "matrix product with a vector: cuBLAS; nothing to read in packed form")
+    library = _library_time(product, packed, target)
+    ours = _loop_time(product, packed, target)
+    if any(packed) and product.shared != (True, True):
+        unpacked = _loop_time(product, (False, False), target).later(_making_time(product, packed))
+        if unpacked.time < ours.time:
+            packed, ours = (False, False), unpacked
+    sizes = f"{product.m} x {product.k} x {product.n}"
+    what = _gain(product, packed, ours)
+    if ours.time < library * (1 - WORTH):
+        reason = f"{what}: {sizes} in {_time(ours.time)} rather than {_time(library)}"
+        return Decision(True, reason, packed, ours.pieces, ours.stream)
+    return Decision(False, f"matrix product: cuBLAS in {_time(library)}; in loops with {what} {_time(ours.time)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way to do a product in loops, and its nanoseconds; ``whole`` are those of a program for each tile."""
+
+    time: float
+    whole: float
+    pieces: int = 1
+    stream: StreamK | None = None
+
+    def later(self, time: float) -> _Way:
+        return replace(self, time=self.time + time, whole=self.whole + time)
+
+
+def _is_bytes(p: Product) -> bool:
+    """Whether it is a product of bytes, which adds up to integers."""
+    return p.type.dtype is DType.INT32 and p.a.type.dtype is DType.INT8
+
+
+def _is_along(o: Operand, k: int) -> bool:
+    """Whether an operand's memory runs along its dimension ``k``."""
+    return o.type.strides[k] == 1
+
+
+def _gain(p: Product, packed: tuple[bool, bool], way: _Way) -> str:
+    made = [
+        f"{o.name} made of {o.read >> 10} KiB, {o.bytes >> 10} as it is"
+        for o, inlined in zip((p.a, p.b), packed, strict=True)
+        if inlined
+    ]
+    saved = _saved_bytes(p)
+    after = [f"{saved >> 10} KiB of the result {'not read back' if p.leaves else 'kept in registers'}"] if saved else []
+    if (shared := _shared_bytes(p)) > 0:
+        after.append(f"{shared >> 10} KiB less for the reduction behind it")
+    cut = [f"the sum in {way.pieces} pieces"] if way.pieces > 1 else []
+    if way.stream is not None:
+        k = way.stream
+        tiles = p.batch * -(-p.m // k.rows) * -(-p.n // k.columns)
+        cut = [f"the steps of {tiles} tiles dealt to {k.programs} programs (whole tiles take {_time(way.whole)})"]
+    return ", ".join(made + after + cut) or "nothing saved"
+
+
+def _time(ns: float) -> str:
+    return f"{ns / 1e3:.1f} us"
+
+
+def _result_bytes(p: Product) -> int:
+    return p.batch * p.m * p.n * p.type.dtype.itemsize
+
+
+def _followed(p: Product) -> bool:
+    """Whether all that reads the result can run on its tiles."""
+    return bool(p.readers) and all(isinstance(r, Compute) or r.names[0] in p.tiled for r in p.readers)
+
+
+def _ends(p: Product) -> bool:
+    """Whether a reduction of what is made of the result wants more of it than a tile."""
+    return any(isinstance(n, Reduction) and n.names[0] not in p.tiled for n in p.then)
+
+
+def _saved_bytes(p: Product) -> int:
+    """Bytes of the result that are not written, and not read back, where its readers run on its tiles.
+
+    A reader that feeds a reduction ends its tile in memory all the same, where the reduction's kernel would have made
+    it, unless tiles give their parts of what it makes.
+    """
+    if not _followed(p) or _ends(p):
+        return 0
+    return _result_bytes(p) * (1 + (not p.leaves))
+
+
+def _shared_bytes(p: Product) -> int:
+    """Bytes that the kernel of a reduction behind the product would move, where it has to wait for them, and that the
+    product's own kernel moves while it multiplies: the result, what is added to it and the like, and what that makes
+    for others too; less what the reduction then reads instead, which may be more."""
+    return _result_bytes(p) + p.beside + p.kept - p.made if _is_awaited(p) else 0
+
+
+def _is_awaited(p: Product) -> bool:
+    """Whether what is made of the result, and not the result, is what a reduction behind the product reads."""
+    return _followed(p) and _ends(p) and not p.leaves
+
+
+def _saved_launches(p: Product) -> int:
+    return int(_followed(p) and not _ends(p) and not p.tiled)
+
+
+def _making_time(p: Product, packed: tuple[bool, bool]) -> float:
+    """Operands made and written by kernels of their own, unless something else needs them in memory anyway."""
+    total = 0.0
+    for o, inlined, shared in zip((p.a, p.b), packed, p.shared, strict=True):
+        if inlined and not shared:
+            total += (o.read + o.bytes) / BANDWIDTH + LAUNCH
+    return total
+
+
+def _size(p: Product) -> Extent:
+    return Extent(p.batch, p.m, p.n, p.k)
+
+
+def _rate(p: Product) -> float:
+    """Operations a nanosecond of the library."""
+    if _is_bytes(p):
+        return TENSOR * 2
+    return TENSOR if p.type.dtype.is_half else PLAIN
+
+
+def _is_plain(p: Product) -> bool:
+    """Whether it is multiplied without tensor cores."""
+    return p.type.dtype is DType.FLOAT32
+
+
+def _shapes(p: Product) -> tuple[TileShape, ...]:
+    if min(p.m, p.n) == 1:
+        return VECTOR_SHAPES
+    return PLAIN_SHAPES if _is_plain(p) else SHAPES
+
+
+def _library_time(p: Product, packed: tuple[bool, bool], target: Target) -> float:
+    """Operands made, the product, and its result read back by what follows."""
+    moved = p.a.bytes + p.b.bytes + _result_bytes(p)
+    after = _saved_launches(p) * LAUNCH + max(_saved_bytes(p) - _result_bytes(p) * (not p.leaves), 0) / BANDWIDTH
+    after += max(_shared_bytes(p), 0) / BANDWIDTH
+    machine = Machine(target.cores, BANDWIDTH, _rate(p))
+    # It cuts the summed axis too, and where it does, adds the pieces up in the same launch.
+    best = min(multiplying_time(_size(p), k, moved, machine, _shapes(p)) for k in _pieces(p))
+    return _making_time(p, packed) + best + after
+
+
+def _loop_time(p: Product, packed: tuple[bool, bool], target: Target) -> _Way:
+    """One visit of what is read, an element made for every tile that it is part of: by a program for each tile, by
+    several for pieces of the summed axis, or by as many as the target has multiprocessors, for runs of steps."""
+    read = sum(o.read if inlined else o.bytes for o, inlined in zip((p.a, p.b), packed, strict=True))
+    kept = _result_bytes(p) if _followed(p) and not p.leaves else 0
+    along = p.beside + p.made + max(-_shared_bytes(p), 0) if _is_awaited(p) else 0
+    making = sum(
+        _elements(o) * (1 + o.flops) * -(-others // TILE) / MAKING
+        for o, others, inlined in zip((p.a, p.b), (p.n, p.m), packed, strict=True)
+        if inlined
+    )
+    rate = _rate(p) * (OURS_PLAIN if _is_plain(p) else OURS)
+    share = 1.0 if p.a.is_wide and p.b.is_wide else NARROW
+    machine = Machine(target.cores, BANDWIDTH * OURS_READING * share, rate * share)
+
+    moved = read + _result_bytes(p) - kept + along
+
+    def cut(pieces: int) -> float:
+        sums = pieces * p.batch * p.m * p.n * p.accumulator.itemsize
+        added = 2 * sums / BANDWIDTH + LAUNCH if pieces > 1 else 0.0
+        return multiplying_time(_size(p), pieces, moved, machine, _shapes(p), making) + added
+
+    def dealt(shape: TileShape) -> float:
+        tiles = p.batch * -(-p.m // shape.rows) * -(-p.n // shape.columns)
+        # A sum for each tile that a program may touch is written; one for each that it does touch is read.
+        sums = target.cores * (-(-tiles // target.cores) + 1) + tiles + target.cores
+        added = sums * shape.rows * shape.columns * p.accumulator.itemsize / BANDWIDTH + LAUNCH
+        return dealt_time(_size(p), moved, machine, shape, making) + added
+
+    whole = cut(1)
+    ways = [_Way(cut(k), whole, k) for k in _pieces(p)[1:]]
+    for s in _dealt_shapes(p, target) if not _has_digits(p, packed) else ():
+        ways.append(_Way(dealt(s), whole, stream=StreamK(s.rows, s.columns, s.step, target.cores)))
+    best = min(ways, key=lambda w: w.time, default=_Way(whole, whole))
+    return best if best.time < whole * (1 - CUT_WORTH) else _Way(whole, whole)
+
+
+def _has_digits(p: Product, packed: tuple[bool, bool]) -> bool:
+    """Whether an operand tells positions along the summed axis apart (groups, parts of a word): it becomes several."""
+    values = [o.value for o, inlined in zip((p.a, p.b), packed, strict=True) if inlined]
+    divided = any(R0 in i.free_symbols and i.has(*DIVISIONS) for v in values for i in index_exprs(v))
+    return divided or any(isinstance(e, IndexValue) and R0 in e.index.free_symbols for v in values for e in walk(v))
+
+
+def _dealt_shapes(p: Product, target: Target) -> list[TileShape]:
+    """The tiles whose steps may be dealt evenly: those for many results, of which there are enough to go round and not
+    so many that the last of them are few."""
+    if min(p.m, p.n) < GROUP_ROWS or len(p.axes) < 2:
+        return []
+    found: list[TileShape] = []
+    for s in _shapes(p):
+        tiles = p.batch * -(-p.m // s.rows) * -(-p.n // s.columns)
+        steps = tiles * -(-p.k // s.step)
+        if s.rows >= GROUP_ROWS and s.rows <= p.m and s.columns <= p.n and steps >= LEAST_RUN * target.cores:
+            found.append(s)
+    return found
+
+
+def _pieces(p: Product) -> list[int]:
+    """In how many pieces of one length, each a multiple of the steps of the tensor cores, the summed axis may be."""
+    if min(p.m, p.n) == 1 or not p.depth.is_Integer:
+        return [1]
+    deepest = min(p.k // PIECE_DEPTH, MOST_PIECES)
+    return [1, *(k for k in range(2, deepest + 1) if p.k % (k * STEP) == 0)]
+
+
+def _elements(o: Operand) -> float:
+    return o.bytes / o.type.dtype.itemsize

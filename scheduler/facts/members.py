@@ -1,0 +1,322 @@
+"""The nodes of a graph as the fuser sees them: values read through views, trivial producers substituted into their
+readers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import sympy
+
+from ...ir.expr.dtypes import DType
+from ...ir.expr.index import simplify
+from ...ir.expr.monoid import SUM, Monoid
+from ...ir.expr.symbols import SymbolTable
+from ...ir.expr.value import Call, Cast, Expr, Load, Select, flops, free_symbols, is_value, length, loads, rewrite, walk
+from ...ir.expr.wide import may_stay_wide
+from ...ir.graph.graph import Compute, Graph, Origin, Reduction, Scan, TensorType, View, node_values, uses
+from .evaluations import evaluations
+from .views import ViewMap, map_value
+
+# Producers up to these sizes are computed again where they are read at another position.
+INLINE_FLOPS = 48
+INLINE_NODES = 400
+# What is computed in one loop for the parts of a join.
+JOIN_NODES = 1600
+# How far such chains are followed.
+SUBSTITUTION_DEPTH = 8
+# A function of this cost is worth keeping rather than computing twice.
+CHEAP_FLOPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node to be fused. ``axes`` are the kept axes, ``reduce_axes`` those of a reduction; ``extents`` covers
+    both. ``scan_axis`` is the one of ``axes`` along which a scan combines."""
+
+    index: int
+    names: tuple[str, ...]
+    types: tuple[TensorType, ...]
+    axes: tuple[sympy.Symbol, ...]
+    reduce_axes: tuple[sympy.Symbol, ...]
+    extents: dict[sympy.Symbol, sympy.Expr]
+    values: tuple[Expr, ...]
+    monoid: Monoid | None
+    origins: tuple[Origin, ...]
+    loads: tuple[Load, ...]
+    # A reduction whose results nothing spreads over elements again.
+    ends: bool = False
+    # One of which nothing is spread either that is made of its results, however far off.
+    settles: bool = False
+    scan_axis: sympy.Symbol | None = None
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def all_axes(self) -> tuple[sympy.Symbol, ...]:
+        return (*self.axes, *self.reduce_axes)
+
+
+def member_sizes(m: Member) -> set[sympy.Symbol]:
+    """Every size symbol, and axis, that a member mentions."""
+    found = {s for t in m.types for e in (*t.shape, *t.strides) for s in e.free_symbols}
+    found.update(s for e in m.extents.values() for s in e.free_symbols)
+    return found.union(*(free_symbols(v) for v in m.values))
+
+
+def collect_loads(values: tuple[Expr, ...]) -> tuple[Load, ...]:
+    """Every load of some values, each once."""
+    seen: dict[Load, None] = {}
+    for v in values:
+        seen.update(dict.fromkeys(loads(v)))
+    return tuple(seen)
+
+
+def simplify_value(value: Expr, fast: bool = True) -> Expr:
+    """Undo conversions that cancel. ``fast`` also drops the rounding of a half type between two float32 values."""
+
+    def leaf(e: Expr) -> Expr | None:
+        if isinstance(e, Cast) and isinstance(e.value, Cast):
+            middle, origin = e.value.dtype, e.value.value.dtype
+            if origin is e.dtype and _widens(origin, middle):
+                return e.value.value
+            if fast and origin is e.dtype is DType.FLOAT32 and may_stay_wide(e.value):
+                return e.value.value
+            if e.dtype is DType.FLOAT32 and not origin.is_float and may_stay_wide(e.value):
+                return Cast(e.value.value, e.dtype)  # bytes, say, are exact in either half type
+        return None
+
+    return rewrite(value, leaf)
+
+
+def keeps_rounding(node: Compute | Reduction | Scan, value: Expr) -> bool:
+    """Whether a value is the product of two operands that a GPU multiplies in the type to which they were rounded."""
+    if not isinstance(node, Reduction) or node.monoid is not SUM or not node.types[0].device.startswith("cuda"):
+        return False
+    if not isinstance(value, Call) or value.fn != "mul":
+        return False
+    left, right = (free_symbols(a) & set(node.axes) for a in value.args)
+    return bool(left - right and right - left)
+
+
+@cache
+def _widens(origin: DType, middle: DType) -> bool:
+    """Whether every value of ``origin`` survives a trip through ``middle``."""
+    if origin.is_float and middle.is_float:
+        return middle is DType.FLOAT64 or (middle is DType.FLOAT32 and origin.is_half)
+    if origin.is_int and middle.is_int:
+        return middle.bits > origin.bits and (middle.is_signed or not origin.is_signed)
+    return origin is DType.BOOL and middle is not DType.BOOL
+
+
+def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member], set[str]]:
+    """The members of a graph in order, and the names that have been substituted into every reader and so may vanish.
+
+    A substituted node is still a member where something else than a member needs it in memory.
+    """
+    counts: dict[str, int] = {}
+    outside: set[str] = {views.base(o) for o in graph.outputs if isinstance(o, str)}
+    for node in graph.nodes:
+        if isinstance(node, (Compute, Reduction, Scan)):
+            for v in dict.fromkeys(views.base(u) for u in uses(node)):
+                counts[v] = counts.get(v, 0) + 1
+        elif not isinstance(node, View):
+            outside.update(views.base(u) for u in uses(node))
+    substituted: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]] = {}
+    # A product on tensor cores reads what is in memory for it in the type that they take.
+    widening: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]] = {}
+    members: dict[str, Member] = {}
+    order: list[Member] = []
+    for index, node in enumerate(graph.nodes):
+        if not isinstance(node, (Compute, Reduction, Scan)):
+            continue
+        reduce_axes = node.reduce_axes if isinstance(node, Reduction) else ()
+        reduce_shape = node.reduce_shape if isinstance(node, Reduction) else ()
+        extents = dict(zip((*node.axes, *reduce_axes), (*node.types[0].shape, *reduce_shape), strict=True))
+        values = tuple(views.resolve(v, extents) for v in node_values(node))
+        for _ in range(SUBSTITUTION_DEPTH):
+            before = values
+            trivial = widening if any(keeps_rounding(node, v) for v in values) else substituted
+            values = _substitute(values, trivial, members, outside, counts, extents, graph.symbols)
+            if values is before:
+                break
+        values = tuple(simplify_value(v, fast and not keeps_rounding(node, v)) for v in values)
+        member = Member(
+            index, node.names, node.types, node.axes, reduce_axes, extents, values,
+            None if isinstance(node, Compute) else node.monoid, node.origins, collect_loads(values),
+            scan_axis=node.scan_axis if isinstance(node, Scan) else None,
+        )  # fmt: skip
+        members[member.name] = member
+        order.append(member)
+        if isinstance(node, Compute) and _is_trivial(member) and not _better_read(member, outside, members):
+            substituted[member.name] = (node.axes, values[0])
+            if all(ld.dtype.itemsize <= member.types[0].dtype.itemsize for ld in member.loads):
+                widening[member.name] = substituted[member.name]
+    return _with_ends(drop_dead(order, outside)), outside
+
+
+def _with_ends(members: list[Member]) -> list[Member]:
+    """Mark the reductions whose every reader has no more elements than they have results, and those that stay so few
+    whatever is made of them."""
+    spread: set[str] = set()
+    counts: dict[str, sympy.Expr] = {}
+    for m in members:
+        points = sympy.Mul(*m.extents.values())
+        spread.update(ld.buffer for ld in m.loads if ld.buffer in counts and counts[ld.buffer] != points)
+        counts.update({n: t.numel for n, t in zip(m.names, m.types, strict=True)})
+    far = set(spread)
+    for m in reversed(members):
+        if m.monoid is None and not far.isdisjoint(m.names):
+            far.update(ld.buffer for ld in m.loads if ld.buffer in counts)
+    return [
+        replace(m, ends=spread.isdisjoint(m.names), settles=far.isdisjoint(m.names)) if m.monoid is not None else m
+        for m in members
+    ]
+
+
+def drop_dead(members: list[Member], outside: set[str]) -> list[Member]:
+    """The members that something outside, or another needed member, reads."""
+    needed = set(outside)
+    kept = []
+    for m in reversed(members):
+        if any(n in needed for n in m.names):
+            kept.append(m)
+            needed.update(ld.buffer for ld in m.loads)
+    return kept[::-1]
+
+
+def _is_trivial(member: Member) -> bool:
+    """A node that costs a reader nothing to compute itself: constants, index arithmetic, copies and widening
+    conversions."""
+    value = member.values[0]
+    if not member.loads:
+        return flops(value) <= CHEAP_FLOPS
+    while isinstance(value, Cast):
+        value = value.value
+    if isinstance(value, Load):
+        return not any(is_value(i) for i in value.indices)
+    return False
+
+
+def _better_read(member: Member, outside: set[str], members: dict[str, Member]) -> bool:
+    """Whether a trivial node that is in memory anyway is cheaper to read than what it is made of."""
+    if member.name not in outside:
+        return False
+    return any(
+        ld.dtype.itemsize > member.types[0].dtype.itemsize or (ld.buffer in members and ld.buffer not in outside)
+        for ld in member.loads
+    )
+
+
+def _substitute(
+    values: tuple[Expr, ...],
+    trivial: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]],
+    members: dict[str, Member],
+    outside: set[str],
+    counts: dict[str, int],
+    extents: dict[sympy.Symbol, sympy.Expr],
+    table: SymbolTable,
+) -> tuple[Expr, ...]:
+    """Put trivial producers, and cheap ones that are read at odd positions, in the place of their loads."""
+    sites: dict[str, set[tuple[object, ...]]] = {}
+    guarded: set[str] = set()
+    for v in values:
+        for ld in loads(v):
+            sites.setdefault(ld.buffer, set()).add(ld.indices)
+        for e in walk(v):
+            if isinstance(e, Select):
+                guarded.update(ld.buffer for branch in (e.if_true, e.if_false) for ld in loads(branch))
+    parts = _parts_of_join(values, guarded, members, outside, counts, extents, table)
+    chosen: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]] = {}
+    for name, positions in sites.items():
+        if name in parts:
+            chosen[name] = (members[name].axes, members[name].values[0])
+        elif name in trivial:
+            chosen[name] = trivial[name]
+        elif (m := members.get(name)) is not None and m.monoid is None:
+            odd = name in guarded or any(not _is_regular(p, extents) for p in positions)
+            # What is in memory anyway is read there, unless it costs next to nothing to make of what else is.
+            limit = CHEAP_FLOPS if name in outside else INLINE_FLOPS
+            if name in outside and any(ld.buffer in members and ld.buffer not in outside for ld in m.loads):
+                continue
+            if odd and _worth_repeating(m, len(positions), counts.get(name, 1), extents, limit):
+                chosen[name] = (m.axes, m.values[0])
+    if not chosen:
+        return values
+
+    def leaf(e: Expr) -> Expr | None:
+        if isinstance(e, Load) and e.buffer in chosen:
+            axes, value = chosen[e.buffer]
+            if axes == e.indices:
+                return value
+            moved = map_value(value, dict(zip(axes, e.indices, strict=True)))
+            return rewrite(moved, lambda _: None, lambda i: simplify(i, extents, table))
+        return None
+
+    return tuple(rewrite(v, leaf) for v in values)
+
+
+def _parts_of_join(
+    values: tuple[Expr, ...],
+    guarded: set[str],
+    members: dict[str, Member],
+    outside: set[str],
+    counts: dict[str, int],
+    extents: dict[sympy.Symbol, sympy.Expr],
+    table: SymbolTable,
+) -> set[str]:
+    """The producers on CPUs that only these values read, under conditions, and no element more than once: nothing is
+    computed twice, and the tensor need not be."""
+    # On GPUs lanes that take no part wait while others compute.
+    found = {
+        name: length(m.values[0])
+        for name in guarded
+        if (m := members.get(name)) is not None and m.monoid is None and counts[name] == 1 and name not in outside
+        and m.types[0].device.startswith("cpu")
+    }  # fmt: skip
+    if not found or sum(found.values()) > JOIN_NODES:
+        return set()
+    read = evaluations(values, extents, lambda size: int(table.hint(size)))
+    return {name for name in found if read[name] <= int(table.hint(members[name].types[0].numel))}
+
+
+def _is_regular(indices: tuple[object, ...], extents: dict[sympy.Symbol, sympy.Expr]) -> bool:
+    """Whether an access may be of the same iteration: no gather, no shift, no reversal."""
+    for i in indices:
+        if is_value(i):
+            return False
+        assert isinstance(i, sympy.Expr)
+        if i.is_Add and any(t.is_Integer or t.could_extract_minus_sign() for t in i.args):
+            return False
+        if i.is_Integer and i != 0:
+            return False
+    return True
+
+
+def _worth_repeating(
+    m: Member, positions: int, readers: int, extents: dict[sympy.Symbol, sympy.Expr], limit: int
+) -> bool:
+    value = m.values[0]
+    if length(value) > INLINE_NODES or len(m.loads) > 6:
+        return False
+    cost = flops(value)
+    if positions > 2:
+        return cost <= 2 and len(m.loads) <= 2
+    # A gather or a broadcast reads each element many times: repeat only what is nearly free.
+    ratio = sympy.Mul(*extents.values()) / m.types[0].numel
+    if ratio.is_number and ratio.is_finite and ratio > 2:
+        return cost <= CHEAP_FLOPS and len(m.loads) <= 2
+    return cost * positions * readers <= limit
+
+
+def is_cheap(value: Expr) -> bool:
+    """Whether computing a value again costs less than reading it back, bytes apart."""
+    return all(not isinstance(e, Call) or flops(Call(e.fn, (), e.dtype)) <= CHEAP_FLOPS for e in walk(value))
+
+
+def is_drawn(value: Expr) -> bool:
+    """Whether a value is made of random numbers, of a seed that has one place, and of positions."""
+    calls = {e.fn for e in walk(value) if isinstance(e, Call)}
+    return "rand" in calls and not any(is_value(i) or i.free_symbols for ld in loads(value) for i in ld.indices)

@@ -1,0 +1,114 @@
+"""A fused tensor function: the stages that one kernel computes, over one shared domain, before any loop order is
+chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import sympy
+
+from ...ir.expr.monoid import Monoid
+from ...ir.expr.symbols import SymbolTable
+from ...ir.expr.value import Expr
+from ...ir.graph.graph import Origin
+from ...ir.nest.loops import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dimension of the domain."""
+
+    var: sympy.Symbol
+    extent: sympy.Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One member. A stage without a monoid defines one result per point of the rows, or of rows and inner dimensions
+    if ``inner``.
+
+    With a monoid it combines ``values`` (a lifted state) over the inner dimensions into one result a component for
+    each row. Loads name inputs of the function, indexed in their own shape, or results of earlier stages, indexed by
+    the symbols of the dimensions that those have.
+
+    With ``scan`` it combines along the inner dimensions in order, and has a result for each of their points: the state
+    up to there.
+
+    With ``into``, the name of an earlier stage's result that leaves the function, it has no result of its own: at every
+    point of ``axes`` its first value is combined with (or, without a monoid, takes the place of) the element of that
+    result whose place the other values are, one a dimension.
+
+    ``axes`` (the dimensions of the results) and ``over`` (those that a monoid combines over) are given where this is
+    not so: a product that feeds another, a sum over rows beside one over elements.
+    """
+
+    results: tuple[str, ...]
+    values: tuple[Expr, ...]
+    inner: bool
+    monoid: Monoid | None = None
+    origins: tuple[Origin, ...] = field(default=(), compare=False)
+    axes: tuple[sympy.Symbol, ...] | None = None
+    over: tuple[sympy.Symbol, ...] | None = None
+    scan: bool = False
+    into: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A result that leaves the kernel: where each point of the domain goes. The value is cast to the buffer's type."""
+
+    buffer: Buffer
+    result: str
+    indices: tuple[sympy.Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFunction:
+    """A kernel to be: names are canonical, so that equal functions of different places are equal values.
+
+    ``rows`` and ``inner`` are the dimensions, outermost first; ``extra`` those that only stages with ``axes`` or
+    ``over`` of their own have. Every stage's names are unique in the function. An output whose buffer is an input is
+    written in place. With ``table`` the kernel takes rows of arguments and does the work of one call for each row.
+    """
+
+    name: str = field(compare=False)
+    rows: tuple[Dim, ...]
+    inner: tuple[Dim, ...]
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Output, ...]
+    stages: tuple[Stage, ...]
+    symbols: SymbolTable = SymbolTable()
+    extra: tuple[Dim, ...] = ()
+    table: bool = False
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        return (*self.rows, *self.inner, *self.extra)
+
+    @property
+    def scatters(self) -> bool:
+        """Whether a stage writes where data say."""
+        return any(s.into for s in self.stages)
+
+    @property
+    def params(self) -> tuple[Buffer, ...]:
+        """The buffers that a call passes: inputs, then outputs that are not inputs."""
+        return (*self.inputs, *(o.buffer for o in self.outputs if o.buffer not in self.inputs))
+
+    def axes_of(self, stage: Stage) -> tuple[Dim, ...]:
+        """The dimensions of a stage's results."""
+        if stage.axes is not None:
+            return self.named(stage.axes)
+        at_points = stage.inner and (stage.monoid is None or stage.scan)
+        return (*self.rows, *self.inner) if at_points else self.rows
+
+    def over_of(self, stage: Stage) -> tuple[Dim, ...]:
+        """The dimensions that a stage combines over; none without a monoid."""
+        if stage.monoid is None or stage.scan:
+            return ()
+        return self.inner if stage.over is None else self.named(stage.over)
+
+    def named(self, symbols: tuple[sympy.Symbol, ...]) -> tuple[Dim, ...]:
+        """Dimensions by their symbols."""
+        by_var = {d.var: d for d in self.dims}
+        return tuple(by_var[s] for s in symbols)

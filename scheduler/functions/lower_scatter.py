@@ -1,0 +1,65 @@
+"""Lowering of scatters: a block that begins the result, unless it lies there already, and one that writes where data
+say."""
+
+from __future__ import annotations
+
+import sympy
+
+from ...ir.expr.index import is_within
+from ...ir.expr.value import IndexValue, Load, cast, symbol
+from ...ir.nest.loops import Access, Axis, AxisKind, Block, Loop, LoopNest, Node, Statement, Store, Update
+from .function import Stage, TensorFunction
+
+
+def lower_scatter(function: TensorFunction) -> LoopNest:
+    """The loop nest of a function that scatters: loops over the result, then over what is scattered.
+
+    A dimension that is an index of the result itself is a spatial axis: iterations of it never meet.
+    """
+    (output,) = function.outputs
+    in_place = output.buffer in function.inputs
+    blocks: list[Block] = []
+    for stage in function.stages:
+        name, dims = f"b{len(blocks)}", function.axes_of(stage)
+        if stage.into:
+            kinds, body = _scattered(function, stage)
+        elif in_place:
+            continue
+        else:
+            kinds = (AxisKind.SPATIAL,) * len(dims)
+            body = Store(output.buffer.name, output.indices, cast(stage.values[0], output.buffer.dtype))
+        axes = tuple(Axis(d.var, d.extent, kind) for d, kind in zip(dims, kinds, strict=True))
+        blocks.append(Block(name, axes, tuple(symbol(f"{name}_{d.var.name}") for d in dims), (body,)))
+    annotations = (("in_place", output.buffer.name),) if in_place else ()
+    return LoopNest(
+        function.name, function.params, (output.buffer.name,), tuple(in_loops(b) for b in blocks), (),
+        function.symbols, annotations,
+    )  # fmt: skip
+
+
+def _scattered(function: TensorFunction, stage: Stage) -> tuple[tuple[AxisKind, ...], Statement]:
+    buffer = function.outputs[0].buffer
+    value, *positions = stage.values
+    extents = {d.var: d.extent for d in function.axes_of(stage)}
+    # Positions that are known are checked all the same, where they may lie outside: nothing else would keep a store in.
+    places = tuple(
+        p.index if isinstance(p, IndexValue) and is_within(p.index, n, extents, function.symbols) else p
+        for p, n in zip(positions, buffer.shape, strict=True)
+    )
+    value = cast(value, buffer.dtype)
+    kinds = tuple(AxisKind.SPATIAL if d.var in places else AxisKind.SCATTER for d in function.axes_of(stage))
+    if stage.monoid is None:
+        return kinds, Store(buffer.name, places, value)
+    if AxisKind.SCATTER not in kinds:  # no two iterations have the same place: there is nothing to combine in memory
+        (value,) = stage.monoid.combine((Load(buffer.name, places, buffer.dtype),), (value,))
+        return kinds, Store(buffer.name, places, cast(value, buffer.dtype))
+    return kinds, Update(stage.monoid, (Access(buffer.name, places),), (value,), begins=False)
+
+
+def in_loops(block: Block) -> Node:
+    """A block inside of a loop for each of its axes, in their order."""
+    node: Node = block
+    for axis, binding in zip(reversed(block.axes), reversed(block.bindings), strict=True):
+        assert isinstance(binding, sympy.Symbol)
+        node = Loop(binding, axis.extent, (node,))
+    return node

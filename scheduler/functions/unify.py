@@ -1,0 +1,140 @@
+"""Element-wise functions that agree but for constants in their extents and strides: one function of further sizes.
+
+The rotation of queries and that of keys differ in the number of heads, and so in strides that are multiples of it.
+Where each constant that differs is a multiple of a few numbers, these are sizes that a call passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import sympy
+
+from ...ir.expr.symbols import Size, SymbolTable
+from ...ir.expr.value import symbol
+from ...ir.nest.loops import Buffer
+from .function import TensorFunction
+from .scalars import is_elementwise
+
+# Numbers that may differ from one function to the other beyond what their sizes are already.
+MOST = 2
+# Divisors beyond a vector of any machine tell schedules nothing more.
+_LARGEST_DIVISOR = 64
+_ANY = symbol("any_constant")
+
+
+@dataclass(frozen=True, slots=True)
+class Unified:
+    """One function for several, and for each of these the values of the sizes that it has more than they."""
+
+    function: TensorFunction
+    values: tuple[tuple[int, ...], ...]
+
+
+def skeleton(function: TensorFunction) -> TensorFunction | None:
+    """What functions must have in common to be one: all but extents and strides. None for one with reductions."""
+    if not is_elementwise(function) or function.table or any(o.buffer in function.inputs for o in function.outputs):
+        return None
+    return _with_constants(function, [_ANY] * len(_constants(function)))
+
+
+def unify(functions: Sequence[TensorFunction]) -> Unified | None:
+    """Functions of one skeleton as one; None where their constants are not multiples of few numbers, or rows differ in
+    length."""
+    first = functions[0]
+    if len({f.dims[-1].extent for f in functions if f.dims}) > 1:
+        return None  # vectors run along it
+    rows = [_constants(f) for f in functions]
+    known: dict[tuple[int, ...], sympy.Symbol] = {}
+    merged: list[sympy.Expr] = []
+    for k, value in enumerate(rows[0]):
+        found = _common([row[k] for row in rows], value, known, len(first.symbols.sizes))
+        if found is None:
+            return None
+        merged.append(found)
+    sizes = tuple(
+        Size(s, min(base), max(base), _divisor(base), max(base)) for base, s in known.items()
+    )  # fmt: skip
+    table = SymbolTable((*first.symbols.sizes, *sizes))
+    values = tuple(tuple(base[n] for base in known) for n in range(len(functions)))
+    return Unified(replace(_with_constants(first, merged), symbols=table), values)
+
+
+@dataclass(slots=True)
+class Families:
+    """Functions sorted into families, whose members are one function where constants are sizes."""
+
+    known: dict[TensorFunction, list[list[TensorFunction]]] = field(default_factory=dict)
+
+    def find(self, function: TensorFunction) -> TensorFunction | None:
+        """The first member of the family of a function, which joins it; None for a function with reductions."""
+        form = skeleton(function)
+        if form is None:
+            return None
+        families = self.known.setdefault(form, [])
+        for family in families:
+            if function in family:
+                return family[0]
+            if unify([*family, function]) is not None:
+                family.append(function)
+                return family[0]
+        families.append([function])
+        return function
+
+
+def _common(
+    values: list[sympy.Expr], first: sympy.Expr, known: dict[tuple[int, ...], sympy.Symbol], taken: int
+) -> sympy.Expr | None:
+    """What all of the values are in terms of numbers that differ; ``known`` are those, with the sizes that they are."""
+    if all(v == first for v in values):
+        return first
+    if any(v == 0 for v in values):
+        return None
+    ratios = [sympy.cancel(v / first) for v in values]
+    if not all(r.is_Rational for r in ratios):
+        return None
+    scale = math.lcm(*(int(r.q) for r in ratios))
+    base = tuple(int(r * scale) for r in ratios)
+    common = math.gcd(*base)
+    base = tuple(b // common for b in base)
+    rest = sympy.cancel(first / base[0])
+    if any(b < 1 for b in base) or rest.as_numer_denom()[1] != 1:
+        return None
+    if base not in known:
+        if len(known) == MOST:
+            return None
+        known[base] = symbol(f"s{taken + len(known)}")
+    return sympy.expand(rest * known[base])
+
+
+def _divisor(base: tuple[int, ...]) -> int:
+    common = math.gcd(*base)
+    return min(common & -common, _LARGEST_DIVISOR)
+
+
+def _constants(function: TensorFunction) -> list[sympy.Expr]:
+    """Extents, shapes and strides, in a fixed order."""
+    found = [d.extent for d in (*function.rows, *function.inner)]
+    for b in (*function.inputs, *(o.buffer for o in function.outputs)):
+        found += [*b.shape, *b.strides]
+    return found
+
+
+def _with_constants(function: TensorFunction, constants: Sequence[sympy.Expr]) -> TensorFunction:
+    rest = iter(constants)
+
+    def buffer(b: Buffer) -> Buffer:
+        return replace(b, shape=tuple(next(rest) for _ in b.shape), strides=tuple(next(rest) for _ in b.strides))
+
+    return replace(
+        function,
+        rows=tuple(replace(d, extent=next(rest)) for d in function.rows),
+        inner=tuple(replace(d, extent=next(rest)) for d in function.inner),
+        inputs=tuple(buffer(b) for b in function.inputs),
+        outputs=tuple(replace(o, buffer=buffer(o.buffer)) for o in function.outputs),
+    )
+
+
+__all__ = ["Families", "Unified", "skeleton", "unify"]

@@ -1,0 +1,1 @@
+"""Fusion: which nodes of a graph share a kernel."""

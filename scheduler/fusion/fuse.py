@@ -1,0 +1,317 @@
+"""Fusion: partition a graph into kernels and library calls.
+
+Greedy in topological order. Each node joins the group with which it shares the most bytes, if its loops line up with
+the group's and no path leads from the group through another node back to it; groups that a node brings together are
+united where possible. Producers that cost less to compute than to read back are computed again in each reader.
+Nothing is matched by pattern: what fuses follows from the index expressions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import sympy
+
+from ...ir.graph.graph import CallTensor, Graph, Library, Node, size_makers, sizes_read, uses
+from ...ir.graph.sequences import sequence_of
+from ..facts.dependences import Dependences, last_bits, set_bits
+from ..facts.domain import bind_access
+from ..facts.members import Member, build_members, drop_dead, member_sizes
+from ..facts.views import ViewMap
+from ..functions.function import TensorFunction
+from .assemble import assemble
+from .group import MAX_MEMBERS, Group
+from .rematerialize import apply_repeats, choose_repeats
+from .scatter import open_scatters
+from .streams import open_streams
+
+# Kernels of so few elements are gathered into one, up to so many members.
+TINY_ELEMENTS, MAX_TINY = 16, 32
+# So many groups are tried for a node, those that share most with it; of groups that it cannot join because something
+# lies between, so many of the last are reported for each tensor.
+MOST_TRIED, MOST_TOLD = 48, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Two nodes that share ``bytes`` and were not fused, and why."""
+
+    first: str
+    second: str
+    reason: str
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FusionReport:
+    """What fusion did: how many nodes went into how many kernels, and what it refused."""
+
+    nodes: int
+    kernels: int
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """A graph whose tensor functions are calls, the functions by name, and the report. Equal functions are one."""
+
+    graph: Graph
+    functions: dict[str, TensorFunction]
+    report: FusionReport
+
+
+@dataclass(slots=True)
+class _Unit:
+    """A node of the graph of groups: a group or a library call; neither where the group has become part of another."""
+
+    group: Group | None
+    node: Library | CallTensor | None
+
+
+@dataclass(slots=True)
+class _Fuser:
+    graph: Graph
+    views: ViewMap
+    units: list[_Unit] = field(default_factory=list)
+    order: Dependences = field(default_factory=Dependences)
+    # Which unit makes a tensor; the mask of the groups that read it.
+    maker: dict[str, int] = field(default_factory=dict)
+    readers: dict[str, int] = field(default_factory=dict)
+    refusals: list[Refusal] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+    # The results that tell sizes which the data decide.
+    makers_of_sizes: dict[sympy.Symbol, str] = field(default_factory=dict)
+    # The last call of each sequence, which keeps its order.
+    last: dict[str, int] = field(default_factory=dict)
+
+    def run(self, members: list[Member]) -> None:
+        table = self.graph.symbols
+        self.sizes = {n: table.hint(t.nbytes) for n, t in self.graph.types().items()}
+        self.makers_of_sizes = size_makers(self.graph)
+        pending = {m.index: m for m in members}
+        for index, node in enumerate(self.graph.nodes):
+            if isinstance(node, (Library, CallTensor)):
+                self._library(node)
+            elif index in pending:
+                self._place(pending[index])
+        self._gather_tiny()
+
+    def _gather_tiny(self) -> None:
+        """Independent point-wise kernels so small that the call is their cost (counters, scalars) become one."""
+        hosts: list[int] = []
+        for at, unit in enumerate(self.units):
+            if unit.group is None or not self._is_tiny(unit.group):
+                continue
+            for host in hosts[-MOST_TRIED:]:
+                kept = self.units[host].group
+                if kept is not None and len(kept.members) < MAX_TINY and self._try_unite(host, at):
+                    hosts.remove(host)
+                    break
+            hosts.append(at)
+
+    def _is_tiny(self, group: Group) -> bool:
+        hint = self.graph.symbols.hint
+        return all(m.monoid is None and hint(m.types[0].numel) <= TINY_ELEMENTS for m in group.members)
+
+    def _library(self, node: Library | CallTensor) -> None:
+        names = {self.views.base(u) for u in uses(node)}
+        if self.makers_of_sizes:
+            names |= {self.makers_of_sizes[s] for s in sizes_read(node) & self.makers_of_sizes.keys()}
+        at = self.order.add(self._makers(names))
+        if (sequence := sequence_of(node)) is not None:
+            self.order.depend(at, [self.last[sequence]] if sequence in self.last else [])
+            self.last[sequence] = at
+        self.units.append(_Unit(None, node))
+        self.maker.update(dict.fromkeys(node.names, at))
+
+    def _makers(self, names: set[str]) -> list[int]:
+        return [self.maker[n] for n in names if n in self.maker]
+
+    def _place(self, m: Member) -> None:
+        reads = {ld.buffer for ld in m.loads}
+        if self.makers_of_sizes:
+            reads |= {self.makers_of_sizes[s] for s in member_sizes(m) & self.makers_of_sizes.keys()}
+        for at in self._candidates(reads):
+            if self._try_join(m, reads, at):
+                self._unite(m, reads, at)
+                return
+        group = Group(self.graph.symbols, m.types[0].device)
+        group.begin(m)
+        at = self.order.add()
+        self.units.append(_Unit(group, None))
+        self._register(m, reads, at)
+        self._unite(m, reads, at)
+
+    def _register(self, m: Member, reads: set[str], at: int) -> None:
+        self.order.depend(at, self._makers(reads))
+        for name in reads:
+            self.readers[name] = self.readers.get(name, 0) | 1 << at
+        self.maker.update(dict.fromkeys(m.names, at))
+
+    def _candidates(self, reads: set[str]) -> list[int]:
+        """Groups that make or read what this node reads, those that share the most bytes first."""
+        score: dict[int, int] = {}
+        largest = max((self.sizes.get(n, 0) for n in reads), default=0)
+        blocked = self.order.blocked(self._makers(reads))
+        for name in reads:
+            size = self.sizes.get(name, 0)
+            made = self.maker.get(name)
+            if made is not None and self.units[made].group is not None:
+                # A write saved as well as a read.
+                score[made] = score.get(made, 0) + 2 * size
+            if size * 4 >= largest:
+                readers = self.readers.get(name, 0)
+                for reader in (*last_bits(readers & blocked, MOST_TOLD), *set_bits(readers & ~blocked)):
+                    if reader != made:
+                        score[reader] = score.get(reader, 0) + size
+        return sorted(score, key=lambda at: (-score[at], -at))[:MOST_TRIED]
+
+    def _try_join(self, m: Member, reads: set[str], at: int) -> bool:
+        unit = self.units[at]
+        assert unit.group is not None
+        reason = self._conflict(m, reads, at)
+        if reason is None:
+            trial = unit.group.copy()
+            reason = trial.join(m)
+            if reason is None:
+                unit.group.take(trial)
+                self._register(m, reads, at)
+                return True
+        self._refuse(unit.group.members[-1].name, m.name, reason, reads & unit.group.tensors)
+        return False
+
+    def _conflict(self, m: Member, reads: set[str], at: int) -> str | None:
+        group = self.units[at].group
+        assert group is not None
+        if m.types[0].device != group.device:
+            return f"they are on {group.device} and {m.types[0].device}"
+        if len(group.members) >= MAX_MEMBERS:
+            return f"the kernel has {MAX_MEMBERS} members already"
+        for name in reads:
+            made = self.maker.get(name)
+            if made is not None and made != at and self.order.is_needed(at, by=made):
+                between = self.units[made].node
+                what = between.names[0] if between is not None else name
+                return f"{what} lies between them"
+        return None
+
+    def _refuse(self, first: str, second: str, reason: str, shared: set[str]) -> None:
+        self.refusals.append(Refusal(first, second, reason, sum(self.sizes.get(n, 0) for n in shared)))
+
+    def _unite(self, m: Member, reads: set[str], at: int) -> None:
+        """Bring the groups that make the other operands of ``m`` into its group."""
+        for name in sorted(reads):
+            other = self.maker.get(name)
+            if other is None or other == at or self.units[other].group is None:
+                continue
+            if self._try_unite(other, at):
+                continue
+
+    def _try_unite(self, source: int, target: int) -> bool:
+        a, b = self.units[source], self.units[target]
+        assert a.group is not None and b.group is not None
+        if a.group.device != b.group.device:
+            return False
+        if not self.order.may_unite(source, target):
+            return False
+        merged = sorted([*a.group.members, *b.group.members], key=lambda m: m.index)
+        large, small = (a, b) if len(a.group.members) >= len(b.group.members) else (b, a)
+        assert large.group is not None and small.group is not None
+        trial = _united(large.group, small.group) or _rebuilt(merged, a.group)
+        if trial is None:
+            return False
+        trial.members.sort(key=lambda m: m.index)
+        moved, read = (
+            [n for m in a.group.members for n in m.names],
+            {ld.buffer for m in a.group.members for ld in m.loads},
+        )
+        b.group.take(trial)
+        a.group = None
+        self.order.unite(source, target)
+        self.maker.update(dict.fromkeys(moved, target))
+        for name in read | set(self.makers_of_sizes.values()):
+            readers = self.readers.get(name, 0)
+            if readers >> source & 1:
+                self.readers[name] = readers & ~(1 << source) | 1 << target
+        return True
+
+
+def _united(large: Group, small: Group) -> Group | None:
+    """The members of ``small`` taken into a copy of ``large`` one by one."""
+    trial = large.copy()
+    for m in small.members:
+        if trial.join(m) is not None:
+            return None
+    return trial if _consistent(trial) else None
+
+
+def _rebuilt(members: list[Member], like: Group) -> Group | None:
+    trial = Group(like.table, like.device)
+    trial.begin(members[0])
+    for m in members[1:]:
+        if trial.join(m) is not None:
+            return None
+    return trial if _consistent(trial) else None
+
+
+def _consistent(group: Group) -> bool:
+    """Whether every read inside the group is of the iteration that makes it: a producer may have joined after its
+    reader."""
+    seen: set[str] = set()
+    for m in sorted(group.members, key=lambda m: m.index):
+        for ld in m.loads:
+            made = group.produced.get(ld.buffer)
+            if made is None:
+                continue
+            if ld.buffer not in seen:
+                return False
+            binding, target = group.bindings[m.name], group.bindings[made.name]
+            trial = group.domain.copy()
+            learned = dict(binding)
+            turned = [a in group.turned[made.name] for a in made.axes]
+            direction = {a: a in group.turned[m.name] for a in binding}
+            if not bind_access(
+                trial, ld.indices, [target[a] for a in made.axes], m.extents, learned, turned, direction
+            ):
+                return False
+            if len(trial.splits) != len(group.domain.splits):
+                return False
+        seen.update(m.names)
+    return True
+
+
+def fuse(graph: Graph, *, numerics: str = "fast") -> Fusion:
+    """Partition ``graph`` into calls of fused tensor functions and of libraries, in an order that respects dependences.
+
+    ``numerics="eager"`` keeps the rounding of half types between fused operations. Source: the planner's objective
+    is that of MetaFlow and of XLA's multi-output fusion (bytes, recompute, launches); the search here is greedy.
+    """
+    streams = open_streams(graph, fast=numerics != "eager")
+    scatters = open_scatters(streams.graph, fast=numerics != "eager")
+    graph = scatters.graph
+    views = ViewMap(graph)
+    members, outside = build_members(graph, views, fast=numerics != "eager")
+    fuser = _Fuser(graph, views)
+    fuser.run(members)
+    repeats = choose_repeats([u.group for u in fuser.units if u.group is not None], outside, fuser.sizes)
+    if repeats:
+        members = drop_dead(apply_repeats(members, repeats, graph.symbols), outside)
+        fuser = _Fuser(graph, views)
+        fuser.run(members)
+    units: list[Group | Library | CallTensor] = []
+    for u in fuser.units:
+        if u.group is not None:
+            units.append(u.group)
+        elif u.node is not None:
+            units.append(u.node)
+    calls, functions = assemble(graph, views, units, outside, fast=numerics != "eager")
+    report = FusionReport(
+        len(members) + streams.nodes + scatters.nodes,
+        sum(isinstance(c, CallTensor) for c in calls),
+        tuple(sorted(fuser.refusals, key=lambda r: -r.bytes)),
+    )
+    return Fusion(_with_nodes(graph, calls), streams.functions | scatters.functions | functions, report)
+
+
+def _with_nodes(graph: Graph, nodes: list[Node]) -> Graph:
+    return Graph(graph.name, graph.inputs, tuple(nodes), graph.outputs, graph.symbols, graph.constants)

@@ -1,0 +1,132 @@
+"""Which results to compute again in each kernel that reads them, rather than write them out and read them back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...ir.expr.index import simplify
+from ...ir.expr.ops import OPS
+from ...ir.expr.symbols import SymbolTable
+from ...ir.expr.value import Call, Expr, Load, is_value, length, rewrite, walk
+from ..facts.members import INLINE_NODES, Member, collect_loads, is_cheap
+from ..facts.views import map_value
+from .group import Group
+
+MAX_LOADS = 4
+# Traffic must fall at least so far: what is computed again also costs instructions.
+GAIN = 0.75
+# Operations of a function from which it is not repeated for each of so many rows.
+COSTLY, MANY = 4, 256
+
+
+def choose_repeats(groups: list[Group], outside: set[str], sizes: Mapping[str, int]) -> dict[str, Expr]:
+    """Names whose every reader should compute them again, with the value in terms of tensors that are in memory anyway.
+
+    A name qualifies where only other kernels read it, it costs few and cheap operations, and reading its operands
+    moves fewer bytes than writing it once and reading it in each kernel.
+    """
+    readers: dict[str, list[Group]] = {}
+    for g in groups:
+        for name in {ld.buffer for m in g.members for ld in m.loads} - g.produced.keys():
+            readers.setdefault(name, []).append(g)
+    chosen: dict[str, Expr] = {}
+    # What chosen values are made of must stay in memory.
+    pinned: set[str] = set()
+    for g in groups:
+        for m in g.members:
+            name = m.name
+            if m.monoid is not None or name in outside or name not in readers or name in pinned:
+                continue
+            value = _expanded(m, g, readers, outside)
+            if value is None or any(_makes_anew(m, value, r) for r in readers[name]):
+                continue
+            operands = _bytes_read(value, sizes, sizes.get(name, 0))
+            extra = sum(size for r in readers[name] for o, size in operands.items() if o not in r.tensors)
+            before = sizes.get(name, 0) * (1 + len(readers[name]))
+            if extra <= before * GAIN and not operands.keys() & chosen.keys():
+                chosen[name] = value
+                pinned |= operands.keys()
+    return chosen
+
+
+def _makes_anew(made: Member, value: Expr, reader: Group) -> bool:
+    """Whether lanes of a CPU along what is made (factors of channels, innermost in memory) would compute it for each of
+    many rows: no loop outside them knows it, and roots and quotients cost more than the visit of an element."""
+    if (
+        not reader.device.startswith("cpu")
+        or max((OPS[e.fn].flops for e in walk(value) if isinstance(e, Call)), default=0) < COSTLY
+    ):
+        return False
+    hint = reader.table.hint
+    for m in reader.members:
+        for ld in m.loads:
+            if ld.buffer == made.name and hint(m.types[0].numel) >= MANY * hint(made.types[0].numel):
+                lanes = [a for a, step in zip(m.axes, m.types[0].strides, strict=True) if step == 1]
+                if any(a in i.free_symbols for a in lanes for i in ld.indices if not is_value(i)):
+                    return True
+    return False
+
+
+def _bytes_read(value: Expr, sizes: Mapping[str, int], result: int) -> dict[str, int]:
+    """Bytes read of each operand: all of it, or of a gather no more than the result's own size."""
+    touched: dict[str, int] = {}
+    for ld in collect_loads((value,)):
+        size = sizes.get(ld.buffer, 0)
+        touched[ld.buffer] = min(size, result) if any(is_value(i) for i in ld.indices) else size
+    return touched
+
+
+def _expanded(m: Member, g: Group, readers: Mapping[str, list[Group]], outside: set[str]) -> Expr | None:
+    """The value of a member over tensors that are in memory whatever is decided here, if that is small and cheap."""
+
+    def stays(name: str) -> bool:
+        return name not in g.produced or name in outside
+
+    def go(value: Expr, depth: int) -> Expr | None:
+        ok = True
+
+        def leaf(e: Expr) -> Expr | None:
+            nonlocal ok
+            if not isinstance(e, Load) or stays(e.buffer):
+                return None
+            made = g.produced[e.buffer]
+            if made.monoid is not None:
+                # A reduction's result stays in memory only if somebody else reads it there already.
+                ok = ok and e.buffer in readers
+                return None
+            inner = go(made.values[0], depth + 1) if depth < 6 else None
+            if inner is None:
+                ok = False
+                return None
+            return map_value(inner, dict(zip(made.axes, e.indices, strict=True)))
+
+        result = rewrite(value, leaf)
+        return result if ok else None
+
+    value = go(m.values[0], 0)
+    if value is None or not is_cheap(value) or length(value) > INLINE_NODES // 4:
+        return None
+    return value if len({ld.buffer for ld in collect_loads((value,))}) <= MAX_LOADS else None
+
+
+def apply_repeats(members: list[Member], chosen: Mapping[str, Expr], table: SymbolTable) -> list[Member]:
+    """The members with the chosen values substituted into their readers; those nobody reads any more are gone."""
+    if not chosen:
+        return members
+    axes = {m.name: m.axes for m in members}
+    result = []
+    for m in members:
+        if m.name in chosen:
+            continue
+
+        def leaf(e: Expr, extents: dict = m.extents) -> Expr | None:  # type: ignore[type-arg]
+            if isinstance(e, Load) and e.buffer in chosen:
+                moved = map_value(chosen[e.buffer], dict(zip(axes[e.buffer], e.indices, strict=True)))
+                return rewrite(moved, lambda _: None, lambda i: simplify(i, extents, table))
+            return None
+
+        values = tuple(rewrite(v, leaf) for v in m.values)
+        changed = any(a is not b for a, b in zip(values, m.values, strict=True))
+        result.append(replace(m, values=values, loads=collect_loads(values)) if changed else m)
+    return result

@@ -1,0 +1,96 @@
+"""Which streams a graph has, and their calls: the entry to what ``stream`` decides and ``stream_function`` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...ir.expr.monoid import WEIGHTED
+from ...ir.expr.value import loads
+from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Reduction
+from ..facts.views import ViewMap
+from ..functions.function import TensorFunction
+from .outlined import Functions, Opened, Parameters, readers_of
+from .prologues import take_preludes
+from .split_keys import in_key_pieces
+from .stream import Others, Stream, is_contraction, is_total, row_axes, told
+from .stream_function import StreamWriter
+
+
+def open_streams(graph: Graph, *, fast: bool) -> Opened:
+    """Make one function of every reduction by a monoid with a vector component and what it streams.
+
+    ``fast`` keeps float32 between fused operations where the graph rounds to a half type.
+    """
+    starts = [n for n in graph.nodes if isinstance(n, Reduction) and any(c.vector for c in n.monoid.components)]
+    if not starts:
+        return Opened(graph, {})
+    views, types = ViewMap(graph), graph.types()
+    readers = readers_of(graph, views)
+    needed = {views.base(o) for o in graph.outputs if isinstance(o, str)}
+    functions = Functions()
+    calls: dict[str, list[CallTensor]] = {}
+    gone: set[str] = set()
+    others = Others(graph)
+    for group in _together(graph, starts):
+        stream = Stream(graph, views, readers, needed, group, others)
+        stream.grow()
+        others.add(stream)
+    take_preludes(graph, others.built)
+    for stream in others.built:
+        written = StreamWriter(stream, Parameters(graph, types), fast).build()
+        calls[stream.last] = [functions.enter(f, call) for f, call in _calls(*written)]
+        gone.update(n for m in stream.members for n in m.names)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.names and node.names[0] in calls:
+            nodes += calls[node.names[0]]
+        elif not node.names or node.names[0] not in gone:
+            nodes.append(node)
+    return functions.opened(graph, nodes, len(gone))
+
+
+def _together(graph: Graph, starts: Sequence[Reduction]) -> list[tuple[Reduction, ...]]:
+    """Starts that read the same contractions are one stream."""
+    makers = {n: node for node in graph.nodes for n in node.names}
+    groups: list[tuple[list[Reduction], set[str]]] = []
+    for start in starts:
+        read: set[str] = set()
+        stack = [ld.buffer for ld in told(start)]
+        while stack:
+            node = makers.get(name := stack.pop())
+            if isinstance(node, (Compute, Reduction)) and name not in read:
+                read.add(name)
+                if isinstance(node, Compute):
+                    stack += [ld.buffer for ld in loads(node.value)]
+        shared = {n for n in read if isinstance(m := makers[n], Reduction) and is_contraction(m)}
+        home = next((g for g in groups if g[1] & shared and _alike(g[0][0], start)), None)
+        if home is None:
+            groups.append(([start], shared))
+        else:
+            home[0].append(start)
+            home[1].update(shared)
+    return [tuple(sorted(g[0], key=is_total)) for g in groups]
+
+
+def _alike(a: Reduction, b: Reduction) -> bool:
+    """Whether two starts may be of one function: sums over the same columns of the same rows, or over rows of what
+    those are told."""
+    if a.monoid is not WEIGHTED or b.monoid is not WEIGHTED:
+        return False
+    if is_total(a) or is_total(b):
+        return True
+    if a.reduce_shape != b.reduce_shape:
+        return False
+    rows_a, rows_b = (
+        [n for x, n in zip(r.axes, r.types[0].shape, strict=True) if x in row_axes(r)] for r in (a, b)
+    )  # fmt: skip
+    return rows_a == rows_b
+
+
+def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunction, CallTensor]]:
+    """A stream's function and its call; on a GPU that its rows do not occupy, those of pieces of it and of all."""
+    pieces = None if call.types[0].device.startswith("cpu") else in_key_pieces(function)
+    if pieces is None:
+        return [(function, call)]
+    first, second = pieces.calls(call, function.symbols.symbols)
+    return [(pieces.first, first), (pieces.second, second)]

@@ -1,0 +1,1 @@
+"""Passes that find attention and write it as one reduction."""

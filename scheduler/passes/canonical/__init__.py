@@ -1,0 +1,1 @@
+"""Passes that leave the same program in fewer or plainer nodes."""

@@ -1,0 +1,1 @@
+"""Passes over convolutions: their layouts, and which become loops or products."""

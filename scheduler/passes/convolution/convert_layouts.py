@@ -1,0 +1,187 @@
+"""Let convolutions compute with channels innermost in memory ("channels last") where that saves time.
+
+oneDNN reorders the images of a convolution into a layout of its own and back, unless their channels are innermost;
+filters are reordered at each call either way, and for longer with such images. So a large image under a small filter
+gains, and a small one under a large filter loses. What lies between two convolutions can be written in either layout,
+and what the caller sees has the one that eager gives it: which convolutions change is a cut of least cost through the
+graph, between what has to stay and what gains (``_cost`` of a convolution against an element brought from one layout
+into the other).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import sympy
+
+from ....ir.expr.dtypes import DType
+from ....ir.expr.value import Load
+from ....ir.graph.graph import Compute, Graph, Input, Library, Node, Origin, Reduction, Ref, TensorType, uses
+from ....ir.nest.loops import contiguous_strides
+from ...facts.convolution import FORWARD, Convolution, axes_of, convolution
+from ..canonical.names import fresh_name
+
+# One core of Zen 3 and oneDNN 3, in nanoseconds: an element of an image that the library brings into its layout or
+# back; an element of a filter, beyond what it costs with plain images, where all filters stay in the cache and where
+# they do not; an element of an image that a loop of ours reads in one layout and writes in the other. Only their ratios
+# matter.
+REORDER, FILTER, FILTER_PAST, TRANSPOSE = 1.1, 0.6, 3.5, 0.6
+CACHED = 1 << 20
+# Images of fewer channels have kernels of their own in the library, which read plain ones.
+CHANNELS = 8
+# Convolutions of images: oneDNN's are fast with channels innermost in more dimensions too, but were not measured.
+RANK = 4
+
+_PLAIN, _LAST = "plain", "channels last"
+# An image, or by its result a convolution: what is in one layout or the other.
+Vertex: TypeAlias = tuple[str, str]
+
+
+def convert_layouts(graph: Graph) -> Graph:
+    """Give images between convolutions the layout in which all of them together take the least time."""
+    types = graph.types()
+    found = {n.names[0]: c for n in graph.nodes if (c := _candidate(n, types)) is not None}
+    if not any(_cost(c, graph) < 0 for c in found.values()):
+        return graph
+    seen = _Images(graph, types, found)
+    images, calls = seen.cut()
+    return _written(seen, images, calls) if calls else graph
+
+
+def channels_last(shape: tuple[sympy.Expr, ...]) -> tuple[sympy.Expr, ...]:
+    """Strides of an image ``[batch, channels, *size]`` with its channels innermost in memory, its batches outermost."""
+    batch, *size, channels = contiguous_strides((shape[0], *shape[2:], shape[1]))
+    return (batch, channels, *size)
+
+
+def _layout(kind: TensorType) -> str | None:
+    """The layout of an image; None for what is in neither, or is no image."""
+    if len(kind.shape) != RANK or not kind.dtype.is_float:
+        return None
+    if kind.strides == contiguous_strides(kind.shape):
+        return _PLAIN
+    return _LAST if kind.strides == channels_last(kind.shape) else None
+
+
+def _candidate(node: Node, types: Mapping[str, TensorType]) -> Convolution | None:
+    """The node as a convolution that may change: of plain images, of a kind for which both layouts were measured."""
+    if not isinstance(node, Library) or node.target != FORWARD:
+        return None
+    c = convolution(node, types)
+    if c is None or c.transposed or c.groups != 1 or c.input.dtype is not DType.FLOAT32 or c.input.device != "cpu":
+        return None
+    return c if _layout(c.input) == _layout(c.output) == _PLAIN and c.input.shape[1] > 1 else None
+
+
+def _cost(c: Convolution, graph: Graph) -> float:
+    """Nanoseconds that a convolution takes longer with channels innermost."""
+    weight, images = (graph.symbols.hint(n) for n in (c.weight.numel, c.input.numel + c.output.numel))
+    if c.taps == 1:
+        return 0.0  # a product of matrices, as fast on either
+    filters = weight * (FILTER if weight * c.weight.dtype.itemsize <= CACHED else FILTER_PAST)
+    return filters - (images * REORDER if c.input.shape[1] >= CHANNELS else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Images:
+    """The images of a graph and the convolutions that may change, and what it costs where two of them differ."""
+
+    graph: Graph
+    types: Mapping[str, TensorType]
+    found: Mapping[str, Convolution]
+
+    def cut(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The images that get their channels innermost, and by their results the convolutions that compute so."""
+        import networkx  # 0.2 s, which only graphs with convolutions take
+
+        # What a cut leaves on the source's side changes: of all the cheapest ones, the least.
+        net = networkx.Graph()
+        net.add_nodes_from((_LAST, _PLAIN))
+        for name in self.pinned():
+            net.add_edge((name, "image"), _layout(self.types[name]))  # no capacity stands for an infinite one
+        for one, other, cost in self.ties():
+            known = net.edges[one, other]["capacity"] if net.has_edge(one, other) else 0.0
+            net.add_edge(one, other, capacity=known + cost)
+        for name, c in self.found.items():
+            cost = _cost(c, self.graph)
+            net.add_edge((name, "call"), _PLAIN if cost > 0 else _LAST, capacity=abs(cost))
+        changed = networkx.minimum_cut(net, _LAST, _PLAIN)[1][0] - {_LAST}
+        by_kind = {kind: frozenset(name for name, k in changed if k == kind) for kind in ("image", "call")}
+        return by_kind["image"], by_kind["call"]
+
+    def pinned(self) -> set[str]:
+        """Images that stay as they are: others than our loops and convolutions make, see or read them."""
+        names = {i.name for i in self.graph.inputs if isinstance(i, Input)}
+        names.update(o for o in self.graph.outputs if isinstance(o, str))
+        for node in self.graph.nodes:
+            match node:
+                case Compute() | Reduction():
+                    pass
+                case Library() if (c := self.found.get(node.names[0])) is not None:
+                    names.update(set(uses(node)) - {c.names["input"]})
+                case _:
+                    names.update(node.names, uses(node))
+        return {n for n in names if n in self.types and _layout(self.types[n]) is not None}
+
+    def ties(self) -> Iterator[tuple[Vertex, Vertex, float]]:
+        """Pairs of what is in one layout or costs a transposition, in nanoseconds."""
+        for node in self.graph.nodes:
+            c = self.found.get(node.names[0])
+            if c is not None:
+                for name in (c.names["input"], node.names[0]):
+                    yield (name, "image"), (node.names[0], "call"), self.transposition(name)
+            elif isinstance(node, (Compute, Reduction)) and _layout(self.types[node.names[0]]) is not None:
+                for name in uses(node):
+                    if _layout(self.types[name]) is not None:
+                        yield (name, "image"), (node.names[0], "image"), self.transposition(name)
+                for name in node.names[1:]:
+                    yield (name, "image"), (node.names[0], "image"), self.transposition(name)
+
+    def transposition(self, name: str) -> float:
+        return self.graph.symbols.hint(self.types[name].numel) * TRANSPOSE
+
+
+def _written(found: _Images, images: frozenset[str], calls: frozenset[str]) -> Graph:
+    """The graph with ``images`` in their new layout, and the copies between them and what keeps the other one."""
+    graph = found.graph
+    taken = {i.name for i in graph.inputs} | {name for n in graph.nodes for name in n.names}
+    copies: dict[tuple[str, bool], str] = {}
+    nodes: list[Node] = []
+
+    def changed(name: str, kind: TensorType) -> TensorType:
+        return replace(kind, strides=channels_last(kind.shape)) if name in images else kind
+
+    def copied(name: str, kind: TensorType, source: str, origins: tuple[Origin, ...]) -> None:
+        axes = axes_of(len(kind.shape))
+        nodes.append(Compute(name, kind, axes, Load(source, axes, kind.dtype), origins))
+
+    for node in graph.nodes:
+        c = found.found.get(node.names[0])
+        if c is None:
+            match node:
+                case Compute():
+                    nodes.append(replace(node, type=changed(node.name, node.type)))
+                case Reduction():
+                    nodes.append(replace(node, types=tuple(map(changed, node.names, node.types))))
+                case _:
+                    nodes.append(node)
+            continue
+        name, source, last = node.names[0], c.names["input"], node.names[0] in calls
+        if last is not (source in images):
+            known = copies.get((source, last))
+            if known is None:
+                known = copies[source, last] = fresh_name(f"{source}_{'last' if last else 'plain'}", taken)
+                strides = channels_last(c.input.shape) if last else contiguous_strides(c.input.shape)
+                copied(known, replace(c.input, strides=strides), source, c.node.origins)
+            source = known
+        made = replace(c.output, strides=channels_last(c.output.shape)) if last else c.output
+        result = name if last is (name in images) else fresh_name(f"{name}_made", taken)
+        reason = f"{c.node.reason}; channels innermost in memory" if last else c.node.reason
+        args = (Ref(source), *c.node.args[1:])
+        nodes.append(replace(c.node, names=(result,), types=(made,), args=args, reason=reason))
+        if result != name:
+            copies[name, last] = result
+            copied(name, changed(name, c.output), result, c.node.origins)
+    return replace(graph, nodes=tuple(nodes))

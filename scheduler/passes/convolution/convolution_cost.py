@@ -1,0 +1,116 @@
+"""Which convolutions become loops of ours.
+
+A convolution over many channels is a product of matrices, which is its library's. A depthwise one multiplies each
+element a few times only: it is bound by memory and by loads, and what our loops save is every visit of what comes
+before and after it, and the copies into the layout that a library computes in.
+
+On GPUs a model of time decides, as for products: bytes over the bandwidth or instructions over the rate at which they
+are issued, whichever takes longer. The libraries' depthwise kernels (ATen's; cuDNN's for half types with channels
+innermost and windows of 1, 3 or 5) have a thread for each result that computes where each tap reads, tests it, and
+loads it and its filter, and images with channels innermost that cuDNN does not take are copied first and behind.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import sympy
+
+from ....ir.expr.symbols import SymbolTable
+from ...cost.contraction_gpu import BANDWIDTH, LAUNCH
+from ...facts.contraction import Decision
+from ...facts.convolution import Convolution, can_gather
+from ...rules.stencil import MOST_SUMS, MOST_TAPS
+
+# Programs that occupy a GPU, results of which channels that lie together share one, and what share of the bytes that
+# pieces of a sum are read from their results may add.
+PROGRAMS, CHANNELS, MORE = 528, 32, 0.05
+# Instructions that an H200 issues a nanosecond, counted by lanes.
+ISSUED = 29.6e3
+# Instructions for each tap of a result, of the libraries' kernels and of ours, which share what they load and where.
+THEIR_TERM, OUR_TERM = 9.0, 3.0
+# What either reaches of the bandwidth.
+THEIR_READING, OUR_READING = 0.6, 0.9
+# Windows that cuDNN's kernels take.
+CUDNN_WINDOWS = (1, 3, 5)
+
+
+class Part(enum.Enum):
+    """What of a convolution is asked for."""
+
+    OUTPUT = "output"
+    INPUT = "gradient of the input"
+    WEIGHT = "gradient of the weight"
+    BIAS = "gradient of the bias"
+
+
+def decide(c: Convolution, part: Part, table: SymbolTable) -> Decision:
+    """Open a part of a depthwise convolution where our loops take less time than the library."""
+    on_cpu = c.input.device.startswith("cpu")
+    library = "convolution: oneDNN" if on_cpu else "convolution: cuDNN"
+    if not c.is_depthwise:
+        return Decision(False, library)
+    if c.taps > MOST_TAPS:
+        return Decision(False, f"{library}; windows of {c.taps} elements are no stencil")
+    gathers = c.transposed if part is Part.OUTPUT else part is Part.INPUT
+    if c.transposed and part is not Part.OUTPUT:
+        return Decision(False, f"{library}; gradients of a transposed convolution")
+    if gathers and not can_gather(c):
+        return Decision(False, f"{library}; strides and dilations together")
+    if on_cpu:
+        return _decide_cpu(c, part, gathers, library)
+    return _decide_gpu(c, part, table)
+
+
+def _decide_cpu(c: Convolution, part: Part, gathers: bool, library: str) -> Decision:
+    if gathers and max(c.stride) > 1:
+        return Decision(False, f"{library}; windows {max(c.stride)} apart cover each place differently")
+    if part in (Part.WEIGHT, Part.BIAS):
+        return Decision(False, f"{library}, which sums over images faster")
+    return Decision(True, _told(c))
+
+
+def _decide_gpu(c: Convolution, part: Part, table: SymbolTable) -> Decision:
+    if part is Part.BIAS:
+        return Decision(True, "depthwise: a sum where the gradient is read")
+    if part is Part.WEIGHT and c.taps > MOST_SUMS:
+        return Decision(False, f"convolution: the library; {c.taps} sums over the images are too many for a program")
+    size = c.input.dtype.itemsize
+    source, result = (max(table.hint(t.numel), 1) for t in (c.input, c.output))
+    terms = (source if c.transposed else result) * c.taps
+    moved = (source + result) * size
+    ours = max(moved / (BANDWIDTH * OUR_READING), terms * OUR_TERM / ISSUED)
+    if part is Part.WEIGHT:  # pieces, which another kernel adds
+        ours += LAUNCH
+    theirs = max(moved / (BANDWIDTH * THEIR_READING), terms * THEIR_TERM / ISSUED)
+    if _innermost(c) and not (c.input.dtype.is_half and max(c.kernel) in CUDNN_WINDOWS and c.rank == 2):
+        theirs += 2 * moved / (BANDWIDTH * OUR_READING)
+    if ours < theirs:
+        return Decision(True, f"{_told(c)} in {_time(ours)} rather than {_time(theirs)}")
+    return Decision(False, f"convolution: cuDNN in {_time(theirs)}; as a stencil {_time(ours)}")
+
+
+def pieces_of(c: Convolution, part: Part, table: SymbolTable) -> int:
+    """In how many pieces a gradient that is a sum over all images is made, so that programs for channels and pieces
+    occupy a GPU; 1 for those that are none, and on CPUs, whose schedules cut sums."""
+    if part not in (Part.WEIGHT, Part.BIAS) or c.input.device.startswith("cpu"):
+        return 1
+    channels = int(c.output.shape[1])
+    programs = -(-channels // CHANNELS) if _innermost(c) else channels
+    each = max(table.hint(c.output.numel) // channels, 1)
+    results = c.taps if part is Part.WEIGHT else 1
+    affordable = int(MORE * each * c.output.dtype.itemsize / (results * 4))
+    return max(min(-(-PROGRAMS // programs), affordable), 1)
+
+
+def _told(c: Convolution) -> str:
+    return f"depthwise: a stencil of {c.taps} taps"
+
+
+def _innermost(c: Convolution) -> bool:
+    """Whether channels are the innermost dimension of the image in memory."""
+    return c.input.strides[1] == 1 and c.input.strides[-1] != 1 and c.input.shape[-1] != sympy.S.One
+
+
+def _time(ns: float) -> str:
+    return f"{ns / 1000:.1f} µs" if ns >= 100 else f"{ns:.0f} ns"

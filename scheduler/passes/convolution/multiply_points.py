@@ -1,0 +1,164 @@
+"""Make products of the convolutions that combine the channels of each element by itself, where that saves time.
+
+A convolution whose filters cover one element is a matrix of filters times each image, a matrix of channels by elements,
+and the gradient of its images the transposed filters times each gradient. oneDNN brings plain images into a layout of
+its own for them and the results back; a product reads both as they lie, so it gains most where there are few channels.
+Over small images of many channels the library, which takes a batch as one product, reads its filters less often and
+keeps the call, as it does for the gradient of filters, a sum over images. This pass comes after ``convert_layouts``:
+convolutions with channels innermost have no copies to spare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+from ....ir.expr.dtypes import DType
+from ....ir.expr.value import Load, call
+from ....ir.graph.graph import Compute, Graph, Library, Node, Reduction, Ref, TensorType, View, uses
+from ....ir.nest.loops import contiguous_strides
+from ...facts.convolution import Convolution, axes_of, convolution
+from ..canonical.names import fresh_name
+
+# A product for each image beat the library's call on Zen 3 and Sapphire Rapids where an image has so many elements, or
+# where its filters have so few: they stay in the nearest caches.
+ELEMENTS, FILTERS = 256, 1 << 16
+_REASON = "a convolution by single elements: a product for each image"
+
+
+def multiply_points(graph: Graph) -> Graph:
+    """Replace convolutions, and gradients of their images, by products of matrices where those are faster."""
+    types = graph.types()
+    found = {n.names[0]: c for n in graph.nodes if (c := _points(n, types, graph)) is not None}
+    shared = _seen_otherwise(graph) if any("bias" in c.names for c in found.values()) else set()
+    chosen = {name: c for name, c in found.items() if "bias" not in c.names or name not in shared}
+    if not chosen:
+        return graph
+    taken = {i.name for i in graph.inputs} | {name for n in graph.nodes for name in n.names}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        c = chosen.get(node.names[0])
+        if c is None:
+            nodes.append(node)
+        elif c.is_backward:
+            nodes += _without_images(c, taken)
+            nodes += _Product.of_gradient(c).written(taken)
+        else:
+            nodes += _Product.of(c).written(taken)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _points(node: Node, types: Mapping[str, TensorType], graph: Graph) -> Convolution | None:
+    """The node as a convolution of plain images by filters of one element that a product is faster for."""
+    c = convolution(node, types)
+    if c is None or c.transposed or c.groups != 1 or c.node.types[0] is None:
+        return None
+    if c.taps != 1 or any(s != 1 for s in c.stride) or any(c.padding):
+        return None
+    if c.input.dtype is not DType.FLOAT32 or c.input.device != "cpu":
+        return None
+    if any(t.strides != contiguous_strides(t.shape) for t in (c.input, c.weight, c.output, c.node.types[0])):
+        return None
+    hint = graph.symbols.hint
+    small = hint(c.weight.numel) <= FILTERS
+    return c if small or c.input.shape[0] == 1 or hint(_numel(c.input.shape[2:])) >= ELEMENTS else None
+
+
+def _seen_otherwise(graph: Graph) -> set[str]:
+    """Values that others than loops of ours read, or nobody: adding to them is a visit of its own."""
+    seen = {o for o in graph.outputs if isinstance(o, str)}
+    looped: set[str] = set()
+    for node in graph.nodes:
+        (looped if isinstance(node, (Compute, Reduction)) else seen).update(uses(node))
+    return seen | {name for n in graph.nodes for name in n.names} - looped
+
+
+def _without_images(c: Convolution, taken: set[str]) -> list[Node]:
+    """The call of a backward for the other gradients, if those are asked for."""
+    node = c.node
+    names, types = (fresh_name(f"{node.names[0]}_unmade", taken), *node.names[1:]), (None, *node.types[1:])
+    if all(t is None for t in types):
+        return []
+    mask = tuple(t is not None for t in types)
+    return [replace(node, names=names, types=types, args=(*node.args[:-1], mask))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """Matrices ``[rows, between]`` of filters by images, each a matrix ``[between, elements]``, for a ``result``."""
+
+    c: Convolution
+    images: str
+    rows: sympy.Expr
+    between: sympy.Expr
+    transposed: bool
+    result: str
+    kind: TensorType
+
+    @classmethod
+    def of(cls, c: Convolution) -> _Product:
+        rows, between = c.weight.shape[:2]
+        return cls(c, c.names["input"], rows, between, False, c.node.names[0], c.output)
+
+    @classmethod
+    def of_gradient(cls, c: Convolution) -> _Product:
+        between, rows = c.weight.shape[:2]
+        return cls(c, c.names["grad"], rows, between, True, c.node.names[0], c.input)
+
+    def written(self, taken: set[str]) -> list[Node]:
+        """The images as matrices, their products with the filters, and those as images again."""
+        batch, _, *sizes = self.kind.shape
+        elements, batched = _numel(sizes), batch != 1
+        filters, images, product = (fresh_name(f"{self.result}_{n}", taken) for n in ("filters", "images", "product"))
+        first = axes_of(3)[:1] if batched else (sympy.S.Zero,)  # the image
+        row, column = axes_of(3 if batched else 2)[-2:]
+        place = (*((column, row) if self.transposed else (row, column)), *(sympy.S.Zero,) * len(sizes))
+        origins = self.c.node.origins
+        nodes: list[Node] = [
+            self._view(filters, self._filters(batched), self.c.names["weight"], place),
+            self._view(
+                images, self._matrices(self.between, elements), self.images, (*first, row, *_digits(column, sizes))
+            ),
+            Library(
+                (product,), (self._matrices(self.rows, elements),), f"aten::{'bmm' if batched else 'mm'}.default",
+                (Ref(filters), Ref(images)), (), _REASON, origins, self.c.node.compared,
+            ),
+        ]  # fmt: skip
+        axes = axes_of(2 + len(sizes))
+        element = sympy.Add(*(i * s for i, s in zip(axes[2:], contiguous_strides(tuple(sizes)), strict=True)))
+        at = (*axes[: 1 if batched else 0], axes[1], element)
+        if "bias" not in self.c.names:
+            return [*nodes, self._view(self.result, self.kind, product, at)]
+        made = Load(product, at, self.kind.dtype), Load(self.c.names["bias"], (axes[1],), self.kind.dtype)
+        return [*nodes, Compute(self.result, self.kind, axes, call("add", *made), origins)]
+
+    def _view(self, name: str, kind: TensorType, source: str, at: Sequence[sympy.Expr]) -> View:
+        return View(name, kind, source, axes_of(len(kind.shape)), tuple(at), sympy.S.Zero, self.c.node.origins)
+
+    def _matrices(self, rows: sympy.Expr, columns: sympy.Expr) -> TensorType:
+        """A matrix for each image; the matrix itself where there is one image."""
+        batch = self.kind.shape[0]
+        shape = (batch, rows, columns) if batch != 1 else (rows, columns)
+        return TensorType(shape, contiguous_strides(shape), self.kind.dtype, self.kind.device)
+
+    def _filters(self, batched: bool) -> TensorType:
+        """The same matrix for all images."""
+        plain = self._matrices(self.rows, self.between)
+        strides = (sympy.S.One, self.rows) if self.transposed else (self.between, sympy.S.One)
+        return replace(plain, strides=(sympy.S.Zero, *strides) if batched else strides)
+
+
+def _digits(place: sympy.Symbol, shape: Sequence[sympy.Expr]) -> list[sympy.Expr]:
+    """The indices of the element at a row-major ``place``."""
+    steps = contiguous_strides(tuple(shape))
+    return [
+        sympy.S.Zero if n == 1 else ModularIndexing(place, step, n) if k else FloorDiv(place, step)
+        for k, (n, step) in enumerate(zip(shape, steps, strict=True))
+    ]
+
+
+def _numel(shape: Sequence[sympy.Expr]) -> sympy.Expr:
+    return sympy.Mul(*shape)

@@ -1,0 +1,130 @@
+"""Open the products that gain by it: a library call becomes a sum of products, which fuses like any reduction.
+
+What the operands are made of (integers, scales, shifts) moves into the loops where that reads less memory, and what
+reads the result joins as an epilogue. Which products are opened is a decision by cost, one file a kind of target
+(``contraction_cost_cpu``, ``contraction_cost_gpu``); every product says what was decided and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import sympy
+
+from ....ir.expr.monoid import SUM
+from ....ir.expr.value import Expr, Load, call, cast, const, rewrite, substitute_index
+from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorType
+from ....ir.nest.loops import contiguous_strides
+from ....ir.target import Target, gpu_target
+from ...cost.contraction_cpu import decide_cpu
+from ...cost.contraction_gpu import decide_gpu
+from ...facts.contraction import R0, Decision, Product, Products
+from ...facts.digits import refine
+from ..canonical.eliminate_dead import eliminate_dead
+from ..canonical.names import fresh_name
+from ..canonical.simplify_algebra import simplify_call
+from ..reduction.split_reductions import exact_cuts, in_pieces
+from .stream_k import dealt
+
+
+def usual_gpu(device: str) -> Target:
+    """The GPU that decisions are made for where nobody says which one it is."""
+    return gpu_target("cuda:sm_90")
+
+
+def decompose_contractions(graph: Graph, target_of: Callable[[str], Target] = usual_gpu) -> Graph:
+    """Decide about every product of the graph; open those that are to be opened.
+
+    ``target_of`` gives the GPU that a device is.
+    """
+    graph = eliminate_dead(graph)  # what nobody needs does not read either
+    products = Products(graph)
+    taken = {i.name for i in graph.inputs} | {name for n in graph.nodes for name in n.names}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        product = products.product(node)
+        if product is None:
+            nodes.append(node)
+            continue
+        device = product.type.device
+        decision = decide_cpu(product) if device.startswith("cpu") else decide_gpu(product, target_of(device))
+        # What passes before have to say about the call stands after its own reason.
+        reason = "; ".join([decision.reason, *product.node.reason.split("; ")[1:]])
+        if decision.opened:
+            nodes += open_product(product, replace(decision, reason=reason), graph, taken)
+        else:
+            nodes.append(replace(product.node, reason=reason))
+    same = len(nodes) == len(graph.nodes) and all(a is b for a, b in zip(nodes, graph.nodes, strict=True))
+    return graph if same else replace(graph, nodes=tuple(nodes))
+
+
+def open_product(product: Product, decision: Decision, graph: Graph, taken: set[str]) -> list[Node]:
+    """The sum over k, and, where the result is not that sum itself, the element of the result that reads it."""
+    kind, accumulator = product.type, product.accumulator
+    factors = [
+        cast(o.value if made else o.plain, accumulator)
+        for o, made in zip((product.a, product.b), decision.inlined, strict=True)
+    ]
+    origins = tuple(replace(o, note=decision.reason) for o in product.node.origins)
+    name = product.node.names[0]
+    is_whole = kind.dtype is accumulator and product.alpha == 1 and not _adds(product)
+    if sympy.S.Zero in kind.shape:  # what no element has need not be worked out, or scheduled
+        return [Compute(name, kind, product.axes, cast(const(0, accumulator), kind.dtype), origins)]
+    if product.depth == 0:
+        return [_finished(product, const(0, accumulator), graph, origins)]
+    if product.depth == 1:
+        only = substitute_index(call("mul", *factors), {R0: sympy.S.Zero})
+        return [_finished(product, only, graph, origins)]
+    sum_name = name if is_whole else fresh_name(f"{name}_sum", taken)
+    sum_type = kind if is_whole else TensorType(kind.shape, contiguous_strides(kind.shape), accumulator, kind.device)
+    extents = dict(zip(product.axes, kind.shape, strict=True))
+    axes, value = refine(call("mul", *factors), {R0: product.depth}, extents, graph.symbols)
+    value = rewrite(value, simplify_call)
+    total = Reduction((sum_name,), (sum_type,), product.axes, tuple(axes), tuple(axes.values()), SUM, (value,), origins)
+    sums = _sums(total, decision, graph, taken)
+    if is_whole:
+        return sums
+    return [*sums, _finished(product, Load(sum_name, product.axes, accumulator), graph, origins)]
+
+
+def _sums(total: Reduction, decision: Decision, graph: Graph, taken: set[str]) -> list[Node]:
+    """The sum over k as a whole, or in parts and the sum of those."""
+    if decision.stream is not None and len(total.reduce_axes) == 1 and len(total.axes) > 1:
+        return list(dealt(total, decision.stream, taken, graph.symbols))
+    cuts = exact_cuts(total.reduce_shape, decision.pieces)
+    return list(in_pieces(total, cuts, taken)) if cuts else [total]
+
+
+def _finished(product: Product, total: Expr, graph: Graph, origins: tuple[Origin, ...]) -> Compute:
+    """The element of the result that a sum makes."""
+    value = _scaled(total, product.alpha)
+    if _adds(product):
+        value = call("add", _scaled(cast(_added(product, graph), product.accumulator), product.beta), value)
+    value, dtype = cast(value, product.type.dtype), product.type.dtype
+    if product.node.compared and dtype.is_half:
+        value = call("bitcast", value, dtype=dtype)  # seen as it is stored, and not as it was summed
+    return Compute(product.node.names[0], product.type, product.axes, value, origins)
+
+
+def _adds(product: Product) -> bool:
+    # As ATen has it: with beta == 0 what is added is not even read, so that its NaNs do not count.
+    return product.added is not None and product.beta != 0
+
+
+def _scaled(value: Expr, factor: int | float) -> Expr:
+    return value if factor == 1 else call("mul", const(factor, value.dtype), value)
+
+
+def _added(product: Product, graph: Graph) -> Expr:
+    """The element that is added, broadcast to the result's axes from the last one backwards."""
+    assert product.added is not None
+    kind = graph.types()[product.added]
+    lead = len(product.axes) - len(kind.shape)
+    indices = tuple(
+        sympy.S.Zero if extent == 1 else axis for axis, extent in zip(product.axes[lead:], kind.shape, strict=True)
+    )
+    return Load(product.added, indices, kind.dtype)
+
+
+__all__ = ["decompose_contractions", "open_product"]

@@ -1,0 +1,385 @@
+"""Products whose operand is made, element by element, of the results of other products become sums that take those
+results up as they are made: the backward of attention.
+
+With the log-sum-exp of its rows at hand, a softmax is element-wise in its scores, so the gradients of queries, keys and
+values are sums over columns or rows of such elements times a matrix. Elements are followed back to matrix products
+through views and element-wise nodes, whatever they are; those products are then repeated, tile by tile, where their
+results are wanted, and no matrix of all scores is left in memory. Sums over the same tiles share them. Source: Dao et
+al. 2022, algorithm 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+
+import sympy
+
+from ....ir.expr.dtypes import DType
+from ....ir.expr.monoid import SUM, WEIGHTED
+from ....ir.expr.value import Call, Cast, Expr, Load, call, cast, flops, loads, rewrite, walk
+from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorType, View, uses
+from ...facts.definitions import Definitions
+from ..canonical.names import fresh_name
+from ..canonical.simplify_algebra import simplify_call
+from .batch_axes import Batch, Frame, split_batch
+from .operands import Product, made_of, operand, product_of
+from .stream_elements import BATCH, COLUMN, FEATURE, INNER, ROW, Elements, NoChainError, Score, buffer_of, is_softmax
+from .stream_totals import Total, total_of
+
+# Kinds of device that have a rule for functions of this kind.
+DEVICES: tuple[str, ...] = ("cpu", "cuda")
+# What stands whole beside a tile: the widths of the operands; on GPUs no less than a matrix instruction takes.
+MAX_WIDTH, MIN_WIDTH_GPU = 256, 16
+# Fewer rows or columns fill no tile.
+MIN_ROWS = 4
+# A common part of two functions of fewer operations is computed twice.
+MIN_SHARED = 8
+
+
+def stream_products(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:
+    """Rewrite every product with a softmax of other products' results in an operand, where those are wanted by such
+    products alone. Elsewhere their ``reason`` says why they stay."""
+    products = [p for n in graph.nodes if (p := product_of(n)) is not None]
+    if len(products) < 3:
+        return graph
+    raised = _exponentials(graph)
+    if not any(raised & {p.left, p.right} for p in products):
+        return graph
+    found = Definitions.of(graph)
+    types = graph.types()
+    chains: list[_Chain | Total] = []
+    for node in graph.nodes:
+        chain = _sum_of_elements(found, node, types, raised, devices)
+        if chain is not None:
+            chains.append(chain)
+    refused = _refused(found, chains)
+    chains = [c for c in chains if c.name not in refused]
+    changed: dict[str, list[Node]] = {
+        p.name: [replace(p.node, reason=f"{p.node.reason}; stays apart: {refused[p.name]}")]
+        for p in products if p.name in refused
+    }  # fmt: skip
+    taken = set(types)
+    for group in _groups(found, chains):
+        changed |= _Writer(found, group, taken).nodes()
+    if not changed:
+        return graph
+    nodes = [m for n in graph.nodes for m in changed.get(n.names[0] if n.names else "", [n])]
+    return replace(graph, nodes=tuple(nodes))
+
+
+# --- finding them -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """``product[b, row, feature] = sum over columns of element * value``.
+
+    ``element`` reads the results of ``scores[k]`` as the buffer ``names[k]``. ``transposed`` where the product's
+    result is [b, feature, row].
+    """
+
+    product: Product
+    scores: tuple[Score, ...]
+    element: Expr
+    value: Expr
+    extents: dict[sympy.Symbol, sympy.Expr]
+    transposed: bool
+
+    @property
+    def node(self) -> Node:
+        return self.product.node
+
+    @property
+    def name(self) -> str:
+        return self.product.name
+
+    @property
+    def dtype(self) -> DType:
+        return self.product.type.dtype
+
+    @property
+    def device(self) -> str:
+        return self.product.type.device
+
+    @property
+    def values(self) -> tuple[Expr, ...]:
+        return (self.element, self.value)
+
+    @property
+    def space(self) -> tuple[sympy.Expr, ...]:
+        return tuple(self.extents[s] for s in (BATCH, ROW, COLUMN) if s in self.extents)
+
+
+def _sum_of_elements(
+    found: Definitions, node: Node, types: dict[str, TensorType], raised: set[str], devices: Collection[str]
+) -> _Chain | Total | None:
+    """What a node sums, where that is made of products' results with an exponential in it."""
+    if isinstance(node, Reduction):
+        there = node.types[0].device.partition(":")[0] in devices and raised.intersection(uses(node))
+        return total_of(found, node, types) if there else None
+    product = product_of(node)
+    if product is None or product.added is not None or not raised & {product.left, product.right}:
+        return None
+    return _chain(found, product, types) if product.type.device.partition(":")[0] in devices else None
+
+
+def _chain(found: Definitions, product: Product, types: dict[str, TensorType]) -> _Chain | None:
+    """The product as a sum of elements made of other products' results, or None."""
+    for transposed in (False, True):
+        *_, m, d = reversed(product.type.shape[-2:]) if transposed else product.type.shape[-2:]
+        extents = {ROW: m, COLUMN: types[product.left].shape[-1], FEATURE: d}
+        lead: tuple[sympy.Symbol, ...] = ()
+        if product.rank == 3:
+            extents[BATCH], lead = product.type.shape[0], (BATCH,)
+        here = found.within(extents)
+        weights, values = (product.right, product.left) if transposed else (product.left, product.right)
+        kind = product.type.dtype
+        at = (*lead, *((COLUMN, ROW) if transposed else (ROW, COLUMN)))
+        search = Elements(here, lead, types)
+        try:
+            element = search.expanded(Load(weights, at, kind))
+        except NoChainError:
+            continue
+        if not search.scores or not is_softmax(element):
+            continue
+        where = (*lead, *((FEATURE, COLUMN) if transposed else (COLUMN, FEATURE)))
+        value = operand(here, Load(values, where, kind))
+        return _Chain(product, tuple(search.scores.values()), cast(element, kind.compute), value, extents, transposed)
+    return None
+
+
+def _exponentials(graph: Graph) -> set[str]:
+    """Tensors in whose elements an exponential can be: made of one by element-wise nodes and views alone."""
+    result: set[str] = set()
+    for node in graph.nodes:
+        match node:
+            case View() if node.source in result:
+                result.add(node.name)
+            case Compute() if any(
+                ld.buffer in result if isinstance(ld, Load) else isinstance(ld, Call) and ld.fn == "exp"
+                for ld in walk(node.value)
+            ):
+                result.update(node.names)
+    return result
+
+
+# --- which of them ----------------------------------------------------------------------------------------------------
+
+
+def _refused(found: Definitions, chains: list[_Chain | Total]) -> dict[str, str]:
+    """The products that have to stay as they are, and why."""
+    refused: dict[str, str] = {}
+    hint = found.graph.symbols.hint
+    for c in chains:
+        widths = [*([c.extents[FEATURE]] if isinstance(c, _Chain) else ()), *(s.width for s in c.scores)]
+        on_gpu = not c.device.startswith("cpu")
+        least = MIN_WIDTH_GPU if on_gpu else 1
+        if on_gpu and c.dtype is DType.FLOAT64:
+            refused[c.name] = "float64 is not for the tensor cores"
+        elif not all(w.is_Integer and least <= int(w) <= MAX_WIDTH for w in widths):
+            refused[c.name] = f"operands are {', '.join(map(str, widths))} elements wide"
+        elif min(hint(c.extents[ROW]), hint(c.extents[COLUMN])) < MIN_ROWS:
+            refused[c.name] = "it has too few rows for tiles of them"
+    known = {c.name: c for c in chains}
+    while True:
+        fresh: dict[str, str] = {}
+        for c in known.values():
+            if c.name in refused:
+                continue
+            for s in c.scores:
+                other = _other_reader(found, s.product.name, known.keys() - refused.keys())
+                if other is not None:
+                    fresh[c.name] = f"{other} needs what is made of {s.product.name}"
+        left = [c for c in chains if c.name not in refused]
+        for group in _groups(found, left):
+            if all(isinstance(c, Total) for c in group) and group[0].device.startswith("cpu"):
+                fresh |= dict.fromkeys((c.name for c in group), "no product takes up the same tiles")
+        if not fresh:
+            return refused
+        refused |= fresh
+
+
+def _other_reader(found: Definitions, name: str, allowed: Collection[str]) -> str | None:
+    """Who reads a product's results, through views and element-wise nodes, and is none of some products."""
+    outputs = {o for o in found.graph.outputs if isinstance(o, str)}
+    stack, seen = [name], {name}
+    while stack:
+        current = stack.pop()
+        if current in outputs:
+            return f"the graph's output {current}"
+        for reader in found.readers.get(current, ()):
+            if isinstance(reader, (Compute, View)):
+                if reader.name not in seen:
+                    seen.add(reader.name)
+                    stack.append(reader.name)
+            elif not set(reader.names) <= set(allowed):
+                return reader.names[0]
+    return None
+
+
+def _groups(found: Definitions, chains: list[_Chain | Total]) -> Iterator[list[_Chain | Total]]:
+    """Chains over the same tiles, none of which needs the result of another."""
+    left = list(chains)
+    while left:
+        group = [left.pop(0)]
+        for c in list(left):
+            same = (
+                _may_share(c, group)
+                and c.space == group[0].space
+                and {(s.query, s.key) for s in c.scores} & {(s.query, s.key) for g in group for s in g.scores}
+            )
+            if same and not any(made_of(found, g.name) & {*uses(c.node)} for g in group):
+                group.append(c)
+                left.remove(c)
+        yield group
+
+
+def _may_share(c: _Chain | Total, group: list[_Chain | Total]) -> bool:
+    """Whether a sum may be of one function with some, where their tiles are the same: totals are functions of their own
+    on GPUs, and of one function over the same parts of the batch."""
+    totals = [t for t in (c, *group) if isinstance(t, Total)]
+    if not totals:
+        return True
+    return c.device.startswith("cpu") and all((t.kept, t.over) == (totals[0].kept, totals[0].over) for t in totals)
+
+
+# --- the nodes --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Scores, elements, sums and their results in the products' memory, for one group."""
+
+    found: Definitions
+    group: list[_Chain | Total]
+    taken: set[str]
+    frame: Frame = field(init=False)
+    scores: dict[str, Reduction] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        values = [v for c in self.group for v in c.values]
+        values += [v for c in self.group for s in c.scores for v in (s.query, s.key)]
+        first = self.group[0]
+        extents = {**first.extents, INNER: sympy.Integer(MAX_WIDTH), FEATURE: sympy.Integer(MAX_WIDTH)}
+        axis = BATCH if BATCH in first.extents else None
+        batch = split_batch(self.found.graph.symbols, axis, extents, values)
+        self.frame = Frame(self.found.graph, batch, first.device)
+
+    @property
+    def grid(self) -> tuple[sympy.Symbol, ...]:
+        return (*self.frame.batch.axes, ROW, COLUMN)
+
+    def nodes(self) -> dict[str, list[Node]]:
+        """What each product of the group becomes. Nodes that several need stand with the first."""
+        elements = {c.name: self._element(c) for c in self.group}
+        made = self._shared(elements)
+        result: dict[str, list[Node]] = {}
+        for c in self.group:
+            name = c.name
+            nodes: list[Node] = [*self._scores(c, result)]
+            nodes += [made.pop(n) for n in self._needed(elements[name], made)]
+            result[name] = [
+                *nodes,
+                *(self._sum(c, elements[name]) if isinstance(c, _Chain) else self._total(c, elements[name])),
+            ]
+        return result
+
+    def _element(self, c: _Chain | Total) -> Expr:
+        """The element over the digits of the batch, of scores by the names of the nodes that make them."""
+        names = {buffer_of(s.product): self._score_name(s) for s in c.scores}
+        value = self.frame.value(c.element)
+
+        def leaf(e: Expr) -> Expr | None:
+            return Load(names[e.buffer], self.grid, e.dtype) if isinstance(e, Load) and e.buffer in names else None
+
+        return rewrite(rewrite(value, leaf), simplify_call)
+
+    def _score_name(self, score: Score) -> str:
+        key = str((score.product.name, score.query, score.key))
+        known = self.scores.get(key)
+        if known is None:
+            name = fresh_name(f"{score.product.name}_tile", self.taken)
+            made = call("mul", self.frame.value(score.query), self.frame.value(score.key))
+            known = self.scores[key] = self._over(INNER, score.width).renamed(
+                Reduction((name,), (self.frame.type(self.grid, made.dtype),), self.grid, (INNER,), (score.width,),
+                          SUM, (made,), score.product.node.origins)
+            )  # fmt: skip
+        return known.names[0]
+
+    def _over(self, axis: sympy.Symbol, extent: sympy.Expr) -> Frame:
+        """The frame where one axis has its own extent."""
+        batch = self.frame.batch
+        return replace(self.frame, batch=Batch(batch.axes, {**batch.extents, axis: extent}, batch.steps))
+
+    def _scores(self, c: _Chain | Total, done: dict[str, list[Node]]) -> Iterator[Reduction]:
+        before = {m.names[0] for nodes in done.values() for m in nodes if m.names}
+        for s in c.scores:
+            node = self.scores[str((s.product.name, s.query, s.key))]
+            if node.names[0] not in before:
+                yield node
+
+    def _shared(self, elements: dict[str, Expr]) -> dict[str, Compute]:
+        """Nodes for what several elements have in common; the elements then read those."""
+        made: dict[str, Compute] = {}
+        names = list(elements)
+        for k, a in enumerate(names):
+            for b in names[k + 1 :]:
+                while (part := _common(elements[a], elements[b])) is not None:
+                    node = self._compute(fresh_name(f"{a}_shared", self.taken), part, ())
+                    made[node.name] = node
+                    here = Load(node.name, self.grid, part.dtype)
+                    for name in names:
+                        elements[name] = _replaced(elements[name], part, here)
+        return made
+
+    def _needed(self, element: Expr, made: dict[str, Compute]) -> list[str]:
+        return [n for n in dict.fromkeys(ld.buffer for ld in loads(element)) if n in made]
+
+    def _compute(self, name: str, value: Expr, origins: tuple[Origin, ...]) -> Compute:
+        return self.frame.renamed(Compute(name, self.frame.type(self.grid, value.dtype), self.grid, value, origins))
+
+    def _sum(self, c: _Chain, element: Expr) -> list[Node]:
+        name, kind = c.name, c.product.type.dtype
+        frame = self._over(FEATURE, c.extents[FEATURE])
+        kept = (*frame.batch.axes, ROW, FEATURE)
+        nodes, weight = self._weight(c, element)
+        total, out = fresh_name(f"{name}_sum", self.taken), fresh_name(f"{name}_streamed", self.taken)
+        value = call("mul", cast(weight, kind.compute), frame.value(c.value))
+        reduction = Reduction((total,), (frame.type(kept, kind.compute),), kept, (COLUMN,), (c.extents[COLUMN],),
+                              WEIGHTED, (value,), c.product.node.origins)  # fmt: skip
+        result = cast(Load(total, kept, kind.compute), kind)
+        made = Compute(out, frame.result_type(c.product, kept, c.transposed), kept, result, c.product.node.origins)
+        return [*nodes, frame.renamed(reduction), frame.renamed(made), frame.view(c.product, out, c.transposed)]
+
+    def _total(self, c: Total, element: Expr) -> list[Node]:
+        """The sum of elements over digits of the batch, and the result in the memory of what it stands for."""
+        nodes, weight = self._weight(c, element)
+        return [*nodes, *c.written(self.frame, weight, fresh_name(f"{c.name}_total", self.taken))]
+
+    def _weight(self, c: _Chain | Total, element: Expr) -> tuple[list[Node], Load]:
+        """The element as a node of the grid, with the nodes that it takes."""
+        if isinstance(element, Load) and element.indices == self.grid and element.buffer in self.taken:
+            return [], element
+        node = self._compute(fresh_name(f"{c.name}_element", self.taken), element, self._origins(c))
+        return [node], Load(node.name, self.grid, element.dtype)
+
+    def _origins(self, c: _Chain | Total) -> tuple[Origin, ...]:
+        return tuple(dict.fromkeys(o for s in c.scores for o in s.product.node.origins))
+
+
+def _common(a: Expr, b: Expr) -> Expr | None:
+    """The outermost part that two elements share and that is worth a node."""
+    theirs = set(walk(b))
+    return next((part for part in walk(a) if part in theirs and _worth_sharing(part)), None)
+
+
+def _worth_sharing(part: Expr) -> bool:
+    return not isinstance(part, (Load, Cast)) and part.dtype.is_float and flops(part) >= MIN_SHARED
+
+
+def _replaced(e: Expr, part: Expr, by: Expr) -> Expr:
+    return rewrite(e, lambda x: by if x == part else None)
+
+
+__all__ = ["stream_products"]

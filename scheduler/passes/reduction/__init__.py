@@ -1,0 +1,1 @@
+"""Passes over reductions and scans: split, unrolled, shifted, or made online."""

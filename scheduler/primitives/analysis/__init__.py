@@ -1,0 +1,1 @@
+"""What primitives ask of a nest: loops and blocks, regions, dependences, contractions."""

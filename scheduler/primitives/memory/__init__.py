@@ -1,0 +1,1 @@
+"""Primitives that rewrite buffers: copies, layouts, scopes and padding."""

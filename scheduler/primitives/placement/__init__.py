@@ -1,0 +1,1 @@
+"""Primitives that say where a block is computed."""

@@ -1,0 +1,1 @@
+"""Primitives that rewrite reductions: split, joined, or made online."""

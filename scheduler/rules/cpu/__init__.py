@@ -1,0 +1,1 @@
+"""Rules for CPUs, one file for each kind of nest."""

@@ -1,0 +1,178 @@
+"""Reductions across contiguous columns on CPUs: lanes over columns, rows one after the other.
+
+A team over column blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ....ir.nest.loops import Block, LoopNest, Update
+from ....ir.target import Target
+from ...schedule.schedule import Schedule
+from ..analysis import Shape, analyse, reads_results
+from ..registry import Params, Rule, Value
+from .common import (
+    TILE,
+    best_vector,
+    choose_width,
+    cut_rows,
+    inline_cheap,
+    is_long,
+    merge_inner,
+    merge_rows,
+    parallel_roots,
+    run_length,
+    tile_lanes,
+)
+
+# Rows that are added to accumulators while these are in registers.
+HELD = 4
+
+
+def _matches(nest: LoopNest, target: Target) -> bool:
+    shape = analyse(nest)
+    return shape.has_reduction and bool(shape.rows) and shape.rows[-1][0] == best_vector(shape)
+
+
+def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    # Vectors of a row in turns read memory as a stream; the columns' accumulators stay in the first-level cache.
+    return {"unroll": (8, 4, 2), "turns": (16, 1), "partials": _partials(analyse(nest), target)}
+
+
+def _partials(shape: Shape, target: Target) -> tuple[int, ...]:
+    """Into how many pieces to cut the rows: more than one where the columns alone do not occupy the team."""
+    if target.cores == 1 or shape.inner_count < 64 * target.cores:
+        return (1,)
+    return (target.cores, 1)
+
+
+def _apply(schedule: Schedule, target: Target, params: Params) -> None:
+    shape = analyse(schedule.nest)
+    unroll, partials = (int(params["unroll"]), int(params["turns"])), int(params["partials"])
+    rows = len(shape.rows)
+    inline_cheap(schedule)
+    one_visit = not reads_results(shape)
+    if partials > 1:
+        cut = [p for b in shape.reductions if (p := cut_rows(schedule, b.name, rows, partials)) is not None]
+        if not one_visit or not cut:
+            for block in schedule.get_blocks():
+                lanes_inside(schedule, [block], rows + (block in cut), target, unroll)
+        else:
+            elements = [b.name for b in shape.blocks if not b.is_reduction]
+            cut += [name for name in elements if _cut_elements(schedule, name, rows, partials)]
+            merge_rows(schedule, rows + 1, cut)
+            merge_inner(schedule, rows + 1, cut)
+            for together in sharing(schedule, rows + 1):
+                lanes_inside(schedule, together, rows + (together[0] in cut), target, unroll)
+    elif one_visit:
+        # What the reduction reads is made on the way, and leaves on the way.
+        merge_rows(schedule, rows)
+        merge_inner(schedule, rows)
+        for together in sharing(schedule, rows):
+            lanes_inside(schedule, together, rows, target, unroll)
+    else:
+        turned = _turned(shape)
+        for block in schedule.get_blocks():
+            leaves_in_rows = not turned.isdisjoint(w.buffer for w in schedule.block(block).writes)
+            lanes_inside(schedule, [block], rows, target, unroll, tile_lanes(shape, target) if leaves_in_rows else 0)
+        merge_rows(schedule, rows)
+        merge_inner(schedule, rows)
+    parallel_roots(schedule, target)
+
+
+def _cut_elements(schedule: Schedule, block: str, rows: int, partials: int) -> bool:
+    """The loops of a stage over elements in the pieces of the reductions that read it."""
+    loops = schedule.get_loops(block)
+    if len(loops) <= rows:
+        return False
+    piece, rest = schedule.split(loops[rows], [partials, None])
+    schedule.reorder(piece, *loops[:rows], rest)
+    return True
+
+
+def sharing(schedule: Schedule, depth: int) -> list[list[str]]:
+    """Blocks by the innermost loop that they share; those of other shapes by themselves."""
+    groups: dict[str, list[str]] = {}
+    for block in schedule.get_blocks():
+        loops = schedule.get_loops(block)
+        groups.setdefault(loops[-1] if loops else block, []).append(block)
+    return [g for g in groups.values() if schedule.get_loops(g[0])]
+
+
+def _turned(shape: Shape) -> set[str]:
+    """What is written row by row of what is computed a column a lane: such as channels that come last again."""
+    (column, _), inner = shape.rows[-1], [v for v, _ in shape.inner]
+    return {
+        a.buffer.name
+        for a in shape.accesses
+        if a.is_write and inner and a.step(inner[-1]) == 1 and a.step(column) not in (0, 1, None)
+    }
+
+
+def lanes_inside(
+    schedule: Schedule, together: list[str], rows: int, target: Target, unroll: tuple[int, int], tile: int = 0
+) -> None:
+    """Split the last row loop by the width of the vectors and move its lanes inside the loops over elements.
+
+    With ``tile`` so many elements of some columns at a time are a tile, which the emitter transposes in registers.
+    """
+    loops = schedule.get_loops(together[0])
+    if not 0 < rows <= len(loops):
+        return
+    column = loops[rows - 1]
+    extent = schedule.extent(column)
+    width = choose_width(target, schedule.nest, extent, unroll[0])
+    if width == 1:
+        return
+    lanes = [column]
+    outer = loops[: rows - 1]
+    if extent != width:
+        turns = _turns(-(-schedule.nest.symbols.hint(extent) // width), unroll[1])
+        blocks_of, *lanes = schedule.split(column, [None, turns, width] if turns > 1 else [None, width])
+        outer = [*outer, blocks_of]
+    inner = loops[rows:]
+    if inner and tile:
+        *rest, last = inner
+        *around, wide = lanes
+        if width > TILE:
+            part, wide = schedule.split(wide, [None, TILE])
+            around.append(part)
+        elements, element = schedule.split(last, [None, tile])
+        schedule.reorder(*outer, *around, *rest, elements, wide, element)
+        schedule.unroll(wide)
+        schedule.vectorize(element)
+        return
+    if inner:
+        *rest, run = inner
+        is_sum_of_sums = is_long(schedule, run, 1)
+        if is_sum_of_sums:
+            outside, run = schedule.split(run, [None, run_length(schedule, run, 1)])
+            rest.append(outside)
+        many = schedule.nest.symbols.hint(schedule.extent(run)) >= 4 * HELD
+        if many and len(lanes) > 1 and all(_is_wide(schedule.block(b)) for b in together):
+            run, held = schedule.split(run, [None, HELD])
+            lanes.insert(-1, held)
+            schedule.unroll(held)
+            schedule.annotate(held, "chain", True)
+            schedule.annotate(held, "hold", True)
+        if is_sum_of_sums:
+            schedule.annotate(run, "cascade", True)
+        inner = [*rest, run]
+    if inner:
+        schedule.reorder(*outer, *inner, *lanes)
+    schedule.vectorize(lanes[-1])
+
+
+def _is_wide(block: Block) -> bool:
+    """Whether a block keeps several accumulators a column, so that loading and storing them is most of the work."""
+    return any(isinstance(s, Update) and len(s.values) > 1 for s in block.body)
+
+
+def _turns(vectors: int, most: int) -> int:
+    """How many vectors of a row a block takes: no more than ``most``, in blocks that are about the same."""
+    blocks = -(-max(vectors, 1) // most)
+    return -(-max(vectors, 1) // blocks)
+
+
+CPU_COLUMN_REDUCTION = Rule("cpu_column_reduction", ("cpu",), _matches, _parameters, _apply)

@@ -1,0 +1,1 @@
+"""Rules for GPUs, one file for each kind of nest."""

@@ -1,0 +1,189 @@
+"""Online attention on GPUs: a program for a tile of queries, a pipelined loop over tiles of keys, two matrix products
+and the running maxima and sums in registers.
+
+The nest is that of the CPU's rule, and so are its steps up to the online softmax; the scores' and the values' products
+become ``tl.dot``. Sources: Milakov and Gimelshein 2018; Dao et al. 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sympy
+
+from ....ir.expr.dtypes import DType
+from ....ir.expr.value import Call, Cast, is_value
+from ....ir.nest.loops import LoopNest, Update, blocks
+from ....ir.target import Target
+from ...error import ScheduleError
+from ...schedule.schedule import Schedule
+from ..cpu.attention import Roles, roles, vector_of
+from ..cpu.common import merge_paths, values
+from ..registry import Params, Rule, Value
+from .common import GPUS, clamp_power, cut, fused, next_power, tile, typical
+from .fit import AttentionTile, fitting_tile
+
+# The least that the tensor cores take along an axis, and the most elements of a head; steps in flight.
+LEAST, WIDEST = 16, 256
+STAGES = (2, 3, 1)
+
+
+def extents_of(nest: LoopNest) -> dict[sympy.Symbol, sympy.Expr]:
+    return {a.var: a.extent for b, _ in blocks(nest) for a in b.axes}
+
+
+def _depths(nest: LoopNest, found: Roles) -> list[sympy.Expr]:
+    """The extents that stand whole in a tile: those of the values, and those that scores sum over."""
+    extents = extents_of(nest)
+    own = {*found.rows, found.keys}
+    summed = [a.extent for b, _ in blocks(nest) if b.name in found.products for a in b.axes if a.var not in own]
+    return [sympy.Mul(*(extents[v] for v in found.width)), *summed]
+
+
+def _matches(nest: LoopNest, target: Target) -> bool:
+    found = roles(nest)
+    if found is None or not found.online or len(found.width) != 1:
+        return False
+    by_name = {b.name: b for b, _ in blocks(nest)}
+    for name in found.products:
+        if len([a for a in by_name[name].axes if a.var not in {*found.rows, found.keys}]) != 1:
+            return False
+        (update,) = by_name[name].body
+        if not isinstance(values(update)[0], Call) or values(update)[0].dtype is not DType.FLOAT32:
+            return False
+    return all(e.is_Integer and LEAST <= int(e) <= WIDEST for e in _depths(nest, found))
+
+
+def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    found = roles(nest)
+    assert found is not None
+    extents = extents_of(nest)
+    queries, keys = typical(nest, extents[found.queries]), typical(nest, extents[found.keys])
+    heads = typical(nest, sympy.Mul(*(extents[v] for v in found.rows if v != found.queries)))
+    half, widest = _half(nest, found) is not None, max(int(e) for e in _depths(nest, found))
+    most, wide = (128, 64) if half and widest <= 128 else (64, 64 if half else 32)
+    if not half or heads * -(-queries // most) < target.cores:
+        most = 64 if half else 32
+    first = AttentionTile(clamp_power(queries, LEAST, most), clamp_power(keys, LEAST, wide), 0, STAGES[0])
+    tile = fitting_tile(nest, target, found, first, half, lambda rows: min(max(rows // 16, 4), 8) * 32 // target.warp)
+    return {
+        "queries": tuple(dict.fromkeys((tile.queries, max(tile.queries // 2, LEAST)))),
+        "keys": tuple(dict.fromkeys((tile.keys, max(tile.keys // 2, LEAST)))),
+        "warps": (tile.warps, tile.warps * 2),
+        "stages": tuple(dict.fromkeys((tile.stages, *STAGES))),
+    }
+
+
+def _half(nest: LoopNest, found: Roles) -> DType | None:
+    """The half type of the values, in which the tensor cores take the weights too; None where they are wider."""
+    state = next(b for b, _ in blocks(nest) if b.name == found.state)
+    (update,) = state.body
+    assert isinstance(update, Update)
+    vector = vector_of(update.values[-1], found.width, found.rows)
+    if isinstance(vector, Cast) and vector.value.dtype.is_half and vector.dtype is DType.FLOAT32:
+        return vector.value.dtype
+    return None
+
+
+def _apply(schedule: Schedule, target: Target, params: Params) -> None:
+    found = roles(schedule.nest)
+    assert found is not None
+    half = _half(schedule.nest, found)
+    copies = copy_queries(schedule, found)
+    inner = tile_programs(schedule, found, int(params["queries"]), int(params["keys"]))
+    for name in copies:
+        schedule.compute_at(name, schedule.get_loops(found.state)[0])
+    steps = _steps(schedule, found, inner)
+    product = steps[7]
+    for name in schedule.get_blocks():
+        tile_lanes(schedule, name, found, copies)
+    for name in (*found.products, product):
+        schedule.tensorize(name, "dot")
+    if half is not None:
+        schedule.annotate(product, "operands", half.value)
+    schedule.annotate(inner, "num_stages", int(params["stages"]))
+    schedule.annotate("", "num_warps", int(params["warps"]))
+    schedule.annotate("", "num_stages", int(params["stages"]))
+
+
+def _steps(schedule: Schedule, found: Roles, inner: str) -> tuple[str, ...]:
+    """The steps of the online softmax, without the tiles that positions prove empty where rows of nothing allow it."""
+    if schedule.extent(inner) != 1:
+        try:
+            return schedule.decompose_online(found.state, inner, skip=True)
+        except ScheduleError:
+            pass
+    return schedule.decompose_online(found.state, inner)
+
+
+def copy_queries(schedule: Schedule, found: Roles) -> dict[str, int]:
+    """Copies of what a product reads for a whole tile of queries: they are loaded once, before the loop over keys.
+
+    By name, which of its axes goes along the queries.
+    """
+    inputs = {p.name for p in schedule.nest.params} - set(schedule.nest.outputs)
+    copies = {}
+    for name in found.products:
+        own = {a.var: a for a in schedule.block(name).axes}
+        for buffer in dict.fromkeys(ld.buffer for ld in schedule.block(name).reads):
+            sites = [ld for ld in schedule.block(name).reads if ld.buffer == buffer]
+            plain = all(i in own or (not is_value(i) and not i.free_symbols) for ld in sites for i in ld.indices)
+            moving = {i for ld in sites for i in ld.indices}
+            if buffer in inputs and plain and found.queries in moving and found.keys not in moving:
+                copies[schedule.cache_read(name, buffer)] = sites[0].indices.index(found.queries)
+    return copies
+
+
+def _moving(schedule: Schedule, block: str, axis: sympy.Symbol) -> list[str]:
+    """The loops that an axis of a block moves with, outermost first."""
+    b = schedule.block(block)
+    names = {s.name for a, e in zip(b.axes, b.bindings, strict=True) if a.var == axis for s in e.free_symbols}
+    return [lp for lp in schedule.get_loops(block) if lp in names]
+
+
+def tile_programs(schedule: Schedule, found: Roles, queries: int, keys: int) -> str:
+    """All blocks in programs of one tile of queries; those that see keys in one loop over tiles of them, its name."""
+    order = [v for v in found.rows if v != found.queries]
+    heads: list[list[str]] = []
+    for name in (*found.preludes, *found.products, *found.edits, *found.states, *found.results):
+        (row,) = _moving(schedule, name, found.queries)
+        head, _ = schedule.split(row, [None, queries])
+        outer = [*(x for v in order for x in _moving(schedule, name, v)), head]
+        column = _moving(schedule, name, found.keys)
+        if column:
+            outer.append(schedule.split(column[0], [None, keys])[0])
+        schedule.reorder(*outer, *(x for x in schedule.get_loops(name) if x not in outer))
+        heads.append(outer)
+    first = merge_paths(schedule, heads)
+    program = fused(schedule, first[: len(order) + 1])
+    assert program is not None
+    schedule.bind(program, "blockIdx.x")
+    return first[len(order) + 1]
+
+
+def tile_lanes(schedule: Schedule, block: str, found: Roles, copies: Mapping[str, int]) -> None:
+    """The loops of one block inside a tile: rows first, then one axis of columns, then what is summed."""
+    alone = [lp for lp in schedule.get_loops(block) if _holds_one(schedule, lp, block)]
+    rows = [lp for lp in _moving(schedule, block, found.queries) if lp in alone]
+    if block in copies:  # its axes are those of the buffer, of which other rows are one place
+        along = schedule.block(block).axes[copies[block]].var
+        rows = [lp for lp in _moving(schedule, block, along) if lp in alone]
+        alone = [lp for lp in alone if lp in rows or schedule.extent(lp) != 1]
+    wide = [lp for v in found.width for lp in _moving(schedule, block, v) if lp in alone]
+    others = [lp for lp in alone if lp not in (*rows, *wide)]
+    order = [*rows, *wide, *others]
+    if len(order) > 1:
+        schedule.reorder(*order)
+    for lp in order:
+        size = next_power(max(int(schedule.extent(lp)), LEAST))
+        _, lane = cut(schedule, lp, size)
+        tile(schedule, lane)
+
+
+def _holds_one(schedule: Schedule, loop: str, block: str) -> bool:
+    return [b for b in schedule.get_blocks() if loop in schedule.get_loops(b)] == [block] and str(
+        schedule.loop(loop).kind.value
+    ) == "serial"
+
+
+GPU_ATTENTION = Rule("gpu_attention", GPUS, _matches, _parameters, _apply)

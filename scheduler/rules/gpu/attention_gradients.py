@@ -1,0 +1,118 @@
+"""The backward of attention on GPUs: a program for a tile of queries, or of keys, a loop over tiles of the others, and
+sums of theirs in registers.
+
+Scores and what else is as large as they (gradients of weights) are made of products a tile at a time, as in the
+forward; with the log-sum-exp of rows at hand no statistics are carried. What is a query here may be a key of the model:
+the gradients of keys and values are sums over queries. Source: Dao et al. 2022, algorithm 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ....ir.expr.dtypes import DType
+from ....ir.expr.product import bare, factors
+from ....ir.nest.loops import LoopNest, Update, blocks
+from ....ir.target import Target
+from ...error import ScheduleError
+from ...schedule.schedule import Schedule
+from ..cpu.attention import Roles, roles
+from ..cpu.common import values
+from ..registry import Params, Rule, Value
+from .attention import LEAST, WIDEST, copy_queries, extents_of, tile_lanes, tile_programs
+from .common import GPUS, clamp_power, typical
+from .fit import MOST_WARPS, AttentionTile, fitting_tile
+
+# Elements of sums that a thread has in registers beside a tile of scores and one of their gradients; steps in flight.
+SUMS = 64
+STAGES = (2, 1, 3)
+# Elements of a head from which float32 takes shorter steps.
+LONG_HEADS = 128
+
+
+def _matches(nest: LoopNest, target: Target) -> bool:
+    found = roles(nest)
+    if found is None or found.online or found.totals or any(len(own) != 1 for own in found.widths):
+        return False
+    by_name, extents = {b.name: b for b, _ in blocks(nest)}, extents_of(nest)
+    depths = [extents[v] for v in found.width]
+    for name in (*found.products, *found.states):
+        block = by_name[name]
+        (update,) = block.body
+        if values(update)[0].dtype is not DType.FLOAT32:  # type: ignore[arg-type]
+            return False
+        if name in found.products:
+            inside = [a.extent for a in block.axes if a.var not in {*found.rows, found.keys}]
+            if len(inside) != 1:
+                return False
+            depths += inside
+    for name in found.preludes:
+        inside = [a.extent for a in by_name[name].axes if a.var not in found.rows]
+        if any(not e.is_Integer or int(e) > WIDEST for e in inside):
+            return False
+    return all(e.is_Integer and LEAST <= int(e) <= WIDEST for e in depths)
+
+
+def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    found = roles(nest)
+    assert found is not None
+    extents = extents_of(nest)
+    queries, keys = typical(nest, extents[found.queries]), typical(nest, extents[found.keys])
+    half = all(_half(nest, found, name) is not None for name in found.states)
+    width = sum(int(extents[v]) for own in found.widths for v in own)
+    most, wide = (64, 64) if half else (32, 32)
+    # Threads that multiply by themselves have heads whole in registers; and AMD's have two sums beside two products.
+    slow = target.kind == "cuda" and not half and width >= LONG_HEADS * len(found.widths)
+    if slow or (target.kind == "hip" and half and len(found.widths) > 1):
+        wide //= 2
+    first = AttentionTile(clamp_power(queries, LEAST, most), clamp_power(keys, LEAST, wide), 0, STAGES[0])
+    most_warps = MOST_WARPS * 32 // target.warp
+
+    def warps_of(rows: int) -> int:
+        least = most_warps if slow else 4
+        return clamp_power(rows * width // (SUMS * target.warp), least, most_warps)
+
+    tile = fitting_tile(nest, target, found, first, half, warps_of)
+    rows, columns = tile.queries, tile.keys
+    return {
+        "queries": tuple(dict.fromkeys((rows, min(rows * 2, 128), max(rows // 2, LEAST)))),
+        "keys": tuple(dict.fromkeys((columns, max(columns // 2, LEAST), min(columns * 2, 128)))),
+        "warps": tuple(dict.fromkeys((tile.warps, 4, 8))),
+        "stages": tuple(dict.fromkeys((tile.stages, *STAGES))),
+    }
+
+
+def _half(nest: LoopNest, found: Roles, state: str) -> DType | None:
+    """The half type of what a sum weighs, in which the tensor cores take the weights too; None where it is wider."""
+    (update,) = next(b for b, _ in blocks(nest) if b.name == state).body
+    assert isinstance(update, Update)
+    kinds = {bare(f).dtype for f in factors(update.values[0])}
+    return next((k for k in kinds if k.is_half), None)
+
+
+def _apply(schedule: Schedule, target: Target, params: Params) -> None:
+    found = roles(schedule.nest)
+    assert found is not None
+    halves = {name: _half(schedule.nest, found, name) for name in found.states}
+    copies = copy_queries(schedule, found)
+    inner = tile_programs(schedule, found, int(params["queries"]), int(params["keys"]))
+    for name in copies:
+        schedule.compute_at(name, schedule.get_loops(found.state)[0])
+    for name in found.states if schedule.extent(inner) != 1 else ():
+        try:
+            schedule.decompose_reduction(name, inner, skip=True)
+        except ScheduleError:
+            schedule.decompose_reduction(name, inner)
+    for name in schedule.get_blocks():
+        tile_lanes(schedule, name, found, copies)
+    for name in (*found.products, *found.states):
+        schedule.tensorize(name, "dot")
+        kind = halves.get(name)
+        if kind is not None:
+            schedule.annotate(name, "operands", kind.value)
+    schedule.annotate(inner, "num_stages", int(params["stages"]))
+    schedule.annotate("", "num_warps", int(params["warps"]))
+    schedule.annotate("", "num_stages", int(params["stages"]))
+
+
+GPU_ATTENTION_GRADIENTS = Rule("gpu_attention_gradients", GPUS, _matches, _parameters, _apply)

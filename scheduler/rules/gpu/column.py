@@ -1,0 +1,82 @@
+"""Column reductions on GPUs: a program for some columns, a loop over blocks of rows, partial results in registers.
+
+A nest is one kernel, and programs do not combine results, so that few columns occupy few processors whatever the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sympy
+
+from ....ir.nest.loops import LoopNest
+from ....ir.target import Target
+from ...schedule.schedule import Schedule
+from ..analysis import analyse
+from ..registry import Params, Rule, Value
+from .common import (
+    GPUS,
+    clamp_power,
+    column_like,
+    cut,
+    has_scan,
+    inner_loops,
+    narrowest_bytes,
+    programs,
+    row_depth,
+    tile,
+    typical,
+    warps_for,
+)
+from .row import inline_elements
+
+# Elements of a program's tile.
+TILE = 4096
+
+
+def _matches(nest: LoopNest, target: Target) -> bool:
+    return column_like(analyse(nest)) and not has_scan(nest)
+
+
+def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    shape = analyse(nest)
+    extent = shape.rows[-1][1]
+    least = max(32 // narrowest_bytes(shape), 8)  # a sector of the cache
+    columns = clamp_power(typical(nest, extent), 1, 128)
+    others = typical(nest, sympy.Mul(*(e for _, e in shape.rows))) // typical(nest, extent)
+    while columns > least and -(-typical(nest, extent) // columns) * others < 2 * target.cores:
+        columns //= 2
+    rows = clamp_power(typical(nest, sympy.Mul(*(e for _, e in shape.inner))), 1, TILE // columns)
+    sizes = dict.fromkeys((columns, max(columns // 2, least), min(columns * 2, 256)))
+    return {
+        "columns": tuple(sizes),
+        "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1)))),
+        "warps": (warps_for(target, TILE, 16), warps_for(target, TILE, 32), warps_for(target, TILE, 8)),
+    }
+
+
+def _apply(schedule: Schedule, target: Target, params: Params) -> None:
+    shape = analyse(schedule.nest)
+    vector = shape.rows[-1][0]
+    inline_elements(schedule)
+    depth = row_depth(schedule, len(shape.rows))
+    first = schedule.get_blocks()[0]
+    loops = dict(zip([v for v, _ in shape.rows], schedule.get_loops(first)[:depth], strict=False))
+    if vector not in loops:
+        schedule.bind(schedule.get_loops(first)[0], "no common row loop")  # refuses, with the nest
+    column = loops[vector]
+    others = [lp for v, lp in loops.items() if v != vector]
+    over, within = cut(schedule, column, int(params["columns"]))
+    order = [lp for lp in (*others, over, within) if lp is not None]
+    if len(order) > 1:
+        schedule.reorder(*order)
+    programs(schedule, (*others, over))
+    tile(schedule, within)
+    depth = 1 + bool(others or over is not None)
+    for loop in inner_loops(schedule, depth, merge=True):
+        _, rows = cut(schedule, loop, int(params["rows"]))
+        tile(schedule, rows)
+    schedule.annotate("", "num_warps", int(params["warps"]))
+
+
+GPU_COLUMN_REDUCTION = Rule("gpu_column_reduction", GPUS, _matches, _parameters, _apply)

@@ -1,0 +1,374 @@
+"""Contractions on GPUs: one program for a tile of results, the tensor cores fed by a pipelined loop over the summed
+axis, everything that follows on the tile while it is in registers.
+
+Programs run in an order in which those that share operands run together, so that the operands stay in the L2 cache.
+Sources: CUTLASS's threadblock swizzle; the matmul tutorial of Triton; Tillet et al. 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import sympy
+from torch.utils._sympy.functions import CeilDiv
+
+from ....ir.expr.dtypes import DType
+from ....ir.expr.value import symbol
+from ....ir.nest.loops import LoopNest, blocks
+from ....ir.target import Target
+from ...cost.gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape
+from ...error import ScheduleError
+from ...schedule.schedule import Schedule
+from ..contraction import Axes, Contraction, bytes_per_step, extent, find_contraction, run_of
+from ..cpu.common import cost, merge_rows
+from ..registry import Params, Rule, Scarce, Value
+from .common import GPUS, cut, fused, next_power, programs, tile, typical
+from .copies import described_operands, lasting_programs
+from .steps import loops_of, steps_of
+
+# How many elements a whole row may have to stay in one program.
+WHOLE_ROW = 256
+# Elements of results that a thread has in registers, and operations on each from which it has room for half of them.
+HELD, HEAVY = 128, 16
+# Programs in a group along the shorter way through the L2 cache.
+GROUP = 8
+# Shapes of which tuning tries other numbers of warps and stages.
+VARIED = 2
+# Warps of a program that can be given parts of its work.
+WARP_GROUP = 4
+# Shared memory that the compiler wants beside the tiles: barriers, and what it exchanges between layouts.
+RESERVED = 2048
+
+
+def _matches(nest: LoopNest, target: Target) -> bool:
+    c = find_contraction(nest)
+    if c is None:
+        return False
+    rows, columns, summed = (typical(nest, extent(a)) for a in (c.rows, c.columns, c.summed))
+    if min(rows, columns) < 2 or max(rows, columns) < LEAST or summed < LEAST:
+        return False
+    if c.needs_row and (c.tiles or not (extent(c.columns).is_Integer and columns <= WHOLE_ROW)):
+        return False
+    return bool(_fitting(nest, target, c))
+
+
+def _is_turned(nest: LoopNest, c: Contraction) -> bool:
+    """Whether the columns become the rows of the tensor cores: where those are too few to fill a warp group, or where
+    the right operand is computed, for the left one alone may come from registers."""
+    if c.needs_row:
+        return False
+    rows, columns = (typical(nest, extent(a)) for a in (c.rows, c.columns))
+    if min(rows, columns) < GROUP_ROWS:
+        return columns > rows
+    computed = [(not p.left.is_plain, not p.right.is_plain) for p in c.products]
+    return all(right and not left for left, right in computed)
+
+
+def _roles(nest: LoopNest, c: Contraction) -> tuple[Axes, Axes]:
+    """The axes of the first and of the second dimension of the tile."""
+    return (c.columns, c.rows) if _is_turned(nest, c) else (c.rows, c.columns)
+
+
+def _fast(c: Contraction, target: Target) -> bool:
+    """Whether tensor cores multiply the operands' type."""
+    return c.dtype() is not DType.FLOAT32 or "+tf32" in target.features
+
+
+def _has_groups(target: Target, c: Contraction) -> bool:
+    """Whether the tensor cores want the rows of four warps at once."""
+    return target.has_group_products and _fast(c, target)
+
+
+def _epilogue(nest: LoopNest, c: Contraction) -> int:
+    """Operations on an element of the result."""
+    return max((cost(b) for b, _ in blocks(nest) if b.name in c.after), default=0)
+
+
+def _fitting(nest: LoopNest, target: Target, c: Contraction) -> list[TileShape]:
+    """The shapes of tiles for a contraction, the one expected to be fastest first; steps and stages fit the shared
+    memory."""
+    first, second = _roles(nest, c)
+    sizes = typical(nest, extent(first)), typical(nest, extent(second))
+    batch, depth = typical(nest, extent(c.batch)), typical(nest, extent(c.summed))
+    table = SHAPES if _fast(c, target) else PLAIN_SHAPES
+    scored: list[tuple[float, int, TileShape]] = []
+    for k, shape in enumerate(table):
+        if c.needs_row and next_power(sizes[1]) != shape.columns and shape.columns != max(next_power(sizes[1]), LEAST):
+            continue
+        if any(s > max(next_power(n), LEAST) for s, n in zip((shape.rows, shape.columns), sizes, strict=True)):
+            continue
+        if any(c.tile_of(side) not in (None, s) for side, s in ((first, shape.rows), (second, shape.columns))):
+            continue
+        # Several products keep a tile of results each, and mathematics on a tile wants registers of its own.
+        held = len(c.products) * shape.rows * shape.columns
+        if held > shape.warps * 32 * (HELD if _epilogue(nest, c) < HEAVY else HELD // 2):
+            continue
+        if _has_groups(target, c) and shape.rows < min(GROUP_ROWS, next_power(sizes[0])):
+            continue
+        fitted = _fit(nest, target, c, shape)
+        if fitted is None:
+            continue
+        count = batch * -(-sizes[0] // shape.rows) * -(-sizes[1] // shape.columns)
+        waves = -(-count // target.cores)
+        scored.append((waves * shape.rows * shape.columns * depth / shape.rate, k, fitted))
+    return [s for _, _, s in sorted(scored, key=lambda s: s[:2])]
+
+
+def _beside_results(nest: LoopNest, target: Target, c: Contraction, shape: TileShape) -> TileShape:
+    """The shape with fewer stages, where the next tile is on its way while results are written: those pass through
+    shared memory, half of them at a time. Raises ScheduleError."""
+    width = max(nest.buffer(name).dtype.itemsize for name in nest.outputs)
+    fitted = _fit(nest, target, c, shape, shape.rows * shape.columns * width // 2)
+    if fitted is None or fitted.step != shape.step:
+        raise ScheduleError("gpu_contraction", "shared memory does not hold results beside the next operands")
+    return fitted
+
+
+def _fit(nest: LoopNest, target: Target, c: Contraction, shape: TileShape, kept: int = 0) -> TileShape | None:
+    """The shape with steps and stages that fit the shared memory of a program, beside ``kept`` bytes of it."""
+    first, second = _roles(nest, c)
+    depth = max(next_power(typical(nest, extent(c.summed))), LEAST)
+    # Rows of one-byte operands are as long in bytes.
+    step = min(shape.step * (2 if c.dtype() is DType.INT8 else 1), depth)
+    while step >= LEAST:
+        tiles = dict.fromkeys((v for v, _ in first), 0) | dict.fromkeys((v for v, _ in second), 0)
+        tiles |= {v: 1 for v, _ in (*first, *second, *c.summed)}
+        # Fused axes share a tile: the whole of it along one of them is the most that a load has.
+        tiles |= {first[-1][0]: shape.rows, second[-1][0]: shape.columns, c.summed[-1][0]: step}
+        each = bytes_per_step(nest, c, tiles)
+        computed = sum(not p.right.is_plain or not p.left.is_plain for p in c.products)
+        each_once = computed * shape.columns * step * 4
+        stages = min(shape.stages, (target.shared_bytes - RESERVED - each_once - kept) // max(each, 1))
+        if target.kind == "hip":
+            stages = min(stages, 2)
+        if stages >= 2 or (stages == 1 and step == LEAST):
+            return TileShape(shape.rows, shape.columns, step, shape.warps, stages, shape.rate)
+        step //= 2
+    return None
+
+
+def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    c = find_contraction(nest)
+    assert c is not None
+    shapes = _fitting(nest, target, c)
+    # The best ones in other ways too: fewer steps in flight, as many threads again or half of them.
+    around = [v for s in shapes[:VARIED] for v in _variants(nest, c, s)]
+    texts = tuple(dict.fromkeys(map(_text, (*shapes[:6], *around))))
+    found: dict[str, tuple[Value, ...]] = {"tile": texts, "group": (GROUP, 1, 4, 16)}
+    if not c.needs_row:
+        found |= _copying(nest, target, c, shapes[0])
+    return found
+
+
+def _copying(nest: LoopNest, target: Target, c: Contraction, shape: TileShape) -> dict[str, tuple[Value, ...]]:
+    """How operands may be copied (by descriptors) and tiles dealt out (to programs that last).
+
+    Neither is a default before it has been timed on a device: tuning tries them, and a schedule of the user's may ask.
+    """
+    names = described_operands(nest, target, c)
+    tiles = _tiles(nest, c, shape)
+    runs = run_of(nest, c) is not None
+    lasting = lasting_programs(tiles, target.cores) if target.kind == "cuda" and not runs else None
+    found: dict[str, tuple[Value, ...]] = {}
+    if lasting is not None:
+        found["persistent"] = (False, True)
+    if names:
+        found["descriptors"] = (False, True)
+        found["specialized"] = (False, True)
+    return found
+
+
+def _tiles(nest: LoopNest, c: Contraction, shape: TileShape) -> sympy.Expr:
+    """How many tiles the results are."""
+    first, second = _roles(nest, c)
+    return extent(c.batch) * CeilDiv(extent(first), shape.rows) * CeilDiv(extent(second), shape.columns)
+
+
+def _variants(nest: LoopNest, c: Contraction, shape: TileShape) -> list[TileShape]:
+    """A shape with another number of stages or of warps, as far as its results fit the registers."""
+    held = len(c.products) * shape.rows * shape.columns
+    most = 32 * (HELD if _epilogue(nest, c) < HEAVY else HELD // 2)
+    warps = [w for w in (shape.warps * 2, shape.warps // 2) if 4 <= w <= 8 and held <= w * most]
+    return [
+        *(replace(shape, stages=k) for k in range(shape.stages - 1, 1, -1)),
+        *(replace(shape, warps=w) for w in warps),
+    ]
+
+
+def _lighter(values: Mapping[str, tuple[Value, ...]], scarce: Scarce) -> Iterator[Params]:
+    """The other shapes that have smaller tiles in flight, or fewer results a thread; the best ones first."""
+
+    def weight(text: Value) -> float:
+        s = _parse(str(text))
+        return (s.rows + s.columns) * s.step * s.stages if scarce is Scarce.SHARED else s.rows * s.columns / s.warps
+
+    default = {k: v[0] for k, v in values.items()}
+    first, *others = values["tile"]
+    return ({**default, "tile": text} for text in others if weight(text) < weight(first))
+
+
+def _text(s: TileShape) -> str:
+    return f"{s.rows}x{s.columns}x{s.step}/{s.warps}/{s.stages}"
+
+
+def _parse(text: str) -> TileShape:
+    sizes, warps, stages = text.split("/")
+    rows, columns, step = map(int, sizes.split("x"))
+    return TileShape(rows, columns, step, int(warps), int(stages), 1.0)
+
+
+def _apply(schedule: Schedule, target: Target, params: Params) -> None:
+    c = find_contraction(schedule.nest)
+    assert c is not None
+    shape, first, second = _parse(str(params["tile"])), *_roles(schedule.nest, c)
+    run = run_of(schedule.nest, c)
+    specialized, lasts = bool(params.get("specialized")), bool(params.get("persistent"))
+    if specialized and (shape.warps != WARP_GROUP or not params.get("descriptors")):
+        raise ScheduleError("gpu_contraction", "warps are given parts of four-warp programs with descriptors alone")
+    if lasts and not specialized:
+        shape = _beside_results(schedule.nest, target, c, shape)
+    for name in c.before:
+        schedule.compute_inline(name)
+    for p in c.products if run is not None else ():  # sums that begin apart stay in registers until a tile ends
+        schedule.cache_write(p.name, schedule.block(p.name).writes[0].buffer)
+    tiled = _bring_together(schedule, c, (*c.batch, *first, *second))
+    product = c.products[0].name
+    loops = loops_of(schedule, product) | tiled
+    over, within = _tile_loops(schedule, loops, first, shape.rows, tiled)
+    if c.needs_row:
+        _whole_rows(schedule, c, outer_depth=_depth(schedule, within), size=shape.columns)
+        order = [loops[v] for v, _ in c.batch] + [lp for lp in (over,) if lp is not None]
+        programs(schedule, order)
+        tile(schedule, within)
+    else:
+        across, lane = _tile_loops(schedule, loops, second, shape.columns, tiled)
+        batch = [loops[v] for v, _ in c.batch if run is None or v != run.tile]
+        inside = (within, lane) if run is None or run.tile is None else (loops[run.tile], within, lane)
+        order = _order_programs(schedule, batch, over, across, inside, int(params["group"]))
+        _bind_programs(schedule, order, target.cores if lasts else None, flat=not specialized)
+        for lp in (within, lane):
+            tile(schedule, lp)
+    step = steps_of(schedule, c, shape, run)
+    if specialized and step is not None:
+        schedule.annotate(step, "warp_specialize", True)
+    if params.get("descriptors"):
+        for name in described_operands(schedule.nest, target, c):
+            schedule.annotate("", f"descriptor:{name}", True)
+    for p in c.products:
+        schedule.tensorize(p.name, "dot")
+        if c.dtype() is DType.FLOAT32 and _fast(c, target):
+            schedule.annotate(p.name, "input_precision", "tf32")
+    schedule.annotate("", "num_warps", max(shape.warps * 32 // target.warp, 1))
+    schedule.annotate("", "num_stages", shape.stages)
+
+
+def _depth(schedule: Schedule, loop: str) -> int:
+    block = next(b for b in schedule.get_blocks() if loop in schedule.get_loops(b))
+    return schedule.get_loops(block).index(loop) + 1
+
+
+def _bring_together(schedule: Schedule, c: Contraction, order: Axes) -> dict[sympy.Symbol, str]:
+    """Every block's loops over results in one order, and as many of them shared as dependences allow.
+
+    Where blocks reduce over tiles of the results, the loop over those is cut into them: the axis and its two loops in
+    the first block, the loop over tiles under the axis and the one inside a tile under ``_lane`` of it.
+    """
+    last, size = next(((t.axes[-1][0], t.size) for t in c.tiles.values()), (None, 0))
+    found: dict[sympy.Symbol, str] = {}
+    for name in schedule.get_blocks():
+        loops = loops_of(schedule, name)
+        pair: tuple[str, str] | None = None
+        if name in c.tiles:
+            whole, pair = c.tiles[name].loops(loops)
+            loops |= whole
+        elif last in loops:
+            pair = tuple(schedule.split(loops[last], [None, size]))  # type: ignore[assignment]
+        if last is not None and pair is not None:
+            loops[last], loops[_lane(last)] = pair
+            found = found or {last: pair[0], _lane(last): pair[1]}
+        wanted = [loops[w] for v, _ in order for w in (v, _lane(v)) if w in loops]
+        if len(wanted) > 1:
+            schedule.reorder(*wanted)
+    merge_rows(schedule, len(order) + bool(found))
+    return found
+
+
+def _lane(axis: sympy.Symbol) -> sympy.Symbol:
+    """The name of the loop inside a tile of an axis."""
+    return symbol(f"{axis.name}_lane")
+
+
+def _tile_loops(
+    schedule: Schedule, loops: Mapping[sympy.Symbol, str], axes: Axes, size: int, tiled: Mapping[sympy.Symbol, str]
+) -> tuple[str | None, str]:
+    """The loop over tiles along some axes, if there are several, and the one inside a tile."""
+    *_, last = (v for v, _ in axes)
+    over = fused(schedule, [loops[v] for v, _ in axes])
+    assert over is not None
+    return (over, loops[_lane(last)]) if last in tiled else cut(schedule, over, size)
+
+
+def _whole_rows(schedule: Schedule, c: Contraction, outer_depth: int, size: int) -> None:
+    """A program holds all columns of its rows, whether loops over them are shared or not."""
+    columns = {v for v, _ in c.columns}
+    seen: set[str] = set()
+    for name in schedule.get_blocks():
+        loops = loops_of(schedule, name)
+        mine = [lp for v, lp in loops.items() if v in columns and lp not in seen]
+        if not mine:
+            continue
+        whole = fused(schedule, mine)
+        assert whole is not None
+        _, lane = cut(schedule, whole, size)
+        seen.update((*mine, whole, lane))
+        tile(schedule, lane)
+
+
+def _order_programs(
+    schedule: Schedule, batch: list[str], over: str | None, across: str | None, inside: tuple[str, ...], group: int
+) -> list[str]:
+    """The loops over programs, in groups: a few tiles along one way, and all along the other before the next few."""
+    around: list[str] = [*batch]
+    small: str | None = None
+    if over is not None and across is not None:
+        # Whichever way has a number of tiles that divides well.
+        sizes = {loop: _divisor(schedule, loop, group) if group > 1 else 1 for loop in (over, across)}
+        for loop in sorted(sizes, key=lambda lp: max(sizes[lp] / group, group / sizes[lp])):
+            size = sizes[loop]
+            if size > 1:
+                big, small = schedule.split(loop, [None, size]) if schedule.extent(loop) != size else (None, loop)
+                other = across if loop == over else over
+                around += [lp for lp in (big, other) if lp is not None] + [small]
+                break
+    if small is None:
+        around += [lp for lp in (over, across) if lp is not None]
+    schedule.reorder(*around, *inside)
+    return around
+
+
+def _bind_programs(schedule: Schedule, order: list[str], cores: int | None, flat: bool) -> None:
+    """A program for each tile; with ``cores`` as many as last over several, which follow one another by that number,
+    so that programs at one time have neighbouring tiles."""
+    together = fused(schedule, order)
+    if together is None:
+        return
+    if cores is not None:
+        count = lasting_programs(schedule.extent(together), cores)
+        if count is None:
+            raise ScheduleError("gpu_contraction", "tiles cannot be dealt out evenly to programs that last")
+        several, together = schedule.split(together, [None, count])
+        schedule.reorder(together, several)
+        if flat:
+            schedule.annotate(several, "flatten", True)
+    schedule.bind(together, "blockIdx.x")
+
+
+def _divisor(schedule: Schedule, loop: str, group: int) -> int:
+    """The number next to ``group``, below twice it, that divides the loop's iterations; 1 where none does."""
+    extent, table = schedule.extent(loop), schedule.nest.symbols
+    near = sorted(range(2, 2 * group), key=lambda size: max(size / group, group / size))
+    return next((size for size in near if table.is_divisible(extent, size)), 1)
+
+
+GPU_CONTRACTION = Rule("gpu_contraction", GPUS, _matches, _parameters, _apply, _lighter)

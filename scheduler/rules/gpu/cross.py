@@ -1,0 +1,125 @@
+"""Reductions along rows and across them in one visit, on GPUs: a program for a piece of the rows, which it takes one or
+a few at a time, whole, in registers, with the sums of all columns beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sympy
+
+from ....ir.nest.loops import AxisKind, Block, LoopNest, Update
+from ....ir.target import Target
+from ...fusion.cross import HALF_ROW, LONGEST_ROW, WORDS, keeps_narrow
+from ...schedule.schedule import Schedule
+from ..analysis import Shape, analyse
+from ..registry import Params, Rule, Value
+from .common import GPUS, clamp_power, cut, fused, inner_loops, next_power, programs, tile, typical, warps_for
+
+# Elements of a tile of several short rows.
+SHORT = 2048
+MAX_WARPS = 16
+# Parts of a row that is visited part by part: what is made of one is spent before the next is made.
+PARTS = 4
+# Registers of a multiprocessor, and of a thread those that hold no element.
+REGISTERS, ADDRESSES = 65536, 48
+
+
+def _row(shape: Shape) -> sympy.Expr:
+    return sympy.Mul(*(e for _, e in shape.inner))
+
+
+def _matches(nest: LoopNest, target: Target) -> bool:
+    shape = analyse(nest)
+    row = _row(shape)
+    return (
+        bool(shape.cross)
+        and all(_pieces(shape, b)[0] for b in shape.cross)
+        and bool(row.is_Integer)
+        and next_power(int(row)) <= LONGEST_ROW
+    )
+
+
+def _words(shape: Shape) -> float:
+    """Registers for each element of a row: its sums, and what is read along it."""
+    inner = {v for v, _ in shape.inner}
+    sums = sum(len(s.values) for b in shape.cross for s in b.body if isinstance(s, Update))
+    read = {a.buffer for a in shape.accesses if not a.is_write and any(a.step(v) != 0 for v in inner)}
+    return sums + sum(b.dtype.itemsize for b in read) / 4
+
+
+def _is_narrow(shape: Shape) -> bool:
+    """Whether visits of a row begin from what was loaded, as no registers are left for what is made of it."""
+    row = next_power(int(_row(shape)))
+    states = sum(len(s.values) for b in shape.blocks for s in b.body if isinstance(s, Update))
+    reads = {a.buffer for a in shape.accesses if not a.is_write and a.buffer.numel != _row(shape)}
+    moving = [b for b in reads if any(a.step(v) != 0 for a in shape.accesses if a.buffer is b for v, _ in shape.inner)]
+    words = states + sum(b.dtype.itemsize for b in moving) / 4
+    return row > HALF_ROW and row * words > WORDS and keeps_narrow(b.dtype for b in moving)
+
+
+def _pieces(shape: Shape, block: Block) -> tuple[list[sympy.Symbol], list[sympy.Symbol]]:
+    """The axes of a reduction over rows that tell the piece, and those inside a piece."""
+    inner = {v for v, _ in shape.inner}
+    kept = [a.var for a in block.axes if a.kind is AxisKind.SPATIAL and a.var not in inner]
+    return kept, [a.var for a in block.axes if a.kind is AxisKind.REDUCTION]
+
+
+def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    shape = analyse(nest)
+    size = next_power(int(_row(shape)))
+    rows = 1
+    if size < SHORT:
+        own = [a.extent for a in shape.cross[0].axes if a.kind is AxisKind.REDUCTION]
+        rows = clamp_power(min(SHORT // size, typical(nest, sympy.Mul(*own))), 1, 32)
+    warps = warps_for(target, size * rows, 16, 4, MAX_WARPS)
+    if size * rows * _words(shape) / (warps * target.warp) + ADDRESSES >= REGISTERS // (warps * target.warp):
+        # A thread of fewer has more registers: less is spent twice on addresses.
+        warps = max(warps // 2, 4)
+    found: dict[str, tuple[Value, ...]] = {
+        "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1), rows * 2 if size * rows < SHORT else rows))),
+        "warps": tuple(dict.fromkeys((warps, min(warps * 2, MAX_WARPS), max(warps // 2, 1)))),
+    }
+    return found | {"parts": (PARTS, PARTS * 2)} if _is_narrow(shape) else found
+
+
+def _apply(schedule: Schedule, target: Target, params: Params) -> None:
+    shape = analyse(schedule.nest)
+    size = next_power(int(_row(shape)))
+    cross = {b.name: b for b in shape.cross}
+    pieces, own = _pieces(shape, shape.cross[0])
+    extents = {a.var: a.extent for a in shape.cross[0].axes}
+    for name in schedule.get_blocks():
+        loops = schedule.get_loops(name)
+        if name in cross:
+            of = dict(zip((a.var for a in cross[name].axes), loops, strict=True))
+            schedule.reorder(*(of[v] for v in (*pieces, *own)), *(of[v] for v, _ in shape.inner))
+        elif len(pieces) + len(own) > len(shape.rows):
+            # The last row dimension that tells the piece tells the place in the piece, too.
+            schedule.split(loops[len(pieces) - 1], [extents[pieces[-1]], None])
+    depth = len(pieces) + len(own)
+    first, *others = schedule.get_blocks()
+    for level in range(depth):
+        for name in others:
+            here, there = schedule.get_loops(first)[level], schedule.get_loops(name)[level]
+            if here != there:
+                schedule.merge(here, there)
+    loops = schedule.get_loops(first)[:depth]
+    row = fused(schedule, loops[len(pieces) :])
+    programs(schedule, loops[: len(pieces)])
+    assert row is not None
+    over, within = cut(schedule, row, int(params["rows"])) if int(params["rows"]) > 1 else (row, None)
+    if within is not None:
+        tile(schedule, within)
+    depth = 1 + sum(lp is not None for lp in (over, within))
+    narrow = _is_narrow(shape)
+    for elements in inner_loops(schedule, depth, merge=narrow):
+        parts, lanes = cut(schedule, elements, size // int(params["parts"]) if narrow else size)
+        tile(schedule, lanes)
+        if narrow and parts is not None:
+            schedule.unroll(parts)
+    if narrow:
+        schedule.annotate("", "narrow_rows", True)
+    schedule.annotate("", "num_warps", int(params["warps"]))
+
+
+GPU_CROSS_REDUCTION = Rule("gpu_cross_reduction", GPUS, _matches, _parameters, _apply)

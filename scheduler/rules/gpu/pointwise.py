@@ -1,0 +1,106 @@
+"""Point-wise nests on GPUs: a flat tile where memory is flat, rows of tiles where it is not, square tiles for
+transposes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sympy
+
+from ....ir.nest.loops import LoopNest
+from ....ir.target import Target
+from ...schedule.schedule import Schedule
+from ..analysis import Shape, analyse
+from ..registry import Params, Rule, Value
+from .common import GPUS, clamp_power, cut, fused, narrowest_bytes, programs, row_depth, tile, tile_size, typical
+
+
+def _is_pointwise(nest: LoopNest, target: Target) -> bool:
+    return not analyse(nest).has_reduction
+
+
+def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    shape = analyse(nest)
+    # 16 bytes of the narrowest type a thread, in 4 warps.
+    default = clamp_power(16 // narrowest_bytes(shape) * 4 * 32, 256, 2048)
+    small = typical(nest, sympy.Mul(*(e for _, e in shape.rows))) < default * target.cores
+    if small:
+        default = max(default // 2, 256)
+    sizes = dict.fromkeys((default, default * 2, max(default // 2, 128)))
+    return {"block": tuple(sizes), "warps": tuple(max(w * 32 // target.warp, 1) for w in (4, 8, 2))}
+
+
+def _apply(schedule: Schedule, target: Target, params: Params) -> None:
+    block, warps = int(params["block"]), int(params["warps"])
+    shape = analyse(schedule.nest)
+    name = schedule.get_blocks()[0]
+    depth = row_depth(schedule, len(shape.rows))
+    loops = schedule.get_loops(name)[:depth]
+    if loops:
+        outer, inner = loops[:-1], loops[-1]
+        columns = tile_size(schedule.nest, schedule.extent(inner), block)
+        rows_of, rows = None, None
+        together = fused(schedule, outer)
+        if together is not None:
+            rows_of, rows = together, None
+            if block // columns > 1:
+                count = clamp_power(typical(schedule.nest, schedule.extent(together)), 1, block // columns)
+                rows_of, rows = cut(schedule, together, count) if count > 1 else (together, None)
+        columns_of, column = cut(schedule, inner, columns)
+        order = [lp for lp in (rows_of, columns_of, rows, column) if lp is not None]
+        if len(order) > 1:
+            schedule.reorder(*order)
+        programs(schedule, (rows_of, columns_of))
+        for lp in (rows, column):
+            if lp is not None:
+                tile(schedule, lp)
+        if not outer:
+            schedule.annotate("", "peel", True)
+    schedule.annotate("", "num_warps", warps)
+
+
+def _is_transpose(nest: LoopNest, target: Target) -> bool:
+    shape = analyse(nest)
+    if not shape.needs_transpose:
+        return False
+    chosen = _unit(shape)
+    if not all(any(a.step(v) == 1 and a.step(w) != 0 for a in shape.accesses) for v, w in (chosen, chosen[::-1])):
+        return False  # a vector that is broadcast along the other dimension needs no exchange of lanes
+    return all(typical(nest, e) >= 16 for v, e in shape.rows if v in chosen)
+
+
+def _unit(shape: Shape) -> list[sympy.Symbol]:
+    """The two dimensions along which accesses are contiguous, the one of more bytes last."""
+    found = [v for v, e in shape.rows if e != 1 and shape.contiguous(v)]
+    return sorted(found, key=shape.contiguous)[-2:]
+
+
+def _transpose_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    shape = analyse(nest)
+    tiles = (64, 32) if narrowest_bytes(shape) <= 2 else (32, 64)
+    return {"tile": tiles, "warps": tuple(w * 32 // target.warp for w in ((8, 4) if tiles[0] == 64 else (4, 8)))}
+
+
+def _transpose(schedule: Schedule, target: Target, params: Params) -> None:
+    shape = analyse(schedule.nest)
+    size, warps = int(params["tile"]), int(params["warps"])
+    name = schedule.get_blocks()[0]
+    depth = row_depth(schedule, len(shape.rows))
+    loops = dict(zip([v for v, _ in shape.rows], schedule.get_loops(name)[:depth], strict=True))
+    chosen = _unit(shape)
+    others = [lp for v, lp in loops.items() if v not in chosen]
+    tiles_of, inner = [], []
+    for v in chosen:
+        over, within = cut(schedule, loops[v], size)
+        tiles_of.append(over)
+        inner.append(within)
+    order = [lp for lp in (*others, *tiles_of, *inner) if lp is not None]
+    schedule.reorder(*order)
+    programs(schedule, (*others, *tiles_of))
+    for lp in inner:
+        tile(schedule, lp)
+    schedule.annotate("", "num_warps", warps)
+
+
+GPU_TRANSPOSE = Rule("gpu_transpose", GPUS, _is_transpose, _transpose_parameters, _transpose)
+GPU_POINTWISE = Rule("gpu_pointwise", GPUS, _is_pointwise, _parameters, _apply)

@@ -1,0 +1,130 @@
+"""Row reductions on GPUs: rows in registers where they fit, several to a program where they are short, loops beyond."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sympy
+
+from ....ir.nest.loops import LoopNest
+from ....ir.target import Target
+from ...error import ScheduleError
+from ...schedule.schedule import Schedule
+from ..analysis import Shape, analyse
+from ..registry import Params, Rule, Value
+from .common import (
+    GPUS,
+    clamp_power,
+    cut,
+    fused,
+    has_scan,
+    inner_loops,
+    live_bytes,
+    live_rows,
+    next_power,
+    programs,
+    row_depth,
+    tile,
+    typical,
+    warps_for,
+)
+
+# Elements of a row, times tensors that are kept for all of it, that stay in the registers of one program.
+PERSISTENT = 32768
+# Of rows half as long several tensors stay there in few bytes.
+PERSISTENT_BYTES = 96 << 10
+SHORT = 1024
+MAX_WARPS = 16
+
+
+def _is_looped(nest: LoopNest, target: Target) -> bool:
+    return analyse(nest).has_reduction and not has_scan(nest)
+
+
+def _row(shape: Shape) -> sympy.Expr:
+    return sympy.Mul(*(e for _, e in shape.inner))
+
+
+def _is_persistent(nest: LoopNest, target: Target) -> bool:
+    shape = analyse(nest)
+    row = _row(shape)
+    if not shape.has_reduction or not row.is_Integer:
+        return False
+    size = next_power(int(row))
+    packed = 2 * size <= PERSISTENT and size * live_bytes(shape) <= PERSISTENT_BYTES
+    return packed or size * live_rows(shape) <= PERSISTENT
+
+
+def _persistent_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    shape = analyse(nest)
+    size = next_power(int(_row(shape)))
+    count = typical(nest, sympy.Mul(*(e for _, e in shape.rows)))
+    rows = 1
+    if size <= SHORT:
+        # Several rows a program, as long as every processor has work.
+        rows = clamp_power(max(min(2048 // size, count // (2 * target.cores)), 1), 1, 64)
+    least = 4 if size * rows >= 1024 else 1
+    warps = warps_for(target, size * rows * live_rows(shape), 32, least, MAX_WARPS)
+    return {
+        "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1), rows * 2 if size * rows <= 4096 else rows))),
+        "warps": tuple(dict.fromkeys((warps, min(warps * 2, MAX_WARPS), max(warps // 2, 1)))),
+    }
+
+
+def _persistent(schedule: Schedule, target: Target, params: Params) -> None:
+    shape = analyse(schedule.nest)
+    depth = row_programs(schedule, shape, int(params["rows"]))
+    size = next_power(int(_row(shape)))
+    for inner in inner_loops(schedule, depth, merge=False):
+        _, within = cut(schedule, inner, size)
+        tile(schedule, within)
+    schedule.annotate("", "num_warps", int(params["warps"]))
+
+
+def _looped_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    shape = analyse(nest)
+    size = clamp_power(typical(nest, _row(shape)), 32, 2048)
+    rows = 1
+    if size <= SHORT // 2:
+        count = typical(nest, sympy.Mul(*(e for _, e in shape.rows)))
+        rows = clamp_power(max(min(1024 // size, count // (2 * target.cores)), 1), 1, 32)
+    warps = warps_for(target, size * rows, 8, 2, 8)
+    return {"block": tuple(dict.fromkeys((size, min(size * 2, 8192), max(size // 2, 32)))), "rows": (rows,),
+            "warps": tuple(dict.fromkeys((warps, min(warps * 2, MAX_WARPS))))}  # fmt: skip
+
+
+def _looped(schedule: Schedule, target: Target, params: Params) -> None:
+    """One visit a stage: what a stage makes for each element is computed again by the stages that read it."""
+    shape = analyse(schedule.nest)
+    inline_elements(schedule)
+    depth = row_programs(schedule, shape, int(params["rows"]))
+    for inner in inner_loops(schedule, depth, merge=True):
+        _, within = cut(schedule, inner, int(params["block"]))
+        tile(schedule, within)
+    schedule.annotate("", "num_warps", int(params["warps"]))
+
+
+def inline_elements(schedule: Schedule) -> None:
+    """Inline every point-wise stage whose result stays inside: a register tile does not outlive its loop."""
+    for name in schedule.get_blocks():
+        try:
+            schedule.compute_inline(name)
+        except ScheduleError:
+            continue
+
+
+def row_programs(schedule: Schedule, shape: Shape, rows: int) -> int:
+    """One program for ``rows`` rows; how many loops now stand around every stage's inner loops."""
+    depth = row_depth(schedule, len(shape.rows))
+    row = fused(schedule, schedule.get_loops(schedule.get_blocks()[0])[:depth])
+    if row is None:
+        return 0
+    over, within = cut(schedule, row, rows) if rows > 1 else (row, None)
+    programs(schedule, (over,))
+    if within is not None:
+        tile(schedule, within)
+    return sum(lp is not None for lp in (over, within))
+
+
+GPU_ROW_PERSISTENT = Rule("gpu_row_persistent", GPUS, _is_persistent, _persistent_parameters, _persistent)
+GPU_ROW_LOOPED = Rule("gpu_row_looped", GPUS, _is_looped, _looped_parameters, _looped)

@@ -1,0 +1,89 @@
+"""The loops over the summed axis of a contraction on a GPU: shared by its products, cut into steps that are copied
+while others are multiplied, and where a program does a run of steps, from where that begins to where it ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import sympy
+
+from ...cost.gpu_tiles import LEAST, TileShape
+from ...schedule.schedule import Schedule
+from ..contraction import Contraction, Run, part_axes
+from .common import cut, fused, tile
+
+
+def loops_of(schedule: Schedule, block: str) -> dict[sympy.Symbol, str]:
+    """The loop over each axis of a block whose axes are loops."""
+    b = schedule.block(block)
+    return {a.var: e.name for a, e in zip(b.axes, b.bindings, strict=True) if isinstance(e, sympy.Symbol)}
+
+
+def steps_of(schedule: Schedule, c: Contraction, shape: TileShape, run: Run | None = None) -> str | None:
+    """The loop over the summed axis, if it has several steps: shared by the products, in steps of a tile,
+    pipelined."""
+    if run is not None:
+        return _run(schedule, c, run, shape)
+    parts = {v: int(e) for v, e in part_axes(c)}
+    own = {v for v, _ in c.summed} - parts.keys()
+    chains: list[str] = []
+    for p in c.products:
+        loops = loops_of(schedule, p.name)
+        chain = [lp for lp in schedule.get_loops(p.name) if lp in {loops[v] for v in own if v in loops}]
+        joined = fused(schedule, chain)
+        assert joined is not None
+        chains.append(joined)
+    if parts:
+        return _parts(schedule, c, chains, parts, shape)
+    for other in chains[1:]:
+        schedule.merge(chains[0], other)
+    step, lane = cut(schedule, chains[0], shape.step)
+    tile(schedule, lane)
+    if step is not None:
+        schedule.annotate(step, "num_stages", shape.stages)
+    return step
+
+
+def _parts(
+    schedule: Schedule, c: Contraction, chains: Sequence[str], parts: Mapping[sympy.Symbol, int], shape: TileShape
+) -> str | None:
+    """Steps where an element of memory has several parts: a tile of elements is there for the products of all parts,
+    which are written out."""
+    size = max(shape.step // math.prod(parts.values()), LEAST)
+    steps: list[str] = []
+    for p, chain in zip(c.products, chains, strict=True):
+        loops = loops_of(schedule, p.name)
+        step, lane = cut(schedule, chain, size)
+        schedule.reorder(*(loops[v] for v in parts), lane)
+        for v in parts:
+            schedule.unroll(loops[v])
+        tile(schedule, lane)
+        steps += [] if step is None else [step]
+    for other in steps[1:]:
+        schedule.merge(steps[0], other)
+    if steps:
+        schedule.annotate(steps[0], "num_stages", shape.stages)
+    return steps[0] if steps else None
+
+
+def _run(schedule: Schedule, c: Contraction, run: Run, shape: TileShape) -> str:
+    """The steps of a program's run that are those of one tile: all others are left out at either end."""
+    names = [p.name for p in c.products]
+    for name in names:
+        loops = loops_of(schedule, name)
+        lane = fused(schedule, [loops[v] for v, _ in c.summed if v != run.step])
+        assert lane is not None
+        whole = schedule.extent(lane)
+        inner, lane = cut(schedule, lane, min(shape.step, int(whole)) if whole.is_Integer else shape.step)
+        tile(schedule, lane)
+        if inner is not None:
+            schedule.annotate(inner, "num_stages", shape.stages)
+    first, *others = (loops_of(schedule, name)[run.step] for name in names)
+    for other in others:
+        schedule.merge(first, other)
+    for name in names:
+        schedule.decompose_reduction(name, first, skip=True)
+    if "num_stages" not in dict(schedule.loop(first).annotations):
+        schedule.annotate(first, "num_stages", shape.stages)
+    return first

@@ -1,0 +1,1 @@
+"""Schedules: a nest, the primitives that rewrite it, their trace, and schedules by hand."""

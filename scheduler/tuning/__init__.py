@@ -1,0 +1,1 @@
+"""Tuning: measuring what rules offer, and keeping what was measured."""

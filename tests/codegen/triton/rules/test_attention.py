@@ -1,0 +1,222 @@
+"""Attention functions on GPUs: one online kernel of two matrix products, interpreted, and compiled."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from torch_mlc.codegen.triton import emit_triton
+from torch_mlc.dynamo_backend.entry.capture import capture
+from torch_mlc.dynamo_backend.importing.importer import import_graph
+from torch_mlc.dynamo_backend.tracing.fake_device import on_fake_device
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.expr.value import symbol
+from torch_mlc.ir.graph.graph import CallTensor, Library
+from torch_mlc.ir.target import gpu_target
+from torch_mlc.runtime.triton.compile import compile_triton, resource_report
+from torch_mlc.scheduler.functions.lower import lower_to_loops
+from torch_mlc.scheduler.fusion.fuse import fuse
+from torch_mlc.scheduler.fusion.split_keys import in_key_pieces
+from torch_mlc.scheduler.passes import GRAPH_PASSES
+from torch_mlc.scheduler.rules import default_schedule
+from torch_mlc.scheduler.schedule.schedule import Schedule
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scheduler"))
+import attention_functions as plain
+
+SM90, GFX942 = gpu_target("cuda:sm_90"), gpu_target("hip:gfx942")
+F32, BF16 = DType.FLOAT32, DType.BFLOAT16
+
+
+def scheduled(variant, target=SM90, hints=None, **sizes):
+    schedule = default_schedule(lower_to_loops(plain.attention(variant, plain.Sizes(**sizes), hints)), target)
+    assert schedule.rule == "gpu_attention"
+    return schedule.nest
+
+
+CASES = {
+    **{
+        v.name: (v, {"m": 20, "n": 37, "e": 16, "d": 24, "dtype": BF16})
+        for v in plain.VARIANTS
+        if v is not plain.DROPOUT
+    },
+    "dropout": (plain.DROPOUT, {"h": 1, "m": 5, "n": 18, "e": 16, "d": 24, "dtype": BF16}),
+    "float32": (plain.CAUSAL, {"m": 19, "n": 33, "e": 20, "d": 16}),
+    "shared heads": (plain.SOFTCAP, {"b": 2, "h": 4, "m": 17, "n": 18, "e": 32, "d": 32, "groups": 2, "dtype": BF16}),
+    "rows first": (plain.PLAIN, {"m": 33, "n": 70, "e": 16, "d": 16, "rows_first": True, "dtype": BF16}),
+    "even": (plain.CAUSAL, {"m": 64, "n": 128, "e": 16, "d": 64, "dtype": BF16}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rule_keeps_the_meaning(agrees, name):
+    variant, sizes = CASES[name]
+    source = agrees(scheduled(variant, **sizes), tolerance=1e-5 if "dtype" not in sizes else 2e-2)
+    assert source.text.count("tl.dot(") == 2
+
+
+@pytest.mark.parametrize("length", [3, 16, 70])
+def test_symbolic_length(agrees, length):
+    s0 = symbol("s0")
+    nest = scheduled(plain.CAUSAL, hints={"s0": 64}, m=s0, n=s0, e=16, d=16, dtype=BF16)
+    agrees(nest, {"s0": length}, tolerance=2e-2)
+
+
+@pytest.mark.parametrize("variant", [plain.CAUSAL, plain.window(9)], ids=lambda v: v.name)
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_empty_tiles_are_not_read(agrees, variant, symbolic):
+    """The loop over keys begins and ends where the mask does: NaN beyond does not show."""
+    s0, s1 = (symbol("s0"), symbol("s1")) if symbolic else (70, 110)
+    nest = scheduled(variant, hints={"s0": 70, "s1": 110}, h=2, m=s0, n=s1, e=16, d=16)
+    rng = np.random.default_rng(0)
+    inputs = {b: rng.standard_normal((2, n, 16)).astype(np.float32) for b, n in (("q", 70), ("k", 110), ("v", 110))}
+    inputs["k"][:, 96:], inputs["v"][:, 96:] = np.nan, np.nan
+    source = agrees(nest, {"s0": 70, "s1": 110} if symbolic else {}, inputs, tolerance=1e-5)
+    (loop,) = [line for line in source.text.splitlines() if "in tl.range" in line]
+    assert "high0" in loop and ("low0" in loop) == (variant is not plain.CAUSAL)
+
+
+def test_documents_skip_nothing(agrees):
+    """What tokens are of one document is known to data alone."""
+    source = agrees(scheduled(plain.DOCUMENTS, h=1, m=20, n=70, e=16, d=16), tolerance=1e-5)
+    assert "in tl.range(0, 3, num_stages=" in source.text
+
+
+DECODING = {
+    "heads that share keys": {"h": 3, "m": 1, "n": 523, "e": 16, "d": 32, "groups": 3, "dtype": BF16},
+    "a growing cache": {"h": 1, "m": 2, "n": symbol("s0"), "e": 16, "d": 16, "dtype": BF16},
+}
+
+
+@pytest.mark.parametrize("name", DECODING)
+def test_keys_in_pieces(agrees, name):
+    """Pieces of the keys in programs of their own, and the kernel that combines them."""
+    sizes = {"s0": 600} if name == "a growing cache" else {}
+    function = plain.attention(plain.PLAIN, plain.Sizes(**DECODING[name]), {"s0": 600})
+    pieces = in_key_pieces(function)
+    assert pieces is not None
+    first, second = (default_schedule(lower_to_loops(f), SM90) for f in (pieces.first, pieces.second))
+    assert first.rule == "gpu_attention"
+    tolerance = 2e-2 if "dtype" in DECODING[name] else 1e-5
+    agrees(first.nest, sizes, tolerance=tolerance)
+    if sizes:
+        agrees(second.nest, sizes, tolerance=1e-5)
+
+
+def test_decoding_in_two_launches():
+    shapes = [torch.empty(s, dtype=torch.bfloat16) for s in ((1, 8, 1, 64), (1, 2, 4096, 64), (1, 2, 4096, 64))]
+
+    class Decode(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            k, v = (t.repeat_interleave(4, 1) for t in (k, v))
+            return torch.softmax(q @ k.mT / 8, -1) @ v
+
+    model, inputs = on_fake_device(Decode(), shapes, "cuda")
+    (gm,) = capture(model, inputs)
+    graph = import_graph(gm)
+    for graph_pass in GRAPH_PASSES:
+        graph = graph_pass(graph)
+    fused = fuse(graph)
+    calls = [n for n in fused.graph.nodes if isinstance(n, CallTensor)]
+    found = [default_schedule(lower_to_loops(fused.functions[c.function]), SM90) for c in calls]
+    assert [s.rule for s in found] == ["gpu_attention", "gpu_column_reduction"]
+    assert not any(isinstance(n, Library) for n in fused.graph.nodes)
+    for schedule in found:
+        report = resource_report(compile_triton(emit_triton(schedule.nest, SM90), SM90))
+        assert report.spills == 0 and report.shared <= SM90.shared_bytes
+
+
+class Causal(torch.nn.Module):
+    """Attention as models write it: heads by views, a cap, a mask, a softmax in float32."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        scores = 20 * torch.tanh((q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5 / 20)
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        weights = torch.softmax(scores.masked_fill(~mask, float("-inf")).float(), -1).to(q.dtype)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+
+def kernels(rows: int, width: int) -> list[str]:
+    return [s.rule for s in causal_schedules(rows, width)]
+
+
+def causal_schedules(rows: int, width: int) -> list[Schedule]:
+    return schedules(Causal(2), [torch.empty(2, rows, 2 * width, dtype=torch.bfloat16)] * 3)
+
+
+def schedules(model: torch.nn.Module, shapes: list[torch.Tensor]) -> list[Schedule]:
+    model, inputs = on_fake_device(model, shapes, "cuda")
+    (gm,) = capture(model, inputs)
+    graph = import_graph(gm)
+    for graph_pass in GRAPH_PASSES:
+        graph = graph_pass(graph)
+    return [default_schedule(lower_to_loops(f), SM90) for f in fuse(graph).functions.values()]
+
+
+def test_a_user_s_attention_is_one_kernel(agrees):
+    (schedule,) = causal_schedules(37, 16)
+    assert schedule.rule == "gpu_attention"
+    agrees(schedule.nest, tolerance=2e-2)
+
+
+class Decode(torch.nn.Module):
+    """One query against a cache, of which places after the present one count for nothing."""
+
+    def forward(self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        q = x.view(1, 1, 4, 32).transpose(1, 2)
+        mask = torch.where(torch.arange(70, device=x.device) <= at, 0.0, float("-inf"))
+        scores = (q @ keys.transpose(-1, -2)).float() * 32**-0.5 + mask
+        return (scores.softmax(-1).to(x.dtype) @ values).transpose(1, 2).reshape(1, 128)
+
+
+def test_one_query_whose_results_leave_its_axis_out(agrees):
+    """Where the only query is at place 0, rows of a tile beyond it have no place of their own."""
+    cache = torch.empty(1, 4, 70, 32, dtype=torch.bfloat16)
+    inputs = [torch.empty(1, 128, dtype=torch.bfloat16), cache, cache, torch.empty(1, dtype=torch.int64)]
+    (schedule,) = schedules(Decode(), inputs)
+    assert schedule.rule == "gpu_attention"
+    rng, given = np.random.default_rng(0), {}
+    for b in (p for p in schedule.nest.params if p.name not in schedule.nest.outputs):
+        values = np.array([33]) if b.dtype.is_int else rng.standard_normal(tuple(map(int, b.shape)))
+        given[b.name] = values.astype(b.dtype.numpy)
+    agrees(schedule.nest, inputs=given, tolerance=2e-2)
+
+
+def test_attention_that_fits_no_tile_stays_with_the_library():
+    assert kernels(8, 16) == ["gpu_attention"]
+    assert "gpu_attention" not in kernels(32, 8)
+
+
+@pytest.mark.parametrize("variant", [plain.SOFTCAP, plain.CAUSAL, plain.ALIBI], ids=lambda v: v.name)
+@pytest.mark.parametrize("depth", [64, 128])
+def test_large_attention_uses_the_tensor_cores(variant, depth):
+    nest = scheduled(variant, b=4, h=16, m=2048, n=2048, e=depth, d=depth, dtype=BF16)
+    binary = compile_triton(emit_triton(nest, SM90), SM90)
+    report = resource_report(binary)
+    assert binary.assembly.count("wgmma.mma_async") >= 2 * depth // 32
+    assert report.spills == 0 and report.shared <= SM90.shared_bytes
+    assert report.wide_loads >= 0.95 and report.wide_stores == 1.0
+
+
+def test_attention_compiles_for_amd():
+    nest = scheduled(plain.SOFTCAP, GFX942, b=4, h=16, m=2048, n=2048, e=64, d=64, dtype=BF16)
+    binary = compile_triton(emit_triton(nest, GFX942), GFX942)
+    report = resource_report(binary)
+    assert "v_mfma_f32" in binary.assembly
+    assert report.spills == 0 and report.shared <= GFX942.shared_bytes
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_rule_on_a_gpu(agrees_on_gpu, name):
+    variant, sizes = CASES[name]
+    agrees_on_gpu(lambda target: scheduled(variant, target, **sizes), tolerance=1e-5 if "dtype" not in sizes else 2e-2)

@@ -1,0 +1,128 @@
+"""Contractions whose operands the tensor memory accelerator copies, and whose programs last over several tiles."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torch_mlc.codegen.triton import emit_triton
+from torch_mlc.ir.expr.symbols import Size, SymbolTable
+from torch_mlc.ir.expr.value import symbol
+from torch_mlc.ir.target import gpu_target
+from torch_mlc.runtime.triton.compile import compile_triton, resource_report
+from torch_mlc.scheduler.error import ScheduleError
+from torch_mlc.scheduler.rules.gpu.contraction import GPU_CONTRACTION
+from torch_mlc.scheduler.schedule.schedule import Schedule
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from contractions import batched, byte_products, dequantised, integers, linear
+
+SM90 = gpu_target("cuda:sm_90")
+S0 = symbol("s0")
+
+
+def scheduled(nest, target=SM90, **params):
+    """The rule's schedule with some parameters given and the others at their default."""
+    schedule = Schedule(nest, GPU_CONTRACTION.name)
+    values = GPU_CONTRACTION.parameters(nest, target)
+    GPU_CONTRACTION.apply(schedule, target, {k: v[0] for k, v in values.items()} | params)
+    return schedule.nest
+
+
+SMALL = {
+    "even": linear(32, 64, 64),
+    "tails": linear(37, 51, 72),
+    "left transposed": linear(40, 48, 24, a_strides=(1, 40)),
+    "right transposed": linear(40, 48, 24, w_strides=(1, 48)),
+    "padded rows": linear(40, 48, 40, a_strides=(48, 1)),
+    "few rows": linear(3, 80, 72),
+    "gated": linear(35, 36, 40, epilogue="gated"),
+    "batch": batched(3, 20, 40, 24),
+    "one side computed": dequantised(20, 48, 80),
+    "bytes": byte_products(20, 48, 80),
+    "integers": integers(20, 48, 80),
+    "symbolic rows": linear(S0, 48, 40, table=SymbolTable((Size(S0, 2, 4096, 1, 40),))),
+    "any number of rows": linear(S0, 48, 40, table=SymbolTable((Size(S0, 2, None, 1, 40),))),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_descriptors_keep_the_meaning(agrees, name):
+    sizes = {"s0": 37} if name.endswith(" rows") else {}
+    source = agrees(scheduled(SMALL[name], descriptors=True), sizes, tolerance=2e-2)
+    read = {"one side computed": {"in0"}}.get(name, {"in0", "in1"})
+    assert read <= set(str(source.option("descriptors")).split(","))
+    assert "tl.dot(" in source.text and re.search(r"in0_map0\.load\(", source.text)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SMALL)
+def test_descriptors_on_a_gpu(agrees_on_gpu, name):
+    sizes = {"s0": 37} if name.endswith(" rows") else {}
+    agrees_on_gpu(lambda target: scheduled(SMALL[name], target, descriptors=True), sizes=sizes, tolerance=2e-2)
+
+
+@pytest.mark.parametrize("strides", [{"a_strides": (41, 1)}, {"a_strides": (80, 2)}])
+def test_rows_that_start_anywhere_are_copied_element_by_element(agrees, strides):
+    source = agrees(scheduled(linear(40, 48, 40, **strides), descriptors=True), tolerance=2e-2)
+    assert source.option("descriptors") == "in1"
+
+
+@pytest.mark.parametrize("descriptors", [False, True])
+@pytest.mark.parametrize("nest", [linear(128, 64, 48), batched(4, 30, 40, 48)])
+def test_programs_that_last_keep_the_meaning(agrees, nest, descriptors):
+    target = replace(SM90, cores=4)
+    tile = "16x16x16/4/2" if nest.name == "linear" else "32x16x16/4/2"
+    wanted = scheduled(nest, target, persistent=True, descriptors=descriptors, tile=tile)
+    source = agrees(wanted, tolerance=2e-2)
+    assert "flatten=True" in source.text and source.grid[0] == 4
+
+
+def test_tiles_that_do_not_divide_evenly_have_a_program_each():
+    """Seven tiles on four multiprocessors: some would have two, some one."""
+    with pytest.raises(ScheduleError, match="dealt out evenly"):
+        scheduled(linear(112, 16, 64), replace(SM90, cores=4), persistent=True, tile="16x16x16/4/2")
+
+
+LARGE = {
+    "plain": linear(4096, 4096, 14336),
+    "gelu": linear(2048, 4096, 1024, epilogue="gelu"),
+    "gated": linear(4096, 14336, 4096, epilogue="gated"),
+    "transposed": linear(4096, 4096, 4096, a_strides=(1, 4096), w_strides=(1, 4096)),
+    "batch": batched(16, 1024, 1024, 1024),
+    "symbolic rows": linear(S0, 4096, 4096, table=SymbolTable((Size(S0, 1, 65536, 1, 8192),))),
+    "any number of rows": linear(S0, 4096, 4096, table=SymbolTable((Size(S0, 1, None, 1, 8192),))),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_contractions_are_copied_by_the_accelerator(name):
+    lasting = {} if name.endswith(" rows") else {"persistent": True}
+    source = emit_triton(scheduled(LARGE[name], SM90, descriptors=True, **lasting), SM90)
+    binary = compile_triton(source, SM90)
+    report = resource_report(binary)
+    assert {"in0", "in1"} <= set(str(source.option("descriptors")).split(","))
+    assert "cp.async.bulk.tensor" in binary.assembly and "wgmma.mma_async" in binary.assembly
+    assert report.spills == 0 and report.shared <= SM90.shared_bytes and binary.scratch_bytes > 0
+    # A bias is read beside the tiles.
+    assert report.wide_stores == 1.0 and (report.wide_loads >= 0.95 or name == "gelu")
+    assert ("flatten=True" in source.text) == (not name.endswith(" rows"))
+
+
+def test_warps_have_parts_of_the_work_where_that_is_asked_for():
+    nest = linear(4096, 4096, 4096)
+    wanted = scheduled(nest, descriptors=True, persistent=False, specialized=True, tile="64x128x64/4/4")
+    binary = compile_triton(emit_triton(wanted, SM90), SM90)
+    assert "setmaxnreg" in binary.assembly and binary.threads == 384 and resource_report(binary).spills == 0
+    with pytest.raises(ScheduleError, match="four-warp programs"):
+        scheduled(nest, specialized=True, tile="128x256x64/8/3")
+
+
+def test_older_architectures_have_no_accelerator():
+    nest = linear(4096, 4096, 4096)
+    for name in ("cuda:sm_80", "hip:gfx942"):
+        assert "descriptors" not in GPU_CONTRACTION.parameters(nest, gpu_target(name))

@@ -1,0 +1,73 @@
+"""Every kernel fits the processor that it is compiled for: shared memory within a block's limit, registers within a
+thread's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.codegen.triton.rules.test_contractions import LARGE as CONTRACTIONS
+from tests.codegen.triton.rules.test_rules import LARGE as OTHERS
+from tests.scheduler.cost.test_gpu_fit import nest
+from torch_mlc.codegen.kernel import KernelSource
+from torch_mlc.codegen.triton.emit import emit_triton
+from torch_mlc.dynamo_backend.compiling.lighter import fitting_code
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.nest.loops import LoopNest
+from torch_mlc.ir.target import gpu_target
+from torch_mlc.runtime.compile.kernels import KernelCode, compile_source, gpu_binary
+from torch_mlc.runtime.triton.compile import resource_report
+from torch_mlc.runtime.triton.report import ResourceReport
+from torch_mlc.scheduler.rules import default_schedule
+
+F32, F16, BF16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
+TARGETS = ("cuda:sm_80", "cuda:sm_89", "cuda:sm_90", "cuda:sm_100", "cuda:sm_120", "hip:gfx90a", "hip:gfx942")
+# Bytes that registers do not hold of kernels for heads of 256 elements, at most, on any target.
+SPILLS_OF_WIDE_HEADS = 2048
+
+
+def report(of: LoopNest, target: str) -> ResourceReport:
+    """Of the code that a nest gets for a target, by its default schedule or a lighter one; raises where none fits."""
+    machine = gpu_target(target)
+    schedule = default_schedule(of, machine)
+
+    def make(source: KernelSource) -> KernelCode:
+        return compile_source(source, machine, "key")
+
+    binary = gpu_binary(fitting_code(of, machine, schedule, emit_triton(schedule.nest, machine), make))
+    assert binary.shared <= machine.shared_bytes
+    return resource_report(binary)
+
+
+# What no device would have loaded, or spilled, before tiles were chosen by the target.
+FORMERLY = [
+    ("keys", 128, BF16, "cuda:sm_120"), ("keys", 256, BF16, "cuda:sm_100"), ("queries", 256, BF16, "cuda:sm_89"),
+    ("keys", 128, BF16, "hip:gfx942"), ("forward", 128, F32, "cuda:sm_90"), ("forward", 256, BF16, "cuda:sm_120"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "width", "dtype", "target"), FORMERLY)
+def test_attention_that_fitted_no_block(kind: str, width: int, dtype: DType, target: str) -> None:
+    assert report(nest(kind, width, dtype), target).spills == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("kind", ["forward", "queries", "keys", "bias"])
+def test_attention_fits_every_target(kind: str, width: int, dtype: DType, target: str) -> None:
+    assert report(nest(kind, width, dtype), target).spills <= (SPILLS_OF_WIDE_HEADS if width > 128 else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", CONTRACTIONS)
+def test_contractions_fit_every_target(name: str, target: str) -> None:
+    report(CONTRACTIONS[name], target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("place", range(len(OTHERS)))
+def test_other_rules_fit_every_target(place: int, target: str) -> None:
+    assert report(OTHERS[place][0], target).spills == 0

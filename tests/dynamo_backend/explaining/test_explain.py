@@ -1,0 +1,89 @@
+"""What explain tells of a model, for this machine and for GPUs that are not here."""
+
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import torch_mlc
+from torch_mlc.dynamo_backend.compiling import kernels
+from torch_mlc.runtime.settings.options import OptionError
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(16, 64), nn.LayerNorm(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.topk(self.norm(F.gelu(self.linear(x))), 64).values
+
+
+def test_a_report_tells_what_became_of_each_op() -> None:
+    report = torch_mlc.explain(Model().eval(), torch.randn(8, 16))
+    (graph,) = report.graphs
+    (kernel,) = graph.kernels
+    assert kernel.calls == 1 and kernel.rule.startswith("cpu_") and kernel.language == "llvm"
+    assert kernel.ops == ("aten.gelu.default", "aten.native_layer_norm.default")
+    assert any("self.norm(F.gelu(self.linear(x)))" in line for line in kernel.lines)
+    assert "define void" in kernel.source and "s.vectorize" in kernel.schedule and "def fused" in kernel.loops
+    assert kernel.traffic is not None
+    # In: 8 x 64 values and two rows of 64; out: 8 x 64 values. Nothing is read twice.
+    assert kernel.traffic.least == (8 * 64 + 64 + 64 + 8 * 64) * 4
+    assert kernel.traffic.moved == kernel.traffic.least
+    assert kernel.traffic.operations > 8 * 64 * 10
+    libraries = {c.op: c for c in graph.libraries}
+    assert libraries["aten::addmm.default"].reason.startswith("matrix product")
+    assert libraries["aten::topk.default"].reason.startswith("sort")
+    assert graph.fallbacks == ()
+    assert graph.typical_peak == graph.peak_bytes == (4 + 4 + 8) * 8 * 64  # operand, values, positions
+    text = str(report)
+    assert kernel.name in text and "aten::topk.default" in text and len(text.splitlines()) < 12
+    assert kernel.source.splitlines()[-1] in report.show(details=True)
+
+
+def test_what_was_not_fused_and_why() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.sin()
+        return (y / y.sum(1, keepdim=True)), (y / y.sum(0, keepdim=True))
+
+    report = torch_mlc.explain(f, torch.randn(64, 32))
+    assert any("other dimensions" in m.reason and m.bytes >= 64 * 32 * 4 for m in report.graphs[0].not_fused)
+
+
+def test_forward_and_backward_with_sizes_that_are_symbols() -> None:
+    report = torch_mlc.explain(Model(), torch.randn(8, 16), training=True, dynamic=True)
+    assert [g.name for g in report.graphs] == ["forward", "backward"]
+    assert all(g.peak_bytes.free_symbols for g in report.graphs)
+
+
+def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(nest: object, target: object) -> None:
+        raise ValueError("no code for this")
+
+    monkeypatch.setattr(kernels, "emit", failing)
+    with pytest.warns(UserWarning, match="no code for this"):
+        report = torch_mlc.explain(torch.sin, torch.randn(4))
+    (kernel,) = report.fallbacks
+    assert kernel.ops == ("aten.sin.default",) and "no code for this" in str(report)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("target", ["cuda:sm_90", "hip:gfx942"])
+def test_kernels_compile_for_a_gpu_that_is_not_here(target: str, training: bool) -> None:
+    report = torch_mlc.explain(Model(), torch.randn(8, 16), training=training, target=target)
+    assert report.kernels and not report.fallbacks
+    for kernel in report.kernels:
+        assert kernel.language == "triton" and "@triton.jit" in kernel.source
+        taken = kernel.resources
+        assert taken is not None and taken.registers > 0 and 0 < taken.occupancy <= 1 and taken.spills == 0
+    assert "occupancy" in str(report)
+    assert all(g.target == target for g in report.graphs)
+
+
+def test_a_wrong_target_names_the_nearest_one() -> None:
+    with pytest.raises(OptionError, match="cuda:sm_90"):
+        torch_mlc.explain(torch.sin, torch.randn(4), target="cuda:sm90")

@@ -1,0 +1,127 @@
+"""Code of others in our modules is told from our own, and from other code, by what it does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pkgutil import walk_packages
+from types import ModuleType
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from torch_mlc.runtime.cache import foreign_code as module
+from torch_mlc.runtime.cache.fingerprint import ROOMS
+from torch_mlc.runtime.cache.foreign_code import ForeignCode, UnknownCode, described, foreign_code
+from torch_mlc.scheduler import rules
+from torch_mlc.scheduler.rules.registry import Rule
+
+FACTOR = 2
+
+
+def by_factor(x: float) -> float:
+    return x * FACTOR
+
+
+def of(factor: object, more: int = 1) -> Callable[..., Any]:
+    def scaled(x: Any, by: int = more) -> Any:
+        return x * factor + by
+
+    return scaled
+
+
+def test_nothing_is_foreign_in_a_process_that_has_patched_nothing() -> None:
+    """With all of our modules and what they import, the libraries that this project depends on."""
+    for room in ROOMS:
+        package = import_module(f"torch_mlc.{room}")
+        for info in walk_packages(package.__path__, f"torch_mlc.{room}."):
+            import_module(info.name)
+    found = foreign_code()
+    assert (found.text, found.unknown) == ("", "")
+    assert foreign_code() == found, "and nothing was looked at again"
+
+
+PLACES: dict[str, Callable[[pytest.MonkeyPatch, Any], None]] = {
+    "function of a module": lambda patch, fn: patch.setattr("torch_mlc.scheduler.functions.lower.lower_to_loops", fn),
+    "imported function": lambda patch, fn: patch.setattr("torch_mlc.dynamo_backend.compiling.plans.fuse", fn),
+    "method": lambda patch, fn: patch.setattr(Rule, "applies", fn, raising=False),
+    "static method": lambda patch, fn: patch.setattr(Rule, "applies", staticmethod(fn), raising=False),
+    "converter": lambda patch, fn: patch.setitem(
+        sys.modules["torch_mlc.dynamo_backend.converters.registry"].CONVERTERS, "aten.sin.default", fn
+    ),
+    "new op": lambda patch, fn: patch.setitem(
+        sys.modules["torch_mlc.dynamo_backend.converters.registry"].CONVERTERS, "mine.op.default", fn
+    ),
+    "pass": lambda patch, fn: patch.setattr(
+        "torch_mlc.dynamo_backend.compiling.plans.GRAPH_PASSES",
+        (fn, *sys.modules["torch_mlc.dynamo_backend.compiling.plans"].GRAPH_PASSES)
+    ),
+    "rule": lambda patch, fn: patch.setattr(
+        rules, "RULES", (Rule("mine", ("cpu",), fn, fn, lambda *_: {}), *rules.RULES[1:])
+    ),
+    "part of a partial": lambda patch, fn: patch.setattr(
+        "torch_mlc.dynamo_backend.compiling.plans.fuse", partial(torch.add, fn)
+    ),
+    "decomposition": lambda patch, fn: patch.setitem(
+        torch._decomp.decomposition_table, torch.ops.aten.sin.default, fn
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_code_of_others_is_found_where_it_is_put(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    for fn in (of(2), of(3), of(2)):
+        with monkeypatch.context() as patch:
+            PLACES[place](patch, fn)
+            texts.append(foreign_code().text)
+        assert foreign_code().text == ""
+    assert texts[0] and texts[0] == texts[2] != texts[1]
+
+
+def test_what_cannot_be_told_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fn in (Mock(), of(object()), of(torch.ones(2))):
+        with monkeypatch.context() as patch:
+            patch.setattr("torch_mlc.scheduler.functions.lower.lower_to_loops", fn)
+            found = foreign_code()
+        assert isinstance(found, ForeignCode) and "lower_to_loops" in found.unknown, found
+
+
+def test_what_a_function_does_is_its_code_and_all_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert described(of(2)) == described(of(2))
+    assert (
+        len({described(f) for f in (of(2), of(2.0), of("2"), of((2,)), of(2, 2), of(of(2)), of(of(3)), by_factor)}) == 8
+    )
+    before = described(by_factor)
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3)
+    assert described(by_factor) != before
+    assert described(of({"a": [1, {2}], "b": torch.float32})) == described(of({"a": [1, {2}], "b": torch.float32}))
+
+
+def test_functions_that_call_one_another() -> None:
+    def even(n: int) -> bool:
+        return n == 0 or odd(n - 1)
+
+    def odd(n: int) -> bool:
+        return n != 0 and even(n - 1)
+
+    assert described(even) and described(even) != described(odd)
+
+
+def test_objects_that_are_described_by_what_they_hold() -> None:
+    class Own:
+        def method(self) -> int:
+            return 1
+
+    class Other:
+        def method(self) -> int:
+            return 2
+
+    assert described(Own) != described(Other)
+    with pytest.raises(UnknownCode, match="Own"):
+        described(Own())
+    assert described(ModuleType("some")) == "module some" and module.PACKAGE == "torch_mlc"
