@@ -17,7 +17,7 @@ from ....ir.expr.value import Call, IndexValue, is_value, walk
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
-from ..analysis import Reach, Shape, analyse
+from ..analysis import NestShape, Reach, analyse
 from ..registry import Params, Rule, Value
 from .common import choose_width, is_long, merge_rows, parallel_roots, run_length
 
@@ -104,7 +104,7 @@ def _moves(access: Reach, along: Iterable[sympy.Symbol]) -> bool:
     return any(access.step(v) != 0 for v in along)
 
 
-def _elements(shape: Shape, access: Reach) -> int:
+def _elements(shape: NestShape, access: Reach) -> int:
     extents = dict((*shape.rows, *shape.inner))
     count = 1
     for v, e in extents.items():
