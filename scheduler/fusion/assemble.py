@@ -27,7 +27,7 @@ from ..functions.function import Dim, Output, Stage, TensorFunction
 from .early_errors import sites, wait_for_checks
 from .group import Group
 from .tiles import kept, reduced
-from .two_stage import in_pieces
+from .two_stage import in_two_stages
 
 Call: TypeAlias = CallTensor
 Unit: TypeAlias = Group | Library | CallTensor
@@ -66,7 +66,7 @@ def assemble(
 
 def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunction, CallTensor]]:
     """A function and its call; on a GPU, where it reduces over rows too, those of its two parts."""
-    split = None if call.types[0].device.startswith("cpu") else in_pieces(function)
+    split = None if call.types[0].device.startswith("cpu") else in_two_stages(function)
     if split is None:
         return [(function, call)]
     sizes = dict(zip(function.symbols.symbols, call.sizes, strict=True))

@@ -13,7 +13,7 @@ from .chain import Chain, Others, is_contraction, is_total, row_axes, told
 from .chain_function import ChainFunctionWriter
 from .outlined import Functions, Outlined, Parameters, readers_of
 from .prologues import take_prologues
-from .split_keys import in_key_pieces
+from .split_keys import split_keys
 
 
 def outline_chains(graph: Graph, *, fast: bool) -> Outlined:
@@ -89,7 +89,7 @@ def _alike(a: Reduction, b: Reduction) -> bool:
 
 def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunction, CallTensor]]:
     """A chain's function and its call; on a GPU that its rows do not occupy, those of pieces of it and of all."""
-    pieces = None if call.types[0].device.startswith("cpu") else in_key_pieces(function)
+    pieces = None if call.types[0].device.startswith("cpu") else split_keys(function)
     if pieces is None:
         return [(function, call)]
     first, second = pieces.calls(call, function.symbols.symbols)
