@@ -17,13 +17,13 @@ from ...ir.target import Target
 from ..kernel import KernelSource
 from .loops import Nest, emit_nodes, run_loop
 from .memory.bounds import has_checks, report
-from .memory.compact import Storage, storage_of
+from .memory.compact import LocalStorage, storage_of
 from .memory.index import scalar_index
 from .memory.scatter import REPORT, is_checked
 from .reductions.accumulators import reductions_of
 from .table import DECLARATIONS, size_function, table_driver
 from .text.builder import Builder, Val, element_type
-from .text.context import SLACK, STATUS, Context, Place
+from .text.context import SLACK, STATUS, BufferPlace, Context
 from .text.types import memory_type
 
 I64 = DType.INT64
@@ -75,7 +75,7 @@ class _Module:
             b.lines.extend(entry[2:])
         places = {p.name: _parameter(self.nest, p.name) for p in self.nest.params}
         if status:
-            places[STATUS] = Place(f"%{STATUS}", I64, (), (), fixed=True)
+            places[STATUS] = BufferPlace(f"%{STATUS}", I64, (), (), fixed=True)
             self.functions.append(REPORT)
         ctx = Context(self.nest, self.target, b, places, {s: Val(f"%{s.name}", I64) for s in self.nest.symbols.symbols})
         paths = {n.name: (n, outer) for n, outer in blocks(self.nest)}
@@ -108,7 +108,7 @@ class _Module:
         b = Builder(f"define internal void @{nest.name}.part({signature})", features)
         places = {p.name: _parameter(nest, p.name) for p in nest.params}
         if self.tells:
-            places[STATUS] = Place(f"%{STATUS}", I64, (), (), fixed=True)
+            places[STATUS] = BufferPlace(f"%{STATUS}", I64, (), (), fixed=True)
             self.functions.append(REPORT)
         ctx = Context(nest, self.target, b, places, {s: Val(f"%{s.name}", I64) for s in nest.symbols.symbols})
         inside = Nest(reductions_of({n.name: (n, outer) for n, outer in blocks(nest)}))
@@ -159,10 +159,10 @@ class _Module:
         self.declarations.update(b.declarations)
 
 
-def _parameter(nest: LoopNest, name: str) -> Place:
+def _parameter(nest: LoopNest, name: str) -> BufferPlace:
     p = nest.buffer(name)
     element_type(p.dtype)
-    return Place(f"%{name}", p.dtype, p.shape, p.strides, fixed=name not in nest.outputs)
+    return BufferPlace(f"%{name}", p.dtype, p.shape, p.strides, fixed=name not in nest.outputs)
 
 
 def _entry(nest: LoopNest, names: list[str], types: list[str], call: bool, status: bool) -> list[str]:
@@ -188,7 +188,7 @@ def _entry(nest: LoopNest, names: list[str], types: list[str], call: bool, statu
 # --- storage of the nest's own buffers ------------------------------------------------------------------------------
 
 
-def _allocate(ctx: Context, storages: list[Storage]) -> list[str]:
+def _allocate(ctx: Context, storages: list[LocalStorage]) -> list[str]:
     """Give each buffer its place: small ones on the stack, others by malloc; returns what to free."""
     heap: list[str] = []
     budget = _STACK_BYTES
@@ -206,7 +206,7 @@ def _allocate(ctx: Context, storages: list[Storage]) -> list[str]:
             mask = "call ptr @llvm.ptrmask.p0.i64"
             ctx.b.declarations["llvm.ptrmask.p0.i64"] = "declare ptr @llvm.ptrmask.p0.i64(ptr, i64)"
             pointer = ctx.b.op(f"{mask}(ptr {up}, i64 -64)")
-        ctx.places[s.buffer.name] = Place(pointer, s.buffer.dtype, s.buffer.shape, s.strides, s.shift, own=True)
+        ctx.places[s.buffer.name] = BufferPlace(pointer, s.buffer.dtype, s.buffer.shape, s.strides, s.shift, own=True)
     return heap
 
 
@@ -218,7 +218,7 @@ def _release(ctx: Context, heap: list[str]) -> None:
 # --- parallel loops ---------------------------------------------------------------------------------------------------
 
 
-def _region(module: _Module, ctx: Context, loop: Loop, nest: Nest, storage: dict[str, Storage]) -> None:
+def _region(module: _Module, ctx: Context, loop: Loop, nest: Nest, storage: dict[str, LocalStorage]) -> None:
     """The loop as a function of a range of iterations, called with the whole range or by each member of a team."""
     name = f"{module.nest.name}.{module.regions}"
     module.regions += 1
@@ -245,8 +245,8 @@ def _region(module: _Module, ctx: Context, loop: Loop, nest: Nest, storage: dict
     ctx.touch()
 
 
-def _renamed(place: Place, pointer: str) -> Place:
-    return Place(pointer, place.dtype, place.shape, place.strides, place.shift, place.fixed, place.own)
+def _renamed(place: BufferPlace, pointer: str) -> BufferPlace:
+    return BufferPlace(pointer, place.dtype, place.shape, place.strides, place.shift, place.fixed, place.own)
 
 
 def _call_team(ctx: Context, loop: Loop, name: str, arguments: list[str], extent: Val) -> None:

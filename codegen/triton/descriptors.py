@@ -16,9 +16,9 @@ import sympy
 from ...ir.expr.index import simplify
 from ...ir.expr.value import Index, Load, is_value, loads
 from ...ir.nest.loops import Buffer, Scope, Update
-from .program import BlockInfo, Program
+from .program import BlockInfo, TritonProgram
 from .values import Values
-from .writer import Value, Writer
+from .writer import SourceWriter, Value
 
 # What the hardware takes: dimensions, elements of a tile along one, bytes to which rows are aligned.
 MOST_DIMENSIONS, MOST_ELEMENTS, ROW_BYTES = 5, 256, 16
@@ -38,7 +38,7 @@ class Box:
 class Descriptors:
     """The descriptors of a program, by array and shape of the tile."""
 
-    def __init__(self, values: Values, out: Writer) -> None:
+    def __init__(self, values: Values, out: SourceWriter) -> None:
         self.values = values
         self.out = out
         self._names: dict[tuple[str, tuple[int, ...], tuple[int, ...]], str] = {}
@@ -100,7 +100,7 @@ class Descriptors:
         return f"tl.cast({text}, tl.int32)" if self.values.program.wide and origin.free_symbols else text
 
 
-def box_of(program: Program, info: BlockInfo, buffer: Buffer, indices: tuple[Index, ...]) -> Box | None:
+def box_of(program: TritonProgram, info: BlockInfo, buffer: Buffer, indices: tuple[Index, ...]) -> Box | None:
     """What a load of an operand reads; None where a descriptor cannot say it."""
     if not program.nest.annotation(f"descriptor:{buffer.name}") or buffer.scope is not Scope.GLOBAL:
         return None
@@ -133,12 +133,12 @@ def box_of(program: Program, info: BlockInfo, buffer: Buffer, indices: tuple[Ind
     return Box(order, tuple(origins[d] for d in order), extents, tuple(axes[d] for d in order))
 
 
-def _rows_are_aligned(program: Program, buffer: Buffer, last: int) -> bool:
+def _rows_are_aligned(program: TritonProgram, buffer: Buffer, last: int) -> bool:
     steps = [s * buffer.dtype.itemsize for d, s in enumerate(buffer.strides) if d != last]
     return all(s != 0 and program.nest.symbols.is_divisible(s, ROW_BYTES) for s in steps)
 
 
-def _inner_bounds(program: Program, info: BlockInfo) -> list[tuple[sympy.Expr, sympy.Expr]]:
+def _inner_bounds(program: TritonProgram, info: BlockInfo) -> list[tuple[sympy.Expr, sympy.Expr]]:
     """The bounds of the summed axis that some lane of some step may break: there operands have to be zero."""
     summed = info.reduced_tile | info.reduced_serial
     own = [(lhs, rhs) for lhs, rhs in info.bounds if (lhs.free_symbols | rhs.free_symbols) & summed]
@@ -146,7 +146,7 @@ def _inner_bounds(program: Program, info: BlockInfo) -> list[tuple[sympy.Expr, s
 
 
 def _ends_with_array(
-    program: Program, bound: tuple[sympy.Expr, sympy.Expr], positions: list[sympy.Expr], buffer: Buffer
+    program: TritonProgram, bound: tuple[sympy.Expr, sympy.Expr], positions: list[sympy.Expr], buffer: Buffer
 ) -> bool:
     lhs, rhs = bound
     return any(sympy.expand(p - lhs) == 0 and e == rhs for p, e in zip(positions, buffer.shape, strict=True))

@@ -17,12 +17,12 @@ from ..kernel import EmitError
 from .functions import cast_text, type_text
 from .program import BlockInfo
 from .values import Values
-from .writer import Dims, Value, Writer
+from .writer import Dims, SourceWriter, Value
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
 
 
-def dot(values: Values, out: Writer, info: BlockInfo, update: Update, accumulator: str | None) -> Value:
+def dot(values: Values, out: SourceWriter, info: BlockInfo, update: Update, accumulator: str | None) -> Value:
     """Write one step of a product: the tile, added to ``accumulator`` where there is one.
 
     The annotation ``operands`` names the type to which both are rounded, where it is not that in which they come.
@@ -84,7 +84,7 @@ def _narrow(side: Sequence[Expr]) -> DType:
     return bare(side[0]).dtype
 
 
-def _operand(values: Values, out: Writer, info: BlockInfo, side: Sequence[Expr], narrow: DType) -> Value:
+def _operand(values: Values, out: SourceWriter, info: BlockInfo, side: Sequence[Expr], narrow: DType) -> Value:
     """The tile of one operand: zero where the summed axis has no element, full along both of its axes."""
     values.enter(info)
     product = product_of([bare(e) if narrow is not e.dtype else e for e in side])

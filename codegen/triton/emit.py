@@ -18,8 +18,8 @@ from ..kernel import NARROW, WIDE, EmitError, KernelSource
 from .descriptors import Descriptors
 from .helpers import helpers_for
 from .limits import Limits, take_limits
-from .parts import Iteration, Parts
-from .program import BlockInfo, Program
+from .parts import Parts, WrittenIteration
+from .program import BlockInfo, TritonProgram
 from .reach import reach_of
 from .reduce import Reductions
 from .scans import Scans
@@ -27,7 +27,7 @@ from .scatter import scatter
 from .states import begin_states
 from .table import ALIGNED, PARAMETERS, table_head
 from .values import Values
-from .writer import Writer
+from .writer import SourceWriter
 
 # Annotations of loops that Triton's ``range`` takes.
 LOOP_FLAGS = ("flatten", "warp_specialize")
@@ -52,16 +52,16 @@ def emit_triton(nest: LoopNest, target: Target) -> KernelSource:
     """
     if not target.is_gpu:
         raise EmitError(f"{target} is no GPU; Triton kernels are for cuda and hip")
-    return _Emitter(nest, target).source()
+    return _TritonEmitter(nest, target).source()
 
 
-class _Emitter:
+class _TritonEmitter:
     def __init__(self, nest: LoopNest, target: Target) -> None:
         self.nest = nest
         self.target = target
-        self.program = Program(nest)
+        self.program = TritonProgram(nest)
         self.limits = take_limits(self.program)
-        self.out = Writer()
+        self.out = SourceWriter()
         self.values = Values(self.program, self.out)
         self.reductions = Reductions(self.values, self.out)
         self.descriptors = Descriptors(self.values, self.out)
@@ -250,7 +250,7 @@ class _Emitter:
         iteration alone is decided here."""
         infos, outside, count = self.program.infos, self.parts.iteration, int(loop.extent)
         for k in range(count):
-            self.parts.iteration = Iteration(var, count, k, infos)
+            self.parts.iteration = WrittenIteration(var, count, k, infos)
             self.program.infos = infos | {i.block.name: i.at(var, sympy.Integer(k)) for i in inside}
             self._nodes(loop.body)
         self.program.infos, self.parts.iteration = infos, outside
@@ -316,5 +316,5 @@ class _Emitter:
             self.scans.leave(info)
 
 
-def _is_global(program: Program, name: str) -> bool:
+def _is_global(program: TritonProgram, name: str) -> bool:
     return program.buffers[name].scope is Scope.GLOBAL

@@ -21,8 +21,8 @@ from ...ir.nest.loops import Scope
 from ..kernel import EmitError
 from .functions import call_text, cast_text, literal, takes_literals, type_text
 from .lanes import Lanes, bare
-from .program import BlockInfo, Program
-from .writer import SCALAR, Dims, Value, Writer
+from .program import BlockInfo, TritonProgram
+from .writer import SCALAR, Dims, SourceWriter, Value
 
 _COMPARISONS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq,
                 "ne": operator.ne}  # fmt: skip
@@ -32,7 +32,7 @@ _ZEROS = ("0", "0.0", "False")
 class Expressions(Lanes, ABC):
     """Emits the expressions of a block; what they load is another's affair."""
 
-    def __init__(self, program: Program, writer: Writer) -> None:
+    def __init__(self, program: TritonProgram, writer: SourceWriter) -> None:
         super().__init__(program, writer)
         # Loads that are zero where one of these masks is off.
         self.masked: dict[str, frozenset[str]] = {}

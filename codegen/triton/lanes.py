@@ -14,8 +14,8 @@ from ..host.python.brackets import closes_at_end
 from ..kernel import EmitError
 from .functions import type_text
 from .index import index_text
-from .program import BlockInfo, Program
-from .writer import Dims, Value, Writer
+from .program import BlockInfo, TritonProgram
+from .writer import Dims, SourceWriter, Value
 
 # Both sides of ``lhs < rhs``.
 Bound: TypeAlias = tuple[sympy.Expr, sympy.Expr]
@@ -24,7 +24,7 @@ Bound: TypeAlias = tuple[sympy.Expr, sympy.Expr]
 class Lanes:
     """Speaks of one block at a time (``enter``) in the variables of the text."""
 
-    def __init__(self, program: Program, writer: Writer) -> None:
+    def __init__(self, program: TritonProgram, writer: SourceWriter) -> None:
         self.program = program
         self.out = writer
         # A variable of the text -> the expression in loop symbols that it stands for.

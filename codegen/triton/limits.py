@@ -13,7 +13,7 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from ...ir.nest.loops import Block, Loop, LoopKind, walk_nodes
-from .program import BlockInfo, Conjunct, Program
+from .program import BlockInfo, Conjunct, TritonProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Limits:
     high: tuple[sympy.Expr, ...] = ()
 
 
-def take_limits(program: Program) -> dict[sympy.Symbol, Limits]:
+def take_limits(program: TritonProgram) -> dict[sympy.Symbol, Limits]:
     """The limits of the loops that have any; the bounds that they are leave the blocks inside."""
     found: dict[sympy.Symbol, Limits] = {}
     for node, _ in walk_nodes(program.nest.body):

@@ -15,11 +15,11 @@ from ...ir.expr.value import Load, is_value
 from ...ir.nest.loops import Buffer, Scope
 from .program import BlockInfo
 from .values import Values
-from .writer import Value, Writer
+from .writer import SourceWriter, Value
 
 
 @dataclass(frozen=True, slots=True)
-class Iteration:
+class WrittenIteration:
     """One iteration of a loop that is written out: ``infos`` are the blocks in it as the loop has them."""
 
     loop: sympy.Symbol
@@ -31,10 +31,10 @@ class Iteration:
 class Parts:
     """Loads of operands in a loop over parts."""
 
-    def __init__(self, values: Values, out: Writer) -> None:
+    def __init__(self, values: Values, out: SourceWriter) -> None:
         self.values = values
         self.out = out
-        self.iteration: Iteration | None = None
+        self.iteration: WrittenIteration | None = None
 
     def load(self, buffer: Buffer, expr: Load) -> Value | None:
         """The tile of a load that takes every ``count``-th element of contiguous ones; None for other loads."""

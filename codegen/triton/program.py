@@ -87,7 +87,7 @@ def _divided(
     return tuple(kept), tuple(decided)
 
 
-class Program:
+class TritonProgram:
     """Everything about a nest that is decided before the first line is written."""
 
     def __init__(self, nest: LoopNest) -> None:

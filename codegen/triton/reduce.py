@@ -21,14 +21,14 @@ from .dot import dot
 from .functions import cast_text, literal, type_text, typed_literal
 from .program import BlockInfo
 from .values import Values
-from .writer import SCALAR, Dims, Value, Writer
+from .writer import SCALAR, Dims, SourceWriter, Value
 
 Rule: TypeAlias = Callable[[State, State], State]
 _SMALL_INT = (DType.INT8, DType.INT16, DType.UINT8, DType.UINT16)
 
 
 @dataclass(frozen=True, slots=True)
-class Accumulator:
+class ReductionState:
     """The state of one update while its loop runs: a name a component."""
 
     update: Update
@@ -41,10 +41,10 @@ class Accumulator:
 class Reductions:
     """Emits the updates of blocks."""
 
-    def __init__(self, values: Values, writer: Writer) -> None:
+    def __init__(self, values: Values, writer: SourceWriter) -> None:
         self.values = values
         self.out = writer
-        self.open: dict[tuple[str, tuple[sympy.Expr, ...]], tuple[Accumulator, ...]] = {}
+        self.open: dict[tuple[str, tuple[sympy.Expr, ...]], tuple[ReductionState, ...]] = {}
 
     def begin(self, info: BlockInfo) -> None:
         """Before the outermost loop that carries the block's reduction: accumulators at the identity."""
@@ -55,7 +55,7 @@ class Reductions:
             for name, start, dtype in zip(names, update.monoid.identity(dtypes), dtypes, strict=True):
                 shape = self.values.shape(info.tile) if info.tile else "[]"
                 self.out.line(f"{name} = tl.full({shape}, {literal(start.value)}, {type_text(dtype)})")
-            found.append(Accumulator(update, names, dtypes, self._held(info, update)))
+            found.append(ReductionState(update, names, dtypes, self._held(info, update)))
         self.open[info.place] = tuple(found)
 
     def step(self, info: BlockInfo, update: Update) -> None:
@@ -133,7 +133,7 @@ class Reductions:
             return Value(f"{value.typed}.to(tl.float32)", value.dims, DType.FLOAT32)
         return value
 
-    def _accumulate(self, acc: Accumulator, new: tuple[Value, ...]) -> None:
+    def _accumulate(self, acc: ReductionState, new: tuple[Value, ...]) -> None:
         info = self.values.info
         assert info is not None
         monoid, bounds = acc.update.monoid, self.values.reduction_bounds()
@@ -262,7 +262,7 @@ class Reductions:
         return name
 
     def _combine_source(self, name: str, monoid: Monoid, dtypes: tuple[DType, ...], rule: Rule) -> str:
-        writer = Writer()
+        writer = SourceWriter()
         inner = Values(self.values.program, writer)
         a = tuple(Var(f"a{k}", d) for k, d in enumerate(dtypes))
         b = tuple(Var(f"b{k}", d) for k, d in enumerate(dtypes))

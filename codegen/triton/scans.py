@@ -17,7 +17,7 @@ from .functions import cast_text, literal, type_text
 from .program import BlockInfo
 from .reduce import Reductions
 from .values import Tile, Values
-from .writer import Dims, Value, Writer
+from .writer import Dims, SourceWriter, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Carried:
 class Scans:
     """Emits the updates of blocks that scan."""
 
-    def __init__(self, values: Values, writer: Writer, reductions: Reductions) -> None:
+    def __init__(self, values: Values, writer: SourceWriter, reductions: Reductions) -> None:
         self.values = values
         self.out = writer
         self.reductions = reductions

@@ -8,13 +8,13 @@ from ...ir.nest.loops import Buffer, Store, Update
 from ..kernel import EmitError
 from .program import BlockInfo
 from .values import Value, Values
-from .writer import Writer
+from .writer import SourceWriter
 
 _ATOMIC = {"sum": "add", "max": "max", "min": "min"}
 _TYPES = (DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64)
 
 
-def scatter(values: Values, out: Writer, info: BlockInfo, statement: Store | Update) -> None:
+def scatter(values: Values, out: SourceWriter, info: BlockInfo, statement: Store | Update) -> None:
     """One statement of a block that scatters. Places out of range are left alone.
 
     Raises EmitError for an update that no atomic operation makes.
@@ -48,7 +48,7 @@ def _atomic(info: BlockInfo, update: Update) -> str:
 
 
 def _write(
-    values: Values, out: Writer, info: BlockInfo, buffer: Buffer, indices: tuple[Index, ...], expr: Expr, how: str
+    values: Values, out: SourceWriter, info: BlockInfo, buffer: Buffer, indices: tuple[Index, ...], expr: Expr, how: str
 ) -> None:
     value = values.value(expr)
     text, dims, _, _ = values.address(buffer, indices, {}, ())

@@ -13,10 +13,10 @@ from ...ir.nest.loops import AxisKind, Scope
 from ..kernel import EmitError
 from .program import BlockInfo
 from .values import Tile, Values
-from .writer import Value, Writer
+from .writer import SourceWriter, Value
 
 
-def begin_states(values: Values, out: Writer, inside: Sequence[BlockInfo], var: sympy.Symbol) -> None:
+def begin_states(values: Values, out: SourceWriter, inside: Sequence[BlockInfo], var: sympy.Symbol) -> None:
     """Before the loop over ``var``: a variable for each buffer that blocks inside carry over it by stores.
 
     Raises EmitError where nothing was in the buffer before.

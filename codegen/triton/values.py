@@ -18,8 +18,8 @@ from ...ir.expr.value import Index, Load, is_value
 from ...ir.nest.loops import AxisKind, Buffer, Scope
 from ..kernel import EmitError
 from .expressions import Expressions
-from .program import Program
-from .writer import SCALAR, Dims, Value, Writer
+from .program import TritonProgram
+from .writer import SCALAR, Dims, SourceWriter, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Tile:
 class Values(Expressions):
     """Emits the expressions, loads and stores of one block at a time (``enter``) into the writer."""
 
-    def __init__(self, program: Program, writer: Writer) -> None:
+    def __init__(self, program: TritonProgram, writer: SourceWriter) -> None:
         super().__init__(program, writer)
         self.tiles: dict[str, Tile] = {}
         # Those of blocks that are written out apart: one for each place that their copies wrote.

@@ -34,7 +34,7 @@ class Value:
         return typed_literal(self.text, self.dtype) if self.literal else self.text
 
 
-class Writer:
+class SourceWriter:
     """Lines at an indentation, and a stack of scopes of computed values: one for the program, one for each open
     loop."""
 

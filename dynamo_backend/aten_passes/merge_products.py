@@ -15,7 +15,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..tracing.hints import hint_of
-from .write import Writer
+from .write import NodeWriter
 
 aten = torch.ops.aten
 
@@ -45,7 +45,7 @@ class _Matrix:
         """The same memory, meant the other way."""
         return _Matrix(self.node, not self.turned)
 
-    def written(self, out: Writer) -> fx.Node:
+    def written(self, out: NodeWriter) -> fx.Node:
         """A node for it."""
         return out.call(aten.t.default, self.node) if self.turned else self.node
 
@@ -81,7 +81,7 @@ def merge_products(gm: fx.GraphModule) -> int:
             continue
         taken = {p.term for p in products}
         with gm.graph.inserting_before(root):
-            out = Writer(gm.graph, root)
+            out = NodeWriter(gm.graph, root)
             left, right = _joined(out, [p.a for p in products], 1), _joined(out, [p.b for p in products], 0)
             total = _multiplied(out, left, right, by_columns=root.meta["val"].stride(0) == 1)
             for term in terms:
@@ -142,14 +142,14 @@ def _gains(products: Sequence[_Product]) -> bool:
     return 0 < depth * (rows + columns) < len(products) * rows * columns
 
 
-def _joined(out: Writer, factors: Sequence[_Matrix], dim: int) -> _Matrix:
+def _joined(out: NodeWriter, factors: Sequence[_Matrix], dim: int) -> _Matrix:
     """Matrices one behind the other along a dimension, joined as they lie in memory."""
     if all(f.turned for f in factors):
         return _Matrix(out.call(aten.cat.default, [f.node for f in factors], 1 - dim), turned=True)
     return _Matrix(out.call(aten.cat.default, [f.written(out) for f in factors], dim))
 
 
-def _multiplied(out: Writer, a: _Matrix, b: _Matrix, *, by_columns: bool) -> fx.Node:
+def _multiplied(out: NodeWriter, a: _Matrix, b: _Matrix, *, by_columns: bool) -> fx.Node:
     """The product, its elements one behind the other along columns or along rows."""
     if by_columns:
         return out.call(aten.t.default, _multiplied(out, b.transposed, a.transposed, by_columns=False))

@@ -25,7 +25,7 @@ def give_results(gm: fx.GraphModule, values: Sequence[Any]) -> None:
 
 
 @dataclass(slots=True)
-class Writer:
+class NodeWriter:
     """Writes nodes that stand for the user's line of ``like``."""
 
     graph: fx.Graph

@@ -6,7 +6,7 @@ import click
 
 from ... import __version__
 from ...runtime.plain_text import write_out
-from .near import Program
+from .near import CommandLine
 
 # Command → module below dynamo_backend, and the one-line help that `--help` shows without loading it.
 COMMANDS = {
@@ -18,7 +18,7 @@ COMMANDS = {
 }
 
 
-class LazyGroup(Program):
+class LazyGroup(CommandLine):
     """A group whose commands are imported on use, so that `info` does not pay for the demo."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

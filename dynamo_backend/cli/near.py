@@ -48,7 +48,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-class Program(Commands):
+class CommandLine(Commands):
     """The whole command line."""
 
     elsewhere = _ELSEWHERE

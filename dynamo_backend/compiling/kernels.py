@@ -33,7 +33,7 @@ from ...scheduler.functions.function_text import function_key
 from ...scheduler.functions.lower import lower_to_loops
 from ...scheduler.schedule.overrides import Override, workload_of
 from ...scheduler.schedule.schedule import Schedule
-from ..verify.verify_graph import VerifyError
+from ..verify.verify_graph import WrongResultError
 from ..verify.verify_kernel import verify_kernel
 from .lighter import fitting_code, written_as
 from .tuning import Tuning
@@ -165,7 +165,7 @@ def start_kernel(
             built = KernelBuild(function, target, key, code, nest, schedule, source, override=override)
             if plan.options.verify and _runs_here(target):
                 _verify(built, origins)
-        except VerifyError:
+        except WrongResultError:
             raise
         except Exception as error:
             return _failed(function, target, plan, key, origins, error, override)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import libraries
-from .context import Domain, ImportContext, Scalar, Tensor
+from .context import ImportContext, ReductionSpace, Scalar, Tensor
 from .index import (
     adaptive_pooling,
     borders,
@@ -42,9 +42,9 @@ __all__ = [
     "FAMILIES",
     "LIBRARY_REASONS",
     "Converter",
-    "Domain",
     "ImportContext",
     "NoConversion",
+    "ReductionSpace",
     "Scalar",
     "SizeMap",
     "Tensor",

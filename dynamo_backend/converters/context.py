@@ -49,7 +49,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Domain:
+class ReductionSpace:
     """The iteration space of a reduction over dims of a shape.
 
     ``indices`` has one index per dim of the shape: ``i0…`` for the kept dims in order, ``r0…`` for the reduced ones,
@@ -283,7 +283,7 @@ class ImportContext:
         self.nodes.append(View(name, kind, x.name, axes(len(kind.shape)), tuple(indices), offset, self.origins))
         return Tensor(name, kind)
 
-    def domain(self, shape: Sequence[sympy.Expr], dims: Sequence[int]) -> Domain:
+    def domain(self, shape: Sequence[sympy.Expr], dims: Sequence[int]) -> ReductionSpace:
         """The space of a reduction of ``shape`` over ``dims`` (non-negative)."""
         reduced = set(dims)
         kept: list[sympy.Expr] = []
@@ -300,12 +300,12 @@ class ImportContext:
                 indices.append(symbol(f"r{len(names)}"))
                 names.append(symbol(f"r{len(names)}"))
                 extents.append(extent)
-        return Domain(tuple(indices), tuple(kept), tuple(names), tuple(extents))
+        return ReductionSpace(tuple(indices), tuple(kept), tuple(names), tuple(extents))
 
     def reduce(
         self,
         monoid: Monoid,
-        domain: Domain,
+        domain: ReductionSpace,
         values: Sequence[Expr],
         device: str,
         suffix: str = "",

@@ -4,7 +4,7 @@ import click
 import torch
 from rich.console import Console
 
-from .run import Plan, run
+from .run import Training, run
 
 
 @click.command()
@@ -17,4 +17,4 @@ def demo(steps: int, device: str, seed: int, inductor: bool, backend: str) -> No
     """Train a small GPT on Shakespeare through backend="mlc", sample from it, compare with eager."""
     if device == "cuda" and not torch.cuda.is_available():
         raise click.BadParameter("this torch sees no GPU; leave --device out to run on the CPU", param_hint="--device")
-    run(Plan(steps, device, seed, inductor, backend), Console())
+    run(Training(steps, device, seed, inductor, backend), Console())

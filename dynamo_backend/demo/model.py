@@ -12,7 +12,7 @@ INITIAL_SPREAD = 0.05  # of a width this small; 0.02, usual for wide models, lea
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """Sizes of the model; the defaults train in minutes on two CPU cores."""
 
     vocabulary: int
@@ -32,8 +32,8 @@ def rotate(x: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
 
-class Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+class SelfAttention(nn.Module):
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.heads = shape.heads
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
@@ -49,10 +49,10 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """Pre-norm transformer layer: x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
-        self.attention = Attention(shape)
+        self.attention = SelfAttention(shape)
         self.up = nn.Linear(shape.width, 4 * shape.width)
         self.down = nn.Linear(4 * shape.width, shape.width)
 
@@ -68,7 +68,7 @@ class GPT(nn.Module):
     `next_logits(tokens)` gives float32 [batch, vocabulary] for the character after the last.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.shape = shape
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)

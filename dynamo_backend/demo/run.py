@@ -24,7 +24,7 @@ SAMPLE_LENGTH = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Training:
     """What the command line asked for. `backend` is the name given to torch.compile in place of "mlc"."""
 
     steps: int
@@ -34,7 +34,7 @@ class Plan:
     backend: str = "mlc"
 
 
-def run(plan: Plan, console: Console) -> None:
+def run(plan: Training, console: Console) -> None:
     """Run the demo; prints to `console`. Errors of the backend go to the caller as they are."""
     corpus = load_corpus()
     before = counters.snapshot()
@@ -65,7 +65,7 @@ def run(plan: Plan, console: Console) -> None:
     show_comparison(console, Measured(plan.backend, losses, held_out, first, steps, why_not, counts, TIMED_ROUNDS))
 
 
-def _train(trainer: Trainer, corpus: Corpus, plan: Plan, progress: Progress, task: TaskID) -> None:
+def _train(trainer: Trainer, corpus: Corpus, plan: Training, progress: Progress, task: TaskID) -> None:
     data = training_batches(corpus, plan.device, plan.seed)
     trainer.step(*next(data))
     started = time.perf_counter()
@@ -79,7 +79,7 @@ def _train(trainer: Trainer, corpus: Corpus, plan: Plan, progress: Progress, tas
 
 
 def _add_inductor(
-    trainers: dict[str, Trainer], first: dict[str, float], corpus: Corpus, plan: Plan, console: Console
+    trainers: dict[str, Trainer], first: dict[str, float], corpus: Corpus, plan: Training, console: Console
 ) -> str | None:
     """Put Inductor beside the others, compiled; or say why it is not there."""
     if not plan.inductor:

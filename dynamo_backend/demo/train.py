@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .model import GPT, Shape
+from .model import GPT, ModelShape
 from .text import Corpus, batches
 
 BATCH = 12
@@ -62,11 +62,11 @@ class Trainer:
 def new_trainer(backend: str | None, corpus: Corpus, device: str, steps: int, seed: int) -> Trainer:
     """A trainer with fresh weights; equal seeds give equal weights."""
     torch.manual_seed(seed)
-    return Trainer(backend, GPT(Shape(len(corpus.alphabet))).to(device), device, steps)
+    return Trainer(backend, GPT(ModelShape(len(corpus.alphabet))).to(device), device, steps)
 
 
 def training_batches(corpus: Corpus, device: str, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    return batches(corpus.training, BATCH, Shape(1).context, seed, device)
+    return batches(corpus.training, BATCH, ModelShape(1).context, seed, device)
 
 
 @torch.no_grad()

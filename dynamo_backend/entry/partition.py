@@ -21,7 +21,7 @@ from ..aten_passes.rounding.maxima import recompute_maxima, save_compared
 from ..aten_passes.share_nodes import share_nodes
 from ..aten_passes.views.overwritten import keep_overwritten
 from ..aten_passes.views.plain_views import straighten_views
-from ..aten_passes.write import Writer, give_results
+from ..aten_passes.write import NodeWriter, give_results
 from ..compiling.plans import planned_peak
 from ..converters import CONVERTERS
 
@@ -42,7 +42,7 @@ def partition(options: Options) -> Callable[..., Parts]:
     def part(joint: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Parts:
         unread = _unread(joint.graph)
         rewrite_whole(joint, options)
-        open_log_softmax(joint)
+        decompose_log_softmax(joint)
         forget_running_statistics(joint)
         if options.numerics != "eager":
             renormalize(joint, rounded=options.target not in (None, "cpu"))
@@ -96,7 +96,7 @@ def save_copies(forward: fx.GraphModule, results: int, unread: Set[str]) -> int:
         if saved in returned and saved.name in unread and isinstance(saved.meta.get("val"), torch.Tensor):
             # Before the inputs are written, which is the last that a graph does.
             with forward.graph.inserting_after(saved):
-                copy = Writer(forward.graph, saved).call(aten.clone.default, saved)
+                copy = NodeWriter(forward.graph, saved).call(aten.clone.default, saved)
             # The backward is compiled for these strides; a part of something larger has others than its copy.
             pairs = zip(copy.meta["val"].stride(), saved.meta["val"].stride(), strict=True)
             if all(statically_known_true(a == b) for a, b in pairs):
@@ -149,7 +149,7 @@ def copied_graph(graph: fx.Graph) -> fx.Graph:
     return copy
 
 
-def open_log_softmax(gm: fx.GraphModule) -> int:
+def decompose_log_softmax(gm: fx.GraphModule) -> int:
     """Write log-softmaxes as element-wise ops and reductions of their rows, and the results not to be saved; how many.
 
     What reads them then makes them of the logits and two numbers a row: a loss, forward and backward, reads logits,
@@ -165,7 +165,7 @@ def open_log_softmax(gm: fx.GraphModule) -> int:
     for node in nodes:
         x, dim, *_ = node.args
         with gm.graph.inserting_before(node):
-            out = Writer(gm.graph, node)
+            out = NodeWriter(gm.graph, node)
             kind = node.meta["val"].dtype
             wide = torch.float32 if kind in (torch.bfloat16, torch.float16) else kind
             shifted = out.cast(x, wide)  # type: ignore[arg-type]
@@ -246,7 +246,7 @@ def _normalized(graph: fx.Graph, norm: fx.Node) -> fx.Node:
     """The result of a batch norm made of its operand and the statistics that it saves."""
     x, weight, bias = norm.args[:3]
     assert isinstance(x, fx.Node)
-    out = Writer(graph, x)
+    out = NodeWriter(graph, x)
     parts = {n.args[1]: n for n in norm.users}
     kind, rank = x.meta["val"].dtype, x.meta["val"].dim()
     wide = torch.float32 if kind in (torch.bfloat16, torch.float16) else kind

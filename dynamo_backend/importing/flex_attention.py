@@ -25,18 +25,18 @@ aten = torch.ops.aten
 _PLACE = ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten")
 
 
-def open_flex_attention(gm: fx.GraphModule) -> fx.GraphModule:
+def decompose_flex_attention(gm: fx.GraphModule) -> fx.GraphModule:
     """The graph with every FlexAttention call whose statistics nobody reads written out; the same object if none is.
 
     A call whose log-sum-exp is kept for a backward stays whole.
     """
-    if not any(_opens(n) for n in gm.graph.nodes):
+    if not any(_is_flex_attention(n) for n in gm.graph.nodes):
         return gm
     graph = fx.Graph()
     attributes: dict[str, Any] = {}
     env: dict[fx.Node, Any] = {}
     for node in gm.graph.nodes:
-        if _opens(node):
+        if _is_flex_attention(node):
             env[node] = (_inline(graph, gm, node, env, attributes), None, None)
         elif node.target is operator.getitem and isinstance(env.get(node.args[0]), tuple):
             env[node] = env[node.args[0]][node.args[1]]
@@ -44,13 +44,13 @@ def open_flex_attention(gm: fx.GraphModule) -> fx.GraphModule:
             if node.op == "get_attr":
                 attributes[node.target] = _attribute(gm, node.target)
             env[node] = graph.node_copy(node, env.__getitem__)
-    opened = fx.GraphModule(attributes, graph)
-    opened.meta = gm.meta
-    opened.graph.eliminate_dead_code()
-    return opened
+    decomposed = fx.GraphModule(attributes, graph)
+    decomposed.meta = gm.meta
+    decomposed.graph.eliminate_dead_code()
+    return decomposed
 
 
-def _opens(node: fx.Node) -> bool:
+def _is_flex_attention(node: fx.Node) -> bool:
     if node.op != "call_function" or node.target is not flex_attention:
         return False
     return all(u.target is operator.getitem and (u.args[1] == 0 or not u.users) for u in node.users)

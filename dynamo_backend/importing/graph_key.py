@@ -61,7 +61,7 @@ def graph_key(
 
     ``surroundings`` is what lies outside the graph, by name: settings and targets.
     """
-    writer = _Writer()
+    writer = _KeyWriter()
     try:
         writer.graph(gm, example_inputs)
     except _NoKey:
@@ -78,7 +78,7 @@ def graph_key(
     return GraphKey(key_of(parts.values()), parts, writer.nodes)
 
 
-class _Writer:
+class _KeyWriter:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.nodes: dict[fx.Node, tuple[str, Sequence[fx.Node]]] = {}

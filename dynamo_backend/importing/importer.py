@@ -45,7 +45,7 @@ from ..converters.sizes import SYMBOLIC
 from ..tracing.origins import origins_of
 from ..tracing.tokens import is_token
 from .decided import Decided, is_settled
-from .flex_attention import open_flex_attention
+from .flex_attention import decompose_flex_attention
 from .regions import attribute
 
 # Whose results behind the first are positions and counts.
@@ -78,8 +78,8 @@ def import_graph(
     reads the node that it is mapped to. ``called_after`` is filled with the node of each name that is made here and is
     no node's own. Raises ImportFailure.
     """
-    opened = open_flex_attention(gm)
-    importer = _Importer(opened, example_inputs, fallback_random, numerics, frozenset(static), skipped)
+    decomposed = decompose_flex_attention(gm)
+    importer = _Importer(decomposed, example_inputs, fallback_random, numerics, frozenset(static), skipped)
     graph = importer.run(name)
     if called_after is not None:
         called_after.update(importer.ctx.called_after)
@@ -94,7 +94,7 @@ class _Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class _Argument:
+class _OtherInput:
     """An input of the graph that is no tensor and no size."""
 
     name: str
@@ -224,7 +224,7 @@ class _Importer:
             return None
         if isinstance(val, (torch.ScriptObject, FakeScriptObject)) or is_token(node):
             self.inputs.append(SizeInput(node.name, sympy.S.Zero))
-            return _Argument(node.name)
+            return _OtherInput(node.name)
         raise ImportFailure(
             f"input {position} ({node.name}) is a {type(val).__name__}; tensors and sizes can be inputs"
         )
@@ -256,7 +256,7 @@ class _Importer:
     def output(self, value: Any) -> GraphOutput:
         found = self.env[value] if isinstance(value, fx.Node) else value
         match found:
-            case Tensor() | _Argument():
+            case Tensor() | _OtherInput():
                 return found.name
             case None:
                 return None
@@ -416,7 +416,7 @@ class _Importer:
                 return OpRef(_full_name(arg))
             case _Constant():
                 return ConstantRef(arg.name)
-            case _Argument():
+            case _OtherInput():
                 return ArgumentRef(arg.name)
             case torch.SymInt() | torch.SymFloat() | torch.SymBool():
                 return self.sizes.size(arg)

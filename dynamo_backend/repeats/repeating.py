@@ -25,7 +25,7 @@ class NotAlike(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LayerPlace:
     """The slot that something is called after, which of what is called so it is, and the layer of the short graph."""
 
     slot: int
@@ -50,7 +50,7 @@ class Repeating:
         self.nodes = {**called_after, **{n.name: n.name for n in gm.graph.nodes}}
         # Where what is made belongs, by name; how names go on behind that of a node, in the order in which they are
         # made, by slot and layer.
-        self.places: dict[str, Place | None] = {}
+        self.places: dict[str, LayerPlace | None] = {}
         self.endings: dict[tuple[int, int], list[str]] = {}
         outputs = {o for o in graph.outputs if isinstance(o, str)}
         end = len(graph.nodes)
@@ -121,7 +121,7 @@ class Repeating:
         slot, layer = found
         layer = self.short(layer)
         endings = self.endings.setdefault((slot, layer), [])
-        self.places[name] = Place(slot, len(endings), layer)
+        self.places[name] = LayerPlace(slot, len(endings), layer)
         endings.append(name[len(node) :])
 
     def short(self, layer: int) -> int:

@@ -43,10 +43,10 @@ def graph_traffic(
     graph: Graph, functions: Mapping[str, TensorFunction], traffic: Mapping[str, Traffic | None]
 ) -> GraphTraffic:
     """Count a fused graph; ``traffic`` is by function, None where a function's ATen ops run in its place."""
-    return _Counter(graph, functions, traffic).count()
+    return _GraphCounter(graph, functions, traffic).count()
 
 
-class _Counter:
+class _GraphCounter:
     def __init__(
         self, graph: Graph, functions: Mapping[str, TensorFunction], traffic: Mapping[str, Traffic | None]
     ) -> None:

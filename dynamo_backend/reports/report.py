@@ -89,7 +89,7 @@ class KernelReport:
         of = f", workload {self.workload}" if self.workload else ""
         parts = [f"== {self.name}: {self.calls} calls, rule {self.rule or 'none'}{of}"]
         parts += [f"   {line}" for line in self.lines]
-        parts += [f"   opened: {note}" for note in self.notes]
+        parts += [f"   decomposed: {note}" for note in self.notes]
         if self.error:
             parts.append(f"   ATen ops run instead: {self.error}")
         parts += [f"   takes {self.resources}"] if self.resources is not None else []
@@ -205,7 +205,7 @@ class GraphReport:
                 f"{figures[0]:>9}  {figures[1]:>9}  {figures[2]:>7}  "
             )
             lines.append((start + _origin(k))[: max(_WIDTH, len(start) + 40)].rstrip())
-        return [*lines, *(f"  opened in {k.name}: {note}" for k in self.kernels for note in k.notes)]
+        return [*lines, *(f"  decomposed in {k.name}: {note}" for k in self.kernels for note in k.notes)]
 
     def _resource_lines(self) -> list[str]:
         """What the kernels take of a GPU, as their machine code says."""

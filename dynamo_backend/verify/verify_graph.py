@@ -30,7 +30,7 @@ MOVED, MARGIN = 1e-3, 16
 TURNED = 0.01
 
 
-class VerifyError(MlcError):
+class WrongResultError(MlcError):
     """A compiled graph gave another answer than its ATen ops."""
 
 
@@ -86,7 +86,7 @@ class _Check:
         if found is None:
             return
         where, at = self.bisected(kept, state)
-        raise VerifyError(
+        raise WrongResultError(
             f"{self.name} differs from its ATen ops: {found}.\n"
             f"{where}{'' if at is None else f': {at}'}\n"
             "MLC_DUMP_DIR writes down every stage of the graph; options={'numerics': 'eager'} rounds where eager does."

@@ -30,7 +30,7 @@ from ...runtime.compile.fallback import AtenKernel
 from ...runtime.tuning.measure import index_limits
 from ...scheduler.functions.function import TensorFunction
 from .roundings import Roundings
-from .verify_graph import TOLERANCE, Difference, VerifyError, difference, distance, moved, settled
+from .verify_graph import TOLERANCE, Difference, WrongResultError, difference, distance, moved, settled
 
 Sizes = Mapping[str, int]
 # Points of the domain up to which the oracle is asked, and beyond which nobody is.
@@ -76,13 +76,13 @@ def verify_kernel(
             # ATen's ops read what is beside, so that nobody can tell.
             if isinstance(error, OutOfRangeError) and not _by_oracle(function, row.sizes):
                 continue
-            raise VerifyError(
+            raise WrongResultError(
                 f"{_what(function, row.sizes, origins)} raises {error}; its definition does not"
             ) from error
         for r in rows:
             found = r.fault(function, nest)
             if found is not None:
-                raise VerifyError(
+                raise WrongResultError(
                     f"{_what(function, r.sizes, origins)} differs from its definition: {found}.\n"
                     "torch_mlc.explain shows its loops, schedule and source; MLC_DUMP_DIR writes them down."
                 )

@@ -50,7 +50,7 @@ def structural_key(function: LoopNest | Graph, module: IRModule | None = None) -
 
 def structural_text(function: LoopNest | Graph, module: IRModule | None = None) -> str:
     """What ``structural_key`` hashes: equal texts are equal functions up to names."""
-    writer = _Writer(function.symbols, module)
+    writer = _StructureWriter(function.symbols, module)
     if isinstance(function, LoopNest):
         writer.nest(function)
     else:
@@ -81,7 +81,7 @@ def _canonical(expr: sympy.Expr, symbols: tuple[sympy.Symbol, ...], numbers: tup
     return go(expr)
 
 
-class _Writer:
+class _StructureWriter:
     def __init__(self, table: SymbolTable, module: IRModule | None) -> None:
         self.lines: list[str] = []
         self.module = module

@@ -24,14 +24,14 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class AccessShape:
     """What an access must agree with."""
 
     dtype: DType
     extents: tuple[sympy.Expr, ...]
 
 
-Shapes = Mapping[str, Shape]
+Shapes = Mapping[str, AccessShape]
 _CHOICES: dict[DType, type | tuple[type, ...]] = {
     d: bool if d is DType.BOOL else int if d.is_int else (float, complex) if d.is_complex else float for d in DType
 }

@@ -23,7 +23,7 @@ from ..graph.graph import (
     node_values,
     uses,
 )
-from .expr import Fault, Shape, Shapes, access, expression, index_symbols
+from .expr import AccessShape, Fault, Shapes, access, expression, index_symbols
 
 
 def names_are_defined(graph: Graph, module: IRModule | None) -> Iterator[Fault]:
@@ -78,11 +78,11 @@ def _type_symbols(culprit: object, kind: TensorType, sizes: set[sympy.Symbol]) -
 
 def values_are_sound(graph: Graph, module: IRModule | None) -> Iterator[Fault]:
     """Types, ranks and ranges inside the nodes that say what an element is."""
-    shapes: dict[str, Shape] = {}
+    shapes: dict[str, AccessShape] = {}
     sizes = set(graph.symbols.symbols)
     for i in graph.inputs:
         if isinstance(i, Input):
-            shapes[i.name] = Shape(i.type.dtype, i.type.shape)
+            shapes[i.name] = AccessShape(i.type.dtype, i.type.shape)
     for node in graph.nodes:
         match node:
             case Compute() | Reduction() | Scan():
@@ -91,7 +91,7 @@ def values_are_sound(graph: Graph, module: IRModule | None) -> Iterator[Fault]:
                 yield from _scatter(node, shapes, sizes)
             case View():
                 yield from _view(node, shapes, sizes)
-        shapes.update({n: Shape(t.dtype, t.shape) for n, t in zip(node.names, node.types) if t is not None})
+        shapes.update({n: AccessShape(t.dtype, t.shape) for n, t in zip(node.names, node.types) if t is not None})
 
 
 def _elements(node: Compute | Reduction | Scan, shapes: Shapes, sizes: set[sympy.Symbol]) -> Iterator[Fault]:
@@ -139,7 +139,7 @@ def _scatter(node: Scatter, shapes: Shapes, sizes: set[sympy.Symbol]) -> Iterato
     bound, ranges = sizes | {*node.source_axes}, _ranges(node.source_axes, node.source_shape)
     for v in node.values[1:]:
         yield from expression(v, shapes, bound, ranges)
-    own = {**shapes, node.name: Shape(kind.dtype, kind.shape)}
+    own = {**shapes, node.name: AccessShape(kind.dtype, kind.shape)}
     yield from access(node, node.name, node.positions, own, bound, ranges)
 
 

@@ -28,7 +28,7 @@ from ..nest.loops import (
     walk_nodes,
 )
 from ..text.printer import show
-from .expr import Fault, Shape, access, exact_range, expression, index_symbols
+from .expr import AccessShape, Fault, access, exact_range, expression, index_symbols
 from .graph import GRAPH_RULES
 
 
@@ -129,7 +129,7 @@ def axes_are_bound(nest: LoopNest) -> Iterator[Fault]:
 
 def bodies_are_sound(nest: LoopNest) -> Iterator[Fault]:
     """Types, ranks and ranges inside the statements."""
-    shapes = {b.name: Shape(b.dtype, b.shape) for b in (*nest.params, *nest.locals)}
+    shapes = {b.name: AccessShape(b.dtype, b.shape) for b in (*nest.params, *nest.locals)}
     sizes = set(nest.symbols.symbols)
     for block, _ in blocks(nest):
         bound = sizes | {a.var for a in block.axes}

@@ -62,11 +62,11 @@ def foreign_code() -> ForeignCode:
 
 
 @cache
-def _search() -> _Search:
-    return _Search()
+def _search() -> _CodeSearch:
+    return _CodeSearch()
 
 
-class _Search:
+class _CodeSearch:
     def __init__(self) -> None:
         self._state = 0
         self._modules: list[str] = []

@@ -60,7 +60,7 @@ def _target(nest: LoopNest, name: str | None) -> Target:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _LayoutPlan:
     """What one layout of arguments comes to: sizes to pass, and shapes and strides of the outputs."""
 
     sizes: tuple[int, ...]
@@ -81,7 +81,7 @@ class NestKernel:
         self.inputs = tuple(b for b in nest.params if b.name not in nest.outputs)
         self.outputs = tuple(nest.buffer(name) for name in nest.outputs)
         self._device = "cpu" if not target.is_gpu else "cuda"
-        self._plans: dict[object, _Plan] = {}
+        self._plans: dict[object, _LayoutPlan] = {}
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(_type, buffers)) for buffers in (self.inputs, self.outputs))
@@ -143,7 +143,7 @@ class NestKernel:
             device = t.device
         return device if device is not None else torch.device(self._device)
 
-    def _plan(self, inputs: Sequence[Tensor], given: dict[str, int]) -> _Plan:
+    def _plan(self, inputs: Sequence[Tensor], given: dict[str, int]) -> _LayoutPlan:
         known = self._given(given)
         facts = [f for b, t in zip(self.inputs, inputs, strict=True) for f in self._facts(b, t)]
         _bind(known, [(expr, value) for _, expr, value in facts])
@@ -166,7 +166,7 @@ class NestKernel:
             return tuple(int(e.xreplace(known)) for e in exprs)
 
         layouts = tuple((numbers(b.shape), numbers(b.strides)) for b in self.outputs)
-        return _Plan(tuple(int(known[s]) for s in self.nest.symbols.symbols), layouts)
+        return _LayoutPlan(tuple(int(known[s]) for s in self.nest.symbols.symbols), layouts)
 
     def _given(self, sizes: dict[str, int]) -> dict[sympy.Symbol, sympy.Integer]:
         symbols = {s.name: s for s in self.nest.symbols.symbols}

@@ -21,7 +21,7 @@ from .values import (  # fmt: skip
     HOST_PROGRAMS,
     LOG_TOPICS,
     OptionError,
-    Refused,
+    ValueRefused,
     parse_bool,
     parse_cache_dir,
     parse_count,
@@ -357,7 +357,7 @@ def _of_mode(mode: str | None) -> Mapping[str, object]:
 def _parsed(spec: OptionSpec, value: object, asked: str) -> Any:
     try:
         return spec.parse(value)
-    except Refused as no:
+    except ValueRefused as no:
         near = get_close_matches(no.wrong, no.known, n=1, cutoff=0.5)
         guess = f" Did you mean {near[0]!r}?" if near else ""
         raise OptionError(

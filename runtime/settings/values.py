@@ -1,6 +1,6 @@
 """What a setting may be: one parser each, from text of the environment or a value of `torch.compile(options=…)`.
 
-Each raises `Refused` with what is valid, where the value is not; who asked for it is added by `Options.resolve`.
+Each raises `ValueRefused` with what is valid, where the value is not; who asked for it is added by `Options.resolve`.
 """
 
 import re
@@ -20,7 +20,7 @@ class OptionError(MlcError, ValueError):
     """A setting that does not exist, or a value that it cannot have. The message names the nearest right one."""
 
 
-class Refused(Exception):
+class ValueRefused(Exception):
     """A parser's no; `Options.resolve` adds where the value came from. `wrong` is the part that was not understood."""
 
     def __init__(self, valid: str, known: tuple[str, ...] = (), wrong: str = "") -> None:
@@ -33,7 +33,7 @@ def parse_bool(value: object) -> bool:
     text = str(value).strip().lower()
     if text in words:
         return words[text]
-    raise Refused("0 or 1 (also false/true, no/yes, off/on)", tuple(words), text)
+    raise ValueRefused("0 or 1 (also false/true, no/yes, off/on)", tuple(words), text)
 
 
 def parse_seconds(value: object) -> float:
@@ -41,10 +41,10 @@ def parse_seconds(value: object) -> float:
     units = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
     found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|)", str(value).strip().lower())
     if isinstance(value, bool) or found is None:
-        raise Refused(valid)
+        raise ValueRefused(valid)
     seconds = float(found[1]) * units[found[2]]
     if seconds <= 0 or not isfinite(seconds):
-        raise Refused(valid)
+        raise ValueRefused(valid)
     return seconds
 
 
@@ -60,7 +60,7 @@ def seconds_text(seconds: float) -> str:
 def parse_workers(value: object) -> int:
     text = str(value).strip()
     if isinstance(value, bool) or not text.isdecimal():
-        raise Refused("a number of processes, 0 for none")
+        raise ValueRefused("a number of processes, 0 for none")
     return int(text)
 
 
@@ -68,14 +68,14 @@ def parse_path(value: object) -> Path | None:
     if value is None:
         return None
     if not isinstance(value, str | Path) or not str(value).strip():
-        raise Refused("the path of a folder")
+        raise ValueRefused("the path of a folder")
     return Path(value).expanduser().absolute()
 
 
 def parse_cache_dir(value: object) -> Path:
     path = parse_path(value)
     if path is None:
-        raise Refused("the path of a folder")
+        raise ValueRefused("the path of a folder")
     return path
 
 
@@ -84,10 +84,10 @@ def parse_size(value: object) -> int:
     units = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
     found = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([kmg]?i?b|)", str(value).strip().lower())
     if isinstance(value, bool) or found is None or found[2] not in units:
-        raise Refused(valid)
+        raise ValueRefused(valid)
     size = int(float(found[1]) * units[found[2]])
     if size <= 0:
-        raise Refused(valid)
+        raise ValueRefused(valid)
     return size
 
 
@@ -110,11 +110,11 @@ def parse_remote(value: object) -> str | None:
     scheme, mark, rest = url.partition("://")
     known = tuple(sorted(fsspec.available_protocols()))
     if not mark or not rest or scheme not in known:
-        raise Refused("a URL that fsspec knows, such as s3://bucket/folder or file:///folder", known, scheme)
+        raise ValueRefused("a URL that fsspec knows, such as s3://bucket/folder or file:///folder", known, scheme)
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
-        raise Refused(f"{url} once its library is installed ({error})") from None
+        raise ValueRefused(f"{url} once its library is installed ({error})") from None
     return url
 
 
@@ -125,37 +125,37 @@ def parse_target(value: object) -> str | None:
     if text == "cpu" or re.fullmatch(r"cuda:sm_\d{2,3}[af]?|hip:gfx[0-9a-f]{3,4}", text):
         return text
     known = ("cpu", "cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "hip:gfx90a", "hip:gfx942", "hip:gfx950")
-    raise Refused("cpu, cuda:sm_<NN> such as cuda:sm_90, or hip:gfx<NNN> such as hip:gfx942", known, text)
+    raise ValueRefused("cpu, cuda:sm_<NN> such as cuda:sm_90, or hip:gfx<NNN> such as hip:gfx942", known, text)
 
 
 def parse_verify(value: object) -> int:
     text = str(value).strip()
     if isinstance(value, bool) or text not in ("0", "1", "2"):
-        raise Refused("0, 1 or 2")
+        raise ValueRefused("0, 1 or 2")
     return int(text)
 
 
 def parse_log(value: object) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple | set | frozenset):
-        raise Refused(f"a comma list of {', '.join(LOG_TOPICS)}")
+        raise ValueRefused(f"a comma list of {', '.join(LOG_TOPICS)}")
     topics = {str(part).strip().lower() for part in parts} - {""}
     for topic in sorted(topics - set(LOG_TOPICS)):
-        raise Refused(f"a comma list of {', '.join(LOG_TOPICS)}", LOG_TOPICS, topic)
+        raise ValueRefused(f"a comma list of {', '.join(LOG_TOPICS)}", LOG_TOPICS, topic)
     return tuple(topic for topic in LOG_TOPICS if topic in topics)
 
 
 def parse_numerics(value: object) -> str:
     text = str(value).strip().lower()
     if text not in ("fast", "eager"):
-        raise Refused("fast or eager", ("fast", "eager"), text)
+        raise ValueRefused("fast or eager", ("fast", "eager"), text)
     return text
 
 
 def parse_host_program(value: object) -> str:
     text = str(value).strip().lower()
     if text not in HOST_PROGRAMS:
-        raise Refused(", ".join(HOST_PROGRAMS), HOST_PROGRAMS, text)
+        raise ValueRefused(", ".join(HOST_PROGRAMS), HOST_PROGRAMS, text)
     return text
 
 
@@ -164,14 +164,14 @@ def parse_threads(value: object) -> int | None:
         return None
     text = str(value).strip()
     if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", text) or int(text) < 1:
-        raise Refused("a whole number of threads, 1 or more")
+        raise ValueRefused("a whole number of threads, 1 or more")
     return int(text)
 
 
 def parse_count(value: object) -> int:
     text = str(value).strip()
     if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", text) or int(text) < 1:
-        raise Refused("a whole number, 1 or more")
+        raise ValueRefused("a whole number, 1 or more")
     return int(text)
 
 
@@ -180,7 +180,7 @@ def parse_loss_chunk(value: object) -> int | None:
         return None
     text = str(value).strip()
     if isinstance(value, bool) or not re.fullmatch(r"\d{1,9}", text):
-        raise Refused("a whole number of rows, 0 for never, or auto", ("auto",), text.lower())
+        raise ValueRefused("a whole number of rows, 0 for never, or auto", ("auto",), text.lower())
     return int(text)
 
 

@@ -44,7 +44,7 @@ class Device(Protocol):
         ...
 
 
-class Processor:
+class HostProcessor:
     """The CPU."""
 
     place = "cpu"
@@ -98,7 +98,7 @@ def device_of(request: Mapping[str, Any]) -> Device:
     """The device that a nest is for."""
     if request["kind"] == "cpu":
         torch.set_num_threads(request["threads"])
-        return Processor()
+        return HostProcessor()
     torch.cuda.set_device(request["device"])
     return Gpu()
 

@@ -87,7 +87,7 @@ def _split(graph: Graph, functions: Mapping[str, TensorFunction]) -> tuple[Graph
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _Shared:
     """What the calls of one function become; ``kind`` is equal where the functions of elements are, sizes aside."""
 
     pattern: tuple[tuple[CallTensor, TensorFunction], ...]
@@ -120,14 +120,14 @@ def _first_calls(graph: Graph) -> dict[str, CallTensor]:
     return found
 
 
-def _parts_of(call: CallTensor, function: TensorFunction, kinds: dict[TensorFunction, int]) -> _Parts | None:
+def _parts_of(call: CallTensor, function: TensorFunction, kinds: dict[TensorFunction, int]) -> _Shared | None:
     pattern = replace(call, names=_named("result", call.names), args=_named("argument", call.args), into=())
     parts = split_scalars(pattern, function)
     if parts is None:
         return None
     flat = flatten(parts[-1][1])
     kind = kinds.setdefault(flat.function if flat is not None else parts[-1][1], len(kinds))
-    return _Parts(tuple((c, replace(f, name=call.function)) for c, f in parts), kind)
+    return _Shared(tuple((c, replace(f, name=call.function)) for c, f in parts), kind)
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------

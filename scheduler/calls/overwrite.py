@@ -25,11 +25,11 @@ def write_over_dead(
     The argument must be made in the graph, share its memory with nothing that lives on, and be read by the kernel only
     at the very element that it writes. ``may_alias`` tells whether an op may return memory that it was given.
     """
-    return _Pass(graph, dict(functions), Aliases.of(graph, may_alias)).run()
+    return _Overwriter(graph, dict(functions), Aliases.of(graph, may_alias)).run()
 
 
 @dataclass(slots=True)
-class _Pass:
+class _Overwriter:
     graph: Graph
     functions: dict[str, TensorFunction]
     aliases: Aliases

@@ -1,10 +1,10 @@
-"""Parts of a join are written where they belong, by the kernels that make them.
+"""Parts of a concat are written where they belong, by the kernels that make them.
 
 A ``cat`` or ``stack`` of what several kernels have made is a copy of theirs, since no two kernels are one just because
 somebody puts their results side by side. Where such a function has nothing to do for a result but to copy parts
 (``functions/concat.py``), those kernels write slices of the result, and the copy is left out. Others that read a part
 read it there. Inductor's ConcatKernel does so for outputs of one layout; here strides are those that a part has in the
-join.
+concat.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Load, cast, is_value, rename_loads, symbol, walk
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, Ref, TensorType, View, size_makers, uses
 from ...ir.graph.slices import JOINED, MEMORY
-from ..functions.concat import Part, joins_of
+from ..functions.concat import ConcatPart, joins_of
 from ..functions.function import Stage, TensorFunction
 from ..functions.function_table import FunctionTable
 from ..functions.lower import collapse, substitute_single_uses
@@ -38,24 +38,24 @@ WIDE_RUN = 4096
 def write_slices(
     graph: Graph, functions: Mapping[str, TensorFunction], may_alias: MayAlias
 ) -> tuple[Graph, dict[str, TensorFunction]]:
-    """The graph in which kernels write the parts of joins into slices, where all parts of a join are such.
+    """The graph in which kernels write the parts of concats into slices, where all parts of a concat are such.
 
-    All of a join is held from its first part on: joins whose parts are made far from each other are copied where that
-    would raise the peak. ``may_alias`` tells whether an op may return memory that it was given.
+    All of a concat is held from its first part on: those whose parts are made far from each other are copied where
+    that would raise the peak. ``may_alias`` tells whether an op may return memory that it was given.
     """
     found = {n.function: joins_of(functions[n.function]) for n in graph.nodes if isinstance(n, CallTensor)}
     if not any(found.values()):
         return graph, dict(functions)
-    return _Pass(graph, FunctionTable(functions), Aliases.of(graph, may_alias), found).write_all()
+    return _SliceWriter(graph, FunctionTable(functions), Aliases.of(graph, may_alias), found).write_all()
 
 
 @dataclass(slots=True)
-class _Pass:
+class _SliceWriter:
     graph: Graph
     table: FunctionTable
     aliases: Aliases
-    # The joins of each function, by result, and the copied parts of each.
-    found: dict[str, dict[int, list[Part]]]
+    # The concats of each function, by result, and the copied parts of each.
+    found: dict[str, dict[int, list[ConcatPart]]]
     types: dict[str, TensorType] = field(default_factory=dict)
     # The nodes as they are by now, at the positions that they had: None where nothing is left to do.
     nodes: list[Node | None] = field(default_factory=list)
@@ -64,7 +64,7 @@ class _Pass:
     makers: dict[str, int] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=dict)
     leaving: set[str] = field(default_factory=set)
-    # Joins that are none of any kernel's results by now, and parts that lie in them.
+    # Concats that are none of any kernel's results by now, and parts that lie in them.
     settled: set[str] = field(default_factory=set)
     # By position, the results that tell sizes which data decide.
     decided: dict[sympy.Symbol, int] = field(default_factory=dict)
@@ -82,27 +82,27 @@ class _Pass:
                 self.readers.setdefault(name, []).append(k)
         self.decided = {size: self.makers[name] for size, name in size_makers(graph).items()}
         for at, node in enumerate(graph.nodes):
-            for name in [node.names[k] for k in self.joins(node)] if isinstance(node, CallTensor) else ():
-                join = self.join(at, name)
-                if join is not None and held.join(name, join.parts):
-                    self.write(join)
+            for name in [node.names[k] for k in self.concats(node)] if isinstance(node, CallTensor) else ():
+                concat = self.concat(at, name)
+                if concat is not None and held.join(name, concat.parts):
+                    self.write(concat)
         if not self.settled:
             return graph, dict(self.table.functions)
         nodes = [n for k, node in enumerate(self.nodes) for n in (*self.before.get(k, ()), node) if n is not None]
         return replace(graph, nodes=tuple(nodes)), self.table.used(nodes)
 
-    def joins(self, call: CallTensor) -> dict[int, list[Part]]:
-        """The joins that a call copies."""
+    def concats(self, call: CallTensor) -> dict[int, list[ConcatPart]]:
+        """The concats that a call copies."""
         if call.function not in self.found:
             self.found[call.function] = joins_of(self.table.functions[call.function])
         return self.found[call.function] if call.count == 1 and not call.into else {}
 
-    def join(self, at: int, name: str) -> _Join | None:
-        """A join and all calls that have to do with its parts; None where a part is no kernel's to write, or something
-        else wants it as it is."""
-        # The call may have lost another join, or have a part of whose arguments elsewhere by now.
+    def concat(self, at: int, name: str) -> _Concat | None:
+        """A concat and all calls that have to do with its parts; None where a part is no kernel's to write, or
+        something else wants it as it is."""
+        # The call may have lost another concat, or have a part of whose arguments elsewhere by now.
         call = self.nodes[at]
-        copied = self.joins(call).get(call.names.index(name)) if isinstance(call, CallTensor) else None
+        copied = self.concats(call).get(call.names.index(name)) if isinstance(call, CallTensor) else None
         if copied is None:
             return None
         assert isinstance(call, CallTensor)
@@ -117,32 +117,34 @@ class _Pass:
                 return None
             strides = tuple(s.xreplace(sizes) for s in part.strides)
             parts[arg] = part.offset.xreplace(sizes), replace(kind, strides=strides)
-        join = _Join(at, name, self.types[name], parts)
-        return join if self.may_be(join) else None
+        concat = _Concat(at, name, self.types[name], parts)
+        return concat if self.may_be(concat) else None
 
-    def may_be(self, join: _Join) -> bool:
+    def may_be(self, concat: _Concat) -> bool:
         """Look for all calls that make or read parts; whether each can be changed."""
-        touched = {k for name in join.parts for k in (self.makers[name], *self.readers[name])}
+        touched = {k for name in concat.parts for k in (self.makers[name], *self.readers[name])}
         begin = min(touched)
-        if any(self.decided[s] >= begin for s in join.sizes & self.decided.keys()):
+        if any(self.decided[s] >= begin for s in concat.sizes & self.decided.keys()):
             return False  # data decide, behind the first part, how much memory there is to be
         for k in sorted(touched):
             node = self.nodes[k]
-            if not isinstance(node, CallTensor) or node.count != 1 or any(t in join.parts for t in node.into):
+            if not isinstance(node, CallTensor) or node.count != 1 or any(t in concat.parts for t in node.into):
                 return False
             function = self.table.functions[node.function]
-            changed = self.changed(join, node, function)
-            if changed is None or not all(self.may_lie(join, n, node, function) for n in node.names if n in join.parts):
+            changed = self.changed(concat, node, function)
+            if changed is None or not all(
+                self.may_lie(concat, n, node, function) for n in node.names if n in concat.parts
+            ):
                 return False
             if not function.extra and self.run(changed[1]) < min(self.run(function), WIDE_RUN):
                 return False
-            join.touched[k] = changed
+            concat.touched[k] = changed
         return True
 
-    def may_lie(self, join: _Join, name: str, call: CallTensor, function: TensorFunction) -> bool:
+    def may_lie(self, concat: _Concat, name: str, call: CallTensor, function: TensorFunction) -> bool:
         """Whether a kernel may as well write a part where it is to be: elements lie together, and in the order in which
         it makes them unless that is by tiles."""
-        hint, before, (_, after) = self.graph.symbols.hint, call.types[call.names.index(name)], join.parts[name]
+        hint, before, (_, after) = self.graph.symbols.hint, call.types[call.names.index(name)], concat.parts[name]
         sizes = [tuple(map(hint, d)) for d in zip(before.shape, before.strides, after.strides, strict=True)]
         dims = sorted((d for d in sizes if d[0] > 1), key=lambda d: d[2])
         if not function.extra and dims != sorted(dims, key=lambda d: d[1]):
@@ -169,16 +171,16 @@ class _Pass:
         return self.runs[function]
 
     def changed(
-        self, join: _Join, call: CallTensor, function: TensorFunction
+        self, concat: _Concat, call: CallTensor, function: TensorFunction
     ) -> tuple[CallTensor, TensorFunction] | None:
         """A call that writes and reads parts where they are now, and its function."""
         if function.scatters or any(o.buffer in function.inputs for o in function.outputs):
             return None
-        call, function, sizes = self.with_sizes(join, call, function)
+        call, function, sizes = self.with_sizes(concat, call, function)
         inputs, outputs = list(function.inputs), list(function.outputs)
         types, into = list(call.types), list(call.into or (None,) * len(call.names))
-        for name in dict.fromkeys(n for n in (*call.names, *call.args) if n in join.parts):
-            offset, kind = join.parts[name]
+        for name in dict.fromkeys(n for n in (*call.names, *call.args) if n in concat.parts):
+            offset, kind = concat.parts[name]
             strides = tuple(s.xreplace(sizes) for s in kind.strides)
             first = offset * kind.dtype.itemsize
             align = math.gcd(PARAM_ALIGN, int(first)) if first.is_Integer else kind.dtype.itemsize
@@ -198,12 +200,14 @@ class _Pass:
         )
 
     def with_sizes(
-        self, join: _Join, call: CallTensor, function: TensorFunction
+        self, concat: _Concat, call: CallTensor, function: TensorFunction
     ) -> tuple[CallTensor, TensorFunction, dict[sympy.Symbol, sympy.Expr]]:
         """A call that is given all sizes that strides of parts have, its function, and what those are called in it."""
         known = {given: own for own, given in zip(function.symbols.symbols, call.sizes, strict=True) if given.is_Symbol}
         names = {*call.names, *call.args}
-        wanted = {s for name in names & join.parts.keys() for e in join.parts[name][1].strides for s in e.free_symbols}
+        wanted = {
+            s for name in names & concat.parts.keys() for e in concat.parts[name][1].strides for s in e.free_symbols
+        }
         table, taken = list(function.symbols.sizes), {s.name for s in function.symbols.symbols}
         more = [z for z in self.graph.symbols.sizes if z.symbol in wanted - known.keys()] if wanted else []
         for size in more:
@@ -212,32 +216,32 @@ class _Pass:
         call = replace(call, sizes=(*call.sizes, *(z.symbol for z in more)))
         return call, replace(function, symbols=SymbolTable(tuple(table))), known
 
-    def write(self, join: _Join) -> None:
+    def write(self, concat: _Concat) -> None:
         """Let the kernels write the slices."""
-        call = self.nodes[join.at]
+        call = self.nodes[concat.at]
         assert isinstance(call, CallTensor)
-        whole = fresh_name(f"{join.name}_memory", self.taken)
-        slices = {name: fresh_name(f"{name}_slice", self.taken) for name in join.parts}
-        views = [View(slices[n], t, whole, (), (), offset, call.origins) for n, (offset, t) in join.parts.items()]
-        memory = Library((whole,), (join.kind,), MEMORY, (), (), "", call.origins)
-        self.before.setdefault(min(join.touched), []).extend((memory, *views))
-        for k, (changed, function) in join.touched.items():
+        whole = fresh_name(f"{concat.name}_memory", self.taken)
+        slices = {name: fresh_name(f"{name}_slice", self.taken) for name in concat.parts}
+        views = [View(slices[n], t, whole, (), (), offset, call.origins) for n, (offset, t) in concat.parts.items()]
+        memory = Library((whole,), (concat.kind,), MEMORY, (), (), "", call.origins)
+        self.before.setdefault(min(concat.touched), []).extend((memory, *views))
+        for k, (changed, function) in concat.touched.items():
             into = tuple(slices.get(t, t) if t is not None else None for t in changed.into)
             node = replace(changed, into=into)
-            if k == join.at:
-                node, function = without(node, function, join.name)
-                refs = (Ref(whole), *map(Ref, join.parts))
-                name = Library((join.name,), (join.kind,), JOINED, refs, (), "", call.origins)
+            if k == concat.at:
+                node, function = without(node, function, concat.name)
+                refs = (Ref(whole), *map(Ref, concat.parts))
+                name = Library((concat.name,), (concat.kind,), JOINED, refs, (), "", call.origins)
                 self.before.setdefault(k, []).append(name)
             self.nodes[k] = replace(node, function=self.table.enter(function)) if node.names else None
-        self.types.update((n, t) for n, (_, t) in join.parts.items())
-        self.settled |= {join.name, *join.parts}
+        self.types.update((n, t) for n, (_, t) in concat.parts.items())
+        self.settled |= {concat.name, *concat.parts}
 
 
 @dataclass(slots=True)
-class _Join:
-    """A result that is a join, where the call stands that copies it, and its parts in sizes of the graph, by name: how
-    many elements behind the begin of the join each begins, and its type there."""
+class _Concat:
+    """A result that is a concat, where the call stands that copies it, and its parts in sizes of the graph, by name:
+    how many elements behind the begin of the concat each begins, and its type there."""
 
     at: int
     name: str
@@ -254,7 +258,7 @@ class _Join:
 
 
 def without(call: CallTensor, function: TensorFunction, name: str) -> tuple[CallTensor, TensorFunction]:
-    """The call that copied a join, without that, and reading it for what else it makes of it."""
+    """The call that copied a concat, without that, and reading it for what else it makes of it."""
     result = call.names.index(name)
     out = function.outputs[result]
     outputs = tuple(o for k, o in enumerate(function.outputs) if k != result)

@@ -9,7 +9,7 @@ around them.
 
 from __future__ import annotations
 
-from ..facts.contraction import Decision, Operand, Product
+from ..facts.contraction import Decision, LibraryProduct, Operand
 
 # One core of Zen 3, in nanoseconds: a byte to or from memory; a float32 operation of BLAS and of our loops; an element
 # of the weight that BLAS puts in order; an operation that makes an element; a byte of memory that is new at each call,
@@ -23,7 +23,7 @@ CALL, MATRIX, SMALL, PLAIN = 1100.0, 400.0, 1 / 5, 1 / 12
 ROWS = 4
 
 
-def decide_cpu(product: Product) -> Decision:
+def decide_cpu(product: LibraryProduct) -> Decision:
     """Open where reading the packed operand saves more time than BLAS does."""
     a, b = product.a, product.b
     packed = (a.is_packed and product.n * 4 >= product.m, b.is_packed)
@@ -46,7 +46,7 @@ def decide_cpu(product: Product) -> Decision:
     return Decision(False, f"matrix product: BLAS in {_time(library)}; with {what} it would take {_time(ours)}")
 
 
-def _is_small(p: Product) -> bool:
+def _is_small(p: LibraryProduct) -> bool:
     """Whether our loops are done before a call of the library is. Sizes that vary may be larger in the next call."""
     known = all(e.is_Integer for e in (*p.shape, p.depth))
     library = BLAS if p.type.dtype.is_float else PLAIN
@@ -61,7 +61,7 @@ def _time(ns: float) -> str:
     return f"{ns / 1e3:.0f} us"
 
 
-def _library_time(p: Product, packed: tuple[bool, bool]) -> float:
+def _library_time(p: LibraryProduct, packed: tuple[bool, bool]) -> float:
     """Operands made and written, then BLAS, which is bound by reading them or by multiplying."""
     made = 0.0
     for o, is_packed, shared in zip((p.a, p.b), packed, p.shared, strict=True):
@@ -71,7 +71,7 @@ def _library_time(p: Product, packed: tuple[bool, bool]) -> float:
     return made + max((p.a.bytes + p.b.bytes) * BYTE, order + _flops(p) * BLAS)
 
 
-def _loop_time(p: Product, packed: tuple[bool, bool]) -> float:
+def _loop_time(p: LibraryProduct, packed: tuple[bool, bool]) -> float:
     """One visit of what is read; elements are made once for every block of rows."""
     both = tuple(zip((p.a, p.b), packed, strict=True))
     read = sum(o.read if is_packed else o.bytes for o, is_packed in both)
@@ -83,5 +83,5 @@ def _making(o: Operand) -> float:
     return o.bytes / o.type.dtype.itemsize * (1 + o.flops) * MAKING
 
 
-def _flops(p: Product) -> float:
+def _flops(p: LibraryProduct) -> float:
     return 2.0 * p.batch * p.m * p.n * p.k

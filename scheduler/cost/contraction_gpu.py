@@ -15,7 +15,7 @@ from ...ir.expr.dtypes import DType
 from ...ir.expr.value import IndexValue, index_exprs, walk
 from ...ir.graph.graph import Compute, Reduction
 from ...ir.target import Target
-from ..facts.contraction import R0, Decision, Operand, Product, StreamK
+from ..facts.contraction import R0, Decision, LibraryProduct, Operand, StreamK
 from ..facts.digits import DIVISIONS
 from .gpu_tiles import (
     GROUP_ROWS,
@@ -50,7 +50,7 @@ TILE = 256
 MOST_PIECES, PIECE_DEPTH, STEP = 64, 512, 64
 
 
-def decide_gpu(product: Product, target: Target) -> Decision:
+def decide_gpu(product: LibraryProduct, target: Target) -> Decision:
     """Open where what our loops need not read, write and launch is worth more than the library's higher rate."""
     if _is_bytes(product):
         if not all(_is_along(o, k) for o, k in ((product.a, -1), (product.b, -2))):
@@ -75,7 +75,7 @@ def decide_gpu(product: Product, target: Target) -> Decision:
     what = _gain(product, packed, ours)
     if ours.time < library * (1 - WORTH):
         reason = f"{what}: {sizes} in {_time(ours.time)} rather than {_time(library)}"
-        return Decision(True, reason, packed, ours.pieces, ours.stream)
+        return Decision(True, reason, packed, ours.pieces, ours.stream_k)
     return Decision(False, f"matrix product: cuBLAS in {_time(library)}; in loops with {what} {_time(ours.time)}")
 
 
@@ -86,13 +86,13 @@ class _Way:
     time: float
     whole: float
     pieces: int = 1
-    stream: StreamK | None = None
+    stream_k: StreamK | None = None
 
     def later(self, time: float) -> _Way:
         return replace(self, time=self.time + time, whole=self.whole + time)
 
 
-def _is_bytes(p: Product) -> bool:
+def _is_bytes(p: LibraryProduct) -> bool:
     """Whether it is a product of bytes, which adds up to integers."""
     return p.type.dtype is DType.INT32 and p.a.type.dtype is DType.INT8
 
@@ -102,7 +102,7 @@ def _is_along(o: Operand, k: int) -> bool:
     return o.type.strides[k] == 1
 
 
-def _gain(p: Product, packed: tuple[bool, bool], way: _Way) -> str:
+def _gain(p: LibraryProduct, packed: tuple[bool, bool], way: _Way) -> str:
     made = [
         f"{o.name} made of {o.read >> 10} KiB, {o.bytes >> 10} as it is"
         for o, inlined in zip((p.a, p.b), packed, strict=True)
@@ -113,8 +113,8 @@ def _gain(p: Product, packed: tuple[bool, bool], way: _Way) -> str:
     if (shared := _shared_bytes(p)) > 0:
         after.append(f"{shared >> 10} KiB less for the reduction behind it")
     cut = [f"the sum in {way.pieces} pieces"] if way.pieces > 1 else []
-    if way.stream is not None:
-        k = way.stream
+    if way.stream_k is not None:
+        k = way.stream_k
         tiles = p.batch * -(-p.m // k.rows) * -(-p.n // k.columns)
         cut = [f"the steps of {tiles} tiles dealt to {k.programs} programs (whole tiles take {_time(way.whole)})"]
     return ", ".join(made + after + cut) or "nothing saved"
@@ -124,21 +124,21 @@ def _time(ns: float) -> str:
     return f"{ns / 1e3:.1f} us"
 
 
-def _result_bytes(p: Product) -> int:
+def _result_bytes(p: LibraryProduct) -> int:
     return p.batch * p.m * p.n * p.type.dtype.itemsize
 
 
-def _followed(p: Product) -> bool:
+def _followed(p: LibraryProduct) -> bool:
     """Whether all that reads the result can run on its tiles."""
     return bool(p.readers) and all(isinstance(r, Compute) or r.names[0] in p.tiled for r in p.readers)
 
 
-def _ends(p: Product) -> bool:
+def _ends(p: LibraryProduct) -> bool:
     """Whether a reduction of what is made of the result wants more of it than a tile."""
     return any(isinstance(n, Reduction) and n.names[0] not in p.tiled for n in p.then)
 
 
-def _saved_bytes(p: Product) -> int:
+def _saved_bytes(p: LibraryProduct) -> int:
     """Bytes of the result that are not written, and not read back, where its readers run on its tiles.
 
     A reader that feeds a reduction ends its tile in memory all the same, where the reduction's kernel would have made
@@ -149,23 +149,23 @@ def _saved_bytes(p: Product) -> int:
     return _result_bytes(p) * (1 + (not p.leaves))
 
 
-def _shared_bytes(p: Product) -> int:
+def _shared_bytes(p: LibraryProduct) -> int:
     """Bytes that the kernel of a reduction behind the product would move, where it has to wait for them, and that the
     product's own kernel moves while it multiplies: the result, what is added to it and the like, and what that makes
     for others too; less what the reduction then reads instead, which may be more."""
     return _result_bytes(p) + p.beside + p.kept - p.made if _is_awaited(p) else 0
 
 
-def _is_awaited(p: Product) -> bool:
+def _is_awaited(p: LibraryProduct) -> bool:
     """Whether what is made of the result, and not the result, is what a reduction behind the product reads."""
     return _followed(p) and _ends(p) and not p.leaves
 
 
-def _saved_launches(p: Product) -> int:
+def _saved_launches(p: LibraryProduct) -> int:
     return int(_followed(p) and not _ends(p) and not p.tiled)
 
 
-def _making_time(p: Product, packed: tuple[bool, bool]) -> float:
+def _making_time(p: LibraryProduct, packed: tuple[bool, bool]) -> float:
     """Operands made and written by kernels of their own, unless something else needs them in memory anyway."""
     total = 0.0
     for o, inlined, shared in zip((p.a, p.b), packed, p.shared, strict=True):
@@ -174,29 +174,29 @@ def _making_time(p: Product, packed: tuple[bool, bool]) -> float:
     return total
 
 
-def _size(p: Product) -> Extent:
+def _size(p: LibraryProduct) -> Extent:
     return Extent(p.batch, p.m, p.n, p.k)
 
 
-def _rate(p: Product) -> float:
+def _rate(p: LibraryProduct) -> float:
     """Operations a nanosecond of the library."""
     if _is_bytes(p):
         return TENSOR * 2
     return TENSOR if p.type.dtype.is_half else PLAIN
 
 
-def _is_plain(p: Product) -> bool:
+def _is_plain(p: LibraryProduct) -> bool:
     """Whether it is multiplied without tensor cores."""
     return p.type.dtype is DType.FLOAT32
 
 
-def _shapes(p: Product) -> tuple[TileShape, ...]:
+def _shapes(p: LibraryProduct) -> tuple[TileShape, ...]:
     if min(p.m, p.n) == 1:
         return VECTOR_SHAPES
     return PLAIN_SHAPES if _is_plain(p) else SHAPES
 
 
-def _library_time(p: Product, packed: tuple[bool, bool], target: Target) -> float:
+def _library_time(p: LibraryProduct, packed: tuple[bool, bool], target: Target) -> float:
     """Operands made, the product, and its result read back by what follows."""
     moved = p.a.bytes + p.b.bytes + _result_bytes(p)
     after = _saved_launches(p) * LAUNCH + max(_saved_bytes(p) - _result_bytes(p) * (not p.leaves), 0) / BANDWIDTH
@@ -207,7 +207,7 @@ def _library_time(p: Product, packed: tuple[bool, bool], target: Target) -> floa
     return _making_time(p, packed) + best + after
 
 
-def _loop_time(p: Product, packed: tuple[bool, bool], target: Target) -> _Way:
+def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], target: Target) -> _Way:
     """One visit of what is read, an element made for every tile that it is part of: by a program for each tile, by
     several for pieces of the summed axis, or by as many as the target has multiprocessors, for runs of steps."""
     read = sum(o.read if inlined else o.bytes for o, inlined in zip((p.a, p.b), packed, strict=True))
@@ -239,19 +239,19 @@ def _loop_time(p: Product, packed: tuple[bool, bool], target: Target) -> _Way:
     whole = cut(1)
     ways = [_Way(cut(k), whole, k) for k in _pieces(p)[1:]]
     for s in _dealt_shapes(p, target) if not _has_digits(p, packed) else ():
-        ways.append(_Way(dealt(s), whole, stream=StreamK(s.rows, s.columns, s.step, target.cores)))
+        ways.append(_Way(dealt(s), whole, stream_k=StreamK(s.rows, s.columns, s.step, target.cores)))
     best = min(ways, key=lambda w: w.time, default=_Way(whole, whole))
     return best if best.time < whole * (1 - CUT_WORTH) else _Way(whole, whole)
 
 
-def _has_digits(p: Product, packed: tuple[bool, bool]) -> bool:
+def _has_digits(p: LibraryProduct, packed: tuple[bool, bool]) -> bool:
     """Whether an operand tells positions along the summed axis apart (groups, parts of a word): it becomes several."""
     values = [o.value for o, inlined in zip((p.a, p.b), packed, strict=True) if inlined]
     divided = any(R0 in i.free_symbols and i.has(*DIVISIONS) for v in values for i in index_exprs(v))
     return divided or any(isinstance(e, IndexValue) and R0 in e.index.free_symbols for v in values for e in walk(v))
 
 
-def _dealt_shapes(p: Product, target: Target) -> list[TileShape]:
+def _dealt_shapes(p: LibraryProduct, target: Target) -> list[TileShape]:
     """The tiles whose steps may be dealt evenly: those for many results, of which there are enough to go round and not
     so many that the last of them are few."""
     if min(p.m, p.n) < GROUP_ROWS or len(p.axes) < 2:
@@ -265,7 +265,7 @@ def _dealt_shapes(p: Product, target: Target) -> list[TileShape]:
     return found
 
 
-def _pieces(p: Product) -> list[int]:
+def _pieces(p: LibraryProduct) -> list[int]:
     """In how many pieces of one length, each a multiple of the steps of the tensor cores, the summed axis may be."""
     if min(p.m, p.n) == 1 or not p.depth.is_Integer:
         return [1]

@@ -17,7 +17,7 @@ from ...ir.expr.value import Expr, Index, Load, flops, is_value, length, loads, 
 from ...ir.graph.graph import Compute, Graph, Library, Node, Ref, TensorType, View, node_values, uses
 from ...ir.graph.graph import Reduction as ReductionNode
 from ...ir.target import has_kernels
-from .members import is_cheap
+from .fusion_nodes import is_cheap
 from .views import ViewMap, map_value
 
 # An operand's element may cost so many operations, and be written with so many nodes, where a product makes it itself.
@@ -74,7 +74,7 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class LibraryProduct:
     """A library call that is a product: ``result[axes] = beta * added + alpha * sum over r0 of a * b``.
 
     ``m``, ``n``, ``k`` and ``batch`` are typical sizes; m counts the rows of ``a``. ``readers`` are the nodes that read
@@ -133,17 +133,17 @@ class StreamK:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a product, and why: ``opened`` into loops of ours, or left to the library.
+    """What becomes of a product, and why: ``decomposed`` into loops of ours, or left to the library.
 
     ``inlined`` tells of either operand whether the loops make it themselves. The summed axis is cut into ``pieces``,
-    or steps are dealt as ``stream`` says; another kernel adds the sums of either.
+    or steps are dealt as ``stream_k`` says; another kernel adds the sums of either.
     """
 
-    opened: bool
+    decomposed: bool
     reason: str
     inlined: tuple[bool, bool] = (False, False)
     pieces: int = 1
-    stream: StreamK | None = None
+    stream_k: StreamK | None = None
 
 
 class Products:
@@ -209,7 +209,7 @@ class Products:
             self.resolved[maker.name] = self.views.resolve(maker.value, extents)
         return self.resolved[maker.name]
 
-    def product(self, node: Node) -> Product | None:
+    def product(self, node: Node) -> LibraryProduct | None:
         """The node as a product, or None where it is none, or one that no kernel computes, for its device or types."""
         if not isinstance(node, Library) or node.target not in _FORMS or node.types[0] is None:
             return None
@@ -240,7 +240,7 @@ class Products:
         then = tuple(s for r in readers for name in r.names for s in self.readers.get(name, ()))
         inside = {result, *(name for r in readers for name in r.names)}
         tiled = [r for r in (*readers, *then) if isinstance(r, ReductionNode) and self._is_tiled(r, kind, inside)]
-        return Product(
+        return LibraryProduct(
             node, axes, kind.shape, depth, a, b, added.name if added is not None else None, beta, alpha, batch, m, n,
             hint(depth), readers, then, result in self.leaving or len(readers) < len(all_readers),
             (self._is_needed(names[0], node), self._is_needed(names[1], node)),

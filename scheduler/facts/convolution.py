@@ -121,7 +121,7 @@ Extents = dict[sympy.Symbol, sympy.Expr]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the nodes of an opened part are called: its result, and a free name for the sum behind it."""
+    """What the nodes of a decomposed part are called: its result, and a free name for the sum behind it."""
 
     result: str
     total: str
@@ -137,7 +137,7 @@ class _Window:
     exists: tuple[Expr, ...] = ()
 
 
-def open_forward(c: Convolution, name: Names, note: str) -> list[Node]:
+def decompose_forward(c: Convolution, name: Names, note: str) -> list[Node]:
     """The output of a depthwise convolution as a sum over taps, and the element that adds its bias."""
     axes = axes_of(len(c.output.shape))
     batch, channel, *at = axes
@@ -156,7 +156,7 @@ def open_forward(c: Convolution, name: Names, note: str) -> list[Node]:
     return _summed(c, name, c.output, over, term, bias, note)
 
 
-def open_input_gradient(c: Convolution, name: Names, kind: TensorType, note: str) -> list[Node]:
+def decompose_input_gradient(c: Convolution, name: Names, kind: TensorType, note: str) -> list[Node]:
     """The gradient of a depthwise convolution's input: what each element gave to the windows that cover it."""
     batch, channel, *at = axes_of(len(kind.shape))
     over: Extents = {}
@@ -166,7 +166,7 @@ def open_input_gradient(c: Convolution, name: Names, kind: TensorType, note: str
     return _summed(c, name, kind, over, term, None, note)
 
 
-def open_weight_gradient(c: Convolution, name: Names, kind: TensorType, note: str) -> list[Node]:
+def decompose_weight_gradient(c: Convolution, name: Names, kind: TensorType, note: str) -> list[Node]:
     """The gradient of a depthwise convolution's filters: sums over all windows."""
     channel, _, *taps = axes_of(len(kind.shape))
     over: Extents = {}
@@ -179,7 +179,7 @@ def open_weight_gradient(c: Convolution, name: Names, kind: TensorType, note: st
     return _summed(c, name, kind, over, call("mul", _guarded(read, window.inside), grad), None, note)
 
 
-def open_bias_gradient(c: Convolution, name: Names, kind: TensorType, note: str) -> list[Node]:
+def decompose_bias_gradient(c: Convolution, name: Names, kind: TensorType, note: str) -> list[Node]:
     """The gradient of a bias: the sum of what flows back into each channel."""
     over: Extents = {}
     batch, *at = (_axis(e, over) for e in (c.output.shape[0], *c.output.shape[2:]))

@@ -1,8 +1,8 @@
-"""Iteration domains of fused groups: every axis of every member as a mixed-radix number over shared atomic dimensions.
+"""Iteration domains of fused groups: every axis of every node as a mixed-radix number over shared atomic dimensions.
 
 Two nodes may share a loop nest when their axes can be written over the same dimensions such that one reads the other
 at the iteration in which it is made. An axis of extent ``B*T`` next to axes ``B`` and ``T`` is the digits ``(b,
-t)``; where a dimension is too coarse it is refined, for all members at once. So views that merge or split dimensions
+t)``; where a dimension is too coarse it is refined, for all nodes at once. So views that merge or split dimensions
 cost nothing, and no index needs a division.
 """
 
@@ -37,7 +37,7 @@ def quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
 class Domain:
     """The atomic dimensions of one group, in loop order, with their extents; ``inner`` are those a reduction runs over.
 
-    ``inner`` is None while no member tells rows from elements.
+    ``inner`` is None while no node tells rows from elements.
     """
 
     extents: dict[int, sympy.Expr] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from .function import TensorFunction
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ConcatPart:
     """All of an argument, by its position, that is copied to ``offset`` elements behind the begin of a result, with
     these strides there."""
 
@@ -30,7 +30,7 @@ class Part:
     strides: tuple[sympy.Expr, ...]
 
 
-def joins_of(function: TensorFunction) -> dict[int, list[Part]]:
+def joins_of(function: TensorFunction) -> dict[int, list[ConcatPart]]:
     """The results, by position, that are but copies of two or more arguments."""
     if function.scatters or function.table:
         return {}
@@ -45,7 +45,7 @@ def joins_of(function: TensorFunction) -> dict[int, list[Part]]:
     return found
 
 
-def _parts(function: TensorFunction, value: Expr, out: Buffer, at: tuple[sympy.Expr, ...]) -> list[Part] | None:
+def _parts(function: TensorFunction, value: Expr, out: Buffer, at: tuple[sympy.Expr, ...]) -> list[ConcatPart] | None:
     # A size that a number divides is a multiple of another, so that its quotients are no quotients.
     multiples = {z.symbol: z.divisor * symbol(f"{z.symbol.name}_by_{z.divisor}") for z in function.symbols.sizes}
     multiples = {s: m for s, m in multiples.items() if not m.is_Symbol}
@@ -77,7 +77,7 @@ def _parts(function: TensorFunction, value: Expr, out: Buffer, at: tuple[sympy.E
         if strides is None:
             return None
         offset = sympy.expand(begin * steps[along]).xreplace(back)
-        found.append(Part(positions[load.buffer], offset, tuple(s.xreplace(back) for s in strides)))
+        found.append(ConcatPart(positions[load.buffer], offset, tuple(s.xreplace(back) for s in strides)))
     return found
 
 

@@ -24,7 +24,7 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One member. A stage without a monoid defines one result per point of the rows, or of rows and inner dimensions
+    """One node. A stage without a monoid defines one result per point of the rows, or of rows and inner dimensions
     if ``inner``.
 
     With a monoid it combines ``values`` (a lifted state) over the inner dimensions into one result a component for

@@ -64,12 +64,12 @@ def unify(functions: Sequence[TensorFunction]) -> Unified | None:
 
 @dataclass(slots=True)
 class Families:
-    """Functions sorted into families, whose members are one function where constants are sizes."""
+    """Functions sorted into families, whose nodes are one function where constants are sizes."""
 
     known: dict[TensorFunction, list[list[TensorFunction]]] = field(default_factory=dict)
 
     def find(self, function: TensorFunction) -> TensorFunction | None:
-        """The first member of the family of a function, which joins it; None for a function with reductions."""
+        """The first node of the family of a function, which joins it; None for a function with reductions."""
         form = skeleton(function)
         if form is None:
             return None

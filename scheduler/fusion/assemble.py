@@ -21,13 +21,13 @@ from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View
 from ...ir.graph.sequences import sequence_of
 from ...ir.nest.loops import Buffer
 from ..facts.domain import Digits
-from ..facts.members import Member, member_sizes
+from ..facts.fusion_nodes import FusionNode, fusion_node_sizes
 from ..facts.views import ViewMap
 from ..functions.function import Dim, Output, Stage, TensorFunction
 from .early_errors import sites, wait_for_checks
 from .group import Group
 from .tiles import kept, reduced
-from .two_stage import in_pieces
+from .two_stage import in_two_stages
 
 Call: TypeAlias = CallTensor
 Unit: TypeAlias = Group | Library | CallTensor
@@ -42,7 +42,7 @@ def assemble(
     needed = set(outside)
     for u in units:
         if isinstance(u, Group):
-            needed.update(ld.buffer for m in u.members for ld in m.loads if ld.buffer not in u.produced)
+            needed.update(ld.buffer for m in u.nodes for ld in m.loads if ld.buffer not in u.produced)
     functions: dict[TensorFunction, str] = {}
     types = graph.types()
     nodes: list[Node] = []
@@ -66,7 +66,7 @@ def assemble(
 
 def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunction, CallTensor]]:
     """A function and its call; on a GPU, where it reduces over rows too, those of its two parts."""
-    split = None if call.types[0].device.startswith("cpu") else in_pieces(function)
+    split = None if call.types[0].device.startswith("cpu") else in_two_stages(function)
     if split is None:
         return [(function, call)]
     sizes = dict(zip(function.symbols.symbols, call.sizes, strict=True))
@@ -129,10 +129,10 @@ def _ordered(graph: Graph, views: ViewMap, units: list[Unit]) -> list[Unit]:
     keys: list[int] = []
     for k, u in enumerate(units):
         if isinstance(u, Group):
-            read = {ld.buffer for m in u.members for ld in m.loads}
+            read = {ld.buffer for m in u.nodes for ld in m.loads}
             if makers:
-                read |= {makers[s] for m in u.members for s in member_sizes(m) & makers.keys()}
-            keys.append(max(m.index for m in u.members))
+                read |= {makers[s] for m in u.nodes for s in fusion_node_sizes(m) & makers.keys()}
+            keys.append(max(m.index for m in u.nodes))
         else:
             read = {views.base(n) for n in uses(u)}
             if makers:
@@ -199,7 +199,7 @@ class _Assembler:
 
     def build(self) -> tuple[TensorFunction, CallTensor]:
         g = self.group
-        g.members.sort(key=lambda m: m.index)
+        g.nodes.sort(key=lambda m: m.index)
         rows = self._loop_order(g.domain.rows())
         # A scan goes along its digits in order, however they lie in memory.
         inner = g.domain.inner_order() if g.has_scan else self._loop_order(g.domain.inner_order())
@@ -213,14 +213,14 @@ class _Assembler:
             gone = {self.vars[d] for d in reduced(g)} or set(row_vars)
             self.over = tuple(v for v in row_vars if v in gone)
             self.kept = tuple(v for v in all_vars if v in {self.vars[d] for d in kept(g)})
-        made = [n for m in g.members for n in m.names]
+        made = [n for m in g.nodes for n in m.names]
         self.results = {n: f"t{k}" for k, n in enumerate(made)}
-        stages = [self._stage(m, row_vars, all_vars) for m in g.members]
+        stages = [self._stage(m, row_vars, all_vars) for m in g.nodes]
         outputs: list[Output] = []
         names: list[str] = []
         types: list[TensorType] = []
-        types_of = {n: t for m in g.members for n, t in zip(m.names, m.types, strict=True)}
-        for m in g.members:
+        types_of = {n: t for m in g.nodes for n, t in zip(m.names, m.types, strict=True)}
+        for m in g.nodes:
             for n in m.names:
                 if n in self.needed:
                     outputs.append(self._output(m, n, types_of[n], len(outputs)))
@@ -236,7 +236,7 @@ class _Assembler:
             self._name(), tuple(dims_of[: len(rows)]), tuple(dims_of[len(rows) :]), tuple(self.inputs.values()),
             tuple(outputs), tuple(stages), table,
         )  # fmt: skip
-        origins = tuple(dict.fromkeys(o for m in g.members for o in m.origins))
+        origins = tuple(dict.fromkeys(o for m in g.nodes for o in m.origins))
         call = CallTensor(
             tuple(names),
             tuple(types),
@@ -259,7 +259,7 @@ class _Assembler:
     def _main_strides(self, dims: set[int]) -> dict[int, int]:
         g = self.group
         best: tuple[int, int, dict[int, int]] = (0, -1, {})
-        for m in g.members:
+        for m in g.nodes:
             for n, t in zip(m.names, m.types, strict=True):
                 if n in self.needed:
                     found = self._strides([g.bindings[m.name][a] for a in m.axes], t)
@@ -288,7 +288,7 @@ class _Assembler:
     def _steps(self, name: str, t: TensorType) -> dict[int, int]:
         """The same of a tensor that is read at sums of axes, such as every other row, or backward."""
         hint, result = self.graph.symbols.hint, dict[int, int]()
-        for m in self.group.members:
+        for m in self.group.nodes:
             for ld in (ld for ld in m.loads if ld.buffer == name and not any(map(is_value, ld.indices))):
                 place = sympy.expand(sympy.Add(*(i * s for i, s in zip(ld.indices, t.strides, strict=True))))
                 for a in place.free_symbols & set(m.all_axes):
@@ -305,8 +305,8 @@ class _Assembler:
             step = step * self.group.domain.extents[d]
         return sympy.Add(*terms)
 
-    def _places(self, m: Member) -> dict[sympy.Symbol, sympy.Expr]:
-        """Where each axis of a member is, in the variables of the loops."""
+    def _places(self, m: FusionNode) -> dict[sympy.Symbol, sympy.Expr]:
+        """Where each axis of a node is, in the variables of the loops."""
         found = {}
         for a, digits in self.group.bindings[m.name].items():
             place = self._axis(digits)
@@ -326,7 +326,7 @@ class _Assembler:
 
     def _name(self) -> str:
         ops: dict[str, None] = {}
-        for m in self.group.members:
+        for m in self.group.nodes:
             for o in m.origins:
                 ops[re.sub(r"\W+", "_", o.op.split(".")[1] if o.op.count(".") else o.op).strip("_")] = None
         words = list(ops)[-4:] or ["kernel"]
@@ -334,7 +334,7 @@ class _Assembler:
 
     # --- stages -------------------------------------------------------------------------------------------------------
 
-    def _stage(self, m: Member, rows: tuple[sympy.Symbol, ...], everything: tuple[sympy.Symbol, ...]) -> Stage:
+    def _stage(self, m: FusionNode, rows: tuple[sympy.Symbol, ...], everything: tuple[sympy.Symbol, ...]) -> Stage:
         g = self.group
         env = self._places(m)
         values = [self._value(v, env, rows, everything) for v in m.values]
@@ -393,7 +393,7 @@ class _Assembler:
             self.inputs[name] = buffer
         return buffer.name
 
-    def _output(self, m: Member, name: str, t: TensorType, k: int) -> Output:
+    def _output(self, m: FusionNode, name: str, t: TensorType, k: int) -> Output:
         env = self._places(m)
         indices = tuple(self._canonical(env[a]) for a in m.axes)
         buffer = Buffer(

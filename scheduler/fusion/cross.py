@@ -14,7 +14,7 @@ import sympy
 
 from ...ir.expr.dtypes import DType
 from ...ir.expr.value import Load, free_symbols
-from ..facts.members import Member
+from ..facts.fusion_nodes import FusionNode
 from .tiles import kept, reduced
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ LONGEST_ROW, LARGEST_SUMS = 16384, 16384
 HALF_ROW, WORDS = 8192, 49152
 
 
-def complete_reduction(group: Group, m: Member, covered: set[int]) -> str | None:
+def complete_reduction(group: Group, m: FusionNode, covered: set[int]) -> str | None:
     """Let a reduction over ``covered`` into a group whose reductions run over other dimensions, or say why not.
 
     Either it reduces over the rows, or those that are there do once rows and elements change places: elements are
@@ -44,7 +44,7 @@ def complete_reduction(group: Group, m: Member, covered: set[int]) -> str | None
     if group.is_split:
         return f"{m.name} reduces over the rows of a reduction that is split over programs"
     if m.ends and not _runs_along(m):
-        sums = sum(len(p.names) for p in group.members if p.monoid is not None and p.name in group.cross)
+        sums = sum(len(p.names) for p in group.nodes if p.monoid is not None and p.name in group.cross)
         reason = _refusal(group, list(domain.rows()), list(domain.inner_order()), sums + len(m.names))
         if reason is None:
             group.cross.update(m.names)
@@ -52,7 +52,7 @@ def complete_reduction(group: Group, m: Member, covered: set[int]) -> str | None
     turned = _turned(group) if _runs_along(m) else None
     if turned is None:
         return f"{m.name} reduces over other dimensions"
-    sums = sum(len(p.names) for p in group.members if p.monoid is not None)
+    sums = sum(len(p.names) for p in group.nodes if p.monoid is not None)
     reason = _refusal(group, list(domain.inner_order()), list(domain.rows()), sums)
     if reason is None:
         group.cross.update(turned)
@@ -60,8 +60,8 @@ def complete_reduction(group: Group, m: Member, covered: set[int]) -> str | None
     return reason
 
 
-def complete_reader(group: Group, m: Member, missing: list[sympy.Symbol], used: set[int]) -> str | None:
-    """Let a member in that reads what a reduction over rows gives, if it has none of those itself."""
+def complete_reader(group: Group, m: FusionNode, missing: list[sympy.Symbol], used: set[int]) -> str | None:
+    """Let a node in that reads what a reduction over rows gives, if it has none of those itself."""
     others = [ld.buffer for ld in m.loads if ld.buffer in group.produced and ld.buffer not in group.cross]
     if m.monoid is not None or missing or others or used != set(kept(group)):
         return f"{m.name} needs the result of a reduction over rows of the kernel"
@@ -92,10 +92,10 @@ def refuse_long_rows(group: Group) -> str | None:
     length = _padded(group)
     if length <= HALF_ROW:
         return None
-    reductions = [m for m in group.members if m.monoid is not None]
+    reductions = [m for m in group.nodes if m.monoid is not None]
     read = {
         ld.buffer: ld.dtype
-        for m in group.members
+        for m in group.nodes
         for ld in m.loads
         if ld.buffer not in group.produced and _moves(group, m, ld)
     }
@@ -116,7 +116,7 @@ def _padded(group: Group) -> int:
     return 1 << max(group.table.hint(group.domain.size(group.domain.inner_order())) - 1, 0).bit_length()
 
 
-def _moves(group: Group, m: Member, load: Load) -> bool:
+def _moves(group: Group, m: FusionNode, load: Load) -> bool:
     """Whether a load has a place of its own for each element of each row, or of many."""
     binding = group.bindings[m.name]
     dims = {d for v in free_symbols(load) for d in binding.get(v, ())}
@@ -126,12 +126,12 @@ def _moves(group: Group, m: Member, load: Load) -> bool:
 def _turned(group: Group) -> set[str] | None:
     """What is there when all rows have been visited, once the group's reductions are over rows: their results and all
     that is made of those alone, once for each. None where they may not be, since something with elements reads one, or
-    a member does not run over all elements."""
+    a node does not run over all elements."""
     if group.cross:
         return None
     whole, rows = set(group.domain.order), set(group.domain.rows())
-    turned: set[str] = {n for p in group.members if p.monoid is not None for n in p.names}
-    for p in sorted(group.members, key=lambda p: p.index):
+    turned: set[str] = {n for p in group.nodes if p.monoid is not None for n in p.names}
+    for p in sorted(group.nodes, key=lambda p: p.index):
         dims = {d for digits in group.bindings[p.name].values() for d in digits}
         inside = {ld.buffer for ld in p.loads if ld.buffer in group.produced}
         if turned.isdisjoint(inside):
@@ -144,7 +144,7 @@ def _turned(group: Group) -> set[str] | None:
     return turned
 
 
-def _runs_along(m: Member) -> bool:
+def _runs_along(m: FusionNode) -> bool:
     """Whether a reduction visits neighbours in memory one after the other, going by the last index of what it reads."""
     last = [ld.indices[-1] for ld in m.loads if len(ld.indices) > 1]
     reduced = set(m.reduce_axes)

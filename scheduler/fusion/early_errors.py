@@ -35,10 +35,10 @@ def sites(graph: Graph, views: ViewMap, units: Sequence[object]) -> Sites:
     checks: dict[int, int] = {}
     first: dict[str, int] = {}
     for k, u in enumerate(units if copied else ()):
-        if isinstance(u, Group) and u.members[0].types[0].device.startswith("cpu"):
-            if made := [m.index for m in u.members if not copied.isdisjoint(m.names)]:
+        if isinstance(u, Group) and u.nodes[0].types[0].device.startswith("cpu"):
+            if made := [m.index for m in u.nodes if not copied.isdisjoint(m.names)]:
                 writes[k] = max(made)
-            if looked := [m.names[0] for m in u.members if any(map(is_checked, m.values))]:
+            if looked := [m.names[0] for m in u.nodes if any(map(is_checked, m.values))]:
                 first = first or _first_checks(graph)
                 checks[k] = min(first[name] for name in looked)
     return Sites(writes, checks)

@@ -16,16 +16,16 @@ from ...ir.graph.graph import CallTensor, Graph, Library, Node, size_makers, siz
 from ...ir.graph.sequences import sequence_of
 from ..facts.dependences import Dependences, last_bits, set_bits
 from ..facts.domain import bind_access
-from ..facts.members import Member, build_members, drop_dead, member_sizes
+from ..facts.fusion_nodes import FusionNode, build_fusion_nodes, drop_dead, fusion_node_sizes
 from ..facts.views import ViewMap
 from ..functions.function import TensorFunction
 from .assemble import assemble
-from .group import MAX_MEMBERS, Group
+from .chains import outline_chains
+from .group import MAX_NODES, Group
 from .rematerialize import apply_repeats, choose_repeats
-from .scatter import open_scatters
-from .streams import open_streams
+from .scatter import outline_scatters
 
-# Kernels of so few elements are gathered into one, up to so many members.
+# Kernels of so few elements are gathered into one, up to so many nodes.
 TINY_ELEMENTS, MAX_TINY = 16, 32
 # So many groups are tried for a node, those that share most with it; of groups that it cannot join because something
 # lies between, so many of the last are reported for each tensor.
@@ -84,11 +84,11 @@ class _Fuser:
     # The last call of each sequence, which keeps its order.
     last: dict[str, int] = field(default_factory=dict)
 
-    def run(self, members: list[Member]) -> None:
+    def run(self, nodes: list[FusionNode]) -> None:
         table = self.graph.symbols
         self.sizes = {n: table.hint(t.nbytes) for n, t in self.graph.types().items()}
         self.makers_of_sizes = size_makers(self.graph)
-        pending = {m.index: m for m in members}
+        pending = {m.index: m for m in nodes}
         for index, node in enumerate(self.graph.nodes):
             if isinstance(node, (Library, CallTensor)):
                 self._library(node)
@@ -104,14 +104,14 @@ class _Fuser:
                 continue
             for host in hosts[-MOST_TRIED:]:
                 kept = self.units[host].group
-                if kept is not None and len(kept.members) < MAX_TINY and self._try_unite(host, at):
+                if kept is not None and len(kept.nodes) < MAX_TINY and self._try_unite(host, at):
                     hosts.remove(host)
                     break
             hosts.append(at)
 
     def _is_tiny(self, group: Group) -> bool:
         hint = self.graph.symbols.hint
-        return all(m.monoid is None and hint(m.types[0].numel) <= TINY_ELEMENTS for m in group.members)
+        return all(m.monoid is None and hint(m.types[0].numel) <= TINY_ELEMENTS for m in group.nodes)
 
     def _library(self, node: Library | CallTensor) -> None:
         names = {self.views.base(u) for u in uses(node)}
@@ -127,10 +127,10 @@ class _Fuser:
     def _makers(self, names: set[str]) -> list[int]:
         return [self.maker[n] for n in names if n in self.maker]
 
-    def _place(self, m: Member) -> None:
+    def _place(self, m: FusionNode) -> None:
         reads = {ld.buffer for ld in m.loads}
         if self.makers_of_sizes:
-            reads |= {self.makers_of_sizes[s] for s in member_sizes(m) & self.makers_of_sizes.keys()}
+            reads |= {self.makers_of_sizes[s] for s in fusion_node_sizes(m) & self.makers_of_sizes.keys()}
         for at in self._candidates(reads):
             if self._try_join(m, reads, at):
                 self._unite(m, reads, at)
@@ -142,7 +142,7 @@ class _Fuser:
         self._register(m, reads, at)
         self._unite(m, reads, at)
 
-    def _register(self, m: Member, reads: set[str], at: int) -> None:
+    def _register(self, m: FusionNode, reads: set[str], at: int) -> None:
         self.order.depend(at, self._makers(reads))
         for name in reads:
             self.readers[name] = self.readers.get(name, 0) | 1 << at
@@ -166,7 +166,7 @@ class _Fuser:
                         score[reader] = score.get(reader, 0) + size
         return sorted(score, key=lambda at: (-score[at], -at))[:MOST_TRIED]
 
-    def _try_join(self, m: Member, reads: set[str], at: int) -> bool:
+    def _try_join(self, m: FusionNode, reads: set[str], at: int) -> bool:
         unit = self.units[at]
         assert unit.group is not None
         reason = self._conflict(m, reads, at)
@@ -177,16 +177,16 @@ class _Fuser:
                 unit.group.take(trial)
                 self._register(m, reads, at)
                 return True
-        self._refuse(unit.group.members[-1].name, m.name, reason, reads & unit.group.tensors)
+        self._refuse(unit.group.nodes[-1].name, m.name, reason, reads & unit.group.tensors)
         return False
 
-    def _conflict(self, m: Member, reads: set[str], at: int) -> str | None:
+    def _conflict(self, m: FusionNode, reads: set[str], at: int) -> str | None:
         group = self.units[at].group
         assert group is not None
         if m.types[0].device != group.device:
             return f"they are on {group.device} and {m.types[0].device}"
-        if len(group.members) >= MAX_MEMBERS:
-            return f"the kernel has {MAX_MEMBERS} members already"
+        if len(group.nodes) >= MAX_NODES:
+            return f"the kernel has {MAX_NODES} nodes already"
         for name in reads:
             made = self.maker.get(name)
             if made is not None and made != at and self.order.is_needed(at, by=made):
@@ -198,7 +198,7 @@ class _Fuser:
     def _refuse(self, first: str, second: str, reason: str, shared: set[str]) -> None:
         self.refusals.append(Refusal(first, second, reason, sum(self.sizes.get(n, 0) for n in shared)))
 
-    def _unite(self, m: Member, reads: set[str], at: int) -> None:
+    def _unite(self, m: FusionNode, reads: set[str], at: int) -> None:
         """Bring the groups that make the other operands of ``m`` into its group."""
         for name in sorted(reads):
             other = self.maker.get(name)
@@ -214,16 +214,16 @@ class _Fuser:
             return False
         if not self.order.may_unite(source, target):
             return False
-        merged = sorted([*a.group.members, *b.group.members], key=lambda m: m.index)
-        large, small = (a, b) if len(a.group.members) >= len(b.group.members) else (b, a)
+        merged = sorted([*a.group.nodes, *b.group.nodes], key=lambda m: m.index)
+        large, small = (a, b) if len(a.group.nodes) >= len(b.group.nodes) else (b, a)
         assert large.group is not None and small.group is not None
         trial = _united(large.group, small.group) or _rebuilt(merged, a.group)
         if trial is None:
             return False
-        trial.members.sort(key=lambda m: m.index)
+        trial.nodes.sort(key=lambda m: m.index)
         moved, read = (
-            [n for m in a.group.members for n in m.names],
-            {ld.buffer for m in a.group.members for ld in m.loads},
+            [n for m in a.group.nodes for n in m.names],
+            {ld.buffer for m in a.group.nodes for ld in m.loads},
         )
         b.group.take(trial)
         a.group = None
@@ -237,18 +237,18 @@ class _Fuser:
 
 
 def _united(large: Group, small: Group) -> Group | None:
-    """The members of ``small`` taken into a copy of ``large`` one by one."""
+    """The nodes of ``small`` taken into a copy of ``large`` one by one."""
     trial = large.copy()
-    for m in small.members:
+    for m in small.nodes:
         if trial.join(m) is not None:
             return None
     return trial if _consistent(trial) else None
 
 
-def _rebuilt(members: list[Member], like: Group) -> Group | None:
+def _rebuilt(nodes: list[FusionNode], like: Group) -> Group | None:
     trial = Group(like.table, like.device)
-    trial.begin(members[0])
-    for m in members[1:]:
+    trial.begin(nodes[0])
+    for m in nodes[1:]:
         if trial.join(m) is not None:
             return None
     return trial if _consistent(trial) else None
@@ -258,7 +258,7 @@ def _consistent(group: Group) -> bool:
     """Whether every read inside the group is of the iteration that makes it: a producer may have joined after its
     reader."""
     seen: set[str] = set()
-    for m in sorted(group.members, key=lambda m: m.index):
+    for m in sorted(group.nodes, key=lambda m: m.index):
         for ld in m.loads:
             made = group.produced.get(ld.buffer)
             if made is None:
@@ -286,18 +286,18 @@ def fuse(graph: Graph, *, numerics: str = "fast") -> Fusion:
     ``numerics="eager"`` keeps the rounding of half types between fused operations. Source: the planner's objective
     is that of MetaFlow and of XLA's multi-output fusion (bytes, recompute, launches); the search here is greedy.
     """
-    streams = open_streams(graph, fast=numerics != "eager")
-    scatters = open_scatters(streams.graph, fast=numerics != "eager")
+    chains = outline_chains(graph, fast=numerics != "eager")
+    scatters = outline_scatters(chains.graph, fast=numerics != "eager")
     graph = scatters.graph
     views = ViewMap(graph)
-    members, outside = build_members(graph, views, fast=numerics != "eager")
+    nodes, outside = build_fusion_nodes(graph, views, fast=numerics != "eager")
     fuser = _Fuser(graph, views)
-    fuser.run(members)
+    fuser.run(nodes)
     repeats = choose_repeats([u.group for u in fuser.units if u.group is not None], outside, fuser.sizes)
     if repeats:
-        members = drop_dead(apply_repeats(members, repeats, graph.symbols), outside)
+        nodes = drop_dead(apply_repeats(nodes, repeats, graph.symbols), outside)
         fuser = _Fuser(graph, views)
-        fuser.run(members)
+        fuser.run(nodes)
     units: list[Group | Library | CallTensor] = []
     for u in fuser.units:
         if u.group is not None:
@@ -306,11 +306,11 @@ def fuse(graph: Graph, *, numerics: str = "fast") -> Fusion:
             units.append(u.node)
     calls, functions = assemble(graph, views, units, outside, fast=numerics != "eager")
     report = FusionReport(
-        len(members) + streams.nodes + scatters.nodes,
+        len(nodes) + chains.nodes + scatters.nodes,
         sum(isinstance(c, CallTensor) for c in calls),
         tuple(sorted(fuser.refusals, key=lambda r: -r.bytes)),
     )
-    return Fusion(_with_nodes(graph, calls), streams.functions | scatters.functions | functions, report)
+    return Fusion(_with_nodes(graph, calls), chains.functions | scatters.functions | functions, report)
 
 
 def _with_nodes(graph: Graph, nodes: list[Node]) -> Graph:

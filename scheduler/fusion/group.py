@@ -1,4 +1,4 @@
-"""Groups of nodes that will share a kernel, and the one operation on them: taking a member in, or saying why not."""
+"""Groups of nodes that will share a kernel, and the one operation on them: taking a node in, or saying why not."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sympy
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Index, is_value
 from ..facts.domain import Binding, Digits, Direction, Domain, axes_in_row, backward, bind_access
-from ..facts.members import Member
+from ..facts.fusion_nodes import FusionNode
 from . import cross, tiles
-from .reads import refuse_revisits
+from .reads import refuse_second_reads
 
-MAX_MEMBERS = 96
+MAX_NODES = 96
 # A reduction with fewer rows than this over more elements than that must be split over programs, so nothing that
 # needs its result element by element may share its kernel.
 FEW_ROWS, MANY_ELEMENTS = 64, 8192
@@ -21,20 +21,20 @@ FEW_ROWS, MANY_ELEMENTS = 64, 8192
 
 @dataclass(slots=True)
 class Group:
-    """Members in topological order, and each one's axes as digits over the shared domain.
+    """Nodes in topological order, and each one's axes as digits over the shared domain.
 
-    ``reads`` holds, for tensors made elsewhere, the digits of each of their dimensions where a member reads them
+    ``reads`` holds, for tensors made elsewhere, the digits of each of their dimensions where a node reads them
     plainly.
     """
 
     table: SymbolTable
     device: str
     domain: Domain = field(default_factory=Domain)
-    members: list[Member] = field(default_factory=list)
+    nodes: list[FusionNode] = field(default_factory=list)
     bindings: dict[str, Binding] = field(default_factory=dict)
-    # The axes of members that run backward: those of what a scan from the end reads, or is read as.
+    # The axes of nodes that run backward: those of what a scan from the end reads, or is read as.
     turned: dict[str, frozenset[sympy.Symbol]] = field(default_factory=dict)
-    produced: dict[str, Member] = field(default_factory=dict)
+    produced: dict[str, FusionNode] = field(default_factory=dict)
     reads: dict[str, list[Digits | None]] = field(default_factory=dict)
     tensors: set[str] = field(default_factory=set)
     is_split: bool = False
@@ -43,29 +43,29 @@ class Group:
 
     def copy(self) -> Group:
         return Group(
-            self.table, self.device, self.domain.copy(), list(self.members),
+            self.table, self.device, self.domain.copy(), list(self.nodes),
             dict(self.bindings), dict(self.turned), dict(self.produced), dict(self.reads), set(self.tensors),
             self.is_split, set(self.cross),
         )  # fmt: skip
 
     def take(self, trial: Group) -> None:
         """Become what a successful trial on a copy has become."""
-        for name in ("domain", "members", "bindings", "turned", "produced", "reads", "tensors", "is_split", "cross"):
+        for name in ("domain", "nodes", "bindings", "turned", "produced", "reads", "tensors", "is_split", "cross"):
             setattr(self, name, getattr(trial, name))
 
     @property
     def has_scan(self) -> bool:
-        return any(m.scan_axis is not None for m in self.members)
+        return any(m.scan_axis is not None for m in self.nodes)
 
-    def is_inner(self, m: Member) -> bool:
-        """Whether a member is computed once an element rather than once a row (reductions count as elements here)."""
+    def is_inner(self, m: FusionNode) -> bool:
+        """Whether a node is computed once an element rather than once a row (reductions count as elements here)."""
         if self.domain.inner is None or m.monoid is not None:
             return True
         binding = self.bindings[m.name]
         return any(d in self.domain.inner for a in m.axes for d in binding[a])
 
-    def begin(self, m: Member) -> None:
-        """The first member sets the domain: its own axes, a dimension each, unit axes left out."""
+    def begin(self, m: FusionNode) -> None:
+        """The first node sets the domain: its own axes, a dimension each, unit axes left out."""
         binding: Binding = {}
         for a in m.all_axes:
             extent = m.extents[a]
@@ -74,11 +74,11 @@ class Group:
             self._set_inner(m, binding)
         self._admit(m, binding, {})
 
-    def join(self, m: Member) -> str | None:
-        """Take a member in if it fits; None on success, else why not. Call on a copy: a refusal leaves refinements
+    def join(self, m: FusionNode) -> str | None:
+        """Take a node in if it fits; None on success, else why not. Call on a copy: a refusal leaves refinements
         behind."""
-        if len(self.members) >= MAX_MEMBERS:
-            return f"the kernel has {MAX_MEMBERS} members already"
+        if len(self.nodes) >= MAX_NODES:
+            return f"the kernel has {MAX_NODES} nodes already"
         binding: Binding = {}
         direction: Direction = {}
         for ld in m.loads:
@@ -97,7 +97,7 @@ class Group:
         return [self.bindings[made.name][a] for a in made.axes]
 
     def _bind_member(
-        self, m: Member, name: str, indices: tuple[Index, ...], binding: Binding, direction: Direction
+        self, m: FusionNode, name: str, indices: tuple[Index, ...], binding: Binding, direction: Direction
     ) -> str | None:
         if any(is_value(i) for i in indices):
             return f"{m.name} gathers from {name}"
@@ -111,8 +111,8 @@ class Group:
         self._refresh(mark, binding)
         return None
 
-    def _bind_by_inputs(self, m: Member, binding: Binding) -> None:
-        """Line up with members that read the same tensors; best effort, since nothing depends on it but the shared
+    def _bind_by_inputs(self, m: FusionNode, binding: Binding) -> None:
+        """Line up with nodes that read the same tensors; best effort, since nothing depends on it but the shared
         reads."""
         for ld in m.loads:
             known = self.reads.get(ld.buffer)
@@ -138,7 +138,7 @@ class Group:
         for name, known in self.reads.items():
             self.reads[name] = [None if d is None else refresh(d, mark) for d in known]
 
-    def _complete(self, m: Member, binding: Binding, direction: Direction) -> str | None:
+    def _complete(self, m: FusionNode, binding: Binding, direction: Direction) -> str | None:
         """Bind the axes that the accesses left open, check the shape of the whole, and admit."""
         domain = self.domain
         for a in m.all_axes:
@@ -167,9 +167,9 @@ class Group:
         if self.is_split and (reason := self._split_refusal(m, binding)) is not None:
             return reason
         self._admit(m, binding, direction)
-        return refuse_revisits(self) or cross.refuse_long_rows(self)
+        return refuse_second_reads(self) or cross.refuse_long_rows(self)
 
-    def _cut(self, m: Member, axes: list[sympy.Symbol], dims: list[int], binding: Binding) -> bool:
+    def _cut(self, m: FusionNode, axes: list[sympy.Symbol], dims: list[int], binding: Binding) -> bool:
         mark = len(self.domain.splits)
         cut = self.domain.align([m.extents[a] for a in axes], dims)
         self._refresh(mark, binding)
@@ -179,7 +179,9 @@ class Group:
             binding[a] = self.domain.refresh(digits, mark)
         return True
 
-    def _complete_compute(self, m: Member, binding: Binding, missing: list[sympy.Symbol], used: set[int]) -> str | None:
+    def _complete_compute(
+        self, m: FusionNode, binding: Binding, missing: list[sympy.Symbol], used: set[int]
+    ) -> str | None:
         domain = self.domain
         rows = [d for d in domain.rows() if d not in used]
         inner = [d for d in domain.inner_order() if d not in used]
@@ -197,24 +199,24 @@ class Group:
         if self._cut(m, missing, whole, binding):
             return None
         if not whole and domain.inner is None and self._may_extend(m, missing):
-            # The members so far become rows, and this one runs over elements of theirs.
+            # The nodes so far become rows, and this one runs over elements of theirs.
             domain.inner = frozenset(self._extend(m, missing, binding))
             return None
         return f"the loops of {m.name} do not line up"
 
-    def _may_extend(self, m: Member, missing: list[sympy.Symbol]) -> bool:
+    def _may_extend(self, m: FusionNode, missing: list[sympy.Symbol]) -> bool:
         """The new axes must be the last ones, or the elements of a row would lie far apart."""
         bound = [k for k, a in enumerate(m.axes) if a not in missing and m.extents[a] != 1]
         return max(bound, default=-1) < m.axes.index(missing[0])
 
-    def _extend(self, m: Member, missing: list[sympy.Symbol], binding: Binding) -> list[int]:
+    def _extend(self, m: FusionNode, missing: list[sympy.Symbol], binding: Binding) -> list[int]:
         dims = [self.domain.add(m.extents[a]) for a in missing]
         for a, d in zip(missing, dims, strict=True):
             binding[a] = (d,)
         return dims
 
     def _complete_reduction(
-        self, m: Member, binding: Binding, missing: list[sympy.Symbol], used: set[int]
+        self, m: FusionNode, binding: Binding, missing: list[sympy.Symbol], used: set[int]
     ) -> str | None:
         domain = self.domain
         if domain.inner is not None:
@@ -240,7 +242,7 @@ class Group:
         return None
 
     def _complete_scan(
-        self, m: Member, along: sympy.Symbol, binding: Binding, missing: list[sympy.Symbol], used: set[int]
+        self, m: FusionNode, along: sympy.Symbol, binding: Binding, missing: list[sympy.Symbol], used: set[int]
     ) -> str | None:
         """A scan runs along the inner dimensions, all of them and in their order."""
         domain = self.domain
@@ -267,12 +269,12 @@ class Group:
             return f"{m.name} scans along other dimensions"
         return None
 
-    def _turn(self, m: Member, along: sympy.Symbol, binding: Binding, direction: Direction) -> str | None:
+    def _turn(self, m: FusionNode, along: sympy.Symbol, binding: Binding, direction: Direction) -> str | None:
         """Let the loops of a scan that begins at the end of what the others make run the other way for all of them."""
         if self.has_scan:
             return f"{m.name} scans the other way"
         inner, whole = set(self.domain.inner_order()), binding[along]
-        for p in self.members:
+        for p in self.nodes:
             axes = [a for a in p.all_axes if inner & set(self.bindings[p.name][a])]
             if any(self.bindings[p.name][a] != whole for a in axes):
                 return f"{m.name} scans the other way than {p.name} has its axes"
@@ -282,11 +284,11 @@ class Group:
             self.reads[name] = [None if d is None or inner & set(d) else d for d in known]
         return None
 
-    def _set_inner(self, m: Member, binding: Binding) -> None:
+    def _set_inner(self, m: FusionNode, binding: Binding) -> None:
         over = m.reduce_axes if m.scan_axis is None else (m.scan_axis,)
         self.domain.inner = frozenset(d for a in over for d in binding[a])
 
-    def _splits(self, m: Member) -> bool:
+    def _splits(self, m: FusionNode) -> bool:
         # On GPUs the pass split_reductions has split what is worth it already.
         if m.monoid is None or m.scan_axis is not None or not self.device.startswith("cpu"):
             return False
@@ -294,13 +296,13 @@ class Group:
         inner = self.table.hint(self.domain.size(self.domain.inner_order()))
         return rows < FEW_ROWS and inner >= MANY_ELEMENTS
 
-    def _split_refusal(self, m: Member, binding: Binding) -> str | None:
+    def _split_refusal(self, m: FusionNode, binding: Binding) -> str | None:
         """In a kernel whose reduction is split, the result exists only at the very end: for rows alone."""
-        reduced = {n for p in self.members if p.monoid is not None for n in p.names}
-        # A reduction that joins late makes the group split: then no earlier member may need another one's result.
+        reduced = {n for p in self.nodes if p.monoid is not None for n in p.names}
+        # A reduction that joins late makes the group split: then no earlier node may need another one's result.
         if self.cross:
             return f"{m.name} makes few rows of many elements, and others reduce over those rows"
-        for p, at in (*((p, self.bindings[p.name]) for p in self.members), (m, binding)):
+        for p, at in (*((p, self.bindings[p.name]) for p in self.nodes), (m, binding)):
             if not any(ld.buffer in reduced for ld in p.loads):
                 continue
             inner = self.domain.inner or frozenset()
@@ -309,8 +311,8 @@ class Group:
                 return f"{p.name} needs the result of a reduction that is split over programs"
         return None
 
-    def _admit(self, m: Member, binding: Binding, direction: Direction) -> None:
-        self.members.append(m)
+    def _admit(self, m: FusionNode, binding: Binding, direction: Direction) -> None:
+        self.nodes.append(m)
         self.bindings[m.name] = binding
         turned = self.turned[m.name] = frozenset(a for a, is_back in direction.items() if is_back and a in binding)
         for name in m.names:

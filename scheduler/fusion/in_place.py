@@ -79,11 +79,11 @@ def write_in_place(
     element that it writes, or not at all. A kernel that tells at its end that data are wrong has written all the same:
     eager raises before it writes, so the copy stays, which such a kernel keeps from being reached.
     """
-    return _Pass(graph, dict(functions), Aliases.of(graph, may_alias)).run()
+    return _InPlace(graph, dict(functions), Aliases.of(graph, may_alias)).run()
 
 
 @dataclass(slots=True)
-class _Pass:
+class _InPlace:
     graph: Graph
     functions: dict[str, TensorFunction]
     aliases: Aliases

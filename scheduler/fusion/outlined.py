@@ -19,7 +19,7 @@ from .assemble import PARAM_ALIGN
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class Outlined:
     """A graph in which some nodes are calls, the functions by name, and how many nodes went into them."""
 
     graph: Graph
@@ -29,7 +29,7 @@ class Opened:
 
 @dataclass(slots=True)
 class Functions:
-    """The functions opened so far; equal ones are one."""
+    """The functions outlined so far; equal ones are one."""
 
     names: dict[TensorFunction, str] = field(default_factory=dict)
 
@@ -37,10 +37,10 @@ class Functions:
         """The call by the name that its function gets here."""
         return replace(call, function=self.names.setdefault(function, f"{function.name}_{len(self.names)}"))
 
-    def opened(self, graph: Graph, nodes: Sequence[Node], count: int) -> Opened:
+    def outlined(self, graph: Graph, nodes: Sequence[Node], count: int) -> Outlined:
         """The graph with ``nodes`` for its own, of which ``count`` went into these functions."""
         named = {name: replace(f, name=name) for f, name in self.names.items()}
-        return Opened(in_order(graph, nodes), named, count)
+        return Outlined(in_order(graph, nodes), named, count)
 
 
 def readers_of(graph: Graph, views: ViewMap) -> dict[str, list[Node]]:

@@ -1,4 +1,4 @@
-"""Preludes: what a stream is told of each of its rows, reduced from that row's own elements before the stream begins.
+"""Prologues: what a chain is told of each of its rows, reduced from that row's own elements before the chain begins.
 
 The backward of attention takes off each score's gradient the sum over its row of output times gradient. The function
 whose rows are those rows makes that sum itself and writes it for the functions that read it by their columns: neither a
@@ -19,16 +19,16 @@ from ...ir.graph.graph import Compute, Graph, Node, Reduction, View, node_values
 from ..facts.domain import Binding, Domain, bind_access
 from ..facts.order import waits
 from ..facts.views import map_value
-from .stream import Stream, is_contraction, is_total, row_axes
+from .chain import Chain, is_contraction, is_total, row_axes
 
-# The most elements of a row that a prelude reduces: they stand whole beside a tile.
+# The most elements of a row that a prologue reduces: they stand whole beside a tile.
 WIDEST = 256
-# Element-wise operands of a prelude that it computes itself.
+# Element-wise operands of a prologue that it computes itself.
 MOST_OPERANDS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Prelude:
+class _Prologue:
     """A reduction, its value with element-wise operands in place, and its axes in terms of the first start's."""
 
     node: Reduction
@@ -36,81 +36,81 @@ class _Prelude:
     places: Mapping[sympy.Symbol, sympy.Expr]
 
 
-def take_preludes(graph: Graph, streams: Sequence[Stream]) -> None:
-    """Give streams on GPUs the reductions of their rows, each to the first that can have it, where none would have to
+def take_prologues(graph: Graph, chains: Sequence[Chain]) -> None:
+    """Give chains on GPUs the reductions of their rows, each to the first that can have it, where none would have to
     wait for itself."""
-    if all(s.starts[0].types[0].device.startswith("cpu") for s in streams):
+    if all(s.starts[0].types[0].device.startswith("cpu") for s in chains):
         return
     makers = {n: node for node in graph.nodes for n in node.names}
-    known = {n for s in streams for n in s.taken}
-    given: dict[str, Stream] = {}
-    for stream in streams:
-        for found in _found(stream, makers, known):
+    known = {n for s in chains for n in s.taken}
+    given: dict[str, Chain] = {}
+    for chain in chains:
+        for found in _found(chain, makers, known):
             if found.node.names[0] not in given:
-                given[found.node.names[0]] = stream
-                _take(stream, found)
+                given[found.node.names[0]] = chain
+                _take(chain, found)
     while given:
-        late = _waiting(graph, streams)
+        late = _waiting(graph, chains)
         refused = [(name, s) for name, s in given.items() if any(s is x for x in late)]
         if not refused:
             return
-        for name, stream in refused:
-            _give_back(stream, name)
+        for name, chain in refused:
+            _give_back(chain, name)
             del given[name]
 
 
-def _take(stream: Stream, found: _Prelude) -> None:
+def _take(chain: Chain, found: _Prologue) -> None:
     name = found.node.names[0]
-    stream.members.insert(0, found.node)
-    stream.values[name] = (found.value,)
-    stream.preludes[name] = found.places
-    stream.taken.add(name)
-    inside = {n for m in stream.members for n in m.names}
-    if name in stream.needed or any(inside.isdisjoint(r.names) for r in stream.readers[name]):
-        stream.outputs.append(name)
+    chain.nodes.insert(0, found.node)
+    chain.values[name] = (found.value,)
+    chain.prologues[name] = found.places
+    chain.taken.add(name)
+    inside = {n for m in chain.nodes for n in m.names}
+    if name in chain.needed or any(inside.isdisjoint(r.names) for r in chain.readers[name]):
+        chain.outputs.append(name)
 
 
-def _give_back(stream: Stream, name: str) -> None:
-    stream.members = [m for m in stream.members if name not in m.names]
-    del stream.values[name], stream.preludes[name]
-    stream.taken.discard(name)
-    stream.outputs = [o for o in stream.outputs if o != name]
+def _give_back(chain: Chain, name: str) -> None:
+    chain.nodes = [m for m in chain.nodes if name not in m.names]
+    del chain.values[name], chain.prologues[name]
+    chain.taken.discard(name)
+    chain.outputs = [o for o in chain.outputs if o != name]
 
 
 # --- finding them -----------------------------------------------------------------------------------------------------
 
 
-def _found(stream: Stream, makers: Mapping[str, Node], known: set[str]) -> Iterator[_Prelude]:
-    start = stream.starts[0]
-    if start.types[0].device.startswith("cpu") or start.monoid is not WEIGHTED or any(map(is_total, stream.starts)):
+def _found(chain: Chain, makers: Mapping[str, Node], known: set[str]) -> Iterator[_Prologue]:
+    start = chain.starts[0]
+    if start.types[0].device.startswith("cpu") or start.monoid is not WEIGHTED or any(map(is_total, chain.starts)):
         return
     extents = dict(zip(start.axes, start.types[0].shape, strict=True))
     rows = {a: extents[a] for a in start.axes if a in row_axes(start)}
     sites: dict[str, set[tuple[Index, ...]]] = {}
     speakers = set()
-    for member, at in _points(stream):
-        speakers.add(member.name)
-        own = dict(zip(member.axes, member.type.shape, strict=True))
-        for ld in loads(stream.views.resolve(member.value, own)):
+    for node, at in _points(chain):
+        speakers.add(node.name)
+        own = dict(zip(node.axes, node.type.shape, strict=True))
+        for ld in loads(chain.views.resolve(node.value, own)):
             sites.setdefault(ld.buffer, set()).add(tuple(i if is_value(i) else i.xreplace(at) for i in ld.indices))
-    elsewhere = {stream.views.base(u) for m in stream.members if m.names[0] not in speakers for u in uses(m)}
-    elsewhere |= {ld.buffer for values in stream.values.values() for v in values for ld in loads(v)}
+    elsewhere = {chain.views.base(u) for m in chain.nodes if m.names[0] not in speakers for u in uses(m)}
+    elsewhere |= {ld.buffer for values in chain.values.values() for v in values for ld in loads(v)}
     for name, places in sites.items():
         made = makers.get(name)
         if not isinstance(made, Reduction) or len(places) != 1 or name in known or name in elsewhere:
             continue
         (indices,) = places
-        if _is_row(made, indices, rows) and (value := _value(stream, made, makers)) is not None:
-            yield _Prelude(made, value, dict(zip(made.axes, indices, strict=True)))  # type: ignore[arg-type]
+        if _is_row(made, indices, rows) and (value := _value(chain, made, makers)) is not None:
+            yield _Prologue(made, value, dict(zip(made.axes, indices, strict=True)))  # type: ignore[arg-type]
 
 
-def _points(stream: Stream) -> Iterator[tuple[Compute, dict[sympy.Symbol, sympy.Expr]]]:
-    """The element-wise members that lead to the first start, with their axes as axes of that."""
-    start = stream.starts[0]
-    at = stream.members.index(start)
+def _points(chain: Chain) -> Iterator[tuple[Compute, dict[sympy.Symbol, sympy.Expr]]]:
+    """The element-wise nodes that lead to the first start, with their axes as axes of that."""
+    start = chain.starts[0]
+    at = chain.nodes.index(start)
     places: dict[str, dict[sympy.Symbol, sympy.Expr]] = {start.names[0]: {}}
-    for m in reversed(stream.members[:at]):
-        reads = ((r, ld) for r in (*stream.members[:at], start) if r.names[0] in places
+    for m in reversed(chain.nodes[:at]):
+        reads = ((r, ld) for r in (*chain.nodes[:at], start) if r.names[0] in places
                  for v in node_values(r) for ld in loads(v) if ld.buffer in m.names)  # fmt: skip
         first = next(reads, None)
         if first is not None:
@@ -136,19 +136,19 @@ def _is_row(made: Reduction, indices: tuple[Index, ...], rows: dict[sympy.Symbol
     return not missing and sorted(covered) == sorted(domain.order)
 
 
-def _value(stream: Stream, made: Reduction, makers: Mapping[str, Node]) -> Expr | None:
+def _value(chain: Chain, made: Reduction, makers: Mapping[str, Node]) -> Expr | None:
     """The value of a reduction with what nobody else reads computed in place; None where it would read what is in
     memory for its sake alone."""
-    views, extents = stream.views, dict(zip((*made.axes, *made.reduce_axes), (*made.types[0].shape, *made.reduce_shape),
+    views, extents = chain.views, dict(zip((*made.axes, *made.reduce_axes), (*made.types[0].shape, *made.reduce_shape),
                                             strict=True))  # fmt: skip
     mine = {made.names[0]}
-    read = {views.base(u) for m in stream.members for u in uses(m)}
+    read = {views.base(u) for m in chain.nodes for u in uses(m)}
 
     def leaf(e: Expr) -> Expr | None:
         other = makers.get(e.buffer) if isinstance(e, Load) else None
-        if not isinstance(e, Load) or not isinstance(other, Compute) or e.buffer in stream.needed:
+        if not isinstance(e, Load) or not isinstance(other, Compute) or e.buffer in chain.needed:
             return None
-        alone = all(r.names and mine.issuperset(r.names) for r in stream.readers[e.buffer])
+        alone = all(r.names and mine.issuperset(r.names) for r in chain.readers[e.buffer])
         if len(mine) > MOST_OPERANDS or not (alone or (e.buffer not in read and not flops(other.value))):
             return None
         if alone:
@@ -161,7 +161,7 @@ def _value(stream: Stream, made: Reduction, makers: Mapping[str, Node]) -> Expr 
     value = rewrite(views.resolve(given, extents), leaf)
     for ld in loads(value):
         other = makers.get(ld.buffer)
-        if isinstance(other, (Compute, Reduction)) and ld.buffer not in read and ld.buffer not in stream.needed:
+        if isinstance(other, (Compute, Reduction)) and ld.buffer not in read and ld.buffer not in chain.needed:
             return None
     return value
 
@@ -169,10 +169,10 @@ def _value(stream: Stream, made: Reduction, makers: Mapping[str, Node]) -> Expr 
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-def _waiting(graph: Graph, streams: Sequence[Stream]) -> list[Stream]:
-    """The streams that wait for themselves where each is one call, and those between two such."""
-    home = {n: s for s in streams for m in s.members for n in m.names}
-    base = streams[0].views.base
+def _waiting(graph: Graph, chains: Sequence[Chain]) -> list[Chain]:
+    """The chains that wait for themselves where each is one call, and those between two such."""
+    home = {n: s for s in chains for m in s.nodes for n in m.names}
+    base = chains[0].views.base
     makers = {n: node for node in graph.nodes for n in node.names}
 
     def unit(node: Node) -> int:
@@ -184,7 +184,7 @@ def _waiting(graph: Graph, streams: Sequence[Stream]) -> list[Stream]:
     for node, before in zip(graph.nodes, waits(graph, graph.nodes), strict=True):
         if not isinstance(node, View):
             waiting.setdefault(unit(node), set()).update(unit(graph.nodes[k]) for k in before)
-    for s in streams:
+    for s in chains:
         read = {ld.buffer for values in s.values.values() for v in values for ld in loads(v)}
         waiting[id(s)].update(unit(makers[n]) for n in read if n in makers)
     for key, units in waiting.items():
@@ -197,7 +197,7 @@ def _waiting(graph: Graph, streams: Sequence[Stream]) -> list[Stream]:
             readers[other].add(key)
     _peel(waiting, readers)
     _peel(readers, waiting)
-    return [s for s in streams if id(s) in waiting]
+    return [s for s in chains if id(s) in waiting]
 
 
 def _peel(waiting: dict[int, set[int]], readers: dict[int, set[int]]) -> None:
@@ -212,4 +212,4 @@ def _peel(waiting: dict[int, set[int]], readers: dict[int, set[int]]) -> None:
                 ready.append(key)
 
 
-__all__ = ["take_preludes"]
+__all__ = ["take_prologues"]

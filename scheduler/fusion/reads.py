@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..facts.members import Member
+from ..facts.fusion_nodes import FusionNode
 
 if TYPE_CHECKING:
     from .group import Group
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 WHOLE = 2048
 
 
-def refuse_revisits(group: Group) -> str | None:
+def refuse_second_reads(group: Group) -> str | None:
     """Why a group with a scan, on a GPU, would need what the scan gives in two visits of a row; None where it would
     not.
 
-    A visit is a number: that of a member is at least that of what it reads, and one more than that of a result of a
+    A visit is a number: that of a node is at least that of what it reads, and one more than that of a result of a
     whole row. Scans wait for the last of their readers; where that has no end, one of those needs a result that itself
     needs the scan.
     """
     if group.device.startswith("cpu") or not group.has_scan or _is_short(group):
         return None
-    visit = {m.name: 0 for m in group.members}
+    visit = {m.name: 0 for m in group.nodes}
     scans = _scans_read(group)
-    for _ in range(len(group.members) + 1):
+    for _ in range(len(group.nodes) + 1):
         before = dict(visit)
-        for m in group.members:
+        for m in group.nodes:
             visit[m.name] = max(visit[m.name], *_after(group, m, visit))
             for scan in scans[m.name]:
                 visit[scan] = max(visit[scan], visit[m.name])
         if visit == before:
             return None
-    latest = max(group.members, key=lambda m: visit[m.name])
+    latest = max(group.nodes, key=lambda m: visit[m.name])
     return f"{latest.name} needs the elements of a scan and a result of the row that is made of them"
 
 
@@ -47,8 +47,8 @@ def _is_short(group: Group) -> bool:
     return bool(size.is_Integer) and int(size) <= WHOLE
 
 
-def _after(group: Group, m: Member, visit: dict[str, int]) -> list[int]:
-    """The earliest visits that what a member reads allows."""
+def _after(group: Group, m: FusionNode, visit: dict[str, int]) -> list[int]:
+    """The earliest visits that what a node reads allows."""
     found = [0]
     for p in _producers(group, m):
         found.append(visit[p.name] + (group.is_inner(m) and not _of_elements(group, p)))
@@ -56,10 +56,10 @@ def _after(group: Group, m: Member, visit: dict[str, int]) -> list[int]:
 
 
 def _scans_read(group: Group) -> dict[str, set[str]]:
-    """Of each member, the scans that it reads at its own elements, through plain elements too."""
+    """Of each node, the scans that it reads at its own elements, through plain elements too."""
     found: dict[str, set[str]] = {}
     # Where groups unite, one may join after its reader.
-    for m in sorted(group.members, key=lambda m: m.index):
+    for m in sorted(group.nodes, key=lambda m: m.index):
         found[m.name] = set()
         for p in _producers(group, m):
             if p.scan_axis is not None:
@@ -69,10 +69,10 @@ def _scans_read(group: Group) -> dict[str, set[str]]:
     return found
 
 
-def _producers(group: Group, m: Member) -> list[Member]:
+def _producers(group: Group, m: FusionNode) -> list[FusionNode]:
     names = dict.fromkeys(ld.buffer for ld in m.loads if ld.buffer in group.produced)
     return [group.produced[n] for n in names]
 
 
-def _of_elements(group: Group, m: Member) -> bool:
+def _of_elements(group: Group, m: FusionNode) -> bool:
     return group.is_inner(m) and (m.monoid is None or m.scan_axis is not None)

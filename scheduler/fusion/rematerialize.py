@@ -9,7 +9,7 @@ from ...ir.expr.index import simplify
 from ...ir.expr.ops import OPS
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Call, Expr, Load, is_value, length, rewrite, walk
-from ..facts.members import INLINE_NODES, Member, collect_loads, is_cheap
+from ..facts.fusion_nodes import INLINE_NODES, FusionNode, collect_loads, is_cheap
 from ..facts.views import map_value
 from .group import Group
 
@@ -28,13 +28,13 @@ def choose_repeats(groups: list[Group], outside: set[str], sizes: Mapping[str, i
     """
     readers: dict[str, list[Group]] = {}
     for g in groups:
-        for name in {ld.buffer for m in g.members for ld in m.loads} - g.produced.keys():
+        for name in {ld.buffer for m in g.nodes for ld in m.loads} - g.produced.keys():
             readers.setdefault(name, []).append(g)
     chosen: dict[str, Expr] = {}
     # What chosen values are made of must stay in memory.
     pinned: set[str] = set()
     for g in groups:
-        for m in g.members:
+        for m in g.nodes:
             name = m.name
             if m.monoid is not None or name in outside or name not in readers or name in pinned:
                 continue
@@ -50,7 +50,7 @@ def choose_repeats(groups: list[Group], outside: set[str], sizes: Mapping[str, i
     return chosen
 
 
-def _makes_anew(made: Member, value: Expr, reader: Group) -> bool:
+def _makes_anew(made: FusionNode, value: Expr, reader: Group) -> bool:
     """Whether lanes of a CPU along what is made (factors of channels, innermost in memory) would compute it for each of
     many rows: no loop outside them knows it, and roots and quotients cost more than the visit of an element."""
     if (
@@ -59,7 +59,7 @@ def _makes_anew(made: Member, value: Expr, reader: Group) -> bool:
     ):
         return False
     hint = reader.table.hint
-    for m in reader.members:
+    for m in reader.nodes:
         for ld in m.loads:
             if ld.buffer == made.name and hint(m.types[0].numel) >= MANY * hint(made.types[0].numel):
                 lanes = [a for a, step in zip(m.axes, m.types[0].strides, strict=True) if step == 1]
@@ -77,8 +77,8 @@ def _bytes_read(value: Expr, sizes: Mapping[str, int], result: int) -> dict[str,
     return touched
 
 
-def _expanded(m: Member, g: Group, readers: Mapping[str, list[Group]], outside: set[str]) -> Expr | None:
-    """The value of a member over tensors that are in memory whatever is decided here, if that is small and cheap."""
+def _expanded(m: FusionNode, g: Group, readers: Mapping[str, list[Group]], outside: set[str]) -> Expr | None:
+    """The value of a node over tensors that are in memory whatever is decided here, if that is small and cheap."""
 
     def stays(name: str) -> bool:
         return name not in g.produced or name in outside
@@ -110,13 +110,13 @@ def _expanded(m: Member, g: Group, readers: Mapping[str, list[Group]], outside: 
     return value if len({ld.buffer for ld in collect_loads((value,))}) <= MAX_LOADS else None
 
 
-def apply_repeats(members: list[Member], chosen: Mapping[str, Expr], table: SymbolTable) -> list[Member]:
-    """The members with the chosen values substituted into their readers; those nobody reads any more are gone."""
+def apply_repeats(nodes: list[FusionNode], chosen: Mapping[str, Expr], table: SymbolTable) -> list[FusionNode]:
+    """The nodes with the chosen values substituted into their readers; those nobody reads any more are gone."""
     if not chosen:
-        return members
-    axes = {m.name: m.axes for m in members}
+        return nodes
+    axes = {m.name: m.axes for m in nodes}
     result = []
-    for m in members:
+    for m in nodes:
         if m.name in chosen:
             continue
 

@@ -28,24 +28,24 @@ from ...ir.expr.value import (
     times,
 )
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Scatter
-from ..facts.members import CHEAP_FLOPS, INLINE_NODES, simplify_value
+from ..facts.fusion_nodes import CHEAP_FLOPS, INLINE_NODES, simplify_value
 from ..facts.views import ViewMap, map_value
 from ..functions.function import Dim, Output, Stage, TensorFunction
 from ..functions.function_table import FunctionTable
-from .outlined import Functions, Opened, Parameters, function_name, readers_of
+from .outlined import Functions, Outlined, Parameters, function_name, readers_of
 
 # An operand that is made of more bytes than so many times its own, some of them a kernel's results, is stored before it
 # is scattered: that kernel may make it, and what it is made of is not kept beside the result.
 MOST_READ = 2.5
 
 
-def open_scatters(graph: Graph, *, fast: bool) -> Opened:
+def outline_scatters(graph: Graph, *, fast: bool) -> Outlined:
     """Make one function of every scatter and of what is computed for it alone.
 
     ``fast`` keeps float32 between fused operations where the graph rounds to a half type.
     """
     if not any(isinstance(n, Scatter) for n in graph.nodes):
-        return Opened(graph, {})
+        return Outlined(graph, {})
     views, types = ViewMap(graph), graph.types()
     computes = {n.name: n for n in graph.nodes if isinstance(n, Compute)}
     needed = {views.base(o) for o in graph.outputs if isinstance(o, str)}
@@ -54,11 +54,11 @@ def open_scatters(graph: Graph, *, fast: bool) -> Opened:
     nodes: list[Node] = []
     for node in graph.nodes:
         if isinstance(node, Scatter):
-            writer = _Writer(graph, views, Parameters(graph, types), computes, readers, needed, node, fast)
+            writer = _ScatterWriter(graph, views, Parameters(graph, types), computes, readers, needed, node, fast)
             nodes.append(functions.enter(*writer.build()))
         else:
             nodes.append(node)
-    return functions.opened(graph, nodes, sum(isinstance(n, Scatter) for n in graph.nodes))
+    return functions.outlined(graph, nodes, sum(isinstance(n, Scatter) for n in graph.nodes))
 
 
 def scattered_over(function: TensorFunction, given: int) -> TensorFunction | None:
@@ -122,7 +122,7 @@ def _with_inputs(
 
 
 @dataclass(slots=True)
-class _Writer:
+class _ScatterWriter:
     graph: Graph
     views: ViewMap
     parameters: Parameters

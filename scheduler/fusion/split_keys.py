@@ -27,7 +27,7 @@ ENOUGH, LEAST_KEYS, QUERIES = 132, 256, 64
 
 
 @dataclass(frozen=True, slots=True)
-class KeyPieces:
+class SplitKeys:
     """``first`` reads the inputs and gives the three states of every piece; ``second`` reads these first.
 
     Then it reads inputs of the whole, of which ``taken`` are the places.
@@ -53,7 +53,7 @@ def _at(sizes: Mapping[sympy.Symbol, sympy.Expr], exprs: tuple[sympy.Expr, ...])
     return tuple(e.xreplace(sizes) for e in exprs)
 
 
-def in_key_pieces(function: TensorFunction) -> KeyPieces | None:
+def split_keys(function: TensorFunction) -> SplitKeys | None:
     """An attention as two functions; None where its rows occupy a GPU, or it is not of this form."""
     at = next((k for k, s in enumerate(function.stages) if s.monoid is ATTENTION), None)
     if at is None or len(function.inner) != 1:
@@ -68,11 +68,11 @@ def in_key_pieces(function: TensorFunction) -> KeyPieces | None:
         return None
     first = _first(function, at, cut)
     second, taken = _second(function, at, cut, tuple(o.buffer for o in first.outputs))
-    return KeyPieces(first, second, taken)
+    return SplitKeys(first, second, taken)
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _KeyCut:
     """Keys as ``piece * size + own``; ``inside`` where the last piece has a tail."""
 
     piece: Dim
@@ -84,7 +84,7 @@ class _Cut:
         return self.piece.var * self.own.extent + self.own.var
 
 
-def _cut(function: TensorFunction, stages: tuple[Stage, ...], keys: Dim) -> _Cut | None:
+def _cut(function: TensorFunction, stages: tuple[Stage, ...], keys: Dim) -> _KeyCut | None:
     hint, table = function.symbols.hint, function.symbols
     programs, count = _programs(function, stages, keys), hint(keys.extent)
     wanted = min(-(-PROGRAMS // programs), count // LEAST_KEYS)
@@ -99,7 +99,7 @@ def _cut(function: TensorFunction, stages: tuple[Stage, ...], keys: Dim) -> _Cut
     position = piece.var * size + keys.var
     exact = parts.is_Integer and table.is_divisible(keys.extent, int(parts)) and parts * size == keys.extent
     inside = call("lt", IndexValue(position, DType.INT64), IndexValue(keys.extent, DType.INT64))
-    return _Cut(piece, Dim(keys.var, size), None if exact else inside)
+    return _KeyCut(piece, Dim(keys.var, size), None if exact else inside)
 
 
 def _programs(function: TensorFunction, stages: tuple[Stage, ...], keys: Dim) -> int:
@@ -130,7 +130,7 @@ def _symbols(load: Load) -> set[sympy.Symbol]:
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 
-def _first(function: TensorFunction, at: int, cut: _Cut) -> TensorFunction:
+def _first(function: TensorFunction, at: int, cut: _KeyCut) -> TensorFunction:
     """Scores and states of every piece; the state's axes get the piece behind the rows."""
     stages = tuple(_of_piece(function, s, cut) for s in function.stages[: at + 1])
     state = stages[at]
@@ -152,7 +152,7 @@ def _first(function: TensorFunction, at: int, cut: _Cut) -> TensorFunction:
     )  # fmt: skip
 
 
-def _of_piece(function: TensorFunction, stage: Stage, cut: _Cut) -> Stage:
+def _of_piece(function: TensorFunction, stage: Stage, cut: _KeyCut) -> Stage:
     made = {r for s in function.stages for r in s.results}
     keys, position = cut.own.var, cut.position
 
@@ -187,7 +187,7 @@ def _of_piece(function: TensorFunction, stage: Stage, cut: _Cut) -> Stage:
 
 
 def _second(
-    function: TensorFunction, at: int, cut: _Cut, states: tuple[Buffer, ...]
+    function: TensorFunction, at: int, cut: _KeyCut, states: tuple[Buffer, ...]
 ) -> tuple[TensorFunction, tuple[int, ...]]:
     state, after = function.stages[at], function.stages[at + 1 :]
     extents = {d.var: d.extent for d in function.dims}

@@ -15,7 +15,7 @@ import sympy
 from ...ir.expr.monoid import SUM
 from ...ir.expr.value import Call, flops, free_symbols
 from ..facts.contraction import COLUMNS
-from ..facts.members import Member
+from ..facts.fusion_nodes import FusionNode
 from ..functions.function import Dim, TensorFunction
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROWS, FEWER_COLUMNS, HEAVY = 128, 128, 16
 
 
-def complete_reduction(group: Group, m: Member, covered: set[int], used: set[int]) -> str | None:
+def complete_reduction(group: Group, m: FusionNode, covered: set[int], used: set[int]) -> str | None:
     """Let a reduction over ``covered`` dimensions of a product's results into the product's group, or say why not;
     ``used`` are all dimensions that it has."""
     domain = group.domain
@@ -49,7 +49,7 @@ def sides(group: Group) -> list[set[int]]:
     """The dimensions of a product's rows and those of its columns; nothing where a group has no product of half types,
     or several that do not agree."""
     found: list[list[set[int]]] = []
-    for m in group.members:
+    for m in group.nodes:
         if m.monoid is None or m.name in group.cross:
             continue
         value = m.values[0]
@@ -75,7 +75,7 @@ def tile_extent(function: TensorFunction, over: tuple[Dim, ...]) -> int:
 
 def reduced(group: Group) -> set[int]:
     """The dimensions over which the reductions beside a product run; empty where they run over all rows of a group."""
-    for m in group.members:
+    for m in group.nodes:
         if m.name in group.cross and m.monoid is not None:
             over = {d for a in m.reduce_axes for d in _digits(group, m, a)}
             return over if over < set(group.domain.rows()) else set()
@@ -88,5 +88,5 @@ def kept(group: Group) -> list[int]:
     return [d for d in group.domain.rows() if d not in over] if over else list(group.domain.inner_order())
 
 
-def _digits(group: Group, m: Member, axis: sympy.Symbol) -> tuple[int, ...]:
+def _digits(group: Group, m: FusionNode, axis: sympy.Symbol) -> tuple[int, ...]:
     return group.bindings[m.name][axis]

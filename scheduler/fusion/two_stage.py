@@ -30,7 +30,7 @@ PARAM_ALIGN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class TwoStages:
     """``first`` reads the inputs of the whole and gives the other results and, last, the states of the pieces.
 
     Those are ``partial`` in number. ``second`` reads them first and then inputs of the whole, of which ``taken`` are
@@ -44,7 +44,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _RowCut:
     """The rows in pieces: each row dimension in terms of ``pieces`` and ``own``; ``inside`` where there is a tail.
 
     ``kept`` are the dimensions of what the reductions give.
@@ -57,7 +57,7 @@ class _Cut:
     kept: tuple[Dim, ...]
 
 
-def in_pieces(function: TensorFunction) -> Pieces | None:
+def in_two_stages(function: TensorFunction) -> TwoStages | None:
     """The function as two, where it reduces over its rows; None where it does not."""
     if function.scatters or not any(s.axes is not None and s.monoid is not None for s in function.stages):
         return None
@@ -84,7 +84,7 @@ def in_pieces(function: TensorFunction) -> Pieces | None:
             outputs.append(Output(buffer, result, where))
     second, taken = _second(function, across, tuple(o.buffer for o in outputs[kept:]), cut)
     first = replace(function, outputs=tuple(outputs), stages=stages, extra=(*cut.pieces, *cut.own))
-    return Pieces(first, second, len(outputs) - kept, taken)
+    return TwoStages(first, second, len(outputs) - kept, taken)
 
 
 def _is_long(function: TensorFunction) -> bool:
@@ -105,7 +105,7 @@ def _early(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     return (*first, *last)
 
 
-def _cut(function: TensorFunction) -> _Cut:
+def _cut(function: TensorFunction) -> _RowCut:
     """Whole row dimensions are pieces while there are too few; the one that makes them enough is cut; the others are
     each piece's own."""
     table = function.symbols
@@ -145,10 +145,10 @@ def _cut(function: TensorFunction) -> _Cut:
         rows[dim.var] = index
         if dim is tail:
             guard = call("lt", IndexValue(index, DType.INT64), IndexValue(dim.extent, DType.INT64))
-    return _Cut(tuple(outer), tuple(inside), rows, guard, function.inner)
+    return _RowCut(tuple(outer), tuple(inside), rows, guard, function.inner)
 
 
-def _tiles(function: TensorFunction, over: tuple[Dim, ...]) -> _Cut:
+def _tiles(function: TensorFunction, over: tuple[Dim, ...]) -> _RowCut:
     """The last of the dimensions reduced over in tiles; the others are pieces whole."""
     *whole, last = over
     size = tile_extent(function, over)
@@ -162,7 +162,7 @@ def _tiles(function: TensorFunction, over: tuple[Dim, ...]) -> _Cut:
     guard: Expr | None = None
     if not exact:
         guard = call("lt", IndexValue(place, DType.INT64), IndexValue(last.extent, DType.INT64))
-    return _Cut(pieces, (own,), rows, guard, tuple(d for d in function.rows if d not in over))
+    return _RowCut(pieces, (own,), rows, guard, tuple(d for d in function.rows if d not in over))
 
 
 def piece_sizes(extent: sympy.Expr, wanted: int) -> tuple[sympy.Expr, sympy.Expr]:
@@ -176,7 +176,7 @@ def piece_sizes(extent: sympy.Expr, wanted: int) -> tuple[sympy.Expr, sympy.Expr
     return sympy.Integer(wanted), FloorDiv(extent + wanted - 1, sympy.Integer(wanted))
 
 
-def _partial(function: TensorFunction, stage: Stage, cut: _Cut) -> Stage:
+def _partial(function: TensorFunction, stage: Stage, cut: _RowCut) -> Stage:
     """A reduction over all rows as one over those of each piece."""
     assert stage.monoid is not None
     values = tuple(substitute_index(v, cut.rows) for v in stage.values)
@@ -188,7 +188,7 @@ def _partial(function: TensorFunction, stage: Stage, cut: _Cut) -> Stage:
 
 
 def _second(
-    function: TensorFunction, across: list[Stage], partial: tuple[Buffer, ...], cut: _Cut
+    function: TensorFunction, across: list[Stage], partial: tuple[Buffer, ...], cut: _RowCut
 ) -> tuple[TensorFunction, tuple[int, ...]]:
     """The pieces combined, and what is made of that; the dimensions of the results are its rows."""
     rows = tuple(Dim(symbol(f"i{k}"), d.extent) for k, d in enumerate(cut.kept))

@@ -29,7 +29,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class NestShape:
     """A nest as lowering left it.
 
     ``rows`` and ``inner`` are (axis variable, extent), outermost first; ``numel`` and the rest are typical values
@@ -93,13 +93,13 @@ class SameNest:
         return isinstance(other, SameNest) and self.nest is other.nest
 
 
-def analyse(nest: LoopNest) -> Shape:
+def analyse(nest: LoopNest) -> NestShape:
     """Look at a nest that has not been scheduled yet."""
     return _analyse(SameNest(nest))
 
 
 @lru_cache(maxsize=32)
-def _analyse(same: SameNest) -> Shape:
+def _analyse(same: SameNest) -> NestShape:
     nest = same.nest
     found = [b for b, _ in blocks(nest)]
     plain = [b for b in found if not _crosses(b)] or found
@@ -112,13 +112,13 @@ def _analyse(same: SameNest) -> Shape:
     inner = tuple((v, e) for v, e in axes.items() if v in inner_vars)
     accesses = tuple(r for b in found for r in _reaches(nest, b))
     hint = nest.symbols.hint
-    return Shape(
+    return NestShape(
         nest, rows, inner, tuple(found), accesses,
         hint(sympy.Mul(*(e for _, e in rows))), hint(sympy.Mul(*(e for _, e in inner))),
     )  # fmt: skip
 
 
-def reads_results(shape: Shape) -> bool:
+def reads_results(shape: NestShape) -> bool:
     """Whether a stage needs what another reduces, so that the elements are visited more than once."""
     reduced = {w.buffer for b in shape.reductions for w in b.writes}
     return any(ld.buffer in reduced for b in shape.blocks for ld in b.reads)

@@ -24,7 +24,7 @@ MOST_PARTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class DotOperand:
     """One factor of a product: its expression without the conversion that widens it, and the type that is multiplied.
 
     ``is_plain`` where the tile is memory as it is, which the tensor cores may read where the copy puts it.
@@ -36,12 +36,12 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class BlockProduct:
     """A block that sums products; ``dtype`` is that of the sum."""
 
     name: str
-    left: Operand
-    right: Operand
+    left: DotOperand
+    right: DotOperand
     dtype: DType
 
 
@@ -67,13 +67,13 @@ class TileBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Contraction:
+class ContractionNest:
     """A nest whose heart is one product, or several over the same axes.
 
     The axes are those of the function, with their extents; ``before`` and ``after`` are the other blocks.
     """
 
-    products: tuple[Product, ...]
+    products: tuple[BlockProduct, ...]
     batch: Axes
     rows: Axes
     columns: Axes
@@ -102,18 +102,18 @@ def extent(axes: Axes) -> sympy.Expr:
 
 
 @lru_cache(maxsize=32)
-def _cached(same: SameNest) -> Contraction | None:
+def _cached(same: SameNest) -> ContractionNest | None:
     return _find(same.nest)
 
 
-def find_contraction(nest: LoopNest) -> Contraction | None:
+def find_contraction(nest: LoopNest) -> ContractionNest | None:
     """The contraction that a nest as lowering leaves it is; None where it is none."""
     return _cached(SameNest(nest))
 
 
-def _find(nest: LoopNest) -> Contraction | None:
+def _find(nest: LoopNest) -> ContractionNest | None:
     found = [b for b, _ in blocks(nest)]
-    products: list[Product] = []
+    products: list[BlockProduct] = []
     axes: tuple[Axes, Axes, Axes, Axes] | None = None
     first = last = -1
     for k, block in enumerate(found):
@@ -154,7 +154,7 @@ def _find(nest: LoopNest) -> Contraction | None:
         if not reduced <= column_vars or (reduced and reduced != column_vars):
             return None
         needs_row |= bool(reduced)
-    return Contraction(
+    return ContractionNest(
         tuple(products), batch, rows, columns, summed,
         tuple(b.name for b in before), tuple(b.name for b in after), needs_row, tiles,
     )  # fmt: skip
@@ -185,7 +185,7 @@ def _tile(nest: LoopNest, block: Block, rows: Axes, columns: Axes) -> TileBlock 
     return TileBlock(axes, tuple(whole), piece, reduced[0].var, int(reduced[0].extent))  # type: ignore[arg-type]
 
 
-def _roles(nest: LoopNest, block: Block) -> tuple[Product, tuple[Axes, Axes, Axes, Axes]] | None:
+def _roles(nest: LoopNest, block: Block) -> tuple[BlockProduct, tuple[Axes, Axes, Axes, Axes]] | None:
     """A block as a product, with its batch, row, column and summed axes."""
     if len(block.body) != 1 or not isinstance(block.body[0], Update):
         return None
@@ -224,7 +224,7 @@ def _product(
     parts: Sequence[Expr],
     reached: Sequence[set[sympy.Symbol]],
     split: tuple[set[sympy.Symbol], set[sympy.Symbol]],
-) -> tuple[Product, tuple[Axes, Axes, Axes, Axes]] | None:
+) -> tuple[BlockProduct, tuple[Axes, Axes, Axes, Axes]] | None:
     rows, columns = split
     left = [f for f, own in zip(parts, reached, strict=True) if not own & columns]
     right = [f for f, own in zip(parts, reached, strict=True) if own & columns]
@@ -235,7 +235,7 @@ def _product(
     if min(place[v] for v in rows) > min(place[v] for v in columns):
         rows, columns, left, right = columns, rows, right, left
     a, b = _operand(nest, block, left), _operand(nest, block, right)
-    product = Product(block.name, a, b, dtype)
+    product = BlockProduct(block.name, a, b, dtype)
     if dtype is DType.INT32 and {a.dtype, b.dtype} != {DType.INT8}:
         return None
     if dtype not in (DType.FLOAT32, DType.INT32):
@@ -250,18 +250,18 @@ def _product(
     return product, (named(set(batch)), named(rows), named(columns), named(summed))
 
 
-def _operand(nest: LoopNest, block: Block, parts: Sequence[Expr]) -> Operand:
+def _operand(nest: LoopNest, block: Block, parts: Sequence[Expr]) -> DotOperand:
     if len(parts) != 1:
-        return Operand(tuple(parts), parts[0].dtype, False)
+        return DotOperand(tuple(parts), parts[0].dtype, False)
     factor = loaded = bare(parts[0])
     while isinstance(loaded, Select) and isinstance(loaded.if_false, Const) and loaded.if_false.value == 0:
         loaded = loaded.if_true  # a copy may put zeros
     plain = isinstance(loaded, Load) and nest.buffer(loaded.buffer).scope is Scope.GLOBAL
     plain = plain and not any(is_value(i) for i in loaded.indices)  # type: ignore[union-attr]
-    return Operand((factor,), factor.dtype, plain)
+    return DotOperand((factor,), factor.dtype, plain)
 
 
-def part_axes(c: Contraction) -> Axes:
+def part_axes(c: ContractionNest) -> Axes:
     """The summed axes of few iterations whose positions values ask about: which part of a word an element is."""
     asked: set[sympy.Symbol] = set()
     for p in c.products:
@@ -274,7 +274,7 @@ def part_axes(c: Contraction) -> Axes:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StepRun:
     """A program's run of steps over tiles: ``step`` is the summed axis of which positions say where it begins and ends,
     ``tile`` the axis of results, if there is one, that goes on where that ends, as a digit above it."""
 
@@ -282,7 +282,7 @@ class Run:
     tile: sympy.Symbol | None
 
 
-def run_of(nest: LoopNest, c: Contraction) -> Run | None:
+def run_of(nest: LoopNest, c: ContractionNest) -> StepRun | None:
     """The run of steps that a program of a contraction does, where all but those are zero and every product writes
     results of its own; None where positions say nothing of the kind."""
     summed = dict(c.summed)
@@ -306,7 +306,7 @@ def run_of(nest: LoopNest, c: Contraction) -> Run | None:
             tiles |= {v for v in batch[1:] if above != 0 and room.coeff(v) == above}
     if len(steps) != 1 or len(tiles) > 1 or len(summed) < 2:
         return None
-    return Run(steps.pop(), tiles.pop() if tiles else None)
+    return StepRun(steps.pop(), tiles.pop() if tiles else None)
 
 
 def _choices(block: Block) -> Iterator[sympy.Expr]:
@@ -317,7 +317,7 @@ def _choices(block: Block) -> Iterator[sympy.Expr]:
                 yield sympy.expand(high - low)
 
 
-def bytes_per_step(nest: LoopNest, c: Contraction, tile: Mapping[sympy.Symbol, int]) -> int:
+def bytes_per_step(nest: LoopNest, c: ContractionNest, tile: Mapping[sympy.Symbol, int]) -> int:
     """Bytes of the tiles that one step over the summed axes copies, each load once; ``tile`` has the elements of a
     tile along each axis."""
     total = 0

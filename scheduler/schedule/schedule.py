@@ -42,7 +42,7 @@ from ..primitives.reductions.decompose_online import decompose_online
 from ..primitives.reductions.decompose_reduction import decompose_reduction
 from ..primitives.reductions.fuse_reductions import fuse_reductions
 from ..primitives.reductions.rfactor import rfactor
-from .trace import VARIADIC, Argument, Drawn, Ref, Step, Trace, drawn, make_step, settled
+from .trace import VARIADIC, Argument, Drawn, Step, StepRef, Trace, drawn, make_step, settled
 
 # A loop is known by its variable's name, a block by its own; both are unique in a nest.
 LoopRef: TypeAlias = str
@@ -258,7 +258,7 @@ class Schedule:
         match argument:
             case tuple():
                 return tuple(map(self.given, argument))
-            case Ref():
+            case StepRef():
                 if argument.name not in self._drawn:
                     raise ScheduleError("replay", f"nothing has drawn {argument.name}")
                 return self._drawn[argument.name]

@@ -61,7 +61,7 @@ def settled(value: Argument) -> Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class StepRef:
     """An argument that an earlier step has drawn."""
 
     name: str
@@ -138,10 +138,10 @@ def _frozen(value: Argument) -> Argument:
         case list() | tuple():
             return tuple(map(_frozen, value))
         case DrawnInt() | DrawnFloat() | DrawnStr():
-            return Ref(value.name)
+            return StepRef(value.name)
         case {"drawn": str() as name}:
-            return Ref(name)
-        case Ref():
+            return StepRef(name)
+        case StepRef():
             return value
         case sympy.Integer():
             return int(value)
@@ -156,7 +156,7 @@ def _plain(value: Argument) -> Argument:
     match value:
         case tuple():
             return [_plain(v) for v in value]
-        case Ref():
+        case StepRef():
             return {"drawn": value.name}
         case sympy.Expr():
             return {"size": index_text(value)}
@@ -167,7 +167,7 @@ def _text(value: Argument) -> str:
     match value:
         case tuple():
             return f"[{', '.join(map(_text, value))}]"
-        case Ref():
+        case StepRef():
             return value.name
         case sympy.Expr():
             return f"s.size({index_text(value)!r})"

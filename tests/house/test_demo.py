@@ -8,9 +8,9 @@ import torch
 from rich.console import Console
 
 from torch_mlc.dynamo_backend.demo import run as demo
-from torch_mlc.dynamo_backend.demo.model import GPT, Shape
+from torch_mlc.dynamo_backend.demo.model import GPT, ModelShape
 from torch_mlc.dynamo_backend.demo.report import steps_to_show
-from torch_mlc.dynamo_backend.demo.run import Plan, run
+from torch_mlc.dynamo_backend.demo.run import Training, run
 from torch_mlc.dynamo_backend.demo.text import batches, load_corpus
 from torch_mlc.dynamo_backend.demo.train import new_trainer, training_batches
 
@@ -31,7 +31,7 @@ def test_batches_repeat_with_their_seed_and_targets_are_one_ahead() -> None:
 
 def test_the_model_sees_only_the_past() -> None:
     torch.manual_seed(0)
-    model = GPT(Shape(vocabulary=11, context=8, layers=2, heads=2, width=16)).double()
+    model = GPT(ModelShape(vocabulary=11, context=8, layers=2, heads=2, width=16)).double()
     tokens = torch.randint(11, (2, 8))
     changed = tokens.clone()
     changed[:, 5:] = (changed[:, 5:] + 1) % 11
@@ -63,7 +63,7 @@ def test_a_short_demo_prints_every_part(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(demo, "TIMED_ROUNDS", 2)
     monkeypatch.setattr(demo, "SAMPLE_LENGTH", 60)
     console = Console(file=io.StringIO(), width=120)
-    run(Plan(steps=2, device="cpu", seed=0, inductor=False, backend="eager"), console)
+    run(Training(steps=2, device="cpu", seed=0, inductor=False, backend="eager"), console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     for part in ("written by the model", "held-out text", "+0.0e+00", "kernel launches a step", "Where to look next"):

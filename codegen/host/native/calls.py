@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 
 from ...kernel import EmitError
-from ..python.text import Part
+from ..python.text import HostFunction
 from ..steps.frame import Frame, reads, step_sizes
 from ..steps.program import Allocate, CallLibrary, Grid, HostProgram, Launch, Step
 from .body import Body
@@ -37,8 +37,8 @@ class Calls:
     shims: Shims
     frame: Frame
     b: Body
-    parts: list[Part] = field(default_factory=list)
-    rescues: list[Part] = field(default_factory=list)
+    parts: list[HostFunction] = field(default_factory=list)
+    rescues: list[HostFunction] = field(default_factory=list)
     launches: list[str] = field(default_factory=list)
     # Words of the frame: three for each slot, by root; then one for each object, by name.
     slots: dict[str, int] = field(default_factory=dict)
@@ -250,7 +250,7 @@ class Calls:
         self.b.line(f"br label %go{k}")
         self.b.label(f"go{k}")
 
-    def call(self, kind: str, part: Part, root: str | None = None) -> str:
+    def call(self, kind: str, part: HostFunction, root: str | None = None) -> str:
         """Call a function of Python's; true where it raised. The interpreter's lock is held. The one result goes to the
         slot of ``root``, where that is given."""
         given, wanted = [], []
@@ -303,12 +303,12 @@ done:
 }"""
 
 
-def _part(name: str, step: Step, results: Sequence[str]) -> Part:
+def _part(name: str, step: Step, results: Sequence[str]) -> HostFunction:
     """A step as a function of Python's."""
     given = tuple(dict.fromkeys(reads(step)))
     symbols = sorted({s.name for s in step_sizes(step)} - {*given})
     addresses = frozenset(given if isinstance(step, Launch) and step.use.by_pointer else ())
-    return Part(name, (*given, *symbols), (step,), tuple(results), addresses)
+    return HostFunction(name, (*given, *symbols), (step,), tuple(results), addresses)
 
 
 def _double(value: float) -> str:

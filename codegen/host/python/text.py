@@ -53,7 +53,7 @@ def print_host(program: HostProgram) -> HostText:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class HostFunction:
     """Steps of a program as a function of its own: what it takes, names of tensors and sizes, and what it returns.
 
     Of what it takes, ``addresses`` are given as integers.
@@ -66,7 +66,7 @@ class Part:
     addresses: frozenset[str] = frozenset()
 
 
-def print_parts(program: HostProgram, parts: Sequence[Part]) -> HostText:
+def print_parts(program: HostProgram, parts: Sequence[HostFunction]) -> HostText:
     """A Python function for each part."""
     printer = _Printer(program=program, guarded=_only_gpu(program))
     for part in parts:
@@ -114,7 +114,7 @@ class _Printer(Words):
                 self.line(f"del {self.arena[0]}")
         return self.done()
 
-    def part(self, part: Part) -> None:
+    def part(self, part: HostFunction) -> None:
         self.names, self.taken, self.hoisted, self.comment = {}, set(), {}, ""
         self.looked_at = {*self.program.inputs}  # by whoever has taken them over
         self.addresses = {*part.addresses}

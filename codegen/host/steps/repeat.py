@@ -90,7 +90,7 @@ def written_out(program: HostProgram) -> HostProgram:
     if not any(isinstance(s, Repeat) for s in program.steps):
         return program
     arena = program.arena
-    writer = _Writer({} if arena is None else dict(arena.offsets))
+    writer = _LoopWriter({} if arena is None else dict(arena.offsets))
     begin = end = 0
     for numbers, step in program.numbered():
         if arena is not None and arena.begin in numbers:
@@ -105,7 +105,7 @@ def written_out(program: HostProgram) -> HostProgram:
     return replace(program, steps=steps, arena=arena)
 
 
-class _Writer:
+class _LoopWriter:
     def __init__(self, offsets: dict[str, sympy.Expr]) -> None:
         self.steps: list[Step] = []
         # Places in the arena.

@@ -16,7 +16,7 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Index, is_value
 from ....ir.nest.loops import Bound
 from ..text.builder import Val
-from ..text.context import SLACK, Context, Mask, Place
+from ..text.context import SLACK, BufferPlace, Context, Mask
 from ..text.types import from_memory, memory_type, to_memory
 from .index import in_loops, iota, lane_index, scalar_index, split_linear
 from .transpose import element_pointer, transposed
@@ -40,7 +40,7 @@ class Address:
 
 
 def address(
-    ctx: Context, place: Place, indices: tuple[Index, ...], values: list[Val | None], whole: bool = False
+    ctx: Context, place: BufferPlace, indices: tuple[Index, ...], values: list[Val | None], whole: bool = False
 ) -> Address:
     """The address of an access. ``values[k]`` is the computed index where ``indices[k]`` is a value expression.
 
@@ -143,7 +143,7 @@ def _fetch_ahead(ctx: Context, where: Address, size: int, ahead: int, *, to_writ
     b.note(f"fetch ahead of {pointer}", lines, (pointer,))
 
 
-def _load_text(ctx: Context, place: Place, where: Address, mask: Mask | None) -> tuple[str, bool]:
+def _load_text(ctx: Context, place: BufferPlace, where: Address, mask: Mask | None) -> tuple[str, bool]:
     """The instruction, and whether it reads the same at any time before."""
     b, lanes, size = ctx.b, ctx.lanes, place.dtype.itemsize
     element, vector = memory_type(place.dtype), memory_type(place.dtype, ctx.lanes)
@@ -234,7 +234,7 @@ def store(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val 
     ctx.values = {}
 
 
-def _store_one(ctx: Context, place: Place, pointer: str, value: Val, mask: Mask | None) -> None:
+def _store_one(ctx: Context, place: BufferPlace, pointer: str, value: Val, mask: Mask | None) -> None:
     b = ctx.b
     if value.lanes:  # every lane writes one place: the last live lane wins
         value = Val(b.op(f"extractelement {value}, i64 {value.lanes - 1}"), value.dtype, 0)
@@ -243,7 +243,7 @@ def _store_one(ctx: Context, place: Place, pointer: str, value: Val, mask: Mask 
     b.line(f"store {memory_type(place.dtype)} {to_memory(b, value)}, ptr {pointer}, align {place.dtype.itemsize}")
 
 
-def _store_lanes(ctx: Context, data: str, where: Address, place: Place, mask: Mask | None) -> None:
+def _store_lanes(ctx: Context, data: str, where: Address, place: BufferPlace, mask: Mask | None) -> None:
     b, lanes, size = ctx.b, ctx.lanes, place.dtype.itemsize
     vector = data[: data.index(">") + 1]
     if where.step == -1:
@@ -270,7 +270,7 @@ def _store_lanes(ctx: Context, data: str, where: Address, place: Place, mask: Ma
     b.line(_masked(ctx, "scatter", vector, f"<{lanes} x ptr> align {size} {where.name}", str(live), data))
 
 
-def _store_upward(ctx: Context, data: str, pointer: str, place: Place) -> None:
+def _store_upward(ctx: Context, data: str, pointer: str, place: BufferPlace) -> None:
     """A register at a time, what is left of one in halves, from the lowest address on.
 
     LLVM stores the parts of a longer vector from the last to the first. Where they lie across cache lines, as rows of
@@ -326,7 +326,7 @@ def bound_mask(ctx: Context, bound: Bound) -> Mask:
     return Mask(b.binary("icmp sgt", lane_index(ctx, difference), b.const(0, I64), BOOL))
 
 
-def in_range(ctx: Context, place: Place, indices: tuple[Index, ...]) -> bool:
+def in_range(ctx: Context, place: BufferPlace, indices: tuple[Index, ...]) -> bool:
     """Whether an access is inside its buffer wherever the block runs, whatever a ``Select`` around it says."""
     if ctx.block is None:
         return False

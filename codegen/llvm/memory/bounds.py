@@ -15,7 +15,7 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Expr, Index, is_checked, is_value
 from ....ir.nest.loops import LoopNest, Statement, Store, blocks
 from ..text.builder import Val, llvm_type
-from ..text.context import STATUS, Context, Place, conjunction
+from ..text.context import STATUS, BufferPlace, Context, conjunction
 from .access import any_lane
 from .index import in_loops, scalar_index
 
@@ -108,7 +108,7 @@ def report(ctx: Context) -> None:
         b.label(done)
 
 
-def emptiness(ctx: Context, place: Place, indices: tuple[Index, ...]) -> Val | None:
+def emptiness(ctx: Context, place: BufferPlace, indices: tuple[Index, ...]) -> Val | None:
     """Whether the dimensions that are indexed by data have any element; None where they have for all sizes.
 
     There is no index at which a tensor without elements could be read instead.

@@ -19,7 +19,7 @@ SMALL = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class LocalStorage:
     """Where a buffer of the nest's own lives.
 
     ``shape`` is what is allocated, ``shift`` (in loop variables) what indices begin at.
@@ -41,7 +41,7 @@ class Storage:
         return sympy.Mul(*self.shape)
 
 
-def storage_of(nest: LoopNest) -> dict[str, Storage]:
+def storage_of(nest: LoopNest) -> dict[str, LocalStorage]:
     """The storage of every buffer of the nest that is no parameter and that some block uses."""
     uses: dict[str, list[tuple[tuple[Index, ...], tuple[Loop, ...]]]] = {}
     local = {b.name for b in nest.locals}
@@ -59,9 +59,9 @@ def _accesses(block: Block) -> list[tuple[str, tuple[Index, ...]]]:
     return [(r.buffer, r.indices) for r in reads] + [(w.buffer, w.indices) for w in block.writes]
 
 
-def _storage(nest: LoopNest, buffer: Buffer, uses: list[tuple[tuple[Index, ...], tuple[Loop, ...]]]) -> Storage:
+def _storage(nest: LoopNest, buffer: Buffer, uses: list[tuple[tuple[Index, ...], tuple[Loop, ...]]]) -> LocalStorage:
     if buffer.scope is Scope.GLOBAL:  # the whole of it, for all threads
-        return Storage(buffer, buffer.shape, tuple(sympy.S.Zero for _ in buffer.shape), None)
+        return LocalStorage(buffer, buffer.shape, tuple(sympy.S.Zero for _ in buffer.shape), None)
     common = _common([outer for _, outer in uses])
     region = next((lp.var for lp in common if lp.kind is LoopKind.PARALLEL), None)
     # Lanes are side by side in memory, whoever else runs over them.
@@ -72,7 +72,7 @@ def _storage(nest: LoopNest, buffer: Buffer, uses: list[tuple[tuple[Index, ...],
         start, width = _narrowed(nest, dimension, known, extent)
         shape.append(width)
         shift.append(start)
-    return Storage(buffer, tuple(shape), tuple(shift), region)
+    return LocalStorage(buffer, tuple(shape), tuple(shift), region)
 
 
 def _common(paths: list[tuple[Loop, ...]]) -> tuple[Loop, ...]:

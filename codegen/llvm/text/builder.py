@@ -101,7 +101,7 @@ _NAME = re.compile(r"%[\w.]+")
 
 
 @dataclass(slots=True)
-class Frame:
+class BodyFrame:
     """A loop body or a branch that is being written: what is known in it.
 
     And the place before it for what is hoisted.
@@ -126,7 +126,7 @@ class Builder:
         # Products of floats and their negatives, by name.
         self.products: set[str] = set()
         self._count = 0
-        self._frames = [Frame()]
+        self._frames = [BodyFrame()]
         # The frame in which a name is defined; parameters and stack slots are in none, which is as good as the
         # outermost.
         self._depth: dict[str, int] = {}
@@ -224,7 +224,7 @@ class Builder:
     @contextmanager
     def frame(self, is_loop: bool = False, written: frozenset[str] = frozenset()) -> Iterator[None]:
         """A loop body or branch, entered before the jump to it is written."""
-        frame = Frame(is_loop=is_loop, written=written)
+        frame = BodyFrame(is_loop=is_loop, written=written)
         self.lines.append(frame.before)
         self._frames.append(frame)
         try:

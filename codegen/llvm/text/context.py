@@ -23,7 +23,7 @@ STATUS = "status."
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferPlace:
     """Where a buffer lies: element (i, j) is at ``pointer + (i - shift[0]) * strides[0] + …``.
 
     ``fixed`` if never written. ``SLACK`` bytes past the end of what is ``own`` memory may be read.
@@ -62,7 +62,7 @@ class Context:
     nest: LoopNest
     target: Target
     b: Builder
-    places: dict[str, Place]
+    places: dict[str, BufferPlace]
     indices: dict[sympy.Symbol, Val]
     extents: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
     vector: tuple[sympy.Symbol, int] | None = None

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from ....runtime.settings.options import Options
-from ....scheduler.passes.products.stream_products import DEVICES
+from ....scheduler.passes.products.chain_products import DEVICES
 from .joint_match import KeptError, Site
 from .joint_write import rewrite
 

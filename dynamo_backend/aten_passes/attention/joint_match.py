@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ....scheduler.passes.products.stream_products import MAX_WIDTH, MIN_ROWS, MIN_WIDTH_GPU
+from ....scheduler.passes.products.chain_products import MAX_WIDTH, MIN_ROWS, MIN_WIDTH_GPU
 from ...tracing.hints import hint_of
 from ..loss.chunk_loss_match import base_of
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ..random_ops import DRAW_SEEDS, UNIFORM
 from ..rounding.rounding import keep_rounding
 from ..views.plain_views import order_of
-from ..write import Writer
+from ..write import NodeWriter
 from .joint_match import TURNS, VIEWS, Site
 
 aten = torch.ops.aten
@@ -30,7 +30,7 @@ def rewrite(site: Site) -> None:
     scores = site.softmax.args[0]
     assert isinstance(scores, fx.Node)
     wide = torch.float64 if scores.meta["val"].dtype is torch.float64 else torch.float32
-    write = Writer(site.graph, site.softmax)
+    write = NodeWriter(site.graph, site.softmax)
     for node in site.dropouts:
         _write_dropout(site, node)
     _round_sources(site)
@@ -64,7 +64,7 @@ def rewrite(site: Site) -> None:
         for user in list(node.users):
             if user in site.backward and user is not start:
                 user.replace_input_with(node, copy)
-    write = Writer(site.graph, start)
+    write = NodeWriter(site.graph, start)
     with site.graph.inserting_before(start):
         delta = write.call(aten.mul.Tensor, write.cast(gradient, wide), write.cast(_as_handed_on(site), wide))
         delta = write.call(aten.sum.dim_IntList, delta, [-1], True)
@@ -85,7 +85,7 @@ def _write_dropout(site: Site, node: fx.Node) -> None:
     """A dropout as factors of numbers that follow from a seed, which is kept."""
     x, p = node.args[:2]
     assert isinstance(x, fx.Node) and isinstance(p, (int, float))
-    write = Writer(site.graph, site.softmax)
+    write = NodeWriter(site.graph, site.softmax)
     write.place = {k: node.meta[k] for k in write.place if k in node.meta}
     with site.graph.inserting_before(node):
         value = x.meta["val"]
@@ -167,7 +167,7 @@ def _as_handed_on(site: Site) -> fx.Node:
     for turn in turns:
         order = [order[d] for d in order_of(turn, len(order))]
     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    write = Writer(site.graph, site.start)
+    write = NodeWriter(site.graph, site.start)
     back = write.call(aten.permute.default, node, [order.index(d) for d in range(len(order))])
     back = write.call(aten.clone.default, back, memory_format=torch.contiguous_format)
     sizes = [

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ....runtime.settings.options import Options
 from ...tracing.hints import hint_of
-from ..write import Writer
-from .chunk_loss_match import LossSite, Refused, find_losses
+from ..write import NodeWriter
+from .chunk_loss_match import LossSite, RefusedLoss, find_losses
 
 aten = torch.ops.aten
 
@@ -49,7 +49,7 @@ def chunk_losses(gm: fx.GraphModule, options: Options) -> int:
         if not _is_large(found.product, rows, LEAST_BYTES_GPU if on_gpu else LEAST_BYTES):
             continue
         match found:
-            case Refused(product, reason):
+            case RefusedLoss(product, reason):
                 product.meta["mlc_note"] = f"logits of a loss stay whole: {reason}"
             case LossSite():
                 count = _chunks(found, rows, ROWS_GPU if on_gpu else 1)
@@ -96,12 +96,12 @@ class _Rewrite:
     graph: fx.Graph
     site: LossSite
     count: int
-    out: Writer = field(init=False)
+    out: NodeWriter = field(init=False)
     wide: torch.dtype = field(init=False)  # of sums over rows and chunks
 
     def __post_init__(self) -> None:
         dtype = self.site.log_probabilities.meta["val"].dtype
-        self.out = Writer(self.graph, self.site.product)
+        self.out = NodeWriter(self.graph, self.site.product)
         self.wide = torch.float64 if dtype is torch.float64 else torch.float32
 
     def run(self) -> None:

@@ -76,14 +76,14 @@ class LossSite:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedLoss:
     """A product whose logits a loss reads, and why it stays as it is."""
 
     product: fx.Node
     reason: str
 
 
-Found: TypeAlias = LossSite | Refused
+Found: TypeAlias = LossSite | RefusedLoss
 
 
 class _No(Exception):
@@ -105,7 +105,7 @@ def _found(graph: fx.Graph) -> Iterator[Found]:
         try:
             yield _Match(path, node).site()
         except _No as no:
-            yield Refused(product, str(no))
+            yield RefusedLoss(product, str(no))
 
 
 def _path(logits: Any) -> list[fx.Node] | None:

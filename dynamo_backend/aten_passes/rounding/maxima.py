@@ -17,7 +17,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..views.written_views import seen_through
-from ..write import Writer
+from ..write import NodeWriter
 from .rounding import keep_rounding
 
 aten = torch.ops.aten
@@ -73,7 +73,7 @@ def recompute_maxima(forward: fx.GraphModule, backward: fx.GraphModule) -> int:
                 continue
             made[saved] = largest
             with backward.graph.inserting_before(node):
-                writer = Writer(backward.graph, node)
+                writer = NodeWriter(backward.graph, node)
                 for view in views:
                     largest = writer.call(view.target, largest, *view.args[1:], **view.kwargs)
             node.replace_input_with(operand, largest)
@@ -103,7 +103,7 @@ def _again(original: fx.Node, here: dict[str, fx.Node], before: fx.Node) -> fx.N
         return fx.map_arg(value, lambda n: sizes[n])
 
     with before.graph.inserting_before(before):
-        writer = Writer(before.graph, before)
+        writer = NodeWriter(before.graph, before)
         for step in steps:
             result = writer.call(step.target, result, *given(step.args[1:]), **given(step.kwargs))
     return result

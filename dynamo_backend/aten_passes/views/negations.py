@@ -19,7 +19,7 @@ from ...converters import ImportContext, Tensor
 from ...converters.index.views import view_chain
 from ...converters.terms import axes
 from ...tracing.tokens import is_token
-from ..write import Writer, give_results
+from ..write import NodeWriter, give_results
 
 aten = torch.ops.aten
 
@@ -91,7 +91,7 @@ def stride_before_negating(gm: fx.GraphModule) -> int:
         given = is_negated(root)
         if not given and all(v.target is not NEGATE for v in views):
             continue
-        writer = Writer(gm.graph, node)
+        writer = NodeWriter(gm.graph, node)
         with gm.graph.inserting_before(node):
             made = writer.call(NEGATE, root) if given else root
             for view in views:
@@ -130,7 +130,7 @@ def return_negated_views(gm: fx.GraphModule) -> int:
         shared = root.op == "placeholder" or roots[root] > 1
         if not (negated or (shared and any(v.target is NEGATE for v in views))):
             continue
-        writer = Writer(gm.graph, root)
+        writer = NodeWriter(gm.graph, root)
         with gm.graph.inserting_before(end):
             made = writer.call(NEGATE, root) if negated else root
             for view in views:

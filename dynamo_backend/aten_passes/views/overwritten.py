@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ..write import Writer
+from ..write import NodeWriter
 from .written_views import is_view
 
 aten = torch.ops.aten
@@ -37,7 +37,7 @@ def keep_overwritten(joint: fx.GraphModule, backward: Set[fx.Node]) -> int:
         if behind.isdisjoint(readers) and backward.isdisjoint(readers):
             continue
         with joint.graph.inserting_after(last if source.op == "placeholder" else source):
-            copy = Writer(joint.graph, source).call(aten.clone.default, source)
+            copy = NodeWriter(joint.graph, source).call(aten.clone.default, source)
         copy.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         for reader in readers:
             reader.replace_input_with(source, copy)

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ..write import Writer
+from ..write import NodeWriter
 
 aten = torch.ops.aten
 _SHAPES = (aten.view.default, aten._unsafe_view.default)
@@ -108,7 +108,7 @@ def _straight(graph: fx.Graph, node: fx.Node, root: fx.Node) -> fx.Node | None:
     before = root.meta["val"].shape
     if len(shape) == len(before) and all(map(_is_equal, shape, before)):
         return root
-    write = Writer(graph, node)
+    write = NodeWriter(graph, node)
     with graph.inserting_before(node):
         if node.target in _SHAPES:
             sizes: Any = node.args[1]

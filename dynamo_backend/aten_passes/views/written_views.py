@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from ..write import Writer, give_results
+from ..write import NodeWriter, give_results
 
 aten = torch.ops.aten
 
@@ -85,7 +85,7 @@ def seen_through(node: fx.Node) -> tuple[list[fx.Node], fx.Node]:
 def _of_input(graph: fx.Graph, views: list[fx.Node], written: fx.Node, end: fx.Node) -> fx.Node | None:
     """The same views of the input that is written over; None where it lies in memory so that they cannot be made."""
     made: Any = written
-    writer = Writer(graph, made)
+    writer = NodeWriter(graph, made)
     with graph.inserting_before(end):
         for view in views:
             try:

@@ -13,7 +13,7 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv
 from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import ARGMAX, MAX, SUM, lowest
 from ....ir.expr.value import Expr, Select, call, cast, const
-from ..context import Domain, ImportContext, Tensor
+from ..context import ImportContext, ReductionSpace, Tensor
 from ..registry import NoConversion, converter
 from ..terms import all_of, convert, index_value, linear_offset, rounded, select, within
 from .pooling import finish, spatial_dims, window
@@ -25,7 +25,7 @@ _FAR = const((1 << 63) - 1, DType.INT64)
 class _Windows:
     """The space (positions | candidates), the position, the candidates, and when each is one."""
 
-    domain: Domain
+    domain: ReductionSpace
     kept: tuple[sympy.Expr, ...]
     places: list[sympy.Expr]
     conditions: list[Expr]

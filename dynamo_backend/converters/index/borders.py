@@ -12,7 +12,7 @@ from ....ir.expr.monoid import SUM
 from ....ir.expr.value import Expr, call, const, symbol
 from ....ir.graph.graph import TensorType
 from ....ir.nest.loops import contiguous_strides
-from ..context import Domain, ImportContext, Tensor
+from ..context import ImportContext, ReductionSpace, Tensor
 from ..registry import NoConversion, converter
 from ..terms import all_of, axes, index_value, select, within
 
@@ -50,7 +50,7 @@ def _repeated(ctx: ImportContext, grad: Tensor, dim: int, extent: sympy.Expr, be
     copies = max(before, 0), max(after, 0)
     length = sympy.Integer(sum(copies) + 1)
     many = length > 1
-    domain = Domain((*at, r), kind.shape, (r,), (length,)) if many else Domain(at, kind.shape, (), ())
+    domain = ReductionSpace((*at, r), kind.shape, (r,), (length,)) if many else ReductionSpace(at, kind.shape, (), ())
     shift = r - copies[0] if many else sympy.S.Zero
     place = i + before + shift
     conditions = within(place, 0 if before < 0 else None, grad.shape[dim] if after < 0 else None)

@@ -10,7 +10,7 @@ import sympy
 from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import SUM
 from ....ir.expr.value import Expr, Select, call, cast, const, symbol
-from ..context import Domain, ImportContext, Tensor
+from ..context import ImportContext, ReductionSpace, Tensor
 from ..registry import NoConversion, converter
 from ..terms import all_of, axes, convert, index_value
 from .scatter import Source, scatter, source_axes
@@ -207,9 +207,9 @@ def _gradient_of_grid(
     sampler.at = (spots[0], channel)
     g = ctx.at(grad, (spots[0], channel, *spots[1:]), kind)
     kept = out.shape[:-1]
-    domain = Domain((*spots, channel), kept, (symbol("r0"),), (x.shape[1],))
+    domain = ReductionSpace((*spots, channel), kept, (symbol("r0"),), (x.shape[1],))
     if x.shape[1] == 1:
-        domain = Domain((*spots, channel), kept, (), ())
+        domain = ReductionSpace((*spots, channel), kept, (), ())
     places = [ctx.at(p, spots) for p in made]
     lows = [call("floor", p) for p in places]
     value: Expr = const(0, kind)

@@ -11,7 +11,7 @@ from torch.utils._sympy.functions import FloorDiv
 from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import ARGMAX, MAX, SUM, lowest
 from ....ir.expr.value import Expr, IndexValue, Select, call, const, symbol
-from ..context import Domain, ImportContext, Tensor
+from ..context import ImportContext, ReductionSpace, Tensor
 from ..registry import converter
 from ..terms import all_of, axes, convert, index_value, linear_offset, select, within
 from .gather import bounded
@@ -34,7 +34,7 @@ def spatial_dims(ctx: ImportContext) -> int:
 
 def window(
     out: Sequence[sympy.Expr], kernel: Sequence[int], n: int
-) -> tuple[Domain, tuple[sympy.Expr, ...], list[sympy.Expr]]:
+) -> tuple[ReductionSpace, tuple[sympy.Expr, ...], list[sympy.Expr]]:
     """The space (output positions | window), the output position, and the offsets within the window."""
     kept = axes(len(out))
     offsets: list[sympy.Expr] = []
@@ -47,7 +47,7 @@ def window(
         offsets.append(symbol(f"r{len(names)}"))
         names.append(symbol(f"r{len(names)}"))
         extents.append(sympy.sympify(size))
-    return Domain((*kept, *offsets), tuple(out), tuple(names), tuple(extents)), kept, offsets
+    return ReductionSpace((*kept, *offsets), tuple(out), tuple(names), tuple(extents)), kept, offsets
 
 
 def _inside(

@@ -11,7 +11,7 @@ import sympy
 from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import ANY, MAX, SUM
 from ....ir.expr.value import Expr, Select, call, cast, const, symbol
-from ..context import Domain, ImportContext, Tensor
+from ..context import ImportContext, ReductionSpace, Tensor
 from ..registry import LIBRARY_REASONS, NoConversion, converter
 from ..terms import axes, index_value, linear_offset
 from .scatter import Source, scatter, source_axes
@@ -41,7 +41,7 @@ def _rank(ctx: ImportContext, x: Tensor, dims: tuple[int, ...], descending: bool
     here, place = (index_value(linear_offset(row, [i[d] for d in wide]), _COUNT) for i in (at, there))
     not_before = call("logical_not", _before(mine, other, descending))
     counts = Select(call("lt", place, here), not_before, _before(other, mine, descending))
-    domain = Domain(there, x.shape, tuple(over.values()), tuple(row))
+    domain = ReductionSpace(there, x.shape, tuple(over.values()), tuple(row))
     return ctx.reduce(SUM, domain, (cast(counts, _COUNT),), x.device, "rank")[0]
 
 

@@ -9,7 +9,7 @@ import sympy
 from ....ir.expr.monoid import ATTENTION, SUM, lowest
 from ....ir.expr.value import Expr, Load, Select, call, const
 from ....scheduler.cost.attention import AttentionSize, decide_attention_cpu
-from ..context import Domain, ImportContext, Tensor
+from ..context import ImportContext, ReductionSpace, Tensor
 from ..registry import NoConversion, converter
 from ..terms import axes, index_value
 
@@ -54,7 +54,7 @@ def _written_out(
     r = sympy.Symbol("r0", integer=True, nonnegative=True)
     grid, kept = (batch, heads, queries, keys), (batch, heads, queries, width)
     products = call("mul", ctx.at(query, (b, h, m, r)), ctx.at(key, (b, h, n, r)))
-    (scores,) = ctx.reduce(SUM, Domain((), grid, (r,), (width,)), (products,), device, "scores")
+    (scores,) = ctx.reduce(SUM, ReductionSpace((), grid, (r,), (width,)), (products,), device, "scores")
     score: Expr = call("mul", Load(scores.name, at, kind), const(scale, kind))
     if causal:
         score = Select(call("le", index_value(n), index_value(m)), score, lowest(kind))
@@ -62,7 +62,7 @@ def _written_out(
         score = call("add", score, ctx.load(mask, at, kind))
     scored = ctx.temporary(score, scores.type, "score")
     lifted = (Load(scored.name, (b, h, m, r), kind), const(1.0, kind), ctx.at(value, (b, h, r, n)))
-    top, total, weighted = ctx.reduce(ATTENTION, Domain((), kept, (r,), (keys,)), lifted, device)
+    top, total, weighted = ctx.reduce(ATTENTION, ReductionSpace((), kept, (r,), (keys,)), lifted, device)
     best, share = Load(top.name, at, kind), call("div", Load(weighted.name, at, kind), Load(total.name, at, kind))
     result: Expr = Select(call("isinf", best), const(float("nan"), kind), share)
     # Of no keys too.

@@ -9,7 +9,7 @@ import sympy
 from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import MAX, SUM
 from ....ir.expr.value import Expr, Select, call, cast, const, symbol
-from ..context import Domain, ImportContext, Tensor
+from ..context import ImportContext, ReductionSpace, Tensor
 from ..index.gather import bounded
 from ..index.scatter import Source, scatter, source_axes
 from ..registry import NoConversion, converter
@@ -57,13 +57,13 @@ def _slope(difference: Expr, grad: Expr, distance: Expr, p: float) -> Expr:
     return Select(none, zero, slope)
 
 
-def _over(kept: tuple[sympy.Expr, ...], extent: sympy.Expr) -> tuple[Domain, sympy.Expr]:
+def _over(kept: tuple[sympy.Expr, ...], extent: sympy.Expr) -> tuple[ReductionSpace, sympy.Expr]:
     """The space of a reduction of one further axis, and that axis (zero where its extent is one)."""
     shape = (*kept, extent)
     along = axes(len(shape))
-    domain = Domain(along, kept, (symbol("r0"),), (extent,))
+    domain = ReductionSpace(along, kept, (symbol("r0"),), (extent,))
     if extent == 1:
-        return Domain(along, kept, (), ()), sympy.S.Zero
+        return ReductionSpace(along, kept, (), ()), sympy.S.Zero
     return domain, domain.axes[0]
 
 

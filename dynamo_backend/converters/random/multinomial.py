@@ -15,7 +15,7 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import ALL, ARGMAX, SUM
 from ....ir.expr.value import Expr, Select, call, const
 from ....ir.graph.graph import Library, Ref
-from ..context import Domain, ImportContext, Tensor
+from ..context import ImportContext, ReductionSpace, Tensor
 from ..index.search import count_before
 from ..registry import NoConversion, converter
 from ..scan.scans import scan, state_type
@@ -92,7 +92,7 @@ def _check(ctx: ImportContext, weights: Tensor) -> None:
     _assert(ctx, rows, some, "invalid multinomial distribution (sum of probabilities <= 0)")
 
 
-def _assert(ctx: ImportContext, domain: Domain, holds: Expr, message: str) -> None:
+def _assert(ctx: ImportContext, domain: ReductionSpace, holds: Expr, message: str) -> None:
     (all_hold,) = ctx.reduce(ALL, domain, (holds,), ctx.type().device, "holds")
     name = ctx.fresh("assert")
     ctx.nodes.append(

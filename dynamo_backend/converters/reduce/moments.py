@@ -19,7 +19,7 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import MOMENTS, SUM, WELFORD
 from ....ir.expr.value import Const, Expr, Select, call, const, substitute_index, symbol
 from ....ir.nest.loops import contiguous_strides
-from ..context import Domain, ImportContext, Tensor
+from ..context import ImportContext, ReductionSpace, Tensor
 from ..terms import axes, convert, index_value
 
 # Up to so many elements are visited twice as a whole, more of them in pieces.
@@ -43,14 +43,14 @@ def divide_by_count(ctx: ImportContext, total: Tensor, count: sympy.Expr) -> Exp
     return call("div", value, count_value(ctx, count, value.dtype))
 
 
-def moments(ctx: ImportContext, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor, Domain]:
+def moments(ctx: ImportContext, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor, ReductionSpace]:
     """Mean and sum of squared distances from it over ``dims``, in the compute type, over the kept dims."""
     domain = ctx.domain(x.shape, dims)
     return *moments_over(ctx, domain, ctx.load(x, domain.indices), x.device, x.type.strides), domain
 
 
 def moments_over(
-    ctx: ImportContext, domain: Domain, value: Expr, device: str, strides: Sequence[sympy.Expr] | None = None
+    ctx: ImportContext, domain: ReductionSpace, value: Expr, device: str, strides: Sequence[sympy.Expr] | None = None
 ) -> tuple[Tensor, Tensor]:
     """The same of ``value`` over ``domain``, whose indices have these ``strides`` in memory, or lie as they come."""
     if ctx.sizes.hint(domain.count) > WHOLE:
@@ -69,12 +69,12 @@ def moments_over(
     return ctx.temporary(mean, guess.type, "mean"), ctx.temporary(squares, guess.type, "squares")
 
 
-def _mean(ctx: ImportContext, domain: Domain, value: Expr, count: Expr, device: str) -> Tensor:
+def _mean(ctx: ImportContext, domain: ReductionSpace, value: Expr, count: Expr, device: str) -> Tensor:
     (total,) = ctx.reduce(SUM, domain, (value,), device)
     return ctx.temporary(call("div", ctx.at(total, domain.kept_axes), count), total.type, "guess")
 
 
-def _about(ctx: ImportContext, domain: Domain, value: Expr, guess: Expr, device: str) -> tuple[Expr, Expr]:
+def _about(ctx: ImportContext, domain: ReductionSpace, value: Expr, guess: Expr, device: str) -> tuple[Expr, Expr]:
     """The sum of the distances from ``guess``, and that of their squares."""
     rest, squares = ctx.reduce(MOMENTS, domain, MOMENTS.lift(call("sub", value, guess)), device)
     return ctx.at(rest, domain.kept_axes), ctx.at(squares, domain.kept_axes)
@@ -89,22 +89,22 @@ def _corrected(about: Expr, rest: Expr, count: Expr) -> Expr:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _Chunks:
     """The space of a reduction in pieces.
 
     Its results have the axes ``lead`` more, one for each of ``parts``, and its old axes are at ``moved``. What the
     pieces leave is ``tail``, None where that is nothing, with the old axes at ``tail_at``.
     """
 
-    pieces: Domain
+    pieces: ReductionSpace
     moved: dict[sympy.Symbol, sympy.Expr]
     lead: tuple[sympy.Symbol, ...]
     parts: tuple[sympy.Expr, ...]
-    tail: Domain | None
+    tail: ReductionSpace | None
     tail_at: dict[sympy.Symbol, sympy.Expr]
 
 
-def _cut(ctx: ImportContext, domain: Domain, steps: Mapping[sympy.Expr, int], device: str) -> _Cut:
+def _cut(ctx: ImportContext, domain: ReductionSpace, steps: Mapping[sympy.Expr, int], device: str) -> _Chunks:
     """Pieces of the innermost axes, of one length, their axes in the order of memory, where strides are ``steps``."""
     shape, k = domain.reduce_shape, len(domain.axes) - 1
     beside = PIECE // 2 if device.startswith("cuda") else PIECE
@@ -126,11 +126,11 @@ def _cut(ctx: ImportContext, domain: Domain, steps: Mapping[sympy.Expr, int], de
     left = whole - parts[k] * size
     tail_at = {domain.axes[k]: parts[k] * size + domain.axes[k]}
     tail = _moved(domain, tail_at, domain.kept, domain.axes, (*shape[:k], left, *shape[k + 1 :])) if left != 0 else None
-    return _Cut(pieces, moved, tuple(at[a] for a in domain.axes[: k + 1]), parts, tail, tail_at)
+    return _Chunks(pieces, moved, tuple(at[a] for a in domain.axes[: k + 1]), parts, tail, tail_at)
 
 
 def _in_pieces(
-    ctx: ImportContext, domain: Domain, value: Expr, device: str, steps: Mapping[sympy.Expr, int]
+    ctx: ImportContext, domain: ReductionSpace, value: Expr, device: str, steps: Mapping[sympy.Expr, int]
 ) -> tuple[Tensor, Tensor]:
     cut, kept = _cut(ctx, domain, steps, device), domain.kept_axes
     over = _reduced(len(cut.lead))
@@ -143,7 +143,7 @@ def _in_pieces(
     state = _state(ctx, cut.pieces, elements, device, guess)
     at = tuple(back[axis] for axis in cut.pieces.kept_axes)
     values = tuple(ctx.at(part, at) if isinstance(part, Tensor) else part for part in state)
-    parts = Domain(at, domain.kept, over, cut.parts)
+    parts = ReductionSpace(at, domain.kept, over, cut.parts)
     whole = tuple(ctx.at(part, kept) for part in ctx.reduce(WELFORD, parts, values, device))
     if cut.tail is not None:
         tail = _state(ctx, cut.tail, substitute_index(value, cut.tail_at), device)
@@ -157,17 +157,17 @@ def _in_pieces(
 
 
 def _moved(
-    domain: Domain,
+    domain: ReductionSpace,
     moved: Mapping[sympy.Symbol, sympy.Expr],
     kept: tuple[sympy.Expr, ...],
     inner: tuple[sympy.Symbol, ...],
     extents: tuple[sympy.Expr, ...],
-) -> Domain:
-    return Domain(tuple(sympy.sympify(i).xreplace(moved) for i in domain.indices), kept, inner, extents)
+) -> ReductionSpace:
+    return ReductionSpace(tuple(sympy.sympify(i).xreplace(moved) for i in domain.indices), kept, inner, extents)
 
 
 def _sampled(
-    ctx: ImportContext, cut: _Cut, value: Expr, back: Mapping[sympy.Symbol, sympy.Expr], device: str
+    ctx: ImportContext, cut: _Chunks, value: Expr, back: Mapping[sympy.Symbol, sympy.Expr], device: str
 ) -> Tensor:
     """A mean of the elements of some pieces, over the axes of the results; ``back`` says where those and pieces are.
 
@@ -192,7 +192,7 @@ def _sampled(
 
 
 def _state(
-    ctx: ImportContext, domain: Domain, value: Expr, device: str, guess: Expr | None = None
+    ctx: ImportContext, domain: ReductionSpace, value: Expr, device: str, guess: Expr | None = None
 ) -> tuple[Tensor, Tensor, Expr]:
     """Mean, squares and number of the elements of ``domain``, in double precision, about a ``guess`` or their own first
     mean."""

@@ -15,7 +15,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from ....ir.expr.monoid import SUM
 from ....ir.expr.value import Expr, call, const
-from ..context import Domain, ImportContext, Tensor
+from ..context import ImportContext, ReductionSpace, Tensor
 from ..registry import converter
 from ..terms import axes
 from .moments import count_value, moments, moments_over
@@ -97,7 +97,7 @@ def layer_norm_backward(
     return dx, dw, db
 
 
-def _row_means(ctx: ImportContext, domain: Domain, scaled: Any, hat: Any, device: str) -> tuple[Tensor, Tensor]:
+def _row_means(ctx: ImportContext, domain: ReductionSpace, scaled: Any, hat: Any, device: str) -> tuple[Tensor, Tensor]:
     """Means, over the reduced dims, of the gradient of x_hat and of its product with x_hat."""
     g = scaled(domain.indices)
     (total,) = ctx.reduce(SUM, domain, (g,), device, "grad_sum")
@@ -110,7 +110,7 @@ def _row_means(ctx: ImportContext, domain: Domain, scaled: Any, hat: Any, device
     )
 
 
-def _column(ctx: ImportContext, domain: Domain, value: Expr, k: int) -> Tensor:
+def _column(ctx: ImportContext, domain: ReductionSpace, value: Expr, k: int) -> Tensor:
     out = ctx.type(k)
     if value.dtype is out.dtype:
         return ctx.reduce(SUM, domain, (value,), out.device, types=(out,), names=(ctx.name(k),))[0]
@@ -176,7 +176,7 @@ def rms_norm_backward(
 # ---------------------------------------------------------------------------------------------------------
 
 
-def _regrouped(ctx: ImportContext, x: Sequence[sympy.Expr], groups: int) -> tuple[Domain, list[sympy.Expr]]:
+def _regrouped(ctx: ImportContext, x: Sequence[sympy.Expr], groups: int) -> tuple[ReductionSpace, list[sympy.Expr]]:
     """The space (n, group | channel in group, positions…) and where each of its points lies in a tensor of shape
     ``x``."""
     channels = x[1]

@@ -7,7 +7,7 @@ import sympy
 from ....ir.expr.monoid import MAX, SUM
 from ....ir.expr.value import Expr, Select, call, const
 from ....ir.graph.graph import TensorType
-from ..context import Domain, ImportContext, Tensor
+from ..context import ImportContext, ReductionSpace, Tensor
 from ..registry import converter
 from ..terms import axes, normalize_dims
 
@@ -18,7 +18,7 @@ def _row(x: Tensor, dim: int) -> tuple[list[int], list[sympy.Expr]]:
     return dims, [i for d, i in enumerate(axes(x.rank)) if d not in dims]
 
 
-def _shifted(ctx: ImportContext, x: Tensor, dims: list[int]) -> tuple[Tensor, Domain]:
+def _shifted(ctx: ImportContext, x: Tensor, dims: list[int]) -> tuple[Tensor, ReductionSpace]:
     """``x`` minus the greatest element of its row, over all of ``x``, in the compute type."""
     domain = ctx.domain(x.shape, dims)
     (top,) = ctx.reduce(MAX, domain, (ctx.load(x, domain.indices),), x.device, "max")

@@ -21,7 +21,7 @@ from ...facts.definitions import Definitions
 from ...facts.order import in_order
 from ..canonical.names import fresh_name
 from ..canonical.simplify_algebra import simplify_call
-from ..products.batch_axes import Frame, digits_of, split_batch
+from ..products.batch_axes import BatchWriter, digits_of, split_batch
 from ..products.operands import product_of
 from .attention_match import SCORES, Attention, NoAttention, match_attention
 from .plain_attention import library_call
@@ -59,8 +59,8 @@ def rewrite_attention(graph: Graph, devices: Collection[str] = DEVICES) -> Graph
             parts = (attention.query, attention.key, attention.value, attention.score, attention.weight)
             values = [v for v in parts if v is not None]
             batch = split_batch(graph.symbols, attention.axes.batch, attention.extents, values)
-            frame = Frame(graph, batch, attention.product.type.device)
-            written = _Writer(graph, attention, frame, taken).nodes([found.makers[n] for n in read])
+            frame = BatchWriter(graph, batch, attention.product.type.device)
+            written = _AttentionWriter(graph, attention, frame, taken).nodes([found.makers[n] for n in read])
         except NoAttention as refusal:
             reason = f"{product.node.reason}; attention stays apart: {refusal}"
             changed[product.name] = [replace(product.node, reason=reason)]
@@ -114,10 +114,10 @@ def _check_alone(found: Definitions, attention: Attention) -> list[str]:
 
 
 @dataclass(slots=True)
-class _Writer:
+class _AttentionWriter:
     graph: Graph
     attention: Attention
-    frame: Frame
+    frame: BatchWriter
     taken: set[str]
 
     def nodes(self, statistics: Sequence[Node] = ()) -> list[Node]:

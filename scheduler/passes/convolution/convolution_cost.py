@@ -35,7 +35,7 @@ THEIR_READING, OUR_READING = 0.6, 0.9
 CUDNN_WINDOWS = (1, 3, 5)
 
 
-class Part(enum.Enum):
+class Direction(enum.Enum):
     """What of a convolution is asked for."""
 
     OUTPUT = "output"
@@ -44,7 +44,7 @@ class Part(enum.Enum):
     BIAS = "gradient of the bias"
 
 
-def decide(c: Convolution, part: Part, table: SymbolTable) -> Decision:
+def decide(c: Convolution, part: Direction, table: SymbolTable) -> Decision:
     """Open a part of a depthwise convolution where our loops take less time than the library."""
     on_cpu = c.input.device.startswith("cpu")
     library = "convolution: oneDNN" if on_cpu else "convolution: cuDNN"
@@ -52,8 +52,8 @@ def decide(c: Convolution, part: Part, table: SymbolTable) -> Decision:
         return Decision(False, library)
     if c.taps > MOST_TAPS:
         return Decision(False, f"{library}; windows of {c.taps} elements are no stencil")
-    gathers = c.transposed if part is Part.OUTPUT else part is Part.INPUT
-    if c.transposed and part is not Part.OUTPUT:
+    gathers = c.transposed if part is Direction.OUTPUT else part is Direction.INPUT
+    if c.transposed and part is not Direction.OUTPUT:
         return Decision(False, f"{library}; gradients of a transposed convolution")
     if gathers and not can_gather(c):
         return Decision(False, f"{library}; strides and dilations together")
@@ -62,25 +62,25 @@ def decide(c: Convolution, part: Part, table: SymbolTable) -> Decision:
     return _decide_gpu(c, part, table)
 
 
-def _decide_cpu(c: Convolution, part: Part, gathers: bool, library: str) -> Decision:
+def _decide_cpu(c: Convolution, part: Direction, gathers: bool, library: str) -> Decision:
     if gathers and max(c.stride) > 1:
         return Decision(False, f"{library}; windows {max(c.stride)} apart cover each place differently")
-    if part in (Part.WEIGHT, Part.BIAS):
+    if part in (Direction.WEIGHT, Direction.BIAS):
         return Decision(False, f"{library}, which sums over images faster")
     return Decision(True, _told(c))
 
 
-def _decide_gpu(c: Convolution, part: Part, table: SymbolTable) -> Decision:
-    if part is Part.BIAS:
+def _decide_gpu(c: Convolution, part: Direction, table: SymbolTable) -> Decision:
+    if part is Direction.BIAS:
         return Decision(True, "depthwise: a sum where the gradient is read")
-    if part is Part.WEIGHT and c.taps > MOST_SUMS:
+    if part is Direction.WEIGHT and c.taps > MOST_SUMS:
         return Decision(False, f"convolution: the library; {c.taps} sums over the images are too many for a program")
     size = c.input.dtype.itemsize
     source, result = (max(table.hint(t.numel), 1) for t in (c.input, c.output))
     terms = (source if c.transposed else result) * c.taps
     moved = (source + result) * size
     ours = max(moved / (BANDWIDTH * OUR_READING), terms * OUR_TERM / ISSUED)
-    if part is Part.WEIGHT:  # pieces, which another kernel adds
+    if part is Direction.WEIGHT:  # pieces, which another kernel adds
         ours += LAUNCH
     theirs = max(moved / (BANDWIDTH * THEIR_READING), terms * THEIR_TERM / ISSUED)
     if _innermost(c) and not (c.input.dtype.is_half and max(c.kernel) in CUDNN_WINDOWS and c.rank == 2):
@@ -90,15 +90,15 @@ def _decide_gpu(c: Convolution, part: Part, table: SymbolTable) -> Decision:
     return Decision(False, f"convolution: cuDNN in {_time(theirs)}; as a stencil {_time(ours)}")
 
 
-def pieces_of(c: Convolution, part: Part, table: SymbolTable) -> int:
+def pieces_of(c: Convolution, part: Direction, table: SymbolTable) -> int:
     """In how many pieces a gradient that is a sum over all images is made, so that programs for channels and pieces
     occupy a GPU; 1 for those that are none, and on CPUs, whose schedules cut sums."""
-    if part not in (Part.WEIGHT, Part.BIAS) or c.input.device.startswith("cpu"):
+    if part not in (Direction.WEIGHT, Direction.BIAS) or c.input.device.startswith("cpu"):
         return 1
     channels = int(c.output.shape[1])
     programs = -(-channels // CHANNELS) if _innermost(c) else channels
     each = max(table.hint(c.output.numel) // channels, 1)
-    results = c.taps if part is Part.WEIGHT else 1
+    results = c.taps if part is Direction.WEIGHT else 1
     affordable = int(MORE * each * c.output.dtype.itemsize / (results * 4))
     return max(min(-(-PROGRAMS // programs), affordable), 1)
 

@@ -1,7 +1,7 @@
 """Open the convolutions that gain by it: a depthwise one becomes a sum over taps, which fuses like any reduction.
 
-Of a backward call each gradient is decided by itself, and the library makes the others. Which are opened is a decision
-by cost (``convolution_cost``); every convolution says what was decided and why.
+Of a backward call each gradient is decided by itself, and the library makes the others. Which are
+decomposed is a decision by cost (``convolution_cost``); every convolution says what was decided and why.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from ...facts.convolution import (
     Convolution,
     Names,
     convolution,
-    open_bias_gradient,
-    open_forward,
-    open_input_gradient,
-    open_weight_gradient,
+    decompose_bias_gradient,
+    decompose_forward,
+    decompose_input_gradient,
+    decompose_weight_gradient,
 )
 from ..canonical.names import fresh_name
 from ..reduction.split_reductions import cuts_for, in_pieces
-from .convolution_cost import Part, decide, pieces_of
+from .convolution_cost import Direction, decide, pieces_of
 
-_GRADIENTS: tuple[tuple[Part, Callable[[Convolution, Names, TensorType, str], list[Node]]], ...] = (
-    (Part.INPUT, open_input_gradient),
-    (Part.WEIGHT, open_weight_gradient),
-    (Part.BIAS, open_bias_gradient),
+_GRADIENTS: tuple[tuple[Direction, Callable[[Convolution, Names, TensorType, str], list[Node]]], ...] = (
+    (Direction.INPUT, decompose_input_gradient),
+    (Direction.WEIGHT, decompose_weight_gradient),
+    (Direction.BIAS, decompose_bias_gradient),
 )
 
 
 def decompose_convolutions(graph: Graph) -> Graph:
-    """Decide about every convolution of the graph; open those that are to be opened."""
+    """Decide about every convolution of the graph; decompose those for which that is cheaper."""
     types = graph.types()
     taken = {i.name for i in graph.inputs} | {name for n in graph.nodes for name in n.names}
     nodes: list[Node] = []
@@ -43,9 +43,9 @@ def decompose_convolutions(graph: Graph) -> Graph:
         elif c.is_backward:
             nodes += _backward(c, taken, graph.symbols)
         else:
-            decision = decide(c, Part.OUTPUT, graph.symbols)
-            if decision.opened:
-                nodes += open_forward(c, _names(c.node.names[0], taken), decision.reason)
+            decision = decide(c, Direction.OUTPUT, graph.symbols)
+            if decision.decomposed:
+                nodes += decompose_forward(c, _names(c.node.names[0], taken), decision.reason)
             else:
                 nodes.append(replace(c.node, reason=decision.reason))
     same = len(nodes) == len(graph.nodes) and all(a is b for a, b in zip(nodes, graph.nodes, strict=True))
@@ -53,29 +53,29 @@ def decompose_convolutions(graph: Graph) -> Graph:
 
 
 def _backward(c: Convolution, taken: set[str], table: SymbolTable) -> list[Node]:
-    """The gradients that are opened, after the call that makes the others."""
-    opened: list[Node] = []
+    """The gradients that are decomposed, after the call that makes the others."""
+    loops: list[Node] = []
     names, types, reasons = list(c.node.names), list(c.node.types), []
     for k, (part, build) in enumerate(_GRADIENTS):
         kind = types[k]
         if kind is None:
             continue
         decision = decide(c, part, table)
-        if not decision.opened:
+        if not decision.decomposed:
             reasons.append(f"{part.value}: {decision.reason}")
             continue
         made = build(c, _names(names[k], taken), kind, decision.reason)
-        opened += _in_pieces(c, part, made, taken, table)
+        loops += _in_pieces(c, part, made, taken, table)
         names[k], types[k] = fresh_name(f"{names[k]}_unmade", taken), None
     if all(t is None for t in types):
-        return opened
+        return loops
     mask = tuple(t is not None for t in types)
     args = (*c.node.args[:-1], mask)
     left = Library(tuple(names), tuple(types), c.node.target, args, (), "; ".join(reasons), c.node.origins)
-    return [left, *opened]
+    return [left, *loops]
 
 
-def _in_pieces(c: Convolution, part: Part, made: list[Node], taken: set[str], table: SymbolTable) -> list[Node]:
+def _in_pieces(c: Convolution, part: Direction, made: list[Node], taken: set[str], table: SymbolTable) -> list[Node]:
     """The nodes of a gradient, a sum over all images in pieces where a GPU has too few results to be occupied: programs
     do not combine what they sum."""
     found: list[Node] = []

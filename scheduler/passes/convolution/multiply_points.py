@@ -45,9 +45,9 @@ def multiply_points(graph: Graph) -> Graph:
             nodes.append(node)
         elif c.is_backward:
             nodes += _without_images(c, taken)
-            nodes += _Product.of_gradient(c).written(taken)
+            nodes += _BatchedProduct.of_gradient(c).written(taken)
         else:
-            nodes += _Product.of(c).written(taken)
+            nodes += _BatchedProduct.of(c).written(taken)
     return replace(graph, nodes=tuple(nodes))
 
 
@@ -87,7 +87,7 @@ def _without_images(c: Convolution, taken: set[str]) -> list[Node]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class _BatchedProduct:
     """Matrices ``[rows, between]`` of filters by images, each a matrix ``[between, elements]``, for a ``result``."""
 
     c: Convolution
@@ -99,12 +99,12 @@ class _Product:
     kind: TensorType
 
     @classmethod
-    def of(cls, c: Convolution) -> _Product:
+    def of(cls, c: Convolution) -> _BatchedProduct:
         rows, between = c.weight.shape[:2]
         return cls(c, c.names["input"], rows, between, False, c.node.names[0], c.output)
 
     @classmethod
-    def of_gradient(cls, c: Convolution) -> _Product:
+    def of_gradient(cls, c: Convolution) -> _BatchedProduct:
         between, rows = c.weight.shape[:2]
         return cls(c, c.names["grad"], rows, between, True, c.node.names[0], c.input)
 

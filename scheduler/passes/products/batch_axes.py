@@ -104,7 +104,7 @@ def digits_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class BatchWriter:
     """Writes nodes over the digits of a batch, on one device."""
 
     graph: Graph

@@ -1,7 +1,7 @@
 """Open the products that gain by it: a library call becomes a sum of products, which fuses like any reduction.
 
 What the operands are made of (integers, scales, shifts) moves into the loops where that reads less memory, and what
-reads the result joins as an epilogue. Which products are opened is a decision by cost, one file a kind of target
+reads the result joins as an epilogue. Which products are decomposed is a decision by cost, one file a kind of target
 (``contraction_cost_cpu``, ``contraction_cost_gpu``); every product says what was decided and why.
 """
 
@@ -19,7 +19,7 @@ from ....ir.nest.loops import contiguous_strides
 from ....ir.target import Target, gpu_target
 from ...cost.contraction_cpu import decide_cpu
 from ...cost.contraction_gpu import decide_gpu
-from ...facts.contraction import R0, Decision, Product, Products
+from ...facts.contraction import R0, Decision, LibraryProduct, Products
 from ...facts.digits import refine
 from ..canonical.eliminate_dead import eliminate_dead
 from ..canonical.names import fresh_name
@@ -34,7 +34,7 @@ def usual_gpu(device: str) -> Target:
 
 
 def decompose_contractions(graph: Graph, target_of: Callable[[str], Target] = usual_gpu) -> Graph:
-    """Decide about every product of the graph; open those that are to be opened.
+    """Decide about every product of the graph; decompose those for which that is cheaper.
 
     ``target_of`` gives the GPU that a device is.
     """
@@ -51,15 +51,15 @@ def decompose_contractions(graph: Graph, target_of: Callable[[str], Target] = us
         decision = decide_cpu(product) if device.startswith("cpu") else decide_gpu(product, target_of(device))
         # What passes before have to say about the call stands after its own reason.
         reason = "; ".join([decision.reason, *product.node.reason.split("; ")[1:]])
-        if decision.opened:
-            nodes += open_product(product, replace(decision, reason=reason), graph, taken)
+        if decision.decomposed:
+            nodes += decompose_product(product, replace(decision, reason=reason), graph, taken)
         else:
             nodes.append(replace(product.node, reason=reason))
     same = len(nodes) == len(graph.nodes) and all(a is b for a, b in zip(nodes, graph.nodes, strict=True))
     return graph if same else replace(graph, nodes=tuple(nodes))
 
 
-def open_product(product: Product, decision: Decision, graph: Graph, taken: set[str]) -> list[Node]:
+def decompose_product(product: LibraryProduct, decision: Decision, graph: Graph, taken: set[str]) -> list[Node]:
     """The sum over k, and, where the result is not that sum itself, the element of the result that reads it."""
     kind, accumulator = product.type, product.accumulator
     factors = [
@@ -90,13 +90,13 @@ def open_product(product: Product, decision: Decision, graph: Graph, taken: set[
 
 def _sums(total: Reduction, decision: Decision, graph: Graph, taken: set[str]) -> list[Node]:
     """The sum over k as a whole, or in parts and the sum of those."""
-    if decision.stream is not None and len(total.reduce_axes) == 1 and len(total.axes) > 1:
-        return list(dealt(total, decision.stream, taken, graph.symbols))
+    if decision.stream_k is not None and len(total.reduce_axes) == 1 and len(total.axes) > 1:
+        return list(dealt(total, decision.stream_k, taken, graph.symbols))
     cuts = exact_cuts(total.reduce_shape, decision.pieces)
     return list(in_pieces(total, cuts, taken)) if cuts else [total]
 
 
-def _finished(product: Product, total: Expr, graph: Graph, origins: tuple[Origin, ...]) -> Compute:
+def _finished(product: LibraryProduct, total: Expr, graph: Graph, origins: tuple[Origin, ...]) -> Compute:
     """The element of the result that a sum makes."""
     value = _scaled(total, product.alpha)
     if _adds(product):
@@ -107,7 +107,7 @@ def _finished(product: Product, total: Expr, graph: Graph, origins: tuple[Origin
     return Compute(product.node.names[0], product.type, product.axes, value, origins)
 
 
-def _adds(product: Product) -> bool:
+def _adds(product: LibraryProduct) -> bool:
     # As ATen has it: with beta == 0 what is added is not even read, so that its NaNs do not count.
     return product.added is not None and product.beta != 0
 
@@ -116,7 +116,7 @@ def _scaled(value: Expr, factor: int | float) -> Expr:
     return value if factor == 1 else call("mul", const(factor, value.dtype), value)
 
 
-def _added(product: Product, graph: Graph) -> Expr:
+def _added(product: LibraryProduct, graph: Graph) -> Expr:
     """The element that is added, broadcast to the result's axes from the last one backwards."""
     assert product.added is not None
     kind = graph.types()[product.added]
@@ -127,4 +127,4 @@ def _added(product: Product, graph: Graph) -> Expr:
     return Load(product.added, indices, kind.dtype)
 
 
-__all__ = ["decompose_contractions", "open_product"]
+__all__ = ["decompose_contractions", "decompose_product"]

@@ -11,7 +11,7 @@ from ....ir.expr.value import Call, Const, Expr, Load, cast, free_symbols, is_va
 from ....ir.expr.value import loads as loads_of
 from ....ir.graph.graph import Compute, Library, Ref, TensorType, uses
 from ...facts.definitions import Definitions, keeps, unrounded
-from ...facts.members import is_cheap, is_drawn
+from ...facts.fusion_nodes import is_cheap, is_drawn
 
 # A function of other tensors than scores beyond so many nodes is made apart.
 MAX_APART = 64

@@ -45,7 +45,7 @@ def rewrite_logsumexp(graph: Graph, always: bool = False) -> Graph:
         if not _sums(node):
             continue
         assert isinstance(node, Reduction)
-        parts = _Reader(found, node).parts()
+        parts = _TermReader(found, node).parts()
         if parts is None or not (always or _is_worth(found, node, parts)):
             continue
         top = _maximum(found, node, parts)
@@ -97,7 +97,7 @@ class _Factor:
     inner: Expr
 
 
-class _Reader:
+class _TermReader:
     """Takes the terms of one sum apart."""
 
     def __init__(self, found: Definitions, node: Reduction) -> None:

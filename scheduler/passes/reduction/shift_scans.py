@@ -49,7 +49,7 @@ def shift_scans(graph: Graph) -> Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _RowWindow:
     """``extent`` elements of a row from ``start`` on, which is before the row where that is negative."""
 
     start: sympy.Expr
@@ -87,7 +87,7 @@ class _Site:
 
     def move(self) -> None:
         """Move the scan, where that can be and need be."""
-        whole = _Window(sympy.S.Zero, self.length)
+        whole = _RowWindow(sympy.S.Zero, self.length)
         windows = {whole} if not self.edit.outside.isdisjoint(self._shown()) else set()
         for node in self._readers():
             for ld in self._read(node, self._shown()):
@@ -120,7 +120,7 @@ class _Site:
     def _read(self, node: Reader, names: Iterable[str]) -> list[Load]:
         return [ld for v in self.edit.values[node.names[0]] for ld in loads(v) if ld.buffer in names]
 
-    def _window(self, node: Reader, load: Load) -> _Window | None:
+    def _window(self, node: Reader, load: Load) -> _RowWindow | None:
         place = _place(load.indices[self.dim], extents_of(node))
         return None if place is None else place[1]
 
@@ -162,7 +162,7 @@ class _Site:
                     return True
         return False
 
-    def _cut(self, node: Compute) -> tuple[sympy.Symbol, _Window] | None:
+    def _cut(self, node: Compute) -> tuple[sympy.Symbol, _RowWindow] | None:
         """The axis of a reader along the scan and the part of it that is read, where that is less than all. What looks
         beyond the reader, as a join looks for each of its parts, is no part."""
         extents = extents_of(node)
@@ -172,7 +172,7 @@ class _Site:
             return None
         (axis,) = axes
         at = node.axes.index(axis)
-        found: set[_Window] = set()
+        found: set[_RowWindow] = set()
         for other in self.edit.readers((node.name,)):
             for ld in self._read(other, (node.name,)):
                 place = _place(ld.indices[at], extents_of(other))
@@ -185,7 +185,7 @@ class _Site:
         behind = sympy.expand(length - window.start - window.extent)
         return (axis, window) if window.start.is_nonnegative and behind.is_nonnegative else None
 
-    def _cut_to(self, node: Compute, axis: sympy.Symbol, window: _Window) -> None:
+    def _cut_to(self, node: Compute, axis: sympy.Symbol, window: _RowWindow) -> None:
         at = node.axes.index(axis)
         shape = (*node.type.shape[:at], window.extent, *node.type.shape[at + 1 :])
         extents = dict(zip(node.axes, shape, strict=True))
@@ -201,22 +201,22 @@ class _Site:
 
     # --- the scan where it is read ------------------------------------------------------------------------------------
 
-    def _write(self, base: int, windows: set[_Window]) -> None:
+    def _write(self, base: int, windows: set[_RowWindow]) -> None:
         """Let there be the scan from ``base`` on, and images of it, and of what it is one element further on."""
         scan, (extent,) = self.scan, {w.extent for w in windows}
         shape = (*scan.types[0].shape[: self.dim], extent, *scan.types[0].shape[self.dim + 1 :])
         types = tuple(_type(t, shape) for t in scan.types)
-        whole = _Window(sympy.S.Zero, self.length)
+        whole = _RowWindow(sympy.S.Zero, self.length)
 
         def name(old: str, start: int) -> str:
             """What a state or an image is called from a place on: as before where something else asks for it."""
-            kept = old in self.edit.outside and _Window(sympy.Integer(start), extent) == whole
+            kept = old in self.edit.outside and _RowWindow(sympy.Integer(start), extent) == whole
             return old if kept else fresh_name(f"{old}_moved", self.edit.taken)
 
         first = tuple(name(n, base) for n in scan.names)
         made: list[Node] = [replace(scan, names=first, types=types, values=self._elements(base, shape))]
         states = {base: first}
-        if _Window(sympy.Integer(base + 1), extent) in windows:
+        if _RowWindow(sympy.Integer(base + 1), extent) in windows:
             following = tuple(name(n, base + 1) for n in scan.names)
             before = tuple(Load(n, scan.axes, t.dtype) for n, t in zip(first, types, strict=True))
             combined = scan.monoid.combine(before, self._elements(base + 1, shape))
@@ -302,7 +302,7 @@ class _Site:
         return rewrite(map_value(value, moved), lambda _: None, lambda i: simplify(i, extents, self.edit.start.symbols))
 
 
-def _place(index: object, extents: _Extents) -> tuple[sympy.Symbol, _Window, bool] | None:
+def _place(index: object, extents: _Extents) -> tuple[sympy.Symbol, _RowWindow, bool] | None:
     """The axis that an index moves with, one by one, the window that it looks through, and whether it runs back."""
     if is_value(index):
         return None
@@ -314,7 +314,7 @@ def _place(index: object, extents: _Extents) -> tuple[sympy.Symbol, _Window, boo
     for runs_back, start in ((False, index - axis), (True, index + axis - extents[axis] + 1)):
         start = sympy.expand(start)
         if axis not in start.free_symbols:
-            return axis, _Window(start, extents[axis]), runs_back
+            return axis, _RowWindow(start, extents[axis]), runs_back
     return None
 
 

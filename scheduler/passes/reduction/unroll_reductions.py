@@ -16,8 +16,8 @@ from ....ir.expr.value import Select, length, loads, substitute_index, walk
 from ....ir.graph.graph import Compute, Graph, Node, Reduction, TensorType
 from ...facts.evaluations import evaluations
 from ...facts.views import ViewMap
+from ...fusion.chain import is_contraction
 from ...fusion.outlined import readers_of
-from ...fusion.stream import is_contraction
 
 # So many elements at most are combined in an expression, of so many nodes at most.
 MAX_ELEMENTS, MAX_NODES = 8, 128

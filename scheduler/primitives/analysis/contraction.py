@@ -38,7 +38,7 @@ INTRINSICS: dict[str, Intrinsic] = {i.name: i for i in (DOT,)}
 
 
 @dataclass(frozen=True, slots=True)
-class Contraction:
+class ContractionBlock:
     """A block that sums the products of two operands.
 
     ``left`` and ``right`` are the factors, conversions that instructions do themselves left off; the axes are those of
@@ -58,7 +58,7 @@ class Contraction:
         return self.left.dtype, self.right.dtype
 
 
-def contraction_of(block: Block) -> Contraction | str:
+def contraction_of(block: Block) -> ContractionBlock | str:
     """The block as a contraction, or in one sentence why it is none."""
     if len(block.body) != 1 or not isinstance(block.body[0], Update) or block.body[0].monoid.name != "sum":
         return "it is no single sum"
@@ -84,7 +84,7 @@ def contraction_of(block: Block) -> Contraction | str:
     # The result's first axis belongs to the left operand, however the product was written.
     if m and n and spatial.index(n[0]) < spatial.index(m[0]):
         first, second, m, n = second, first, n, m
-    return Contraction(first, second, m, n, k, batch)
+    return ContractionBlock(first, second, m, n, k, batch)
 
 
 def misfit(block: Block, around: tuple[Loop, ...], intrinsic: Intrinsic) -> tuple[str, str]:

@@ -76,7 +76,7 @@ def guarded(block: Block) -> frozenset[Load]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BlockPlace:
     """A block, the loops around it, and how many blocks come before it."""
 
     block: Block
@@ -84,17 +84,17 @@ class Place:
     order: int
 
 
-def places(nest: LoopNest) -> dict[str, Place]:
+def places(nest: LoopNest) -> dict[str, BlockPlace]:
     """Every block's place, by name, in order."""
-    found: dict[str, Place] = {}
+    found: dict[str, BlockPlace] = {}
     _collect(nest.body, (), found)
     return found
 
 
-def _collect(body: tuple[Node, ...], outer: tuple[Loop, ...], found: dict[str, Place]) -> None:
+def _collect(body: tuple[Node, ...], outer: tuple[Loop, ...], found: dict[str, BlockPlace]) -> None:
     for n in body:
         if isinstance(n, Block):
-            found[n.name] = Place(n, outer, len(found))
+            found[n.name] = BlockPlace(n, outer, len(found))
         else:
             _collect(n.body, (*outer, n), found)
 
@@ -141,7 +141,7 @@ def mixed(block: Block) -> set[sympy.Symbol]:
     return over & _loops_of(block, (AxisKind.SPATIAL,)) if over else over
 
 
-def conflict(nest: LoopNest, first: Place, second: Place, depth: int | None = None) -> str:
+def conflict(nest: LoopNest, first: BlockPlace, second: BlockPlace, depth: int | None = None) -> str:
     """Why ``second`` is wrong if each iteration of the loops that it shares with ``first`` runs by itself; "" where it
     is right. With ``depth`` only that many outermost loops are taken as shared.
     """
@@ -177,7 +177,7 @@ def conflict(nest: LoopNest, first: Place, second: Place, depth: int | None = No
     return ""
 
 
-def _at_once(first: Place, write: Access, second: Place, read: Load) -> bool:
+def _at_once(first: BlockPlace, write: Access, second: BlockPlace, read: Load) -> bool:
     """Whether each iteration of all the loops around both blocks writes the very element that it reads.
 
     Indices are compared as functions of the loops, so that it does not matter how the loops make up an axis: quotients
@@ -209,13 +209,17 @@ def _at_once(first: Place, write: Access, second: Place, read: Load) -> bool:
     return True
 
 
-def _regions(place: Place, outer: Collection[sympy.Symbol]) -> Mapping[sympy.Symbol, Region]:
+def _regions(place: BlockPlace, outer: Collection[sympy.Symbol]) -> Mapping[sympy.Symbol, Region]:
     inner = {lp.var: lp.extent for lp in place.loops if lp.var not in outer}
     return axis_regions(place.block, outer, inner)
 
 
 def check_pairs(
-    nest: LoopNest, pairs: Iterable[tuple[Place, Place]], asked: str, shown: LoopNest, depth: int | None = None
+    nest: LoopNest,
+    pairs: Iterable[tuple[BlockPlace, BlockPlace]],
+    asked: str,
+    shown: LoopNest,
+    depth: int | None = None,
 ) -> None:
     """Raise ScheduleError, showing the nest ``shown``, for the first pair that would be wrong."""
     for first, second in pairs:
@@ -264,7 +268,7 @@ def refuse_continued(nest: LoopNest, block: Block, asked: str) -> None:
         )  # fmt: skip
 
 
-def _check_runs(nest: LoopNest, was: Place, now: Place, asked: str) -> None:
+def _check_runs(nest: LoopNest, was: BlockPlace, now: BlockPlace, asked: str) -> None:
     """Refuse loops around a block that may not run at all, where what it writes leaves the nest. Raises ScheduleError.
 
     A loop that makes up one of the block's axes is empty where the axis is; others must have an iteration.
@@ -281,13 +285,13 @@ def _check_runs(nest: LoopNest, was: Place, now: Place, asked: str) -> None:
             )  # fmt: skip
 
 
-def _extents(place: Place) -> dict[sympy.Symbol, sympy.Expr]:
+def _extents(place: BlockPlace) -> dict[sympy.Symbol, sympy.Expr]:
     return {lp.var: lp.extent for lp in place.loops}
 
 
-def pairs_under(node: Loop, outer: tuple[Loop, ...]) -> list[tuple[Place, Place]]:
+def pairs_under(node: Loop, outer: tuple[Loop, ...]) -> list[tuple[BlockPlace, BlockPlace]]:
     """Each pair of blocks inside a loop, in order."""
-    found: dict[str, Place] = {}
+    found: dict[str, BlockPlace] = {}
     _collect(node.body, (*outer, node), found)
     inside = list(found.values())
     return [(a, b) for k, a in enumerate(inside) for b in inside[k + 1 :]]

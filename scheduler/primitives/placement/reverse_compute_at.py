@@ -7,7 +7,7 @@ import sympy
 from ....ir.expr.value import Load, is_value
 from ....ir.nest.loops import BLOCK_KINDS, AxisKind, Block, Loop, LoopKind, LoopNest
 from ...error import ScheduleError
-from ..analysis.dependence import Place, accesses, check_moved, places, refuse_continued
+from ..analysis.dependence import BlockPlace, accesses, check_moved, places, refuse_continued
 from ..analysis.place import move_block
 from ..analysis.region import Region, axis_regions, index_region, is_disjoint, terms
 from ..analysis.tree import blocks_under, find_block, find_loop
@@ -64,7 +64,7 @@ def _given(
     nest: LoopNest,
     node: Block,
     reads: tuple[Load, ...],
-    makers: list[Place],
+    makers: list[BlockPlace],
     fixed: set[sympy.Symbol],
     asked: str,
 ) -> dict[sympy.Symbol, Region]:

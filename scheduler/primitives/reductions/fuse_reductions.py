@@ -10,7 +10,7 @@ import sympy
 from ....ir.expr.value import Index, is_value, substitute_index
 from ....ir.nest.loops import Access, Block, LoopNest, Node, Update, map_nodes
 from ...error import ScheduleError
-from ..analysis.dependence import Place, accesses, places, refuse_scatter
+from ..analysis.dependence import BlockPlace, accesses, places, refuse_scatter
 from ..analysis.tree import find_block
 
 
@@ -81,7 +81,7 @@ def _same_axes(nest: LoopNest, a: Block, b: Block, asked: str) -> dict[sympy.Sym
     return env
 
 
-def _check(nest: LoopNest, first: Place, second: Place, known: Mapping[str, Place], asked: str) -> None:
+def _check(nest: LoopNest, first: BlockPlace, second: BlockPlace, known: Mapping[str, BlockPlace], asked: str) -> None:
     """The second comes to where the first is: past everything between them, and beside the first."""
     moved = accesses(second.block)
     for p in known.values():

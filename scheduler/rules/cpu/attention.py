@@ -45,7 +45,7 @@ class Roles:
     ``keys``: one online state, or sums (``online`` tells). ``results`` come after them. ``queries`` is the row axis
     along which tiles are taken: neither keys nor values move along it. ``widths`` are, for each state, the axes of
     values alone. ``totals`` sum what edits make over ``summed``, which are rows for everything else.
-    ``preludes`` come first and see no keys: they reduce a row's own elements.
+    ``prologues`` come first and see no keys: they reduce a row's own elements.
     """
 
     products: tuple[str, ...]
@@ -59,7 +59,7 @@ class Roles:
     online: bool
     totals: tuple[str, ...] = ()
     summed: tuple[sympy.Symbol, ...] = ()
-    preludes: tuple[str, ...] = ()
+    prologues: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
@@ -94,13 +94,13 @@ def roles(nest: LoopNest) -> Roles | None:
     if len(summed) > 1 or any(not set(over) <= set(rows) for over in summed) or (totals and online):
         return None
     before = [b for b in others if keys in {a.var for a in b.axes}]
-    preludes = list(takewhile(lambda b: b not in before, others))
-    after = [b for b in others if b not in before and b not in preludes]
+    prologues = list(takewhile(lambda b: b not in before, others))
+    after = [b for b in others if b not in before and b not in prologues]
     if any(not set(rows) <= {a.var for a in b.axes} for b in others):
         return None
     if any(found.index(b) < found.index(states[-1]) for b in after):
         return None
-    if any(found.index(b) > found.index(states[0]) for b in preludes) or (preludes and (online or totals)):
+    if any(found.index(b) > found.index(states[0]) for b in prologues) or (prologues and (online or totals)):
         return None
     if any(found.index(b) > found.index(states[-1]) for b in before):
         return None
@@ -118,7 +118,7 @@ def roles(nest: LoopNest) -> Roles | None:
         tuple(b.name for b in states), tuple(b.name for b in after), rows,
         max(tiled, key=lambda v: nest.symbols.hint(extents[v])), keys,
         tuple(tuple(v for v in at if v not in rows) for at in spatial), bool(online),
-        tuple(b.name for b in totals), over_rows, tuple(b.name for b in preludes),
+        tuple(b.name for b in totals), over_rows, tuple(b.name for b in prologues),
     )  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def _is_product(block: Block) -> bool:
 
 def _matches(nest: LoopNest, target: Target) -> bool:
     found = roles(nest)
-    return found is not None and not found.preludes
+    return found is not None and not found.prologues
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:

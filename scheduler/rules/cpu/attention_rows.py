@@ -38,7 +38,7 @@ def few_rows(nest: LoopNest) -> Roles | None:
     found = roles(nest)
     if (
         found is None
-        or found.preludes
+        or found.prologues
         or not all(nest.symbols.hint(extent) <= MOST_ROWS for extent in _extents(nest, found, _own(nest, found)))
     ):
         return None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from ....ir.nest.loops import Block, LoopNest, Update
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
-from ..analysis import Shape, analyse, reads_results
+from ..analysis import NestShape, analyse, reads_results
 from ..registry import Params, Rule, Value
 from .common import (
     TILE,
@@ -40,7 +40,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     return {"unroll": (8, 4, 2), "turns": (16, 1), "partials": _partials(analyse(nest), target)}
 
 
-def _partials(shape: Shape, target: Target) -> tuple[int, ...]:
+def _partials(shape: NestShape, target: Target) -> tuple[int, ...]:
     """Into how many pieces to cut the rows: more than one where the columns alone do not occupy the team."""
     if target.cores == 1 or shape.inner_count < 64 * target.cores:
         return (1,)
@@ -100,7 +100,7 @@ def sharing(schedule: Schedule, depth: int) -> list[list[str]]:
     return [g for g in groups.values() if schedule.get_loops(g[0])]
 
 
-def _turned(shape: Shape) -> set[str]:
+def _turned(shape: NestShape) -> set[str]:
     """What is written row by row of what is computed a column a lane: such as channels that come last again."""
     (column, _), inner = shape.rows[-1], [v for v, _ in shape.inner]
     return {

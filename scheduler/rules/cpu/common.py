@@ -15,7 +15,7 @@ from ...error import ScheduleError
 from ...primitives.analysis.dependence import scanned
 from ...primitives.analysis.tree import blocks_under
 from ...schedule.schedule import Schedule
-from ..analysis import Shape
+from ..analysis import NestShape
 
 # Operations on an element from which mathematics, not memory, sets the pace.
 HEAVY = 24
@@ -295,7 +295,7 @@ def cut_rows(schedule: Schedule, block: str, rows: int, partials: int) -> str | 
 SHORT = 8
 
 
-def best_vector(shape: Shape) -> sympy.Symbol | None:
+def best_vector(shape: NestShape) -> sympy.Symbol | None:
     """The dimension along which most traffic is contiguous: bytes times how often; writes count double.
 
     Later ones win ties. A dimension too short to fill a register, such as a pooling window, is chosen only if all are.
@@ -314,7 +314,7 @@ def best_vector(shape: Shape) -> sympy.Symbol | None:
     return max(scores, key=lambda v: (hint(extents[v]) >= SHORT, scores[v], order[v]), default=None)
 
 
-def crosses(shape: Shape, vector: sympy.Symbol | None) -> sympy.Symbol | None:
+def crosses(shape: NestShape, vector: sympy.Symbol | None) -> sympy.Symbol | None:
     """A dimension that some access is contiguous in while it jumps along ``vector``.
 
     Tiles of the two use whole cache lines.
@@ -327,7 +327,7 @@ def crosses(shape: Shape, vector: sympy.Symbol | None) -> sympy.Symbol | None:
     return None
 
 
-def begins_in_lines(shape: Shape) -> bool:
+def begins_in_lines(shape: NestShape) -> bool:
     """Whether tiles are transposed, and all rows of all arrays begin at the same place of a cache line."""
     if crosses(shape, best_vector(shape)) is None:
         return False
@@ -339,13 +339,13 @@ def begins_in_lines(shape: Shape) -> bool:
     )
 
 
-def tile_lanes(shape: Shape, target: Target) -> int:
+def tile_lanes(shape: NestShape, target: Target) -> int:
     """The lanes of a tile that is transposed in registers, of ``TILE`` elements of the other side."""
     native = target.lanes(lane_bytes(shape.nest))
     return min(max(native, TILE_LANES), TILE) if begins_in_lines(shape) else TILE_LANES
 
 
-def row_loops(shape: Shape) -> int:
+def row_loops(shape: NestShape) -> int:
     """How many loops of every stage run over rows."""
     return len(shape.rows)
 

@@ -1,6 +1,6 @@
 """Joins on CPUs: where comparisons of a position choose between tensors, each part has loops of its own.
 
-One loop over all parts of a join would evaluate each of them, masked, in every vector.
+One loop over all parts of a concat would evaluate each of them, masked, in every vector.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ TEAM = 1 << 15
 Points = tuple[sympy.Expr, ...]
 
 
-def has_joins(nest: LoopNest) -> bool:
+def has_concats(nest: LoopNest) -> bool:
     """Whether positions choose between tensors somewhere in the nest."""
     return any(_flips(nest, b, a.var, a.extent) for b in analyse(nest).blocks for a in b.axes)
 
 
-def partition_joins(schedule: Schedule, target: Target) -> None:
-    """Cut loops into those over the parts of joins, outer loops first."""
+def partition_concats(schedule: Schedule, target: Target) -> None:
+    """Cut loops into those over the parts of concats, outer loops first."""
     seen: set[str] = set()
 
     def unseen() -> str | None:

@@ -17,7 +17,7 @@ from ....ir.expr.value import Call, IndexValue, is_value, walk
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
-from ..analysis import Reach, Shape, analyse
+from ..analysis import NestShape, Reach, analyse
 from ..registry import Params, Rule, Value
 from .common import choose_width, is_long, merge_rows, parallel_roots, run_length
 
@@ -30,7 +30,7 @@ SUMS, MORE_SUMS = 12, 24
 
 
 @dataclass(frozen=True, slots=True)
-class _Roles:
+class _DimensionRoles:
     """What the dimensions of a product are: ``batch`` of all operands, ``columns`` of the weight, ``rows`` of the other
     operand; ``packed`` those over the parts of one word; ``lane`` the one along which the weight lies."""
 
@@ -47,7 +47,7 @@ class _Roles:
         return self.lane in self.over
 
 
-def _roles(nest: LoopNest) -> _Roles | None:
+def _roles(nest: LoopNest) -> _DimensionRoles | None:
     shape = analyse(nest)
     if not shape.reductions or not all(map(_is_product, shape.reductions)):
         return None
@@ -79,7 +79,7 @@ def _roles(nest: LoopNest) -> _Roles | None:
         # The parts of a word beside each other, as their partners are: lanes that shift one word by different counts.
         if extents[v] == MOST_PACKED and all(a.step(v) == 1 for a in others) and not _moves(weight, [v]):
             lane, packed = v, tuple(p for p in packed if p != v)
-    return _Roles(batch, columns, rows, packed, tuple(extents), lane)
+    return _DimensionRoles(batch, columns, rows, packed, tuple(extents), lane)
 
 
 def _is_product(block: Block) -> bool:
@@ -104,7 +104,7 @@ def _moves(access: Reach, along: Iterable[sympy.Symbol]) -> bool:
     return any(access.step(v) != 0 for v in along)
 
 
-def _elements(shape: Shape, access: Reach) -> int:
+def _elements(shape: NestShape, access: Reach) -> int:
     extents = dict((*shape.rows, *shape.inner))
     count = 1
     for v, e in extents.items():
@@ -189,7 +189,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
 def _terms(
     schedule: Schedule,
     place: _Loops,
-    roles: _Roles,
+    roles: _DimensionRoles,
     target: Target,
     sums: tuple[int, int],
     columns: list[str],

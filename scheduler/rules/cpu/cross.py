@@ -14,7 +14,7 @@ from ....ir.nest.loops import AxisKind, LoopNest
 from ....ir.target import Target
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
-from ..analysis import Shape, analyse
+from ..analysis import NestShape, analyse
 from ..registry import Params, Rule, Value
 from .column import lanes_inside
 from .common import inline_cheap, parallel_roots, unroll_values, vectorize_innermost
@@ -57,7 +57,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     parallel_roots(schedule, target)
 
 
-def _in_pieces(schedule: Schedule, shape: Shape, name: str, over_rows: set[str], pieces: int) -> list[str]:
+def _in_pieces(schedule: Schedule, shape: NestShape, name: str, over_rows: set[str], pieces: int) -> list[str]:
     """Cut the rows of a block into pieces; the block that is part of the visit of the rows, if any is."""
     loops = schedule.get_loops(name)[: len(shape.rows)]
     if name in over_rows and not schedule.block(name).is_reduction:

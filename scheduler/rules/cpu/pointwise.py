@@ -9,7 +9,7 @@ import sympy
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
-from ..analysis import Shape, analyse
+from ..analysis import NestShape, analyse
 from ..registry import Params, Rule, Value
 from .common import (
     TILE,
@@ -22,7 +22,7 @@ from .common import (
     unroll_values,
     vectorize_loop,
 )
-from .concat import has_joins, partition_joins
+from .concat import has_concats, partition_concats
 from .prefetch import fetch_ahead, fetch_jumps
 
 # Tiles of such rows are visited in blocks of that many elements a side: rows lie in pages of their own, of which no
@@ -35,9 +35,9 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
-    joins: Mapping[str, tuple[Value, ...]] = {"partition": (True, False)} if has_joins(nest) else {}
+    concats: Mapping[str, tuple[Value, ...]] = {"partition": (True, False)} if has_concats(nest) else {}
     tiles: Mapping[str, tuple[Value, ...]] = {"blocks": (True, False)} if begins_in_lines(analyse(nest)) else {}
-    return {**unroll_values(nest, target), **joins, **tiles}
+    return {**unroll_values(nest, target), **concats, **tiles}
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
@@ -49,7 +49,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         _innermost(schedule, block, best)
     merge_rows(schedule, max((len(schedule.get_loops(b)) for b in schedule.get_blocks()), default=0))
     if across is None and params.get("partition"):
-        partition_joins(schedule, target)
+        partition_concats(schedule, target)
     done: set[str] = set()
     for block in schedule.get_blocks():
         loops = schedule.get_loops(block)
@@ -75,7 +75,7 @@ def _innermost(schedule: Schedule, block: str, var: sympy.Symbol | None) -> None
             schedule.reorder(*others, binding.name)
 
 
-def _tile(schedule: Schedule, shape: Shape, loops: list[str], target: Target, blocks: Value | None) -> str:
+def _tile(schedule: Schedule, shape: NestShape, loops: list[str], target: Target, blocks: Value | None) -> str:
     """Tiles of the two innermost loops: one side in lanes, the other unrolled.
 
     So that the emitter transposes in registers. ``blocks`` is None where rows begin anywhere in a line.

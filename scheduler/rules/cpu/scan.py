@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ....ir.nest.loops import AxisKind, LoopNest, blocks
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
-from ..analysis import Shape, analyse
+from ..analysis import NestShape, analyse
 from ..registry import Params, Rule, Value
 from .column import lanes_inside, sharing
 from .common import (
@@ -29,7 +29,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
     return any(b.is_scan for b, _ in blocks(nest))
 
 
-def _across_rows(shape: Shape) -> bool:
+def _across_rows(shape: NestShape) -> bool:
     return bool(shape.rows) and shape.rows[-1][0] == best_vector(shape)
 
 
@@ -58,7 +58,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     parallel_roots(schedule, target)
 
 
-def _visits(shape: Shape) -> int:
+def _visits(shape: NestShape) -> int:
     """How often elements are visited at least: again after each result of a row that a stage over elements needs."""
     reduced = {
         w.buffer for b in shape.blocks if b.is_reduction and b.axes_of(AxisKind.REDUCTION) for w in b.writes

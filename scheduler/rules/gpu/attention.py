@@ -145,7 +145,7 @@ def tile_programs(schedule: Schedule, found: Roles, queries: int, keys: int) -> 
     """All blocks in programs of one tile of queries; those that see keys in one loop over tiles of them, its name."""
     order = [v for v in found.rows if v != found.queries]
     heads: list[list[str]] = []
-    for name in (*found.preludes, *found.products, *found.edits, *found.states, *found.results):
+    for name in (*found.prologues, *found.products, *found.edits, *found.states, *found.results):
         (row,) = _moving(schedule, name, found.queries)
         head, _ = schedule.split(row, [None, queries])
         outer = [*(x for v in order for x in _moving(schedule, name, v)), head]

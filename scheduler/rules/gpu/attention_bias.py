@@ -35,7 +35,7 @@ STAGES = (2, 1, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class _Roles:
+class _BlockRoles:
     """Blocks by what they do: ``products`` make scores, ``edits`` are point-wise on them, ``total`` sums over ``over``.
 
     ``axes`` are those of the result, of which the last two are the sides of a tile; ``results`` come after the sum.
@@ -49,7 +49,7 @@ class _Roles:
     over: tuple[sympy.Symbol, ...]
 
 
-def _roles(nest: LoopNest) -> _Roles | None:
+def _roles(nest: LoopNest) -> _BlockRoles | None:
     found = [b for b, _ in blocks(nest)]
     if any(b.predicate or not all(e.is_Symbol for e in b.bindings) for b in found):
         return None
@@ -71,7 +71,7 @@ def _roles(nest: LoopNest) -> _Roles | None:
         if not _is_sum(b) or len(b.axes_of(AxisKind.REDUCTION)) != 1 or not _has_sides(b, sides):
             return None
     edits = tuple(b.name for b in before if not b.is_reduction)
-    return _Roles(tuple(b.name for b in products), edits, total.name, tuple(b.name for b in after), axes, over)
+    return _BlockRoles(tuple(b.name for b in products), edits, total.name, tuple(b.name for b in after), axes, over)
 
 
 def _is_sum(block: Block) -> bool:
@@ -131,7 +131,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     }
 
 
-def _fitting(nest: LoopNest, target: Target, found: _Roles, sides: Sequence[int]) -> tuple[tuple[int, int], int]:
+def _fitting(nest: LoopNest, target: Target, found: _BlockRoles, sides: Sequence[int]) -> tuple[tuple[int, int], int]:
     """The sides, or the largest smaller ones whose operands the shared memory holds, and the steps in flight."""
     whole = {v: next_power(max(n, LEAST)) for v, n in _depths(nest, found).items()} | dict.fromkeys(found.over, 1)
     half = _halves(nest, found)
@@ -149,13 +149,13 @@ def _fitting(nest: LoopNest, target: Target, found: _Roles, sides: Sequence[int]
     return tiles[-1], 1
 
 
-def _depths(nest: LoopNest, found: _Roles) -> dict[sympy.Symbol, int]:
+def _depths(nest: LoopNest, found: _BlockRoles) -> dict[sympy.Symbol, int]:
     """What products sum over, by the axis."""
     own = (b for b, _ in blocks(nest) if b.name in found.products)
     return {a.var: int(a.extent) for b in own for a in b.axes_of(AxisKind.REDUCTION)}
 
 
-def _halves(nest: LoopNest, found: _Roles) -> bool:
+def _halves(nest: LoopNest, found: _BlockRoles) -> bool:
     """Whether tensor cores multiply the operands of all products in half types."""
     updates = (s for b, _ in blocks(nest) if b.name in found.products for s in b.body if isinstance(s, Update))
     return all(bare(f).dtype.is_half for s in updates for f in factors(s.values[0]))
@@ -182,7 +182,7 @@ def _moving(schedule: Schedule, block: str, axis: sympy.Symbol) -> list[str]:
     return [lp for lp in schedule.get_loops(block) if lp in names]
 
 
-def _programs(schedule: Schedule, found: _Roles, sizes: Mapping[sympy.Symbol, int]) -> str:
+def _programs(schedule: Schedule, found: _BlockRoles, sizes: Mapping[sympy.Symbol, int]) -> str:
     """All blocks in programs of one tile; those before the result in one loop over what is summed, its name."""
     heads: list[list[str]] = []
     for name in (*found.products, *found.edits, found.total, *found.results):

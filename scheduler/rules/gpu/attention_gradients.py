@@ -46,7 +46,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
             if len(inside) != 1:
                 return False
             depths += inside
-    for name in found.preludes:
+    for name in found.prologues:
         inside = [a.extent for a in by_name[name].axes if a.var not in found.rows]
         if any(not e.is_Integer or int(e) > WIDEST for e in inside):
             return False

@@ -10,7 +10,7 @@ from ....ir.expr.value import Load
 from ....ir.nest.loops import Access, LoopKind, LoopNest, blocks
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
-from ..analysis import Shape
+from ..analysis import NestShape
 from ..cpu.common import merge_inner, merge_rows
 
 GPUS = ("cuda", "hip")
@@ -103,13 +103,13 @@ def tile(schedule: Schedule, loop: str) -> None:
         schedule.bind(loop, "threadIdx.x")
 
 
-def narrowest_bytes(shape: Shape) -> int:
+def narrowest_bytes(shape: NestShape) -> int:
     """Bytes of the narrowest element of which the kernel reads or writes many."""
     sizes = [a.buffer.dtype.itemsize for a in shape.accesses if any(s not in (0,) for _, s in a.steps)]
     return min(sizes, default=4)
 
 
-def column_like(shape: Shape) -> bool:
+def column_like(shape: NestShape) -> bool:
     """Whether what a reduction visits lies together across its rows rather than along them."""
     inner = [v for v, _ in shape.inner]
     if not shape.has_reduction or not shape.rows:
@@ -128,18 +128,18 @@ def has_scan(nest: LoopNest) -> bool:
     return any(b.is_scan for b, _ in blocks(nest))
 
 
-def live_rows(shape: Shape) -> int:
+def live_rows(shape: NestShape) -> int:
     """The most tensors of which a whole row is held at once: read or made in one stage, and read again in a later
     one."""
     return max(map(len, _live(shape)), default=0) or 1
 
 
-def live_bytes(shape: Shape) -> int:
+def live_bytes(shape: NestShape) -> int:
     """Bytes, for each element of a row, of the tensors of which whole rows are held at once."""
     return max((sum(shape.nest.buffer(name).dtype.itemsize for name in names) for names in _live(shape)), default=0)
 
 
-def _live(shape: Shape) -> list[list[str]]:
+def _live(shape: NestShape) -> list[list[str]]:
     """The tensors of which a whole row is held behind each stage."""
     inner = {v for v, _ in shape.inner}
     local = {b.name for b in shape.nest.locals}

@@ -20,7 +20,7 @@ from ....ir.target import Target
 from ...cost.gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
-from ..contraction import Axes, Contraction, bytes_per_step, extent, find_contraction, run_of
+from ..contraction import Axes, ContractionNest, bytes_per_step, extent, find_contraction, run_of
 from ..cpu.common import cost, merge_rows
 from ..registry import Params, Rule, Scarce, Value
 from .common import GPUS, cut, fused, next_power, programs, tile, typical
@@ -53,7 +53,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
     return bool(_fitting(nest, target, c))
 
 
-def _is_turned(nest: LoopNest, c: Contraction) -> bool:
+def _is_turned(nest: LoopNest, c: ContractionNest) -> bool:
     """Whether the columns become the rows of the tensor cores: where those are too few to fill a warp group, or where
     the right operand is computed, for the left one alone may come from registers."""
     if c.needs_row:
@@ -65,27 +65,27 @@ def _is_turned(nest: LoopNest, c: Contraction) -> bool:
     return all(right and not left for left, right in computed)
 
 
-def _roles(nest: LoopNest, c: Contraction) -> tuple[Axes, Axes]:
+def _roles(nest: LoopNest, c: ContractionNest) -> tuple[Axes, Axes]:
     """The axes of the first and of the second dimension of the tile."""
     return (c.columns, c.rows) if _is_turned(nest, c) else (c.rows, c.columns)
 
 
-def _fast(c: Contraction, target: Target) -> bool:
+def _fast(c: ContractionNest, target: Target) -> bool:
     """Whether tensor cores multiply the operands' type."""
     return c.dtype() is not DType.FLOAT32 or "+tf32" in target.features
 
 
-def _has_groups(target: Target, c: Contraction) -> bool:
+def _has_groups(target: Target, c: ContractionNest) -> bool:
     """Whether the tensor cores want the rows of four warps at once."""
     return target.has_group_products and _fast(c, target)
 
 
-def _epilogue(nest: LoopNest, c: Contraction) -> int:
+def _epilogue(nest: LoopNest, c: ContractionNest) -> int:
     """Operations on an element of the result."""
     return max((cost(b) for b, _ in blocks(nest) if b.name in c.after), default=0)
 
 
-def _fitting(nest: LoopNest, target: Target, c: Contraction) -> list[TileShape]:
+def _fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileShape]:
     """The shapes of tiles for a contraction, the one expected to be fastest first; steps and stages fit the shared
     memory."""
     first, second = _roles(nest, c)
@@ -115,7 +115,7 @@ def _fitting(nest: LoopNest, target: Target, c: Contraction) -> list[TileShape]:
     return [s for _, _, s in sorted(scored, key=lambda s: s[:2])]
 
 
-def _beside_results(nest: LoopNest, target: Target, c: Contraction, shape: TileShape) -> TileShape:
+def _beside_results(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> TileShape:
     """The shape with fewer stages, where the next tile is on its way while results are written: those pass through
     shared memory, half of them at a time. Raises ScheduleError."""
     width = max(nest.buffer(name).dtype.itemsize for name in nest.outputs)
@@ -125,7 +125,7 @@ def _beside_results(nest: LoopNest, target: Target, c: Contraction, shape: TileS
     return fitted
 
 
-def _fit(nest: LoopNest, target: Target, c: Contraction, shape: TileShape, kept: int = 0) -> TileShape | None:
+def _fit(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape, kept: int = 0) -> TileShape | None:
     """The shape with steps and stages that fit the shared memory of a program, beside ``kept`` bytes of it."""
     first, second = _roles(nest, c)
     depth = max(next_power(typical(nest, extent(c.summed))), LEAST)
@@ -161,7 +161,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     return found
 
 
-def _copying(nest: LoopNest, target: Target, c: Contraction, shape: TileShape) -> dict[str, tuple[Value, ...]]:
+def _copying(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> dict[str, tuple[Value, ...]]:
     """How operands may be copied (by descriptors) and tiles dealt out (to programs that last).
 
     Neither is a default before it has been timed on a device: tuning tries them, and a schedule of the user's may ask.
@@ -179,13 +179,13 @@ def _copying(nest: LoopNest, target: Target, c: Contraction, shape: TileShape) -
     return found
 
 
-def _tiles(nest: LoopNest, c: Contraction, shape: TileShape) -> sympy.Expr:
+def _tiles(nest: LoopNest, c: ContractionNest, shape: TileShape) -> sympy.Expr:
     """How many tiles the results are."""
     first, second = _roles(nest, c)
     return extent(c.batch) * CeilDiv(extent(first), shape.rows) * CeilDiv(extent(second), shape.columns)
 
 
-def _variants(nest: LoopNest, c: Contraction, shape: TileShape) -> list[TileShape]:
+def _variants(nest: LoopNest, c: ContractionNest, shape: TileShape) -> list[TileShape]:
     """A shape with another number of stages or of warps, as far as its results fit the registers."""
     held = len(c.products) * shape.rows * shape.columns
     most = 32 * (HELD if _epilogue(nest, c) < HEAVY else HELD // 2)
@@ -268,7 +268,7 @@ def _depth(schedule: Schedule, loop: str) -> int:
     return schedule.get_loops(block).index(loop) + 1
 
 
-def _bring_together(schedule: Schedule, c: Contraction, order: Axes) -> dict[sympy.Symbol, str]:
+def _bring_together(schedule: Schedule, c: ContractionNest, order: Axes) -> dict[sympy.Symbol, str]:
     """Every block's loops over results in one order, and as many of them shared as dependences allow.
 
     Where blocks reduce over tiles of the results, the loop over those is cut into them: the axis and its two loops in
@@ -309,7 +309,7 @@ def _tile_loops(
     return (over, loops[_lane(last)]) if last in tiled else cut(schedule, over, size)
 
 
-def _whole_rows(schedule: Schedule, c: Contraction, outer_depth: int, size: int) -> None:
+def _whole_rows(schedule: Schedule, c: ContractionNest, outer_depth: int, size: int) -> None:
     """A program holds all columns of its rows, whether loops over them are shared or not."""
     columns = {v for v, _ in c.columns}
     seen: set[str] = set()

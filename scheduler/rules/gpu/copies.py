@@ -8,13 +8,13 @@ import sympy
 from ....ir.expr.value import Load, is_value, loads
 from ....ir.nest.loops import LoopNest, Scope
 from ....ir.target import Target
-from ..contraction import Contraction, part_axes
+from ..contraction import ContractionNest, part_axes
 
 # The bytes to which the tensor memory accelerator wants rows aligned, and the most dimensions.
 ROW_BYTES, MOST_DIMENSIONS = 16, 5
 
 
-def described_operands(nest: LoopNest, target: Target, c: Contraction) -> tuple[str, ...]:
+def described_operands(nest: LoopNest, target: Target, c: ContractionNest) -> tuple[str, ...]:
     """The arrays whose tiles the tensor memory accelerator may copy: what operands load along an axis of the results
     and one that is summed, in rows of a multiple of 16 bytes. Which loads of them are of whole tiles, the emitter sees.
     """
@@ -24,7 +24,7 @@ def described_operands(nest: LoopNest, target: Target, c: Contraction) -> tuple[
     return tuple(dict.fromkeys(found))
 
 
-def tile_loads(c: Contraction) -> list[tuple[Load, set[sympy.Symbol]]]:
+def tile_loads(c: ContractionNest) -> list[tuple[Load, set[sympy.Symbol]]]:
     """The loads of operands that differ along axes of the results, and along the innermost of those that are summed
     (parts of a word aside, which one load gives); with the former."""
     parts = {v for v, _ in part_axes(c)}

@@ -11,7 +11,7 @@ from ....ir.nest.loops import AxisKind, Block, LoopNest, Update
 from ....ir.target import Target
 from ...fusion.cross import HALF_ROW, LONGEST_ROW, WORDS, keeps_narrow
 from ...schedule.schedule import Schedule
-from ..analysis import Shape, analyse
+from ..analysis import NestShape, analyse
 from ..registry import Params, Rule, Value
 from .common import GPUS, clamp_power, cut, fused, inner_loops, next_power, programs, tile, typical, warps_for
 
@@ -24,7 +24,7 @@ PARTS = 4
 REGISTERS, ADDRESSES = 65536, 48
 
 
-def _row(shape: Shape) -> sympy.Expr:
+def _row(shape: NestShape) -> sympy.Expr:
     return sympy.Mul(*(e for _, e in shape.inner))
 
 
@@ -39,7 +39,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
     )
 
 
-def _words(shape: Shape) -> float:
+def _words(shape: NestShape) -> float:
     """Registers for each element of a row: its sums, and what is read along it."""
     inner = {v for v, _ in shape.inner}
     sums = sum(len(s.values) for b in shape.cross for s in b.body if isinstance(s, Update))
@@ -47,7 +47,7 @@ def _words(shape: Shape) -> float:
     return sums + sum(b.dtype.itemsize for b in read) / 4
 
 
-def _is_narrow(shape: Shape) -> bool:
+def _is_narrow(shape: NestShape) -> bool:
     """Whether visits of a row begin from what was loaded, as no registers are left for what is made of it."""
     row = next_power(int(_row(shape)))
     states = sum(len(s.values) for b in shape.blocks for s in b.body if isinstance(s, Update))
@@ -57,7 +57,7 @@ def _is_narrow(shape: Shape) -> bool:
     return row > HALF_ROW and row * words > WORDS and keeps_narrow(b.dtype for b in moving)
 
 
-def _pieces(shape: Shape, block: Block) -> tuple[list[sympy.Symbol], list[sympy.Symbol]]:
+def _pieces(shape: NestShape, block: Block) -> tuple[list[sympy.Symbol], list[sympy.Symbol]]:
     """The axes of a reduction over rows that tell the piece, and those inside a piece."""
     inner = {v for v, _ in shape.inner}
     kept = [a.var for a in block.axes if a.kind is AxisKind.SPATIAL and a.var not in inner]

@@ -10,7 +10,7 @@ import sympy
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
-from ..analysis import Shape, analyse
+from ..analysis import NestShape, analyse
 from ..registry import Params, Rule, Value
 from .common import GPUS, clamp_power, cut, fused, narrowest_bytes, programs, row_depth, tile, tile_size, typical
 
@@ -69,7 +69,7 @@ def _is_transpose(nest: LoopNest, target: Target) -> bool:
     return all(typical(nest, e) >= 16 for v, e in shape.rows if v in chosen)
 
 
-def _unit(shape: Shape) -> list[sympy.Symbol]:
+def _unit(shape: NestShape) -> list[sympy.Symbol]:
     """The two dimensions along which accesses are contiguous, the one of more bytes last."""
     found = [v for v, e in shape.rows if e != 1 and shape.contiguous(v)]
     return sorted(found, key=shape.contiguous)[-2:]

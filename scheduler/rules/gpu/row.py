@@ -10,7 +10,7 @@ from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
-from ..analysis import Shape, analyse
+from ..analysis import NestShape, analyse
 from ..registry import Params, Rule, Value
 from .common import (
     GPUS,
@@ -41,7 +41,7 @@ def _is_looped(nest: LoopNest, target: Target) -> bool:
     return analyse(nest).has_reduction and not has_scan(nest)
 
 
-def _row(shape: Shape) -> sympy.Expr:
+def _row(shape: NestShape) -> sympy.Expr:
     return sympy.Mul(*(e for _, e in shape.inner))
 
 
@@ -113,7 +113,7 @@ def inline_elements(schedule: Schedule) -> None:
             continue
 
 
-def row_programs(schedule: Schedule, shape: Shape, rows: int) -> int:
+def row_programs(schedule: Schedule, shape: NestShape, rows: int) -> int:
     """One program for ``rows`` rows; how many loops now stand around every stage's inner loops."""
     depth = row_depth(schedule, len(shape.rows))
     row = fused(schedule, schedule.get_loops(schedule.get_blocks()[0])[:depth])

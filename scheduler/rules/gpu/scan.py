@@ -13,7 +13,7 @@ from ....ir.expr.value import is_value
 from ....ir.nest.loops import Block, LoopNest, Scope, Update
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
-from ..analysis import Shape, analyse
+from ..analysis import NestShape, analyse
 from ..registry import Params, Rule, Value
 from .common import (
     GPUS,
@@ -42,11 +42,11 @@ def _matches(nest: LoopNest, target: Target) -> bool:
     return has_scan(nest)
 
 
-def _length(shape: Shape) -> sympy.Expr:
+def _length(shape: NestShape) -> sympy.Expr:
     return sympy.Mul(*(e for _, e in shape.inner))
 
 
-def _state_words(shape: Shape) -> int:
+def _state_words(shape: NestShape) -> int:
     """Registers that the states of one element take."""
     updates = [s for b in shape.blocks if b.is_scan for s in b.body if isinstance(s, Update)]
     return sum(-(-v.dtype.itemsize // 4) for s in updates for v in s.values)
@@ -92,7 +92,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     schedule.annotate("", "num_warps", int(params["warps"]))
 
 
-def _columns(schedule: Schedule, shape: Shape, columns: int) -> int | None:
+def _columns(schedule: Schedule, shape: NestShape, columns: int) -> int | None:
     """A program for some neighbours along the last dimension of the rows; how many loops stand around the elements.
     None where the stages do not share that loop."""
     depth = row_depth(schedule, len(shape.rows))

@@ -10,7 +10,7 @@ import sympy
 
 from ...cost.gpu_tiles import LEAST, TileShape
 from ...schedule.schedule import Schedule
-from ..contraction import Contraction, Run, part_axes
+from ..contraction import ContractionNest, StepRun, part_axes
 from .common import cut, fused, tile
 
 
@@ -20,7 +20,7 @@ def loops_of(schedule: Schedule, block: str) -> dict[sympy.Symbol, str]:
     return {a.var: e.name for a, e in zip(b.axes, b.bindings, strict=True) if isinstance(e, sympy.Symbol)}
 
 
-def steps_of(schedule: Schedule, c: Contraction, shape: TileShape, run: Run | None = None) -> str | None:
+def steps_of(schedule: Schedule, c: ContractionNest, shape: TileShape, run: StepRun | None = None) -> str | None:
     """The loop over the summed axis, if it has several steps: shared by the products, in steps of a tile,
     pipelined."""
     if run is not None:
@@ -46,7 +46,7 @@ def steps_of(schedule: Schedule, c: Contraction, shape: TileShape, run: Run | No
 
 
 def _parts(
-    schedule: Schedule, c: Contraction, chains: Sequence[str], parts: Mapping[sympy.Symbol, int], shape: TileShape
+    schedule: Schedule, c: ContractionNest, chains: Sequence[str], parts: Mapping[sympy.Symbol, int], shape: TileShape
 ) -> str | None:
     """Steps where an element of memory has several parts: a tile of elements is there for the products of all parts,
     which are written out."""
@@ -67,7 +67,7 @@ def _parts(
     return steps[0] if steps else None
 
 
-def _run(schedule: Schedule, c: Contraction, run: Run, shape: TileShape) -> str:
+def _run(schedule: Schedule, c: ContractionNest, run: StepRun, shape: TileShape) -> str:
     """The steps of a program's run that are those of one tile: all others are left out at either end."""
     names = [p.name for p in c.products]
     for name in names:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.value import Cast, Load, Select, call, const
-from torch_mlc.scheduler.facts.members import simplify_value
+from torch_mlc.scheduler.facts.fusion_nodes import simplify_value
 
 STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "round": lambda x, s: (x / s).round(),

@@ -21,10 +21,10 @@ from torch_mlc.ir.verify.verify import verify
 from torch_mlc.scheduler.facts.convolution import (
     Names,
     convolution,
-    open_bias_gradient,
-    open_forward,
-    open_input_gradient,
-    open_weight_gradient,
+    decompose_bias_gradient,
+    decompose_forward,
+    decompose_input_gradient,
+    decompose_weight_gradient,
 )
 from torch_mlc.scheduler.passes import decompose_convolutions, eliminate_dead
 
@@ -93,9 +93,9 @@ def opened(graph: Graph) -> Graph:
     c = convolution(node, graph.types())
     assert c is not None and c.is_depthwise and isinstance(node, Library)
     if not c.is_backward:
-        nodes = open_forward(c, Names(node.names[0], "total"), "")
+        nodes = decompose_forward(c, Names(node.names[0], "total"), "")
     else:
-        builds = (open_input_gradient, open_weight_gradient, open_bias_gradient)
+        builds = (decompose_input_gradient, decompose_weight_gradient, decompose_bias_gradient)
         nodes = []
         for k, build in enumerate(builds):
             kind = node.types[k]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torch_mlc.dynamo_backend.converters import CONVERTERS
-from torch_mlc.dynamo_backend.verify.verify_graph import VerifyError, difference, settled
+from torch_mlc.dynamo_backend.verify.verify_graph import WrongResultError, difference, settled
 
 CHECKED = {"verify": 2}
 
@@ -30,7 +30,7 @@ def test_the_first_wrong_op_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     wrong_tanh(monkeypatch, tmp_path)
     run = torch.compile(program, backend="mlc", options=CHECKED)
     with pytest.raises(
-        VerifyError, match=r"(?s)differs from its ATen ops: output 0 at \[\d+, \d+\].*aten.tanh.default"
+        WrongResultError, match=r"(?s)differs from its ATen ops: output 0 at \[\d+, \d+\].*aten.tanh.default"
     ) as e:
         run(torch.randn(7, 16) * 3, torch.randn(16, 16))
     assert "test_verify_graph.py" in str(e.value) and "compiled" in str(e.value)
@@ -39,7 +39,7 @@ def test_the_first_wrong_op_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_a_wrong_backward_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wrong_tanh(monkeypatch, tmp_path)
     x = (torch.randn(9, 16) * 3).requires_grad_()
-    with pytest.raises(VerifyError):
+    with pytest.raises(WrongResultError):
         torch.compile(lambda x: torch.tanh(x).sum(), backend="mlc", options=CHECKED)(x).backward()
 
 

@@ -72,8 +72,8 @@ def check(
     assert sum(isinstance(n, Reduction) and n.monoid.name == "attention" for n in graph.nodes) == 1
     assert ops(graph) == list(allowed.get("library", []))
     fusion = fuse(graph)
-    streams = [f for f in fusion.functions.values() if f.extra]
-    assert len(streams) == 1 and len(streams[0].outputs) == 1
+    chains = [f for f in fusion.functions.values() if f.extra]
+    assert len(chains) == 1 and len(chains[0].outputs) == 1
     assert sum(isinstance(n, CallTensor) for n in fusion.graph.nodes) == allowed.get("kernels", 1)
     nests = {name: lower_to_loops(f) for name, f in fusion.functions.items()}
     for nest in nests.values():

@@ -23,7 +23,7 @@ from torch_mlc.ir.verify.verify import verify
 from torch_mlc.scheduler.functions.function import TensorFunction
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import Fusion, fuse
-from torch_mlc.scheduler.fusion.two_stage import in_pieces
+from torch_mlc.scheduler.fusion.two_stage import in_two_stages
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.rules import default_schedule
 
@@ -190,7 +190,7 @@ def test_few_rows_and_short_rows_are_visited_twice() -> None:
 def test_in_pieces(fn: Function, inputs: tuple[Tensor, ...], dynamic: bool) -> None:
     """The two functions of a GPU, one after the other, give what the one of a CPU gives."""
     (whole,) = kernels(fused(fn, inputs, dynamic=dynamic))
-    pieces = in_pieces(whole)
+    pieces = in_two_stages(whole)
     assert pieces is not None
     nest, first, second = (lower_to_loops(f) for f in (whole, pieces.first, pieces.second))
     for n in (nest, first, second):

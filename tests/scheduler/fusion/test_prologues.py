@@ -20,7 +20,7 @@ from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import Fusion, fuse
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.passes.canonical.eliminate_dead import eliminate_dead
-from torch_mlc.scheduler.passes.products.stream_products import stream_products
+from torch_mlc.scheduler.passes.products.chain_products import chain_products
 from torch_mlc.scheduler.rules import default_schedule
 
 Function = Callable[..., Any]
@@ -85,7 +85,7 @@ def fused(fn: Function, given: list[Tensor], device: str, dynamic: bool = False)
     if device != "cpu":
         retarget(found, device)
     graph = import_graph(gm)
-    for graph_pass in (*GRAPH_PASSES, stream_products, eliminate_dead):
+    for graph_pass in (*GRAPH_PASSES, chain_products, eliminate_dead):
         graph = graph_pass(graph)
     return fuse(graph)
 
@@ -95,7 +95,7 @@ def kernels(fusion: Fusion) -> list[TensorFunction]:
     return [fusion.functions[n.function] for n in fusion.graph.nodes if isinstance(n, CallTensor)]
 
 
-def preludes(function: TensorFunction) -> list[Stage]:
+def prologues(function: TensorFunction) -> list[Stage]:
     """The sums over what no column has, before any of a column."""
     (keys,) = function.inner
     first = next(k for k, s in enumerate(function.stages) if keys.var in (s.axes or ()))
@@ -129,7 +129,7 @@ def test_queries_make_what_they_are_told(check: Callable[..., Fusion], fn: Funct
     functions = kernels(fusion)
     assert len(functions) == count
     # It stands before the functions that read the sum by their columns.
-    assert [len(preludes(f)) for f in functions] == [1] + [0] * (count - 1)
+    assert [len(prologues(f)) for f in functions] == [1] + [0] * (count - 1)
     assert len(functions[0].outputs) == 2
     assert default_schedule(lower_to_loops(functions[0]), SM90).rule == "gpu_attention_gradients"
 
@@ -138,7 +138,7 @@ def test_layout_of_another_reader(check: Callable[..., Fusion]) -> None:
     torch.manual_seed(0)
     q, k, v, g, o, lse = inputs()
     fusion = check(rows_first, [q, k, v, *(x.transpose(1, 2).contiguous() for x in (g, o)), lse])
-    assert [len(preludes(f)) for f in kernels(fusion)] == [1, 0]
+    assert [len(prologues(f)) for f in kernels(fusion)] == [1, 0]
 
 
 def test_half_types(check: Callable[..., Fusion]) -> None:
@@ -152,7 +152,7 @@ def test_half_types(check: Callable[..., Fusion]) -> None:
         return ds @ k, ds.mT @ q, p.to(g.dtype).mT @ g
 
     fusion = check(fn, inputs(dtype=torch.bfloat16), tolerance=4e-2)
-    assert [len(preludes(f)) for f in kernels(fusion)] == [1, 0]
+    assert [len(prologues(f)) for f in kernels(fusion)] == [1, 0]
 
 
 def test_lengths_that_vary() -> None:
@@ -160,7 +160,7 @@ def test_lengths_that_vary() -> None:
     for x in given:
         torch._dynamo.mark_static(x, [1, 3])
     functions = kernels(fused(three, given, "cuda:0", dynamic=True))
-    assert [len(preludes(f)) for f in functions] == [1, 0]
+    assert [len(prologues(f)) for f in functions] == [1, 0]
     assert default_schedule(lower_to_loops(functions[0]), SM90).rule == "gpu_attention_gradients"
 
 
@@ -171,9 +171,9 @@ def test_where_it_stays_a_kernel(check: Callable[..., Fusion], fn: Function) -> 
     fusion = check(fn, inputs())
     functions = [f for f in kernels(fusion) if f.extra]
     assert len(functions) == (1 if fn is of_keys_alone else 2)
-    assert not any(preludes(f) for f in functions)
+    assert not any(prologues(f) for f in functions)
 
 
 def test_cpus_keep_it_apart() -> None:
     functions = [f for f in kernels(fused(three, inputs(), "cpu")) if f.extra]
-    assert len(functions) == 2 and not any(preludes(f) for f in functions)
+    assert len(functions) == 2 and not any(prologues(f) for f in functions)

@@ -28,7 +28,7 @@ from torch_mlc.scheduler.calls.horizontal import share_launches
 from torch_mlc.scheduler.error import ScheduleError
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
-from torch_mlc.scheduler.fusion.two_stage import in_pieces
+from torch_mlc.scheduler.fusion.two_stage import in_two_stages
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.rules import RULES, default_schedule, design_space
 from torch_mlc.scheduler.rules.registry import Rule
@@ -98,7 +98,7 @@ def nests_of(name: str, dynamic: bool) -> tuple[LoopNest, ...]:
         graph = graph_pass(graph)
     functions = list(fuse(graph).functions.values())
     for f in list(functions):
-        if (pieces := in_pieces(f)) is not None:
+        if (pieces := in_two_stages(f)) is not None:
             functions += [pieces.first, pieces.second]
     return tuple(map(lower_to_loops, functions))
 

@@ -20,7 +20,7 @@ from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.triton.compile import compile_triton, resource_report
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
-from torch_mlc.scheduler.fusion.split_keys import in_key_pieces
+from torch_mlc.scheduler.fusion.split_keys import split_keys
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.schedule.schedule import Schedule
@@ -97,7 +97,7 @@ def test_keys_in_pieces(agrees, name):
     """Pieces of the keys in programs of their own, and the kernel that combines them."""
     sizes = {"s0": 600} if name == "a growing cache" else {}
     function = plain.attention(plain.PLAIN, plain.Sizes(**DECODING[name]), {"s0": 600})
-    pieces = in_key_pieces(function)
+    pieces = split_keys(function)
     assert pieces is not None
     first, second = (default_schedule(lower_to_loops(f), SM90) for f in (pieces.first, pieces.second))
     assert first.rule == "gpu_attention"

@@ -17,7 +17,7 @@ from torch_mlc.scheduler.facts.contraction import Decision, Products
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.passes import GRAPH_PASSES, eliminate_dead, simplify_algebra
-from torch_mlc.scheduler.passes.products.decompose_contractions import open_product
+from torch_mlc.scheduler.passes.products.decompose_contractions import decompose_product
 from torch_mlc.scheduler.rules import default_schedule
 
 SM90 = gpu_target("cuda:sm_90")
@@ -88,7 +88,7 @@ def test_a_sum_in_pieces_keeps_the_meaning(agrees):
     for node in graph.nodes:
         p = products.product(node)
         decision = Decision(True, "asked for", (False, True), pieces=4)
-        nodes += [node] if p is None else open_product(p, decision, graph, taken)
+        nodes += [node] if p is None else decompose_product(p, decision, graph, taken)
     functions = fuse(eliminate_dead(replace(graph, nodes=tuple(nodes)))).functions.values()
     schedules = [default_schedule(lower_to_loops(f), SM90) for f in functions]
     assert "gpu_contraction" in [s.rule for s in schedules] and len(schedules) > 1

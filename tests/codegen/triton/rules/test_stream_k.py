@@ -27,7 +27,7 @@ from torch_mlc.scheduler.facts.contraction import Decision, Products, StreamK
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import Fusion, fuse
 from torch_mlc.scheduler.passes import eliminate_dead, simplify_algebra
-from torch_mlc.scheduler.passes.products.decompose_contractions import open_product
+from torch_mlc.scheduler.passes.products.decompose_contractions import decompose_product
 from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.schedule.schedule import replay
 from torch_mlc.scheduler.schedule.trace import Trace
@@ -45,7 +45,7 @@ class Call(nn.Module):
         return self.fn(*inputs)
 
 
-def dealt(fn: Callable[..., object], inputs: tuple[Tensor, ...], stream: StreamK, dynamic: bool = False) -> Fusion:
+def dealt(fn: Callable[..., object], inputs: tuple[Tensor, ...], stream_k: StreamK, dynamic: bool = False) -> Fusion:
     """The graph of a function, its products dealt as asked for, fused."""
     model, fakes = on_fake_device(Call(fn), inputs, "cuda")
     graph = simplify_algebra(import_graph(capture(model, fakes, dynamic=dynamic)[0]))
@@ -53,8 +53,8 @@ def dealt(fn: Callable[..., object], inputs: tuple[Tensor, ...], stream: StreamK
     nodes = []
     for node in graph.nodes:
         p = products.product(node)
-        decision = Decision(True, "asked for", (True, True), stream=stream)
-        nodes += [node] if p is None else open_product(p, decision, graph, taken)
+        decision = Decision(True, "asked for", (True, True), stream_k=stream_k)
+        nodes += [node] if p is None else decompose_product(p, decision, graph, taken)
     return fuse(eliminate_dead(replace(graph, nodes=tuple(nodes))))
 
 

@@ -27,7 +27,7 @@ from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion import tiles
 from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.passes import decompose_contractions, eliminate_dead, rewrite_logsumexp, simplify_algebra
-from torch_mlc.scheduler.passes.products.decompose_contractions import open_product
+from torch_mlc.scheduler.passes.products.decompose_contractions import decompose_product
 from torch_mlc.scheduler.rules import default_schedule
 
 SM90 = gpu_target("cuda:sm_90")
@@ -78,7 +78,7 @@ def opened(fn: Callable[..., object], shapes: Sequence[tuple[int, ...]], dynamic
     nodes = []
     for node in graph.nodes:
         p = products.product(node)
-        nodes += [node] if p is None else open_product(p, Decision(True, "asked for"), graph, taken)
+        nodes += [node] if p is None else decompose_product(p, Decision(True, "asked for"), graph, taken)
     fusion = fuse(eliminate_dead(replace(graph, nodes=tuple(nodes))))
     calls = [n for n in fusion.graph.nodes if isinstance(n, CallTensor)]
     return [lower_to_loops(fusion.functions[c.function]) for c in calls]

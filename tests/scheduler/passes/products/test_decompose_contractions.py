@@ -23,7 +23,7 @@ from torch_mlc.ir.verify.verify import verify
 from torch_mlc.scheduler.facts.contraction import Decision, Products
 from torch_mlc.scheduler.facts.digits import refine
 from torch_mlc.scheduler.passes import decompose_contractions, eliminate_dead
-from torch_mlc.scheduler.passes.products.decompose_contractions import open_product
+from torch_mlc.scheduler.passes.products.decompose_contractions import decompose_product
 
 R0, R1, I0 = symbol("r0"), symbol("r1"), symbol("i0")
 _DIVISIONS = (FloorDiv, ModularIndexing)
@@ -50,7 +50,7 @@ def opened(graph: Graph, inlined: bool = False, pieces: int = 1) -> Graph:
     for node in graph.nodes:
         p = products.product(node)
         made = (True, True) if inlined else (False, False)
-        nodes += [node] if p is None else open_product(p, Decision(True, "asked for", made, pieces), graph, taken)
+        nodes += [node] if p is None else decompose_product(p, Decision(True, "asked for", made, pieces), graph, taken)
     graph = eliminate_dead(replace(graph, nodes=tuple(nodes)))
     verify(IRModule({"main": graph}))
     return graph

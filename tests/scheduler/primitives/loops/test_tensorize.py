@@ -10,7 +10,7 @@ from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.text.printer import show
 from torch_mlc.scheduler.error import ScheduleError
-from torch_mlc.scheduler.primitives.analysis.contraction import INTRINSICS, Contraction, contraction_of
+from torch_mlc.scheduler.primitives.analysis.contraction import INTRINSICS, ContractionBlock, contraction_of
 from torch_mlc.scheduler.schedule.schedule import Schedule
 
 Parse, Prove = Callable[[str], LoopNest], Callable[..., Schedule]
@@ -25,7 +25,7 @@ def test_a_tile_of_a_product(nests: Mapping[str, LoopNest], proved: Prove) -> No
     s = proved(nests["product"], build)
     assert s.block("b0").annotations == (("tensorize", "dot"),)
     found = contraction_of(s.block("b0"))
-    assert isinstance(found, Contraction) and found.dtypes == (DType.BFLOAT16, DType.BFLOAT16)
+    assert isinstance(found, ContractionBlock) and found.dtypes == (DType.BFLOAT16, DType.BFLOAT16)
     assert [str(v) for v in (*found.m, *found.n, *found.k, *found.batch)] == ["i0", "i1", "r0"]
     assert INTRINSICS["dot"].kinds == ("cuda", "hip")
 
@@ -64,7 +64,7 @@ def test_from_one_loop_an_axis(parsed: Parse, proved: Prove) -> None:
 
     s = proved(nest, build)
     found = contraction_of(s.block("b0"))
-    assert isinstance(found, Contraction) and [str(v) for v in found.batch] == ["i0"]
+    assert isinstance(found, ContractionBlock) and [str(v) for v in found.batch] == ["i0"]
 
 
 @pytest.mark.parametrize(

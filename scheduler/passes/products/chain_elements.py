@@ -1,4 +1,4 @@
-"""Elements of a product's operand, or of a sum, as functions of other products' results: see ``stream_products``."""
+"""Elements of a product's operand, or of a sum, as functions of other products' results: see ``chain_products``."""
 
 from __future__ import annotations
 

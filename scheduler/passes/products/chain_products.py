@@ -22,10 +22,10 @@ from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorTy
 from ...facts.definitions import Definitions
 from ..canonical.names import fresh_name
 from ..canonical.simplify_algebra import simplify_call
-from .batch_axes import Batch, Frame, split_batch
+from .batch_axes import Batch, BatchWriter, split_batch
+from .chain_elements import BATCH, COLUMN, FEATURE, INNER, ROW, Elements, NoChainError, Score, buffer_of, is_softmax
+from .chain_totals import Total, total_of
 from .operands import Product, made_of, operand, product_of
-from .stream_elements import BATCH, COLUMN, FEATURE, INNER, ROW, Elements, NoChainError, Score, buffer_of, is_softmax
-from .stream_totals import Total, total_of
 
 # Kinds of device that have a rule for functions of this kind.
 DEVICES: tuple[str, ...] = ("cpu", "cuda")
@@ -37,7 +37,7 @@ MIN_ROWS = 4
 MIN_SHARED = 8
 
 
-def stream_products(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:
+def chain_products(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:
     """Rewrite every product with a softmax of other products' results in an operand, where those are wanted by such
     products alone. Elsewhere their ``reason`` says why they stay."""
     products = [p for n in graph.nodes if (p := product_of(n)) is not None]
@@ -48,7 +48,7 @@ def stream_products(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:
         return graph
     found = Definitions.of(graph)
     types = graph.types()
-    chains: list[_Chain | Total] = []
+    chains: list[_ChainedProduct | Total] = []
     for node in graph.nodes:
         chain = _sum_of_elements(found, node, types, raised, devices)
         if chain is not None:
@@ -61,7 +61,7 @@ def stream_products(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:
     }  # fmt: skip
     taken = set(types)
     for group in _groups(found, chains):
-        changed |= _Writer(found, group, taken).nodes()
+        changed |= _ChainWriter(found, group, taken).nodes()
     if not changed:
         return graph
     nodes = [m for n in graph.nodes for m in changed.get(n.names[0] if n.names else "", [n])]
@@ -72,7 +72,7 @@ def stream_products(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chain:
+class _ChainedProduct:
     """``product[b, row, feature] = sum over columns of element * value``.
 
     ``element`` reads the results of ``scores[k]`` as the buffer ``names[k]``. ``transposed`` where the product's
@@ -113,7 +113,7 @@ class _Chain:
 
 def _sum_of_elements(
     found: Definitions, node: Node, types: dict[str, TensorType], raised: set[str], devices: Collection[str]
-) -> _Chain | Total | None:
+) -> _ChainedProduct | Total | None:
     """What a node sums, where that is made of products' results with an exponential in it."""
     if isinstance(node, Reduction):
         there = node.types[0].device.partition(":")[0] in devices and raised.intersection(uses(node))
@@ -124,7 +124,7 @@ def _sum_of_elements(
     return _chain(found, product, types) if product.type.device.partition(":")[0] in devices else None
 
 
-def _chain(found: Definitions, product: Product, types: dict[str, TensorType]) -> _Chain | None:
+def _chain(found: Definitions, product: Product, types: dict[str, TensorType]) -> _ChainedProduct | None:
     """The product as a sum of elements made of other products' results, or None."""
     for transposed in (False, True):
         *_, m, d = reversed(product.type.shape[-2:]) if transposed else product.type.shape[-2:]
@@ -145,7 +145,9 @@ def _chain(found: Definitions, product: Product, types: dict[str, TensorType]) -
             continue
         where = (*lead, *((FEATURE, COLUMN) if transposed else (COLUMN, FEATURE)))
         value = operand(here, Load(values, where, kind))
-        return _Chain(product, tuple(search.scores.values()), cast(element, kind.compute), value, extents, transposed)
+        return _ChainedProduct(
+            product, tuple(search.scores.values()), cast(element, kind.compute), value, extents, transposed
+        )
     return None
 
 
@@ -167,12 +169,12 @@ def _exponentials(graph: Graph) -> set[str]:
 # --- which of them ----------------------------------------------------------------------------------------------------
 
 
-def _refused(found: Definitions, chains: list[_Chain | Total]) -> dict[str, str]:
+def _refused(found: Definitions, chains: list[_ChainedProduct | Total]) -> dict[str, str]:
     """The products that have to stay as they are, and why."""
     refused: dict[str, str] = {}
     hint = found.graph.symbols.hint
     for c in chains:
-        widths = [*([c.extents[FEATURE]] if isinstance(c, _Chain) else ()), *(s.width for s in c.scores)]
+        widths = [*([c.extents[FEATURE]] if isinstance(c, _ChainedProduct) else ()), *(s.width for s in c.scores)]
         on_gpu = not c.device.startswith("cpu")
         least = MIN_WIDTH_GPU if on_gpu else 1
         if on_gpu and c.dtype is DType.FLOAT64:
@@ -218,7 +220,7 @@ def _other_reader(found: Definitions, name: str, allowed: Collection[str]) -> st
     return None
 
 
-def _groups(found: Definitions, chains: list[_Chain | Total]) -> Iterator[list[_Chain | Total]]:
+def _groups(found: Definitions, chains: list[_ChainedProduct | Total]) -> Iterator[list[_ChainedProduct | Total]]:
     """Chains over the same tiles, none of which needs the result of another."""
     left = list(chains)
     while left:
@@ -235,7 +237,7 @@ def _groups(found: Definitions, chains: list[_Chain | Total]) -> Iterator[list[_
         yield group
 
 
-def _may_share(c: _Chain | Total, group: list[_Chain | Total]) -> bool:
+def _may_share(c: _ChainedProduct | Total, group: list[_ChainedProduct | Total]) -> bool:
     """Whether a sum may be of one function with some, where their tiles are the same: totals are functions of their own
     on GPUs, and of one function over the same parts of the batch."""
     totals = [t for t in (c, *group) if isinstance(t, Total)]
@@ -248,13 +250,13 @@ def _may_share(c: _Chain | Total, group: list[_Chain | Total]) -> bool:
 
 
 @dataclass(slots=True)
-class _Writer:
+class _ChainWriter:
     """Scores, elements, sums and their results in the products' memory, for one group."""
 
     found: Definitions
-    group: list[_Chain | Total]
+    group: list[_ChainedProduct | Total]
     taken: set[str]
-    frame: Frame = field(init=False)
+    frame: BatchWriter = field(init=False)
     scores: dict[str, Reduction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -264,7 +266,7 @@ class _Writer:
         extents = {**first.extents, INNER: sympy.Integer(MAX_WIDTH), FEATURE: sympy.Integer(MAX_WIDTH)}
         axis = BATCH if BATCH in first.extents else None
         batch = split_batch(self.found.graph.symbols, axis, extents, values)
-        self.frame = Frame(self.found.graph, batch, first.device)
+        self.frame = BatchWriter(self.found.graph, batch, first.device)
 
     @property
     def grid(self) -> tuple[sympy.Symbol, ...]:
@@ -281,11 +283,11 @@ class _Writer:
             nodes += [made.pop(n) for n in self._needed(elements[name], made)]
             result[name] = [
                 *nodes,
-                *(self._sum(c, elements[name]) if isinstance(c, _Chain) else self._total(c, elements[name])),
+                *(self._sum(c, elements[name]) if isinstance(c, _ChainedProduct) else self._total(c, elements[name])),
             ]
         return result
 
-    def _element(self, c: _Chain | Total) -> Expr:
+    def _element(self, c: _ChainedProduct | Total) -> Expr:
         """The element over the digits of the batch, of scores by the names of the nodes that make them."""
         names = {buffer_of(s.product): self._score_name(s) for s in c.scores}
         value = self.frame.value(c.element)
@@ -307,12 +309,12 @@ class _Writer:
             )  # fmt: skip
         return known.names[0]
 
-    def _over(self, axis: sympy.Symbol, extent: sympy.Expr) -> Frame:
+    def _over(self, axis: sympy.Symbol, extent: sympy.Expr) -> BatchWriter:
         """The frame where one axis has its own extent."""
         batch = self.frame.batch
         return replace(self.frame, batch=Batch(batch.axes, {**batch.extents, axis: extent}, batch.steps))
 
-    def _scores(self, c: _Chain | Total, done: dict[str, list[Node]]) -> Iterator[Reduction]:
+    def _scores(self, c: _ChainedProduct | Total, done: dict[str, list[Node]]) -> Iterator[Reduction]:
         before = {m.names[0] for nodes in done.values() for m in nodes if m.names}
         for s in c.scores:
             node = self.scores[str((s.product.name, s.query, s.key))]
@@ -339,7 +341,7 @@ class _Writer:
     def _compute(self, name: str, value: Expr, origins: tuple[Origin, ...]) -> Compute:
         return self.frame.renamed(Compute(name, self.frame.type(self.grid, value.dtype), self.grid, value, origins))
 
-    def _sum(self, c: _Chain, element: Expr) -> list[Node]:
+    def _sum(self, c: _ChainedProduct, element: Expr) -> list[Node]:
         name, kind = c.name, c.product.type.dtype
         frame = self._over(FEATURE, c.extents[FEATURE])
         kept = (*frame.batch.axes, ROW, FEATURE)
@@ -357,14 +359,14 @@ class _Writer:
         nodes, weight = self._weight(c, element)
         return [*nodes, *c.written(self.frame, weight, fresh_name(f"{c.name}_total", self.taken))]
 
-    def _weight(self, c: _Chain | Total, element: Expr) -> tuple[list[Node], Load]:
+    def _weight(self, c: _ChainedProduct | Total, element: Expr) -> tuple[list[Node], Load]:
         """The element as a node of the grid, with the nodes that it takes."""
         if isinstance(element, Load) and element.indices == self.grid and element.buffer in self.taken:
             return [], element
         node = self._compute(fresh_name(f"{c.name}_element", self.taken), element, self._origins(c))
         return [node], Load(node.name, self.grid, element.dtype)
 
-    def _origins(self, c: _Chain | Total) -> tuple[Origin, ...]:
+    def _origins(self, c: _ChainedProduct | Total) -> tuple[Origin, ...]:
         return tuple(dict.fromkeys(o for s in c.scores for o in s.product.node.origins))
 
 
@@ -382,4 +384,4 @@ def _replaced(e: Expr, part: Expr, by: Expr) -> Expr:
     return rewrite(e, lambda x: by if x == part else None)
 
 
-__all__ = ["stream_products"]
+__all__ = ["chain_products"]

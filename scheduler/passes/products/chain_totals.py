@@ -18,8 +18,8 @@ from ....ir.expr.monoid import SUM, WEIGHTED
 from ....ir.expr.value import Cast, Expr, Load, cast, is_value
 from ....ir.graph.graph import Node, Reduction, TensorType, View
 from ...facts.definitions import Definitions
-from .batch_axes import Frame, digits_of
-from .stream_elements import BATCH, COLUMN, ROW, Elements, NoChainError, Score, is_softmax
+from .batch_axes import BatchWriter, digits_of
+from .chain_elements import BATCH, COLUMN, ROW, Elements, NoChainError, Score, is_softmax
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Total:
     def space(self) -> tuple[sympy.Expr, ...]:
         return tuple(self.extents[s] for s in (BATCH, ROW, COLUMN))
 
-    def written(self, frame: Frame, weight: Load, name: str) -> list[Node]:
+    def written(self, frame: BatchWriter, weight: Load, name: str) -> list[Node]:
         """The sum of ``weight``, an element of the grid of ``frame``, named ``name``, and this node as a view of it."""
         over = [s for i in self.over for s in frame.index(i).free_symbols]
         axes = tuple(s for s in (*frame.batch.axes, *self.order) if s not in over)

@@ -1,4 +1,4 @@
-"""Which streams a graph has, and their calls: the entry to what ``stream`` decides and ``stream_function`` writes."""
+"""Which chains a graph has, and their calls: the entry to what ``chain`` decides and ``chain_function`` writes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from ...ir.expr.value import loads
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Reduction
 from ..facts.views import ViewMap
 from ..functions.function import TensorFunction
-from .outlined import Functions, Opened, Parameters, readers_of
-from .prologues import take_preludes
-from .split_keys import in_key_pieces
-from .stream import Others, Stream, is_contraction, is_total, row_axes, told
-from .stream_function import StreamWriter
+from .chain import Chain, Others, is_contraction, is_total, row_axes, told
+from .chain_function import ChainFunctionWriter
+from .outlined import Functions, Outlined, Parameters, readers_of
+from .prologues import take_prologues
+from .split_keys import split_keys
 
 
-def open_streams(graph: Graph, *, fast: bool) -> Opened:
-    """Make one function of every reduction by a monoid with a vector component and what it streams.
+def outline_chains(graph: Graph, *, fast: bool) -> Outlined:
+    """Make one function of every reduction by a monoid with a vector component and the contractions that feed it.
 
     ``fast`` keeps float32 between fused operations where the graph rounds to a half type.
     """
     starts = [n for n in graph.nodes if isinstance(n, Reduction) and any(c.vector for c in n.monoid.components)]
     if not starts:
-        return Opened(graph, {})
+        return Outlined(graph, {})
     views, types = ViewMap(graph), graph.types()
     readers = readers_of(graph, views)
     needed = {views.base(o) for o in graph.outputs if isinstance(o, str)}
@@ -32,25 +32,25 @@ def open_streams(graph: Graph, *, fast: bool) -> Opened:
     gone: set[str] = set()
     others = Others(graph)
     for group in _together(graph, starts):
-        stream = Stream(graph, views, readers, needed, group, others)
-        stream.grow()
-        others.add(stream)
-    take_preludes(graph, others.built)
-    for stream in others.built:
-        written = StreamWriter(stream, Parameters(graph, types), fast).build()
-        calls[stream.last] = [functions.enter(f, call) for f, call in _calls(*written)]
-        gone.update(n for m in stream.members for n in m.names)
+        chain = Chain(graph, views, readers, needed, group, others)
+        chain.grow()
+        others.add(chain)
+    take_prologues(graph, others.built)
+    for chain in others.built:
+        written = ChainFunctionWriter(chain, Parameters(graph, types), fast).build()
+        calls[chain.last] = [functions.enter(f, call) for f, call in _calls(*written)]
+        gone.update(n for m in chain.nodes for n in m.names)
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.names and node.names[0] in calls:
             nodes += calls[node.names[0]]
         elif not node.names or node.names[0] not in gone:
             nodes.append(node)
-    return functions.opened(graph, nodes, len(gone))
+    return functions.outlined(graph, nodes, len(gone))
 
 
 def _together(graph: Graph, starts: Sequence[Reduction]) -> list[tuple[Reduction, ...]]:
-    """Starts that read the same contractions are one stream."""
+    """Starts that read the same contractions are one chain."""
     makers = {n: node for node in graph.nodes for n in node.names}
     groups: list[tuple[list[Reduction], set[str]]] = []
     for start in starts:
@@ -88,8 +88,8 @@ def _alike(a: Reduction, b: Reduction) -> bool:
 
 
 def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunction, CallTensor]]:
-    """A stream's function and its call; on a GPU that its rows do not occupy, those of pieces of it and of all."""
-    pieces = None if call.types[0].device.startswith("cpu") else in_key_pieces(function)
+    """A chain's function and its call; on a GPU that its rows do not occupy, those of pieces of it and of all."""
+    pieces = None if call.types[0].device.startswith("cpu") else split_keys(function)
     if pieces is None:
         return [(function, call)]
     first, second = pieces.calls(call, function.symbols.symbols)

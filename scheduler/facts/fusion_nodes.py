@@ -22,7 +22,7 @@ from .views import ViewMap, map_value
 INLINE_FLOPS = 48
 INLINE_NODES = 400
 # What is computed in one loop for the parts of a join.
-JOIN_NODES = 1600
+CONCAT_NODES = 1600
 # How far such chains are followed.
 SUBSTITUTION_DEPTH = 8
 # A function of this cost is worth keeping rather than computing twice.
@@ -30,7 +30,7 @@ CHEAP_FLOPS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class FusionNode:
     """One node to be fused. ``axes`` are the kept axes, ``reduce_axes`` those of a reduction; ``extents`` covers
     both. ``scan_axis`` is the one of ``axes`` along which a scan combines."""
 
@@ -59,8 +59,8 @@ class Member:
         return (*self.axes, *self.reduce_axes)
 
 
-def member_sizes(m: Member) -> set[sympy.Symbol]:
-    """Every size symbol, and axis, that a member mentions."""
+def fusion_node_sizes(m: FusionNode) -> set[sympy.Symbol]:
+    """Every size symbol, and axis, that a node mentions."""
     found = {s for t in m.types for e in (*t.shape, *t.strides) for s in e.free_symbols}
     found.update(s for e in m.extents.values() for s in e.free_symbols)
     return found.union(*(free_symbols(v) for v in m.values))
@@ -111,10 +111,10 @@ def _widens(origin: DType, middle: DType) -> bool:
     return origin is DType.BOOL and middle is not DType.BOOL
 
 
-def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member], set[str]]:
-    """The members of a graph in order, and the names that have been substituted into every reader and so may vanish.
+def build_fusion_nodes(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[FusionNode], set[str]]:
+    """The nodes of a graph in order, and the names that have been substituted into every reader and so may vanish.
 
-    A substituted node is still a member where something else than a member needs it in memory.
+    A substituted node is one all the same where something that is not fused needs it in memory.
     """
     counts: dict[str, int] = {}
     outside: set[str] = {views.base(o) for o in graph.outputs if isinstance(o, str)}
@@ -127,8 +127,8 @@ def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member
     substituted: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]] = {}
     # A product on tensor cores reads what is in memory for it in the type that they take.
     widening: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]] = {}
-    members: dict[str, Member] = {}
-    order: list[Member] = []
+    nodes: dict[str, FusionNode] = {}
+    order: list[FusionNode] = []
     for index, node in enumerate(graph.nodes):
         if not isinstance(node, (Compute, Reduction, Scan)):
             continue
@@ -139,59 +139,59 @@ def build_members(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[Member
         for _ in range(SUBSTITUTION_DEPTH):
             before = values
             trivial = widening if any(keeps_rounding(node, v) for v in values) else substituted
-            values = _substitute(values, trivial, members, outside, counts, extents, graph.symbols)
+            values = _substitute(values, trivial, nodes, outside, counts, extents, graph.symbols)
             if values is before:
                 break
         values = tuple(simplify_value(v, fast and not keeps_rounding(node, v)) for v in values)
-        member = Member(
+        fused = FusionNode(
             index, node.names, node.types, node.axes, reduce_axes, extents, values,
             None if isinstance(node, Compute) else node.monoid, node.origins, collect_loads(values),
             scan_axis=node.scan_axis if isinstance(node, Scan) else None,
         )  # fmt: skip
-        members[member.name] = member
-        order.append(member)
-        if isinstance(node, Compute) and _is_trivial(member) and not _better_read(member, outside, members):
-            substituted[member.name] = (node.axes, values[0])
-            if all(ld.dtype.itemsize <= member.types[0].dtype.itemsize for ld in member.loads):
-                widening[member.name] = substituted[member.name]
+        nodes[fused.name] = fused
+        order.append(fused)
+        if isinstance(node, Compute) and _is_trivial(fused) and not _better_read(fused, outside, nodes):
+            substituted[fused.name] = (node.axes, values[0])
+            if all(ld.dtype.itemsize <= fused.types[0].dtype.itemsize for ld in fused.loads):
+                widening[fused.name] = substituted[fused.name]
     return _with_ends(drop_dead(order, outside)), outside
 
 
-def _with_ends(members: list[Member]) -> list[Member]:
+def _with_ends(nodes: list[FusionNode]) -> list[FusionNode]:
     """Mark the reductions whose every reader has no more elements than they have results, and those that stay so few
     whatever is made of them."""
     spread: set[str] = set()
     counts: dict[str, sympy.Expr] = {}
-    for m in members:
+    for m in nodes:
         points = sympy.Mul(*m.extents.values())
         spread.update(ld.buffer for ld in m.loads if ld.buffer in counts and counts[ld.buffer] != points)
         counts.update({n: t.numel for n, t in zip(m.names, m.types, strict=True)})
     far = set(spread)
-    for m in reversed(members):
+    for m in reversed(nodes):
         if m.monoid is None and not far.isdisjoint(m.names):
             far.update(ld.buffer for ld in m.loads if ld.buffer in counts)
     return [
         replace(m, ends=spread.isdisjoint(m.names), settles=far.isdisjoint(m.names)) if m.monoid is not None else m
-        for m in members
+        for m in nodes
     ]
 
 
-def drop_dead(members: list[Member], outside: set[str]) -> list[Member]:
-    """The members that something outside, or another needed member, reads."""
+def drop_dead(nodes: list[FusionNode], outside: set[str]) -> list[FusionNode]:
+    """The nodes that something outside, or another needed node, reads."""
     needed = set(outside)
     kept = []
-    for m in reversed(members):
+    for m in reversed(nodes):
         if any(n in needed for n in m.names):
             kept.append(m)
             needed.update(ld.buffer for ld in m.loads)
     return kept[::-1]
 
 
-def _is_trivial(member: Member) -> bool:
+def _is_trivial(fused: FusionNode) -> bool:
     """A node that costs a reader nothing to compute itself: constants, index arithmetic, copies and widening
     conversions."""
-    value = member.values[0]
-    if not member.loads:
+    value = fused.values[0]
+    if not fused.loads:
         return flops(value) <= CHEAP_FLOPS
     while isinstance(value, Cast):
         value = value.value
@@ -200,20 +200,20 @@ def _is_trivial(member: Member) -> bool:
     return False
 
 
-def _better_read(member: Member, outside: set[str], members: dict[str, Member]) -> bool:
+def _better_read(fused: FusionNode, outside: set[str], nodes: dict[str, FusionNode]) -> bool:
     """Whether a trivial node that is in memory anyway is cheaper to read than what it is made of."""
-    if member.name not in outside:
+    if fused.name not in outside:
         return False
     return any(
-        ld.dtype.itemsize > member.types[0].dtype.itemsize or (ld.buffer in members and ld.buffer not in outside)
-        for ld in member.loads
+        ld.dtype.itemsize > fused.types[0].dtype.itemsize or (ld.buffer in nodes and ld.buffer not in outside)
+        for ld in fused.loads
     )
 
 
 def _substitute(
     values: tuple[Expr, ...],
     trivial: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]],
-    members: dict[str, Member],
+    nodes: dict[str, FusionNode],
     outside: set[str],
     counts: dict[str, int],
     extents: dict[sympy.Symbol, sympy.Expr],
@@ -228,18 +228,18 @@ def _substitute(
         for e in walk(v):
             if isinstance(e, Select):
                 guarded.update(ld.buffer for branch in (e.if_true, e.if_false) for ld in loads(branch))
-    parts = _parts_of_join(values, guarded, members, outside, counts, extents, table)
+    parts = _parts_of_concat(values, guarded, nodes, outside, counts, extents, table)
     chosen: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]] = {}
     for name, positions in sites.items():
         if name in parts:
-            chosen[name] = (members[name].axes, members[name].values[0])
+            chosen[name] = (nodes[name].axes, nodes[name].values[0])
         elif name in trivial:
             chosen[name] = trivial[name]
-        elif (m := members.get(name)) is not None and m.monoid is None:
+        elif (m := nodes.get(name)) is not None and m.monoid is None:
             odd = name in guarded or any(not _is_regular(p, extents) for p in positions)
             # What is in memory anyway is read there, unless it costs next to nothing to make of what else is.
             limit = CHEAP_FLOPS if name in outside else INLINE_FLOPS
-            if name in outside and any(ld.buffer in members and ld.buffer not in outside for ld in m.loads):
+            if name in outside and any(ld.buffer in nodes and ld.buffer not in outside for ld in m.loads):
                 continue
             if odd and _worth_repeating(m, len(positions), counts.get(name, 1), extents, limit):
                 chosen[name] = (m.axes, m.values[0])
@@ -258,10 +258,10 @@ def _substitute(
     return tuple(rewrite(v, leaf) for v in values)
 
 
-def _parts_of_join(
+def _parts_of_concat(
     values: tuple[Expr, ...],
     guarded: set[str],
-    members: dict[str, Member],
+    nodes: dict[str, FusionNode],
     outside: set[str],
     counts: dict[str, int],
     extents: dict[sympy.Symbol, sympy.Expr],
@@ -273,13 +273,13 @@ def _parts_of_join(
     found = {
         name: length(m.values[0])
         for name in guarded
-        if (m := members.get(name)) is not None and m.monoid is None and counts[name] == 1 and name not in outside
+        if (m := nodes.get(name)) is not None and m.monoid is None and counts[name] == 1 and name not in outside
         and m.types[0].device.startswith("cpu")
     }  # fmt: skip
-    if not found or sum(found.values()) > JOIN_NODES:
+    if not found or sum(found.values()) > CONCAT_NODES:
         return set()
     read = evaluations(values, extents, lambda size: int(table.hint(size)))
-    return {name for name in found if read[name] <= int(table.hint(members[name].types[0].numel))}
+    return {name for name in found if read[name] <= int(table.hint(nodes[name].types[0].numel))}
 
 
 def _is_regular(indices: tuple[object, ...], extents: dict[sympy.Symbol, sympy.Expr]) -> bool:
@@ -296,7 +296,7 @@ def _is_regular(indices: tuple[object, ...], extents: dict[sympy.Symbol, sympy.E
 
 
 def _worth_repeating(
-    m: Member, positions: int, readers: int, extents: dict[sympy.Symbol, sympy.Expr], limit: int
+    m: FusionNode, positions: int, readers: int, extents: dict[sympy.Symbol, sympy.Expr], limit: int
 ) -> bool:
     value = m.values[0]
     if length(value) > INLINE_NODES or len(m.loads) > 6:

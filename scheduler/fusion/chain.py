@@ -1,7 +1,7 @@
-"""Streams: a reduction that reads the results of a contraction as they are made, and what follows it row by row.
+"""Chains: a reduction that reads the results of a contraction as they are made, and what follows it row by row.
 
 A contraction's results are many and wanted once, so a kernel makes a block of them, hands it to the reduction and
-forgets it: the scores of an attention never exist in memory. Which nodes form a stream is decided before the greedy
+forgets it: the scores of an attention never exist in memory. Which nodes form a chain is decided before the greedy
 search, since the search compares bytes of tensors that are there, and these never are.
 """
 
@@ -17,11 +17,11 @@ from ...ir.expr.monoid import WEIGHTED
 from ...ir.expr.value import Call, Cast, Expr, Load, is_value, loads, rewrite
 from ...ir.graph.graph import Compute, Graph, Node, Reduction, node_values, uses
 from ..facts.domain import Binding, Digits, Domain, bind_access
-from ..facts.members import is_drawn
+from ..facts.fusion_nodes import is_drawn
 from ..facts.order import waits
 from ..facts.views import ViewMap, map_value
 
-# What follows a stream row by row and is taken in: at most so many nodes.
+# What follows a chain row by row and is taken in: at most so many nodes.
 MAX_EPILOGUE = 16
 
 
@@ -35,7 +35,7 @@ def told(start: Reduction) -> list[Load]:
 
 
 def is_total(start: Reduction) -> bool:
-    """Whether a start sums up what a stream makes over some of its rows, and weighs nothing."""
+    """Whether a start sums up what a chain makes over some of its rows, and weighs nothing."""
     value = start.values[0]
     while isinstance(value, Cast):
         value = value.value
@@ -50,13 +50,13 @@ def row_axes(start: Reduction) -> set[sympy.Symbol]:
 
 @dataclass(slots=True)
 class Others:
-    """The streams of a graph so far, which nodes are theirs, where each node of the graph stands, and after which."""
+    """The chains of a graph so far, which nodes are theirs, where each node of the graph stands, and after which."""
 
     graph: Graph
-    built: list[Stream] = field(default_factory=list)
+    built: list[Chain] = field(default_factory=list)
     places: dict[str, int] = field(default_factory=dict)
     before: list[list[int]] = field(default_factory=list)
-    # Members of streams, and what they compute in place.
+    # Nodes of chains, and what they compute in place.
     claimed: set[str] = field(default_factory=set)
     # What starts make: nobody computes in place what reads it, since it may never be in memory.
     started: set[str] = field(default_factory=set)
@@ -68,17 +68,17 @@ class Others:
             if isinstance(node, Reduction) and any(c.vector for c in node.monoid.components):
                 self.started.update(node.names)
 
-    def add(self, stream: Stream) -> None:
-        self.built.append(stream)
-        self.claimed |= stream.taken
+    def add(self, chain: Chain) -> None:
+        self.built.append(chain)
+        self.claimed |= chain.taken
 
-    def apart(self, stream: Stream, operands: Sequence[str]) -> bool:
-        """Whether none of the operands, for which a stream would wait, waits for that stream.
+    def apart(self, chain: Chain, operands: Sequence[str]) -> bool:
+        """Whether none of the operands, for which a chain would wait, waits for that chain.
 
-        An earlier stream that reads what is made after this one began may wait for this one: nothing of it is read.
+        An earlier chain that reads what is made after this one began may wait for this one: nothing of it is read.
         """
-        first = min(self.places[n] for s in stream.starts for n in s.names)
-        taken = set(stream.taken)
+        first = min(self.places[n] for s in chain.starts for n in s.names)
+        taken = set(chain.taken)
         for other in self.built:
             if other.latest >= first:
                 taken |= other.taken
@@ -96,8 +96,8 @@ class Others:
 
 
 @dataclass(slots=True)
-class Stream:
-    """The members of one stream in topological order, and the axes of each as digits of the domain of its results."""
+class Chain:
+    """The nodes of one chain in topological order, and the axes of each as digits of the domain of its results."""
 
     graph: Graph
     views: ViewMap
@@ -105,29 +105,29 @@ class Stream:
     needed: set[str]
     starts: tuple[Reduction, ...]
     others: Others
-    members: list[Compute | Reduction] = field(default_factory=list)
-    # Members after the start, with their values read through views; the domain is that of the start's results.
+    nodes: list[Compute | Reduction] = field(default_factory=list)
+    # Nodes after the start, with their values read through views; the domain is that of the start's results.
     domain: Domain = field(default_factory=Domain)
     bindings: dict[str, Binding] = field(default_factory=dict)
     values: dict[str, tuple[Expr, ...]] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
     last: str = ""
     computes: dict[str, Compute] = field(default_factory=dict)
-    # Members' names and those of nodes computed in place; those of the latter, by the node that reads them.
+    # Nodes' names and those of nodes computed in place; those of the latter, by the node that reads them.
     taken: set[str] = field(default_factory=set)
     own: dict[str, set[str]] = field(default_factory=dict)
-    # Members that reduce a row's own elements before the stream begins: their axes in terms of the first start's.
-    preludes: dict[str, Mapping[sympy.Symbol, sympy.Expr]] = field(default_factory=dict)
-    # Where the last of what the stream reads stands.
+    # Nodes that reduce a row's own elements before the chain begins: their axes in terms of the first start's.
+    prologues: dict[str, Mapping[sympy.Symbol, sympy.Expr]] = field(default_factory=dict)
+    # Where the last of what the chain reads stands.
     latest: int = -1
 
     def grow(self) -> None:
         """Take in what leads from contractions to the starts, then what follows."""
         self.computes = {n.name: n for n in self.graph.nodes if isinstance(n, Compute)}
-        self.members = [*self._sources(), *self.starts]
-        self.taken = {n for m in self.members for n in m.names}
+        self.nodes = [*self._sources(), *self.starts]
+        self.taken = {n for m in self.nodes for n in m.names}
         rows: list[Digits] = []
-        for start in self.streamed or self.starts:
+        for start in self.column_starts or self.starts:
             binding: Binding = {}
             kept, found = row_axes(start), iter(rows)
             for axis, extent in zip(start.axes, start.types[0].shape, strict=True):
@@ -141,20 +141,20 @@ class Stream:
             self.bindings[start.names[0]] = binding
         while len(self.bindings) <= MAX_EPILOGUE and self._follow():
             pass
-        inside = {n for m in self.members for n in m.names}
-        for m in self.members[self.members.index(self.starts[0]) :]:
+        inside = {n for m in self.nodes for n in m.names}
+        for m in self.nodes[self.nodes.index(self.starts[0]) :]:
             for name in m.names:
                 outer = [r for r in self.readers.get(name, ()) if inside.isdisjoint(r.names)]
                 if outer or name in self.needed:
                     self.outputs.append(name)
-        self.last = self.members[-1].names[0]
-        read = {u for m in self.members for u in uses(m)} | {
+        self.last = self.nodes[-1].names[0]
+        read = {u for m in self.nodes for u in uses(m)} | {
             ld.buffer for values in self.values.values() for v in values for ld in loads(v)
         }
         self.latest = max((self.others.places.get(n, -1) for n in read - self.taken), default=-1)
 
     @property
-    def streamed(self) -> tuple[Reduction, ...]:
+    def column_starts(self) -> tuple[Reduction, ...]:
         """The starts that take columns up, which stand first."""
         return tuple(s for s in self.starts if not is_total(s))
 
@@ -204,10 +204,10 @@ class Stream:
         return False
 
     def _follow(self) -> bool:
-        """Take in one node that reads results of the stream, element by element, if all it reads is at hand."""
-        made = {n: m for m in self.members[self.members.index(self.starts[0]) :] for n in m.names
+        """Take in one node that reads results of the chain, element by element, if all it reads is at hand."""
+        made = {n: m for m in self.nodes[self.nodes.index(self.starts[0]) :] for n in m.names
                 if m.names[0] in self.bindings}  # fmt: skip
-        inside = {n for m in self.members for n in m.names}
+        inside = {n for m in self.nodes for n in m.names}
         for node in (r for n in made for r in self.readers.get(n, ()) if isinstance(r, Compute)):
             if node.name in inside or node.name in self.others.claimed or not self._is_only_way(node, made):
                 continue
@@ -217,7 +217,7 @@ class Stream:
             foreign = [b for ld in loads(values[0]) for b in [self.views.base(ld.buffer)] if b not in made]
             if not self.others.apart(self, foreign):
                 continue
-            self.members.append(node)
+            self.nodes.append(node)
             self.taken |= {node.name, *self.own[node.name]}
             self.bindings[node.name], self.values[node.name] = binding, values
             return True
@@ -234,7 +234,7 @@ class Stream:
         )  # fmt: skip
 
     def _is_next(self, node: Node, made: dict[str, Compute | Reduction]) -> bool:
-        """Whether a node reads results of the stream alone, so that it can be taken in whatever else is."""
+        """Whether a node reads results of the chain alone, so that it can be taken in whatever else is."""
         if not isinstance(node, Compute) or not all(self.views.base(u) in made for u in uses(node)):
             return False
         return self._bound(node, made)[0] is not None
@@ -247,7 +247,7 @@ class Stream:
         extents = dict(zip(node.axes, node.type.shape, strict=True))
         value = self._with_own_operands(self.views.resolve(node.value, extents), node, extents, made)
         trial, binding = self.domain.copy(), Binding()
-        rows = {d for s in self.streamed for a in row_axes(s) for d in self.bindings[s.names[0]][a]}
+        rows = {d for s in self.column_starts for a in row_axes(s) for d in self.bindings[s.names[0]][a]}
         whole: set[int] = set()
         for ld in loads(value):
             if ld.buffer not in made:
@@ -298,7 +298,7 @@ class Stream:
 
 
 def _is_vector(maker: Compute | Reduction, name: str) -> bool:
-    """Whether a result of a stream's member has a value of its own for each feature."""
+    """Whether a result of a chain's node has a value of its own for each feature."""
     if not isinstance(maker, Reduction):
         return True
     return maker.monoid.components[maker.names.index(name)].vector

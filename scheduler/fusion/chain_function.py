@@ -1,4 +1,4 @@
-"""A stream as a tensor function: its rows, what it streams over, and the stages of its members."""
+"""A chain as a tensor function: its rows, what it streams over, and the stages of its nodes."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from ...ir.expr.monoid import SUM, WEIGHTED
 from ...ir.expr.value import Cast, Expr, Load, cast, loads, rewrite, symbol
 from ...ir.expr.wide import may_stay_wide
 from ...ir.graph.graph import CallTensor, Compute, Origin, Reduction, node_values
-from ..facts.members import simplify_value
+from ..facts.fusion_nodes import simplify_value
 from ..functions.function import Dim, Output, Stage, TensorFunction
+from .chain import Chain, is_total, row_axes, told
 from .outlined import Parameters, function_name
-from .stream import Stream, is_total, row_axes, told
 
 
 @dataclass(slots=True)
-class StreamWriter:
-    """Writes a stream as a tensor function: rows are the axes of the scores but the last, which is the inner one;
+class ChainFunctionWriter:
+    """Writes a chain as a tensor function: rows are the axes of the scores but the last, which is the inner one;
     features and what a contraction sums over are dimensions of their stages alone."""
 
-    stream: Stream
+    chain: Chain
     parameters: Parameters
     fast: bool
     extents: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
     results: dict[str, str] = field(default_factory=dict)
-    # The axes of each member, and the dimensions that a reduction combines, as dimensions of the function.
+    # The axes of each node, and the dimensions that a reduction combines, as dimensions of the function.
     axes: dict[str, tuple[sympy.Symbol, ...]] = field(default_factory=dict)
     over: dict[str, tuple[sympy.Symbol, ...]] = field(default_factory=dict)
-    # The axes of preludes' own nodes over those dimensions.
+    # The axes of prologues' own nodes over those dimensions.
     places: dict[str, dict[sympy.Symbol, sympy.Expr]] = field(default_factory=dict)
     kinds: dict[str, DType] = field(default_factory=dict)
     # The dimensions of the function that stand for those of the domain.
     digits: dict[int, sympy.Symbol] = field(default_factory=dict)
 
     def build(self) -> tuple[TensorFunction, CallTensor]:
-        s = self.stream
+        s = self.chain
         rows, inner, extra = self._dimensions()
-        made = [n for m in s.members for n in m.names]
+        made = [n for m in s.nodes for n in m.names]
         self.results = {n: f"t{k}" for k, n in enumerate(made)}
-        stages = tuple(self._stage(m) for m in s.members)
+        stages = tuple(self._stage(m) for m in s.nodes)
         outputs = tuple(self._output(n, k) for k, n in enumerate(s.outputs))
         canonical = self.parameters.canonical
         dims = [tuple(Dim(v, canonical(self.extents[v])) for v in part) for part in (rows, inner, extra)]
         sizes, table = self.parameters.sizes()
         inputs = self.parameters.inputs
-        origins: tuple[Origin, ...] = tuple(dict.fromkeys(o for m in s.members for o in m.origins))
+        origins: tuple[Origin, ...] = tuple(dict.fromkeys(o for m in s.nodes for o in m.origins))
         name = function_name(s.starts[0].monoid.name, origins, words=3)
         function = TensorFunction(name, dims[0], dims[1], tuple(inputs.values()), outputs, stages, table, dims[2])
         types = tuple(self.parameters.types[n] for n in s.outputs)
         return function, CallTensor(tuple(s.outputs), types, function.name, tuple(inputs), sizes, origins)
 
     def _dimensions(self) -> tuple[list[sympy.Symbol], list[sympy.Symbol], list[sympy.Symbol]]:
-        """Rows, inner and extra dimensions; and, on the way, every member's axes in terms of them."""
-        s, start = self.stream, self.stream.starts[0]
+        """Rows, inner and extra dimensions; and, on the way, every node's axes in terms of them."""
+        s, start = self.chain, self.chain.starts[0]
         rows: list[sympy.Symbol] = []
         extra: list[sympy.Symbol] = []
         inner = [symbol(f"r{k}") for k in range(len(start.reduce_axes))]
@@ -85,12 +85,12 @@ class StreamWriter:
             grids[each.names[0]] = grid
             self.axes[each.names[0]] = tuple(grid[a] for a in each.axes)
             self.over[each.names[0]] = tuple(inner)
-        at = s.members.index(s.starts[-1])
-        for k in range(s.members.index(start) - 1, -1, -1):
-            m = s.members[k]
-            if m.names[0] in s.preludes:
+        at = s.nodes.index(s.starts[-1])
+        for k in range(s.nodes.index(start) - 1, -1, -1):
+            m = s.nodes[k]
+            if m.names[0] in s.prologues:
                 continue
-            reader, load = next((r, ld) for r in s.members[k + 1 : at + 1] for v in node_values(r) for ld in loads(v)
+            reader, load = next((r, ld) for r in s.nodes[k + 1 : at + 1] for v in node_values(r) for ld in loads(v)
                                 if ld.buffer in m.names)  # fmt: skip
             env = grids.get(reader.names[0]) or dict(zip(reader.axes, self.axes[reader.names[0]], strict=True))
             self.axes[m.names[0]] = tuple(i.xreplace(env) for i in load.indices)
@@ -99,8 +99,8 @@ class StreamWriter:
                 extra += own
                 self.extents |= dict(zip(own, m.reduce_shape, strict=True))
                 self.over[m.names[0]] = tuple(own)
-        for name, places in s.preludes.items():
-            m = next(m for m in s.members if name in m.names)
+        for name, places in s.prologues.items():
+            m = next(m for m in s.nodes if name in m.names)
             assert isinstance(m, Reduction)
             own = [symbol(f"x{len(extra) + k}") for k in range(len(m.reduce_axes))]
             extra += own
@@ -108,9 +108,9 @@ class StreamWriter:
             self.axes[name], self.over[name] = tuple(rows), tuple(own)
             self.places[name] = {a: i.xreplace(grids[start.names[0]]) for a, i in places.items()}
         single = [grids[start.names[0]][a] for a in start.axes if not s.bindings[start.names[0]][a]]
-        for m in s.members[at + 1 :]:
+        for m in s.nodes[at + 1 :]:
             dims = (self.digits[d] for a in m.axes for d in s.bindings[m.names[0]][a])
-            self.axes[m.names[0]] = (*dims, *(v for v in single if v in rows or len(s.streamed) == 1))
+            self.axes[m.names[0]] = (*dims, *(v for v in single if v in rows or len(s.column_starts) == 1))
         return rows, inner, extra
 
     # --- stages -------------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class StreamWriter:
         name = m.names[0]
         env = self._places(m)
         own = {*self.axes[name], *self.over.get(name, ())}
-        values = tuple(self._value(v, env, own) for v in self.stream.values.get(name, self._through_views(m)))
+        values = tuple(self._value(v, env, own) for v in self.chain.values.get(name, self._through_views(m)))
         if self.fast and isinstance(m, Compute) and isinstance(values[0], Cast) and may_stay_wide(values[0]):
             # The value stays in float32; where it leaves the kernel it is rounded.
             values = (values[0].value,) if values[0].value.dtype is DType.FLOAT32 else values
@@ -132,9 +132,9 @@ class StreamWriter:
         return Stage(results, values, True, monoid, m.origins, axes, self.over.get(name))
 
     def _places(self, m: Compute | Reduction) -> dict[sympy.Symbol, sympy.Expr]:
-        """The axes of a member over the dimensions of the function."""
+        """The axes of a node over the dimensions of the function."""
         name = m.names[0]
-        binding = self.stream.bindings.get(name)
+        binding = self.chain.bindings.get(name)
         if binding is None or isinstance(m, Reduction):
             env = self.places.get(name) or dict(zip(m.axes, self.axes[name], strict=True))
             if isinstance(m, Reduction):
@@ -152,11 +152,11 @@ class StreamWriter:
     def _through_views(self, m: Compute | Reduction) -> tuple[Expr, ...]:
         reduced = zip(m.reduce_axes, m.reduce_shape, strict=True) if isinstance(m, Reduction) else ()
         extents = {v: e for v, e in [*zip(m.axes, m.types[0].shape, strict=True), *reduced] if e != 1}
-        return tuple(self.stream.views.resolve(v, extents) for v in node_values(m))
+        return tuple(self.chain.views.resolve(v, extents) for v in node_values(m))
 
     def _value(self, value: Expr, env: dict[sympy.Symbol, sympy.Expr], own: set[sympy.Symbol]) -> Expr:
-        """A value of a member whose dimensions are ``own``, over dimensions of the function."""
-        makers = {n: m for m in self.stream.members for n in m.names}
+        """A value of a node whose dimensions are ``own``, over dimensions of the function."""
+        makers = {n: m for m in self.chain.nodes for n in m.names}
 
         def leaf(e: Expr) -> Expr | None:
             if not isinstance(e, Load):
@@ -173,12 +173,12 @@ class StreamWriter:
 
         def index(i: sympy.Expr) -> sympy.Expr:
             moved = i.xreplace(env) if i.free_symbols else i
-            return self.parameters.canonical(simplify(moved, extents, self.stream.graph.symbols))
+            return self.parameters.canonical(simplify(moved, extents, self.chain.graph.symbols))
 
         return simplify_value(rewrite(value, leaf, index), self.fast)
 
     def _output(self, name: str, k: int) -> Output:
-        member = next(m for m in self.stream.members if name in m.names)
-        env = self._places(member)
-        indices = tuple(self.parameters.canonical(env[a]) for a in member.axes)
+        node = next(m for m in self.chain.nodes if name in m.names)
+        env = self._places(node)
+        indices = tuple(self.parameters.canonical(env[a]) for a in node.axes)
         return Output(self.parameters.buffer(f"out{k}", self.parameters.types[name]), self.results[name], indices)
