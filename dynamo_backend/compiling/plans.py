@@ -15,7 +15,6 @@ from torch import fx
 
 from ...codegen.host.build import build_host_program
 from ...codegen.host.memory.liveness import peaks_of, storages
-from ...codegen.host.steps.ops import may_alias
 from ...codegen.host.steps.program import KernelUse
 from ...ir.graph.graph import Graph, IRModule
 from ...ir.passes import PassManager
@@ -28,10 +27,8 @@ from ...scheduler.calls.memory_order import order_for_memory
 from ...scheduler.fusion.fuse import Fusion, fuse
 from ...scheduler.passes import (  # fmt: skip
     GRAPH_PASSES,
-    alias_copies,
     collapse_one_hot,
     decompose_contractions,
-    eliminate_common,
     rewrite_attention,
     rewrite_logsumexp,
 )
@@ -129,8 +126,8 @@ class PlanSource:
     def ordered(self, plan: Plan) -> Plan:
         """With launches shared, in an order that holds less memory."""
         with self.timer.phase("fuse"):
-            fusion = share_launches(plan.fusion, may_alias)
-            graph = order_for_memory(fusion.graph, may_alias, self.given, fusion.functions)
+            fusion = share_launches(plan.fusion)
+            graph = order_for_memory(fusion.graph, self.given, fusion.functions)
             return replace(plan, fusion=replace(fusion, graph=graph))
 
 
@@ -138,8 +135,8 @@ def planned_peak(gm: fx.GraphModule, options: Options, given: Collection[str] = 
     """The bytes that an ATen graph would hold at most at typical sizes, ``given`` inputs among them; nothing is
     compiled."""
     imported = import_graph(gm, fallback_random=options.fallback_random, numerics=options.numerics)
-    fusion = share_launches(fuse(run_passes(imported, options), numerics=options.numerics), may_alias)
-    graph = order_for_memory(fusion.graph, may_alias, given, fusion.functions)
+    fusion = share_launches(fuse(run_passes(imported, options), numerics=options.numerics))
+    graph = order_for_memory(fusion.graph, given, fusion.functions)
     program = build_host_program(graph, dict.fromkeys(fusion.functions, KernelUse("", ())))
     return typical(peaks_of(storages(program, given)), graph)
 
@@ -155,9 +152,7 @@ def run_passes(graph: Graph, options: Options) -> Graph:
 
 
 def _for_targets(rewrite: Callable[..., Graph], options: Options) -> Callable[[Graph], Graph]:
-    """The pass with what it asks for: the machines of this compilation, what ops do with memory."""
-    if rewrite in (alias_copies, eliminate_common):
-        return partial(rewrite, may_alias=may_alias)
+    """The pass with what it asks for: the machines of this compilation."""
     if rewrite is not decompose_contractions:
         return rewrite
     return partial(decompose_contractions, target_of=lambda device: target_for(device, options.target, options.threads))

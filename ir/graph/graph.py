@@ -305,7 +305,7 @@ class Graph:
     """Inputs in call order, nodes in topological order, outputs in return order.
 
     ``constants`` holds objects that library calls name and text cannot: sub-graphs of higher-order ops, tensors of
-    the module.
+    the module. ``known`` are facts that have been asked for (``ir.graph.facts``).
     """
 
     name: str
@@ -314,6 +314,7 @@ class Graph:
     outputs: tuple[GraphOutput, ...]
     symbols: SymbolTable = SymbolTable()
     constants: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _types: dict[str, TensorType] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def types(self) -> dict[str, TensorType]:

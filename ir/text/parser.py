@@ -29,9 +29,9 @@ from ..graph.graph import (
     TensorType,
     View,
 )
+from ..nest.hints import Annotations, Place, misfit
 from ..nest.loops import (
     Access,
-    Annotations,
     Axis,
     AxisKind,
     Block,
@@ -134,8 +134,14 @@ def _monoid(node: ast.expr, exprs: ExprReader) -> Monoid:
     return MONOIDS[name]
 
 
-def _annotations(given: Mapping[str, ast.expr]) -> Annotations:
-    return tuple(literal(given["annotations"]).items()) if "annotations" in given else ()
+def _annotations(given: Mapping[str, ast.expr], place: Place) -> Annotations:
+    if "annotations" not in given:
+        return ()
+    found: Annotations = tuple(literal(given["annotations"]).items())
+    for key, value in found:
+        if wrong := misfit(key, value, place):
+            raise fail(given["annotations"], f"hints of a {place.value} ({wrong[0]}; {wrong[1]})")
+    return found
 
 
 # --- nests ----------------------------------------------------------------------------------------------------------
@@ -150,7 +156,8 @@ def _nest(node: ast.FunctionDef, given: Mapping[str, ast.expr]) -> LoopNest:
         local.append(_buffer(name_of(pair[0]), call_of(pair[1])[1][0], Scope.LOCAL))
         body = body[1:]
     reader = _NestReader({b.name: b.dtype for b in (*params, *local)})
-    return LoopNest(node.name, params, outputs, reader.nodes(body), tuple(local), symbols, _annotations(given))
+    notes = _annotations(given, Place.NEST)
+    return LoopNest(node.name, params, outputs, reader.nodes(body), tuple(local), symbols, notes)
 
 
 def _buffer(name: str, node: ast.expr, scope: Scope) -> Buffer:
@@ -173,13 +180,13 @@ class _NestReader:
                 kind, args, given = call_of(node.iter)
                 if kind not in _LOOPS or len(args) != 1:
                     raise fail(node.iter, f"one of {', '.join(_LOOPS)} of an extent")
-                notes = _annotations(options(given, node.iter, "annotations"))
+                notes = _annotations(options(given, node.iter, "annotations"), Place.LOOP)
                 return Loop(symbol(name_of(node.target)), index(args[0]), self.nodes(node.body), _LOOPS[kind], notes)
             case ast.With(items=[item]):
                 name, args, given = call_of(item.context_expr)
                 if name != "block":
                     raise fail(item.context_expr, "block(name)")
-                notes = _annotations(options(given, item.context_expr, "annotations"))
+                notes = _annotations(options(given, item.context_expr, "annotations"), Place.BLOCK)
                 return self.block(string(args[0]), notes, node.body)
         raise fail(node, "a loop or a block")
 

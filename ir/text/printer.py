@@ -49,7 +49,8 @@ from ..graph.graph import (
     TensorType,
     View,
 )
-from ..nest.loops import Annotations, Block, LoopNest, Scope, Store, Update
+from ..nest.hints import Annotations
+from ..nest.loops import Block, LoopNest, Scope, Store, Update
 from ..nest.loops import Node as LoopNode
 from .printer_expr import (
     MARK,

@@ -32,7 +32,8 @@ from ..graph.graph import (
     View,
     node_values,
 )
-from ..nest.loops import Annotations, Block, Buffer, LoopNest, Store, Update
+from ..nest.hints import Annotations
+from ..nest.loops import Block, Buffer, LoopNest, Store, Update
 from ..nest.loops import Node as LoopNode
 from .printer_expr import argument
 

@@ -14,6 +14,7 @@ from ..errors import VerifyError
 from ..expr.symbols import Interval
 from ..expr.value import is_value, symbol
 from ..graph.graph import Graph, IRModule
+from ..nest.hints import Place, misfits
 from ..nest.loops import (
     BLOCK_KINDS,
     Access,
@@ -228,6 +229,15 @@ def loop_kinds_fit(nest: LoopNest) -> Iterator[Fault]:
                 yield Fault(node, "parallel is a CPU's kind of loop and blockIdx a GPU's", "bind both for one target")
 
 
+def hints_are_known(nest: LoopNest) -> Iterator[Fault]:
+    """Every annotation is one of ir/nest/hints.py, in a place and of a value that it has there."""
+    params = [b.name for b in nest.params]
+    for node in (nest, *(n for n, _ in walk_nodes(nest.body))):
+        place = Place.NEST if node is nest else Place.LOOP if isinstance(node, Loop) else Place.BLOCK
+        for says, mend in misfits(node.annotations, place, params, nest.outputs):
+            yield Fault(node, says, mend)
+
+
 NEST_RULES: tuple[Callable[[LoopNest], Iterator[Fault]], ...] = (
     names_are_unique,
     symbols_are_bound,
@@ -237,6 +247,7 @@ NEST_RULES: tuple[Callable[[LoopNest], Iterator[Fault]], ...] = (
     scatters_are_apart,
     buffers_are_written,
     loop_kinds_fit,
+    hints_are_known,
 )
 
 

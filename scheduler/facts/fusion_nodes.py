@@ -16,7 +16,7 @@ from ...ir.expr.value import Call, Cast, Expr, Load, Select, flops, free_symbols
 from ...ir.expr.wide import may_stay_wide
 from ...ir.graph.graph import Compute, Graph, Origin, Reduction, Scan, TensorType, View, node_values, uses
 from .evaluations import evaluations
-from .views import ViewMap, map_value
+from .views import ViewMap, map_value, results_of
 
 # Producers up to these sizes are computed again where they are read at another position.
 INLINE_FLOPS = 48
@@ -117,7 +117,7 @@ def build_fusion_nodes(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[F
     A substituted node is one all the same where something that is not fused needs it in memory.
     """
     counts: dict[str, int] = {}
-    outside: set[str] = {views.base(o) for o in graph.outputs if isinstance(o, str)}
+    outside: set[str] = set(results_of(graph))
     for node in graph.nodes:
         if isinstance(node, (Compute, Reduction, Scan)):
             for v in dict.fromkeys(views.base(u) for u in uses(node)):

@@ -12,6 +12,7 @@ import sympy
 
 from ...ir.expr.value import Expr, Index, IndexValue, Load, cast, index_exprs, is_value, rewrite, symbol, walk
 from ...ir.graph.graph import Origin
+from ...ir.nest.hints import IN_PLACE, TABLE
 from ...ir.nest.loops import (
     Access,
     Axis,
@@ -79,8 +80,8 @@ def lower_to_loops(function: TensorFunction) -> LoopNest:
         tuple(locals_),
         function.symbols,
         (
-            *((("table", True),) if function.table else ()),
-            *((("in_place", ",".join(o.buffer.name for o in last)),) if last else ()),
+            *(((TABLE.name, True),) if function.table else ()),
+            *(((IN_PLACE.name, ",".join(o.buffer.name for o in last)),) if last else ()),
         ),
     )
 

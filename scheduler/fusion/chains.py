@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from ...ir.expr.monoid import WEIGHTED
 from ...ir.expr.value import loads
+from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Reduction
-from ..facts.views import ViewMap
+from ..facts.views import readers_of, results_of, views_of
 from ..functions.function import TensorFunction
 from .chain import Chain, Others, is_contraction, is_total, row_axes, told
 from .chain_function import ChainFunctionWriter
-from .outlined import Functions, Outlined, Parameters, readers_of
+from .outlined import Functions, Outlined, Parameters
 from .prologues import take_prologues
 from .split_keys import split_keys
 
@@ -24,9 +25,7 @@ def outline_chains(graph: Graph, *, fast: bool) -> Outlined:
     starts = [n for n in graph.nodes if isinstance(n, Reduction) and any(c.vector for c in n.monoid.components)]
     if not starts:
         return Outlined(graph, {})
-    views, types = ViewMap(graph), graph.types()
-    readers = readers_of(graph, views)
-    needed = {views.base(o) for o in graph.outputs if isinstance(o, str)}
+    views, types, readers, needed = views_of(graph), graph.types(), readers_of(graph), results_of(graph)
     functions = Functions()
     calls: dict[str, list[CallTensor]] = {}
     gone: set[str] = set()
@@ -51,7 +50,7 @@ def outline_chains(graph: Graph, *, fast: bool) -> Outlined:
 
 def _together(graph: Graph, starts: Sequence[Reduction]) -> list[tuple[Reduction, ...]]:
     """Starts that read the same contractions are one chain."""
-    makers = {n: node for node in graph.nodes for n in node.names}
+    makers = makers_of(graph)
     groups: list[tuple[list[Reduction], set[str]]] = []
     for start in starts:
         read: set[str] = set()

@@ -17,7 +17,7 @@ from ...ir.graph.sequences import sequence_of
 from ..facts.dependences import Dependences, last_bits, set_bits
 from ..facts.domain import bind_access
 from ..facts.fusion_nodes import FusionNode, build_fusion_nodes, drop_dead, fusion_node_sizes
-from ..facts.views import ViewMap
+from ..facts.views import ViewMap, views_of
 from ..functions.function import TensorFunction
 from .assemble import assemble
 from .chains import outline_chains
@@ -289,7 +289,7 @@ def fuse(graph: Graph, *, numerics: str = "fast") -> Fusion:
     chains = outline_chains(graph, fast=numerics != "eager")
     scatters = outline_scatters(chains.graph, fast=numerics != "eager")
     graph = scatters.graph
-    views = ViewMap(graph)
+    views = views_of(graph)
     nodes, outside = build_fusion_nodes(graph, views, fast=numerics != "eager")
     fuser = _Fuser(graph, views)
     fuser.run(nodes)

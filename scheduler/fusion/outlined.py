@@ -10,10 +10,9 @@ import sympy
 
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import symbol
-from ...ir.graph.graph import CallTensor, Graph, Node, Origin, TensorType, View, uses
+from ...ir.graph.graph import CallTensor, Graph, Node, Origin, TensorType
 from ...ir.nest.loops import Buffer
 from ..facts.order import in_order
-from ..facts.views import ViewMap
 from ..functions.function import TensorFunction
 from .assemble import PARAM_ALIGN
 
@@ -41,16 +40,6 @@ class Functions:
         """The graph with ``nodes`` for its own, of which ``count`` went into these functions."""
         named = {name: replace(f, name=name) for f, name in self.names.items()}
         return Outlined(in_order(graph, nodes), named, count)
-
-
-def readers_of(graph: Graph, views: ViewMap) -> dict[str, list[Node]]:
-    """Who reads each tensor, through views or not."""
-    result: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        if not isinstance(node, View):
-            for name in dict.fromkeys(views.base(u) for u in uses(node)):
-                result.setdefault(name, []).append(node)
-    return result
 
 
 def function_name(prefix: str, origins: Iterable[Origin], *, words: int = 0) -> str:

@@ -29,10 +29,10 @@ from ...ir.expr.value import (
 )
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Scatter
 from ..facts.fusion_nodes import CHEAP_FLOPS, INLINE_NODES, simplify_value
-from ..facts.views import ViewMap, map_value
+from ..facts.views import ViewMap, map_value, readers_of, results_of, views_of
 from ..functions.function import Dim, Output, Stage, TensorFunction
 from ..functions.function_table import FunctionTable
-from .outlined import Functions, Outlined, Parameters, function_name, readers_of
+from .outlined import Functions, Outlined, Parameters, function_name
 
 # An operand that is made of more bytes than so many times its own, some of them a kernel's results, is stored before it
 # is scattered: that kernel may make it, and what it is made of is not kept beside the result.
@@ -46,10 +46,9 @@ def outline_scatters(graph: Graph, *, fast: bool) -> Outlined:
     """
     if not any(isinstance(n, Scatter) for n in graph.nodes):
         return Outlined(graph, {})
-    views, types = ViewMap(graph), graph.types()
+    views, types = views_of(graph), graph.types()
     computes = {n.name: n for n in graph.nodes if isinstance(n, Compute)}
-    needed = {views.base(o) for o in graph.outputs if isinstance(o, str)}
-    readers = readers_of(graph, views)
+    needed, readers = results_of(graph), readers_of(graph)
     functions = Functions()
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -128,7 +127,7 @@ class _ScatterWriter:
     parameters: Parameters
     computes: Mapping[str, Compute]
     readers: Mapping[str, Sequence[Node]]
-    needed: set[str]
+    needed: frozenset[str]
     node: Scatter
     fast: bool
     # The scatter, and what is computed for it.

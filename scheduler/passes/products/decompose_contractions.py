@@ -14,6 +14,7 @@ import sympy
 
 from ....ir.expr.monoid import SUM
 from ....ir.expr.value import Expr, Load, call, cast, const, rewrite, substitute_index
+from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorType
 from ....ir.nest.loops import contiguous_strides
 from ....ir.target import Target, gpu_target
@@ -40,7 +41,7 @@ def decompose_contractions(graph: Graph, target_of: Callable[[str], Target] = us
     """
     graph = eliminate_dead(graph)  # what nobody needs does not read either
     products = Products(graph)
-    taken = {i.name for i in graph.inputs} | {name for n in graph.nodes for name in n.names}
+    taken = set(names_in(graph))
     nodes: list[Node] = []
     for node in graph.nodes:
         product = products.product(node)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from torch_mlc.codegen.host.steps.ops import may_alias
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.dynamo_backend.compiling.plans import run_passes
 from torch_mlc.dynamo_backend.entry.capture import capture
@@ -68,7 +67,7 @@ def nests_of(name: str, dynamic: bool = False) -> tuple[LoopNest, ...]:
     retarget(gms, "cuda")
     graph = import_graph(gms[0])
     assert not any(isinstance(n, Library) for n in graph.nodes)
-    fusion = share_launches(fuse(run_passes(graph, Options.resolve(None, None, {}))), may_alias)
+    fusion = share_launches(fuse(run_passes(graph, Options.resolve(None, None, {}))))
     return tuple(map(lower_to_loops, fusion.functions.values()))
 
 

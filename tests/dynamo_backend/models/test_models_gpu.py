@@ -13,7 +13,6 @@ from torch import fx
 
 import torch_mlc
 from benchmarks.models.registry import MODELS
-from torch_mlc.codegen.host.steps.ops import may_alias
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.dynamo_backend.compiling.kernels import emit
 from torch_mlc.dynamo_backend.compiling.plans import run_passes
@@ -98,7 +97,7 @@ def functions(program: Program) -> dict[str, TensorFunction]:
     found: dict[str, TensorFunction] = {}
     options = Options.resolve(None, {"target": TARGETS[0]}, {})
     for gm in program.graphs():
-        fusion = share_launches(fuse(run_passes(import_graph(gm), options)), may_alias)
+        fusion = share_launches(fuse(run_passes(import_graph(gm), options)))
         called = {n.function for n in fusion.graph.nodes if isinstance(n, CallTensor)}
         found.update({function_key(fusion.functions[name]): fusion.functions[name] for name in called})
     return found

@@ -8,7 +8,6 @@ import pytest
 import sympy
 
 from torch_mlc.codegen.host.build import build_host_program
-from torch_mlc.codegen.host.steps.ops import may_alias
 from torch_mlc.codegen.host.steps.program import KernelUse
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.value import symbol
@@ -44,21 +43,21 @@ def test_large_results_are_made_late_and_used_up_early() -> None:
     used = [call(f"small{k}", f"big{k}", n=1) for k in range(6)]
     g = graph([*made, *used, call("out", *(f"small{k}" for k in range(6)), n=1)], "out")
     assert peak(g) > 24000
-    better = order_for_memory(g, may_alias)
+    better = order_for_memory(g)
     assert peak(better) < 4100
     assert sorted(names(better)) == sorted(names(g))
 
 
 def test_an_order_that_is_as_good_stays() -> None:
     g = graph([call("a", "x"), call("b", "a"), call("c", "b")], "c")
-    assert order_for_memory(g, may_alias) is g
+    assert order_for_memory(g) is g
 
 
 def test_what_writes_keeps_its_place_among_readers() -> None:
     nodes = [call("a", "x"), *(call(f"big{k}", "a") for k in range(4)), call("v", "a", into="a")]
     nodes += [call(f"small{k}", f"big{k}", n=1) for k in range(4)]
     nodes += [call("out", "v", *(f"small{k}" for k in range(4)), n=1)]
-    better = order_for_memory(graph(nodes, "out"), may_alias)
+    better = order_for_memory(graph(nodes, "out"))
     order = names(better)
     assert all(order.index("v") > order.index(f"big{k}") for k in range(4))
 
@@ -69,7 +68,7 @@ def test_random_calls_keep_their_order(target: str) -> None:
     draws: list[Node] = [Library((f"r{k}",), (of(1000 + k),), op, ([1000 + k],)) for k, op in enumerate(targets)]
     used = [call(f"small{k}", f"r{k}", n=1) for k in range(5)]
     g = graph([*draws, *used, call("out", *(f"small{k}" for k in range(5)), n=1)], "out")
-    better = order_for_memory(g, may_alias)
+    better = order_for_memory(g)
     assert better is not g
     assert [n for n in names(better) if n.startswith("r")] == [f"r{k}" for k in range(5)]
 
@@ -96,7 +95,7 @@ def test_random_graphs_stay_in_topological_order() -> None:
             known.append(name)
         outputs = [n for n in known[-3:] if n not in written]
         g = graph(nodes, *outputs)
-        better = order_for_memory(g, may_alias)
+        better = order_for_memory(g)
         changed += better is not g
         assert peak(better) <= peak(g)
         at = {name: k for k, name in enumerate(names(better))}

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import torch_mlc
 from torch_mlc.codegen.host.build import build_host_program
 from torch_mlc.codegen.host.memory.plan_memory import check_arena, plan_memory
-from torch_mlc.codegen.host.steps.ops import may_alias
 from torch_mlc.codegen.host.steps.program import KernelUse
 from torch_mlc.dynamo_backend.compiling import kernels
 from torch_mlc.dynamo_backend.entry.capture import capture
@@ -22,7 +21,6 @@ from torch_mlc.ir.graph.slices import JOINED, MEMORY
 from torch_mlc.scheduler.calls.horizontal import share_launches
 from torch_mlc.scheduler.calls.memory_order import Held
 from torch_mlc.scheduler.fusion.fuse import Fusion, fuse
-from torch_mlc.scheduler.fusion.in_place import Aliases
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.passes.canonical.eliminate_dead import has_effect
 
@@ -78,15 +76,13 @@ def fused(fn: Fn, *inputs: Tensor, dynamic: bool = False) -> Fusion:
     graph = import_graph(gm)
     for graph_pass in GRAPH_PASSES:
         graph = graph_pass(graph)
-    return share_launches(fuse(graph), may_alias)
+    return share_launches(fuse(graph))
 
 
 def apart(fn: Fn, *inputs: Tensor) -> Graph:
     """The graph without slices."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "torch_mlc.scheduler.calls.horizontal.write_slices", lambda graph, functions, _: (graph, functions)
-        )
+        patch.setattr("torch_mlc.scheduler.calls.horizontal.write_slices", lambda graph, functions: (graph, functions))
         return fused(fn, *inputs).graph
 
 
@@ -202,7 +198,7 @@ def test_joins_that_would_raise_the_peak_are_copied(monkeypatch: pytest.MonkeyPa
         return torch.cat([first, (y * scale).sum(0)], 1), scale
 
     def most(graph: Graph) -> int:
-        return max(Held.of(graph, Aliases.of(graph, may_alias)).bytes)
+        return max(Held.of(graph).bytes)
 
     inputs = numbers(70, 4, 2080), numbers(9, 4, 9000)
     least = most(apart(fn, *inputs))
@@ -217,15 +213,15 @@ def test_what_is_held_is_that_of_the_graph_with_slices(monkeypatch: pytest.Monke
     found: list[Held] = []
     of = Held.of
 
-    def kept(graph: Graph, aliases: Aliases) -> Held:
-        found.append(of(graph, aliases))
+    def kept(graph: Graph) -> Held:
+        found.append(of(graph))
         return found[-1]
 
     monkeypatch.setattr(Held, "of", kept)
     for fn in (*JOINS, inside):
         graph = fused(fn, *operands(fn, 4)).graph
         assert joined(graph)
-        assert max(found[-1].bytes) == max(of(graph, Aliases.of(graph, may_alias)).bytes), fn
+        assert max(found[-1].bytes) == max(of(graph).bytes), fn
 
 
 def test_results_are_written_over_a_join_that_nobody_reads_again() -> None:

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_mlc.codegen.host.steps.ops import may_alias
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
@@ -161,7 +160,7 @@ def test_every_rule_is_reached(attention_functions: ModuleType, attention_gradie
     for device, target in (("cpu", TARGETS["cpu"]), ("cuda", TARGETS["cuda"])):
         gms = capture(lambda x, at: x.index_add(0, at, x[:5]), (torch.zeros(9, 7), torch.arange(5)))
         retarget(gms, device)
-        scattered = share_launches(fuse(import_graph(gms[0])), may_alias).functions.values()
+        scattered = share_launches(fuse(import_graph(gms[0]))).functions.values()
         reached |= {default_schedule(lower_to_loops(f), target).rule for f in scattered}
     for name in PROGRAMS:
         for dynamic in (False, True):
