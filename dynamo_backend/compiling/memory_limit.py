@@ -9,7 +9,8 @@ import sympy
 
 from ...codegen.host.memory.liveness import Storage, peaks_of, storages
 from ...codegen.host.steps.lines import origin_text
-from ...codegen.host.steps.program import BindSize, HostProgram, LimitMemory
+from ...codegen.host.steps.program import HostProgram
+from ...codegen.host.steps.step import BindSize, LimitMemory
 from ...ir.errors import MemoryLimitError
 from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import Graph

@@ -15,7 +15,7 @@ from torch import fx
 
 from ...codegen.host.build import build_host_program
 from ...codegen.host.memory.liveness import peaks_of, storages
-from ...codegen.host.steps.program import KernelUse
+from ...codegen.host.steps.kernel_use import KernelUse
 from ...ir.graph.graph import Graph, IRModule
 from ...ir.passes import PassManager
 from ...runtime.log import say

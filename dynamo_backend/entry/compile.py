@@ -11,11 +11,10 @@ from torch import fx
 
 from ...codegen.host.build import build_host_program
 from ...codegen.host.capture import CapturePlan, capture_plan
-from ...codegen.host.memory.plan_memory import check_arena, plan_memory
 from ...codegen.host.python.text import HostText
+from ...codegen.host.steps.kernel_use import KernelUse
 from ...codegen.host.steps.lines import Lines, with_lines
-from ...codegen.host.steps.program import HostProgram, KernelUse
-from ...codegen.host.steps.views import track_views
+from ...codegen.host.steps.program import HostProgram
 from ...codegen.kernel import KernelSource
 from ...ir.graph.graph import CallTensor
 from ...runtime.cache.fingerprint import key_of
@@ -41,9 +40,9 @@ from ..caches.aot_key import shape_env
 from ..caches.surroundings import kernel_settings, surroundings
 from ..compiling.compiled import CompiledGraph, Program, Stages, keeper, stored_graph, told_capture, with_captures
 from ..compiling.dumps import dump_graph
+from ..compiling.host_passes import HOST_PASSES, HostContext, run_host_passes
 from ..compiling.host_programs import HostCode, host_code
 from ..compiling.kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
-from ..compiling.memory_limit import limited
 from ..compiling.plans import Plan, PlanSource
 from ..compiling.tuning import Tuning, tuning_costs, tuning_of
 from ..importing.graph_key import GraphKey, graph_key
@@ -240,14 +239,11 @@ class _Job:
             code = {f: _use(b, variables[b.key]) for f, b in kernels.items()}
             checked = {i.name for i in graph.inputs} if self.region else with_bits(self.gm, self.lazy)
             program = build_host_program(graph, code, checked=checked, returned=self.saved)
-            if self.options.memory_limit is not None:
-                program = limited(program, graph, self.options.memory_limit, self.given)
             if plan.few is not None:
                 program = roll(program, plan.few)
                 graph = replace(graph, inputs=plan.few.inputs)
-            program = plan_memory(track_views(program, self.saved), graph.symbols)
-            if self.options.verify:
-                check_arena(program, graph.symbols)
+            context = HostContext(graph, self.options.memory_limit, self.given, self.options.verify > 0)
+            program = run_host_passes(HOST_PASSES, program, context)
             regions = {n: region.capture.reason for n, region in self.regions.items()}
             capture = capture_plan(graph, tuple(GRAPH_DEVICES), saved=self.saved, regions=regions)
             if plan.few is not None and capture.written:

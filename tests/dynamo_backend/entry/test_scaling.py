@@ -15,7 +15,8 @@ from torch import Tensor
 
 from torch_mlc.codegen.host.build import build_host_program
 from torch_mlc.codegen.host.python.text import print_host
-from torch_mlc.codegen.host.steps.program import KernelUse
+from torch_mlc.codegen.host.steps.kernel_use import KernelUse
+from torch_mlc.codegen.host.steps.resolve import resolve
 from torch_mlc.dynamo_backend.compiling.plans import run_passes
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
@@ -121,7 +122,11 @@ def compiled(gm: Any, inputs: list[Tensor]) -> int:
     graph = run_passes(import_graph(gm, inputs), Options(verify=0))
     fusion = share_launches(fuse(graph))
     called = {n.function for n in fusion.graph.nodes if isinstance(n, CallTensor)}
-    print_host(build_host_program(fusion.graph, {f: KernelUse(f, (), True, fusion.functions[f].table) for f in called}))
+    print_host(
+        resolve(
+            build_host_program(fusion.graph, {f: KernelUse(f, (), True, fusion.functions[f].table) for f in called})
+        )
+    )
     return len(called)
 
 

@@ -8,7 +8,7 @@ import pytest
 import sympy
 
 from torch_mlc.codegen.host.build import build_host_program
-from torch_mlc.codegen.host.steps.program import KernelUse
+from torch_mlc.codegen.host.steps.kernel_use import KernelUse
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.value import symbol
 from torch_mlc.ir.graph.graph import CallTensor, Graph, Input, Library, Node, TensorType, View, uses

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import torch_mlc
 from torch_mlc.codegen.host.build import build_host_program
 from torch_mlc.codegen.host.memory.plan_memory import check_arena, plan_memory
-from torch_mlc.codegen.host.steps.program import KernelUse
+from torch_mlc.codegen.host.steps.kernel_use import KernelUse
 from torch_mlc.dynamo_backend.compiling import kernels
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
@@ -127,8 +127,8 @@ def test_slices_of_an_arena(dynamic: bool) -> None:
     fusion = fused(inside, *wide(), dynamic=dynamic)
     called = {n.function for n in fusion.graph.nodes if isinstance(n, CallTensor)}
     program = build_host_program(fusion.graph, {f: KernelUse(f, (), True, fusion.functions[f].table) for f in called})
-    planned = plan_memory(program, fusion.graph.symbols)
-    check_arena(planned, fusion.graph.symbols)
+    planned = plan_memory(program)
+    check_arena(planned)
     assert planned.arena is not None and any(name.endswith("_memory") for name in planned.arena.offsets)
 
 
