@@ -14,11 +14,11 @@ from types import MappingProxyType
 
 import sympy
 
+from ...ir.function.function import TensorFunction
 from ...ir.graph.copies import COPY
 from ...ir.graph.graph import CallTensor, Graph, Input, Library, Node, Ref, View, size_makers, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import JOINED
-from ..functions.function import TensorFunction
 from ..fusion.early_errors import checks_before_writes
 from ..fusion.in_place import Aliases, MayAlias
 from ..passes.canonical.eliminate_dead import has_effect

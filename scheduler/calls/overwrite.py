@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import CallTensor, Graph, Library, TensorType
-from ..functions.function import TensorFunction
 from ..functions.function_table import FunctionTable
 from ..fusion.in_place import Aliases, MayAlias, overwritten
 

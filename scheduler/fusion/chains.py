@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ...ir.expr.monoid import WEIGHTED
 from ...ir.expr.value import loads
+from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Reduction
 from ..facts.views import ViewMap
-from ..functions.function import TensorFunction
 from .chain import Chain, Others, is_contraction, is_total, row_axes, told
 from .chain_function import ChainFunctionWriter
 from .outlined import Functions, Outlined, Parameters, readers_of

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from ...ir.expr.value import Call, Expr, Load, is_checked, is_value, walk
+from ...ir.function.function import Output, Stage, TensorFunction
 from ...ir.graph.collectives import in_flight
 from ...ir.graph.copies import COPY, is_copy
 from ...ir.graph.graph import CallTensor, Graph, Input, Library, Node, TensorType, View, uses
 from ...ir.graph.slices import JOINED
-from ..functions.function import Output, Stage, TensorFunction
 from ..functions.function_table import FunctionTable
 from ..functions.scalars import is_elementwise
 from .scatter import scattered_over

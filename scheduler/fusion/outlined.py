@@ -10,11 +10,11 @@ import sympy
 
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import symbol
+from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import CallTensor, Graph, Node, Origin, TensorType, View, uses
 from ...ir.nest.loops import Buffer
 from ..facts.order import in_order
 from ..facts.views import ViewMap
-from ..functions.function import TensorFunction
 from .assemble import PARAM_ALIGN
 
 
