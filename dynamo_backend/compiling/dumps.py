@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ...codegen.host.python.text import HostText
 from ...ir.text.printer import show
-from ...scheduler.functions.function_text import function_text
 from .kernels import KernelBuild
 
 _SUFFIX = {"llvm": "ll", "triton": "py"}
@@ -16,9 +15,7 @@ _SUFFIX = {"llvm": "ll", "triton": "py"}
 def dump_graph(folder: Path, kernels: Mapping[str, KernelBuild], text: HostText, number: int) -> None:
     """Write functions, nests, schedules, sources and the host program into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{number:02d}_fuse.txt").write_text(
-        "\n".join(f"# {name}\n{function_text(b.function)}\n" for name, b in kernels.items())
-    )
+    (folder / f"{number:02d}_fuse.txt").write_text("\n".join(show(b.function) for b in kernels.values()))
     for name, build in kernels.items():
         if build.nest is not None and build.schedule is not None:
             parts = ("# lowered", show(build.nest), f"# rule {build.schedule.rule}", str(build.schedule.trace),

@@ -18,6 +18,7 @@ from ...codegen.host.memory.liveness import peaks_of, storages
 from ...codegen.host.steps.kernel_use import KernelUse
 from ...ir.graph.graph import Graph, IRModule
 from ...ir.passes import PassManager
+from ...ir.verify.verify import verify
 from ...runtime.log import say
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
@@ -128,7 +129,10 @@ class PlanSource:
         with self.timer.phase("fuse"):
             fusion = share_launches(plan.fusion)
             graph = order_for_memory(fusion.graph, self.given, fusion.functions)
-            return replace(plan, fusion=replace(fusion, graph=graph))
+            fusion = replace(fusion, graph=graph)
+            if self.options.verify:
+                verify(fusion.module)
+            return replace(plan, fusion=fusion)
 
 
 def planned_peak(gm: fx.GraphModule, options: Options, given: Collection[str] = ()) -> int:

@@ -17,6 +17,7 @@ from ...codegen.host.steps.lines import Lines, with_lines
 from ...codegen.host.steps.program import HostProgram
 from ...codegen.kernel import KernelSource
 from ...ir.graph.graph import CallTensor
+from ...ir.text.printer import show
 from ...runtime.cache.fingerprint import key_of
 from ...runtime.compile.compilers import Compilers, workers_for
 from ...runtime.compile.fallback import AtenKernel
@@ -30,7 +31,6 @@ from ...runtime.log import logger, say, trace_text
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...runtime.timing import PhaseTimer
-from ...scheduler.functions.function_text import function_text
 from ...scheduler.fusion.fuse import Fusion
 from ...scheduler.passes import GRAPH_PASSES
 from ..aten_passes.complex.views import join_parts
@@ -334,7 +334,7 @@ class _Job:
 
 def _decisions(fusion: Fusion) -> str:
     """What became one kernel, and what was refused, as indented lines."""
-    functions = (f"\n{function_text(f)}" for f in fusion.functions.values())
+    functions = (f"\n{show(f).rstrip()}" for f in fusion.functions.values())
     refusals = (f"\n{r.first}, {r.second}: {r.reason} ({r.bytes} bytes)" for r in fusion.report.refusals)
     return "".join((*functions, *refusals)).replace("\n", "\n  ")
 

@@ -13,6 +13,7 @@ import sympy
 from ..errors import VerifyError
 from ..expr.symbols import Interval
 from ..expr.value import is_value, symbol
+from ..function.function import TensorFunction
 from ..graph.graph import Graph, IRModule
 from ..nest.hints import Place, misfits
 from ..nest.loops import (
@@ -30,14 +31,17 @@ from ..nest.loops import (
 )
 from ..text.printer import show
 from .expr import AccessShape, Fault, access, exact_range, expression, index_symbols
+from .function import FUNCTION_RULES
 from .graph import GRAPH_RULES
 
 
-def verify(obj: IRModule | Graph | LoopNest) -> None:
+def verify(obj: IRModule | Graph | TensorFunction | LoopNest) -> None:
     """Check every rule. Raises VerifyError, which shows the IR with the first culprit underlined and lists the rest."""
     match obj:
         case LoopNest():
             _report(obj, [f for rule in NEST_RULES for f in rule(obj)])
+        case TensorFunction():
+            _report(obj, [f for rule in FUNCTION_RULES for f in rule(obj)])
         case Graph():
             _report(obj, [f for rule in GRAPH_RULES for f in rule(obj, None)])
         case IRModule():
@@ -51,7 +55,7 @@ def verify(obj: IRModule | Graph | LoopNest) -> None:
                     verify(function)
 
 
-def _report(function: Graph | LoopNest, faults: list[Fault]) -> None:
+def _report(function: Graph | TensorFunction | LoopNest, faults: list[Fault]) -> None:
     if not faults:
         return
     first, *rest = faults

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import sympy
 
+from ...ir.function.function import TensorFunction
 from ...ir.graph.collectives import in_flight
 from ...ir.graph.copies import is_copy
 from ...ir.graph.effects import has_effect
@@ -20,7 +21,6 @@ from ...ir.graph.graph import CallTensor, Graph, Library, Node, View, size_maker
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import MEMORY
 from ..facts.dependences import Dependences
-from ..functions.function import TensorFunction
 from ..functions.function_table import FunctionTable
 from ..functions.generalise import Flat, flatten, with_sizes
 from ..functions.scalars import split_scalars

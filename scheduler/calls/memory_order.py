@@ -14,13 +14,13 @@ from types import MappingProxyType
 
 import sympy
 
+from ...ir.function.function import TensorFunction
 from ...ir.graph.copies import COPY
 from ...ir.graph.effects import has_effect, written
 from ...ir.graph.facts import aliases_of, places_of
 from ...ir.graph.graph import CallTensor, Graph, Input, Library, Node, View, size_makers, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import JOINED
-from ..functions.function import TensorFunction
 from ..fusion.early_errors import checks_before_writes
 
 # The order of the graph stays where another is not lower by so much.

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ...ir.function.function import TensorFunction
 from ...ir.graph.facts import Aliases, aliases_of
 from ...ir.graph.graph import CallTensor, Graph, Library, TensorType
-from ..functions.function import TensorFunction
 from ..functions.function_table import FunctionTable
 from ..fusion.in_place import overwritten
 

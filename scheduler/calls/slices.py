@@ -17,11 +17,11 @@ import sympy
 
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Load, cast, is_value, rename_loads, symbol, walk
+from ...ir.function.function import Stage, TensorFunction
 from ...ir.graph.facts import names_in, places_of, users_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, Ref, TensorType, View, size_makers
 from ...ir.graph.slices import JOINED, MEMORY
 from ..functions.concat import ConcatPart, joins_of
-from ..functions.function import Stage, TensorFunction
 from ..functions.function_table import FunctionTable
 from ..functions.lower import collapse, substitute_single_uses
 from ..fusion.assemble import PARAM_ALIGN

@@ -11,6 +11,7 @@ from dataclasses import replace
 import sympy
 
 from ...ir.expr.value import Expr, Index, IndexValue, Load, cast, index_exprs, is_value, rewrite, symbol, walk
+from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import Origin
 from ...ir.nest.hints import IN_PLACE, TABLE
 from ...ir.nest.loops import (
@@ -26,7 +27,6 @@ from ...ir.nest.loops import (
     Update,
     contiguous_strides,
 )
-from .function import Dim, Output, Stage, TensorFunction
 from .lower_scatter import in_loops, lower_scatter
 
 

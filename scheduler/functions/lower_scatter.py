@@ -7,9 +7,9 @@ import sympy
 
 from ...ir.expr.index import is_within
 from ...ir.expr.value import IndexValue, Load, cast, symbol
+from ...ir.function.function import Stage, TensorFunction
 from ...ir.nest.hints import IN_PLACE
 from ...ir.nest.loops import Access, Axis, AxisKind, Block, Loop, LoopNest, Node, Statement, Store, Update
-from .function import Stage, TensorFunction
 
 
 def lower_scatter(function: TensorFunction) -> LoopNest:

@@ -16,6 +16,7 @@ from ...ir.expr.index import simplify
 from ...ir.expr.symbols import Size, SymbolTable
 from ...ir.expr.value import Cast, Expr, Index, Load, cast, is_value, rewrite, symbol
 from ...ir.expr.wide import may_stay_wide
+from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.collectives import is_wait
 from ...ir.graph.facts import places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View, size_makers, sizes_read, uses
@@ -24,7 +25,6 @@ from ...ir.nest.loops import Buffer
 from ..facts.domain import Digits
 from ..facts.fusion_nodes import FusionNode, fusion_node_sizes
 from ..facts.views import ViewMap
-from ..functions.function import Dim, Output, Stage, TensorFunction
 from .early_errors import sites, wait_for_checks
 from .group import Group
 from .tiles import kept, reduced

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from ...ir.expr.monoid import WEIGHTED
 from ...ir.expr.value import loads
+from ...ir.function.function import TensorFunction
 from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Reduction
 from ..facts.views import readers_of, results_of, views_of
-from ..functions.function import TensorFunction
 from .chain import Chain, Others, is_contraction, is_total, row_axes, told
 from .chain_function import ChainFunctionWriter
 from .outlined import Functions, Outlined, Parameters

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from ...ir.graph.graph import CallTensor, Graph, Library, Node, size_makers, sizes_read, uses
+from ...ir.function.function import TensorFunction
+from ...ir.graph.graph import CallTensor, Graph, IRModule, Library, Node, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
 from ..facts.dependences import Dependences, last_bits, set_bits
 from ..facts.domain import bind_access
 from ..facts.fusion_nodes import FusionNode, build_fusion_nodes, drop_dead, fusion_node_sizes
 from ..facts.views import ViewMap, views_of
-from ..functions.function import TensorFunction
 from .assemble import assemble
 from .chains import outline_chains
 from .group import MAX_NODES, Group
@@ -58,6 +58,11 @@ class Fusion:
     graph: Graph
     functions: dict[str, TensorFunction]
     report: FusionReport
+
+    @property
+    def module(self) -> IRModule:
+        """The graph and its functions as what is printed, verified and compiled."""
+        return IRModule({self.graph.name: self.graph, **self.functions}, self.graph.name)
 
 
 @dataclass(slots=True)

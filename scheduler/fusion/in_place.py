@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from ...ir.expr.value import Call, Expr, Load, is_checked, is_value, walk
+from ...ir.function.function import Output, Stage, TensorFunction
 from ...ir.graph.copies import COPY, is_copy
 from ...ir.graph.facts import Aliases, aliases_of, places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View, uses
-from ..functions.function import Output, Stage, TensorFunction
 from ..functions.function_table import FunctionTable
 from ..functions.scalars import is_elementwise
 from .scatter import scattered_over

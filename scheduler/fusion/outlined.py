@@ -10,10 +10,10 @@ import sympy
 
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import symbol
+from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import CallTensor, Graph, Node, Origin, TensorType
 from ...ir.nest.loops import Buffer
 from ..facts.order import in_order
-from ..functions.function import TensorFunction
 from .assemble import PARAM_ALIGN
 
 

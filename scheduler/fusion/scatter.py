@@ -27,10 +27,10 @@ from ...ir.expr.value import (
     symbol,
     times,
 )
+from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Scatter
 from ..facts.fusion_nodes import CHEAP_FLOPS, INLINE_NODES, simplify_value
 from ..facts.views import ViewMap, map_value, readers_of, results_of, views_of
-from ..functions.function import Dim, Output, Stage, TensorFunction
 from ..functions.function_table import FunctionTable
 from .outlined import Functions, Outlined, Parameters, function_name
 
@@ -146,7 +146,7 @@ class _ScatterWriter:
         result = Output(self.parameters.buffer("out0", n.type), "t0", tuple(rows.values()))
         stages = (
             Stage(("t0",), (begin,), False, None, n.origins),
-            Stage((), values, False, n.monoid, n.origins, tuple(extra.values()), (), into="t0"),
+            Stage((), values, False, n.monoid, n.origins, tuple(extra.values()), into="t0"),
         )
         dims = [
             tuple(Dim(v, self.parameters.canonical(part[a])) for a, v in env.items())

@@ -7,10 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .dynamo_backend.entry.modules import compile, from_fx
     from .dynamo_backend.explaining.explain import explain
+    from .ir.graph.graph import IRModule
+    from .ir.text.parser import parse
     from .ir.text.printer import show
     from .runtime.compile.artifacts import load_cache_artifacts
-    from .runtime.compile.nest_kernel import compile
     from .runtime.settings.options import OptionError, Options
     from .scheduler.error import ScheduleError
     from .scheduler.schedule.overrides import schedule
@@ -19,19 +21,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "OptionError", "Options", "Schedule", "ScheduleError", "Trace", "__version__", "compile", "explain",
-    "load_cache_artifacts", "schedule", "show",
+    "IRModule", "OptionError", "Options", "Schedule", "ScheduleError", "Trace", "__version__", "compile", "explain",
+    "from_fx", "load_cache_artifacts", "parse", "schedule", "show",
 ]  # fmt: skip
 
 _HOME = {
+    "IRModule": "ir.graph.graph",
     "OptionError": "runtime.settings.options",
     "Options": "runtime.settings.options",
     "Schedule": "scheduler.schedule.schedule",
     "ScheduleError": "scheduler.error",
     "Trace": "scheduler.schedule.trace",
-    "compile": "runtime.compile.nest_kernel",
+    "compile": "dynamo_backend.entry.modules",
     "explain": "dynamo_backend.explaining.explain",
+    "from_fx": "dynamo_backend.entry.modules",
     "load_cache_artifacts": "runtime.compile.artifacts",
+    "parse": "ir.text.parser",
     "schedule": "scheduler.schedule.overrides",
     "show": "ir.text.printer",
 }

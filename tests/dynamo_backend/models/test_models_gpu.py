@@ -19,13 +19,13 @@ from torch_mlc.dynamo_backend.compiling.plans import run_passes
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
+from torch_mlc.ir.function.function import TensorFunction
 from torch_mlc.ir.graph.graph import CallTensor
 from torch_mlc.ir.target import gpu_target
+from torch_mlc.ir.text.structure import function_key
 from torch_mlc.runtime.settings.options import Options
 from torch_mlc.runtime.triton.compile import compile_triton, resource_report
 from torch_mlc.scheduler.calls.horizontal import share_launches
-from torch_mlc.scheduler.functions.function import TensorFunction
-from torch_mlc.scheduler.functions.function_text import function_key
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.rules import default_schedule

@@ -142,7 +142,7 @@ def test_deep_expressions() -> None:
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("def f(): pass", "under @graph or @nest"),
+        ("def f(): pass", "under @graph, @function or @nest"),
         ("@graph\ndef f(x): return ()", "a parameter with its type"),
         ("@graph\ndef f(x: float31[3]):\n    return (x,)", "line 2, column 10: expected one of float64"),
         (
@@ -157,7 +157,7 @@ def test_deep_expressions() -> None:
         ("@nest(outputs=[])\ndef f():\n    for i in sideways(3):\n        pass", "one of serial, parallel"),
         ("@nest(outputs=[])\ndef f():\n    x = x = 3", "a loop or a block"),
         ("@graph\ndef f(", "no Python syntax"),
-        ("__import__('os').system('true')", "under @graph or @nest"),
+        ("__import__('os').system('true')", "under @graph, @function or @nest"),
     ],
 )
 def test_what_is_no_script_is_refused(text: str, says: str) -> None:
