@@ -7,10 +7,9 @@ gives, forwards and backwards, the one with the lowest peak is taken where that 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from types import MappingProxyType
 
 import sympy
 
@@ -18,8 +17,9 @@ from ...ir.graph.copies import COPY
 from ...ir.graph.graph import CallTensor, Graph, Input, Library, Node, Ref, View, size_makers, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import JOINED
-from ..functions.function import TensorFunction
+from ..context import Context
 from ..fusion.early_errors import checks_before_writes
+from ..fusion.fusion import Fusion
 from ..fusion.in_place import Aliases, MayAlias
 from ..passes.canonical.eliminate_dead import has_effect
 
@@ -30,28 +30,26 @@ MORE = 1.01
 _SEEDS, _CONSTANT = "mlc::seeds", "mlc::constant"
 
 
-def order_for_memory(
-    graph: Graph,
-    may_alias: MayAlias,
-    given: Collection[str] = (),
-    functions: Mapping[str, TensorFunction] = MappingProxyType({}),
-) -> Graph:
-    """The graph with its nodes in such an order; ``given`` are inputs whose memory goes when they are read last.
+def order_for_memory(fusion: Fusion, context: Context) -> Fusion:
+    """The nodes of the graph in such an order.
 
     Nodes that write memory keep their place among those that look at it, and behind those that look at data which may
     be an error, as their ``functions`` tell; random calls keep theirs among each other.
     Graphs with calls whose effects are not known, or with sizes that data decide, stay as they are.
     """
+    graph = fusion.graph
     if size_makers(graph) or any(_is_fixed(n) for n in graph.nodes):
-        return graph
-    flow = _Flow.of(graph, may_alias, given)
-    for k, checks in checks_before_writes(graph, functions).items() if functions else ():
+        return fusion
+    flow = _Flow.of(graph, context.may_alias, context.given)
+    for k, checks in checks_before_writes(graph, fusion.functions).items() if fusion.functions else ():
         flow.follow(k, checks)
     worth = WORTH * flow.peak(range(len(graph.nodes)))
     if flow.least() >= worth:
-        return graph
+        return fusion
     peak, best = min((flow.peak(order), order) for order in (flow.eager(), flow.late()))
-    return replace(graph, nodes=tuple(graph.nodes[k] for k in best)) if peak < worth else graph
+    if peak >= worth:
+        return fusion
+    return replace(fusion, graph=replace(graph, nodes=tuple(graph.nodes[k] for k in best)))
 
 
 @dataclass(slots=True)

@@ -5,27 +5,27 @@ A kernel then touches half the memory, which on CPUs is often still in the cache
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ...ir.graph.graph import CallTensor, Graph, Library, TensorType
+from ..context import Context
 from ..functions.function import TensorFunction
 from ..functions.function_table import FunctionTable
-from ..fusion.in_place import Aliases, MayAlias, overwritten
+from ..fusion.fusion import Fusion
+from ..fusion.in_place import Aliases, overwritten
 
 # Memory that belongs to the module, not to one run of the graph.
 LASTING = "mlc::constant"
 
 
-def write_over_dead(
-    graph: Graph, functions: Mapping[str, TensorFunction], may_alias: MayAlias
-) -> tuple[Graph, dict[str, TensorFunction]]:
-    """The graph in which kernels write results over arguments of the same type that die with them.
+def write_over_dead(fusion: Fusion, context: Context) -> Fusion:
+    """Let kernels write results over arguments of the same type that die with them.
 
     The argument must be made in the graph, share its memory with nothing that lives on, and be read by the kernel only
-    at the very element that it writes. ``may_alias`` tells whether an op may return memory that it was given.
+    at the very element that it writes.
     """
-    return _Overwriter(graph, dict(functions), Aliases.of(graph, may_alias)).run()
+    graph = fusion.graph
+    return fusion.having(*_Overwriter(graph, dict(fusion.functions), Aliases.of(graph, context.may_alias)).run())
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ concat.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import sympy
@@ -19,12 +18,14 @@ from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Load, cast, is_value, rename_loads, symbol, walk
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, Ref, TensorType, View, size_makers, uses
 from ...ir.graph.slices import JOINED, MEMORY
+from ..context import Context
 from ..functions.concat import ConcatPart, joins_of
 from ..functions.function import Stage, TensorFunction
 from ..functions.function_table import FunctionTable
 from ..functions.lower import collapse, substitute_single_uses
 from ..fusion.assemble import PARAM_ALIGN
-from ..fusion.in_place import Aliases, MayAlias
+from ..fusion.fusion import Fusion
+from ..fusion.in_place import Aliases
 from ..passes.canonical.names import fresh_name
 from .memory_order import Held
 
@@ -35,18 +36,18 @@ LEAST_RUN = 64
 WIDE_RUN = 4096
 
 
-def write_slices(
-    graph: Graph, functions: Mapping[str, TensorFunction], may_alias: MayAlias
-) -> tuple[Graph, dict[str, TensorFunction]]:
-    """The graph in which kernels write the parts of concats into slices, where all parts of a concat are such.
+def write_slices(fusion: Fusion, context: Context) -> Fusion:
+    """Let kernels write the parts of concats into slices, where all parts of a concat are such.
 
     All of a concat is held from its first part on: those whose parts are made far from each other are copied where
-    that would raise the peak. ``may_alias`` tells whether an op may return memory that it was given.
+    that would raise the peak.
     """
+    graph, functions = fusion.graph, fusion.functions
     found = {n.function: joins_of(functions[n.function]) for n in graph.nodes if isinstance(n, CallTensor)}
     if not any(found.values()):
-        return graph, dict(functions)
-    return _SliceWriter(graph, FunctionTable(functions), Aliases.of(graph, may_alias), found).write_all()
+        return fusion
+    aliases = Aliases.of(graph, context.may_alias)
+    return fusion.having(*_SliceWriter(graph, FunctionTable(functions), aliases, found).write_all())
 
 
 @dataclass(slots=True)

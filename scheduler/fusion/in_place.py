@@ -5,7 +5,7 @@ A step of an optimizer is then one pass over its parameters and state instead of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import sympy
@@ -15,9 +15,11 @@ from ...ir.graph.collectives import in_flight
 from ...ir.graph.copies import COPY, is_copy
 from ...ir.graph.graph import CallTensor, Graph, Input, Library, Node, TensorType, View, uses
 from ...ir.graph.slices import JOINED
+from ..context import Context
 from ..functions.function import Output, Stage, TensorFunction
 from ..functions.function_table import FunctionTable
 from ..functions.scalars import is_elementwise
+from .fusion import Fusion
 from .scatter import scattered_over
 
 # Whether an op may return memory that it was given.
@@ -69,17 +71,16 @@ class Aliases:
         return {b for name in (*names, *in_flight(graph).get(len(graph.nodes), ())) for b in self[name]}
 
 
-def write_in_place(
-    graph: Graph, functions: Mapping[str, TensorFunction], may_alias: MayAlias
-) -> tuple[Graph, dict[str, TensorFunction]]:
-    """The graph with those copies left out that a kernel can make unnecessary.
+def write_in_place(fusion: Fusion, context: Context) -> Fusion:
+    """Leave out those copies that a kernel can make unnecessary.
 
     A result ``v`` that is copied over an input ``p`` of the same type goes straight into its memory if nothing reads
     that memory later, ``v`` itself does not leave the graph, and the kernel that makes it reads ``p`` only at the very
     element that it writes, or not at all. A kernel that tells at its end that data are wrong has written all the same:
     eager raises before it writes, so the copy stays, which such a kernel keeps from being reached.
     """
-    return _InPlace(graph, dict(functions), Aliases.of(graph, may_alias)).run()
+    graph = fusion.graph
+    return fusion.having(*_InPlace(graph, dict(fusion.functions), Aliases.of(graph, context.may_alias)).run())
 
 
 @dataclass(slots=True)

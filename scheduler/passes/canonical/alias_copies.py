@@ -9,20 +9,20 @@ import sympy
 from ....ir.expr.index import simplify
 from ....ir.expr.value import Load, is_value
 from ....ir.graph.graph import Compute, Graph, Input, Node, TensorType, View
+from ...context import USUAL, Context
 from ...facts.views import ViewMap
-from ...fusion.in_place import Aliases, MayAlias
+from ...fusion.in_place import Aliases
 
 
-def alias_copies(graph: Graph, may_alias: MayAlias = lambda target: True) -> Graph:
+def alias_copies(graph: Graph, context: Context = USUAL) -> Graph:
     """Turn ``clone`` and the like into views where source and copy have the same layout.
 
     A tensor that leaves the graph stays a copy: callers may write into it. So does a copy of an input, which callers
-    may write into while it is still needed for the backward pass. Both hold for views that library calls make as well:
-    ``may_alias`` tells whether an op may return memory that it was given.
+    may write into while it is still needed for the backward pass. Both hold for views that library calls make as well.
     """
     views = ViewMap(graph)
     types = graph.types()
-    aliases = Aliases.of(graph, may_alias)
+    aliases = Aliases.of(graph, context.may_alias)
     leaving = aliases.leaving(graph)
     inputs = {i.name for i in graph.inputs if isinstance(i, Input)}
     nodes: list[Node] = []
