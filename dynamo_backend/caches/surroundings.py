@@ -17,7 +17,7 @@ from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...scheduler import rules
 from .. import converters
-from ..compiling import plans
+from ..compiling.pass_lists import pass_lists
 
 # What the code of a kernel depends on as well as that of its graph.
 _SETTINGS, _FOREIGN = "settings", "code of others in torch-mlc"
@@ -41,7 +41,8 @@ def _tables(state: int) -> str:
     they are."""
     known = sorted(converters.CONVERTERS.items(), key=lambda item: item[0])
     return key_of(
-        [*(f"{op} {_name(fn)}" for op, fn in known), "passes", *map(_name, plans.GRAPH_PASSES), "rules",
+        [*(f"{op} {_name(fn)}" for op, fn in known),
+         *(f"{level} {p.name} {_name(p.function)}" for level, passes in pass_lists() for p in passes), "rules",
          *(rule.name for rule in rules.RULES)]
     )  # fmt: skip
 

@@ -13,13 +13,13 @@ from torch import fx
 
 from ...codegen.host.build import build_host_program
 from ...codegen.host.memory.plan_memory import plan_memory
-from ...codegen.host.steps.ops import may_alias
-from ...codegen.host.steps.program import KernelUse
-from ...codegen.host.steps.views import track_views
+from ...codegen.host.steps.kernel_use import KernelUse
+from ...codegen.host.steps.track_views import track_views
 from ...ir.errors import MlcError
 from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import CallTensor, Graph, Input, IRModule, Library, SizeInput, TensorType, View
 from ...ir.nest.loops import Buffer, LoopNest
+from ...ir.passes import run_passes
 from ...ir.target import Target
 from ...ir.text.parser import parse
 from ...ir.text.printer import show
@@ -35,15 +35,13 @@ from ...runtime.host.executable import Boxed
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...runtime.timing import PhaseTimer
-from ...scheduler.calls.horizontal import share_launches
-from ...scheduler.calls.memory_order import order_for_memory
 from ...scheduler.functions.function_table import FunctionTable
-from ...scheduler.fusion.fuse import fuse
+from ...scheduler.fusion.fusion import Fusion
 from ...scheduler.schedule.schedule import Schedule
 from ..caches.surroundings import kernel_settings, surroundings
 from ..compiling.host_programs import HostCode, host_code
 from ..compiling.kernels import KernelBuild, KernelPlan, start_kernel
-from ..compiling.plans import run_passes
+from ..compiling.pass_lists import context_of, pass_lists
 from ..compiling.tuning import tuning_costs, tuning_of
 from ..importing.importer import import_graph
 
@@ -139,7 +137,7 @@ def _compiled(module: IRModule, options: Options) -> CompiledModule:
         }
         kernels = {name: kernel.finish() for name, kernel in started.items()}
     uses = {name: _use(build, f"k{k}_") for k, (name, build) in enumerate(kernels.items())}
-    program = plan_memory(track_views(build_host_program(graph, uses), None), graph.symbols)
+    program = plan_memory(track_views(build_host_program(graph, uses)))
     code = host_code(program, options, store)
     return CompiledModule(module, options, kernels, code, {n: u.kernel for n, u in uses.items()}, store)
 
@@ -153,12 +151,13 @@ def _fused(module: IRModule, options: Options) -> IRModule:
     graph = module.graph
     if all(isinstance(n, (CallTensor, Library, View)) for n in graph.nodes):
         return module
+    lists, context = pass_lists(), context_of(options)
     given = {n.names for n in graph.nodes if isinstance(n, CallTensor)}
     if not given:
-        fusion = share_launches(fuse(run_passes(graph, options), numerics=options.numerics), may_alias)
-        return replace(fusion, graph=order_for_memory(fusion.graph, may_alias, (), fusion.functions)).module
+        fusion = Fusion(run_passes(lists.graph, graph, context))
+        return run_passes((*lists.fuse, *lists.calls), fusion, context).module
     # Who wrote calls by hand wants these; what is new gets names beside theirs.
-    fusion, table = fuse(graph, numerics=options.numerics), FunctionTable(_called(module))
+    fusion, table = run_passes(lists.fuse, Fusion(graph), context), FunctionTable(_called(module))
     nodes = tuple(
         replace(n, function=table.enter(fusion.functions[n.function]))
         if isinstance(n, CallTensor) and n.names not in given

@@ -15,7 +15,7 @@ from ...ir.graph.slices import NOTHING
 from ...runtime.compile.kernels import gpu_binary
 from ...runtime.settings.options import OptionError, Options
 from ...runtime.triton.compile import resource_report
-from ...scheduler.fusion.fuse import Fusion
+from ...scheduler.fusion.fusion import Fusion
 from ..compiling.compiled import CompiledGraph, Stages
 from ..compiling.kernels import KernelBuild
 from ..entry.backend import settings_of

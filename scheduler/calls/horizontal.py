@@ -20,17 +20,14 @@ from ...ir.graph.facts import aliases_of, makers_of, places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, View, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import MEMORY
+from ..context import Context
 from ..facts.dependences import Dependences
 from ..functions.function_table import FunctionTable
 from ..functions.generalise import Flat, flatten, with_sizes
 from ..functions.scalars import split_scalars
 from ..functions.unify import Families, unify
 from ..fusion.early_errors import checks_before_writes
-from ..fusion.fuse import Fusion
-from ..fusion.in_place import write_in_place
-from ..fusion.scatter import begin_apart
-from .overwrite import write_over_dead
-from .slices import write_slices
+from ..fusion.fusion import Fusion
 
 # A function with scalars in it is taken apart where it is repeated, or at least so large.
 LARGE_ELEMENTS = 1 << 15
@@ -42,27 +39,18 @@ CLOSE = 6
 UNIFIED_BYTES = 32 << 20
 
 
-def share_launches(fusion: Fusion) -> Fusion:
-    """A fused graph with results in place of what they are copied over or made of, and with equal calls as one.
-
-    ``may_alias`` tells whether an op may return memory that it was given.
-    """
-    graph, functions = _split(fusion.graph, fusion.functions)
-    graph, functions = write_in_place(graph, functions)
-    graph, functions = write_slices(graph, functions)
-    graph, functions = _Tables(graph, functions).run()
-    graph, functions = write_over_dead(graph, functions)
-    graph, functions = begin_apart(graph, functions)
-    kernels = sum(isinstance(n, CallTensor) for n in graph.nodes)
-    return Fusion(graph, functions, replace(fusion.report, kernels=kernels))
+def share_launches(fusion: Fusion, context: Context) -> Fusion:
+    """Let equal calls that do not depend on one another be one call over a table."""
+    return fusion.having(*_Tables(fusion.graph, fusion.functions).run())
 
 
 # --- scalars apart --------------------------------------------------------------------------------------------------
 
 
-def _split(graph: Graph, functions: Mapping[str, TensorFunction]) -> tuple[Graph, dict[str, TensorFunction]]:
+def compute_scalars_apart(fusion: Fusion) -> Fusion:
     """Functions of one row that only compute elements, without the scalars that they make: where that makes functions
     equal, lets many work on the elements, or a result be written over an input."""
+    graph, functions = fusion.graph, fusion.functions
     kinds: dict[TensorFunction, int] = {}
     known = {f: _parts_of(n, functions[f], kinds) for f, n in _first_calls(graph).items()}
     parts = {
@@ -71,7 +59,7 @@ def _split(graph: Graph, functions: Mapping[str, TensorFunction]) -> tuple[Graph
         if isinstance(node, CallTensor) and not node.into and (found := known[node.function]) is not None
     }
     if not parts:
-        return graph, dict(functions)
+        return fusion
     hint = graph.symbols.hint
     repeats = Counter(found.kind for found in parts.values())
     copied = {n.args[1].name for n in graph.nodes if isinstance(n, Library) and is_copy(n)}
@@ -84,7 +72,7 @@ def _split(graph: Graph, functions: Mapping[str, TensorFunction]) -> tuple[Graph
                 nodes += [replace(c, function=table.enter(f)) for c, f in parts[k].calls(node)]
                 continue
         nodes.append(node)
-    return replace(graph, nodes=tuple(nodes)), table.used(nodes)
+    return fusion.having(replace(graph, nodes=tuple(nodes)), table.used(nodes))
 
 
 @dataclass(frozen=True, slots=True)

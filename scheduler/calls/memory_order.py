@@ -7,21 +7,21 @@ gives, forwards and backwards, the one with the lowest peak is taken where that 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from types import MappingProxyType
 
 import sympy
 
-from ...ir.function.function import TensorFunction
 from ...ir.graph.copies import COPY
 from ...ir.graph.effects import has_effect, written
 from ...ir.graph.facts import aliases_of, places_of
 from ...ir.graph.graph import CallTensor, Graph, Input, Library, Node, View, size_makers, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import JOINED
+from ..context import Context
 from ..fusion.early_errors import checks_before_writes
+from ..fusion.fusion import Fusion
 
 # The order of the graph stays where another is not lower by so much.
 WORTH = 0.99
@@ -30,27 +30,26 @@ MORE = 1.01
 _SEEDS, _CONSTANT = "mlc::seeds", "mlc::constant"
 
 
-def order_for_memory(
-    graph: Graph,
-    given: Collection[str] = (),
-    functions: Mapping[str, TensorFunction] = MappingProxyType({}),
-) -> Graph:
-    """The graph with its nodes in such an order; ``given`` are inputs whose memory goes when they are read last.
+def order_for_memory(fusion: Fusion, context: Context) -> Fusion:
+    """The nodes of the graph in such an order.
 
     Nodes that write memory keep their place among those that look at it, and behind those that look at data which may
     be an error, as their ``functions`` tell; random calls keep theirs among each other.
     Graphs with calls whose effects are not known, or with sizes that data decide, stay as they are.
     """
+    graph = fusion.graph
     if size_makers(graph) or any(_is_fixed(n) for n in graph.nodes):
-        return graph
-    flow = _Flow.of(graph, given)
-    for k, checks in checks_before_writes(graph, functions).items() if functions else ():
+        return fusion
+    flow = _Flow.of(graph, context.given)
+    for k, checks in checks_before_writes(graph, fusion.functions).items() if fusion.functions else ():
         flow.follow(k, checks)
     worth = WORTH * flow.peak(range(len(graph.nodes)))
     if flow.least() >= worth:
-        return graph
+        return fusion
     peak, best = min((flow.peak(order), order) for order in (flow.eager(), flow.late()))
-    return replace(graph, nodes=tuple(graph.nodes[k] for k in best)) if peak < worth else graph
+    if peak >= worth:
+        return fusion
+    return replace(fusion, graph=replace(graph, nodes=tuple(graph.nodes[k] for k in best)))
 
 
 @dataclass(slots=True)

@@ -21,10 +21,12 @@ from ...ir.function.function import Stage, TensorFunction
 from ...ir.graph.facts import names_in, places_of, users_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, Ref, TensorType, View, size_makers
 from ...ir.graph.slices import JOINED, MEMORY
+from ..context import Context
 from ..functions.concat import ConcatPart, joins_of
 from ..functions.function_table import FunctionTable
 from ..functions.lower import collapse, substitute_single_uses
 from ..fusion.assemble import PARAM_ALIGN
+from ..fusion.fusion import Fusion
 from ..passes.canonical.names import fresh_name
 from .memory_order import Held
 
@@ -35,16 +37,17 @@ LEAST_RUN = 64
 WIDE_RUN = 4096
 
 
-def write_slices(graph: Graph, functions: Mapping[str, TensorFunction]) -> tuple[Graph, dict[str, TensorFunction]]:
-    """The graph in which kernels write the parts of concats into slices, where all parts of a concat are such.
+def write_slices(fusion: Fusion, context: Context) -> Fusion:
+    """Let kernels write the parts of concats into slices, where all parts of a concat are such.
 
     All of a concat is held from its first part on: those whose parts are made far from each other are copied where
     that would raise the peak.
     """
+    graph, functions = fusion.graph, fusion.functions
     found = {n.function: joins_of(functions[n.function]) for n in graph.nodes if isinstance(n, CallTensor)}
     if not any(found.values()):
-        return graph, dict(functions)
-    return _SliceWriter(graph, FunctionTable(functions), found).write_all()
+        return fusion
+    return fusion.having(*_SliceWriter(graph, FunctionTable(functions), found).write_all())
 
 
 @dataclass(slots=True)

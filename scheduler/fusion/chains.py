@@ -9,23 +9,24 @@ from ...ir.expr.value import loads
 from ...ir.function.function import TensorFunction
 from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Reduction
+from ..context import Context
 from ..facts.views import readers_of, results_of, views_of
 from .chain import Chain, Others, is_contraction, is_total, row_axes, told
 from .chain_function import ChainFunctionWriter
-from .outlined import Functions, Outlined, Parameters
+from .fusion import Fusion
+from .outlined import Functions, Parameters
 from .prologues import take_prologues
 from .split_keys import split_keys
 
 
-def outline_chains(graph: Graph, *, fast: bool) -> Outlined:
-    """Make one function of every reduction by a monoid with a vector component and the contractions that feed it.
-
-    ``fast`` keeps float32 between fused operations where the graph rounds to a half type.
-    """
+def outline_chains(fusion: Fusion, context: Context) -> Fusion:
+    """Make one function of every reduction by a monoid with a vector component and the contractions that feed it."""
+    graph = fusion.graph
     starts = [n for n in graph.nodes if isinstance(n, Reduction) and any(c.vector for c in n.monoid.components)]
     if not starts:
-        return Outlined(graph, {})
-    views, types, readers, needed = views_of(graph), graph.types(), readers_of(graph), results_of(graph)
+        return fusion
+    views, types = views_of(graph), graph.types()
+    readers, needed = readers_of(graph), results_of(graph)
     functions = Functions()
     calls: dict[str, list[CallTensor]] = {}
     gone: set[str] = set()
@@ -36,7 +37,7 @@ def outline_chains(graph: Graph, *, fast: bool) -> Outlined:
         others.add(chain)
     take_prologues(graph, others.built)
     for chain in others.built:
-        written = ChainFunctionWriter(chain, Parameters(graph, types), fast).build()
+        written = ChainFunctionWriter(chain, Parameters(graph, types), context.fast).build()
         calls[chain.last] = [functions.enter(f, call) for f, call in _calls(*written)]
         gone.update(n for m in chain.nodes for n in m.names)
     nodes: list[Node] = []
@@ -45,7 +46,7 @@ def outline_chains(graph: Graph, *, fast: bool) -> Outlined:
             nodes += calls[node.names[0]]
         elif not node.names or node.names[0] not in gone:
             nodes.append(node)
-    return functions.outlined(graph, nodes, len(gone))
+    return functions.outlined(fusion, nodes, len(gone))
 
 
 def _together(graph: Graph, starts: Sequence[Reduction]) -> list[tuple[Reduction, ...]]:

@@ -15,20 +15,23 @@ from ...ir.function.function import Output, Stage, TensorFunction
 from ...ir.graph.copies import COPY, is_copy
 from ...ir.graph.facts import Aliases, aliases_of, places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View, uses
+from ..context import Context
 from ..functions.function_table import FunctionTable
 from ..functions.scalars import is_elementwise
+from .fusion import Fusion
 from .scatter import scattered_over
 
 
-def write_in_place(graph: Graph, functions: Mapping[str, TensorFunction]) -> tuple[Graph, dict[str, TensorFunction]]:
-    """The graph with those copies left out that a kernel can make unnecessary.
+def write_in_place(fusion: Fusion, context: Context) -> Fusion:
+    """Leave out those copies that a kernel can make unnecessary.
 
     A result ``v`` that is copied over an input ``p`` of the same type goes straight into its memory if nothing reads
     that memory later, ``v`` itself does not leave the graph, and the kernel that makes it reads ``p`` only at the very
     element that it writes, or not at all. A kernel that tells at its end that data are wrong has written all the same:
     eager raises before it writes, so the copy stays, which such a kernel keeps from being reached.
     """
-    return _InPlace(graph, dict(functions)).run()
+    graph = fusion.graph
+    return fusion.having(*_InPlace(graph, dict(fusion.functions)).run())
 
 
 @dataclass(slots=True)

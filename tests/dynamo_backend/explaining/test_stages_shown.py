@@ -44,10 +44,11 @@ def test_a_dump_is_written_whatever_the_caches_have(tmp_path: Path, monkeypatch:
         graphs = {
             p.name.split("__")[-1].split("_")[1]: {f.name for f in p.iterdir()} for p in (tmp_path / folder).iterdir()
         }
-        assert graphs.keys() == {"forward", "backward"}
+        assert graphs.keys() == {"joint", "forward", "backward"}
+        assert {name.split("_", 1)[1] for name in graphs.pop("joint")} == {"input.py"}
         for files in graphs.values():
             kinds = {name.split("_")[1].partition(".")[0] for name in files}
-            assert {"input", "fuse", "schedule", "emit", "host", "eliminate"} <= kinds, files
+            assert {"import", "partition", "schedule", "emit", "host", "decompose"} <= kinds, files
 
 
 class Heard(logging.Handler):

@@ -16,7 +16,7 @@ from torch_mlc.ir.graph.graph import CallTensor, Compute, Graph, Input, Library,
 from torch_mlc.ir.graph.slices import JOINED, MEMORY
 from torch_mlc.ir.text.printer import show
 
-N, I = sympy.Integer(8), symbol("i")
+N, IX = sympy.Integer(8), symbol("i")
 KIND = TensorType((N,), (sympy.S.One,), DType.FLOAT32)
 
 

@@ -18,8 +18,10 @@ from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.ir.graph.graph import CallTensor, Graph, Library
 from torch_mlc.ir.graph.slices import JOINED, MEMORY
-from torch_mlc.scheduler.calls.horizontal import share_launches
+from torch_mlc.ir.passes import run_passes
+from torch_mlc.scheduler.calls import CALL_PASSES
 from torch_mlc.scheduler.calls.memory_order import Held
+from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.fusion.fuse import Fusion, fuse
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.passes.canonical.eliminate_dead import has_effect
@@ -71,19 +73,17 @@ def operands(fn: Fn, rows: int) -> tuple[Tensor, Tensor]:
     return (numbers(70, 31 + rows, 48), numbers(90, 31 + rows, 64)) if fn is sums else wide(rows)
 
 
-def fused(fn: Fn, *inputs: Tensor, dynamic: bool = False) -> Fusion:
+def fused(fn: Fn, *inputs: Tensor, dynamic: bool = False, without: str = "") -> Fusion:
     (gm,) = capture(fn, inputs, dynamic=dynamic)
     graph = import_graph(gm)
-    for graph_pass in GRAPH_PASSES:
-        graph = graph_pass(graph)
-    return share_launches(fuse(graph))
+    graph = run_passes(GRAPH_PASSES, graph, USUAL)
+    passes = [p for p in CALL_PASSES if p.name != without]
+    return run_passes(passes, fuse(graph), USUAL)
 
 
 def apart(fn: Fn, *inputs: Tensor) -> Graph:
     """The graph without slices."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch_mlc.scheduler.calls.horizontal.write_slices", lambda graph, functions: (graph, functions))
-        return fused(fn, *inputs).graph
+    return fused(fn, *inputs, without="write_slices").graph
 
 
 def joined(graph: Graph) -> int:
