@@ -21,11 +21,11 @@ KIND = TensorType((N,), (sympy.S.One,), DType.FLOAT32)
 
 
 def copied(name: str, source: str) -> Compute:
-    return Compute(name, KIND, (I,), Load(source, (I,), DType.FLOAT32))
+    return Compute(name, KIND, (IX,), Load(source, (IX,), DType.FLOAT32))
 
 
 def viewed(name: str, source: str) -> View:
-    return View(name, KIND, source, (I,), (I,))
+    return View(name, KIND, source, (IX,), (IX,))
 
 
 def called(target: str, name: str, *given: str) -> Library:
