@@ -19,6 +19,7 @@ from ...codegen.host.steps.ops import may_alias
 from ...codegen.host.steps.program import KernelUse
 from ...ir.graph.graph import Graph, IRModule
 from ...ir.passes import PassManager
+from ...ir.target import TargetOf
 from ...runtime.log import say
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
@@ -30,10 +31,14 @@ from ...scheduler.passes import (  # fmt: skip
     GRAPH_PASSES,
     alias_copies,
     collapse_one_hot,
+    convert_layouts,
     decompose_contractions,
+    decompose_convolutions,
     eliminate_common,
+    multiply_points,
     rewrite_attention,
     rewrite_logsumexp,
+    split_reductions,
 )
 from ..importing.graph_key import GraphKey
 from ..importing.importer import import_graph
@@ -124,7 +129,7 @@ class PlanSource:
         with phase("passes"):
             graph = run_passes(imported, options)
         with phase("fuse"):
-            return Plan(imported, graph, fuse(graph, numerics=options.numerics))
+            return Plan(imported, graph, fuse(graph, numerics=options.numerics, target_of=_targets(options)))
 
     def ordered(self, plan: Plan) -> Plan:
         """With launches shared, in an order that holds less memory."""
@@ -138,10 +143,19 @@ def planned_peak(gm: fx.GraphModule, options: Options, given: Collection[str] = 
     """The bytes that an ATen graph would hold at most at typical sizes, ``given`` inputs among them; nothing is
     compiled."""
     imported = import_graph(gm, fallback_random=options.fallback_random, numerics=options.numerics)
-    fusion = share_launches(fuse(run_passes(imported, options), numerics=options.numerics), may_alias)
+    fusion = share_launches(
+        fuse(run_passes(imported, options), numerics=options.numerics, target_of=_targets(options)), may_alias
+    )
     graph = order_for_memory(fusion.graph, may_alias, given, fusion.functions)
     program = build_host_program(graph, dict.fromkeys(fusion.functions, KernelUse("", ())))
     return typical(peaks_of(storages(program, given)), graph)
+
+
+# Passes that decide by what a machine is.
+_BY_COST = (
+    convert_layouts, decompose_contractions, decompose_convolutions, multiply_points, rewrite_logsumexp,
+    split_reductions,
+)  # fmt: skip
 
 
 def run_passes(graph: Graph, options: Options) -> Graph:
@@ -158,9 +172,12 @@ def _for_targets(rewrite: Callable[..., Graph], options: Options) -> Callable[[G
     """The pass with what it asks for: the machines of this compilation, what ops do with memory."""
     if rewrite in (alias_copies, eliminate_common):
         return partial(rewrite, may_alias=may_alias)
-    if rewrite is not decompose_contractions:
-        return rewrite
-    return partial(decompose_contractions, target_of=lambda device: target_for(device, options.target, options.threads))
+    return partial(rewrite, target_of=_targets(options)) if rewrite in _BY_COST else rewrite
+
+
+def _targets(options: Options) -> TargetOf:
+    """The machines of this compilation."""
+    return lambda device: target_for(device, options.target, options.threads)
 
 
 @dataclass(frozen=True, slots=True)

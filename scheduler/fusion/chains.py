@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ...ir.expr.monoid import WEIGHTED
 from ...ir.expr.value import loads
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Reduction
+from ...ir.target import TargetOf, usual_target
 from ..facts.views import ViewMap
 from ..functions.function import TensorFunction
 from .chain import Chain, Others, is_contraction, is_total, row_axes, told
@@ -16,7 +17,7 @@ from .prologues import take_prologues
 from .split_keys import split_keys
 
 
-def outline_chains(graph: Graph, *, fast: bool) -> Outlined:
+def outline_chains(graph: Graph, *, fast: bool, target_of: TargetOf = usual_target) -> Outlined:
     """Make one function of every reduction by a monoid with a vector component and the contractions that feed it.
 
     ``fast`` keeps float32 between fused operations where the graph rounds to a half type.
@@ -38,7 +39,7 @@ def outline_chains(graph: Graph, *, fast: bool) -> Outlined:
     take_prologues(graph, others.built)
     for chain in others.built:
         written = ChainFunctionWriter(chain, Parameters(graph, types), fast).build()
-        calls[chain.last] = [functions.enter(f, call) for f, call in _calls(*written)]
+        calls[chain.last] = [functions.enter(f, call) for f, call in _calls(*written, target_of)]
         gone.update(n for m in chain.nodes for n in m.names)
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -87,9 +88,13 @@ def _alike(a: Reduction, b: Reduction) -> bool:
     return rows_a == rows_b
 
 
-def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunction, CallTensor]]:
+def _calls(function: TensorFunction, call: CallTensor, target_of: TargetOf) -> list[tuple[TensorFunction, CallTensor]]:
     """A chain's function and its call; on a GPU that its rows do not occupy, those of pieces of it and of all."""
-    pieces = None if call.types[0].device.startswith("cpu") else split_keys(function)
+    pieces = (
+        None
+        if call.types[0].device.startswith("cpu")
+        else split_keys(function, target_of(call.types[0].device).machine)
+    )
     if pieces is None:
         return [(function, call)]
     first, second = pieces.calls(call, function.symbols.symbols)

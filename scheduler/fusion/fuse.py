@@ -14,6 +14,7 @@ import sympy
 
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
+from ...ir.target import TargetOf, usual_target
 from ..facts.dependences import Dependences, last_bits, set_bits
 from ..facts.domain import bind_access
 from ..facts.fusion_nodes import FusionNode, build_fusion_nodes, drop_dead, fusion_node_sizes
@@ -72,6 +73,7 @@ class _Unit:
 class _Fuser:
     graph: Graph
     views: ViewMap
+    target_of: TargetOf
     units: list[_Unit] = field(default_factory=list)
     order: Dependences = field(default_factory=Dependences)
     # Which unit makes a tensor; the mask of the groups that read it.
@@ -135,7 +137,8 @@ class _Fuser:
             if self._try_join(m, reads, at):
                 self._unite(m, reads, at)
                 return
-        group = Group(self.graph.symbols, m.types[0].device)
+        device = m.types[0].device
+        group = Group(self.graph.symbols, device, self.target_of(device))
         group.begin(m)
         at = self.order.add()
         self.units.append(_Unit(group, None))
@@ -246,7 +249,7 @@ def _united(large: Group, small: Group) -> Group | None:
 
 
 def _rebuilt(nodes: list[FusionNode], like: Group) -> Group | None:
-    trial = Group(like.table, like.device)
+    trial = Group(like.table, like.device, like.target)
     trial.begin(nodes[0])
     for m in nodes[1:]:
         if trial.join(m) is not None:
@@ -280,23 +283,24 @@ def _consistent(group: Group) -> bool:
     return True
 
 
-def fuse(graph: Graph, *, numerics: str = "fast") -> Fusion:
+def fuse(graph: Graph, *, numerics: str = "fast", target_of: TargetOf = usual_target) -> Fusion:
     """Partition ``graph`` into calls of fused tensor functions and of libraries, in an order that respects dependences.
 
-    ``numerics="eager"`` keeps the rounding of half types between fused operations. Source: the planner's objective
-    is that of MetaFlow and of XLA's multi-output fusion (bytes, recompute, launches); the search here is greedy.
+    ``target_of`` gives the machine that a device is. ``numerics="eager"`` keeps the rounding of half types between
+    fused operations. Source: the planner's objective is that of MetaFlow and of XLA's multi-output fusion (bytes,
+    recompute, launches); the search here is greedy.
     """
-    chains = outline_chains(graph, fast=numerics != "eager")
+    chains = outline_chains(graph, fast=numerics != "eager", target_of=target_of)
     scatters = outline_scatters(chains.graph, fast=numerics != "eager")
     graph = scatters.graph
     views = ViewMap(graph)
     nodes, outside = build_fusion_nodes(graph, views, fast=numerics != "eager")
-    fuser = _Fuser(graph, views)
+    fuser = _Fuser(graph, views, target_of)
     fuser.run(nodes)
     repeats = choose_repeats([u.group for u in fuser.units if u.group is not None], outside, fuser.sizes)
     if repeats:
         nodes = drop_dead(apply_repeats(nodes, repeats, graph.symbols), outside)
-        fuser = _Fuser(graph, views)
+        fuser = _Fuser(graph, views, target_of)
         fuser.run(nodes)
     units: list[Group | Library | CallTensor] = []
     for u in fuser.units:

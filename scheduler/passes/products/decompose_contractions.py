@@ -7,7 +7,6 @@ reads the result joins as an epilogue. Which products are decomposed is a decisi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import sympy
@@ -16,7 +15,7 @@ from ....ir.expr.monoid import SUM
 from ....ir.expr.value import Expr, Load, call, cast, const, rewrite, substitute_index
 from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorType
 from ....ir.nest.loops import contiguous_strides
-from ....ir.target import Target, gpu_target
+from ....ir.target import TargetOf, usual_target
 from ...cost.contraction_cpu import decide_cpu
 from ...cost.contraction_gpu import decide_gpu
 from ...facts.contraction import R0, Decision, LibraryProduct, Products
@@ -28,15 +27,10 @@ from ..reduction.split_reductions import exact_cuts, in_pieces
 from .stream_k import dealt
 
 
-def usual_gpu(device: str) -> Target:
-    """The GPU that decisions are made for where nobody says which one it is."""
-    return gpu_target("cuda:sm_90")
-
-
-def decompose_contractions(graph: Graph, target_of: Callable[[str], Target] = usual_gpu) -> Graph:
+def decompose_contractions(graph: Graph, target_of: TargetOf = usual_target) -> Graph:
     """Decide about every product of the graph; decompose those for which that is cheaper.
 
-    ``target_of`` gives the GPU that a device is.
+    ``target_of`` gives the machine that a device is.
     """
     graph = eliminate_dead(graph)  # what nobody needs does not read either
     products = Products(graph)
@@ -47,8 +41,8 @@ def decompose_contractions(graph: Graph, target_of: Callable[[str], Target] = us
         if product is None:
             nodes.append(node)
             continue
-        device = product.type.device
-        decision = decide_cpu(product) if device.startswith("cpu") else decide_gpu(product, target_of(device))
+        machine = target_of(product.type.device).machine
+        decision = decide_gpu(product, machine) if machine.is_gpu else decide_cpu(product, machine)
         # What passes before have to say about the call stands after its own reason.
         reason = "; ".join([decision.reason, *product.node.reason.split("; ")[1:]])
         if decision.decomposed:
