@@ -22,6 +22,7 @@ from ...ir.graph.facts import places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.nest.loops import Buffer
+from ...ir.target import Target
 from ..facts.domain import Digits
 from ..facts.fusion_nodes import FusionNode, fusion_node_sizes
 from ..facts.views import ViewMap
@@ -50,7 +51,7 @@ def assemble(
     writer = _ViewWriter(graph, views, nodes)
     for u in _ordered(graph, views, units):
         if isinstance(u, Group):
-            for function, call in _calls(*_Assembler(u, graph, types, needed, fast).build()):
+            for function, call in _calls(*_Assembler(u, graph, types, needed, fast).build(), u.target):
                 name = functions.get(function)
                 if name is None:
                     name = functions[function] = f"{function.name}_{len(functions)}"
@@ -65,9 +66,9 @@ def assemble(
     return nodes, {name: replace(f, name=name) for f, name in functions.items()}
 
 
-def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunction, CallTensor]]:
+def _calls(function: TensorFunction, call: CallTensor, target: Target) -> list[tuple[TensorFunction, CallTensor]]:
     """A function and its call; on a GPU, where it reduces over rows too, those of its two parts."""
-    split = None if call.types[0].device.startswith("cpu") else in_two_stages(function)
+    split = None if call.types[0].device.startswith("cpu") else in_two_stages(function, target.machine)
     if split is None:
         return [(function, call)]
     sizes = dict(zip(function.symbols.symbols, call.sizes, strict=True))

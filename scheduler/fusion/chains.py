@@ -9,6 +9,7 @@ from ...ir.expr.value import loads
 from ...ir.function.function import TensorFunction
 from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Reduction
+from ...ir.target import TargetOf
 from ..context import Context
 from ..facts.views import readers_of, results_of, views_of
 from .chain import Chain, Others, is_contraction, is_total, row_axes, told
@@ -38,7 +39,7 @@ def outline_chains(fusion: Fusion, context: Context) -> Fusion:
     take_prologues(graph, others.built)
     for chain in others.built:
         written = ChainFunctionWriter(chain, Parameters(graph, types), context.fast).build()
-        calls[chain.last] = [functions.enter(f, call) for f, call in _calls(*written)]
+        calls[chain.last] = [functions.enter(f, call) for f, call in _calls(*written, context.target_of)]
         gone.update(n for m in chain.nodes for n in m.names)
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -87,9 +88,13 @@ def _alike(a: Reduction, b: Reduction) -> bool:
     return rows_a == rows_b
 
 
-def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunction, CallTensor]]:
+def _calls(function: TensorFunction, call: CallTensor, target_of: TargetOf) -> list[tuple[TensorFunction, CallTensor]]:
     """A chain's function and its call; on a GPU that its rows do not occupy, those of pieces of it and of all."""
-    pieces = None if call.types[0].device.startswith("cpu") else split_keys(function)
+    pieces = (
+        None
+        if call.types[0].device.startswith("cpu")
+        else split_keys(function, target_of(call.types[0].device).machine)
+    )
     if pieces is None:
         return [(function, call)]
     first, second = pieces.calls(call, function.symbols.symbols)

@@ -15,6 +15,7 @@ import sympy
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.passes import Pass, run_passes
+from ...ir.target import TargetOf
 from ..context import USUAL, Context
 from ..facts.dependences import Dependences, last_bits, set_bits
 from ..facts.domain import bind_access
@@ -46,6 +47,7 @@ class _Unit:
 class _Fuser:
     graph: Graph
     views: ViewMap
+    target_of: TargetOf
     units: list[_Unit] = field(default_factory=list)
     order: Dependences = field(default_factory=Dependences)
     # Which unit makes a tensor; the mask of the groups that read it.
@@ -109,7 +111,8 @@ class _Fuser:
             if self._try_join(m, reads, at):
                 self._unite(m, reads, at)
                 return
-        group = Group(self.graph.symbols, m.types[0].device)
+        device = m.types[0].device
+        group = Group(self.graph.symbols, device, self.target_of(device))
         group.begin(m)
         at = self.order.add()
         self.units.append(_Unit(group, None))
@@ -220,7 +223,7 @@ def _united(large: Group, small: Group) -> Group | None:
 
 
 def _rebuilt(nodes: list[FusionNode], like: Group) -> Group | None:
-    trial = Group(like.table, like.device)
+    trial = Group(like.table, like.device, like.target)
     trial.begin(nodes[0])
     for m in nodes[1:]:
         if trial.join(m) is not None:
@@ -263,12 +266,12 @@ def partition(fusion: Fusion, context: Context) -> Fusion:
     graph = fusion.graph
     views = views_of(graph)
     nodes, outside = build_fusion_nodes(graph, views, fast=context.fast)
-    fuser = _Fuser(graph, views)
+    fuser = _Fuser(graph, views, context.target_of)
     fuser.run(nodes)
     repeats = choose_repeats([u.group for u in fuser.units if u.group is not None], outside, fuser.sizes)
     if repeats:
         nodes = drop_dead(apply_repeats(nodes, repeats, graph.symbols), outside)
-        fuser = _Fuser(graph, views)
+        fuser = _Fuser(graph, views, context.target_of)
         fuser.run(nodes)
     units: list[Group | Library | CallTensor] = []
     for u in fuser.units:

@@ -8,15 +8,14 @@ import sympy
 
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Index, is_value
+from ...ir.target import Target
+from ..cost.programs import is_split
 from ..facts.domain import Binding, Digits, Direction, Domain, axes_in_row, backward, bind_access
 from ..facts.fusion_nodes import FusionNode
 from . import cross, tiles
 from .reads import refuse_second_reads
 
 MAX_NODES = 96
-# A reduction with fewer rows than this over more elements than that must be split over programs, so nothing that
-# needs its result element by element may share its kernel.
-FEW_ROWS, MANY_ELEMENTS = 64, 8192
 
 
 @dataclass(slots=True)
@@ -29,6 +28,7 @@ class Group:
 
     table: SymbolTable
     device: str
+    target: Target
     domain: Domain = field(default_factory=Domain)
     nodes: list[FusionNode] = field(default_factory=list)
     bindings: dict[str, Binding] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Group:
 
     def copy(self) -> Group:
         return Group(
-            self.table, self.device, self.domain.copy(), list(self.nodes),
+            self.table, self.device, self.target, self.domain.copy(), list(self.nodes),
             dict(self.bindings), dict(self.turned), dict(self.produced), dict(self.reads), set(self.tensors),
             self.is_split, set(self.cross),
         )  # fmt: skip
@@ -289,12 +289,13 @@ class Group:
         self.domain.inner = frozenset(d for a in over for d in binding[a])
 
     def _splits(self, m: FusionNode) -> bool:
+        """Whether a reduction is split over programs: what needs its result for each element has another kernel."""
         # On GPUs the pass split_reductions has split what is worth it already.
         if m.monoid is None or m.scan_axis is not None or not self.device.startswith("cpu"):
             return False
         rows = self.table.hint(self.domain.size(self.domain.rows()))
         inner = self.table.hint(self.domain.size(self.domain.inner_order()))
-        return rows < FEW_ROWS and inner >= MANY_ELEMENTS
+        return is_split(self.target.machine, rows, inner)
 
     def _split_refusal(self, m: FusionNode, binding: Binding) -> str | None:
         """In a kernel whose reduction is split, the result exists only at the very end: for rows alone."""

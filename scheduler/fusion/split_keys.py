@@ -18,12 +18,10 @@ from ...ir.expr.monoid import ATTENTION, SUM, lowest
 from ...ir.expr.value import Expr, IndexValue, Load, Select, call, const, is_value, loads, rename_loads, rewrite, symbol
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor, TensorType
+from ...ir.machine import Machine
 from ...ir.nest.loops import Buffer, contiguous_strides
-from .two_stage import PARAM_ALIGN, PROGRAMS, piece_sizes
-
-# Programs that occupy a GPU without pieces; the least keys of a piece, of which pieces are multiples where keys vary in
-# number; queries of a tile.
-ENOUGH, LEAST_KEYS, QUERIES = 132, 256, 64
+from ..cost.programs import LEAST_KEYS, QUERIES, pieces_of_keys
+from .two_stage import PARAM_ALIGN, piece_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ def _at(sizes: Mapping[sympy.Symbol, sympy.Expr], exprs: tuple[sympy.Expr, ...])
     return tuple(e.xreplace(sizes) for e in exprs)
 
 
-def split_keys(function: TensorFunction) -> SplitKeys | None:
+def split_keys(function: TensorFunction, machine: Machine) -> SplitKeys | None:
     """An attention as two functions; None where its rows occupy a GPU, or it is not of this form."""
     at = next((k for k, s in enumerate(function.stages) if s.monoid is ATTENTION), None)
     if at is None or len(function.inner) != 1:
@@ -63,7 +61,7 @@ def split_keys(function: TensorFunction) -> SplitKeys | None:
     own = state.axes or ()
     if function.symbols.bounds(keys.extent)[0] < 1 or any(set(s.axes or ()) != set(own) or s.monoid for s in after):
         return None
-    cut = _cut(function, function.stages[: at + 1], keys)
+    cut = _cut(function, function.stages[: at + 1], keys, machine)
     if cut is None:
         return None
     first = _first(function, at, cut)
@@ -84,11 +82,11 @@ class _KeyCut:
         return self.piece.var * self.own.extent + self.own.var
 
 
-def _cut(function: TensorFunction, stages: tuple[Stage, ...], keys: Dim) -> _KeyCut | None:
+def _cut(function: TensorFunction, stages: tuple[Stage, ...], keys: Dim, machine: Machine) -> _KeyCut | None:
     hint, table = function.symbols.hint, function.symbols
-    programs, count = _programs(function, stages, keys), hint(keys.extent)
-    wanted = min(-(-PROGRAMS // programs), count // LEAST_KEYS)
-    if programs >= ENOUGH or wanted < 2:
+    count = hint(keys.extent)
+    wanted = pieces_of_keys(machine, _programs(function, stages, keys), count)
+    if wanted < 2:
         return None
     if keys.extent.is_Integer:
         parts, size = piece_sizes(keys.extent, wanted)

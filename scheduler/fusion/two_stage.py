@@ -18,14 +18,13 @@ from ...ir.expr.dtypes import DType
 from ...ir.expr.value import Expr, Index, IndexValue, Load, Select, call, rename_loads, substitute_index, symbol
 from ...ir.expr.value import loads as _loads
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
+from ...ir.machine import Machine
 from ...ir.nest.loops import Buffer, contiguous_strides
+from ..cost.programs import pieces_of_rows
+from ..cost.rows import long_row
 from ..functions.lower import collapse
-from .cross import HALF_ROW
 from .tiles import tile_extent
 
-# Programs of the first kernel: two for each multiprocessor, so that one reads while the other reduces, as long as rows
-# leave room for two. Each has so many rows at least, or what it writes of its own is no small part of what it reads.
-PROGRAMS, LEAST_ROWS = 264, 16
 PARAM_ALIGN = 16
 
 
@@ -57,13 +56,13 @@ class _RowCut:
     kept: tuple[Dim, ...]
 
 
-def in_two_stages(function: TensorFunction) -> TwoStages | None:
+def in_two_stages(function: TensorFunction, machine: Machine) -> TwoStages | None:
     """The function as two, where it reduces over its rows; None where it does not."""
     if function.scatters or not any(s.axes is not None and s.monoid is not None for s in function.stages):
         return None
     function = collapse(function)
     over = next(function.over_of(s) for s in function.stages if s.axes is not None and s.monoid is not None)
-    cut = _cut(function) if over == function.rows else _tiles(function, over)
+    cut = _cut(function, machine) if over == function.rows else _tiles(function, over)
     across = [s for s in function.stages if s.axes is not None]
     last = {r for s in across for r in s.results}
     stages = tuple(
@@ -71,7 +70,7 @@ def in_two_stages(function: TensorFunction) -> TwoStages | None:
         for s in function.stages
         if s.axes is None or s.monoid is not None
     )
-    if _is_long(function):
+    if _is_long(function, machine):
         stages = _early(stages)
     outputs = [o for o in function.outputs if o.result not in last]
     kept = len(outputs)
@@ -87,9 +86,9 @@ def in_two_stages(function: TensorFunction) -> TwoStages | None:
     return TwoStages(first, second, len(outputs) - kept, taken)
 
 
-def _is_long(function: TensorFunction) -> bool:
+def _is_long(function: TensorFunction, machine: Machine) -> bool:
     """Whether a row leaves no room for that of another program."""
-    return function.symbols.hint(sympy.Mul(*(d.extent for d in function.inner))) > HALF_ROW
+    return function.symbols.hint(sympy.Mul(*(d.extent for d in function.inner))) > long_row(machine)
 
 
 def _early(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
@@ -105,13 +104,12 @@ def _early(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     return (*first, *last)
 
 
-def _cut(function: TensorFunction) -> _RowCut:
+def _cut(function: TensorFunction, machine: Machine) -> _RowCut:
     """Whole row dimensions are pieces while there are too few; the one that makes them enough is cut; the others are
     each piece's own."""
     table = function.symbols
     count = max(table.hint(sympy.Mul(*(d.extent for d in function.rows))), 1)
-    room = 1 if _is_long(function) else 2
-    wanted = max(min(PROGRAMS * room // 2, count // LEAST_ROWS), 2)
+    wanted = pieces_of_rows(machine, count, alone=_is_long(function, machine))
     pieces: list[sympy.Expr] = []
     own: list[sympy.Expr] = []
     place: list[tuple[int | None, int | None]] = []

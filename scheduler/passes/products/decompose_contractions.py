@@ -28,8 +28,8 @@ from .stream_k import dealt
 
 
 def decompose_contractions(graph: Graph, context: Context = USUAL) -> Graph:
-    """Decide about every product of a graph without dead nodes, whose reads would count; open those that are to be
-    opened."""
+    """Decide about every product of a graph without dead nodes, whose reads would count; decompose those
+    for which that is cheaper."""
     products = Products(graph)
     taken = set(names_in(graph))
     nodes: list[Node] = []
@@ -38,8 +38,8 @@ def decompose_contractions(graph: Graph, context: Context = USUAL) -> Graph:
         if product is None:
             nodes.append(node)
             continue
-        device = product.type.device
-        decision = decide_cpu(product) if device.startswith("cpu") else decide_gpu(product, context.target_of(device))
+        machine = context.target_of(product.type.device).machine
+        decision = decide_gpu(product, machine) if machine.is_gpu else decide_cpu(product, machine)
         # What passes before have to say about the call stands after its own reason.
         reason = "; ".join([decision.reason, *product.node.reason.split("; ")[1:]])
         if decision.decomposed:

@@ -21,12 +21,11 @@ from ....ir.expr.value import Expr, IndexValue, Load, Select, call, substitute_i
 from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Graph, Node, Reduction, TensorType
 from ....ir.nest.loops import contiguous_strides
+from ....ir.target import TargetOf
+from ...context import USUAL, Context
+from ...cost.programs import pieces_of_sum
 from ..canonical.names import fresh_name
 
-# Programs that occupy a GPU: about four for each of its multiprocessors.
-PROGRAMS = 512
-# A piece has at least so many elements, and fewer pieces than that are not worth a second kernel.
-PIECE, FEWEST = 4096, 8
 # Pieces of contiguous memory start at multiples of this, so that their loads are as wide as those of the whole.
 ALIGNMENT = 1024
 
@@ -40,24 +39,23 @@ class Cut:
     is_exact: bool
 
 
-def split_reductions(graph: Graph) -> Graph:
+def split_reductions(graph: Graph, context: Context = USUAL) -> Graph:
     """Split the reductions on GPUs that have too few results to occupy one."""
     taken = set(names_in(graph))
     nodes: list[Node] = []
     for node in graph.nodes:
-        cuts = _cuts(node, graph.symbols) if isinstance(node, Reduction) else []
+        cuts = _cuts(node, graph.symbols, context.target_of) if isinstance(node, Reduction) else []
         nodes += in_pieces(node, cuts, taken) if isinstance(node, Reduction) and cuts else [node]
     return graph if len(nodes) == len(graph.nodes) else replace(graph, nodes=tuple(nodes))
 
 
-def _cuts(node: Reduction, table: SymbolTable) -> list[Cut]:
+def _cuts(node: Reduction, table: SymbolTable, target_of: TargetOf) -> list[Cut]:
     """How the outermost reduced axes are cut, a cut an axis; none where the reduction stays as it is."""
     if not node.types[0].device.startswith("cuda") or any(c.vector for c in node.monoid.components):
         return []
-    rows = max(table.hint(node.types[0].numel), 1)
-    elements = table.hint(sympy.Mul(*node.reduce_shape))
-    wanted = min(PROGRAMS // rows, elements // PIECE)
-    return cuts_for(node.reduce_shape, wanted, table) if wanted >= FEWEST else []
+    machine = target_of(node.types[0].device).machine
+    wanted = pieces_of_sum(machine, table.hint(node.types[0].numel), table.hint(sympy.Mul(*node.reduce_shape)))
+    return cuts_for(node.reduce_shape, wanted, table) if wanted > 1 else []
 
 
 def cuts_for(shape: tuple[sympy.Expr, ...], wanted: int, table: SymbolTable) -> list[Cut]:

@@ -9,6 +9,7 @@ import sympy
 from ....ir.nest.hints import NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
+from ...cost.rows import held_bytes, held_elements
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
@@ -30,10 +31,6 @@ from .common import (
     warps_for,
 )
 
-# Elements of a row, times tensors that are kept for all of it, that stay in the registers of one program.
-PERSISTENT = 32768
-# Of rows half as long several tensors stay there in few bytes.
-PERSISTENT_BYTES = 96 << 10
 SHORT = 1024
 MAX_WARPS = 16
 
@@ -52,8 +49,9 @@ def _is_persistent(nest: LoopNest, target: Target) -> bool:
     if not shape.has_reduction or not row.is_Integer:
         return False
     size = next_power(int(row))
-    packed = 2 * size <= PERSISTENT and size * live_bytes(shape) <= PERSISTENT_BYTES
-    return packed or size * live_rows(shape) <= PERSISTENT
+    held = held_elements(target.machine)
+    packed = 2 * size <= held and size * live_bytes(shape) <= held_bytes(target.machine)
+    return packed or size * live_rows(shape) <= held
 
 
 def _persistent_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:

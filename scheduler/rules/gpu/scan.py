@@ -13,6 +13,7 @@ from ....ir.expr.value import is_value
 from ....ir.nest.hints import NUM_WARPS
 from ....ir.nest.loops import Block, LoopNest, Scope, Update
 from ....ir.target import Target
+from ...cost.rows import scanned_elements
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
 from ..registry import Params, Rule, Value
@@ -35,7 +36,6 @@ from .common import (
 from .row import MAX_WARPS, inline_elements, row_programs
 
 # Elements of a tile, times tensors that are kept for all of it: a scan holds several states of each.
-PERSISTENT = 16384
 TILE = 2048
 
 
@@ -60,7 +60,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     # Columns side by side fill a sector of the cache; rows do as long as every processor has work.
     least = max(32 // narrowest_bytes(shape), 8) if across else 1
     size = next_power(typical(nest, length))
-    whole = bool(length.is_Integer) and size * live * least <= PERSISTENT
+    whole = bool(length.is_Integer) and size * live * least <= scanned_elements(target.machine)
     tile_size = TILE // clamp_power(_state_words(shape) // 2, 1, 8)
     block = size if whole else clamp_power(size, 16, 64 if across else min(tile_size, 1024))
     rows = clamp_power(max(min(tile_size // block, count // (2 * target.cores)), least), 1, 64)
