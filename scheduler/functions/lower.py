@@ -6,13 +6,15 @@ whatever the rank of its tensors.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import sympy
 
+from ...ir.expr.origin import Origin
+from ...ir.expr.role import Role
 from ...ir.expr.value import Expr, Index, IndexValue, Load, cast, index_exprs, is_value, rewrite, symbol, walk
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
-from ...ir.graph.graph import Origin
 from ...ir.nest.hints import IN_PLACE, TABLE
 from ...ir.nest.loops import (
     Access,
@@ -29,6 +31,9 @@ from ...ir.nest.loops import (
 )
 from .lower_scatter import in_loops, lower_scatter
 
+# What stores of a stage's results beside it are, where they are not results themselves.
+_LATE = {Role.SCORE: Role.WEIGHT, Role.ROW_TOTAL: Role.ROW_TOTAL}
+
 
 def lower_to_loops(function: TensorFunction) -> LoopNest:
     """The loop nest of a function: parameters are inputs, then outputs; results that stay inside are LOCAL buffers.
@@ -41,7 +46,8 @@ def lower_to_loops(function: TensorFunction) -> LoopNest:
     inputs = {b.name for b in function.inputs}
     # What goes over an input is written when everything has been read.
     last = [o for o in function.outputs if o.buffer.name in inputs]
-    readers = {ld.buffer for s in function.stages for v in s.values for ld in _result_loads(v)}
+    made = function.made
+    readers = {ld.buffer for s in function.stages for v in s.values for ld in _result_loads(made, v)}
     readers |= {o.result for o in last}
     locals_: list[Buffer] = []
     blocks: list[Block] = []
@@ -86,8 +92,8 @@ def lower_to_loops(function: TensorFunction) -> LoopNest:
     )
 
 
-def _result_loads(value: Expr) -> list[Load]:
-    return [e for e in walk(value) if isinstance(e, Load) and e.buffer.startswith("t")]
+def _result_loads(made: Collection[str], value: Expr) -> list[Load]:
+    return [e for e in walk(value) if isinstance(e, Load) and e.buffer in made]
 
 
 def _block(
@@ -123,7 +129,7 @@ def _block(
             body.append(Store(r, where, v))
         body += [Store(o.buffer.name, o.indices, cast(v, o.buffer.dtype)) for o in outputs[r]]
     bindings = tuple(symbol(f"{name}_{d.var.name}") for d in dims)
-    return Block(name, axes, bindings, tuple(body)), buffers
+    return Block(name, axes, bindings, tuple(body), role=stage.role), buffers
 
 
 def _scan_block(
@@ -179,7 +185,8 @@ def _late_stores(
 def _row_block(function: TensorFunction, stage: Stage, name: str, body: list[Statement]) -> Block:
     dims = _in_order(function, function.axes_of(stage))
     axes = tuple(Axis(d.var, d.extent) for d in dims)
-    return Block(name, axes, tuple(symbol(f"{name}_{d.var.name}") for d in dims), tuple(body))
+    role = _LATE.get(stage.role, Role.RESULT) if stage.role is not None else None
+    return Block(name, axes, tuple(symbol(f"{name}_{d.var.name}") for d in dims), tuple(body), role=role)
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------
@@ -193,7 +200,7 @@ def substitute_single_uses(function: TensorFunction) -> TensorFunction:
     for s in function.stages:
         visited = {*function.axes_of(s), *function.over_of(s)}
         for v in s.values:
-            for ld in _result_loads(v):
+            for ld in _result_loads(made_at, v):
                 same = made_at[ld.buffer] == visited
                 uses[ld.buffer] = uses.get(ld.buffer, 0) + (1 if same else 2)
     inlined: dict[str, Expr] = {}
@@ -215,6 +222,7 @@ def substitute_single_uses(function: TensorFunction) -> TensorFunction:
 def rows_late(function: TensorFunction) -> TensorFunction:
     """Stages that run once a row come no earlier than somebody needs them: between two that run over the elements of
     the row, they would keep those from sharing a visit."""
+    made = function.made
     waiting: list[Stage] = []
     order: list[Stage] = []
     for stage in function.stages:
@@ -225,7 +233,7 @@ def rows_late(function: TensorFunction) -> TensorFunction:
         ready: list[Stage] = []
         for s in (stage, *reversed(waiting)):
             if s is stage or needed & set(s.results):
-                needed |= {ld.buffer for v in s.values for ld in _result_loads(v)}
+                needed |= {ld.buffer for v in s.values for ld in _result_loads(made, v)}
                 ready.insert(0, s)
         waiting = [w for w in waiting if w not in ready]
         order += ready
@@ -353,6 +361,7 @@ def _rewritten(
 ) -> TensorFunction:
     """``low`` becomes the merged dimension; ``high`` disappears from every index."""
     merged = {low.var: sympy.expand(low.var - high.var * low.extent)}
+    made = function.made
 
     def index(i: sympy.Expr) -> sympy.Expr:
         free = i.free_symbols
@@ -362,7 +371,7 @@ def _rewritten(
         if isinstance(e, Load):
             if e.buffer in reshaped:
                 return Load(e.buffer, _drop(e.indices, reshaped[e.buffer][0], low), e.dtype)
-            if e.buffer.startswith("t"):
+            if e.buffer in made:
                 kept = tuple(low.var if i == merged[low.var] else i for i in e.indices if i != high.var)
                 return Load(e.buffer, kept, e.dtype)
         return None

@@ -15,6 +15,7 @@ from torch.utils._sympy.functions import CeilDiv
 
 from ...ir.expr.dtypes import DType
 from ...ir.expr.monoid import ATTENTION, SUM, lowest
+from ...ir.expr.role import Role
 from ...ir.expr.value import Expr, IndexValue, Load, Select, call, const, is_value, loads, rename_loads, rewrite, symbol
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor, TensorType
@@ -137,7 +138,7 @@ def _first(function: TensorFunction, at: int, cut: _KeyCut) -> TensorFunction:
     shape = tuple(extents[v] for v in where)
     # Copies of the states leave the kernel: the state itself is its schedule's to take apart.
     copies = tuple(
-        Stage((f"{result}_piece",), (Load(result, where, v.dtype),), False, None, state.origins, where)
+        Stage((f"{result}_piece",), (Load(result, where, v.dtype),), True, None, state.origins, where, role=Role.RESULT)
         for result, v in zip(state.results, state.values, strict=True)
     )
     outputs = tuple(
@@ -213,6 +214,7 @@ def _second(
             values=tuple(rename_loads(rewrite(v, leaf, lambda i: i.xreplace(moved)), names) for v in s.values),
             axes=None,
             inner=False,
+            role=None,
         )
         for s in after
     )

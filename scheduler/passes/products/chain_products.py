@@ -23,7 +23,7 @@ from ...facts.definitions import Definitions
 from ..canonical.names import fresh_name
 from ..canonical.simplify_algebra import simplify_call
 from .batch_axes import Batch, BatchWriter, split_batch
-from .chain_elements import BATCH, COLUMN, FEATURE, INNER, ROW, Elements, NoChainError, Score, buffer_of, is_softmax
+from .chain_elements import BATCH, COLUMN, FEATURE, INNER, ROW, Elements, NoChainError, Score, buffer_of
 from .chain_totals import Total, total_of
 from .operands import Product, made_of, operand, product_of
 
@@ -141,7 +141,7 @@ def _chain(found: Definitions, product: Product, types: dict[str, TensorType]) -
             element = search.expanded(Load(weights, at, kind))
         except NoChainError:
             continue
-        if not search.scores or not is_softmax(element):
+        if not search.scores or not search.is_softmax(element):
             continue
         where = (*lead, *((FEATURE, COLUMN) if transposed else (COLUMN, FEATURE)))
         value = operand(here, Load(values, where, kind))

@@ -49,12 +49,13 @@ def _own(nest: LoopNest, found: Roles) -> tuple[sympy.Symbol, ...]:
     """The row axes along which keys and values stay the same, that of the queries last."""
     state = next(b for b, _ in blocks(nest) if b.name == found.state)
     products = [b for b, _ in blocks(nest) if b.name in found.products]
+    local = {b.name for b in nest.locals}
     still = {
         s
         for b in (*products, state)
         for v in values(b.body[0])
         for ld in loads(vector_of(v, found.width, found.rows))
-        if not ld.buffer.startswith("t") and found.keys in _moves(ld)
+        if ld.buffer not in local and found.keys in _moves(ld)
         for s in _moves(ld)
     }
     return (*(v for v in found.rows if v not in still and v != found.queries), found.queries)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import sympy
 
 from ....ir.expr.dtypes import DType
-from ....ir.expr.monoid import SUM
 from ....ir.expr.product import bare, factors
+from ....ir.expr.role import Role
 from ....ir.expr.value import Load, is_value, loads
 from ....ir.nest.hints import NUM_STAGES, NUM_WARPS
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update, blocks
@@ -54,37 +54,23 @@ def _roles(nest: LoopNest) -> _BlockRoles | None:
     found = [b for b, _ in blocks(nest)]
     if any(b.predicate or not all(e.is_Symbol for e in b.bindings) for b in found):
         return None
-    totals = [b for b in found if _is_total(b)]
-    if len(totals) != 1:
+    totals = [b for b in found if b.role is Role.WEIGHT_TOTAL]
+    roles = (Role.SCORE, Role.WEIGHT, Role.WEIGHT_TOTAL, Role.RESULT)
+    if len(totals) != 1 or any(b.role not in roles for b in found):
         return None
     (total,) = totals
-    at = found.index(total)
     axes = tuple(a.var for a in total.axes_of(AxisKind.SPATIAL))
     over = tuple(a.var for a in total.axes_of(AxisKind.REDUCTION))
     grid, sides = {*axes, *over}, axes[-2:]
-    before, after = found[:at], found[at + 1 :]
-    products = [b for b in before if b.is_reduction]
+    products, edits, after = (tuple(b for b in found if b.role is role) for role in roles if role is not roles[2])
     if len(sides) != 2 or not products or any({a.var for a in b.axes} != set(axes) for b in after):
         return None
-    if any({a.var for a in b.axes if a.kind is AxisKind.SPATIAL} != grid for b in before):
+    if any({a.var for a in b.axes if a.kind is AxisKind.SPATIAL} != grid for b in (*products, *edits)):
         return None
-    for b in products:
-        if not _is_sum(b) or len(b.axes_of(AxisKind.REDUCTION)) != 1 or not _has_sides(b, sides):
-            return None
-    edits = tuple(b.name for b in before if not b.is_reduction)
-    return _BlockRoles(tuple(b.name for b in products), edits, total.name, tuple(b.name for b in after), axes, over)
-
-
-def _is_sum(block: Block) -> bool:
-    return len(block.body) == 1 and isinstance(block.body[0], Update) and block.body[0].monoid is SUM
-
-
-def _is_total(block: Block) -> bool:
-    """Whether a block sums what others make at each of its points."""
-    if not block.is_reduction or not _is_sum(block):
-        return False
-    made = [ld for ld in block.reads if ld.buffer.startswith("t")]
-    return bool(made) and all(_moves(ld) == {a.var for a in block.axes} for ld in made)
+    if any(len(b.axes_of(AxisKind.REDUCTION)) != 1 or not _has_sides(b, sides) for b in products):
+        return None
+    first, second, last = (tuple(b.name for b in part) for part in (products, edits, after))
+    return _BlockRoles(first, second, total.name, last, axes, over)
 
 
 def _has_sides(block: Block, sides: tuple[sympy.Symbol, ...]) -> bool:
