@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import fx
@@ -30,6 +30,7 @@ from ...scheduler.fusion.fuse import Fusion, fuse
 from ...scheduler.passes import (  # fmt: skip
     GRAPH_PASSES,
     alias_copies,
+    chain_products,
     collapse_one_hot,
     convert_layouts,
     decompose_contractions,
@@ -39,6 +40,7 @@ from ...scheduler.passes import (  # fmt: skip
     rewrite_attention,
     rewrite_logsumexp,
     split_reductions,
+    unroll_reductions,
 )
 from ..importing.graph_key import GraphKey
 from ..importing.importer import import_graph
@@ -151,10 +153,10 @@ def planned_peak(gm: fx.GraphModule, options: Options, given: Collection[str] = 
     return typical(peaks_of(storages(program, given)), graph)
 
 
-# Passes that decide by what a machine is.
-_BY_COST = (
-    convert_layouts, decompose_contractions, decompose_convolutions, multiply_points, rewrite_logsumexp,
-    split_reductions,
+# Passes that ask what a machine can, or decide by its costs.
+_ASKING = (
+    convert_layouts, decompose_contractions, decompose_convolutions, multiply_points, rewrite_attention,
+    rewrite_logsumexp, split_reductions, chain_products, unroll_reductions,
 )  # fmt: skip
 
 
@@ -172,12 +174,12 @@ def _for_targets(rewrite: Callable[..., Graph], options: Options) -> Callable[[G
     """The pass with what it asks for: the machines of this compilation, what ops do with memory."""
     if rewrite in (alias_copies, eliminate_common):
         return partial(rewrite, may_alias=may_alias)
-    return partial(rewrite, target_of=_targets(options)) if rewrite in _BY_COST else rewrite
+    return partial(rewrite, target_of=_targets(options)) if rewrite in _ASKING else rewrite
 
 
 def _targets(options: Options) -> TargetOf:
     """The machines of this compilation."""
-    return lambda device: target_for(device, options.target, options.threads)
+    return cache(lambda device: target_for(device, options.target, options.threads))
 
 
 @dataclass(frozen=True, slots=True)

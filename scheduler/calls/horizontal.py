@@ -17,6 +17,7 @@ from ...ir.graph.copies import is_copy
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, View, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import MEMORY
+from ..cost.calls import CLOSE, LARGE_ELEMENTS, MAX_WAITING_BYTES, UNIFIED_BYTES
 from ..facts.dependences import Dependences
 from ..functions.function import TensorFunction
 from ..functions.function_table import FunctionTable
@@ -30,15 +31,6 @@ from ..fusion.scatter import begin_apart
 from ..passes.canonical.eliminate_dead import has_effect
 from .overwrite import write_over_dead
 from .slices import write_slices
-
-# A function with scalars in it is taken apart where it is repeated, or at least so large.
-LARGE_ELEMENTS = 1 << 15
-# Results may wait for the last call of a table, or be made before their time, up to so many bytes together; for calls
-# that stand close, only what the later ones read is bounded so.
-MAX_WAITING_BYTES = 8 << 20
-CLOSE = 6
-# Calls with more bytes of results are worth a launch, and constants in place of sizes.
-UNIFIED_BYTES = 32 << 20
 
 
 def share_launches(fusion: Fusion, may_alias: MayAlias) -> Fusion:

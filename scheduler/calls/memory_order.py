@@ -18,15 +18,12 @@ from ...ir.graph.copies import COPY
 from ...ir.graph.graph import CallTensor, Graph, Input, Library, Node, Ref, View, size_makers, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import JOINED
+from ..cost.calls import MORE, WORTH
 from ..functions.function import TensorFunction
 from ..fusion.early_errors import checks_before_writes
 from ..fusion.in_place import Aliases, MayAlias
 from ..passes.canonical.eliminate_dead import has_effect
 
-# The order of the graph stays where another is not lower by so much.
-WORTH = 0.99
-# What is held at once may grow by so much for other ends, since some sizes are only typical ones.
-MORE = 1.01
 _SEEDS, _CONSTANT = "mlc::seeds", "mlc::constant"
 
 

@@ -19,6 +19,7 @@ from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Load, cast, is_value, rename_loads, symbol, walk
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, Ref, TensorType, View, size_makers, uses
 from ...ir.graph.slices import JOINED, MEMORY
+from ..cost.calls import LEAST_RUN, WIDE_RUN
 from ..functions.concat import ConcatPart, joins_of
 from ..functions.function import Stage, TensorFunction
 from ..functions.function_table import FunctionTable
@@ -27,12 +28,6 @@ from ..fusion.assemble import PARAM_ALIGN
 from ..fusion.in_place import Aliases, MayAlias
 from ..passes.canonical.names import fresh_name
 from .memory_order import Held
-
-# Elements of a slice lie together for so many bytes at least: less than a line of the cache is written by several
-# kernels, one after the other.
-LEAST_RUN = 64
-# Loops that run over dimensions as one before, and over the last of them after, still have so many bytes side by side.
-WIDE_RUN = 4096
 
 
 def write_slices(

@@ -16,8 +16,7 @@ from ....ir.expr.value import Expr, Load, call, cast, const, rewrite, substitute
 from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorType
 from ....ir.nest.loops import contiguous_strides
 from ....ir.target import TargetOf, usual_target
-from ...cost.contraction_cpu import decide_cpu
-from ...cost.contraction_gpu import decide_gpu
+from ...cost.contraction import decide_product
 from ...facts.contraction import R0, Decision, LibraryProduct, Products
 from ...facts.digits import refine
 from ..canonical.eliminate_dead import eliminate_dead
@@ -41,8 +40,7 @@ def decompose_contractions(graph: Graph, target_of: TargetOf = usual_target) -> 
         if product is None:
             nodes.append(node)
             continue
-        machine = target_of(product.type.device).machine
-        decision = decide_gpu(product, machine) if machine.is_gpu else decide_cpu(product, machine)
+        decision = decide_product(product, target_of(product.type.device).machine)
         # What passes before have to say about the call stands after its own reason.
         reason = "; ".join([decision.reason, *product.node.reason.split("; ")[1:]])
         if decision.decomposed:

@@ -14,21 +14,23 @@ import sympy
 
 from ....ir.expr.value import Select, length, loads, substitute_index, walk
 from ....ir.graph.graph import Compute, Graph, Node, Reduction, TensorType
+from ....ir.target import TargetOf, usual_target
 from ...facts.evaluations import evaluations
 from ...facts.views import ViewMap
 from ...fusion.chain import is_contraction
 from ...fusion.outlined import readers_of
+from ...rules import Capability, can
 
 # So many elements at most are combined in an expression, of so many nodes at most.
 MAX_ELEMENTS, MAX_NODES = 8, 128
 
 
-def unroll_reductions(graph: Graph) -> Graph:
+def unroll_reductions(graph: Graph, target_of: TargetOf = usual_target) -> Graph:
     """Turn reductions of a few elements that are read as parts of joins, and by nobody else, into element-wise nodes.
 
     The order of combination is that of the elements. On GPUs, where lanes of other parts would wait, nothing is done.
     """
-    short = {n.names[0]: n for n in graph.nodes if isinstance(n, Reduction) and _is_short(n)}
+    short = {n.names[0]: n for n in graph.nodes if isinstance(n, Reduction) and _is_short(n, target_of)}
     if not short:
         return graph
     views = ViewMap(graph)
@@ -40,9 +42,11 @@ def unroll_reductions(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(_unrolled(n) if n.names and n.names[0] in chosen else n for n in graph.nodes))
 
 
-def _is_short(n: Reduction) -> bool:
+def _is_short(n: Reduction, target_of: TargetOf) -> bool:
     count = sympy.Mul(*n.reduce_shape)
-    if len(n.values) != 1 or not n.types[0].device.startswith("cpu") or is_contraction(n):
+    if len(n.values) != 1 or is_contraction(n):
+        return False
+    if not can(target_of(n.types[0].device), Capability.BRANCHES):
         return False
     if not count.is_number or not 1 < count <= MAX_ELEMENTS:
         return False

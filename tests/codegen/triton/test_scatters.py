@@ -68,7 +68,7 @@ def nests_of(name: str, dynamic: bool = False) -> tuple[LoopNest, ...]:
     retarget(gms, "cuda")
     graph = import_graph(gms[0])
     assert not any(isinstance(n, Library) for n in graph.nodes)
-    fusion = share_launches(fuse(run_passes(graph, Options.resolve(None, None, {}))), may_alias)
+    fusion = share_launches(fuse(run_passes(graph, Options.resolve(None, {"target": "cuda:sm_90"}, {}))), may_alias)
     return tuple(map(lower_to_loops, fusion.functions.values()))
 
 
