@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from ...ir.graph.graph import Graph
@@ -58,7 +58,7 @@ def runner_of(options: Options, name: str) -> Runner:
 
 def context_of(options: Options, given: Collection[str] = ()) -> Context:
     """What passes over graphs and calls may ask of a compilation."""
-    return Context(options.numerics, partial(_target_of, options), given)
+    return Context(options.numerics, cache(partial(_target_of, options)), given)
 
 
 def _target_of(options: Options, device: str) -> Target:

@@ -20,13 +20,10 @@ from ...ir.graph.graph import CallTensor, Graph, Input, Library, Node, View, siz
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import JOINED
 from ..context import Context
+from ..cost.calls import MORE, WORTH
 from ..fusion.early_errors import checks_before_writes
 from ..fusion.fusion import Fusion
 
-# The order of the graph stays where another is not lower by so much.
-WORTH = 0.99
-# What is held at once may grow by so much for other ends, since some sizes are only typical ones.
-MORE = 1.01
 _SEEDS, _CONSTANT = "mlc::seeds", "mlc::constant"
 
 

@@ -22,6 +22,7 @@ from ...ir.graph.facts import names_in, places_of, users_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, Ref, TensorType, View, size_makers
 from ...ir.graph.slices import JOINED, MEMORY
 from ..context import Context
+from ..cost.calls import LEAST_RUN, WIDE_RUN
 from ..functions.concat import ConcatPart, joins_of
 from ..functions.function_table import FunctionTable
 from ..functions.lower import collapse, substitute_single_uses
@@ -29,12 +30,6 @@ from ..fusion.assemble import PARAM_ALIGN
 from ..fusion.fusion import Fusion
 from ..passes.canonical.names import fresh_name
 from .memory_order import Held
-
-# Elements of a slice lie together for so many bytes at least: less than a line of the cache is written by several
-# kernels, one after the other.
-LEAST_RUN = 64
-# Loops that run over dimensions as one before, and over the last of them after, still have so many bytes side by side.
-WIDE_RUN = 4096
 
 
 def write_slices(fusion: Fusion, context: Context) -> Fusion:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 # The least that a tile of the tensor cores has along each axis.
 LEAST = 16
+# Rows or columns of a tile that one program combines: what the fastest tiles of products have. Columns are fewer where
+# so many operations follow on each result, or a state has several components: those want registers too.
+COMBINED_ROWS, FEWER_COLUMNS, HEAVY_EPILOGUE = 128, 128, 16
 # A multiprocessor reads faster than its share of the memory's rate: about so many times.
 REACH = 2.0
 # Rows that a warp group multiplies at once.

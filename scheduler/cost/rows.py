@@ -38,6 +38,11 @@ def scanned_elements(machine: Machine) -> int:
     return registers(machine) // 4
 
 
+def scanned_whole(machine: Machine) -> int:
+    """Elements of rows of a scan that stay there beside whatever else is made of them."""
+    return registers(machine) // 32
+
+
 def longest_row(machine: Machine) -> int:
     """Elements of the longest row that a program holds beside the sums of all columns."""
     return registers(machine) // 4

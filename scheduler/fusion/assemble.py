@@ -26,6 +26,7 @@ from ...ir.target import Target
 from ..facts.domain import Digits
 from ..facts.fusion_nodes import FusionNode, fusion_node_sizes
 from ..facts.views import ViewMap
+from ..rules import Capability, can
 from .early_errors import sites, wait_for_checks
 from .group import Group
 from .tiles import kept, reduced
@@ -67,8 +68,9 @@ def assemble(
 
 
 def _calls(function: TensorFunction, call: CallTensor, target: Target) -> list[tuple[TensorFunction, CallTensor]]:
-    """A function and its call; on a GPU, where it reduces over rows too, those of its two parts."""
-    split = None if call.types[0].device.startswith("cpu") else in_two_stages(function, target.machine)
+    """A function and its call; where it reduces over rows too, and no rule does that in one kernel, those of its two
+    parts."""
+    split = None if can(target, Capability.SPLIT_ROWS) else in_two_stages(function, target.machine)
     if split is None:
         return [(function, call)]
     sizes = dict(zip(function.symbols.symbols, call.sizes, strict=True))

@@ -12,6 +12,7 @@ from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Reduction
 from ...ir.target import TargetOf
 from ..context import Context
 from ..facts.views import readers_of, results_of, views_of
+from ..rules import Capability, can
 from .chain import Chain, Others, is_contraction, is_total, row_axes, told
 from .chain_function import ChainFunctionWriter
 from .fusion import Fusion
@@ -36,7 +37,7 @@ def outline_chains(fusion: Fusion, context: Context) -> Fusion:
         chain = Chain(graph, views, readers, needed, group, others)
         chain.grow()
         others.add(chain)
-    take_prologues(graph, others.built)
+    take_prologues(graph, others.built, context.target_of)
     for chain in others.built:
         written = ChainFunctionWriter(chain, Parameters(graph, types), context.fast).build()
         calls[chain.last] = [functions.enter(f, call) for f, call in _calls(*written, context.target_of)]
@@ -89,12 +90,10 @@ def _alike(a: Reduction, b: Reduction) -> bool:
 
 
 def _calls(function: TensorFunction, call: CallTensor, target_of: TargetOf) -> list[tuple[TensorFunction, CallTensor]]:
-    """A chain's function and its call; on a GPU that its rows do not occupy, those of pieces of it and of all."""
-    pieces = (
-        None
-        if call.types[0].device.startswith("cpu")
-        else split_keys(function, target_of(call.types[0].device).machine)
-    )
+    """A chain's function and its call; those of pieces of it and of all on a target that its rows do not occupy, and
+    that has no rule for both in one kernel."""
+    target = target_of(call.types[0].device)
+    pieces = None if can(target, Capability.SPLIT_KEYS) else split_keys(function, target.machine)
     if pieces is None:
         return [(function, call)]
     first, second = pieces.calls(call, function.symbols.symbols)

@@ -14,6 +14,7 @@ import sympy
 from ...ir.expr.value import Load, free_symbols
 from ..cost.rows import FEW_ROWS, SHORT_ROW, held_sums, held_words, keeps_narrow, long_row, longest_row
 from ..facts.fusion_nodes import FusionNode
+from ..rules import Capability, can
 from .tiles import kept, reduced
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _refusal(group: Group, rows: list[int], inner: list[int], sums: int) -> str 
     if length < SHORT_ROW or count < FEW_ROWS:
         return f"{count} rows of {length} elements are too few for sums along and across them at once"
     machine = group.target.machine
-    if not group.device.startswith("cpu") and not (
+    if not can(group.target, Capability.KEEP_ROWS) and not (
         extents[1].is_Integer and length <= longest_row(machine) and sums * length <= held_sums(machine, length)
     ):
         return f"no program holds a row of {extents[1]} elements and {sums} sums over all rows"
@@ -78,7 +79,7 @@ def refuse_long_rows(group: Group) -> str | None:
     """Why the registers of a multiprocessor of a GPU do not hold a row and sums for each of its elements; None where
     they do: the sums, what is read, and, unless all that is read is narrow and is kept as it is, what waits for the
     result of each reduction of the row."""
-    if group.device.startswith("cpu") or not group.cross or reduced(group):
+    if not group.cross or can(group.target, Capability.KEEP_ROWS) or reduced(group):
         return None
     length = _padded(group)
     if length <= long_row(group.target.machine):

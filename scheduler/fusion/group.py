@@ -12,6 +12,7 @@ from ...ir.target import Target
 from ..cost.programs import is_split
 from ..facts.domain import Binding, Digits, Direction, Domain, axes_in_row, backward, bind_access
 from ..facts.fusion_nodes import FusionNode
+from ..rules import Capability, can
 from . import cross, tiles
 from .reads import refuse_second_reads
 
@@ -290,8 +291,8 @@ class Group:
 
     def _splits(self, m: FusionNode) -> bool:
         """Whether a reduction is split over programs: what needs its result for each element has another kernel."""
-        # On GPUs the pass split_reductions has split what is worth it already.
-        if m.monoid is None or m.scan_axis is not None or not self.device.startswith("cpu"):
+        # Where no rule can, the pass split_reductions has split what is worth it already.
+        if m.monoid is None or m.scan_axis is not None or not can(self.target, Capability.SPLIT_SUMS):
             return False
         rows = self.table.hint(self.domain.size(self.domain.rows()))
         inner = self.table.hint(self.domain.size(self.domain.inner_order()))

@@ -31,7 +31,7 @@ from .gpu.row import GPU_ROW_LOOPED, GPU_ROW_PERSISTENT
 from .gpu.scan import GPU_SCAN
 from .gpu.scatter import GPU_SCATTER
 from .gpu.stencil import GPU_STENCIL
-from .registry import DesignSpace, Rule, Scarce, matching
+from .registry import Capability, DesignSpace, Rule, Scarce, matching
 
 RULES: tuple[Rule, ...] = (
     CPU_SCATTER, CPU_ATTENTION_ROWS, CPU_ATTENTION, CPU_SCAN, CPU_POINTWISE, CPU_STENCIL, CPU_CONTRACTION,
@@ -40,6 +40,11 @@ RULES: tuple[Rule, ...] = (
     GPU_FILTERS, GPU_TRANSPOSE, GPU_POINTWISE, GPU_CROSS_REDUCTION, GPU_COLUMN_REDUCTION, GPU_ROW_PERSISTENT,
     GPU_ROW_LOOPED, GPU_PLAIN,
 )  # fmt: skip
+
+
+def can(target: Target, capability: Capability) -> bool:
+    """Whether a target has a rule with a capability."""
+    return any(target.kind in rule.kinds and capability in rule.can for rule in RULES)
 
 
 def default_schedule(nest: LoopNest, target: Target) -> Schedule:
@@ -77,4 +82,14 @@ def design_space(nest: LoopNest, target: Target) -> DesignSpace:
     return DesignSpace(nest, target, matching(RULES, nest, target))
 
 
-__all__ = ["RULES", "DesignSpace", "Rule", "Scarce", "default_schedule", "design_space", "lighter_schedules"]
+__all__ = [
+    "RULES",
+    "Capability",
+    "DesignSpace",
+    "Rule",
+    "Scarce",
+    "can",
+    "default_schedule",
+    "design_space",
+    "lighter_schedules",
+]

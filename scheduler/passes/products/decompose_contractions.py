@@ -17,8 +17,7 @@ from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorType
 from ....ir.nest.loops import contiguous_strides
 from ...context import USUAL, Context
-from ...cost.contraction_cpu import decide_cpu
-from ...cost.contraction_gpu import decide_gpu
+from ...cost.contraction import decide_product
 from ...facts.contraction import R0, Decision, LibraryProduct, Products
 from ...facts.digits import refine
 from ..canonical.names import fresh_name
@@ -39,7 +38,7 @@ def decompose_contractions(graph: Graph, context: Context = USUAL) -> Graph:
             nodes.append(node)
             continue
         machine = context.target_of(product.type.device).machine
-        decision = decide_gpu(product, machine) if machine.is_gpu else decide_cpu(product, machine)
+        decision = decide_product(product, machine)
         # What passes before have to say about the call stands after its own reason.
         reason = "; ".join([decision.reason, *product.node.reason.split("; ")[1:]])
         if decision.decomposed:

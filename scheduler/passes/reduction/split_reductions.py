@@ -24,6 +24,7 @@ from ....ir.nest.loops import contiguous_strides
 from ....ir.target import TargetOf
 from ...context import USUAL, Context
 from ...cost.programs import pieces_of_sum
+from ...rules import Capability, can
 from ..canonical.names import fresh_name
 
 # Pieces of contiguous memory start at multiples of this, so that their loads are as wide as those of the whole.
@@ -51,10 +52,10 @@ def split_reductions(graph: Graph, context: Context = USUAL) -> Graph:
 
 def _cuts(node: Reduction, table: SymbolTable, target_of: TargetOf) -> list[Cut]:
     """How the outermost reduced axes are cut, a cut an axis; none where the reduction stays as it is."""
-    if not node.types[0].device.startswith("cuda") or any(c.vector for c in node.monoid.components):
+    target = target_of(node.types[0].device)
+    if can(target, Capability.SPLIT_SUMS) or any(c.vector for c in node.monoid.components):
         return []
-    machine = target_of(node.types[0].device).machine
-    wanted = pieces_of_sum(machine, table.hint(node.types[0].numel), table.hint(sympy.Mul(*node.reduce_shape)))
+    wanted = pieces_of_sum(target.machine, table.hint(node.types[0].numel), table.hint(sympy.Mul(*node.reduce_shape)))
     return cuts_for(node.reduce_shape, wanted, table) if wanted > 1 else []
 
 

@@ -22,18 +22,12 @@ from ....ir.expr.role import Role
 from ....ir.expr.value import Expr, Load, is_value, loads
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Scope, Update, blocks
 from ....ir.target import Target
+from ...cost.cpu_kernels import TILE_KEYS, TILE_QUERIES, keys_in_registers
 from ...error import ScheduleError
 from ...primitives.analysis.tree import linear_part
 from ...schedule.schedule import Schedule
-from ..registry import Params, Rule, Value
+from ..registry import Capability, Params, Rule, Value
 from .common import merge_paths, values
-
-# Sides of a tile of scores. Queries, scores, weights and results of a tile together stay in the second-level cache.
-QUERIES = (64, 128, 32)
-KEYS = (64, 128, 32)
-# Keys (queries in the second product) that one step of the products has in registers, by two vectors of the other:
-# where there are 16 registers, and where there are the 32 that go with vectors of 64 bytes.
-REGISTERS, MORE_REGISTERS = (4, 6, 2), (8, 4, 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +133,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
-    return {"queries": QUERIES, "keys": KEYS, "registers": MORE_REGISTERS if target.vector_bytes == 64 else REGISTERS}
+    return {"queries": TILE_QUERIES, "keys": TILE_KEYS, "registers": keys_in_registers(target.machine)}
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
@@ -374,4 +368,5 @@ def _innermost(schedule: Schedule, block: str, lanes: int, transposed: bool = Fa
         schedule.vectorize(vector)
 
 
-CPU_ATTENTION = Rule("cpu_attention", ("cpu",), _matches, _parameters, _apply)
+CAN = frozenset({Capability.ATTENTION, Capability.SHARED_TOTALS})
+CPU_ATTENTION = Rule("cpu_attention", ("cpu",), _matches, _parameters, _apply, can=CAN)

@@ -20,17 +20,16 @@ from ....ir.expr.value import Load, is_value, loads
 from ....ir.nest.hints import NUM_STAGES, NUM_WARPS
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update, blocks
 from ....ir.target import Target
+from ...cost.attention import LEAST_WIDTH, WIDEST
+from ...cost.gpu_kernels import BIAS_SCORES, LONG_HEADS
 from ...cost.gpu_tiles import GROUP_ROWS
 from ...schedule.schedule import Schedule
 from ..cpu.common import merge_paths, values
 from ..registry import Params, Rule, Value
-from .attention import LEAST, WIDEST, extents_of
-from .attention_gradients import LONG_HEADS
+from .attention import extents_of
 from .common import GPUS, clamp_power, cut, fused, next_power, tile, typical
 from .fit import moved_bytes, smaller_sides
 
-# Elements of a tile of scores that a thread has in registers, of each product and of the sum.
-SCORES = 32
 # Steps in flight.
 STAGES = (2, 1, 3)
 
@@ -93,7 +92,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
     for name in found.products:
         (depth,) = (a.extent for a in by_name[name].axes_of(AxisKind.REDUCTION))
         (update,) = by_name[name].body
-        if not depth.is_Integer or not LEAST <= int(depth) <= WIDEST:
+        if not depth.is_Integer or not LEAST_WIDTH <= int(depth) <= WIDEST:
             return False
         if values(update)[0].dtype is not DType.FLOAT32:  # type: ignore[arg-type]
             return False
@@ -107,12 +106,12 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     # Threads that multiply by themselves have the heads of both products whole in registers.
     heads = sum(map(next_power, _depths(nest, found).values()))
     slow = target.kind == "cuda" and not _halves(nest, found) and heads >= LONG_HEADS
-    first = [clamp_power(typical(nest, extents[v]), LEAST, 32 if slow else 64) for v in found.axes[-2:]]
+    first = [clamp_power(typical(nest, extents[v]), LEAST_WIDTH, 32 if slow else 64) for v in found.axes[-2:]]
     sides, stages = _fitting(nest, target, found, first)
-    warps = clamp_power(sides[0] * sides[1] // (SCORES * target.warp), 8 if slow else 4, 8)
+    warps = clamp_power(sides[0] * sides[1] // (BIAS_SCORES * target.warp), 8 if slow else 4, 8)
     return {
-        "rows": tuple(dict.fromkeys((sides[0], min(sides[0] * 2, 128), max(sides[0] // 2, LEAST)))),
-        "columns": tuple(dict.fromkeys((sides[1], min(sides[1] * 2, 128), max(sides[1] // 2, LEAST)))),
+        "rows": tuple(dict.fromkeys((sides[0], min(sides[0] * 2, 128), max(sides[0] // 2, LEAST_WIDTH)))),
+        "columns": tuple(dict.fromkeys((sides[1], min(sides[1] * 2, 128), max(sides[1] // 2, LEAST_WIDTH)))),
         "warps": tuple(dict.fromkeys((warps, 4, 8))),
         "stages": tuple(dict.fromkeys((stages, *STAGES))),
     }
@@ -120,7 +119,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
 
 def _fitting(nest: LoopNest, target: Target, found: _BlockRoles, sides: Sequence[int]) -> tuple[tuple[int, int], int]:
     """The sides, or the largest smaller ones whose operands the shared memory holds, and the steps in flight."""
-    whole = {v: next_power(max(n, LEAST)) for v, n in _depths(nest, found).items()} | dict.fromkeys(found.over, 1)
+    whole = {v: next_power(max(n, LEAST_WIDTH)) for v, n in _depths(nest, found).items()} | dict.fromkeys(found.over, 1)
     half = _halves(nest, found)
     tiles = smaller_sides(*sides)
     for stages in (STAGES[0], 1):
@@ -198,7 +197,7 @@ def _tile(schedule: Schedule, block: str, sizes: Mapping[sympy.Symbol, int]) -> 
     if len(order) > 1:
         schedule.reorder(*order)
     for loop in order:
-        _, lane = cut(schedule, loop, next_power(max(int(schedule.extent(loop)), LEAST)))
+        _, lane = cut(schedule, loop, next_power(max(int(schedule.extent(loop)), LEAST_WIDTH)))
         tile(schedule, lane)
 
 

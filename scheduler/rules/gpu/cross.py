@@ -10,15 +10,13 @@ import sympy
 from ....ir.nest.hints import NARROW_ROWS, NUM_WARPS
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update
 from ....ir.target import Target
+from ...cost.gpu_kernels import CROSS_SHORT, MOST_WARPS
 from ...cost.rows import ADDRESSES, held_words, keeps_narrow, long_row, longest_row, registers
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
 from ..registry import Params, Rule, Value
 from .common import GPUS, clamp_power, cut, fused, inner_loops, next_power, programs, tile, typical, warps_for
 
-# Elements of a tile of several short rows.
-SHORT = 2048
-MAX_WARPS = 16
 # Parts of a row that is visited part by part: what is made of one is spent before the next is made.
 PARTS = 4
 
@@ -68,18 +66,18 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     shape = analyse(nest)
     size = next_power(int(_row(shape)))
     rows = 1
-    if size < SHORT:
+    if size < CROSS_SHORT:
         own = [a.extent for a in shape.cross[0].axes if a.kind is AxisKind.REDUCTION]
-        rows = clamp_power(min(SHORT // size, typical(nest, sympy.Mul(*own))), 1, 32)
-    warps = warps_for(target, size * rows, 16, 4, MAX_WARPS)
+        rows = clamp_power(min(CROSS_SHORT // size, typical(nest, sympy.Mul(*own))), 1, 32)
+    warps = warps_for(target, size * rows, 16, 4, MOST_WARPS)
     if size * rows * _words(shape) / (warps * target.warp) + ADDRESSES >= registers(target.machine) // (
         warps * target.warp
     ):
         # A thread of fewer has more registers: less is spent twice on addresses.
         warps = max(warps // 2, 4)
     found: dict[str, tuple[Value, ...]] = {
-        "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1), rows * 2 if size * rows < SHORT else rows))),
-        "warps": tuple(dict.fromkeys((warps, min(warps * 2, MAX_WARPS), max(warps // 2, 1)))),
+        "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1), rows * 2 if size * rows < CROSS_SHORT else rows))),
+        "warps": tuple(dict.fromkeys((warps, min(warps * 2, MOST_WARPS), max(warps // 2, 1)))),
     }
     return found | {"parts": (PARTS, PARTS * 2)} if _is_narrow(shape, target) else found
 

@@ -22,7 +22,7 @@ from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
 from torch_mlc.ir.graph.graph import CallTensor, Graph, Library
-from torch_mlc.ir.nest.loops import LoopNest, blocks
+from torch_mlc.ir.nest.loops import LoopKind, LoopNest, blocks
 from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.scheduler.context import Context
@@ -189,3 +189,33 @@ def test_decisions(target: str, request: pytest.FixtureRequest) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(found)
     assert found == path.read_text(), "if it should differ, run pytest --update-golden"
+
+
+def test_machines_differ_where_they_should() -> None:
+    """A sum of everything, a norm's backward, one query's keys and a filter's gradient by so many programs each."""
+
+    def programs(name: str, gpu: str) -> int:
+        *_, last = graphs(name, "cuda")
+        fusion = planned(last, gpu_target(gpu))
+        first = next(n for n in fusion.graph.nodes if isinstance(n, CallTensor))
+        nest = default_schedule(lower_to_loops(fusion.functions[first.function]), gpu_target(gpu)).nest
+        blocks_x = [lp for _, around in blocks(nest) for lp in around if lp.kind is LoopKind.BLOCK_X]
+        return int(blocks_x[0].extent)
+
+    wanted = {
+        "cuda:sm_75": (128, 64), "cuda:sm_80": (256, 256), "cuda:sm_89": (512, 256), "cuda:sm_90": (512, 256),
+        "cuda:sm_100": (512, 256), "cuda:sm_120": (512, 256), "hip:gfx90a": (256, 256), "hip:gfx942": (1024, 256),
+    }  # fmt: skip
+    found = {gpu: (programs("sum of all", gpu), programs("norm and its backward", gpu)) for gpu in wanted}
+    assert found == wanted
+
+
+def test_the_same_product_is_decided_for_each_machine() -> None:
+    """What a product takes in the library follows the machine's rates, and so does whether loops are worth it."""
+
+    def told(name: str, target: Target) -> str:
+        nodes = planned(graphs(name, "cuda")[0], target).graph.nodes
+        return "; ".join(n.reason for n in nodes if isinstance(n, Library))
+
+    gpus = ("cuda:sm_75", "cuda:sm_80", "cuda:sm_89", "cuda:sm_90", "cuda:sm_100", "cuda:sm_120", "hip:gfx90a")
+    assert len({told("gated", gpu_target(gpu)) for gpu in gpus}) == len(gpus)
