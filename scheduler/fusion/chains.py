@@ -91,5 +91,5 @@ def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunct
     pieces = None if call.types[0].device.startswith("cpu") else split_keys(function)
     if pieces is None:
         return [(function, call)]
-    first, second = pieces.calls(call, function.symbols.symbols)
+    first, second = pieces.calls(call, "keys")
     return [(pieces.first, first), (pieces.second, second)]
