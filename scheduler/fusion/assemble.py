@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -73,23 +72,7 @@ def _calls(function: TensorFunction, call: CallTensor, target: Target) -> list[t
     split = None if can(target, Capability.SPLIT_ROWS) else in_two_stages(function, target.machine)
     if split is None:
         return [(function, call)]
-    sizes = dict(zip(function.symbols.symbols, call.sizes, strict=True))
-    results = {o.result for o in split.second.outputs}
-    last = [k for k, o in enumerate(function.outputs) if o.result in results]
-    rest = [k for k in range(len(function.outputs)) if k not in last]
-    made = [o.buffer for o in split.first.outputs[len(rest) :]]
-    partial = tuple(f"{call.names[last[0]]}_pieces{k}" for k in range(len(made)))
-    device = call.types[0].device
-    types = tuple(TensorType(_at(sizes, b.shape), _at(sizes, b.strides), b.dtype, device) for b in made)
-    first = replace(call, names=(*(call.names[k] for k in rest), *partial),
-                    types=(*(call.types[k] for k in rest), *types))  # fmt: skip
-    second = replace(call, names=tuple(call.names[k] for k in last), types=tuple(call.types[k] for k in last),
-                     args=(*partial, *(call.args[k] for k in split.taken)))  # fmt: skip
-    return [(split.first, first), (split.second, second)]
-
-
-def _at(sizes: Mapping[sympy.Symbol, sympy.Expr], exprs: tuple[sympy.Expr, ...]) -> tuple[sympy.Expr, ...]:
-    return tuple(e.xreplace(sizes) for e in exprs)
+    return list(zip((split.first, split.second), split.calls(call, "pieces"), strict=True))
 
 
 @dataclass(slots=True)

@@ -96,5 +96,5 @@ def _calls(function: TensorFunction, call: CallTensor, target_of: TargetOf) -> l
     pieces = None if can(target, Capability.SPLIT_KEYS) else split_keys(function, target.machine)
     if pieces is None:
         return [(function, call)]
-    first, second = pieces.calls(call, function.symbols.symbols)
+    first, second = pieces.calls(call, "keys")
     return [(pieces.first, first), (pieces.second, second)]

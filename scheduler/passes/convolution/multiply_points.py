@@ -18,7 +18,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Load, call
-from ....ir.graph.facts import names_in
+from ....ir.graph.facts import names_in, places_of
 from ....ir.graph.graph import Compute, Graph, Library, Node, Reduction, Ref, TensorType, View, uses
 from ....ir.nest.loops import contiguous_strides
 from ....ir.target import TargetOf
@@ -74,7 +74,7 @@ def _seen_otherwise(graph: Graph) -> set[str]:
     looped: set[str] = set()
     for node in graph.nodes:
         (looped if isinstance(node, (Compute, Reduction)) else seen).update(uses(node))
-    return seen | {name for n in graph.nodes for name in n.names} - looped
+    return seen | (places_of(graph).keys() - looped)
 
 
 def _without_images(c: Convolution, taken: set[str]) -> list[Node]:

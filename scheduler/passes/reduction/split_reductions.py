@@ -10,34 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from ....ir.expr.dtypes import DType
 from ....ir.expr.symbols import SymbolTable
-from ....ir.expr.value import Expr, IndexValue, Load, Select, call, substitute_index, symbol
+from ....ir.expr.value import symbol
+from ....ir.function.function import Dim
 from ....ir.graph.facts import names_in
-from ....ir.graph.graph import Graph, Node, Reduction, TensorType
-from ....ir.nest.loops import contiguous_strides
+from ....ir.graph.graph import Graph, Node, Reduction
 from ....ir.target import TargetOf
 from ...context import USUAL, Context
 from ...cost.programs import pieces_of_sum
+from ...functions.split_kernel import Cut, combined, numbered, partial, split_axes, whole
 from ...rules import Capability, can
 from ..canonical.names import fresh_name
 
 # Pieces of contiguous memory start at multiples of this, so that their loads are as wide as those of the whole.
 ALIGNMENT = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A reduced axis in two: ``parts`` pieces of ``size`` iterations; ``is_exact`` where no piece has a tail."""
-
-    parts: sympy.Expr
-    size: sympy.Expr
-    is_exact: bool
 
 
 def split_reductions(graph: Graph, context: Context = USUAL) -> Graph:
@@ -67,7 +58,7 @@ def cuts_for(shape: tuple[sympy.Expr, ...], wanted: int, table: SymbolTable) -> 
         if 2 * pieces >= wanted:
             break
         if pieces * table.hint(extent) <= 2 * wanted:  # all of the axis
-            cuts.append(Cut(extent, sympy.S.One, True))
+            cuts.append(whole(extent))
         else:
             cuts.append(_cut(extent, -(-wanted // pieces), ALIGNMENT if k == len(shape) - 1 else 1))
         pieces *= max(table.hint(cuts[-1].parts), 1)
@@ -111,40 +102,12 @@ def in_pieces(node: Reduction, cuts: list[Cut], taken: set[str]) -> list[Node]:
 
     The names of the pieces are added to ``taken``.
     """
-    lead = [symbol(f"i{k}") for k in range(len(cuts))]
-    axes = [symbol(f"i{k}") for k in range(len(cuts), len(cuts) + len(node.axes))]
-    moved: dict[sympy.Symbol, sympy.Expr] = dict(zip(node.axes, axes, strict=True))
-    inner: dict[sympy.Symbol, sympy.Expr] = {}
-    tails: list[tuple[sympy.Expr, sympy.Expr]] = []
-    for k, (axis, extent) in enumerate(zip(node.reduce_axes, node.reduce_shape, strict=True)):
-        if k < len(cuts) and cuts[k].size == 1:
-            moved[axis] = lead[k]
-            continue
-        own = symbol(f"r{len(inner)}")
-        inner[own] = cuts[k].size if k < len(cuts) else extent
-        moved[axis] = lead[k] * cuts[k].size + own if k < len(cuts) else own
-        if k < len(cuts) and not cuts[k].is_exact:
-            tails.append((moved[axis], extent))
-    values = tuple(substitute_index(v, moved) for v in node.values)
-    for index, extent in tails:
-        inside = call("lt", IndexValue(index, DType.INT64), IndexValue(extent, DType.INT64))
-        values = _guarded(node, inside, values)
+    over = [Dim(axis, extent) for axis, extent in zip(node.reduce_axes, node.reduce_shape, strict=True)]
+    rest = [None] * (len(over) - len(cuts))
+    split = split_axes(over, [*cuts, *rest], numbered("i"), numbered("r"))
+    kept = [Dim(symbol(f"i{len(cuts) + k}"), extent) for k, extent in enumerate(node.types[0].shape)]
+    split = split.moved(dict(zip(node.axes, (d.var for d in kept), strict=True)))
     names = tuple(fresh_name(f"{name}_pieces", taken) for name in node.names)
-    shape = tuple(c.parts for c in cuts)
-    types = tuple(_with_lead(t, shape) for t in node.types)
-    pieces = Reduction(
-        names, types, (*lead, *axes), tuple(inner), tuple(inner.values()), node.monoid, values, node.origins
-    )
-    over = tuple(symbol(f"r{k}") for k in range(len(cuts)))
-    states = tuple(Load(name, (*over, *node.axes), t.dtype) for name, t in zip(names, types, strict=True))
-    return [pieces, replace(node, reduce_axes=over, reduce_shape=shape, values=states)]
-
-
-def _guarded(node: Reduction, inside: Expr, values: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    identity = node.monoid.identity(tuple(v.dtype for v in values))
-    return tuple(Select(inside, v, e) for v, e in zip(values, identity, strict=True))
-
-
-def _with_lead(t: TensorType, lead: tuple[sympy.Expr, ...]) -> TensorType:
-    shape = (*lead, *t.shape)
-    return replace(t, shape=shape, strides=contiguous_strides(shape))
+    pieces = partial(node, names, split, kept)
+    counted = [Dim(symbol(f"r{k}"), c.parts) for k, c in enumerate(cuts)]
+    return [pieces, combined(node, pieces, counted, (*(d.var for d in counted), *node.axes))]
