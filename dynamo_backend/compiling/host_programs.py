@@ -19,6 +19,7 @@ from ...codegen.host.steps.program import HostProgram, Launch
 from ...codegen.host.steps.repeat import written_out
 from ...codegen.kernel import EmitError
 from ...ir.errors import MlcError
+from ...ir.passes import Level
 from ...ir.target import Target
 from ...runtime.compile.kernels import KernelCode, KernelStore, LoadedKernel
 from ...runtime.cpu import CpuCompileError, CpuKernel
@@ -196,9 +197,13 @@ class HostCode:
         return found
 
 
-def host_code(program: HostProgram, options: Options, store: KernelStore) -> HostCode:
-    """A program's code as the settings ask for it; on GPUs, native where that is asked for. Warns where it should be
-    native and cannot be."""
+def host_code(program: HostProgram, options: Options, store: KernelStore, lines: Lines = _nowhere) -> HostCode:
+    """A program's code as the settings ask for it, for a model with some ``lines``; on GPUs, native where that is asked
+    for. Warns where it should be native and cannot be."""
+    return _host_code(program, options, store).of_model(lines)
+
+
+def _host_code(program: HostProgram, options: Options, store: KernelStore) -> HostCode:
     text = print_host(program)
     uses_gpu = any(d != "cpu" for d in devices_of(program))
     if options.host_program == "python" or (options.host_program == "auto" and uses_gpu):
@@ -212,6 +217,9 @@ def host_code(program: HostProgram, options: Options, store: KernelStore) -> Hos
     except (EmitError, NoNativeHost) as error:
         warnings.warn(f"torch-mlc: the host program stays Python: {error}", stacklevel=2)
         return HostCode(text, python=f"Python, for {error}")
+
+
+CODE: Level[HostCode] = Level("code", lambda c: c.told.text, lambda c: c.text.text.count("\n"), suffix="py")
 
 
 def stored_host_code(

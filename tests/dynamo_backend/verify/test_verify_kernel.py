@@ -16,9 +16,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch_mlc.codegen.host.memory.plan_memory import plan_memory
 from torch_mlc.codegen.host.steps.program import HostProgram
 from torch_mlc.codegen.llvm.functions import functions
-from torch_mlc.dynamo_backend.compiling import kernels
+from torch_mlc.dynamo_backend.compiling import host_passes, kernels
 from torch_mlc.dynamo_backend.converters.index import scatter
-from torch_mlc.dynamo_backend.entry import compile as compile_module
 from torch_mlc.dynamo_backend.verify import verify_kernel as verify_kernel_module
 from torch_mlc.dynamo_backend.verify.verify_kernel import passed, sizes_to_try, tiles_of, verify_kernel
 from torch_mlc.ir.expr.symbols import SymbolTable
@@ -88,7 +87,7 @@ def test_an_arena_whose_tensors_share_memory_is_found(monkeypatch: pytest.Monkey
             x = x.softmax(0).softmax(1)
         return x.sum(0)
 
-    monkeypatch.setattr(compile_module, "plan_memory", heaped)
+    monkeypatch.setattr(host_passes, "planned", heaped)
     with pytest.raises(BackendCompilerFailed, match="live at the same time"):
         torch.compile(alternate, backend="mlc", options=CHECKED)(torch.randn(6, 8))
 
