@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from functools import cache, partial
 from typing import Any
 
+from ...codegen.host.steps.program import HostProgram
+from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import Graph
 from ...ir.passes import Pass, Runner
 from ...ir.target import Target
@@ -14,10 +16,13 @@ from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...scheduler import calls, passes
 from ...scheduler.context import Context
+from ...scheduler.functions import lower
 from ...scheduler.fusion import fuse
 from ...scheduler.fusion.fusion import Fusion
 from ..aten_passes import lists
 from ..aten_passes.lists import AtenPasses
+from . import host_passes
+from .host_passes import HostContext
 
 # Where a graph has the steps that were taken before it was parted from another.
 STEPS = "mlc_steps"
@@ -26,7 +31,8 @@ STEPS = "mlc_steps"
 @dataclass(frozen=True, slots=True)
 class PassLists:
     """Every pass of a compilation, in the order of the path: over ATen graphs of both directions, their parts, those
-    for inference, each that is handed over and each that is compiled; over graphs, from them to calls, over those."""
+    for inference, each that is handed over and each that is compiled; over graphs, from them to calls, over those, over
+    each function, and over the host program."""
 
     joint: AtenPasses
     forward: AtenPasses
@@ -37,6 +43,10 @@ class PassLists:
     graph: tuple[Pass[Graph, Context], ...]
     fuse: tuple[Pass[Fusion, Context], ...]
     calls: tuple[Pass[Fusion, Context], ...]
+    function: tuple[Pass[TensorFunction, TensorFunction], ...]
+    host: tuple[Pass[HostProgram, HostContext], ...]
+    text: tuple[Pass[HostProgram, Any], ...]
+    code: tuple[Pass[HostProgram, Any], ...]
 
     def __iter__(self) -> Iterator[tuple[str, tuple[Pass[Any, Any], ...]]]:
         """The lists by name."""
@@ -47,7 +57,8 @@ def pass_lists() -> PassLists:
     """The lists as they are now."""
     return PassLists(
         lists.JOINT_PASSES, lists.FORWARD_PASSES, lists.BACKWARD_PASSES, lists.INFERENCE_PASSES, lists.PART_PASSES,
-        lists.ATEN_PASSES, passes.GRAPH_PASSES, fuse.FUSE_PASSES, calls.CALL_PASSES,
+        lists.ATEN_PASSES, passes.GRAPH_PASSES, fuse.FUSE_PASSES, calls.CALL_PASSES, lower.FUNCTION_PASSES,
+        host_passes.HOST_PASSES, host_passes.TEXT_PASSES, host_passes.CODE_PASSES,
     )  # fmt: skip
 
 

@@ -29,6 +29,9 @@ from ...ir.nest.loops import (
     Update,
     contiguous_strides,
 )
+from ...ir.passes import Level, Pass, Plain, Setting, run_passes
+from ...ir.text.printer import show
+from ...ir.verify.verify import verify
 from .lower_scatter import in_loops, lower_scatter
 
 # What stores of a stage's results beside it are, where they are not results themselves.
@@ -36,13 +39,17 @@ _LATE = {Role.SCORE: Role.WEIGHT, Role.ROW_TOTAL: Role.ROW_TOTAL}
 
 
 def lower_to_loops(function: TensorFunction) -> LoopNest:
+    """The loop nest of a function, after ``FUNCTION_PASSES``."""
+    return lower_stages(run_passes(FUNCTION_PASSES, function, function))
+
+
+def lower_stages(function: TensorFunction) -> LoopNest:
     """The loop nest of a function: parameters are inputs, then outputs; results that stay inside are LOCAL buffers.
 
     Stages stand in order at the root, each with loops over the rows and, where it needs them, the inner dimensions.
     """
     if function.scatters:
         return lower_scatter(function)
-    function = rows_late(collapse(substitute_single_uses(function)))
     inputs = {b.name for b in function.inputs}
     # What goes over an input is written when everything has been read.
     last = [o for o in function.outputs if o.buffer.name in inputs]
@@ -216,6 +223,8 @@ def substitute_single_uses(function: TensorFunction) -> TensorFunction:
             inlined[name] = values[0]
             continue
         stages.append(replace(s, values=values))
+    if not inlined:
+        return function
     return replace(function, stages=tuple(_merged_origins(function, stages)))
 
 
@@ -237,7 +246,9 @@ def rows_late(function: TensorFunction) -> TensorFunction:
                 ready.insert(0, s)
         waiting = [w for w in waiting if w not in ready]
         order += ready
-    return replace(function, stages=(*order, *waiting))
+    order += waiting
+    is_same = all(a is b for a, b in zip(order, function.stages, strict=True))
+    return function if is_same else replace(function, stages=tuple(order))
 
 
 def _merged_origins(function: TensorFunction, stages: list[Stage]) -> list[Stage]:
@@ -271,7 +282,8 @@ def collapse(function: TensorFunction) -> TensorFunction:
                     dims[k : k + 2] = [Dim(dims[k + 1].var, dims[k].extent * dims[k + 1].extent)]
                     changed = True
                     break
-    function = replace(function, rows=tuple(rows), inner=tuple(inner))
+    if (*rows, *inner) != (*function.rows, *function.inner):
+        function = replace(function, rows=tuple(rows), inner=tuple(inner))
     return renumber(function)
 
 
@@ -439,3 +451,16 @@ def renumber(function: TensorFunction) -> TensorFunction:
         ),
         outputs=tuple(replace(o, indices=tuple(index(i) for i in o.indices)) for o in function.outputs),
     )
+
+
+FUNCTION: Level[TensorFunction] = Level(
+    "function", show, lambda f: len(f.stages), verify, lambda function: function.name
+)  # fmt: skip
+# What a scatter names is kept as it is.
+NO_SCATTER: Setting[TensorFunction] = Setting("no scatter", lambda function: not function.scatters)
+# Over each function by itself, whose context is what it was before, in the order in which they run.
+FUNCTION_PASSES: tuple[Pass[TensorFunction, TensorFunction], ...] = (
+    Pass("substitute_single_uses", FUNCTION, Plain(substitute_single_uses), needs=(NO_SCATTER,)),
+    Pass("collapse", FUNCTION, Plain(collapse), needs=(NO_SCATTER,)),
+    Pass("rows_late", FUNCTION, Plain(rows_late), needs=(NO_SCATTER,)),
+)
