@@ -10,7 +10,7 @@ from ..ir.target import TargetOf, usual_target
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class PassContext:
     """``numerics`` is "fast" or "eager"; ``target_of`` gives the machine that a device ("cuda:0") is; ``given`` are
     inputs whose memory goes when they are read last.
     """
@@ -26,6 +26,6 @@ class Context:
 
 
 # What holds where nobody says otherwise.
-USUAL = Context()
+USUAL = PassContext()
 # With eager's rounding, what these passes read through is rounded to half types where eager writes it.
-FAST: Setting[Context] = Setting("fast numerics", lambda context: context.fast)
+FAST: Setting[PassContext] = Setting("fast numerics", lambda context: context.fast)

@@ -20,7 +20,7 @@ from ...ir.graph.facts import aliases_of, makers_of, places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, View, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import MEMORY
-from ..context import Context
+from ..context import PassContext
 from ..cost.calls import CLOSE, LARGE_ELEMENTS, MAX_WAITING_BYTES, UNIFIED_BYTES
 from ..facts.dependences import Dependences
 from ..functions.function_table import FunctionTable
@@ -31,7 +31,7 @@ from ..fusion.early_errors import checks_before_writes
 from ..fusion.fusion import Fusion
 
 
-def share_launches(fusion: Fusion, context: Context) -> Fusion:
+def share_launches(fusion: Fusion, context: PassContext) -> Fusion:
     """Let equal calls that do not depend on one another be one call over a table."""
     return fusion.having(*_Tables(fusion.graph, fusion.functions).run())
 

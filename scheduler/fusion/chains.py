@@ -10,7 +10,7 @@ from ...ir.function.function import TensorFunction
 from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Reduction
 from ...ir.target import TargetOf
-from ..context import Context
+from ..context import PassContext
 from ..facts.views import readers_of, results_of, views_of
 from ..rules import Capability, can
 from .chain import Chain, Others, is_contraction, is_total, row_axes, told
@@ -21,7 +21,7 @@ from .prologues import take_prologues
 from .split_keys import split_keys
 
 
-def outline_chains(fusion: Fusion, context: Context) -> Fusion:
+def outline_chains(fusion: Fusion, context: PassContext) -> Fusion:
     """Make one function of every reduction by a monoid with a vector component and the contractions that feed it."""
     graph = fusion.graph
     starts = [n for n in graph.nodes if isinstance(n, Reduction) and any(c.vector for c in n.monoid.components)]

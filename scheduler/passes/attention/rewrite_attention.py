@@ -19,7 +19,7 @@ from ....ir.expr.value import Expr, Load, Select, call, cast, const, is_value, r
 from ....ir.graph.graph import Compute, Graph, Library, Node, Origin, Reduction, View, uses
 from ....ir.machine import Machine
 from ....ir.target import has_kernels
-from ...context import USUAL, Context
+from ...context import USUAL, PassContext
 from ...cost.attention import head_widths, multiplies
 from ...facts.definitions import Definitions
 from ...facts.order import in_order
@@ -32,7 +32,7 @@ from .attention_match import SCORES, Attention, NoAttention, match_attention
 from .plain_attention import library_call
 
 
-def rewrite_attention(graph: Graph, context: Context = USUAL) -> Graph:
+def rewrite_attention(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Rewrite every attention whose scores nobody else needs, for targets with a rule for it.
 
     Where a softmax feeds a product and yet they stay apart, the product's ``reason`` says why.

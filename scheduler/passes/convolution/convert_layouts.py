@@ -22,7 +22,7 @@ from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Input, Library, Node, Origin, Reduction, Ref, TensorType, uses
 from ....ir.nest.loops import contiguous_strides
 from ....ir.target import TargetOf
-from ...context import USUAL, Context
+from ...context import USUAL, PassContext
 from ...cost.layouts import are_measured, channels_last_time, transposing_time
 from ...facts.convolution import FORWARD, Convolution, axes_of, convolution
 from ..canonical.names import fresh_name
@@ -35,7 +35,7 @@ _PLAIN, _LAST = "plain", "channels last"
 Vertex: TypeAlias = tuple[str, str]
 
 
-def convert_layouts(graph: Graph, context: Context = USUAL) -> Graph:
+def convert_layouts(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Give images between convolutions the layout in which all of them together take the least time."""
     types = graph.types()
     found = {n.names[0]: c for n in graph.nodes if (c := _candidate(n, types, context.target_of)) is not None}

@@ -14,7 +14,7 @@ from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Graph, Library, Node, Reduction, TensorType
 from ....ir.machine import Machine
 from ....ir.target import has_kernels
-from ...context import USUAL, Context
+from ...context import USUAL, PassContext
 from ...cost.convolution import Part, decide, pieces_of
 from ...facts.convolution import (
     Convolution,
@@ -35,7 +35,7 @@ _GRADIENTS: tuple[tuple[Part, Callable[[Convolution, Names, TensorType, str], li
 )
 
 
-def decompose_convolutions(graph: Graph, context: Context = USUAL) -> Graph:
+def decompose_convolutions(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Decide about every convolution of the graph; decompose those for which that is cheaper."""
     types = graph.types()
     taken = set(names_in(graph))

@@ -22,7 +22,7 @@ from ....ir.graph.facts import names_in, places_of
 from ....ir.graph.graph import Compute, Graph, Library, Node, Reduction, Ref, TensorType, View, uses
 from ....ir.nest.loops import contiguous_strides
 from ....ir.target import TargetOf
-from ...context import USUAL, Context
+from ...context import USUAL, PassContext
 from ...cost.layouts import are_measured, multiplies_points
 from ...facts.convolution import Convolution, axes_of, convolution
 from ..canonical.names import fresh_name
@@ -30,7 +30,7 @@ from ..canonical.names import fresh_name
 _REASON = "a convolution by single elements: a product for each image"
 
 
-def multiply_points(graph: Graph, context: Context = USUAL) -> Graph:
+def multiply_points(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Replace convolutions, and gradients of their images, by products of matrices where those are faster."""
     types = graph.types()
     found = {n.names[0]: c for n in graph.nodes if (c := _points(n, types, graph, context.target_of)) is not None}

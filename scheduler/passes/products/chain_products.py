@@ -20,7 +20,7 @@ from ....ir.expr.monoid import SUM, WEIGHTED
 from ....ir.expr.value import Call, Cast, Expr, Load, call, cast, flops, loads, rewrite, walk
 from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorType, View, uses
 from ....ir.target import TargetOf, has_kernels
-from ...context import USUAL, Context
+from ...context import USUAL, PassContext
 from ...cost.attention import WIDEST, multiplies, widths
 from ...facts.definitions import Definitions
 from ...rules import Capability, can
@@ -37,7 +37,7 @@ MIN_ROWS = 4
 MIN_SHARED = 8
 
 
-def chain_products(graph: Graph, context: Context = USUAL) -> Graph:
+def chain_products(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Rewrite every product with a softmax of other products' results in an operand, where those are wanted by such
     products alone. Elsewhere their ``reason`` says why they stay."""
     products = [p for n in graph.nodes if (p := product_of(n)) is not None]

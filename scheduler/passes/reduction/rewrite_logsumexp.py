@@ -22,7 +22,7 @@ from ....ir.expr.value import Call, Const, Expr, Load, call, cast, const, free_s
 from ....ir.graph.facts import names_in, places_of
 from ....ir.graph.graph import Compute, Graph, Node, Reduction, View
 from ....ir.machine import Machine
-from ...context import USUAL, Context
+from ...context import USUAL, PassContext
 from ...cost.programs import is_split
 from ...cost.rows import cache, held_elements
 from ...facts.definitions import Definitions
@@ -32,7 +32,7 @@ from ..canonical.names import fresh_name
 DEPTH = 64
 
 
-def rewrite_logsumexp(graph: Graph, context: Context = USUAL, always: bool = False) -> Graph:
+def rewrite_logsumexp(graph: Graph, context: PassContext = USUAL, always: bool = False) -> Graph:
     """Rewrite the sums of exponentials for which one visit of a row is worth more than an exponential an element;
     with ``always`` all of them."""
     if not any(_sums(n) for n in graph.nodes):

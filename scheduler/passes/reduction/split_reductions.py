@@ -21,7 +21,7 @@ from ....ir.function.function import Dim
 from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Graph, Node, Reduction
 from ....ir.target import TargetOf
-from ...context import USUAL, Context
+from ...context import USUAL, PassContext
 from ...cost.programs import pieces_of_sum
 from ...functions.split_kernel import Cut, combined, numbered, partial, split_axes, whole
 from ...rules import Capability, can
@@ -31,7 +31,7 @@ from ..canonical.names import fresh_name
 ALIGNMENT = 1024
 
 
-def split_reductions(graph: Graph, context: Context = USUAL) -> Graph:
+def split_reductions(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Split the reductions on GPUs that have too few results to occupy one."""
     taken = set(names_in(graph))
     nodes: list[Node] = []

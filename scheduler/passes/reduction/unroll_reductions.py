@@ -16,7 +16,7 @@ import sympy
 from ....ir.expr.value import Select, length, loads, substitute_index, walk
 from ....ir.graph.graph import Compute, Graph, Node, Reduction, TensorType
 from ....ir.target import TargetOf
-from ...context import USUAL, Context
+from ...context import USUAL, PassContext
 from ...facts.evaluations import evaluations
 from ...facts.views import ViewMap, readers_of, results_of, views_of
 from ...fusion.chain import is_contraction
@@ -26,7 +26,7 @@ from ...rules import Capability, can
 MAX_ELEMENTS, MAX_NODES = 8, 128
 
 
-def unroll_reductions(graph: Graph, context: Context = USUAL) -> Graph:
+def unroll_reductions(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Turn reductions of a few elements that are read as parts of joins, and by nobody else, into element-wise nodes.
 
     The order of combination is that of the elements. On GPUs, where lanes of other parts would wait, nothing is done.

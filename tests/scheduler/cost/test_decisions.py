@@ -25,7 +25,7 @@ from torch_mlc.ir.graph.graph import CallTensor, Graph, Library
 from torch_mlc.ir.nest.loops import LoopKind, LoopNest, blocks
 from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import Target, gpu_target
-from torch_mlc.scheduler.context import Context
+from torch_mlc.scheduler.context import PassContext
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.fusion.fusion import Fusion
@@ -148,7 +148,7 @@ def graphs(name: str, device: str) -> list[Graph]:
 
 def planned(graph: Graph, target: Target) -> Fusion:
     """The graph after all passes, fused, for one machine."""
-    context = Context(target_of=lambda device: target)
+    context = PassContext(target_of=lambda device: target)
     return fuse(run_passes(GRAPH_PASSES, graph, context), context)
 
 
