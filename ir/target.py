@@ -113,13 +113,12 @@ _USUAL_VECTOR = 32
 def _machine(target: Target) -> Machine:
     usual = known_machine(target.kind, target.arch) or oldest_machine(target.kind)
     if target.is_gpu:  # all multiprocessors have the memory's rate, and each its own of instructions
-        share = target.cores / usual.cores
-        shared = target.shared_bytes or usual.block_shared
+        share, shared, warp = target.cores / usual.cores, target.shared_bytes or usual.block_shared, target.warp
     else:
-        share, shared = min(target.vector_bytes, _USUAL_VECTOR) / _USUAL_VECTOR, 0
+        share, shared, warp = min(target.vector_bytes, _USUAL_VECTOR) / _USUAL_VECTOR, 0, 1
     return replace(
         usual, cores=target.cores, matmul=usual.matmul * share, float32=usual.float32 * share,
-        issued=usual.issued * share, block_shared=shared, warp=target.warp, vector_bytes=target.vector_bytes,
+        issued=usual.issued * share, block_shared=shared, warp=warp, vector_bytes=target.vector_bytes,
         l1_bytes=target.l1_bytes, l2_bytes=target.l2_bytes,
     )  # fmt: skip
 

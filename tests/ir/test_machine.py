@@ -118,3 +118,4 @@ def test_a_cpu_has_what_the_system_tells() -> None:
     narrow = replace(wide, vector_bytes=16)
     assert (wide.machine.cores, wide.machine.l1_bytes, wide.machine.l2_bytes) == (6, 48 * KB, 1 << 20)
     assert narrow.machine.matmul == wide.machine.matmul / 2 and narrow.machine.bandwidth == wide.machine.bandwidth
+    assert not replace(wide, warp=32).machine.is_gpu, "a target says what it is by its kind"
