@@ -7,18 +7,14 @@ that nothing in the kernel may read it but what has no rows either: a conversion
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import sympy
 
 from ...ir.expr.value import Load, free_symbols
 from ..cost.rows import FEW_ROWS, SHORT_ROW, held_sums, held_words, keeps_narrow, long_row, longest_row
 from ..facts.fusion_nodes import FusionNode
 from ..rules import Capability, can
+from .group import Group
 from .tiles import kept, reduced
-
-if TYPE_CHECKING:
-    from .group import Group
 
 
 def complete_reduction(group: Group, m: FusionNode, covered: set[int]) -> str | None:

@@ -24,7 +24,8 @@ from ..facts.views import ViewMap, views_of
 from .assemble import assemble
 from .chains import outline_chains
 from .fusion import CALLS, ONLY_CALLS, Fusion, FusionReport, Refusal
-from .group import MAX_NODES, Group
+from .group import Group
+from .join import MAX_NODES, join
 from .rematerialize import apply_repeats, choose_repeats
 from .scatter import outline_scatters
 
@@ -149,7 +150,7 @@ class _Fuser:
         reason = self._conflict(m, reads, at)
         if reason is None:
             trial = unit.group.copy()
-            reason = trial.join(m)
+            reason = join(trial, m)
             if reason is None:
                 unit.group.take(trial)
                 self._register(m, reads, at)
@@ -217,7 +218,7 @@ def _united(large: Group, small: Group) -> Group | None:
     """The nodes of ``small`` taken into a copy of ``large`` one by one."""
     trial = large.copy()
     for m in small.nodes:
-        if trial.join(m) is not None:
+        if join(trial, m) is not None:
             return None
     return trial if _consistent(trial) else None
 
@@ -226,7 +227,7 @@ def _rebuilt(nodes: list[FusionNode], like: Group) -> Group | None:
     trial = Group(like.table, like.device, like.target)
     trial.begin(nodes[0])
     for m in nodes[1:]:
-        if trial.join(m) is not None:
+        if join(trial, m) is not None:
             return None
     return trial if _consistent(trial) else None
 

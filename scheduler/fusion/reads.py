@@ -7,14 +7,10 @@ again, and a kernel on a GPU has no memory of its own for a row of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..cost.rows import scanned_whole
 from ..facts.fusion_nodes import FusionNode
 from ..rules import Capability, can
-
-if TYPE_CHECKING:
-    from .group import Group
+from .group import Group
 
 
 def refuse_second_reads(group: Group) -> str | None:

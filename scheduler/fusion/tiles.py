@@ -8,8 +8,6 @@ As with other reductions over the rows of a kernel, nothing in it may read what 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import sympy
 
 from ...ir.expr.monoid import SUM
@@ -19,9 +17,7 @@ from ..cost.gpu_tiles import COMBINED_ROWS, FEWER_COLUMNS, HEAVY_EPILOGUE
 from ..facts.contraction import COLUMNS
 from ..facts.fusion_nodes import FusionNode
 from ..rules import Capability, can
-
-if TYPE_CHECKING:
-    from .group import Group
+from .group import Group
 
 
 def complete_reduction(group: Group, m: FusionNode, covered: set[int], used: set[int]) -> str | None:
