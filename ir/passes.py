@@ -125,7 +125,7 @@ def run_passes(passes: Sequence[Pass[S, C]], subject: S, context: C) -> S:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepRecord:
     """One step of a compilation: a pass, or a step from one level to the next. ``of`` names the part of the graph that
     it worked on, "" for all of it; ``before`` and ``after`` are sizes in nodes, stages or lines."""
 
@@ -149,7 +149,7 @@ class Runner:
 
     folder: Path | None = None
     verify: bool = False
-    steps: list[Step] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
     _files: int = 0
 
     def __call__(self, subject: S, passes: Sequence[Pass[S, C]], context: C) -> S:
@@ -174,7 +174,9 @@ class Runner:
         start = time.perf_counter()
         made = function(*args, **kwargs)
         seconds = time.perf_counter() - start
-        self.steps.append(Step(level.name, function.__name__, level.told(made), seconds, True, 0, level.size(made)))
+        self.steps.append(
+            StepRecord(level.name, function.__name__, level.told(made), seconds, True, 0, level.size(made))
+        )
         self.dump(function.__name__, level, made)
         return made
 
@@ -208,7 +210,9 @@ class Runner:
         in_place = isinstance(result, int)
         after = subject if in_place else cast(S, result)
         changed = bool(result) if in_place else after is not subject
-        self.steps.append(Step(level.name, p.name, level.told(after), seconds, changed, before, level.size(after)))
+        self.steps.append(
+            StepRecord(level.name, p.name, level.told(after), seconds, changed, before, level.size(after))
+        )
         if changed:
             self._check(level, after, f"pass {p.name}", None if in_place else subject)
             self.dump(p.name, level, after)

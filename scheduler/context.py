@@ -20,7 +20,7 @@ def anything(target: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class PassContext:
     """``numerics`` is "fast" or "eager"; ``target_of`` gives the machine that a GPU ("cuda:0") is; ``may_alias`` tells
     whether an op may return memory that it was given; ``given`` are inputs whose memory goes when they are read last.
     """
@@ -37,6 +37,6 @@ class Context:
 
 
 # What holds where nobody says otherwise.
-USUAL = Context()
+USUAL = PassContext()
 # With eager's rounding, what these passes read through is rounded to half types where eager writes it.
-FAST: Setting[Context] = Setting("fast numerics", lambda context: context.fast)
+FAST: Setting[PassContext] = Setting("fast numerics", lambda context: context.fast)

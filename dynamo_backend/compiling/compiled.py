@@ -11,7 +11,7 @@ from ...codegen.host.python.text import HostText
 from ...codegen.host.steps.lines import Lines, places_in, with_lines
 from ...codegen.host.steps.program import HostProgram
 from ...ir.graph.graph import Graph
-from ...ir.passes import Step
+from ...ir.passes import StepRecord
 from ...runtime.compile.kernels import KernelCode, KernelStore, kernel_store_of
 from ...runtime.counters import counters
 from ...runtime.gpu.capture import graph_device
@@ -40,7 +40,7 @@ class Stages:
     fusion: Fusion
     kernels: Mapping[str, KernelBuild]
     program: HostProgram
-    steps: tuple[Step, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from ...ir.target import Target
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...scheduler import calls, passes
-from ...scheduler.context import Context
+from ...scheduler.context import PassContext
 from ...scheduler.functions import lower
 from ...scheduler.functions.function import TensorFunction
 from ...scheduler.fusion import fuse
@@ -41,9 +41,9 @@ class PassLists:
     inference: AtenPasses
     part: AtenPasses
     aten: AtenPasses
-    graph: tuple[Pass[Graph, Context], ...]
-    fuse: tuple[Pass[Fusion, Context], ...]
-    calls: tuple[Pass[Fusion, Context], ...]
+    graph: tuple[Pass[Graph, PassContext], ...]
+    fuse: tuple[Pass[Fusion, PassContext], ...]
+    calls: tuple[Pass[Fusion, PassContext], ...]
     function: tuple[Pass[TensorFunction, TensorFunction], ...]
     host: tuple[Pass[HostProgram, HostContext], ...]
 
@@ -66,9 +66,9 @@ def runner_of(options: Options, name: str) -> Runner:
     return Runner(options.dump_dir / name if options.dump_dir is not None else None, options.verify > 0)
 
 
-def context_of(options: Options, given: Collection[str] = ()) -> Context:
+def context_of(options: Options, given: Collection[str] = ()) -> PassContext:
     """What passes over graphs and calls may ask of a compilation."""
-    return Context(options.numerics, partial(_target_of, options), may_alias, given)
+    return PassContext(options.numerics, partial(_target_of, options), may_alias, given)
 
 
 def _target_of(options: Options, device: str) -> Target:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import sympy
 
 from ...ir.nest.loops import LoopNest
-from ...ir.passes import Step
+from ...ir.passes import StepRecord
 from ...ir.target import Target
 from ...ir.text.printer import show
 from ...runtime.plain_text import readable
@@ -144,7 +144,7 @@ class GraphReport:
     traffic: GraphTraffic
     program: str = field(repr=False)
     python: str = ""
-    steps: tuple[Step, ...] = field(default=(), repr=False)
+    steps: tuple[StepRecord, ...] = field(default=(), repr=False)
 
     @property
     def fallbacks(self) -> tuple[KernelReport, ...]:
@@ -154,7 +154,7 @@ class GraphReport:
     @property
     def record(self) -> str:
         """The steps that changed something, in order, those over single kernels together."""
-        found: dict[tuple[str, str, int], list[Step]] = {}
+        found: dict[tuple[str, str, int], list[StepRecord]] = {}
         for k, step in enumerate(self.steps):
             found.setdefault((step.level, step.name, 0 if step.of else k + 1), []).append(step)
         found = {key: changed for key, steps in found.items() if (changed := [s for s in steps if s.changed])}

@@ -17,7 +17,7 @@ from ...ir.graph.copies import is_copy
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, View, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import MEMORY
-from ..context import Context
+from ..context import PassContext
 from ..facts.dependences import Dependences
 from ..functions.function import TensorFunction
 from ..functions.function_table import FunctionTable
@@ -39,7 +39,7 @@ CLOSE = 6
 UNIFIED_BYTES = 32 << 20
 
 
-def share_launches(fusion: Fusion, context: Context) -> Fusion:
+def share_launches(fusion: Fusion, context: PassContext) -> Fusion:
     """Let equal calls that do not depend on one another be one call over a table."""
     tables = _Tables(fusion.graph, fusion.functions, Aliases.of(fusion.graph, context.may_alias))
     return fusion.having(*tables.run())

@@ -17,7 +17,7 @@ from ...ir.graph.copies import COPY
 from ...ir.graph.graph import CallTensor, Graph, Input, Library, Node, Ref, View, size_makers, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import JOINED
-from ..context import Context
+from ..context import PassContext
 from ..fusion.early_errors import checks_before_writes
 from ..fusion.fusion import Fusion
 from ..fusion.in_place import Aliases, MayAlias
@@ -30,7 +30,7 @@ MORE = 1.01
 _SEEDS, _CONSTANT = "mlc::seeds", "mlc::constant"
 
 
-def order_for_memory(fusion: Fusion, context: Context) -> Fusion:
+def order_for_memory(fusion: Fusion, context: PassContext) -> Fusion:
     """The nodes of the graph in such an order.
 
     Nodes that write memory keep their place among those that look at it, and behind those that look at data which may

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ...ir.graph.graph import CallTensor, Graph, Library, TensorType
-from ..context import Context
+from ..context import PassContext
 from ..functions.function import TensorFunction
 from ..functions.function_table import FunctionTable
 from ..fusion.fusion import Fusion
@@ -18,7 +18,7 @@ from ..fusion.in_place import Aliases, overwritten
 LASTING = "mlc::constant"
 
 
-def write_over_dead(fusion: Fusion, context: Context) -> Fusion:
+def write_over_dead(fusion: Fusion, context: PassContext) -> Fusion:
     """Let kernels write results over arguments of the same type that die with them.
 
     The argument must be made in the graph, share its memory with nothing that lives on, and be read by the kernel only

@@ -18,7 +18,7 @@ from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Load, cast, is_value, rename_loads, symbol, walk
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, Ref, TensorType, View, size_makers, uses
 from ...ir.graph.slices import JOINED, MEMORY
-from ..context import Context
+from ..context import PassContext
 from ..functions.concat import ConcatPart, joins_of
 from ..functions.function import Stage, TensorFunction
 from ..functions.function_table import FunctionTable
@@ -36,7 +36,7 @@ LEAST_RUN = 64
 WIDE_RUN = 4096
 
 
-def write_slices(fusion: Fusion, context: Context) -> Fusion:
+def write_slices(fusion: Fusion, context: PassContext) -> Fusion:
     """Let kernels write the parts of concats into slices, where all parts of a concat are such.
 
     All of a concat is held from its first part on: those whose parts are made far from each other are copied where

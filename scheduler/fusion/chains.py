@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...ir.expr.monoid import WEIGHTED
 from ...ir.expr.value import loads
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Reduction
-from ..context import Context
+from ..context import PassContext
 from ..facts.views import ViewMap
 from ..functions.function import TensorFunction
 from .chain import Chain, Others, is_contraction, is_total, row_axes, told
@@ -18,7 +18,7 @@ from .prologues import take_prologues
 from .split_keys import split_keys
 
 
-def outline_chains(fusion: Fusion, context: Context) -> Fusion:
+def outline_chains(fusion: Fusion, context: PassContext) -> Fusion:
     """Make one function of every reduction by a monoid with a vector component and the contractions that feed it."""
     graph = fusion.graph
     starts = [n for n in graph.nodes if isinstance(n, Reduction) and any(c.vector for c in n.monoid.components)]

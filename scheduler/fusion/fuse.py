@@ -15,7 +15,7 @@ import sympy
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.passes import Pass, run_passes
-from ..context import USUAL, Context
+from ..context import USUAL, PassContext
 from ..facts.dependences import Dependences, last_bits, set_bits
 from ..facts.domain import bind_access
 from ..facts.fusion_nodes import FusionNode, build_fusion_nodes, drop_dead, fusion_node_sizes
@@ -254,7 +254,7 @@ def _consistent(group: Group) -> bool:
     return True
 
 
-def partition(fusion: Fusion, context: Context) -> Fusion:
+def partition(fusion: Fusion, context: PassContext) -> Fusion:
     """Every node that is no call yet into calls of fused tensor functions, in an order that respects dependences.
 
     Source: the planner's objective is that of MetaFlow and of XLA's multi-output fusion (bytes, recompute, launches);
@@ -287,14 +287,14 @@ def _with_nodes(graph: Graph, nodes: list[Node]) -> Graph:
 
 
 # From a graph to one of calls, in the order in which they run.
-FUSE_PASSES: tuple[Pass[Fusion, Context], ...] = (
+FUSE_PASSES: tuple[Pass[Fusion, PassContext], ...] = (
     Pass("outline_chains", CALLS, outline_chains),
     Pass("outline_scatters", CALLS, outline_scatters),
     Pass("partition", CALLS, partition, leaves=(ONLY_CALLS,)),
 )
 
 
-def fuse(graph: Graph, context: Context = USUAL) -> Fusion:
+def fuse(graph: Graph, context: PassContext = USUAL) -> Fusion:
     """Partition ``graph`` into calls of fused tensor functions and of libraries."""
     return run_passes(FUSE_PASSES, Fusion(graph), context)
 

@@ -15,7 +15,7 @@ from ...ir.graph.collectives import in_flight
 from ...ir.graph.copies import COPY, is_copy
 from ...ir.graph.graph import CallTensor, Graph, Input, Library, Node, TensorType, View, uses
 from ...ir.graph.slices import JOINED
-from ..context import Context
+from ..context import PassContext
 from ..functions.function import Output, Stage, TensorFunction
 from ..functions.function_table import FunctionTable
 from ..functions.scalars import is_elementwise
@@ -71,7 +71,7 @@ class Aliases:
         return {b for name in (*names, *in_flight(graph).get(len(graph.nodes), ())) for b in self[name]}
 
 
-def write_in_place(fusion: Fusion, context: Context) -> Fusion:
+def write_in_place(fusion: Fusion, context: PassContext) -> Fusion:
     """Leave out those copies that a kernel can make unnecessary.
 
     A result ``v`` that is copied over an input ``p`` of the same type goes straight into its memory if nothing reads

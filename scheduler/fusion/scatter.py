@@ -28,7 +28,7 @@ from ...ir.expr.value import (
     times,
 )
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Scatter
-from ..context import Context
+from ..context import PassContext
 from ..facts.fusion_nodes import CHEAP_FLOPS, INLINE_NODES, simplify_value
 from ..facts.views import ViewMap, map_value
 from ..functions.function import Dim, Output, Stage, TensorFunction
@@ -41,7 +41,7 @@ from .outlined import Functions, Parameters, function_name, readers_of
 MOST_READ = 2.5
 
 
-def outline_scatters(fusion: Fusion, context: Context) -> Fusion:
+def outline_scatters(fusion: Fusion, context: PassContext) -> Fusion:
     """Make one function of every scatter and of what is computed for it alone."""
     graph = fusion.graph
     if not any(isinstance(n, Scatter) for n in graph.nodes):

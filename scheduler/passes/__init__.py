@@ -2,7 +2,7 @@
 
 from ...ir.graph.graph import Graph
 from ...ir.passes import GRAPH, Form, Pass, Plain
-from ..context import FAST, Context
+from ..context import FAST, PassContext
 from .attention.rewrite_attention import rewrite_attention
 from .canonical.alias_copies import alias_copies
 from .canonical.collapse_one_hot import collapse_one_hot
@@ -23,7 +23,7 @@ from .reduction.unroll_reductions import unroll_reductions
 NO_DEAD: Form[Graph] = Form("nothing that nobody needs", lambda graph: eliminate_dead(graph) is graph)
 
 # In the order in which they run.
-GRAPH_PASSES: tuple[Pass[Graph, Context], ...] = (
+GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
     Pass("simplify_algebra", GRAPH, Plain(simplify_algebra)),
     Pass("eliminate_common", GRAPH, eliminate_common),
     Pass("alias_copies", GRAPH, alias_copies),

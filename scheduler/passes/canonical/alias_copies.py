@@ -9,12 +9,12 @@ import sympy
 from ....ir.expr.index import simplify
 from ....ir.expr.value import Load, is_value
 from ....ir.graph.graph import Compute, Graph, Input, Node, TensorType, View
-from ...context import USUAL, Context
+from ...context import USUAL, PassContext
 from ...facts.views import ViewMap
 from ...fusion.in_place import Aliases
 
 
-def alias_copies(graph: Graph, context: Context = USUAL) -> Graph:
+def alias_copies(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Turn ``clone`` and the like into views where source and copy have the same layout.
 
     A tensor that leaves the graph stays a copy: callers may write into it. So does a copy of an input, which callers

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from ....ir.expr.value import rename_loads
 from ....ir.graph.graph import CallTensor, Compute, Graph, Library, Node, Reduction, Ref, Scan, Scatter, View
-from ...context import USUAL, Context
+from ...context import USUAL, PassContext
 from ...fusion.in_place import Aliases
 
 
-def eliminate_common(graph: Graph, context: Context = USUAL) -> Graph:
+def eliminate_common(graph: Graph, context: PassContext = USUAL) -> Graph:
     """One node for all tensor nodes of equal definition. Library calls stay: they may be random, or large.
 
     A result of the graph stays by itself, and of equal nodes of which views leave it one is merged with others: callers

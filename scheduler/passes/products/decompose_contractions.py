@@ -15,7 +15,7 @@ from ....ir.expr.monoid import SUM
 from ....ir.expr.value import Expr, Load, call, cast, const, rewrite, substitute_index
 from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorType
 from ....ir.nest.loops import contiguous_strides
-from ...context import USUAL, Context
+from ...context import USUAL, PassContext
 from ...cost.contraction_cpu import decide_cpu
 from ...cost.contraction_gpu import decide_gpu
 from ...facts.contraction import R0, Decision, LibraryProduct, Products
@@ -26,7 +26,7 @@ from ..reduction.split_reductions import exact_cuts, in_pieces
 from .stream_k import dealt
 
 
-def decompose_contractions(graph: Graph, context: Context = USUAL) -> Graph:
+def decompose_contractions(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Decide about every product of a graph without dead nodes, whose reads would count; open those that are to be
     opened."""
     products = Products(graph)

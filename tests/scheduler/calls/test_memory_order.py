@@ -14,7 +14,7 @@ from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.value import symbol
 from torch_mlc.ir.graph.graph import CallTensor, Graph, Input, Library, Node, TensorType, View, uses
 from torch_mlc.scheduler.calls.memory_order import order_for_memory
-from torch_mlc.scheduler.context import Context
+from torch_mlc.scheduler.context import PassContext
 from torch_mlc.scheduler.fusion.fusion import Fusion
 
 I0 = symbol("i0")
@@ -34,7 +34,7 @@ def graph(nodes: list[Node], *outputs: str) -> Graph:
 
 
 def ordered(g: Graph) -> Graph:
-    return order_for_memory(Fusion(g), Context(may_alias=may_alias)).graph
+    return order_for_memory(Fusion(g), PassContext(may_alias=may_alias)).graph
 
 
 def peak(g: Graph) -> int:

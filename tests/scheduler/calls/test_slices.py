@@ -22,7 +22,7 @@ from torch_mlc.ir.graph.slices import JOINED, MEMORY
 from torch_mlc.ir.passes import run_passes
 from torch_mlc.scheduler.calls import CALL_PASSES
 from torch_mlc.scheduler.calls.memory_order import Held
-from torch_mlc.scheduler.context import USUAL, Context
+from torch_mlc.scheduler.context import USUAL, PassContext
 from torch_mlc.scheduler.fusion.fuse import Fusion, fuse
 from torch_mlc.scheduler.fusion.in_place import Aliases
 from torch_mlc.scheduler.passes import GRAPH_PASSES
@@ -80,7 +80,7 @@ def fused(fn: Fn, *inputs: Tensor, dynamic: bool = False, without: str = "") -> 
     graph = import_graph(gm)
     graph = run_passes(GRAPH_PASSES, graph, USUAL)
     passes = [p for p in CALL_PASSES if p.name != without]
-    return run_passes(passes, fuse(graph), Context(may_alias=may_alias))
+    return run_passes(passes, fuse(graph), PassContext(may_alias=may_alias))
 
 
 def apart(fn: Fn, *inputs: Tensor) -> Graph:

@@ -26,7 +26,7 @@ from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.ir.verify.verify import verify
 from torch_mlc.scheduler.calls import CALL_PASSES
-from torch_mlc.scheduler.context import USUAL, Context
+from torch_mlc.scheduler.context import USUAL, PassContext
 from torch_mlc.scheduler.error import ScheduleError
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
@@ -162,7 +162,9 @@ def test_every_rule_is_reached(attention_functions: ModuleType, attention_gradie
     for device, target in (("cpu", TARGETS["cpu"]), ("cuda", TARGETS["cuda"])):
         gms = capture(lambda x, at: x.index_add(0, at, x[:5]), (torch.zeros(9, 7), torch.arange(5)))
         retarget(gms, device)
-        scattered = run_passes(CALL_PASSES, fuse(import_graph(gms[0])), Context(may_alias=may_alias)).functions.values()
+        scattered = run_passes(
+            CALL_PASSES, fuse(import_graph(gms[0])), PassContext(may_alias=may_alias)
+        ).functions.values()
         reached |= {default_schedule(lower_to_loops(f), target).rule for f in scattered}
     for name in PROGRAMS:
         for dynamic in (False, True):
