@@ -228,3 +228,13 @@ def test_public_names_load_and_a_wrong_one_says_which_there_are() -> None:
     assert torch_mlc.Options.__module__ == "torch_mlc.runtime.settings.options"
     with pytest.raises(AttributeError, match=r"public names are .*Options"):
         _ = torch_mlc.Option  # type: ignore[attr-defined]
+
+
+def test_one_class_of_a_name() -> None:
+    """A reader who meets a name has one place to look."""
+    homes: dict[str, list[str]] = {}
+    for _, path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
