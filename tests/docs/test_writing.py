@@ -50,11 +50,12 @@ def broken_links(page: Path, text: str) -> Iterator[str]:
 
 def unknown_names(text: str, files: list[str]) -> Iterator[str]:
     """Files and folders of ours that a page names and that are not there. Of a file without a folder, one of that name
-    is enough; other slashes (``image/png``) are nobody's folders."""
+    is enough; other slashes (``image/png``) are nobody's folders, and files with a number before their name are dumps of
+    a user's."""
     rooms = {f.partition("/")[0] for f in files if "/" in f}
     for name in _NAMED.findall(prose(text)):
         whole = name.rstrip("/")
-        if name in FOREIGN or ("/" in name and name.partition("/")[0] not in rooms):
+        if name in FOREIGN or re.match(r"\d\d_", name) or ("/" in name and name.partition("/")[0] not in rooms):
             continue
         inside = [f for f in files if f == whole or f.startswith(f"{whole}/")]
         if not inside and ("/" in name or not any(f.endswith(f"/{name}") for f in files)):
