@@ -50,8 +50,8 @@ def broken_links(page: Path, text: str) -> Iterator[str]:
 
 def unknown_names(text: str, files: list[str]) -> Iterator[str]:
     """Files and folders of ours that a page names and that are not there. Of a file without a folder, one of that name
-    is enough; other slashes (``image/png``) are nobody's folders, and files with a number before their name are dumps of
-    a user's."""
+    is enough; other slashes (``image/png``) are nobody's folders, and files that begin with a number are dumps of a
+    user's."""
     rooms = {f.partition("/")[0] for f in files if "/" in f}
     for name in _NAMED.findall(prose(text)):
         whole = name.rstrip("/")
