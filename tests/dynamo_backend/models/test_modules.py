@@ -94,5 +94,5 @@ def test_every_step_of_a_model_is_sound_and_read_back(name: str, target: str | N
         nest = checked(lower_stages(lowered))
         checked(default_schedule(nest, machine).nest)
     roles = {s.role for f in functions for s in f.stages}
-    if name == "gpt2_d128" and target is None:  # heads of a tiny model are too narrow for a GPU's rule
+    if name == "gpt2_d128" and target is None:  # what was traced on a CPU keeps its attention op on a GPU
         assert {Role.SCORE, Role.WEIGHT, Role.STATE, Role.RESULT} <= roles, "attention is not one kernel"
