@@ -14,11 +14,12 @@ from ...ir.expr.value import Call, Expr, Load, is_checked, is_value, walk
 from ...ir.function.function import Output, Stage, TensorFunction
 from ...ir.graph.copies import COPY, is_copy
 from ...ir.graph.facts import Aliases, aliases_of, places_of
-from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View, uses
+from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View
 from ..context import PassContext
 from ..functions.function_table import FunctionTable
 from ..functions.scalars import is_elementwise
 from .fusion import Fusion
+from .outlined import without_idle_views
 from .scatter import scattered_over
 
 
@@ -73,7 +74,7 @@ class _InPlace:
             assert isinstance(call, CallTensor)
             nodes[k] = replace(call, function=table.enter(function))
         graph = replace(self.graph, outputs=tuple(returned.get(o, o) for o in self.graph.outputs))
-        kept = _without_idle_views([n for n in nodes if n is not None], graph)
+        kept = without_idle_views([n for n in nodes if n is not None], graph)
         return replace(graph, nodes=kept), table.used(kept)
 
     @property
@@ -150,17 +151,6 @@ def _is_checked(value: Expr, is_place: bool) -> bool:
         divided = any(isinstance(e, Call) and e.fn == "check_divisor" for e in made)
         return divided or any(_is_checked(i, False) for i in read)
     return is_checked(value)
-
-
-def _without_idle_views(nodes: list[Node], graph: Graph) -> tuple[Node, ...]:
-    """The nodes but for views that nothing needs any more."""
-    needed = {o for o in graph.outputs if isinstance(o, str)}
-    kept: list[Node] = []
-    for node in reversed(nodes):
-        if not isinstance(node, View) or node.name in needed:
-            kept.append(node)
-            needed.update(uses(node))
-    return tuple(reversed(kept))
 
 
 def _keeps(node: Library) -> bool:

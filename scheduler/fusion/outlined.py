@@ -11,7 +11,7 @@ import sympy
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import symbol
 from ...ir.function.function import TensorFunction
-from ...ir.graph.graph import CallTensor, Graph, Node, Origin, TensorType
+from ...ir.graph.graph import CallTensor, Graph, Node, Origin, TensorType, View, uses
 from ...ir.nest.loops import Buffer
 from ..facts.order import in_order
 from .assemble import PARAM_ALIGN
@@ -32,7 +32,21 @@ class Functions:
         """The graph with ``nodes`` for its own, and these functions, into which ``count`` of its nodes went."""
         named = {name: replace(f, name=name) for f, name in self.names.items()}
         report = replace(fusion.report, nodes=fusion.report.nodes + count)
-        return Fusion(in_order(fusion.graph, nodes), {**fusion.functions, **named}, report)
+        graph = in_order(fusion.graph, nodes)
+        # Views of what is no tensor of the graph any more: functions read through them.
+        graph = replace(graph, nodes=without_idle_views(graph.nodes, graph))
+        return Fusion(graph, {**fusion.functions, **named}, report)
+
+
+def without_idle_views(nodes: Sequence[Node], graph: Graph) -> tuple[Node, ...]:
+    """The nodes but for views that nothing needs any more."""
+    needed = {o for o in graph.outputs if isinstance(o, str)}
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if not isinstance(node, View) or node.name in needed:
+            kept.append(node)
+            needed.update(uses(node))
+    return tuple(reversed(kept))
 
 
 def function_name(prefix: str, origins: Iterable[Origin], *, words: int = 0) -> str:
