@@ -42,7 +42,7 @@ def _tables(state: int) -> str:
     known = sorted(converters.CONVERTERS.items(), key=lambda item: item[0])
     return key_of(
         [*(f"{op} {_name(fn)}" for op, fn in known), "passes", *map(_name, plans.GRAPH_PASSES), "rules",
-         *(rule.name for rule in rules.RULES)]
+         *(f"{rule.name} {rule.kinds}" for rule in rules.all_rules())]
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The rules of all targets, best first, and what a nest gets by default."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ...ir.nest.loops import LoopNest
 from ...ir.target import Target
@@ -42,6 +43,26 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class UserRule:
+    """A rule that a user has registered, before another one, or before all."""
+
+    rule: Rule
+    before: str | None
+
+
+# In the order in which they were registered.
+USER_RULES: list[UserRule] = []
+
+
+def all_rules() -> tuple[Rule, ...]:
+    """The rules of users and ours, best first. Where the rule is gone that another was to stand before, it is first."""
+    rules = list(RULES)
+    for user in tuple(USER_RULES):
+        rules.insert(next((k for k, r in enumerate(rules) if r.name == user.before), 0), user.rule)
+    return tuple(rules)
+
+
 def default_schedule(nest: LoopNest, target: Target) -> Schedule:
     """The schedule that the first matching rule gives with its default parameters.
 
@@ -74,7 +95,10 @@ def lighter_schedules(nest: LoopNest, target: Target, rule: str, scarce: Scarce)
 
 def design_space(nest: LoopNest, target: Target) -> DesignSpace:
     """Every schedule that the rules offer for a nest. Raises ScheduleError where no rule matches."""
-    return DesignSpace(nest, target, matching(RULES, nest, target))
+    return DesignSpace(nest, target, matching(all_rules(), nest, target))
 
 
-__all__ = ["RULES", "DesignSpace", "Rule", "Scarce", "default_schedule", "design_space", "lighter_schedules"]
+__all__ = [
+    "RULES", "USER_RULES", "DesignSpace", "Rule", "Scarce", "UserRule", "all_rules", "default_schedule", "design_space",
+    "lighter_schedules",
+]  # fmt: skip

@@ -7,31 +7,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .dynamo_backend.converters.register import register_converter
+    from .dynamo_backend.converters.registry import NoConversion
     from .dynamo_backend.explaining.explain import explain
+    from .ir.expr.formula import Formula
+    from .ir.registration import Registration, RegistrationError
     from .ir.text.printer import show
     from .runtime.compile.artifacts import load_cache_artifacts
     from .runtime.compile.nest_kernel import compile
     from .runtime.settings.options import OptionError, Options
     from .scheduler.error import ScheduleError
+    from .scheduler.rules.register import register_rule
+    from .scheduler.rules.registry import Rule
     from .scheduler.schedule.overrides import schedule
     from .scheduler.schedule.schedule import Schedule
     from .scheduler.schedule.trace import Trace
 
 __version__ = "0.1.0"
 __all__ = [
-    "OptionError", "Options", "Schedule", "ScheduleError", "Trace", "__version__", "compile", "explain",
-    "load_cache_artifacts", "schedule", "show",
+    "Formula", "NoConversion", "OptionError", "Options", "Registration", "RegistrationError", "Rule", "Schedule",
+    "ScheduleError", "Trace", "__version__", "compile", "explain", "load_cache_artifacts", "register_converter",
+    "register_rule", "schedule", "show",
 ]  # fmt: skip
 
 _HOME = {
+    "Formula": "ir.expr.formula",
+    "NoConversion": "dynamo_backend.converters.registry",
     "OptionError": "runtime.settings.options",
     "Options": "runtime.settings.options",
+    "Registration": "ir.registration",
+    "RegistrationError": "ir.registration",
+    "Rule": "scheduler.rules.registry",
     "Schedule": "scheduler.schedule.schedule",
     "ScheduleError": "scheduler.error",
     "Trace": "scheduler.schedule.trace",
     "compile": "runtime.compile.nest_kernel",
     "explain": "dynamo_backend.explaining.explain",
     "load_cache_artifacts": "runtime.compile.artifacts",
+    "register_converter": "dynamo_backend.converters.register",
+    "register_rule": "scheduler.rules.register",
     "schedule": "scheduler.schedule.overrides",
     "show": "ir.text.printer",
 }

@@ -1,0 +1,106 @@
+"""Programs that are compiled with what users have registered, and those that are not, are never one another's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._functorch import config as functorch_config
+
+import torch_mlc
+from torch_mlc.dynamo_backend.caches.surroundings import surroundings
+from torch_mlc.runtime.counters import counters
+from torch_mlc.runtime.settings.options import Options
+from torch_mlc.scheduler.rules.cpu.plain import CPU_PLAIN
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Empty folders for both caches."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    monkeypatch.setenv("MLC_CACHE_DIR", str(tmp_path / "mlc"))
+    with functorch_config.patch(enable_autograd_cache=True):
+        yield
+    torch._dynamo.reset()
+
+
+def f(x: Tensor) -> Tensor:
+    return torch.celu(x).sin() + 1
+
+
+X = torch.linspace(-3, 3, 15).view(3, 5)
+
+
+def run() -> tuple[Tensor, int]:
+    """The result of a program that is asked for anew, and how many graphs were compiled for it."""
+    torch._dynamo.reset()
+    before = counters.snapshot()["graphs_compiled"]
+    with torch.no_grad():
+        got = torch.compile(f, backend="mlc")(X)
+    return got, counters.snapshot()["graphs_compiled"] - before
+
+
+def scaled(by: float) -> Any:
+    return torch_mlc.register_converter("aten.celu", lambda x: x * by, pointwise=True)
+
+
+def test_converters() -> None:
+    torch.testing.assert_close(run()[0], f(X))
+    for factor in (2.0, 3.0, 2.0):
+        with scaled(factor):
+            torch.testing.assert_close(run()[0], (X * factor).sin() + 1)
+            assert run()[1] == 0, "and found again"
+    got, compiled = run()
+    torch.testing.assert_close(got, f(X))
+    assert compiled == 0, "as it was"
+
+
+def key() -> dict[str, str]:
+    return surroundings(Options(), ["cpu"])
+
+
+def test_rules() -> None:
+    def rule(lanes: int, kinds: tuple[str, ...] = ("cpu",)) -> torch_mlc.Rule:
+        return torch_mlc.Rule("mine", kinds, lambda *_: True, lambda *_: {"lanes": (lanes,)}, CPU_PLAIN.apply)
+
+    before, keys = key(), []
+    for lanes, kinds, place in (
+        (8, ("cpu",), None), (16, ("cpu",), None), (8, ("cpu", "cuda"), None), (8, ("cpu",), "cpu_plain")
+    ):  # fmt: skip
+        with torch_mlc.register_rule(rule(lanes, kinds), before=place):
+            keys.append(key())
+            assert key() == keys[-1]
+    assert len({str(k) for k in [before, *keys]}) == 5 and key() == before
+
+
+SCRIPT = """
+import sys
+import torch
+import torch_mlc
+from torch_mlc.runtime.counters import counters
+
+factor = float(sys.argv[1])
+if factor:
+    torch_mlc.register_converter("aten.celu", lambda x: x * factor, pointwise=True)
+x = torch.ones(3)
+with torch.no_grad():
+    found = torch.compile(lambda x: torch.celu(x) + 1, backend="mlc")(x)[0].item()
+print(found, counters.snapshot()["graphs_compiled"])
+"""
+
+
+def test_other_processes(tmp_path: Path) -> None:
+    def told(factor: float) -> str:
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT)
+        return subprocess.run(
+            [sys.executable, script, str(factor)], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    assert [told(k) for k in (0.0, 4.0, 0.0, 4.0)] == ["2.0 1", "5.0 1", "2.0 0", "5.0 0"]
