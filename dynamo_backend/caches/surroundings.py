@@ -11,6 +11,8 @@ from uuid import uuid4
 
 import torch
 
+from ...ir.expr.intrinsics import INTRINSICS
+from ...ir.expr.ops import OPS
 from ...runtime.cache.fingerprint import key_of
 from ...runtime.cache.foreign_code import foreign_code
 from ...runtime.settings.options import Options
@@ -42,7 +44,8 @@ def _tables(state: int) -> str:
     known = sorted(converters.CONVERTERS.items(), key=lambda item: item[0])
     return key_of(
         [*(f"{op} {_name(fn)}" for op, fn in known), "passes", *map(_name, plans.GRAPH_PASSES), "rules",
-         *(f"{rule.name} {rule.kinds}" for rule in rules.all_rules())]
+         *(f"{rule.name} {rule.kinds}" for rule in rules.all_rules()), "intrinsics",
+         *(f"{OPS[name]} {i.triton if isinstance(i.triton, str) else ''}" for name, i in INTRINSICS.items())]
     )  # fmt: skip
 
 

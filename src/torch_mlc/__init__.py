@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .dynamo_backend.converters.registry import NoConversion
     from .dynamo_backend.explaining.explain import explain
     from .ir.expr.formula import Formula
+    from .ir.expr.intrinsics import register_intrinsic
     from .ir.registration import Registration, RegistrationError
     from .ir.text.printer import show
     from .runtime.compile.artifacts import load_cache_artifacts
@@ -27,7 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Formula", "NoConversion", "OptionError", "Options", "Registration", "RegistrationError", "Rule", "Schedule",
     "ScheduleError", "Trace", "__version__", "compile", "explain", "load_cache_artifacts", "register_converter",
-    "register_rule", "schedule", "show",
+    "register_intrinsic", "register_rule", "schedule", "show",
 ]  # fmt: skip
 
 _HOME = {
@@ -45,6 +46,7 @@ _HOME = {
     "explain": "dynamo_backend.explaining.explain",
     "load_cache_artifacts": "runtime.compile.artifacts",
     "register_converter": "dynamo_backend.converters.register",
+    "register_intrinsic": "ir.expr.intrinsics",
     "register_rule": "scheduler.rules.register",
     "schedule": "scheduler.schedule.overrides",
     "show": "ir.text.printer",

@@ -10,6 +10,9 @@ import pytest
 import torch
 
 import torch_mlc
+from torch_mlc.dynamo_backend.converters.register import new_ops
+from torch_mlc.ir.expr.intrinsics import INTRINSICS
+from torch_mlc.scheduler.rules import USER_RULES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 
@@ -39,6 +42,7 @@ def test_an_example(heading: str, tmp_path: Path) -> None:
         for value in vars(module).values():
             if isinstance(value, torch_mlc.Registration):
                 value.remove()
+    assert not (new_ops() or INTRINSICS or USER_RULES), "each registration has a name in the example"
 
 
 def test_each_way_of_registering_has_an_example() -> None:

@@ -79,6 +79,23 @@ def test_rules() -> None:
     assert len({str(k) for k in [before, *keys]}) == 5 and key() == before
 
 
+def test_intrinsics() -> None:
+    with torch_mlc.register_converter("aten.celu", lambda x: x.mine(), pointwise=True):
+        for factor in (2.0, 3.0, 2.0):
+            with mine(factor):
+                torch.testing.assert_close(run()[0], (X * factor).sin() + 1)
+                assert run()[1] == 0
+        keys = []
+        for given in ({}, {"triton": "{0}"}, {"triton": "-{0}"}, {"flops": 3}):
+            with torch_mlc.register_intrinsic("mine", lambda x: x, **given):
+                keys.append(str(key()))
+        assert len(set(keys)) == 4
+
+
+def mine(factor: float) -> Any:
+    return torch_mlc.register_intrinsic("mine", lambda x: x * factor)
+
+
 SCRIPT = """
 import sys
 import torch
