@@ -24,6 +24,7 @@ from ..aten_passes.views.plain_views import straighten_views
 from ..aten_passes.write import NodeWriter, give_results
 from ..compiling.plans import planned_peak
 from ..converters import CONVERTERS
+from ..patterns.replace_patterns import replace_patterns
 
 aten = torch.ops.aten
 _SAME = (aten.detach.default, aten.alias.default)
@@ -62,6 +63,7 @@ def partition(options: Options) -> Callable[..., Parts]:
 
 def rewrite_whole(gm: fx.GraphModule, options: Options) -> None:
     """The rewrites, in place, of graphs that are parted and of those that are not."""
+    replace_patterns(gm)
     chunk_losses(gm, options)
     if options.numerics != "eager" and unshift_softmax(gm.graph):
         gm.graph.eliminate_dead_code()

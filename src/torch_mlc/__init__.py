@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .dynamo_backend.converters.register import register_converter
     from .dynamo_backend.converters.registry import NoConversion
     from .dynamo_backend.explaining.explain import explain
+    from .dynamo_backend.patterns.register import register_pattern
     from .ir.expr.formula import Formula
     from .ir.expr.intrinsics import register_intrinsic
     from .ir.registration import Registration, RegistrationError
@@ -28,7 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Formula", "NoConversion", "OptionError", "Options", "Registration", "RegistrationError", "Rule", "Schedule",
     "ScheduleError", "Trace", "__version__", "compile", "explain", "load_cache_artifacts", "register_converter",
-    "register_intrinsic", "register_rule", "schedule", "show",
+    "register_intrinsic", "register_pattern", "register_rule", "schedule", "show",
 ]  # fmt: skip
 
 _HOME = {
@@ -47,6 +48,7 @@ _HOME = {
     "load_cache_artifacts": "runtime.compile.artifacts",
     "register_converter": "dynamo_backend.converters.register",
     "register_intrinsic": "ir.expr.intrinsics",
+    "register_pattern": "dynamo_backend.patterns.register",
     "register_rule": "scheduler.rules.register",
     "schedule": "scheduler.schedule.overrides",
     "show": "ir.text.printer",

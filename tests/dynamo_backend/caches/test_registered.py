@@ -50,6 +50,14 @@ def scaled(by: float) -> Any:
     return torch_mlc.register_converter("aten.celu", lambda x: x * by, pointwise=True)
 
 
+def test_our_own_functions_as_converters() -> None:
+    keys = []
+    for function in (torch_mlc.Formula.__abs__, torch_mlc.Formula.__neg__):
+        with torch_mlc.register_converter("aten.celu", function, pointwise=True):
+            keys.append(str(key()))
+    assert keys[0] != keys[1]
+
+
 def test_converters() -> None:
     torch.testing.assert_close(run()[0], f(X))
     for factor in (2.0, 3.0, 2.0):
@@ -92,8 +100,30 @@ def test_intrinsics() -> None:
         assert len(set(keys)) == 4
 
 
+def times(factor: float) -> Any:
+    return lambda x: x * factor
+
+
 def mine(factor: float) -> Any:
     return torch_mlc.register_intrinsic("mine", lambda x: x * factor)
+
+
+def test_patterns() -> None:
+    def pattern(x: Tensor) -> Tensor:
+        return x.sin() + 1
+
+    ops, keys = (torch.ops.aten.cos.default, torch.ops.aten.exp.default, torch.cos), [key()]
+    for replacement in (*ops, lambda x: x * 2, lambda x: x * 3):
+        for examples in ([torch.empty(2, 3)], [torch.empty(2, 3, 4)]):
+            with torch_mlc.register_pattern(pattern, replacement, examples=examples):
+                keys.append(key())
+                assert key() == keys[-1]
+    assert len({str(k) for k in keys}) == 11 and key() == keys[0]
+    run()
+    for factor in (2.0, 3.0):
+        with torch_mlc.register_pattern(pattern, times(factor), examples=[torch.empty(2, 3)]):
+            torch.testing.assert_close(run()[0], torch.celu(X) * factor)
+            assert run()[1] == 0
 
 
 SCRIPT = """
