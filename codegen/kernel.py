@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import sympy
 
 from ..ir.errors import MlcError
-from ..ir.nest.loops import Buffer
+from ..ir.nest.hints import foreign
+from ..ir.nest.loops import Block, Buffer, LoopNest, walk_nodes
 
 # Bytes of which an address is a multiple unless a buffer or a call says otherwise, and by which GPU code is chosen.
 ALIGNMENT = 16
@@ -48,6 +49,14 @@ class KernelSource:
     def option(self, key: str, default: int | str | bool | None = None) -> int | str | bool | None:
         """The entry ``key`` of ``meta``."""
         return dict(self.meta).get(key, default)
+
+
+def refuse_foreign(nest: LoopNest, target: str) -> None:
+    """Refuse hints of which a kernel for "cpu" or "gpu" would take no notice. Raises EmitError."""
+    for node in (nest, *(n for n, _ in walk_nodes(nest.body))):
+        for key in foreign(node.annotations, target):
+            where = node.name if isinstance(node, (LoopNest, Block)) else node.var.name
+            raise EmitError(f"{nest.name}: {where} has the hint {key!r}, which means nothing to a {target.upper()}")
 
 
 def wide_source(source: KernelSource) -> KernelSource:

@@ -36,16 +36,16 @@ from ...ir.graph.graph import (
 from ...ir.graph.slices import JOINED, MEMORY
 from ..kernel import EmitError
 from .memory.liveness import peaks_of, storages
+from .steps.kernel_use import KernelUse
 from .steps.lines import place_text
 from .steps.ops import users_op
-from .steps.program import (
+from .steps.program import HostProgram
+from .steps.step import (
     Allocate,
     BindSize,
     CallLibrary,
     CheckLayout,
     Free,
-    HostProgram,
-    KernelUse,
     Launch,
     MakeView,
     Return,
@@ -79,7 +79,8 @@ def build_host_program(
     Raises EmitError where a size can be read from no argument.
     """
     saved = graph.outputs[returned:] if returned is not None else ()
-    return _Builder(graph, uses_of, checked, frozenset(o for o in saved if isinstance(o, str))).build()
+    program = _Builder(graph, uses_of, checked, frozenset(o for o in saved if isinstance(o, str))).build()
+    return replace(program, table=graph.symbols, returned=returned)
 
 
 @dataclass(slots=True)

@@ -14,6 +14,8 @@ import torch
 
 from ...ir.errors import IRError
 from ...ir.graph.collectives import is_collective, is_wait
+from ...ir.graph.effects import may_alias, resolve_op, written
+from ...ir.graph.facts import users_of
 from ...ir.graph.graph import (
     ArgumentRef,
     CallTensor,
@@ -26,11 +28,9 @@ from ...ir.graph.graph import (
     View,
     refs,
     size_makers,
-    uses,
 )
 from .build import MUTATES
 from .steps.lines import place_text
-from .steps.ops import may_alias, resolve_op
 
 _REGION, _TRITON = "hop::invoke_subgraph", "hop::triton_kernel_wrapper_functional"
 # Ops that wait for the device or copy from it, though no tag of theirs says so.
@@ -75,7 +75,7 @@ def capture_plan(
     reason = _reason(graph, kinds, regions or {})
     if reason:
         return CapturePlan(reason)
-    read = {name for node in graph.nodes for name in uses(node)} | {o for o in graph.outputs if isinstance(o, str)}
+    read = users_of(graph).keys() | {o for o in graph.outputs if isinstance(o, str)}
     inputs = [(k, i) for k, i in enumerate(graph.inputs) if isinstance(i, Input)]
     written = _written(graph)
     return CapturePlan(
@@ -191,34 +191,15 @@ def _written(graph: Graph) -> set[str]:
     roots: dict[str, frozenset[str]] = {i.name: frozenset((i.name,)) for i in graph.inputs if isinstance(i, Input)}
     found: set[str] = set()
     for node in graph.nodes:
+        found = found.union(*(roots[name] for name in written(node)))
         match node:
             case View():
                 roots[node.name] = roots[node.source]
             case CallTensor():
                 for name, target in zip(node.names, node.into or (None,) * len(node.names), strict=True):
                     roots[name] = roots[target] if target is not None else frozenset()
-                    found |= roots[name]
             case Library():
-                for name in _written_by(node):
-                    found |= roots[name]
                 read = list(refs((node.args, tuple(v for _, v in node.kwargs))))
                 behind = frozenset().union(*(roots[r] for r in read)) if may_alias(node.target) else frozenset()
                 roots.update(dict.fromkeys(node.names, behind))
     return found
-
-
-def _written_by(node: Library) -> Iterator[str]:
-    """The tensors that a library call writes to, going by its schema; all that it is given where there is none."""
-    if node.target.startswith(("mlc::", "hop::")):  # functional, all of them
-        return
-    try:
-        schema = getattr(resolve_op(node.target), "_schema", None)
-    except (IRError, AttributeError):
-        schema = None
-    if schema is None:
-        yield from refs((node.args, tuple(v for _, v in node.kwargs)))
-        return
-    given = dict(zip((a.name for a in schema.arguments), node.args)) | dict(node.kwargs)
-    for argument in schema.arguments:
-        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given:
-            yield from refs((given[argument.name],))

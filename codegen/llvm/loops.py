@@ -9,6 +9,7 @@ import sympy
 
 from ...ir.expr.dtypes import DType
 from ...ir.expr.value import symbol
+from ...ir.nest.hints import CASCADE, HOLD, PREFETCH, PREFETCH_STORES, Hint
 from ...ir.nest.loops import Block, Bound, Loop, LoopKind, Node, Store, Update, map_nodes, walk_nodes
 from ..kernel import EmitError
 from .memory.access import bound_mask, store
@@ -67,13 +68,14 @@ def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
         if accumulators is None:  # the first iteration begins the targets in memory; there may be none
             emit_nodes(ctx, nest, without_elements(ctx, reduced, loop))
         started += accumulators or []
-    cascades = [c for r in _noted(nest, loop, "cascade") for c in reductions.begin_cascade(ctx, r, loop)]
+    cascades = [c for r in _noted(nest, loop, CASCADE) for c in reductions.begin_cascade(ctx, r, loop)]
     started += [inner for _, inner in cascades]
-    holds = [h for r in _noted(nest, loop, "hold") for h in reductions.hold(ctx, r, loop)]
+    holds = [h for r in _noted(nest, loop, HOLD) for h in reductions.hold(ctx, r, loop)]
     ctx.extents[loop.var] = loop.extent
-    around, notes = (ctx.ahead, ctx.ahead_of_stores), dict(loop.annotations)
-    ctx.ahead = int(notes.get("prefetch", ctx.ahead))
-    ctx.ahead_of_stores = int(notes.get("prefetch_stores", ctx.ahead_of_stores))
+    around = ctx.ahead, ctx.ahead_of_stores
+    ahead, of_stores = PREFETCH.found(loop), PREFETCH_STORES.found(loop)
+    ctx.ahead = ctx.ahead if ahead is None else ahead
+    ctx.ahead_of_stores = ctx.ahead_of_stores if of_stores is None else of_stores
     match loop.kind:
         case LoopKind.VECTORIZED if ctx.vector is None:
             _lanes(ctx, nest, loop)
@@ -92,13 +94,13 @@ def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
         reductions.finish_cascade(ctx, outer, acc)
 
 
-def _noted(nest: Nest, loop: Loop, note: str) -> list[Reduced]:
-    """The reductions that go on outside of a loop with such an annotation.
+def _noted(nest: Nest, loop: Loop, hint: Hint[bool]) -> list[Reduced]:
+    """The reductions that go on outside of a loop with such a hint.
 
     ``cascade``: they sum this loop by itself before they add it to what is outside; shorter sums, smaller errors.
     ``hold``: they keep in registers what this loop updates, where it is one of many.
     """
-    if not dict(loop.annotations).get(note):
+    if not hint.of(loop):
         return []
     found = (nest.reductions[n.name] for n in blocks_inside(loop) if n.name in nest.reductions)
     return [r for r in found if loop.var in r.vars and r.outermost is not None and r.outermost.var != loop.var]
@@ -344,8 +346,6 @@ def _written(nodes: tuple[Node, ...]) -> frozenset[str]:
 
 
 def _block(ctx: Context, nest: Nest, block: Block) -> None:
-    if dict(block.annotations).get("atomic"):
-        raise EmitError(f"{ctx.nest.name}: {block.name} scatters by atomic operations, which are a GPU's")
     ctx.axes = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
     ctx.block = block
     ctx.values = {}

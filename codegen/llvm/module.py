@@ -12,9 +12,10 @@ import sympy
 
 from ...ir.expr.dtypes import DType
 from ...ir.expr.value import flops
+from ...ir.nest.hints import GRAIN, TABLE
 from ...ir.nest.loops import Block, Loop, LoopKind, LoopNest, Update, blocks, walk_nodes
 from ...ir.target import Target
-from ..kernel import KernelSource
+from ..kernel import KernelSource, refuse_foreign
 from .loops import Nest, emit_nodes, run_loop
 from .memory.bounds import has_checks, report
 from .memory.compact import LocalStorage, storage_of
@@ -30,17 +31,17 @@ I64 = DType.INT64
 # Larger scratch comes from malloc: a thread of OpenMP may have a stack of 2 MiB, or less.
 _STACK_BYTES = 64 << 10
 # Operations on elements below which waking a team costs more than it saves.
-DEFAULT_GRAIN = 1 << 15
 _ATTRIBUTES = "nounwind"
 
 
 def emit_llvm(nest: LoopNest, target: Target) -> KernelSource:
     """LLVM IR of a scheduled nest for a CPU target.
 
-    Raises: EmitError for what has no code on a CPU (complex values, GPU bindings, a parallel reduction).
+    Raises: EmitError for what has no code on a CPU (complex values, GPU bindings and hints, a parallel reduction).
     """
+    refuse_foreign(nest, "cpu")
     module = _Module(nest, target)
-    is_table = bool(nest.annotation("table"))
+    is_table = TABLE.of(nest)
     text = module.table_text() if is_table else module.text()
     symbols = tuple(s.name for s in nest.symbols.symbols)
     return KernelSource(
@@ -128,7 +129,7 @@ class _Module:
             self.functions.append(text)
             self.declarations.update(declarations)
         self.declarations.update(DECLARATIONS)
-        return self.whole([table_driver(nest, self.target, DEFAULT_GRAIN, STATUS if self.tells else "")])
+        return self.whole([table_driver(nest, self.target, GRAIN.default, STATUS if self.tells else "")])
 
     @property
     def tells(self) -> bool:
@@ -251,7 +252,7 @@ def _renamed(place: BufferPlace, pointer: str) -> BufferPlace:
 
 def _call_team(ctx: Context, loop: Loop, name: str, arguments: list[str], extent: Val) -> None:
     b = ctx.b
-    grain = int(dict(loop.annotations).get("grain", DEFAULT_GRAIN))
+    grain = GRAIN.of(loop)
     work = scalar_index(ctx, sympy.expand(_work(loop.body) * loop.extent))
     passed = ", ".join(arguments)
     alone, team, done = b.fresh("alone"), b.fresh("team"), b.fresh("joined")

@@ -1,6 +1,6 @@
 """Tiles that the tensor memory accelerator copies: descriptors of arrays, made once a program, and loads through them.
 
-The annotation ``descriptor:<buffer>`` of a nest lets the operands of matrix products be read so. A load qualifies where
+The hint ``DESCRIPTOR`` of a nest lets the operands of matrix products be read so. A load qualifies where
 two of the array's dimensions are crossed by the two axes of the operand's tile, one element a lane, and the others
 stand still; rows start at multiples of 16 bytes; and what the tile has beyond the array, which is read as zeros, is
 what the block does not want either. Other loads stay as they are.
@@ -15,6 +15,7 @@ import sympy
 
 from ...ir.expr.index import simplify
 from ...ir.expr.value import Index, Load, is_value, loads
+from ...ir.nest.hints import DESCRIPTOR
 from ...ir.nest.loops import Buffer, Scope, Update
 from .program import BlockInfo, TritonProgram
 from .values import Values
@@ -102,7 +103,7 @@ class Descriptors:
 
 def box_of(program: TritonProgram, info: BlockInfo, buffer: Buffer, indices: tuple[Index, ...]) -> Box | None:
     """What a load of an operand reads; None where a descriptor cannot say it."""
-    if not program.nest.annotation(f"descriptor:{buffer.name}") or buffer.scope is not Scope.GLOBAL:
+    if not DESCRIPTOR.of(program.nest, buffer.name) or buffer.scope is not Scope.GLOBAL:
         return None
     if buffer.name in program.nest.outputs or len(indices) > MOST_DIMENSIONS:
         return None

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ...ir.expr.dtypes import DType
 from ...ir.expr.product import bare, factors, multiplied, product_of
 from ...ir.expr.value import Cast, Expr, Load, free_symbols, is_value
+from ...ir.nest.hints import INPUT_PRECISION, OPERANDS
 from ...ir.nest.loops import Scope, Update
 from ..kernel import EmitError
 from .functions import cast_text, type_text
@@ -19,13 +20,11 @@ from .program import BlockInfo
 from .values import Values
 from .writer import Dims, SourceWriter, Value
 
-PRECISIONS = ("ieee", "tf32", "tf32x3")
-
 
 def dot(values: Values, out: SourceWriter, info: BlockInfo, update: Update, accumulator: str | None) -> Value:
     """Write one step of a product: the tile, added to ``accumulator`` where there is one.
 
-    The annotation ``operands`` names the type to which both are rounded, where it is not that in which they come.
+    The hint ``OPERANDS`` names the type to which both are rounded, where it is not that in which they come.
     Raises EmitError where the block is no sum of products of a left and a right factor.
     """
     if update.monoid.name != "sum" or len(update.values) != 1:
@@ -33,7 +32,7 @@ def dot(values: Values, out: SourceWriter, info: BlockInfo, update: Update, accu
     (value,) = update.values
     dtype = value.dtype.compute
     sides = _sides(info, factors(value))
-    asked = dict(info.block.annotations).get("operands")
+    asked = OPERANDS.found(info.block)
     left, right = map(_narrow, sides)
     narrow = multiplied(left, right, dtype) if asked is None else DType(asked)
     if dtype is not (DType.INT32 if narrow is DType.INT8 else DType.FLOAT32):
@@ -41,10 +40,7 @@ def dot(values: Values, out: SourceWriter, info: BlockInfo, update: Update, accu
     tiles = [_operand(values, out, operand, side, narrow) for operand, side in zip(info.operands, sides, strict=True)]
     arguments = [t.text for t in tiles] + ([accumulator] if accumulator else [])
     if narrow is DType.FLOAT32:
-        precision = dict(info.block.annotations).get("input_precision", "ieee")
-        if precision not in PRECISIONS:
-            raise EmitError(f"block {info.block.name}: input_precision is {precision!r}; it is one of {PRECISIONS}")
-        arguments.append(f'input_precision="{precision}"')
+        arguments.append(f'input_precision="{INPUT_PRECISION.of(info.block)}"')
     if narrow is DType.INT8:
         arguments.append("out_dtype=tl.int32")
     text = f"tl.dot({', '.join(arguments)})"

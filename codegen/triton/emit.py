@@ -12,9 +12,10 @@ import re
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
+from ...ir.nest.hints import FLATTEN, NARROW_ROWS, NUM_STAGES, NUM_WARPS, PEEL, TABLE, WARP_SPECIALIZE
 from ...ir.nest.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Update, walk_nodes
 from ...ir.target import Target
-from ..kernel import NARROW, WIDE, EmitError, KernelSource
+from ..kernel import NARROW, WIDE, EmitError, KernelSource, refuse_foreign
 from .descriptors import Descriptors
 from .helpers import helpers_for
 from .limits import Limits, take_limits
@@ -29,8 +30,8 @@ from .table import ALIGNED, PARAMETERS, table_head
 from .values import Values
 from .writer import SourceWriter
 
-# Annotations of loops that Triton's ``range`` takes.
-LOOP_FLAGS = ("flatten", "warp_specialize")
+# Hints of loops that Triton's ``range`` takes.
+LOOP_FLAGS = (FLATTEN, WARP_SPECIALIZE)
 _HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
 
 
@@ -39,19 +40,12 @@ def emit_triton(nest: LoopNest, target: Target) -> KernelSource:
 
     The kernel takes ``<name>_ptr`` for each parameter, then the size symbols, all of one integer type
     (``option("index")``), in which indices are computed: 32 bits where they suffice at all sizes, and in the first form
-    of a text that has two (``KernelSource.reach``). Nest annotations: ``num_warps`` (4), ``num_stages`` (1), ``peel``
-    (programs that no tail touches run without masks), ``evict:<buffer>`` (a cache policy, which blocks may also carry),
-    ``descriptor:<buffer>`` (tiles of products' operands may be copied by the tensor memory accelerator, see
-    ``descriptors.py``). A loop annotated ``num_stages`` is pipelined; one annotated ``flatten`` becomes one with the
-    loop inside it, so that the pipeline goes on from one iteration to the next; ``warp_specialize`` gives warps parts
-    of its body. An unrolled loop annotated ``apart`` is written out: its iterations share what they load alike, and
-    where the loop does not reduce each has results of its own. With ``narrow_rows`` every unrolled loop is one visit of
-    a row, whose parts are written out: visits keep half types of a row in registers as they were loaded, and nothing
-    that was made of them.
+    of a text that has two (``KernelSource.reach``). It takes the hints that ``ir.nest.hints`` has for GPUs.
     Raises EmitError, which says what schedule would do.
     """
     if not target.is_gpu:
         raise EmitError(f"{target} is no GPU; Triton kernels are for cuda and hip")
+    refuse_foreign(nest, "gpu")
     return _TritonEmitter(nest, target).source()
 
 
@@ -78,7 +72,7 @@ class _TritonEmitter:
                 )
         name = re.sub(r"\W", "_", self.nest.name)
         symbols = tuple(s.name for s in self.nest.symbols.symbols)
-        table = bool(self.nest.annotation("table"))
+        table = TABLE.of(self.nest)
         parameters = list(PARAMETERS) if table else [*(f"{b.name}_ptr" for b in self.nest.params), *symbols]
         self._program_ids()
         self._tile_axes()
@@ -107,24 +101,24 @@ class _TritonEmitter:
         divisors = [(f"divisor:{s.symbol.name}", s.divisor) for s in self.nest.symbols.sizes if s.divisor > 1]
         return (
             ("index", "i64" if self.program.wide and not narrow else "i32"),
-            ("num_warps", int(self.nest.annotation("num_warps", 4) or 4)),
-            ("num_stages", int(self.nest.annotation("num_stages", 1) or 1)),
+            ("num_warps", NUM_WARPS.of(self.nest)),
+            ("num_stages", NUM_STAGES.of(self.nest)),
             ("enable_fp_fusion", True),
             *((("warp_specialize", True),) if self._specializes() else ()),
             *((("descriptors", ",".join(self.descriptors.buffers)),) if self.descriptors.buffers else ()),
-            *((("table", True),) if self.nest.annotation("table") else ()),
+            *((("table", True),) if TABLE.of(self.nest) else ()),
             *divisors,
         )
 
     def _specializes(self) -> bool:
         loops = (n for n, _ in walk_nodes(self.nest.body) if isinstance(n, Loop))
-        return any(dict(lp.annotations).get("warp_specialize") for lp in loops)
+        return any(WARP_SPECIALIZE.of(lp) for lp in loops)
 
     # --- the head -----------------------------------------------------------------------------------------------------
 
     def _program_ids(self) -> None:
         used = {s.name for e in self.program.loops.values() for s in e.free_symbols}
-        if self.nest.annotation("table"):
+        if TABLE.of(self.nest):
             axes = "".join(axis for axis in "xyz" if f"pid_{axis}" in used)
             for line in table_head(self.nest, axes, self.program.integer):
                 self.out.line(line)
@@ -166,7 +160,7 @@ class _TritonEmitter:
 
     def _full_programs(self) -> tuple[sympy.Symbol, sympy.Expr] | None:
         """How many programs of a one-dimensional grid no tail touches, where the nest asks for a path of their own."""
-        if not self.nest.annotation("peel") or len(self.program.grid) != 1:
+        if not PEEL.of(self.nest) or len(self.program.grid) != 1:
             return None
         pid = next((e for e in self.program.loops.values() if e.is_Symbol and e.name == "pid_x"), None)
         tails = {b for i in self.program.infos.values() for b in i.bounds if not self.program.ranges.below(*b)}
@@ -230,7 +224,7 @@ class _TritonEmitter:
         which that is done, is not zero."""
         if len(self.program.grid) > 2:
             raise EmitError("rows are kept narrow in programs of one or two numbers; fuse the loops bound to blockIdx")
-        return bool(self.nest.annotation("narrow_rows")) and self.target.kind == "cuda"
+        return NARROW_ROWS.of(self.nest) and self.target.kind == "cuda"
 
     def _copies(self, loop: Loop, info: BlockInfo) -> list[BlockInfo]:
         """The copies of a block in a loop that have results of their own."""
@@ -266,7 +260,7 @@ class _TritonEmitter:
 
     def _loop_head(self, loop: Loop, var: sympy.Symbol) -> None:
         extent = self.values.index(loop.extent)
-        stages = dict(loop.annotations).get("num_stages")
+        stages = NUM_STAGES.found(loop)
         name = var.name
         if loop.kind is LoopKind.UNROLLED:
             if not loop.extent.is_Integer:
@@ -275,7 +269,7 @@ class _TritonEmitter:
             return
         low, high = self._ends(extent, self.limits.get(loop.var, Limits()))
         more = f", num_stages={stages}" if stages else ""
-        more += "".join(f", {key}=True" for key in LOOP_FLAGS if dict(loop.annotations).get(key))
+        more += "".join(f", {hint.name}=True" for hint in LOOP_FLAGS if hint.of(loop))
         self.out.line(f"for {self._raw(loop, name)} in tl.range({low}, {high}{more}):")
 
     def _ends(self, extent: str, limits: Limits) -> tuple[str, str]:
@@ -301,8 +295,7 @@ class _TritonEmitter:
         return info.block.is_reduction and var in info.reduced_serial and not begun
 
     def _block(self, info: BlockInfo) -> None:
-        source = dict(info.block.annotations).get("comment", "")
-        self.out.comment(f"{info.block.name}{': ' if source else ''}{source}")
+        self.out.comment(info.block.name)
         self.values.enter(info)
         for statement in info.block.body:
             if info.block.is_scatter:

@@ -11,6 +11,7 @@ import sympy
 
 from ...ir.expr.symbols import Size
 from ...ir.expr.value import Expr, IndexValue, Load, children, is_value, symbol
+from ...ir.nest.hints import APART, NARROW_ROWS, TENSORIZE
 from ...ir.nest.loops import AxisKind, Block, Buffer, Loop, LoopKind, LoopNest, Scope, Update, blocks, walk_nodes
 from ..kernel import INDEX_MAX, EmitError
 from .index import Ranges
@@ -283,8 +284,8 @@ class TritonProgram:
     def is_apart(self, loop: Loop) -> bool:
         """Whether the iterations of a loop are written one after the other, each for itself: those of a loop that asks
         for it, and the parts of a visit of a row in a nest that tells visits apart."""
-        asked = dict(loop.annotations).get("apart") or self.nest.annotation("narrow_rows")
-        return bool(asked) and loop.kind is LoopKind.UNROLLED and bool(loop.extent.is_Integer)
+        asked = APART.of(loop) or NARROW_ROWS.of(self.nest)
+        return asked and loop.kind is LoopKind.UNROLLED and bool(loop.extent.is_Integer)
 
     def dims(self, symbols: set[sympy.Symbol]) -> Dims:
         return frozenset(symbols & self.tile.keys())
@@ -316,7 +317,7 @@ class TritonProgram:
 
 def is_dot(block: Block) -> bool:
     """Whether a block is to be one matrix product of tiles."""
-    return dict(block.annotations).get("tensorize") == "dot"
+    return TENSORIZE.of(block) == "dot"
 
 
 def _contracted(nest: LoopNest) -> set[sympy.Symbol]:

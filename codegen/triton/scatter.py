@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...ir.expr.dtypes import DType
 from ...ir.expr.value import Expr, Index, is_value
+from ...ir.nest.hints import ATOMIC
 from ...ir.nest.loops import Buffer, Store, Update
 from ..kernel import EmitError
 from .program import BlockInfo
@@ -40,7 +41,7 @@ def scatter(values: Values, out: SourceWriter, info: BlockInfo, statement: Store
 
 def _atomic(info: BlockInfo, update: Update) -> str:
     name = _ATOMIC.get(update.monoid.name)
-    if name is None or not dict(info.block.annotations).get("atomic"):
+    if name is None or not ATOMIC.of(info.block):
         raise EmitError(
             f"block {info.block.name} scatters by {update.monoid.name}: programs combine by {', '.join(_ATOMIC)}"
         )

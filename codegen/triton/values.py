@@ -15,6 +15,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
 from ...ir.expr.value import Index, Load, is_value
+from ...ir.nest.hints import EVICT
 from ...ir.nest.loops import AxisKind, Buffer, Scope
 from ..kernel import EmitError
 from .expressions import Expressions
@@ -128,8 +129,7 @@ class Values(Expressions):
         if mask is not None and mask.dims and not own:
             text = f"{text} + tl.zeros({self.shape(mask.dims)}, tl.int32)"
         suffix = f", mask={mask.text}, other=0" if mask is not None else ""
-        policy = dict(self.info.block.annotations).get(f"evict:{buffer.name}")
-        policy = policy or self.program.nest.annotation(f"evict:{buffer.name}")
+        policy = EVICT.of(self.info.block, buffer.name) or EVICT.of(self.program.nest, buffer.name)
         suffix += f', eviction_policy="{policy}"' if policy else ""
         where = self.pointer(buffer, text)
         name = self.out.assign(f"{buffer.name}_", f"tl.load({where}{suffix})")

@@ -19,6 +19,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
+from ...ir.passes import Form
+
 aten = torch.ops.aten
 
 # Functions of sizes and of tuples: the rest of what is no op may do anything.
@@ -29,6 +31,19 @@ _EMPTY = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.
 
 class _NoKeyError(Exception):
     """An argument that cannot be compared."""
+
+
+def eliminate_dead_nodes(graph: fx.Graph) -> int:
+    """Erase, in place, what nobody reads; how many nodes are gone."""
+    before = len(graph.nodes)
+    graph.eliminate_dead_code()
+    return before - len(graph.nodes)
+
+
+# What a node is of is decided by who reads it.
+NO_DEAD: Form[fx.GraphModule] = Form(
+    "no node that nobody reads", lambda gm: all(n.users or n.is_impure() for n in gm.graph.nodes)
+)
 
 
 def share_nodes(graph: fx.Graph) -> int:

@@ -19,7 +19,8 @@ from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...scheduler import rules
 from .. import converters
-from ..compiling import plans
+from ..compiling.pass_lists import pass_lists
+from ..compiling.register import UserRewrite
 from ..patterns.register import PATTERNS
 
 # What the code of a kernel depends on as well as that of its graph.
@@ -44,7 +45,8 @@ def _tables(state: int) -> str:
     they are."""
     known = sorted(converters.CONVERTERS.items(), key=lambda item: item[0])
     return key_of(
-        [*(f"{op} {_name(fn)}" for op, fn in known), "passes", *map(_name, plans.GRAPH_PASSES), "rules",
+        [*(f"{op} {_name(fn)}" for op, fn in known),
+         *(f"{level} {p.name} {_name(p.function)}" for level, passes in pass_lists() for p in passes), "rules",
          *(f"{rule.name} {rule.kinds}" for rule in rules.all_rules()), "intrinsics",
          *(f"{OPS[name]} {i.triton if isinstance(i.triton, str) else ''}" for name, i in INTRINSICS.items()),
          "patterns", *(f"{p.name} {p.examples} {_told(p.replacement)}" for p in PATTERNS.values())]
@@ -60,6 +62,8 @@ def _name(of: object) -> str:
             return f"{of.__module__}.{of.__qualname__} {code.co_firstlineno} {code.co_code!r} {code.co_names} {given}"
         case str() | int() | float() | None:
             return repr(of)
+        case UserRewrite():
+            return _name(of.function)
         case partial():
             return f"partial {_name(of.func)} {[_name(x) for x in of.args]}"
         case tuple():

@@ -21,7 +21,7 @@ from ...runtime.host.lazy_bits import Lazy, with_memory_of
 from ...runtime.log import say, trace_text
 from ...runtime.settings.options import Options
 from ...runtime.timing import PhaseTimer
-from ...scheduler.fusion.fuse import Fusion
+from ...scheduler.fusion.fusion import Fusion
 from .host_programs import HostCode, Keep, stored_host_code
 from .kernels import KernelBuild
 

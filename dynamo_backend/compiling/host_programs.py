@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ...codegen.host.native.native import NativeHost, devices_of, emit_native, python_launches
+from ...codegen.host.native.native import NativeHost, emit_native, python_launches
 from ...codegen.host.python.ranges import with_ranges
 from ...codegen.host.python.text import HostText, print_host
 from ...codegen.host.steps.lines import Lines, lines_in, program_with_lines, with_lines
-from ...codegen.host.steps.program import HostProgram, Launch
-from ...codegen.host.steps.repeat import written_out
+from ...codegen.host.steps.program import HostProgram
+from ...codegen.host.steps.resolved import RunKernel
 from ...codegen.kernel import EmitError
 from ...ir.errors import MlcError
 from ...ir.target import Target
@@ -29,6 +29,7 @@ from ...runtime.host.switch import switched
 from ...runtime.log import logger
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
+from .host_passes import CODE_PASSES, TEXT_PASSES, HostContext, run_host_passes
 
 _LOG = logger(__name__)
 # Makes a program known in the form that it has now.
@@ -151,14 +152,14 @@ class HostCode:
     def written(self) -> HostCode:
         """With the text that is compiled to machine code. Raises EmitError and NoNativeHost."""
         assert self.program is not None
-        program = written_out(self.program)
-        uses_gpu = any(d != "cpu" for d in devices_of(program))
+        program = run_host_passes(CODE_PASSES, self.program, HostContext())
+        uses_gpu = any(d != "cpu" for d in program.devices)
         native = emit_native(program, shims(("cpu", "cuda") if uses_gpu else ("cpu",)))
         native_process()
         told = {
             step.use.kernel: f"Python launches {step.use.kernel} ({step.comment}), which {why}"
             for step in program.steps
-            if isinstance(step, Launch) and (why := python_launches(step))
+            if isinstance(step, RunKernel) and (why := python_launches(step))
         }
         return replace(self, native=native, program=None, python="; ".join(told.values()))
 
@@ -199,8 +200,11 @@ class HostCode:
 def host_code(program: HostProgram, options: Options, store: KernelStore) -> HostCode:
     """A program's code as the settings ask for it; on GPUs, native where that is asked for. Warns where it should be
     native and cannot be."""
-    text = print_host(program)
-    uses_gpu = any(d != "cpu" for d in devices_of(program))
+    context = HostContext(verify=options.verify > 0)
+    text = print_host(run_host_passes(TEXT_PASSES, program, context))
+    if context.verify:
+        run_host_passes(CODE_PASSES, program, context)
+    uses_gpu = any(d != "cpu" for d in program.devices)
     if options.host_program == "python" or (options.host_program == "auto" and uses_gpu):
         return HostCode(text)
     target = target_for("cpu", options.target, options.threads)

@@ -15,9 +15,11 @@ from ...codegen.kernel import KernelSource
 from ...codegen.llvm.module import emit_llvm
 from ...codegen.triton.emit import emit_triton
 from ...ir.errors import MlcError
+from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import Origin
 from ...ir.nest.loops import LoopNest
 from ...ir.target import Target
+from ...ir.text.structure import function_key
 from ...runtime.cache.fingerprint import environment_fingerprint, key_of
 from ...runtime.compile.compilers import Compilers
 from ...runtime.compile.device_library import device_library
@@ -28,8 +30,6 @@ from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...runtime.timing import PhaseTimer
 from ...runtime.triton.compile import RunTriton, StoppedError
-from ...scheduler.functions.function import TensorFunction
-from ...scheduler.functions.function_text import function_key
 from ...scheduler.functions.lower import lower_to_loops
 from ...scheduler.schedule.overrides import Override, workload_of
 from ...scheduler.schedule.schedule import Schedule

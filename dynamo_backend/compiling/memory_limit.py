@@ -9,8 +9,10 @@ import sympy
 
 from ...codegen.host.memory.liveness import Storage, peaks_of, storages
 from ...codegen.host.steps.lines import origin_text
-from ...codegen.host.steps.program import BindSize, HostProgram, LimitMemory
+from ...codegen.host.steps.program import HostProgram
+from ...codegen.host.steps.step import BindSize, LimitMemory
 from ...ir.errors import MemoryLimitError
+from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import Graph
 from ..reports.report import bytes_text
 
@@ -72,10 +74,10 @@ def _culprits(held: Sequence[Storage], graph: Graph) -> str:
         if now > highest:
             highest, peak_at = now, s.begin
     most = [s for s in held if s.begin <= peak_at <= s.end]
-    origins = {name: node.origins for node in graph.nodes for name in node.names}
+    makers = makers_of(graph)
     lines = []
     for s in sorted(most, key=lambda s: -hint(s.type.nbytes))[:TOLD]:
-        where = origin_text(next((origins[n] for n in s.names if n in origins), ()))
+        where = origin_text(next((makers[n].origins for n in s.names if n in makers), ()))
         shape = ", ".join(map(str, s.type.shape))
         lines.append(
             f"  {bytes_text(hint(s.type.nbytes)):>9}  {s.name}: {s.type.dtype.value}[{shape}]  {where}".rstrip()

@@ -6,41 +6,28 @@ that cannot be, it is written once for each layer (``unroll.py``), and where lay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from torch import fx
 
 from ...codegen.host.build import build_host_program
 from ...codegen.host.memory.liveness import peaks_of, storages
-from ...codegen.host.steps.ops import may_alias
-from ...codegen.host.steps.program import KernelUse
-from ...ir.graph.graph import Graph, IRModule
-from ...ir.passes import PassManager
+from ...codegen.host.steps.kernel_use import KernelUse
+from ...ir.graph.graph import Graph
+from ...ir.passes import GRAPH, Runner, run_passes
 from ...runtime.log import say
 from ...runtime.settings.options import Options
-from ...runtime.targets import target_for
 from ...runtime.timing import PhaseTimer
-from ...scheduler.calls.horizontal import share_launches
-from ...scheduler.calls.memory_order import order_for_memory
-from ...scheduler.fusion.fuse import Fusion, fuse
-from ...scheduler.passes import (  # fmt: skip
-    GRAPH_PASSES,
-    alias_copies,
-    collapse_one_hot,
-    decompose_contractions,
-    eliminate_common,
-    rewrite_attention,
-    rewrite_logsumexp,
-)
+from ...scheduler.fusion.fusion import Fusion
 from ..importing.graph_key import GraphKey
 from ..importing.importer import import_graph
 from ..repeats.layers import Layers, find_layers
 from ..repeats.repeating import NotAlike, Repeating
 from ..repeats.unroll import unroll
 from .memory_limit import typical
+from .pass_lists import context_of, pass_lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +56,7 @@ class PlanSource:
     given: tuple[str, ...]
     name: str
     timer: PhaseTimer
+    run: Runner
 
     def plans(self, key: GraphKey | None, loops: bool) -> Iterator[Plan]:
         """The quickest to make first; the next one is for where that does not hold. The last one always does.
@@ -114,62 +102,33 @@ class PlanSource:
 
     def fused(self, layers: Layers | None = None, called_after: dict[str, str] | None = None) -> Plan:
         """The graph, or a few layers of it, fused; ``called_after`` is told what names are made of."""
-        options, phase = self.options, self.timer.phase
+        options, phase, lists = self.options, self.timer.phase, pass_lists()
+        context = context_of(options)
         with phase("import"):
-            imported = import_graph(
-                self.gm, self.example_inputs, fallback_random=options.fallback_random, numerics=options.numerics,
-                static=self.static, name=self.name, skipped=layers.skipped if layers is not None else {},
-                called_after=called_after,
+            imported = self.run.step(
+                GRAPH, import_graph, self.gm, self.example_inputs, fallback_random=options.fallback_random,
+                numerics=options.numerics, static=self.static, name=self.name,
+                skipped=layers.skipped if layers is not None else {}, called_after=called_after,
             )  # fmt: skip
         with phase("passes"):
-            graph = run_passes(imported, options)
+            graph = self.run(imported, lists.graph, context)
         with phase("fuse"):
-            return Plan(imported, graph, fuse(graph, numerics=options.numerics))
+            return Plan(imported, graph, self.run(Fusion(graph), lists.fuse, context))
 
     def ordered(self, plan: Plan) -> Plan:
         """With launches shared, in an order that holds less memory."""
         with self.timer.phase("fuse"):
-            fusion = share_launches(plan.fusion, may_alias)
-            graph = order_for_memory(fusion.graph, may_alias, self.given, fusion.functions)
-            return replace(plan, fusion=replace(fusion, graph=graph))
+            calls = self.run(plan.fusion, pass_lists().calls, context_of(self.options, self.given))
+            return replace(plan, fusion=calls)
 
 
 def planned_peak(gm: fx.GraphModule, options: Options, given: Collection[str] = ()) -> int:
     """The bytes that an ATen graph would hold at most at typical sizes, ``given`` inputs among them; nothing is
     compiled."""
-    imported = import_graph(gm, fallback_random=options.fallback_random, numerics=options.numerics)
-    fusion = share_launches(fuse(run_passes(imported, options), numerics=options.numerics), may_alias)
-    graph = order_for_memory(fusion.graph, may_alias, given, fusion.functions)
+    lists, context = pass_lists(), context_of(options, given)
+    graph = import_graph(gm, fallback_random=options.fallback_random, numerics=options.numerics)
+    graph = run_passes(lists.graph, graph, context)
+    fusion = run_passes((*lists.fuse, *lists.calls), Fusion(graph), context)
+    graph = fusion.graph
     program = build_host_program(graph, dict.fromkeys(fusion.functions, KernelUse("", ())))
     return typical(peaks_of(storages(program, given)), graph)
-
-
-def run_passes(graph: Graph, options: Options) -> Graph:
-    """The graph after every graph pass; dumped and verified as the options say."""
-    # With eager's rounding, what these passes read through is rounded to half types where eager writes it.
-    reading = (collapse_one_hot, rewrite_attention, rewrite_logsumexp)
-    passes = [p for p in GRAPH_PASSES if options.numerics != "eager" or p not in reading]
-    wrapped = [_GraphPass(p.__name__, _for_targets(p, options)) for p in passes]
-    manager = PassManager(wrapped, options.dump_dir, verify=options.verify > 0)
-    return manager.run(IRModule({graph.name: graph}, graph.name)).graph
-
-
-def _for_targets(rewrite: Callable[..., Graph], options: Options) -> Callable[[Graph], Graph]:
-    """The pass with what it asks for: the machines of this compilation, what ops do with memory."""
-    if rewrite in (alias_copies, eliminate_common):
-        return partial(rewrite, may_alias=may_alias)
-    if rewrite is not decompose_contractions:
-        return rewrite
-    return partial(decompose_contractions, target_of=lambda device: target_for(device, options.target, options.threads))
-
-
-@dataclass(frozen=True, slots=True)
-class _GraphPass:
-    """A rewrite of one graph as a pass over the module that holds it."""
-
-    name: str
-    rewrite: Callable[[Graph], Graph]
-
-    def run(self, module: IRModule) -> IRModule:
-        graph = self.rewrite(module.graph)
-        return module if graph is module.graph else replace(module, functions={**module.functions, module.main: graph})

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from ...ir.function.function import TensorFunction
 from ...ir.nest.loops import LoopNest, blocks
 from ...ir.target import Target
 from ...ir.text.structure import structural_key
@@ -22,7 +23,6 @@ from ...runtime.timing import PhaseTimer
 from ...runtime.tuning.measuring import measurer_for
 from ...runtime.tuning.progress import TuneProgress
 from ...scheduler.error import ScheduleError
-from ...scheduler.functions.function import TensorFunction
 from ...scheduler.rules import default_schedule
 from ...scheduler.schedule.schedule import Schedule, replay
 from ...scheduler.schedule.trace import Trace

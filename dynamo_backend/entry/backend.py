@@ -18,18 +18,18 @@ from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...ir.errors import MlcError
+from ...ir.passes import Runner
 from ...runtime.compile.kernels import kernel_store
 from ...runtime.gpu.collection import no_collection
 from ...runtime.log import logger, say
 from ...runtime.settings.options import Options
 from ...runtime.timing import process_times
-from ..aten_passes.merge_products import merge_products
-from ..aten_passes.views.negations import return_negated_views
-from ..aten_passes.views.written_views import return_written_inputs
+from ..aten_passes.context import AtenContext
 from ..caches.aot_cache import cacheable, is_ahead_of_time, is_cacheable, settings_in_keys
 from ..caches.saved_program import save_program
 from ..caches.surroundings import uncacheable
 from ..compiling.compiled import CompiledGraph
+from ..compiling.pass_lists import STEPS, pass_lists, runner_of
 from ..importing.decompositions import decomposition_table, whole_ops
 from ..reports.override_uses import override_uses
 from ..tracing.origins import number_nodes
@@ -38,7 +38,7 @@ from .aot import Compiler, compile_with_aot
 from .compile import compile_graph
 from .forward_mode import differentiates_forward
 from .frame_budget import frame_budget
-from .partition import partition, rewrite_whole, saved_inputs
+from .partition import partition, saved_inputs
 
 _LOG = logger(__name__)
 
@@ -141,6 +141,7 @@ class GraphJob:
     static: tuple[int, ...]
     saved: int | None
     given: Sequence[str]
+    run: Runner
 
     def compile(self, *, load: bool = True, fresh: bool = False, repeats: bool = False) -> CompiledGraph:
         """The graph compiled, as ``compile_graph`` says."""
@@ -156,6 +157,7 @@ class GraphJob:
                     saved=self.saved,
                     given=self.given,
                     name=self.name,
+                    run=self.run,
                     load=load,
                     fresh=fresh,
                     repeats=repeats,
@@ -170,19 +172,17 @@ def job_of(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Optio
     name = get_aot_graph_name()
     _LOG.debug("compiling %s of %d nodes", name, len(gm.graph.nodes))
     _donate_nothing()
+    run = runner_of(settings, name)
+    run.steps += gm.meta.pop(STEPS, ())
     try:
         with _disable_current_modes(), dynamo_timed("mlc_compile_graph"):
-            if kind == "inference":
-                rewrite_whole(gm, settings)
-            if settings.numerics != "eager":
-                merge_products(gm)
-            if kind != "backward" and (metadata := _metadata()) is not None:
-                return_written_inputs(gm, metadata)
-                return_negated_views(gm)
+            lists = pass_lists()
+            context = AtenContext(settings, _metadata() if kind != "backward" else None)
+            run(gm, (*(lists.inference if kind == "inference" else ()), *lists.part), context)
     except IndexError as error:
         raise BackendError(f"IndexError inside the backend: {error}") from error
     given = saved_inputs(gm) if kind == "backward" else ()
-    return GraphJob(gm, example_inputs, settings, kind, name, _static_inputs(kind), _saved_from(kind), given)
+    return GraphJob(gm, example_inputs, settings, kind, name, _static_inputs(kind), _saved_from(kind), given, run)
 
 
 def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str) -> CompiledGraph:

@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ...runtime.settings.options import Options
-from ..aten_passes.views.written_arguments import views_as_they_are
-from ..importing.decompositions import decomposition_table, whole_ops
-from .partition import partition, rewrite_whole
+from .backend import job_of, through_aot
+from .partition import copied_graph
 
 _DEFAULTS = Options()
 
@@ -36,26 +34,16 @@ def capture(
     """
     graphs: list[fx.GraphModule] = []
 
-    def keep(gm: fx.GraphModule, _: Sequence[Any]) -> Any:
-        graphs.append(gm)
-        return make_boxed_func(gm.forward)
+    def compiler(kind: str) -> Callable[..., Any]:
+        def keep(gm: fx.GraphModule, given: Sequence[Any]) -> Any:
+            eager = fx.GraphModule(gm, copied_graph(gm.graph))
+            graphs.append(job_of(gm, given, settings=options, kind=kind).gm)
+            return make_boxed_func(eager.forward)
 
-    def keep_whole(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        rewrite_whole(gm, options)
-        return keep(gm, inputs)
-
-    aot = aot_autograd(
-        fw_compiler=keep,
-        bw_compiler=keep,
-        inference_compiler=keep_whole,
-        partition_fn=partition(options),
-        decompositions=decomposition_table(),
-        keep_inference_input_mutations=False,
-    )
+        return keep
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        with whole_ops(), views_as_they_are():
-            return aot(gm, example_inputs)
+        return through_aot(gm, example_inputs, options, compiler)
 
     torch._dynamo.reset()
     try:

@@ -11,13 +11,14 @@ from torch import fx
 
 from ...codegen.host.build import build_host_program
 from ...codegen.host.capture import CapturePlan, capture_plan
-from ...codegen.host.memory.plan_memory import check_arena, plan_memory
 from ...codegen.host.python.text import HostText
+from ...codegen.host.steps.kernel_use import KernelUse
 from ...codegen.host.steps.lines import Lines, with_lines
-from ...codegen.host.steps.program import HostProgram, KernelUse
-from ...codegen.host.steps.views import track_views
+from ...codegen.host.steps.program import HostProgram
 from ...codegen.kernel import KernelSource
 from ...ir.graph.graph import CallTensor
+from ...ir.passes import Runner
+from ...ir.text.printer import show
 from ...runtime.cache.fingerprint import key_of
 from ...runtime.compile.compilers import Compilers, workers_for
 from ...runtime.compile.fallback import AtenKernel
@@ -31,19 +32,17 @@ from ...runtime.log import logger, say, trace_text
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...runtime.timing import PhaseTimer
-from ...scheduler.functions.function_text import function_text
-from ...scheduler.fusion.fuse import Fusion
-from ...scheduler.passes import GRAPH_PASSES
-from ..aten_passes.complex.views import join_parts
-from ..aten_passes.rounding.rounding import keep_compared
-from ..aten_passes.views.negations import lazy_inputs, stride_before_negating, with_bits
+from ...scheduler.fusion.fusion import Fusion
+from ..aten_passes.context import AtenContext
+from ..aten_passes.views.negations import lazy_inputs, with_bits
 from ..caches.aot_key import shape_env
 from ..caches.surroundings import kernel_settings, surroundings
 from ..compiling.compiled import CompiledGraph, Program, Stages, keeper, stored_graph, told_capture, with_captures
 from ..compiling.dumps import dump_graph
+from ..compiling.host_passes import HOST_PASSES, HostContext, run_host_passes
 from ..compiling.host_programs import HostCode, host_code
 from ..compiling.kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
-from ..compiling.memory_limit import limited
+from ..compiling.pass_lists import pass_lists, runner_of
 from ..compiling.plans import Plan, PlanSource
 from ..compiling.tuning import Tuning, tuning_costs, tuning_of
 from ..importing.graph_key import GraphKey, graph_key
@@ -66,6 +65,7 @@ def compile_graph(
     saved: int | None = None,
     given: Collection[str] = (),
     name: str = "main",
+    run: Runner | None = None,
     load: bool = True,
     fresh: bool = False,
     repeats: bool = False,
@@ -82,10 +82,9 @@ def compile_graph(
     Raises MemoryLimitError.
     """
     timer = PhaseTimer()
+    run = run or runner_of(options, name)
     store = kernel_store_of(options, fresh=fresh)
-    join_parts(gm)
-    keep_compared(gm)
-    stride_before_negating(gm)
+    run(gm, pass_lists().aten, AtenContext(options))
     bodies: dict[int, CompiledGraph] = {}
     for node, body in regions_of(gm).items():
         if id(body) not in bodies:
@@ -99,7 +98,7 @@ def compile_graph(
         outside = surroundings(options, _devices(gm))
     job = _Job(
         gm, example_inputs, options, frozenset(static), saved, tuple(given), name, load, fresh, repeats, region,
-        regions, lazy, timer, store, kernel_settings(outside),
+        regions, lazy, timer, run, store, kernel_settings(outside),
     )  # fmt: skip
     with timer.phase("key"):
         kind = "region" if region else f"whole, results saved from {saved}"
@@ -136,6 +135,7 @@ class _Job:
     regions: Mapping[str, CompiledGraph]
     lazy: tuple[Lazy, ...]
     timer: PhaseTimer
+    run: Runner
     store: KernelStore
     # What the code of each kernel depends on.
     settings: str
@@ -167,7 +167,7 @@ class _Job:
 
     def plans(self, key: GraphKey | None) -> Iterator[Plan]:
         source = PlanSource(
-            self.gm, self.example_inputs, self.options, self.static, self.given, self.name, self.timer
+            self.gm, self.example_inputs, self.options, self.static, self.given, self.name, self.timer, self.run
         )  # fmt: skip
         # A loop has one place in memory for all layers, and tells nobody of each.
         loops = not (self.options.tune or self.options.memory_limit is not None or self.region)
@@ -188,7 +188,7 @@ class _Job:
         text = host.told
         stages = Stages(plan.imported, plan.graph, fusion, kernels, program) if plan.is_whole else None
         if options.dump_dir is not None:
-            dump_graph(options.dump_dir / self.name, kernels, text, len(GRAPH_PASSES) + 1)
+            dump_graph(kernels, text, self.run)
         kept = self.program(kernels, program, host, capture)
         capture = told_capture(capture, self.lines)
         given = self.constants(plan.imported.constants)
@@ -240,14 +240,11 @@ class _Job:
             code = {f: _use(b, variables[b.key]) for f, b in kernels.items()}
             checked = {i.name for i in graph.inputs} if self.region else with_bits(self.gm, self.lazy)
             program = build_host_program(graph, code, checked=checked, returned=self.saved)
-            if self.options.memory_limit is not None:
-                program = limited(program, graph, self.options.memory_limit, self.given)
             if plan.few is not None:
                 program = roll(program, plan.few)
                 graph = replace(graph, inputs=plan.few.inputs)
-            program = plan_memory(track_views(program, self.saved), graph.symbols)
-            if self.options.verify:
-                check_arena(program, graph.symbols)
+            context = HostContext(graph, self.options.memory_limit, self.given, self.options.verify > 0)
+            program = run_host_passes(HOST_PASSES, program, context)
             regions = {n: region.capture.reason for n, region in self.regions.items()}
             capture = capture_plan(graph, tuple(GRAPH_DEVICES), saved=self.saved, regions=regions)
             if plan.few is not None and capture.written:
@@ -338,7 +335,7 @@ class _Job:
 
 def _decisions(fusion: Fusion) -> str:
     """What became one kernel, and what was refused, as indented lines."""
-    functions = (f"\n{function_text(f)}" for f in fusion.functions.values())
+    functions = (f"\n{show(f).rstrip()}" for f in fusion.functions.values())
     refusals = (f"\n{r.first}, {r.second}: {r.reason} ({r.bytes} bytes)" for r in fusion.report.refusals)
     return "".join((*functions, *refusals)).replace("\n", "\n  ")
 

@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from ...codegen.host.steps.program import HostProgram
+from ...ir.graph.facts import places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Origin
 from ...ir.graph.slices import NOTHING
 from ...runtime.compile.kernels import gpu_binary
 from ...runtime.settings.options import OptionError, Options
 from ...runtime.triton.compile import resource_report
-from ...scheduler.fusion.fuse import Fusion
+from ...scheduler.fusion.fusion import Fusion
 from ..compiling.compiled import CompiledGraph, Stages
 from ..compiling.kernels import KernelBuild
 from ..entry.backend import settings_of
@@ -152,7 +153,7 @@ def _libraries(graph: Graph, traffic: GraphTraffic) -> tuple[LibraryReport, ...]
 
 def _missed(fusion: Fusion, graph: Graph) -> tuple[MissedFusion, ...]:
     """What fusion refused, those that share the most bytes first; only what ended up in different kernels."""
-    homes = {name: k for k, node in enumerate(fusion.graph.nodes) for name in node.names}
+    homes = places_of(fusion.graph)
     found: dict[tuple[str, str], MissedFusion] = {}
     for r in fusion.report.refusals:
         together = r.first in homes and r.second in homes and homes[r.first] == homes[r.second]

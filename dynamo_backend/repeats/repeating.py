@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import fx
 
-from ...codegen.host.steps.repeat import renamed_call
+from ...codegen.host.steps.step import renamed_call
 from ...ir.expr.value import is_value, rename_loads
 from ...ir.graph.graph import CallTensor, Graph, GraphInput, GraphOutput, Input, Library, Node, View, uses
 from .layers import HEAD, TAIL, Layers

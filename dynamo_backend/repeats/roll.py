@@ -12,18 +12,17 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from ...codegen.host.steps.lines import Lines, with_lines
-from ...codegen.host.steps.program import (
+from ...codegen.host.steps.program import HostProgram
+from ...codegen.host.steps.step import (
     BindSize,
     CallLibrary,
     Free,
-    HostProgram,
     Launch,
     MakeView,
     Repeat,
     Return,
     Step,
 )
-from ...codegen.host.steps.repeat import names_of, renamed_step
 from ...ir.graph.graph import GraphOutput, Input, View
 from ..tracing.origins import lines_of
 from .layers import HEAD
@@ -60,12 +59,12 @@ class _Roller:
         self.check_layers()
         inside, behind, values = self.results()
         # What the loop hands on may be needed again as it was before.
-        leaving = {v for v in values if isinstance(v, str)}.union(*(names_of(view)[0] for view in behind))
+        leaving = {v for v in values if isinstance(v, str)}.union(*(view.facts.needs for view in behind))
         begun = {name: f"{name} now" for name in self.next if name in leaving}
-        steps = tuple(renamed_step(s, lambda n: begun.get(n, n)) for s in (*self.steps, *inside))
+        steps = tuple(s.renamed(lambda n: begun.get(n, n)) for s in (*self.steps, *inside))
         carried = tuple((begun.get(a, a), begun.get(b, b), a) for chain in self.chains() for a, b in pairwise(chain))
         loop = Repeat(steps, short.left_out + 1, self.taken, self.kept, carried)
-        behind = [*(renamed_step(s, lambda n: begun.get(n) or self.name_behind(n)) for s in self.behind), *behind]
+        behind = [*(s.renamed(lambda n: begun.get(n) or self.name_behind(n)) for s in self.behind), *behind]
         inputs = short.inputs
         tensors = {i.name: i.type for i in inputs if isinstance(i, Input)}
         whole = (*self.before, loop, *behind, Return(values))
@@ -83,7 +82,7 @@ class _Roller:
         # Arguments that nobody reads are not taken in the first place.
         self.before = (*(s for s in entry if isinstance(s, BindSize)), *steps[begins[0] : first])
         self.steps, self.behind = steps[first:last], steps[last:end]
-        following = (renamed_step(s, self.name_in_next) for s in self.steps)
+        following = (s.renamed(self.name_in_next) for s in self.steps)
         lines = lines_of(self.short.gm)
         if [_told(s, lines) for s in following] != [_told(s, lines) for s in steps[last:after]]:
             raise NotAlike
@@ -91,9 +90,8 @@ class _Roller:
     def hand_on(self) -> None:
         """Find what the loop takes from outside, and what one layer has from the one before."""
         for step in self.steps:
-            read, made = names_of(step)
-            self.read.update(dict.fromkeys(n for n in read if n not in self.made))
-            self.made.update(dict.fromkeys(made))
+            self.read.update(dict.fromkeys(n for n in step.facts.needs if n not in self.made))
+            self.made.update(dict.fromkeys(step.facts.makes))
         inputs, earlier = {i.name for i in self.short.graph.inputs if isinstance(i, Input)}, _readers(self.before)
         for name in self.read:
             if self.short.places[name] is None:
@@ -228,9 +226,9 @@ def _told(step: Step, lines: Lines) -> Step:
 
 def _readers(steps: Iterable[Step]) -> Counter[str]:
     """How often steps look at what is called so. Arguments that are alike give the same sizes, whichever is asked."""
-    return Counter(n for s in steps if not isinstance(s, (Free, BindSize)) for n in names_of(s)[0])
+    return Counter(n for s in steps if not isinstance(s, (Free, BindSize)) for n in s.facts.needs)
 
 
 def _makers(steps: Iterable[Step]) -> dict[str, None]:
     """What steps set."""
-    return dict.fromkeys(n for s in steps for n in names_of(s)[1])
+    return dict.fromkeys(n for s in steps for n in s.facts.makes)

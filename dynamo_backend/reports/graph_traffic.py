@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import sympy
 
+from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import CallTensor, Graph, Input, Library, TensorType, View, uses
 from ...ir.graph.slices import NOTHING
-from ...scheduler.functions.function import TensorFunction
 from .traffic import Traffic
 
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 
 import sympy
 
+from ...ir.function.function import TensorFunction
 from ...ir.nest.loops import LoopNest
 from ...ir.target import Target
 from ...ir.text.printer import show
 from ...runtime.plain_text import readable
 from ...runtime.triton.report import ResourceReport
-from ...scheduler.functions.function import TensorFunction
-from ...scheduler.functions.function_text import function_text
 from ...scheduler.schedule.overrides import SHORT, workload_of
 from ...scheduler.schedule.trace import Trace
 from .graph_traffic import GraphTraffic
@@ -62,7 +61,7 @@ class KernelReport:
     @property
     def definition(self) -> str:
         """What the kernel computes, before any order of loops."""
-        return "" if self.function is None else function_text(self.function)
+        return "" if self.function is None else show(self.function)
 
     @property
     def loops(self) -> str:

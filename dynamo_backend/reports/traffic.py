@@ -14,6 +14,7 @@ from typing import TypeAlias
 import sympy
 
 from ...ir.expr.value import Expr, Index, Load, flops, free_symbols, is_value, symbol
+from ...ir.nest.hints import NARROW_ROWS
 from ...ir.nest.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, Store, blocks
 
 _Place: TypeAlias = tuple[sympy.Symbol, ...]
@@ -71,7 +72,7 @@ class _Counter:
     def enter(self, block: Block, outer: tuple[Loop, ...]) -> None:
         # Tile axes of equal depth are the same registers, whichever loop stands for them, and so are parts of a row
         # that stay there; a loop that runs once is no loop.
-        held = (LoopKind.THREAD_X, LoopKind.UNROLLED) if self.nest.annotation("narrow_rows") else (LoopKind.THREAD_X,)
+        held = (LoopKind.THREAD_X, LoopKind.UNROLLED) if NARROW_ROWS.of(self.nest) else (LoopKind.THREAD_X,)
         threads = [lp.var for lp in outer if lp.kind in held]
         once = {lp.var: sympy.S.Zero for lp in outer if lp.extent == 1}
         same = {**{var: symbol(f"tile{k}") for k, var in enumerate(threads)}, **once}

@@ -22,13 +22,13 @@ from torch import Tensor
 from ...ir.errors import MlcError, OutOfRangeError
 from ...ir.expr.symbols import Size
 from ...ir.expr.value import Load, is_value
+from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import Origin
 from ...ir.nest.loops import Access, Buffer, LoopNest, Update, blocks, walk_nodes
 from ...ir.oracle.oracle import poison, run_nest, size
 from ...ir.verify.expr import exact_range, parts
 from ...runtime.compile.fallback import AtenKernel
 from ...runtime.tuning.measure import index_limits
-from ...scheduler.functions.function import TensorFunction
 from .roundings import Roundings
 from .verify_graph import TOLERANCE, Difference, WrongResultError, difference, distance, moved, settled
 

@@ -17,8 +17,10 @@ import sympy
 
 from ..expr.dtypes import DType
 from ..expr.monoid import Monoid
+from ..expr.origin import Origin
 from ..expr.symbols import SymbolTable
 from ..expr.value import Expr, Index, IndexValue, free_symbols, is_value, loads
+from ..function.function import TensorFunction
 from ..nest.loops import LoopNest
 
 
@@ -45,20 +47,6 @@ class TensorType:
 def _product(sizes: tuple[sympy.Expr | int, ...]) -> sympy.Expr:
     # Every pass asks for the bytes of every result, and layers that repeat have the same few shapes.
     return sympy.Mul(*sizes)
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a node comes from: the ATen op, and the user's line ("model.py:12 in forward: x = self.norm(x)").
-
-    ``note`` is what reports are to say of it: why a product is computed by loops of ours. ``place`` is the node's
-    number in the ATen graph, by which programs name its line, -1 for none.
-    """
-
-    op: str
-    source: str = ""
-    note: str = ""
-    place: int = field(default=-1, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +293,7 @@ class Graph:
     """Inputs in call order, nodes in topological order, outputs in return order.
 
     ``constants`` holds objects that library calls name and text cannot: sub-graphs of higher-order ops, tensors of
-    the module.
+    the module. ``known`` are facts that have been asked for (``ir.graph.facts``).
     """
 
     name: str
@@ -314,6 +302,7 @@ class Graph:
     outputs: tuple[GraphOutput, ...]
     symbols: SymbolTable = SymbolTable()
     constants: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _types: dict[str, TensorType] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def types(self) -> dict[str, TensorType]:
@@ -331,9 +320,10 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class IRModule:
-    """Graph functions and tensor functions together; ``main`` names the graph that is the entry."""
+    """Graphs, the tensor functions that they call, and nests where those are lowered; ``main`` names the graph that is
+    the entry."""
 
-    functions: Mapping[str, Graph | LoopNest]
+    functions: Mapping[str, Graph | TensorFunction | LoopNest]
     main: str = "main"
 
     @property

@@ -19,6 +19,7 @@ from ..expr.dtypes import DType
 from ..expr.monoid import Monoid
 from ..expr.symbols import SymbolTable
 from ..expr.value import Expr, Index, Load, is_value, loads
+from .hints import IN_PLACE, Annotations
 
 
 class Scope(enum.Enum):
@@ -51,7 +52,6 @@ for _enum in (Scope, AxisKind, LoopKind):
     _enum.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 BLOCK_KINDS = (LoopKind.BLOCK_X, LoopKind.BLOCK_Y, LoopKind.BLOCK_Z)
-Annotations: TypeAlias = tuple[tuple[str, bool | int | float | str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +216,8 @@ class LoopNest:
     """One kernel: parameters in call order (inputs, then outputs), sizes passed as integers, buffers of its own, and
     the loops.
 
-    ``outputs`` names the parameters that the nest writes, the annotation "in_place" (names between commas) those of
-    them whose old elements it reads; ``symbols`` holds the sizes that are passed as integers,
-    in order.
+    ``outputs`` names the parameters that the nest writes, the hint ``IN_PLACE`` those of them whose old elements it
+    reads; ``symbols`` holds the sizes that are passed as integers, in order.
     """
 
     name: str
@@ -242,11 +241,8 @@ class LoopNest:
     @property
     def given(self) -> tuple[Buffer, ...]:
         """The parameters that come with content: those that are not written, and those that are written in place."""
-        in_place = str(self.annotation("in_place", "")).split(",")
+        in_place = IN_PLACE.of(self).split(",")
         return tuple(b for b in self.params if b.name not in self.outputs or b.name in in_place)
-
-    def annotation(self, key: str, default: bool | int | float | str | None = None) -> bool | int | float | str | None:
-        return dict(self.annotations).get(key, default)
 
 
 # --- traversal --------------------------------------------------------------------------------------------------------

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 import sympy
 
-from ..errors import MlcError
-from ..expr.dtypes import DType
 from ..expr.intrinsics import INTRINSICS, ScalarFunction
 from ..expr.symbols import Size, SymbolTable
 from ..expr.value import Load, free_symbols, is_value, symbol
+from ..function.function import TensorFunction
 from ..graph.graph import (
     CallTensor,
     Compute,
@@ -48,15 +47,11 @@ from ..nest.loops import (
     Update,
     contiguous_strides,
 )
-from .text import NestText, index_text
+from .arrays import Array, Arrays, OracleError, by_name, logical, poison, size
+from .function import run_function
+from .text import NestText
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
-Arrays: TypeAlias = Mapping[str, Array] | Sequence[Array]
 LibraryCall: TypeAlias = Callable[[Library, Mapping[str, Array]], Sequence[Array]]
-
-
-class OracleError(MlcError):
-    """The program is wrong: an access out of range, an axis bound past its extent, or arguments that do not fit."""
 
 
 def run_nest(nest: LoopNest, inputs: Arrays, sizes: Mapping[str, int], *, backward: bool = False) -> dict[str, Array]:
@@ -72,13 +67,13 @@ def run_nest(nest: LoopNest, inputs: Arrays, sizes: Mapping[str, int], *, backwa
         OracleError: an index out of range, an axis outside its extent, a missing or misshapen input.
     """
     wanted = {b.name for b in nest.given}
-    given = _by_name(inputs, [b.name for b in nest.given], nest.name)
+    given = by_name(inputs, [b.name for b in nest.given], nest.name)
     integers = {s.name: size(s, sizes) for s in nest.symbols.symbols}
     arrays: dict[str, Array] = {}
     for buffer in (*nest.params, *nest.locals):
         shape = tuple(size(e, sizes) for e in buffer.shape)
         if buffer.name in given and buffer in nest.params:
-            array = _logical(buffer, given[buffer.name], shape, sizes)
+            array = logical(buffer, given[buffer.name], shape, sizes)
             arrays[buffer.name] = array.copy() if buffer.name in nest.outputs else array
         elif buffer in nest.params and buffer.name in wanted:
             raise OracleError(f"{nest.name}: no input for parameter {buffer.name!r}")
@@ -112,49 +107,6 @@ def _bad_axis(block: str, axis: str, value: int, extent: int) -> NoReturn:
     )
 
 
-def poison(shape: tuple[int, ...], dtype: DType) -> Array:
-    """An array of what nobody has written: NaN, or 0x5A bytes for integers and True for bool."""
-    if dtype.is_float or dtype.is_complex:
-        return np.full(shape, np.nan, np.float32).astype(dtype.numpy)
-    if dtype is DType.BOOL:
-        return np.ones(shape, np.bool_)
-    return np.full(shape, int.from_bytes(b"\x5a" * dtype.itemsize, "little"), dtype.numpy)
-
-
-def size(expr: sympy.Expr | int, sizes: Mapping[str, int]) -> int:
-    """The value of an expression over size symbols. Raises OracleError where one is not given."""
-    if isinstance(expr, int):
-        return expr
-
-    def value(s: sympy.Symbol) -> str:
-        if s.name not in sizes:
-            raise OracleError(f"no value for the size {s.name}; given are {', '.join(sizes) or 'none'}")
-        return f"({int(sizes[s.name])})"
-
-    return int(eval(index_text(expr, value), {"max": max, "min": min}))
-
-
-def _by_name(inputs: Arrays, names: list[str], where: str) -> dict[str, Array]:
-    if isinstance(inputs, Mapping):
-        return dict(inputs)
-    if len(inputs) != len(names):
-        raise OracleError(f"{where} takes {len(names)} inputs ({', '.join(names)}), got {len(inputs)}")
-    return dict(zip(names, inputs, strict=True))
-
-
-def _logical(buffer: Buffer, array: Array, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
-    if array.dtype != buffer.dtype.numpy:
-        raise OracleError(f"{buffer.name}: elements are {buffer.dtype.value}, given {array.dtype}")
-    if array.shape == shape:
-        return array
-    strides = tuple(size(s, sizes) for s in buffer.strides)
-    span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
-    if array.ndim == 1 and array.size >= span:
-        step = array.strides[0]
-        return np.lib.stride_tricks.as_strided(array, shape, tuple(s * step for s in strides), writeable=False)
-    raise OracleError(f"{buffer.name}: shape is {shape} ({span} elements of storage), given {array.shape}")
-
-
 # --- graphs -----------------------------------------------------------------------------------------------------------
 
 
@@ -175,13 +127,14 @@ def run_graph(
         OracleError: as ``run_nest``; a library call without ``library``; a call without ``module``.
     """
     tensors = [i for i in function.inputs if isinstance(i, Input)]
-    given = _by_name(inputs, [i.name for i in tensors], function.name)
+    given = by_name(inputs, [i.name for i in tensors], function.name)
     arrays: dict[str, Array] = {}
+    types = function.types()
     for i in tensors:
         if i.name not in given:
             raise OracleError(f"{function.name}: no input for {i.name!r}")
         shape = tuple(size(e, sizes) for e in i.type.shape)
-        arrays[i.name] = _logical(_buffer(i.name, i.type), given[i.name], shape, sizes)
+        arrays[i.name] = logical(_buffer(i.name, i.type), given[i.name], shape, sizes)
     for node in function.nodes:
         match node:
             case Library():
@@ -190,7 +143,7 @@ def run_graph(
                 arrays.update(zip(node.names, library(node, arrays), strict=True))
             case CallTensor():
                 for one in node.calls():
-                    results = _call(one, arrays, sizes, module, library)
+                    results = _call(one, arrays, types, sizes, module, library)
                     arrays.update(results)
                     arrays.update({t: results[n] for n, t in zip(one.names, one.into) if t is not None})
             case _:
@@ -202,6 +155,7 @@ def run_graph(
 def _call(
     node: CallTensor,
     arrays: Mapping[str, Array],
+    types: Mapping[str, TensorType],
     sizes: Mapping[str, int],
     module: IRModule | None,
     library: LibraryCall | None,
@@ -211,12 +165,49 @@ def _call(
     callee = module.functions[node.function]
     bound = {s.name: size(v, sizes) for s, v in zip(callee.symbols.symbols, node.sizes, strict=True)}
     args = [arrays[a] for a in node.args]
-    if isinstance(callee, Graph):
-        results = run_graph(callee, args, bound, module=module, library=library)
-        names = [o for o in callee.outputs if isinstance(o, str)]
-    else:
-        results, names = run_nest(callee, args, bound), list(callee.outputs)
+    match callee:
+        case Graph():
+            results = run_graph(callee, args, bound, module=module, library=library)
+            names = [o for o in callee.outputs if isinstance(o, str)]
+        case LoopNest():
+            results, names = run_nest(callee, args, bound), list(callee.outputs)
+        case TensorFunction():
+            given = [
+                _seen(a, types[n], b, sizes, bound) for n, a, b in zip(node.args, args, callee.inputs, strict=True)
+            ]
+            made = run_function(callee, given, bound)
+            return {
+                name: _shown(made[o.buffer.name], o.buffer, kind, sizes, bound)
+                for name, kind, o in zip(node.names, node.types, callee.outputs, strict=True)
+            }
     return {mine: results[theirs] for mine, theirs in zip(node.names, names, strict=True)}
+
+
+def _seen(array: Array, kind: TensorType, buffer: Buffer, sizes: Mapping[str, int], bound: Mapping[str, int]) -> Array:
+    """A tensor as a function sees it: the memory itself where its parameter has other dimensions."""
+    if array.shape == tuple(size(e, bound) for e in buffer.shape):
+        return array
+    strides = tuple(size(s, sizes) for s in kind.strides)
+    span = 1 + sum((n - 1) * s for n, s in zip(array.shape, strides, strict=True)) if array.size else 0
+    memory = np.zeros(span, array.dtype)
+    _strided(memory, array.shape, strides)[...] = array
+    return memory
+
+
+def _shown(array: Array, buffer: Buffer, kind: TensorType, sizes: Mapping[str, int], bound: Mapping[str, int]) -> Array:
+    """What a function has written, with the dimensions of the tensor that it is."""
+    shape, strides = (tuple(size(e, sizes) for e in part) for part in (kind.shape, kind.strides))
+    if array.shape == shape:
+        return array
+    steps = tuple(size(s, bound) for s in buffer.strides)
+    span = 1 + sum((n - 1) * s for n, s in zip(array.shape, steps, strict=True)) if array.size else 0
+    memory = np.zeros(span, array.dtype)
+    _strided(memory, array.shape, steps)[...] = array
+    return _strided(memory, shape, strides)
+
+
+def _strided(memory: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    return np.lib.stride_tricks.as_strided(memory, shape, tuple(s * memory.itemsize for s in strides))
 
 
 def _buffer(name: str, kind: TensorType) -> Buffer:

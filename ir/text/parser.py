@@ -9,9 +9,8 @@ from typing import Any
 import sympy
 
 from ..expr.dtypes import DType
-from ..expr.monoid import MONOIDS, Monoid, associative
-from ..expr.symbols import Size, SymbolTable
 from ..expr.value import symbol
+from ..function.function import TensorFunction
 from ..graph.graph import (
     CallTensor,
     Compute,
@@ -29,9 +28,9 @@ from ..graph.graph import (
     TensorType,
     View,
 )
+from ..nest.hints import Annotations, Place, misfit
 from ..nest.loops import (
     Access,
-    Annotations,
     Axis,
     AxisKind,
     Block,
@@ -50,16 +49,23 @@ from .parser_expr import (
     ExprReader,
     ParseError,
     argument,
+    assignment,
+    buffer_of,
     call_of,
     fail,
+    function_name,
     index,
     items,
     literal,
+    monoid_of,
     name_of,
     options,
+    parameters,
+    sizes_of,
     string,
     tensor,
 )
+from .parser_function import read_function
 
 __all__ = ["ParseError", "parse"]
 
@@ -67,7 +73,7 @@ _LOOPS = {k.name.lower(): k for k in LoopKind}
 _AXES = {k.value: k for k in AxisKind}
 
 
-def parse(text: str) -> IRModule | Graph | LoopNest:
+def parse(text: str) -> IRModule | Graph | TensorFunction | LoopNest:
     """The object whose script is ``text``: ``parse(show(x)) == x``. Raises ParseError, which gives line and column."""
     try:
         body = ast.parse(text).body
@@ -82,9 +88,9 @@ def parse(text: str) -> IRModule | Graph | LoopNest:
     return _function(body[0])[1]
 
 
-def _function(node: ast.stmt) -> tuple[str, Graph | LoopNest]:
+def _function(node: ast.stmt) -> tuple[str, Graph | TensorFunction | LoopNest]:
     if not isinstance(node, ast.FunctionDef) or len(node.decorator_list) != 1:
-        raise fail(node, "a function under @graph or @nest")
+        raise fail(node, "a function under @graph, @function or @nest")
     decorator = node.decorator_list[0]
     name, _, given = call_of(decorator) if isinstance(decorator, ast.Call) else (name_of(decorator), [], {})
     key = string(given.pop("key")) if "key" in given else node.name
@@ -92,72 +98,35 @@ def _function(node: ast.stmt) -> tuple[str, Graph | LoopNest]:
         return key, _nest(node, options(given, decorator, "outputs", "annotations"))
     if name == "graph":
         return key, _graph(node, options(given, decorator, "device"))
-    raise fail(decorator, "@graph or @nest")
+    if name == "function":
+        return key, read_function(node, options(given, decorator, "table"))
+    raise fail(decorator, "@graph, @function or @nest")
 
 
-def _parameters(node: ast.FunctionDef) -> list[tuple[str, ast.expr]]:
-    pairs = []
-    for arg in node.args.args:
-        if arg.annotation is None:
-            raise fail(arg, "a parameter with its type")
-        pairs.append((arg.arg, arg.annotation))
-    return pairs
-
-
-def _assignment(node: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
-    return (node.targets[0], node.value) if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-
-
-def _function_name(node: ast.expr) -> str:
-    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-
-
-def _sizes(body: list[ast.stmt]) -> tuple[SymbolTable, list[ast.stmt]]:
-    """The size declarations at the top, and the rest."""
-    sizes: list[Size] = []
-    for k, node in enumerate(body):
-        pair = _assignment(node)
-        if pair is None or _function_name(pair[1]) != "size":
-            return SymbolTable(tuple(sizes)), body[k:]
-        _, _, given = call_of(pair[1])
-        given = options(given, node, "lower", "upper", "divisor", "hint")
-        sizes.append(Size(symbol(name_of(pair[0])), **{k: literal(v) for k, v in given.items()}))
-    return SymbolTable(tuple(sizes)), []
-
-
-def _monoid(node: ast.expr, exprs: ExprReader) -> Monoid:
-    if isinstance(node, ast.Call) and _function_name(node) == "associative":
-        return associative(*map(exprs.value, node.args))
-    name = name_of(node)
-    if name not in MONOIDS:
-        raise fail(node, f"one of the monoids {', '.join(MONOIDS)}, or associative(…)")
-    return MONOIDS[name]
-
-
-def _annotations(given: Mapping[str, ast.expr]) -> Annotations:
-    return tuple(literal(given["annotations"]).items()) if "annotations" in given else ()
+def _annotations(given: Mapping[str, ast.expr], place: Place) -> Annotations:
+    if "annotations" not in given:
+        return ()
+    found: Annotations = tuple(literal(given["annotations"]).items())
+    for key, value in found:
+        if wrong := misfit(key, value, place):
+            raise fail(given["annotations"], f"hints of a {place.value} ({wrong[0]}; {wrong[1]})")
+    return found
 
 
 # --- nests ----------------------------------------------------------------------------------------------------------
 
 
 def _nest(node: ast.FunctionDef, given: Mapping[str, ast.expr]) -> LoopNest:
-    params = tuple(_buffer(name, kind, Scope.GLOBAL) for name, kind in _parameters(node))
+    params = tuple(buffer_of(name, kind, Scope.GLOBAL) for name, kind in parameters(node))
     outputs = tuple(string(e) for e in items(given["outputs"])) if "outputs" in given else ()
-    symbols, body = _sizes(node.body)
+    symbols, body = sizes_of(node.body)
     local: list[Buffer] = []
-    while body and (pair := _assignment(body[0])) and _function_name(pair[1]) == "local":
-        local.append(_buffer(name_of(pair[0]), call_of(pair[1])[1][0], Scope.LOCAL))
+    while body and (pair := assignment(body[0])) and function_name(pair[1]) == "local":
+        local.append(buffer_of(name_of(pair[0]), call_of(pair[1])[1][0], Scope.LOCAL))
         body = body[1:]
     reader = _NestReader({b.name: b.dtype for b in (*params, *local)})
-    return LoopNest(node.name, params, outputs, reader.nodes(body), tuple(local), symbols, _annotations(given))
-
-
-def _buffer(name: str, node: ast.expr, scope: Scope) -> Buffer:
-    kind = tensor(node)
-    if "device" in kind:
-        raise fail(node, "a buffer's type, which has no device")
-    return Buffer(name, **{**kind, "scope": Scope(kind["scope"]) if "scope" in kind else scope})
+    notes = _annotations(given, Place.NEST)
+    return LoopNest(node.name, params, outputs, reader.nodes(body), tuple(local), symbols, notes)
 
 
 class _NestReader:
@@ -173,13 +142,13 @@ class _NestReader:
                 kind, args, given = call_of(node.iter)
                 if kind not in _LOOPS or len(args) != 1:
                     raise fail(node.iter, f"one of {', '.join(_LOOPS)} of an extent")
-                notes = _annotations(options(given, node.iter, "annotations"))
+                notes = _annotations(options(given, node.iter, "annotations"), Place.LOOP)
                 return Loop(symbol(name_of(node.target)), index(args[0]), self.nodes(node.body), _LOOPS[kind], notes)
             case ast.With(items=[item]):
                 name, args, given = call_of(item.context_expr)
                 if name != "block":
                     raise fail(item.context_expr, "block(name)")
-                notes = _annotations(options(given, item.context_expr, "annotations"))
+                notes = _annotations(options(given, item.context_expr, "annotations"), Place.BLOCK)
                 return self.block(string(args[0]), notes, node.body)
         raise fail(node, "a loop or a block")
 
@@ -189,13 +158,13 @@ class _NestReader:
         predicate: list[Bound] = []
         statements: list[Statement] = []
         for node in body:
-            pair = _assignment(node)
-            if isinstance(node, ast.Expr) and _function_name(node.value) == "where":
+            pair = assignment(node)
+            if isinstance(node, ast.Expr) and function_name(node.value) == "where":
                 predicate.append(_bound(call_of(node.value)[1][0]))
             elif pair is None:
                 if not isinstance(node, ast.Pass):
                     raise fail(node, "an axis, where(a < b), or an assignment")
-            elif isinstance(pair[0], ast.Name) and (kind := _function_name(pair[1])) in _AXES:
+            elif isinstance(pair[0], ast.Name) and (kind := function_name(pair[1])) in _AXES:
                 args = call_of(pair[1])[1]
                 axes.append(Axis(symbol(pair[0].id), index(args[0]), _AXES[kind]))
                 bindings.extend(index(a) for a in args[1:])
@@ -208,7 +177,7 @@ class _NestReader:
 
     def statement(self, target: ast.expr, value: ast.expr) -> Statement:
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "update":
-            monoid = _monoid(value.func.value, self.exprs)
+            monoid = monoid_of(value.func.value, self.exprs)
             targets = tuple(self.access(t) for t in (target.elts if isinstance(target, ast.Tuple) else [target]))
             _, args, given = call_of(value)
             options(given, value, "begins")
@@ -235,8 +204,8 @@ def _bound(node: ast.expr) -> Bound:
 
 def _graph(node: ast.FunctionDef, given: Mapping[str, ast.expr]) -> Graph:
     device = string(given["device"]) if "device" in given else "cpu"
-    inputs = tuple(_graph_input(name, kind, device) for name, kind in _parameters(node))
-    symbols, body = _sizes(node.body)
+    inputs = tuple(_graph_input(name, kind, device) for name, kind in parameters(node))
+    symbols, body = sizes_of(node.body)
     reader = _GraphReader(device, {i.name: i.type.dtype for i in inputs if isinstance(i, Input)})
     if not body or not isinstance(body[-1], ast.Return) or body[-1].value is None:
         raise fail(node, "a function that ends in return (…)")
@@ -253,7 +222,7 @@ def _type(node: ast.expr, device: str) -> TensorType:
 
 
 def _graph_input(name: str, node: ast.expr, device: str) -> GraphInput:
-    function = _function_name(node)
+    function = function_name(node)
     if function == "size":
         return SizeInput(name, index(call_of(node)[1][0]))
     if function == "static":
@@ -278,7 +247,7 @@ class _GraphReader:
         names: tuple[str, ...] = ()
         if isinstance(statement, ast.Expr):
             value = statement.value
-        elif pair := _assignment(statement):
+        elif pair := assignment(statement):
             target, value = pair
             names = tuple(map(name_of, target.elts)) if isinstance(target, ast.Tuple) else (name_of(target),)
         else:
@@ -303,15 +272,15 @@ class _GraphReader:
                 over = tuple(index(e) for e in items(extents))
                 kept = len(axes) - len(over)
                 values = tuple(self.exprs.value(e) for e in items(fn.body))
-                combine = _monoid(monoid, self.exprs)
+                combine = monoid_of(monoid, self.exprs)
                 return Reduction(names, types, axes[:kept], axes[kept:], over, combine, values)
             case "scan", [monoid, kinds, along, ast.Lambda() as fn]:
                 types = tuple(_type(k, self.device) for k in items(kinds))
                 values = tuple(self.exprs.value(e) for e in items(fn.body))
-                combine = _monoid(monoid, self.exprs)
+                combine = monoid_of(monoid, self.exprs)
                 return Scan(names, types, _axes(fn), symbol(name_of(along)), combine, values)
             case "scatter", [monoid, kind, ast.Lambda() as initial, extents, ast.Lambda() as fn]:
-                how = None if isinstance(monoid, ast.Constant) else _monoid(monoid, self.exprs)
+                how = None if isinstance(monoid, ast.Constant) else monoid_of(monoid, self.exprs)
                 values = (self.exprs.value(initial.body), *(self.exprs.value(e) for e in items(fn.body)))
                 shape = tuple(index(e) for e in items(extents))
                 return Scatter(names[0], _type(kind, self.device), _axes(initial), _axes(fn), shape, how, values)

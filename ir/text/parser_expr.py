@@ -12,10 +12,12 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
 from ..errors import IRError
 from ..expr.dtypes import DType
+from ..expr.monoid import MONOIDS, Monoid, associative
 from ..expr.ops import OPS
+from ..expr.symbols import Size, SymbolTable
 from ..expr.value import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, symbol
 from ..graph.graph import ArgumentRef, ConstantRef, OpRef, Ref
-from ..nest.loops import contiguous_strides
+from ..nest.loops import Buffer, Scope, contiguous_strides
 from .printer_expr import INDEX_FUNCTIONS, result_type
 
 _DTYPES = {d.value: d for d in DType}
@@ -280,3 +282,52 @@ class ExprReader:
         if result is None:
             raise fail(node, f"a function of the table, with dtype= where it needs one, not {name!r}")
         return Call(name, values, result)
+
+
+# --- heads and statements of functions ------------------------------------------------------------------------------
+
+
+def parameters(node: ast.FunctionDef) -> list[tuple[str, ast.expr]]:
+    pairs = []
+    for arg in node.args.args:
+        if arg.annotation is None:
+            raise fail(arg, "a parameter with its type")
+        pairs.append((arg.arg, arg.annotation))
+    return pairs
+
+
+def assignment(node: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
+    return (node.targets[0], node.value) if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+
+
+def function_name(node: ast.expr) -> str:
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def sizes_of(body: list[ast.stmt]) -> tuple[SymbolTable, list[ast.stmt]]:
+    """The size declarations at the top, and the rest."""
+    sizes: list[Size] = []
+    for k, node in enumerate(body):
+        pair = assignment(node)
+        if pair is None or function_name(pair[1]) != "size":
+            return SymbolTable(tuple(sizes)), body[k:]
+        _, _, given = call_of(pair[1])
+        given = options(given, node, "lower", "upper", "divisor", "hint")
+        sizes.append(Size(symbol(name_of(pair[0])), **{k: literal(v) for k, v in given.items()}))
+    return SymbolTable(tuple(sizes)), []
+
+
+def monoid_of(node: ast.expr, exprs: ExprReader) -> Monoid:
+    if isinstance(node, ast.Call) and function_name(node) == "associative":
+        return associative(*map(exprs.value, node.args))
+    name = name_of(node)
+    if name not in MONOIDS:
+        raise fail(node, f"one of the monoids {', '.join(MONOIDS)}, or associative(…)")
+    return MONOIDS[name]
+
+
+def buffer_of(name: str, node: ast.expr, scope: Scope) -> Buffer:
+    kind = tensor(node)
+    if "device" in kind:
+        raise fail(node, "a buffer's type, which has no device")
+    return Buffer(name, **{**kind, "scope": Scope(kind["scope"]) if "scope" in kind else scope})

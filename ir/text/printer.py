@@ -22,6 +22,21 @@ A graph::
         w = scatter(sum, float32[9], lambda i0: float32(0.0), [s0], lambda r0: (z[r0], labels[r0]))
         return (z,)
 
+A tensor function, whose outputs are parameters that it writes::
+
+    @function
+    def softmax(in0: float32[4, 128], out0: output(float32[4, 128])):
+        i0 = row(4)
+        r0 = inner(128)
+        t0, t1 = reduce(logsumexp, rows, inner, (in0[i0, r0], float32(1.0)))
+        t2 = compute(points, div(exp(sub(in0[i0, r0], t0[i0])), t1[i0]))
+        t3, = scan(sum, points, (t2[i0, r0],))
+        out0[i0, r0] = t2
+
+``rows`` are the axes of results once a row and ``points`` those of results at every element of it; others are listed,
+as dimensions that are ``extra`` are: ``reduce(sum, [i0, r0], [x0], …)``. ``role=`` is what a stage does for the whole.
+``scatter(sum, t0, [x0], value, (place,))`` combines into a result that leaves the function.
+
 Names ``_t0``, ``_t1``, … above a statement stand for parts of its expression that occur twice or nest deep; naming a
 part says nothing about when it is computed.
 """
@@ -31,8 +46,10 @@ from __future__ import annotations
 import sympy
 
 from ..expr.monoid import Monoid
+from ..expr.origin import Origin
 from ..expr.symbols import SymbolTable
 from ..expr.value import EXPR_TYPES, Expr
+from ..function.function import Stage, TensorFunction
 from ..graph.graph import (
     CallTensor,
     Compute,
@@ -49,7 +66,8 @@ from ..graph.graph import (
     TensorType,
     View,
 )
-from ..nest.loops import Annotations, Block, LoopNest, Scope, Store, Update
+from ..nest.hints import Annotations
+from ..nest.loops import Block, LoopNest, Scope, Store, Update
 from ..nest.loops import Node as LoopNode
 from .printer_expr import (
     MARK,
@@ -65,11 +83,11 @@ from .printer_expr import (
 )
 
 
-def show(obj: IRModule | Graph | LoopNest | Expr | sympy.Expr, culprit: object = None) -> str:
-    """The script of a module, graph, nest or expression.
+def show(obj: IRModule | Graph | TensorFunction | LoopNest | Expr | sympy.Expr, culprit: object = None) -> str:
+    """The script of a module, graph, tensor function, nest or expression.
 
-    ``culprit`` is a part of ``obj`` (the very object: a node, loop, block, statement, expression, buffer, axis) to
-    underline.
+    ``culprit`` is a part of ``obj`` (the very object: a node, stage, loop, block, statement, expression, buffer, axis)
+    to underline.
     """
     script = Script(culprit)
     match obj:
@@ -77,6 +95,8 @@ def show(obj: IRModule | Graph | LoopNest | Expr | sympy.Expr, culprit: object =
             script.module(obj)
         case Graph():
             script.graph(obj, obj.name)
+        case TensorFunction():
+            script.function(obj, obj.name)
         case LoopNest():
             script.nest(obj, obj.name)
         case sympy.Expr():
@@ -86,7 +106,9 @@ def show(obj: IRModule | Graph | LoopNest | Expr | sympy.Expr, culprit: object =
             last = text.text(obj)
             script.lines_of(text, last)
         case _:
-            raise TypeError(f"show takes a module, graph, nest or expression, not {type(obj).__name__}")
+            raise TypeError(
+                f"show takes a module, graph, tensor function, nest or expression, not {type(obj).__name__}"
+            )
     return "\n".join(script.lines) + "\n"
 
 
@@ -122,10 +144,13 @@ class Script:
         self.line(f"module(main={module.main!r})")
         for key, function in module.functions.items():
             self.line()
-            if isinstance(function, Graph):
-                self.graph(function, key)
-            else:
-                self.nest(function, key)
+            match function:
+                case Graph():
+                    self.graph(function, key)
+                case TensorFunction():
+                    self.function(function, key)
+                case LoopNest():
+                    self.nest(function, key)
 
     def _sizes(self, table: SymbolTable) -> None:
         for s in table.sizes:
@@ -192,6 +217,35 @@ class Script:
         values += [] if s.begins else ["begins=False"]
         self.lines_of(exprs, f"{left} = {_monoid(s.monoid, exprs)}.update({', '.join(values)})", s)
 
+    # --- tensor functions -------------------------------------------------------------------------------------------
+
+    def function(self, function: TensorFunction, key: str) -> None:
+        options = ["table=True"] if function.table else []
+        options += [f"key={key!r}"] if key != function.name else []
+        self.line(f"@function({', '.join(options)})" if options else "@function")
+        mark = ExprText({}, self.culprit).marked
+        params = [mark(b, f"{b.name}: {buffer_text(b, Scope.GLOBAL)}") for b in function.inputs]
+        params += [
+            mark(b, f"{b.name}: output({buffer_text(b, Scope.GLOBAL)})")
+            for b in function.params[len(function.inputs) :]
+        ]
+        self.line(f"def {function.name}({', '.join(params)}):", function)
+        self._depth += 1
+        self._sizes(function.symbols)
+        for kind, dims in (("row", function.rows), ("inner", function.inner), ("extra", function.extra)):
+            for d in dims:
+                self.line(f"{d.var.name} = {kind}({index_text(d.extent)})", d)
+        dtypes = {b.name: b.dtype for b in function.inputs}
+        exprs = ExprText(dtypes, self.culprit)
+        for stage in function.stages:
+            self.lines_of(exprs, _stage(stage, exprs), stage, _note(stage.origins))
+            dtypes.update({r: v.dtype for r, v in zip(stage.results, stage.values)})
+        for o in function.outputs:
+            self.line(f"{o.buffer.name}[{exprs.indices(o.indices)}] = {o.result}", o)
+        if not function.outputs:
+            self.line("pass")
+        self._depth -= 1
+
     # --- graphs -----------------------------------------------------------------------------------------------------
 
     def graph(self, graph: Graph, key: str) -> None:
@@ -208,8 +262,7 @@ class Script:
         dtypes = {i.name: i.type.dtype for i in graph.inputs if isinstance(i, Input)}
         exprs = ExprText(dtypes, self.culprit)
         for node in graph.nodes:
-            note = ", ".join(dict.fromkeys(f"{o.op} {o.source}".strip() for o in node.origins))
-            self.lines_of(exprs, self._node(node, exprs, device), node, note.replace("\n", " "))
+            self.lines_of(exprs, self._node(node, exprs, device), node, _note(node.origins))
             dtypes.update({n: t.dtype for n, t in zip(node.names, node.types, strict=False) if t is not None})
         self.line(f"return ({names(map(_output, graph.outputs))})")
         self._depth -= 1
@@ -255,6 +308,27 @@ class Script:
                 count = f", count={node.count}" if node.count > 1 else ""
                 given = f"{node.function!r}, {types(node.types)}, [{', '.join(node.args)}]"
                 return f"{left} = call({given}{sizes}{into}{count})"
+
+
+def _stage(stage: Stage, exprs: ExprText) -> str:
+    """A stage as an assignment of its results; a scatter has none."""
+    values = [exprs.text(v) for v in stage.values]
+    how = "None" if stage.monoid is None else _monoid(stage.monoid, exprs)
+    points = stage.inner and (stage.monoid is None or stage.scan)
+    axes = ("points" if points else "rows") if stage.axes is None else listing(stage.axes)
+    role = [f"role={stage.role.value}"] if stage.role is not None else []
+    if stage.into:
+        return f"scatter({', '.join([how, stage.into, axes, values[0], f'({names(values[1:])})', *role])})"
+    if stage.monoid is None:
+        return f"{', '.join(stage.results)} = compute({', '.join([axes, *values, *role])})"
+    over = [] if stage.scan else ["inner" if stage.over is None else listing(stage.over)]
+    given = [how, axes, *over, f"({names(values)})", *role]
+    return f"{names(stage.results)} = {'scan' if stage.scan else 'reduce'}({', '.join(given)})"
+
+
+def _note(origins: tuple[Origin, ...]) -> str:
+    """The ops and lines that something comes from."""
+    return ", ".join(dict.fromkeys(f"{o.op} {o.source}".strip() for o in origins)).replace("\n", " ")
 
 
 def _monoid(monoid: Monoid, exprs: ExprText) -> str:

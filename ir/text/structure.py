@@ -16,6 +16,7 @@ import sympy
 
 from ..expr.symbols import SymbolTable
 from ..expr.value import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, is_value
+from ..function.function import Dim, TensorFunction
 from ..graph.graph import (
     CallTensor,
     Compute,
@@ -32,14 +33,15 @@ from ..graph.graph import (
     View,
     node_values,
 )
-from ..nest.loops import Annotations, Block, Buffer, LoopNest, Store, Update
+from ..nest.hints import Annotations
+from ..nest.loops import Block, Buffer, LoopNest, Store, Update
 from ..nest.loops import Node as LoopNode
 from .printer_expr import argument
 
 Numbering = dict[sympy.Symbol, str]
 
 
-def structural_key(function: LoopNest | Graph, module: IRModule | None = None) -> str:
+def structural_key(function: LoopNest | TensorFunction | Graph, module: IRModule | None = None) -> str:
     """SHA-256, in hex, of a function without its names. ``module`` resolves the functions that a graph calls.
 
     Equal keys mean equal calling conventions too: parameters and sizes count in their order. Of a graph's
@@ -48,13 +50,23 @@ def structural_key(function: LoopNest | Graph, module: IRModule | None = None) -
     return hashlib.sha256(structural_text(function, module).encode()).hexdigest()
 
 
-def structural_text(function: LoopNest | Graph, module: IRModule | None = None) -> str:
+def function_key(function: TensorFunction) -> str:
+    """SHA-256, in hex, of what the code of a tensor function depends on: its structure, its sizes' names, by which code
+    is given them, and their typical values to the nearest power of two, since schedules go by them."""
+    sizes = (f"{s.symbol.name} 2**{None if s.hint is None else s.hint.bit_length()}" for s in function.symbols.sizes)
+    return hashlib.sha256("\n".join([*sizes, structural_text(function)]).encode()).hexdigest()
+
+
+def structural_text(function: LoopNest | TensorFunction | Graph, module: IRModule | None = None) -> str:
     """What ``structural_key`` hashes: equal texts are equal functions up to names."""
     writer = _StructureWriter(function.symbols, module)
-    if isinstance(function, LoopNest):
-        writer.nest(function)
-    else:
-        writer.graph(function)
+    match function:
+        case LoopNest():
+            writer.nest(function)
+        case TensorFunction():
+            writer.function(function)
+        case Graph():
+            writer.graph(function)
     return "\n".join(writer.lines)
 
 
@@ -186,6 +198,29 @@ class _StructureWriter:
         values = ",".join([self.value(v) for v in s.values])
         targets = ",".join([f"{self.name(t.buffer)}[{self.indices(t.indices)}]" for t in s.targets])
         self.lines.append(f"{targets}{'' if s.begins else '+'}={s.monoid.name} {values}")
+
+    # --- tensor functions -------------------------------------------------------------------------------------------
+
+    def function(self, function: TensorFunction) -> None:
+        for b in function.params:
+            self.lines.append(f"param {self.name(b.name)} {self.type(b)} {b.align}")
+        if function.table:
+            self.lines.append("table")
+        for kind, dims in (("row", function.rows), ("inner", function.inner), ("extra", function.extra)):
+            self.lines.append(f"{kind} {self.indices(d.extent for d in dims)}")
+        self._bind(*(d.var for d in function.dims))
+        for s in function.stages:
+            role = "" if s.role is None else s.role.value
+            how = f"{'' if s.monoid is None else s.monoid.name} {s.scan} {self.name(s.into) if s.into else ''} {role}"
+            axes, over = self._dims(function.axes_of(s)), self._dims(function.over_of(s))
+            values = ",".join([self.value(v) for v in s.values])
+            own = "own" if s.axes is not None else ""
+            self.lines.append(f"{','.join(map(self.name, s.results))}={how} {own} {axes}|{over} {values}")
+        for o in function.outputs:
+            self.lines.append(f"{self.name(o.buffer.name)}[{self.indices(o.indices)}]={self.name(o.result)}")
+
+    def _dims(self, dims: tuple[Dim, ...]) -> str:
+        return self.indices(d.var for d in dims)
 
     # --- graphs -------------------------------------------------------------------------------------------------------
 

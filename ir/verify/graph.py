@@ -8,6 +8,7 @@ import sympy
 
 from ..expr.symbols import Interval
 from ..expr.value import is_value
+from ..function.function import TensorFunction
 from ..graph.graph import (
     CallTensor,
     Compute,
@@ -23,6 +24,7 @@ from ..graph.graph import (
     node_values,
     uses,
 )
+from ..nest.loops import Buffer, LoopNest
 from .expr import AccessShape, Fault, Shapes, access, expression, index_symbols
 
 
@@ -181,14 +183,18 @@ def _call(node: CallTensor, types: dict[str, TensorType], module: IRModule) -> I
     if callee is None:
         yield Fault(node, f"the module has no function {node.function!r}; it has {', '.join(module.functions)}")
         return
-    if isinstance(callee, Graph):
-        made = callee.types()
-        wants = [(i.type.dtype, len(i.type.shape)) for i in callee.inputs if isinstance(i, Input)]
-        gives = [(made[o].dtype, len(made[o].shape)) for o in callee.outputs if isinstance(o, str)]
-    else:
-        wants = [(b.dtype, len(b.shape)) for b in callee.given]
-        made_by_name = callee.buffers
-        gives = [(made_by_name[n].dtype, len(made_by_name[n].shape)) for n in callee.outputs]
+    match callee:
+        case Graph():
+            made = callee.types()
+            wants = [(i.type.dtype, len(i.type.shape)) for i in callee.inputs if isinstance(i, Input)]
+            gives = [(made[o].dtype, len(made[o].shape)) for o in callee.outputs if isinstance(o, str)]
+        case TensorFunction():
+            yield from _tensor_call(node, types, callee)
+            return
+        case LoopNest():
+            wants = [(b.dtype, len(b.shape)) for b in callee.given]
+            made_by_name = callee.buffers
+            gives = [(made_by_name[n].dtype, len(made_by_name[n].shape)) for n in callee.outputs]
     given = [(types[a].dtype, len(types[a].shape)) for a in node.args if a in types]
     for what, have, want in (
         ("arguments", given, wants),
@@ -198,6 +204,65 @@ def _call(node: CallTensor, types: dict[str, TensorType], module: IRModule) -> I
             yield Fault(node, f"{node.function} has {what} {_signature(want)}, here {_signature(have)}")
     if len(node.sizes) != len(callee.symbols.symbols):
         yield Fault(node, f"{node.function} has {len(callee.symbols.symbols)} sizes, here {len(node.sizes)}")
+
+
+def _tensor_call(node: CallTensor, types: dict[str, TensorType], callee: TensorFunction) -> Iterator[Fault]:
+    """The memory that a tensor function is given and gives is that of its parameters, at the sizes of the call."""
+    if len(node.sizes) != len(callee.symbols.symbols):
+        names = ", ".join(s.name for s in callee.symbols.symbols) or "none"
+        yield Fault(node, f"{callee.name} has the sizes {names}, here are {len(node.sizes)}")
+        return
+    if (len(node.args), len(node.names)) != (len(callee.inputs), len(callee.outputs)):
+        says = f"{callee.name} has {len(callee.inputs)} arguments and {len(callee.outputs)} results"
+        yield Fault(node, f"{says}, here {len(node.args)} and {len(node.names)}")
+        return
+    if node.into and len(node.into) != len(node.names):
+        yield Fault(node, f"{len(node.names)} results, and into names {len(node.into)}")
+    sizes = dict(zip(callee.symbols.symbols, node.sizes, strict=True))
+    pairs = [(a, types[a], b) for a, b in zip(node.args, callee.inputs, strict=True) if a in types]
+    pairs += [(n, t, o.buffer) for n, t, o in zip(node.names, node.types, callee.outputs, strict=True)]
+    for name, kind, buffer in pairs:
+        misfit = _misfit(kind, buffer, sizes)
+        if misfit is not None:
+            yield Fault(node, f"{name} as {buffer.name} of {callee.name}: {misfit}")
+    devices = {kind.device for _, kind, _ in pairs if kind.shape}
+    if len(devices) > 1:
+        yield Fault(
+            node, f"{callee.name} is given tensors of {' and '.join(sorted(devices))}", "copy them to one device"
+        )
+    written = {o.buffer.name: k for k, o in enumerate(callee.outputs)}
+    for k, b in enumerate(callee.inputs):
+        if b.name in written and node.args[k] != (node.into or (None,) * len(node.names))[written[b.name]]:
+            says = f"{callee.name} writes over {b.name}, and the call does not say that {node.args[k]} is written"
+            yield Fault(node, says, f"into={node.args[k]} for that result")
+
+
+def _misfit(kind: TensorType, buffer: Buffer, sizes: dict[sympy.Symbol, sympy.Expr]) -> str | None:
+    """Why a tensor is not the memory that a parameter is; None where it is. A parameter may see the same elements by
+    other dimensions."""
+    shape, strides = (tuple(e.xreplace(sizes) for e in part) for part in (buffer.shape, buffer.strides))
+    if kind.dtype is not buffer.dtype:
+        return f"{kind.dtype.value}, where {buffer.dtype.value} is wanted"
+    if len(shape) == len(kind.shape):
+        wanted = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
+        given = [(n, s) for n, s in zip(kind.shape, kind.strides, strict=True) if n != 1]
+        if all(_same(a, b) for x, y in zip(wanted, given, strict=False) for a, b in zip(x, y, strict=True)):
+            if len(wanted) == len(given):
+                return None
+    if _same(sympy.Mul(*shape), sympy.Mul(*kind.shape)):
+        return None
+    return f"a shape of {_listed(kind.shape)}, where {_listed(shape)} is wanted"
+
+
+def _same(a: sympy.Expr, b: sympy.Expr) -> bool:
+    """Whether two sizes are one, if not by their form then at two values of every size."""
+    difference = sympy.expand(a - b)
+    values = (840, 2520)  # which most divisors divide
+    return all(difference.xreplace({s: sympy.Integer(n) for s in difference.free_symbols}) == 0 for n in values)
+
+
+def _listed(shape: tuple[sympy.Expr, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
 
 
 def _signature(kinds: Sequence[tuple[object, int]]) -> str:

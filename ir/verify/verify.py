@@ -13,7 +13,9 @@ import sympy
 from ..errors import VerifyError
 from ..expr.symbols import Interval
 from ..expr.value import is_value, symbol
+from ..function.function import TensorFunction
 from ..graph.graph import Graph, IRModule
+from ..nest.hints import Place, misfits
 from ..nest.loops import (
     BLOCK_KINDS,
     Access,
@@ -29,14 +31,17 @@ from ..nest.loops import (
 )
 from ..text.printer import show
 from .expr import AccessShape, Fault, access, exact_range, expression, index_symbols
+from .function import FUNCTION_RULES
 from .graph import GRAPH_RULES
 
 
-def verify(obj: IRModule | Graph | LoopNest) -> None:
+def verify(obj: IRModule | Graph | TensorFunction | LoopNest) -> None:
     """Check every rule. Raises VerifyError, which shows the IR with the first culprit underlined and lists the rest."""
     match obj:
         case LoopNest():
             _report(obj, [f for rule in NEST_RULES for f in rule(obj)])
+        case TensorFunction():
+            _report(obj, [f for rule in FUNCTION_RULES for f in rule(obj)])
         case Graph():
             _report(obj, [f for rule in GRAPH_RULES for f in rule(obj, None)])
         case IRModule():
@@ -50,7 +55,7 @@ def verify(obj: IRModule | Graph | LoopNest) -> None:
                     verify(function)
 
 
-def _report(function: Graph | LoopNest, faults: list[Fault]) -> None:
+def _report(function: Graph | TensorFunction | LoopNest, faults: list[Fault]) -> None:
     if not faults:
         return
     first, *rest = faults
@@ -228,6 +233,15 @@ def loop_kinds_fit(nest: LoopNest) -> Iterator[Fault]:
                 yield Fault(node, "parallel is a CPU's kind of loop and blockIdx a GPU's", "bind both for one target")
 
 
+def hints_are_known(nest: LoopNest) -> Iterator[Fault]:
+    """Every annotation is one of ir/nest/hints.py, in a place and of a value that it has there."""
+    params = [b.name for b in nest.params]
+    for node in (nest, *(n for n, _ in walk_nodes(nest.body))):
+        place = Place.NEST if node is nest else Place.LOOP if isinstance(node, Loop) else Place.BLOCK
+        for says, mend in misfits(node.annotations, place, params, nest.outputs):
+            yield Fault(node, says, mend)
+
+
 NEST_RULES: tuple[Callable[[LoopNest], Iterator[Fault]], ...] = (
     names_are_unique,
     symbols_are_bound,
@@ -237,6 +251,7 @@ NEST_RULES: tuple[Callable[[LoopNest], Iterator[Fault]], ...] = (
     scatters_are_apart,
     buffers_are_written,
     loop_kinds_fit,
+    hints_are_known,
 )
 
 

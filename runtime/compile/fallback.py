@@ -21,9 +21,9 @@ from ...ir.expr.intrinsics import INTRINSICS, definition
 from ...ir.expr.iterations import ITERATIONS, iteration
 from ...ir.expr.monoid import Monoid
 from ...ir.expr.value import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, is_value
+from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.nest.loops import Buffer
 from ...ir.oracle.text import index_text
-from ...scheduler.functions.function import Dim, Output, Stage, TensorFunction
 
 Tensor: TypeAlias = torch.Tensor
 Env = Mapping[str, Tensor]

@@ -15,7 +15,7 @@ from typing import Any
 
 import sympy
 
-from ...codegen.host.steps.program import Grid, KernelUse
+from ...codegen.host.steps.kernel_use import Grid, KernelUse
 from ...codegen.kernel import KernelSource
 from ...ir.expr.dtypes import DType
 from ...ir.nest.loops import Buffer

@@ -7,30 +7,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-import sympy
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from ...codegen.kernel import KernelSource
 from ...codegen.llvm.module import emit_llvm
 from ...codegen.triton.emit import emit_triton
-from ...ir.errors import MlcError
-from ...ir.nest.loops import BLOCK_KINDS, Buffer, Loop, LoopKind, LoopNest, walk_nodes
+from ...ir.nest.loops import BLOCK_KINDS, Loop, LoopKind, LoopNest, walk_nodes
 from ...ir.target import Target, gpu_target
 from ...ir.text.structure import structural_key
 from ...ir.verify.verify import verify
 from ...scheduler.schedule.schedule import Schedule
 from ..targets import cpu_target, target_for
+from .arguments import CallError, Signature, numbers, type_text, without_bits
 from .kernels import KernelCode, LoadedKernel, compile_source, load_code
 
 Tensor: TypeAlias = torch.Tensor
 # Layouts of arguments whose sizes are remembered.
 _REMEMBERED = 256
 _GPU_KINDS = (*BLOCK_KINDS, LoopKind.THREAD_X)
-
-
-class CallError(MlcError, TypeError):
-    """Arguments of a kernel do not fit its parameters; the text names the argument and what was wanted."""
 
 
 def compile(schedule: Schedule | LoopNest, target: Target | str | None = None) -> NestKernel:
@@ -80,11 +74,12 @@ class NestKernel:
         self.nest, self.target, self.source, self.code = nest, target, source, code
         self.inputs = tuple(b for b in nest.params if b.name not in nest.outputs)
         self.outputs = tuple(nest.buffer(name) for name in nest.outputs)
+        self._signature = Signature(nest.name, self.inputs, nest.symbols)
         self._device = "cpu" if not target.is_gpu else "cuda"
         self._plans: dict[object, _LayoutPlan] = {}
 
     def __repr__(self) -> str:
-        inputs, outputs = (", ".join(map(_type, buffers)) for buffers in (self.inputs, self.outputs))
+        inputs, outputs = (", ".join(map(type_text, buffers)) for buffers in (self.inputs, self.outputs))
         return f"NestKernel({self.nest.name}({inputs}) -> ({outputs}) for {self.target})"
 
     @cached_property
@@ -98,11 +93,9 @@ class NestKernel:
     def __call__(self, *inputs: Tensor, **sizes: int) -> Tensor | tuple[Tensor, ...]:
         """Run the kernel. Raises CallError where arguments are missing, have no memory, or are of another dtype, shape,
         stride or device than the parameters."""
-        if len(inputs) != len(self.inputs):
-            names = ", ".join(map(_type, self.inputs)) or "none"
-            raise CallError(f"{self.nest.name} takes {len(self.inputs)} inputs ({names}), {len(inputs)} were given")
+        self._signature.count(inputs)
         device = self._checked(inputs)
-        inputs = tuple(_negated(t) if t.is_neg() else t for t in inputs)
+        inputs = tuple(map(without_bits, inputs))
         key = (*((t.shape, t.stride()) for t in inputs), *sorted(sizes.items()))
         plan = self._plans.get(key)
         if plan is None:
@@ -129,100 +122,13 @@ class NestKernel:
 
     def _checked(self, inputs: Sequence[Tensor]) -> torch.device:
         """The device of the inputs, which are tensors of the right types."""
-        device: torch.device | None = None
+        device, why = torch.device(self._device), f", as the kernel is for {self.target}"
         for b, t in zip(self.inputs, inputs, strict=True):
-            if not isinstance(t, torch.Tensor) or t.layout is not torch.strided:
-                raise CallError(f"{self.nest.name}: {b.name} is a strided tensor, not {type(t).__name__}")
-            if t.dtype is not b.dtype.torch:
-                raise CallError(f"{self.nest.name}: {b.name} is of {b.dtype.torch}, the argument of {t.dtype}")
-            if t.device.type != self._device or device not in (None, t.device):
-                wanted = device if device is not None else f"{self._device}, as the kernel is for {self.target}"
-                raise CallError(f"{self.nest.name}: {b.name} has to be on {wanted}; the argument is on {t.device}")
-            if not _has_memory(t):
-                raise CallError(f"{self.nest.name}: the argument for {b.name} has no memory, or not all that it shows")
-            device = t.device
-        return device if device is not None else torch.device(self._device)
+            self._signature.check(b, t, device, why)
+            device, why = t.device, ""
+        return device
 
     def _plan(self, inputs: Sequence[Tensor], given: dict[str, int]) -> _LayoutPlan:
-        known = self._given(given)
-        facts = [f for b, t in zip(self.inputs, inputs, strict=True) for f in self._facts(b, t)]
-        _bind(known, [(expr, value) for _, expr, value in facts])
-        for where, expr, value in facts:
-            wanted = expr.xreplace(known)
-            if wanted.is_Integer and int(wanted) != value:
-                of = f" = {wanted}" if expr.free_symbols else ""
-                raise CallError(f"{self.nest.name}: {where} has to be {expr}{of}, the argument's is {value}")
-        for s in self.nest.symbols.sizes:
-            if s.symbol not in known:
-                raise CallError(
-                    f"{self.nest.name}: no shape of an input tells {s.symbol}; pass it by name, {s.symbol}=…"
-                )
-            value = int(known[s.symbol])
-            if value < s.lower or (s.upper is not None and value > s.upper) or value % s.divisor:
-                told = f"from {s.lower} to {s.upper if s.upper is not None else 'any'}, divisible by {s.divisor}"
-                raise CallError(f"{self.nest.name}: {s.symbol} is {value}; the code is for sizes {told}")
-
-        def numbers(exprs: Sequence[sympy.Expr]) -> tuple[int, ...]:
-            return tuple(int(e.xreplace(known)) for e in exprs)
-
-        layouts = tuple((numbers(b.shape), numbers(b.strides)) for b in self.outputs)
-        return _LayoutPlan(tuple(int(known[s]) for s in self.nest.symbols.symbols), layouts)
-
-    def _given(self, sizes: dict[str, int]) -> dict[sympy.Symbol, sympy.Integer]:
-        symbols = {s.name: s for s in self.nest.symbols.symbols}
-        for name in sizes:
-            if name not in symbols:
-                raise CallError(f"{self.nest.name} has no size {name}; its sizes are {', '.join(symbols) or 'none'}")
-            if not isinstance(sizes[name], int):
-                raise CallError(f"{self.nest.name}: {name} is a whole number, not {sizes[name]!r}")
-        return {symbols[name]: sympy.Integer(value) for name, value in sizes.items()}
-
-    def _facts(self, b: Buffer, t: Tensor) -> list[tuple[str, sympy.Expr, int]]:
-        """What has to hold of an argument: dimensions, and the strides of those that have several elements."""
-        if t.dim() != len(b.shape):
-            raise CallError(f"{self.nest.name}: {_type(b)} has {len(b.shape)} dimensions, the argument {t.dim()}")
-        facts = [(f"dimension {d} of {b.name}", e, n) for d, (e, n) in enumerate(zip(b.shape, t.shape))]
-        if t.numel():
-            steps = zip(b.strides, t.stride(), t.shape)
-            facts += [(f"stride {d} of {b.name}", e, s) for d, (e, s, n) in enumerate(steps) if n > 1]
-        return facts
-
-
-def _span(t: Tensor) -> int:
-    """Elements from the first to the last that a tensor has."""
-    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride())) if t.numel() else 0
-
-
-def _has_memory(t: Tensor) -> bool:
-    """Whether all elements are there: storages can be freed, and fakes and wrappers only say how large theirs are."""
-    if not t.numel():
-        return True
-    room = t.untyped_storage().nbytes() - t.itemsize * t.storage_offset()
-    return not isinstance(t, FakeTensor) and room >= t.itemsize * _span(t) and t.data_ptr() != 0
-
-
-def _negated(t: Tensor) -> Tensor:
-    """What is negative by a bit alone (``x.conj().imag``) as memory that is, in the same layout."""
-    return (-torch._neg_view(t).as_strided((_span(t),), (1,))).as_strided(t.shape, t.stride(), 0)
-
-
-def _bind(known: dict[sympy.Symbol, sympy.Integer], facts: Sequence[tuple[sympy.Expr, int]]) -> None:
-    """Sizes from expressions whose values are known, those that are linear in one size that is still open."""
-    progress = True
-    while progress:
-        progress = False
-        for expr, value in facts:
-            rest = expr.xreplace(known)
-            if len(rest.free_symbols) != 1:
-                continue
-            (symbol,) = rest.free_symbols
-            slope = sympy.expand(rest).coeff(symbol)
-            at_zero = sympy.expand(rest - slope * symbol)
-            if not (slope.is_Integer and slope != 0 and at_zero.is_Integer) or (value - at_zero) % slope:
-                continue
-            known[symbol] = (value - at_zero) // slope
-            progress = True
-
-
-def _type(b: Buffer) -> str:
-    return f"{b.name}: {b.dtype.value}[{', '.join(map(str, b.shape))}]"
+        known = self._signature.sizes(inputs, given)
+        layouts = tuple((numbers(b.shape, known), numbers(b.strides, known)) for b in self.outputs)
+        return _LayoutPlan(numbers(self.nest.symbols.symbols, known), layouts)

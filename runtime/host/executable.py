@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ...codegen.host.python.text import HostText
 from ...codegen.host.python.words import OP_OBJECT
-from ...codegen.host.steps.ops import resolve_op
 from ...ir.errors import FreedInputError, MemoryLimitError, MlcError
+from ...ir.graph.effects import resolve_op
 from ..gpu.context import GpuGuard
 from ..model_lines import FILE, TEXT
 from .control import CONTROL

@@ -1,1 +1,24 @@
 """The calls of a fused graph: merged side by side, written in place, and put in order."""
+
+from ...ir.passes import Pass, Plain
+from ..context import Context
+from ..fusion.fusion import CALLS, ONLY_CALLS, Fusion
+from ..fusion.in_place import write_in_place
+from ..fusion.scatter import begin_apart
+from .horizontal import compute_scalars_apart, share_launches
+from .memory_order import order_for_memory
+from .overwrite import write_over_dead
+from .slices import write_slices
+
+# In the order in which they run.
+CALL_PASSES: tuple[Pass[Fusion, Context], ...] = (
+    Pass("compute_scalars_apart", CALLS, Plain(compute_scalars_apart), needs=(ONLY_CALLS,)),
+    Pass("write_in_place", CALLS, write_in_place, needs=(ONLY_CALLS,)),
+    Pass("write_slices", CALLS, write_slices, needs=(ONLY_CALLS,)),
+    Pass("share_launches", CALLS, share_launches, needs=(ONLY_CALLS,)),
+    Pass("write_over_dead", CALLS, write_over_dead, needs=(ONLY_CALLS,)),
+    Pass("begin_apart", CALLS, Plain(begin_apart), needs=(ONLY_CALLS,)),
+    Pass("order_for_memory", CALLS, order_for_memory, needs=(ONLY_CALLS,)),
+)
+
+__all__ = ["CALL_PASSES"]

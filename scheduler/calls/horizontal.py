@@ -12,24 +12,22 @@ from dataclasses import dataclass, field, replace
 
 import sympy
 
+from ...ir.function.function import TensorFunction
 from ...ir.graph.collectives import in_flight
 from ...ir.graph.copies import is_copy
+from ...ir.graph.effects import has_effect
+from ...ir.graph.facts import aliases_of, makers_of, places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, View, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import MEMORY
+from ..context import Context
 from ..facts.dependences import Dependences
-from ..functions.function import TensorFunction
 from ..functions.function_table import FunctionTable
 from ..functions.generalise import Flat, flatten, with_sizes
 from ..functions.scalars import split_scalars
 from ..functions.unify import Families, unify
 from ..fusion.early_errors import checks_before_writes
-from ..fusion.fuse import Fusion
-from ..fusion.in_place import Aliases, MayAlias, write_in_place
-from ..fusion.scatter import begin_apart
-from ..passes.canonical.eliminate_dead import has_effect
-from .overwrite import write_over_dead
-from .slices import write_slices
+from ..fusion.fusion import Fusion
 
 # A function with scalars in it is taken apart where it is repeated, or at least so large.
 LARGE_ELEMENTS = 1 << 15
@@ -41,27 +39,18 @@ CLOSE = 6
 UNIFIED_BYTES = 32 << 20
 
 
-def share_launches(fusion: Fusion, may_alias: MayAlias) -> Fusion:
-    """A fused graph with results in place of what they are copied over or made of, and with equal calls as one.
-
-    ``may_alias`` tells whether an op may return memory that it was given.
-    """
-    graph, functions = _split(fusion.graph, fusion.functions)
-    graph, functions = write_in_place(graph, functions, may_alias)
-    graph, functions = write_slices(graph, functions, may_alias)
-    graph, functions = _Tables(graph, functions, Aliases.of(graph, may_alias)).run()
-    graph, functions = write_over_dead(graph, functions, may_alias)
-    graph, functions = begin_apart(graph, functions)
-    kernels = sum(isinstance(n, CallTensor) for n in graph.nodes)
-    return Fusion(graph, functions, replace(fusion.report, kernels=kernels))
+def share_launches(fusion: Fusion, context: Context) -> Fusion:
+    """Let equal calls that do not depend on one another be one call over a table."""
+    return fusion.having(*_Tables(fusion.graph, fusion.functions).run())
 
 
 # --- scalars apart --------------------------------------------------------------------------------------------------
 
 
-def _split(graph: Graph, functions: Mapping[str, TensorFunction]) -> tuple[Graph, dict[str, TensorFunction]]:
+def compute_scalars_apart(fusion: Fusion) -> Fusion:
     """Functions of one row that only compute elements, without the scalars that they make: where that makes functions
     equal, lets many work on the elements, or a result be written over an input."""
+    graph, functions = fusion.graph, fusion.functions
     kinds: dict[TensorFunction, int] = {}
     known = {f: _parts_of(n, functions[f], kinds) for f, n in _first_calls(graph).items()}
     parts = {
@@ -70,7 +59,7 @@ def _split(graph: Graph, functions: Mapping[str, TensorFunction]) -> tuple[Graph
         if isinstance(node, CallTensor) and not node.into and (found := known[node.function]) is not None
     }
     if not parts:
-        return graph, dict(functions)
+        return fusion
     hint = graph.symbols.hint
     repeats = Counter(found.kind for found in parts.values())
     copied = {n.args[1].name for n in graph.nodes if isinstance(n, Library) and is_copy(n)}
@@ -83,7 +72,7 @@ def _split(graph: Graph, functions: Mapping[str, TensorFunction]) -> tuple[Graph
                 nodes += [replace(c, function=table.enter(f)) for c, f in parts[k].calls(node)]
                 continue
         nodes.append(node)
-    return replace(graph, nodes=tuple(nodes)), table.used(nodes)
+    return fusion.having(replace(graph, nodes=tuple(nodes)), table.used(nodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +126,10 @@ def _parts_of(call: CallTensor, function: TensorFunction, kinds: dict[TensorFunc
 class _Tables:
     graph: Graph
     functions: Mapping[str, TensorFunction]
-    aliases: Aliases
     needs: list[set[int]] = field(default_factory=list)
     # What each node needs, and what needs it, where the calls chosen so far are one.
     before: Dependences = field(default_factory=Dependences)
     after: Dependences = field(default_factory=Dependences)
-    makers: dict[str, int] = field(default_factory=dict)
     flats: dict[str, Flat | None] = field(default_factory=dict)
 
     def run(self) -> tuple[Graph, dict[str, TensorFunction]]:
@@ -150,11 +137,10 @@ class _Tables:
         alike = [g for g in self.alike() if len(g) > 1]
         if not equal and not alike:
             return self.graph, dict(self.functions)
-        self.needs = _order(self.graph, self.aliases)
+        self.needs = _order(self.graph)
         for k, checks in checks_before_writes(self.graph, self.functions).items():
             self.needs[k].update(checks)
         self.before, self.after = _closures(self.needs)
-        self.makers = {name: k for k, node in enumerate(self.graph.nodes) for name in node.names}
         chosen: list[list[int]] = []
         for groups in (equal, alike):
             taken = {k for group in chosen for k in group}
@@ -237,7 +223,7 @@ class _Tables:
         assert isinstance(node, CallTensor)
         total, hint = 0, self.graph.symbols.hint
         for name in dict.fromkeys(map(self.behind, node.args)):
-            made = self.makers.get(name)
+            made = places_of(self.graph).get(name)
             if made is not None and made > first:
                 maker = self.graph.nodes[made]
                 kind = maker.types[maker.names.index(name)]
@@ -246,7 +232,7 @@ class _Tables:
 
     def behind(self, name: str) -> str:
         """The tensor that a view looks at."""
-        while (made := self.makers.get(name)) is not None and isinstance(view := self.graph.nodes[made], View):
+        while isinstance(view := makers_of(self.graph).get(name), View):
             name = view.source
         return name
 
@@ -324,9 +310,9 @@ class _Tables:
         return flat.elements.xreplace(dict(zip(symbols, call.sizes, strict=True)))
 
 
-def _order(graph: Graph, aliases: Aliases) -> list[set[int]]:
+def _order(graph: Graph) -> list[set[int]]:
     """For each node those that must come before it: makers of what it reads, readers of what it overwrites, effects."""
-    makers = {n: k for k, node in enumerate(graph.nodes) for n in node.names}
+    makers, shared = places_of(graph), aliases_of(graph)
     size_of = size_makers(graph)
     readers: dict[str, list[int]] = {}
     needs: list[set[int]] = []
@@ -344,14 +330,14 @@ def _order(graph: Graph, aliases: Aliases) -> list[set[int]]:
         if (sequence := sequence_of(node)) is not None:
             before |= {last[sequence]} if sequence in last else set()
             last[sequence] = k
-        written = [t for t in node.into if t is not None] if isinstance(node, CallTensor) else []
+        over = [t for t in node.into if t is not None] if isinstance(node, CallTensor) else []
         if isinstance(node, Library) and has_effect(node):
             before |= set() if effect is None else {effect}
             effect = k
-            written += [a.name for a in node.args[:1]] if is_copy(node) else list(uses(node))
-        for base in {b for t in written for b in aliases[t]} - sliced:
+            over += [a.name for a in node.args[:1]] if is_copy(node) else list(uses(node))
+        for base in {b for t in over for b in shared[t]} - sliced:
             before.update(readers.get(base, ()))
-        for base in {b for u in (*uses(node), *flying.get(k, ())) for b in aliases[u]}:
+        for base in {b for u in (*uses(node), *flying.get(k, ())) for b in shared[u]}:
             readers.setdefault(base, []).append(k)
         needs.append(before - {k})
     return needs

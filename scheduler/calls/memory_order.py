@@ -7,21 +7,21 @@ gives, forwards and backwards, the one with the lowest peak is taken where that 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from types import MappingProxyType
 
 import sympy
 
 from ...ir.graph.copies import COPY
-from ...ir.graph.graph import CallTensor, Graph, Input, Library, Node, Ref, View, size_makers, uses
+from ...ir.graph.effects import has_effect, written
+from ...ir.graph.facts import aliases_of, places_of
+from ...ir.graph.graph import CallTensor, Graph, Input, Library, Node, View, size_makers, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import JOINED
-from ..functions.function import TensorFunction
+from ..context import Context
 from ..fusion.early_errors import checks_before_writes
-from ..fusion.in_place import Aliases, MayAlias
-from ..passes.canonical.eliminate_dead import has_effect
+from ..fusion.fusion import Fusion
 
 # The order of the graph stays where another is not lower by so much.
 WORTH = 0.99
@@ -30,28 +30,26 @@ MORE = 1.01
 _SEEDS, _CONSTANT = "mlc::seeds", "mlc::constant"
 
 
-def order_for_memory(
-    graph: Graph,
-    may_alias: MayAlias,
-    given: Collection[str] = (),
-    functions: Mapping[str, TensorFunction] = MappingProxyType({}),
-) -> Graph:
-    """The graph with its nodes in such an order; ``given`` are inputs whose memory goes when they are read last.
+def order_for_memory(fusion: Fusion, context: Context) -> Fusion:
+    """The nodes of the graph in such an order.
 
     Nodes that write memory keep their place among those that look at it, and behind those that look at data which may
     be an error, as their ``functions`` tell; random calls keep theirs among each other.
     Graphs with calls whose effects are not known, or with sizes that data decide, stay as they are.
     """
+    graph = fusion.graph
     if size_makers(graph) or any(_is_fixed(n) for n in graph.nodes):
-        return graph
-    flow = _Flow.of(graph, may_alias, given)
-    for k, checks in checks_before_writes(graph, functions).items() if functions else ():
+        return fusion
+    flow = _Flow.of(graph, context.given)
+    for k, checks in checks_before_writes(graph, fusion.functions).items() if fusion.functions else ():
         flow.follow(k, checks)
     worth = WORTH * flow.peak(range(len(graph.nodes)))
     if flow.least() >= worth:
-        return graph
+        return fusion
     peak, best = min((flow.peak(order), order) for order in (flow.eager(), flow.late()))
-    return replace(graph, nodes=tuple(graph.nodes[k] for k in best)) if peak < worth else graph
+    if peak >= worth:
+        return fusion
+    return replace(fusion, graph=replace(graph, nodes=tuple(graph.nodes[k] for k in best)))
 
 
 @dataclass(slots=True)
@@ -64,10 +62,10 @@ class Held:
     lives: dict[str, tuple[int, int, int]]
 
     @classmethod
-    def of(cls, graph: Graph, aliases: Aliases) -> Held:
+    def of(cls, graph: Graph) -> Held:
         end = len(graph.nodes)
-        last = {name: readers[-1] for name, readers in aliases.readers(graph).items()}
-        last.update(dict.fromkeys(aliases.leaving(graph), end))
+        last = {name: readers[-1] for name, readers in aliases_of(graph).readers.items()}
+        last.update(dict.fromkeys(aliases_of(graph).leaving, end))
         lives = {}
         change = [0] * (end + 2)
         for k, node in enumerate(graph.nodes):
@@ -121,28 +119,27 @@ class _Flow:
     numbers: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: Graph, may_alias: MayAlias, given: Collection[str]) -> _Flow:
+    def of(cls, graph: Graph, given: Collection[str]) -> _Flow:
         nodes, hint = graph.nodes, graph.symbols.hint
-        aliases = Aliases.of(graph, may_alias)
+        shared, made_at = aliases_of(graph), places_of(graph)
         flow = cls([set() for _ in nodes], [set() for _ in nodes], [[] for _ in nodes], [[] for _ in nodes])
-        flow.kept = {flow.number(base) for base in aliases.leaving(graph)}
+        flow.kept = {flow.number(base) for base in shared.leaving}
         for i in graph.inputs:
             if isinstance(i, Input) and i.name in given:
                 base = flow.number(i.name)
                 flow.given.add(base)
                 flow.nbytes[base] = hint(i.type.nbytes)
-        makers: dict[str, int] = {}
-        written: dict[int, int] = {}
+        over: dict[int, int] = {}
         last: dict[str, int] = {}
         for k, node in enumerate(nodes):
             read = uses(node)
-            flow.follow(k, (makers[u] for u in read if u in makers))
-            bases = list(dict.fromkeys([flow.number(b) for u in read for b in aliases[u]]))
-            if written:
-                flow.follow(k, (written[base] for base in bases if base in written))
-            for base in {flow.number(b) for t in _written(node) for b in aliases[t]}:
+            flow.follow(k, (made_at[u] for u in read if u in made_at))
+            bases = list(dict.fromkeys([flow.number(b) for u in read for b in shared[u]]))
+            if over:
+                flow.follow(k, (over[base] for base in bases if base in over))
+            for base in {flow.number(b) for t in written(node) for b in shared[t]}:
                 flow.follow(k, flow.readers[base])
-                written[base] = k
+                over[base] = k
             for base in bases:
                 flow.readers[base].append(k)
             flow.looks[k] = bases
@@ -155,8 +152,6 @@ class _Flow:
                 base = flow.number(name)
                 flow.makes[k].append(base)
                 flow.nbytes[base] = nbytes
-            for name in node.names:
-                makers[name] = k
         return flow
 
     def number(self, base: str) -> int:
@@ -283,16 +278,6 @@ def _listed(
             if not waiting[other]:
                 ready(other)
     return order
-
-
-def _written(node: Node) -> list[str]:
-    """The tensors that a node writes over."""
-    match node:
-        case CallTensor():
-            return [t for t in node.into if t is not None]
-        case Library(target=target, args=(Ref(name), *_)) if target == COPY:
-            return [name]
-    return []
 
 
 def _made(node: Node, hint: Callable[[sympy.Expr], int]) -> list[tuple[str, int]]:

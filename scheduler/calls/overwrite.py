@@ -5,27 +5,28 @@ A kernel then touches half the memory, which on CPUs is often still in the cache
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ...ir.function.function import TensorFunction
+from ...ir.graph.facts import Aliases, aliases_of
 from ...ir.graph.graph import CallTensor, Graph, Library, TensorType
-from ..functions.function import TensorFunction
+from ..context import Context
 from ..functions.function_table import FunctionTable
-from ..fusion.in_place import Aliases, MayAlias, overwritten
+from ..fusion.fusion import Fusion
+from ..fusion.in_place import overwritten
 
 # Memory that belongs to the module, not to one run of the graph.
 LASTING = "mlc::constant"
 
 
-def write_over_dead(
-    graph: Graph, functions: Mapping[str, TensorFunction], may_alias: MayAlias
-) -> tuple[Graph, dict[str, TensorFunction]]:
-    """The graph in which kernels write results over arguments of the same type that die with them.
+def write_over_dead(fusion: Fusion, context: Context) -> Fusion:
+    """Let kernels write results over arguments of the same type that die with them.
 
     The argument must be made in the graph, share its memory with nothing that lives on, and be read by the kernel only
-    at the very element that it writes. ``may_alias`` tells whether an op may return memory that it was given.
+    at the very element that it writes.
     """
-    return _Overwriter(graph, dict(functions), Aliases.of(graph, may_alias)).run()
+    graph = fusion.graph
+    return fusion.having(*_Overwriter(graph, dict(fusion.functions), aliases_of(graph)).run())
 
 
 @dataclass(slots=True)
@@ -43,8 +44,8 @@ class _Overwriter:
 
     def run(self) -> tuple[Graph, dict[str, TensorFunction]]:
         self.types = self.graph.types()
-        self.last = {base: readers[-1] for base, readers in self.aliases.readers(self.graph).items()}
-        self.lasting = {i.name for i in self.graph.inputs} | self.aliases.leaving(self.graph)
+        self.last = {base: readers[-1] for base, readers in self.aliases.readers.items()}
+        self.lasting = {i.name for i in self.graph.inputs} | self.aliases.leaving
         for node in self.graph.nodes:
             if isinstance(node, Library) and node.target == LASTING:
                 self.lasting.update(node.names)

@@ -10,21 +10,23 @@ concat.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import sympy
 
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Load, cast, is_value, rename_loads, symbol, walk
-from ...ir.graph.graph import CallTensor, Graph, Library, Node, Ref, TensorType, View, size_makers, uses
+from ...ir.function.function import Stage, TensorFunction
+from ...ir.graph.facts import names_in, places_of, users_of
+from ...ir.graph.graph import CallTensor, Graph, Library, Node, Ref, TensorType, View, size_makers
 from ...ir.graph.slices import JOINED, MEMORY
+from ..context import Context
 from ..functions.concat import ConcatPart, joins_of
-from ..functions.function import Stage, TensorFunction
 from ..functions.function_table import FunctionTable
 from ..functions.lower import collapse, substitute_single_uses
 from ..fusion.assemble import PARAM_ALIGN
-from ..fusion.in_place import Aliases, MayAlias
+from ..fusion.fusion import Fusion
 from ..passes.canonical.names import fresh_name
 from .memory_order import Held
 
@@ -35,25 +37,23 @@ LEAST_RUN = 64
 WIDE_RUN = 4096
 
 
-def write_slices(
-    graph: Graph, functions: Mapping[str, TensorFunction], may_alias: MayAlias
-) -> tuple[Graph, dict[str, TensorFunction]]:
-    """The graph in which kernels write the parts of concats into slices, where all parts of a concat are such.
+def write_slices(fusion: Fusion, context: Context) -> Fusion:
+    """Let kernels write the parts of concats into slices, where all parts of a concat are such.
 
     All of a concat is held from its first part on: those whose parts are made far from each other are copied where
-    that would raise the peak. ``may_alias`` tells whether an op may return memory that it was given.
+    that would raise the peak.
     """
+    graph, functions = fusion.graph, fusion.functions
     found = {n.function: joins_of(functions[n.function]) for n in graph.nodes if isinstance(n, CallTensor)}
     if not any(found.values()):
-        return graph, dict(functions)
-    return _SliceWriter(graph, FunctionTable(functions), Aliases.of(graph, may_alias), found).write_all()
+        return fusion
+    return fusion.having(*_SliceWriter(graph, FunctionTable(functions), found).write_all())
 
 
 @dataclass(slots=True)
 class _SliceWriter:
     graph: Graph
     table: FunctionTable
-    aliases: Aliases
     # The concats of each function, by result, and the copied parts of each.
     found: dict[str, dict[int, list[ConcatPart]]]
     types: dict[str, TensorType] = field(default_factory=dict)
@@ -61,8 +61,8 @@ class _SliceWriter:
     nodes: list[Node | None] = field(default_factory=list)
     # What stands before each of them that was not there.
     before: dict[int, list[Node]] = field(default_factory=dict)
-    makers: dict[str, int] = field(default_factory=dict)
-    readers: dict[str, list[int]] = field(default_factory=dict)
+    makers: Mapping[str, int] = field(default_factory=dict)
+    readers: Mapping[str, Sequence[int]] = field(default_factory=dict)
     leaving: set[str] = field(default_factory=set)
     # Concats that are none of any kernel's results by now, and parts that lie in them.
     settled: set[str] = field(default_factory=set)
@@ -72,14 +72,10 @@ class _SliceWriter:
     runs: dict[TensorFunction, int] = field(default_factory=dict)
 
     def write_all(self) -> tuple[Graph, dict[str, TensorFunction]]:
-        graph, held = self.graph, Held.of(self.graph, self.aliases)
+        graph, held = self.graph, Held.of(self.graph)
         self.types, self.nodes = graph.types(), list(graph.nodes)
-        self.taken = {n for node in graph.nodes for n in node.names} | {i.name for i in graph.inputs}
+        self.makers, self.readers, self.taken = places_of(graph), users_of(graph), set(names_in(graph))
         self.leaving = {o for o in graph.outputs if isinstance(o, str)}
-        for k, node in enumerate(graph.nodes):
-            self.makers.update(dict.fromkeys(node.names, k))
-            for name in uses(node):
-                self.readers.setdefault(name, []).append(k)
         self.decided = {size: self.makers[name] for size, name in size_makers(graph).items()}
         for at, node in enumerate(graph.nodes):
             for name in [node.names[k] for k in self.concats(node)] if isinstance(node, CallTensor) else ():

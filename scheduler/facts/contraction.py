@@ -14,11 +14,12 @@ import sympy
 from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
 from ...ir.expr.value import Expr, Index, Load, flops, is_value, length, loads, rewrite, symbol, walk
-from ...ir.graph.graph import Compute, Graph, Library, Node, Ref, TensorType, View, node_values, uses
+from ...ir.graph.facts import makers_of
+from ...ir.graph.graph import Compute, Graph, Library, Node, Ref, TensorType, node_values, uses
 from ...ir.graph.graph import Reduction as ReductionNode
 from ...ir.target import has_kernels
 from .fusion_nodes import is_cheap
-from .views import ViewMap, map_value
+from .views import map_value, readers_of, results_of, views_of
 
 # An operand's element may cost so many operations, and be written with so many nodes, where a product makes it itself.
 INLINE_FLOPS, INLINE_NODES = 64, 400
@@ -151,16 +152,10 @@ class Products:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.views = ViewMap(graph)
+        self.views = views_of(graph)
         self.types = graph.types()
         self.makers = {n.name: n for n in graph.nodes if isinstance(n, Compute)}
-        self.made = {name: n for n in graph.nodes for name in n.names}
-        self.readers: dict[str, list[Node]] = {}
-        for n in graph.nodes:
-            if not isinstance(n, View):
-                for name in {self.views.base(u) for u in uses(n)}:
-                    self.readers.setdefault(name, []).append(n)
-        self.leaving = {self.views.base(o) for o in graph.outputs if isinstance(o, str)}
+        self.made, self.readers, self.leaving = makers_of(graph), readers_of(graph), results_of(graph)
         self.gathering = {
             name for n in graph.nodes if isinstance(n, (Compute, ReductionNode)) and _gathers(n) for name in n.names
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import sympy
@@ -10,8 +11,9 @@ from ...ir.expr.dtypes import DType
 from ...ir.expr.index import Extents, simplify
 from ...ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, is_value, rewrite
 from ...ir.expr.wide import may_stay_wide
-from ...ir.graph.graph import Compute, Graph, Node, Reduction, uses
-from .views import ViewMap, map_value
+from ...ir.graph.facts import makers_of, users_of
+from ...ir.graph.graph import Compute, Graph, Node, Reduction
+from .views import ViewMap, map_value, views_of
 
 _ARITHMETIC = {"add": sympy.Add, "mul": sympy.Mul, "sub": lambda a, b: a - b}
 
@@ -46,24 +48,23 @@ class Definitions:
     """
 
     graph: Graph
-    views: ViewMap
     extents: Extents = field(default_factory=dict)
-    makers: dict[str, Node] = field(default_factory=dict)
-    readers: dict[str, list[Node]] = field(default_factory=dict)
 
-    @staticmethod
-    def of(graph: Graph) -> Definitions:
-        """The definitions of a graph; ``extents`` is still empty."""
-        found = Definitions(graph, ViewMap(graph))
-        for node in graph.nodes:
-            found.makers.update(dict.fromkeys(node.names, node))
-            for name in uses(node):
-                found.readers.setdefault(name, []).append(node)
-        return found
+    @property
+    def views(self) -> ViewMap:
+        return views_of(self.graph)
+
+    @property
+    def makers(self) -> Mapping[str, Node]:
+        return makers_of(self.graph)
+
+    def readers(self, name: str) -> list[Node]:
+        """The nodes that read a tensor by this name."""
+        return [self.graph.nodes[k] for k in users_of(self.graph).get(name, ())]
 
     def within(self, extents: Extents) -> Definitions:
         """The same definitions for positions in other axes."""
-        return Definitions(self.graph, self.views, extents, self.makers, self.readers)
+        return Definitions(self.graph, extents)
 
     def base(self, load: Load) -> Load:
         """The load read through all views."""

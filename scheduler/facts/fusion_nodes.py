@@ -16,7 +16,7 @@ from ...ir.expr.value import Call, Cast, Expr, Load, Select, flops, free_symbols
 from ...ir.expr.wide import may_stay_wide
 from ...ir.graph.graph import Compute, Graph, Origin, Reduction, Scan, TensorType, View, node_values, uses
 from .evaluations import evaluations
-from .views import ViewMap, map_value
+from .views import ViewMap, map_value, results_of
 
 # Producers up to these sizes are computed again where they are read at another position.
 INLINE_FLOPS = 48
@@ -60,7 +60,7 @@ class FusionNode:
 
 
 def fusion_node_sizes(m: FusionNode) -> set[sympy.Symbol]:
-    """Every size symbol, and axis, that a fused mentions."""
+    """Every size symbol, and axis, that a node mentions."""
     found = {s for t in m.types for e in (*t.shape, *t.strides) for s in e.free_symbols}
     found.update(s for e in m.extents.values() for s in e.free_symbols)
     return found.union(*(free_symbols(v) for v in m.values))
@@ -114,10 +114,10 @@ def _widens(origin: DType, middle: DType) -> bool:
 def build_fusion_nodes(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[FusionNode], set[str]]:
     """The nodes of a graph in order, and the names that have been substituted into every reader and so may vanish.
 
-    A substituted node is still a fused where something else than a fused needs it in memory.
+    A substituted node is one all the same where something that is not fused needs it in memory.
     """
     counts: dict[str, int] = {}
-    outside: set[str] = {views.base(o) for o in graph.outputs if isinstance(o, str)}
+    outside: set[str] = set(results_of(graph))
     for node in graph.nodes:
         if isinstance(node, (Compute, Reduction, Scan)):
             for v in dict.fromkeys(views.base(u) for u in uses(node)):
@@ -177,7 +177,7 @@ def _with_ends(nodes: list[FusionNode]) -> list[FusionNode]:
 
 
 def drop_dead(nodes: list[FusionNode], outside: set[str]) -> list[FusionNode]:
-    """The nodes that something outside, or another needed fused, reads."""
+    """The nodes that something outside, or another needed node, reads."""
     needed = set(outside)
     kept = []
     for m in reversed(nodes):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -13,7 +13,8 @@ from ...ir.expr.dtypes import DType
 from ...ir.expr.index import Extents, simplify
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Call, Cast, Expr, Index, IndexValue, Load, Select, call, cast, const, is_value, rewrite
-from ...ir.graph.graph import Graph, View
+from ...ir.graph.facts import fact
+from ...ir.graph.graph import Graph, Node, View, uses
 
 
 def index_to_value(index: sympy.Expr, env: Mapping[sympy.Symbol, Index]) -> Expr:
@@ -132,3 +133,27 @@ class ViewMap:
             return None
 
         return rewrite(value, leaf)
+
+
+@fact
+def views_of(graph: Graph) -> ViewMap:
+    """The views of a graph."""
+    return ViewMap(graph)
+
+
+@fact
+def readers_of(graph: Graph) -> Mapping[str, Sequence[Node]]:
+    """Who reads each tensor, through views or not."""
+    base = views_of(graph).base
+    found: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if not isinstance(node, View):
+            for name in dict.fromkeys(base(u) for u in uses(node)):
+                found.setdefault(name, []).append(node)
+    return found
+
+
+@fact
+def results_of(graph: Graph) -> frozenset[str]:
+    """The tensors that the graph returns, or views of which it returns."""
+    return frozenset(views_of(graph).base(o) for o in graph.outputs if isinstance(o, str))

@@ -15,9 +15,9 @@ from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonM
 
 from ...ir.expr.index import Extents, simplify
 from ...ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, is_value, symbol
+from ...ir.function.function import TensorFunction
 from ...ir.nest.loops import Buffer
 from ..facts.domain import axes_in_row
-from .function import TensorFunction
 
 
 @dataclass(frozen=True, slots=True)

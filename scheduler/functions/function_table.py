@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import CallTensor, Node
-from .function import TensorFunction
 
 
 class FunctionTable:

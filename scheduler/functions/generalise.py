@@ -10,8 +10,8 @@ import sympy
 
 from ...ir.expr.symbols import Size, SymbolTable
 from ...ir.expr.value import Expr, IndexValue, Load, is_value, rewrite, symbol, walk
+from ...ir.function.function import Dim, TensorFunction
 from ...ir.nest.loops import Buffer
-from .function import Dim, TensorFunction
 from .lower import collapse, substitute_single_uses
 from .scalars import is_elementwise
 

@@ -11,7 +11,9 @@ from dataclasses import replace
 import sympy
 
 from ...ir.expr.value import Expr, Index, IndexValue, Load, cast, index_exprs, is_value, rewrite, symbol, walk
+from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import Origin
+from ...ir.nest.hints import IN_PLACE, TABLE
 from ...ir.nest.loops import (
     Access,
     Axis,
@@ -25,7 +27,6 @@ from ...ir.nest.loops import (
     Update,
     contiguous_strides,
 )
-from .function import Dim, Output, Stage, TensorFunction
 from .lower_scatter import in_loops, lower_scatter
 
 
@@ -79,8 +80,8 @@ def lower_to_loops(function: TensorFunction) -> LoopNest:
         tuple(locals_),
         function.symbols,
         (
-            *((("table", True),) if function.table else ()),
-            *((("in_place", ",".join(o.buffer.name for o in last)),) if last else ()),
+            *(((TABLE.name, True),) if function.table else ()),
+            *(((IN_PLACE.name, ",".join(o.buffer.name for o in last)),) if last else ()),
         ),
     )
 

@@ -7,8 +7,9 @@ import sympy
 
 from ...ir.expr.index import is_within
 from ...ir.expr.value import IndexValue, Load, cast, symbol
+from ...ir.function.function import Stage, TensorFunction
+from ...ir.nest.hints import IN_PLACE
 from ...ir.nest.loops import Access, Axis, AxisKind, Block, Loop, LoopNest, Node, Statement, Store, Update
-from .function import Stage, TensorFunction
 
 
 def lower_scatter(function: TensorFunction) -> LoopNest:
@@ -30,7 +31,7 @@ def lower_scatter(function: TensorFunction) -> LoopNest:
             body = Store(output.buffer.name, output.indices, cast(stage.values[0], output.buffer.dtype))
         axes = tuple(Axis(d.var, d.extent, kind) for d, kind in zip(dims, kinds, strict=True))
         blocks.append(Block(name, axes, tuple(symbol(f"{name}_{d.var.name}") for d in dims), (body,)))
-    annotations = (("in_place", output.buffer.name),) if in_place else ()
+    annotations = ((IN_PLACE.name, output.buffer.name),) if in_place else ()
     return LoopNest(
         function.name, function.params, (output.buffer.name,), tuple(in_loops(b) for b in blocks), (),
         function.symbols, annotations,

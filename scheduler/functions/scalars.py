@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...ir.expr.value import Expr, Load, cast, rewrite, walk
+from ...ir.function.function import Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor
 from ...ir.nest.loops import Buffer
-from .function import Output, Stage, TensorFunction
 from .lower import renumber
 
 

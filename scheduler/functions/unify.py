@@ -14,8 +14,8 @@ import sympy
 
 from ...ir.expr.symbols import Size, SymbolTable
 from ...ir.expr.value import symbol
+from ...ir.function.function import TensorFunction
 from ...ir.nest.loops import Buffer
-from .function import TensorFunction
 from .scalars import is_elementwise
 
 # Numbers that may differ from one function to the other beyond what their sizes are already.

@@ -16,14 +16,15 @@ from ...ir.expr.index import simplify
 from ...ir.expr.symbols import Size, SymbolTable
 from ...ir.expr.value import Cast, Expr, Index, Load, cast, is_value, rewrite, symbol
 from ...ir.expr.wide import may_stay_wide
+from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.collectives import is_wait
+from ...ir.graph.facts import places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.nest.loops import Buffer
 from ..facts.domain import Digits
 from ..facts.fusion_nodes import FusionNode, fusion_node_sizes
 from ..facts.views import ViewMap
-from ..functions.function import Dim, Output, Stage, TensorFunction
 from .early_errors import sites, wait_for_checks
 from .group import Group
 from .tiles import kept, reduced
@@ -119,7 +120,7 @@ def _ordered(graph: Graph, views: ViewMap, units: list[Unit]) -> list[Unit]:
     Sequences of calls keep their order, waits for collectives stand right before the first that reads what they wait
     for, and what looks at data that may be an error before what writes over inputs later in the model.
     """
-    place = {n: i for i, node in enumerate(graph.nodes) for n in node.names}
+    place = places_of(graph)
     maker: dict[str, int] = {}
     for k, u in enumerate(units):
         for name in u.produced if isinstance(u, Group) else u.names:

@@ -15,6 +15,7 @@ import sympy
 from ...ir.expr.index import Extents, simplify
 from ...ir.expr.monoid import WEIGHTED
 from ...ir.expr.value import Call, Cast, Expr, Load, is_value, loads, rewrite
+from ...ir.graph.facts import makers_of, places_of
 from ...ir.graph.graph import Compute, Graph, Node, Reduction, node_values, uses
 from ..facts.domain import Binding, Digits, Domain, bind_access
 from ..facts.fusion_nodes import is_drawn
@@ -54,16 +55,12 @@ class Others:
 
     graph: Graph
     built: list[Chain] = field(default_factory=list)
-    places: dict[str, int] = field(default_factory=dict)
-    before: list[list[int]] = field(default_factory=list)
     # Nodes of chains, and what they compute in place.
     claimed: set[str] = field(default_factory=set)
     # What starts make: nobody computes in place what reads it, since it may never be in memory.
     started: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.places = {n: k for k, node in enumerate(self.graph.nodes) for n in node.names}
-        self.before = waits(self.graph, self.graph.nodes)
         for node in self.graph.nodes:
             if isinstance(node, Reduction) and any(c.vector for c in node.monoid.components):
                 self.started.update(node.names)
@@ -77,21 +74,22 @@ class Others:
 
         An earlier chain that reads what is made after this one began may wait for this one: nothing of it is read.
         """
-        first = min(self.places[n] for s in chain.starts for n in s.names)
+        places, before = places_of(self.graph), waits(self.graph)
+        first = min(places[n] for s in chain.starts for n in s.names)
         taken = set(chain.taken)
         for other in self.built:
             if other.latest >= first:
                 taken |= other.taken
-        forbidden = {self.places[n] for n in taken}
+        forbidden = {places[n] for n in taken}
         floor = min(forbidden)
-        stack, seen = [self.places[n] for n in operands if n in self.places], set[int]()
+        stack, seen = [places[n] for n in operands if n in places], set[int]()
         while stack:
             place = stack.pop()
             if place in forbidden:
                 return False
             if place > floor and place not in seen:
                 seen.add(place)
-                stack += self.before[place]
+                stack += before[place]
         return True
 
 
@@ -101,8 +99,8 @@ class Chain:
 
     graph: Graph
     views: ViewMap
-    readers: dict[str, list[Node]]
-    needed: set[str]
+    readers: Mapping[str, Sequence[Node]]
+    needed: frozenset[str]
     starts: tuple[Reduction, ...]
     others: Others
     nodes: list[Compute | Reduction] = field(default_factory=list)
@@ -151,7 +149,7 @@ class Chain:
         read = {u for m in self.nodes for u in uses(m)} | {
             ld.buffer for values in self.values.values() for v in values for ld in loads(v)
         }
-        self.latest = max((self.others.places.get(n, -1) for n in read - self.taken), default=-1)
+        self.latest = max((places_of(self.graph).get(n, -1) for n in read - self.taken), default=-1)
 
     @property
     def column_starts(self) -> tuple[Reduction, ...]:
@@ -160,7 +158,7 @@ class Chain:
 
     def _sources(self) -> list[Compute | Reduction]:
         """The nodes between a contraction and the start's first value, the contraction among them, in order."""
-        makers = {n: node for node in self.graph.nodes for n in node.names}
+        makers = makers_of(self.graph)
         found: list[Compute | Reduction] = []
         inside = {n for s in self.starts for n in s.names}
         stack = [ld.buffer for s in self.starts for ld in told(s)]
@@ -193,7 +191,7 @@ class Chain:
                     return False
         return True
 
-    def _leads_back(self, node: Compute, makers: dict[str, Node]) -> bool:
+    def _leads_back(self, node: Compute, makers: Mapping[str, Node]) -> bool:
         """Whether a node reads a contraction's results, directly or through other element-wise nodes."""
         for name in {ld.buffer for ld in loads(node.value)}:
             made = makers.get(name)

@@ -12,9 +12,9 @@ from ...ir.expr.index import simplify
 from ...ir.expr.monoid import SUM, WEIGHTED
 from ...ir.expr.value import Cast, Expr, Load, cast, loads, rewrite, symbol
 from ...ir.expr.wide import may_stay_wide
+from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor, Compute, Origin, Reduction, node_values
 from ..facts.fusion_nodes import simplify_value
-from ..functions.function import Dim, Output, Stage, TensorFunction
 from .chain import Chain, is_total, row_axes, told
 from .outlined import Parameters, function_name
 

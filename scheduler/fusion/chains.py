@@ -6,27 +6,27 @@ from collections.abc import Sequence
 
 from ...ir.expr.monoid import WEIGHTED
 from ...ir.expr.value import loads
+from ...ir.function.function import TensorFunction
+from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Reduction
-from ..facts.views import ViewMap
-from ..functions.function import TensorFunction
+from ..context import Context
+from ..facts.views import readers_of, results_of, views_of
 from .chain import Chain, Others, is_contraction, is_total, row_axes, told
 from .chain_function import ChainFunctionWriter
-from .outlined import Functions, Outlined, Parameters, readers_of
+from .fusion import Fusion
+from .outlined import Functions, Parameters
 from .prologues import take_prologues
 from .split_keys import split_keys
 
 
-def outline_chains(graph: Graph, *, fast: bool) -> Outlined:
-    """Make one function of every reduction by a monoid with a vector component and the contractions that feed it.
-
-    ``fast`` keeps float32 between fused operations where the graph rounds to a half type.
-    """
+def outline_chains(fusion: Fusion, context: Context) -> Fusion:
+    """Make one function of every reduction by a monoid with a vector component and the contractions that feed it."""
+    graph = fusion.graph
     starts = [n for n in graph.nodes if isinstance(n, Reduction) and any(c.vector for c in n.monoid.components)]
     if not starts:
-        return Outlined(graph, {})
-    views, types = ViewMap(graph), graph.types()
-    readers = readers_of(graph, views)
-    needed = {views.base(o) for o in graph.outputs if isinstance(o, str)}
+        return fusion
+    views, types = views_of(graph), graph.types()
+    readers, needed = readers_of(graph), results_of(graph)
     functions = Functions()
     calls: dict[str, list[CallTensor]] = {}
     gone: set[str] = set()
@@ -37,7 +37,7 @@ def outline_chains(graph: Graph, *, fast: bool) -> Outlined:
         others.add(chain)
     take_prologues(graph, others.built)
     for chain in others.built:
-        written = ChainFunctionWriter(chain, Parameters(graph, types), fast).build()
+        written = ChainFunctionWriter(chain, Parameters(graph, types), context.fast).build()
         calls[chain.last] = [functions.enter(f, call) for f, call in _calls(*written)]
         gone.update(n for m in chain.nodes for n in m.names)
     nodes: list[Node] = []
@@ -46,12 +46,12 @@ def outline_chains(graph: Graph, *, fast: bool) -> Outlined:
             nodes += calls[node.names[0]]
         elif not node.names or node.names[0] not in gone:
             nodes.append(node)
-    return functions.outlined(graph, nodes, len(gone))
+    return functions.outlined(fusion, nodes, len(gone))
 
 
 def _together(graph: Graph, starts: Sequence[Reduction]) -> list[tuple[Reduction, ...]]:
     """Starts that read the same contractions are one chain."""
-    makers = {n: node for node in graph.nodes for n in node.names}
+    makers = makers_of(graph)
     groups: list[tuple[list[Reduction], set[str]]] = []
     for start in starts:
         read: set[str] = set()

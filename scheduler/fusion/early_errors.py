@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...ir.expr.value import is_checked
+from ...ir.function.function import TensorFunction
 from ...ir.graph.copies import is_copy
 from ...ir.graph.graph import CallTensor, Compute, Graph, Input, Library, Reduction, Scan, Scatter, node_values, uses
 from ..facts.views import ViewMap
-from ..functions.function import TensorFunction
 from .group import Group
 
 

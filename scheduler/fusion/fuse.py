@@ -14,13 +14,15 @@ import sympy
 
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
+from ...ir.passes import Pass, run_passes
+from ..context import USUAL, Context
 from ..facts.dependences import Dependences, last_bits, set_bits
 from ..facts.domain import bind_access
 from ..facts.fusion_nodes import FusionNode, build_fusion_nodes, drop_dead, fusion_node_sizes
-from ..facts.views import ViewMap
-from ..functions.function import TensorFunction
+from ..facts.views import ViewMap, views_of
 from .assemble import assemble
 from .chains import outline_chains
+from .fusion import CALLS, ONLY_CALLS, Fusion, FusionReport, Refusal
 from .group import MAX_NODES, Group
 from .rematerialize import apply_repeats, choose_repeats
 from .scatter import outline_scatters
@@ -30,34 +32,6 @@ TINY_ELEMENTS, MAX_TINY = 16, 32
 # So many groups are tried for a node, those that share most with it; of groups that it cannot join because something
 # lies between, so many of the last are reported for each tensor.
 MOST_TRIED, MOST_TOLD = 48, 4
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Two nodes that share ``bytes`` and were not fused, and why."""
-
-    first: str
-    second: str
-    reason: str
-    bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class FusionReport:
-    """What fusion did: how many nodes went into how many kernels, and what it refused."""
-
-    nodes: int
-    kernels: int
-    refusals: tuple[Refusal, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Fusion:
-    """A graph whose tensor functions are calls, the functions by name, and the report. Equal functions are one."""
-
-    graph: Graph
-    functions: dict[str, TensorFunction]
-    report: FusionReport
 
 
 @dataclass(slots=True)
@@ -280,17 +254,15 @@ def _consistent(group: Group) -> bool:
     return True
 
 
-def fuse(graph: Graph, *, numerics: str = "fast") -> Fusion:
-    """Partition ``graph`` into calls of fused tensor functions and of libraries, in an order that respects dependences.
+def partition(fusion: Fusion, context: Context) -> Fusion:
+    """Every node that is no call yet into calls of fused tensor functions, in an order that respects dependences.
 
-    ``numerics="eager"`` keeps the rounding of half types between fused operations. Source: the planner's objective
-    is that of MetaFlow and of XLA's multi-output fusion (bytes, recompute, launches); the search here is greedy.
+    Source: the planner's objective is that of MetaFlow and of XLA's multi-output fusion (bytes, recompute, launches);
+    the search here is greedy.
     """
-    chains = outline_chains(graph, fast=numerics != "eager")
-    scatters = outline_scatters(chains.graph, fast=numerics != "eager")
-    graph = scatters.graph
-    views = ViewMap(graph)
-    nodes, outside = build_fusion_nodes(graph, views, fast=numerics != "eager")
+    graph = fusion.graph
+    views = views_of(graph)
+    nodes, outside = build_fusion_nodes(graph, views, fast=context.fast)
     fuser = _Fuser(graph, views)
     fuser.run(nodes)
     repeats = choose_repeats([u.group for u in fuser.units if u.group is not None], outside, fuser.sizes)
@@ -304,14 +276,27 @@ def fuse(graph: Graph, *, numerics: str = "fast") -> Fusion:
             units.append(u.group)
         elif u.node is not None:
             units.append(u.node)
-    calls, functions = assemble(graph, views, units, outside, fast=numerics != "eager")
-    report = FusionReport(
-        len(nodes) + chains.nodes + scatters.nodes,
-        sum(isinstance(c, CallTensor) for c in calls),
-        tuple(sorted(fuser.refusals, key=lambda r: -r.bytes)),
-    )
-    return Fusion(_with_nodes(graph, calls), chains.functions | scatters.functions | functions, report)
+    calls, functions = assemble(graph, views, units, outside, fast=context.fast)
+    refusals = tuple(sorted(fuser.refusals, key=lambda r: -r.bytes))
+    report = FusionReport(fusion.report.nodes + len(nodes), refusals)
+    return Fusion(_with_nodes(graph, calls), {**fusion.functions, **functions}, report)
 
 
 def _with_nodes(graph: Graph, nodes: list[Node]) -> Graph:
     return Graph(graph.name, graph.inputs, tuple(nodes), graph.outputs, graph.symbols, graph.constants)
+
+
+# From a graph to one of calls, in the order in which they run.
+FUSE_PASSES: tuple[Pass[Fusion, Context], ...] = (
+    Pass("outline_chains", CALLS, outline_chains),
+    Pass("outline_scatters", CALLS, outline_scatters),
+    Pass("partition", CALLS, partition, leaves=(ONLY_CALLS,)),
+)
+
+
+def fuse(graph: Graph, context: Context = USUAL) -> Fusion:
+    """Partition ``graph`` into calls of fused tensor functions and of libraries."""
+    return run_passes(FUSE_PASSES, Fusion(graph), context)
+
+
+__all__ = ["FUSE_PASSES", "Fusion", "FusionReport", "Refusal", "fuse", "partition"]

@@ -5,92 +5,40 @@ A step of an optimizer is then one pass over its parameters and state instead of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import sympy
 
 from ...ir.expr.value import Call, Expr, Load, is_checked, is_value, walk
-from ...ir.graph.collectives import in_flight
+from ...ir.function.function import Output, Stage, TensorFunction
 from ...ir.graph.copies import COPY, is_copy
-from ...ir.graph.graph import CallTensor, Graph, Input, Library, Node, TensorType, View, uses
-from ...ir.graph.slices import JOINED
-from ..functions.function import Output, Stage, TensorFunction
+from ...ir.graph.facts import Aliases, aliases_of, places_of
+from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View, uses
+from ..context import Context
 from ..functions.function_table import FunctionTable
 from ..functions.scalars import is_elementwise
+from .fusion import Fusion
 from .scatter import scattered_over
 
-# Whether an op may return memory that it was given.
-MayAlias = Callable[[str], bool]
 
-
-@dataclass(slots=True)
-class Aliases:
-    """Which names of a graph may share memory with which inputs or results: views, and what libraries may pass on."""
-
-    bases: dict[str, frozenset[str]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, graph: Graph, may_alias: MayAlias) -> Aliases:
-        found = cls({i.name: frozenset((i.name,)) for i in graph.inputs if isinstance(i, Input)})
-        for node in graph.nodes:
-            shared: frozenset[str] = frozenset()
-            if isinstance(node, View):
-                shared = found[node.source]
-            elif isinstance(node, Library) and node.target == JOINED:
-                found.bases[node.names[0]] = found[node.args[0].name]
-                continue
-            elif isinstance(node, Library) and node.target != COPY and may_alias(node.target):
-                shared = frozenset().union(*(found[u] for u in uses(node)))
-            elif isinstance(node, CallTensor) and node.into:
-                for name, target in zip(node.names, node.into, strict=True):
-                    found.bases[name] = frozenset((name,)) | (found[target] if target is not None else frozenset())
-                continue
-            for name in node.names:
-                found.bases[name] = shared if isinstance(node, View) else shared | {name}
-        return found
-
-    def __getitem__(self, name: str) -> frozenset[str]:
-        return self.bases.get(name, frozenset())  # what is no tensor has no memory
-
-    def readers(self, graph: Graph) -> dict[str, list[int]]:
-        """By memory (the name that it was made under), the positions of the nodes that read any name for it; a wait
-        is the last read of what its collective was given."""
-        found: dict[str, list[int]] = {}
-        flying = in_flight(graph)
-        for k, node in enumerate(graph.nodes):
-            for base in {b for u in (*uses(node), *flying.get(k, ())) for b in self[u]}:
-                found.setdefault(base, []).append(k)
-        return found
-
-    def leaving(self, graph: Graph) -> set[str]:
-        """Memory that results of the graph may lie in, or that something reads when the graph has run."""
-        names = [o for o in graph.outputs if isinstance(o, str)]
-        return {b for name in (*names, *in_flight(graph).get(len(graph.nodes), ())) for b in self[name]}
-
-
-def write_in_place(
-    graph: Graph, functions: Mapping[str, TensorFunction], may_alias: MayAlias
-) -> tuple[Graph, dict[str, TensorFunction]]:
-    """The graph with those copies left out that a kernel can make unnecessary.
+def write_in_place(fusion: Fusion, context: Context) -> Fusion:
+    """Leave out those copies that a kernel can make unnecessary.
 
     A result ``v`` that is copied over an input ``p`` of the same type goes straight into its memory if nothing reads
     that memory later, ``v`` itself does not leave the graph, and the kernel that makes it reads ``p`` only at the very
     element that it writes, or not at all. A kernel that tells at its end that data are wrong has written all the same:
     eager raises before it writes, so the copy stays, which such a kernel keeps from being reached.
     """
-    return _InPlace(graph, dict(functions), Aliases.of(graph, may_alias)).run()
+    graph = fusion.graph
+    return fusion.having(*_InPlace(graph, dict(fusion.functions)).run())
 
 
 @dataclass(slots=True)
 class _InPlace:
     graph: Graph
     functions: dict[str, TensorFunction]
-    aliases: Aliases
     types: dict[str, TensorType] = field(default_factory=dict)
-    makers: dict[str, int] = field(default_factory=dict)
-    readers: dict[str, list[int]] = field(default_factory=dict)
-    leaving: set[str] = field(default_factory=set)
     given: set[str] = field(default_factory=set)
     # Functions of calls that changed, by position.
     changed: dict[int, TensorFunction] = field(default_factory=dict)
@@ -105,8 +53,6 @@ class _InPlace:
             return self.graph, self.functions
         self.types = self.graph.types()
         self.given = {i.name for i in self.graph.inputs}
-        self.makers = {name: k for k, node in enumerate(self.graph.nodes) for name in node.names}
-        self.readers, self.leaving = self.aliases.readers(self.graph), self.aliases.leaving(self.graph)
         nodes: list[Node | None] = list(self.graph.nodes)
         # What a copy returns is what it wrote to.
         returned: dict[object, str] = {}
@@ -130,6 +76,14 @@ class _InPlace:
         kept = _without_idle_views([n for n in nodes if n is not None], graph)
         return replace(graph, nodes=kept), table.used(kept)
 
+    @property
+    def makers(self) -> Mapping[str, int]:
+        return places_of(self.graph)
+
+    @property
+    def aliases(self) -> Aliases:
+        return aliases_of(self.graph)
+
     def behind(self, name: str) -> str:
         """The tensor that a view shows as it is."""
         while name in self.makers and isinstance(view := self.graph.nodes[self.makers[name]], View):
@@ -145,14 +99,15 @@ class _InPlace:
             return False
         if any(s == 0 and n != 1 for s, n in zip(kind.strides, kind.shape, strict=True)):
             return False
-        if value in self.leaving or any(n in self.readers for n in node.names):
+        if value in self.aliases.leaving or any(n in self.aliases.readers for n in node.names):
             return False
         made = self.makers[value]
-        if any(k > made and k != at for k in self.readers.get(target, ())):
+        if any(k > made and k != at for k in self.aliases.readers.get(target, ())):
             return False
         # A library that keeps or changes what it is given must not be given the input's memory in the value's place.
         return not any(
-            isinstance(n := self.graph.nodes[k], Library) and k != at and _keeps(n) for k in self.readers.get(value, ())
+            isinstance(n := self.graph.nodes[k], Library) and k != at and _keeps(n)
+            for k in self.aliases.readers.get(value, ())
         )
 
     def written(self, call: CallTensor, target: str, value: str) -> CallTensor | None:

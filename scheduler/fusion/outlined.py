@@ -10,21 +10,12 @@ import sympy
 
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import symbol
-from ...ir.graph.graph import CallTensor, Graph, Node, Origin, TensorType, View, uses
+from ...ir.function.function import TensorFunction
+from ...ir.graph.graph import CallTensor, Graph, Node, Origin, TensorType
 from ...ir.nest.loops import Buffer
 from ..facts.order import in_order
-from ..facts.views import ViewMap
-from ..functions.function import TensorFunction
 from .assemble import PARAM_ALIGN
-
-
-@dataclass(frozen=True, slots=True)
-class Outlined:
-    """A graph in which some nodes are calls, the functions by name, and how many nodes went into them."""
-
-    graph: Graph
-    functions: dict[str, TensorFunction]
-    nodes: int = 0
+from .fusion import Fusion
 
 
 @dataclass(slots=True)
@@ -37,20 +28,11 @@ class Functions:
         """The call by the name that its function gets here."""
         return replace(call, function=self.names.setdefault(function, f"{function.name}_{len(self.names)}"))
 
-    def outlined(self, graph: Graph, nodes: Sequence[Node], count: int) -> Outlined:
-        """The graph with ``nodes`` for its own, of which ``count`` went into these functions."""
+    def outlined(self, fusion: Fusion, nodes: Sequence[Node], count: int) -> Fusion:
+        """The graph with ``nodes`` for its own, and these functions, into which ``count`` of its nodes went."""
         named = {name: replace(f, name=name) for f, name in self.names.items()}
-        return Outlined(in_order(graph, nodes), named, count)
-
-
-def readers_of(graph: Graph, views: ViewMap) -> dict[str, list[Node]]:
-    """Who reads each tensor, through views or not."""
-    result: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        if not isinstance(node, View):
-            for name in dict.fromkeys(views.base(u) for u in uses(node)):
-                result.setdefault(name, []).append(node)
-    return result
+        report = replace(fusion.report, nodes=fusion.report.nodes + count)
+        return Fusion(in_order(fusion.graph, nodes), {**fusion.functions, **named}, report)
 
 
 def function_name(prefix: str, origins: Iterable[Origin], *, words: int = 0) -> str:

@@ -15,6 +15,7 @@ import sympy
 from ...ir.expr.index import simplify
 from ...ir.expr.monoid import WEIGHTED
 from ...ir.expr.value import Expr, Index, Load, flops, is_value, loads, rewrite
+from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import Compute, Graph, Node, Reduction, View, node_values, uses
 from ..facts.domain import Binding, Domain, bind_access
 from ..facts.order import waits
@@ -41,7 +42,7 @@ def take_prologues(graph: Graph, chains: Sequence[Chain]) -> None:
     wait for itself."""
     if all(s.starts[0].types[0].device.startswith("cpu") for s in chains):
         return
-    makers = {n: node for node in graph.nodes for n in node.names}
+    makers = makers_of(graph)
     known = {n for s in chains for n in s.taken}
     given: dict[str, Chain] = {}
     for chain in chains:
@@ -173,7 +174,7 @@ def _waiting(graph: Graph, chains: Sequence[Chain]) -> list[Chain]:
     """The chains that wait for themselves where each is one call, and those between two such."""
     home = {n: s for s in chains for m in s.nodes for n in m.names}
     base = chains[0].views.base
-    makers = {n: node for node in graph.nodes for n in node.names}
+    makers = makers_of(graph)
 
     def unit(node: Node) -> int:
         if isinstance(node, View):
@@ -181,7 +182,7 @@ def _waiting(graph: Graph, chains: Sequence[Chain]) -> list[Chain]:
         return id(home.get(node.names[0], node) if node.names else node)
 
     waiting: dict[int, set[int]] = {}
-    for node, before in zip(graph.nodes, waits(graph, graph.nodes), strict=True):
+    for node, before in zip(graph.nodes, waits(graph), strict=True):
         if not isinstance(node, View):
             waiting.setdefault(unit(node), set()).update(unit(graph.nodes[k]) for k in before)
     for s in chains:

@@ -27,38 +27,39 @@ from ...ir.expr.value import (
     symbol,
     times,
 )
+from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Scatter
+from ..context import Context
 from ..facts.fusion_nodes import CHEAP_FLOPS, INLINE_NODES, simplify_value
-from ..facts.views import ViewMap, map_value
-from ..functions.function import Dim, Output, Stage, TensorFunction
+from ..facts.views import ViewMap, map_value, readers_of, results_of, views_of
 from ..functions.function_table import FunctionTable
-from .outlined import Functions, Outlined, Parameters, function_name, readers_of
+from .fusion import Fusion
+from .outlined import Functions, Parameters, function_name
 
 # An operand that is made of more bytes than so many times its own, some of them a kernel's results, is stored before it
 # is scattered: that kernel may make it, and what it is made of is not kept beside the result.
 MOST_READ = 2.5
 
 
-def outline_scatters(graph: Graph, *, fast: bool) -> Outlined:
-    """Make one function of every scatter and of what is computed for it alone.
-
-    ``fast`` keeps float32 between fused operations where the graph rounds to a half type.
-    """
+def outline_scatters(fusion: Fusion, context: Context) -> Fusion:
+    """Make one function of every scatter and of what is computed for it alone."""
+    graph = fusion.graph
     if not any(isinstance(n, Scatter) for n in graph.nodes):
-        return Outlined(graph, {})
-    views, types = ViewMap(graph), graph.types()
+        return fusion
+    views, types = views_of(graph), graph.types()
     computes = {n.name: n for n in graph.nodes if isinstance(n, Compute)}
-    needed = {views.base(o) for o in graph.outputs if isinstance(o, str)}
-    readers = readers_of(graph, views)
+    needed, readers = results_of(graph), readers_of(graph)
     functions = Functions()
     nodes: list[Node] = []
     for node in graph.nodes:
         if isinstance(node, Scatter):
-            writer = _ScatterWriter(graph, views, Parameters(graph, types), computes, readers, needed, node, fast)
+            writer = _ScatterWriter(
+                graph, views, Parameters(graph, types), computes, readers, needed, node, context.fast
+            )
             nodes.append(functions.enter(*writer.build()))
         else:
             nodes.append(node)
-    return functions.outlined(graph, nodes, sum(isinstance(n, Scatter) for n in graph.nodes))
+    return functions.outlined(fusion, nodes, sum(isinstance(n, Scatter) for n in graph.nodes))
 
 
 def scattered_over(function: TensorFunction, given: int) -> TensorFunction | None:
@@ -75,8 +76,9 @@ def scattered_over(function: TensorFunction, given: int) -> TensorFunction | Non
     return replace(function, outputs=(replace(old, buffer=buffer),))
 
 
-def begin_apart(graph: Graph, functions: Mapping[str, TensorFunction]) -> tuple[Graph, dict[str, TensorFunction]]:
-    """The graph in which scatters on GPUs, where programs do not wait for one another, find their result begun."""
+def begin_apart(fusion: Fusion) -> Fusion:
+    """Scatters on GPUs, where programs do not wait for one another, find their result begun."""
+    graph, functions = fusion.graph, fusion.functions
     table = FunctionTable(functions)
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -86,9 +88,9 @@ def begin_apart(graph: Graph, functions: Mapping[str, TensorFunction]) -> tuple[
                 nodes += [replace(c, function=table.enter(f)) for c, f in _apart(node, function)]
                 continue
         nodes.append(node)
-    return (graph, dict(functions)) if len(nodes) == len(graph.nodes) else (
-        replace(graph, nodes=tuple(nodes)), table.used(nodes)
-    )  # fmt: skip
+    if len(nodes) == len(graph.nodes):
+        return fusion
+    return fusion.having(replace(graph, nodes=tuple(nodes)), table.used(nodes))
 
 
 def _apart(call: CallTensor, function: TensorFunction) -> list[tuple[CallTensor, TensorFunction]]:
@@ -128,7 +130,7 @@ class _ScatterWriter:
     parameters: Parameters
     computes: Mapping[str, Compute]
     readers: Mapping[str, Sequence[Node]]
-    needed: set[str]
+    needed: frozenset[str]
     node: Scatter
     fast: bool
     # The scatter, and what is computed for it.
@@ -147,7 +149,7 @@ class _ScatterWriter:
         result = Output(self.parameters.buffer("out0", n.type), "t0", tuple(rows.values()))
         stages = (
             Stage(("t0",), (begin,), False, None, n.origins),
-            Stage((), values, False, n.monoid, n.origins, tuple(extra.values()), (), into="t0"),
+            Stage((), values, False, n.monoid, n.origins, tuple(extra.values()), into="t0"),
         )
         dims = [
             tuple(Dim(v, self.parameters.canonical(part[a])) for a, v in env.items())

@@ -16,9 +16,9 @@ from torch.utils._sympy.functions import CeilDiv
 from ...ir.expr.dtypes import DType
 from ...ir.expr.monoid import ATTENTION, SUM, lowest
 from ...ir.expr.value import Expr, IndexValue, Load, Select, call, const, is_value, loads, rename_loads, rewrite, symbol
+from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor, TensorType
 from ...ir.nest.loops import Buffer, contiguous_strides
-from ..functions.function import Dim, Output, Stage, TensorFunction
 from .two_stage import PARAM_ALIGN, PROGRAMS, piece_sizes
 
 # Programs that occupy a GPU without pieces; the least keys of a piece, of which pieces are multiples where keys vary in

@@ -14,9 +14,9 @@ import sympy
 
 from ...ir.expr.monoid import SUM
 from ...ir.expr.value import Call, flops, free_symbols
+from ...ir.function.function import Dim, TensorFunction
 from ..facts.contraction import COLUMNS
 from ..facts.fusion_nodes import FusionNode
-from ..functions.function import Dim, TensorFunction
 
 if TYPE_CHECKING:
     from .group import Group

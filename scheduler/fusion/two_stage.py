@@ -17,8 +17,8 @@ from torch.utils._sympy.functions import FloorDiv
 from ...ir.expr.dtypes import DType
 from ...ir.expr.value import Expr, Index, IndexValue, Load, Select, call, rename_loads, substitute_index, symbol
 from ...ir.expr.value import loads as _loads
+from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.nest.loops import Buffer, contiguous_strides
-from ..functions.function import Dim, Output, Stage, TensorFunction
 from ..functions.lower import collapse
 from .cross import HALF_ROW
 from .tiles import tile_extent

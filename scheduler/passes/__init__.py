@@ -1,5 +1,8 @@
 """Graph passes, one file each; the pass, its file and its function share one verb."""
 
+from ...ir.graph.graph import Graph
+from ...ir.passes import GRAPH, Form, Pass, Plain
+from ..context import FAST, Context
 from .attention.rewrite_attention import rewrite_attention
 from .canonical.alias_copies import alias_copies
 from .canonical.collapse_one_hot import collapse_one_hot
@@ -16,12 +19,28 @@ from .reduction.shift_scans import shift_scans
 from .reduction.split_reductions import split_reductions
 from .reduction.unroll_reductions import unroll_reductions
 
+# No node that nobody needs: what reads a value decides what becomes of it.
+NO_DEAD: Form[Graph] = Form("nothing that nobody needs", lambda graph: eliminate_dead(graph) is graph)
+
 # In the order in which they run.
-GRAPH_PASSES = (
-    simplify_algebra, eliminate_common, alias_copies, collapse_one_hot, rewrite_attention, chain_products,
-    rewrite_logsumexp, decompose_contractions, decompose_convolutions, convert_layouts, multiply_points, shift_scans,
-    unroll_reductions, split_reductions, eliminate_dead,
-)  # fmt: skip
+GRAPH_PASSES: tuple[Pass[Graph, Context], ...] = (
+    Pass("simplify_algebra", GRAPH, Plain(simplify_algebra)),
+    Pass("eliminate_common", GRAPH, Plain(eliminate_common)),
+    Pass("alias_copies", GRAPH, Plain(alias_copies)),
+    Pass("collapse_one_hot", GRAPH, Plain(collapse_one_hot), needs=(FAST,)),
+    Pass("rewrite_attention", GRAPH, Plain(rewrite_attention), needs=(FAST,)),
+    Pass("chain_products", GRAPH, Plain(chain_products)),
+    Pass("rewrite_logsumexp", GRAPH, Plain(rewrite_logsumexp), needs=(FAST,)),
+    Pass("eliminate_dead", GRAPH, Plain(eliminate_dead), leaves=(NO_DEAD,)),
+    Pass("decompose_contractions", GRAPH, decompose_contractions, needs=(NO_DEAD,)),
+    Pass("decompose_convolutions", GRAPH, Plain(decompose_convolutions)),
+    Pass("convert_layouts", GRAPH, Plain(convert_layouts)),
+    Pass("multiply_points", GRAPH, Plain(multiply_points)),
+    Pass("shift_scans", GRAPH, Plain(shift_scans)),
+    Pass("unroll_reductions", GRAPH, Plain(unroll_reductions)),
+    Pass("split_reductions", GRAPH, Plain(split_reductions)),
+    Pass("eliminate_dead", GRAPH, Plain(eliminate_dead), leaves=(NO_DEAD,)),
+)
 
 __all__ = [
     "GRAPH_PASSES", "alias_copies", "chain_products", "collapse_one_hot", "convert_layouts", "decompose_contractions",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from textwrap import dedent
 from typing import Any
 
+from ...ir.nest.hints import HINTS, Hint
 from ..primitives.loops.annotate import annotate
 from ..primitives.loops.blockize import blockize
 from ..primitives.loops.fuse import fuse
@@ -75,6 +76,17 @@ same iteration reads. That one rule decides `merge`, `compute_at`, `reverse_comp
 be parallel, vectorized or bound.
 """
 
+_HINTS = """\
+## Hints
+
+What `annotate` attaches, and what some primitives and the lowering do. A name, a place or a value that is not here is
+refused: by `annotate` with a `ScheduleError`, in text by the parser, and by the verifier. A hint for GPUs is refused by
+the emitter for CPUs, and the other way round. "May change" is the most that a hint does to results. The table is
+`ir/nest/hints.py`.
+
+| hint | of a | for | values | by default | given by | may change | what it says | read by |
+|---|---|---|---|---|---|---|---|---|"""
+
 
 def primitives_page() -> str:
     """The page docs/primitives.md."""
@@ -82,7 +94,16 @@ def primitives_page() -> str:
     for title, functions in SECTIONS:
         parts.append(f"## {title}\n")
         parts += [_entry(f) for f in functions]
-    return "\n".join(parts)
+    return "\n".join([*parts, _HINTS, *map(_row, HINTS.values())]) + "\n"
+
+
+def _row(hint: Hint[Any]) -> str:
+    name = hint.key("<parameter>") if hint.of_buffer else hint.name
+    places, targets = " or ".join(p.value for p in hint.places), " and ".join(t.upper() for t in hint.targets)
+    default = "" if hint.default == "" else f"`{hint.default!r}`"
+    readers = ", ".join(f"`{r}`" for r in hint.readers)
+    cells = (f"`{name}`", places, targets, hint.values, default, hint.given_by, hint.changes.value, hint.says, readers)
+    return f"| {' | '.join(cells)} |"
 
 
 def _entry(function: Callable[..., Any]) -> str:

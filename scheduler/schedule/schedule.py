@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import sympy
 
 from ...ir.errors import IRError
+from ...ir.nest.hints import Hint
 from ...ir.nest.loops import Block, Loop, LoopNest, walk_nodes
 from ...ir.text.parser_expr import index
 from ..error import ScheduleError
@@ -142,9 +143,10 @@ class Schedule:
     def unroll(self, loop: LoopRef) -> None:
         self._take("unroll", {"loop": loop}, unroll(self.nest, loop))
 
-    def annotate(self, at: str, key: str, value: bool | int | float | str) -> None:
-        args = {"at": at, "key": key, "value": value}
-        self._take("annotate", args, annotate(self.nest, at, key, settled(value)))
+    def annotate(self, at: str, key: str | Hint[Any], value: bool | int | float | str) -> None:
+        name = key.name if isinstance(key, Hint) else key
+        args = {"at": at, "key": name, "value": value}
+        self._take("annotate", args, annotate(self.nest, at, name, settled(value)))
 
     def atomic(self, block: BlockRef) -> None:
         self._take("atomic", {"block": block}, atomic(self.nest, block))

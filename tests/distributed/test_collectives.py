@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives as funcol
 
-from torch_mlc.codegen.host.steps.program import Allocate, CallLibrary, Free, HostProgram, Launch, Reuse, WriteOver
+from torch_mlc.codegen.host.steps.program import HostProgram
+from torch_mlc.codegen.host.steps.step import Allocate, CallLibrary, Free, Launch, Reuse, WriteOver
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.entry.compile import compile_graph
 from torch_mlc.ir.graph.collectives import in_flight, is_collective, is_wait

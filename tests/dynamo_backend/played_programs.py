@@ -18,7 +18,9 @@ from torch_mlc.codegen.host.native.native import NativeHost, emit_native
 from torch_mlc.codegen.host.native.shims import Shims
 from torch_mlc.codegen.host.python.text import print_host
 from torch_mlc.codegen.host.steps.lines import Lines
-from torch_mlc.codegen.host.steps.program import HostProgram, Launch
+from torch_mlc.codegen.host.steps.program import HostProgram
+from torch_mlc.codegen.host.steps.resolve import resolve
+from torch_mlc.codegen.host.steps.step import Launch
 from torch_mlc.dynamo_backend.compiling import kernels
 from torch_mlc.dynamo_backend.compiling.compiled import Stages
 from torch_mlc.dynamo_backend.compiling.host_programs import HostCode
@@ -117,7 +119,7 @@ def play(
     """A function that returns a tuple, compiled for inputs of these shapes, over a driver that is played already."""
     stages, lines = compiled_for(fn, shapes, dynamic, device)
     program = stages.program
-    check_arena(program, stages.fusion.graph.symbols)
+    check_arena(program)
     uses = {n.function: stages.kernels[n.function] for n in stages.fusion.graph.nodes if hasattr(n, "function")}
     variables = {s.use.kernel for s in program.steps if isinstance(s, Launch)}
     keys = list(dict.fromkeys(b.key for b in stages.kernels.values()))
@@ -128,8 +130,8 @@ def play(
     calls = {**{v: k.host_call for v, k in kernels.items()}, **PLAYED}
     constants: dict[str, Any] = {}
 
-    native = emit_native(program, played_shims())
-    host = HostCode(print_host(program), native, lines=lines)
+    native = emit_native(resolve(program), played_shims())
+    host = HostCode(print_host(resolve(program)), native, lines=lines)
 
     def python() -> Boxed:
         return load_program(host.told, calls, constants, "main")

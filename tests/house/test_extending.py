@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import torch_mlc
+from torch_mlc.dynamo_backend.compiling.pass_lists import USER_PASSES
 from torch_mlc.dynamo_backend.converters.register import new_ops
+from torch_mlc.dynamo_backend.patterns.register import PATTERNS
 from torch_mlc.ir.expr.intrinsics import INTRINSICS
 from torch_mlc.scheduler.rules import USER_RULES
 
@@ -42,7 +44,9 @@ def test_an_example(heading: str, tmp_path: Path) -> None:
         for value in vars(module).values():
             if isinstance(value, torch_mlc.Registration):
                 value.remove()
-    assert not (new_ops() or INTRINSICS or USER_RULES), "each registration has a name in the example"
+    assert not (new_ops() or INTRINSICS or PATTERNS or USER_PASSES or USER_RULES), (
+        "each registration has a name in the example"
+    )
 
 
 def test_each_way_of_registering_has_an_example() -> None:

@@ -20,9 +20,9 @@ from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.monoid import Monoid
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import Expr, IndexValue, Load, Select, call, cast, const, symbol
+from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.ir.nest.loops import Buffer, LoopNest
 from torch_mlc.ir.oracle.oracle import size
-from torch_mlc.scheduler.functions.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -36,9 +36,10 @@ LIMIT = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A nest as lowered, and the sizes at which it is run."""
+    """A tensor function, its nest as lowered, and the sizes at which it is run."""
 
     seed: int
+    function: TensorFunction
     nest: LoopNest
     sizes: tuple[Mapping[str, int], ...]
     # Below this every index that a gather reads stays in range.
@@ -296,8 +297,7 @@ def _program(m: _Maker, seed: int) -> Program | None:
     table = SymbolTable(tuple(m.sizes))
     outputs = m.outputs()
     function = TensorFunction("f", rows, inner, tuple(m.inputs), outputs, tuple(m.stages), table, extra)
-    nest = lower_to_loops(function)
-    return Program(seed, nest, sizes, indices=frozenset(m.gathered))
+    return Program(seed, function, lower_to_loops(function), sizes, indices=frozenset(m.gathered))
 
 
 def _sizes(m: _Maker) -> tuple[Mapping[str, int], ...]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_mlc.ir.expr.value import is_value
+from torch_mlc.ir.nest.hints import GRAIN, NUM_WARPS
 from torch_mlc.ir.nest.loops import Loop, LoopNest, walk_nodes
 from torch_mlc.ir.target import Target
 from torch_mlc.scheduler.error import ScheduleError
@@ -36,6 +37,8 @@ WEIGHTS = {
 }
 # Attempts for each step that is wanted.
 PATIENCE = 5
+# What a CPU has no notion of, and its emitter refuses.
+FOR_GPUS = ("pipeline", "tensorize", "atomic")
 GPU_BINDINGS = ("blockIdx.x", "blockIdx.y", "threadIdx.x", "threadIdx.x")
 
 
@@ -83,7 +86,8 @@ class Player:
 
     def step(self) -> None:
         """Draw a primitive and try it. Raises ScheduleError where it is not legal."""
-        (name,) = self.rng.choices(DRAWN, [WEIGHTS.get(p, 4) for p in DRAWN])
+        drawn = [p for p in DRAWN if self.gpu or p not in FOR_GPUS]
+        (name,) = self.rng.choices(drawn, [WEIGHTS.get(p, 4) for p in drawn])
         if self.gpu and name in ("parallel", "vectorize"):
             name = "bind"
         elif not self.gpu and name == "bind":
@@ -180,8 +184,8 @@ def _partition(p: Player) -> dict[str, Any]:
 
 
 def _annotate(p: Player) -> dict[str, Any]:
-    at = p.rng.choice(["", *p.loops, *p.s.get_blocks()])
-    return {"at": at, "key": "hint", "value": p.rng.choice((1, True, "x"))}
+    place, hint, value = ("", NUM_WARPS, 8) if p.gpu else (p.loop(), GRAIN, 1)
+    return {"at": p.rng.choice((place, place, p.block())), "key": hint, "value": p.rng.choice((value, value, True))}
 
 
 DRAWS: dict[str, Callable[[Player], dict[str, Any]]] = {

@@ -20,6 +20,7 @@ import torch
 from tests.runtime.played_memory import PlayedMemory
 from torch_mlc.codegen.host.native.native import DROP_GUARD, GET_STREAM, MAKE_GUARD
 from torch_mlc.codegen.kernel import KernelSource
+from torch_mlc.ir.function.function import TensorFunction
 from torch_mlc.ir.nest.loops import Buffer
 from torch_mlc.ir.target import Target
 from torch_mlc.runtime.compile import kernels
@@ -32,7 +33,6 @@ from torch_mlc.runtime.gpu import table as gpu_table
 from torch_mlc.runtime.gpu.driver import CDriver
 from torch_mlc.runtime.targets import target_for
 from torch_mlc.runtime.triton.compile import GpuBinary, default_alignment, signature
-from torch_mlc.scheduler.functions.function import TensorFunction
 
 I32, U32, POINTER = ctypes.c_int32, ctypes.c_uint32, ctypes.c_void_p
 CELLS: Mapping[str, Any] = {"ptr": ctypes.c_uint64, "i32": ctypes.c_int32, "i64": ctypes.c_int64}

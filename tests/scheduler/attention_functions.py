@@ -14,9 +14,9 @@ from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.monoid import ATTENTION, SUM
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import Expr, IndexValue, Load, Select, call, cast, const, symbol
+from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.ir.nest.loops import Buffer, contiguous_strides
 from torch_mlc.runtime.compile.fallback import philox
-from torch_mlc.scheduler.functions.function import Dim, Output, Stage, TensorFunction
 
 F32, I64 = DType.FLOAT32, DType.INT64
 MINUS_INFINITY = const(float("-inf"), F32)

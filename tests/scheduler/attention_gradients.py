@@ -12,9 +12,9 @@ from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.monoid import SUM
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import Expr, IndexValue, Load, Select, call, cast, const, symbol
+from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.ir.nest.loops import Buffer, contiguous_strides
 from torch_mlc.runtime.compile.fallback import philox
-from torch_mlc.scheduler.functions.function import Dim, Output, Stage, TensorFunction
 
 F32, I64 = DType.FLOAT32, DType.INT64
 CAP, SCALE = 5.0, 0.3

@@ -21,6 +21,8 @@ from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.graph.graph import CallTensor, Graph, Input, Library, Ref, SizeInput, TensorType, View
 from torch_mlc.ir.nest.loops import Buffer, LoopNest
 from torch_mlc.ir.oracle.oracle import run_nest
+from torch_mlc.ir.passes import run_passes
+from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import Fusion, fuse
 from torch_mlc.scheduler.passes import GRAPH_PASSES
@@ -129,8 +131,7 @@ def compile_reference(fn: Callable[..., Any], inputs: Sequence[Any], dynamic: bo
 
 
 def lower_all(graph: Graph) -> Reference:
-    for graph_pass in GRAPH_PASSES:
-        graph = graph_pass(graph)
+    graph = run_passes(GRAPH_PASSES, graph, USUAL)
     fusion = fuse(graph)
     return Reference(fusion, {name: lower_to_loops(f) for name, f in fusion.functions.items()})
 

@@ -10,23 +10,9 @@ from typing import TypeAlias, TypeVar
 
 import sympy
 
-from ....ir.graph.graph import GraphOutput, TensorType, uses
-from ..steps.program import (
-    Allocate,
-    Arena,
-    BindSize,
-    CallLibrary,
-    CheckLayout,
-    Free,
-    HostProgram,
-    Launch,
-    MakeView,
-    Repeat,
-    Return,
-    Reuse,
-    Step,
-    WriteOver,
-)
+from ....ir.graph.graph import TensorType
+from ..steps.program import Arena, HostProgram
+from ..steps.step import Allocate, Repeat, Step
 
 # A sum of sizes: coefficients by monomial in size symbols; and the same as a row, for monomials that are agreed on.
 Polynomial: TypeAlias = Mapping[sympy.Expr, int]
@@ -174,35 +160,14 @@ class _Found:
                 storage.nbytes = storage.nbytes * loop.times
 
     def step(self, at: int, step: Step) -> None:
-        match step:
-            case Allocate(name, kind):
-                self.add(at, name, kind, ours=True)
-            case Reuse(name, source):
-                self.share(name, source)
-                self.drop(at, source)
-            case WriteOver(name, target):
-                self.share(name, target)
-            case MakeView(name, _, source, _):
-                self.share(name, source)
-            case Launch(use, tensors):
-                if not use.by_pointer:
-                    self.look(tensors)
-            case CallLibrary(node, _, over):
-                self.look(uses(node))
-                for name, result in zip(node.names, node.types, strict=True):
-                    if over:
-                        self.share(name, over)
-                    elif result is not None:
-                        self.add(at, name, result, ours=False)
-            case CheckLayout(name):
-                self.look((name,))
-            case BindSize(source=source):
-                self.look((source,))
-            case Free(names):
-                for name in names:
-                    self.drop(at, name)
-            case Return(values):
-                self.look(values)
+        facts = step.facts
+        self.look(facts.wants)
+        for name, kind in facts.allocates:
+            self.add(at, name, kind, ours=isinstance(step, Allocate))
+        for name, source in facts.shares:
+            self.share(name, source)
+        for name in facts.frees:
+            self.drop(at, name)
 
     def add(self, at: int, name: str, kind: TensorType, ours: bool) -> None:
         nbytes = self.nbytes.get(kind)
@@ -219,10 +184,10 @@ class _Found:
             self.of[name] = storage
             self.count[id(storage)] += 1
 
-    def look(self, names: Iterable[GraphOutput]) -> None:
+    def look(self, names: Iterable[str]) -> None:
         """Something takes these as tensors."""
         for name in names:
-            if isinstance(name, str) and name in self.of:
+            if name in self.of:
                 self.of[name].by_address = False
 
     def drop(self, at: int, name: str) -> None:

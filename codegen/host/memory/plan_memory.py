@@ -20,7 +20,6 @@ import sympy
 from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Max, Min, ModularIndexing
 
 from ....ir.errors import MlcError
-from ....ir.expr.symbols import SymbolTable
 from ..steps.program import Arena, HostProgram
 from .liveness import Polynomial, Row, Storage, as_rows, covers, expression, peaks_of, plus, polynomial, storages
 
@@ -43,7 +42,7 @@ class ArenaError(MlcError):
     """Two tensors of an arena share memory while both live, or one lies outside of it."""
 
 
-def plan_memory(program: HostProgram, symbols: SymbolTable) -> HostProgram:
+def plan_memory(program: HostProgram) -> HostProgram:
     """The program with an arena for what only launches look at, where that does not raise its peak, but for a page.
 
     Large tensors are left out of it as long as it would: an arena is held from its first tensor to its last. It is on
@@ -51,7 +50,7 @@ def plan_memory(program: HostProgram, symbols: SymbolTable) -> HostProgram:
     """
     every = storages(program)
     device = _device(every)
-    sizes = _Sizes.of(program, every, symbols, ALIGN if device == "cpu" else ALIGN_GPU)
+    sizes = _Sizes.of(program, every, ALIGN if device == "cpu" else ALIGN_GPU)
     inside = [s for s in every if s.ours and s.by_address and s.type.device == device and s.nbytes in sizes.rows]
     known = device != "cpu" and all(s.nbytes.is_Integer for s in inside)
     most_bytes = math.inf if known else MOST
@@ -68,7 +67,7 @@ def plan_memory(program: HostProgram, symbols: SymbolTable) -> HostProgram:
         arena, size = sizes.placed(inside)
         if profile.with_arena(inside, within, size) <= most and size <= most_bytes:
             held = [s for s in every if s.name not in arena.offsets]
-            arena = replace(arena, bound=symbols.bounds(arena.size)[1])
+            arena = replace(arena, bound=program.table.bounds(arena.size)[1])
             return replace(program, arena=arena, peaks=peaks_of(held, arena))
     return program
 
@@ -129,7 +128,8 @@ class _Sizes:
     back: Mapping[sympy.Symbol, sympy.Expr]
 
     @classmethod
-    def of(cls, program: HostProgram, every: Sequence[Storage], symbols: SymbolTable, align: int) -> _Sizes:
+    def of(cls, program: HostProgram, every: Sequence[Storage], align: int) -> _Sizes:
+        symbols = program.table
         shifted = {s.symbol: s.symbol + s.lower for s in symbols.sizes if s.lower}
         back = {s.symbol: s.symbol - s.lower for s in symbols.sizes if s.lower}
         known = set(program.symbols)  # what data decide is not known when the arena is made
@@ -254,7 +254,7 @@ def _is_never_negative(expr: sympy.Expr) -> bool:
 # --- the proof --------------------------------------------------------------------------------------------------------
 
 
-def check_arena(program: HostProgram, symbols: SymbolTable) -> None:
+def check_arena(program: HostProgram) -> None:
     """Prove that what lives at the same time in the arena of a program is apart, and inside of it, for all sizes.
 
     Raises: ArenaError, which names two tensors and their places.
@@ -262,7 +262,7 @@ def check_arena(program: HostProgram, symbols: SymbolTable) -> None:
     arena = program.arena
     if arena is None:
         return
-    lower = {s.symbol: s.symbol + s.lower for s in symbols.sizes if s.lower}
+    lower = {s.symbol: s.symbol + s.lower for s in program.table.sizes if s.lower}
     inside = [s for s in storages(program) if s.name in arena.offsets]
     lost = set(arena.offsets) - {s.name for s in inside}
     if lost:

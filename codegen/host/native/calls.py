@@ -13,9 +13,12 @@ import sympy
 
 from ...kernel import EmitError
 from ..python.text import HostFunction
-from ..steps.frame import Frame, reads, step_sizes
-from ..steps.program import Allocate, CallLibrary, Grid, HostProgram, Launch, Step
+from ..steps.kernel_use import Grid
+from ..steps.program import HostProgram
+from ..steps.resolved import Pointer, RunKernel
+from ..steps.step import Allocate, CallLibrary, Step
 from .body import Body
+from .frame import Frame
 from .shims import Array, Handle, Null, ShimCall, Shims, Word
 from .table import NOTHING, OBJECT, SIZE, TENSOR
 
@@ -89,18 +92,9 @@ class Calls:
 
     # --- kernels ------------------------------------------------------------------------------------------------------
 
-    def launch(self, step: Launch) -> None:
-        sizes = [self.b.size(s) for s in step.sizes]
+    def launch(self, step: RunKernel) -> None:
+        items = self.items(step)
         self.b.release()
-        items: list[int | str] = []
-        count = step.count if step.use.table else 1
-        width, numbers = len(step.tensors) // count, len(sizes) // count
-        words = [self.slot(t) + 2 for t in step.tensors]
-        for row in range(count):
-            items += words[row * width : (row + 1) * width]
-            items += sizes[row * numbers : (row + 1) * numbers]
-        if step.use.table:
-            items.insert(0, str(step.count))
         self.arguments(items)
         end = len(items)
         self.most_arguments = max(self.most_arguments, end + _STATUS)
@@ -119,6 +113,10 @@ class Calls:
         self.b.line("br label %outside")
         self.b.label(f"fine{k}")
 
+    def items(self, step: RunKernel) -> list[int | str]:
+        """What a kernel takes: words of the frame, and values."""
+        return [self.slot(a.name) + 2 if isinstance(a, Pointer) else self.b.size(a) for a in step.arguments]
+
     def arguments(self, items: Sequence[int | str]) -> None:
         """What a kernel is called with: words of the frame, and values."""
         late: list[tuple[int, str]] = []
@@ -134,14 +132,14 @@ class Calls:
         for k, value in late:
             self.b.store("arguments", k, value)
 
-    def launch_on_gpu(self, step: Launch, grid: Grid) -> None:
+    def launch_on_gpu(self, step: RunKernel, grid: Grid) -> None:
         """Launch a kernel on the stream that torch's work goes to; where it cannot be, Python does, or raises."""
         extents = ", ".join(f"i64 {self.b.size(e)}" for e in grid.of(step.sizes))
         extents += f", i64 {self.b.size(grid.reach_of(step.sizes))}"
-        sizes = [self.b.size(s) for s in step.sizes]
+        items = self.items(step)
         self.b.release()
-        self.arguments([*(self.slot(t) + 2 for t in step.tensors), *sizes])
-        self.most_arguments = max(self.most_arguments, len(step.tensors) + len(sizes))
+        self.arguments(items)
+        self.most_arguments = max(self.most_arguments, len(items))
         record = self.b.own_word("record", step.use.kernel)
         stream = self.b.value("load ptr, ptr %stream")
         where = f"ptr {record}, ptr %arguments, {extents}, ptr {stream}"
@@ -304,11 +302,13 @@ done:
 
 
 def _part(name: str, step: Step, results: Sequence[str]) -> HostFunction:
-    """A step as a function of Python's."""
-    given = tuple(dict.fromkeys(reads(step)))
-    symbols = sorted({s.name for s in step_sizes(step)} - {*given})
-    addresses = frozenset(given if isinstance(step, Launch) and step.use.by_pointer else ())
-    return HostFunction(name, (*given, *symbols), (step,), tuple(results), addresses)
+    """A step as a function of Python's, which is given the addresses of what kernels take."""
+    given = tuple(dict.fromkeys(step.facts.reads))
+    symbols = sorted({s.name for s in step.facts.symbols} - {*given})
+    addresses = frozenset(given) - {*step.facts.wants} if isinstance(step, RunKernel) else frozenset()
+    if isinstance(step, RunKernel):
+        step = step.at_addresses(addresses)
+    return HostFunction(name, (*given, *symbols), step, tuple(results), addresses)
 
 
 def _double(value: float) -> str:

@@ -1,7 +1,7 @@
 """The host program as LLVM IR: one C function that takes the list of arguments and returns the tuple of results.
 
-It runs the steps that ``python/text.py`` prints as Python: sizes are computed in registers, memory of kernels lies in
-an arena (``plan_memory.py``), kernels are called by their addresses, on GPUs through the driver
+It runs the resolved steps that ``python/text.py`` prints as Python: sizes are computed in registers, memory of kernels
+lies in an arena (``plan_memory.py``), kernels are called by their addresses, on GPUs through the driver
 (``native/launch.py``), ops of ATen's through torch's C interface (``native/shims.py``). A program with a GPU makes
 that the current one and asks for torch's current stream once, at its begin. The interpreter's lock is released from
 the first kernel or op on, and taken back for ops that have no such interface, which Python calls (*parts*), and at the
@@ -14,38 +14,31 @@ the Python program is to be run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 
-from ....ir.expr.dtypes import DType
 from ....ir.graph.graph import TensorType
 from ...kernel import EmitError
 from ..memory.plan_memory import ALIGN
 from ..python.text import HostText, print_parts
-from ..steps.frame import plan_frame, reads, sizes_in, step_sizes
-from ..steps.program import (
+from ..steps.kernel_use import Grid, KernelUse
+from ..steps.program import HostProgram
+from ..steps.resolved import DropArena, Forget, HoldArena, Let, LookAt, Place, Pointer, Rename, RunKernel, Take
+from ..steps.step import (
     Allocate,
-    Arena,
     BindSize,
     CallLibrary,
     CheckLayout,
-    Free,
-    Grid,
-    HostProgram,
-    KernelUse,
-    Launch,
     LimitMemory,
     MakeView,
     Return,
-    Reuse,
     Step,
-    WriteOver,
-    least_memory,
 )
 from .body import Body
 from .calls import GATHER, Calls
+from .frame import plan_frame
 from .launch import CONTEXT_AT, MOST_POINTERS
 from .shims import Shims, shim_call
 from .table import DIES, ELEMENT_SHIFT, IS_SIZE, IS_TENSOR, NOTHING, OBJECT, SIZE, UNUSED
@@ -77,9 +70,9 @@ class NativeHost:
 
 
 def emit_native(program: HostProgram, shims: Shims) -> NativeHost:
-    """The program for CPUs and at most one GPU. Raises EmitError where it has steps for another device, or sizes with
-    no code here."""
-    others = {*devices_of(program)} - {"cpu"}
+    """A resolved program for CPUs and at most one GPU. Raises EmitError where it has steps for another device, or sizes
+    with no code here."""
+    others = {*program.devices} - {"cpu"}
     if len(others) > 1:
         raise EmitError(f"{program.name}: native host programs are for one GPU, and this one uses {sorted(others)}")
     unknown = {d for d in others if d.partition(":")[0] not in shims.devices}
@@ -89,7 +82,7 @@ def emit_native(program: HostProgram, shims: Shims) -> NativeHost:
     return _Emitter(program, shims, plan_frame(program), Body(program.name), gpu=gpu).emit()
 
 
-def python_launches(step: Launch) -> str:
+def python_launches(step: RunKernel) -> str:
     """Why Python launches a GPU kernel, "" where it does not."""
     use = step.use
     if use.grid is None:
@@ -98,23 +91,9 @@ def python_launches(step: Launch) -> str:
         return "copies tensors that lie where its tile descriptors cannot begin"
     if use.table:
         return "reads a table that is copied to the GPU where it changes"
-    if len(step.tensors) > MOST_POINTERS:
+    if len(step.pointers) > MOST_POINTERS:
         return f"takes more than {MOST_POINTERS} tensors"
     return ""
-
-
-def devices_of(program: HostProgram) -> tuple[str, ...]:
-    """The devices of a program's launches and tensors."""
-    found = [kind.device for kind in program.inputs.values()]
-    for step in program.steps:
-        match step:
-            case Launch():
-                found.append(step.device)
-            case Allocate(_, kind) | MakeView(_, kind):
-                found.append(kind.device)
-            case CallLibrary(node):
-                found += [t.device for t in node.types if t is not None]
-    return tuple(dict.fromkeys(found))
 
 
 @dataclass(slots=True)
@@ -122,27 +101,26 @@ class _Emitter(Calls):
     """The steps in their order. ``gpu`` is the index of the GPU that they use."""
 
     gpu: int | None = None
+    # The arguments as they are taken over, and the roots that are addresses in the arena.
+    taken: Take = field(init=False)
+    placed: set[str] = field(default_factory=set)
+    arena: HoldArena | None = None
 
     def emit(self) -> NativeHost:
         self.place_all()
-        program = self.program
-        arena = program.arena
-        self.symbols = {s.name: s for step in program.steps for s in step_sizes(step)}
-        self.symbols |= {s.name: s for s in sizes_in((arena.size, *arena.offsets.values()) if arena else ())}
-        idle = [s for s in program.steps if isinstance(s, BindSize) and s.symbol not in self.symbols.values()]
-        self.used = frozenset(n for s in program.steps if s not in idle for n in reads(s)) | self.symbols.keys()
+        steps = self.program.steps
+        self.symbols = {s.name: s for step in steps for s in step.facts.symbols}
+        self.used = frozenset(n for s in steps if not self.is_idle(s) for n in s.facts.reads) | self.symbols.keys()
         if self.words > MOST_WORDS:
-            raise EmitError(f"{program.name}: {self.words} words are too many for a frame on the stack")
-        for name in program.arguments:
-            self.bind(name, name)
-        for k, step in enumerate(program.steps):
+            raise EmitError(f"{self.program.name}: {self.words} words are too many for a frame on the stack")
+        for k, step in enumerate(steps):
             self.b.scratch = 0
-            if arena is not None and k == arena.begin:
-                self.make_arena(arena)
             self.step(k, step)
-            if arena is not None and k == arena.end < self.frame.end and not _is_on_stack(arena):
-                self.drop("")
         return self.done()
+
+    def is_idle(self, step: Step) -> bool:
+        """Whether a step binds a size that nothing computes with; the caller may have given None."""
+        return isinstance(step, BindSize) and step.symbol not in self.symbols.values()
 
     def place_all(self) -> None:
         """Give every root its place in the frame. Arguments come first, in their order, whatever they are."""
@@ -152,7 +130,7 @@ class _Emitter(Calls):
         self.slots[""] = len(self.slots)
         for step in program.steps:
             match step:
-                case Allocate(name) | MakeView(name):
+                case Allocate(name) | MakeView(name) | Place(name):
                     name = _again(name) if name in self.slots else name
                     self.slots[name] = len(self.slots)
                 case CallLibrary(node, _, over) if not over:
@@ -164,18 +142,32 @@ class _Emitter(Calls):
 
     def step(self, at: int, step: Step) -> None:
         match step:
+            case Take(names):
+                self.taken = step
+                for name in names:
+                    self.bind(name, name)
+            case LookAt() | Let():
+                pass  # arguments are looked at where they are taken over, and sizes have registers
             case BindSize():
                 self.bind_size(step)
-            case Allocate(name, kind):
-                self.allocate(name, kind, step)
-            case Reuse(name, source):
-                root = self.names.pop(source)
-                self.names[name] = root
-            case WriteOver(name, target):
-                self.bind(name, self.names[target])
-            case Launch(use) if use.by_pointer and use.grid is None:
+            case HoldArena():
+                self.hold_arena(step)
+            case DropArena():
+                if at <= self.frame.end and self.arena is not None and not _is_on_stack(self.arena):
+                    self.drop("")
+            case Place(name, base, offset):
+                self.place(name, base, offset)
+            case Allocate(name):
+                self.bind(name, name)
+                self.make(name, step)
+            case Rename(name, Pointer(source), takes_over):
+                if takes_over:
+                    self.names[name] = self.names.pop(source)
+                else:
+                    self.bind(name, self.names[source])
+            case RunKernel(use) if use.by_pointer and use.grid is None:
                 self.launch(step)
-            case Launch(KernelUse(grid=Grid() as grid)) if not python_launches(step):
+            case RunKernel(KernelUse(grid=Grid() as grid)) if not python_launches(step):
                 self.launch_on_gpu(step, grid)
             case CallLibrary(node, _, over):
                 call = shim_call(node, self.shims)
@@ -186,7 +178,7 @@ class _Emitter(Calls):
                     self.python(step, node.names)
                 else:
                     self.library(step, call)
-            case Launch() | LimitMemory():
+            case RunKernel() | LimitMemory():
                 self.python(step, ())
             case CheckLayout(name, kind, op):
                 shape, strides = self.b.array(kind.shape), self.b.array(kind.strides)
@@ -203,21 +195,27 @@ class _Emitter(Calls):
                 self.bind(name, name)
                 self.python(step, (name,))
             case MakeView(name, kind, source, offset):
-                self.view(step, name, kind, source, offset)
-            case Free(names):
-                for name in names:
-                    self.free(name, at)
+                if name in self.frame.tensors:
+                    self.view(step, name, kind, source, offset)
+                else:
+                    self.place(name, source, offset * kind.dtype.itemsize)
+            case Forget(pointers):
+                for pointer in pointers:
+                    self.free(pointer.name, at)
             case Return(values):
                 self.finish(values)
+            case _:
+                raise EmitError(f"{self.program.name}: {type(step).__name__} has no native code")
 
     def bind_size(self, step: BindSize) -> None:
-        if step.symbol not in self.symbols.values():
-            return  # Nothing is computed with it; the caller may have given None.
+        if self.is_idle(step):
+            return
+        (source,) = step.facts.reads
         if step.dim is None:
-            value = self.b.load("frame", self.object_word(step.source) + len(self.objects))
+            value = self.b.load("frame", self.object_word(source) + len(self.objects))
         else:
             function = "aoti_torch_get_strides" if step.stride else "aoti_torch_get_sizes"
-            tensor = self.b.load("frame", self.slot(step.source), "ptr")
+            tensor = self.b.load("frame", self.slot(source), "ptr")
             result = self.b.at("numbers", self.b.numbers(1))
             self.b.line(f"call i32 {self.b.function(function)}(ptr {tensor}, ptr {result})")
             row = self.b.value(f"load ptr, ptr {result}")
@@ -229,36 +227,32 @@ class _Emitter(Calls):
             value = self.b.value(f"sdiv i64 {value}, {step.scale}")
         self.b.known[step.symbol] = value
 
-    def allocate(self, name: str, kind: TensorType, step: Allocate) -> None:
-        self.bind(name, name)
-        arena = self.program.arena
-        if arena is None or not self.is_in_arena(name):
-            self.make(name, step)
-            return
-        base = self.b.load("frame", self.slot("") + 2)
-        offset = self.b.size(arena.offsets[name])
-        self.b.store("frame", self.slot(name) + 2, self.b.value(f"add i64 {base}, {offset}"))
-
-    def make_arena(self, arena: Arena) -> None:
-        if _is_on_stack(arena):
+    def hold_arena(self, step: HoldArena) -> None:
+        self.arena = step
+        if _is_on_stack(step):
             self.b.store("frame", self.slot("") + 2, "%stack", "ptr")
         else:
-            self.make("", Allocate("arena", _bytes(arena.size, arena.device)))
+            self.make("", Allocate("arena", step.type))
+
+    def place(self, name: str, source: str, offset: sympy.Expr) -> None:
+        """Put an address so many bytes behind another, or behind the begin of the arena."""
+        base_root = self.names.get(source, source)
+        base = self.b.load("frame", self.slot(source) + 2)
+        shift = self.b.size(offset)
+        self.bind(name, name)
+        if source:
+            self.bases[name] = base_root
+            self.shares[base_root] += 1
+        else:
+            self.placed.add(name)
+        if shift != "0" or not source:
+            base = self.b.value(f"add i64 {base}, {shift}")
+        self.b.store("frame", self.slot(name) + 2, base)
 
     def view(self, step: MakeView, name: str, kind: TensorType, source: str, offset: sympy.Expr) -> None:
         source_slot = self.slot(source)
-        base_root = self.names[source]
         self.bind(name, _again(name) if name == source else name)
         shift = self.b.size(offset)
-        if name not in self.frame.tensors:
-            self.bases[name] = base_root
-            self.shares[base_root] += 1
-            base = self.b.load("frame", source_slot + 2)
-            if shift != "0":
-                nbytes = self.b.value(f"mul i64 {shift}, {kind.dtype.itemsize}")
-                base = self.b.value(f"add i64 {base}, {nbytes}")
-            self.b.store("frame", self.slot(name) + 2, base)
-            return
         shape, strides = self.b.array(kind.shape), self.b.array(kind.strides)
         slot, other = self.b.at("frame", self.slot(name)), self.b.at("frame", source_slot)
         where = f"ptr %table, ptr {slot}, ptr {other}, i64 {len(kind.shape)}, ptr {shape}, ptr {strides}, i64 {shift}"
@@ -271,7 +265,7 @@ class _Emitter(Calls):
             self.shares[root] -= 1
             if self.shares[root]:
                 return
-            owned = not self.is_in_arena(root) and root not in self.bases
+            owned = root not in self.placed and root not in self.bases
             if owned and (root not in self.objects or root in self.frame.dying) and at < self.frame.end:
                 self.drop(root)
             root = self.bases.get(root)
@@ -279,9 +273,6 @@ class _Emitter(Calls):
     def drop(self, root: str) -> None:
         slot = self.b.at("frame", 3 * self.slots[root])
         self.b.line(f"call void {self.b.function('mlc_drop')}(ptr %table, ptr {slot})")
-
-    def is_in_arena(self, root: str) -> bool:
-        return self.program.arena is not None and root in self.program.arena.offsets
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -309,7 +300,7 @@ class _Emitter(Calls):
         program, slots, objects = self.program, len(self.slots), len(self.objects)
         wanted = frozenset(self.symbols.values())
         binds = [s for s in program.steps if isinstance(s, BindSize) and s.dim is None and s.symbol in wanted]
-        sizes = frozenset(s.source for s in binds)
+        sizes = frozenset(name for s in binds for name in s.facts.reads)
         kinds = [self.kind(name, sizes) for name in program.arguments]
         body, self.b.lines = self.b.lines, []
         self.b.lines.append(f"define ptr @{ENTRY}(ptr %self, ptr %list) {{")
@@ -320,8 +311,8 @@ class _Emitter(Calls):
         for name in ("thread", "status", "results", *(_GPU_STATE if self.gpu is not None else ())):
             self.b.line(f"%{name} = alloca ptr")
         self.b.line("%launch = alloca i64")
-        if program.arena is not None and _is_on_stack(program.arena):
-            self.b.line(f"%stack = alloca [{program.arena.bound} x i8], align {ALIGN}")
+        if self.arena is not None and _is_on_stack(self.arena):
+            self.b.line(f"%stack = alloca [{self.arena.bound} x i8], align {ALIGN}")
         self.b.line("store ptr null, ptr %results")
         self.enter_gpu()
         self.b.line(f"call void @llvm.memset.p0.i64(ptr %frame, i8 0, i64 {8 * self.words}, i1 false)")
@@ -354,7 +345,7 @@ class _Emitter(Calls):
         self.b.lines.append("}")
         constants = [f"{name} = internal constant {text}" for text, name in self.b.constants.items()]
         text = "\n".join([*constants, *_PREAMBLE, *self.b.lines, ""])
-        parts, rescues = print_parts(program, self.parts), print_parts(program, self.rescues)
+        parts, rescues = print_parts(self.parts, self.taken.gpu), print_parts(self.rescues, self.taken.gpu)
         return NativeHost(text, tuple(self.b.own), parts, rescues, self.gpu, tuple(self.launches))
 
     def enter_gpu(self) -> None:
@@ -395,11 +386,8 @@ class _Emitter(Calls):
         return IS_SIZE if name in sizes else 0
 
     def least(self) -> list[int]:
-        """Bytes of memory that each argument has at least; of those in other layouts than was promised, any."""
-        laid_out = {s.name for s in self.program.steps if isinstance(s, CheckLayout)}
-        kinds = {n: k for n, k in self.program.inputs.items() if n in self.used}
-        least = {n: min(least_memory(k), 1) if n in laid_out else least_memory(k) for n, k in kinds.items()}
-        return [least.get(name, 0) for name in self.program.arguments]
+        """Bytes of memory that each argument has at least."""
+        return [self.taken.least[n] if n in self.taken.least and n in self.used else 0 for n in self.program.arguments]
 
 
 _PREAMBLE = (
@@ -416,10 +404,6 @@ def _again(name: str) -> str:
     return f"{name}'"
 
 
-def _is_on_stack(arena: Arena) -> bool:
+def _is_on_stack(arena: HoldArena) -> bool:
     """Whether an arena is never larger than what each call may take of its thread's stack."""
     return arena.device == "cpu" and arena.bound is not None and arena.bound <= MOST_STACK
-
-
-def _bytes(size: sympy.Expr, device: str) -> TensorType:
-    return TensorType((size,), (sympy.S.One,), DType.UINT8, device)

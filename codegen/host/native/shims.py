@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import sympy
 
+from ....ir.graph.effects import resolve_op
 from ....ir.graph.graph import Library, Ref
-from ..steps.ops import resolve_op
 
 HANDLE = "AtenTensorHandle"
 Value: TypeAlias = "sympy.Expr | float"

@@ -30,7 +30,7 @@ class Words:
     taken: set[str] = field(default_factory=set)
     ops: dict[str, str] = field(default_factory=dict)
     constants: dict[str, str] = field(default_factory=dict)
-    hoisted: dict[sympy.Expr, str] = field(default_factory=dict)
+    hoisted: dict[sympy.Basic, str] = field(default_factory=dict)
     indent: str = "    "
     comment: str = ""
     # The GPU that is the current one while the program runs, "" where there is none such.
@@ -59,21 +59,17 @@ class Words:
             self.taken.add(known)
         return known
 
-    def size(self, expr: sympy.Expr | int) -> str:
-        """A size; anything but a number or a symbol is computed once, into a variable."""
+    def size(self, expr: sympy.Basic | int) -> str:
+        """A size; anything but a number or a symbol was computed into a variable."""
         if isinstance(expr, int):
             return str(expr)
         if expr.is_Integer:
             return str(int(expr))
         if expr.is_Symbol:
             return self.name(expr.name)
-        known = self.hoisted.get(expr)
-        if known is None:
-            known = self.hoisted[expr] = f"n{len(self.hoisted)}_"
-            self.line(f"{known} = {self.expression(expr)}")
-        return known
+        return self.hoisted[expr]
 
-    def expression(self, expr: sympy.Expr) -> str:
+    def expression(self, expr: sympy.Basic) -> str:
         try:
             text = index_text(expr, lambda s: self.name(s.name))
         except IRError:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
-from ....ir.errors import IRError
+from ....ir.graph.effects import resolve_op
 from ....ir.graph.graph import Library, OpRef
 
 # Namespaces of ops that torch itself defines, with their fake kernels, and of our own.
@@ -15,18 +11,6 @@ _OWN = frozenset(
      "_dtensor", "inductor", "mkldnn", "onednn", "mkldnn_prepacked", "quantized", "quantized_decomposed", "rngprims",
      "profiler")
 )  # fmt: skip
-
-
-def resolve_op(target: str) -> Any:
-    """The op of a library target, "aten::addmm.default" or "hop::cond". Raises IRError where torch has none."""
-    namespace, _, rest = target.partition("::")
-    found: Any = torch.ops.higher_order if namespace == "hop" else getattr(torch.ops, namespace)
-    try:
-        for part in rest.split("."):
-            found = getattr(found, part)
-    except AttributeError:
-        raise IRError(f"torch {torch.__version__} has no op {target}") from None
-    return found
 
 
 def users_op(node: Library) -> str:
@@ -53,16 +37,3 @@ def nests(target: str) -> bool:
         return True
     returns = getattr(getattr(resolve_op(target), "_schema", None), "returns", ())
     return len(returns) > 1 and any("[]" in str(r.type) or "List" in str(r.type) for r in returns)
-
-
-def may_alias(target: str) -> bool:
-    """Whether an op may return memory that it was given, going by its schema; yes where there is none."""
-    if "::" not in target or target.startswith("hop::") or "::wait_tensor." in target:
-        return True
-    if target.startswith("mlc::"):
-        return False
-    try:
-        schema = getattr(resolve_op(target), "_schema", None)
-    except (IRError, AttributeError):
-        return True
-    return schema is None or any(r.alias_info is not None for r in schema.returns)

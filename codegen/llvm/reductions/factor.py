@@ -5,6 +5,7 @@ from __future__ import annotations
 from ....ir.expr.monoid import SUM, Monoid
 from ....ir.expr.product import factors, product_of
 from ....ir.expr.value import Expr, free_symbols
+from ....ir.nest.hints import FACTOR
 from ....ir.nest.loops import AxisKind, Block, Loop
 
 
@@ -13,10 +14,10 @@ def factored(
 ) -> tuple[tuple[Expr, ...], Expr | None]:
     """What is summed in the loops ``inside`` (``loop`` and those in it), and the factor of the whole.
 
-    Only where the loop is annotated with ``factor``: sums are rounded differently then, and infinite factors meet
+    Only where the loop is told so (``FACTOR``): sums are rounded differently then, and infinite factors meet
     zeros of the sum instead of its terms.
     """
-    if not dict(loop.annotations).get("factor") or monoid is not SUM or not values[0].dtype.is_float:
+    if not FACTOR.of(loop) or monoid is not SUM or not values[0].dtype.is_float:
         return values, None
     running = {lp.var for lp in inside}
     moving = {

@@ -10,6 +10,7 @@ import sympy
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Load
+from ....ir.nest.hints import CHAIN
 from ....ir.nest.loops import AxisKind, Block, Bound, Loop, LoopKind, Update
 from ...kernel import EmitError
 from ..functions.functions import apply
@@ -87,10 +88,10 @@ def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | Non
 
 
 def _is_interleaved(loop: Loop, reduced: Reduced) -> bool:
-    """Whether each copy of an unrolled loop keeps a partial state; with the annotation ``chain`` they share one."""
+    """Whether each copy of an unrolled loop keeps a partial state; with the hint ``CHAIN`` they share one."""
     if reduced.block.is_scan:
         return False
-    return loop.var in reduced.vars and loop.kind is LoopKind.UNROLLED and not dict(loop.annotations).get("chain")
+    return loop.var in reduced.vars and loop.kind is LoopKind.UNROLLED and not CHAIN.of(loop)
 
 
 def begin_cascade(ctx: Context, reduced: Reduced, loop: Loop) -> list[tuple[Accumulator, Accumulator]]:

@@ -17,23 +17,21 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ....runtime.settings.options import Options
 from ....scheduler.passes.products.chain_products import DEVICES
+from ..context import AtenContext
 from .joint_match import KeptError, Site
 from .joint_write import rewrite
 
 aten = torch.ops.aten
 
 
-def recompute_scores(joint: fx.GraphModule, options: Options) -> int:
+def recompute_scores(joint: fx.GraphModule, context: AtenContext) -> int:
     """Rewrite, in place, every attention of a graph of forward and backward; how many there were.
 
     Common nodes have been united before: what is computed twice afterwards is so on purpose. Where a softmax stands
     between products and keeps its probabilities, the note ``mlc_note`` of the product that reads them says why.
     """
-    if options.numerics == "eager":
-        return 0
-    done = 0
+    options, done = context.options, 0
     for node in list(joint.graph.find_nodes(op="call_function", target=aten._softmax.default)):
         device = node.meta["val"].device.type
         on_gpu = device != "cpu" or options.target not in (None, "cpu")

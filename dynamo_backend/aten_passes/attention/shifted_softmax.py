@@ -32,6 +32,10 @@ def unshift_softmax(graph: fx.Graph) -> int:
             if isinstance(scores, fx.Node) and _is_largest(shift, scores, node.args[1]):
                 node.update_arg(0, scores)
                 done += 1
+    if done:
+        graph.eliminate_dead_code()
+        if graph.owning_module is not None:
+            graph.owning_module.recompile()
     return done
 
 

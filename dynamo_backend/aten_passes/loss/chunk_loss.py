@@ -17,8 +17,8 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ....runtime.settings.options import Options
 from ...tracing.hints import hint_of
+from ..context import AtenContext
 from ..write import NodeWriter
 from .chunk_loss_match import LossSite, RefusedLoss, find_losses
 
@@ -35,11 +35,12 @@ _NONE, _MEAN = 0, 1
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-def chunk_losses(gm: fx.GraphModule, options: Options) -> int:
+def chunk_losses(gm: fx.GraphModule, context: AtenContext) -> int:
     """Rewrite, in place, every linear + cross-entropy with large logits; the number of losses that were rewritten.
 
     Products whose logits stay whole get the reason as the note ``mlc_note`` of their node, for reports.
     """
+    options = context.options
     rows = options.loss_chunk
     if rows == 0 or (rows is None and options.numerics == "eager"):
         return 0

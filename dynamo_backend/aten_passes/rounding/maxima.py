@@ -9,13 +9,14 @@ with the elements; elements that a scatter or a library call has looked through 
 from __future__ import annotations
 
 import math
-from collections.abc import Set
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..context import AtenContext
+from ..joint_graph import backward_of
 from ..views.written_views import seen_through
 from ..write import NodeWriter
 from .rounding import keep_rounding
@@ -27,7 +28,7 @@ _LOOKS_UP = (aten.gather.default, aten.index_select.default, aten.index.Tensor)
 _LARGEST = (aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
 
 
-def save_compared(graph: fx.Graph, backward: Set[fx.Node]) -> int:
+def save_compared(graph: fx.Graph) -> int:
     """Save what a backward compares with results of scatters and library calls; how many values."""
     kept: set[fx.Node] = set()
     for node in graph.nodes:
@@ -40,6 +41,7 @@ def save_compared(graph: fx.Graph, backward: Set[fx.Node]) -> int:
             kept.update(n for n in node.args[1:3] if isinstance(n, fx.Node))
         elif node.target is aten._segment_reduce_backward.default:
             kept.update(n for n in node.args[2:3] if isinstance(n, fx.Node))
+    backward = backward_of(graph) if kept else set()
     kept = {n for n in kept if n.op == "call_function" and n not in backward}
     for node in kept:
         node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
@@ -57,8 +59,10 @@ def _is_scattered(node: fx.Node) -> bool:
     return node.target in _SCATTERS and any(a in ("amax", "amin") for a in node.args)
 
 
-def recompute_maxima(forward: fx.GraphModule, backward: fx.GraphModule) -> int:
+def recompute_maxima(backward: fx.GraphModule, context: AtenContext) -> int:
     """Let the backward compare what it makes again with the maximum of just that; how many comparisons it has."""
+    forward = context.forward
+    assert forward is not None, "a backward alone"
     originals = {n.name: n for n in forward.graph.nodes}
     here = {n.name: n for n in backward.graph.nodes}
     made: dict[fx.Node, fx.Node] = {}

@@ -27,12 +27,14 @@ _DECIDES = frozenset((
 _HANDED_ON = (aten.clone.default, aten._unsafe_view.default, aten.neg.default, aten.abs.default)
 
 
-def keep_compared(gm: fx.GraphModule) -> None:
-    """Let half-typed values that are compared with others, or made whole numbers, be read as they are stored."""
+def keep_compared(gm: fx.GraphModule) -> int:
+    """Let half-typed values that are compared with others, or made whole numbers, be read as they are stored; how many
+    were not."""
+    marked = 0
     for node in gm.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and _decides(node):
-            for operand in node.all_input_nodes:
-                keep_rounding(operand)
+            marked += sum(map(keep_rounding, node.all_input_nodes))
+    return marked
 
 
 def _decides(node: fx.Node) -> bool:
@@ -50,18 +52,20 @@ def _decides(node: fx.Node) -> bool:
     return name in _DECIDES
 
 
-def keep_rounding(node: fx.Node) -> None:
-    """Let a value that is rounded to a half type, maybe seen through views or in a wider type, be read so."""
+def keep_rounding(node: fx.Node) -> bool:
+    """Let a value that is rounded to a half type, maybe seen through views or in a wider type, be read so; whether it
+    was not."""
     while _hands_on(node):
         node = node.all_input_nodes[0]
     if not _is_half(node):
-        return
+        return False
     if node.target is operator.getitem:  # it is made where the other results of its operation are
         (node,) = node.all_input_nodes
         if _hands_on(node):
-            keep_rounding(node.all_input_nodes[0])
-            return
+            return keep_rounding(node.all_input_nodes[0])
+    is_new = KEEPS_ROUNDING not in node.meta
     node.meta[KEEPS_ROUNDING] = True
+    return is_new
 
 
 def _is_half(node: fx.Node) -> bool:

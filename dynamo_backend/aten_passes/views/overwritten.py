@@ -8,19 +8,21 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..joint_graph import backward_of
 from ..write import NodeWriter
 from .written_views import is_view
 
 aten = torch.ops.aten
 
 
-def keep_overwritten(joint: fx.GraphModule, backward: Set[fx.Node]) -> int:
+def keep_overwritten(joint: fx.GraphModule) -> int:
     """Let what is made of inputs that the forward writes be made of copies of them; how many copies there are.
 
     AOTAutograd writes at the end of the forward what is copied over an input, and partitioners take inputs for
     constants: they let the backward read one, or make of it again what the forward made of it. A copy may be saved and
     is not made again; where it is not saved, the kernels of the forward read through it.
     """
+    backward = backward_of(joint.graph)
     writes = [
         n
         for n in joint.graph.find_nodes(op="call_function", target=aten.copy_.default)

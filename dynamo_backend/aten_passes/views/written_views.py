@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from ..context import AtenContext
 from ..write import NodeWriter, give_results
 
 aten = torch.ops.aten
@@ -24,7 +25,7 @@ def is_view(node: fx.Node) -> bool:
     return any(a.alias_info is not None and not a.alias_info.is_write for a in first)
 
 
-def return_written_inputs(gm: fx.GraphModule, metadata: Any) -> int:
+def return_written_inputs(gm: fx.GraphModule, context: AtenContext) -> int:
     """Let results that AOTAutograd makes views of a written input again be views of it in the graph too; how many are.
 
     The graph has views of the value that is copied over the input, at its end or, where autograd is to know of it, by
@@ -34,7 +35,7 @@ def return_written_inputs(gm: fx.GraphModule, metadata: Any) -> int:
     its own.
     """
     (end,) = gm.graph.find_nodes(op="output")
-    results = list(end.args[0])  # type: ignore[arg-type]
+    metadata, results = context.metadata, list(end.args[0])  # type: ignore[arg-type]
     written = _written(gm.graph, results, metadata)
     if not written:
         return 0

@@ -15,7 +15,8 @@ import sympy
 from ....ir.expr.monoid import associative
 from ....ir.expr.value import Cast, Expr, IndexValue, Load, Var, is_value, rewrite, substitute_index, symbol
 from ....ir.expr.wide import may_stay_wide
-from ....ir.graph.graph import Compute, Graph, Input, Node, TensorType, View
+from ....ir.graph.facts import makers_of
+from ....ir.graph.graph import Compute, Graph, Input, TensorType, View
 from ..context import ImportContext, Tensor
 from ..registry import NoConversion, converter
 from ..terms import axes
@@ -54,12 +55,10 @@ class _Reader:
     count: int
     rank: int
     besides: list[_Place] = field(default_factory=list)
-    nodes: dict[str, Node] = field(default_factory=dict)
     inputs: dict[str, tuple[int, TensorType]] = field(default_factory=dict)
 
     def definition(self) -> tuple[Expr, ...]:
         """The components of the combination, then those that only travel. Raises NoConversion."""
-        self.nodes = {name: n for n in self.graph.nodes for name in n.names}
         given = [i for i in self.graph.inputs if isinstance(i, Input)]
         self.inputs = {i.name: (k, i.type) for k, i in enumerate(given)}
         results: list[Expr] = []
@@ -76,7 +75,7 @@ class _Reader:
             raise NoConversion("a combination that gathers")
         if name in self.inputs:
             return self._given(name, indices)
-        node = self.nodes[name]
+        node = makers_of(self.graph)[name]
         match node:
             case Compute():
                 value = substitute_index(node.value, dict(zip(node.axes, indices, strict=True)))

@@ -39,7 +39,7 @@ def rewrite_attention(graph: Graph, devices: Collection[str] = DEVICES) -> Graph
     """
     if sum(product_of(n) is not None for n in graph.nodes) < 2:
         return graph
-    found = Definitions.of(graph)
+    found = Definitions(graph)
     types = graph.types()
     changed: dict[str, list[Node]] = {}
     taken = set(types)
@@ -85,7 +85,7 @@ def _check_alone(found: Definitions, attention: Attention) -> list[str]:
         name = stack.pop()
         if name in outputs:
             raise NoAttention(f"{name}, made of its scores, is an output of the graph")
-        for reader in found.readers.get(name, ()):
+        for reader in found.readers(name):
             if reader is attention.product.node:
                 continue
             if isinstance(reader, Library):
@@ -107,7 +107,7 @@ def _check_alone(found: Definitions, attention: Attention) -> list[str]:
     if kind == "cuda" and attention.product.type.dtype is DType.FLOAT64:
         raise NoAttention("float64 is not for the tensor cores")
     inside = {n for n in seen}
-    return [s for s in statistics if s in outputs or any(inside.isdisjoint(r.names) for r in found.readers.get(s, ()))]
+    return [s for s in statistics if s in outputs or any(inside.isdisjoint(r.names) for r in found.readers(s))]
 
 
 # --- the nodes --------------------------------------------------------------------------------------------------------

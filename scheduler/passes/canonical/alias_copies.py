@@ -8,26 +8,26 @@ import sympy
 
 from ....ir.expr.index import simplify
 from ....ir.expr.value import Load, is_value
+from ....ir.graph.facts import aliases_of
 from ....ir.graph.graph import Compute, Graph, Input, Node, TensorType, View
-from ...facts.views import ViewMap
-from ...fusion.in_place import Aliases, MayAlias
+from ...facts.views import ViewMap, views_of
 
 
-def alias_copies(graph: Graph, may_alias: MayAlias = lambda target: True) -> Graph:
+def alias_copies(graph: Graph) -> Graph:
     """Turn ``clone`` and the like into views where source and copy have the same layout.
 
     A tensor that leaves the graph stays a copy: callers may write into it. So does a copy of an input, which callers
-    may write into while it is still needed for the backward pass. Both hold for views that library calls make as well:
-    ``may_alias`` tells whether an op may return memory that it was given.
+    may write into while it is still needed for the backward pass. Both hold for views that library calls make as well.
     """
-    views = ViewMap(graph)
+    views = views_of(graph)
     types = graph.types()
-    aliases = Aliases.of(graph, may_alias)
-    leaving = aliases.leaving(graph)
+    aliases = aliases_of(graph)
     inputs = {i.name for i in graph.inputs if isinstance(i, Input)}
     nodes: list[Node] = []
     for node in graph.nodes:
-        view = _as_view(node, views, types, graph) if isinstance(node, Compute) and node.name not in leaving else None
+        view = None
+        if isinstance(node, Compute) and node.name not in aliases.leaving:
+            view = _as_view(node, views, types, graph)
         nodes.append(view if view is not None and inputs.isdisjoint(aliases[view.source]) else node)
     same = all(a is b for a, b in zip(nodes, graph.nodes, strict=True))
     return graph if same else replace(graph, nodes=tuple(nodes))

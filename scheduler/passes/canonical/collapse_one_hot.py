@@ -23,7 +23,7 @@ def collapse_one_hot(graph: Graph) -> Graph:
     """Take out of every sum the axes along which a comparison with a position leaves one term."""
     if not any(isinstance(n, Reduction) and n.monoid == SUM for n in graph.nodes):
         return graph
-    found = Definitions.of(graph)
+    found = Definitions(graph)
     nodes = [_collapsed(found, n) if isinstance(n, Reduction) and n.monoid == SUM else n for n in graph.nodes]
     same = all(a is b for a, b in zip(nodes, graph.nodes, strict=True))
     return graph if same else replace(graph, nodes=tuple(nodes))

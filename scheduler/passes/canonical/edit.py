@@ -10,8 +10,9 @@ from typing import TypeAlias
 import sympy
 
 from ....ir.expr.value import Expr, is_value, loads
+from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Node, Reduction, Scan, View, node_values, uses
-from ...facts.views import ViewMap
+from ...facts.views import ViewMap, results_of, views_of
 
 Reader: TypeAlias = Compute | Reduction | Scan
 _READERS = (Compute, Reduction, Scan)
@@ -37,10 +38,8 @@ class Edit:
 
     @classmethod
     def of(cls, graph: Graph) -> Edit:
-        views = ViewMap(graph)
-        outside = {views.base(o) for o in graph.outputs if isinstance(o, str)}
-        taken = {n for node in graph.nodes for n in node.names} | {i.name for i in graph.inputs}
-        edit = cls(graph, views, outside, taken)
+        views, outside = views_of(graph), set(results_of(graph))
+        edit = cls(graph, views, outside, set(names_in(graph)))
         for k, node in enumerate(graph.nodes):
             edit._slots.append([node])
             if isinstance(node, _READERS):

@@ -6,21 +6,21 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from ....ir.expr.value import rename_loads
+from ....ir.graph.facts import aliases_of
 from ....ir.graph.graph import CallTensor, Compute, Graph, Library, Node, Reduction, Ref, Scan, Scatter, View
-from ...fusion.in_place import Aliases, MayAlias
 
 
-def eliminate_common(graph: Graph, may_alias: MayAlias = lambda target: True) -> Graph:
+def eliminate_common(graph: Graph) -> Graph:
     """One node for all tensor nodes of equal definition. Library calls stay: they may be random, or large.
 
     A result of the graph stays by itself, and of equal nodes of which views leave it one is merged with others: callers
-    may write into either of two results. ``may_alias`` tells whether an op may return memory that it was given.
+    may write into either of two results.
     """
     names: dict[str, str] = {}
     seen: dict[Hashable, tuple[str, ...]] = {}
     kept: list[Node] = []
     outputs = {o for o in graph.outputs if isinstance(o, str)}
-    leaving = Aliases.of(graph, may_alias).leaving(graph)
+    leaving = aliases_of(graph).leaving
     taken: set[Hashable] = set()  # those of which a view leaves the graph
     for node in graph.nodes:
         node = rename(node, names)

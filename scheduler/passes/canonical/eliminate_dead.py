@@ -6,24 +6,9 @@ from dataclasses import replace
 
 import sympy
 
-from ....ir.graph.graph import Graph, Library, Node, size_makers, sizes_read, uses
+from ....ir.graph.effects import has_effect
+from ....ir.graph.graph import Graph, Node, size_makers, sizes_read, uses
 from ....ir.graph.sequences import sequence_of
-from ....ir.graph.slices import NOTHING
-
-# Calls whose effect is not their result.
-_EFFECTS = ("copy_", "_assert", "set_", "resize_", "hop::", "_c10d_functional", "wait_tensor", "mlc::")
-
-
-def has_effect(node: Node) -> bool:
-    """Whether a node must run though nobody reads its result."""
-    if not isinstance(node, Library) or node.target in NOTHING:
-        return False
-    return node.refused or any(e in node.target for e in _EFFECTS) or _mutates(node.target)
-
-
-def _mutates(target: str) -> bool:
-    op = target.split("::")[-1].split(".")[0]
-    return op.endswith("_") and not op.endswith("__")
 
 
 def eliminate_dead(graph: Graph) -> Graph:

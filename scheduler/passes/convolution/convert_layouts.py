@@ -18,6 +18,7 @@ import sympy
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Load
+from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Input, Library, Node, Origin, Reduction, Ref, TensorType, uses
 from ....ir.nest.loops import contiguous_strides
 from ...facts.convolution import FORWARD, Convolution, axes_of, convolution
@@ -146,7 +147,7 @@ class _Images:
 def _written(found: _Images, images: frozenset[str], calls: frozenset[str]) -> Graph:
     """The graph with ``images`` in their new layout, and the copies between them and what keeps the other one."""
     graph = found.graph
-    taken = {i.name for i in graph.inputs} | {name for n in graph.nodes for name in n.names}
+    taken = set(names_in(graph))
     copies: dict[tuple[str, bool], str] = {}
     nodes: list[Node] = []
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ....ir.expr.symbols import SymbolTable
+from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Graph, Library, Node, Reduction, TensorType
 from ...facts.convolution import (
     Convolution,
@@ -34,7 +35,7 @@ _GRADIENTS: tuple[tuple[Direction, Callable[[Convolution, Names, TensorType, str
 def decompose_convolutions(graph: Graph) -> Graph:
     """Decide about every convolution of the graph; decompose those for which that is cheaper."""
     types = graph.types()
-    taken = {i.name for i in graph.inputs} | {name for n in graph.nodes for name in n.names}
+    taken = set(names_in(graph))
     nodes: list[Node] = []
     for node in graph.nodes:
         c = convolution(node, types)

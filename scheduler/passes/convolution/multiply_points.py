@@ -18,6 +18,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Load, call
+from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Library, Node, Reduction, Ref, TensorType, View, uses
 from ....ir.nest.loops import contiguous_strides
 from ...facts.convolution import Convolution, axes_of, convolution
@@ -37,7 +38,7 @@ def multiply_points(graph: Graph) -> Graph:
     chosen = {name: c for name, c in found.items() if "bias" not in c.names or name not in shared}
     if not chosen:
         return graph
-    taken = {i.name for i in graph.inputs} | {name for n in graph.nodes for name in n.names}
+    taken = set(names_in(graph))
     nodes: list[Node] = []
     for node in graph.nodes:
         c = chosen.get(node.names[0])

@@ -46,7 +46,7 @@ def chain_products(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:
     raised = _exponentials(graph)
     if not any(raised & {p.left, p.right} for p in products):
         return graph
-    found = Definitions.of(graph)
+    found = Definitions(graph)
     types = graph.types()
     chains: list[_ChainedProduct | Total] = []
     for node in graph.nodes:
@@ -210,7 +210,7 @@ def _other_reader(found: Definitions, name: str, allowed: Collection[str]) -> st
         current = stack.pop()
         if current in outputs:
             return f"the graph's output {current}"
-        for reader in found.readers.get(current, ()):
+        for reader in found.readers(current):
             if isinstance(reader, (Compute, View)):
                 if reader.name not in seen:
                     seen.add(reader.name)

@@ -7,40 +7,31 @@ reads the result joins as an epilogue. Which products are decomposed is a decisi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import sympy
 
 from ....ir.expr.monoid import SUM
 from ....ir.expr.value import Expr, Load, call, cast, const, rewrite, substitute_index
+from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorType
 from ....ir.nest.loops import contiguous_strides
-from ....ir.target import Target, gpu_target
+from ...context import USUAL, Context
 from ...cost.contraction_cpu import decide_cpu
 from ...cost.contraction_gpu import decide_gpu
 from ...facts.contraction import R0, Decision, LibraryProduct, Products
 from ...facts.digits import refine
-from ..canonical.eliminate_dead import eliminate_dead
 from ..canonical.names import fresh_name
 from ..canonical.simplify_algebra import simplify_call
 from ..reduction.split_reductions import exact_cuts, in_pieces
 from .stream_k import dealt
 
 
-def usual_gpu(device: str) -> Target:
-    """The GPU that decisions are made for where nobody says which one it is."""
-    return gpu_target("cuda:sm_90")
-
-
-def decompose_contractions(graph: Graph, target_of: Callable[[str], Target] = usual_gpu) -> Graph:
-    """Decide about every product of the graph; decompose those for which that is cheaper.
-
-    ``target_of`` gives the GPU that a device is.
-    """
-    graph = eliminate_dead(graph)  # what nobody needs does not read either
+def decompose_contractions(graph: Graph, context: Context = USUAL) -> Graph:
+    """Decide about every product of a graph without dead nodes, whose reads would count; open those that are to be
+    opened."""
     products = Products(graph)
-    taken = {i.name for i in graph.inputs} | {name for n in graph.nodes for name in n.names}
+    taken = set(names_in(graph))
     nodes: list[Node] = []
     for node in graph.nodes:
         product = products.product(node)
@@ -48,7 +39,7 @@ def decompose_contractions(graph: Graph, target_of: Callable[[str], Target] = us
             nodes.append(node)
             continue
         device = product.type.device
-        decision = decide_cpu(product) if device.startswith("cpu") else decide_gpu(product, target_of(device))
+        decision = decide_cpu(product) if device.startswith("cpu") else decide_gpu(product, context.target_of(device))
         # What passes before have to say about the call stands after its own reason.
         reason = "; ".join([decision.reason, *product.node.reason.split("; ")[1:]])
         if decision.decomposed:

@@ -12,13 +12,14 @@ Source: Milakov and Gimelshein 2018.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
 
 from ....ir.expr.monoid import LOGSUMEXP, MAX, SUM
 from ....ir.expr.value import Call, Const, Expr, Load, call, cast, const, free_symbols, loads, substitute_index
+from ....ir.graph.facts import names_in, places_of
 from ....ir.graph.graph import Compute, Graph, Node, Reduction, View
 from ...facts.definitions import Definitions
 from ...fusion.group import FEW_ROWS, MANY_ELEMENTS
@@ -37,9 +38,8 @@ def rewrite_logsumexp(graph: Graph, always: bool = False) -> Graph:
     with ``always`` all of them."""
     if not any(_sums(n) for n in graph.nodes):
         return graph
-    found = Definitions.of(graph)
-    order = {name: k for k, n in enumerate(graph.nodes) for name in n.names}
-    taken = {i.name for i in graph.inputs} | order.keys()
+    found = Definitions(graph)
+    taken = set(names_in(graph))
     changed: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if not _sums(node):
@@ -51,7 +51,7 @@ def rewrite_logsumexp(graph: Graph, always: bool = False) -> Graph:
         top = _maximum(found, node, parts)
         if not isinstance(parts.weight, Const) and not _is_below(found, node, parts, top):
             continue
-        if top is not None and (top.names[0] in changed or not _is_ready(parts, top, order)):
+        if top is not None and (top.names[0] in changed or not _is_ready(parts, top, places_of(graph))):
             top = None
         for name, nodes in _written(node, parts, top, taken):
             changed[name] = nodes
@@ -207,7 +207,7 @@ def _is_spread(found: Definitions, node: Reduction, elements: int) -> bool:
     hint = found.graph.symbols.hint
     stack, seen = [node.names[0]], {node.names[0]}
     while stack:
-        for reader in found.readers.get(stack.pop(), ()):
+        for reader in found.readers(stack.pop()):
             if isinstance(reader, Compute) and hint(reader.type.numel) >= elements * hint(node.types[0].numel):
                 return True
             if isinstance(reader, (Compute, View)) and reader.name not in seen:
@@ -277,7 +277,7 @@ def _is_log_of_sum(inside: Definitions, e: Expr, score: Expr, top: Reduction, pl
     return False
 
 
-def _is_ready(parts: _Parts, top: Reduction, order: dict[str, int]) -> bool:
+def _is_ready(parts: _Parts, top: Reduction, order: Mapping[str, int]) -> bool:
     """Whether the weights are there where the maximum is made."""
     return all(order.get(ld.buffer, -1) < order[top.names[0]] for ld in loads(parts.weight))
 

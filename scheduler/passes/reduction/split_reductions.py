@@ -18,6 +18,7 @@ from torch.utils._sympy.functions import FloorDiv
 from ....ir.expr.dtypes import DType
 from ....ir.expr.symbols import SymbolTable
 from ....ir.expr.value import Expr, IndexValue, Load, Select, call, substitute_index, symbol
+from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Graph, Node, Reduction, TensorType
 from ....ir.nest.loops import contiguous_strides
 from ..canonical.names import fresh_name
@@ -41,7 +42,7 @@ class Cut:
 
 def split_reductions(graph: Graph) -> Graph:
     """Split the reductions on GPUs that have too few results to occupy one."""
-    taken = {i.name for i in graph.inputs} | {name for n in graph.nodes for name in n.names}
+    taken = set(names_in(graph))
     nodes: list[Node] = []
     for node in graph.nodes:
         cuts = _cuts(node, graph.symbols) if isinstance(node, Reduction) else []

@@ -7,6 +7,7 @@ combined are an expression like any other, which the join's loop computes in pla
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -15,9 +16,8 @@ import sympy
 from ....ir.expr.value import Select, length, loads, substitute_index, walk
 from ....ir.graph.graph import Compute, Graph, Node, Reduction, TensorType
 from ...facts.evaluations import evaluations
-from ...facts.views import ViewMap
+from ...facts.views import ViewMap, readers_of, results_of, views_of
 from ...fusion.chain import is_contraction
-from ...fusion.outlined import readers_of
 
 # So many elements at most are combined in an expression, of so many nodes at most.
 MAX_ELEMENTS, MAX_NODES = 8, 128
@@ -31,10 +31,8 @@ def unroll_reductions(graph: Graph) -> Graph:
     short = {n.names[0]: n for n in graph.nodes if isinstance(n, Reduction) and _is_short(n)}
     if not short:
         return graph
-    views = ViewMap(graph)
-    readers = _Readers(graph, views, graph.types(), readers_of(graph, views))
-    needed = {views.base(o) for o in graph.outputs if isinstance(o, str)}
-    chosen = {name for name in short.keys() - needed if readers.are_joins(name)}
+    readers = _Readers(graph, views_of(graph), graph.types(), readers_of(graph))
+    chosen = {name for name in short.keys() - results_of(graph) if readers.are_joins(name)}
     if not chosen:
         return graph
     return replace(graph, nodes=tuple(_unrolled(n) if n.names and n.names[0] in chosen else n for n in graph.nodes))
@@ -66,11 +64,11 @@ class _Readers:
     graph: Graph
     views: ViewMap
     types: dict[str, TensorType]
-    by_name: dict[str, list[Node]]
+    by_name: Mapping[str, Sequence[Node]]
 
     def are_joins(self, name: str) -> bool:
         """Whether a tensor is read under conditions, by one element-wise node alone, and no element twice."""
-        readers = self.by_name.get(name, [])
+        readers = self.by_name.get(name, ())
         if len(readers) != 1 or not isinstance(readers[0], Compute):
             return False
         node, hint = readers[0], self.graph.symbols.hint

@@ -14,6 +14,7 @@ from functools import lru_cache
 import sympy
 
 from ....ir.expr.value import Index, Load, is_value
+from ....ir.nest.hints import ATOMIC
 from ....ir.nest.loops import Access, AxisKind, Block, Loop, LoopNest, Node, Statement, Update
 from ....ir.verify.expr import parts
 from ...error import ScheduleError
@@ -122,7 +123,7 @@ def scattered(block: Block) -> set[sympy.Symbol]:
 
 def is_atomic(block: Block) -> bool:
     """Whether a block scatters by atomic operations, in any order."""
-    return bool(dict(block.annotations).get("atomic"))
+    return ATOMIC.of(block)
 
 
 def unfinished(block: Block, write: Access) -> set[sympy.Symbol]:

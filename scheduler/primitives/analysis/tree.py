@@ -9,6 +9,7 @@ import sympy
 
 from ....ir.expr.index import simplify
 from ....ir.expr.value import Index, is_value
+from ....ir.nest.hints import Value
 from ....ir.nest.loops import Block, Bound, Loop, LoopNest, Node, walk_nodes
 from ...error import ScheduleError
 
@@ -78,6 +79,24 @@ def replace_node(body: tuple[Node, ...], target: Node, new: Callable[[Node], tup
 def with_node(nest: LoopNest, target: Node, *new: Node) -> LoopNest:
     """The nest with one node replaced by others."""
     return replace(nest, body=replace_node(nest.body, target, lambda _: new))
+
+
+def find_place(nest: LoopNest, at: str, asked: str) -> LoopNest | Loop | Block:
+    """The loop or block of a name; of an empty one the nest. Raises ScheduleError."""
+    if not at:
+        return nest
+    for node, _ in walk_nodes(nest.body):
+        if at == (node.var.name if isinstance(node, Loop) else node.name):
+            return node
+    raise ScheduleError(asked, f"there is no loop or block {at}", nest)
+
+
+def with_annotation(nest: LoopNest, node: LoopNest | Loop | Block, key: str, value: Value) -> LoopNest:
+    """A nest in which a loop, a block or the nest itself says something more."""
+    annotations = (*(a for a in node.annotations if a[0] != key), (key, value))
+    if isinstance(node, LoopNest):
+        return replace(node, annotations=annotations)
+    return with_node(nest, node, replace(node, annotations=annotations))
 
 
 def substitute(

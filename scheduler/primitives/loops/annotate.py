@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ....ir.nest.loops import Annotations, Block, Loop, LoopNest, Node, walk_nodes
+from ....ir.nest.hints import HINTS, Place, Value, misfits
+from ....ir.nest.loops import Loop, LoopNest
 from ...error import ScheduleError
-from ..analysis.tree import with_node
-
-Value = bool | int | float | str
+from ..analysis.tree import find_place, with_annotation
 
 
 def annotate(nest: LoopNest, at: str, key: str, value: Value) -> LoopNest:
@@ -19,23 +16,16 @@ def annotate(nest: LoopNest, at: str, key: str, value: Value) -> LoopNest:
 
         for i in range(n):     ->     for i in range(n):  # num_stages=3
 
+    Requires: a hint of the table below, in a place and of a value that it has there; it is not one that a primitive
+    of its own gives.
     Raises: ScheduleError.    Source: TVM ``Schedule.annotate``.
     """
-    if not at:
-        return replace(nest, annotations=_with(nest.annotations, key, value))
-    for node, _ in walk_nodes(nest.body):
-        if _name(node) == at:
-            return with_node(nest, node, replace(node, annotations=_with(node.annotations, key, value)))
-    raise ScheduleError(f"annotate({at}, {key!r}, {value!r})", f"there is no loop or block {at}", nest)
-
-
-def _name(node: Node) -> str:
-    match node:
-        case Loop():
-            return node.var.name
-        case Block():
-            return node.name
-
-
-def _with(annotations: Annotations, key: str, value: Value) -> Annotations:
-    return (*(a for a in annotations if a[0] != key), (key, value))
+    asked = f"annotate({at}, {key!r}, {value!r})"
+    node = find_place(nest, at, asked)
+    place = Place.NEST if node is nest else Place.LOOP if isinstance(node, Loop) else Place.BLOCK
+    for says, mend in misfits(((key, value),), place, [b.name for b in nest.params], nest.outputs):
+        raise ScheduleError(asked, says, nest, at, mend)
+    giver = HINTS[key.partition(":")[0]].given_by
+    if giver != annotate.__name__:
+        raise ScheduleError(asked, f"{key!r} is given by {giver}, which proves that it may be", nest, at)
+    return with_annotation(nest, node, key, value)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ....ir.nest.hints import UNIT
 from ....ir.nest.loops import Block, Loop, LoopNest, Node, walk_nodes
 from ...error import ScheduleError
 from ..analysis.region import axis_regions
-from ..analysis.tree import blocks_under, find_block, find_loop
-from .annotate import annotate
-
-UNIT = "unit"
+from ..analysis.tree import blocks_under, find_block, find_loop, with_annotation
 
 
 def blockize(nest: LoopNest, loop: str) -> LoopNest:
@@ -46,12 +44,12 @@ def blockize(nest: LoopNest, loop: str) -> LoopNest:
                     asked, f"{block.name} does not cover a dense tile of its axis {axis}", nest, block.name,
                     "let the inner loops of a split stand inside, and the outer ones outside",
                 )  # fmt: skip
-    return annotate(nest, loop, UNIT, True)
+    return with_annotation(nest, node, UNIT.name, True)
 
 
 def is_unit(loop: Loop) -> bool:
     """Whether a loop and all that is in it is one unit."""
-    return dict(loop.annotations).get(UNIT) is True
+    return UNIT.of(loop)
 
 
 def check_units(before: LoopNest, after: LoopNest, asked: object) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from ....ir.expr.value import is_value
+from ....ir.nest.hints import NUM_STAGES
 from ....ir.nest.loops import Block, Loop, LoopKind, LoopNest, Scope
 from ...error import ScheduleError
 from ..analysis.dependence import accesses
 from ..analysis.tree import blocks_under, find_loop
 from .annotate import annotate
-
-STAGES = "num_stages"
-MAX_STAGES = 8
 
 
 def pipeline(nest: LoopNest, loop: str, stages: int) -> LoopNest:
@@ -30,8 +28,8 @@ def pipeline(nest: LoopNest, loop: str, stages: int) -> LoopNest:
     """
     asked = f"pipeline({loop}, {stages})"
     node, _ = find_loop(nest, loop, asked)
-    if not 2 <= stages <= MAX_STAGES:
-        raise ScheduleError(asked, f"{stages} stages are not 2 to {MAX_STAGES}", nest, loop)
+    if stages < 2 or not NUM_STAGES.takes(stages):
+        raise ScheduleError(asked, f"{stages} stages are not 2 to {NUM_STAGES.high}", nest, loop)
     if node.kind is not LoopKind.SERIAL:
         raise ScheduleError(
             asked, f"the loop is {node.kind.value}, and iterations in flight are serial ones", nest, loop
@@ -49,7 +47,7 @@ def pipeline(nest: LoopNest, loop: str, stages: int) -> LoopNest:
             asked, f"{moving[both[0]]} loads {both[0]}, which {written[both[0]]} writes in the loop", nest,
             written[both[0]],
         )  # fmt: skip
-    return annotate(nest, loop, STAGES, stages)
+    return annotate(nest, loop, NUM_STAGES.name, stages)
 
 
 def _moving(nest: LoopNest, block: Block, loop: Loop) -> set[str]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from ....ir.nest.hints import TENSORIZE
 from ....ir.nest.loops import LoopNest, blocks
 from ...error import ScheduleError
 from ..analysis.contraction import INTRINSICS, misfit
-from ..analysis.tree import find_block
-from .annotate import annotate
+from ..analysis.tree import find_block, with_annotation
 from .blockize import is_unit
-
-TENSORIZE = "tensorize"
 
 
 def tensorize(nest: LoopNest, block: str, intrinsic: str) -> LoopNest:
@@ -48,19 +46,19 @@ def tensorize(nest: LoopNest, block: str, intrinsic: str) -> LoopNest:
                     asked, f"the unit {unit.var} holds more than the tile of {block}", nest, lp.var.name,
                     "blockize the outermost loop of the tile",
                 )  # fmt: skip
-    return annotate(nest, block, TENSORIZE, intrinsic)
+    return with_annotation(nest, node, TENSORIZE.name, intrinsic)
 
 
 def check_tensorized(before: LoopNest, after: LoopNest, asked: object) -> None:
     """Refuse what leaves a tensorized block no contraction of its intrinsic. Raises ScheduleError."""
     for block, outer in blocks(after):
-        name = dict(block.annotations).get(TENSORIZE)
+        name = TENSORIZE.found(block)
         if name is None:
             continue
-        intrinsic = INTRINSICS.get(str(name))
+        intrinsic = INTRINSICS.get(name)
         reason = f"there is no intrinsic {name!r}" if intrinsic is None else misfit(block, outer, intrinsic)[0]
         if reason:
-            tiles = [b.name for b, _ in blocks(before) if TENSORIZE in dict(b.annotations)]
+            tiles = [b.name for b, _ in blocks(before) if TENSORIZE.found(b)]
             raise ScheduleError(
                 str(asked), f"{block.name} would be tensorized and no tile of {name}: {reason}", before,
                 block.name if block.name in tiles or not tiles else tiles[0], "do it before tensorize",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from ....ir.nest.hints import ATOMIC
 from ....ir.nest.loops import AxisKind, LoopNest, Update
 from ...error import ScheduleError
-from ..analysis.tree import find_block, with_node
+from ..analysis.tree import find_block, with_annotation
 
 # What a GPU combines in memory at once.
 COMBINED = ("sum", "max", "min")
@@ -36,5 +35,4 @@ def atomic(nest: LoopNest, block: str) -> LoopNest:
             raise ScheduleError(
                 asked, f"there is no atomic {s.monoid.name}", nest, block, f"there are {', '.join(COMBINED)}"
             )
-    others = tuple(a for a in node.annotations if a[0] != "atomic")
-    return with_node(nest, node, replace(node, annotations=(*others, ("atomic", True))))
+    return with_annotation(nest, node, ATOMIC.name, True)

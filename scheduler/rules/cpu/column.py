@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ....ir.nest.hints import CASCADE, CHAIN, HOLD
 from ....ir.nest.loops import Block, LoopNest, Update
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
@@ -154,10 +155,10 @@ def lanes_inside(
             run, held = schedule.split(run, [None, HELD])
             lanes.insert(-1, held)
             schedule.unroll(held)
-            schedule.annotate(held, "chain", True)
-            schedule.annotate(held, "hold", True)
+            schedule.annotate(held, CHAIN, True)
+            schedule.annotate(held, HOLD, True)
         if is_sum_of_sums:
-            schedule.annotate(run, "cascade", True)
+            schedule.annotate(run, CASCADE, True)
         inner = [*rest, run]
     if inner:
         schedule.reorder(*outer, *inner, *lanes)

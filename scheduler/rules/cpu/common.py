@@ -9,6 +9,7 @@ import sympy
 from ....ir.expr.dtypes import DType
 from ....ir.expr.iterations import ITERATIONS
 from ....ir.expr.value import Call, Const, Expr, IndexValue, Load, children, flops, free_symbols, walk
+from ....ir.nest.hints import CASCADE
 from ....ir.nest.loops import AxisKind, Block, Loop, LoopKind, LoopNest, Scope, Store, Update, blocks
 from ....ir.target import Target
 from ...error import ScheduleError
@@ -129,7 +130,7 @@ def vectorize_loop(schedule: Schedule, loop: str, target: Target, unroll: int) -
     if extent != width:
         if is_long(schedule, loop, width):
             _, run, inner = schedule.split(loop, [None, run_length(schedule, loop, width), width])
-            schedule.annotate(run, "cascade", True)
+            schedule.annotate(run, CASCADE, True)
         else:
             _, inner = schedule.split(loop, [None, width])
     schedule.vectorize(inner)

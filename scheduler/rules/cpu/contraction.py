@@ -14,6 +14,7 @@ import sympy
 
 from ....ir.expr.monoid import SUM
 from ....ir.expr.value import Call, IndexValue, is_value, walk
+from ....ir.nest.hints import CASCADE, CHAIN, FACTOR
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
@@ -200,7 +201,7 @@ def _terms(
     packed = [place.take(v) for v in roles.packed]
     for lp in packed:
         schedule.unroll(lp)
-        schedule.annotate(lp, "chain", results * wide > 4 or not roles.is_across)
+        schedule.annotate(lp, CHAIN, results * wide > 4 or not roles.is_across)
     left = [v for v in roles.over if v not in roles.packed]
     if roles.is_across:
         serial = [place.take(v) for v in left if v != roles.lane]
@@ -212,7 +213,7 @@ def _terms(
         last, *together = place.divided(last, TOGETHER)
         for lp in together:
             schedule.unroll(lp)
-            schedule.annotate(lp, "chain", True)
+            schedule.annotate(lp, CHAIN, True)
     *vectors, lane = columns
     return [*serial, last, *vectors, *together, *packed, *rows, lane]
 
@@ -220,13 +221,13 @@ def _terms(
 def _take_out(schedule: Schedule, inside: list[str], place: _Loops) -> None:
     """Factors that all terms of a sum have in common multiply it once; groups are summed by themselves for that."""
     summed = place.reducing(inside)
-    schedule.annotate(summed[0], "factor", True)
+    schedule.annotate(summed[0], FACTOR, True)
     for lp in summed[1:]:
-        if dict(schedule.loop(lp).annotations).get("cascade"):
+        if CASCADE.of(schedule.loop(lp)):
             return
     if len(summed) > 2 and place.scales(summed[0]):
-        schedule.annotate(summed[1], "cascade", True)
-        schedule.annotate(summed[1], "factor", True)
+        schedule.annotate(summed[1], CASCADE, True)
+        schedule.annotate(summed[1], FACTOR, True)
 
 
 @dataclass(slots=True)
@@ -306,7 +307,7 @@ class _Loops:
             return [], loop
         if is_long(schedule, loop, width):
             *serial, lane = schedule.split(loop, [None, run_length(schedule, loop, width), width])
-            schedule.annotate(serial[-1], "cascade", True)
+            schedule.annotate(serial[-1], CASCADE, True)
         else:
             *serial, lane = schedule.split(loop, [None, width])
         return serial, lane

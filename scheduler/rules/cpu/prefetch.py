@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sympy
 
+from ....ir.nest.hints import PREFETCH, PREFETCH_STORES
 from ....ir.nest.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, walk_nodes
 from ....ir.target import Target
 from ...primitives.analysis.tree import blocks_under, linear_part
@@ -44,11 +45,11 @@ def fetch_ahead(schedule: Schedule, target: Target) -> None:
         inside = blocks_under(node)
         reads = {name for b in inside for name in _large(schedule.nest, b)}
         # Pieces that lie apart have a distance of their own.
-        if reads - seen and "prefetch" not in dict(node.annotations):
-            schedule.annotate(node.var.name, "prefetch", PAGE)
+        if reads - seen and PREFETCH.found(node) is None:
+            schedule.annotate(node.var.name, PREFETCH, PAGE)
         seen |= reads
         if any(_is_large_result(schedule.nest, w.buffer) for b in inside for w in b.writes):
-            schedule.annotate(node.var.name, "prefetch_stores", PAGE)
+            schedule.annotate(node.var.name, PREFETCH_STORES, PAGE)
 
 
 def fetch_jumps(schedule: Schedule, target: Target) -> None:
@@ -67,7 +68,7 @@ def fetch_jumps(schedule: Schedule, target: Target) -> None:
             steps = {_step(schedule.nest, node, name, around) for name in _large(schedule.nest, node)}
             step = steps.pop() if len(steps) == 1 else None
             if step is not None and run.is_Integer and step >= PAGE > 2 * int(run) * itemsize:
-                schedule.annotate(loop.var.name, "prefetch", JUMPS * step)
+                schedule.annotate(loop.var.name, PREFETCH, JUMPS * step)
                 break
             run = run * around.extent
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import sympy
 
+from ....ir.nest.hints import CHAIN
 from ....ir.nest.loops import LoopNest, Update
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
@@ -83,7 +84,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         schedule.reorder(*outer, *tiles, *taps, *inner)
         for tap in taps:
             schedule.unroll(tap)
-            schedule.annotate(tap, "chain", True)
+            schedule.annotate(tap, CHAIN, True)
         if inside:
             schedule.unroll(inside)
         if lanes:

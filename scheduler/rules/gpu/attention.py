@@ -13,6 +13,7 @@ import sympy
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Call, Cast, is_value
+from ....ir.nest.hints import NUM_STAGES, NUM_WARPS, OPERANDS
 from ....ir.nest.loops import LoopNest, Update, blocks
 from ....ir.target import Target
 from ...error import ScheduleError
@@ -100,10 +101,10 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     for name in (*found.products, product):
         schedule.tensorize(name, "dot")
     if half is not None:
-        schedule.annotate(product, "operands", half.value)
-    schedule.annotate(inner, "num_stages", int(params["stages"]))
-    schedule.annotate("", "num_warps", int(params["warps"]))
-    schedule.annotate("", "num_stages", int(params["stages"]))
+        schedule.annotate(product, OPERANDS, half.value)
+    schedule.annotate(inner, NUM_STAGES, int(params["stages"]))
+    schedule.annotate("", NUM_WARPS, int(params["warps"]))
+    schedule.annotate("", NUM_STAGES, int(params["stages"]))
 
 
 def _steps(schedule: Schedule, found: Roles, inner: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import SUM
 from ....ir.expr.product import bare, factors
 from ....ir.expr.value import Load, is_value, loads
+from ....ir.nest.hints import NUM_STAGES, NUM_WARPS
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update, blocks
 from ....ir.target import Target
 from ...cost.gpu_tiles import GROUP_ROWS
@@ -170,9 +171,9 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         _tile(schedule, name, sizes)
     for name in found.products:
         schedule.tensorize(name, "dot")
-    schedule.annotate(inner, "num_stages", int(params["stages"]))
-    schedule.annotate("", "num_warps", int(params["warps"]))
-    schedule.annotate("", "num_stages", int(params["stages"]))
+    schedule.annotate(inner, NUM_STAGES, int(params["stages"]))
+    schedule.annotate("", NUM_WARPS, int(params["warps"]))
+    schedule.annotate("", NUM_STAGES, int(params["stages"]))
 
 
 def _moving(schedule: Schedule, block: str, axis: sympy.Symbol) -> list[str]:

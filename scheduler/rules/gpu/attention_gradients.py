@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.product import bare, factors
+from ....ir.nest.hints import NUM_STAGES, NUM_WARPS, OPERANDS
 from ....ir.nest.loops import LoopNest, Update, blocks
 from ....ir.target import Target
 from ...error import ScheduleError
@@ -109,10 +110,10 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         schedule.tensorize(name, "dot")
         kind = halves.get(name)
         if kind is not None:
-            schedule.annotate(name, "operands", kind.value)
-    schedule.annotate(inner, "num_stages", int(params["stages"]))
-    schedule.annotate("", "num_warps", int(params["warps"]))
-    schedule.annotate("", "num_stages", int(params["stages"]))
+            schedule.annotate(name, OPERANDS, kind.value)
+    schedule.annotate(inner, NUM_STAGES, int(params["stages"]))
+    schedule.annotate("", NUM_WARPS, int(params["warps"]))
+    schedule.annotate("", NUM_STAGES, int(params["stages"]))
 
 
 GPU_ATTENTION_GRADIENTS = Rule("gpu_attention_gradients", GPUS, _matches, _parameters, _apply)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import sympy
 
+from ....ir.nest.hints import NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
@@ -76,7 +77,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     for loop in inner_loops(schedule, depth, merge=True):
         _, rows = cut(schedule, loop, int(params["rows"]))
         tile(schedule, rows)
-    schedule.annotate("", "num_warps", int(params["warps"]))
+    schedule.annotate("", NUM_WARPS, int(params["warps"]))
 
 
 GPU_COLUMN_REDUCTION = Rule("gpu_column_reduction", GPUS, _matches, _parameters, _apply)

@@ -15,6 +15,7 @@ from torch.utils._sympy.functions import CeilDiv
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import symbol
+from ....ir.nest.hints import DESCRIPTOR, FLATTEN, INPUT_PRECISION, NUM_STAGES, NUM_WARPS, WARP_SPECIALIZE
 from ....ir.nest.loops import LoopNest, blocks
 from ....ir.target import Target
 from ...cost.gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape
@@ -251,16 +252,16 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             tile(schedule, lp)
     step = steps_of(schedule, c, shape, run)
     if specialized and step is not None:
-        schedule.annotate(step, "warp_specialize", True)
+        schedule.annotate(step, WARP_SPECIALIZE, True)
     if params.get("descriptors"):
         for name in described_operands(schedule.nest, target, c):
-            schedule.annotate("", f"descriptor:{name}", True)
+            schedule.annotate("", DESCRIPTOR.key(name), True)
     for p in c.products:
         schedule.tensorize(p.name, "dot")
         if c.dtype() is DType.FLOAT32 and _fast(c, target):
-            schedule.annotate(p.name, "input_precision", "tf32")
-    schedule.annotate("", "num_warps", max(shape.warps * 32 // target.warp, 1))
-    schedule.annotate("", "num_stages", shape.stages)
+            schedule.annotate(p.name, INPUT_PRECISION, "tf32")
+    schedule.annotate("", NUM_WARPS, max(shape.warps * 32 // target.warp, 1))
+    schedule.annotate("", NUM_STAGES, shape.stages)
 
 
 def _depth(schedule: Schedule, loop: str) -> int:
@@ -360,7 +361,7 @@ def _bind_programs(schedule: Schedule, order: list[str], cores: int | None, flat
         several, together = schedule.split(together, [None, count])
         schedule.reorder(together, several)
         if flat:
-            schedule.annotate(several, "flatten", True)
+            schedule.annotate(several, FLATTEN, True)
     schedule.bind(together, "blockIdx.x")
 
 

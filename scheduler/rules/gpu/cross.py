@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import sympy
 
+from ....ir.nest.hints import NARROW_ROWS, NUM_WARPS
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update
 from ....ir.target import Target
 from ...fusion.cross import HALF_ROW, LONGEST_ROW, WORDS, keeps_narrow
@@ -118,8 +119,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         if narrow and parts is not None:
             schedule.unroll(parts)
     if narrow:
-        schedule.annotate("", "narrow_rows", True)
-    schedule.annotate("", "num_warps", int(params["warps"]))
+        schedule.annotate("", NARROW_ROWS, True)
+    schedule.annotate("", NUM_WARPS, int(params["warps"]))
 
 
 GPU_CROSS_REDUCTION = Rule("gpu_cross_reduction", GPUS, _matches, _parameters, _apply)

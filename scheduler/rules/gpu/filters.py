@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import sympy
 
+from ....ir.nest.hints import APART, NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
@@ -107,7 +108,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             schedule.reorder(*rows, *over, *inside)
         for lp in inside:
             schedule.unroll(lp)
-            schedule.annotate(lp, "apart", True)
+            schedule.annotate(lp, APART, True)
         visit = visit or over
     depth = len(outer) + (channel is not None)
     merge_rows(schedule, depth)
@@ -120,7 +121,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         tile(schedule, lane)
     tile(schedule, place)
     programs(schedule, (*shared[: len(outer)], column))
-    schedule.annotate("", "num_warps", int(params["warps"]))
+    schedule.annotate("", NUM_WARPS, int(params["warps"]))
 
 
 GPU_FILTERS = Rule("gpu_filters", GPUS, _matches, _parameters, _apply)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
+from ....ir.nest.hints import NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...error import ScheduleError
@@ -26,7 +27,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     if row_depth(schedule, len(analyse(schedule.nest).rows)):
         with suppress(ScheduleError):  # one program, then
             schedule.bind(schedule.get_loops(schedule.get_blocks()[0])[0], "blockIdx.x")
-    schedule.annotate("", "num_warps", 1)
+    schedule.annotate("", NUM_WARPS, 1)
 
 
 GPU_PLAIN = Rule("gpu_plain", GPUS, lambda nest, target: True, _parameters, _apply)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import sympy
 
+from ....ir.nest.hints import NUM_WARPS, PEEL
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
@@ -55,8 +56,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             if lp is not None:
                 tile(schedule, lp)
         if not outer:
-            schedule.annotate("", "peel", True)
-    schedule.annotate("", "num_warps", warps)
+            schedule.annotate("", PEEL, True)
+    schedule.annotate("", NUM_WARPS, warps)
 
 
 def _is_transpose(nest: LoopNest, target: Target) -> bool:
@@ -99,7 +100,7 @@ def _transpose(schedule: Schedule, target: Target, params: Params) -> None:
     programs(schedule, (*others, *tiles_of))
     for lp in inner:
         tile(schedule, lp)
-    schedule.annotate("", "num_warps", warps)
+    schedule.annotate("", NUM_WARPS, warps)
 
 
 GPU_TRANSPOSE = Rule("gpu_transpose", GPUS, _is_transpose, _transpose_parameters, _transpose)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import sympy
 
+from ....ir.nest.hints import NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...error import ScheduleError
@@ -78,7 +79,7 @@ def _persistent(schedule: Schedule, target: Target, params: Params) -> None:
     for inner in inner_loops(schedule, depth, merge=False):
         _, within = cut(schedule, inner, size)
         tile(schedule, within)
-    schedule.annotate("", "num_warps", int(params["warps"]))
+    schedule.annotate("", NUM_WARPS, int(params["warps"]))
 
 
 def _looped_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
@@ -101,7 +102,7 @@ def _looped(schedule: Schedule, target: Target, params: Params) -> None:
     for inner in inner_loops(schedule, depth, merge=True):
         _, within = cut(schedule, inner, int(params["block"]))
         tile(schedule, within)
-    schedule.annotate("", "num_warps", int(params["warps"]))
+    schedule.annotate("", NUM_WARPS, int(params["warps"]))
 
 
 def inline_elements(schedule: Schedule) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import sympy
 
 from ....ir.expr.value import is_value
+from ....ir.nest.hints import NUM_WARPS
 from ....ir.nest.loops import Block, LoopNest, Scope, Update
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
@@ -89,7 +90,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     for loop in inner_loops(schedule, depth, merge=not whole):
         _, within = cut(schedule, loop, int(params["block"]))
         tile(schedule, within)
-    schedule.annotate("", "num_warps", int(params["warps"]))
+    schedule.annotate("", NUM_WARPS, int(params["warps"]))
 
 
 def _columns(schedule: Schedule, shape: NestShape, columns: int) -> int | None:

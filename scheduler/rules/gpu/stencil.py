@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import sympy
 
+from ....ir.nest.hints import APART, NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
@@ -144,7 +145,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             if terms > TERMS:
                 break
             schedule.unroll(lp)
-            schedule.annotate(lp, "apart", True)
+            schedule.annotate(lp, APART, True)
         outer = len(rest)
     merge_rows(schedule, outer + 1)
     *shared, column = schedule.get_loops(schedule.get_blocks()[0])[: outer + 1]
@@ -159,7 +160,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     for lane_loop in (several, across):
         if lane_loop is not None:
             tile(schedule, lane_loop)
-    schedule.annotate("", "num_warps", int(params["warps"]))
+    schedule.annotate("", NUM_WARPS, int(params["warps"]))
 
 
 GPU_STENCIL = Rule("gpu_stencil", GPUS, _matches, _parameters, _apply)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import sympy
 
+from ....ir.nest.hints import NUM_STAGES
 from ...cost.gpu_tiles import LEAST, TileShape
 from ...schedule.schedule import Schedule
 from ..contraction import ContractionNest, StepRun, part_axes
@@ -41,7 +42,7 @@ def steps_of(schedule: Schedule, c: ContractionNest, shape: TileShape, run: Step
     step, lane = cut(schedule, chains[0], shape.step)
     tile(schedule, lane)
     if step is not None:
-        schedule.annotate(step, "num_stages", shape.stages)
+        schedule.annotate(step, NUM_STAGES, shape.stages)
     return step
 
 
@@ -63,7 +64,7 @@ def _parts(
     for other in steps[1:]:
         schedule.merge(steps[0], other)
     if steps:
-        schedule.annotate(steps[0], "num_stages", shape.stages)
+        schedule.annotate(steps[0], NUM_STAGES, shape.stages)
     return steps[0] if steps else None
 
 
@@ -78,12 +79,12 @@ def _run(schedule: Schedule, c: ContractionNest, run: StepRun, shape: TileShape)
         inner, lane = cut(schedule, lane, min(shape.step, int(whole)) if whole.is_Integer else shape.step)
         tile(schedule, lane)
         if inner is not None:
-            schedule.annotate(inner, "num_stages", shape.stages)
+            schedule.annotate(inner, NUM_STAGES, shape.stages)
     first, *others = (loops_of(schedule, name)[run.step] for name in names)
     for other in others:
         schedule.merge(first, other)
     for name in names:
         schedule.decompose_reduction(name, first, skip=True)
-    if "num_stages" not in dict(schedule.loop(first).annotations):
-        schedule.annotate(first, "num_stages", shape.stages)
+    if NUM_STAGES.found(schedule.loop(first)) is None:
+        schedule.annotate(first, NUM_STAGES, shape.stages)
     return first

@@ -4,7 +4,10 @@ import sympy
 
 from torch_mlc.codegen.host.build import build_host_program
 from torch_mlc.codegen.host.python.text import print_host
-from torch_mlc.codegen.host.steps.program import Allocate, HostProgram, KernelUse, Reuse
+from torch_mlc.codegen.host.steps.kernel_use import KernelUse
+from torch_mlc.codegen.host.steps.program import HostProgram
+from torch_mlc.codegen.host.steps.resolve import resolve
+from torch_mlc.codegen.host.steps.step import Allocate, Reuse
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import symbol
@@ -27,7 +30,7 @@ def graph(inputs: tuple[Input | SizeInput, ...], nodes: tuple[object, ...], *out
 
 
 def lines(program: HostProgram) -> list[str]:
-    return [line.strip() for line in print_host(program).text.splitlines()[2:]]
+    return [line.strip() for line in print_host(resolve(program)).text.splitlines()[2:]]
 
 
 def test_a_chain_of_kernels_as_text() -> None:
@@ -78,7 +81,7 @@ def test_the_peak_is_what_is_held_at_once() -> None:
 
 def test_names_that_python_would_not_take() -> None:
     g = graph((SizeInput("s0", N), Input("class", vector())), (call("torch", "class"), call("a.b", "torch")), "a.b")
-    text = print_host(build_host_program(g, USE)).text
+    text = print_host(resolve(build_host_program(g, USE))).text
     compile(text, "<test>", "exec")
     assert "torch = " not in text.replace("v_torch = ", "")
 
@@ -90,15 +93,15 @@ def test_results_of_libraries_are_looked_at_unless_they_are_sure() -> None:
         read = graph(inputs, (node, call("c", "m")), "c")
         saved = graph(inputs, (node,), "m")
         for program in (build_host_program(read, USE), build_host_program(saved, USE, returned=0)):
-            assert ("checked_(m, (s0,), (1,))" in print_host(program).text) == looked_at
+            assert ("checked_(m, (s0,), (1,))" in print_host(resolve(program)).text) == looked_at
         # A caller takes it as the op gives it, in eager's layout.
-        assert "checked_" not in print_host(build_host_program(saved, USE)).text
+        assert "checked_" not in print_host(resolve(build_host_program(saved, USE))).text
 
 
 def test_numbers_that_python_has_no_literal_for() -> None:
     numbers = (float("inf"), complex(float("nan"), float("-inf")), 2.5, 1 - 2j)
     inputs = (SizeInput("n", N), Input("x", vector()))
     node = Library(("m",), (vector(),), "aten::cumsum.default", (Ref("x"), numbers))
-    text = print_host(build_host_program(graph(inputs, (node,), "m"), USE)).text
+    text = print_host(resolve(build_host_program(graph(inputs, (node,), "m"), USE))).text
     (line,) = (line for line in text.splitlines() if "aten_cumsum_default_(" in line)
     assert repr(eval(line[line.index("[") : line.rindex("]") + 1])) == repr(list(numbers))

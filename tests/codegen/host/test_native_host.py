@@ -1,28 +1,22 @@
 """Native host programs as text: where values lie, and how ops are called through torch's C interface."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from torch_mlc.codegen.host.memory.plan_memory import plan_memory
+from torch_mlc.codegen.host.native.frame import plan_frame
 from torch_mlc.codegen.host.native.native import GET_STREAM, emit_native, python_launches
 from torch_mlc.codegen.host.native.shims import Array, Handle, Null, Shims, Word, shim_call
 from torch_mlc.codegen.host.python.text import print_host
-from torch_mlc.codegen.host.steps.frame import plan_frame
-from torch_mlc.codegen.host.steps.program import (
-    Allocate,
-    BindSize,
-    Free,
-    Grid,
-    HostProgram,
-    KernelUse,
-    Launch,
-    MakeView,
-    Return,
-    Step,
-)
+from torch_mlc.codegen.host.steps.kernel_use import Grid, KernelUse
+from torch_mlc.codegen.host.steps.program import HostProgram
+from torch_mlc.codegen.host.steps.resolve import resolve
+from torch_mlc.codegen.host.steps.resolved import RunKernel
+from torch_mlc.codegen.host.steps.step import Allocate, BindSize, Free, Launch, MakeView, Return, Step
 from torch_mlc.codegen.kernel import EmitError
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
@@ -55,7 +49,7 @@ def test_what_callers_see_are_tensors() -> None:
         Free(("inside",)),
         launch("view", "out"),
     )
-    frame = plan_frame(program(*steps, result="view"))
+    frame = plan_frame(resolve(program(*steps, result="view")))
     assert {"out", "view"} <= frame.tensors and "inside" not in frame.tensors
 
 
@@ -89,13 +83,13 @@ def test_what_has_no_native_program() -> None:
     binds = (BindSize(n, "x", 0), BindSize(m, "x", 0))
     steps = (*binds, Allocate("a", TensorType((FloorDiv(n, m),), (sympy.S.One,), DType.FLOAT32)), launch("x", "a"))
     with pytest.raises(EmitError, match="division by s1"):
-        emit_native(program(*steps, result="a"), shims())
+        emit_native(resolve(program(*steps, result="a")), shims())
     one, two = (Allocate(name, kind(8, device=f"cuda:{k}")) for k, name in enumerate("ab"))
     with pytest.raises(EmitError, match=r"for one GPU, and this one uses \['cuda:0', 'cuda:1'\]"):
-        emit_native(program(one, two, result="a"), shims())
+        emit_native(resolve(program(one, two, result="a")), shims())
     other = (one, Launch(USE, ("x", "a"), (), "cuda:0"))
     with pytest.raises(EmitError, match="cannot use cuda:0 here"):
-        emit_native(program(*other, result="a"), shims())
+        emit_native(resolve(program(*other, result="a")), shims())
 
 
 GPU = Shims({}, {"float32": 6}, {"cpu": 0, "cuda": 1}, {})
@@ -115,24 +109,24 @@ def gpu_program(*steps: Step) -> HostProgram:
 def test_launches_on_a_gpu_take_addresses_sizes_and_a_grid() -> None:
     use = KernelUse("k0_", (0,), grid=Grid((FloorDiv(N + 63, 64), N), ("n",)))
     p = gpu_program(gpu_launch(use, "x", "a"), gpu_launch(use, "a", "a"))
-    host = emit_native(p, GPU)
+    host = emit_native(resolve(p), GPU)
     assert host.gpu == 1
     assert {("record", "k0_"), ("function", GET_STREAM)} < {*host.own}
     # The stream is asked for once, and the grid is computed once.
     assert host.text.count("(i32 1, ptr %stream)") == 1 and host.text.count("sdiv") == 1
     assert "k0_(1, x, a, s0)" in host.rescues.text
-    assert "k0_(1, x.data_ptr(), a.data_ptr(), s0)" in print_host(p).text
+    assert "k0_(1, x.data_ptr(), a.data_ptr(), s0)" in print_host(resolve(p)).text
     assert not host.parts.text.strip()
 
 
 def test_launches_are_told_how_far_their_indices_reach() -> None:
     use = KernelUse("k0_", (0,), grid=Grid((FloorDiv(N + 63, 64),), ("n",), N * 1000 + 7))
-    text = emit_native(gpu_program(gpu_launch(use, "x", "a")), GPU).text
+    text = emit_native(resolve(gpu_program(gpu_launch(use, "x", "a"))), GPU).text
     (reach,) = re.findall(r"i64 1, i64 1, i64 (%\w+), ptr %\w+\)", text)
     assert re.search(rf"{reach} = add i64 (7, %\w+|%\w+, 7)\n", text)
     # What decides nothing is not computed.
     fixed = KernelUse("k0_", (0,), grid=Grid((FloorDiv(N + 63, 64),), ("n",)))
-    assert "i64 1, i64 1, i64 0, ptr" in emit_native(gpu_program(gpu_launch(fixed, "x", "a")), GPU).text
+    assert "i64 1, i64 1, i64 0, ptr" in emit_native(resolve(gpu_program(gpu_launch(fixed, "x", "a"))), GPU).text
 
 
 def test_launches_that_python_makes() -> None:
@@ -140,9 +134,11 @@ def test_launches_that_python_makes() -> None:
     table = gpu_launch(KernelUse("k0_", (0,), table=True, grid=grid), "x", "a", "a", "x", count=2)
     tiles = gpu_launch(KernelUse("k1_", (0,), by_pointer=False, grid=grid), "x", "a")
     many = gpu_launch(KernelUse("k2_", (0,), grid=grid), *["x", "a"] * 32)
-    reasons = [python_launches(step) for step in (table, tiles, many, launch("x", "a"))]
-    assert [bool(r) for r in reasons] == [True, True, True, False]
-    host = emit_native(gpu_program(table, tiles, many), GPU)
+    p = resolve(gpu_program(table, tiles, many))
+    assert all(python_launches(step) for step in p.steps if isinstance(step, RunKernel))
+    (plain,) = (s for s in resolve(program(launch("x", "x"), result="x")).steps if isinstance(s, RunKernel))
+    assert not python_launches(plain)
+    host = emit_native(p, GPU)
     kinds = [kind for kind, _ in host.own]
     assert kinds.count("part") == 3 and "record" not in kinds
     assert "k0_(1, 2, x, a, s0, a, x, s0)" in host.parts.text and "k1_((x, a), (s0,))" in host.parts.text
@@ -163,9 +159,9 @@ def test_a_small_arena_lies_on_the_stack() -> None:
     )
     p = HostProgram("p", ("x",), {"x": flat}, steps, (s0,))
     for upper, stack in ((1000, True), (100_000, False), (None, False)):
-        planned = plan_memory(p, SymbolTable((Size(s0, 0, upper, 16, 500),)))
+        planned = plan_memory(replace(p, table=SymbolTable((Size(s0, 0, upper, 16, 500),))))
         assert planned.arena is not None and (planned.arena.bound is None) == (upper is None)
-        text = emit_native(planned, shims()).text
+        text = emit_native(resolve(planned), shims()).text
         assert (f"%stack = alloca [{planned.arena.bound} x i8], align 64" in text) == stack
 
 
@@ -179,7 +175,7 @@ def test_each_of_several_gpus_is_made_current() -> None:
         Launch(use, ("b",), (), "cuda:1"),
         Return(("a", "b")),
     )
-    text = print_host(HostProgram("p", ("x",), {"x": one}, steps)).text
+    text = print_host(resolve(HostProgram("p", ("x",), {"x": one}, steps))).text
     assert "a = empty_((8,), (1,), dtype=torch.float32, device='cuda:0')" in text
     assert "with guard_(0): k0_(0, x.data_ptr(), a.data_ptr())" in text
     assert "with guard_(1): k0_(1, b.data_ptr())" in text

@@ -13,7 +13,9 @@ from torch_mlc.codegen.host.build import build_host_program
 from torch_mlc.codegen.host.memory.liveness import storages
 from torch_mlc.codegen.host.memory.plan_memory import MOST, SLACK, ArenaError, check_arena, plan_memory
 from torch_mlc.codegen.host.python.text import print_host
-from torch_mlc.codegen.host.steps.program import HostProgram, KernelUse
+from torch_mlc.codegen.host.steps.kernel_use import KernelUse
+from torch_mlc.codegen.host.steps.program import HostProgram
+from torch_mlc.codegen.host.steps.resolve import resolve
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import symbol
@@ -68,12 +70,12 @@ def apart(p: HostProgram, n: int, m: int) -> None:
 
 
 def test_dead_memory_is_taken_again_for_all_sizes() -> None:
-    p = plan_memory(program(CHAIN, "d"), SYMBOLS)
+    p = plan_memory(program(CHAIN, "d"))
     assert p.arena is not None and set(p.arena.offsets) == {"a", "b", "c"}
     # a and c never live together, and both are beside b.
     assert sympy.expand(p.arena.size - 64 * N - 64 - 64 * M) == 0
     assert p.arena.offsets["a"] == p.arena.offsets["c"]
-    check_arena(p, SYMBOLS)
+    check_arena(p)
     for n, m in ((2, 0), (2, 500), (3, 1), (97, 5)):
         apart(p, n, m)
 
@@ -81,12 +83,12 @@ def test_dead_memory_is_taken_again_for_all_sizes() -> None:
 def test_what_is_returned_or_wanted_as_a_tensor_is_not_in_it() -> None:
     library = Library(("r",), (of(N),), "aten::sin.default", (Ref("b"),))
     nodes = (call("a", "x"), call("b", "a"), library, call("c", "a"), call("d", "c", "r", n=M), call("e", "d", n=8 * N))
-    p = plan_memory(program(nodes, "d", "e"), SYMBOLS)
+    p = plan_memory(program(nodes, "d", "e"))
     assert p.arena is not None and set(p.arena.offsets) == {"a", "c"}
 
 
 def test_one_tensor_is_no_arena() -> None:
-    assert plan_memory(program((call("a", "x"), call("b", "a")), "b"), SYMBOLS).arena is None
+    assert plan_memory(program((call("a", "x"), call("b", "a")), "b")).arena is None
 
 
 def test_an_arena_never_raises_the_peak() -> None:
@@ -101,25 +103,25 @@ def test_an_arena_never_raises_the_peak() -> None:
         call("e", "d"),
     )
     before = program(nodes, "e")
-    p = plan_memory(before, SYMBOLS)
+    p = plan_memory(before)
     assert max(map(SYMBOLS.hint, p.peaks)) <= max(map(SYMBOLS.hint, before.peaks)) + SLACK
     assert p.arena is None or "a" not in p.arena.offsets
 
 
 def test_an_arena_is_no_larger_than_malloc_keeps() -> None:
     nodes = (call("a", "x", n=MOST), call("b", "a"), call("c", "b"), call("d", "c", n=2 * MOST))
-    p = plan_memory(program(nodes, "d"), SYMBOLS)
+    p = plan_memory(program(nodes, "d"))
     assert p.arena is not None and set(p.arena.offsets) == {"b", "c"}
 
 
 def test_gaps_between_elements_count() -> None:
     padded = TensorType((sympy.Integer(10), sympy.Integer(3)), (sympy.Integer(100), sympy.S.One), DType.FLOAT32)
     nodes = (CallTensor(("a",), (padded,), "f", ("x",)), call("b", "a"), call("c", "b", n=4000))
-    p = plan_memory(program(nodes, "c"), SYMBOLS)
+    p = plan_memory(program(nodes, "c"))
     assert p.arena is not None
     a = next(s for s in storages(p) if s.name == "a")
     assert a.nbytes == 4 * 903
-    check_arena(p, SYMBOLS)
+    check_arena(p)
 
 
 def test_sizes_that_may_be_negative_or_are_not_known_yet_are_not_in_it() -> None:
@@ -136,14 +138,14 @@ def test_sizes_that_may_be_negative_or_are_not_known_yet_are_not_in_it() -> None
     )
     inputs = (SizeInput("n", N), Input("x", of(N)))
     table = SymbolTable((Size(N, lower=2, hint=40), Size(u)))
-    p = plan_memory(build_host_program(Graph("g", inputs, nodes, ("e",), table), USE), table)
+    p = plan_memory(build_host_program(Graph("g", inputs, nodes, ("e",), table), USE))
     assert p.arena is not None and set(p.arena.offsets) == {"b", "d"}
 
 
 def test_the_text_passes_addresses() -> None:
     view = View("v", of(N), "a", (I0,), (I0,), N)
     nodes = (call("a", "x", n=2 * N), view, call("b", "v"), call("c", "b"))
-    text = print_host(plan_memory(program(nodes, "c"), SYMBOLS)).text
+    text = print_host(resolve(plan_memory(program(nodes, "c")))).text
     lines = [line.strip() for line in text.splitlines()[6:]]
     assert "arena = empty_cpu_((n0_,), (1,), torch.uint8)" in lines
     assert "arena_at = arena.data_ptr()" in lines
@@ -154,7 +156,7 @@ def test_the_text_passes_addresses() -> None:
 
 
 def test_the_checker_finds_what_is_wrong() -> None:
-    p = plan_memory(program(CHAIN, "d"), SYMBOLS)
+    p = plan_memory(program(CHAIN, "d"))
     assert p.arena is not None
     wrong = {
         "share memory": {**p.arena.offsets, "b": sympy.Integer(128)},
@@ -163,9 +165,9 @@ def test_the_checker_finds_what_is_wrong() -> None:
     }
     for words, offsets in wrong.items():
         with pytest.raises(ArenaError, match=words):
-            check_arena(replace(p, arena=replace(p.arena, offsets=offsets)), SYMBOLS)
+            check_arena(replace(p, arena=replace(p.arena, offsets=offsets)))
     with pytest.raises(ArenaError, match="longer than the arena"):
-        check_arena(replace(p, arena=replace(p.arena, end=p.arena.begin)), SYMBOLS)
+        check_arena(replace(p, arena=replace(p.arena, end=p.arena.begin)))
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -185,9 +187,9 @@ def test_random_programs_are_proved_and_apart(seed: int) -> None:
         else:
             nodes.append(call(name, *reads, n=draw.choice(sizes)))
         names.append(name)
-    p = plan_memory(program(tuple(nodes), names[-1], draw.choice(names[1:])), SYMBOLS)
+    p = plan_memory(program(tuple(nodes), names[-1], draw.choice(names[1:])))
     if p.arena is not None:
-        check_arena(p, SYMBOLS)
+        check_arena(p)
         for n, m in ((2, 0), (2, 1), (5, 3), (64, 64), (3, 1000), (1000, 2)):
             apart(p, n, m)
 
@@ -204,12 +206,12 @@ def test_an_arena_on_a_gpu() -> None:
         on("cuda:0", "c", "b", n=huge + 1), on("cuda:0", "d", "c", n=70), on("cpu", "e", "d", n=24),
         on("cpu", "f", "e", n=3),
     )  # fmt: skip
-    p = plan_memory(program(nodes, "f"), SYMBOLS)
+    p = plan_memory(program(nodes, "f"))
     assert p.arena is not None and p.arena.device == "cuda:0" and set(p.arena.offsets) == {"a", "b", "c", "d"}
     assert all(int(o) % 256 == 0 for o in p.arena.offsets.values()) and p.arena.bound == p.arena.size > MOST
-    check_arena(p, SYMBOLS)
+    check_arena(p)
     with pytest.raises(ArenaError, match="e is on cpu, and the arena on cuda:0"):
-        check_arena(replace(p, arena=replace(p.arena, offsets={"e": sympy.S.Zero}, begin=0, end=99)), SYMBOLS)
+        check_arena(replace(p, arena=replace(p.arena, offsets={"e": sympy.S.Zero}, begin=0, end=99)))
     symbolic = (on("cuda:0", "a", "x", n=MOST * N), on("cuda:0", "b", "a", n=64), on("cuda:0", "c", "b", n=64))
-    q = plan_memory(program((*symbolic, on("cuda:0", "d", "c", n=9 * MOST)), "d"), SYMBOLS)
+    q = plan_memory(program((*symbolic, on("cuda:0", "d", "c", n=9 * MOST)), "d"))
     assert q.arena is not None and set(q.arena.offsets) == {"b", "c"}

@@ -16,8 +16,10 @@ from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.nest.loops import Loop, LoopKind, LoopNest, Node, map_nodes
 from torch_mlc.ir.oracle.oracle import run_nest, size
+from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import Target
 from torch_mlc.runtime.targets import cpu_target
+from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.passes import GRAPH_PASSES
@@ -30,8 +32,7 @@ Execute = Callable[..., dict[str, Array]]
 def kernels(fn: Callable[..., Any], inputs: Sequence[Any], dynamic: bool) -> Iterator[LoopNest]:
     for gm in capture(fn, inputs, dynamic=dynamic):
         graph = import_graph(gm)
-        for graph_pass in GRAPH_PASSES:
-            graph = graph_pass(graph)
+        graph = run_passes(GRAPH_PASSES, graph, USUAL)
         for function in fuse(graph).functions.values():
             yield lower_to_loops(function)
 

@@ -14,11 +14,11 @@ from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.monoid import SUM
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import Expr, Load, call, const, symbol
+from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.ir.nest.loops import Buffer
 from torch_mlc.ir.oracle.oracle import run_nest
 from torch_mlc.runtime.cpu import load_kernel
 from torch_mlc.runtime.targets import target_for
-from torch_mlc.scheduler.functions.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.rules import default_schedule
 

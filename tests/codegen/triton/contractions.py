@@ -9,8 +9,8 @@ from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.monoid import MAX, SUM
 from torch_mlc.ir.expr.symbols import SymbolTable
 from torch_mlc.ir.expr.value import Expr, IndexValue, Load, Select, call, cast, const, symbol
+from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.ir.nest.loops import Buffer, LoopNest, contiguous_strides
-from torch_mlc.scheduler.functions.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 
 F32, BF16, I8, U8, I32 = DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.UINT8, DType.INT32

@@ -12,6 +12,7 @@ from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.monoid import LOGSUMEXP, MAX, SUM, WELFORD, Monoid, monoid
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import Const, Expr, IndexValue, Load, Select, call, cast, const, symbol
+from torch_mlc.ir.nest.hints import EVICT
 from torch_mlc.ir.nest.loops import (
     Access,
     Axis,
@@ -30,6 +31,7 @@ from torch_mlc.ir.nest.loops import (
 )
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.ir.text.parser import parse
+from torch_mlc.scheduler.schedule.schedule import Schedule
 
 SM90 = gpu_target("cuda:sm_90")
 F32, BF16, I64 = DType.FLOAT32, DType.BFLOAT16, DType.INT64
@@ -101,6 +103,16 @@ def test_peeled_programs_have_no_mask(agrees):
     source = agrees(pointwise(200, BF16, lambda a: cast(call("exp", cast(a, F32)), BF16), peel=True))
     full, tail = source.text.split("else:")
     assert "mask" not in full and "mask" in tail
+
+
+def test_caches_are_told_what_to_keep():
+    """A block's policy goes before its nest's."""
+    nest = pointwise(64, F32, lambda a, b: call("add", a, b), inputs=2, **{"evict:in0": "evict_first"})
+    loads = [line for line in emit_triton(nest, SM90).text.splitlines() if "tl.load" in line]
+    assert ['eviction_policy="evict_first"' in line for line in loads] == [True, False]
+    s = Schedule(nest)
+    s.annotate("b0", EVICT.key("in0"), "evict_last")
+    assert 'eviction_policy="evict_last"' in emit_triton(s.nest, SM90).text
 
 
 def test_equal_loads_and_expressions_are_written_once(agrees):

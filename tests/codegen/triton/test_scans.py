@@ -15,18 +15,20 @@ from torch import Tensor
 from torch._higher_order_ops.associative_scan import associative_scan_op
 
 from torch_mlc.codegen.triton import emit_triton
-from torch_mlc.dynamo_backend.compiling.plans import run_passes
+from torch_mlc.dynamo_backend.compiling.pass_lists import context_of
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
 from torch_mlc.ir.expr.symbols import SymbolTable
 from torch_mlc.ir.graph.graph import Graph, Library
 from torch_mlc.ir.nest.loops import LoopNest, blocks
+from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.settings.options import Options
 from torch_mlc.runtime.triton.compile import compile_triton, resource_report
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
+from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.rules import default_schedule, design_space
 
 SM90, GFX942 = gpu_target("cuda:sm_90"), gpu_target("hip:gfx942")
@@ -87,7 +89,7 @@ def imported(name: str, dynamic: bool) -> Graph:
     retarget(gms, "cuda")
     graph = import_graph(gms[0])
     assert not any(isinstance(n, Library) for n in graph.nodes)
-    return run_passes(graph, Options.resolve(None, None, {}))
+    return run_passes(GRAPH_PASSES, graph, context_of(Options()))
 
 
 @cache
@@ -188,7 +190,7 @@ def test_what_a_row_makes_of_a_scan_is_not_mixed_with_it_again() -> None:
     for width in (64, 9000):
         gms = capture(centred, (torch.zeros(256, width),))
         retarget(gms, "cuda")
-        graph = run_passes(import_graph(gms[0]), Options.resolve(None, None, {}))
+        graph = run_passes(GRAPH_PASSES, import_graph(gms[0]), context_of(Options()))
         functions = fuse(graph).functions.values()
         for f in functions:
             emit_triton(default_schedule(lower_to_loops(f), SM90).nest, SM90)

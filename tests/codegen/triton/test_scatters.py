@@ -10,20 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from torch_mlc.codegen.host.steps.ops import may_alias
 from torch_mlc.codegen.triton import emit_triton
-from torch_mlc.dynamo_backend.compiling.plans import run_passes
+from torch_mlc.dynamo_backend.compiling.pass_lists import context_of
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
 from torch_mlc.ir.graph.graph import Graph, Library
 from torch_mlc.ir.nest.loops import LoopNest, blocks
+from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.settings.options import Options
 from torch_mlc.runtime.triton.compile import compile_triton
-from torch_mlc.scheduler.calls.horizontal import share_launches
+from torch_mlc.scheduler.calls import CALL_PASSES
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
+from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.rules import default_schedule
 
 SM90 = gpu_target("cuda:sm_90")
@@ -68,7 +69,8 @@ def nests_of(name: str, dynamic: bool = False) -> tuple[LoopNest, ...]:
     retarget(gms, "cuda")
     graph = import_graph(gms[0])
     assert not any(isinstance(n, Library) for n in graph.nodes)
-    fusion = share_launches(fuse(run_passes(graph, Options.resolve(None, None, {}))), may_alias)
+    context = context_of(Options())
+    fusion = run_passes(CALL_PASSES, fuse(run_passes(GRAPH_PASSES, graph, context)), context)
     return tuple(map(lower_to_loops, fusion.functions.values()))
 
 

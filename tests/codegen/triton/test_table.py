@@ -12,11 +12,11 @@ from torch_mlc.codegen.triton.emit import emit_triton
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import Expr, Load, call, const, symbol
+from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.ir.nest.loops import Buffer, LoopNest
 from torch_mlc.ir.oracle.oracle import run_nest
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.triton.compile import compile_triton, default_alignment, resource_report
-from torch_mlc.scheduler.functions.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.rules import default_schedule
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_mlc import explain
-from torch_mlc.codegen.host.steps.program import Allocate, CallLibrary
+from torch_mlc.codegen.host.steps.step import Allocate, CallLibrary
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.entry.compile import compile_graph
 from torch_mlc.runtime.settings.options import Options

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch._functorch import config as functorch_config
 
-from torch_mlc.dynamo_backend.compiling import plans
 from torch_mlc.dynamo_backend.converters.registry import CONVERTERS
 from torch_mlc.runtime.counters import counters
-from torch_mlc.scheduler import rules
+from torch_mlc.scheduler import calls, passes, rules
 
 SIN = "aten.sin.default"
 
@@ -72,7 +71,8 @@ def test_converters(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tables_of_our_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     run()
     for patch in (
-        lambda p: p.setattr(plans, "GRAPH_PASSES", plans.GRAPH_PASSES[1:]),
+        lambda p: p.setattr(passes, "GRAPH_PASSES", passes.GRAPH_PASSES[1:]),
+        lambda p: p.setattr(calls, "CALL_PASSES", calls.CALL_PASSES[:-1]),
         lambda p: p.setattr(rules, "RULES", rules.RULES[::-1]),
         lambda p: p.setitem(CONVERTERS, SIN, CONVERTERS["aten.cos.default"]),
         lambda p: p.delitem(CONVERTERS, SIN),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from torch._functorch import config as functorch_config
 
 import torch_mlc
 from torch_mlc.dynamo_backend.caches.surroundings import surroundings
+from torch_mlc.ir.expr.value import const
+from torch_mlc.ir.graph.graph import Graph
 from torch_mlc.runtime.counters import counters
 from torch_mlc.runtime.settings.options import Options
+from torch_mlc.scheduler.passes import eliminate_dead, simplify_algebra
 from torch_mlc.scheduler.rules.cpu.plain import CPU_PLAIN
 
 
@@ -108,6 +112,31 @@ def mine(factor: float) -> Any:
     return torch_mlc.register_intrinsic("mine", lambda x: x * factor)
 
 
+def test_passes() -> None:
+    keys = [key()]
+    for rewrite in (eliminate_dead, simplify_algebra, lambda g: g, lambda g, c: g):
+        for place in ({}, {"before": "split_reductions"}, {"after": "eliminate_dead"}):
+            with torch_mlc.register_pass(rewrite, name="mine", **place):
+                keys.append(key())
+                assert key() == keys[-1]
+    assert len({str(k) for k in keys}) == 9, "at the end is after the last of them"
+    torch.testing.assert_close(run()[0], f(X))
+    for value in (2.0, 3.0):
+        with torch_mlc.register_pass(constant(value), name="mine"):
+            assert run()[1] == 1 and run()[1] == 0
+            torch.testing.assert_close(run()[0], torch.full((3, 5), value))
+
+
+def constant(value: float) -> Any:
+    def rewrite(graph: Graph) -> Graph:
+        return replace(
+            graph,
+            nodes=tuple(replace(n, value=const(value, n.type.dtype)) for n in graph.nodes),  # type: ignore
+        )
+
+    return rewrite
+
+
 def test_patterns() -> None:
     def pattern(x: Tensor) -> Tensor:
         return x.sin() + 1
@@ -130,6 +159,8 @@ SCRIPT = """
 import sys
 import torch
 import torch_mlc
+from torch_mlc.ir.expr.value import const
+from torch_mlc.ir.graph.graph import Graph
 from torch_mlc.runtime.counters import counters
 
 factor = float(sys.argv[1])

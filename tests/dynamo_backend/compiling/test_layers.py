@@ -12,15 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from tests.versions import torch_mends_it
-from torch_mlc.dynamo_backend.compiling.plans import run_passes
+from torch_mlc.dynamo_backend.compiling.pass_lists import context_of
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.graph_key import graph_key
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.repeats.layers import FEWEST, Layers, find_layers
 from torch_mlc.dynamo_backend.repeats.repeating import NotAlike, Repeating
 from torch_mlc.dynamo_backend.repeats.unroll import unroll
+from torch_mlc.ir.passes import Runner
 from torch_mlc.runtime.settings.options import Options
 from torch_mlc.scheduler.fusion.fuse import Fusion, fuse
+from torch_mlc.scheduler.passes import GRAPH_PASSES
 
 Trace: TypeAlias = Callable[..., fx.GraphModule]
 COUNT = FEWEST + 1
@@ -57,7 +59,8 @@ def layers_of(gm: fx.GraphModule) -> Layers | None:
 def planned(gm: fx.GraphModule, layers: Layers | None = None) -> tuple[Fusion, dict[str, str]]:
     names: dict[str, str] = {}
     skipped = layers.skipped if layers is not None else {}
-    graph = run_passes(import_graph(gm, skipped=skipped, called_after=names), Options(verify=1))
+    imported = import_graph(gm, skipped=skipped, called_after=names)
+    graph = Runner(verify=True)(imported, GRAPH_PASSES, context_of(Options()))
     return fuse(graph), names
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_mlc.codegen.host.steps.program import Grid, Launch
+from torch_mlc.codegen.host.steps.kernel_use import Grid
+from torch_mlc.codegen.host.steps.step import Launch
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.codegen.triton.emit import emit_triton
 from torch_mlc.dynamo_backend.compiling import kernels, lighter

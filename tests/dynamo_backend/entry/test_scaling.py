@@ -15,15 +15,17 @@ from torch import Tensor
 
 from torch_mlc.codegen.host.build import build_host_program
 from torch_mlc.codegen.host.python.text import print_host
-from torch_mlc.codegen.host.steps.ops import may_alias
-from torch_mlc.codegen.host.steps.program import KernelUse
-from torch_mlc.dynamo_backend.compiling.plans import run_passes
+from torch_mlc.codegen.host.steps.kernel_use import KernelUse
+from torch_mlc.codegen.host.steps.resolve import resolve
+from torch_mlc.dynamo_backend.compiling.pass_lists import context_of
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.ir.graph.graph import CallTensor
+from torch_mlc.ir.passes import run_passes
 from torch_mlc.runtime.settings.options import Options
-from torch_mlc.scheduler.calls.horizontal import share_launches
+from torch_mlc.scheduler.calls import CALL_PASSES
 from torch_mlc.scheduler.fusion.fuse import fuse
+from torch_mlc.scheduler.passes import GRAPH_PASSES
 
 FEW, MANY = 6, 24
 
@@ -119,10 +121,15 @@ def lines_of(work: Callable[[], object]) -> int:
 
 def compiled(gm: Any, inputs: list[Tensor]) -> int:
     """All that is ours but the kernels themselves; how many functions the kernels are."""
-    graph = run_passes(import_graph(gm, inputs), Options(verify=0))
-    fusion = share_launches(fuse(graph), may_alias)
+    context = context_of(Options())
+    graph = run_passes(GRAPH_PASSES, import_graph(gm, inputs), context)
+    fusion = run_passes(CALL_PASSES, fuse(graph), context)
     called = {n.function for n in fusion.graph.nodes if isinstance(n, CallTensor)}
-    print_host(build_host_program(fusion.graph, {f: KernelUse(f, (), True, fusion.functions[f].table) for f in called}))
+    print_host(
+        resolve(
+            build_host_program(fusion.graph, {f: KernelUse(f, (), True, fusion.functions[f].table) for f in called})
+        )
+    )
     return len(called)
 
 

@@ -44,10 +44,11 @@ def test_a_dump_is_written_whatever_the_caches_have(tmp_path: Path, monkeypatch:
         graphs = {
             p.name.split("__")[-1].split("_")[1]: {f.name for f in p.iterdir()} for p in (tmp_path / folder).iterdir()
         }
-        assert graphs.keys() == {"forward", "backward"}
+        assert graphs.keys() == {"joint", "forward", "backward"}
+        assert {name.split("_", 1)[1] for name in graphs.pop("joint")} == {"input.py"}
         for files in graphs.values():
             kinds = {name.split("_")[1].partition(".")[0] for name in files}
-            assert {"input", "fuse", "schedule", "emit", "host", "eliminate"} <= kinds, files
+            assert {"import", "partition", "schedule", "emit", "host", "decompose"} <= kinds, files
 
 
 class Heard(logging.Handler):
@@ -74,7 +75,7 @@ def test_torchs_logs_answer_with_our_text(topics: tuple[str, ...], monkeypatch: 
     assert set(topics) == heard.text.keys() & {"output_code", "fusion", "schedule"}
     wanted = {
         "output_code": ("host program of", "def call(args):", "define void @fused_", " for cpu:"),
-        "fusion": (" nodes in ", "row i0 < 5", " do not line up"),
+        "fusion": (" nodes in ", "i0 = row(5)", " do not line up"),
         "schedule": ("rule cpu_", "s.vectorize("),
     }
     for topic in topics:

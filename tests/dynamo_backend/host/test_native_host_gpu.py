@@ -26,7 +26,7 @@ from tests.dynamo_backend.played_programs import (
     stages_of,
 )
 from tests.runtime.played_driver import FAILED, NO_MEMORY
-from torch_mlc.codegen.host.steps.program import Launch
+from torch_mlc.codegen.host.steps.step import Launch
 from torch_mlc.dynamo_backend.compiling import host_programs
 from torch_mlc.dynamo_backend.compiling.host_programs import host_code, stored_host_code
 from torch_mlc.runtime.counters import counters

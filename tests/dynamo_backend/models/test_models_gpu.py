@@ -13,22 +13,23 @@ from torch import fx
 
 import torch_mlc
 from benchmarks.models.registry import MODELS
-from torch_mlc.codegen.host.steps.ops import may_alias
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.dynamo_backend.compiling.kernels import emit
-from torch_mlc.dynamo_backend.compiling.plans import run_passes
+from torch_mlc.dynamo_backend.compiling.pass_lists import context_of
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
+from torch_mlc.ir.function.function import TensorFunction
 from torch_mlc.ir.graph.graph import CallTensor
+from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import gpu_target
+from torch_mlc.ir.text.structure import function_key
 from torch_mlc.runtime.settings.options import Options
 from torch_mlc.runtime.triton.compile import compile_triton, resource_report
-from torch_mlc.scheduler.calls.horizontal import share_launches
-from torch_mlc.scheduler.functions.function import TensorFunction
-from torch_mlc.scheduler.functions.function_text import function_key
+from torch_mlc.scheduler.calls import CALL_PASSES
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
+from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.rules import default_schedule
 
 pytest.importorskip("triton")
@@ -98,7 +99,9 @@ def functions(program: Program) -> dict[str, TensorFunction]:
     found: dict[str, TensorFunction] = {}
     options = Options.resolve(None, {"target": TARGETS[0]}, {})
     for gm in program.graphs():
-        fusion = share_launches(fuse(run_passes(import_graph(gm), options)), may_alias)
+        context = context_of(options)
+        graph = run_passes(GRAPH_PASSES, import_graph(gm), context)
+        fusion = run_passes(CALL_PASSES, fuse(graph, context), context)
         called = {n.function for n in fusion.graph.nodes if isinstance(n, CallTensor)}
         found.update({function_key(fusion.functions[name]): fusion.functions[name] for name in called})
     return found

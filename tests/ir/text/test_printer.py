@@ -30,6 +30,7 @@ from torch_mlc.ir.graph.graph import (
     TensorType,
     View,
 )
+from torch_mlc.ir.nest.hints import HINTS, Annotations, Place
 from torch_mlc.ir.nest.loops import (
     Access,
     Axis,
@@ -141,7 +142,7 @@ def test_deep_expressions() -> None:
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("def f(): pass", "under @graph or @nest"),
+        ("def f(): pass", "under @graph, @function or @nest"),
         ("@graph\ndef f(x): return ()", "a parameter with its type"),
         ("@graph\ndef f(x: float31[3]):\n    return (x,)", "line 2, column 10: expected one of float64"),
         (
@@ -156,7 +157,7 @@ def test_deep_expressions() -> None:
         ("@nest(outputs=[])\ndef f():\n    for i in sideways(3):\n        pass", "one of serial, parallel"),
         ("@nest(outputs=[])\ndef f():\n    x = x = 3", "a loop or a block"),
         ("@graph\ndef f(", "no Python syntax"),
-        ("__import__('os').system('true')", "under @graph or @nest"),
+        ("__import__('os').system('true')", "under @graph, @function or @nest"),
     ],
 )
 def test_what_is_no_script_is_refused(text: str, says: str) -> None:
@@ -259,9 +260,15 @@ def types() -> st.SearchStrategy[TensorType]:
     return st.one_of(plain, strided)
 
 
-NOTES = st.dictionaries(st.text(max_size=4), NUMBERS.filter(lambda v: v == v), max_size=2).map(
-    lambda d: tuple(d.items())
-)
+def notes(place: Place) -> st.SearchStrategy[Annotations]:
+    """Some hints of a place, with values that they take."""
+    found = []
+    for hint in (h for h in HINTS.values() if place in h.places):
+        given = st.sampled_from(hint.choices) if hint.choices else st.just(hint.default)
+        found.append(st.tuples(st.just(hint.key("odd name") if hint.of_buffer else hint.name), given))
+    return st.lists(st.one_of(found), max_size=2, unique_by=lambda pair: pair[0]).map(tuple)
+
+
 TABLE = (
     st.lists(st.sampled_from(SYMBOLS[:2]), unique=True, max_size=2)
     .flatmap(
@@ -305,7 +312,7 @@ def blocks(draw: st.DrawFn) -> Block:
     bindings = tuple(draw(indices()) for _ in axes)
     body = tuple(draw(st.lists(STATEMENTS, max_size=2)))
     bounds = tuple(draw(st.lists(st.builds(Bound, indices(), indices()), max_size=2)))
-    return Block(draw(st.text(max_size=4)), axes, bindings, body, bounds, draw(NOTES))
+    return Block(draw(st.text(max_size=4)), axes, bindings, body, bounds, draw(notes(Place.BLOCK)))
 
 
 @st.composite
@@ -319,11 +326,11 @@ def nests(draw: st.DrawFn) -> LoopNest:
 
     def loop(inner: st.SearchStrategy[Block | Loop]) -> st.SearchStrategy[Block | Loop]:
         kinds, bodies = st.sampled_from(LoopKind), st.lists(inner, max_size=2).map(tuple)
-        return st.builds(Loop, st.sampled_from(SYMBOLS[2:4]), indices(), bodies, kinds, NOTES)
+        return st.builds(Loop, st.sampled_from(SYMBOLS[2:4]), indices(), bodies, kinds, notes(Place.LOOP))
 
     body = draw(st.lists(st.recursive(blocks(), loop, max_leaves=2), max_size=2))
     params, local = tuple(map(buffer, ("x", "y"))), tuple(map(buffer, draw(st.sampled_from([(), ("add", "z")]))))
-    return LoopNest("f", params, ("y",), tuple(body), local, draw(TABLE), draw(NOTES))
+    return LoopNest("f", params, ("y",), tuple(body), local, draw(TABLE), draw(notes(Place.NEST)))
 
 
 @st.composite

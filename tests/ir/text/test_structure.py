@@ -94,7 +94,7 @@ def test_names_do_not_count() -> None:
         ("out: float32[n, m]", "out: tensor(float32, [n, m], strides=[1, n])"),
         ("out: float32[n, m]", "out: tensor(float32, [n, m], align=16)"),
         ("t = local(float32", "t = local(float64"),
-        ("with block('first')", "with block('first', annotations={'k': 1})"),
+        ("with block('first')", "with block('first', annotations={'atomic': True})"),
         ("@nest(outputs=['out'])", "@nest(outputs=['out'], annotations={'num_warps': 4})"),
         ("a: float32[n, m], b: float32[n, m]", "b: float32[n, m], a: float32[n, m]"),
         ("spatial(n, u)", "spatial(n, u + 1)"),

@@ -14,11 +14,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from torch_mlc.ir.passes import GRAPH, Pass
 from torch_mlc.ir.registration import Registration
 from torch_mlc.runtime.cache import foreign_code as module
 from torch_mlc.runtime.cache.fingerprint import ROOMS
 from torch_mlc.runtime.cache.foreign_code import ForeignCode, UnknownCode, described, foreign_code
-from torch_mlc.scheduler import rules
+from torch_mlc.scheduler import passes, rules
 from torch_mlc.scheduler.rules.registry import Rule
 
 FACTOR = 2
@@ -48,7 +49,7 @@ def test_nothing_is_foreign_in_a_process_that_has_patched_nothing() -> None:
 
 PLACES: dict[str, Callable[[pytest.MonkeyPatch, Any], None]] = {
     "function of a module": lambda patch, fn: patch.setattr("torch_mlc.scheduler.functions.lower.lower_to_loops", fn),
-    "imported function": lambda patch, fn: patch.setattr("torch_mlc.dynamo_backend.compiling.plans.fuse", fn),
+    "imported function": lambda patch, fn: patch.setattr("torch_mlc.scheduler.fusion.fuse.assemble", fn),
     "method": lambda patch, fn: patch.setattr(Rule, "applies", fn, raising=False),
     "static method": lambda patch, fn: patch.setattr(Rule, "applies", staticmethod(fn), raising=False),
     "converter": lambda patch, fn: patch.setitem(
@@ -58,14 +59,13 @@ PLACES: dict[str, Callable[[pytest.MonkeyPatch, Any], None]] = {
         sys.modules["torch_mlc.dynamo_backend.converters.registry"].CONVERTERS, "mine.op.default", fn
     ),
     "pass": lambda patch, fn: patch.setattr(
-        "torch_mlc.dynamo_backend.compiling.plans.GRAPH_PASSES",
-        (fn, *sys.modules["torch_mlc.dynamo_backend.compiling.plans"].GRAPH_PASSES)
+        passes, "GRAPH_PASSES", (Pass("mine", GRAPH, fn), *passes.GRAPH_PASSES)
     ),
     "rule": lambda patch, fn: patch.setattr(
         rules, "RULES", (Rule("mine", ("cpu",), fn, fn, lambda *_: {}), *rules.RULES[1:])
     ),
     "part of a partial": lambda patch, fn: patch.setattr(
-        "torch_mlc.dynamo_backend.compiling.plans.fuse", partial(torch.add, fn)
+        "torch_mlc.scheduler.fusion.fuse.assemble", partial(torch.add, fn)
     ),
     "decomposition": lambda patch, fn: patch.setitem(
         torch._decomp.decomposition_table, torch.ops.aten.sin.default, fn

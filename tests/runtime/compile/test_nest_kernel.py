@@ -10,7 +10,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import torch_mlc
 from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.text.parser import parse
-from torch_mlc.runtime.compile.nest_kernel import CallError
+from torch_mlc.runtime.compile.arguments import CallError
 
 SUMS = """
 @nest(outputs=["out0", "out1"])

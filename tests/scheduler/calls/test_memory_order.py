@@ -8,12 +8,13 @@ import pytest
 import sympy
 
 from torch_mlc.codegen.host.build import build_host_program
-from torch_mlc.codegen.host.steps.ops import may_alias
-from torch_mlc.codegen.host.steps.program import KernelUse
+from torch_mlc.codegen.host.steps.kernel_use import KernelUse
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.value import symbol
 from torch_mlc.ir.graph.graph import CallTensor, Graph, Input, Library, Node, TensorType, View, uses
 from torch_mlc.scheduler.calls.memory_order import order_for_memory
+from torch_mlc.scheduler.context import USUAL
+from torch_mlc.scheduler.fusion.fusion import Fusion
 
 I0 = symbol("i0")
 USE = {"f": KernelUse("k0_", ())}
@@ -31,6 +32,10 @@ def graph(nodes: list[Node], *outputs: str) -> Graph:
     return Graph("g", (Input("x", of(1000)), Input("y", of(1000))), tuple(nodes), outputs)
 
 
+def ordered(g: Graph) -> Graph:
+    return order_for_memory(Fusion(g), USUAL).graph
+
+
 def peak(g: Graph) -> int:
     return int(build_host_program(g, USE).peak_bytes)
 
@@ -44,21 +49,21 @@ def test_large_results_are_made_late_and_used_up_early() -> None:
     used = [call(f"small{k}", f"big{k}", n=1) for k in range(6)]
     g = graph([*made, *used, call("out", *(f"small{k}" for k in range(6)), n=1)], "out")
     assert peak(g) > 24000
-    better = order_for_memory(g, may_alias)
+    better = ordered(g)
     assert peak(better) < 4100
     assert sorted(names(better)) == sorted(names(g))
 
 
 def test_an_order_that_is_as_good_stays() -> None:
     g = graph([call("a", "x"), call("b", "a"), call("c", "b")], "c")
-    assert order_for_memory(g, may_alias) is g
+    assert ordered(g) is g
 
 
 def test_what_writes_keeps_its_place_among_readers() -> None:
     nodes = [call("a", "x"), *(call(f"big{k}", "a") for k in range(4)), call("v", "a", into="a")]
     nodes += [call(f"small{k}", f"big{k}", n=1) for k in range(4)]
     nodes += [call("out", "v", *(f"small{k}" for k in range(4)), n=1)]
-    better = order_for_memory(graph(nodes, "out"), may_alias)
+    better = ordered(graph(nodes, "out"))
     order = names(better)
     assert all(order.index("v") > order.index(f"big{k}") for k in range(4))
 
@@ -69,7 +74,7 @@ def test_random_calls_keep_their_order(target: str) -> None:
     draws: list[Node] = [Library((f"r{k}",), (of(1000 + k),), op, ([1000 + k],)) for k, op in enumerate(targets)]
     used = [call(f"small{k}", f"r{k}", n=1) for k in range(5)]
     g = graph([*draws, *used, call("out", *(f"small{k}" for k in range(5)), n=1)], "out")
-    better = order_for_memory(g, may_alias)
+    better = ordered(g)
     assert better is not g
     assert [n for n in names(better) if n.startswith("r")] == [f"r{k}" for k in range(5)]
 
@@ -96,7 +101,7 @@ def test_random_graphs_stay_in_topological_order() -> None:
             known.append(name)
         outputs = [n for n in known[-3:] if n not in written]
         g = graph(nodes, *outputs)
-        better = order_for_memory(g, may_alias)
+        better = ordered(g)
         changed += better is not g
         assert peak(better) <= peak(g)
         at = {name: k for k, name in enumerate(names(better))}

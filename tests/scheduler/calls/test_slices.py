@@ -12,17 +12,17 @@ from torch import Tensor, nn
 import torch_mlc
 from torch_mlc.codegen.host.build import build_host_program
 from torch_mlc.codegen.host.memory.plan_memory import check_arena, plan_memory
-from torch_mlc.codegen.host.steps.ops import may_alias
-from torch_mlc.codegen.host.steps.program import KernelUse
+from torch_mlc.codegen.host.steps.kernel_use import KernelUse
 from torch_mlc.dynamo_backend.compiling import kernels
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.ir.graph.graph import CallTensor, Graph, Library
 from torch_mlc.ir.graph.slices import JOINED, MEMORY
-from torch_mlc.scheduler.calls.horizontal import share_launches
+from torch_mlc.ir.passes import run_passes
+from torch_mlc.scheduler.calls import CALL_PASSES
 from torch_mlc.scheduler.calls.memory_order import Held
+from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.fusion.fuse import Fusion, fuse
-from torch_mlc.scheduler.fusion.in_place import Aliases
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.passes.canonical.eliminate_dead import has_effect
 
@@ -73,21 +73,17 @@ def operands(fn: Fn, rows: int) -> tuple[Tensor, Tensor]:
     return (numbers(70, 31 + rows, 48), numbers(90, 31 + rows, 64)) if fn is sums else wide(rows)
 
 
-def fused(fn: Fn, *inputs: Tensor, dynamic: bool = False) -> Fusion:
+def fused(fn: Fn, *inputs: Tensor, dynamic: bool = False, without: str = "") -> Fusion:
     (gm,) = capture(fn, inputs, dynamic=dynamic)
     graph = import_graph(gm)
-    for graph_pass in GRAPH_PASSES:
-        graph = graph_pass(graph)
-    return share_launches(fuse(graph), may_alias)
+    graph = run_passes(GRAPH_PASSES, graph, USUAL)
+    passes = [p for p in CALL_PASSES if p.name != without]
+    return run_passes(passes, fuse(graph), USUAL)
 
 
 def apart(fn: Fn, *inputs: Tensor) -> Graph:
     """The graph without slices."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "torch_mlc.scheduler.calls.horizontal.write_slices", lambda graph, functions, _: (graph, functions)
-        )
-        return fused(fn, *inputs).graph
+    return fused(fn, *inputs, without="write_slices").graph
 
 
 def joined(graph: Graph) -> int:
@@ -131,8 +127,8 @@ def test_slices_of_an_arena(dynamic: bool) -> None:
     fusion = fused(inside, *wide(), dynamic=dynamic)
     called = {n.function for n in fusion.graph.nodes if isinstance(n, CallTensor)}
     program = build_host_program(fusion.graph, {f: KernelUse(f, (), True, fusion.functions[f].table) for f in called})
-    planned = plan_memory(program, fusion.graph.symbols)
-    check_arena(planned, fusion.graph.symbols)
+    planned = plan_memory(program)
+    check_arena(planned)
     assert planned.arena is not None and any(name.endswith("_memory") for name in planned.arena.offsets)
 
 
@@ -202,7 +198,7 @@ def test_joins_that_would_raise_the_peak_are_copied(monkeypatch: pytest.MonkeyPa
         return torch.cat([first, (y * scale).sum(0)], 1), scale
 
     def most(graph: Graph) -> int:
-        return max(Held.of(graph, Aliases.of(graph, may_alias)).bytes)
+        return max(Held.of(graph).bytes)
 
     inputs = numbers(70, 4, 2080), numbers(9, 4, 9000)
     least = most(apart(fn, *inputs))
@@ -217,15 +213,15 @@ def test_what_is_held_is_that_of_the_graph_with_slices(monkeypatch: pytest.Monke
     found: list[Held] = []
     of = Held.of
 
-    def kept(graph: Graph, aliases: Aliases) -> Held:
-        found.append(of(graph, aliases))
+    def kept(graph: Graph) -> Held:
+        found.append(of(graph))
         return found[-1]
 
     monkeypatch.setattr(Held, "of", kept)
     for fn in (*JOINS, inside):
         graph = fused(fn, *operands(fn, 4)).graph
         assert joined(graph)
-        assert max(found[-1].bytes) == max(of(graph, Aliases.of(graph, may_alias)).bytes), fn
+        assert max(found[-1].bytes) == max(of(graph).bytes), fn
 
 
 def test_results_are_written_over_a_join_that_nobody_reads_again() -> None:

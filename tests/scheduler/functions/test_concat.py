@@ -18,8 +18,10 @@ from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.value import Expr, IndexValue, Load, Select, call, symbol
 from torch_mlc.ir.graph.graph import CallTensor, Graph, Reduction
 from torch_mlc.ir.nest.loops import LoopNest, Store, blocks
+from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.ir.verify.verify import verify
+from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.facts.evaluations import evaluations
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
@@ -63,8 +65,7 @@ def nest_of(fn: Make, *inputs: Tensor, dynamic: bool = False) -> LoopNest:
     """The one kernel of a function."""
     (gm,) = capture(fn, inputs, dynamic=dynamic)
     graph = import_graph(gm)
-    for graph_pass in GRAPH_PASSES:
-        graph = graph_pass(graph)
+    graph = run_passes(GRAPH_PASSES, graph, USUAL)
     (function,) = fuse(graph).functions.values()
     return lower_to_loops(function)
 

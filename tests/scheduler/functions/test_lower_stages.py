@@ -11,11 +11,11 @@ import torch
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.monoid import ATTENTION, SUM
 from torch_mlc.ir.expr.value import Load, call, const, symbol
+from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.ir.nest.loops import Buffer, contiguous_strides
 from torch_mlc.ir.oracle.oracle import run_nest
 from torch_mlc.ir.verify.verify import verify
 from torch_mlc.runtime.compile.fallback import AtenKernel
-from torch_mlc.scheduler.functions.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 
 F32 = DType.FLOAT32

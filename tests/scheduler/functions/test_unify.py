@@ -9,8 +9,8 @@ import sympy
 
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.value import Load, call, const, symbol
+from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.ir.nest.loops import Buffer, contiguous_strides
-from torch_mlc.scheduler.functions.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.scheduler.functions.unify import skeleton, unify
 
 A, B, C = (symbol(n) for n in ("i0", "i1", "i2"))

@@ -16,11 +16,13 @@ from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
 from torch_mlc.ir.expr.value import loads
+from torch_mlc.ir.function.function import TensorFunction
 from torch_mlc.ir.graph.graph import CallTensor
 from torch_mlc.ir.oracle.oracle import run_nest
+from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.ir.verify.verify import verify
-from torch_mlc.scheduler.functions.function import TensorFunction
+from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import Fusion, fuse
 from torch_mlc.scheduler.fusion.two_stage import in_two_stages
@@ -72,8 +74,7 @@ def fused(fn: Function, inputs: tuple[Tensor, ...], device: str = "cpu", dynamic
     if device != "cpu":
         retarget(found, device)
     graph = import_graph(found[0])
-    for graph_pass in GRAPH_PASSES:
-        graph = graph_pass(graph)
+    graph = run_passes(GRAPH_PASSES, graph, USUAL)
     return fuse(graph)
 
 

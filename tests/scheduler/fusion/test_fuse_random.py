@@ -18,6 +18,8 @@ from torch_mlc.ir.expr.value import Expr, IndexValue, Load, Select, call, const,
 from torch_mlc.ir.graph.graph import CallTensor, Compute, Graph, Input, Node, Reduction, TensorType, View
 from torch_mlc.ir.nest.loops import contiguous_strides
 from torch_mlc.ir.oracle.oracle import run_graph, run_nest
+from torch_mlc.ir.passes import run_passes
+from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.passes import GRAPH_PASSES
@@ -168,8 +170,7 @@ def test_fused_equals_unfused(graph: Graph) -> None:
     }
     expected = run_graph(graph, values, {})
     optimized = graph
-    for graph_pass in GRAPH_PASSES:
-        optimized = graph_pass(optimized)
+    optimized = run_passes(GRAPH_PASSES, optimized, USUAL)
     fusion = fuse(optimized)
     env = dict(values)
     types = optimized.types()

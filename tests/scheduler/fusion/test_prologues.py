@@ -12,10 +12,12 @@ from torch import Tensor
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
+from torch_mlc.ir.function.function import Stage, TensorFunction
 from torch_mlc.ir.graph.graph import CallTensor, Library
+from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.ir.verify.verify import verify
-from torch_mlc.scheduler.functions.function import Stage, TensorFunction
+from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import Fusion, fuse
 from torch_mlc.scheduler.passes import GRAPH_PASSES
@@ -85,8 +87,7 @@ def fused(fn: Function, given: list[Tensor], device: str, dynamic: bool = False)
     if device != "cpu":
         retarget(found, device)
     graph = import_graph(gm)
-    for graph_pass in (*GRAPH_PASSES, chain_products, eliminate_dead):
-        graph = graph_pass(graph)
+    graph = eliminate_dead(chain_products(run_passes(GRAPH_PASSES, graph, USUAL)))
     return fuse(graph)
 
 

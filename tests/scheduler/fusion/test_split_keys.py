@@ -11,8 +11,8 @@ import sympy
 import torch
 
 from torch_mlc.ir.expr.value import symbol
+from torch_mlc.ir.function.function import TensorFunction
 from torch_mlc.ir.oracle.oracle import run_nest
-from torch_mlc.scheduler.functions.function import TensorFunction
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.split_keys import split_keys
 

@@ -15,16 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_mlc.codegen.host.steps.ops import may_alias
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
 from torch_mlc.ir.expr.symbols import SymbolTable
 from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.oracle.oracle import run_nest, size
+from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.ir.verify.verify import verify
-from torch_mlc.scheduler.calls.horizontal import share_launches
+from torch_mlc.scheduler.calls import CALL_PASSES
+from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.error import ScheduleError
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
@@ -94,8 +95,7 @@ def nests_of(name: str, dynamic: bool) -> tuple[LoopNest, ...]:
     fn, inputs = PROGRAMS[name]
     (gm,) = capture(fn, inputs, dynamic=dynamic)
     graph = import_graph(gm)
-    for graph_pass in GRAPH_PASSES:
-        graph = graph_pass(graph)
+    graph = run_passes(GRAPH_PASSES, graph, USUAL)
     functions = list(fuse(graph).functions.values())
     for f in list(functions):
         if (pieces := in_two_stages(f)) is not None:
@@ -161,7 +161,7 @@ def test_every_rule_is_reached(attention_functions: ModuleType, attention_gradie
     for device, target in (("cpu", TARGETS["cpu"]), ("cuda", TARGETS["cuda"])):
         gms = capture(lambda x, at: x.index_add(0, at, x[:5]), (torch.zeros(9, 7), torch.arange(5)))
         retarget(gms, device)
-        scattered = share_launches(fuse(import_graph(gms[0])), may_alias).functions.values()
+        scattered = run_passes(CALL_PASSES, fuse(import_graph(gms[0])), USUAL).functions.values()
         reached |= {default_schedule(lower_to_loops(f), target).rule for f in scattered}
     for name in PROGRAMS:
         for dynamic in (False, True):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from torch_mlc.scheduler.schedule.docs import SECTIONS, primitives_page
 from torch_mlc.scheduler.schedule.schedule import PRIMITIVES
 
 
-def test_the_page_is_current(repository: Path) -> None:
+def test_the_page_is_current(request: pytest.FixtureRequest, repository: Path) -> None:
     page = repository / "docs" / "primitives.md"
-    assert page.read_text() == primitives_page(), (
-        "make it with python -m torch_mlc.scheduler.schedule.docs > docs/primitives.md"
-    )
+    if request.config.getoption("--update-golden"):
+        page.write_text(primitives_page())
+    assert page.read_text() == primitives_page(), "run pytest tests/scheduler/schedule --update-golden"
 
 
 def test_every_primitive_has_an_entry_with_its_nests() -> None:

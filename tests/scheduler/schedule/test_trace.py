@@ -48,7 +48,7 @@ def schedule(nest: LoopNest) -> Schedule:
     s.parallel(outer)
     _, lanes = s.split("b0_i1", [None, symbol("s0")])
     s.compute_at("b0", "b1_i1", preserve_unit_loops=True)
-    s.annotate("", "unroll", 2)
+    s.annotate("", "num_stages", 2)
     assert lanes == "b0_i1_1"
     return s
 
@@ -60,7 +60,7 @@ def test_it_reads_as_python(schedule: Schedule) -> None:
         s.parallel(loop='b0_i0_0')
         b0_i1_0, b0_i1_1 = s.split(loop='b0_i1', factors=[None, s.size('s0')], tail='predicate')
         s.compute_at(block='b0', loop='b1_i1', preserve_unit_loops=True)
-        s.annotate(at='', key='unroll', value=2)""")
+        s.annotate(at='', key='num_stages', value=2)""")
 
 
 def test_json_and_back(schedule: Schedule, nest: LoopNest) -> None:

@@ -16,8 +16,10 @@ from torch_mlc.dynamo_backend.tracing.fake_device import on_fake_device
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.value import symbol
 from torch_mlc.ir.graph.graph import CallTensor, Library
+from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.triton.compile import compile_triton, resource_report
+from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.fusion.split_keys import split_keys
@@ -118,8 +120,7 @@ def test_decoding_in_two_launches():
     model, inputs = on_fake_device(Decode(), shapes, "cuda")
     (gm,) = capture(model, inputs)
     graph = import_graph(gm)
-    for graph_pass in GRAPH_PASSES:
-        graph = graph_pass(graph)
+    graph = run_passes(GRAPH_PASSES, graph, USUAL)
     fused = fuse(graph)
     calls = [n for n in fused.graph.nodes if isinstance(n, CallTensor)]
     found = [default_schedule(lower_to_loops(fused.functions[c.function]), SM90) for c in calls]
@@ -157,8 +158,7 @@ def schedules(model: torch.nn.Module, shapes: list[torch.Tensor]) -> list[Schedu
     model, inputs = on_fake_device(model, shapes, "cuda")
     (gm,) = capture(model, inputs)
     graph = import_graph(gm)
-    for graph_pass in GRAPH_PASSES:
-        graph = graph_pass(graph)
+    graph = run_passes(GRAPH_PASSES, graph, USUAL)
     return [default_schedule(lower_to_loops(f), SM90) for f in fuse(graph).functions.values()]
 
 

@@ -12,7 +12,9 @@ from torch.nn import functional
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import on_fake_device
+from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import gpu_target
+from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.facts.contraction import Decision, Products
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
@@ -102,8 +104,7 @@ def test_opened_products_keep_the_meaning(agrees, name):
     model, inputs = on_fake_device(model.eval(), inputs, "cuda")
     (gm,) = capture(model, inputs)
     graph = import_graph(gm)
-    for graph_pass in GRAPH_PASSES:
-        graph = graph_pass(graph)
+    graph = run_passes(GRAPH_PASSES, graph, USUAL)
     functions = fuse(graph).functions.values()
     schedules = [default_schedule(lower_to_loops(f), SM90) for f in functions]
     assert [s.rule for s in schedules] == ["gpu_contraction"]

@@ -25,7 +25,7 @@ def test_the_loops_outside_are_free(nests: Mapping[str, LoopNest], proved: Prove
         tiled(s)
         s.reorder("b0_i1_0", "b0_i0_0")
         s.parallel(s.fuse("b0_i1_0", "b0_i0_0"))
-        s.annotate("b0", "note", 1)
+        s.annotate("b0", "operands", "float16")
 
     s = proved(nests["transpose"], build)
     assert s.loop("b0_i0_1").annotations == (("unit", True),)
@@ -40,7 +40,6 @@ def test_the_loops_outside_are_free(nests: Mapping[str, LoopNest], proved: Prove
         lambda s: s.reorder("b0_i1_1", "b0_i0_1"),
         lambda s: s.fuse("b0_i1_0", "b0_i0_1"),
         lambda s: s.reorder("b0_i0_1", "b0_i1_0"),
-        lambda s: s.annotate("b0_i0_1", "unit", False),
     ],
 )
 def test_inside_nothing_changes(nests: Mapping[str, LoopNest], enter: Build) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from torch_mlc.ir.nest.hints import EVICT
 from torch_mlc.ir.nest.loops import LoopKind, LoopNest
 from torch_mlc.scheduler.error import ScheduleError
 from torch_mlc.scheduler.schedule.schedule import Schedule, replay
@@ -23,7 +24,7 @@ def designed(s: Schedule) -> None:
     s.vectorize("b0_i1_1")
     s.split("b0_i0", [None, s.sample_categorical([2, 5], [1.0, 3.0])])
     s.unroll("b0_i0_1")
-    s.annotate("b0", "policy", s.sample_categorical(["first", "last"]))
+    s.annotate("b0", EVICT.key("in0"), s.sample_categorical(["evict_first", "evict_last"]))
 
 
 def test_the_trace_names_what_was_drawn(nests: Mapping[str, LoopNest], proved: Prove) -> None:
@@ -32,7 +33,7 @@ def test_the_trace_names_what_was_drawn(nests: Mapping[str, LoopNest], proved: P
     assert lines[0].startswith("v0, v1 = s.sample_perfect_tile(loop='b0_i1', n=2, max_innermost=8, decision=[")
     assert lines[1] == "b0_i1_0, b0_i1_1 = s.split(loop='b0_i1', factors=[v0, v1], tail='predicate')"
     assert "factors=[None, v2]" in lines[4] and "value=v3" in lines[-1]
-    assert dict(s.block("b0").annotations)["policy"] in ("first", "last")
+    assert EVICT.found(s.block("b0"), "in0") is not None
     again = Schedule(nests["transpose"])
     exec("\n".join(lines), {"s": again})
     assert again.nest == s.nest

@@ -11,27 +11,26 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from .program import CallLibrary, HostProgram, MakeView, Return, Reuse, Step, WriteOver
+from .program import HostProgram
+from .step import MakeView, Return, Step
 
 
-def track_views(program: HostProgram, returned: int | None = None) -> HostProgram:
-    """The program in which results that share memory of its own, one of them among the first ``returned`` (None: all),
-    are tracked views, and so are views of inputs behind these, which are saved. Others of inputs stay as they are:
-    AOTAutograd makes them again, of the caller's tensors."""
+def track_views(program: HostProgram) -> HostProgram:
+    """The program in which results that share memory of its own, one of them returned to the caller, are tracked views,
+    and so are views of inputs that are saved. Others of inputs stay as they are: AOTAutograd makes them again, of the
+    caller's tensors."""
+    returned = program.returned
     (end,) = [s for s in program.steps if isinstance(s, Return)]
     results = [v for v in end.values if isinstance(v, str)]
     seen = {v for v in end.values[:returned] if isinstance(v, str)}
     source: dict[str, str] = {}
     memory: dict[str, str] = {}
     for step in program.steps:
-        match step:
-            case MakeView(name, _, other) if name != other:
-                source[name] = other
+        for name, other in step.facts.shares:
+            if name != other:
                 memory[name] = memory.get(other, other)
-            case Reuse(name, other) | WriteOver(name, other):
-                memory[name] = memory.get(other, other)
-            case CallLibrary(node, _, over) if over:
-                memory |= {n: memory.get(over, over) for n in node.names}
+                if isinstance(step, MakeView):
+                    source[name] = other
     together = Counter(memory.get(v, v) for v in dict.fromkeys(results))
     watched = {memory.get(v, v) for v in seen} - program.inputs.keys()
     saved = set() if returned is None else {v for v in end.values[returned:] if isinstance(v, str)}

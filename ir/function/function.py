@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from ...ir.expr.monoid import Monoid
-from ...ir.expr.symbols import SymbolTable
-from ...ir.expr.value import Expr
-from ...ir.graph.graph import Origin
-from ...ir.nest.loops import Buffer
+from ..expr.monoid import Monoid
+from ..expr.origin import Origin
+from ..expr.role import Role
+from ..expr.symbols import SymbolTable
+from ..expr.value import Expr
+from ..nest.loops import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Dim:
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One node. A stage without a monoid defines one result per point of the rows, or of rows and inner dimensions
-    if ``inner``.
+    if ``inner``, which is always so where nothing else depends on it.
 
     With a monoid it combines ``values`` (a lifted state) over the inner dimensions into one result a component for
     each row. Loads name inputs of the function, indexed in their own shape, or results of earlier stages, indexed by
@@ -40,6 +41,8 @@ class Stage:
 
     ``axes`` (the dimensions of the results) and ``over`` (those that a monoid combines over) are given where this is
     not so: a product that feeds another, a sum over rows beside one over elements.
+
+    ``role`` is what the pass that made the function knows of the stage.
     """
 
     results: tuple[str, ...]
@@ -51,6 +54,11 @@ class Stage:
     over: tuple[sympy.Symbol, ...] | None = None
     scan: bool = False
     into: str = ""
+    role: Role | None = None
+
+    def __post_init__(self) -> None:
+        if self.axes is not None or (self.monoid is not None and not self.scan):
+            object.__setattr__(self, "inner", True)  # so that stages that do the same are equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,11 @@ class TensorFunction:
         return (*self.rows, *self.inner, *self.extra)
 
     @property
+    def made(self) -> frozenset[str]:
+        """The names of the results of all stages: what else is loaded is an input."""
+        return frozenset(r for s in self.stages for r in s.results)
+
+    @property
     def scatters(self) -> bool:
         """Whether a stage writes where data say."""
         return any(s.into for s in self.stages)
@@ -104,7 +117,7 @@ class TensorFunction:
 
     def over_of(self, stage: Stage) -> tuple[Dim, ...]:
         """The dimensions that a stage combines over; none without a monoid."""
-        if stage.monoid is None or stage.scan:
+        if stage.monoid is None or stage.scan or stage.into:
             return ()
         return self.inner if stage.over is None else self.named(stage.over)
 

@@ -1,0 +1,83 @@
+"""Steps that repeat written out, under names of their own each time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import sympy
+
+from .program import HostProgram
+from .step import Free, Repeat, Return, Step
+
+
+def write_out_loops(program: HostProgram) -> HostProgram:
+    """The program with steps that repeat as often as they run, under names of their own each time."""
+    if not any(isinstance(s, Repeat) for s in program.steps):
+        return program
+    arena = program.arena
+    writer = _Writer({} if arena is None else dict(arena.offsets))
+    begin = end = 0
+    for numbers, step in program.numbered():
+        if arena is not None and arena.begin in numbers:
+            begin = len(writer.steps)
+        writer.step(step)
+        if arena is not None and arena.end in numbers:
+            end = len(writer.steps) - 1
+    unused, left = _not_freed(program, writer.steps)
+    steps = (*unused, *writer.steps[:-1], *left, *writer.steps[-1:])
+    if arena is not None:
+        arena = replace(arena, offsets=writer.offsets, begin=begin + len(unused), end=end + len(unused))
+    return replace(program, steps=steps, arena=arena)
+
+
+class _Writer:
+    def __init__(self, offsets: dict[str, sympy.Expr]) -> None:
+        self.steps: list[Step] = []
+        # Places in the arena.
+        self.offsets = offsets
+        # What names stand for now, and what leaves the program.
+        self.now: dict[str, str] = {}
+        self.leaving: dict[str, str] = {}
+
+    def name(self, name: str) -> str:
+        return self.now.get(name, name)
+
+    def step(self, step: Step) -> None:
+        match step:
+            case Repeat():
+                self.repeat(step)
+            case Return():
+                self.steps.append(step.renamed(lambda name: self.leaving.get(name) or self.name(name)))
+            case _:
+                self.steps.append(step.renamed(self.name))
+
+    def repeat(self, loop: Repeat) -> None:
+        for _, following, initial in reversed(loop.carried):
+            self.now[following] = self.name(initial)
+        for time in range(loop.times):
+            for name, following, _ in loop.carried:
+                self.now[name] = self.name(following)
+            self.now |= {name: each[time] for name, each in loop.taken.items()}
+            for step in loop.steps:
+                for name in step.facts.makes:
+                    self.now[name] = f"{name}.{time}"
+                    if name in self.offsets:
+                        self.offsets[self.now[name]] = self.offsets[name]
+                self.steps.append(step.renamed(self.name))
+            self.leaving |= {each[time]: self.name(name) for name, each in loop.kept.items()}
+        for name in {n for step in loop.steps for n in step.facts.makes}:
+            self.offsets.pop(name, None)
+
+
+def _not_freed(program: HostProgram, steps: Sequence[Step]) -> tuple[list[Free], list[Free]]:
+    """Steps that forget at the beginning what nobody reads, and at the end what is left."""
+    read = {name for step in steps for name in step.facts.needs}
+    left = dict.fromkeys(n for n in program.inputs if n in read)
+    for step in steps:
+        left.update(dict.fromkeys(step.facts.makes))
+        for name in step.facts.reads if isinstance(step, Return) else step.facts.frees:
+            left.pop(name, None)
+    unused = tuple(n for n in program.inputs if n not in read)
+    begin, end = ([Free(tuple(names))] if names else [] for names in (unused, left))
+    return begin, end

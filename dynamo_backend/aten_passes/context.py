@@ -1,0 +1,57 @@
+"""What passes over ATen graphs rewrite, and what they may ask of the compilation that they are part of."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from ...ir.passes import Level, Plain, Setting
+from ...runtime.settings.options import Options
+
+
+@dataclass(frozen=True, slots=True)
+class AtenContext:
+    """``metadata`` is what AOTAutograd knows of the inputs and results of a graph that is no backward.
+
+    Of the graph that holds forward and backward, and of its parts: ``results`` is how many results of the forward the
+    caller gets, ``unread`` are names in it that no gradient op reads, so that eager does not save them, and ``forward``
+    is that of a backward.
+    """
+
+    options: Options
+    metadata: Any = None
+    results: int = 0
+    unread: Set[str] = frozenset()
+    forward: fx.GraphModule | None = field(default=None, repr=False)
+
+
+FAST: Setting[AtenContext] = Setting("fast numerics", lambda context: context.options.numerics != "eager")
+HAS_METADATA: Setting[AtenContext] = Setting("results of the caller", lambda context: context.metadata is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class OnGraph(Plain[Any]):
+    """A rewrite, in place, that needs the graph of a module alone."""
+
+    def __call__(self, subject: fx.GraphModule, context: object) -> int:
+        done: int = self.rewrite(subject.graph)
+        return done
+
+
+def _text(gm: fx.GraphModule) -> str:
+    return str(gm.graph.python_code("self", verbose=True).src)
+
+
+def _size(gm: fx.GraphModule) -> int:
+    return len(gm.graph.nodes)
+
+
+def _lint(gm: fx.GraphModule) -> None:
+    gm.graph.lint()
+
+
+# In place: a pass tells how often it rewrote something.
+ATEN: Level[fx.GraphModule] = Level("aten", _text, _size, _lint, suffix="py")

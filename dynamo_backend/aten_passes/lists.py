@@ -1,0 +1,60 @@
+"""The passes over ATen graphs, in place, by the graphs that they are for."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from ...ir.passes import Pass, Plain
+from .attention.joint import recompute_scores
+from .attention.shifted_softmax import unshift_softmax
+from .batch_norm import forget_running_statistics, renormalize
+from .complex.views import join_parts
+from .context import ATEN, FAST, HAS_METADATA, AtenContext, OnGraph
+from .loss.chunk_loss import chunk_losses
+from .loss.log_softmax import open_log_softmax
+from .merge_products import merge_products
+from .rounding.maxima import recompute_maxima, save_compared
+from .rounding.rounding import keep_compared
+from .share_nodes import NO_DEAD, eliminate_dead_nodes, share_nodes
+from .views.negations import return_negated_views, stride_before_negating
+from .views.overwritten import keep_overwritten
+from .views.plain_views import straighten_views
+from .views.save_copies import save_copies
+from .views.written_views import return_written_inputs
+
+AtenPasses = tuple[Pass[fx.GraphModule, AtenContext], ...]
+
+# Graphs that hold forward and backward, before they are parted: what decides of saving.
+JOINT_PASSES: AtenPasses = (
+    Pass("chunk_losses", ATEN, chunk_losses),
+    Pass("unshift_softmax", ATEN, OnGraph(unshift_softmax), needs=(FAST,)),
+    Pass("open_log_softmax", ATEN, Plain(open_log_softmax)),
+    Pass("forget_running_statistics", ATEN, Plain(forget_running_statistics)),
+    Pass("renormalize", ATEN, renormalize, needs=(FAST,)),
+    Pass("straighten_views", ATEN, OnGraph(straighten_views)),
+    Pass("eliminate_dead_nodes", ATEN, OnGraph(eliminate_dead_nodes), leaves=(NO_DEAD,)),
+    Pass("share_nodes", ATEN, OnGraph(share_nodes), needs=(NO_DEAD,)),
+    Pass("recompute_scores", ATEN, recompute_scores, needs=(FAST,)),
+    Pass("keep_overwritten", ATEN, Plain(keep_overwritten)),
+    Pass("save_compared", ATEN, OnGraph(save_compared)),
+)
+# A forward and its backward, right after they were parted.
+FORWARD_PASSES: AtenPasses = (Pass("save_copies", ATEN, save_copies),)
+BACKWARD_PASSES: AtenPasses = (Pass("recompute_maxima", ATEN, recompute_maxima),)
+# Graphs without a backward.
+INFERENCE_PASSES: AtenPasses = (
+    Pass("chunk_losses", ATEN, chunk_losses),
+    Pass("unshift_softmax", ATEN, OnGraph(unshift_softmax), needs=(FAST,)),
+)
+# Every graph that AOTAutograd hands over.
+PART_PASSES: AtenPasses = (
+    Pass("merge_products", ATEN, Plain(merge_products), needs=(FAST,)),
+    Pass("return_written_inputs", ATEN, return_written_inputs, needs=(HAS_METADATA,)),
+    Pass("return_negated_views", ATEN, Plain(return_negated_views), needs=(HAS_METADATA,)),
+)
+# Every graph that is compiled, bodies of control flow among them.
+ATEN_PASSES: AtenPasses = (
+    Pass("join_parts", ATEN, Plain(join_parts)),
+    Pass("keep_compared", ATEN, Plain(keep_compared)),
+    Pass("stride_before_negating", ATEN, Plain(stride_before_negating)),
+)

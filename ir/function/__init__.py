@@ -1,0 +1,1 @@
+"""Fused tensor functions: what one kernel computes, before any loop order is chosen."""

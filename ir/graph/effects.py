@@ -1,0 +1,75 @@
+"""What nodes do beside making their results: memory that they may pass on, memory that they write, and other effects.
+Of ops of torch their schemas tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..errors import IRError
+from .graph import CallTensor, Library, Node, refs
+from .slices import NOTHING
+
+# Calls whose effect is not their result.
+_EFFECTS = ("copy_", "_assert", "set_", "resize_", "hop::", "_c10d_functional", "wait_tensor", "mlc::")
+
+
+def resolve_op(target: str) -> Any:
+    """The op of a library target, "aten::addmm.default" or "hop::cond". Raises IRError where torch has none."""
+    namespace, _, rest = target.partition("::")
+    found: Any = torch.ops.higher_order if namespace == "hop" else getattr(torch.ops, namespace)
+    try:
+        for part in rest.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        raise IRError(f"torch {torch.__version__} has no op {target}") from None
+    return found
+
+
+def schema_of(target: str) -> Any:
+    """The schema of a library target; None where it has none, or torch has no such op."""
+    try:
+        return getattr(resolve_op(target), "_schema", None)
+    except (IRError, AttributeError):
+        return None
+
+
+def may_alias(target: str) -> bool:
+    """Whether an op may return memory that it was given, going by its schema; yes where there is none."""
+    if "::" not in target or target.startswith("hop::") or "::wait_tensor." in target:
+        return True
+    if target.startswith("mlc::"):
+        return False
+    schema = schema_of(target)
+    return schema is None or any(r.alias_info is not None for r in schema.returns)
+
+
+def written(node: Node) -> tuple[str, ...]:
+    """The tensors that a node writes over. Of a library call its schema tells; without one, all that it is given."""
+    match node:
+        case CallTensor():
+            return tuple(t for t in node.into if t is not None)
+        case Library(target=target) if not target.startswith(("mlc::", "hop::")):  # those are functional
+            schema = schema_of(target)
+            if schema is None:
+                return tuple(refs((node.args, tuple(v for _, v in node.kwargs))))
+            given = dict(zip((a.name for a in schema.arguments), node.args)) | dict(node.kwargs)
+            over = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+            return tuple(name for argument in over if argument in given for name in refs((given[argument],)))
+    return ()
+
+
+def has_effect(node: Node) -> bool:
+    """Whether a node must run though nobody reads its result."""
+    if not isinstance(node, Library) or node.target in NOTHING:
+        return False
+    return node.refused or any(e in node.target for e in _EFFECTS) or _mutates(node.target)
+
+
+def _mutates(target: str) -> bool:
+    op = target.split("::")[-1].split(".")[0]
+    return op.endswith("_") and not op.endswith("__")
+
+
+__all__ = ["has_effect", "may_alias", "resolve_op", "schema_of", "written"]
