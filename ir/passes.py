@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from .errors import MlcError
 from .graph.graph import Graph, IRModule
+from .nest.loops import LoopNest
 from .text.printer import show
 from .verify.verify import verify
 
@@ -29,17 +30,22 @@ class OrderError(MlcError):
     """A list in which a pass comes before the one that leaves what it needs."""
 
 
+def _no_rules(subject: object) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Level(Generic[S]):
     """What passes of one kind rewrite: how it is printed, how large it is, and how it is verified (which raises).
 
-    ``told`` names a part of the graph (a function), "" where there is one of the kind a graph.
+    Without ``verify`` no rules are known. ``told`` names a part of the graph (a function), "" where there is one of the
+    kind a graph.
     """
 
     name: str
     show: Callable[[S], str] = field(repr=False)
     size: Callable[[S], int] = field(repr=False)
-    verify: Callable[[S], object] = field(repr=False)
+    verify: Callable[[S], object] = field(default=_no_rules, repr=False)
     told: Callable[[S], str] = field(default=lambda _: "", repr=False)
     suffix: str = "txt"
 
@@ -66,7 +72,8 @@ class Pass(Generic[S, C]):
 
     ``run(subject, context)`` gives the subject rewritten, the same object where nothing changed. What works in place
     gives instead how often it did something. It needs every form of ``needs`` before it, is skipped where one of the
-    settings among them does not hold, and ``leaves`` other forms behind.
+    settings among them does not hold, and ``leaves`` other forms behind. What it ``raises`` as an answer goes on as it
+    is; anything else is a fault of the pass.
     """
 
     name: str
@@ -74,6 +81,7 @@ class Pass(Generic[S, C]):
     run: Callable[[S, C], S | int]
     needs: tuple[Form[S] | Setting[C], ...] = ()
     leaves: tuple[Form[S], ...] = ()
+    raises: tuple[type[Exception], ...] = ()
 
     def applies(self, context: C) -> bool:
         """Whether the settings of a compilation ask for it."""
@@ -117,7 +125,7 @@ def run_passes(passes: Sequence[Pass[S, C]], subject: S, context: C) -> S:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepRecord:
     """One step of a compilation: a pass, or a step from one level to the next. ``of`` names the part of the graph that
     it worked on, "" for all of it; ``before`` and ``after`` are sizes in nodes, stages or lines."""
 
@@ -141,7 +149,7 @@ class Runner:
 
     folder: Path | None = None
     verify: bool = False
-    steps: list[Step] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
     _files: int = 0
 
     def __call__(self, subject: S, passes: Sequence[Pass[S, C]], context: C) -> S:
@@ -166,7 +174,9 @@ class Runner:
         start = time.perf_counter()
         made = function(*args, **kwargs)
         seconds = time.perf_counter() - start
-        self.steps.append(Step(level.name, function.__name__, level.told(made), seconds, True, 0, level.size(made)))
+        self.steps.append(
+            StepRecord(level.name, function.__name__, level.told(made), seconds, True, 0, level.size(made))
+        )
         self.dump(function.__name__, level, made)
         return made
 
@@ -191,6 +201,8 @@ class Runner:
         start = time.perf_counter()
         try:
             result = p.run(subject, context)
+        except p.raises:
+            raise
         except Exception as error:
             where = self.dump(f"{p.name}_failed", level, subject)
             raise PassError(f"pass {p.name}: {error}{_see('its input', where)}") from error
@@ -198,7 +210,9 @@ class Runner:
         in_place = isinstance(result, int)
         after = subject if in_place else cast(S, result)
         changed = bool(result) if in_place else after is not subject
-        self.steps.append(Step(level.name, p.name, level.told(after), seconds, changed, before, level.size(after)))
+        self.steps.append(
+            StepRecord(level.name, p.name, level.told(after), seconds, changed, before, level.size(after))
+        )
         if changed:
             self._check(level, after, f"pass {p.name}", None if in_place else subject)
             self.dump(p.name, level, after)
@@ -236,3 +250,4 @@ def _module(graph: Graph) -> IRModule:
 GRAPH: Level[Graph] = Level(
     "graph", lambda g: show(_module(g)), lambda g: len(g.nodes), lambda g: verify(_module(g))
 )  # fmt: skip
+NEST: Level[LoopNest] = Level("nest", show, lambda n: len(n.body), verify, lambda n: n.name)

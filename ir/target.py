@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TypeAlias
 
 from .errors import MlcError
-from .processors import KNOWN, Processor, capability, processor
+from .machine import KNOWN, Machine, capability, known_machine, oldest_machine
 
 # Types of torch's devices whose tensors kernels are made for; what is computed on others is left to torch.
 DEVICES = ("cpu", "cuda")
@@ -90,9 +93,9 @@ class Target:
         return self.capability >= (8, 9) or (self.kind == "hip" and capability(self.kind, self.arch) >= (9, 0x42))
 
     @property
-    def processor(self) -> Processor | None:
-        """What a multiprocessor of a GPU has; None for a CPU."""
-        return processor(self.kind, self.arch) if self.is_gpu else None
+    def machine(self) -> Machine:
+        """What it has and how fast it is: what was found of it, over the figures of the usual part."""
+        return _machine(self)
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.arch}" if self.is_gpu else self.kind
@@ -100,6 +103,33 @@ class Target:
     def lanes(self, itemsize: int) -> int:
         """Elements of that many bytes in one SIMD register."""
         return max(1, self.vector_bytes // itemsize)
+
+
+# Of vectors wider than this, products and what they read of memory keep their ratio; narrower ones multiply slower.
+_USUAL_VECTOR = 32
+
+
+@lru_cache(maxsize=64)
+def _machine(target: Target) -> Machine:
+    usual = known_machine(target.kind, target.arch) or oldest_machine(target.kind)
+    if target.is_gpu:  # all multiprocessors have the memory's rate, and each its own of instructions
+        share, shared, warp = target.cores / usual.cores, target.shared_bytes or usual.block_shared, target.warp
+    else:
+        share, shared, warp = min(target.vector_bytes, _USUAL_VECTOR) / _USUAL_VECTOR, 0, 1
+    return replace(
+        usual, cores=target.cores, matmul=usual.matmul * share, float32=usual.float32 * share,
+        issued=usual.issued * share, block_shared=shared, warp=warp, vector_bytes=target.vector_bytes,
+        l1_bytes=target.l1_bytes, l2_bytes=target.l2_bytes,
+    )  # fmt: skip
+
+
+# Which machine a device ("cuda:0") is.
+TargetOf: TypeAlias = Callable[[str], Target]
+
+
+def usual_target(device: str) -> Target:
+    """The machine that decisions are made for where nobody says which one a device is."""
+    return Target("cpu", "znver3", 1, warp=1, max_threads=1) if device.startswith("cpu") else gpu_target("cuda:sm_90")
 
 
 def has_kernels(device: str) -> bool:
@@ -114,10 +144,10 @@ def gpu_target(name: str) -> Target:
     arch = (
         arch.rstrip("af") if kind == "cuda" else arch
     )  # the names with which the assembler means this processor alone
-    found = processor(kind, arch)
+    found = known_machine(kind, arch) if kind != "cpu" else None
     if found is None:
         raise TargetError(f"no target {name!r}; the known GPU targets are {', '.join(KNOWN)}, and there is 'cpu'")
     return Target(
         kind, arch, found.cores, warp=found.warp, shared_bytes=found.block_shared, registers=65536,
-        l1_bytes=found.block_shared, l2_bytes=32 << 20,
+        l1_bytes=found.block_shared, l2_bytes=found.l2_bytes,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import torch
 
-from ..ir.processors import processor
+from ..ir.machine import known_machine
 from ..ir.target import Target, TargetError, gpu_target
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -75,7 +75,7 @@ def target_for(device: str, override: str | None = None, cores: int | None = Non
     properties = torch.cuda.get_device_properties(int(number or 0))
     hip = torch.version.hip is not None
     arch = properties.gcnArchName.partition(":")[0] if hip else f"sm_{properties.major}{properties.minor}"
-    usual = processor("hip" if hip else "cuda", arch)
+    usual = known_machine("hip" if hip else "cuda", arch)
     # Zero, or no such field, where the driver does not tell.
     told = int(getattr(properties, "shared_memory_per_block_optin", 0))
     shared = told or (usual.block_shared if usual is not None else 48 << 10)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ..ir.passes import Setting
-from ..ir.target import Target, gpu_target
-
-
-def usual_gpu(device: str) -> Target:
-    """The GPU that decisions are made for where nobody says which one it is."""
-    return gpu_target("cuda:sm_90")
+from ..ir.target import TargetOf, usual_target
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """``numerics`` is "fast" or "eager"; ``target_of`` gives the machine that a GPU ("cuda:0") is; ``given`` are
+class PassContext:
+    """``numerics`` is "fast" or "eager"; ``target_of`` gives the machine that a device ("cuda:0") is; ``given`` are
     inputs whose memory goes when they are read last.
     """
 
     numerics: str = "fast"
-    target_of: Callable[[str], Target] = usual_gpu
+    target_of: TargetOf = usual_target
     given: Collection[str] = ()
 
     @property
@@ -31,6 +26,6 @@ class Context:
 
 
 # What holds where nobody says otherwise.
-USUAL = Context()
+USUAL = PassContext()
 # With eager's rounding, what these passes read through is rounded to half types where eager writes it.
-FAST: Setting[Context] = Setting("fast numerics", lambda context: context.fast)
+FAST: Setting[PassContext] = Setting("fast numerics", lambda context: context.fast)

@@ -46,11 +46,11 @@ from .steps.step import (
     CallLibrary,
     CheckLayout,
     Free,
+    HostStep,
     Launch,
     MakeView,
     Return,
     Reuse,
-    Step,
     WriteOver,
 )
 
@@ -90,7 +90,7 @@ class _Builder:
     checked: Collection[str] = ()
     # Results that compiled code reads in the layout of their types: those that are saved for the backward.
     saved: frozenset[str] = frozenset()
-    steps: list[Step] = field(default_factory=list)
+    steps: list[HostStep] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)
     # The name whose object owns the memory that a name looks at.
     owner: dict[str, str] = field(default_factory=dict)

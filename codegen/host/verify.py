@@ -3,13 +3,15 @@ else looks at, every size is known where it is computed with, and what lives at 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 from ...ir.errors import VerifyError
 from .memory.plan_memory import check_arena
 from .steps.program import HostProgram
-from .steps.resolved import Forget, Place, Pointer, Rename, RunKernel, Take
-from .steps.step import BindSize, CallLibrary, Repeat, Return, Reuse, Step
+from .steps.resolved import Forget, Pointer, PointTo, Rename, RunKernel, Take
+from .steps.step import BindSize, CallLibrary, HostStep, Repeat, Return, Reuse
 
 
 def verify_host_program(program: HostProgram) -> None:
@@ -25,8 +27,10 @@ def verify_host_program(program: HostProgram) -> None:
 @dataclass(slots=True)
 class _Verifier:
     program: HostProgram
-    # The names that stand for something, each with the one under which its memory was made.
-    memory: dict[str, str] = field(default_factory=dict)
+    # The names that stand for something, each with a number for its memory, and which of these are the caller's.
+    memory: dict[str, int] = field(default_factory=dict)
+    given: set[int] = field(default_factory=set)
+    numbers: Iterator[int] = field(default_factory=count)
     # Why others do not, any more.
     gone: dict[str, str] = field(default_factory=dict)
     # Names of the sizes that are known, and of what is an address.
@@ -39,7 +43,7 @@ class _Verifier:
         if not (steps and isinstance(steps[-1], Return)) or any(isinstance(s, Return) for s in steps[:-1]):
             raise VerifyError(f"{program.name}: a program returns its results in its last step, and nowhere else")
         if not isinstance(steps[0], Take):
-            self.memory = {name: name for name in program.arguments}
+            self.take(program.arguments)
         arena = program.arena
         for numbers, step in program.numbered():
             if arena is not None and arena.begin in numbers:
@@ -63,7 +67,7 @@ class _Verifier:
                 self.memory[name] = self.memory[following]
             for name in {b for _, b, _ in loop.carried} - {a for a, _, _ in loop.carried} - loop.taken.keys():
                 self.forget(name, f"step {at} handed it on")
-            self.memory.update((name, name) for name in loop.taken)
+            self.take(loop.taken)
             for number, step in zip(numbers, loop.steps, strict=True):
                 self.step(number, step)
             for name in loop.kept:
@@ -71,7 +75,7 @@ class _Verifier:
         for name, names in loop.kept.items():
             self.memory.update((n, self.memory[name]) for n in names)
 
-    def step(self, at: int, step: Step) -> None:
+    def step(self, at: int, step: HostStep) -> None:
         facts = step.facts
         for name in facts.needs:
             self.read(at, step, name)
@@ -84,14 +88,21 @@ class _Verifier:
             if name not in self.memory:
                 self.fail(at, step, f"it forgets {name} twice")
             self.forget(name, f"step {at} forgot it or took over its memory")
-        self.memory.update((name, made.get(name, name)) for name in facts.makes)
+        self.memory.update((name, made[name] if name in made else next(self.numbers)) for name in facts.makes)
         match step:
+            case Take(names):
+                self.take(names)
             case BindSize(symbol):
                 self.known.add(symbol.name)
             case CallLibrary(node):
                 self.known.update(n for n, t in zip(node.names, node.types, strict=True) if t is None)
 
-    def read(self, at: int, step: Step, name: str) -> None:
+    def take(self, names: Iterable[str]) -> None:
+        """Names for arguments of the caller's."""
+        self.memory.update((name, next(self.numbers)) for name in names)
+        self.given.update(self.memory[name] for name in names)
+
+    def read(self, at: int, step: HostStep, name: str) -> None:
         if name not in self.memory:
             why = self.gone.get(name, "no step before it makes that")
             self.fail(at, step, f"{name} stands for nothing there: {why}")
@@ -100,19 +111,19 @@ class _Verifier:
         self.memory.pop(name, None)
         self.gone[name] = why
 
-    def check_sizes(self, at: int, step: Step, symbols: set[str]) -> None:
+    def check_sizes(self, at: int, step: HostStep, symbols: set[str]) -> None:
         if missing := symbols - self.known:
             self.fail(at, step, f"nothing before it gives the size {', '.join(sorted(missing))}")
 
-    def check_alone(self, at: int, step: Step, source: str) -> None:
+    def check_alone(self, at: int, step: HostStep, source: str) -> None:
         """Nobody else looks at memory that is taken over, and it is no argument's."""
-        root = self.memory[source]
-        others = [n for n, r in self.memory.items() if r == root and n != source]
-        if others or root in self.program.inputs:
+        memory = self.memory[source]
+        others = [n for n, m in self.memory.items() if m == memory and n != source]
+        if others or memory in self.given:
             whose = f"{', '.join(others)} looks at" if others else "the caller has given"
             self.fail(at, step, f"it takes over the memory of {source}, which {whose}")
 
-    def check_addresses(self, at: int, step: Step) -> None:
+    def check_addresses(self, at: int, step: HostStep) -> None:
         """Pointers say rightly what they are, and nothing takes an address for a tensor."""
         pointers: tuple[Pointer, ...] = ()
         match step:
@@ -126,15 +137,15 @@ class _Verifier:
         if wrong := self.addresses.intersection(step.facts.wants):
             self.fail(at, step, f"it takes {', '.join(sorted(wrong))} as tensors, which are addresses")
         match step:
-            case Place(name):
+            case PointTo(name):
                 self.addresses.add(name)
             case Rename(name, Pointer(is_address=True)):
                 self.addresses.add(name)
 
-    def fail(self, at: int, step: Step, why: str) -> None:
+    def fail(self, at: int, step: HostStep, why: str) -> None:
         raise VerifyError(f"{self.program.name}: step {at}: {why}\n  {_short(step)}")
 
 
-def _short(step: Step, most: int = 300) -> str:
+def _short(step: HostStep, most: int = 300) -> str:
     text = repr(step)
     return text if len(text) <= most else f"{text[:most]} …"

@@ -47,7 +47,7 @@ def _tables(state: int) -> str:
     return key_of(
         [*(f"{op} {_name(fn)}" for op, fn in known),
          *(f"{level} {p.name} {_name(p.function)}" for level, passes in pass_lists() for p in passes), "rules",
-         *(f"{rule.name} {rule.kinds}" for rule in rules.all_rules()), "intrinsics",
+         *(f"{r.name} {r.kinds} {sorted(c.name for c in r.can)}" for r in rules.all_rules()), "intrinsics",
          *(f"{OPS[name]} {i.triton if isinstance(i.triton, str) else ''}" for name, i in INTRINSICS.items()),
          "patterns", *(f"{p.name} {p.examples} {_told(p.replacement)}" for p in PATTERNS.values())]
     )  # fmt: skip

@@ -41,7 +41,7 @@ def cache_folder_here() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class OptionFlag:
     """A setting as it is here: its value as one types it, and the variable that it comes from ("" for its default)."""
 
     spec: OptionSpec
@@ -49,7 +49,7 @@ class Setting:
     variable: str
 
 
-def settings_here() -> list[Setting]:
+def settings_here() -> list[OptionFlag]:
     """Every setting, in the order of the documentation."""
     now, found = options_here(), variables_in(os.environ)
     settings = []
@@ -58,7 +58,7 @@ def settings_here() -> list[Setting]:
         value = typed_value(spec, getattr(now, spec.name))
         if given is not None and spec.name == "schedules":
             value = given.text  # not what was read from there
-        settings.append(Setting(spec, value, given.variable if given is not None else ""))
+        settings.append(OptionFlag(spec, value, given.variable if given is not None else ""))
     return settings
 
 

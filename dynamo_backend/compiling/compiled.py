@@ -11,6 +11,7 @@ from ...codegen.host.python.text import HostText
 from ...codegen.host.steps.lines import Lines, places_in, with_lines
 from ...codegen.host.steps.program import HostProgram
 from ...ir.graph.graph import Graph
+from ...ir.passes import StepRecord
 from ...runtime.compile.kernels import KernelCode, KernelStore, kernel_store_of
 from ...runtime.counters import counters
 from ...runtime.gpu.capture import graph_device
@@ -28,13 +29,18 @@ from .kernels import KernelBuild
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Every stage of a graph that was compiled here: what reports are made of."""
+    """Every stage of a graph that was compiled here: what reports are made of.
+
+    Of layers that repeat, ``imported`` and ``graph`` have a few; ``fusion`` calls the kernels of all. ``steps`` are the
+    record: what was done, in order.
+    """
 
     imported: Graph
     graph: Graph
     fusion: Fusion
     kernels: Mapping[str, KernelBuild]
     program: HostProgram
+    steps: tuple[StepRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class Program:
 class CompiledGraph:
     """``call`` runs the graph (boxed); None where it was compiled for a machine that is not this one.
 
-    ``stages`` is None where the program came from the cache, and where layers that repeat were planned once.
+    ``stages`` is None where the program came from the cache, and where layers became a loop that nobody asked about.
     ``overridden`` names the user's schedules that were taken.
     ``regions`` are the bodies of its control flow, each compiled by itself; ``constants`` are the objects and the
     bodies that its calls may name.

@@ -1,63 +1,70 @@
-"""The passes over a host program, in the order in which they run, and what of a compilation they ask for."""
+"""The passes over a host program, from what is called in order to what is printed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import wraps
-from typing import TypeAlias
+from typing import Any
 
 from ...codegen.host.memory.plan_memory import plan_memory
+from ...codegen.host.python.text import print_host
 from ...codegen.host.steps.program import HostProgram
 from ...codegen.host.steps.resolve import resolve
+from ...codegen.host.steps.resolved import Take
 from ...codegen.host.steps.track_views import track_views
 from ...codegen.host.steps.write_out_loops import write_out_loops
 from ...codegen.host.verify import verify_host_program
+from ...ir.errors import MemoryLimitError
 from ...ir.graph.graph import Graph
+from ...ir.passes import Level, Pass, Plain, Setting
+from ..repeats.repeating import NotAlike, Repeating
+from ..repeats.roll import roll
 from .memory_limit import limited
 
 
 @dataclass(frozen=True, slots=True)
 class HostContext:
-    """The options' ``memory_limit`` in bytes, for which inputs that are ``given``, since nobody else holds them, count;
-    the fused ``graph`` of the program, of which an error tells. ``verify`` has every pass checked."""
+    """``graph`` is what the program runs, and ``given`` its inputs that nobody else holds; ``limit`` is a number of
+    bytes that it may hold. ``few`` are the layers of the graph that it was built for, where it has more."""
 
-    graph: Graph | None = None
-    memory_limit: int | None = None
-    given: tuple[str, ...] = ()
-    verify: bool = False
-
-
-HostPass: TypeAlias = Callable[[HostProgram, HostContext], HostProgram]
+    graph: Graph
+    given: Collection[str] = ()
+    limit: int | None = None
+    few: Repeating | None = None
 
 
-def _plain(rewrite: Callable[[HostProgram], HostProgram]) -> HostPass:
-    """A pass that asks nothing of the compilation."""
+def _text(program: HostProgram) -> str:
+    """The program as Python, resolved where it is not yet."""
+    return print_host(program if isinstance(program.steps[0], Take) else resolve(program)).text
 
-    @wraps(rewrite)
-    def run(program: HostProgram, context: HostContext) -> HostProgram:
-        return rewrite(program)
 
-    return run
+HOST: Level[HostProgram] = Level("host", _text, lambda p: len(p.steps), verify_host_program, suffix="py")
+LIMITED: Setting[HostContext] = Setting("a limit of memory", lambda context: context.limit is not None)
+IN_LAYERS: Setting[HostContext] = Setting("layers that repeat", lambda context: context.few is not None)
 
 
 def limit_memory(program: HostProgram, context: HostContext) -> HostProgram:
-    """The program, which refuses sizes that take more memory than the options allow. Raises MemoryLimitError."""
-    if context.graph is None or context.memory_limit is None:
-        return program
-    return limited(program, context.graph, context.memory_limit, context.given)
+    """The program refuses sizes that take more than the limit."""
+    assert context.limit is not None
+    return limited(program, context.graph, context.limit, context.given)
 
 
-HOST_PASSES: tuple[HostPass, ...] = (limit_memory, _plain(track_views), _plain(plan_memory))
+def roll_layers(program: HostProgram, context: HostContext) -> HostProgram:
+    """The steps of a layer become a loop over all that are like it."""
+    assert context.few is not None
+    return roll(program, context.few)
+
+
+# In the order in which they run.
+HOST_PASSES: tuple[Pass[HostProgram, HostContext], ...] = (
+    Pass("limit_memory", HOST, limit_memory, needs=(LIMITED,), raises=(MemoryLimitError,)),
+    Pass("roll_layers", HOST, roll_layers, needs=(IN_LAYERS,), raises=(NotAlike,)),
+    Pass("track_views", HOST, Plain(track_views)),
+    Pass("plan_memory", HOST, Plain(plan_memory)),
+)
 # From there to what is printed: as Python, and as machine code, which has no loops.
-TEXT_PASSES: tuple[HostPass, ...] = (_plain(resolve),)
-CODE_PASSES: tuple[HostPass, ...] = (_plain(write_out_loops), _plain(resolve))
-
-
-def run_host_passes(passes: Sequence[HostPass], program: HostProgram, context: HostContext) -> HostProgram:
-    """The program after some passes. Raises VerifyError where one of them breaks a rule and somebody looks."""
-    for rewrite in passes:
-        program = rewrite(program, context)
-        if context.verify:
-            verify_host_program(program)
-    return program
+TEXT_PASSES: tuple[Pass[HostProgram, Any], ...] = (Pass("resolve", HOST, Plain(resolve)),)
+CODE_PASSES: tuple[Pass[HostProgram, Any], ...] = (
+    Pass("write_out_loops", HOST, Plain(write_out_loops)),
+    Pass("resolve", HOST, Plain(resolve)),
+)

@@ -19,6 +19,7 @@ from ...codegen.host.steps.program import HostProgram
 from ...codegen.host.steps.resolved import RunKernel
 from ...codegen.kernel import EmitError
 from ...ir.errors import MlcError
+from ...ir.passes import Level, run_passes
 from ...ir.target import Target
 from ...runtime.compile.kernels import KernelCode, KernelStore, LoadedKernel
 from ...runtime.cpu import CpuCompileError, CpuKernel
@@ -29,7 +30,7 @@ from ...runtime.host.switch import switched
 from ...runtime.log import logger
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
-from .host_passes import CODE_PASSES, TEXT_PASSES, HostContext, run_host_passes
+from .host_passes import CODE_PASSES
 
 _LOG = logger(__name__)
 # Makes a program known in the form that it has now.
@@ -152,7 +153,7 @@ class HostCode:
     def written(self) -> HostCode:
         """With the text that is compiled to machine code. Raises EmitError and NoNativeHost."""
         assert self.program is not None
-        program = run_host_passes(CODE_PASSES, self.program, HostContext())
+        program = run_passes(CODE_PASSES, self.program, None)
         uses_gpu = any(d != "cpu" for d in program.devices)
         native = emit_native(program, shims(("cpu", "cuda") if uses_gpu else ("cpu",)))
         native_process()
@@ -197,13 +198,15 @@ class HostCode:
         return found
 
 
-def host_code(program: HostProgram, options: Options, store: KernelStore) -> HostCode:
-    """A program's code as the settings ask for it; on GPUs, native where that is asked for. Warns where it should be
-    native and cannot be."""
-    context = HostContext(verify=options.verify > 0)
-    text = print_host(run_host_passes(TEXT_PASSES, program, context))
-    if context.verify:
-        run_host_passes(CODE_PASSES, program, context)
+def host_code(
+    program: HostProgram, resolved: HostProgram, options: Options, store: KernelStore, lines: Lines = _nowhere
+) -> HostCode:
+    """A program's code as the settings ask for it, for a model with some ``lines``, from its steps and these resolved;
+    on GPUs, native where that is asked for. Warns where it should be native and cannot be."""
+    return _host_code(program, print_host(resolved), options, store).of_model(lines)
+
+
+def _host_code(program: HostProgram, text: HostText, options: Options, store: KernelStore) -> HostCode:
     uses_gpu = any(d != "cpu" for d in program.devices)
     if options.host_program == "python" or (options.host_program == "auto" and uses_gpu):
         return HostCode(text)
@@ -216,6 +219,9 @@ def host_code(program: HostProgram, options: Options, store: KernelStore) -> Hos
     except (EmitError, NoNativeHost) as error:
         warnings.warn(f"torch-mlc: the host program stays Python: {error}", stacklevel=2)
         return HostCode(text, python=f"Python, for {error}")
+
+
+CODE: Level[HostCode] = Level("code", lambda c: c.told.text, lambda c: c.text.text.count("\n"), suffix="py")
 
 
 def stored_host_code(

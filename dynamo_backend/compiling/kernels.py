@@ -18,7 +18,9 @@ from ...ir.errors import MlcError
 from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import Origin
 from ...ir.nest.loops import LoopNest
+from ...ir.passes import NEST, Level, Runner
 from ...ir.target import Target
+from ...ir.text.printer import show
 from ...ir.text.structure import function_key
 from ...runtime.cache.fingerprint import environment_fingerprint, key_of
 from ...runtime.compile.compilers import Compilers
@@ -30,15 +32,30 @@ from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...runtime.timing import PhaseTimer
 from ...runtime.triton.compile import RunTriton, StoppedError
-from ...scheduler.functions.lower import lower_to_loops
+from ...scheduler.functions.lower import lower_stages
 from ...scheduler.schedule.overrides import Override, workload_of
 from ...scheduler.schedule.schedule import Schedule
 from ..verify.verify_graph import WrongResultError
 from ..verify.verify_kernel import verify_kernel
 from .lighter import fitting_code, written_as
+from .pass_lists import pass_lists
 from .tuning import Tuning
 
 _LOG = logger(__name__)
+
+
+def _told(schedule: Schedule) -> str:
+    return f"# rule {schedule.rule}\n{schedule.trace}\n# scheduled\n{show(schedule.nest)}\n"
+
+
+SCHEDULE: Level[Schedule] = Level(
+    "schedule", _told, lambda s: len(s.trace.steps), told=lambda schedule: schedule.nest.name
+)  # fmt: skip
+# By whether they are for a GPU.
+SOURCE: dict[bool, Level[KernelSource]] = {
+    gpu: Level("source", lambda s: s.text, lambda s: s.text.count("\n"), told=lambda s: s.name, suffix=suffix)
+    for gpu, suffix in ((True, "py"), (False, "ll"))
+}
 
 
 class KernelError(MlcError):
@@ -107,6 +124,7 @@ class KernelPlan:
     store: KernelStore
     timer: PhaseTimer
     tuning: Tuning
+    run: Runner
     fresh: bool = False
 
     @property
@@ -162,6 +180,9 @@ def start_kernel(
                 except (CancelledError, StoppedError):  # by another graph, which failed
                     code = make()
             schedule, source = written_as(code, nest, target, chosen, written)
+            if source is not None and source is not written:  # with smaller tiles
+                plan.run.dump("lighter_schedule", SCHEDULE, schedule)
+                plan.run.dump("lighter_emit", SOURCE[target.is_gpu], source)
             built = KernelBuild(function, target, key, code, nest, schedule, source, override=override)
             if plan.options.verify and _runs_here(target):
                 _verify(built, origins)
@@ -187,8 +208,7 @@ def _by_hand(function: TensorFunction, target: Target, plan: KernelPlan) -> ByHa
     """The user's schedule of a function, where there is one."""
     if plan.options.schedules is None:
         return None
-    with plan.timer.phase("lower"):
-        nest = lower_to_loops(function)
+    nest = _lowered(function, plan)
     with plan.timer.phase("schedule"):
         override = plan.options.schedules.find(workload_of(nest), target)
         return None if override is None else ByHand(nest, override.apply(nest), override)
@@ -209,12 +229,16 @@ def _written(
     if by_hand is not None:
         nest, schedule = by_hand.nest, by_hand.schedule
     else:
-        with phase("lower"):
-            nest = lower_to_loops(function)
+        nest = _lowered(function, plan)
         with phase("schedule"):
-            schedule = plan.tuning.schedule(function.name, nest, target)
+            schedule = plan.run.step(SCHEDULE, plan.tuning.schedule, function.name, nest, target)
     with phase("emit"):
-        return nest, schedule, emit(schedule.nest, target)
+        return nest, schedule, plan.run.step(SOURCE[target.is_gpu], emit, schedule.nest, target)
+
+
+def _lowered(function: TensorFunction, plan: KernelPlan) -> LoopNest:
+    with plan.timer.phase("lower"):
+        return plan.run.step(NEST, lower_stages, plan.run(function, pass_lists().function, function))
 
 
 def _compiled(source: KernelSource, *, target: Target, key: str, library: str | None, run: RunTriton) -> KernelCode:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+from ...codegen.host.steps.program import HostProgram
+from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import Graph
 from ...ir.passes import Pass, Plain, Runner
 from ...ir.target import Target
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...scheduler import calls, passes
-from ...scheduler.context import Context
+from ...scheduler.context import PassContext
+from ...scheduler.functions import lower
 from ...scheduler.fusion import fuse
 from ...scheduler.fusion.fusion import Fusion
 from ..aten_passes import lists
 from ..aten_passes.context import ATEN
 from ..aten_passes.lists import AtenPasses
 from ..patterns.replace_patterns import replace_patterns
+from . import host_passes
+from .host_passes import HostContext
 
 # Where a graph has the steps that were taken before it was parted from another.
 STEPS = "mlc_steps"
@@ -28,7 +33,8 @@ STEPS = "mlc_steps"
 @dataclass(frozen=True, slots=True)
 class PassLists:
     """Every pass of a compilation, in the order of the path: over ATen graphs of both directions, their parts, those
-    for inference, each that is handed over and each that is compiled; over graphs, from them to calls, over those."""
+    for inference, each that is handed over and each that is compiled; over graphs, from them to calls, over those, over
+    each function, and over the host program."""
 
     joint: AtenPasses
     forward: AtenPasses
@@ -36,9 +42,13 @@ class PassLists:
     inference: AtenPasses
     part: AtenPasses
     aten: AtenPasses
-    graph: tuple[Pass[Graph, Context], ...]
-    fuse: tuple[Pass[Fusion, Context], ...]
-    calls: tuple[Pass[Fusion, Context], ...]
+    graph: tuple[Pass[Graph, PassContext], ...]
+    fuse: tuple[Pass[Fusion, PassContext], ...]
+    calls: tuple[Pass[Fusion, PassContext], ...]
+    function: tuple[Pass[TensorFunction, TensorFunction], ...]
+    host: tuple[Pass[HostProgram, HostContext], ...]
+    text: tuple[Pass[HostProgram, Any], ...]
+    code: tuple[Pass[HostProgram, Any], ...]
 
     def __iter__(self) -> Iterator[tuple[str, tuple[Pass[Any, Any], ...]]]:
         """The lists by name."""
@@ -71,7 +81,8 @@ def pass_lists() -> PassLists:
     made = PassLists(
         _PATTERNS + lists.JOINT_PASSES, lists.FORWARD_PASSES, lists.BACKWARD_PASSES,
         _PATTERNS + lists.INFERENCE_PASSES, lists.PART_PASSES, lists.ATEN_PASSES, passes.GRAPH_PASSES, fuse.FUSE_PASSES,
-        calls.CALL_PASSES,
+        calls.CALL_PASSES, lower.FUNCTION_PASSES, host_passes.HOST_PASSES, host_passes.TEXT_PASSES,
+        host_passes.CODE_PASSES,
     )  # fmt: skip
     for user in tuple(USER_PASSES):
         made = replace(made, **{user.level: user.among(getattr(made, user.level))})
@@ -83,9 +94,9 @@ def runner_of(options: Options, name: str) -> Runner:
     return Runner(options.dump_dir / name if options.dump_dir is not None else None, options.verify > 0)
 
 
-def context_of(options: Options, given: Collection[str] = ()) -> Context:
+def context_of(options: Options, given: Collection[str] = ()) -> PassContext:
     """What passes over graphs and calls may ask of a compilation."""
-    return Context(options.numerics, partial(_target_of, options), given)
+    return PassContext(options.numerics, cache(partial(_target_of, options)), given)
 
 
 def _target_of(options: Options, device: str) -> Target:

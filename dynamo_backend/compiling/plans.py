@@ -6,9 +6,8 @@ that cannot be, it is written once for each layer (``unroll.py``), and where lay
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import fx
 
@@ -16,16 +15,16 @@ from ...codegen.host.build import build_host_program
 from ...codegen.host.memory.liveness import peaks_of, storages
 from ...codegen.host.steps.kernel_use import KernelUse
 from ...ir.graph.graph import Graph
-from ...ir.passes import GRAPH, Runner, run_passes
+from ...ir.passes import GRAPH, run_passes
 from ...runtime.log import say
 from ...runtime.settings.options import Options
-from ...runtime.timing import PhaseTimer
 from ...scheduler.fusion.fusion import Fusion
 from ..importing.graph_key import GraphKey
 from ..importing.importer import import_graph
 from ..repeats.layers import Layers, find_layers
 from ..repeats.repeating import NotAlike, Repeating
 from ..repeats.unroll import unroll
+from .job import Job
 from .memory_limit import typical
 from .pass_lists import context_of, pass_lists
 
@@ -45,81 +44,75 @@ class Plan:
     few: Repeating | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlanSource:
-    """A graph that is to be planned; ``given`` are inputs that nobody else holds."""
+def plans(job: Job, key: GraphKey | None) -> Iterator[Plan]:
+    """The quickest to make first; the next one is for where that does not hold. The last one always does.
 
-    gm: fx.GraphModule
-    example_inputs: Sequence[Any]
-    options: Options
-    static: frozenset[int]
-    given: tuple[str, ...]
-    name: str
-    timer: PhaseTimer
-    run: Runner
+    Without a ``key``, and for somebody who looks at all stages, it is that of the whole graph. Where a graph is tuned,
+    has a limit of memory or is a region, every layer is written out: a loop has one place in memory for all layers, and
+    tells nobody of each.
+    """
+    layers = None
+    if key is not None and not job.options.shows_stages:
+        with job.timer.phase("import"):
+            layers = find_layers(job.gm, key)
+    if layers is not None:
+        yield from _plans_of_layers(job, layers)
+    yield _ordered(job, _fused(job))
 
-    def plans(self, key: GraphKey | None, loops: bool) -> Iterator[Plan]:
-        """The quickest to make first; the next one is for where that does not hold. The last one always does.
 
-        Without a ``key``, and for somebody who looks at all stages, it is that of the whole graph; without ``loops``
-        every layer is written out.
-        """
-        layers = None
-        if key is not None and not self.options.shows_stages:
-            with self.timer.phase("import"):
-                layers = find_layers(self.gm, key)
-        if layers is not None:
-            yield from self.plans_of_layers(layers, loops)
-        yield self.ordered(self.fused())
+def _plans_of_layers(job: Job, layers: Layers) -> Iterator[Plan]:
+    options, called_after = job.options, dict[str, str]()
+    plan = replace(_fused(job, layers, called_after), is_whole=False)
 
-    def plans_of_layers(self, layers: Layers, loops: bool) -> Iterator[Plan]:
-        called_after: dict[str, str] = {}
-        plan = replace(self.fused(layers, called_after), is_whole=False)
+    def few(graph: Graph) -> Repeating:
+        return Repeating(graph, job.gm, layers, job.static, called_after)
 
-        def few(graph: Graph) -> Repeating:
-            return Repeating(graph, self.gm, layers, self.static, called_after)
+    if not (options.tune or options.memory_limit is not None or job.region):
+        ordered = _ordered(job, plan)
+        with job.timer.phase("fuse"):
+            repeating = few(ordered.fusion.graph)
+            is_loop = _repeats(repeating)
+        if is_loop:
+            say(options.log, "fusion", lambda: f"{job.name}: {layers.count} layers that repeat, as a loop")
+            yield replace(ordered, few=repeating)
+    with job.timer.phase("fuse"):
+        try:
+            whole = unroll(few(plan.fusion.graph))
+        except NotAlike:
+            whole = None
+    found = "planned as one" if whole is not None else "planned one by one, since their kernels differ"
+    say(options.log, "fusion", lambda: f"{job.name}: {layers.count} layers that repeat, {found}")
+    if whole is not None:
+        yield _ordered(job, replace(plan, fusion=replace(plan.fusion, graph=whole)))
 
-        if loops:
-            ordered = self.ordered(plan)
-            with self.timer.phase("fuse"):
-                repeating = few(ordered.fusion.graph)
-                try:
-                    loops = bool(repeating.window)
-                except NotAlike:
-                    loops = False
-            if loops:
-                say(self.options.log, "fusion", lambda: f"{self.name}: {layers.count} layers that repeat, as a loop")
-                yield replace(ordered, few=repeating)
-        with self.timer.phase("fuse"):
-            try:
-                whole = unroll(few(plan.fusion.graph))
-            except NotAlike:
-                whole = None
-        found = "planned as one" if whole is not None else "planned one by one, since their kernels differ"
-        say(self.options.log, "fusion", lambda: f"{self.name}: {layers.count} layers that repeat, {found}")
-        if whole is not None:
-            yield self.ordered(replace(plan, fusion=replace(plan.fusion, graph=whole)))
 
-    def fused(self, layers: Layers | None = None, called_after: dict[str, str] | None = None) -> Plan:
-        """The graph, or a few layers of it, fused; ``called_after`` is told what names are made of."""
-        options, phase, lists = self.options, self.timer.phase, pass_lists()
-        context = context_of(options)
-        with phase("import"):
-            imported = self.run.step(
-                GRAPH, import_graph, self.gm, self.example_inputs, fallback_random=options.fallback_random,
-                numerics=options.numerics, static=self.static, name=self.name,
-                skipped=layers.skipped if layers is not None else {}, called_after=called_after,
-            )  # fmt: skip
-        with phase("passes"):
-            graph = self.run(imported, lists.graph, context)
-        with phase("fuse"):
-            return Plan(imported, graph, self.run(Fusion(graph), lists.fuse, context))
+def _repeats(repeating: Repeating) -> bool:
+    try:
+        return bool(repeating.window)
+    except NotAlike:
+        return False
 
-    def ordered(self, plan: Plan) -> Plan:
-        """With launches shared, in an order that holds less memory."""
-        with self.timer.phase("fuse"):
-            calls = self.run(plan.fusion, pass_lists().calls, context_of(self.options, self.given))
-            return replace(plan, fusion=calls)
+
+def _fused(job: Job, layers: Layers | None = None, called_after: dict[str, str] | None = None) -> Plan:
+    """The graph, or a few layers of it, fused; ``called_after`` is told what names are made of."""
+    options, phase, lists = job.options, job.timer.phase, pass_lists()
+    context = context_of(options)
+    with phase("import"):
+        imported = job.run.step(
+            GRAPH, import_graph, job.gm, job.example_inputs, fallback_random=options.fallback_random,
+            numerics=options.numerics, static=job.static, name=job.name,
+            skipped=layers.skipped if layers is not None else {}, called_after=called_after,
+        )  # fmt: skip
+    with phase("passes"):
+        graph = job.run(imported, lists.graph, context)
+    with phase("fuse"):
+        return Plan(imported, graph, job.run(Fusion(graph), lists.fuse, context))
+
+
+def _ordered(job: Job, plan: Plan) -> Plan:
+    """With launches shared, in an order that holds less memory."""
+    with job.timer.phase("fuse"):
+        return replace(plan, fusion=job.run(plan.fusion, pass_lists().calls, context_of(job.options, job.given)))
 
 
 def planned_peak(gm: fx.GraphModule, options: Options, given: Collection[str] = ()) -> int:

@@ -14,7 +14,8 @@ from ...ir.passes import Pass
 from ...ir.registration import LOCK, Registration, RegistrationError, nearest
 from .pass_lists import USER_PASSES, PassLists, UserPass, pass_lists
 
-_LEVELS = tuple(f.name for f in fields(PassLists))
+# Not what comes between a host program and one of its two printed forms, which are to be the same program.
+_LEVELS = tuple(f.name for f in fields(PassLists) if f.name not in ("text", "code"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ def register_pass(
     ``level`` says what is rewritten. Of ATen graphs (``torch.fx.GraphModule``, in place): "joint", of forward and
     backward, before they are parted; "forward" and "backward", after that; "inference", of a graph without a backward;
     "part", each of those but the first; "aten", each graph that is compiled, bodies of control flow among them. Of
-    ``torch_mlc.ir``: "graph" (``Graph``) before fusion, and the later levels of ``PassLists``.
+    ``torch_mlc.ir``: "graph" (``Graph``) before fusion, "function" (``TensorFunction``) before each is lowered, and the
+    other levels of ``PassLists``.
 
     ``rewrite(subject)`` or ``rewrite(subject, context)`` gives the subject rewritten, the same object where nothing
     changed; in place, how often it rewrote something. ``context`` is what our passes of that level get. Without a

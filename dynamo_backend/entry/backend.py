@@ -143,7 +143,7 @@ class GraphJob:
     given: Sequence[str]
     run: Runner
 
-    def compile(self, *, load: bool = True, fresh: bool = False, repeats: bool = False) -> CompiledGraph:
+    def compile(self, *, load: bool = True, fresh: bool = False) -> CompiledGraph:
         """The graph compiled, as ``compile_graph`` says."""
         try:
             # AOTAutograd traces with fake tensors; constants of the module and tuning are about real ones. Torch's
@@ -160,7 +160,6 @@ class GraphJob:
                     run=self.run,
                     load=load,
                     fresh=fresh,
-                    repeats=repeats,
                 )
         except IndexError as error:
             raise BackendError(f"IndexError inside the backend: {error}") from error

@@ -12,9 +12,7 @@ import torch
 from torch import fx
 
 from ...codegen.host.build import build_host_program
-from ...codegen.host.memory.plan_memory import plan_memory
 from ...codegen.host.steps.kernel_use import KernelUse
-from ...codegen.host.steps.track_views import track_views
 from ...ir.errors import MlcError
 from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import CallTensor, Graph, Input, IRModule, Library, SizeInput, TensorType, View
@@ -39,9 +37,10 @@ from ...scheduler.functions.function_table import FunctionTable
 from ...scheduler.fusion.fusion import Fusion
 from ...scheduler.schedule.schedule import Schedule
 from ..caches.surroundings import kernel_settings, surroundings
+from ..compiling.host_passes import HostContext
 from ..compiling.host_programs import HostCode, host_code
 from ..compiling.kernels import KernelBuild, KernelPlan, start_kernel
-from ..compiling.pass_lists import context_of, pass_lists
+from ..compiling.pass_lists import context_of, pass_lists, runner_of
 from ..compiling.tuning import tuning_costs, tuning_of
 from ..importing.importer import import_graph
 
@@ -122,14 +121,14 @@ def _compiled(module: IRModule, options: Options) -> CompiledModule:
     verify(module)
     module = _fused(module, options)
     verify(module)
-    graph, functions = module.graph, _called(module)
+    graph, functions, lists = module.graph, _called(module), pass_lists()
     store, timer = kernel_store_of(options), PhaseTimer()
     calls = [n for n in graph.nodes if isinstance(n, CallTensor)]
     first = {n.function: n for n in reversed(calls)}
     counts = {name: sum(n.function == name for n in calls) for name in functions}
     tuning = tuning_of(options, timer, tuning_costs(functions, counts), may_measure=False)
     settings = kernel_settings(surroundings(options, sorted({t.device for t in graph.types().values()})))
-    plan = KernelPlan(options, settings, store, timer, tuning)
+    plan = KernelPlan(options, settings, store, timer, tuning, run=runner_of(options, module.main))
     with Compilers(beside=True, workers=workers_for(len(functions), options.compile_workers)) as compilers:
         started = {
             name: start_kernel(f, _target(first[name], options), plan, first[name].origins, compilers)
@@ -137,8 +136,8 @@ def _compiled(module: IRModule, options: Options) -> CompiledModule:
         }
         kernels = {name: kernel.finish() for name, kernel in started.items()}
     uses = {name: _use(build, f"k{k}_") for k, (name, build) in enumerate(kernels.items())}
-    program = plan_memory(track_views(build_host_program(graph, uses)))
-    code = host_code(program, options, store)
+    program = run_passes(lists.host, build_host_program(graph, uses), HostContext(graph))
+    code = host_code(program, run_passes(lists.text, program, None), options, store)
     return CompiledModule(module, options, kernels, code, {n: u.kernel for n, u in uses.items()}, store)
 
 

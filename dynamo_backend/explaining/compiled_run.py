@@ -136,7 +136,7 @@ class _Keeper:
 
 
 def _compiled(job: GraphJob) -> CompiledGraph:
-    return job.compile(load=False, fresh=True, repeats=True)
+    return job.compile(load=False, fresh=True)
 
 
 def _written_inputs(count: int) -> Sequence[int] | None:

@@ -8,7 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import sympy
+
+from ...codegen.host.memory.liveness import peaks_of, storages
 from ...codegen.host.steps.program import HostProgram
+from ...codegen.host.steps.write_out_loops import write_out_loops
 from ...ir.graph.facts import places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Origin
 from ...ir.graph.slices import NOTHING
@@ -84,7 +88,7 @@ def report_of(compiled: CompiledGraph) -> GraphReport:
     stages = compiled.stages
     assert stages is not None, "a graph from the cache has no stages to report"
     targets = dict.fromkeys(str(b.target) for b in stages.kernels.values())
-    kernels = _kernels(stages)
+    kernels, peaks = _kernels(stages), _peaks(stages.program)
     traffic = graph_traffic(stages.fusion.graph, stages.fusion.functions, {k.name: k.traffic for k in kernels})
     return GraphReport(
         compiled.name,
@@ -92,17 +96,20 @@ def report_of(compiled: CompiledGraph) -> GraphReport:
         kernels,
         _libraries(stages.fusion.graph, traffic),
         _missed(stages.fusion, stages.graph),
-        stages.program.peak_bytes,
-        _typical_peak(stages.program, stages.graph),
+        sympy.Max(*peaks) if peaks else sympy.S.Zero,
+        max((stages.graph.symbols.hint(p) for p in peaks), default=0),
         compiled.timer.seconds,
         traffic,
         compiled.text.text,
         compiled.python,
+        stages.steps,
     )
 
 
-def _typical_peak(program: HostProgram, graph: Graph) -> int:
-    return max((graph.symbols.hint(p) for p in program.peaks), default=0)
+def _peaks(program: HostProgram) -> tuple[sympy.Expr, ...]:
+    """What a program holds at most; of one with steps that repeat, what it does where they are written out."""
+    written = write_out_loops(program)
+    return program.peaks if written is program else tuple(peaks_of(storages(written)))
 
 
 def _kernels(stages: Stages) -> tuple[KernelReport, ...]:

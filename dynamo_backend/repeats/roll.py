@@ -17,11 +17,11 @@ from ...codegen.host.steps.step import (
     BindSize,
     CallLibrary,
     Free,
+    HostStep,
     Launch,
     MakeView,
     Repeat,
     Return,
-    Step,
 )
 from ...ir.graph.graph import GraphOutput, Input, View
 from ..tracing.origins import lines_of
@@ -39,9 +39,9 @@ class _Roller:
     program: HostProgram
     short: Repeating
     # Steps before the loop, of it, and behind it, up to the views that are made for the caller.
-    before: tuple[Step, ...] = ()
-    steps: tuple[Step, ...] = ()
-    behind: tuple[Step, ...] = ()
+    before: tuple[HostStep, ...] = ()
+    steps: tuple[HostStep, ...] = ()
+    behind: tuple[HostStep, ...] = ()
     # Names that the steps of the loop read from outside, and those that they set.
     read: dict[str, None] = field(default_factory=dict)
     made: dict[str, None] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class _Roller:
 
     # --- what leaves ------------------------------------------------------------------------------------------------
 
-    def results(self) -> tuple[list[Step], list[Step], tuple[GraphOutput, ...]]:
+    def results(self) -> tuple[list[HostStep], list[HostStep], tuple[GraphOutput, ...]]:
         """Views for the caller, of what the loop makes and of the rest, and the results."""
         short = self.short
         outputs, views = short.outputs()
@@ -175,7 +175,7 @@ class _Roller:
             if not wanted.isdisjoint(each):
                 times |= {whole: (name, time) for time, whole in enumerate(each)}
         inside: dict[str, dict[int, list[View]]] = {}
-        behind: list[Step] = []
+        behind: list[HostStep] = []
         for view in views:
             if view.source in times:
                 name, time = times[view.source]
@@ -191,9 +191,9 @@ class _Roller:
             raise NotAlike  # only some of them leave
         return [step for steps, _ in seen for step in steps], behind, values
 
-    def seen(self, name: str, views: dict[int, list[View]]) -> tuple[list[Step], dict[str, tuple[str, int]]]:
+    def seen(self, name: str, views: dict[int, list[View]]) -> tuple[list[HostStep], dict[str, tuple[str, int]]]:
         """The views of something that the loop makes, and what they are called each time."""
-        steps: list[Step] = []
+        steps: list[HostStep] = []
         named: dict[str, tuple[str, int]] = {}
         rows = [views.get(time, []) for time in range(self.short.left_out + 1)]
         if any(len(row) != len(rows[0]) for row in rows):
@@ -216,7 +216,7 @@ class _Roller:
         return self.kept[local][time]
 
 
-def _told(step: Step, lines: Lines) -> Step:
+def _told(step: HostStep, lines: Lines) -> HostStep:
     """A step with the lines of the model that it comes from, whose places in the graph are each layer's own."""
     match step:
         case Launch() | CallLibrary():
@@ -224,11 +224,11 @@ def _told(step: Step, lines: Lines) -> Step:
     return step
 
 
-def _readers(steps: Iterable[Step]) -> Counter[str]:
+def _readers(steps: Iterable[HostStep]) -> Counter[str]:
     """How often steps look at what is called so. Arguments that are alike give the same sizes, whichever is asked."""
     return Counter(n for s in steps if not isinstance(s, (Free, BindSize)) for n in s.facts.needs)
 
 
-def _makers(steps: Iterable[Step]) -> dict[str, None]:
+def _makers(steps: Iterable[HostStep]) -> dict[str, None]:
     """What steps set."""
     return dict.fromkeys(n for s in steps for n in s.facts.makes)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ...ir.graph.facts import users_of
 from ...ir.graph.graph import Graph, Node, uses
 from .layers import HEAD
 from .repeating import NotAlike, Repeating
@@ -41,7 +42,7 @@ def _check_readers(short: Repeating, whole: Graph, layer: Sequence[Node]) -> Non
 
 def _readers(graph: Graph) -> Counter[str]:
     """How many nodes read a name, or how often it leaves the graph."""
-    found = Counter(name for node in graph.nodes for name in uses(node))
+    found = Counter({name: len(users) for name, users in users_of(graph).items()})
     found.update(o for o in graph.outputs if isinstance(o, str))
     return found
 

@@ -12,6 +12,7 @@ import sympy
 
 from ...ir.function.function import TensorFunction
 from ...ir.nest.loops import LoopNest
+from ...ir.passes import StepRecord
 from ...ir.target import Target
 from ...ir.text.printer import show
 from ...runtime.plain_text import readable
@@ -129,7 +130,7 @@ class MissedFusion:
 class GraphReport:
     """One graph: ``peak_bytes`` is the memory it holds at most beyond its inputs, in size symbols; ``times`` seconds by
     phase; ``traffic`` the bytes of one run, library calls among them. ``python`` says what of a host program that was
-    to be machine code is not, and why."""
+    to be machine code is not, and why; ``steps`` are what was done, in order."""
 
     name: str
     target: str
@@ -142,11 +143,27 @@ class GraphReport:
     traffic: GraphTraffic
     program: str = field(repr=False)
     python: str = ""
+    steps: tuple[StepRecord, ...] = field(default=(), repr=False)
 
     @property
     def fallbacks(self) -> tuple[KernelReport, ...]:
         """Kernels that did not compile."""
         return tuple(k for k in self.kernels if k.error)
+
+    @property
+    def record(self) -> str:
+        """The steps that changed something, in order, those over single kernels together."""
+        found: dict[tuple[str, str, int], list[StepRecord]] = {}
+        for k, step in enumerate(self.steps):
+            found.setdefault((step.level, step.name, 0 if step.of else k + 1), []).append(step)
+        found = {key: changed for key, steps in found.items() if (changed := [s for s in steps if s.changed])}
+        width = max((len(name) for _, name, _ in found), default=0)
+        lines = [f"  {'step':{width}}  {'level':8}  {'ms':>7}  {'before':>6}  {'after':>6}"]
+        for (level, name, _), steps in found.items():
+            ms, many = sum(s.seconds for s in steps) * 1e3, f"  of {_kernels(len(steps))}" if steps[0].of else ""
+            before, after = sum(s.before for s in steps), sum(s.after for s in steps)
+            lines.append(f"  {name:{width}}  {level:8}  {ms:>7.2f}  {before or '':>6}  {after:>6}{many}")
+        return "\n".join(lines)
 
     @property
     def launches(self) -> int:
@@ -241,7 +258,10 @@ class GraphReport:
         """The table; with ``details`` the source, schedule and loops of every kernel and the host program too."""
         if not details:
             return str(self)
-        return readable("\n\n".join([str(self), *(k.show() for k in self.kernels), f"== host program\n{self.program}"]))
+        steps = f"== steps\n{self.record}"
+        return readable(
+            "\n\n".join([str(self), steps, *(k.show() for k in self.kernels), f"== host program\n{self.program}"])
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +332,10 @@ def bytes_text(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"
         n /= 1024
     return f"{n:.1f} GiB"
+
+
+def _kernels(count: int) -> str:
+    return f"{count} kernel{'s' * (count != 1)}"
 
 
 def _count(n: float) -> str:

@@ -17,6 +17,7 @@ import sympy
 
 from ..expr.dtypes import DType
 from ..expr.monoid import Monoid
+from ..expr.role import Role
 from ..expr.symbols import SymbolTable
 from ..expr.value import Expr, Index, Load, is_value, loads
 from .hints import IN_PLACE, Annotations
@@ -145,7 +146,8 @@ class Bound:
 class Block:
     """Statements over ``axes``; ``bindings[k]`` is the value of ``axes[k]`` in the loops around the block.
 
-    The body speaks of axis variables and size symbols only, never of loop variables.
+    The body speaks of axis variables and size symbols only, never of loop variables. ``role`` is that of the stage that
+    lowering made the block of.
     """
 
     name: str
@@ -154,6 +156,7 @@ class Block:
     body: tuple[Statement, ...]
     predicate: tuple[Bound, ...] = ()
     annotations: Annotations = ()
+    role: Role | None = None
 
     @property
     def is_reduction(self) -> bool:

@@ -38,7 +38,7 @@ def run_function(function: TensorFunction, inputs: Arrays, sizes: Mapping[str, i
         if b.name not in given:
             raise OracleError(f"{function.name}: no input for parameter {b.name!r}")
         arrays[b.name] = logical(b, given[b.name], tuple(size(e, sizes) for e in b.shape), sizes)
-    run = _Run(function, arrays, {s: size(s, sizes) for s in function.symbols.symbols})
+    run = _FunctionRun(function, arrays, {s: size(s, sizes) for s in function.symbols.symbols})
     with np.errstate(all="ignore"):
         for stage in function.stages:
             if not stage.into:
@@ -50,7 +50,7 @@ def run_function(function: TensorFunction, inputs: Arrays, sizes: Mapping[str, i
     return written
 
 
-class _Run:
+class _FunctionRun:
     def __init__(self, function: TensorFunction, arrays: dict[str, Array], sizes: Mapping[sympy.Symbol, int]) -> None:
         self.function = function
         self.arrays = arrays

@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 
 from ..expr.dtypes import DType
+from ..expr.role import Role
 from ..expr.value import symbol
 from ..function.function import TensorFunction
 from ..graph.graph import (
@@ -61,11 +62,13 @@ from .parser_expr import (
     name_of,
     options,
     parameters,
+    role_of,
     sizes_of,
     string,
     tensor,
 )
 from .parser_function import read_function
+from .printer_expr import is_let
 
 __all__ = ["ParseError", "parse"]
 
@@ -148,11 +151,11 @@ class _NestReader:
                 name, args, given = call_of(item.context_expr)
                 if name != "block":
                     raise fail(item.context_expr, "block(name)")
-                notes = _annotations(options(given, item.context_expr, "annotations"), Place.BLOCK)
-                return self.block(string(args[0]), notes, node.body)
+                given = options(given, item.context_expr, "annotations", "role")
+                return self.block(string(args[0]), _annotations(given, Place.BLOCK), role_of(given), node.body)
         raise fail(node, "a loop or a block")
 
-    def block(self, name: str, annotations: Annotations, body: list[ast.stmt]) -> Block:
+    def block(self, name: str, annotations: Annotations, role: Role | None, body: list[ast.stmt]) -> Block:
         axes: list[Axis] = []
         bindings: list[sympy.Expr] = []
         predicate: list[Bound] = []
@@ -173,7 +176,7 @@ class _NestReader:
             else:
                 statements.append(self.statement(*pair))
         self.exprs.lets.clear()
-        return Block(name, tuple(axes), tuple(bindings), tuple(statements), tuple(predicate), annotations)
+        return Block(name, tuple(axes), tuple(bindings), tuple(statements), tuple(predicate), annotations, role)
 
     def statement(self, target: ast.expr, value: ast.expr) -> Statement:
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "update":
@@ -261,7 +264,7 @@ class _GraphReader:
         return node
 
     def read(self, names: tuple[str, ...], value: ast.expr) -> Node | None:
-        if len(names) == 1 and names[0].startswith("_t"):
+        if len(names) == 1 and is_let(names[0]):
             return None
         function, args, given = call_of(value)
         match function, args:

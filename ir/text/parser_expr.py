@@ -14,6 +14,7 @@ from ..errors import IRError
 from ..expr.dtypes import DType
 from ..expr.monoid import MONOIDS, Monoid, associative
 from ..expr.ops import OPS
+from ..expr.role import Role
 from ..expr.symbols import Size, SymbolTable
 from ..expr.value import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, symbol
 from ..graph.graph import ArgumentRef, ConstantRef, OpRef, Ref
@@ -21,6 +22,7 @@ from ..nest.loops import Buffer, Scope, contiguous_strides
 from .printer_expr import INDEX_FUNCTIONS, result_type
 
 _DTYPES = {d.value: d for d in DType}
+_ROLES = {r.value: r for r in Role}
 _INDEX_CALLS = {**INDEX_FUNCTIONS, "CeilDiv": CeilDiv}
 
 
@@ -331,3 +333,13 @@ def buffer_of(name: str, node: ast.expr, scope: Scope) -> Buffer:
     if "device" in kind:
         raise fail(node, "a buffer's type, which has no device")
     return Buffer(name, **{**kind, "scope": Scope(kind["scope"]) if "scope" in kind else scope})
+
+
+def role_of(given: Mapping[str, ast.expr]) -> Role | None:
+    """The role that the options of a stage or block name."""
+    if "role" not in given:
+        return None
+    name = name_of(given["role"])
+    if name not in _ROLES:
+        raise fail(given["role"], f"one of the roles {', '.join(_ROLES)}")
+    return _ROLES[name]

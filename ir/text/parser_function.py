@@ -26,11 +26,12 @@ from .parser_expr import (
     name_of,
     options,
     parameters,
+    role_of,
     sizes_of,
 )
+from .printer_expr import is_let
 
 _DIMS = ("row", "inner", "extra")
-_ROLES = {r.value: r for r in Role}
 
 
 def read_function(node: ast.FunctionDef, given: Mapping[str, ast.expr]) -> TensorFunction:
@@ -74,7 +75,7 @@ class _StageReader:
     def stage(self, statement: ast.stmt) -> Stage | None:
         """A stage; None for a name of a part of one."""
         match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name.startswith("_t"):
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if is_let(name):
                 self.exprs.lets[name] = self.exprs.value(value)
                 return None
             case ast.Assign(targets=[ast.Tuple(elts=names)], value=value):
@@ -92,7 +93,7 @@ class _StageReader:
 
     def read(self, results: tuple[str, ...], node: ast.expr) -> Stage:
         kind, args, given = call_of(node)
-        role = _role(options(given, node, "role"))
+        role = role_of(options(given, node, "role"))
         match kind, args:
             case "compute", [at, value]:
                 return self.made(results, [value], at, None, role=role)
@@ -134,12 +135,3 @@ class _StageReader:
 
 def _symbols(node: ast.expr) -> tuple[sympy.Symbol, ...]:
     return tuple(symbol(name_of(e)) for e in items(node))
-
-
-def _role(given: Mapping[str, ast.expr]) -> Role | None:
-    if "role" not in given:
-        return None
-    name = name_of(given["role"])
-    if name not in _ROLES:
-        raise fail(given["role"], f"one of the roles {', '.join(_ROLES)}")
-    return _ROLES[name]

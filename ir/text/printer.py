@@ -193,7 +193,8 @@ class Script:
             self.line("pass")
 
     def _block(self, block: Block, exprs: ExprText) -> None:
-        extra = f", annotations={_dict(block.annotations)}" if block.annotations else ""
+        extra = f", role={block.role.value}" if block.role is not None else ""
+        extra += f", annotations={_dict(block.annotations)}" if block.annotations else ""
         self.line(f"with block({block.name!r}{extra}):", block)
         self._depth += 1
         for k, axis in enumerate(block.axes):

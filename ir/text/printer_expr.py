@@ -45,8 +45,13 @@ def listing(items: Iterable[sympy.Expr]) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a script can use this as a name; names that begin with ``_t`` are the printer's own."""
-    return text.isidentifier() and not keyword.iskeyword(text) and not text.startswith("_t")
+    """Whether a script can use this as a name."""
+    return text.isidentifier() and not keyword.iskeyword(text) and not is_let(text)
+
+
+def is_let(text: str) -> bool:
+    """Whether a name is one of the printer's own, by which it names parts of expressions."""
+    return text[:2] == "_t" and text[2:].isdigit()
 
 
 # --- index expressions ----------------------------------------------------------------------------------------------

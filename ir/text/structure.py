@@ -51,10 +51,13 @@ def structural_key(function: LoopNest | TensorFunction | Graph, module: IRModule
 
 
 def function_key(function: TensorFunction) -> str:
-    """SHA-256, in hex, of what the code of a tensor function depends on: its structure, its sizes' names, by which code
-    is given them, and their typical values to the nearest power of two, since schedules go by them."""
+    """SHA-256, in hex, of what the code of a tensor function depends on: its structure, the names in it but its own,
+    and typical sizes to the nearest power of two, since schedules go by them."""
+    results = (r for s in function.stages for r in s.results)
+    named = ((b.name for b in function.params), (d.var.name for d in function.dims), results)
     sizes = (f"{s.symbol.name} 2**{None if s.hint is None else s.hint.bit_length()}" for s in function.symbols.sizes)
-    return hashlib.sha256("\n".join([*sizes, structural_text(function)]).encode()).hexdigest()
+    lines = [*sizes, *(" ".join(names) for names in named), structural_text(function)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def structural_text(function: LoopNest | TensorFunction | Graph, module: IRModule | None = None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ir.processors import processor
+from ...ir.machine import known_machine
 
 
 def occupancy(arch: str, registers: int, shared: int, threads: int) -> float | None:
@@ -11,7 +11,7 @@ def occupancy(arch: str, registers: int, shared: int, threads: int) -> float | N
     ``registers`` are per thread, ``shared`` bytes and ``threads`` per block. An estimate: what the grid fills is not
     asked. None for an architecture whose limits are not known.
     """
-    unit = processor("hip" if arch.startswith("gfx") else "cuda", arch)
+    unit = known_machine("hip" if arch.startswith("gfx") else "cuda", arch)
     if unit is None or threads <= 0:
         return None
     warps = -(-threads // unit.warp)

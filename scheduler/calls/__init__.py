@@ -1,7 +1,7 @@
 """The calls of a fused graph: merged side by side, written in place, and put in order."""
 
 from ...ir.passes import Pass, Plain
-from ..context import Context
+from ..context import PassContext
 from ..fusion.fusion import CALLS, ONLY_CALLS, Fusion
 from ..fusion.in_place import write_in_place
 from ..fusion.scatter import begin_apart
@@ -11,7 +11,7 @@ from .overwrite import write_over_dead
 from .slices import write_slices
 
 # In the order in which they run.
-CALL_PASSES: tuple[Pass[Fusion, Context], ...] = (
+CALL_PASSES: tuple[Pass[Fusion, PassContext], ...] = (
     Pass("compute_scalars_apart", CALLS, Plain(compute_scalars_apart), needs=(ONLY_CALLS,)),
     Pass("write_in_place", CALLS, write_in_place, needs=(ONLY_CALLS,)),
     Pass("write_slices", CALLS, write_slices, needs=(ONLY_CALLS,)),

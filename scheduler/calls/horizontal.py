@@ -20,7 +20,8 @@ from ...ir.graph.facts import aliases_of, makers_of, places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, View, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import MEMORY
-from ..context import Context
+from ..context import PassContext
+from ..cost.calls import CLOSE, LARGE_ELEMENTS, MAX_WAITING_BYTES, UNIFIED_BYTES
 from ..facts.dependences import Dependences
 from ..functions.function_table import FunctionTable
 from ..functions.generalise import Flat, flatten, with_sizes
@@ -29,17 +30,8 @@ from ..functions.unify import Families, unify
 from ..fusion.early_errors import checks_before_writes
 from ..fusion.fusion import Fusion
 
-# A function with scalars in it is taken apart where it is repeated, or at least so large.
-LARGE_ELEMENTS = 1 << 15
-# Results may wait for the last call of a table, or be made before their time, up to so many bytes together; for calls
-# that stand close, only what the later ones read is bounded so.
-MAX_WAITING_BYTES = 8 << 20
-CLOSE = 6
-# Calls with more bytes of results are worth a launch, and constants in place of sizes.
-UNIFIED_BYTES = 32 << 20
 
-
-def share_launches(fusion: Fusion, context: Context) -> Fusion:
+def share_launches(fusion: Fusion, context: PassContext) -> Fusion:
     """Let equal calls that do not depend on one another be one call over a table."""
     return fusion.having(*_Tables(fusion.graph, fusion.functions).run())
 

@@ -19,18 +19,15 @@ from ...ir.graph.facts import aliases_of, places_of
 from ...ir.graph.graph import CallTensor, Graph, Input, Library, Node, View, size_makers, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import JOINED
-from ..context import Context
+from ..context import PassContext
+from ..cost.calls import MORE, WORTH
 from ..fusion.early_errors import checks_before_writes
 from ..fusion.fusion import Fusion
 
-# The order of the graph stays where another is not lower by so much.
-WORTH = 0.99
-# What is held at once may grow by so much for other ends, since some sizes are only typical ones.
-MORE = 1.01
 _SEEDS, _CONSTANT = "mlc::seeds", "mlc::constant"
 
 
-def order_for_memory(fusion: Fusion, context: Context) -> Fusion:
+def order_for_memory(fusion: Fusion, context: PassContext) -> Fusion:
     """The nodes of the graph in such an order.
 
     Nodes that write memory keep their place among those that look at it, and behind those that look at data which may

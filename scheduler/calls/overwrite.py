@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from ...ir.function.function import TensorFunction
 from ...ir.graph.facts import Aliases, aliases_of
 from ...ir.graph.graph import CallTensor, Graph, Library, TensorType
-from ..context import Context
+from ..context import PassContext
 from ..functions.function_table import FunctionTable
 from ..fusion.fusion import Fusion
 from ..fusion.in_place import overwritten
@@ -19,7 +19,7 @@ from ..fusion.in_place import overwritten
 LASTING = "mlc::constant"
 
 
-def write_over_dead(fusion: Fusion, context: Context) -> Fusion:
+def write_over_dead(fusion: Fusion, context: PassContext) -> Fusion:
     """Let kernels write results over arguments of the same type that die with them.
 
     The argument must be made in the graph, share its memory with nothing that lives on, and be read by the kernel only

@@ -21,7 +21,8 @@ from ...ir.function.function import Stage, TensorFunction
 from ...ir.graph.facts import names_in, places_of, users_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, Ref, TensorType, View, size_makers
 from ...ir.graph.slices import JOINED, MEMORY
-from ..context import Context
+from ..context import PassContext
+from ..cost.calls import LEAST_RUN, WIDE_RUN
 from ..functions.concat import ConcatPart, joins_of
 from ..functions.function_table import FunctionTable
 from ..functions.lower import collapse, substitute_single_uses
@@ -30,14 +31,8 @@ from ..fusion.fusion import Fusion
 from ..passes.canonical.names import fresh_name
 from .memory_order import Held
 
-# Elements of a slice lie together for so many bytes at least: less than a line of the cache is written by several
-# kernels, one after the other.
-LEAST_RUN = 64
-# Loops that run over dimensions as one before, and over the last of them after, still have so many bytes side by side.
-WIDE_RUN = 4096
 
-
-def write_slices(fusion: Fusion, context: Context) -> Fusion:
+def write_slices(fusion: Fusion, context: PassContext) -> Fusion:
     """Let kernels write the parts of concats into slices, where all parts of a concat are such.
 
     All of a concat is held from its first part on: those whose parts are made far from each other are copied where

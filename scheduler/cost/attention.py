@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...ir.expr.dtypes import DType
+from ...ir.machine import Machine
+
 # Nanoseconds: of a score and a feature in our loops; the same in the library, with many queries and with fewer, where
 # its blocks are smaller; of a score there besides; of a call; of an element of a half type that it converts for few
 # queries.
@@ -18,6 +21,25 @@ OURS, MANY, FEWER, SCORE, CALL, CONVERTED = 0.060, 0.049, 0.057, 0.7, 20e3, 1.0
 LARGE, FEW, TILE, LANES = 768, 8, 64, 16
 # The share of causal scores that the library makes beyond what is seen; what has to be saved, for a model is a model.
 HIDDEN, WORTH = 0.25, 0.08
+
+
+# Fewer elements than this fill no operand of the tensor cores; wider operands stand whole in no tile.
+LEAST_WIDTH, WIDEST = 16, 256
+
+
+def widths(machine: Machine) -> range:
+    """The widths of operands that stand whole beside a tile: of heads, and of what scores are summed over."""
+    return range(LEAST_WIDTH if machine.is_gpu else 1, WIDEST + 1)
+
+
+def head_widths(machine: Machine) -> range | None:
+    """The widths of heads of attention, whose results stand whole in a tile too; None where any do."""
+    return widths(machine) if machine.is_gpu else None
+
+
+def multiplies(machine: Machine, dtype: DType) -> bool:
+    """Whether a machine has instructions for tiles of a type: tensor cores have none for float64."""
+    return not machine.is_gpu or dtype is not DType.FLOAT64
 
 
 @dataclass(frozen=True, slots=True)

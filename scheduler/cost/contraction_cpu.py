@@ -9,21 +9,21 @@ around them.
 
 from __future__ import annotations
 
+from ...ir.machine import Machine
 from ..facts.contraction import Decision, LibraryProduct, Operand
 
-# One core of Zen 3, in nanoseconds: a byte to or from memory; a float32 operation of BLAS and of our loops; an element
-# of the weight that BLAS puts in order; an operation that makes an element; a byte of memory that is new at each call,
-# as allocations past 32 MiB are. Only their ratios matter.
-BYTE, BLAS, LOOPS, ORDER, MAKING, PAGED = 1 / 14, 1 / 73, 1 / 34, 0.7, 0.02, 0.5
+# One core of Zen 3, in nanoseconds, beside the rates of a machine: an element of the weight that BLAS puts in order; a
+# byte of memory that is new at each call, as allocations past 32 MiB are. Only their ratios matter.
+ORDER, PAGED = 0.7, 0.5
 NEW_PAST = 32 << 20
-# What a call of the library takes beside a launch of ours, and what each matrix of a batch adds to that; an operation
-# of our loops on sizes that fill no registers, and one of ATen's plain loops for integers.
-CALL, MATRIX, SMALL, PLAIN = 1100.0, 400.0, 1 / 5, 1 / 12
+# What each matrix of a batch adds to a call of the library; an operation of our loops on sizes that fill no registers,
+# and one of ATen's plain loops for integers.
+MATRIX, SMALL, PLAIN = 400.0, 1 / 5, 1 / 12
 # Rows that share one conversion of an operand's elements: as many as have their sums in registers.
 ROWS = 4
 
 
-def decide_cpu(product: LibraryProduct) -> Decision:
+def decide_cpu(product: LibraryProduct, machine: Machine) -> Decision:
     """Open where reading the packed operand saves more time than BLAS does."""
     a, b = product.a, product.b
     packed = (a.is_packed and product.n * 4 >= product.m, b.is_packed)
@@ -32,25 +32,25 @@ def decide_cpu(product: LibraryProduct) -> Decision:
     sizes = f"{product.m} x {product.k} x {product.n}"
     if product.depth == 1:
         return Decision(True, f"no sum: {sizes}, each element of the result is one product", packed)
-    if not any(packed) and _is_small(product):
+    if not any(packed) and _is_small(product, machine):
         return Decision(True, f"small product in loops: {sizes} takes less than a call of a library")
     if not any(packed):
         stop = b.stop or a.stop
         return Decision(False, f"matrix product: BLAS; nothing to read in packed form{f' ({stop})' if stop else ''}")
     if not product.type.dtype.is_float:
         return Decision(False, "matrix product of integers: ATen")
-    library, ours = _library_time(product, packed), _loop_time(product, packed)
+    library, ours = _library_time(product, packed, machine), _loop_time(product, packed, machine)
     what = " and ".join(_told(o) for o, inlined in zip((a, b), packed, strict=True) if inlined)
     if ours < library:
         return Decision(True, f"{what} in its loops: {sizes} in {_time(ours)} rather than {_time(library)}", packed)
     return Decision(False, f"matrix product: BLAS in {_time(library)}; with {what} it would take {_time(ours)}")
 
 
-def _is_small(p: LibraryProduct) -> bool:
+def _is_small(p: LibraryProduct, machine: Machine) -> bool:
     """Whether our loops are done before a call of the library is. Sizes that vary may be larger in the next call."""
     known = all(e.is_Integer for e in (*p.shape, p.depth))
-    library = BLAS if p.type.dtype.is_float else PLAIN
-    return known and _flops(p) * SMALL < CALL + p.batch * MATRIX + _flops(p) * library
+    library = 1 / machine.matmul if p.type.dtype.is_float else PLAIN
+    return known and _flops(p) * SMALL < machine.launch + p.batch * MATRIX + _flops(p) * library
 
 
 def _told(o: Operand) -> str:
@@ -61,26 +61,28 @@ def _time(ns: float) -> str:
     return f"{ns / 1e3:.0f} us"
 
 
-def _library_time(p: LibraryProduct, packed: tuple[bool, bool]) -> float:
+def _library_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -> float:
     """Operands made and written, then BLAS, which is bound by reading them or by multiplying."""
     made = 0.0
     for o, is_packed, shared in zip((p.a, p.b), packed, p.shared, strict=True):
         if is_packed and not shared:
-            made += max((o.read + o.bytes) * BYTE, _making(o)) + (o.bytes * PAGED if o.bytes > NEW_PAST else 0.0)
+            made += max((o.read + o.bytes) / machine.bandwidth, _making(o, machine)) + (
+                o.bytes * PAGED if o.bytes > NEW_PAST else 0.0
+            )
     order = p.batch * p.n * p.k * ORDER if p.m > 1 else 0.0
-    return made + max((p.a.bytes + p.b.bytes) * BYTE, order + _flops(p) * BLAS)
+    return made + max((p.a.bytes + p.b.bytes) / machine.bandwidth, order + _flops(p) / machine.matmul)
 
 
-def _loop_time(p: LibraryProduct, packed: tuple[bool, bool]) -> float:
+def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -> float:
     """One visit of what is read; elements are made once for every block of rows."""
     both = tuple(zip((p.a, p.b), packed, strict=True))
     read = sum(o.read if is_packed else o.bytes for o, is_packed in both)
-    made = sum(_making(o) for o, is_packed in both if is_packed) * -(-p.m // ROWS)
-    return max(read * BYTE, made + _flops(p) * LOOPS)
+    made = sum(_making(o, machine) for o, is_packed in both if is_packed) * -(-p.m // ROWS)
+    return max(read / machine.bandwidth, made + _flops(p) / machine.float32)
 
 
-def _making(o: Operand) -> float:
-    return o.bytes / o.type.dtype.itemsize * (1 + o.flops) * MAKING
+def _making(o: Operand, machine: Machine) -> float:
+    return o.bytes / o.type.dtype.itemsize * (1 + o.flops) / machine.issued
 
 
 def _flops(p: LibraryProduct) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ...ir.expr.dtypes import DType
 from ...ir.expr.value import IndexValue, index_exprs, walk
 from ...ir.graph.graph import Compute, Reduction
-from ...ir.target import Target
+from ...ir.machine import Machine
 from ..facts.contraction import R0, Decision, LibraryProduct, Operand, StreamK
 from ..facts.digits import DIVISIONS
 from .gpu_tiles import (
@@ -24,20 +24,17 @@ from .gpu_tiles import (
     SHAPES,
     VECTOR_SHAPES,
     Extent,
-    Machine,
+    Rates,
     TileShape,
     dealt_time,
     multiplying_time,
 )
 
-# An H200: bytes a nanosecond to and from memory, nanoseconds between kernels, and operations a nanosecond of the
-# tensor cores on half types, of float32 in full precision, and of what makes an operand's elements. Only their ratios
-# matter.
-BANDWIDTH, LAUNCH = 4300.0, 2000.0
-TENSOR, PLAIN, MAKING = 790e3, 50e3, 30e3
 # What our loops reach of the library's rates: multiplying half types, multiplying float32, and reading; and what is
 # left of either where rows do not start at multiples of 16 bytes, so that elements are copied one by one.
 OURS, OURS_PLAIN, OURS_READING, NARROW = 0.9, 0.6, 0.9, 0.4
+# Operations of what makes an operand's elements, an instruction that is issued.
+MAKING = 30 / 29.6
 # Opening has to save this share of the time: the model is a model.
 WORTH = 0.08
 # And so much of it a sum in pieces, which needs a second kernel.
@@ -50,7 +47,7 @@ TILE = 256
 MOST_PIECES, PIECE_DEPTH, STEP = 64, 512, 64
 
 
-def decide_gpu(product: LibraryProduct, target: Target) -> Decision:
+def decide_gpu(product: LibraryProduct, machine: Machine) -> Decision:
     """Open where what our loops need not read, write and launch is worth more than the library's higher rate."""
     if _is_bytes(product):
         if not all(_is_along(o, k) for o, k in ((product.a, -1), (product.b, -2))):
@@ -65,10 +62,10 @@ def decide_gpu(product: LibraryProduct, target: Target) -> Decision:
     packed = product.a.is_packed, product.b.is_packed
     if few == 1 and not any(packed):
         return Decision(False, "matrix product with a vector: cuBLAS; nothing to read in packed form")
-    library = _library_time(product, packed, target)
-    ours = _loop_time(product, packed, target)
+    library = _library_time(product, packed, machine)
+    ours = _loop_time(product, packed, machine)
     if any(packed) and product.shared != (True, True):
-        unpacked = _loop_time(product, (False, False), target).later(_making_time(product, packed))
+        unpacked = _loop_time(product, (False, False), machine).later(_making_time(product, packed, machine))
         if unpacked.time < ours.time:
             packed, ours = (False, False), unpacked
     sizes = f"{product.m} x {product.k} x {product.n}"
@@ -165,12 +162,12 @@ def _saved_launches(p: LibraryProduct) -> int:
     return int(_followed(p) and not _ends(p) and not p.tiled)
 
 
-def _making_time(p: LibraryProduct, packed: tuple[bool, bool]) -> float:
+def _making_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -> float:
     """Operands made and written by kernels of their own, unless something else needs them in memory anyway."""
     total = 0.0
     for o, inlined, shared in zip((p.a, p.b), packed, p.shared, strict=True):
         if inlined and not shared:
-            total += (o.read + o.bytes) / BANDWIDTH + LAUNCH
+            total += (o.read + o.bytes) / machine.bandwidth + machine.launch
     return total
 
 
@@ -178,11 +175,11 @@ def _size(p: LibraryProduct) -> Extent:
     return Extent(p.batch, p.m, p.n, p.k)
 
 
-def _rate(p: LibraryProduct) -> float:
+def _rate(p: LibraryProduct, machine: Machine) -> float:
     """Operations a nanosecond of the library."""
     if _is_bytes(p):
-        return TENSOR * 2
-    return TENSOR if p.type.dtype.is_half else PLAIN
+        return machine.matmul * 2
+    return machine.matmul if p.type.dtype.is_half else machine.float32
 
 
 def _is_plain(p: LibraryProduct) -> bool:
@@ -196,50 +193,54 @@ def _shapes(p: LibraryProduct) -> tuple[TileShape, ...]:
     return PLAIN_SHAPES if _is_plain(p) else SHAPES
 
 
-def _library_time(p: LibraryProduct, packed: tuple[bool, bool], target: Target) -> float:
+def _library_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -> float:
     """Operands made, the product, and its result read back by what follows."""
     moved = p.a.bytes + p.b.bytes + _result_bytes(p)
-    after = _saved_launches(p) * LAUNCH + max(_saved_bytes(p) - _result_bytes(p) * (not p.leaves), 0) / BANDWIDTH
-    after += max(_shared_bytes(p), 0) / BANDWIDTH
-    machine = Machine(target.cores, BANDWIDTH, _rate(p))
+    after = (
+        _saved_launches(p) * machine.launch
+        + max(_saved_bytes(p) - _result_bytes(p) * (not p.leaves), 0) / machine.bandwidth
+    )
+    after += max(_shared_bytes(p), 0) / machine.bandwidth
+    rates = Rates(machine.cores, machine.bandwidth, _rate(p, machine))
     # It cuts the summed axis too, and where it does, adds the pieces up in the same launch.
-    best = min(multiplying_time(_size(p), k, moved, machine, _shapes(p)) for k in _pieces(p))
-    return _making_time(p, packed) + best + after
+    best = min(multiplying_time(_size(p), k, moved, rates, _shapes(p)) for k in _pieces(p))
+    return _making_time(p, packed, machine) + best + after
 
 
-def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], target: Target) -> _Way:
+def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -> _Way:
     """One visit of what is read, an element made for every tile that it is part of: by a program for each tile, by
     several for pieces of the summed axis, or by as many as the target has multiprocessors, for runs of steps."""
     read = sum(o.read if inlined else o.bytes for o, inlined in zip((p.a, p.b), packed, strict=True))
     kept = _result_bytes(p) if _followed(p) and not p.leaves else 0
     along = p.beside + p.made + max(-_shared_bytes(p), 0) if _is_awaited(p) else 0
+    made = MAKING * machine.issued
     making = sum(
-        _elements(o) * (1 + o.flops) * -(-others // TILE) / MAKING
+        _elements(o) * (1 + o.flops) * -(-others // TILE) / made
         for o, others, inlined in zip((p.a, p.b), (p.n, p.m), packed, strict=True)
         if inlined
     )
-    rate = _rate(p) * (OURS_PLAIN if _is_plain(p) else OURS)
+    rate = _rate(p, machine) * (OURS_PLAIN if _is_plain(p) else OURS)
     share = 1.0 if p.a.is_wide and p.b.is_wide else NARROW
-    machine = Machine(target.cores, BANDWIDTH * OURS_READING * share, rate * share)
+    rates = Rates(machine.cores, machine.bandwidth * OURS_READING * share, rate * share)
 
     moved = read + _result_bytes(p) - kept + along
 
     def cut(pieces: int) -> float:
         sums = pieces * p.batch * p.m * p.n * p.accumulator.itemsize
-        added = 2 * sums / BANDWIDTH + LAUNCH if pieces > 1 else 0.0
-        return multiplying_time(_size(p), pieces, moved, machine, _shapes(p), making) + added
+        added = 2 * sums / machine.bandwidth + machine.launch if pieces > 1 else 0.0
+        return multiplying_time(_size(p), pieces, moved, rates, _shapes(p), making) + added
 
     def dealt(shape: TileShape) -> float:
         tiles = p.batch * -(-p.m // shape.rows) * -(-p.n // shape.columns)
         # A sum for each tile that a program may touch is written; one for each that it does touch is read.
-        sums = target.cores * (-(-tiles // target.cores) + 1) + tiles + target.cores
-        added = sums * shape.rows * shape.columns * p.accumulator.itemsize / BANDWIDTH + LAUNCH
-        return dealt_time(_size(p), moved, machine, shape, making) + added
+        sums = machine.cores * (-(-tiles // machine.cores) + 1) + tiles + machine.cores
+        added = sums * shape.rows * shape.columns * p.accumulator.itemsize / machine.bandwidth + machine.launch
+        return dealt_time(_size(p), moved, rates, shape, making) + added
 
     whole = cut(1)
     ways = [_Way(cut(k), whole, k) for k in _pieces(p)[1:]]
-    for s in _dealt_shapes(p, target) if not _has_digits(p, packed) else ():
-        ways.append(_Way(dealt(s), whole, stream_k=StreamK(s.rows, s.columns, s.step, target.cores)))
+    for s in _dealt_shapes(p, machine) if not _has_digits(p, packed) else ():
+        ways.append(_Way(dealt(s), whole, stream_k=StreamK(s.rows, s.columns, s.step, machine.cores)))
     best = min(ways, key=lambda w: w.time, default=_Way(whole, whole))
     return best if best.time < whole * (1 - CUT_WORTH) else _Way(whole, whole)
 
@@ -251,7 +252,7 @@ def _has_digits(p: LibraryProduct, packed: tuple[bool, bool]) -> bool:
     return divided or any(isinstance(e, IndexValue) and R0 in e.index.free_symbols for v in values for e in walk(v))
 
 
-def _dealt_shapes(p: LibraryProduct, target: Target) -> list[TileShape]:
+def _dealt_shapes(p: LibraryProduct, machine: Machine) -> list[TileShape]:
     """The tiles whose steps may be dealt evenly: those for many results, of which there are enough to go round and not
     so many that the last of them are few."""
     if min(p.m, p.n) < GROUP_ROWS or len(p.axes) < 2:
@@ -260,7 +261,7 @@ def _dealt_shapes(p: LibraryProduct, target: Target) -> list[TileShape]:
     for s in _shapes(p):
         tiles = p.batch * -(-p.m // s.rows) * -(-p.n // s.columns)
         steps = tiles * -(-p.k // s.step)
-        if s.rows >= GROUP_ROWS and s.rows <= p.m and s.columns <= p.n and steps >= LEAST_RUN * target.cores:
+        if s.rows >= GROUP_ROWS and s.rows <= p.m and s.columns <= p.n and steps >= LEAST_RUN * machine.cores:
             found.append(s)
     return found
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 # The least that a tile of the tensor cores has along each axis.
 LEAST = 16
+# Rows or columns of a tile that one program combines: what the fastest tiles of products have. Columns are fewer where
+# so many operations follow on each result, or a state has several components: those want registers too.
+COMBINED_ROWS, FEWER_COLUMNS, HEAVY_EPILOGUE = 128, 128, 16
 # A multiprocessor reads faster than its share of the memory's rate: about so many times.
 REACH = 2.0
 # Rows that a warp group multiplies at once.
@@ -57,7 +60,7 @@ VECTOR_SHAPES = (TileShape(4, 1, 512, 4, 1, 0.05),)
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Rates:
     """What the time of a product depends on: multiprocessors, bytes a nanosecond of memory, operations a nanosecond."""
 
     cores: int
@@ -76,7 +79,7 @@ class Extent:
 
 
 def multiplying_time(
-    size: Extent, pieces: int, read: float, machine: Machine, shapes: Iterable[TileShape] = SHAPES, making: float = 0.0
+    size: Extent, pieces: int, read: float, rates: Rates, shapes: Iterable[TileShape] = SHAPES, making: float = 0.0
 ) -> float:
     """Nanoseconds of a product in the best of the shapes, whose programs read ``read`` bytes in all.
 
@@ -84,27 +87,27 @@ def multiplying_time(
     Each adds up one of the ``pieces`` of the summed axis. ``making`` is what operands take to make by all
     multiprocessors, beside multiplying.
     """
-    return min(_time_in(size, pieces, read, machine, s, making) for s in shapes)
+    return min(_time_in(size, pieces, read, rates, s, making) for s in shapes)
 
 
-def dealt_time(size: Extent, read: float, machine: Machine, shape: TileShape, making: float = 0.0) -> float:
+def dealt_time(size: Extent, read: float, rates: Rates, shape: TileShape, making: float = 0.0) -> float:
     """Nanoseconds of a product whose steps are dealt evenly to as many programs as there are multiprocessors: that of
     the steps of one, whatever number of tiles they are of (stream-K)."""
     steps = size.batch * -(-size.m // shape.rows) * -(-size.n // shape.columns) * -(-size.k // shape.step)
-    share = min(1.0, steps / machine.cores)
-    each = 2.0 * shape.rows * shape.columns * shape.step * machine.cores / (machine.rate * shape.rate)
-    rate = machine.bandwidth * min(1.0, REACH * share)
-    return max(-(-steps // machine.cores) * each + making / share, read / rate)
+    share = min(1.0, steps / rates.cores)
+    each = 2.0 * shape.rows * shape.columns * shape.step * rates.cores / (rates.rate * shape.rate)
+    rate = rates.bandwidth * min(1.0, REACH * share)
+    return max(-(-steps // rates.cores) * each + making / share, read / rate)
 
 
-def _time_in(size: Extent, pieces: int, read: float, machine: Machine, shape: TileShape, making: float) -> float:
+def _time_in(size: Extent, pieces: int, read: float, rates: Rates, shape: TileShape, making: float) -> float:
     # Rows and columns may change places.
     tiles = min(
         -(-size.m // a) * -(-size.n // b) for a, b in ((shape.rows, shape.columns), (shape.columns, shape.rows))
     )
     programs = pieces * size.batch * tiles
-    waves = -(-programs // machine.cores)
+    waves = -(-programs // rates.cores)
     depth = size.k / pieces
-    each = 2.0 * shape.rows * shape.columns * depth * machine.cores / (machine.rate * shape.rate)
-    share = programs / machine.cores
-    return max(waves * each + making / min(1.0, share), read / (machine.bandwidth * min(1.0, REACH * share)))
+    each = 2.0 * shape.rows * shape.columns * depth * rates.cores / (rates.rate * shape.rate)
+    share = programs / rates.cores
+    return max(waves * each + making / min(1.0, share), read / (rates.bandwidth * min(1.0, REACH * share)))

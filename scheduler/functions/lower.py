@@ -6,13 +6,15 @@ whatever the rank of its tensors.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import sympy
 
+from ...ir.expr.origin import Origin
+from ...ir.expr.role import Role
 from ...ir.expr.value import Expr, Index, IndexValue, Load, cast, index_exprs, is_value, rewrite, symbol, walk
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
-from ...ir.graph.graph import Origin
 from ...ir.nest.hints import IN_PLACE, TABLE
 from ...ir.nest.loops import (
     Access,
@@ -27,21 +29,32 @@ from ...ir.nest.loops import (
     Update,
     contiguous_strides,
 )
+from ...ir.passes import Level, Pass, Plain, Setting, run_passes
+from ...ir.text.printer import show
+from ...ir.verify.verify import verify
 from .lower_scatter import in_loops, lower_scatter
+
+# What stores of a stage's results beside it are, where they are not results themselves.
+_LATE = {Role.SCORE: Role.WEIGHT, Role.ROW_TOTAL: Role.ROW_TOTAL}
 
 
 def lower_to_loops(function: TensorFunction) -> LoopNest:
+    """The loop nest of a function, after ``FUNCTION_PASSES``."""
+    return lower_stages(run_passes(FUNCTION_PASSES, function, function))
+
+
+def lower_stages(function: TensorFunction) -> LoopNest:
     """The loop nest of a function: parameters are inputs, then outputs; results that stay inside are LOCAL buffers.
 
     Stages stand in order at the root, each with loops over the rows and, where it needs them, the inner dimensions.
     """
     if function.scatters:
         return lower_scatter(function)
-    function = rows_late(collapse(substitute_single_uses(function)))
     inputs = {b.name for b in function.inputs}
     # What goes over an input is written when everything has been read.
     last = [o for o in function.outputs if o.buffer.name in inputs]
-    readers = {ld.buffer for s in function.stages for v in s.values for ld in _result_loads(v)}
+    made = function.made
+    readers = {ld.buffer for s in function.stages for v in s.values for ld in _result_loads(made, v)}
     readers |= {o.result for o in last}
     locals_: list[Buffer] = []
     blocks: list[Block] = []
@@ -86,8 +99,8 @@ def lower_to_loops(function: TensorFunction) -> LoopNest:
     )
 
 
-def _result_loads(value: Expr) -> list[Load]:
-    return [e for e in walk(value) if isinstance(e, Load) and e.buffer.startswith("t")]
+def _result_loads(made: Collection[str], value: Expr) -> list[Load]:
+    return [e for e in walk(value) if isinstance(e, Load) and e.buffer in made]
 
 
 def _block(
@@ -123,7 +136,7 @@ def _block(
             body.append(Store(r, where, v))
         body += [Store(o.buffer.name, o.indices, cast(v, o.buffer.dtype)) for o in outputs[r]]
     bindings = tuple(symbol(f"{name}_{d.var.name}") for d in dims)
-    return Block(name, axes, bindings, tuple(body)), buffers
+    return Block(name, axes, bindings, tuple(body), role=stage.role), buffers
 
 
 def _scan_block(
@@ -179,7 +192,8 @@ def _late_stores(
 def _row_block(function: TensorFunction, stage: Stage, name: str, body: list[Statement]) -> Block:
     dims = _in_order(function, function.axes_of(stage))
     axes = tuple(Axis(d.var, d.extent) for d in dims)
-    return Block(name, axes, tuple(symbol(f"{name}_{d.var.name}") for d in dims), tuple(body))
+    role = _LATE.get(stage.role, Role.RESULT) if stage.role is not None else None
+    return Block(name, axes, tuple(symbol(f"{name}_{d.var.name}") for d in dims), tuple(body), role=role)
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------
@@ -193,7 +207,7 @@ def substitute_single_uses(function: TensorFunction) -> TensorFunction:
     for s in function.stages:
         visited = {*function.axes_of(s), *function.over_of(s)}
         for v in s.values:
-            for ld in _result_loads(v):
+            for ld in _result_loads(made_at, v):
                 same = made_at[ld.buffer] == visited
                 uses[ld.buffer] = uses.get(ld.buffer, 0) + (1 if same else 2)
     inlined: dict[str, Expr] = {}
@@ -209,12 +223,15 @@ def substitute_single_uses(function: TensorFunction) -> TensorFunction:
             inlined[name] = values[0]
             continue
         stages.append(replace(s, values=values))
+    if not inlined:
+        return function
     return replace(function, stages=tuple(_merged_origins(function, stages)))
 
 
 def rows_late(function: TensorFunction) -> TensorFunction:
     """Stages that run once a row come no earlier than somebody needs them: between two that run over the elements of
     the row, they would keep those from sharing a visit."""
+    made = function.made
     waiting: list[Stage] = []
     order: list[Stage] = []
     for stage in function.stages:
@@ -225,11 +242,13 @@ def rows_late(function: TensorFunction) -> TensorFunction:
         ready: list[Stage] = []
         for s in (stage, *reversed(waiting)):
             if s is stage or needed & set(s.results):
-                needed |= {ld.buffer for v in s.values for ld in _result_loads(v)}
+                needed |= {ld.buffer for v in s.values for ld in _result_loads(made, v)}
                 ready.insert(0, s)
         waiting = [w for w in waiting if w not in ready]
         order += ready
-    return replace(function, stages=(*order, *waiting))
+    order += waiting
+    is_same = all(a is b for a, b in zip(order, function.stages, strict=True))
+    return function if is_same else replace(function, stages=tuple(order))
 
 
 def _merged_origins(function: TensorFunction, stages: list[Stage]) -> list[Stage]:
@@ -263,7 +282,8 @@ def collapse(function: TensorFunction) -> TensorFunction:
                     dims[k : k + 2] = [Dim(dims[k + 1].var, dims[k].extent * dims[k + 1].extent)]
                     changed = True
                     break
-    function = replace(function, rows=tuple(rows), inner=tuple(inner))
+    if (*rows, *inner) != (*function.rows, *function.inner):
+        function = replace(function, rows=tuple(rows), inner=tuple(inner))
     return renumber(function)
 
 
@@ -353,6 +373,7 @@ def _rewritten(
 ) -> TensorFunction:
     """``low`` becomes the merged dimension; ``high`` disappears from every index."""
     merged = {low.var: sympy.expand(low.var - high.var * low.extent)}
+    made = function.made
 
     def index(i: sympy.Expr) -> sympy.Expr:
         free = i.free_symbols
@@ -362,7 +383,7 @@ def _rewritten(
         if isinstance(e, Load):
             if e.buffer in reshaped:
                 return Load(e.buffer, _drop(e.indices, reshaped[e.buffer][0], low), e.dtype)
-            if e.buffer.startswith("t"):
+            if e.buffer in made:
                 kept = tuple(low.var if i == merged[low.var] else i for i in e.indices if i != high.var)
                 return Load(e.buffer, kept, e.dtype)
         return None
@@ -430,3 +451,16 @@ def renumber(function: TensorFunction) -> TensorFunction:
         ),
         outputs=tuple(replace(o, indices=tuple(index(i) for i in o.indices)) for o in function.outputs),
     )
+
+
+FUNCTION: Level[TensorFunction] = Level(
+    "function", show, lambda f: len(f.stages), verify, lambda function: function.name
+)  # fmt: skip
+# What a scatter names is kept as it is.
+NO_SCATTER: Setting[TensorFunction] = Setting("no scatter", lambda function: not function.scatters)
+# Over each function by itself, whose context is what it was before, in the order in which they run.
+FUNCTION_PASSES: tuple[Pass[TensorFunction, TensorFunction], ...] = (
+    Pass("substitute_single_uses", FUNCTION, Plain(substitute_single_uses), needs=(NO_SCATTER,)),
+    Pass("collapse", FUNCTION, Plain(collapse), needs=(NO_SCATTER,)),
+    Pass("rows_late", FUNCTION, Plain(rows_late), needs=(NO_SCATTER,)),
+)

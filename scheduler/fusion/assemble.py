@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -22,9 +21,11 @@ from ...ir.graph.facts import places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.nest.loops import Buffer
+from ...ir.target import Target
 from ..facts.domain import Digits
 from ..facts.fusion_nodes import FusionNode, fusion_node_sizes
 from ..facts.views import ViewMap
+from ..rules import Capability, can
 from .early_errors import sites, wait_for_checks
 from .group import Group
 from .tiles import kept, reduced
@@ -50,7 +51,7 @@ def assemble(
     writer = _ViewWriter(graph, views, nodes)
     for u in _ordered(graph, views, units):
         if isinstance(u, Group):
-            for function, call in _calls(*_Assembler(u, graph, types, needed, fast).build()):
+            for function, call in _calls(*_Assembler(u, graph, types, needed, fast).build(), u.target):
                 name = functions.get(function)
                 if name is None:
                     name = functions[function] = f"{function.name}_{len(functions)}"
@@ -65,28 +66,13 @@ def assemble(
     return nodes, {name: replace(f, name=name) for f, name in functions.items()}
 
 
-def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunction, CallTensor]]:
-    """A function and its call; on a GPU, where it reduces over rows too, those of its two parts."""
-    split = None if call.types[0].device.startswith("cpu") else in_two_stages(function)
+def _calls(function: TensorFunction, call: CallTensor, target: Target) -> list[tuple[TensorFunction, CallTensor]]:
+    """A function and its call; where it reduces over rows too, and no rule does that in one kernel, those of its two
+    parts."""
+    split = None if can(target, Capability.SPLIT_ROWS) else in_two_stages(function, target.machine)
     if split is None:
         return [(function, call)]
-    sizes = dict(zip(function.symbols.symbols, call.sizes, strict=True))
-    results = {o.result for o in split.second.outputs}
-    last = [k for k, o in enumerate(function.outputs) if o.result in results]
-    rest = [k for k in range(len(function.outputs)) if k not in last]
-    made = [o.buffer for o in split.first.outputs[len(rest) :]]
-    partial = tuple(f"{call.names[last[0]]}_pieces{k}" for k in range(len(made)))
-    device = call.types[0].device
-    types = tuple(TensorType(_at(sizes, b.shape), _at(sizes, b.strides), b.dtype, device) for b in made)
-    first = replace(call, names=(*(call.names[k] for k in rest), *partial),
-                    types=(*(call.types[k] for k in rest), *types))  # fmt: skip
-    second = replace(call, names=tuple(call.names[k] for k in last), types=tuple(call.types[k] for k in last),
-                     args=(*partial, *(call.args[k] for k in split.taken)))  # fmt: skip
-    return [(split.first, first), (split.second, second)]
-
-
-def _at(sizes: Mapping[sympy.Symbol, sympy.Expr], exprs: tuple[sympy.Expr, ...]) -> tuple[sympy.Expr, ...]:
-    return tuple(e.xreplace(sizes) for e in exprs)
+    return list(zip((split.first, split.second), split.calls(call, "pieces"), strict=True))
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ import sympy
 
 from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
-from ...ir.expr.monoid import SUM, WEIGHTED
+from ...ir.expr.monoid import ATTENTION, SUM, WEIGHTED
+from ...ir.expr.role import Role
 from ...ir.expr.value import Cast, Expr, Load, cast, loads, rewrite, symbol
 from ...ir.expr.wide import may_stay_wide
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
@@ -129,7 +130,20 @@ class ChainFunctionWriter:
         if monoid is WEIGHTED:
             monoid = SUM  # here a sum like any other
         results = tuple(self.results[n] for n in m.names)
-        return Stage(results, values, True, monoid, m.origins, axes, self.over.get(name))
+        return Stage(results, values, True, monoid, m.origins, axes, self.over.get(name), role=self._role(m))
+
+    def _role(self, m: Compute | Reduction) -> Role:
+        s = self.chain
+        if m in s.starts:
+            assert isinstance(m, Reduction)
+            if is_total(m):
+                return Role.WEIGHT_TOTAL
+            return Role.STATE if m.monoid is ATTENTION else Role.WEIGHTED_SUM
+        if m.names[0] in s.prologues:
+            return Role.ROW_TOTAL
+        if s.nodes.index(m) > s.nodes.index(s.starts[-1]):
+            return Role.RESULT
+        return Role.SCORE if isinstance(m, Reduction) else Role.WEIGHT
 
     def _places(self, m: Compute | Reduction) -> dict[sympy.Symbol, sympy.Expr]:
         """The axes of a node over the dimensions of the function."""

@@ -9,8 +9,10 @@ from ...ir.expr.value import loads
 from ...ir.function.function import TensorFunction
 from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Reduction
-from ..context import Context
+from ...ir.target import TargetOf
+from ..context import PassContext
 from ..facts.views import readers_of, results_of, views_of
+from ..rules import Capability, can
 from .chain import Chain, Others, is_contraction, is_total, row_axes, told
 from .chain_function import ChainFunctionWriter
 from .fusion import Fusion
@@ -19,7 +21,7 @@ from .prologues import take_prologues
 from .split_keys import split_keys
 
 
-def outline_chains(fusion: Fusion, context: Context) -> Fusion:
+def outline_chains(fusion: Fusion, context: PassContext) -> Fusion:
     """Make one function of every reduction by a monoid with a vector component and the contractions that feed it."""
     graph = fusion.graph
     starts = [n for n in graph.nodes if isinstance(n, Reduction) and any(c.vector for c in n.monoid.components)]
@@ -35,10 +37,10 @@ def outline_chains(fusion: Fusion, context: Context) -> Fusion:
         chain = Chain(graph, views, readers, needed, group, others)
         chain.grow()
         others.add(chain)
-    take_prologues(graph, others.built)
+    take_prologues(graph, others.built, context.target_of)
     for chain in others.built:
         written = ChainFunctionWriter(chain, Parameters(graph, types), context.fast).build()
-        calls[chain.last] = [functions.enter(f, call) for f, call in _calls(*written)]
+        calls[chain.last] = [functions.enter(f, call) for f, call in _calls(*written, context.target_of)]
         gone.update(n for m in chain.nodes for n in m.names)
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -87,10 +89,12 @@ def _alike(a: Reduction, b: Reduction) -> bool:
     return rows_a == rows_b
 
 
-def _calls(function: TensorFunction, call: CallTensor) -> list[tuple[TensorFunction, CallTensor]]:
-    """A chain's function and its call; on a GPU that its rows do not occupy, those of pieces of it and of all."""
-    pieces = None if call.types[0].device.startswith("cpu") else split_keys(function)
+def _calls(function: TensorFunction, call: CallTensor, target_of: TargetOf) -> list[tuple[TensorFunction, CallTensor]]:
+    """A chain's function and its call; those of pieces of it and of all on a target that its rows do not occupy, and
+    that has no rule for both in one kernel."""
+    target = target_of(call.types[0].device)
+    pieces = None if can(target, Capability.SPLIT_KEYS) else split_keys(function, target.machine)
     if pieces is None:
         return [(function, call)]
-    first, second = pieces.calls(call, function.symbols.symbols)
+    first, second = pieces.calls(call, "keys")
     return [(pieces.first, first), (pieces.second, second)]

@@ -7,26 +7,14 @@ that nothing in the kernel may read it but what has no rows either: a conversion
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
 import sympy
 
-from ...ir.expr.dtypes import DType
 from ...ir.expr.value import Load, free_symbols
+from ..cost.rows import FEW_ROWS, SHORT_ROW, held_sums, held_words, keeps_narrow, long_row, longest_row
 from ..facts.fusion_nodes import FusionNode
+from ..rules import Capability, can
+from .group import Group
 from .tiles import kept, reduced
-
-if TYPE_CHECKING:
-    from .group import Group
-
-# Rows shorter than this are no work for vectors and tiles along them; fewer rows are soon visited again.
-SHORT_ROW, FEW_ROWS = 32, 16
-# The longest row that a program of a GPU holds in registers beside the sums of all columns, and elements of all sums;
-# of rows so long that a multiprocessor holds one program, twice as many.
-LONGEST_ROW, LARGEST_SUMS = 16384, 16384
-# Of longer rows than this a multiprocessor holds one program; and the 32-bit words of what that holds.
-HALF_ROW, WORDS = 8192, 49152
 
 
 def complete_reduction(group: Group, m: FusionNode, covered: set[int]) -> str | None:
@@ -75,9 +63,9 @@ def _refusal(group: Group, rows: list[int], inner: list[int], sums: int) -> str 
     count, length = map(group.table.hint, extents)
     if length < SHORT_ROW or count < FEW_ROWS:
         return f"{count} rows of {length} elements are too few for sums along and across them at once"
-    most = LARGEST_SUMS if length <= HALF_ROW else 2 * LARGEST_SUMS
-    if not group.device.startswith("cpu") and not (
-        extents[1].is_Integer and length <= LONGEST_ROW and sums * length <= most
+    machine = group.target.machine
+    if not can(group.target, Capability.KEEP_ROWS) and not (
+        extents[1].is_Integer and length <= longest_row(machine) and sums * length <= held_sums(machine, length)
     ):
         return f"no program holds a row of {extents[1]} elements and {sums} sums over all rows"
     return None
@@ -87,10 +75,10 @@ def refuse_long_rows(group: Group) -> str | None:
     """Why the registers of a multiprocessor of a GPU do not hold a row and sums for each of its elements; None where
     they do: the sums, what is read, and, unless all that is read is narrow and is kept as it is, what waits for the
     result of each reduction of the row."""
-    if group.device.startswith("cpu") or not group.cross or reduced(group):
+    if not group.cross or can(group.target, Capability.KEEP_ROWS) or reduced(group):
         return None
     length = _padded(group)
-    if length <= HALF_ROW:
+    if length <= long_row(group.target.machine):
         return None
     reductions = [m for m in group.nodes if m.monoid is not None]
     read = {
@@ -101,14 +89,9 @@ def refuse_long_rows(group: Group) -> str | None:
     }
     across = sum(len(m.names) for m in reductions if m.name in group.cross)
     states = across if keeps_narrow(read.values()) else sum(len(m.names) for m in reductions)
-    if length * (states + sum(kind.itemsize for kind in read.values()) / 4) > WORDS:
+    if length * (states + sum(kind.itemsize for kind in read.values()) / 4) > held_words(group.target.machine):
         return f"registers do not hold {length} elements of {', '.join(read)} and of {states} reductions"
     return None
-
-
-def keeps_narrow(read: Iterable[DType]) -> bool:
-    """Whether visits of a row can begin from what was loaded of it, two elements in a register."""
-    return all(kind.is_half for kind in read)
 
 
 def _padded(group: Group) -> int:

@@ -15,7 +15,8 @@ import sympy
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.passes import Pass, run_passes
-from ..context import USUAL, Context
+from ...ir.target import TargetOf
+from ..context import USUAL, PassContext
 from ..facts.dependences import Dependences, last_bits, set_bits
 from ..facts.domain import bind_access
 from ..facts.fusion_nodes import FusionNode, build_fusion_nodes, drop_dead, fusion_node_sizes
@@ -23,7 +24,8 @@ from ..facts.views import ViewMap, views_of
 from .assemble import assemble
 from .chains import outline_chains
 from .fusion import CALLS, ONLY_CALLS, Fusion, FusionReport, Refusal
-from .group import MAX_NODES, Group
+from .group import Group
+from .join import MAX_NODES, join
 from .rematerialize import apply_repeats, choose_repeats
 from .scatter import outline_scatters
 
@@ -46,6 +48,7 @@ class _Unit:
 class _Fuser:
     graph: Graph
     views: ViewMap
+    target_of: TargetOf
     units: list[_Unit] = field(default_factory=list)
     order: Dependences = field(default_factory=Dependences)
     # Which unit makes a tensor; the mask of the groups that read it.
@@ -109,7 +112,8 @@ class _Fuser:
             if self._try_join(m, reads, at):
                 self._unite(m, reads, at)
                 return
-        group = Group(self.graph.symbols, m.types[0].device)
+        device = m.types[0].device
+        group = Group(self.graph.symbols, device, self.target_of(device))
         group.begin(m)
         at = self.order.add()
         self.units.append(_Unit(group, None))
@@ -146,7 +150,7 @@ class _Fuser:
         reason = self._conflict(m, reads, at)
         if reason is None:
             trial = unit.group.copy()
-            reason = trial.join(m)
+            reason = join(trial, m)
             if reason is None:
                 unit.group.take(trial)
                 self._register(m, reads, at)
@@ -214,16 +218,16 @@ def _united(large: Group, small: Group) -> Group | None:
     """The nodes of ``small`` taken into a copy of ``large`` one by one."""
     trial = large.copy()
     for m in small.nodes:
-        if trial.join(m) is not None:
+        if join(trial, m) is not None:
             return None
     return trial if _consistent(trial) else None
 
 
 def _rebuilt(nodes: list[FusionNode], like: Group) -> Group | None:
-    trial = Group(like.table, like.device)
+    trial = Group(like.table, like.device, like.target)
     trial.begin(nodes[0])
     for m in nodes[1:]:
-        if trial.join(m) is not None:
+        if join(trial, m) is not None:
             return None
     return trial if _consistent(trial) else None
 
@@ -254,7 +258,7 @@ def _consistent(group: Group) -> bool:
     return True
 
 
-def partition(fusion: Fusion, context: Context) -> Fusion:
+def partition(fusion: Fusion, context: PassContext) -> Fusion:
     """Every node that is no call yet into calls of fused tensor functions, in an order that respects dependences.
 
     Source: the planner's objective is that of MetaFlow and of XLA's multi-output fusion (bytes, recompute, launches);
@@ -263,12 +267,12 @@ def partition(fusion: Fusion, context: Context) -> Fusion:
     graph = fusion.graph
     views = views_of(graph)
     nodes, outside = build_fusion_nodes(graph, views, fast=context.fast)
-    fuser = _Fuser(graph, views)
+    fuser = _Fuser(graph, views, context.target_of)
     fuser.run(nodes)
     repeats = choose_repeats([u.group for u in fuser.units if u.group is not None], outside, fuser.sizes)
     if repeats:
         nodes = drop_dead(apply_repeats(nodes, repeats, graph.symbols), outside)
-        fuser = _Fuser(graph, views)
+        fuser = _Fuser(graph, views, context.target_of)
         fuser.run(nodes)
     units: list[Group | Library | CallTensor] = []
     for u in fuser.units:
@@ -287,14 +291,14 @@ def _with_nodes(graph: Graph, nodes: list[Node]) -> Graph:
 
 
 # From a graph to one of calls, in the order in which they run.
-FUSE_PASSES: tuple[Pass[Fusion, Context], ...] = (
+FUSE_PASSES: tuple[Pass[Fusion, PassContext], ...] = (
     Pass("outline_chains", CALLS, outline_chains),
     Pass("outline_scatters", CALLS, outline_scatters),
     Pass("partition", CALLS, partition, leaves=(ONLY_CALLS,)),
 )
 
 
-def fuse(graph: Graph, context: Context = USUAL) -> Fusion:
+def fuse(graph: Graph, context: PassContext = USUAL) -> Fusion:
     """Partition ``graph`` into calls of fused tensor functions and of libraries."""
     return run_passes(FUSE_PASSES, Fusion(graph), context)
 

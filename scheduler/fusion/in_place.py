@@ -15,14 +15,14 @@ from ...ir.function.function import Output, Stage, TensorFunction
 from ...ir.graph.copies import COPY, is_copy
 from ...ir.graph.facts import Aliases, aliases_of, places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View, uses
-from ..context import Context
+from ..context import PassContext
 from ..functions.function_table import FunctionTable
 from ..functions.scalars import is_elementwise
 from .fusion import Fusion
 from .scatter import scattered_over
 
 
-def write_in_place(fusion: Fusion, context: Context) -> Fusion:
+def write_in_place(fusion: Fusion, context: PassContext) -> Fusion:
     """Leave out those copies that a kernel can make unnecessary.
 
     A result ``v`` that is copied over an input ``p`` of the same type goes straight into its memory if nothing reads

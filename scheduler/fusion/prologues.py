@@ -17,13 +17,14 @@ from ...ir.expr.monoid import WEIGHTED
 from ...ir.expr.value import Expr, Index, Load, flops, is_value, loads, rewrite
 from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import Compute, Graph, Node, Reduction, View, node_values, uses
+from ...ir.target import TargetOf
+from ..cost.attention import WIDEST
 from ..facts.domain import Binding, Domain, bind_access
 from ..facts.order import waits
 from ..facts.views import map_value
+from ..rules import Capability, can
 from .chain import Chain, is_contraction, is_total, row_axes
 
-# The most elements of a row that a prologue reduces: they stand whole beside a tile.
-WIDEST = 256
 # Element-wise operands of a prologue that it computes itself.
 MOST_OPERANDS = 16
 
@@ -37,15 +38,16 @@ class _Prologue:
     places: Mapping[sympy.Symbol, sympy.Expr]
 
 
-def take_prologues(graph: Graph, chains: Sequence[Chain]) -> None:
-    """Give chains on GPUs the reductions of their rows, each to the first that can have it, where none would have to
-    wait for itself."""
-    if all(s.starts[0].types[0].device.startswith("cpu") for s in chains):
+def take_prologues(graph: Graph, chains: Sequence[Chain], target_of: TargetOf) -> None:
+    """Give chains whose rules can take them the reductions of their rows, each to the first that can have it, where
+    none would have to wait for itself."""
+    able = [s for s in chains if can(target_of(s.starts[0].types[0].device), Capability.FIRST_ROWS)]
+    if not able:
         return
     makers = makers_of(graph)
     known = {n for s in chains for n in s.taken}
     given: dict[str, Chain] = {}
-    for chain in chains:
+    for chain in able:
         for found in _found(chain, makers, known):
             if found.node.names[0] not in given:
                 given[found.node.names[0]] = chain
@@ -83,7 +85,7 @@ def _give_back(chain: Chain, name: str) -> None:
 
 def _found(chain: Chain, makers: Mapping[str, Node], known: set[str]) -> Iterator[_Prologue]:
     start = chain.starts[0]
-    if start.types[0].device.startswith("cpu") or start.monoid is not WEIGHTED or any(map(is_total, chain.starts)):
+    if start.monoid is not WEIGHTED or any(map(is_total, chain.starts)):
         return
     extents = dict(zip(start.axes, start.types[0].shape, strict=True))
     rows = {a: extents[a] for a in start.axes if a in row_axes(start)}

@@ -7,15 +7,10 @@ again, and a kernel on a GPU has no memory of its own for a row of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ..cost.rows import scanned_whole
 from ..facts.fusion_nodes import FusionNode
-
-if TYPE_CHECKING:
-    from .group import Group
-
-# Rows of no more elements than this are held in registers whole.
-WHOLE = 2048
+from ..rules import Capability, can
+from .group import Group
 
 
 def refuse_second_reads(group: Group) -> str | None:
@@ -26,7 +21,7 @@ def refuse_second_reads(group: Group) -> str | None:
     whole row. Scans wait for the last of their readers; where that has no end, one of those needs a result that itself
     needs the scan.
     """
-    if group.device.startswith("cpu") or not group.has_scan or _is_short(group):
+    if not group.has_scan or can(group.target, Capability.KEEP_ROWS) or _is_short(group):
         return None
     visit = {m.name: 0 for m in group.nodes}
     scans = _scans_read(group)
@@ -44,7 +39,7 @@ def refuse_second_reads(group: Group) -> str | None:
 
 def _is_short(group: Group) -> bool:
     size = group.domain.size(group.domain.inner_order())
-    return bool(size.is_Integer) and int(size) <= WHOLE
+    return bool(size.is_Integer) and int(size) <= scanned_whole(group.target.machine)
 
 
 def _after(group: Group, m: FusionNode, visit: dict[str, int]) -> list[int]:

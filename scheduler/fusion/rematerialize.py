@@ -9,15 +9,12 @@ from ...ir.expr.index import simplify
 from ...ir.expr.ops import OPS
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Call, Expr, Load, is_value, length, rewrite, walk
+from ..cost.recompute import GAIN, MANY, is_costly_in_lanes
 from ..facts.fusion_nodes import INLINE_NODES, FusionNode, collect_loads, is_cheap
 from ..facts.views import map_value
 from .group import Group
 
 MAX_LOADS = 4
-# Traffic must fall at least so far: what is computed again also costs instructions.
-GAIN = 0.75
-# Operations of a function from which it is not repeated for each of so many rows.
-COSTLY, MANY = 4, 256
 
 
 def choose_repeats(groups: list[Group], outside: set[str], sizes: Mapping[str, int]) -> dict[str, Expr]:
@@ -53,10 +50,8 @@ def choose_repeats(groups: list[Group], outside: set[str], sizes: Mapping[str, i
 def _makes_anew(made: FusionNode, value: Expr, reader: Group) -> bool:
     """Whether lanes of a CPU along what is made (factors of channels, innermost in memory) would compute it for each of
     many rows: no loop outside them knows it, and roots and quotients cost more than the visit of an element."""
-    if (
-        not reader.device.startswith("cpu")
-        or max((OPS[e.fn].flops for e in walk(value) if isinstance(e, Call)), default=0) < COSTLY
-    ):
+    most = max((OPS[e.fn].flops for e in walk(value) if isinstance(e, Call)), default=0)
+    if not is_costly_in_lanes(reader.target.machine, most):
         return False
     hint = reader.table.hint
     for m in reader.nodes:

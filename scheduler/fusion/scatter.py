@@ -29,7 +29,7 @@ from ...ir.expr.value import (
 )
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Scatter
-from ..context import Context
+from ..context import PassContext
 from ..facts.fusion_nodes import CHEAP_FLOPS, INLINE_NODES, simplify_value
 from ..facts.views import ViewMap, map_value, readers_of, results_of, views_of
 from ..functions.function_table import FunctionTable
@@ -41,7 +41,7 @@ from .outlined import Functions, Parameters, function_name
 MOST_READ = 2.5
 
 
-def outline_scatters(fusion: Fusion, context: Context) -> Fusion:
+def outline_scatters(fusion: Fusion, context: PassContext) -> Fusion:
     """Make one function of every scatter and of what is computed for it alone."""
     graph = fusion.graph
     if not any(isinstance(n, Scatter) for n in graph.nodes):

@@ -8,22 +8,16 @@ As with other reductions over the rows of a kernel, nothing in it may read what 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import sympy
 
 from ...ir.expr.monoid import SUM
 from ...ir.expr.value import Call, flops, free_symbols
 from ...ir.function.function import Dim, TensorFunction
+from ..cost.gpu_tiles import COMBINED_ROWS, FEWER_COLUMNS, HEAVY_EPILOGUE
 from ..facts.contraction import COLUMNS
 from ..facts.fusion_nodes import FusionNode
-
-if TYPE_CHECKING:
-    from .group import Group
-
-# Rows or columns of a tile that one program combines: what the fastest tiles of products have. Columns are fewer where
-# so many operations follow on each result, or a state has several components: those want registers too.
-ROWS, FEWER_COLUMNS, HEAVY = 128, 128, 16
+from ..rules import Capability, can
+from .group import Group
 
 
 def complete_reduction(group: Group, m: FusionNode, covered: set[int], used: set[int]) -> str | None:
@@ -31,7 +25,7 @@ def complete_reduction(group: Group, m: FusionNode, covered: set[int], used: set
     ``used`` are all dimensions that it has."""
     domain = group.domain
     partly = f"{m.name} covers only a part of the loops"
-    ways = [] if group.device.startswith("cpu") else sides(group)
+    ways = sides(group) if can(group.target, Capability.TILE_REDUCTIONS) else []
     if not covered or covered not in ways or used != set(domain.rows()) or used != set().union(*ways):
         return partly
     if not m.settles or m.monoid is None or any(c.vector for c in m.monoid.components):
@@ -67,9 +61,9 @@ def sides(group: Group) -> list[set[int]]:
 def tile_extent(function: TensorFunction, over: tuple[Dim, ...]) -> int:
     """The extent of the tiles of a product's results, over whose dimensions ``over`` a function reduces."""
     if function.rows[0] in over:
-        return ROWS
+        return COMBINED_ROWS
     after = [s for s in function.stages if (s.monoid is None) == (s.axes is None)]
-    light = sum(flops(v) for s in after for v in s.values) < HEAVY and all(len(s.results) == 1 for s in after)
+    light = sum(flops(v) for s in after for v in s.values) < HEAVY_EPILOGUE and all(len(s.results) == 1 for s in after)
     return COLUMNS if light else FEWER_COLUMNS
 
 

@@ -2,7 +2,7 @@
 
 from ...ir.graph.graph import Graph
 from ...ir.passes import GRAPH, Form, Pass, Plain
-from ..context import FAST, Context
+from ..context import FAST, PassContext
 from .attention.rewrite_attention import rewrite_attention
 from .canonical.alias_copies import alias_copies
 from .canonical.collapse_one_hot import collapse_one_hot
@@ -23,22 +23,22 @@ from .reduction.unroll_reductions import unroll_reductions
 NO_DEAD: Form[Graph] = Form("nothing that nobody needs", lambda graph: eliminate_dead(graph) is graph)
 
 # In the order in which they run.
-GRAPH_PASSES: tuple[Pass[Graph, Context], ...] = (
+GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
     Pass("simplify_algebra", GRAPH, Plain(simplify_algebra)),
     Pass("eliminate_common", GRAPH, Plain(eliminate_common)),
     Pass("alias_copies", GRAPH, Plain(alias_copies)),
     Pass("collapse_one_hot", GRAPH, Plain(collapse_one_hot), needs=(FAST,)),
-    Pass("rewrite_attention", GRAPH, Plain(rewrite_attention), needs=(FAST,)),
-    Pass("chain_products", GRAPH, Plain(chain_products)),
-    Pass("rewrite_logsumexp", GRAPH, Plain(rewrite_logsumexp), needs=(FAST,)),
+    Pass("rewrite_attention", GRAPH, rewrite_attention, needs=(FAST,)),
+    Pass("chain_products", GRAPH, chain_products),
+    Pass("rewrite_logsumexp", GRAPH, rewrite_logsumexp, needs=(FAST,)),
     Pass("eliminate_dead", GRAPH, Plain(eliminate_dead), leaves=(NO_DEAD,)),
     Pass("decompose_contractions", GRAPH, decompose_contractions, needs=(NO_DEAD,)),
-    Pass("decompose_convolutions", GRAPH, Plain(decompose_convolutions)),
-    Pass("convert_layouts", GRAPH, Plain(convert_layouts)),
-    Pass("multiply_points", GRAPH, Plain(multiply_points)),
+    Pass("decompose_convolutions", GRAPH, decompose_convolutions),
+    Pass("convert_layouts", GRAPH, convert_layouts),
+    Pass("multiply_points", GRAPH, multiply_points),
     Pass("shift_scans", GRAPH, Plain(shift_scans)),
-    Pass("unroll_reductions", GRAPH, Plain(unroll_reductions)),
-    Pass("split_reductions", GRAPH, Plain(split_reductions)),
+    Pass("unroll_reductions", GRAPH, unroll_reductions),
+    Pass("split_reductions", GRAPH, split_reductions),
     Pass("eliminate_dead", GRAPH, Plain(eliminate_dead), leaves=(NO_DEAD,)),
 )
 

@@ -32,7 +32,7 @@ from .gpu.row import GPU_ROW_LOOPED, GPU_ROW_PERSISTENT
 from .gpu.scan import GPU_SCAN
 from .gpu.scatter import GPU_SCATTER
 from .gpu.stencil import GPU_STENCIL
-from .registry import DesignSpace, Rule, Scarce, matching
+from .registry import Capability, DesignSpace, Rule, Scarce, matching
 
 RULES: tuple[Rule, ...] = (
     CPU_SCATTER, CPU_ATTENTION_ROWS, CPU_ATTENTION, CPU_SCAN, CPU_POINTWISE, CPU_STENCIL, CPU_CONTRACTION,
@@ -61,6 +61,11 @@ def all_rules() -> tuple[Rule, ...]:
     for user in tuple(USER_RULES):
         rules.insert(next((k for k, r in enumerate(rules) if r.name == user.before), 0), user.rule)
     return tuple(rules)
+
+
+def can(target: Target, capability: Capability) -> bool:
+    """Whether a target has a rule with a capability."""
+    return any(target.kind in rule.kinds and capability in rule.can for rule in all_rules())
 
 
 def default_schedule(nest: LoopNest, target: Target) -> Schedule:
@@ -99,6 +104,6 @@ def design_space(nest: LoopNest, target: Target) -> DesignSpace:
 
 
 __all__ = [
-    "RULES", "USER_RULES", "DesignSpace", "Rule", "Scarce", "UserRule", "all_rules", "default_schedule", "design_space",
-    "lighter_schedules",
+    "RULES", "USER_RULES", "Capability", "DesignSpace", "Rule", "Scarce", "UserRule", "all_rules", "can",
+    "default_schedule", "design_space", "lighter_schedules",
 ]  # fmt: skip

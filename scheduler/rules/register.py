@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ def register_rule(rule: Rule | None = None, *, before: str | None = None, **part
     (``MLC_TUNE``) and those by hand go over all rules.
 
     ``rule`` is a ``torch_mlc.Rule``. Without one this is a decorator of its ``apply(schedule, target, params)``, and
-    takes the other fields by name: ``name``, ``kinds``, ``matches``, ``parameters``.
+    takes the other fields by name: ``name``, ``kinds``, ``matches``, ``parameters``, and those that may be left out.
     Raises: RegistrationError for a rule whose name another has, for kinds of target that there are not, and for a place
     before a rule that there is not.
     """
@@ -49,14 +50,15 @@ def register_rule(rule: Rule | None = None, *, before: str | None = None, **part
 
 
 def _decorated(apply: Any, before: str | None, parts: dict[str, Any]) -> Registration:
-    wanted = ("name", "kinds", "matches", "parameters")
+    known = [f.name for f in fields(Rule) if f.name != "apply"]
+    wanted = [f.name for f in fields(Rule) if f.name in known and f.default is MISSING]
     missing = [n for n in wanted if n not in parts]
-    unknown = [n for n in parts if n not in (*wanted, "lighter")]
+    unknown = [n for n in parts if n not in known]
     if missing or unknown:
         wrong = " and ".join(
             [*([f"is not given {', '.join(missing)}"] if missing else []),
              *([f"has no {', '.join(unknown)}"] if unknown else [])]
         )  # fmt: skip
-        raise RegistrationError(f"a rule {wrong}; its fields are {', '.join(wanted)}, lighter")
+        raise RegistrationError(f"a rule {wrong}; its fields are {', '.join(known)}")
     found: Registration = register_rule(Rule(apply=apply, **parts), before=before)
     return found

@@ -49,14 +49,31 @@ def lighter_values(values: Mapping[str, tuple[Value, ...]], scarce: Scarce) -> I
     yield from (p for p in changed if p != default)
 
 
+class Capability(Enum):
+    """What some rules can take, or do inside one kernel; passes and fusion ask whether a target has a rule for it."""
+
+    SPLIT_SUMS = "a sum in pieces and their total"
+    SPLIT_ROWS = "reductions over rows beside others, in pieces and their total"
+    SPLIT_KEYS = "an attention with its keys in pieces, and their combination"
+    KEEP_ROWS = "rows of any length, kept for their next visit"
+    TILE_REDUCTIONS = "reductions over the rows or columns of a product's results"
+    FIRST_ROWS = "reductions of rows of an attention's operands before its keys"
+    BRANCHES = "elements under conditions, computed where those hold"
+    ATTENTION = "a softmax of a product's results in an operand of another"
+    SHARED_TOTALS = "sums of all scores beside products that take up the same tiles"
+
+
+Capability.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One way to schedule nests of one kind.
 
     ``kinds`` are target kinds ("cpu", "cuda", "hip"). ``parameters`` gives, for a nest that matches, the values worth
     trying of each tunable; the first of each is the default, which must be good with no tuning. ``apply`` rewrites
-    the schedule. ``lighter`` gives, from those values, the points to try where the default compiles to more than the
-    target has.
+    the schedule. ``can`` are capabilities that a target has by it. ``lighter`` gives, from those values, the points to
+    try where the default compiles to more than the target has.
     """
 
     name: str
@@ -65,6 +82,7 @@ class Rule:
     parameters: Callable[[LoopNest, Target], Mapping[str, tuple[Value, ...]]]
     apply: Callable[[Schedule, Target, Params], None]
     lighter: Callable[[Mapping[str, tuple[Value, ...]], Scarce], Iterator[Params]] = lighter_values
+    can: frozenset[Capability] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,8 @@ from torch.utils._sympy.functions import FloorDiv
 from ...ir.expr.monoid import MAX, SUM
 from ...ir.expr.value import Load, index_exprs, is_value, walk
 from ...ir.nest.loops import AxisKind, Block, LoopNest, Update, blocks
+from ..cost.convolution import MOST_SUMS, MOST_TAPS
 from .analysis import analyse
-
-# Taps that are written out at most.
-MOST_TAPS = 128
-# Sums over the same elements that a program keeps at most.
-MOST_SUMS = 64
 
 
 @dataclass(frozen=True, slots=True)

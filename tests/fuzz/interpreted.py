@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import prod
 from typing import Any
@@ -20,8 +20,11 @@ import torch
 from torch import Tensor
 
 from torch_mlc.codegen.kernel import EmitError, KernelSource, LibraryOnlyError
+from torch_mlc.dynamo_backend.compiling import graph_host
+from torch_mlc.dynamo_backend.compiling.graph_kernels import variables_of
+from torch_mlc.dynamo_backend.compiling.job import Job
 from torch_mlc.dynamo_backend.compiling.kernels import KernelBuild, KernelError, StartedKernel, emit
-from torch_mlc.dynamo_backend.compiling.plans import Plan
+from torch_mlc.dynamo_backend.compiling.plans import Plan, plans
 from torch_mlc.dynamo_backend.converters.random import replays
 from torch_mlc.dynamo_backend.entry import compile as compilation
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
@@ -33,7 +36,7 @@ from torch_mlc.runtime.compile.fallback import AtenKernel
 from torch_mlc.runtime.compile.kernels import LoadedKernel
 from torch_mlc.runtime.gpu.launch import grid_function
 from torch_mlc.scheduler.functions.lower import lower_to_loops
-from torch_mlc.scheduler.fusion.fuse import Fusion
+from torch_mlc.scheduler.fusion.fusion import Fusion
 from torch_mlc.scheduler.rules import default_schedule
 
 from ..codegen.triton.interpreter import launch, launch_table
@@ -49,61 +52,69 @@ def interpreted() -> Iterator[None]:
     """Graphs of tensors on the CPU are compiled for the GPU that the setting ``target`` names, and run here."""
     # What is saved of a generator is that of the CPU.
     size = torch.get_rng_state().numel()
-    with mock.patch.object(compilation, "_Job", _Job), mock.patch.object(replays, "_CUDA_STATE", size):
+    with ExitStack() as patched:
+        for module, name, own in (
+            (compilation, "plans", _plans), (compilation, "start_kernels", _start_kernels),
+            (graph_host, "loaded_kernels", _loaded_kernels), (replays, "_CUDA_STATE", size),
+        ):  # fmt: skip
+            patched.enter_context(mock.patch.object(module, name, own))
         yield
 
 
-class _Job(compilation._Job):
-    """One graph on its way."""
-
-    __slots__ = ()
-
-    def plans(self, key: Any) -> Iterator[Plan]:
-        # Loops over layers look at the graph once more when they are written, where it is one of the CPU.
-        planned = super(_Job, replace(self, region=True)).plans(key)
-        while True:
-            retarget([self.gm], "cuda")
-            try:
-                plan = next(planned, None)
-            except RuntimeError as error:
-                # Tensors that functions of attention bring along.
-                if any(said in str(error) for said in ("is not on the expected device", "at least two devices")):
-                    raise Unsuitable(str(error)) from error
-                raise
-            finally:
-                retarget([self.gm], "cpu")
-            if plan is None:
-                return
-            yield replace(plan, fusion=replace(plan.fusion, graph=_at_home(plan.fusion.graph)))
-
-    def start_kernels(self, fusion: Fusion, tuning: Any, compilers: Any) -> dict[str, StartedKernel]:
-        called = {n.function: n.origins for n in fusion.graph.nodes if isinstance(n, CallTensor)}
-        return {name: StartedKernel.of(self.build(fusion, name, origins)) for name, origins in called.items()}
-
-    def build(self, fusion: Fusion, name: str, origins: Sequence[Any]) -> KernelBuild:
-        """The source of a kernel; ATen's ops take the place of one that a library is meant to have, as on a GPU.
-
-        Raises KernelError for any other that there is no code for.
-        """
-        function, target = fusion.functions[name], gpu_target(str(self.options.target))
-        nest = lower_to_loops(function)
-        schedule = default_schedule(nest, target)
-        build = KernelBuild(function, target, name, None, nest, schedule)
+def _plans(job: Job, key: Any) -> Iterator[Plan]:
+    # Loops over layers look at the graph once more when they are written, where it is one of the CPU.
+    planned = plans(replace(job, region=True), key)
+    while True:
+        retarget([job.gm], "cuda")
         try:
-            build = replace(build, source=emit(schedule.nest, target))
-        except LibraryOnlyError:
-            return build
-        except EmitError as error:
-            raise KernelError(f"kernel {name} has no code for {target}: {error}") from error
-        if self.options.verify:
-            kernel = _Kernel.of(build)
-            affords = _Allowance(kernel).affords
-            verify_kernel(function, nest, schedule.nest, kernel.on_rows, "cpu", origins, affords)
-        return build
+            plan = next(planned, None)
+        except RuntimeError as error:
+            # Tensors that functions of attention bring along.
+            if any(said in str(error) for said in ("is not on the expected device", "at least two devices")):
+                raise Unsuitable(str(error)) from error
+            raise
+        finally:
+            retarget([job.gm], "cpu")
+        if plan is None:
+            return
+        yield replace(plan, fusion=replace(plan.fusion, graph=_at_home(plan.fusion.graph)))
 
-    def loaded_kernel(self, build: KernelBuild) -> LoadedKernel:
-        call = AtenKernel(build.function) if build.source is None else _Kernel.of(build)
-        return LoadedKernel(call, None, build.function.name)
+
+def _start_kernels(job: Job, fusion: Fusion, tuning: Any, compilers: Any) -> dict[str, StartedKernel]:
+    called = {n.function: n.origins for n in fusion.graph.nodes if isinstance(n, CallTensor)}
+    return {name: StartedKernel.of(_build(job, fusion, name, origins)) for name, origins in called.items()}
+
+
+def _build(job: Job, fusion: Fusion, name: str, origins: Sequence[Any]) -> KernelBuild:
+    """The source of a kernel; ATen's ops take the place of one that a library is meant to have, as on a GPU.
+
+    Raises KernelError for any other that there is no code for.
+    """
+    function, target = fusion.functions[name], gpu_target(str(job.options.target))
+    nest = lower_to_loops(function)
+    schedule = default_schedule(nest, target)
+    build = KernelBuild(function, target, name, None, nest, schedule)
+    try:
+        build = replace(build, source=emit(schedule.nest, target))
+    except LibraryOnlyError:
+        return build
+    except EmitError as error:
+        raise KernelError(f"kernel {name} has no code for {target}: {error}") from error
+    if job.options.verify:
+        kernel = _Kernel.of(build)
+        affords = _Allowance(kernel).affords
+        verify_kernel(function, nest, schedule.nest, kernel.on_rows, "cpu", origins, affords)
+    return build
+
+
+def _loaded_kernels(job: Job, kernels: Mapping[str, KernelBuild]) -> dict[str, LoadedKernel]:
+    variables = variables_of(kernels)
+    return {variables[b.key]: _loaded(b) for b in kernels.values()}
+
+
+def _loaded(build: KernelBuild) -> LoadedKernel:
+    call = AtenKernel(build.function) if build.source is None else _Kernel.of(build)
+    return LoadedKernel(call, None, build.function.name)
 
 
 @dataclass(frozen=True, slots=True)

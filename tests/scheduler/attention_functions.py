@@ -12,6 +12,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.monoid import ATTENTION, SUM
+from torch_mlc.ir.expr.role import Role
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import Expr, IndexValue, Load, Select, call, cast, const, symbol
 from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
@@ -174,17 +175,17 @@ def attention(variant: Variant, sizes: Sizes, hints: dict[str, int] | None = Non
         shape = tuple(by_letter[x] for x in letters)
         extra.append(Buffer(name, shape, contiguous_strides(shape), I64 if name in variant.integers else F32))
     score = Stage(("t0",), (call("mul", load(q, b, h, m, e), load(k, b, head, n, e)),), True, SUM,
-                  axes=(b, h, m, n), over=(e,))  # fmt: skip
+                  axes=(b, h, m, n), over=(e,), role=Role.SCORE)  # fmt: skip
     scaled = call("mul", Load("t0", (b, h, m, n), F32), const(float(sizes.e) ** -0.5, F32))
-    edited = Stage(("t1",), (variant.edit(scaled, b, h, m, n),), True, axes=(b, h, m, n))
+    edited = Stage(("t1",), (variant.edit(scaled, b, h, m, n),), True, axes=(b, h, m, n), role=Role.WEIGHT)
     value = load(v, b, head, n, d)
     if variant.weight is not None:
         value = call("mul", variant.weight(h, m, n, extent["n"]), value)
     state = Stage(("t2", "t3", "t4"), (Load("t1", (b, h, m, n), F32), const(1.0, F32), value), True,
-                  ATTENTION, axes=(b, h, m, d), over=(n,))  # fmt: skip
+                  ATTENTION, axes=(b, h, m, d), over=(n,), role=Role.STATE)  # fmt: skip
     empty = call("eq", Load("t2", (b, h, m, d), F32), MINUS_INFINITY)
     share = call("div", Load("t4", (b, h, m, d), F32), Load("t3", (b, h, m, d), F32))
-    out = Stage(("t5",), (Select(empty, const(float("nan"), F32), share),), False, axes=(b, h, m, d))
+    out = Stage(("t5",), (Select(empty, const(float("nan"), F32), share),), True, axes=(b, h, m, d), role=Role.RESULT)
     symbols = {s for x in extent.values() for s in x.free_symbols}
     table = tuple(Size(s, 1, hint=(hints or {}).get(str(s.name))) for s in sorted(symbols, key=lambda s: str(s.name)))
     return TensorFunction(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.monoid import SUM
+from torch_mlc.ir.expr.role import Role
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import Expr, IndexValue, Load, Select, call, cast, const, symbol
 from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
@@ -74,13 +75,20 @@ def gradients(z: Sizes, of_keys: bool) -> TensorFunction:
         return Load(name, indices, F32)
 
     def product(name: str, left: Expr, right: Expr, over: sympy.Symbol, axes: tuple[sympy.Symbol, ...]) -> Stage:
-        return Stage((name,), (call("mul", left, right),), True, SUM, axes=axes, over=(over,))
+        role = Role.SCORE if axes == grid else Role.WEIGHTED_SUM if over == streamed else Role.ROW_TOTAL
+        return Stage((name,), (call("mul", left, right),), True, SUM, axes=axes, over=(over,), role=role)
+
+    def weight(name: str, value: Expr) -> Stage:
+        return Stage((name,), (value,), True, axes=grid, role=Role.WEIGHT)
+
+    def result(name: str, source: str, x: sympy.Symbol) -> Stage:
+        return Stage((name,), (local(source, b, tiled, x),), True, axes=(b, tiled, x), role=Role.RESULT)
 
     tanh = call("tanh", call("mul", local("t0", *grid), const(SCALE / CAP, F32)))
     score = call("mul", tanh, const(CAP, F32))
     sees = call("le", IndexValue(n, I64), IndexValue(m, I64))
     shown = Select(sees, score, const(float("-inf"), F32))
-    weight = call("exp", call("sub", shown, load("lse", b, m)))
+    probability = call("exp", call("sub", shown, load("lse", b, m)))
     given = local("t1", *grid)
     if z.dropout:
         place = IndexValue((b * sympy.sympify(z.m) + m) * sympy.sympify(z.n) + n, I64)
@@ -96,28 +104,29 @@ def gradients(z: Sizes, of_keys: bool) -> TensorFunction:
         *own,
         product("t0", load("q", b, m, x0), load("k", b, n, x0), x0, grid),
         product("t1", load("g", b, m, x1), load("v", b, n, x1), x1, grid),
-        *([Stage(("t8",), (factor,), True, axes=grid)] if z.dropout else []),
-        Stage(("t2",), (weight,), True, axes=grid),
-        Stage(("t3",), (call("mul", masked, slope),), True, axes=grid),
+        *([weight("t8", factor)] if z.dropout else []),
+        weight("t2", probability),
+        weight("t3", call("mul", masked, slope)),
     ]
     weighs = "t2"
     if of_keys and z.dropout:
         weighs = "t9"
-        stages.append(Stage(("t9",), (call("mul", local("t2", *grid), local("t8", *grid)),), True, axes=grid))
+        stages.append(weight("t9", call("mul", local("t2", *grid), local("t8", *grid))))
     if of_keys:
         stages += [
             product("t4", local(weighs, *grid), load("g", b, m, x2), streamed, (b, tiled, x2)),
             product("t5", local("t3", *grid), load("q", b, m, x3), streamed, (b, tiled, x3)),
-            Stage(("t6",), (local("t4", b, tiled, x2),), False, axes=(b, tiled, x2)),
-            Stage(("t7",), (local("t5", b, tiled, x3),), False, axes=(b, tiled, x3)),
+            result("t6", "t4", x2),
+            result("t7", "t5", x3),
         ]
         results = (("t6", x2, z.d), ("t7", x3, z.e))
         if z.bias:
-            stages.insert(-2, Stage(("t10",), (masked,), True, SUM, axes=(tiled, streamed), over=(b,)))
+            total = Stage(("t10",), (masked,), True, SUM, axes=(tiled, streamed), over=(b,), role=Role.WEIGHT_TOTAL)
+            stages.insert(-2, total)
     else:
         stages += [
             product("t4", local("t3", *grid), load("k", b, n, x2), streamed, (b, tiled, x2)),
-            Stage(("t5",), (local("t4", b, tiled, x2),), False, axes=(b, tiled, x2)),
+            result("t5", "t4", x2),
         ]
         results = (("t5", x2, z.e),)
     long, short = (z.n, z.m) if of_keys else (z.m, z.n)

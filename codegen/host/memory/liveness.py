@@ -12,7 +12,7 @@ import sympy
 
 from ....ir.graph.graph import TensorType
 from ..steps.program import Arena, HostProgram
-from ..steps.step import Allocate, Repeat, Step
+from ..steps.step import Allocate, HostStep, Repeat
 
 # A sum of sizes: coefficients by monomial in size symbols; and the same as a row, for monomials that are agreed on.
 Polynomial: TypeAlias = Mapping[sympy.Expr, int]
@@ -159,7 +159,7 @@ class _Found:
             if storage.begin in numbers:
                 storage.nbytes = storage.nbytes * loop.times
 
-    def step(self, at: int, step: Step) -> None:
+    def step(self, at: int, step: HostStep) -> None:
         facts = step.facts
         self.look(facts.wants)
         for name, kind in facts.allocates:

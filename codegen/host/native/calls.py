@@ -16,7 +16,7 @@ from ..python.text import HostFunction
 from ..steps.kernel_use import Grid
 from ..steps.program import HostProgram
 from ..steps.resolved import Pointer, RunKernel
-from ..steps.step import Allocate, CallLibrary, Step
+from ..steps.step import Allocate, CallLibrary, HostStep
 from .body import Body
 from .frame import Frame
 from .shims import Array, Handle, Null, ShimCall, Shims, Word
@@ -220,7 +220,7 @@ class Calls:
 
     # --- what Python does ---------------------------------------------------------------------------------------------
 
-    def python(self, step: Step, results: Sequence[str]) -> None:
+    def python(self, step: HostStep, results: Sequence[str]) -> None:
         """A step that Python does, each time."""
         self.b.acquire()
         part = _part(f"part_{len(self.parts)}", step, results)
@@ -232,7 +232,7 @@ class Calls:
             if name in self.objects and name in self.symbols:
                 self.b.known[self.symbols[name]] = self.b.load("frame", self.object_word(name) + len(self.objects))
 
-    def rescued(self, bad: str, step: Step, results: Sequence[str], root: str | None = None) -> None:
+    def rescued(self, bad: str, step: HostStep, results: Sequence[str], root: str | None = None) -> None:
         """Where ``bad``, let Python do the step again, or raise what it raises."""
         part = _part(f"rescue_{len(self.rescues)}", step, results)
         self.rescues.append(part)
@@ -301,7 +301,7 @@ done:
 }"""
 
 
-def _part(name: str, step: Step, results: Sequence[str]) -> HostFunction:
+def _part(name: str, step: HostStep, results: Sequence[str]) -> HostFunction:
     """A step as a function of Python's, which is given the addresses of what kernels take."""
     given = tuple(dict.fromkeys(step.facts.reads))
     symbols = sorted({s.name for s in step.facts.symbols} - {*given})

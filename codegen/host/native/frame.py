@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..steps.program import HostProgram
-from ..steps.resolved import Forget, Place, Rename, RunKernel
+from ..steps.resolved import Forget, PointTo, Rename, RunKernel
 from ..steps.step import Allocate, CallLibrary, CheckLayout, MakeView
 
 
@@ -30,8 +30,10 @@ def plan_frame(program: HostProgram) -> Frame:
     """The frame of a resolved program."""
     roots = _roots(program)
     tensors = _tensors(program, roots)
-    running = (RunKernel, CallLibrary, Allocate, Place, CheckLayout)
-    runs = [k for k, s in enumerate(program.steps) if isinstance(s, running) and not (isinstance(s, Place) and s.base)]
+    running = (RunKernel, CallLibrary, Allocate, PointTo, CheckLayout)
+    runs = [
+        k for k, s in enumerate(program.steps) if isinstance(s, running) and not (isinstance(s, PointTo) and s.base)
+    ]
     end = runs[-1] + 1 if runs else 0
     freed = {n for s in program.steps[:end] if isinstance(s, Forget) for n in s.facts.frees}
     return Frame(roots, tensors, frozenset(freed & program.inputs.keys()), end)
@@ -53,7 +55,7 @@ def _tensors(program: HostProgram, roots: Mapping[str, str]) -> frozenset[str]:
         found.update(roots[n] for n in step.facts.wants)
         if isinstance(step, CallLibrary):
             found.update(roots[n] for n in step.facts.makes)
-        if isinstance(step, (MakeView, Place)):
+        if isinstance(step, (MakeView, PointTo)):
             views.update((roots[name], roots[source]) for name, source in step.facts.shares)
     for view in reversed(views):
         if view in found:

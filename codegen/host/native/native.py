@@ -25,16 +25,16 @@ from ..memory.plan_memory import ALIGN
 from ..python.text import HostText, print_parts
 from ..steps.kernel_use import Grid, KernelUse
 from ..steps.program import HostProgram
-from ..steps.resolved import DropArena, Forget, HoldArena, Let, LookAt, Place, Pointer, Rename, RunKernel, Take
+from ..steps.resolved import DropArena, Forget, HoldArena, Let, LookAt, Pointer, PointTo, Rename, RunKernel, Take
 from ..steps.step import (
     Allocate,
     BindSize,
     CallLibrary,
     CheckLayout,
+    HostStep,
     LimitMemory,
     MakeView,
     Return,
-    Step,
 )
 from .body import Body
 from .calls import GATHER, Calls
@@ -118,7 +118,7 @@ class _Emitter(Calls):
             self.step(k, step)
         return self.done()
 
-    def is_idle(self, step: Step) -> bool:
+    def is_idle(self, step: HostStep) -> bool:
         """Whether a step binds a size that nothing computes with; the caller may have given None."""
         return isinstance(step, BindSize) and step.symbol not in self.symbols.values()
 
@@ -130,7 +130,7 @@ class _Emitter(Calls):
         self.slots[""] = len(self.slots)
         for step in program.steps:
             match step:
-                case Allocate(name) | MakeView(name) | Place(name):
+                case Allocate(name) | MakeView(name) | PointTo(name):
                     name = _again(name) if name in self.slots else name
                     self.slots[name] = len(self.slots)
                 case CallLibrary(node, _, over) if not over:
@@ -140,7 +140,7 @@ class _Emitter(Calls):
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def step(self, at: int, step: Step) -> None:
+    def step(self, at: int, step: HostStep) -> None:
         match step:
             case Take(names):
                 self.taken = step
@@ -155,7 +155,7 @@ class _Emitter(Calls):
             case DropArena():
                 if at <= self.frame.end and self.arena is not None and not _is_on_stack(self.arena):
                     self.drop("")
-            case Place(name, base, offset):
+            case PointTo(name, base, offset):
                 self.place(name, base, offset)
             case Allocate(name):
                 self.bind(name, name)

@@ -16,18 +16,18 @@ from ...kernel import EmitError
 from ..steps.ops import nests, returns_sequence
 from ..steps.program import HostProgram
 from ..steps.resolve import each, every, with_sizes
-from ..steps.resolved import DropArena, Forget, HoldArena, Let, LookAt, Place, Pointer, Rename, RunKernel, Take
+from ..steps.resolved import DropArena, Forget, HoldArena, Let, LookAt, Pointer, PointTo, Rename, RunKernel, Take
 from ..steps.step import (
     Allocate,
     BindSize,
     CallLibrary,
     CheckLayout,
+    HostStep,
     Item,
     LimitMemory,
     MakeView,
     Repeat,
     Return,
-    Step,
 )
 from .words import Words
 
@@ -56,7 +56,7 @@ class HostFunction:
 
     name: str
     arguments: tuple[str, ...]
-    step: Step
+    step: HostStep
     results: tuple[str, ...]
     addresses: frozenset[str] = frozenset()
 
@@ -94,7 +94,7 @@ class _Printer(Words):
         text = "\n".join(self.lines) + "\n"
         return HostText(text, self.ops, {v: n for n, v in self.constants.items()})
 
-    def step(self, step: Step) -> None:
+    def step(self, step: HostStep) -> None:
         match step:
             case Take():
                 self.take(step)
@@ -109,7 +109,7 @@ class _Printer(Words):
                 self.line(f"{self.arena[1]} = {self.arena[0]}.data_ptr()")
             case DropArena():
                 self.line(f"del {self.arena[0]}")
-            case Place(name, base, offset):
+            case PointTo(name, base, offset):
                 text = self.size(offset)
                 where = self.name(base) if base else self.arena[1]
                 self.line(f"{self.name(name)} = {where}{'' if text == '0' else f' + {text}'}")

@@ -14,7 +14,7 @@ import sympy
 from ....ir.expr.symbols import SymbolTable
 from ....ir.graph.graph import TensorType
 from .resolved import RunKernel
-from .step import CallLibrary, Launch, Repeat, Step
+from .step import CallLibrary, HostStep, Launch, Repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class HostProgram:
     name: str
     arguments: tuple[str, ...]
     inputs: Mapping[str, TensorType]
-    steps: tuple[Step, ...]
+    steps: tuple[HostStep, ...]
     symbols: tuple[sympy.Symbol, ...] = ()
     peaks: tuple[sympy.Expr, ...] = ()
     arena: Arena | None = None
@@ -68,7 +68,7 @@ class HostProgram:
         given = (kind.device for kind in self.inputs.values())
         return tuple(dict.fromkeys((*given, *(d for step, _ in self.every_step() for d in step.facts.devices))))
 
-    def every_step(self) -> Iterator[tuple[Step, int]]:
+    def every_step(self) -> Iterator[tuple[HostStep, int]]:
         """Each step as it is written, those that repeat once, and how often it runs."""
         for step in self.steps:
             if isinstance(step, Repeat):
@@ -76,7 +76,7 @@ class HostProgram:
             else:
                 yield step, 1
 
-    def numbered(self) -> Iterator[tuple[range, Step]]:
+    def numbered(self) -> Iterator[tuple[range, HostStep]]:
         """The steps with their numbers, of which a loop has as many as steps."""
         at = 0
         for step in self.steps:

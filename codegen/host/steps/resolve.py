@@ -13,30 +13,32 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from .program import HostProgram, least_memory
-from .resolved import DropArena, Forget, HoldArena, Let, LookAt, Place, Pointer, Rename, Row, RunKernel, Take
+from .resolved import DropArena, Forget, HoldArena, Let, LookAt, Pointer, PointTo, Rename, Row, RunKernel, Take
 from .step import (
     Allocate,
     BindSize,
     CallLibrary,
     CheckLayout,
     Free,
+    HostStep,
     Item,
     Launch,
     MakeView,
     Repeat,
     Return,
     Reuse,
-    Step,
     WriteOver,
 )
 
 
 def resolve(program: HostProgram) -> HostProgram:
-    """The program with resolved steps, in the same order, and without an arena beside them."""
+    """The program with resolved steps, in the same order, and without an arena beside them; itself where they are."""
+    if isinstance(program.steps[0], Take):
+        return program
     return replace(program, steps=tuple(_Resolver(program).run()), arena=None, begins=())
 
 
-def with_sizes(steps: Iterable[Step], known: dict[sympy.Basic, str] | None = None) -> Iterator[Step]:
+def with_sizes(steps: Iterable[HostStep], known: dict[sympy.Basic, str] | None = None) -> Iterator[HostStep]:
     """Resolved steps, each behind the sizes that it is the first to compute with."""
     known = {} if known is None else known
     for step in steps:
@@ -70,7 +72,7 @@ class _Resolver:
     items: dict[str, Item] = field(default_factory=dict)
     gpu: str = ""
 
-    def run(self) -> Iterator[Step]:
+    def run(self) -> Iterator[HostStep]:
         steps = [s for s, _ in self.program.every_step()]
         devices = {s.device for s in steps if isinstance(s, Launch)} - {"cpu"}
         self.gpu = devices.pop() if len(devices) == 1 else ""
@@ -79,7 +81,7 @@ class _Resolver:
         yield from self.look_at_all(steps, take.least)
         yield from with_sizes(self.steps())
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[HostStep]:
         arena = self.program.arena
         for numbers, step in self.program.numbered():
             if arena is not None and arena.begin in numbers:
@@ -91,13 +93,13 @@ class _Resolver:
             if arena is not None and arena.end in numbers:
                 yield DropArena()
 
-    def repeat(self, loop: Repeat) -> Step:
+    def repeat(self, loop: Repeat) -> HostStep:
         steps = tuple(s for step in loop.steps for s in self.step(step))
         for name, names in loop.kept.items():
             self.items |= {n: Item(every(name), k) for k, n in enumerate(names)}
         return replace(loop, steps=steps)
 
-    def step(self, step: Step) -> Iterator[Step]:
+    def step(self, step: HostStep) -> Iterator[HostStep]:
         match step:
             case Allocate(name) if self.program.arena is not None and name in self.program.arena.offsets:
                 yield self.place(name, "", self.program.arena.offsets[name])
@@ -124,9 +126,9 @@ class _Resolver:
             case _:
                 yield step
 
-    def place(self, name: str, base: str, offset: sympy.Expr) -> Place:
+    def place(self, name: str, base: str, offset: sympy.Expr) -> PointTo:
         self.addresses.add(name)
-        return Place(name, base, offset)
+        return PointTo(name, base, offset)
 
     def pointer(self, name: str) -> Pointer:
         return Pointer(name, name in self.addresses)
@@ -149,7 +151,7 @@ class _Resolver:
 
     # --- arguments --------------------------------------------------------------------------------------------------
 
-    def take(self, steps: Sequence[Step]) -> Take:
+    def take(self, steps: Sequence[HostStep]) -> Take:
         """With steps that repeat, the arguments that something reads, those of the steps as lists."""
         p = self.program
         laid_out = {s.name for s in steps if isinstance(s, CheckLayout)}
@@ -167,7 +169,7 @@ class _Resolver:
         single = tuple(n for n in place if n in read and n not in self.items)
         return Take(single, tuple(place[n] for n in single), lists, self.gpu, least)
 
-    def look_at_all(self, steps: Sequence[Step], least: Mapping[str, int]) -> Iterator[Step]:
+    def look_at_all(self, steps: Sequence[HostStep], least: Mapping[str, int]) -> Iterator[HostStep]:
         """At the beginning, unless the program itself may give memory to arguments or take it."""
         calls = [s.node.target for s in steps if isinstance(s, CallLibrary)]
         if any(target.startswith("hop::") or "resize_" in target or "::set_" in target for target in calls):
@@ -180,7 +182,7 @@ class _Resolver:
             lists = {each(n): times[n] for n in found if n in times}
             yield LookAt({each(n) if n in times else n: b for n, b in found.items()}, lists, self.program.launches > 0)
 
-    def look_at(self, step: Step) -> Iterator[Step]:
+    def look_at(self, step: HostStep) -> Iterator[HostStep]:
         """Where arguments are used for the first time: whoever has freed their memory, or a part of it, is told so."""
         target = step.node.target if isinstance(step, CallLibrary) else ""
         if target.startswith("hop::") or "resize_storage" in target:

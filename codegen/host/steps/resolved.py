@@ -15,7 +15,7 @@ import sympy
 from ....ir.expr.dtypes import DType
 from ....ir.graph.graph import TensorType
 from .kernel_use import KernelUse
-from .step import Facts, Step
+from .step import Facts, HostStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Pointer:
 
 
 @dataclass(frozen=True, slots=True)
-class Take(Step):
+class Take(HostStep):
     """Take over the caller's arguments: ``names``, which lie at ``places`` (None: all of them, in their order), and by
     name in steps that repeat, the ``lists`` of places from which those take one each time, the last one first.
 
@@ -46,7 +46,7 @@ class Take(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class LookAt(Step):
+class LookAt(HostStep):
     """Raise where an argument has fewer than so many bytes of memory. ``lists`` says of how many arguments a name is
     the list; with ``kernels`` a tensor that only says how large it is has none."""
 
@@ -59,7 +59,7 @@ class LookAt(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class Let(Step):
+class Let(HostStep):
     """A size that steps behind this one compute with, under a name. Machine code has it in the register in which it is
     first computed."""
 
@@ -68,7 +68,7 @@ class Let(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class HoldArena(Step):
+class HoldArena(HostStep):
     """Memory of ``size`` bytes for what is placed in it; never more than ``bound``, where that is known."""
 
     size: sympy.Expr
@@ -84,12 +84,12 @@ class HoldArena(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class DropArena(Step):
+class DropArena(HostStep):
     """Nothing reads the arena from here on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place(Step):
+class PointTo(HostStep):
     """``name`` is the address ``offset`` bytes behind another, or in the arena where ``base`` is ""."""
 
     name: str
@@ -104,7 +104,7 @@ class Place(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class Rename(Step):
+class Rename(HostStep):
     """``name`` is what ``source`` is: an address, or a tensor. ``takes_over`` says that ``source`` stands for nothing
     behind it; else the next launch writes over it."""
 
@@ -127,7 +127,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class RunKernel(Step):
+class RunKernel(HostStep):
     """Call the code of a kernel with ``rows``, one but for code over a table, which takes the ``count`` of its calls
     before them.
 
@@ -171,7 +171,7 @@ class RunKernel(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class Forget(Step):
+class Forget(HostStep):
     """Names that stand for nothing any more; memory goes with the last name for it."""
 
     pointers: tuple[Pointer, ...]

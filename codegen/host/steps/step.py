@@ -55,7 +55,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class HostStep:
     """One step of a host program. Each kind tells of itself, so that nobody else has to know them all."""
 
     _facts: Facts | None = field(default=None, init=False, repr=False, compare=False)
@@ -70,7 +70,7 @@ class Step:
     def told(self) -> Facts:
         return Facts()
 
-    def renamed(self, name: Naming) -> Step:
+    def renamed(self, name: Naming) -> HostStep:
         """The step with its tensors and other values under other names."""
         return self
 
@@ -84,7 +84,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class BindSize(Step):
+class BindSize(HostStep):
     """``symbol`` is dimension ``dim`` of the tensor ``source``, or its stride where ``stride``; or the integer
     ``source``."""
 
@@ -100,12 +100,12 @@ class BindSize(Step):
         reads = _names((self.source,))
         return Facts(reads, reads, looks=True)
 
-    def renamed(self, name: Naming) -> Step:
+    def renamed(self, name: Naming) -> HostStep:
         return replace(self, source=_renamed(self.source, name))
 
 
 @dataclass(frozen=True, slots=True)
-class Allocate(Step):
+class Allocate(HostStep):
     """Memory for a result, not initialised."""
 
     name: str
@@ -115,12 +115,12 @@ class Allocate(Step):
         name, kind = self.name, self.type
         return Facts(makes=(name,), allocates=((name, kind),), sizes=_layout(kind), devices=(kind.device,))
 
-    def renamed(self, name: Naming) -> Step:
+    def renamed(self, name: Naming) -> HostStep:
         return replace(self, name=name(self.name))
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse(Step):
+class Reuse(HostStep):
     """``name`` takes over the memory of ``source``, which nobody reads any more and whose type is the same."""
 
     name: str
@@ -130,12 +130,12 @@ class Reuse(Step):
         name, source = self.name, self.source
         return Facts(reads=(source,), frees=(source,), makes=(name,), shares=((name, source),))
 
-    def renamed(self, name: Naming) -> Step:
+    def renamed(self, name: Naming) -> HostStep:
         return replace(self, name=name(self.name), source=name(self.source))
 
 
 @dataclass(frozen=True, slots=True)
-class WriteOver(Step):
+class WriteOver(HostStep):
     """``name`` is the memory of ``target``, an input or what dies here, that the launch after this one writes over."""
 
     name: str
@@ -144,12 +144,12 @@ class WriteOver(Step):
     def told(self) -> Facts:
         return Facts(reads=(self.target,), makes=(self.name,), shares=((self.name, self.target),))
 
-    def renamed(self, name: Naming) -> Step:
+    def renamed(self, name: Naming) -> HostStep:
         return replace(self, name=name(self.name), target=name(self.target))
 
 
 @dataclass(frozen=True, slots=True)
-class Launch(Step):
+class Launch(HostStep):
     """Run a kernel: ``tensors`` are inputs then outputs, those that are inputs once.
 
     A kernel over a table does the work of ``count`` calls: tensors and sizes are those of one call after the other.
@@ -166,12 +166,12 @@ class Launch(Step):
         wants = () if self.use.by_pointer else self.tensors
         return Facts(reads=self.tensors, wants=wants, sizes=self.sizes, devices=(self.device,))
 
-    def renamed(self, name: Naming) -> Step:
+    def renamed(self, name: Naming) -> HostStep:
         return replace(self, tensors=tuple(map(name, self.tensors)))
 
 
 @dataclass(frozen=True, slots=True)
-class CallLibrary(Step):
+class CallLibrary(HostStep):
     """Call an op (``target`` as in ``Library``) and bind its results.
 
     ``over`` is the operand in whose memory the one result is made, "" for none.
@@ -192,12 +192,12 @@ class CallLibrary(Step):
             devices=tuple(t.device for _, t in made),
         )  # fmt: skip
 
-    def renamed(self, name: Naming) -> Step:
+    def renamed(self, name: Naming) -> HostStep:
         return CallLibrary(renamed_call(self.node, name), self.comment, name(self.over) if self.over else "")
 
 
 @dataclass(frozen=True, slots=True)
-class CheckLayout(Step):
+class CheckLayout(HostStep):
     """Bring a library's result, or an argument, into the layout that the graph was compiled for, should it have
     another. ``op`` is the user's own op that gives it, whose fake kernel may have promised something else."""
 
@@ -208,12 +208,12 @@ class CheckLayout(Step):
     def told(self) -> Facts:
         return Facts(reads=(self.name,), wants=(self.name,), looks=True, sizes=_layout(self.type))
 
-    def renamed(self, name: Naming) -> Step:
+    def renamed(self, name: Naming) -> HostStep:
         return replace(self, name=name(self.name))
 
 
 @dataclass(frozen=True, slots=True)
-class MakeView(Step):
+class MakeView(HostStep):
     """``name`` looks at the memory of ``source`` from ``offset`` elements in; to autograd as well where ``tracked``."""
 
     name: str
@@ -228,12 +228,12 @@ class MakeView(Step):
             sizes=(*_layout(self.type), self.offset), devices=(self.type.device,),
         )  # fmt: skip
 
-    def renamed(self, name: Naming) -> Step:
+    def renamed(self, name: Naming) -> HostStep:
         return replace(self, name=name(self.name), source=name(self.source))
 
 
 @dataclass(frozen=True, slots=True)
-class LimitMemory(Step):
+class LimitMemory(HostStep):
     """Refuse to go on, with ``message``, where what the program is to hold at once, the greatest of ``peaks`` in bytes,
     is above ``limit``."""
 
@@ -246,7 +246,7 @@ class LimitMemory(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class Free(Step):
+class Free(HostStep):
     """Forget tensors; their memory goes with the last name for it."""
 
     names: tuple[str, ...]
@@ -254,12 +254,12 @@ class Free(Step):
     def told(self) -> Facts:
         return Facts(frees=self.names)
 
-    def renamed(self, name: Naming) -> Step:
+    def renamed(self, name: Naming) -> HostStep:
         return Free(tuple(map(name, self.names)))
 
 
 @dataclass(frozen=True, slots=True)
-class Return(Step):
+class Return(HostStep):
     """The results."""
 
     values: tuple[GraphOutput | Item, ...]
@@ -268,12 +268,12 @@ class Return(Step):
         reads = _names(self.values)
         return Facts(reads, reads, looks=True, sizes=_computed(self.values))
 
-    def renamed(self, name: Naming) -> Step:
+    def renamed(self, name: Naming) -> HostStep:
         return Return(tuple(_renamed(v, name) for v in self.values))
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat(Step):
+class Repeat(HostStep):
     """``steps`` again and again: those of one of the layers that are alike, under the names that it has there.
 
     ``taken`` are inputs of the program by their names in the steps, and ``kept`` what leaves it: what each is called
@@ -281,7 +281,7 @@ class Repeat(Step):
     which the steps or the next of these pairs set anew, and before all of them the second becomes what the third is.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[HostStep, ...]
     times: int
     taken: Mapping[str, tuple[str, ...]]
     kept: Mapping[str, tuple[str, ...]]

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import replace
 
 from .program import HostProgram
-from .step import MakeView, Return, Step
+from .step import HostStep, MakeView, Return
 
 
 def track_views(program: HostProgram) -> HostProgram:
@@ -44,7 +44,7 @@ def track_views(program: HostProgram) -> HostProgram:
     if not tracked:
         return program
 
-    def step_of(step: Step) -> Step:
+    def step_of(step: HostStep) -> HostStep:
         return replace(step, tracked=True) if isinstance(step, MakeView) and step.name in tracked else step
 
     return replace(program, steps=tuple(step_of(s) for s in program.steps))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import sympy
 
 from .program import HostProgram
-from .step import Free, Repeat, Return, Step
+from .step import Free, HostStep, Repeat, Return
 
 
 def write_out_loops(program: HostProgram) -> HostProgram:
@@ -16,7 +16,7 @@ def write_out_loops(program: HostProgram) -> HostProgram:
     if not any(isinstance(s, Repeat) for s in program.steps):
         return program
     arena = program.arena
-    writer = _Writer({} if arena is None else dict(arena.offsets))
+    writer = _LoopWriter({} if arena is None else dict(arena.offsets))
     begin = end = 0
     for numbers, step in program.numbered():
         if arena is not None and arena.begin in numbers:
@@ -31,9 +31,9 @@ def write_out_loops(program: HostProgram) -> HostProgram:
     return replace(program, steps=steps, arena=arena)
 
 
-class _Writer:
+class _LoopWriter:
     def __init__(self, offsets: dict[str, sympy.Expr]) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[HostStep] = []
         # Places in the arena.
         self.offsets = offsets
         # What names stand for now, and what leaves the program.
@@ -43,7 +43,7 @@ class _Writer:
     def name(self, name: str) -> str:
         return self.now.get(name, name)
 
-    def step(self, step: Step) -> None:
+    def step(self, step: HostStep) -> None:
         match step:
             case Repeat():
                 self.repeat(step)
@@ -70,7 +70,7 @@ class _Writer:
             self.offsets.pop(name, None)
 
 
-def _not_freed(program: HostProgram, steps: Sequence[Step]) -> tuple[list[Free], list[Free]]:
+def _not_freed(program: HostProgram, steps: Sequence[HostStep]) -> tuple[list[Free], list[Free]]:
     """Steps that forget at the beginning what nobody reads, and at the end what is left."""
     read = {name for step in steps for name in step.facts.needs}
     left = dict.fromkeys(n for n in program.inputs if n in read)

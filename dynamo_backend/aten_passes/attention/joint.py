@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ....scheduler.passes.products.chain_products import DEVICES
+from ....ir.target import has_kernels
 from ..context import AtenContext
 from .joint_match import KeptError, Site
 from .joint_write import rewrite
@@ -36,7 +36,7 @@ def recompute_scores(joint: fx.GraphModule, context: AtenContext) -> int:
         device = node.meta["val"].device.type
         on_gpu = device != "cpu" or options.target not in (None, "cpu")
         found = Site(joint.graph, node, on_gpu, draws=not options.fallback_random)
-        if device not in DEVICES or not found.scores:
+        if not has_kernels(device) or not found.scores:
             continue
         try:
             found.match()

@@ -13,7 +13,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ....scheduler.passes.products.chain_products import MAX_WIDTH, MIN_ROWS, MIN_WIDTH_GPU
+from ....scheduler.cost.attention import LEAST_WIDTH, WIDEST
+from ....scheduler.passes.products.chain_products import MIN_ROWS
 from ...tracing.hints import hint_of
 from ..loss.chunk_loss_match import base_of
 
@@ -133,10 +134,10 @@ class Site:
         self.flow()
         widths = [n.args[-2].meta["val"].shape[-1] for n in self.scores]  # type: ignore[union-attr]
         widths.append(self.readers[0].meta["val"].shape[-1])
-        least = MIN_WIDTH_GPU if self.on_gpu else 1
+        least = LEAST_WIDTH if self.on_gpu else 1
         if self.on_gpu and value.dtype is torch.float64:
             raise KeptError("float64 is not for the tensor cores")
-        if not all(isinstance(w, int) and least <= w <= MAX_WIDTH for w in widths):
+        if not all(isinstance(w, int) and least <= w <= WIDEST for w in widths):
             raise KeptError(f"heads are {', '.join(map(str, widths))} elements wide")
         few = [n for n in value.shape[-2:] if hint_of(n) < MIN_ROWS]
         if few:

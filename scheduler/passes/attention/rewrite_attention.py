@@ -8,7 +8,7 @@ Gimelshein 2018, Dao et al. 2022.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import sympy
@@ -17,8 +17,13 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import ATTENTION, SUM, lowest
 from ....ir.expr.value import Expr, Load, Select, call, cast, const, is_value, rewrite
 from ....ir.graph.graph import Compute, Graph, Library, Node, Origin, Reduction, View, uses
+from ....ir.machine import Machine
+from ....ir.target import has_kernels
+from ...context import USUAL, PassContext
+from ...cost.attention import head_widths, multiplies
 from ...facts.definitions import Definitions
 from ...facts.order import in_order
+from ...rules import Capability, can
 from ..canonical.names import fresh_name
 from ..canonical.simplify_algebra import simplify_call
 from ..products.batch_axes import BatchWriter, digits_of, split_batch
@@ -26,14 +31,9 @@ from ..products.operands import product_of
 from .attention_match import SCORES, Attention, NoAttention, match_attention
 from .plain_attention import library_call
 
-# Kinds of device that have a rule for functions of this kind.
-DEVICES: tuple[str, ...] = ("cpu", "cuda")
-# What stands whole in a tile of a GPU's kernel: the features of values, and what scores are summed over.
-GPU_WIDTHS = range(16, 257)
 
-
-def rewrite_attention(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:
-    """Rewrite every attention on one of the kinds of ``devices`` whose scores nobody else needs.
+def rewrite_attention(graph: Graph, context: PassContext = USUAL) -> Graph:
+    """Rewrite every attention whose scores nobody else needs, for targets with a rule for it.
 
     Where a softmax feeds a product and yet they stay apart, the product's ``reason`` says why.
     """
@@ -45,13 +45,13 @@ def rewrite_attention(graph: Graph, devices: Collection[str] = DEVICES) -> Graph
     taken = set(types)
     for node in graph.nodes:
         product = product_of(node)
-        if product is None or product.type.device.partition(":")[0] not in devices:
+        if product is None or not has_kernels(product.type.device):
             continue
         try:
             attention = match_attention(found, product, types)
-            if attention is None:
+            if attention is None or not can(target := context.target_of(product.type.device), Capability.ATTENTION):
                 continue
-            read = _check_alone(found, attention)
+            read = _check_alone(found, attention, target.machine)
             called = None if read else library_call(found, attention, types, taken)
             if called is not None:
                 changed[product.name] = called
@@ -73,7 +73,7 @@ def rewrite_attention(graph: Graph, devices: Collection[str] = DEVICES) -> Graph
     return in_order(graph, nodes)
 
 
-def _check_alone(found: Definitions, attention: Attention) -> list[str]:
+def _check_alone(found: Definitions, attention: Attention, machine: Machine) -> list[str]:
     """Raises NoAttention where something else than the attention needs its scores, or they are fewer than it reads.
 
     Returns the maxima and sums of its softmax, which others may need.
@@ -100,11 +100,11 @@ def _check_alone(found: Definitions, attention: Attention) -> list[str]:
     space = [attention.extents[s] for s in (a.batch, a.row, a.column) if s is not None]
     if hint(sympy.Mul(*space)) > hint(attention.first.type.numel):
         raise NoAttention("its scores are fewer than those that it reads")
-    kind = attention.product.type.device.partition(":")[0]
-    widths = [attention.extents[s] for s in (a.inner, a.feature)]
-    if kind == "cuda" and not all(w.is_Integer and int(w) in GPU_WIDTHS for w in widths):
-        raise NoAttention(f"heads of {widths[0]} and {widths[1]} elements; a tile holds 16 to 256")
-    if kind == "cuda" and attention.product.type.dtype is DType.FLOAT64:
+    wide = [attention.extents[s] for s in (a.inner, a.feature)]
+    held = head_widths(machine)
+    if held is not None and not all(w.is_Integer and int(w) in held for w in wide):
+        raise NoAttention(f"heads of {wide[0]} and {wide[1]} elements; a tile holds {held.start} to {held.stop - 1}")
+    if not multiplies(machine, attention.product.type.dtype):
         raise NoAttention("float64 is not for the tensor cores")
     inside = {n for n in seen}
     return [s for s in statistics if s in outputs or any(inside.isdisjoint(r.names) for r in found.readers(s))]

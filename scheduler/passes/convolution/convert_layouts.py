@@ -21,17 +21,12 @@ from ....ir.expr.value import Load
 from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Input, Library, Node, Origin, Reduction, Ref, TensorType, uses
 from ....ir.nest.loops import contiguous_strides
+from ....ir.target import TargetOf
+from ...context import USUAL, PassContext
+from ...cost.layouts import are_measured, channels_last_time, transposing_time
 from ...facts.convolution import FORWARD, Convolution, axes_of, convolution
 from ..canonical.names import fresh_name
 
-# One core of Zen 3 and oneDNN 3, in nanoseconds: an element of an image that the library brings into its layout or
-# back; an element of a filter, beyond what it costs with plain images, where all filters stay in the cache and where
-# they do not; an element of an image that a loop of ours reads in one layout and writes in the other. Only their ratios
-# matter.
-REORDER, FILTER, FILTER_PAST, TRANSPOSE = 1.1, 0.6, 3.5, 0.6
-CACHED = 1 << 20
-# Images of fewer channels have kernels of their own in the library, which read plain ones.
-CHANNELS = 8
 # Convolutions of images: oneDNN's are fast with channels innermost in more dimensions too, but were not measured.
 RANK = 4
 
@@ -40,13 +35,13 @@ _PLAIN, _LAST = "plain", "channels last"
 Vertex: TypeAlias = tuple[str, str]
 
 
-def convert_layouts(graph: Graph) -> Graph:
+def convert_layouts(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Give images between convolutions the layout in which all of them together take the least time."""
     types = graph.types()
-    found = {n.names[0]: c for n in graph.nodes if (c := _candidate(n, types)) is not None}
-    if not any(_cost(c, graph) < 0 for c in found.values()):
+    found = {n.names[0]: c for n in graph.nodes if (c := _candidate(n, types, context.target_of)) is not None}
+    if not any(_cost(c, graph, context.target_of) < 0 for c in found.values()):
         return graph
-    seen = _Images(graph, types, found)
+    seen = _Images(graph, types, found, context.target_of)
     images, calls = seen.cut()
     return _written(seen, images, calls) if calls else graph
 
@@ -66,23 +61,22 @@ def _layout(kind: TensorType) -> str | None:
     return _LAST if kind.strides == channels_last(kind.shape) else None
 
 
-def _candidate(node: Node, types: Mapping[str, TensorType]) -> Convolution | None:
+def _candidate(node: Node, types: Mapping[str, TensorType], target_of: TargetOf) -> Convolution | None:
     """The node as a convolution that may change: of plain images, of a kind for which both layouts were measured."""
     if not isinstance(node, Library) or node.target != FORWARD:
         return None
     c = convolution(node, types)
-    if c is None or c.transposed or c.groups != 1 or c.input.dtype is not DType.FLOAT32 or c.input.device != "cpu":
+    if c is None or c.transposed or c.groups != 1 or c.input.dtype is not DType.FLOAT32:
+        return None
+    if not are_measured(target_of(c.input.device).machine):
         return None
     return c if _layout(c.input) == _layout(c.output) == _PLAIN and c.input.shape[1] > 1 else None
 
 
-def _cost(c: Convolution, graph: Graph) -> float:
+def _cost(c: Convolution, graph: Graph, target_of: TargetOf) -> float:
     """Nanoseconds that a convolution takes longer with channels innermost."""
     weight, images = (graph.symbols.hint(n) for n in (c.weight.numel, c.input.numel + c.output.numel))
-    if c.taps == 1:
-        return 0.0  # a product of matrices, as fast on either
-    filters = weight * (FILTER if weight * c.weight.dtype.itemsize <= CACHED else FILTER_PAST)
-    return filters - (images * REORDER if c.input.shape[1] >= CHANNELS else 0.0)
+    return channels_last_time(c, weight, images, target_of(c.input.device).machine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +86,7 @@ class _Images:
     graph: Graph
     types: Mapping[str, TensorType]
     found: Mapping[str, Convolution]
+    target_of: TargetOf
 
     def cut(self) -> tuple[frozenset[str], frozenset[str]]:
         """The images that get their channels innermost, and by their results the convolutions that compute so."""
@@ -106,7 +101,7 @@ class _Images:
             known = net.edges[one, other]["capacity"] if net.has_edge(one, other) else 0.0
             net.add_edge(one, other, capacity=known + cost)
         for name, c in self.found.items():
-            cost = _cost(c, self.graph)
+            cost = _cost(c, self.graph, self.target_of)
             net.add_edge((name, "call"), _PLAIN if cost > 0 else _LAST, capacity=abs(cost))
         changed = networkx.minimum_cut(net, _LAST, _PLAIN)[1][0] - {_LAST}
         by_kind = {kind: frozenset(name for name, k in changed if k == kind) for kind in ("image", "call")}
@@ -141,7 +136,7 @@ class _Images:
                     yield (name, "image"), (node.names[0], "image"), self.transposition(name)
 
     def transposition(self, name: str) -> float:
-        return self.graph.symbols.hint(self.types[name].numel) * TRANSPOSE
+        return transposing_time(self.graph.symbols.hint(self.types[name].numel))
 
 
 def _written(found: _Images, images: frozenset[str], calls: frozenset[str]) -> Graph:

@@ -1,7 +1,7 @@
 """Open the convolutions that gain by it: a depthwise one becomes a sum over taps, which fuses like any reduction.
 
 Of a backward call each gradient is decided by itself, and the library makes the others. Which are
-decomposed is a decision by cost (``convolution_cost``); every convolution says what was decided and why.
+decomposed is a decision by cost (``cost/convolution``); every convolution says what was decided and why.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from dataclasses import replace
 from ....ir.expr.symbols import SymbolTable
 from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Graph, Library, Node, Reduction, TensorType
+from ....ir.machine import Machine
+from ....ir.target import has_kernels
+from ...context import USUAL, PassContext
+from ...cost.convolution import Part, decide, pieces_of
 from ...facts.convolution import (
     Convolution,
     Names,
@@ -23,28 +27,27 @@ from ...facts.convolution import (
 )
 from ..canonical.names import fresh_name
 from ..reduction.split_reductions import cuts_for, in_pieces
-from .convolution_cost import Direction, decide, pieces_of
 
-_GRADIENTS: tuple[tuple[Direction, Callable[[Convolution, Names, TensorType, str], list[Node]]], ...] = (
-    (Direction.INPUT, decompose_input_gradient),
-    (Direction.WEIGHT, decompose_weight_gradient),
-    (Direction.BIAS, decompose_bias_gradient),
+_GRADIENTS: tuple[tuple[Part, Callable[[Convolution, Names, TensorType, str], list[Node]]], ...] = (
+    (Part.INPUT, decompose_input_gradient),
+    (Part.WEIGHT, decompose_weight_gradient),
+    (Part.BIAS, decompose_bias_gradient),
 )
 
 
-def decompose_convolutions(graph: Graph) -> Graph:
+def decompose_convolutions(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Decide about every convolution of the graph; decompose those for which that is cheaper."""
     types = graph.types()
     taken = set(names_in(graph))
     nodes: list[Node] = []
     for node in graph.nodes:
         c = convolution(node, types)
-        if c is None:
+        if c is None or not has_kernels(c.input.device):
             nodes.append(node)
         elif c.is_backward:
-            nodes += _backward(c, taken, graph.symbols)
+            nodes += _backward(c, taken, graph.symbols, context.target_of(c.input.device).machine)
         else:
-            decision = decide(c, Direction.OUTPUT, graph.symbols)
+            decision = decide(c, Part.OUTPUT, graph.symbols, context.target_of(c.input.device).machine)
             if decision.decomposed:
                 nodes += decompose_forward(c, _names(c.node.names[0], taken), decision.reason)
             else:
@@ -53,7 +56,7 @@ def decompose_convolutions(graph: Graph) -> Graph:
     return graph if same else replace(graph, nodes=tuple(nodes))
 
 
-def _backward(c: Convolution, taken: set[str], table: SymbolTable) -> list[Node]:
+def _backward(c: Convolution, taken: set[str], table: SymbolTable, machine: Machine) -> list[Node]:
     """The gradients that are decomposed, after the call that makes the others."""
     loops: list[Node] = []
     names, types, reasons = list(c.node.names), list(c.node.types), []
@@ -61,12 +64,12 @@ def _backward(c: Convolution, taken: set[str], table: SymbolTable) -> list[Node]
         kind = types[k]
         if kind is None:
             continue
-        decision = decide(c, part, table)
+        decision = decide(c, part, table, machine)
         if not decision.decomposed:
             reasons.append(f"{part.value}: {decision.reason}")
             continue
         made = build(c, _names(names[k], taken), kind, decision.reason)
-        loops += _in_pieces(c, part, made, taken, table)
+        loops += _in_pieces(c, part, made, taken, table, machine)
         names[k], types[k] = fresh_name(f"{names[k]}_unmade", taken), None
     if all(t is None for t in types):
         return loops
@@ -76,12 +79,14 @@ def _backward(c: Convolution, taken: set[str], table: SymbolTable) -> list[Node]
     return [left, *loops]
 
 
-def _in_pieces(c: Convolution, part: Direction, made: list[Node], taken: set[str], table: SymbolTable) -> list[Node]:
+def _in_pieces(
+    c: Convolution, part: Part, made: list[Node], taken: set[str], table: SymbolTable, machine: Machine
+) -> list[Node]:
     """The nodes of a gradient, a sum over all images in pieces where a GPU has too few results to be occupied: programs
     do not combine what they sum."""
     found: list[Node] = []
     for node in made:
-        wanted = pieces_of(c, part, table)
+        wanted = pieces_of(c, part, table, machine)
         cuts = cuts_for(node.reduce_shape, wanted, table) if isinstance(node, Reduction) and wanted > 1 else []
         if isinstance(node, Reduction) and any(cut.parts != 1 for cut in cuts):
             found += in_pieces(node, cuts, taken)

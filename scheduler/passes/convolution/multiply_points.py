@@ -18,22 +18,22 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Load, call
-from ....ir.graph.facts import names_in
+from ....ir.graph.facts import names_in, places_of
 from ....ir.graph.graph import Compute, Graph, Library, Node, Reduction, Ref, TensorType, View, uses
 from ....ir.nest.loops import contiguous_strides
+from ....ir.target import TargetOf
+from ...context import USUAL, PassContext
+from ...cost.layouts import are_measured, multiplies_points
 from ...facts.convolution import Convolution, axes_of, convolution
 from ..canonical.names import fresh_name
 
-# A product for each image beat the library's call on Zen 3 and Sapphire Rapids where an image has so many elements, or
-# where its filters have so few: they stay in the nearest caches.
-ELEMENTS, FILTERS = 256, 1 << 16
 _REASON = "a convolution by single elements: a product for each image"
 
 
-def multiply_points(graph: Graph) -> Graph:
+def multiply_points(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Replace convolutions, and gradients of their images, by products of matrices where those are faster."""
     types = graph.types()
-    found = {n.names[0]: c for n in graph.nodes if (c := _points(n, types, graph)) is not None}
+    found = {n.names[0]: c for n in graph.nodes if (c := _points(n, types, graph, context.target_of)) is not None}
     shared = _seen_otherwise(graph) if any("bias" in c.names for c in found.values()) else set()
     chosen = {name: c for name, c in found.items() if "bias" not in c.names or name not in shared}
     if not chosen:
@@ -52,20 +52,20 @@ def multiply_points(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _points(node: Node, types: Mapping[str, TensorType], graph: Graph) -> Convolution | None:
+def _points(node: Node, types: Mapping[str, TensorType], graph: Graph, target_of: TargetOf) -> Convolution | None:
     """The node as a convolution of plain images by filters of one element that a product is faster for."""
     c = convolution(node, types)
     if c is None or c.transposed or c.groups != 1 or c.node.types[0] is None:
         return None
     if c.taps != 1 or any(s != 1 for s in c.stride) or any(c.padding):
         return None
-    if c.input.dtype is not DType.FLOAT32 or c.input.device != "cpu":
+    if c.input.dtype is not DType.FLOAT32 or not are_measured(target_of(c.input.device).machine):
         return None
     if any(t.strides != contiguous_strides(t.shape) for t in (c.input, c.weight, c.output, c.node.types[0])):
         return None
     hint = graph.symbols.hint
-    small = hint(c.weight.numel) <= FILTERS
-    return c if small or c.input.shape[0] == 1 or hint(_numel(c.input.shape[2:])) >= ELEMENTS else None
+    images = 1 if c.input.shape[0] == 1 else 2  # hints of sizes that vary are no ones
+    return c if multiplies_points(images, hint(_numel(c.input.shape[2:])), hint(c.weight.numel)) else None
 
 
 def _seen_otherwise(graph: Graph) -> set[str]:
@@ -74,7 +74,7 @@ def _seen_otherwise(graph: Graph) -> set[str]:
     looped: set[str] = set()
     for node in graph.nodes:
         (looped if isinstance(node, (Compute, Reduction)) else seen).update(uses(node))
-    return seen | {name for n in graph.nodes for name in n.names} - looped
+    return seen | (places_of(graph).keys() - looped)
 
 
 def _without_images(c: Convolution, taken: set[str]) -> list[Node]:

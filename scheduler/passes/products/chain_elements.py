@@ -41,20 +41,6 @@ def buffer_of(product: Product) -> str:
     return f"scores of {product.name}"
 
 
-def is_softmax(element: Expr) -> bool:
-    """Whether an exponential of scores minus something that each row or column has one of is in an element."""
-    for e in walk(element):
-        if isinstance(e, Call) and e.fn == "exp" and isinstance(e.args[0], Call) and e.args[0].fn == "sub":
-            score, shift = e.args[0].args
-            if any(_is_score(ld) for ld in loads(score)) and not any(_is_score(ld) for ld in loads(shift)):
-                return True
-    return False
-
-
-def _is_score(load: Load) -> bool:
-    return load.buffer.startswith("scores of ")
-
-
 def _along(index: Any) -> tuple[bool, bool]:
     """Whether an index moves along rows and along columns."""
     return mentions(index, ROW), mentions(index, COLUMN)
@@ -68,9 +54,20 @@ class Elements(ReadThrough):
         self.lead = lead
         self.types = types
         self.scores: dict[str, Score] = {}
+        # By which elements read scores.
+        self.buffers: set[str] = set()
 
     def ends(self, load: Load) -> bool:
-        return _is_score(load)
+        return load.buffer in self.buffers
+
+    def is_softmax(self, element: Expr) -> bool:
+        """Whether an exponential of scores minus something that each row or column has one of is in an element."""
+        for e in walk(element):
+            if isinstance(e, Call) and e.fn == "exp" and isinstance(e.args[0], Call) and e.args[0].fn == "sub":
+                score, shift = e.args[0].args
+                if any(map(self.ends, loads(score))) and not any(map(self.ends, loads(shift))):
+                    return True
+        return False
 
     def too_long(self) -> Exception:
         return NoChainError(f"it has more than {MAX_NODES} operations")
@@ -86,7 +83,7 @@ class Elements(ReadThrough):
         if isinstance(made, Compute) and everywhere and at is not None:
             before = len(self.scores)
             inside = self.expanded(self.found.moved(made.value, made.axes, at.indices))
-            if len(self.scores) > before or any(_is_score(ld) for ld in loads(inside)):
+            if len(self.scores) > before or any(map(self.ends, loads(inside))):
                 return inside
         return self.settled(load)
 
@@ -111,6 +108,7 @@ class Elements(ReadThrough):
             raise NoChainError("results of several positions make one element")
         self.scores[product.name] = Score(product, query, key, width)
         compute = kind.compute
+        self.buffers.add(buffer_of(product))
         value: Expr = Load(buffer_of(product), (*self.lead, ROW, COLUMN), compute)
         factor = a * b * product.alpha
         if factor != 1.0:

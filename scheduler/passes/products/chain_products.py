@@ -19,25 +19,25 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import SUM, WEIGHTED
 from ....ir.expr.value import Call, Cast, Expr, Load, call, cast, flops, loads, rewrite, walk
 from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorType, View, uses
+from ....ir.target import TargetOf, has_kernels
+from ...context import USUAL, PassContext
+from ...cost.attention import WIDEST, multiplies, widths
 from ...facts.definitions import Definitions
+from ...rules import Capability, can
 from ..canonical.names import fresh_name
 from ..canonical.simplify_algebra import simplify_call
 from .batch_axes import Batch, BatchWriter, split_batch
-from .chain_elements import BATCH, COLUMN, FEATURE, INNER, ROW, Elements, NoChainError, Score, buffer_of, is_softmax
+from .chain_elements import BATCH, COLUMN, FEATURE, INNER, ROW, Elements, NoChainError, Score, buffer_of
 from .chain_totals import Total, total_of
 from .operands import Product, made_of, operand, product_of
 
-# Kinds of device that have a rule for functions of this kind.
-DEVICES: tuple[str, ...] = ("cpu", "cuda")
-# What stands whole beside a tile: the widths of the operands; on GPUs no less than a matrix instruction takes.
-MAX_WIDTH, MIN_WIDTH_GPU = 256, 16
 # Fewer rows or columns fill no tile.
 MIN_ROWS = 4
 # A common part of two functions of fewer operations is computed twice.
 MIN_SHARED = 8
 
 
-def chain_products(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:
+def chain_products(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Rewrite every product with a softmax of other products' results in an operand, where those are wanted by such
     products alone. Elsewhere their ``reason`` says why they stay."""
     products = [p for n in graph.nodes if (p := product_of(n)) is not None]
@@ -50,17 +50,17 @@ def chain_products(graph: Graph, devices: Collection[str] = DEVICES) -> Graph:
     types = graph.types()
     chains: list[_ChainedProduct | Total] = []
     for node in graph.nodes:
-        chain = _sum_of_elements(found, node, types, raised, devices)
+        chain = _sum_of_elements(found, node, types, raised, context.target_of)
         if chain is not None:
             chains.append(chain)
-    refused = _refused(found, chains)
+    refused = _refused(found, chains, context.target_of)
     chains = [c for c in chains if c.name not in refused]
     changed: dict[str, list[Node]] = {
         p.name: [replace(p.node, reason=f"{p.node.reason}; stays apart: {refused[p.name]}")]
         for p in products if p.name in refused
     }  # fmt: skip
     taken = set(types)
-    for group in _groups(found, chains):
+    for group in _groups(found, chains, context.target_of):
         changed |= _ChainWriter(found, group, taken).nodes()
     if not changed:
         return graph
@@ -111,17 +111,21 @@ class _ChainedProduct:
         return tuple(self.extents[s] for s in (BATCH, ROW, COLUMN) if s in self.extents)
 
 
+def _is_taken(device: str, target_of: TargetOf) -> bool:
+    return has_kernels(device) and can(target_of(device), Capability.ATTENTION)
+
+
 def _sum_of_elements(
-    found: Definitions, node: Node, types: dict[str, TensorType], raised: set[str], devices: Collection[str]
+    found: Definitions, node: Node, types: dict[str, TensorType], raised: set[str], target_of: TargetOf
 ) -> _ChainedProduct | Total | None:
     """What a node sums, where that is made of products' results with an exponential in it."""
     if isinstance(node, Reduction):
-        there = node.types[0].device.partition(":")[0] in devices and raised.intersection(uses(node))
+        there = raised.intersection(uses(node)) and _is_taken(node.types[0].device, target_of)
         return total_of(found, node, types) if there else None
     product = product_of(node)
     if product is None or product.added is not None or not raised & {product.left, product.right}:
         return None
-    return _chain(found, product, types) if product.type.device.partition(":")[0] in devices else None
+    return _chain(found, product, types) if _is_taken(product.type.device, target_of) else None
 
 
 def _chain(found: Definitions, product: Product, types: dict[str, TensorType]) -> _ChainedProduct | None:
@@ -141,7 +145,7 @@ def _chain(found: Definitions, product: Product, types: dict[str, TensorType]) -
             element = search.expanded(Load(weights, at, kind))
         except NoChainError:
             continue
-        if not search.scores or not is_softmax(element):
+        if not search.scores or not search.is_softmax(element):
             continue
         where = (*lead, *((FEATURE, COLUMN) if transposed else (COLUMN, FEATURE)))
         value = operand(here, Load(values, where, kind))
@@ -169,18 +173,17 @@ def _exponentials(graph: Graph) -> set[str]:
 # --- which of them ----------------------------------------------------------------------------------------------------
 
 
-def _refused(found: Definitions, chains: list[_ChainedProduct | Total]) -> dict[str, str]:
+def _refused(found: Definitions, chains: list[_ChainedProduct | Total], target_of: TargetOf) -> dict[str, str]:
     """The products that have to stay as they are, and why."""
     refused: dict[str, str] = {}
     hint = found.graph.symbols.hint
     for c in chains:
-        widths = [*([c.extents[FEATURE]] if isinstance(c, _ChainedProduct) else ()), *(s.width for s in c.scores)]
-        on_gpu = not c.device.startswith("cpu")
-        least = MIN_WIDTH_GPU if on_gpu else 1
-        if on_gpu and c.dtype is DType.FLOAT64:
+        wide = [*([c.extents[FEATURE]] if isinstance(c, _ChainedProduct) else ()), *(s.width for s in c.scores)]
+        machine = target_of(c.device).machine
+        if not multiplies(machine, c.dtype):
             refused[c.name] = "float64 is not for the tensor cores"
-        elif not all(w.is_Integer and least <= int(w) <= MAX_WIDTH for w in widths):
-            refused[c.name] = f"operands are {', '.join(map(str, widths))} elements wide"
+        elif not all(w.is_Integer and int(w) in widths(machine) for w in wide):
+            refused[c.name] = f"operands are {', '.join(map(str, wide))} elements wide"
         elif min(hint(c.extents[ROW]), hint(c.extents[COLUMN])) < MIN_ROWS:
             refused[c.name] = "it has too few rows for tiles of them"
     known = {c.name: c for c in chains}
@@ -194,8 +197,9 @@ def _refused(found: Definitions, chains: list[_ChainedProduct | Total]) -> dict[
                 if other is not None:
                     fresh[c.name] = f"{other} needs what is made of {s.product.name}"
         left = [c for c in chains if c.name not in refused]
-        for group in _groups(found, left):
-            if all(isinstance(c, Total) for c in group) and group[0].device.startswith("cpu"):
+        for group in _groups(found, left, target_of):
+            shared = can(target_of(group[0].device), Capability.SHARED_TOTALS)
+            if shared and all(isinstance(c, Total) for c in group):
                 fresh |= dict.fromkeys((c.name for c in group), "no product takes up the same tiles")
         if not fresh:
             return refused
@@ -220,14 +224,16 @@ def _other_reader(found: Definitions, name: str, allowed: Collection[str]) -> st
     return None
 
 
-def _groups(found: Definitions, chains: list[_ChainedProduct | Total]) -> Iterator[list[_ChainedProduct | Total]]:
+def _groups(
+    found: Definitions, chains: list[_ChainedProduct | Total], target_of: TargetOf
+) -> Iterator[list[_ChainedProduct | Total]]:
     """Chains over the same tiles, none of which needs the result of another."""
     left = list(chains)
     while left:
         group = [left.pop(0)]
         for c in list(left):
             same = (
-                _may_share(c, group)
+                _may_share(c, group, target_of)
                 and c.space == group[0].space
                 and {(s.query, s.key) for s in c.scores} & {(s.query, s.key) for g in group for s in g.scores}
             )
@@ -237,13 +243,14 @@ def _groups(found: Definitions, chains: list[_ChainedProduct | Total]) -> Iterat
         yield group
 
 
-def _may_share(c: _ChainedProduct | Total, group: list[_ChainedProduct | Total]) -> bool:
-    """Whether a sum may be of one function with some, where their tiles are the same: totals are functions of their own
-    on GPUs, and of one function over the same parts of the batch."""
+def _may_share(c: _ChainedProduct | Total, group: list[_ChainedProduct | Total], target_of: TargetOf) -> bool:
+    """Whether a sum may be of one function with some, where their tiles are the same: totals are of one function over
+    the same parts of the batch, for targets with a rule for that, and functions of their own elsewhere."""
     totals = [t for t in (c, *group) if isinstance(t, Total)]
     if not totals:
         return True
-    return c.device.startswith("cpu") and all((t.kept, t.over) == (totals[0].kept, totals[0].over) for t in totals)
+    shared = can(target_of(c.device), Capability.SHARED_TOTALS)
+    return shared and all((t.kept, t.over) == (totals[0].kept, totals[0].over) for t in totals)
 
 
 # --- the nodes --------------------------------------------------------------------------------------------------------
@@ -263,7 +270,7 @@ class _ChainWriter:
         values = [v for c in self.group for v in c.values]
         values += [v for c in self.group for s in c.scores for v in (s.query, s.key)]
         first = self.group[0]
-        extents = {**first.extents, INNER: sympy.Integer(MAX_WIDTH), FEATURE: sympy.Integer(MAX_WIDTH)}
+        extents = {**first.extents, INNER: sympy.Integer(WIDEST), FEATURE: sympy.Integer(WIDEST)}
         axis = BATCH if BATCH in first.extents else None
         batch = split_batch(self.found.graph.symbols, axis, extents, values)
         self.frame = BatchWriter(self.found.graph, batch, first.device)

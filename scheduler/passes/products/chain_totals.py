@@ -19,7 +19,7 @@ from ....ir.expr.value import Cast, Expr, Load, cast, is_value
 from ....ir.graph.graph import Node, Reduction, TensorType, View
 from ...facts.definitions import Definitions
 from .batch_axes import BatchWriter, digits_of
-from .chain_elements import BATCH, COLUMN, ROW, Elements, NoChainError, Score, is_softmax
+from .chain_elements import BATCH, COLUMN, ROW, Elements, NoChainError, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def total_of(found: Definitions, node: Reduction, types: dict[str, TensorType]) 
             element = search.expanded(moved)
         except NoChainError:
             continue
-        if search.scores and is_softmax(element):
+        if search.scores and search.is_softmax(element):
             kept = tuple(digits[a] for a in node.axes[:-2])
             over = tuple(digits[a] for a in node.reduce_axes)
             order = (ROW, COLUMN) if row == first else (COLUMN, ROW)

@@ -16,9 +16,8 @@ from ....ir.expr.value import Expr, Load, call, cast, const, rewrite, substitute
 from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorType
 from ....ir.nest.loops import contiguous_strides
-from ...context import USUAL, Context
-from ...cost.contraction_cpu import decide_cpu
-from ...cost.contraction_gpu import decide_gpu
+from ...context import USUAL, PassContext
+from ...cost.contraction import decide_product
 from ...facts.contraction import R0, Decision, LibraryProduct, Products
 from ...facts.digits import refine
 from ..canonical.names import fresh_name
@@ -27,9 +26,9 @@ from ..reduction.split_reductions import exact_cuts, in_pieces
 from .stream_k import dealt
 
 
-def decompose_contractions(graph: Graph, context: Context = USUAL) -> Graph:
-    """Decide about every product of a graph without dead nodes, whose reads would count; open those that are to be
-    opened."""
+def decompose_contractions(graph: Graph, context: PassContext = USUAL) -> Graph:
+    """Decide about every product of a graph without dead nodes, whose reads would count; decompose those
+    for which that is cheaper."""
     products = Products(graph)
     taken = set(names_in(graph))
     nodes: list[Node] = []
@@ -38,8 +37,8 @@ def decompose_contractions(graph: Graph, context: Context = USUAL) -> Graph:
         if product is None:
             nodes.append(node)
             continue
-        device = product.type.device
-        decision = decide_cpu(product) if device.startswith("cpu") else decide_gpu(product, context.target_of(device))
+        machine = context.target_of(product.type.device).machine
+        decision = decide_product(product, machine)
         # What passes before have to say about the call stands after its own reason.
         reason = "; ".join([decision.reason, *product.node.reason.split("; ")[1:]])
         if decision.decomposed:

@@ -17,13 +17,13 @@ from functools import reduce
 import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from ....ir.expr.dtypes import DType
 from ....ir.expr.product import factors, product_of
 from ....ir.expr.symbols import SymbolTable
-from ....ir.expr.value import Cast, Expr, IndexValue, Load, Select, call, const, free_symbols, substitute_index, symbol
-from ....ir.graph.graph import Compute, Node, Reduction, TensorType
-from ....ir.nest.loops import contiguous_strides
+from ....ir.expr.value import Cast, Expr, Select, call, const, free_symbols, substitute_index, symbol
+from ....ir.function.function import Dim
+from ....ir.graph.graph import Compute, Node, Reduction
 from ...facts.contraction import StreamK
+from ...functions.split_kernel import Split, below, combined, partial
 from ..canonical.names import fresh_name
 
 # Sums of a tile that are written out.
@@ -104,17 +104,13 @@ def dealt(node: Reduction, stream: StreamK, taken: set[str], table: SymbolTable)
         _guarded(f, place, [*mine, *(t for v, t in tails.items() if v in free_symbols(f))]) for f in factors(value)
     ]
     (name,) = (fresh_name(f"{name}_runs", taken) for name in node.names)
-    kind = node.types[0]
-    runs = Reduction(
-        (name,), (replace(kind, shape=shape, strides=contiguous_strides(shape)),), axes, (step, own),
-        (run.steps, sympy.Integer(stream.step)), node.monoid, (product_of(parts),), node.origins,
-    )  # fmt: skip
-    return [runs, _added(node, runs.types[0], name, run, stream, (rows_of, columns_of))]
+    dims = tuple(map(Dim, axes, shape))
+    split = Split(dims[:-2], (Dim(step, run.steps), Dim(own, sympy.Integer(stream.step))), place, tuple(mine))
+    runs = partial(node, (name,), split, dims[-2:], (product_of(parts),))
+    return [runs, _added(node, runs, run, stream, (rows_of, columns_of))]
 
 
-def _added(
-    node: Reduction, kind: TensorType, name: str, run: Run, stream: StreamK, grid: tuple[sympy.Expr, sympy.Expr]
-) -> Node:
+def _added(node: Reduction, runs: Reduction, run: Run, stream: StreamK, grid: tuple[sympy.Expr, sympy.Expr]) -> Node:
     """The sums of the programs that touched an element's tile, in their order; written out where they are few, so that
     an element is made of them as of anything else that is read."""
     *outer, m, n = node.axes
@@ -128,17 +124,18 @@ def _added(
     within = [] if run.touched == 1 else [sympy.expand(tile - run.tile(program))]
     lanes = [ModularIndexing(v, one, sympy.Integer(e)) for v, e in ((m, stream.rows), (n, stream.columns))]
     where = (program, *within, *lanes)
-    value = Select(_below(program, last + 1), Load(name, where, kind.dtype), const(0, kind.dtype))
+    total = combined(node, runs, [Dim(q, run.sums)], where, _below(program, last + 1))
     if not run.sums.is_Integer or int(run.sums) > MOST_WRITTEN:
-        return replace(node, reduce_axes=(q,), reduce_shape=(run.sums,), values=(value,))
+        return total
+    (value,) = total.values
     terms = [substitute_index(value, {q: sympy.Integer(j)}) for j in range(int(run.sums))]
     first_term = terms[0].if_true if isinstance(terms[0], Select) else terms[0]  # a tile has a first program
-    total = reduce(lambda a, b: call("add", a, b), terms[1:], first_term)
-    return Compute(node.names[0], node.types[0], node.axes, total, node.origins)
+    sums = reduce(lambda a, b: call("add", a, b), terms[1:], first_term)
+    return Compute(node.names[0], node.types[0], node.axes, sums, node.origins)
 
 
 def _below(index: sympy.Expr, limit: sympy.Expr) -> Expr:
-    return call("lt", IndexValue(sympy.expand(index), DType.INT64), IndexValue(sympy.expand(limit), DType.INT64))
+    return below(sympy.expand(index), sympy.expand(limit))
 
 
 def _guarded(factor: Expr, place: dict[sympy.Symbol, sympy.Expr], conditions: list[Expr]) -> Expr:

@@ -21,19 +21,18 @@ from ....ir.expr.monoid import LOGSUMEXP, MAX, SUM
 from ....ir.expr.value import Call, Const, Expr, Load, call, cast, const, free_symbols, loads, substitute_index
 from ....ir.graph.facts import names_in, places_of
 from ....ir.graph.graph import Compute, Graph, Node, Reduction, View
+from ....ir.machine import Machine
+from ...context import USUAL, PassContext
+from ...cost.programs import is_split
+from ...cost.rows import cache, held_elements
 from ...facts.definitions import Definitions
-from ...fusion.group import FEW_ROWS, MANY_ELEMENTS
 from ..canonical.names import fresh_name
 
-# Elements of a row that stay in the registers of one program of a GPU: a second visit of them costs nothing.
-REGISTERS = 32768
-# Bytes of a row past which a CPU does not find it in its second-level cache any more.
-CACHE = 512 << 10
 # So many nodes between a sum and the reductions that it waits for are looked at.
 DEPTH = 64
 
 
-def rewrite_logsumexp(graph: Graph, always: bool = False) -> Graph:
+def rewrite_logsumexp(graph: Graph, context: PassContext = USUAL, always: bool = False) -> Graph:
     """Rewrite the sums of exponentials for which one visit of a row is worth more than an exponential an element;
     with ``always`` all of them."""
     if not any(_sums(n) for n in graph.nodes):
@@ -46,7 +45,9 @@ def rewrite_logsumexp(graph: Graph, always: bool = False) -> Graph:
             continue
         assert isinstance(node, Reduction)
         parts = _TermReader(found, node).parts()
-        if parts is None or not (always or _is_worth(found, node, parts)):
+        if parts is None or not (
+            always or _is_worth(found, node, parts, context.target_of(node.types[0].device).machine)
+        ):
             continue
         top = _maximum(found, node, parts)
         if not isinstance(parts.weight, Const) and not _is_below(found, node, parts, top):
@@ -188,18 +189,18 @@ def _is_exact(factor: bool | int | float) -> bool:
     return abs(math.frexp(factor)[0]) == 0.5 and 2**-32 < abs(factor) < 2**32
 
 
-def _is_worth(found: Definitions, node: Reduction, parts: _Parts) -> bool:
+def _is_worth(found: Definitions, node: Reduction, parts: _Parts, machine: Machine) -> bool:
     """Whether a row does not stay near the arithmetic units, or is cut in pieces that programs or threads share."""
     hint = found.graph.symbols.hint
     elements, rows = hint(sympy.Mul(*node.reduce_shape)), hint(node.types[0].numel)
     along = [ld for ld in loads(parts.score) if not free_symbols(ld).isdisjoint(node.reduce_axes)]
     tensors = {found.base(ld).buffer: ld.dtype.itemsize for ld in along}
-    if node.types[0].device.startswith("cpu"):
-        return elements * sum(tensors.values()) > CACHE and _is_spread(found, node, elements)
-    if rows < FEW_ROWS and elements >= MANY_ELEMENTS:
+    if not machine.is_gpu:
+        return elements * sum(tensors.values()) > cache(machine) and _is_spread(found, node, elements)
+    if is_split(machine, rows, elements):
         return True
     known = all(n.is_Integer for n in node.reduce_shape)
-    return not known or elements * max(len(tensors), 1) > REGISTERS
+    return not known or elements * max(len(tensors), 1) > held_elements(machine)
 
 
 def _is_spread(found: Definitions, node: Reduction, elements: int) -> bool:

@@ -10,54 +10,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from ....ir.expr.dtypes import DType
 from ....ir.expr.symbols import SymbolTable
-from ....ir.expr.value import Expr, IndexValue, Load, Select, call, substitute_index, symbol
+from ....ir.expr.value import symbol
+from ....ir.function.function import Dim
 from ....ir.graph.facts import names_in
-from ....ir.graph.graph import Graph, Node, Reduction, TensorType
-from ....ir.nest.loops import contiguous_strides
+from ....ir.graph.graph import Graph, Node, Reduction
+from ....ir.target import TargetOf
+from ...context import USUAL, PassContext
+from ...cost.programs import pieces_of_sum
+from ...functions.split_kernel import Cut, combined, numbered, partial, split_axes, whole
+from ...rules import Capability, can
 from ..canonical.names import fresh_name
 
-# Programs that occupy a GPU: about four for each of its multiprocessors.
-PROGRAMS = 512
-# A piece has at least so many elements, and fewer pieces than that are not worth a second kernel.
-PIECE, FEWEST = 4096, 8
 # Pieces of contiguous memory start at multiples of this, so that their loads are as wide as those of the whole.
 ALIGNMENT = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A reduced axis in two: ``parts`` pieces of ``size`` iterations; ``is_exact`` where no piece has a tail."""
-
-    parts: sympy.Expr
-    size: sympy.Expr
-    is_exact: bool
-
-
-def split_reductions(graph: Graph) -> Graph:
+def split_reductions(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Split the reductions on GPUs that have too few results to occupy one."""
     taken = set(names_in(graph))
     nodes: list[Node] = []
     for node in graph.nodes:
-        cuts = _cuts(node, graph.symbols) if isinstance(node, Reduction) else []
+        cuts = _cuts(node, graph.symbols, context.target_of) if isinstance(node, Reduction) else []
         nodes += in_pieces(node, cuts, taken) if isinstance(node, Reduction) and cuts else [node]
     return graph if len(nodes) == len(graph.nodes) else replace(graph, nodes=tuple(nodes))
 
 
-def _cuts(node: Reduction, table: SymbolTable) -> list[Cut]:
+def _cuts(node: Reduction, table: SymbolTable, target_of: TargetOf) -> list[Cut]:
     """How the outermost reduced axes are cut, a cut an axis; none where the reduction stays as it is."""
-    if not node.types[0].device.startswith("cuda") or any(c.vector for c in node.monoid.components):
+    target = target_of(node.types[0].device)
+    if can(target, Capability.SPLIT_SUMS) or any(c.vector for c in node.monoid.components):
         return []
-    rows = max(table.hint(node.types[0].numel), 1)
-    elements = table.hint(sympy.Mul(*node.reduce_shape))
-    wanted = min(PROGRAMS // rows, elements // PIECE)
-    return cuts_for(node.reduce_shape, wanted, table) if wanted >= FEWEST else []
+    wanted = pieces_of_sum(target.machine, table.hint(node.types[0].numel), table.hint(sympy.Mul(*node.reduce_shape)))
+    return cuts_for(node.reduce_shape, wanted, table) if wanted > 1 else []
 
 
 def cuts_for(shape: tuple[sympy.Expr, ...], wanted: int, table: SymbolTable) -> list[Cut]:
@@ -68,7 +58,7 @@ def cuts_for(shape: tuple[sympy.Expr, ...], wanted: int, table: SymbolTable) -> 
         if 2 * pieces >= wanted:
             break
         if pieces * table.hint(extent) <= 2 * wanted:  # all of the axis
-            cuts.append(Cut(extent, sympy.S.One, True))
+            cuts.append(whole(extent))
         else:
             cuts.append(_cut(extent, -(-wanted // pieces), ALIGNMENT if k == len(shape) - 1 else 1))
         pieces *= max(table.hint(cuts[-1].parts), 1)
@@ -112,40 +102,12 @@ def in_pieces(node: Reduction, cuts: list[Cut], taken: set[str]) -> list[Node]:
 
     The names of the pieces are added to ``taken``.
     """
-    lead = [symbol(f"i{k}") for k in range(len(cuts))]
-    axes = [symbol(f"i{k}") for k in range(len(cuts), len(cuts) + len(node.axes))]
-    moved: dict[sympy.Symbol, sympy.Expr] = dict(zip(node.axes, axes, strict=True))
-    inner: dict[sympy.Symbol, sympy.Expr] = {}
-    tails: list[tuple[sympy.Expr, sympy.Expr]] = []
-    for k, (axis, extent) in enumerate(zip(node.reduce_axes, node.reduce_shape, strict=True)):
-        if k < len(cuts) and cuts[k].size == 1:
-            moved[axis] = lead[k]
-            continue
-        own = symbol(f"r{len(inner)}")
-        inner[own] = cuts[k].size if k < len(cuts) else extent
-        moved[axis] = lead[k] * cuts[k].size + own if k < len(cuts) else own
-        if k < len(cuts) and not cuts[k].is_exact:
-            tails.append((moved[axis], extent))
-    values = tuple(substitute_index(v, moved) for v in node.values)
-    for index, extent in tails:
-        inside = call("lt", IndexValue(index, DType.INT64), IndexValue(extent, DType.INT64))
-        values = _guarded(node, inside, values)
+    over = [Dim(axis, extent) for axis, extent in zip(node.reduce_axes, node.reduce_shape, strict=True)]
+    rest = [None] * (len(over) - len(cuts))
+    split = split_axes(over, [*cuts, *rest], numbered("i"), numbered("r"))
+    kept = [Dim(symbol(f"i{len(cuts) + k}"), extent) for k, extent in enumerate(node.types[0].shape)]
+    split = split.moved(dict(zip(node.axes, (d.var for d in kept), strict=True)))
     names = tuple(fresh_name(f"{name}_pieces", taken) for name in node.names)
-    shape = tuple(c.parts for c in cuts)
-    types = tuple(_with_lead(t, shape) for t in node.types)
-    pieces = Reduction(
-        names, types, (*lead, *axes), tuple(inner), tuple(inner.values()), node.monoid, values, node.origins
-    )
-    over = tuple(symbol(f"r{k}") for k in range(len(cuts)))
-    states = tuple(Load(name, (*over, *node.axes), t.dtype) for name, t in zip(names, types, strict=True))
-    return [pieces, replace(node, reduce_axes=over, reduce_shape=shape, values=states)]
-
-
-def _guarded(node: Reduction, inside: Expr, values: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    identity = node.monoid.identity(tuple(v.dtype for v in values))
-    return tuple(Select(inside, v, e) for v, e in zip(values, identity, strict=True))
-
-
-def _with_lead(t: TensorType, lead: tuple[sympy.Expr, ...]) -> TensorType:
-    shape = (*lead, *t.shape)
-    return replace(t, shape=shape, strides=contiguous_strides(shape))
+    pieces = partial(node, names, split, kept)
+    counted = [Dim(symbol(f"r{k}"), c.parts) for k, c in enumerate(cuts)]
+    return [pieces, combined(node, pieces, counted, (*(d.var for d in counted), *node.axes))]

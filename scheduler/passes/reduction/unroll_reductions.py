@@ -15,20 +15,23 @@ import sympy
 
 from ....ir.expr.value import Select, length, loads, substitute_index, walk
 from ....ir.graph.graph import Compute, Graph, Node, Reduction, TensorType
+from ....ir.target import TargetOf
+from ...context import USUAL, PassContext
 from ...facts.evaluations import evaluations
 from ...facts.views import ViewMap, readers_of, results_of, views_of
 from ...fusion.chain import is_contraction
+from ...rules import Capability, can
 
 # So many elements at most are combined in an expression, of so many nodes at most.
 MAX_ELEMENTS, MAX_NODES = 8, 128
 
 
-def unroll_reductions(graph: Graph) -> Graph:
+def unroll_reductions(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Turn reductions of a few elements that are read as parts of joins, and by nobody else, into element-wise nodes.
 
     The order of combination is that of the elements. On GPUs, where lanes of other parts would wait, nothing is done.
     """
-    short = {n.names[0]: n for n in graph.nodes if isinstance(n, Reduction) and _is_short(n)}
+    short = {n.names[0]: n for n in graph.nodes if isinstance(n, Reduction) and _is_short(n, context.target_of)}
     if not short:
         return graph
     readers = _Readers(graph, views_of(graph), graph.types(), readers_of(graph))
@@ -38,9 +41,11 @@ def unroll_reductions(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(_unrolled(n) if n.names and n.names[0] in chosen else n for n in graph.nodes))
 
 
-def _is_short(n: Reduction) -> bool:
+def _is_short(n: Reduction, target_of: TargetOf) -> bool:
     count = sympy.Mul(*n.reduce_shape)
-    if len(n.values) != 1 or not n.types[0].device.startswith("cpu") or is_contraction(n):
+    if len(n.values) != 1 or is_contraction(n):
+        return False
+    if not can(target_of(n.types[0].device), Capability.BRANCHES):
         return False
     if not count.is_number or not 1 < count <= MAX_ELEMENTS:
         return False

@@ -14,27 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 
 import sympy
 
-from ....ir.expr.monoid import ATTENTION, SUM
 from ....ir.expr.product import weighing
-from ....ir.expr.value import Expr, Load, free_symbols, is_value, loads
+from ....ir.expr.role import Role
+from ....ir.expr.value import Expr, Load, is_value, loads
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Scope, Update, blocks
 from ....ir.target import Target
+from ...cost.cpu_kernels import TILE_KEYS, TILE_QUERIES, keys_in_registers
 from ...error import ScheduleError
 from ...primitives.analysis.tree import linear_part
 from ...schedule.schedule import Schedule
-from ..registry import Params, Rule, Value
+from ..registry import Capability, Params, Rule, Value
 from .common import merge_paths, values
-
-# Sides of a tile of scores. Queries, scores, weights and results of a tile together stay in the second-level cache.
-QUERIES = (64, 128, 32)
-KEYS = (64, 128, 32)
-# Keys (queries in the second product) that one step of the products has in registers, by two vectors of the other:
-# where there are 16 registers, and where there are the 32 that go with vectors of 64 bytes.
-REGISTERS, MORE_REGISTERS = (4, 6, 2), (8, 4, 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,87 +68,45 @@ class Roles:
 def roles(nest: LoopNest) -> Roles | None:
     """The roles in a nest as lowering left it; None where it is no attention of this form."""
     found = [b for b, _ in blocks(nest)]
-    online = [b for b in found if any(isinstance(s, Update) and s.monoid is ATTENTION for s in b.body)]
-    totals, sums = _totals(_sums(found))
-    states = online or sums
-    if len(online) > 1 or not states or not _plain(found) or any(len(b.body) != 1 for b in states):
+    by_role = {role: [b for b in found if b.role is role] for role in Role}
+    states = by_role[Role.STATE] or by_role[Role.WEIGHTED_SUM]
+    totals = by_role[Role.WEIGHT_TOTAL] if states else []
+    states = states or by_role[Role.WEIGHT_TOTAL]
+    products, edits, prologues = by_role[Role.SCORE], by_role[Role.WEIGHT], by_role[Role.ROW_TOTAL]
+    online = bool(by_role[Role.STATE])
+    if any(b.role is None for b in found) or not products or not states or not _plain(found):
         return None
     reduced = {tuple(a.var for a in b.axes_of(AxisKind.REDUCTION)) for b in states}
     if len(reduced) != 1 or len(over := next(iter(reduced))) != 1:
         return None
     (keys,) = over
     spatial = [tuple(a.var for a in b.axes_of(AxisKind.SPATIAL)) for b in states]
-    speaks = [_speaks(b, keys) for b in states]
-    rows = tuple(v for v in spatial[0] if v in speaks[0])
-    if any(set(rows) != own & set(at) for own, at in zip(speaks, spatial, strict=True)):
-        return None
-    others = [b for b in found if b not in states and b not in totals]
+    scored = {a.var for b in (*products, *edits) for a in b.axes_of(AxisKind.SPATIAL)}
+    rows = tuple(v for v in spatial[0] if v in scored)
     summed = {tuple(a.var for a in b.axes_of(AxisKind.REDUCTION)) for b in totals}
     if len(summed) > 1 or any(not set(over) <= set(rows) for over in summed) or (totals and online):
         return None
-    before = [b for b in others if keys in {a.var for a in b.axes}]
-    prologues = list(takewhile(lambda b: b not in before, others))
-    after = [b for b in others if b not in before and b not in prologues]
-    if any(not set(rows) <= {a.var for a in b.axes} for b in others):
+    others = [b for b in found if b not in states and b not in totals]
+    if (len(states) > 1 and online) or (prologues and (online or totals)):
         return None
-    if any(found.index(b) < found.index(states[-1]) for b in after):
+    if any(not set(rows) <= {a.var for a in b.axes} for b in (*states, *others)):
         return None
-    if any(found.index(b) > found.index(states[0]) for b in prologues) or (prologues and (online or totals)):
-        return None
-    if any(found.index(b) > found.index(states[-1]) for b in before):
-        return None
-    products = [b for b in before if b.is_reduction]
     features = {v for at in spatial for v in at if v not in rows}
+    local = {b.name for b in nest.locals}
     still = {s for b in (*products, *states) for v in _operands(b) for ld in loads(vector_of(v, features, rows))
-             if not ld.buffer.startswith("t") and keys in _moves(ld) for s in _moves(ld)}  # fmt: skip
+             if ld.buffer not in local and keys in _moves(ld) for s in _moves(ld)}  # fmt: skip
     extents = {a.var: a.extent for a in states[0].axes}
     over_rows = next(iter(summed), ())
     tiled = [v for v in rows if v not in still and v not in over_rows]
-    if not tiled or not products or any(not _is_product(b) for b in products):
+    if not tiled:
         return None
     return Roles(
-        tuple(b.name for b in products), tuple(b.name for b in before if not b.is_reduction),
-        tuple(b.name for b in states), tuple(b.name for b in after), rows,
+        tuple(b.name for b in products), tuple(b.name for b in edits),
+        tuple(b.name for b in states), tuple(b.name for b in by_role[Role.RESULT]), rows,
         max(tiled, key=lambda v: nest.symbols.hint(extents[v])), keys,
-        tuple(tuple(v for v in at if v not in rows) for at in spatial), bool(online),
+        tuple(tuple(v for v in at if v not in rows) for at in spatial), online,
         tuple(b.name for b in totals), over_rows, tuple(b.name for b in prologues),
     )  # fmt: skip
-
-
-def _sums(found: list[Block]) -> list[Block]:
-    """Sums of products with what blocks before them make at each of their terms."""
-    made: set[str] = set()
-    result = []
-    for b in found:
-        over = {a.var for a in b.axes_of(AxisKind.REDUCTION)}
-        read = {ld.buffer for ld in b.reads if over & _moves(ld)}
-        if read & made and _is_product(b):
-            result.append(b)
-        made |= {w.buffer for w in b.writes}
-    return result
-
-
-def _totals(sums: list[Block]) -> tuple[list[Block], list[Block]]:
-    """The sums of what blocks make at each of their own points, with no vector that it weighs, and the other sums; all
-    are others where there are none."""
-    totals = []
-    for b in sums:
-        (update,) = b.body
-        assert isinstance(update, Update)
-        made = [ld for ld in loads(update.values[0]) if ld.buffer.startswith("t")]
-        if all(_moves(ld) == {a.var for a in b.axes} for ld in made):
-            totals.append(b)
-    others = [b for b in sums if b not in totals]
-    return (totals, others) if others else ([], sums)
-
-
-def _speaks(state: Block, keys: sympy.Symbol) -> set[sympy.Symbol]:
-    """The axes of what a state is told for each key, which its values have not all of."""
-    (update,) = state.body
-    assert isinstance(update, Update)
-    if update.monoid is ATTENTION:
-        return {s for v in update.values[:2] for s in free_symbols(v)}
-    return {s for ld in loads(update.values[0]) if ld.buffer.startswith("t") for s in _moves(ld)}
 
 
 def vector_of(value: Expr, features: Collection[sympy.Symbol], rows: Collection[sympy.Symbol]) -> Expr:
@@ -176,17 +127,13 @@ def _moves(load: Load) -> set[sympy.Symbol]:
     return {s for i in load.indices if not is_value(i) for s in i.free_symbols}
 
 
-def _is_product(block: Block) -> bool:
-    return len(block.body) == 1 and isinstance(block.body[0], Update) and block.body[0].monoid is SUM
-
-
 def _matches(nest: LoopNest, target: Target) -> bool:
     found = roles(nest)
     return found is not None and not found.prologues
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
-    return {"queries": QUERIES, "keys": KEYS, "registers": MORE_REGISTERS if target.vector_bytes == 64 else REGISTERS}
+    return {"queries": TILE_QUERIES, "keys": TILE_KEYS, "registers": keys_in_registers(target.machine)}
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
@@ -421,4 +368,5 @@ def _innermost(schedule: Schedule, block: str, lanes: int, transposed: bool = Fa
         schedule.vectorize(vector)
 
 
-CPU_ATTENTION = Rule("cpu_attention", ("cpu",), _matches, _parameters, _apply)
+CAN = frozenset({Capability.ATTENTION, Capability.SHARED_TOTALS})
+CPU_ATTENTION = Rule("cpu_attention", ("cpu",), _matches, _parameters, _apply, can=CAN)

@@ -18,19 +18,13 @@ import sympy
 from ....ir.expr.value import Load, is_value, loads
 from ....ir.nest.loops import LoopNest, Scope, blocks
 from ....ir.target import Target
+from ...cost.cpu_kernels import ROWS_KEYS, ROWS_MOST, ROWS_PIECE, ROWS_SHARES, ROWS_SUMS, ROWS_TOGETHER
 from ...error import ScheduleError
 from ...primitives.analysis.tree import linear_part
 from ...schedule.schedule import Schedule
-from ..registry import Params, Rule, Value
+from ..registry import Capability, Params, Rule, Value
 from .attention import Roles, roles, vector_of
 from .common import merge_paths, values
-
-# More rows than these fill tiles of queries.
-MOST_ROWS = 7
-# Keys of a tile, and those whose scores are summed at a time.
-KEYS, TOGETHER = (128, 64, 256), (4, 2, 8)
-# Registers for sums of weighted values; the least keys of a piece; shares of the work for each of a team.
-SUMS, PIECE, SHARES = 8, 512, 2
 
 
 def few_rows(nest: LoopNest) -> Roles | None:
@@ -39,7 +33,7 @@ def few_rows(nest: LoopNest) -> Roles | None:
     if (
         found is None
         or found.prologues
-        or not all(nest.symbols.hint(extent) <= MOST_ROWS for extent in _extents(nest, found, _own(nest, found)))
+        or not all(nest.symbols.hint(extent) <= ROWS_MOST for extent in _extents(nest, found, _own(nest, found)))
     ):
         return None
     return found
@@ -49,12 +43,13 @@ def _own(nest: LoopNest, found: Roles) -> tuple[sympy.Symbol, ...]:
     """The row axes along which keys and values stay the same, that of the queries last."""
     state = next(b for b, _ in blocks(nest) if b.name == found.state)
     products = [b for b, _ in blocks(nest) if b.name in found.products]
+    local = {b.name for b in nest.locals}
     still = {
         s
         for b in (*products, state)
         for v in values(b.body[0])
         for ld in loads(vector_of(v, found.width, found.rows))
-        if not ld.buffer.startswith("t") and found.keys in _moves(ld)
+        if ld.buffer not in local and found.keys in _moves(ld)
         for s in _moves(ld)
     }
     return (*(v for v in found.rows if v not in still and v != found.queries), found.queries)
@@ -82,18 +77,18 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     heads = hint(sympy.Mul(*_extents(nest, found, tuple(v for v in found.rows if v not in own))))
     (keys,) = _extents(nest, found, (found.keys,))
     return {
-        "keys": KEYS,
-        "together": TOGETHER,
+        "keys": ROWS_KEYS,
+        "together": ROWS_TOGETHER,
         "piece": tuple(dict.fromkeys((_piece(hint(keys), max(heads, 1), target), 0))),
     }
 
 
 def _piece(count: int, heads: int, target: Target) -> int:
     """The least keys of a piece such that heads and pieces occupy a team; 0 where heads alone do."""
-    team = SHARES * target.cores
-    if target.cores == 1 or heads >= team or count < 2 * PIECE:
+    team = ROWS_SHARES * target.cores
+    if target.cores == 1 or heads >= team or count < 2 * ROWS_PIECE:
         return 0
-    return -(-count // min(-(-team // heads), count // PIECE))
+    return -(-count // min(-(-team // heads), count // ROWS_PIECE))
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
@@ -184,7 +179,7 @@ def _weighted(schedule: Schedule, block: str, found: Roles, own: tuple[sympy.Sym
     rows, copies = _rows(schedule, block, found, own)
     (wide,) = _inside(schedule, block, found.width[-1])
     queries = int(schedule.extent(copies[0])) if copies else 1
-    outer, vector = _split(schedule, wide, max(SUMS // queries, 1) * lanes)
+    outer, vector = _split(schedule, wide, max(ROWS_SUMS // queries, 1) * lanes)
     rest = [x for x in _alone(schedule, block) if x not in (vector, *outer, *rows, *copies)]
     schedule.reorder(*rows, *outer, *rest, *copies, vector)
     for x in copies:
@@ -278,4 +273,6 @@ def _lies_along(schedule: Schedule, block: str, axis: sympy.Symbol) -> bool:
     return False
 
 
-CPU_ATTENTION_ROWS = Rule("cpu_attention_rows", ("cpu",), _matches, _parameters, _apply)
+CPU_ATTENTION_ROWS = Rule(
+    "cpu_attention_rows", ("cpu",), _matches, _parameters, _apply, can=frozenset({Capability.SPLIT_KEYS})
+)

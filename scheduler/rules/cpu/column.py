@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from ....ir.nest.hints import CASCADE, CHAIN, HOLD
 from ....ir.nest.loops import Block, LoopNest, Update
 from ....ir.target import Target
+from ...cost.cpu_kernels import COLUMN_ROWS_HELD, TRANSPOSED_TILE
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse, reads_results
 from ..registry import Params, Rule, Value
 from .common import (
-    TILE,
     best_vector,
     choose_width,
     cut_rows,
@@ -26,9 +26,6 @@ from .common import (
     run_length,
     tile_lanes,
 )
-
-# Rows that are added to accumulators while these are in registers.
-HELD = 4
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -136,8 +133,8 @@ def lanes_inside(
     if inner and tile:
         *rest, last = inner
         *around, wide = lanes
-        if width > TILE:
-            part, wide = schedule.split(wide, [None, TILE])
+        if width > TRANSPOSED_TILE:
+            part, wide = schedule.split(wide, [None, TRANSPOSED_TILE])
             around.append(part)
         elements, element = schedule.split(last, [None, tile])
         schedule.reorder(*outer, *around, *rest, elements, wide, element)
@@ -150,9 +147,9 @@ def lanes_inside(
         if is_sum_of_sums:
             outside, run = schedule.split(run, [None, run_length(schedule, run, 1)])
             rest.append(outside)
-        many = schedule.nest.symbols.hint(schedule.extent(run)) >= 4 * HELD
+        many = schedule.nest.symbols.hint(schedule.extent(run)) >= 4 * COLUMN_ROWS_HELD
         if many and len(lanes) > 1 and all(_is_wide(schedule.block(b)) for b in together):
-            run, held = schedule.split(run, [None, HELD])
+            run, held = schedule.split(run, [None, COLUMN_ROWS_HELD])
             lanes.insert(-1, held)
             schedule.unroll(held)
             schedule.annotate(held, CHAIN, True)

@@ -12,25 +12,16 @@ from ....ir.expr.value import Call, Const, Expr, IndexValue, Load, children, flo
 from ....ir.nest.hints import CASCADE
 from ....ir.nest.loops import AxisKind, Block, Loop, LoopKind, LoopNest, Scope, Store, Update, blocks
 from ....ir.target import Target
+from ...cost.cpu_kernels import HEAVY_FLOPS, LEAST_IN_FLIGHT, LINE, TRANSPOSED_LANES, TRANSPOSED_TILE
 from ...error import ScheduleError
 from ...primitives.analysis.dependence import scanned
 from ...primitives.analysis.tree import blocks_under
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape
 
-# Operations on an element from which mathematics, not memory, sets the pace.
-HEAVY = 24
 UNROLLS = (4, 2, 8, 1)
-# Registers that a reduction of little work keeps in flight at least, so that it does not wait for its own results.
-LIGHT = 4
 # Terms of one accumulator past which sums are made of sums, which err far less than one long sum (Higham 2002, 4.2).
 LONG = 256
-# A tile of a transposition: a cache line of the side that is read across, by half a line of the other, or by a whole
-# one where lines begin alike in all rows and a register is as long. Elsewhere stores of whole registers would each
-# begin a line that nobody has asked for, in as many rows.
-TILE = 16
-TILE_LANES = 8
-LINE = 64
 _QUOTIENTS = frozenset(("floordiv", "remainder", "truncdiv", "fmod"))
 
 
@@ -42,7 +33,7 @@ def unroll_values(nest: LoopNest, target: Target) -> Mapping[str, tuple[int, ...
     """
     if target.is_amd:
         return {"unroll": (1, 2, 4, 8)}
-    heavy = max((cost(b) for b, _ in blocks(nest)), default=0) >= HEAVY
+    heavy = max((cost(b) for b, _ in blocks(nest)), default=0) >= HEAVY_FLOPS
     return {"unroll": (2, 4, 1, 8) if heavy else UNROLLS}
 
 
@@ -179,8 +170,8 @@ def vectorize_innermost(
             continue
         innermost = schedule.loop(loops[-1])
         if innermost.kind is LoopKind.SERIAL and not any(isinstance(n, Loop) for n in innermost.body):
-            light = schedule.block(block).is_reduction and cost(schedule.block(block)) < HEAVY
-            vectorize_loop(schedule, loops[-1], target, max(unroll, LIGHT) if light else unroll)
+            light = schedule.block(block).is_reduction and cost(schedule.block(block)) < HEAVY_FLOPS
+            vectorize_loop(schedule, loops[-1], target, max(unroll, LEAST_IN_FLIGHT) if light else unroll)
 
 
 def parallel_roots(schedule: Schedule, target: Target) -> None:
@@ -341,9 +332,9 @@ def begins_in_lines(shape: NestShape) -> bool:
 
 
 def tile_lanes(shape: NestShape, target: Target) -> int:
-    """The lanes of a tile that is transposed in registers, of ``TILE`` elements of the other side."""
+    """The lanes of a tile that is transposed in registers, of ``TRANSPOSED_TILE`` elements of the other side."""
     native = target.lanes(lane_bytes(shape.nest))
-    return min(max(native, TILE_LANES), TILE) if begins_in_lines(shape) else TILE_LANES
+    return min(max(native, TRANSPOSED_LANES), TRANSPOSED_TILE) if begins_in_lines(shape) else TRANSPOSED_LANES
 
 
 def row_loops(shape: NestShape) -> int:

@@ -16,6 +16,7 @@ from ....ir.expr.value import Call, Expr, Select, children, index_exprs, loads, 
 from ....ir.nest.hints import TABLE
 from ....ir.nest.loops import Block, Loop, LoopNest, blocks, walk_nodes
 from ....ir.target import Target
+from ...cost.cpu_kernels import PART_TEAM
 from ...error import ScheduleError
 from ...primitives.analysis.region import at_least
 from ...primitives.analysis.tree import linear_part
@@ -28,8 +29,6 @@ from .common import cost, lane_bytes, values
 LONG, HEAVY = 4, 8
 # Parts of a nest at most, and nodes of expressions in all of them beyond those of one.
 MOST_PARTS, MOST_NODES = 32, 2048
-# Operations of a part for which a team is called, as the one loop would have called it.
-TEAM = 1 << 15
 
 Points = tuple[sympy.Expr, ...]
 
@@ -86,7 +85,7 @@ def _worthwhile(schedule: Schedule, loop: str, target: Target) -> Points:
     if any(k == 0 for _, _, k in around):  # each part has a team of its own, or none
         if TABLE.of(nest) or (not is_heavy and any(within)):
             return ()
-        if not is_heavy and min(parts) * (work + 2) < TEAM <= sum(parts) * (work + 2):
+        if not is_heavy and min(parts) * (work + 2) < PART_TEAM <= sum(parts) * (work + 2):
             return ()
     return points
 

@@ -17,6 +17,7 @@ from ....ir.expr.value import Call, IndexValue, is_value, walk
 from ....ir.nest.hints import CASCADE, CHAIN, FACTOR
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update
 from ....ir.target import Target
+from ...cost.cpu_kernels import PANEL, PANEL_ROWS, has_more_registers, sums_in_registers
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, Reach, analyse
 from ..registry import Params, Rule, Value
@@ -24,10 +25,6 @@ from .common import choose_width, is_long, merge_rows, parallel_roots, run_lengt
 
 # Packed elements of one word: as many loops at most are written out.
 MOST_PACKED = 8
-# Rows of a weight that meet a panel of sums at a time, and the vectors of a panel.
-TOGETHER, PANEL = 4, 32
-# Accumulators, where there are 16 registers and where there are 32.
-SUMS, MORE_SUMS = 12, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +121,14 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     roles = _roles(nest)
     assert roles is not None
     extents = dict(analyse(nest).rows)
-    sums = MORE_SUMS if target.vector_bytes == 64 else SUMS
+    sums = sums_in_registers(target.machine)
     rows = _together(nest, extents[roles.rows[-1]], sums) if roles.rows else 1
     # With several rows, more streams in step would evict each other from the sets of the cache. To unpack the parts of
     # a word is dearer than that, and its shuffles serve all columns. So are rows in several blocks: each is loaded anew
     # for every column, which takes half as long again where their lines begin anywhere. Accumulators of as many columns
     # as pay for it need the 32 registers that go with vectors of 64 bytes.
     many = extents[roles.rows[-1]] if roles.rows else sympy.S.One
-    again = sums == MORE_SUMS and many.is_Integer and int(many) > rows
+    again = has_more_registers(target.machine) and many.is_Integer and int(many) > rows
     columns = min(4, max(1, sums // rows)) if roles.is_across and (rows == 1 or roles.packed or again) else 1
     wide = 2 if rows * columns * 2 <= sums else 1
     return {
@@ -210,7 +207,7 @@ def _terms(
     *serial, last = [place.take(v) for v in left] or [""]
     together: list[str] = []
     if last:
-        last, *together = place.divided(last, TOGETHER)
+        last, *together = place.divided(last, PANEL_ROWS)
         for lp in together:
             schedule.unroll(lp)
             schedule.annotate(lp, CHAIN, True)

@@ -15,7 +15,7 @@ from ....ir.target import Target
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
-from ..registry import Params, Rule, Value
+from ..registry import Capability, Params, Rule, Value
 from .column import lanes_inside
 from .common import inline_cheap, parallel_roots, unroll_values, vectorize_innermost
 
@@ -72,4 +72,6 @@ def _in_pieces(schedule: Schedule, shape: NestShape, name: str, over_rows: set[s
     return [partial]
 
 
-CPU_CROSS_REDUCTION = Rule("cpu_cross_reduction", ("cpu",), _matches, _parameters, _apply)
+CPU_CROSS_REDUCTION = Rule(
+    "cpu_cross_reduction", ("cpu",), _matches, _parameters, _apply, can=frozenset({Capability.SPLIT_ROWS})
+)

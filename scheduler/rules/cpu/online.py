@@ -6,11 +6,9 @@ from collections.abc import Collection
 
 from ....ir.expr.monoid import LOGSUMEXP
 from ....ir.nest.loops import Update
+from ...cost.cpu_kernels import ONLINE_TILE
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
-
-# Elements of a tile: few enough for the first-level cache, so many that its maximum is next to nothing of the work.
-TILE = 2048
 
 
 def _is_online(schedule: Schedule, name: str) -> bool:
@@ -39,7 +37,7 @@ def in_tiles(schedule: Schedule, depth: int, only: Collection[str] | None = None
         try:
             loops = schedule.get_loops(name)[depth:]
             along = loops[0] if len(loops) == 1 else schedule.fuse(*loops)
-            tile, _ = schedule.split(along, [None, TILE])
+            tile, _ = schedule.split(along, [None, ONLINE_TILE])
             schedule.decompose_online(name, tile)
         except ScheduleError:
             continue

@@ -8,11 +8,11 @@ import sympy
 
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
+from ...cost.cpu_kernels import TRANSPOSED_TILE, VISITED_BLOCK
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
-from ..registry import Params, Rule, Value
+from ..registry import Capability, Params, Rule, Value
 from .common import (
-    TILE,
     begins_in_lines,
     best_vector,
     crosses,
@@ -24,10 +24,6 @@ from .common import (
 )
 from .concat import has_concats, partition_concats
 from .prefetch import fetch_ahead, fetch_jumps
-
-# Tiles of such rows are visited in blocks of that many elements a side: rows lie in pages of their own, of which no
-# core remembers many, and at the same places of its cache.
-_BLOCK = 64
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -82,13 +78,13 @@ def _tile(schedule: Schedule, shape: NestShape, loops: list[str], target: Target
     """
     *outer, rows, columns = loops
     lanes = tile_lanes(shape, target)
-    whole = all(schedule.nest.symbols.divisor(schedule.extent(lp)) % _BLOCK == 0 for lp in (rows, columns))
+    whole = all(schedule.nest.symbols.divisor(schedule.extent(lp)) % VISITED_BLOCK == 0 for lp in (rows, columns))
     if blocks and whole:
-        row_outer, row, row_inner = schedule.split(rows, [None, _BLOCK // TILE, TILE])
-        column_outer, column, lane = schedule.split(columns, [None, _BLOCK // lanes, lanes])
+        row_outer, row, row_inner = schedule.split(rows, [None, VISITED_BLOCK // TRANSPOSED_TILE, TRANSPOSED_TILE])
+        column_outer, column, lane = schedule.split(columns, [None, VISITED_BLOCK // lanes, lanes])
         schedule.reorder(*outer, row_outer, column_outer, row, column, row_inner, lane)
     else:
-        row_outer, row_inner = schedule.split(rows, [None, TILE])
+        row_outer, row_inner = schedule.split(rows, [None, TRANSPOSED_TILE])
         column_outer, lane = schedule.split(columns, [None, lanes])
         schedule.reorder(*outer, row_outer, column_outer, row_inner, lane)
     schedule.unroll(row_inner)
@@ -96,4 +92,4 @@ def _tile(schedule: Schedule, shape: NestShape, loops: list[str], target: Target
     return lane
 
 
-CPU_POINTWISE = Rule("cpu_pointwise", ("cpu",), _matches, _parameters, _apply)
+CPU_POINTWISE = Rule("cpu_pointwise", ("cpu",), _matches, _parameters, _apply, can=frozenset({Capability.BRANCHES}))

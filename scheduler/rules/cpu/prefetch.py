@@ -13,15 +13,9 @@ import sympy
 from ....ir.nest.hints import PREFETCH, PREFETCH_STORES
 from ....ir.nest.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, walk_nodes
 from ....ir.target import Target
+from ...cost.cpu_kernels import JUMPS, LARGE_ARRAY, PAGE
 from ...primitives.analysis.tree import blocks_under, linear_part
 from ...schedule.schedule import Schedule
-
-# What lies a page ahead is never on its way by itself.
-PAGE = 4096
-# How many jumps ahead.
-JUMPS = 8
-# Bytes of an array that no second-level cache holds together with others.
-LARGE = 1 << 20
 
 
 def gains(target: Target) -> bool:
@@ -94,7 +88,7 @@ def _is_whole(nest: LoopNest, buffer: Buffer) -> bool:
     """Whether a buffer is large and has no gaps."""
     numel = sympy.Mul(*buffer.shape)
     span = 1 + sum(((e - 1) * s for e, s in zip(buffer.shape, buffer.strides, strict=True)), sympy.S.Zero)
-    return bool(sympy.expand(span - numel) == 0) and _bytes(nest, buffer) >= LARGE
+    return bool(sympy.expand(span - numel) == 0) and _bytes(nest, buffer) >= LARGE_ARRAY
 
 
 def _bytes(nest: LoopNest, buffer: Buffer) -> int:

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
+from ...cost.cpu_kernels import SHORT_ROWS_TOGETHER
 from ...schedule.schedule import Schedule
 from ..analysis import analyse
 from ..registry import Params, Rule, Value
 from .common import inline_cheap, merge_inner, merge_rows, parallel_roots, row_loops, unroll_values, vectorize_innermost
 from .online import in_tiles, keep_states
 from .prefetch import fetch_ahead
-from .short import TOGETHER, is_short, rows_together
+from .short import is_short, rows_together
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -24,7 +25,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     found = unroll_values(nest, target)
-    return {**found, "together": (TOGETHER, 1)} if is_short(nest, target) else found
+    return {**found, "together": (SHORT_ROWS_TOGETHER, 1)} if is_short(nest, target) else found
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:

@@ -12,7 +12,7 @@ from ....ir.nest.loops import AxisKind, LoopNest, blocks
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
-from ..registry import Params, Rule, Value
+from ..registry import Capability, Params, Rule, Value
 from .column import lanes_inside, sharing
 from .common import (
     best_vector,
@@ -66,4 +66,4 @@ def _visits(shape: NestShape) -> int:
     return 2 if any(ld.buffer in reduced for b in shape.blocks for ld in b.reads) else 1
 
 
-CPU_SCAN = Rule("cpu_scan", ("cpu",), _matches, _parameters, _apply)
+CPU_SCAN = Rule("cpu_scan", ("cpu",), _matches, _parameters, _apply, can=frozenset({Capability.KEEP_ROWS}))

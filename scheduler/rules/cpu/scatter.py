@@ -14,15 +14,12 @@ import sympy
 from ....ir.expr.value import free_symbols, is_value
 from ....ir.nest.loops import AxisKind, Block, LoopNest, blocks
 from ....ir.target import Target
+from ...cost.cpu_kernels import SCATTERED_PART, SCATTERED_SHORT
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..registry import Params, Rule, Value
 from .common import lane_bytes, vectorize_loop
 
-# A thread's part of a row is at least so many bytes: whole cache lines, so that two threads seldom share one.
-_PART_BYTES = 256
-# Fewer elements side by side than a register holds are no lanes.
-_SHORT = 4
 # Iterations that are written out where there are no lanes.
 _COPIES = 4
 
@@ -65,7 +62,7 @@ def _scatter(
     elif target.cores > 1 and (free := lanes or next((a.var for a in reversed(spatial) if a.extent != 1), None)):
         # Pieces of each row, of whole cache lines.
         size = lane_bytes(nest)
-        part = max(target.lanes(size) * unroll, _PART_BYTES // size)
+        part = max(target.lanes(size) * unroll, SCATTERED_PART // size)
         if hint(schedule.extent(loops[free])) >= 2 * part:
             piece, loops[free] = schedule.split(loops[free], [None, part])
             shared = [piece]
@@ -98,7 +95,7 @@ def _try_parallel(schedule: Schedule, loop: str) -> None:
 def _lanes(nest: LoopNest, block: Block) -> sympy.Symbol | None:
     """The axis along which all that a block writes lies side by side, and no place in it is data."""
     for axis in reversed(block.axes):
-        if axis.kind is not AxisKind.SPATIAL or nest.symbols.hint(axis.extent) < _SHORT:
+        if axis.kind is not AxisKind.SPATIAL or nest.symbols.hint(axis.extent) < SCATTERED_SHORT:
             continue
         if all(_is_beside(nest, w.buffer, w.indices, axis.var) for w in block.writes):
             return axis.var

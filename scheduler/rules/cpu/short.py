@@ -11,14 +11,10 @@ import sympy
 
 from ....ir.nest.loops import LoopKind, LoopNest
 from ....ir.target import Target
+from ...cost.cpu_kernels import HEAVY_FLOPS, LEAST_IN_FLIGHT, SHORT_ROWS_TILES, SHORT_ROWS_TOGETHER
 from ...schedule.schedule import Schedule
 from ..analysis import analyse, reads_results
-from .common import HEAVY, LIGHT, best_vector, cost, lane_bytes, merge_rows, vectorize_innermost
-
-# Rows of a tile: as many as lanes of the widest registers, and a tile of some arrays stays in the first-level cache.
-TOGETHER = 16
-# Tiles for each of the cores, or there are not enough of them.
-TILES = 16
+from .common import best_vector, cost, lane_bytes, merge_rows, vectorize_innermost
 
 
 def is_short(nest: LoopNest, target: Target) -> bool:
@@ -27,11 +23,18 @@ def is_short(nest: LoopNest, target: Target) -> bool:
     if not shape.rows or len(shape.inner) != 1 or any(b.is_scan or b.is_scatter for b in shape.blocks):
         return False
     ((along, extent),) = shape.inner
-    if not extent.is_Integer or int(extent) > LIGHT * target.lanes(lane_bytes(nest)) or best_vector(shape) != along:
+    if (
+        not extent.is_Integer
+        or int(extent) > LEAST_IN_FLIGHT * target.lanes(lane_bytes(nest))
+        or best_vector(shape) != along
+    ):
         return False
-    if any(cost(b) >= HEAVY for b in shape.blocks if any(a.var == along for a in b.axes)):
+    if any(cost(b) >= HEAVY_FLOPS for b in shape.blocks if any(a.var == along for a in b.axes)):
         return False
-    many = nest.symbols.hint(shape.rows[-1][1]) >= TOGETHER and shape.row_count >= TILES * TOGETHER * target.cores
+    many = (
+        nest.symbols.hint(shape.rows[-1][1]) >= SHORT_ROWS_TOGETHER
+        and shape.row_count >= SHORT_ROWS_TILES * SHORT_ROWS_TOGETHER * target.cores
+    )
     return many and reads_results(shape)
 
 
@@ -47,4 +50,4 @@ def rows_together(schedule: Schedule, target: Target, rows: int, count: int, unr
         if len(loops) == rows + 1 and schedule.extent(loops[rows]) == sympy.Integer(count):
             if schedule.loop(loops[rows]).kind is LoopKind.SERIAL:
                 schedule.vectorize(loops[rows])
-    vectorize_innermost(schedule, target, max(unroll, LIGHT), skip=rows + 1)
+    vectorize_innermost(schedule, target, max(unroll, LEAST_IN_FLIGHT), skip=rows + 1)

@@ -8,7 +8,7 @@ from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...schedule.schedule import Schedule
 from ..analysis import analyse
-from ..registry import Params, Rule, Value
+from ..registry import Capability, Params, Rule, Value
 from .common import best_vector, cut_rows, inline_cheap, parallel_roots, unroll_values, vectorize_innermost
 from .online import in_tiles
 
@@ -45,4 +45,6 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     parallel_roots(schedule, target)
 
 
-CPU_SPLIT_REDUCTION = Rule("cpu_split_reduction", ("cpu",), _matches, _parameters, _apply)
+CPU_SPLIT_REDUCTION = Rule(
+    "cpu_split_reduction", ("cpu",), _matches, _parameters, _apply, can=frozenset({Capability.SPLIT_SUMS})
+)

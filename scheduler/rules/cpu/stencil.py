@@ -15,14 +15,12 @@ import sympy
 from ....ir.nest.hints import CHAIN
 from ....ir.nest.loops import LoopNest, Update
 from ....ir.target import Target
+from ...cost.cpu_kernels import STENCIL_SCRATCH, stencil_sums
 from ...schedule.schedule import Schedule
 from ..analysis import analyse
 from ..registry import Params, Rule, Value
 from ..stencil import Stencil, stencil
 from .common import choose_width, merge_rows, parallel_roots
-
-# Bytes of the scratch: a share of the second-level cache.
-SCRATCH = 1 << 16
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -44,8 +42,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     assert found is not None
     if _lane(nest, found) not in found.along:
         return {"block": (4, 2, 6, 8, 1), "wide": (2, 1)}
-    # As many sums in flight as two units with a latency of four ask for, where there are registers for them.
-    return {"block": (8, 4, 2, 6, 1) if target.vector_bytes >= 64 else (4, 2, 6, 8, 1), "wide": (1,)}
+    return {"block": stencil_sums(target.machine), "wide": (1,)}
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
@@ -124,7 +121,7 @@ def _strip(schedule: Schedule, found: Stencil, lanes: int) -> int:
     taps = [hint(schedule.extent(loops[t])) for t in found.taps]
     row = lanes * _size(schedule, found) * (sizes[-1] + taps[-1])
     step, reach = found.steps[-2], taps[-2]
-    rows = max((SCRATCH // max(row, 1) - reach) // step, 2 * reach, 4)
+    rows = max((STENCIL_SCRATCH // max(row, 1) - reach) // step, 2 * reach, 4)
     extent = schedule.extent(loops[found.along[-2]])
     return int(extent) if extent.is_Integer and int(extent) <= rows else rows - rows % 4
 

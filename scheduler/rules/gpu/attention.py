@@ -16,16 +16,16 @@ from ....ir.expr.value import Call, Cast, is_value
 from ....ir.nest.hints import NUM_STAGES, NUM_WARPS, OPERANDS
 from ....ir.nest.loops import LoopNest, Update, blocks
 from ....ir.target import Target
+from ...cost.attention import LEAST_WIDTH, WIDEST
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..cpu.attention import Roles, roles, vector_of
 from ..cpu.common import merge_paths, values
-from ..registry import Params, Rule, Value
+from ..registry import Capability, Params, Rule, Value
 from .common import GPUS, clamp_power, cut, fused, next_power, tile, typical
 from .fit import AttentionTile, fitting_tile
 
-# The least that the tensor cores take along an axis, and the most elements of a head; steps in flight.
-LEAST, WIDEST = 16, 256
+# Steps in flight.
 STAGES = (2, 3, 1)
 
 
@@ -52,7 +52,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
         (update,) = by_name[name].body
         if not isinstance(values(update)[0], Call) or values(update)[0].dtype is not DType.FLOAT32:
             return False
-    return all(e.is_Integer and LEAST <= int(e) <= WIDEST for e in _depths(nest, found))
+    return all(e.is_Integer and LEAST_WIDTH <= int(e) <= WIDEST for e in _depths(nest, found))
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
@@ -65,11 +65,11 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     most, wide = (128, 64) if half and widest <= 128 else (64, 64 if half else 32)
     if not half or heads * -(-queries // most) < target.cores:
         most = 64 if half else 32
-    first = AttentionTile(clamp_power(queries, LEAST, most), clamp_power(keys, LEAST, wide), 0, STAGES[0])
+    first = AttentionTile(clamp_power(queries, LEAST_WIDTH, most), clamp_power(keys, LEAST_WIDTH, wide), 0, STAGES[0])
     tile = fitting_tile(nest, target, found, first, half, lambda rows: min(max(rows // 16, 4), 8) * 32 // target.warp)
     return {
-        "queries": tuple(dict.fromkeys((tile.queries, max(tile.queries // 2, LEAST)))),
-        "keys": tuple(dict.fromkeys((tile.keys, max(tile.keys // 2, LEAST)))),
+        "queries": tuple(dict.fromkeys((tile.queries, max(tile.queries // 2, LEAST_WIDTH)))),
+        "keys": tuple(dict.fromkeys((tile.keys, max(tile.keys // 2, LEAST_WIDTH)))),
         "warps": (tile.warps, tile.warps * 2),
         "stages": tuple(dict.fromkeys((tile.stages, *STAGES))),
     }
@@ -176,7 +176,7 @@ def tile_lanes(schedule: Schedule, block: str, found: Roles, copies: Mapping[str
     if len(order) > 1:
         schedule.reorder(*order)
     for lp in order:
-        size = next_power(max(int(schedule.extent(lp)), LEAST))
+        size = next_power(max(int(schedule.extent(lp)), LEAST_WIDTH))
         _, lane = cut(schedule, lp, size)
         tile(schedule, lane)
 
@@ -187,4 +187,6 @@ def _holds_one(schedule: Schedule, loop: str, block: str) -> bool:
     ) == "serial"
 
 
-GPU_ATTENTION = Rule("gpu_attention", GPUS, _matches, _parameters, _apply)
+GPU_ATTENTION = Rule(
+    "gpu_attention", GPUS, _matches, _parameters, _apply, can=frozenset({Capability.ATTENTION, Capability.FIRST_ROWS})
+)

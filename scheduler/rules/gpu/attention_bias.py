@@ -14,23 +14,22 @@ from dataclasses import dataclass
 import sympy
 
 from ....ir.expr.dtypes import DType
-from ....ir.expr.monoid import SUM
 from ....ir.expr.product import bare, factors
+from ....ir.expr.role import Role
 from ....ir.expr.value import Load, is_value, loads
 from ....ir.nest.hints import NUM_STAGES, NUM_WARPS
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update, blocks
 from ....ir.target import Target
+from ...cost.attention import LEAST_WIDTH, WIDEST
+from ...cost.gpu_kernels import BIAS_SCORES, LONG_HEADS
 from ...cost.gpu_tiles import GROUP_ROWS
 from ...schedule.schedule import Schedule
 from ..cpu.common import merge_paths, values
 from ..registry import Params, Rule, Value
-from .attention import LEAST, WIDEST, extents_of
-from .attention_gradients import LONG_HEADS
+from .attention import extents_of
 from .common import GPUS, clamp_power, cut, fused, next_power, tile, typical
 from .fit import moved_bytes, smaller_sides
 
-# Elements of a tile of scores that a thread has in registers, of each product and of the sum.
-SCORES = 32
 # Steps in flight.
 STAGES = (2, 1, 3)
 
@@ -54,37 +53,23 @@ def _roles(nest: LoopNest) -> _BlockRoles | None:
     found = [b for b, _ in blocks(nest)]
     if any(b.predicate or not all(e.is_Symbol for e in b.bindings) for b in found):
         return None
-    totals = [b for b in found if _is_total(b)]
-    if len(totals) != 1:
+    totals = [b for b in found if b.role is Role.WEIGHT_TOTAL]
+    roles = (Role.SCORE, Role.WEIGHT, Role.WEIGHT_TOTAL, Role.RESULT)
+    if len(totals) != 1 or any(b.role not in roles for b in found):
         return None
     (total,) = totals
-    at = found.index(total)
     axes = tuple(a.var for a in total.axes_of(AxisKind.SPATIAL))
     over = tuple(a.var for a in total.axes_of(AxisKind.REDUCTION))
     grid, sides = {*axes, *over}, axes[-2:]
-    before, after = found[:at], found[at + 1 :]
-    products = [b for b in before if b.is_reduction]
+    products, edits, after = (tuple(b for b in found if b.role is role) for role in roles if role is not roles[2])
     if len(sides) != 2 or not products or any({a.var for a in b.axes} != set(axes) for b in after):
         return None
-    if any({a.var for a in b.axes if a.kind is AxisKind.SPATIAL} != grid for b in before):
+    if any({a.var for a in b.axes if a.kind is AxisKind.SPATIAL} != grid for b in (*products, *edits)):
         return None
-    for b in products:
-        if not _is_sum(b) or len(b.axes_of(AxisKind.REDUCTION)) != 1 or not _has_sides(b, sides):
-            return None
-    edits = tuple(b.name for b in before if not b.is_reduction)
-    return _BlockRoles(tuple(b.name for b in products), edits, total.name, tuple(b.name for b in after), axes, over)
-
-
-def _is_sum(block: Block) -> bool:
-    return len(block.body) == 1 and isinstance(block.body[0], Update) and block.body[0].monoid is SUM
-
-
-def _is_total(block: Block) -> bool:
-    """Whether a block sums what others make at each of its points."""
-    if not block.is_reduction or not _is_sum(block):
-        return False
-    made = [ld for ld in block.reads if ld.buffer.startswith("t")]
-    return bool(made) and all(_moves(ld) == {a.var for a in block.axes} for ld in made)
+    if any(len(b.axes_of(AxisKind.REDUCTION)) != 1 or not _has_sides(b, sides) for b in products):
+        return None
+    first, second, last = (tuple(b.name for b in part) for part in (products, edits, after))
+    return _BlockRoles(first, second, total.name, last, axes, over)
 
 
 def _has_sides(block: Block, sides: tuple[sympy.Symbol, ...]) -> bool:
@@ -107,7 +92,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
     for name in found.products:
         (depth,) = (a.extent for a in by_name[name].axes_of(AxisKind.REDUCTION))
         (update,) = by_name[name].body
-        if not depth.is_Integer or not LEAST <= int(depth) <= WIDEST:
+        if not depth.is_Integer or not LEAST_WIDTH <= int(depth) <= WIDEST:
             return False
         if values(update)[0].dtype is not DType.FLOAT32:  # type: ignore[arg-type]
             return False
@@ -121,12 +106,12 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     # Threads that multiply by themselves have the heads of both products whole in registers.
     heads = sum(map(next_power, _depths(nest, found).values()))
     slow = target.kind == "cuda" and not _halves(nest, found) and heads >= LONG_HEADS
-    first = [clamp_power(typical(nest, extents[v]), LEAST, 32 if slow else 64) for v in found.axes[-2:]]
+    first = [clamp_power(typical(nest, extents[v]), LEAST_WIDTH, 32 if slow else 64) for v in found.axes[-2:]]
     sides, stages = _fitting(nest, target, found, first)
-    warps = clamp_power(sides[0] * sides[1] // (SCORES * target.warp), 8 if slow else 4, 8)
+    warps = clamp_power(sides[0] * sides[1] // (BIAS_SCORES * target.warp), 8 if slow else 4, 8)
     return {
-        "rows": tuple(dict.fromkeys((sides[0], min(sides[0] * 2, 128), max(sides[0] // 2, LEAST)))),
-        "columns": tuple(dict.fromkeys((sides[1], min(sides[1] * 2, 128), max(sides[1] // 2, LEAST)))),
+        "rows": tuple(dict.fromkeys((sides[0], min(sides[0] * 2, 128), max(sides[0] // 2, LEAST_WIDTH)))),
+        "columns": tuple(dict.fromkeys((sides[1], min(sides[1] * 2, 128), max(sides[1] // 2, LEAST_WIDTH)))),
         "warps": tuple(dict.fromkeys((warps, 4, 8))),
         "stages": tuple(dict.fromkeys((stages, *STAGES))),
     }
@@ -134,7 +119,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
 
 def _fitting(nest: LoopNest, target: Target, found: _BlockRoles, sides: Sequence[int]) -> tuple[tuple[int, int], int]:
     """The sides, or the largest smaller ones whose operands the shared memory holds, and the steps in flight."""
-    whole = {v: next_power(max(n, LEAST)) for v, n in _depths(nest, found).items()} | dict.fromkeys(found.over, 1)
+    whole = {v: next_power(max(n, LEAST_WIDTH)) for v, n in _depths(nest, found).items()} | dict.fromkeys(found.over, 1)
     half = _halves(nest, found)
     tiles = smaller_sides(*sides)
     for stages in (STAGES[0], 1):
@@ -212,7 +197,7 @@ def _tile(schedule: Schedule, block: str, sizes: Mapping[sympy.Symbol, int]) -> 
     if len(order) > 1:
         schedule.reorder(*order)
     for loop in order:
-        _, lane = cut(schedule, loop, next_power(max(int(schedule.extent(loop)), LEAST)))
+        _, lane = cut(schedule, loop, next_power(max(int(schedule.extent(loop)), LEAST_WIDTH)))
         tile(schedule, lane)
 
 

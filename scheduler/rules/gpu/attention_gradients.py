@@ -15,20 +15,18 @@ from ....ir.expr.product import bare, factors
 from ....ir.nest.hints import NUM_STAGES, NUM_WARPS, OPERANDS
 from ....ir.nest.loops import LoopNest, Update, blocks
 from ....ir.target import Target
+from ...cost.attention import LEAST_WIDTH, WIDEST
+from ...cost.gpu_kernels import ATTENTION_WARPS, GRADIENT_SUMS, LONG_HEADS
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..cpu.attention import Roles, roles
 from ..cpu.common import values
 from ..registry import Params, Rule, Value
-from .attention import LEAST, WIDEST, copy_queries, extents_of, tile_lanes, tile_programs
+from .attention import copy_queries, extents_of, tile_lanes, tile_programs
 from .common import GPUS, clamp_power, typical
-from .fit import MOST_WARPS, AttentionTile, fitting_tile
+from .fit import AttentionTile, fitting_tile
 
-# Elements of sums that a thread has in registers beside a tile of scores and one of their gradients; steps in flight.
-SUMS = 64
 STAGES = (2, 1, 3)
-# Elements of a head from which float32 takes shorter steps.
-LONG_HEADS = 128
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -51,7 +49,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
         inside = [a.extent for a in by_name[name].axes if a.var not in found.rows]
         if any(not e.is_Integer or int(e) > WIDEST for e in inside):
             return False
-    return all(e.is_Integer and LEAST <= int(e) <= WIDEST for e in depths)
+    return all(e.is_Integer and LEAST_WIDTH <= int(e) <= WIDEST for e in depths)
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
@@ -66,18 +64,18 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     slow = target.kind == "cuda" and not half and width >= LONG_HEADS * len(found.widths)
     if slow or (target.kind == "hip" and half and len(found.widths) > 1):
         wide //= 2
-    first = AttentionTile(clamp_power(queries, LEAST, most), clamp_power(keys, LEAST, wide), 0, STAGES[0])
-    most_warps = MOST_WARPS * 32 // target.warp
+    first = AttentionTile(clamp_power(queries, LEAST_WIDTH, most), clamp_power(keys, LEAST_WIDTH, wide), 0, STAGES[0])
+    most_warps = ATTENTION_WARPS * 32 // target.warp
 
     def warps_of(rows: int) -> int:
         least = most_warps if slow else 4
-        return clamp_power(rows * width // (SUMS * target.warp), least, most_warps)
+        return clamp_power(rows * width // (GRADIENT_SUMS * target.warp), least, most_warps)
 
     tile = fitting_tile(nest, target, found, first, half, warps_of)
     rows, columns = tile.queries, tile.keys
     return {
-        "queries": tuple(dict.fromkeys((rows, min(rows * 2, 128), max(rows // 2, LEAST)))),
-        "keys": tuple(dict.fromkeys((columns, max(columns // 2, LEAST), min(columns * 2, 128)))),
+        "queries": tuple(dict.fromkeys((rows, min(rows * 2, 128), max(rows // 2, LEAST_WIDTH)))),
+        "keys": tuple(dict.fromkeys((columns, max(columns // 2, LEAST_WIDTH), min(columns * 2, 128)))),
         "warps": tuple(dict.fromkeys((tile.warps, 4, 8))),
         "stages": tuple(dict.fromkeys((tile.stages, *STAGES))),
     }

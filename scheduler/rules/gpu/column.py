@@ -12,6 +12,7 @@ import sympy
 from ....ir.nest.hints import NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
+from ...cost.gpu_kernels import COLUMN_TILE
 from ...schedule.schedule import Schedule
 from ..analysis import analyse
 from ..registry import Params, Rule, Value
@@ -31,9 +32,6 @@ from .common import (
 )
 from .row import inline_elements
 
-# Elements of a program's tile.
-TILE = 4096
-
 
 def _matches(nest: LoopNest, target: Target) -> bool:
     return column_like(analyse(nest)) and not has_scan(nest)
@@ -47,12 +45,16 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     others = typical(nest, sympy.Mul(*(e for _, e in shape.rows))) // typical(nest, extent)
     while columns > least and -(-typical(nest, extent) // columns) * others < 2 * target.cores:
         columns //= 2
-    rows = clamp_power(typical(nest, sympy.Mul(*(e for _, e in shape.inner))), 1, TILE // columns)
+    rows = clamp_power(typical(nest, sympy.Mul(*(e for _, e in shape.inner))), 1, COLUMN_TILE // columns)
     sizes = dict.fromkeys((columns, max(columns // 2, least), min(columns * 2, 256)))
     return {
         "columns": tuple(sizes),
         "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1)))),
-        "warps": (warps_for(target, TILE, 16), warps_for(target, TILE, 32), warps_for(target, TILE, 8)),
+        "warps": (
+            warps_for(target, COLUMN_TILE, 16),
+            warps_for(target, COLUMN_TILE, 32),
+            warps_for(target, COLUMN_TILE, 8),
+        ),
     }
 
 

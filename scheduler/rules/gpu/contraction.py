@@ -18,28 +18,26 @@ from ....ir.expr.value import symbol
 from ....ir.nest.hints import DESCRIPTOR, FLATTEN, INPUT_PRECISION, NUM_STAGES, NUM_WARPS, WARP_SPECIALIZE
 from ....ir.nest.loops import LoopNest, blocks
 from ....ir.target import Target
+from ...cost.gpu_kernels import (
+    PRODUCT_GROUP,
+    PRODUCT_HEAVY,
+    PRODUCT_HELD,
+    PRODUCT_RESERVED,
+    PRODUCT_WHOLE_ROW,
+    WARP_GROUP,
+)
 from ...cost.gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..contraction import Axes, ContractionNest, bytes_per_step, extent, find_contraction, run_of
 from ..cpu.common import cost, merge_rows
-from ..registry import Params, Rule, Scarce, Value
+from ..registry import Capability, Params, Rule, Scarce, Value
 from .common import GPUS, cut, fused, next_power, programs, tile, typical
 from .copies import described_operands, lasting_programs
 from .steps import loops_of, steps_of
 
-# How many elements a whole row may have to stay in one program.
-WHOLE_ROW = 256
-# Elements of results that a thread has in registers, and operations on each from which it has room for half of them.
-HELD, HEAVY = 128, 16
-# Programs in a group along the shorter way through the L2 cache.
-GROUP = 8
 # Shapes of which tuning tries other numbers of warps and stages.
 VARIED = 2
-# Warps of a program that can be given parts of its work.
-WARP_GROUP = 4
-# Shared memory that the compiler wants beside the tiles: barriers, and what it exchanges between layouts.
-RESERVED = 2048
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -49,7 +47,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
     rows, columns, summed = (typical(nest, extent(a)) for a in (c.rows, c.columns, c.summed))
     if min(rows, columns) < 2 or max(rows, columns) < LEAST or summed < LEAST:
         return False
-    if c.needs_row and (c.tiles or not (extent(c.columns).is_Integer and columns <= WHOLE_ROW)):
+    if c.needs_row and (c.tiles or not (extent(c.columns).is_Integer and columns <= PRODUCT_WHOLE_ROW)):
         return False
     return bool(_fitting(nest, target, c))
 
@@ -103,7 +101,7 @@ def _fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileSha
             continue
         # Several products keep a tile of results each, and mathematics on a tile wants registers of its own.
         held = len(c.products) * shape.rows * shape.columns
-        if held > shape.warps * 32 * (HELD if _epilogue(nest, c) < HEAVY else HELD // 2):
+        if held > shape.warps * 32 * (PRODUCT_HELD if _epilogue(nest, c) < PRODUCT_HEAVY else PRODUCT_HELD // 2):
             continue
         if _has_groups(target, c) and shape.rows < min(GROUP_ROWS, next_power(sizes[0])):
             continue
@@ -140,7 +138,7 @@ def _fit(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape, k
         each = bytes_per_step(nest, c, tiles)
         computed = sum(not p.right.is_plain or not p.left.is_plain for p in c.products)
         each_once = computed * shape.columns * step * 4
-        stages = min(shape.stages, (target.shared_bytes - RESERVED - each_once - kept) // max(each, 1))
+        stages = min(shape.stages, (target.shared_bytes - PRODUCT_RESERVED - each_once - kept) // max(each, 1))
         if target.kind == "hip":
             stages = min(stages, 2)
         if stages >= 2 or (stages == 1 and step == LEAST):
@@ -156,7 +154,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     # The best ones in other ways too: fewer steps in flight, as many threads again or half of them.
     around = [v for s in shapes[:VARIED] for v in _variants(nest, c, s)]
     texts = tuple(dict.fromkeys(map(_text, (*shapes[:6], *around))))
-    found: dict[str, tuple[Value, ...]] = {"tile": texts, "group": (GROUP, 1, 4, 16)}
+    found: dict[str, tuple[Value, ...]] = {"tile": texts, "group": (PRODUCT_GROUP, 1, 4, 16)}
     if not c.needs_row:
         found |= _copying(nest, target, c, shapes[0])
     return found
@@ -189,7 +187,7 @@ def _tiles(nest: LoopNest, c: ContractionNest, shape: TileShape) -> sympy.Expr:
 def _variants(nest: LoopNest, c: ContractionNest, shape: TileShape) -> list[TileShape]:
     """A shape with another number of stages or of warps, as far as its results fit the registers."""
     held = len(c.products) * shape.rows * shape.columns
-    most = 32 * (HELD if _epilogue(nest, c) < HEAVY else HELD // 2)
+    most = 32 * (PRODUCT_HELD if _epilogue(nest, c) < PRODUCT_HEAVY else PRODUCT_HELD // 2)
     warps = [w for w in (shape.warps * 2, shape.warps // 2) if 4 <= w <= 8 and held <= w * most]
     return [
         *(replace(shape, stages=k) for k in range(shape.stages - 1, 1, -1)),
@@ -372,4 +370,6 @@ def _divisor(schedule: Schedule, loop: str, group: int) -> int:
     return next((size for size in near if table.is_divisible(extent, size)), 1)
 
 
-GPU_CONTRACTION = Rule("gpu_contraction", GPUS, _matches, _parameters, _apply, _lighter)
+GPU_CONTRACTION = Rule(
+    "gpu_contraction", GPUS, _matches, _parameters, _apply, _lighter, can=frozenset({Capability.TILE_REDUCTIONS})
+)

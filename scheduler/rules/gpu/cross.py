@@ -10,19 +10,15 @@ import sympy
 from ....ir.nest.hints import NARROW_ROWS, NUM_WARPS
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update
 from ....ir.target import Target
-from ...fusion.cross import HALF_ROW, LONGEST_ROW, WORDS, keeps_narrow
+from ...cost.gpu_kernels import CROSS_SHORT, MOST_WARPS
+from ...cost.rows import ADDRESSES, held_words, keeps_narrow, long_row, longest_row, registers
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
 from ..registry import Params, Rule, Value
 from .common import GPUS, clamp_power, cut, fused, inner_loops, next_power, programs, tile, typical, warps_for
 
-# Elements of a tile of several short rows.
-SHORT = 2048
-MAX_WARPS = 16
 # Parts of a row that is visited part by part: what is made of one is spent before the next is made.
 PARTS = 4
-# Registers of a multiprocessor, and of a thread those that hold no element.
-REGISTERS, ADDRESSES = 65536, 48
 
 
 def _row(shape: NestShape) -> sympy.Expr:
@@ -36,7 +32,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
         bool(shape.cross)
         and all(_pieces(shape, b)[0] for b in shape.cross)
         and bool(row.is_Integer)
-        and next_power(int(row)) <= LONGEST_ROW
+        and next_power(int(row)) <= longest_row(target.machine)
     )
 
 
@@ -48,14 +44,15 @@ def _words(shape: NestShape) -> float:
     return sums + sum(b.dtype.itemsize for b in read) / 4
 
 
-def _is_narrow(shape: NestShape) -> bool:
+def _is_narrow(shape: NestShape, target: Target) -> bool:
     """Whether visits of a row begin from what was loaded, as no registers are left for what is made of it."""
     row = next_power(int(_row(shape)))
     states = sum(len(s.values) for b in shape.blocks for s in b.body if isinstance(s, Update))
     reads = {a.buffer for a in shape.accesses if not a.is_write and a.buffer.numel != _row(shape)}
     moving = [b for b in reads if any(a.step(v) != 0 for a in shape.accesses if a.buffer is b for v, _ in shape.inner)]
     words = states + sum(b.dtype.itemsize for b in moving) / 4
-    return row > HALF_ROW and row * words > WORDS and keeps_narrow(b.dtype for b in moving)
+    machine = target.machine
+    return row > long_row(machine) and row * words > held_words(machine) and keeps_narrow(b.dtype for b in moving)
 
 
 def _pieces(shape: NestShape, block: Block) -> tuple[list[sympy.Symbol], list[sympy.Symbol]]:
@@ -69,18 +66,20 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     shape = analyse(nest)
     size = next_power(int(_row(shape)))
     rows = 1
-    if size < SHORT:
+    if size < CROSS_SHORT:
         own = [a.extent for a in shape.cross[0].axes if a.kind is AxisKind.REDUCTION]
-        rows = clamp_power(min(SHORT // size, typical(nest, sympy.Mul(*own))), 1, 32)
-    warps = warps_for(target, size * rows, 16, 4, MAX_WARPS)
-    if size * rows * _words(shape) / (warps * target.warp) + ADDRESSES >= REGISTERS // (warps * target.warp):
+        rows = clamp_power(min(CROSS_SHORT // size, typical(nest, sympy.Mul(*own))), 1, 32)
+    warps = warps_for(target, size * rows, 16, 4, MOST_WARPS)
+    if size * rows * _words(shape) / (warps * target.warp) + ADDRESSES >= registers(target.machine) // (
+        warps * target.warp
+    ):
         # A thread of fewer has more registers: less is spent twice on addresses.
         warps = max(warps // 2, 4)
     found: dict[str, tuple[Value, ...]] = {
-        "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1), rows * 2 if size * rows < SHORT else rows))),
-        "warps": tuple(dict.fromkeys((warps, min(warps * 2, MAX_WARPS), max(warps // 2, 1)))),
+        "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1), rows * 2 if size * rows < CROSS_SHORT else rows))),
+        "warps": tuple(dict.fromkeys((warps, min(warps * 2, MOST_WARPS), max(warps // 2, 1)))),
     }
-    return found | {"parts": (PARTS, PARTS * 2)} if _is_narrow(shape) else found
+    return found | {"parts": (PARTS, PARTS * 2)} if _is_narrow(shape, target) else found
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
@@ -112,7 +111,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     if within is not None:
         tile(schedule, within)
     depth = 1 + sum(lp is not None for lp in (over, within))
-    narrow = _is_narrow(shape)
+    narrow = _is_narrow(shape, target)
     for elements in inner_loops(schedule, depth, merge=narrow):
         parts, lanes = cut(schedule, elements, size // int(params["parts"]) if narrow else size)
         tile(schedule, lanes)

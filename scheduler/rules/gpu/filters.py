@@ -15,16 +15,13 @@ import sympy
 from ....ir.nest.hints import APART, NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
+from ...cost.gpu_kernels import FILTER_COPIES, FILTER_MOST_LANES, FILTER_SUMS, FILTER_TERMS, FILTER_WARPS
 from ...schedule.schedule import Schedule
 from ..analysis import analyse
 from ..cpu.common import merge_rows
 from ..registry import Params, Rule, Value
 from ..stencil import Filters, filters
 from .common import GPUS, cut, fused, narrowest_bytes, next_power, programs, tile, typical
-
-# Sums that a thread keeps, terms that are written out, and neighbours that share what they load.
-SUMS, TERMS, COPIES = 80, 72, 4
-MOST_LANES, WARPS = 64, 4
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -51,7 +48,7 @@ def _kept(nest: LoopNest, found: Filters, copied: sympy.Symbol | None, each: int
     extents = _extents(nest)
     shared = [t for v, t, _ in found.windows if v == copied]
     taps = [t for t in found.taps if t not in shared] + shared
-    while len(taps) > 1 and sympy.Mul(*(extents[t] for t in taps)) * each > SUMS:
+    while len(taps) > 1 and sympy.Mul(*(extents[t] for t in taps)) * each > FILTER_SUMS:
         taps = taps[1:]
     return taps
 
@@ -67,10 +64,10 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     channel, extents = _channel(nest, found), _extents(nest)
     copied, each = _copied(found, channel), _each(nest, channel)
     taps = int(sympy.Mul(*(extents[t] for t in _kept(nest, found, copied, each))))
-    lanes = 1 if channel is None else min(next_power(typical(nest, extents[channel])), MOST_LANES)
-    warps = max(WARPS * 32 // target.warp, 1)
+    lanes = 1 if channel is None else min(next_power(typical(nest, extents[channel])), FILTER_MOST_LANES)
+    warps = max(FILTER_WARPS * 32 // target.warp, 1)
     size = typical(nest, extents[copied]) if copied is not None else 1
-    few = [n for n in range(1, COPIES + 1) if n * taps <= TERMS and n <= size]
+    few = [n for n in range(1, FILTER_COPIES + 1) if n * taps <= FILTER_TERMS and n <= size]
     copies = min(few, key=lambda n: (-(-size // n) * (n + 2), -n)) if few else 1
     places = max(warps * target.warp * each // lanes, 1)
     return {

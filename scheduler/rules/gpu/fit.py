@@ -18,17 +18,11 @@ import sympy
 from ....ir.expr.value import Expr, Load, Select, children, free_symbols, is_value
 from ....ir.nest.loops import Block, LoopNest, Scope, Update, blocks
 from ....ir.target import Target
+from ...cost.gpu_kernels import ATTENTION_WARPS, BESIDE_TILES, HELD_AMD, HELD_GROUPS, HELD_ONLINE, HELD_SUMS, HELD_WIDE
 from ...cost.gpu_tiles import GROUP_ROWS, LEAST
 from ..cpu.attention import Roles
 from .common import next_power
 
-# What the compiler wants beside the tiles: barriers, and what reductions of rows exchange.
-BESIDE = 1 << 10
-# Elements that a thread may hold beside the operands of a product: where it multiplies by itself (float32), on matrix
-# cores of AMD's, where groups of warps multiply what stays in shared memory, and on other tensor cores, of an online
-# state and of sums.
-HELD_WIDE, HELD_AMD, HELD_GROUPS, HELD_ONLINE, HELD_SUMS = 40, 160, 288, 160, 16
-MOST_WARPS = 8
 # Bytes of what one product made while it becomes an operand of the next.
 WIDE, HALF = 4, 2
 
@@ -95,7 +89,7 @@ def moved_bytes(
             elif target.kind == "cuda" or name in dots:
                 flying += size * max(stages - (0 if groups and name in dots else 1), 1)
                 most = max(most, size)
-    return kept + (flying if stages > 1 else most) + (BESIDE if target.kind == "cuda" else 0)
+    return kept + (flying if stages > 1 else most) + (BESIDE_TILES if target.kind == "cuda" else 0)
 
 
 def held(nest: LoopNest, target: Target, found: Roles, tile: AttentionTile) -> int:
@@ -116,7 +110,7 @@ def fitting_tile(
         at = replace(at, warps=warps_of(at.queries))
         if shared_bytes(nest, target, found, at, half) <= target.shared_bytes:
             break
-    most, limit = _most_held(target, found, half), MOST_WARPS * 32 // target.warp
+    most, limit = _most_held(target, found, half), ATTENTION_WARPS * 32 // target.warp
     if not half and target.kind == "cuda":
         limit *= 2
     while held(nest, target, found, at) > most and at.warps < limit:

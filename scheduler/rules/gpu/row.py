@@ -9,6 +9,8 @@ import sympy
 from ....ir.nest.hints import NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
+from ...cost.gpu_kernels import MOST_WARPS, ROW_SHORT
+from ...cost.rows import held_bytes, held_elements
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
@@ -30,13 +32,6 @@ from .common import (
     warps_for,
 )
 
-# Elements of a row, times tensors that are kept for all of it, that stay in the registers of one program.
-PERSISTENT = 32768
-# Of rows half as long several tensors stay there in few bytes.
-PERSISTENT_BYTES = 96 << 10
-SHORT = 1024
-MAX_WARPS = 16
-
 
 def _is_looped(nest: LoopNest, target: Target) -> bool:
     return analyse(nest).has_reduction and not has_scan(nest)
@@ -52,8 +47,9 @@ def _is_persistent(nest: LoopNest, target: Target) -> bool:
     if not shape.has_reduction or not row.is_Integer:
         return False
     size = next_power(int(row))
-    packed = 2 * size <= PERSISTENT and size * live_bytes(shape) <= PERSISTENT_BYTES
-    return packed or size * live_rows(shape) <= PERSISTENT
+    held = held_elements(target.machine)
+    packed = 2 * size <= held and size * live_bytes(shape) <= held_bytes(target.machine)
+    return packed or size * live_rows(shape) <= held
 
 
 def _persistent_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
@@ -61,14 +57,14 @@ def _persistent_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple
     size = next_power(int(_row(shape)))
     count = typical(nest, sympy.Mul(*(e for _, e in shape.rows)))
     rows = 1
-    if size <= SHORT:
+    if size <= ROW_SHORT:
         # Several rows a program, as long as every processor has work.
         rows = clamp_power(max(min(2048 // size, count // (2 * target.cores)), 1), 1, 64)
     least = 4 if size * rows >= 1024 else 1
-    warps = warps_for(target, size * rows * live_rows(shape), 32, least, MAX_WARPS)
+    warps = warps_for(target, size * rows * live_rows(shape), 32, least, MOST_WARPS)
     return {
         "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1), rows * 2 if size * rows <= 4096 else rows))),
-        "warps": tuple(dict.fromkeys((warps, min(warps * 2, MAX_WARPS), max(warps // 2, 1)))),
+        "warps": tuple(dict.fromkeys((warps, min(warps * 2, MOST_WARPS), max(warps // 2, 1)))),
     }
 
 
@@ -86,12 +82,12 @@ def _looped_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Val
     shape = analyse(nest)
     size = clamp_power(typical(nest, _row(shape)), 32, 2048)
     rows = 1
-    if size <= SHORT // 2:
+    if size <= ROW_SHORT // 2:
         count = typical(nest, sympy.Mul(*(e for _, e in shape.rows)))
         rows = clamp_power(max(min(1024 // size, count // (2 * target.cores)), 1), 1, 32)
     warps = warps_for(target, size * rows, 8, 2, 8)
     return {"block": tuple(dict.fromkeys((size, min(size * 2, 8192), max(size // 2, 32)))), "rows": (rows,),
-            "warps": tuple(dict.fromkeys((warps, min(warps * 2, MAX_WARPS))))}  # fmt: skip
+            "warps": tuple(dict.fromkeys((warps, min(warps * 2, MOST_WARPS))))}  # fmt: skip
 
 
 def _looped(schedule: Schedule, target: Target, params: Params) -> None:

@@ -13,6 +13,8 @@ from ....ir.expr.value import is_value
 from ....ir.nest.hints import NUM_WARPS
 from ....ir.nest.loops import Block, LoopNest, Scope, Update
 from ....ir.target import Target
+from ...cost.gpu_kernels import MOST_WARPS, SCAN_TILE
+from ...cost.rows import scanned_elements
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
 from ..registry import Params, Rule, Value
@@ -32,11 +34,7 @@ from .common import (
     typical,
     warps_for,
 )
-from .row import MAX_WARPS, inline_elements, row_programs
-
-# Elements of a tile, times tensors that are kept for all of it: a scan holds several states of each.
-PERSISTENT = 16384
-TILE = 2048
+from .row import inline_elements, row_programs
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -60,19 +58,19 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     # Columns side by side fill a sector of the cache; rows do as long as every processor has work.
     least = max(32 // narrowest_bytes(shape), 8) if across else 1
     size = next_power(typical(nest, length))
-    whole = bool(length.is_Integer) and size * live * least <= PERSISTENT
-    tile_size = TILE // clamp_power(_state_words(shape) // 2, 1, 8)
+    whole = bool(length.is_Integer) and size * live * least <= scanned_elements(target.machine)
+    tile_size = SCAN_TILE // clamp_power(_state_words(shape) // 2, 1, 8)
     block = size if whole else clamp_power(size, 16, 64 if across else min(tile_size, 1024))
     rows = clamp_power(max(min(tile_size // block, count // (2 * target.cores)), least), 1, 64)
     if across:
         rows = min(rows, clamp_power(typical(nest, shape.rows[-1][1]), 1, 64))
-    warps = warps_for(target, block * rows * (live if whole else 1), 16, 4 if block * rows >= 1024 else 1, MAX_WARPS)
+    warps = warps_for(target, block * rows * (live if whole else 1), 16, 4 if block * rows >= 1024 else 1, MOST_WARPS)
     blocks_of = (block,) if whole else (block, max(block // 2, 16))
     return {
         "whole": (whole,),
         "block": tuple(dict.fromkeys(blocks_of)),
         "rows": tuple(dict.fromkeys((rows, max(rows // 2, least)))),
-        "warps": tuple(dict.fromkeys((warps, max(warps // 2, 1), min(warps * 2, MAX_WARPS)))),
+        "warps": tuple(dict.fromkeys((warps, max(warps // 2, 1), min(warps * 2, MOST_WARPS)))),
     }
 
 

@@ -17,6 +17,14 @@ import sympy
 from ....ir.nest.hints import APART, NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
+from ...cost.gpu_kernels import (
+    STENCIL_COPIES,
+    STENCIL_FEWEST_LANES,
+    STENCIL_MOST_LANES,
+    STENCIL_SUMS,
+    STENCIL_TERMS,
+    STENCIL_WARPS,
+)
 from ...schedule.schedule import Schedule
 from ..analysis import analyse
 from ..cpu.common import merge_rows
@@ -24,12 +32,6 @@ from ..registry import Params, Rule, Value
 from ..stencil import Slide, slide
 from .common import GPUS, cut, fused, narrowest_bytes, next_power, programs, tile, typical
 from .row import inline_elements
-
-# The most copies of a result; terms that are written out, in all of them; results that a thread sums at a time.
-COPIES, TERMS, SUMS = 8, 72, 32
-# Lanes of a tile at least, and at most.
-FEWEST_LANES, MOST_LANES = 32, 64
-WARPS = 4
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -62,7 +64,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     # Where taps lie one element apart, loads of a thread's neighbours would be no wider for lying together.
     each = 2 if along else max(16 // narrowest_bytes(analyse(nest)), 1)
     lanes = _lanes(typical(nest, extents[lane]))
-    warps = max(WARPS * 32 // target.warp, 1)
+    warps = max(STENCIL_WARPS * 32 // target.warp, 1)
     rows = max(warps * target.warp * each // lanes, 1)
     copies = _copies(nest, found, lane, rows, each)
     while copies > 1 and _programs(nest, lane, lanes, rows * copies) < 2 * target.cores:
@@ -71,7 +73,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
         rows //= 2
     warps = max(min(warps, rows * lanes // target.warp), 1)
     return {
-        "copies": tuple(dict.fromkeys((copies, max(copies // 2, 1), min(copies * 2, COPIES)))),
+        "copies": tuple(dict.fromkeys((copies, max(copies // 2, 1), min(copies * 2, STENCIL_COPIES)))),
         "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1), rows * 2))),
         "lanes": (lanes,),
         "warps": tuple(dict.fromkeys((warps, warps * 2))),
@@ -80,10 +82,10 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
 
 def _lanes(extent: int) -> int:
     """Lanes along a dimension: a power of two that leaves few of them idle."""
-    if extent <= FEWEST_LANES:
+    if extent <= STENCIL_FEWEST_LANES:
         return next_power(extent)
-    sizes = [FEWEST_LANES]
-    while sizes[-1] < MOST_LANES:
+    sizes = [STENCIL_FEWEST_LANES]
+    while sizes[-1] < STENCIL_MOST_LANES:
         sizes.append(2 * sizes[-1])
     return min(reversed(sizes), key=lambda n: -(-extent // n) * n)
 
@@ -104,7 +106,7 @@ def _copies(nest: LoopNest, found: Slide, lane: sympy.Symbol, rows: int, each: i
         apart = 1.1 if pieces % rows else 1.0
         return float(pieces * count / size * (read + reach) * apart)
 
-    most = min(COPIES, max(SUMS // each, 1), max(TERMS // reach, 1), size)
+    most = min(STENCIL_COPIES, max(STENCIL_SUMS // each, 1), max(STENCIL_TERMS // reach, 1), size)
     return min(range(1, most + 1), key=lambda n: (cost(n), n))
 
 
@@ -142,7 +144,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         terms = 1
         for lp in reversed(inside):
             terms *= int(schedule.extent(lp))
-            if terms > TERMS:
+            if terms > STENCIL_TERMS:
                 break
             schedule.unroll(lp)
             schedule.annotate(lp, APART, True)

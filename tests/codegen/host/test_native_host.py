@@ -16,7 +16,7 @@ from torch_mlc.codegen.host.steps.kernel_use import Grid, KernelUse
 from torch_mlc.codegen.host.steps.program import HostProgram
 from torch_mlc.codegen.host.steps.resolve import resolve
 from torch_mlc.codegen.host.steps.resolved import RunKernel
-from torch_mlc.codegen.host.steps.step import Allocate, BindSize, Free, Launch, MakeView, Return, Step
+from torch_mlc.codegen.host.steps.step import Allocate, BindSize, Free, HostStep, Launch, MakeView, Return
 from torch_mlc.codegen.kernel import EmitError
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
@@ -36,7 +36,7 @@ def launch(*tensors: str) -> Launch:
     return Launch(USE, tensors, (), "cpu")
 
 
-def program(*steps: Step, result: str) -> HostProgram:
+def program(*steps: HostStep, result: str) -> HostProgram:
     return HostProgram("p", ("x",), {"x": kind(8)}, (*steps, Return((result,))))
 
 
@@ -100,7 +100,7 @@ def gpu_launch(use: KernelUse, *tensors: str, count: int = 1) -> Launch:
     return Launch(use, tensors, (symbol("s0"),) * count, "cuda:1", count=count)
 
 
-def gpu_program(*steps: Step) -> HostProgram:
+def gpu_program(*steps: HostStep) -> HostProgram:
     inside = kind(8, device="cuda:1")
     steps = (BindSize(symbol("s0"), "x", 0), Allocate("a", inside), *steps, Return(("a",)))
     return HostProgram("p", ("x",), {"x": inside}, steps)

@@ -14,8 +14,8 @@ from torch_mlc.codegen.host.steps.resolved import (
     HoldArena,
     Let,
     LookAt,
-    Place,
     Pointer,
+    PointTo,
     Rename,
     Row,
     RunKernel,
@@ -26,13 +26,13 @@ from torch_mlc.codegen.host.steps.step import (
     BindSize,
     CallLibrary,
     Free,
+    HostStep,
     Item,
     Launch,
     MakeView,
     Repeat,
     Return,
     Reuse,
-    Step,
     WriteOver,
 )
 from torch_mlc.ir.expr.dtypes import DType
@@ -47,7 +47,7 @@ def vector(n: sympy.Expr = N, device: str = "cpu") -> TensorType:
     return TensorType((n,), (sympy.S.One,), DType.FLOAT32, device)
 
 
-def steps_of(*steps: Step, arena: Arena | None = None, inputs: tuple[str, ...] = ("x",)) -> tuple[Step, ...]:
+def steps_of(*steps: HostStep, arena: Arena | None = None, inputs: tuple[str, ...] = ("x",)) -> tuple[HostStep, ...]:
     return resolve(HostProgram("p", inputs, dict.fromkeys(inputs, vector()), steps, (N,), arena=arena)).steps
 
 
@@ -83,11 +83,11 @@ def test_names_in_the_arena_are_addresses() -> None:
         BindSize(N, "x", 0),
         Let("n0_", 8 * N),
         HoldArena(8 * N, "cpu", None),
-        Place("a", "", ZERO),
+        PointTo("a", "", ZERO),
         run(x, a),
         Let("n1_", 4 * N),
-        Place("b", "", 4 * N),
-        Place("half", "a", sympy.Integer(8)),
+        PointTo("b", "", 4 * N),
+        PointTo("half", "a", sympy.Integer(8)),
         run(half, b),
         Rename("c", a, takes_over=True),
         run(b, c),

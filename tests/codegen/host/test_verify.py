@@ -13,7 +13,17 @@ from torch_mlc.codegen.host.steps.kernel_use import KernelUse
 from torch_mlc.codegen.host.steps.program import HostProgram
 from torch_mlc.codegen.host.steps.resolve import resolve
 from torch_mlc.codegen.host.steps.resolved import Pointer, RunKernel
-from torch_mlc.codegen.host.steps.step import Allocate, BindSize, Free, Launch, MakeView, Repeat, Return, Reuse, Step
+from torch_mlc.codegen.host.steps.step import (
+    Allocate,
+    BindSize,
+    Free,
+    HostStep,
+    Launch,
+    MakeView,
+    Repeat,
+    Return,
+    Reuse,
+)
 from torch_mlc.codegen.host.steps.write_out_loops import write_out_loops
 from torch_mlc.codegen.host.verify import verify_host_program
 from torch_mlc.ir.errors import VerifyError
@@ -30,7 +40,7 @@ def launch(*tensors: str) -> Launch:
     return Launch(KernelUse("k0_", ()), tensors, (N,), "cpu")
 
 
-def program(*steps: Step) -> HostProgram:
+def program(*steps: HostStep) -> HostProgram:
     return HostProgram("p", ("x",), {"x": KIND}, steps, (N,), table=SymbolTable((Size(N, hint=8),)))
 
 
@@ -51,11 +61,11 @@ CHAIN = (
 )
 
 
-def without(at: int) -> tuple[Step, ...]:
+def without(at: int) -> tuple[HostStep, ...]:
     return CHAIN[:at] + CHAIN[at + 1 :]
 
 
-def with_one(at: int, step: Step) -> tuple[Step, ...]:
+def with_one(at: int, step: HostStep) -> tuple[HostStep, ...]:
     return (*CHAIN[:at], step, *CHAIN[at:])
 
 
@@ -79,7 +89,7 @@ def test_what_keeps_the_rules(form: Callable[[HostProgram], HostProgram]) -> Non
         (with_one(3, CHAIN[-1]), "a program returns its results in its last step"),
     ],
 )
-def test_a_broken_rule_is_told_with_its_step(steps: tuple[Step, ...], told: str) -> None:
+def test_a_broken_rule_is_told_with_its_step(steps: tuple[HostStep, ...], told: str) -> None:
     with pytest.raises(VerifyError, match=told):
         verify_host_program(program(*steps))
 
@@ -87,7 +97,7 @@ def test_a_broken_rule_is_told_with_its_step(steps: tuple[Step, ...], told: str)
 def test_resolved_pointers_are_what_they_say() -> None:
     resolved = resolve(plan_memory(program(*CHAIN)))
 
-    def lying(step: Step) -> Step:
+    def lying(step: HostStep) -> HostStep:
         if not isinstance(step, RunKernel):
             return step
         rows = tuple(replace(r, pointers=tuple(Pointer(p.name, False) for p in r.pointers)) for r in step.rows)
@@ -101,7 +111,7 @@ BODY = (Allocate("h", KIND), launch("c", "w", "h"), Free(("c", "w")))
 CARRIED = (("c", "h", "x"),)
 
 
-def layers(steps: tuple[Step, ...], taken: tuple[str, ...] = ("w0", "w1", "w2")) -> HostProgram:
+def layers(steps: tuple[HostStep, ...], taken: tuple[str, ...] = ("w0", "w1", "w2")) -> HostProgram:
     loop = Repeat(steps, 3, {"w": taken}, {}, CARRIED)
     names = ("x", "w0", "w1", "w2")
     return HostProgram("p", names, dict.fromkeys(names, KIND), (BindSize(N, "x", 0), loop, Return(("h",))), (N,))
@@ -120,3 +130,12 @@ def test_steps_that_repeat() -> None:
             verify_host_program(layers(steps))
     with pytest.raises(VerifyError, match="w is not taken from as many arguments as it repeats"):
         verify_host_program(layers(BODY, ("w0", "w1")))
+
+
+def test_memory_of_one_time_is_not_that_of_the_next() -> None:
+    """What a time is given may live beside what it makes under the same name, and its memory be taken over."""
+    body = (Allocate("h", KIND), launch("c", "w", "h"), Reuse("t", "h"), launch("c", "t"), Free(("c", "w")))
+    loop = Repeat(body, 3, {"w": ("w0", "w1", "w2")}, {}, (("c", "t", "x"),))
+    p = replace(layers(BODY), steps=(BindSize(N, "x", 0), loop, Return(("t",))))
+    for form in (p, resolve(p), write_out_loops(p)):
+        verify_host_program(form)

@@ -13,8 +13,8 @@ from tests.codegen.llvm.test_nests import Execute, check, kernels
 from torch_mlc.ir.expr.monoid import MOMENTS
 from torch_mlc.ir.nest.loops import Block, Loop, LoopKind, LoopNest, Update, blocks, walk_nodes
 from torch_mlc.runtime.targets import cpu_target
+from torch_mlc.scheduler.cost.cpu_kernels import SHORT_ROWS_TILES, SHORT_ROWS_TOGETHER
 from torch_mlc.scheduler.rules import default_schedule
-from torch_mlc.scheduler.rules.cpu import short as cpu_short
 
 
 def loops_of(nest: LoopNest) -> list[Loop]:
@@ -26,7 +26,7 @@ def loops_of(nest: LoopNest) -> list[Loop]:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_short_rows_go_together(execute: Execute, cores: int, columns: int, dynamic: bool) -> None:
     """A stage of sixteen rows before the next one, what belongs to rows in lanes, and rows left over."""
-    x = torch.randn(cpu_short.TILES * cpu_short.TOGETHER * cores + 5, columns)
+    x = torch.randn(SHORT_ROWS_TILES * SHORT_ROWS_TOGETHER * cores + 5, columns)
     if dynamic:
         torch._dynamo.mark_dynamic(x, 0)
 
@@ -39,7 +39,7 @@ def test_short_rows_go_together(execute: Execute, cores: int, columns: int, dyna
         scheduled = default_schedule(nest, target).nest
         shared = [lp for lp in scheduled.body if isinstance(lp, Loop)]
         assert len(shared) == 1, "stages share the loop over tiles"
-        inside = [lp for lp in shared[0].body if isinstance(lp, Loop) and lp.extent == cpu_short.TOGETHER]
+        inside = [lp for lp in shared[0].body if isinstance(lp, Loop) and lp.extent == SHORT_ROWS_TOGETHER]
         assert len(inside) > 2, "and have loops over the rows of a tile of their own"
         lanes = [lp for lp in inside if lp.kind is LoopKind.VECTORIZED]
         assert lanes and all(isinstance(n, Block) for lp in lanes for n in lp.body)

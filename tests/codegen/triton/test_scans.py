@@ -89,7 +89,7 @@ def imported(name: str, dynamic: bool) -> Graph:
     retarget(gms, "cuda")
     graph = import_graph(gms[0])
     assert not any(isinstance(n, Library) for n in graph.nodes)
-    return run_passes(GRAPH_PASSES, graph, context_of(Options()))
+    return run_passes(GRAPH_PASSES, graph, context_of(Options(target="cuda:sm_90")))
 
 
 @cache
@@ -190,7 +190,7 @@ def test_what_a_row_makes_of_a_scan_is_not_mixed_with_it_again() -> None:
     for width in (64, 9000):
         gms = capture(centred, (torch.zeros(256, width),))
         retarget(gms, "cuda")
-        graph = run_passes(GRAPH_PASSES, import_graph(gms[0]), context_of(Options()))
+        graph = run_passes(GRAPH_PASSES, import_graph(gms[0]), context_of(Options(target="cuda:sm_90")))
         functions = fuse(graph).functions.values()
         for f in functions:
             emit_triton(default_schedule(lower_to_loops(f), SM90).nest, SM90)

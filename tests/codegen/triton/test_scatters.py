@@ -69,7 +69,7 @@ def nests_of(name: str, dynamic: bool = False) -> tuple[LoopNest, ...]:
     retarget(gms, "cuda")
     graph = import_graph(gms[0])
     assert not any(isinstance(n, Library) for n in graph.nodes)
-    context = context_of(Options())
+    context = context_of(Options(target="cuda:sm_90"))
     fusion = run_passes(CALL_PASSES, fuse(run_passes(GRAPH_PASSES, graph, context)), context)
     return tuple(map(lower_to_loops, fusion.functions.values()))
 

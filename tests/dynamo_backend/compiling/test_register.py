@@ -17,6 +17,7 @@ from torch_mlc.ir.graph.graph import Graph
 from torch_mlc.ir.passes import PassError
 
 OURS = pass_lists()
+LEVELS = [level for level, _ in OURS if level not in ("text", "code")]
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +47,13 @@ def test_where_passes_stand() -> None:
         assert names().index("same") == first
     with torch_mlc.register_pass(same, after="eliminate_dead"):
         assert names().index("same") == last + 1
-    for level, passes in OURS:
+    for level in LEVELS:
         with torch_mlc.register_pass(same, level=level):
-            assert names(level) == [*(p.name for p in passes), "same"]
+            assert names(level) == [*(p.name for p in getattr(OURS, level)), "same"]
     assert pass_lists() == OURS
 
 
-@pytest.mark.parametrize("level", [level for level, _ in OURS])
+@pytest.mark.parametrize("level", LEVELS)
 def test_every_level_of_a_training(level: str) -> None:
     seen: list[Any] = []
 
@@ -91,6 +92,13 @@ def test_it_is_dumped_where_it_changed_something(tmp_path: Path) -> None:
     assert any("again" in name for name in found) and not any("same" in name for name in found)
 
 
+def test_it_is_recorded() -> None:
+    with torch_mlc.register_pass(same), torch_mlc.register_pass(lambda gm: 1, name="done", level="inference"):
+        (graph,) = torch_mlc.explain(lambda x: (x + 1).exp(), torch.ones(3)).graphs
+    steps = {step.name: step.changed for step in graph.steps}
+    assert steps["same"] is False and steps["done"] is True
+
+
 def test_it_is_verified() -> None:
     with (
         torch_mlc.register_pass(drop_nodes),
@@ -120,6 +128,7 @@ def test_what_is_refused() -> None:
         assert not USER_PASSES
 
     refused("there is no level 'grap' of passes .there are joint, .*did you mean graph", same, level="grap")
+    refused("there is no level 'code' of passes", same, level="code")
     refused("no pass 'eliminate_ded' of level 'graph' .*did you mean eliminate_dead", same, before="eliminate_ded")
     refused("no pass 'chunk_losses' of level 'graph' .there are simplify_algebra", same, after="chunk_losses")
     refused("one place is enough", same, after="eliminate_dead", before="eliminate_dead")

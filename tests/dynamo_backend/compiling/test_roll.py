@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+import torch_mlc.dynamo_backend.compiling.host_passes as host_passes
 import torch_mlc.dynamo_backend.compiling.plans as planning
-import torch_mlc.dynamo_backend.entry.compile as compiling
 from benchmarks.memory import peak_of
 from torch_mlc.codegen.host.steps.program import HostProgram
 from torch_mlc.dynamo_backend.compiling.compiled import CompiledGraph
@@ -70,7 +70,7 @@ def programs_of(gm: fx.GraphModule, options: Options, monkeypatch: pytest.Monkey
         programs = []
         for module, name, other in (
             (None, "", None),
-            (compiling, "roll", unlike),
+            (host_passes, "roll", unlike),
             (planning, "find_layers", no_layers),
         ):
             if module is not None:

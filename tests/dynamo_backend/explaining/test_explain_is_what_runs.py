@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -142,10 +143,12 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
 
 @dataclass
 class Seen:
-    """What the backend compiled: the text of each graph, without its name, and the sources of the kernels."""
+    """What the backend compiled: the text of each graph, without its name, how many kernels it runs, and the sources
+    of the kernels."""
 
     programs: list[str] = field(default_factory=list)
     sources: set[str] = field(default_factory=set)
+    launches: list[int] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -158,8 +161,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         compiled = compile_graph(*args, **kwargs)
         if not kwargs.get("fresh"):
             found.programs.append(nameless(compiled.text.text))
+            found.launches.append(compiled.kept.record["launches"] if compiled.kept is not None else -1)
         return compiled
 
+    @wraps(emit)
     def emitted(*args: Any) -> KernelSource:
         source = emit(*args)
         found.sources.add(source.text)
@@ -216,7 +221,16 @@ def test_what_explain_shows_is_what_runs(name: str, training: bool, seen: Seen) 
     assert [t._version for t in tensors] == versions and all(t.grad is None for t in tensors)
     assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
     assert not seen.programs and not report.fallbacks
-    explained = Seen([nameless(g.program) for g in report.graphs], {k.source for k in report.kernels})
+    explained = Seen(
+        [nameless(g.program) for g in report.graphs],
+        {k.source for k in report.kernels},
+        [g.launches for g in report.graphs],
+    )
+    for graph in report.graphs:
+        done = [s.name for s in graph.steps]
+        order = ["import_graph", "partition", "lower_stages", "schedule", "emit", "build_host_program", "host_code"]
+        assert [n for n in dict.fromkeys(done) if n in order] == order
+        assert all(n in graph.record for n in order) and "eliminate_common" in done
     seen.sources.clear()
 
     with torch.set_grad_enabled(training):
@@ -224,6 +238,7 @@ def test_what_explain_shows_is_what_runs(name: str, training: bool, seen: Seen) 
         if training and any(t.requires_grad for t in tensors):
             loss_of(result).backward()
     assert explained.programs == seen.programs and seen.programs
+    assert explained.launches == seen.launches
     # Equal kernels of several graphs are compiled once, under the name of the first.
     assert explained.sources >= seen.sources and seen.sources
     assert set(map(unnamed, explained.sources)) == set(map(unnamed, seen.sources))

@@ -15,11 +15,12 @@ from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import on_fake_device, retarget
 from torch_mlc.ir.graph.graph import Graph, Input, Library
 
-MEANT = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "embedding_dense_backward")
+MEANT = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "embedding_dense_backward",
+         "copy_")  # fmt: skip
 
 
 def unexpected(graph: Graph) -> set[str]:
-    """Library calls that are no matrix product, convolution, attention or embedding backward."""
+    """Library calls that are no matrix product, convolution, attention or embedding backward, and write no argument."""
     ops = {n.target for n in graph.nodes if isinstance(n, Library)}
     names = {op: op.removeprefix("aten::").removesuffix(".default") for op in ops}
     return {op for op, name in names.items() if name not in MEANT and "_scaled_dot_product_" not in name}

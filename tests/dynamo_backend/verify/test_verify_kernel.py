@@ -15,13 +15,13 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from torch_mlc.codegen.host.steps.program import HostProgram
 from torch_mlc.codegen.llvm.functions import functions
-from torch_mlc.dynamo_backend.compiling import kernels
-from torch_mlc.dynamo_backend.compiling.host_passes import HOST_PASSES, HostContext
+from torch_mlc.dynamo_backend.compiling import host_passes, kernels
+from torch_mlc.dynamo_backend.compiling.host_passes import HOST, HOST_PASSES
 from torch_mlc.dynamo_backend.converters.index import scatter
-from torch_mlc.dynamo_backend.entry import compile as compile_module
 from torch_mlc.dynamo_backend.verify import verify_kernel as verify_kernel_module
 from torch_mlc.dynamo_backend.verify.verify_kernel import passed, sizes_to_try, tiles_of, verify_kernel
 from torch_mlc.ir.nest.loops import Buffer, Loop, LoopNest
+from torch_mlc.ir.passes import Pass, Plain
 from torch_mlc.runtime.targets import cpu_target
 
 CHECKED = {"verify": 1, "cache": False}
@@ -75,7 +75,7 @@ def cross(x: Tensor, t: Tensor) -> Tensor:
 
 
 def test_an_arena_whose_tensors_share_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def heaped(program: HostProgram, context: HostContext) -> HostProgram:
+    def heaped(program: HostProgram) -> HostProgram:
         """Everything at the begin of the arena."""
         arena = program.arena
         assert arena is not None
@@ -86,7 +86,7 @@ def test_an_arena_whose_tensors_share_memory_is_found(monkeypatch: pytest.Monkey
             x = x.softmax(0).softmax(1)
         return x.sum(0)
 
-    monkeypatch.setattr(compile_module, "HOST_PASSES", (*HOST_PASSES, heaped))
+    monkeypatch.setattr(host_passes, "HOST_PASSES", (*HOST_PASSES, Pass("heap", HOST, Plain(heaped))))
     with pytest.raises(BackendCompilerFailed, match="live at the same time"):
         torch.compile(alternate, backend="mlc", options=CHECKED)(torch.randn(6, 8))
 

@@ -16,16 +16,16 @@ from torch_mlc.ir.graph.graph import CallTensor, Compute, Graph, Input, Library,
 from torch_mlc.ir.graph.slices import JOINED, MEMORY
 from torch_mlc.ir.text.printer import show
 
-N, IX = sympy.Integer(8), symbol("i")
+N, AT = sympy.Integer(8), symbol("i")
 KIND = TensorType((N,), (sympy.S.One,), DType.FLOAT32)
 
 
 def copied(name: str, source: str) -> Compute:
-    return Compute(name, KIND, (IX,), Load(source, (IX,), DType.FLOAT32))
+    return Compute(name, KIND, (AT,), Load(source, (AT,), DType.FLOAT32))
 
 
 def viewed(name: str, source: str) -> View:
-    return View(name, KIND, source, (IX,), (IX,))
+    return View(name, KIND, source, (AT,), (AT,))
 
 
 def called(target: str, name: str, *given: str) -> Library:

@@ -16,7 +16,7 @@ from torch_mlc.dynamo_backend.tracing.fake_device import on_fake_device
 from torch_mlc.ir.expr.value import loads
 from torch_mlc.ir.graph.graph import Graph, Library, Reduction
 from torch_mlc.ir.target import Target, gpu_target
-from torch_mlc.scheduler.context import Context
+from torch_mlc.scheduler.context import PassContext
 from torch_mlc.scheduler.passes import decompose_contractions, eliminate_dead, simplify_algebra
 
 BF16 = torch.bfloat16
@@ -36,7 +36,7 @@ def decided(fn: Callable[..., object], *inputs: Tensor, target: Target = SM90) -
     model, fakes = on_fake_device(Program(fn), inputs, "cuda")
     graphs = capture(model, fakes)
     graph = eliminate_dead(simplify_algebra(import_graph(graphs[0])))
-    return eliminate_dead(decompose_contractions(graph, Context(target_of=lambda device: target)))
+    return eliminate_dead(decompose_contractions(graph, PassContext(target_of=lambda device: target)))
 
 
 def products(graph: Graph) -> tuple[list[Reduction], list[Library]]:

@@ -15,6 +15,7 @@ from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.ir.graph.graph import CallTensor, Graph, Input, IRModule, Library, Reduction
 from torch_mlc.ir.verify.verify import verify
+from torch_mlc.scheduler import rules
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.passes import (
@@ -24,6 +25,7 @@ from torch_mlc.scheduler.passes import (
     rewrite_attention,
     simplify_algebra,
 )
+from torch_mlc.scheduler.rules import Capability
 
 B, H, M, N, D, V = 2, 4, 17, 19, 3, 5
 INF = float("inf")
@@ -43,7 +45,7 @@ def rewritten(fn: Callable[..., Any], inputs: Sequence[Tensor], dynamic: bool = 
     graph = import_graph(gm)
     for step in (simplify_algebra, eliminate_common, alias_copies):
         graph = step(graph)
-    graph = eliminate_dead(rewrite_attention(graph, devices=("cpu",)))
+    graph = eliminate_dead(rewrite_attention(graph))
     verify(IRModule({graph.name: graph}, graph.name))
     return graph
 
@@ -332,8 +334,11 @@ def test_scores_of_no_product_stay() -> None:
     assert "attention stays apart: its scores are not one product of matrices" in reason
 
 
-def test_other_devices_are_left_alone() -> None:
-    graph = rewritten(lambda q, k, v: torch.softmax(q @ k.mT, -2) @ v, qkv(B))
-    plain_graph = rewritten(lambda q, k, v: attend(q @ k.mT, v), qkv(B))
-    assert rewrite_attention(graph, devices=("cuda",)) is graph
-    assert rewrite_attention(plain_graph, devices=("cpu",)) is plain_graph
+def test_targets_without_a_rule_for_it_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def products() -> int:
+        graph = rewritten(lambda q, k, v: attend(q @ k.mT, v), qkv(B))
+        return sum(isinstance(n, Library) for n in graph.nodes)
+
+    assert products() == 0
+    monkeypatch.setattr(rules, "RULES", tuple(r for r in rules.RULES if Capability.ATTENTION not in r.can))
+    assert products() == 2

@@ -191,7 +191,7 @@ def test_few_rows_and_short_rows_are_visited_twice() -> None:
 def test_in_pieces(fn: Function, inputs: tuple[Tensor, ...], dynamic: bool) -> None:
     """The two functions of a GPU, one after the other, give what the one of a CPU gives."""
     (whole,) = kernels(fused(fn, inputs, dynamic=dynamic))
-    pieces = in_two_stages(whole)
+    pieces = in_two_stages(whole, gpu_target("cuda:sm_90").machine)
     assert pieces is not None
     nest, first, second = (lower_to_loops(f) for f in (whole, pieces.first, pieces.second))
     for n in (nest, first, second):

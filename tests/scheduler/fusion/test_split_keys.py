@@ -13,6 +13,7 @@ import torch
 from torch_mlc.ir.expr.value import symbol
 from torch_mlc.ir.function.function import TensorFunction
 from torch_mlc.ir.oracle.oracle import run_nest
+from torch_mlc.ir.target import gpu_target
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.split_keys import split_keys
 
@@ -37,7 +38,7 @@ def test_two_functions_are_the_whole(attention_functions: ModuleType, name: str,
     values = {"s0": 700} if shape == "dynamic" else {}
     sizes = SIZES.get(shape, {"h": 1, "m": 2, "n": symbol("s0"), "e": 2, "d": 3})
     function = attention_functions.attention(kind, attention_functions.Sizes(**sizes), {"s0": 2000})
-    pieces = split_keys(function)
+    pieces = split_keys(function, gpu_target("cuda:sm_90").machine)
     assert pieces is not None
     inputs = attention_functions.inputs(function, values)
     expected = attention_functions.expected(kind, inputs)
@@ -52,7 +53,7 @@ def test_what_is_not_cut(attention_functions: ModuleType) -> None:
 
     def cut(**sizes: int) -> bool:
         function = attention_functions.attention(attention_functions.PLAIN, attention_functions.Sizes(**sizes))
-        return split_keys(function) is not None
+        return split_keys(function, gpu_target("cuda:sm_90").machine) is not None
 
     assert cut(h=32, m=1, n=4096) and cut(h=2, m=1000, n=4096)
     assert not cut(h=32, m=1, n=400)

@@ -81,4 +81,11 @@ def test_what_is_refused() -> None:
     refused("was given a str; it takes a torch_mlc.Rule", "mine")
     refused("was given name beside a rule", MINE, name="mine")
     refused("is not given matches, parameters", name="mine", kinds=("cpu",))
-    refused("has no match; its fields are name, kinds", name="m", kinds=("cpu",), matches=1, parameters=1, match=1)
+    refused(
+        "has no match; its fields are name, kinds, matches, parameters, lighter, can",
+        name="m",
+        kinds=("cpu",),
+        matches=1,
+        parameters=1,
+        match=1,
+    )

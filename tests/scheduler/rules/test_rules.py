@@ -98,7 +98,7 @@ def nests_of(name: str, dynamic: bool) -> tuple[LoopNest, ...]:
     graph = run_passes(GRAPH_PASSES, graph, USUAL)
     functions = list(fuse(graph).functions.values())
     for f in list(functions):
-        if (pieces := in_two_stages(f)) is not None:
+        if (pieces := in_two_stages(f, gpu_target("cuda:sm_90").machine)) is not None:
             functions += [pieces.first, pieces.second]
     return tuple(map(lower_to_loops, functions))
 

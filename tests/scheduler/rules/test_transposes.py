@@ -17,8 +17,8 @@ from torch_mlc.ir.oracle.oracle import run_nest
 from torch_mlc.ir.target import Target
 from torch_mlc.runtime.cpu import load_kernel
 from torch_mlc.runtime.targets import cpu_target
+from torch_mlc.scheduler.cost.cpu_kernels import TRANSPOSED_TILE
 from torch_mlc.scheduler.rules.cpu.column import CPU_COLUMN_REDUCTION
-from torch_mlc.scheduler.rules.cpu.common import TILE
 from torch_mlc.scheduler.rules.cpu.pointwise import CPU_POINTWISE
 from torch_mlc.scheduler.schedule.schedule import Schedule
 
@@ -110,7 +110,7 @@ def test_elements_behind_a_reduction_across_leave_in_rows(shape: tuple[int, int]
         rule = CPU_COLUMN_REDUCTION
         rule.apply(schedule, target, {k: v[0] for k, v in rule.parameters(nest, target).items()})
         source = emit_llvm(schedule.nest, target)
-        if not shape[0] % TILE and not shape[1] % TILE:
+        if not shape[0] % TRANSPOSED_TILE and not shape[1] % TRANSPOSED_TILE:
             assert "scatter" not in source.text, "lanes are written one by one"
         if target.vector_bytes > cpu_target().vector_bytes:
             continue

@@ -99,7 +99,7 @@ def test_keys_in_pieces(agrees, name):
     """Pieces of the keys in programs of their own, and the kernel that combines them."""
     sizes = {"s0": 600} if name == "a growing cache" else {}
     function = plain.attention(plain.PLAIN, plain.Sizes(**DECODING[name]), {"s0": 600})
-    pieces = split_keys(function)
+    pieces = split_keys(function, SM90.machine)
     assert pieces is not None
     first, second = (default_schedule(lower_to_loops(f), SM90) for f in (pieces.first, pieces.second))
     assert first.rule == "gpu_attention"

@@ -82,8 +82,8 @@ def test_narrow_rows_interpreted(
     columns: int, agrees: Callable[..., KernelSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Visits of a row begin from what was loaded: parts of it, each with sums of its own."""
-    monkeypatch.setattr(gpu_cross, "HALF_ROW", 128)
-    monkeypatch.setattr(gpu_cross, "WORDS", 128)
+    monkeypatch.setattr(gpu_cross, "long_row", lambda machine: 128)
+    monkeypatch.setattr(gpu_cross, "held_words", lambda machine: 128)
     first, _ = nests(37, columns, torch.bfloat16)
     scheduled = default_schedule(first, SM90)
     assert scheduled.rule == "gpu_cross_reduction"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,15 +16,24 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import torch_mlc
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.dynamo_backend.reports.report import KernelReport, Report
+from torch_mlc.ir.expr.symbols import SymbolTable
+from torch_mlc.ir.machine import Machine
 from torch_mlc.ir.nest.loops import LoopNest
-from torch_mlc.scheduler.passes.convolution import convolution_cost
+from torch_mlc.scheduler.cost.convolution import Part, decide
+from torch_mlc.scheduler.facts.contraction import Decision
+from torch_mlc.scheduler.facts.convolution import Convolution
+from torch_mlc.scheduler.passes import decompose_convolutions
 from torch_mlc.scheduler.rules.gpu import stencil as gpu_stencil
 
 
 @pytest.fixture(autouse=True)
 def _no_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small images count like large ones: a kernel that adds pieces costs nothing."""
-    monkeypatch.setattr(convolution_cost, "LAUNCH", 0.0)
+
+    def without_launches(c: Convolution, part: Part, table: SymbolTable, machine: Machine) -> Decision:
+        return decide(c, part, table, replace(machine, launch=0.0))
+
+    monkeypatch.setattr(importlib.import_module(decompose_convolutions.__module__), "decide", without_launches)
     monkeypatch.setattr(gpu_stencil, "_programs", lambda *_: 1 << 20)
 
 

@@ -138,7 +138,8 @@ def test_compiled(fn: Callable[..., object], shapes: Sequence[tuple[int, ...]]) 
 
 
 def test_opened_where_a_result_need_not_be_read_again() -> None:
-    graph = decompose_contractions(rewrite_logsumexp(imported(statistics, (half(8192, 768), half(50257, 768)))))
+    shapes = half(8192, 768), half(50257, 768)
+    graph = decompose_contractions(eliminate_dead(rewrite_logsumexp(imported(statistics, shapes))))
     assert not [n for n in graph.nodes if isinstance(n, Library)]
 
 
@@ -153,7 +154,7 @@ def test_opened_though_a_loss_reads_one_element_of_each_row() -> None:
         targets = torch.empty(8192, dtype=torch.int64)
     found = capture(loss, [x, w, targets], training=True, options=Options(target="cuda:sm_90"))
     retarget(found, "cuda")
-    graph = decompose_contractions(rewrite_logsumexp(import_graph(found[0])))
+    graph = decompose_contractions(eliminate_dead(rewrite_logsumexp(import_graph(found[0]))))
     assert not [n for n in graph.nodes if isinstance(n, Library)]
     calls = [n for n in fuse(graph).graph.nodes if isinstance(n, CallTensor)]
     logits = 8192 * 50257

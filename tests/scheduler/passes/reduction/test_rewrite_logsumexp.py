@@ -104,9 +104,9 @@ def test_keeps_the_meaning(form: str) -> None:
 
 
 def test_a_maximum_of_the_same_values_is_part_of_the_state() -> None:
-    changed = eliminate_dead(rewrite_logsumexp(imported(plain, torch.randn(5, 7)), True))
+    changed = eliminate_dead(rewrite_logsumexp(imported(plain, torch.randn(5, 7)), always=True))
     assert monoids(changed) == ["logsumexp"]
-    one_row = eliminate_dead(rewrite_logsumexp(imported(plain, torch.randn(1, 7)), True))
+    one_row = eliminate_dead(rewrite_logsumexp(imported(plain, torch.randn(1, 7)), always=True))
     assert monoids(one_row) == ["logsumexp"]
 
 

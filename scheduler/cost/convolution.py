@@ -16,17 +16,14 @@ import enum
 
 import sympy
 
-from ....ir.expr.symbols import SymbolTable
-from ...cost.contraction_gpu import BANDWIDTH, LAUNCH
-from ...facts.contraction import Decision
-from ...facts.convolution import Convolution, can_gather
-from ...rules.stencil import MOST_SUMS, MOST_TAPS
+from ...ir.expr.symbols import SymbolTable
+from ...ir.machine import Machine
+from ..facts.contraction import Decision
+from ..facts.convolution import Convolution, can_gather
+from .programs import CHANNELS, pieces_of_images
 
-# Programs that occupy a GPU, results of which channels that lie together share one, and what share of the bytes that
-# pieces of a sum are read from their results may add.
-PROGRAMS, CHANNELS, MORE = 528, 32, 0.05
-# Instructions that an H200 issues a nanosecond, counted by lanes.
-ISSUED = 29.6e3
+# Taps that a stencil writes out at most, and sums over the same elements that its program keeps at most.
+MOST_TAPS, MOST_SUMS = 128, 64
 # Instructions for each tap of a result, of the libraries' kernels and of ours, which share what they load and where.
 THEIR_TERM, OUR_TERM = 9.0, 3.0
 # What either reaches of the bandwidth.
@@ -35,7 +32,7 @@ THEIR_READING, OUR_READING = 0.6, 0.9
 CUDNN_WINDOWS = (1, 3, 5)
 
 
-class Direction(enum.Enum):
+class Part(enum.Enum):
     """What of a convolution is asked for."""
 
     OUTPUT = "output"
@@ -44,63 +41,62 @@ class Direction(enum.Enum):
     BIAS = "gradient of the bias"
 
 
-def decide(c: Convolution, part: Direction, table: SymbolTable) -> Decision:
+def decide(c: Convolution, part: Part, table: SymbolTable, machine: Machine) -> Decision:
     """Open a part of a depthwise convolution where our loops take less time than the library."""
-    on_cpu = c.input.device.startswith("cpu")
+    on_cpu = not machine.is_gpu
     library = "convolution: oneDNN" if on_cpu else "convolution: cuDNN"
     if not c.is_depthwise:
         return Decision(False, library)
     if c.taps > MOST_TAPS:
         return Decision(False, f"{library}; windows of {c.taps} elements are no stencil")
-    gathers = c.transposed if part is Direction.OUTPUT else part is Direction.INPUT
-    if c.transposed and part is not Direction.OUTPUT:
+    gathers = c.transposed if part is Part.OUTPUT else part is Part.INPUT
+    if c.transposed and part is not Part.OUTPUT:
         return Decision(False, f"{library}; gradients of a transposed convolution")
     if gathers and not can_gather(c):
         return Decision(False, f"{library}; strides and dilations together")
     if on_cpu:
         return _decide_cpu(c, part, gathers, library)
-    return _decide_gpu(c, part, table)
+    return _decide_gpu(c, part, table, machine)
 
 
-def _decide_cpu(c: Convolution, part: Direction, gathers: bool, library: str) -> Decision:
+def _decide_cpu(c: Convolution, part: Part, gathers: bool, library: str) -> Decision:
     if gathers and max(c.stride) > 1:
         return Decision(False, f"{library}; windows {max(c.stride)} apart cover each place differently")
-    if part in (Direction.WEIGHT, Direction.BIAS):
+    if part in (Part.WEIGHT, Part.BIAS):
         return Decision(False, f"{library}, which sums over images faster")
     return Decision(True, _told(c))
 
 
-def _decide_gpu(c: Convolution, part: Direction, table: SymbolTable) -> Decision:
-    if part is Direction.BIAS:
+def _decide_gpu(c: Convolution, part: Part, table: SymbolTable, machine: Machine) -> Decision:
+    if part is Part.BIAS:
         return Decision(True, "depthwise: a sum where the gradient is read")
-    if part is Direction.WEIGHT and c.taps > MOST_SUMS:
+    if part is Part.WEIGHT and c.taps > MOST_SUMS:
         return Decision(False, f"convolution: the library; {c.taps} sums over the images are too many for a program")
     size = c.input.dtype.itemsize
     source, result = (max(table.hint(t.numel), 1) for t in (c.input, c.output))
     terms = (source if c.transposed else result) * c.taps
     moved = (source + result) * size
-    ours = max(moved / (BANDWIDTH * OUR_READING), terms * OUR_TERM / ISSUED)
-    if part is Direction.WEIGHT:  # pieces, which another kernel adds
-        ours += LAUNCH
-    theirs = max(moved / (BANDWIDTH * THEIR_READING), terms * THEIR_TERM / ISSUED)
+    ours = max(moved / (machine.bandwidth * OUR_READING), terms * OUR_TERM / machine.issued)
+    if part is Part.WEIGHT:  # pieces, which another kernel adds
+        ours += machine.launch
+    theirs = max(moved / (machine.bandwidth * THEIR_READING), terms * THEIR_TERM / machine.issued)
     if _innermost(c) and not (c.input.dtype.is_half and max(c.kernel) in CUDNN_WINDOWS and c.rank == 2):
-        theirs += 2 * moved / (BANDWIDTH * OUR_READING)
+        theirs += 2 * moved / (machine.bandwidth * OUR_READING)
     if ours < theirs:
         return Decision(True, f"{_told(c)} in {_time(ours)} rather than {_time(theirs)}")
     return Decision(False, f"convolution: cuDNN in {_time(theirs)}; as a stencil {_time(ours)}")
 
 
-def pieces_of(c: Convolution, part: Direction, table: SymbolTable) -> int:
+def pieces_of(c: Convolution, part: Part, table: SymbolTable, machine: Machine) -> int:
     """In how many pieces a gradient that is a sum over all images is made, so that programs for channels and pieces
     occupy a GPU; 1 for those that are none, and on CPUs, whose schedules cut sums."""
-    if part not in (Direction.WEIGHT, Direction.BIAS) or c.input.device.startswith("cpu"):
+    if part not in (Part.WEIGHT, Part.BIAS) or not machine.is_gpu:
         return 1
     channels = int(c.output.shape[1])
     programs = -(-channels // CHANNELS) if _innermost(c) else channels
     each = max(table.hint(c.output.numel) // channels, 1)
-    results = c.taps if part is Direction.WEIGHT else 1
-    affordable = int(MORE * each * c.output.dtype.itemsize / (results * 4))
-    return max(min(-(-PROGRAMS // programs), affordable), 1)
+    results = c.taps if part is Part.WEIGHT else 1
+    return pieces_of_images(machine, programs, each * c.output.dtype.itemsize, results)
 
 
 def _told(c: Convolution) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from torch_mlc.ir.target import TargetError, gpu_target
+from torch_mlc.ir.machine import KNOWN
+from torch_mlc.ir.target import Target, TargetError, gpu_target
 
 KB = 1 << 10
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_shared_memory_of_a_block_is_as_the_vendors_tables_have_it(name: str, shared: int) -> None:
     target = gpu_target(name)
     assert target.shared_bytes == shared and str(target) == name
-    assert target.processor is not None and target.processor.block_shared == shared
+    assert target.machine.block_shared == shared
 
 
 CAN = {
@@ -91,3 +93,29 @@ def test_no_decision_asks_for_a_processor_by_name() -> None:
         if asks.search(line) and "znver" not in line
     ]
     assert found == []
+
+
+def test_each_machine_has_figures_of_its_own() -> None:
+    known = [gpu_target(name).machine for name in KNOWN]
+    assert len({m.part for m in known}) == len({(m.cores, m.bandwidth, m.matmul) for m in known}) == len(KNOWN)
+    for m in known:
+        intensity = m.matmul / m.bandwidth  # operations a byte
+        assert 50 < intensity < 900 and m.float32 < m.matmul and m.cores * 64 < m.issued < m.cores * 128 * 3, m
+
+
+def test_what_is_found_of_a_machine_counts_more_than_its_usual_part() -> None:
+    usual = gpu_target("cuda:sm_90")
+    part = replace(usual, cores=66, shared_bytes=100 * KB, l2_bytes=25 << 20)
+    assert part.machine == replace(
+        usual.machine, cores=66, block_shared=100 * KB, l2_bytes=25 << 20, matmul=usual.machine.matmul / 2,
+        float32=usual.machine.float32 / 2, issued=usual.machine.issued / 2,
+    )  # fmt: skip
+    assert (usual.machine.bandwidth, usual.machine.matmul, usual.machine.float32) == (4300.0, 790e3, 50e3)
+
+
+def test_a_cpu_has_what_the_system_tells() -> None:
+    wide = Target("cpu", "znver5", 6, 64, 48 * KB, 1 << 20, warp=1, max_threads=1)
+    narrow = replace(wide, vector_bytes=16)
+    assert (wide.machine.cores, wide.machine.l1_bytes, wide.machine.l2_bytes) == (6, 48 * KB, 1 << 20)
+    assert narrow.machine.matmul == wide.machine.matmul / 2 and narrow.machine.bandwidth == wide.machine.bandwidth
+    assert not replace(wide, warp=32).machine.is_gpu, "a target says what it is by its kind"

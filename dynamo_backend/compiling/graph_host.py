@@ -1,0 +1,89 @@
+"""The host program around the kernels of a graph: built, passed over, written, and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any
+
+from ...codegen.host.build import build_host_program
+from ...codegen.host.capture import CapturePlan, capture_plan
+from ...codegen.host.steps.program import HostProgram
+from ...runtime.gpu.capture import GRAPH_DEVICES
+from ...runtime.host.executable import Boxed
+from ..aten_passes.views.negations import with_bits
+from ..repeats.repeating import NotAlike
+from .compiled import Program, keeper, with_captures
+from .graph_kernels import Kernels, loaded_kernels, overridden, uses_of, variables_of
+from .host_passes import HOST, HostContext
+from .host_programs import CODE, HostCode, host_code
+from .job import Job
+from .kernels import KernelBuild
+from .pass_lists import pass_lists
+from .plans import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """A host program, its code, and how its launches can be captured."""
+
+    program: HostProgram
+    code: HostCode
+    capture: CapturePlan
+
+
+def hosted(job: Job, plan: Plan, kernels: Kernels) -> Hosted:
+    """The host program around kernels. Raises NotAlike."""
+    options, graph = job.options, plan.fusion.graph
+    with job.timer.phase("host"):
+        checked = {i.name for i in graph.inputs} if job.region else with_bits(job.gm, job.lazy)
+        program = job.run.step(
+            HOST, build_host_program, graph, uses_of(kernels), checked=checked, returned=job.saved
+        )  # fmt: skip
+        context = HostContext(graph, job.given, options.memory_limit, plan.few)
+        lists = pass_lists()
+        program = job.run(program, lists.host, context)
+        if plan.few is not None:
+            graph = replace(graph, inputs=plan.few.inputs)
+        regions = {n: region.capture.reason for n, region in job.regions.items()}
+        capture = capture_plan(graph, tuple(GRAPH_DEVICES), saved=job.saved, regions=regions)
+        if plan.few is not None and capture.written:
+            raise NotAlike  # what the layers that were left out write to would be missing
+        resolved = job.run(program, lists.text, context)
+        if options.verify:
+            job.run(program, lists.code, context)  # what is written when the program has been called often
+        code = job.run.step(CODE, host_code, program, resolved, options, job.store, job.lines)
+        return Hosted(program, code, capture)
+
+
+def loaded(
+    job: Job,
+    host: Hosted,
+    kernels: Mapping[str, KernelBuild],
+    constants: Mapping[str, Any],
+    key: str,
+    capture: CapturePlan,
+) -> Boxed:
+    """The function that runs the graph; what is made of it later is kept under ``key``, where there is one."""
+    with job.timer.phase("load"):
+        keep = keeper(job.store, key, job.name) if key else None
+        call = host.code.load(loaded_kernels(job, kernels), job.named(constants), job.name, keep, host.code.told)
+        return with_captures(call, capture, job.options, job.region, job.name, job.lazy)
+
+
+def program_of(job: Job, host: Hosted, kernels: Mapping[str, KernelBuild]) -> Program | None:
+    """What is kept of the program; None where no other process can run it."""
+    if any(b.code is None for b in kernels.values()):
+        return None
+    variables = variables_of(kernels)
+    record = {
+        **host.code.record(),
+        "kernels": {variables[b.key]: b.key for b in kernels.values()},
+        "launches": host.program.launches,
+        "library_calls": host.program.library_calls,
+        "overridden": overridden(kernels),
+        "capture": asdict(host.capture),
+        "lazy": [astuple(x) for x in job.lazy],
+        "devices": job.devices,
+    }
+    return Program(record, tuple(b.code for b in kernels.values() if b.code is not None), host.code)

@@ -1,0 +1,94 @@
+"""The kernels of a graph: begun all together, finished, loaded, and named in its host program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from ...codegen.host.steps.kernel_use import KernelUse
+from ...codegen.kernel import KernelSource
+from ...ir.graph.graph import CallTensor
+from ...runtime.compile.compilers import Compilers
+from ...runtime.compile.fallback import AtenKernel
+from ...runtime.compile.kernels import LoadedKernel, kernel_use, source_use
+from ...runtime.counters import counters
+from ...runtime.gpu.checks import launches_checked
+from ...runtime.targets import target_for
+from ...scheduler.fusion.fusion import Fusion
+from .job import Job
+from .kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
+from .tuning import Tuning, tuning_costs, tuning_of
+
+# By the function that they are the code of.
+Kernels: TypeAlias = Mapping[str, KernelBuild] | Mapping[str, StartedKernel]
+
+
+def called(fusion: Fusion) -> Counter[str]:
+    """How often each function is called."""
+    return Counter(n.function for n in fusion.graph.nodes if isinstance(n, CallTensor))
+
+
+def tuning_for(job: Job, fusion: Fusion) -> Tuning:
+    """Where the schedules of a graph's kernels come from."""
+    calls = called(fusion)
+    costs = tuning_costs({name: fusion.functions[name] for name in calls}, calls)
+    return tuning_of(job.options, job.timer, costs, may_measure=job.load or job.fresh)
+
+
+def start_kernels(job: Job, fusion: Fusion, tuning: Tuning, compilers: Compilers) -> dict[str, StartedKernel]:
+    """The code of every function that the graph calls, found or begun."""
+    plan = KernelPlan(job.options, job.settings, job.store, job.timer, tuning, job.run, job.fresh)
+    found: dict[str, StartedKernel] = {}
+    for node in fusion.graph.nodes:
+        if isinstance(node, CallTensor) and node.function not in found:
+            target = target_for(node.types[0].device, job.options.target, job.options.threads)
+            function = fusion.functions[node.function]
+            found[node.function] = start_kernel(function, target, plan, node.origins, compilers)
+        elif isinstance(node, CallTensor):
+            counters.add("kernels_shared")
+    return found
+
+
+def loaded_kernels(job: Job, kernels: Mapping[str, KernelBuild]) -> dict[str, LoadedKernel]:
+    """What runs, by the variable of the host program."""
+    variables = variables_of(kernels)
+    return {variables[b.key]: _loaded(job, b) for b in kernels.values()}
+
+
+def _loaded(job: Job, build: KernelBuild) -> LoadedKernel:
+    if build.code is None:
+        return LoadedKernel(AtenKernel(build.function), None, build.function.name)
+    return job.store.load(build.code, checked=launches_checked(job.options.verify))
+
+
+def variables_of(kernels: Kernels) -> dict[str, str]:
+    """The variable of each distinct kernel in the host program."""
+    return {key: f"k{n}_" for n, key in enumerate(dict.fromkeys(b.key for b in kernels.values()))}
+
+
+def uses_of(kernels: Kernels) -> dict[str, KernelUse]:
+    """How the host program calls each function."""
+    variables = variables_of(kernels)
+    return {function: _use(b, variables[b.key]) for function, b in kernels.items()}
+
+
+def _use(kernel: KernelBuild | StartedKernel, variable: str) -> KernelUse:
+    names, table = [s.name for s in kernel.function.symbols.symbols], kernel.function.table
+    match kernel:
+        case StartedKernel(build=None, source=KernelSource() as source):
+            return source_use(source, variable, tuple(names.index(s) for s in source.symbols), table=table)
+        case StartedKernel(build=KernelBuild(code=code)) | KernelBuild(code=code):
+            if code is not None:
+                return kernel_use(code, variable, tuple(names.index(s) for s in code.symbols), table=table)
+    return KernelUse(variable, tuple(range(len(names))), by_pointer=False, table=table)
+
+
+def is_other(build: KernelBuild, started: StartedKernel) -> bool:
+    """Whether a kernel became something else than what was begun: ATen ops, or code with other tiles."""
+    return started.build is None and (build.code is None or build.source is not started.source)
+
+
+def overridden(kernels: Mapping[str, KernelBuild]) -> tuple[str, ...]:
+    """The user's schedules that were taken."""
+    return tuple(str(b.override) for b in kernels.values() if b.override is not None)

@@ -1,0 +1,161 @@
+"""The machines that code is made for, one table: what a GPU's multiprocessors (compute units) and a CPU's cores have,
+how fast they are, and what passes between kernels.
+
+``Target.machine`` puts what a driver or an operating system tells over these figures. Decisions by cost read them in
+``scheduler/cost`` alone.
+
+Sources: "Technical Specifications per Compute Capability" in NVIDIA's CUDA C++ Programming Guide 13, PTX ISA 9.0, and
+AMD's CDNA 2, 3 and 4 instruction set architectures for what a multiprocessor has; the vendors' data sheets of the part
+that ``part`` names for rates, of which a program reaches a share.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+_KB = 1 << 10
+_MB = 1 << 20
+# What copies, products of half types and float32 reach of a data sheet's rates, as measured on an H200 (4.3 of 4.8
+# TB/s, 790 of 989 and 50 of 67 TFLOP/s).
+_COPY, _PRODUCT, _FLOAT32 = 0.896, 0.8, 0.746
+# Nanoseconds between the kernels of a GPU.
+_LAUNCH = 2000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A part: its cores or multiprocessors, what each has, and the rates of all of them (of a CPU, of one core).
+
+    ``bandwidth`` is bytes a nanosecond to and from memory; ``matmul`` operations a nanosecond in a library's products
+    of half types (of float32 on a CPU), ``float32`` in loops of float32 in full precision, and ``issued`` instructions
+    a nanosecond, counted by lanes. ``launch`` are the nanoseconds between kernels, of a CPU those of a library's call.
+    ``l2_bytes`` is a cache that multiprocessors share, of a CPU a core's own; ``vector_bytes`` a SIMD register.
+
+    What the programs on one multiprocessor share: ``threads`` and ``blocks`` are the most that are resident; ``shared``
+    is its shared memory in bytes, of which a block may ask for ``block_shared`` and costs ``reserved`` more than it
+    asks for; ``registers`` are of 32 bits, given to a warp of ``warp`` threads in steps of ``step`` a thread, of which
+    a thread has ``thread_registers`` at most.
+    """
+
+    part: str
+    cores: int
+    bandwidth: float
+    matmul: float
+    float32: float
+    issued: float
+    launch: float
+    l2_bytes: int
+    l1_bytes: int = 0
+    vector_bytes: int = 16
+    threads: int = 1
+    blocks: int = 1
+    shared: int = 0
+    block_shared: int = 0
+    reserved: int = 0
+    registers: int = 64 << 10
+    thread_registers: int = 255
+    step: int = 8
+    warp: int = 1
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.warp > 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Sheet:
+    """A data sheet: TB/s of memory, TFLOP/s of half types in tensor (matrix) cores without sparsity, adding up in
+    float32, and of float32; GHz; MB of L2."""
+
+    part: str
+    bandwidth: float
+    matmul: float
+    float32: float
+    clock: float
+    l2: int
+
+    def machine(self, cores: int, lanes: int, **has: int) -> Machine:
+        return Machine(
+            self.part, cores, self.bandwidth * 1e3 * _COPY, self.matmul * 1e3 * _PRODUCT, self.float32 * 1e3 * _FLOAT32,
+            cores * lanes * self.clock, _LAUNCH, self.l2 * _MB, **has,
+        )  # fmt: skip
+
+
+def _nvidia(sheet: _Sheet, cores: int, threads: int, blocks: int, shared: int, reserved: int = 1) -> Machine:
+    """Four schedulers of 32 lanes; ``shared`` and ``reserved`` in KB: a block may ask for what none is reserved of."""
+    return sheet.machine(
+        cores, 128, threads=threads, blocks=blocks, shared=shared * _KB, block_shared=(shared - reserved) * _KB,
+        reserved=reserved * _KB, warp=32,
+    )  # fmt: skip
+
+
+def _amd(sheet: _Sheet, cores: int, shared: int) -> Machine:
+    """Four SIMDs of 16 lanes, 512 registers a lane and eight wavefronts; ``shared`` in KB."""
+    return sheet.machine(
+        cores, 64, threads=2048, blocks=32, shared=shared * _KB, block_shared=shared * _KB, registers=128 * _KB,
+        thread_registers=512, warp=64,
+    )  # fmt: skip
+
+
+# By compute capability.
+_NVIDIA = {
+    (7, 0): _nvidia(_Sheet("V100 SXM2", 0.9, 125, 15.7, 1.53, 6), 80, 2048, 32, 96, reserved=0),
+    (7, 5): _nvidia(_Sheet("T4", 0.32, 65, 8.1, 1.59, 4), 40, 1024, 16, 64, reserved=0),
+    (8, 0): _nvidia(_Sheet("A100 SXM 80 GB", 2.04, 312, 19.5, 1.41, 40), 108, 2048, 32, 164),
+    (8, 6): _nvidia(_Sheet("RTX A6000", 0.768, 155, 38.7, 1.8, 6), 84, 1536, 16, 100),
+    (8, 7): _nvidia(_Sheet("Jetson AGX Orin", 0.205, 42, 5.3, 1.3, 4), 16, 1536, 16, 164),
+    (8, 9): _nvidia(_Sheet("RTX 4090", 1.01, 165, 82.6, 2.52, 72), 128, 1536, 24, 100),
+    (9, 0): replace(
+        _nvidia(_Sheet("H200 SXM", 4.8, 989, 67, 1.755, 50), 132, 2048, 32, 228),
+        bandwidth=4300.0, matmul=790e3, float32=50e3, issued=29.6e3,
+    ),  # measured
+    (10, 0): _nvidia(_Sheet("B200", 8.0, 2250, 80, 1.85, 126), 148, 2048, 32, 228),
+    (10, 3): _nvidia(_Sheet("B300", 8.0, 2500, 77, 1.92, 126), 160, 2048, 32, 228),
+    (11, 0): _nvidia(_Sheet("Jetson AGX Thor", 0.273, 258, 8.1, 1.57, 32), 20, 1536, 24, 228),
+    (12, 0): _nvidia(_Sheet("RTX PRO 6000 Blackwell", 1.79, 500, 125, 2.6, 128), 188, 1536, 24, 100),
+    (12, 1): _nvidia(_Sheet("DGX Spark (GB10)", 0.273, 125, 31, 2.4, 24), 48, 1536, 24, 100),
+}  # fmt: skip
+_AMD = {
+    0x90A: _amd(_Sheet("MI250, one die", 1.64, 181, 22.6, 1.7, 8), 104, 64),
+    0x942: _amd(_Sheet("MI300X", 5.3, 1307, 163, 2.1, 32), 304, 64),
+    0x950: _amd(_Sheet("MI355X", 8.0, 2517, 157, 2.4, 32), 256, 160),
+}
+# As measured; of other cores the ratios of these rates, which alone matter, are much the same.
+_CPU = Machine(
+    "one core of Zen 3", 1, bandwidth=14.0, matmul=73.0, float32=34.0, issued=50.0, launch=1100.0, l2_bytes=512 * _KB,
+    l1_bytes=32 * _KB, vector_bytes=32,
+)  # fmt: skip
+_CDNA = 0x9
+KNOWN = (*(f"cuda:sm_{a}{b}" for a, b in _NVIDIA), *(f"hip:gfx{n:x}" for n in _AMD))
+
+
+def capability(kind: str, arch: str) -> tuple[int, int]:
+    """The compute capability of "sm_103", (10, 3), and the version of "gfx942", (9, 66): its family and the rest of its
+    hexadecimal number. (0, 0) for another name."""
+    if kind == "cuda":
+        found = re.fullmatch(r"sm_(\d{1,2})(\d)", arch)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
+    found = re.fullmatch(r"gfx([0-9a-f]{1,2})([0-9a-f]{2})", arch)
+    return (int(found[1], 16), int(found[2], 16)) if kind == "hip" and found else (0, 0)
+
+
+def known_machine(kind: str, arch: str) -> Machine | None:
+    """The machine of that name, or the nearest older one: of a family that has come since, the newest that is known,
+    which has as much of everything as most. None for GPUs that are older than all of them, or that no code is made for.
+    """
+    major, minor = capability(kind, arch)
+    if kind == "cpu":
+        return _CPU
+    if kind == "cuda":
+        older = [c for c in _NVIDIA if c <= (major, minor)]
+        return _NVIDIA[max(older)] if older else None
+    if major != _CDNA:
+        return None
+    numbers = [n for n in _AMD if n <= major << 8 | minor]
+    return _AMD[max(numbers)] if numbers else None
+
+
+def oldest_machine(kind: str) -> Machine:
+    """The oldest that is known of a kind of GPUs."""
+    return _NVIDIA[min(_NVIDIA)] if kind == "cuda" else _AMD[min(_AMD)]

@@ -1,0 +1,23 @@
+"""What calls of kernels cost beside their loops: launches, memory that waits, and lines of the cache."""
+
+from __future__ import annotations
+
+# A function with scalars in it is taken apart where it is repeated, or at least so large.
+LARGE_ELEMENTS = 1 << 15
+# Results may wait for the last call of a table, or be made before their time, up to so many bytes together; for calls
+# that stand close, only what the later ones read is bounded so.
+MAX_WAITING_BYTES = 8 << 20
+CLOSE = 6
+# Calls with more bytes of results are worth a launch, and constants in place of sizes.
+UNIFIED_BYTES = 32 << 20
+
+# The order of the graph stays where another is not lower by so much.
+WORTH = 0.99
+# What is held at once may grow by so much for other ends, since some sizes are only typical ones.
+MORE = 1.01
+
+# Elements of a slice lie together for so many bytes at least: less than a line of the cache is written by several
+# kernels, one after the other.
+LEAST_RUN = 64
+# Loops that run over dimensions as one before, and over the last of them after, still have so many bytes side by side.
+WIDE_RUN = 4096

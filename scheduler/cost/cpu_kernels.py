@@ -1,0 +1,83 @@
+"""What the rules for CPUs fit to caches, pages and registers: measured on Zen 3 and Sapphire Rapids."""
+
+from __future__ import annotations
+
+from ...ir.machine import Machine
+
+# Operations on an element from which mathematics, not memory, sets the pace.
+HEAVY_FLOPS = 24
+# Registers that a reduction of little work keeps in flight at least, so that it does not wait for its own results.
+LEAST_IN_FLIGHT = 4
+# A tile of a transposition: a cache line of the side that is read across, by half a line of the other, or by a whole
+# one where lines begin alike in all rows and a register is as long. Elsewhere stores of whole registers would each
+# begin a line that nobody has asked for, in as many rows.
+TRANSPOSED_TILE = 16
+TRANSPOSED_LANES = 8
+LINE = 64
+
+# Sides of a tile of scores. Queries, scores, weights and results of a tile together stay in the second-level cache.
+TILE_QUERIES = (64, 128, 32)
+TILE_KEYS = (64, 128, 32)
+# More rows than these fill tiles of queries.
+ROWS_MOST = 7
+# Keys of a tile, and those whose scores are summed at a time.
+ROWS_KEYS, ROWS_TOGETHER = (128, 64, 256), (4, 2, 8)
+# Registers for sums of weighted values; the least keys of a piece; shares of the work for each of a team.
+ROWS_SUMS, ROWS_PIECE, ROWS_SHARES = 8, 512, 2
+
+# Rows that are added to accumulators while these are in registers.
+COLUMN_ROWS_HELD = 4
+
+# Operations of a part for which a team is called, as the one loop would have called it.
+PART_TEAM = 1 << 15
+
+# Rows of a weight that meet a panel of sums at a time, and the vectors of a panel.
+PANEL_ROWS, PANEL = 4, 32
+# Elements of a tile: few enough for the first-level cache, so many that its maximum is next to nothing of the work.
+ONLINE_TILE = 2048
+
+# Tiles of such rows are visited in blocks of that many elements a side: rows lie in pages of their own, of which no
+# core remembers many, and at the same places of its cache.
+VISITED_BLOCK = 64
+
+# What lies a page ahead is never on its way by itself.
+PAGE = 4096
+# How many jumps ahead.
+JUMPS = 8
+# Bytes of an array that no second-level cache holds together with others.
+LARGE_ARRAY = 1 << 20
+
+# A thread's part of a row is at least so many bytes: whole cache lines, so that two threads seldom share one.
+SCATTERED_PART = 256
+# Fewer elements side by side than a register holds are no lanes.
+SCATTERED_SHORT = 4
+
+# Rows of a tile: as many as lanes of the widest registers, and a tile of some arrays stays in the first-level cache.
+SHORT_ROWS_TOGETHER = 16
+# Tiles for each of the cores, or there are not enough of them.
+SHORT_ROWS_TILES = 16
+
+# Bytes of the scratch: a share of the second-level cache.
+STENCIL_SCRATCH = 1 << 16
+
+
+def has_more_registers(machine: Machine) -> bool:
+    """Whether there are 32 vector registers, which go with vectors of 64 bytes, and not 16."""
+    return machine.vector_bytes >= 64
+
+
+def keys_in_registers(machine: Machine) -> tuple[int, ...]:
+    """Keys (queries in the second product) that one step of an attention's products has in registers, by two vectors of
+    the other: what is tried, the default first."""
+    return (8, 4, 6) if has_more_registers(machine) else (4, 6, 2)
+
+
+def sums_in_registers(machine: Machine) -> int:
+    """Accumulators of a product."""
+    return 24 if has_more_registers(machine) else 12
+
+
+def stencil_sums(machine: Machine) -> tuple[int, ...]:
+    """Sums of a stencil in flight, the default first: as many as two units with a latency of four ask for, where there
+    are registers for them."""
+    return (8, 4, 2, 6, 1) if has_more_registers(machine) else (4, 2, 6, 8, 1)

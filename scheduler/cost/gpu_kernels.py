@@ -1,0 +1,52 @@
+"""What the rules for GPUs fit to registers, warps and memory: elements of tiles, and what threads hold of them."""
+
+from __future__ import annotations
+
+# What the compiler wants beside the tiles: barriers, and what reductions of rows exchange.
+BESIDE_TILES = 1 << 10
+# Elements that a thread may hold beside the operands of a product: where it multiplies by itself (float32), on matrix
+# cores of AMD's, where groups of warps multiply what stays in shared memory, and on other tensor cores, of an online
+# state and of sums.
+HELD_WIDE, HELD_AMD, HELD_GROUPS, HELD_ONLINE, HELD_SUMS = 40, 160, 288, 160, 16
+ATTENTION_WARPS = 8
+
+# How many elements a whole row may have to stay in one program.
+PRODUCT_WHOLE_ROW = 256
+# Elements of results that a thread has in registers, and operations on each from which it has room for half of them.
+PRODUCT_HELD, PRODUCT_HEAVY = 128, 16
+# Programs in a group along the shorter way through the L2 cache.
+PRODUCT_GROUP = 8
+# Warps of a program that can be given parts of its work.
+WARP_GROUP = 4
+# Shared memory that the compiler wants beside the tiles: barriers, and what it exchanges between layouts.
+PRODUCT_RESERVED = 2048
+
+# Elements of a tile of scores that a thread has in registers, of each product and of the sum.
+BIAS_SCORES = 32
+
+# Elements of sums that a thread has in registers beside a tile of scores and one of their gradients; steps in flight.
+GRADIENT_SUMS = 64
+# Elements of a head from which float32 takes shorter steps.
+LONG_HEADS = 128
+
+# Elements of a program's tile.
+COLUMN_TILE = 4096
+
+# Elements of a tile of several short rows.
+CROSS_SHORT = 2048
+MOST_WARPS = 16
+
+ROW_SHORT = 1024
+
+# Elements of a tile, times tensors that are kept for all of it: a scan holds several states of each.
+SCAN_TILE = 2048
+
+# The most copies of a result; terms that are written out, in all of them; results that a thread sums at a time.
+STENCIL_COPIES, STENCIL_TERMS, STENCIL_SUMS = 8, 72, 32
+# Lanes of a tile at least, and at most.
+STENCIL_FEWEST_LANES, STENCIL_MOST_LANES = 32, 64
+STENCIL_WARPS = 4
+
+# Sums that a thread keeps, terms that are written out, and neighbours that share what they load.
+FILTER_SUMS, FILTER_TERMS, FILTER_COPIES = 80, 72, 4
+FILTER_MOST_LANES, FILTER_WARPS = 64, 4
