@@ -15,7 +15,9 @@ from torch_mlc.ir.expr.intrinsics import INTRINSICS, definition
 from torch_mlc.ir.expr.ops import OPS, Result
 from torch_mlc.ir.expr.value import Call, Var, call, const
 from torch_mlc.ir.oracle.ops import function
+from torch_mlc.ir.text.parser import parse
 from torch_mlc.ir.text.parser_expr import result_type as parsed_type
+from torch_mlc.ir.text.printer import show
 
 F32, F16, I64, BOOL = DType.FLOAT32, DType.FLOAT16, DType.INT64, DType.BOOL
 
@@ -48,6 +50,22 @@ def test_what_the_formula_says_is_what_it_is() -> None:
         assert OPS["is_near"].result is Result.BOOL
         assert function("is_near", I64, BOOL)(np.int64(3), np.int64(3)) is np.bool_(True)
         assert function("is_near", F16, BOOL)(np.float16(3), np.float16(1)) is np.bool_(False)
+
+
+def test_programs_print_and_parse() -> None:
+    text = """
+@nest(outputs=["out0"])
+def f(in0: float32[12], out0: float32[12]):
+    for b0_i0 in serial(12):
+        with block("b0"):
+            i0 = spatial(12, b0_i0)
+            out0[i0] = softcap(in0[i0], float32(30.0))
+"""
+    with torch_mlc.register_intrinsic("softcap", softcap):
+        nest = parse(text)
+        assert "softcap(in0[i0], float32(30.0))" in show(nest) and parse(show(nest)) == nest
+    with pytest.raises(IRError, match="softcap"):
+        parse(text)
 
 
 def test_numpy_goes_over_the_formula() -> None:
