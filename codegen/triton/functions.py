@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...ir.expr.dtypes import DType
+from ...ir.expr.intrinsics import INTRINSICS, ScalarFunction
 from ...ir.expr.iterations import ITERATIONS
 from ...ir.expr.ops import OPS
 from ..kernel import EmitError, LibraryOnlyError
@@ -89,7 +90,7 @@ def call_text(fn: str, args: tuple[str, ...], dtype: DType, result: DType) -> st
         return f"{args[0]}.to({type_text(result)}, bitcast=True)"
     if fn in _FLOAT_ONLY and not dtype.is_float:
         raise EmitError(f"{fn} of {dtype.value}: cast to a float type first")
-    handler = FUNCTIONS[fn]
+    handler = FUNCTIONS.get(fn) or _intrinsic(INTRINSICS[fn])
     if dtype.is_half:
         text = handler(tuple(f"{a}.to(tl.float32)" for a in args), DType.FLOAT32)
         return f"({text}).to({type_text(result)})" if result is dtype else text
@@ -99,6 +100,11 @@ def call_text(fn: str, args: tuple[str, ...], dtype: DType, result: DType) -> st
 def iteration_name(fn: str, dtype: DType) -> str:
     """The device function for arguments of a type."""
     return f"mlc_{fn}_{dtype.value}"
+
+
+def intrinsic_name(fn: str, dtype: DType) -> str:
+    """The device function of a user's function for arguments of a type."""
+    return f"mlc_defined_{fn}_{dtype.value}"
 
 
 def takes_literals(fn: str) -> bool:
@@ -124,6 +130,17 @@ def _named(name: str) -> Handler:
 
 def _iterated(fn: str) -> Handler:
     return lambda a, d: f"{iteration_name(fn, d)}({', '.join(a)})"
+
+
+def _intrinsic(intrinsic: ScalarFunction) -> Handler:
+    """A function of a user's: by the text that it gives, or by a device function of its formula."""
+    match intrinsic.triton:
+        case None:
+            return lambda a, d: f"{intrinsic_name(intrinsic.name, d)}({', '.join(a)})"
+        case str() as text:
+            return lambda a, d: f"({text.format(*a)})"
+        case write:
+            return lambda a, d: f"({write(*a)})"
 
 
 def _extreme(name: str, nan: str, of_bool: str) -> Handler:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from .iterations import iteration_source
+from .iterations import intrinsic_source, iteration_source
 
 HELPERS: dict[str, str] = {
     "mlc_floordiv": '''
@@ -137,7 +137,7 @@ def helpers_for(text: str) -> str:
 
     def visit(body: str) -> None:
         for name in _NAME.findall(body):
-            source = HELPERS.get(name) or iteration_source(name)
+            source = HELPERS.get(name) or iteration_source(name) or intrinsic_source(name)
             if source is not None and name not in needed:
                 visit(source.replace(f"def {name}", ""))
                 needed[name] = source

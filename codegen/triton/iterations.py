@@ -1,22 +1,41 @@
-"""Device functions with a loop that goes on while any element of a tile does, as text."""
+"""Device functions that expressions define, as text: with a loop that goes on while any element of a tile does, or of a
+formula."""
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 from ...ir.expr.dtypes import DType
+from ...ir.expr.intrinsics import INTRINSICS, definition
 from ...ir.expr.iterations import ITERATIONS, iteration
 from ...ir.expr.value import Call, Cast, Const, Expr, Select, Var
 from ..kernel import EmitError
-from .functions import call_text, cast_text, iteration_name, literal, type_text, typed_literal
+from .functions import call_text, cast_text, intrinsic_name, iteration_name, literal, type_text, typed_literal
 
 # The name of a device function -> what it computes.
 _NAMES = {iteration_name(fn, d): (fn, d) for fn in ITERATIONS for d in DType}
+_INTRINSIC = re.compile(intrinsic_name(r"(\w+)", DType.BOOL).replace(DType.BOOL.value, "([a-z0-9]+)"))
 
 
 def iteration_source(name: str) -> str | None:
     """The device function of that name; None where it is none of these."""
     return _source(name, *_NAMES[name]) if name in _NAMES else None
+
+
+def intrinsic_source(name: str) -> str | None:
+    """The device function of that name for a function of a user's; None where it is none of these."""
+    match = _INTRINSIC.fullmatch(name)
+    if match is None:
+        return None
+    meaning = definition(INTRINSICS[match[1]], DType(match[2]))
+    lets = "".join(f"    {v.name} = {_text(e)}\n" for v, e in meaning.lets)
+    return f'''
+@triton.jit
+def {name}({", ".join(v.name for v in meaning.args)}):
+    """{match[1]}, by its formula."""
+{lets}    return {_text(meaning.result)}
+'''
 
 
 @cache

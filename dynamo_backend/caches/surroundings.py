@@ -5,19 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import FunctionType
 from uuid import uuid4
 
 import torch
 
+from ...ir.expr.intrinsics import INTRINSICS
+from ...ir.expr.ops import OPS
 from ...runtime.cache.fingerprint import key_of
-from ...runtime.cache.foreign_code import foreign_code
+from ...runtime.cache.foreign_code import UnknownCode, described, foreign_code
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...scheduler import rules
 from .. import converters
 from ..compiling.pass_lists import pass_lists
+from ..compiling.register import UserRewrite
+from ..patterns.register import PATTERNS
 
 # What the code of a kernel depends on as well as that of its graph.
 _SETTINGS, _FOREIGN = "settings", "code of others in torch-mlc"
@@ -43,7 +47,9 @@ def _tables(state: int) -> str:
     return key_of(
         [*(f"{op} {_name(fn)}" for op, fn in known),
          *(f"{level} {p.name} {_name(p.function)}" for level, passes in pass_lists() for p in passes), "rules",
-         *(rule.name for rule in rules.RULES)]
+         *(f"{r.name} {r.kinds} {sorted(c.name for c in r.can)}" for r in rules.all_rules()), "intrinsics",
+         *(f"{OPS[name]} {i.triton if isinstance(i.triton, str) else ''}" for name, i in INTRINSICS.items()),
+         "patterns", *(f"{p.name} {p.examples} {_told(p.replacement)}" for p in PATTERNS.values())]
     )  # fmt: skip
 
 
@@ -56,9 +62,21 @@ def _name(of: object) -> str:
             return f"{of.__module__}.{of.__qualname__} {code.co_firstlineno} {code.co_code!r} {code.co_names} {given}"
         case str() | int() | float() | None:
             return repr(of)
+        case UserRewrite():
+            return _name(of.function)
+        case partial():
+            return f"partial {_name(of.func)} {[_name(x) for x in of.args]}"
         case tuple():
             return str([_name(x) for x in of])
     return f"{type(of).__qualname__} {getattr(of, 'name', getattr(of, '__qualname__', ''))}"
+
+
+def _told(of: object) -> str:
+    """What a library's function or op is, which is no code of others; what cannot be told is that elsewhere."""
+    try:
+        return described(of)
+    except UnknownCode:
+        return ""
 
 
 def _settings(options: Options) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from typing import Any
 
 from ...codegen.host.steps.program import HostProgram
 from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import Graph
-from ...ir.passes import Pass, Runner
+from ...ir.passes import Pass, Plain, Runner
 from ...ir.target import Target
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
@@ -20,7 +20,9 @@ from ...scheduler.functions import lower
 from ...scheduler.fusion import fuse
 from ...scheduler.fusion.fusion import Fusion
 from ..aten_passes import lists
+from ..aten_passes.context import ATEN
 from ..aten_passes.lists import AtenPasses
+from ..patterns.replace_patterns import replace_patterns
 from . import host_passes
 from .host_passes import HostContext
 
@@ -53,13 +55,38 @@ class PassLists:
         return ((f.name, getattr(self, f.name)) for f in fields(self))
 
 
+@dataclass(frozen=True, slots=True)
+class UserPass:
+    """A pass that a user has registered in a list: before or after the one that is named, or at the end."""
+
+    level: str
+    own: Pass[Any, Any]
+    before: str | None = None
+    after: str | None = None
+
+    def among(self, passes: tuple[Pass[Any, Any], ...]) -> tuple[Pass[Any, Any], ...]:
+        """A list with this pass in its place, at the end where the one beside it is gone."""
+        places = [k for k, p in enumerate(passes) if p.name == (self.before or self.after)]
+        place = len(passes) if not places else places[0] if self.before is not None else places[-1] + 1
+        return (*passes[:place], self.own, *passes[place:])
+
+
+# In the order in which they were registered.
+USER_PASSES: list[UserPass] = []
+_PATTERNS: AtenPasses = (Pass("replace_patterns", ATEN, Plain(replace_patterns)),)
+
+
 def pass_lists() -> PassLists:
     """The lists as they are now."""
-    return PassLists(
-        lists.JOINT_PASSES, lists.FORWARD_PASSES, lists.BACKWARD_PASSES, lists.INFERENCE_PASSES, lists.PART_PASSES,
-        lists.ATEN_PASSES, passes.GRAPH_PASSES, fuse.FUSE_PASSES, calls.CALL_PASSES, lower.FUNCTION_PASSES,
-        host_passes.HOST_PASSES, host_passes.TEXT_PASSES, host_passes.CODE_PASSES,
+    made = PassLists(
+        _PATTERNS + lists.JOINT_PASSES, lists.FORWARD_PASSES, lists.BACKWARD_PASSES,
+        _PATTERNS + lists.INFERENCE_PASSES, lists.PART_PASSES, lists.ATEN_PASSES, passes.GRAPH_PASSES, fuse.FUSE_PASSES,
+        calls.CALL_PASSES, lower.FUNCTION_PASSES, host_passes.HOST_PASSES, host_passes.TEXT_PASSES,
+        host_passes.CODE_PASSES,
     )  # fmt: skip
+    for user in tuple(USER_PASSES):
+        made = replace(made, **{user.level: user.among(getattr(made, user.level))})
+    return made
 
 
 def runner_of(options: Options, name: str) -> Runner:

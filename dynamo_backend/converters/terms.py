@@ -10,8 +10,9 @@ import sympy
 import torch
 
 from ...ir.expr.dtypes import DType
+from ...ir.expr.formula import convert
 from ...ir.expr.monoid import highest
-from ...ir.expr.value import Const, Expr, IndexValue, Select, call, cast, const, symbol
+from ...ir.expr.value import Const, Expr, IndexValue, Select, call, const, symbol
 from ...ir.nest.loops import contiguous_strides
 
 
@@ -19,17 +20,6 @@ from ...ir.nest.loops import contiguous_strides
 def axes(rank: int) -> tuple[sympy.Symbol, ...]:
     """The axis symbols ``i0, i1, …`` that every node uses."""
     return tuple(symbol(f"i{k}") for k in range(rank))
-
-
-def convert(value: Expr, dtype: DType) -> Expr:
-    """Conversion between any two types; to and from the half types it goes through float32, as torch does."""
-    if value.dtype is dtype:
-        return value
-    if value.dtype.is_half and dtype is not DType.FLOAT32:
-        value = cast(value, DType.FLOAT32)
-    if dtype.is_half and value.dtype is not DType.FLOAT32:
-        value = cast(value, DType.FLOAT32)
-    return cast(value, dtype)
 
 
 def rounded(value: Expr, dtype: DType) -> Expr:

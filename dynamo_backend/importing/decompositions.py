@@ -26,6 +26,7 @@ from ..aten_passes.complex.parts import with_complex
 from ..aten_passes.embedding_bags import EMBEDDING_BAGS
 from ..converters import CONVERTERS
 from ..converters.refused_types import whole_where_refused
+from ..converters.register import new_ops
 
 aten = torch.ops.aten
 
@@ -57,9 +58,20 @@ _INTO_VIEWS = (
 )  # fmt: skip
 
 
-@lru_cache(maxsize=1)
 def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     """The table for ``aot_autograd(decompositions=…)``: overload -> function that computes it from simpler ops."""
+    return _without(new_ops())
+
+
+@lru_cache(maxsize=8)
+def _without(whole: frozenset[str]) -> dict[OpOverload, Callable[..., Any]]:
+    """The table less some ops, for which users have registered converters."""
+    return {op: fn for op, fn in _table().items() if str(op) not in whole}
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[OpOverload, Callable[..., Any]]:
+    """The table for the converters that are ours."""
     build = getattr(_decomp, "_core_aten_decompositions_post_autograd", None) or _decomp.core_aten_decompositions
     table: dict[OpOverload, Callable[..., Any]] = dict(build().items())
     extra: list[OpOverloadPacket] = [getattr(aten, name) for name in _EXTRA if hasattr(aten, name)]
@@ -68,7 +80,7 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     table[aten.view_copy.default] = _view_copy
     table[aten.channel_shuffle.default] = _channel_shuffle(table[aten.channel_shuffle.default])
     table[aten.threshold.default] = _threshold(table[aten.threshold.default])
-    keep = CONVERTERS.keys() | set(_WHOLE)
+    keep = (CONVERTERS.keys() - new_ops()) | set(_WHOLE)
     kept = {op: fn for op, fn in table.items() if str(op) not in keep}
     kept[aten.native_dropout_backward.default] = _dropout_backward
     kept |= {op: _into_expanded(op) for op in _INTO_VIEWS}

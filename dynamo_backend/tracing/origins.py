@@ -14,12 +14,16 @@ from ...ir.graph.graph import Origin
 
 # The metadata of a node of Dynamo's that the ATen nodes made of it have, too.
 _CUSTOM, _PLACE = "custom", "mlc_place"
+# Where a node has which pattern of a user's it was made by.
+PATTERN = "mlc_pattern"
 
 
 def origins_of(node: fx.Node, op: str, place: int = -1) -> tuple[Origin, ...]:
     """The op and the user's innermost line ("model.py:12 in forward: x = self.norm(x)") of one node, and its place
     among the graph's nodes."""
     found = _origin(op, node.meta.get("stack_trace") or "")
+    if (pattern := node.meta.get(PATTERN)) is not None:
+        found = replace(found, note=pattern)
     return (replace(found, place=place) if found.source and place >= 0 else found,)
 
 

@@ -18,6 +18,7 @@ import torch
 
 from ..errors import DivisionByZeroError, IRError, OutOfRangeError
 from ..expr.dtypes import DType
+from ..expr.intrinsics import INTRINSICS, ScalarFunction, definition
 from ..expr.iterations import ITERATIONS, iteration
 from ..expr.ops import OPS, Result
 from ..expr.value import Call, Cast, Const, Expr, Select, Var
@@ -36,11 +37,13 @@ def function(fn: str, dtype: DType, result: DType) -> Function:
         return _RANDOM[fn]
     if dtype.is_half:
         inner, round_to = function(fn, DType.FLOAT32, DType.FLOAT32), partial(_narrowed, dtype=dtype)
-        if fn in _BOOLEAN:
+        if OPS[fn].result is Result.BOOL:
             return lambda *args: inner(*map(np.float32, args))
         return lambda *args: round_to(inner(*map(np.float32, args)))
     if fn in ITERATIONS:
         return _iterated(fn, dtype)
+    if fn in INTRINSICS:
+        return _defined(INTRINSICS[fn], dtype)
     if fn in _UNARY_FLOAT:
         if not (dtype.is_float or dtype.is_complex):
             raise IRError(f"{fn} of {dtype.value}: cast to a float type first")
@@ -104,6 +107,25 @@ def _iterated(fn: str, dtype: DType) -> Function:
         env.update(zip(names, [e(env) for e in start], strict=True))
         while goes_on(env):
             env.update(zip(names, [e(env) for e in step], strict=True))
+        return result(env)
+
+    return run
+
+
+def _defined(intrinsic: ScalarFunction, dtype: DType) -> Function:
+    """A function of a user's: what is said for NumPy, of floats in float64, or else its formula."""
+    if (given := intrinsic.numpy) is not None:
+        into = np.bool_ if OPS[intrinsic.name].result is Result.BOOL else dtype.numpy.type
+        wide = np.float64 if dtype.is_float else dtype.numpy.type
+        return lambda *values: into(given(*map(wide, values)))
+    meaning = definition(intrinsic, dtype)
+    args = [v.name for v in meaning.args]
+    lets, result = [(v.name, _evaluator(e)) for v, e in meaning.lets], _evaluator(meaning.result)
+
+    def run(*values: Scalar) -> Scalar:
+        env = dict(zip(args, values, strict=True))
+        for name, value in lets:
+            env[name] = value(env)
         return result(env)
 
     return run
@@ -356,7 +378,6 @@ _MAKERS: dict[str, Maker] = {
     "check_bounds": _same(_check_bounds),
     "check_divisor": _same(_check_divisor),
 }
-_BOOLEAN = frozenset(name for name, info in OPS.items() if info.result is Result.BOOL)
 
 
 # --- random numbers ---------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import NoReturn, TypeAlias
 import numpy as np
 import sympy
 
+from ..expr.intrinsics import INTRINSICS, ScalarFunction
 from ..expr.symbols import Size, SymbolTable
 from ..expr.value import Load, free_symbols, is_value, symbol
 from ..function.function import TensorFunction
@@ -79,12 +80,15 @@ def run_nest(nest: LoopNest, inputs: Arrays, sizes: Mapping[str, int], *, backwa
         else:
             arrays[buffer.name] = poison(shape, buffer.dtype)
     with np.errstate(all="ignore"):
-        _compiled(nest, backward)(arrays, integers)
+        _compiled(nest, backward, tuple(INTRINSICS.values()))(arrays, integers)
     return {name: arrays[name] for name in nest.outputs}
 
 
 @lru_cache(maxsize=512)
-def _compiled(nest: LoopNest, backward: bool) -> Callable[[Mapping[str, Array], Mapping[str, int]], None]:
+def _compiled(
+    nest: LoopNest, backward: bool, intrinsics: tuple[ScalarFunction, ...]
+) -> Callable[[Mapping[str, Array], Mapping[str, int]], None]:
+    """A nest as a function; ``intrinsics`` are what the functions of users mean at the time."""
     text = NestText(nest, backward)
     source = text.source()
     scope = {**text.globals, "out_of_range": _out_of_range, "bad_axis": _bad_axis}

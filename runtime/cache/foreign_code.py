@@ -19,6 +19,9 @@ from typing import Any
 import sympy
 import torch
 from torch._decomp import global_decomposition_table
+from torch._library.custom_ops import CustomOpDef
+
+from ...ir.registration import Registration
 
 PACKAGE = __name__.split(".")[0]
 # Whose code a key tells by its version; stand-ins of unittest.mock are anybody's.
@@ -106,7 +109,7 @@ class _CodeSearch:
             case type():
                 values, names = vars(holder).values, vars(holder)
             case dict():
-                values, names = holder.values, holder
+                values, names = partial(_entries_of, holder), holder
             case tuple() | list() | set() | frozenset():
                 values, names = holder.__iter__, range(len(holder))
             case _:
@@ -115,6 +118,8 @@ class _CodeSearch:
         held = tuple(values())
         if not isinstance(holder, (tuple, frozenset)):
             self._seen.append((values, held))
+        if isinstance(holder, dict):  # a value under another name is another entry
+            names, held = held[: len(held) // 2], held[len(held) // 2 :]
         for name, value in zip(list(names), held, strict=True):
             kind = type(value)
             if kind in _SKIPPED or (kind in _CONTAINERS and name in _UNREAD):
@@ -144,6 +149,11 @@ class _CodeSearch:
 
 def _ours() -> list[str]:
     return sorted(name for name in list(sys.modules) if name.startswith(_BEGINS) or name == PACKAGE)
+
+
+def _entries_of(table: dict[Any, Any]) -> tuple[Any, ...]:
+    """Keys, then values."""
+    return (*table, *table.values())
 
 
 def _fields_of(value: Any) -> list[Any]:
@@ -233,6 +243,12 @@ def _text(value: Any, known: dict[int, int]) -> Iterator[str]:
             yield f"{getattr(value, '__module__', type(value).__name__)}.{value.__qualname__}"
         case _ if isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
             yield str(value)
+        case CustomOpDef():
+            yield f"op {value._opoverload} "
+            yield from _row((value._init_fn, value._abstract_fn, value._setup_context_fn, value._backward_fn), tell)
+        case Registration():
+            yield f"{value.kind} {value.name} "
+            yield from tell(value.value)
         case _ if is_dataclass(value) and not isinstance(value, type):
             yield f"{type(value).__module__}.{type(value).__qualname__} "
             yield from _row({f.name: getattr(value, f.name, None) for f in fields(value)}, tell)

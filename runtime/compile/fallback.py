@@ -17,6 +17,7 @@ import torch
 
 from ...ir.errors import DivisionByZeroError, MlcError, OutOfRangeError
 from ...ir.expr.dtypes import DType
+from ...ir.expr.intrinsics import INTRINSICS, definition
 from ...ir.expr.iterations import ITERATIONS, iteration
 from ...ir.expr.monoid import Monoid
 from ...ir.expr.value import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, is_value
@@ -268,11 +269,23 @@ class _Run:
                 return self.checked_divisor(self.value(divisor, env))
             case Call(fn, args, dtype) if fn in ITERATIONS:
                 return self.iterated(fn, dtype, [self.value(a, env) for a in args])
+            case Call(fn, args, dtype) if fn in INTRINSICS:
+                return self.defined(fn, args[0].dtype.compute, [self.value(a, env) for a in args]).to(dtype.torch)
             case Call(fn, args, dtype):
                 return _function(fn)(dtype, *(self.value(a, env) for a in args))
             case Load():
                 return self.load(e)
         raise FallbackError(f"no ATen op computes {e}")
+
+    def defined(self, fn: str, dtype: DType, args: list[Tensor]) -> Tensor:
+        """A function of a user's, by its formula."""
+        meaning, memo = definition(INTRINSICS[fn], dtype), self.memo
+        env = {v.name: a.to(dtype.torch) for v, a in zip(meaning.args, args, strict=True)}
+        for let, e in meaning.lets:
+            env[let.name] = self.whole(e, env)
+        result = self.whole(meaning.result, env)
+        self.memo = memo
+        return result
 
     def iterated(self, fn: str, dtype: DType, args: list[Tensor]) -> Tensor:
         """A function that its steps define: elements that have ended keep their state while others go on."""

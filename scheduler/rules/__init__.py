@@ -1,6 +1,7 @@
 """The rules of all targets, best first, and what a nest gets by default."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ...ir.nest.loops import LoopNest
 from ...ir.target import Target
@@ -42,9 +43,29 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class UserRule:
+    """A rule that a user has registered, before another one, or before all."""
+
+    rule: Rule
+    before: str | None
+
+
+# In the order in which they were registered.
+USER_RULES: list[UserRule] = []
+
+
+def all_rules() -> tuple[Rule, ...]:
+    """The rules of users and ours, best first. Where the rule is gone that another was to stand before, it is first."""
+    rules = list(RULES)
+    for user in tuple(USER_RULES):
+        rules.insert(next((k for k, r in enumerate(rules) if r.name == user.before), 0), user.rule)
+    return tuple(rules)
+
+
 def can(target: Target, capability: Capability) -> bool:
     """Whether a target has a rule with a capability."""
-    return any(target.kind in rule.kinds and capability in rule.can for rule in RULES)
+    return any(target.kind in rule.kinds and capability in rule.can for rule in all_rules())
 
 
 def default_schedule(nest: LoopNest, target: Target) -> Schedule:
@@ -79,17 +100,10 @@ def lighter_schedules(nest: LoopNest, target: Target, rule: str, scarce: Scarce)
 
 def design_space(nest: LoopNest, target: Target) -> DesignSpace:
     """Every schedule that the rules offer for a nest. Raises ScheduleError where no rule matches."""
-    return DesignSpace(nest, target, matching(RULES, nest, target))
+    return DesignSpace(nest, target, matching(all_rules(), nest, target))
 
 
 __all__ = [
-    "RULES",
-    "Capability",
-    "DesignSpace",
-    "Rule",
-    "Scarce",
-    "can",
-    "default_schedule",
-    "design_space",
-    "lighter_schedules",
-]
+    "RULES", "USER_RULES", "Capability", "DesignSpace", "Rule", "Scarce", "UserRule", "all_rules", "can",
+    "default_schedule", "design_space", "lighter_schedules",
+]  # fmt: skip

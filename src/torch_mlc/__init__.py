@@ -7,28 +7,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .dynamo_backend.compiling.register import register_pass
+    from .dynamo_backend.converters.register import register_converter
+    from .dynamo_backend.converters.registry import NoConversion
     from .dynamo_backend.entry.modules import compile, from_fx
     from .dynamo_backend.explaining.explain import explain
+    from .dynamo_backend.patterns.register import register_pattern
+    from .ir.expr.formula import Formula
+    from .ir.expr.intrinsics import register_intrinsic
     from .ir.graph.graph import IRModule
+    from .ir.registration import Registration, RegistrationError
     from .ir.text.parser import parse
     from .ir.text.printer import show
     from .runtime.compile.artifacts import load_cache_artifacts
     from .runtime.settings.options import OptionError, Options
     from .scheduler.error import ScheduleError
+    from .scheduler.rules.register import register_rule
+    from .scheduler.rules.registry import Rule
     from .scheduler.schedule.overrides import schedule
     from .scheduler.schedule.schedule import Schedule
     from .scheduler.schedule.trace import Trace
 
 __version__ = "0.1.0"
 __all__ = [
-    "IRModule", "OptionError", "Options", "Schedule", "ScheduleError", "Trace", "__version__", "compile", "explain",
-    "from_fx", "load_cache_artifacts", "parse", "schedule", "show",
+    "Formula", "IRModule", "NoConversion", "OptionError", "Options", "Registration", "RegistrationError", "Rule",
+    "Schedule", "ScheduleError", "Trace", "__version__", "compile", "explain", "from_fx", "load_cache_artifacts",
+    "parse", "register_converter", "register_intrinsic", "register_pass", "register_pattern", "register_rule",
+    "schedule", "show",
 ]  # fmt: skip
 
 _HOME = {
+    "Formula": "ir.expr.formula",
     "IRModule": "ir.graph.graph",
+    "NoConversion": "dynamo_backend.converters.registry",
     "OptionError": "runtime.settings.options",
     "Options": "runtime.settings.options",
+    "Registration": "ir.registration",
+    "RegistrationError": "ir.registration",
+    "Rule": "scheduler.rules.registry",
     "Schedule": "scheduler.schedule.schedule",
     "ScheduleError": "scheduler.error",
     "Trace": "scheduler.schedule.trace",
@@ -37,6 +53,11 @@ _HOME = {
     "from_fx": "dynamo_backend.entry.modules",
     "load_cache_artifacts": "runtime.compile.artifacts",
     "parse": "ir.text.parser",
+    "register_converter": "dynamo_backend.converters.register",
+    "register_intrinsic": "ir.expr.intrinsics",
+    "register_pass": "dynamo_backend.compiling.register",
+    "register_pattern": "dynamo_backend.patterns.register",
+    "register_rule": "scheduler.rules.register",
     "schedule": "scheduler.schedule.overrides",
     "show": "ir.text.printer",
 }

@@ -8,13 +8,14 @@ from functools import partial
 from typing import TypeAlias
 
 from ....ir.expr.dtypes import DType
+from ....ir.expr.intrinsics import INTRINSICS, ScalarFunction, definition
 from ....ir.expr.iterations import ITERATIONS, iteration
 from ....ir.expr.value import Call, Cast, Const, Expr, Select, Var
 from ...kernel import EmitError
 from ..text.builder import Builder, Val
 from ..text.types import cast, from_memory, memory_type, round_half, to_memory
 from . import elementary, rng, special
-from .iterations import iterate
+from .iterations import defined, iterate
 from .library import LIBRARY, library_call
 
 Args: TypeAlias = tuple[Val, ...]
@@ -25,7 +26,7 @@ BOOL = DType.BOOL
 def apply(b: Builder, fn: str, args: Args, dtype: DType) -> Val:
     """The value of ``fn(*args)``. Half types are computed in float32 and rounded."""
     args = b.same(*args)
-    handler = HANDLERS[fn]
+    handler = HANDLERS.get(fn) or _intrinsic(INTRINSICS[fn])
     if args[0].dtype.is_half and fn != "bitcast":
         wide = tuple(Val(a.name, DType.FLOAT32, a.lanes) for a in args)
         if dtype is BOOL:
@@ -411,6 +412,21 @@ _ELEMENTARY = [
 
 def _iterated(fn: str) -> Handler:
     return lambda b, args, dtype: iterate(b, iteration(fn, dtype), args, partial(closed, b))
+
+
+def _intrinsic(intrinsic: ScalarFunction) -> Handler:
+    """A function of a user's: by the instructions that it writes, or by its formula."""
+
+    def handler(b: Builder, args: Args, dtype: DType) -> Val:
+        if intrinsic.llvm is None:
+            return defined(b, definition(intrinsic, args[0].dtype), args, partial(closed, b))
+        made = intrinsic.llvm(b, *args)
+        if not isinstance(made, Val) or made.dtype is not dtype:
+            what = f"a {made.dtype.value}" if isinstance(made, Val) else f"a {type(made).__name__}"
+            raise EmitError(f"the LLVM code of {intrinsic.name} gives {what}; it must give a Val of {dtype.value}")
+        return made
+
+    return handler
 
 
 def _check(b: Builder, args: Args, dtype: DType) -> Val:

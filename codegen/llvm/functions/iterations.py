@@ -1,15 +1,24 @@
-"""A loop that goes on while any lane does."""
+"""Functions that expressions define: by a loop that goes on while any lane does, or at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+from ....ir.expr.intrinsics import Definition
 from ....ir.expr.iterations import Iteration
 from ....ir.expr.value import Expr
 from ..text.builder import Builder, Val
 
 Evaluate: TypeAlias = Callable[[Expr, Mapping[str, Val]], Val]
+
+
+def defined(b: Builder, meaning: Definition, args: tuple[Val, ...], value: Evaluate) -> Val:
+    """What an expression of ``args`` is, which have the same lanes."""
+    env = {v.name: a for v, a in zip(meaning.args, args, strict=True)}
+    for let, e in meaning.lets:
+        env[let.name] = value(e, env)
+    return b.splat(value(meaning.result, env), args[0].lanes)
 
 
 def iterate(b: Builder, loop: Iteration, args: tuple[Val, ...], value: Evaluate) -> Val:

@@ -26,6 +26,7 @@ from tests.dynamo_backend.played_programs import (
     stages_of,
 )
 from tests.runtime.played_driver import FAILED, NO_MEMORY
+from torch_mlc.codegen.host.steps.resolve import resolve
 from torch_mlc.codegen.host.steps.step import Launch
 from torch_mlc.dynamo_backend.compiling import host_programs
 from torch_mlc.dynamo_backend.compiling.host_programs import host_code, stored_host_code
@@ -159,7 +160,8 @@ def test_what_stays_with_python_is_told(monkeypatch):
     shapes = [(k + 2, 3) for k in range(6)]
     stages = stages_of(momentum, (*shapes, *shapes), False)
     program = stages.program
-    found = host_code(program, Options(host_program="native"), STORE)
+    resolved = resolve(program)
+    found = host_code(program, resolved, Options(host_program="native"), STORE)
     assert found.code is not None and found.native is not None and found.native.gpu == 0
     assert re.fullmatch(r"Python launches k0_ \(.*\), which reads a table .*", found.python)
     # What a cache keeps of it is the same program.
@@ -167,7 +169,7 @@ def test_what_stays_with_python_is_told(monkeypatch):
     assert again is not None and again.native is not None and again.native.gpu == 0
     assert again.native.own == found.native.own
     # On GPUs nothing is native that was not asked to be.
-    assert host_code(program, Options(), STORE).native is None
+    assert host_code(program, resolved, Options(), STORE).native is None
 
 
 @pytest.mark.skipif(bool(torch.version.cuda or torch.version.hip), reason="torch is built with GPUs")

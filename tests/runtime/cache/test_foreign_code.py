@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from torch_mlc.ir.passes import GRAPH, Pass
+from torch_mlc.ir.registration import Registration
 from torch_mlc.runtime.cache import foreign_code as module
 from torch_mlc.runtime.cache.fingerprint import ROOMS
 from torch_mlc.runtime.cache.foreign_code import ForeignCode, UnknownCode, described, foreign_code
@@ -81,6 +82,28 @@ def test_code_of_others_is_found_where_it_is_put(place: str, monkeypatch: pytest
             texts.append(foreign_code().text)
         assert foreign_code().text == ""
     assert texts[0] and texts[0] == texts[2] != texts[1]
+
+
+def test_a_function_under_another_name_is_another_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, fn = sys.modules["torch_mlc.dynamo_backend.converters.registry"].CONVERTERS, of(2)
+    found = []
+    for name in ("mine.op.default", "mine.other.default"):
+        with monkeypatch.context() as patch:
+            patch.setitem(table, name, fn)
+            found.append(foreign_code())
+    assert found[0].text != found[1].text and found[0].state != found[1].state
+
+
+def test_ops_and_registrations_are_described_by_what_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def op(by: int) -> Any:
+        def scaled(x: torch.Tensor) -> torch.Tensor:
+            return x * by
+
+        return torch.library.custom_op("mlc_tests_foreign::scaled", scaled, mutates_args=())
+
+    assert described(op(2)) == described(op(2)) != described(op(3))
+    registered = [Registration("rule", name, of(by), lambda: None) for name, by in (("a", 1), ("a", 2), ("b", 1))]
+    assert len({described(r) for r in registered}) == 3
 
 
 def test_what_cannot_be_told_says_where(monkeypatch: pytest.MonkeyPatch) -> None:

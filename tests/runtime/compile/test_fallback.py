@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import torch_mlc
 from torch_mlc.dynamo_backend.compiling import kernels
 from torch_mlc.runtime.counters import counters
 
@@ -70,6 +71,23 @@ def test_numbers_of_a_row_are_read_beside_its_features() -> None:
         y = f(x)
         found.append((y, *torch.autograd.grad(y.sin().sum(), x)))
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.filterwarnings("ignore:torch-mlc")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_functions_of_users(dtype: torch.dtype) -> None:
+    def doubled(x: torch_mlc.Formula) -> torch_mlc.Formula:
+        y = x * x
+        return (y + y).sqrt()
+
+    x = torch.linspace(-2, 2, 12, dtype=dtype)
+    settings = {"strict": False, "cache": False}
+    with (
+        torch_mlc.register_intrinsic("doubled", doubled),
+        torch_mlc.register_converter("aten.celu", lambda x: x.doubled(), pointwise=True),
+    ):
+        ours = torch.compile(torch.celu, backend="mlc", options=settings)(x)
+    torch.testing.assert_close(ours, (x.float().square() * 2).sqrt().to(dtype))
 
 
 def _attention(x: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from torch_mlc.ir.graph.graph import CallTensor, Graph, Input, IRModule, Reducti
 from torch_mlc.ir.nest.loops import Buffer, contiguous_strides
 from torch_mlc.ir.oracle.oracle import run_graph
 from torch_mlc.ir.verify.verify import verify
-from torch_mlc.scheduler.functions.function import Dim, Output, Stage, TensorFunction
+from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.scheduler.functions.split_kernel import (
     Cut,
     Halves,

@@ -96,7 +96,7 @@ CASES = {
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that the oracle soon has several."""
-    for name in ("ROWS", "COLUMNS", "FEWER_COLUMNS"):
+    for name in ("COMBINED_ROWS", "COLUMNS", "FEWER_COLUMNS"):
         monkeypatch.setattr(tiles, name, 64)
 
 

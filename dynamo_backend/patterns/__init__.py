@@ -1,0 +1,1 @@
+"""Sub-graphs of ATen ops that users have registered, and what takes their place."""
