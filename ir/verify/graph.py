@@ -24,6 +24,7 @@ from ..graph.graph import (
     node_values,
     uses,
 )
+from ..graph.slices import MEMORY
 from ..nest.loops import Buffer, LoopNest
 from .expr import AccessShape, Fault, Shapes, access, expression, index_symbols
 
@@ -81,6 +82,7 @@ def _type_symbols(culprit: object, kind: TensorType, sizes: set[sympy.Symbol]) -
 def values_are_sound(graph: Graph, module: IRModule | None) -> Iterator[Fault]:
     """Types, ranks and ranges inside the nodes that say what an element is."""
     shapes: dict[str, AccessShape] = {}
+    memories: dict[str, TensorType] = {}
     sizes = set(graph.symbols.symbols)
     for i in graph.inputs:
         if isinstance(i, Input):
@@ -91,8 +93,12 @@ def values_are_sound(graph: Graph, module: IRModule | None) -> Iterator[Fault]:
                 yield from _elements(node, shapes, sizes)
             case Scatter():
                 yield from _scatter(node, shapes, sizes)
+            case View(source=source) if source in memories and not node.axes:
+                yield from _slice(node, memories[source], sizes)
             case View():
                 yield from _view(node, shapes, sizes)
+            case Library(target=target, types=(TensorType() as kind,)) if target == MEMORY:
+                memories[node.names[0]] = kind
         shapes.update({n: AccessShape(t.dtype, t.shape) for n, t in zip(node.names, node.types) if t is not None})
 
 
@@ -157,6 +163,27 @@ def _view(node: View, shapes: Shapes, sizes: set[sympy.Symbol]) -> Iterator[Faul
             yield from expression(i, shapes, bound, ranges)
     if node.source in shapes and shapes[node.source].dtype is not node.type.dtype:
         yield Fault(node, f"a view of {shapes[node.source].dtype.value} as {node.type.dtype.value}", "use bitcast")
+
+
+def _slice(node: View, memory: TensorType, sizes: set[sympy.Symbol]) -> Iterator[Fault]:
+    """A slice of memory that kernels write is told by where it begins and how it lies there; it is inside."""
+    yield from index_symbols(node, node.offset, sizes)
+    if node.type.dtype is not memory.dtype:
+        yield Fault(node, f"a slice of {memory.dtype.value} as {node.type.dtype.value}", "give both one type")
+    if any(n.is_zero for n in node.type.shape):
+        return
+    if not all(
+        e.is_Integer for e in (node.offset, *node.type.shape, *node.type.strides, *memory.shape, *memory.strides)
+    ):
+        return
+    last, end = node.offset + _reach(node.type), _reach(memory)
+    if node.offset < 0 or last > end:
+        yield Fault(node, f"the slice ends at element {last} of memory that ends at {end}")
+
+
+def _reach(kind: TensorType) -> sympy.Expr:
+    """How far behind the first element the last one lies."""
+    return sympy.Add(*((n - 1) * s for n, s in zip(kind.shape, kind.strides, strict=True)))
 
 
 def _ranges(axes: tuple[sympy.Symbol, ...], extents: tuple[sympy.Expr, ...]) -> dict[sympy.Symbol, Interval]:

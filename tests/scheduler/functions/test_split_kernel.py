@@ -14,11 +14,11 @@ from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.monoid import ANY, ARGMAX, LOGSUMEXP, MAX, PRODUCT, SUM, WELFORD, Monoid
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import Expr, IndexValue, Load, call, const, symbol
+from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.ir.graph.graph import CallTensor, Graph, Input, IRModule, Reduction, TensorType
 from torch_mlc.ir.nest.loops import Buffer, contiguous_strides
 from torch_mlc.ir.oracle.oracle import run_graph
 from torch_mlc.ir.verify.verify import verify
-from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.scheduler.functions.split_kernel import (
     Cut,
     Halves,
