@@ -43,7 +43,7 @@ def trace_like(function: Callable[..., Any], values: Sequence[Any]) -> fx.GraphM
     """A function of fake tensors, and of numbers, as it is for these."""
     tensors = [v for v in values if isinstance(v, FakeTensor)]
     device = tensors[0].device
-    elsewhere = device.type == "cuda" and not torch.cuda.is_available()
+    elsewhere = not torch.get_device_module(device).is_available()
     with _disable_current_modes():
         # Tracing computes with constants, which have to be somewhere.
         given = [_on_cpu(t) for t in tensors] if elsewhere else tensors
