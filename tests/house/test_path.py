@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -56,6 +57,6 @@ def test_the_way_of_a_graph_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Softmax(-1), nn.LayerNorm(32))
     stays = stays_of(model, torch.randn(4, 32), monkeypatch)
     assert stays[0] == "dynamo_backend/entry/compile.py" and "dynamo_backend/importing/importer.py" in stays
-    climbs = sum(layer(after) < layer(before) for before, after in zip(stays, stays[1:], strict=False))
+    climbs = sum(layer(after) < layer(before) for before, after in pairwise(stays))
     assert len(stays) <= 25, stays
     assert climbs <= 3, stays
