@@ -67,7 +67,9 @@ def loaded(
     """The function that runs the graph; what is made of it later is kept under ``key``, where there is one."""
     with job.timer.phase("load"):
         keep = keeper(job.store, key, job.name) if key else None
-        call = host.code.load(loaded_kernels(job, kernels), job.named(constants), job.name, keep, host.code.told)
+        call = host.code.load(
+            loaded_kernels(kernels, job.options, job.store), job.named(constants), job.name, keep, host.code.told
+        )
         return with_captures(call, capture, job.options, job.region, job.name, job.lazy)
 
 

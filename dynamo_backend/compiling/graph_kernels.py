@@ -11,9 +11,10 @@ from ...codegen.kernel import KernelSource
 from ...ir.graph.graph import CallTensor
 from ...runtime.compile.compilers import Compilers
 from ...runtime.compile.fallback import AtenKernel
-from ...runtime.compile.kernels import LoadedKernel, kernel_use, source_use
+from ...runtime.compile.kernels import KernelStore, LoadedKernel, kernel_use, source_use
 from ...runtime.counters import counters
 from ...runtime.gpu.checks import launches_checked
+from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...scheduler.fusion.fusion import Fusion
 from .job import Job
@@ -50,16 +51,15 @@ def start_kernels(job: Job, fusion: Fusion, tuning: Tuning, compilers: Compilers
     return found
 
 
-def loaded_kernels(job: Job, kernels: Mapping[str, KernelBuild]) -> dict[str, LoadedKernel]:
+def loaded_kernels(kernels: Mapping[str, KernelBuild], options: Options, store: KernelStore) -> dict[str, LoadedKernel]:
     """What runs, by the variable of the host program."""
-    variables = variables_of(kernels)
-    return {variables[b.key]: _loaded(job, b) for b in kernels.values()}
-
-
-def _loaded(job: Job, build: KernelBuild) -> LoadedKernel:
-    if build.code is None:
-        return LoadedKernel(AtenKernel(build.function), None, build.function.name)
-    return job.store.load(build.code, checked=launches_checked(job.options.verify))
+    variables, checked = variables_of(kernels), launches_checked(options.verify)
+    return {
+        variables[b.key]: LoadedKernel(AtenKernel(b.function), None, b.function.name)
+        if b.code is None
+        else store.load(b.code, checked=checked)
+        for b in kernels.values()
+    }
 
 
 def variables_of(kernels: Kernels) -> dict[str, str]:

@@ -12,7 +12,6 @@ import torch
 from torch import fx
 
 from ...codegen.host.build import build_host_program
-from ...codegen.host.steps.kernel_use import KernelUse
 from ...ir.errors import MlcError
 from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import CallTensor, Graph, Input, IRModule, Library, SizeInput, TensorType, View
@@ -25,10 +24,8 @@ from ...ir.verify.verify import verify
 from ...runtime.compile import nest_kernel
 from ...runtime.compile.arguments import CallError, Signature, without_bits
 from ...runtime.compile.compilers import Compilers, workers_for
-from ...runtime.compile.fallback import AtenKernel
-from ...runtime.compile.kernels import KernelStore, LoadedKernel, kernel_store_of, kernel_use
+from ...runtime.compile.kernels import KernelStore, kernel_store_of
 from ...runtime.compile.nest_kernel import NestKernel
-from ...runtime.gpu.checks import launches_checked
 from ...runtime.host.executable import Boxed
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
@@ -37,6 +34,7 @@ from ...scheduler.functions.function_table import FunctionTable
 from ...scheduler.fusion.fusion import Fusion
 from ...scheduler.schedule.schedule import Schedule
 from ..caches.surroundings import kernel_settings, surroundings
+from ..compiling.graph_kernels import loaded_kernels, uses_of
 from ..compiling.host_passes import HostContext
 from ..compiling.host_programs import HostCode, host_code
 from ..compiling.kernels import KernelBuild, KernelPlan, start_kernel
@@ -135,10 +133,9 @@ def _compiled(module: IRModule, options: Options) -> CompiledModule:
             for name, f in functions.items()
         }
         kernels = {name: kernel.finish() for name, kernel in started.items()}
-    uses = {name: _use(build, f"k{k}_") for k, (name, build) in enumerate(kernels.items())}
-    program = run_passes(lists.host, build_host_program(graph, uses), HostContext(graph))
+    program = run_passes(lists.host, build_host_program(graph, uses_of(kernels)), HostContext(graph))
     code = host_code(program, run_passes(lists.text, program, None), options, store)
-    return CompiledModule(module, options, kernels, code, {n: u.kernel for n, u in uses.items()}, store)
+    return CompiledModule(module, options, kernels, code, store)
 
 
 def _target(call: CallTensor, options: Options) -> Target:
@@ -181,13 +178,6 @@ def _called(module: IRModule) -> dict[str, TensorFunction]:
     return found
 
 
-def _use(build: KernelBuild, variable: str) -> KernelUse:
-    names, table = [s.name for s in build.function.symbols.symbols], build.function.table
-    if build.code is None:
-        return KernelUse(variable, tuple(range(len(names))), by_pointer=False, table=table)
-    return kernel_use(build.code, variable, tuple(names.index(s) for s in build.code.symbols), table=table)
-
-
 @dataclass(frozen=True)
 class CompiledModule:
     """A compiled graph: ``call(*inputs)`` takes the tensors that the graph does, in order, and returns its results, one
@@ -201,7 +191,6 @@ class CompiledModule:
     options: Options
     kernels: Mapping[str, KernelBuild]
     host: HostCode
-    variables: Mapping[str, str]
     store: KernelStore
 
     def __repr__(self) -> str:
@@ -226,13 +215,7 @@ class CompiledModule:
                 here = target_for("cuda")
                 if (here.kind, here.arch) != (build.target.kind, build.target.arch):
                     raise CallError(f"{name} was compiled for {build.target} and this machine's GPU is {here}")
-        checked = launches_checked(self.options.verify)
-        loaded = {
-            self.variables[name]: LoadedKernel(AtenKernel(build.function), None, name)
-            if build.code is None
-            else self.store.load(build.code, checked=checked)
-            for name, build in self.kernels.items()
-        }
+        loaded = loaded_kernels(self.kernels, self.options, self.store)
         return self.host.load(loaded, self.module.graph.constants, self.module.main)
 
     def __call__(self, *inputs: Tensor, **sizes: int) -> Any:
