@@ -100,10 +100,7 @@ def through_aot(
     function is compiled to be saved."""
     try:
         with ExitStack() as around:
-            # A search for garbage would look through every object of torch's and of the graph a few times, a quarter of
-            # a second each, to find next to nothing. What is tuned runs for minutes.
-            collection = nullcontext() if settings.tune else no_collection()
-            for context in (collection, whole_ops(), _states_as_tensors(), frame_budget(settings.log)):
+            for context in (_collection(settings), whole_ops(), _states_as_tensors(), frame_budget(settings.log)):
                 around.enter_context(context)
             if cached or ahead:
                 around.enter_context(settings_in_keys(settings, number_nodes(gm), ahead))
@@ -119,6 +116,12 @@ def through_aot(
     except IndexError as error:
         # Dynamo takes an IndexError for one of the user's.
         raise BackendError(f"IndexError inside the backend: {error}") from error
+
+
+def _collection(settings: Options) -> AbstractContextManager[None]:
+    """A search for garbage would look through every object of torch's and of the graph a few times, a quarter of a second
+    each, to find next to nothing. What is tuned runs for minutes."""
+    return nullcontext() if settings.tune else no_collection()
 
 
 def _states_as_tensors() -> AbstractContextManager[Any]:
@@ -186,8 +189,9 @@ def job_of(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Optio
 
 def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str) -> CompiledGraph:
     """One graph of AOTAutograd."""
-    job = job_of(gm, example_inputs, settings=settings, kind=kind)
-    compiled, name = job.compile(), job.name
+    with _collection(settings):  # a backward may be compiled long after its forward
+        job = job_of(gm, example_inputs, settings=settings, kind=kind)
+        compiled, name = job.compile(), job.name
     process_times.add(kind, compiled.timer.seconds)
     assert compiled.call is not None
     if settings.verify > 1:
