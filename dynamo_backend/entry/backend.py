@@ -119,8 +119,8 @@ def through_aot(
 
 
 def _collection(settings: Options) -> AbstractContextManager[None]:
-    """A search for garbage would look through every object of torch's and of the graph a few times, a quarter of a second
-    each, to find next to nothing. What is tuned runs for minutes."""
+    """A search for garbage would look through every object of torch's and of the graph a few times, a quarter of a
+    second each, to find next to nothing. What is tuned runs for minutes."""
     return nullcontext() if settings.tune else no_collection()
 
 
