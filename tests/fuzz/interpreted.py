@@ -107,7 +107,7 @@ def _build(job: Job, fusion: Fusion, name: str, origins: Sequence[Any]) -> Kerne
     return build
 
 
-def _loaded_kernels(job: Job, kernels: Mapping[str, KernelBuild]) -> dict[str, LoadedKernel]:
+def _loaded_kernels(kernels: Mapping[str, KernelBuild], options: Any, store: Any) -> dict[str, LoadedKernel]:
     variables = variables_of(kernels)
     return {variables[b.key]: _loaded(b) for b in kernels.values()}
 
