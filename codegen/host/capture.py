@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -31,6 +30,7 @@ from ...ir.graph.graph import (
 )
 from .build import MUTATES
 from .steps.lines import place_text
+from .steps.step import leaves
 
 _REGION, _TRITON = "hop::invoke_subgraph", "hop::triton_kernel_wrapper_functional"
 # Ops that wait for the device or copy from it, though no tag of theirs says so.
@@ -147,7 +147,7 @@ def _unsafe(node: Library, graph: Graph, regions: Mapping[str, str]) -> str:
         return "is decided by the host"
     if target.startswith("mlc::"):
         return ""
-    if any(isinstance(a, (ArgumentRef, ConstantRef)) for a in _leaves((node.args, node.kwargs))) and target != _TRITON:
+    if any(isinstance(a, (ArgumentRef, ConstantRef)) for a in leaves((node.args, node.kwargs))) and target != _TRITON:
         return "takes an object that only the host has"
     return _of_op(target, node, graph) if target != _TRITON else ""
 
@@ -169,18 +169,6 @@ def _of_op(target: str, node: Library, graph: Graph) -> str:
         if masks:
             return "counts the elements of a mask"
     return ""
-
-
-def _leaves(arg: Any) -> Iterator[Any]:
-    match arg:
-        case tuple() | list():
-            for a in arg:
-                yield from _leaves(a)
-        case dict():
-            for a in arg.values():
-                yield from _leaves(a)
-        case _:
-            yield arg
 
 
 # --- what is written --------------------------------------------------------------------------------------------------

@@ -24,10 +24,14 @@ from .views.written_views import return_written_inputs
 
 AtenPasses = tuple[Pass[fx.GraphModule, AtenContext], ...]
 
-# Graphs that hold forward and backward, before they are parted: what decides of saving.
-JOINT_PASSES: AtenPasses = (
+# Graphs without a backward.
+INFERENCE_PASSES: AtenPasses = (
     Pass("chunk_losses", ATEN, chunk_losses),
     Pass("unshift_softmax", ATEN, OnGraph(unshift_softmax), needs=(FAST,)),
+)
+# Graphs that hold forward and backward, before they are parted: what decides of saving.
+JOINT_PASSES: AtenPasses = (
+    *INFERENCE_PASSES,
     Pass("open_log_softmax", ATEN, Plain(open_log_softmax)),
     Pass("forget_running_statistics", ATEN, Plain(forget_running_statistics)),
     Pass("renormalize", ATEN, renormalize, needs=(FAST,)),
@@ -41,11 +45,6 @@ JOINT_PASSES: AtenPasses = (
 # A forward and its backward, right after they were parted.
 FORWARD_PASSES: AtenPasses = (Pass("save_copies", ATEN, save_copies),)
 BACKWARD_PASSES: AtenPasses = (Pass("recompute_maxima", ATEN, recompute_maxima),)
-# Graphs without a backward.
-INFERENCE_PASSES: AtenPasses = (
-    Pass("chunk_losses", ATEN, chunk_losses),
-    Pass("unshift_softmax", ATEN, OnGraph(unshift_softmax), needs=(FAST,)),
-)
 # Every graph that AOTAutograd hands over.
 PART_PASSES: AtenPasses = (
     Pass("merge_products", ATEN, Plain(merge_products), needs=(FAST,)),

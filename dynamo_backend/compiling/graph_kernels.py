@@ -16,8 +16,8 @@ from ...runtime.counters import counters
 from ...runtime.gpu.checks import launches_checked
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
+from ...runtime.timing import PhaseTimer
 from ...scheduler.fusion.fusion import Fusion
-from .job import Job
 from .kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
 from .tuning import Tuning, tuning_costs, tuning_of
 
@@ -30,20 +30,20 @@ def called(fusion: Fusion) -> Counter[str]:
     return Counter(n.function for n in fusion.graph.nodes if isinstance(n, CallTensor))
 
 
-def tuning_for(job: Job, fusion: Fusion) -> Tuning:
+def tuning_for(fusion: Fusion, options: Options, timer: PhaseTimer, may_measure: bool) -> Tuning:
     """Where the schedules of a graph's kernels come from."""
     calls = called(fusion)
     costs = tuning_costs({name: fusion.functions[name] for name in calls}, calls)
-    return tuning_of(job.options, job.timer, costs, may_measure=job.load or job.fresh)
+    return tuning_of(options, timer, costs, may_measure=may_measure)
 
 
-def start_kernels(job: Job, fusion: Fusion, tuning: Tuning, compilers: Compilers) -> dict[str, StartedKernel]:
+def start_kernels(fusion: Fusion, plan: KernelPlan, compilers: Compilers) -> dict[str, StartedKernel]:
     """The code of every function that the graph calls, found or begun."""
-    plan = KernelPlan(job.options, job.settings, job.store, job.timer, tuning, job.run, job.fresh)
+    options = plan.options
     found: dict[str, StartedKernel] = {}
     for node in fusion.graph.nodes:
         if isinstance(node, CallTensor) and node.function not in found:
-            target = target_for(node.types[0].device, job.options.target, job.options.threads)
+            target = target_for(node.types[0].device, options.target, options.threads)
             function = fusion.functions[node.function]
             found[node.function] = start_kernel(function, target, plan, node.origins, compilers)
         elif isinstance(node, CallTensor):

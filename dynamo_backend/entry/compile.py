@@ -25,7 +25,7 @@ from ..compiling.compiled import CompiledGraph, Stages, told_capture
 from ..compiling.graph_host import Hosted, hosted, loaded, program_of
 from ..compiling.graph_kernels import called, is_other, overridden, start_kernels, tuning_for
 from ..compiling.job import Job, devices_of
-from ..compiling.kernels import KernelBuild
+from ..compiling.kernels import KernelBuild, KernelPlan
 from ..compiling.pass_lists import pass_lists, runner_of
 from ..compiling.plans import Plan, plans
 from ..importing.regions import regions_of, taken_apart
@@ -102,10 +102,11 @@ def _first_that_holds(job: Job, cache: GraphCache) -> CompiledGraph:
 def _compiled(job: Job, cache: GraphCache, plan: Plan) -> CompiledGraph:
     """Kernels, the host program around them, and the function that runs both. Raises NotAlike where the program does
     not repeat as the plan says."""
-    tuning = tuning_for(job, plan.fusion)
+    tuning = tuning_for(plan.fusion, job.options, job.timer, may_measure=job.load or job.fresh)
+    made_by = KernelPlan(job.options, job.settings, job.store, job.timer, tuning, job.run, job.fresh)
     workers = workers_for(len(called(plan.fusion)), job.options.compile_workers)
     with Compilers(beside=tuning.budget is None, workers=workers) as compilers:
-        started = start_kernels(job, plan.fusion, tuning, compilers)
+        started = start_kernels(plan.fusion, made_by, compilers)
         host = hosted(job, plan, started)
         kernels = {function: kernel.finish() for function, kernel in started.items()}
     if any(is_other(b, started[f]) for f, b in kernels.items()):

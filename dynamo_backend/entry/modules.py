@@ -34,12 +34,11 @@ from ...scheduler.functions.function_table import FunctionTable
 from ...scheduler.fusion.fusion import Fusion
 from ...scheduler.schedule.schedule import Schedule
 from ..caches.surroundings import kernel_settings, surroundings
-from ..compiling.graph_kernels import loaded_kernels, uses_of
+from ..compiling.graph_kernels import loaded_kernels, start_kernels, tuning_for, uses_of
 from ..compiling.host_passes import HostContext
 from ..compiling.host_programs import HostCode, host_code
-from ..compiling.kernels import KernelBuild, KernelPlan, start_kernel
+from ..compiling.kernels import KernelBuild, KernelPlan
 from ..compiling.pass_lists import context_of, pass_lists, runner_of
-from ..compiling.tuning import tuning_costs, tuning_of
 from ..importing.importer import import_graph
 
 Tensor: TypeAlias = torch.Tensor
@@ -119,27 +118,18 @@ def _compiled(module: IRModule, options: Options) -> CompiledModule:
     verify(module)
     module = _fused(module, options)
     verify(module)
-    graph, functions, lists = module.graph, _called(module), pass_lists()
+    graph, lists = module.graph, pass_lists()
+    fusion = Fusion(graph, _called(module))
     store, timer = kernel_store_of(options), PhaseTimer()
-    calls = [n for n in graph.nodes if isinstance(n, CallTensor)]
-    first = {n.function: n for n in reversed(calls)}
-    counts = {name: sum(n.function == name for n in calls) for name in functions}
-    tuning = tuning_of(options, timer, tuning_costs(functions, counts), may_measure=False)
+    tuning = tuning_for(fusion, options, timer, may_measure=False)
     settings = kernel_settings(surroundings(options, sorted({t.device for t in graph.types().values()})))
     plan = KernelPlan(options, settings, store, timer, tuning, run=runner_of(options, module.main))
-    with Compilers(beside=True, workers=workers_for(len(functions), options.compile_workers)) as compilers:
-        started = {
-            name: start_kernel(f, _target(first[name], options), plan, first[name].origins, compilers)
-            for name, f in functions.items()
-        }
+    with Compilers(beside=True, workers=workers_for(len(fusion.functions), options.compile_workers)) as compilers:
+        started = start_kernels(fusion, plan, compilers)
         kernels = {name: kernel.finish() for name, kernel in started.items()}
     program = run_passes(lists.host, build_host_program(graph, uses_of(kernels)), HostContext(graph))
     code = host_code(program, run_passes(lists.text, program, None), options, store)
     return CompiledModule(module, options, kernels, code, store)
-
-
-def _target(call: CallTensor, options: Options) -> Target:
-    return target_for(call.types[0].device, options.target, options.threads)
 
 
 def _fused(module: IRModule, options: Options) -> IRModule:

@@ -23,7 +23,7 @@ from torch_mlc.codegen.kernel import EmitError, KernelSource, LibraryOnlyError
 from torch_mlc.dynamo_backend.compiling import graph_host
 from torch_mlc.dynamo_backend.compiling.graph_kernels import variables_of
 from torch_mlc.dynamo_backend.compiling.job import Job
-from torch_mlc.dynamo_backend.compiling.kernels import KernelBuild, KernelError, StartedKernel, emit
+from torch_mlc.dynamo_backend.compiling.kernels import KernelBuild, KernelError, KernelPlan, StartedKernel, emit
 from torch_mlc.dynamo_backend.compiling.plans import Plan, plans
 from torch_mlc.dynamo_backend.converters.random import replays
 from torch_mlc.dynamo_backend.entry import compile as compilation
@@ -35,6 +35,7 @@ from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.compile.fallback import AtenKernel
 from torch_mlc.runtime.compile.kernels import LoadedKernel
 from torch_mlc.runtime.gpu.launch import grid_function
+from torch_mlc.runtime.settings.options import Options
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fusion import Fusion
 from torch_mlc.scheduler.rules import default_schedule
@@ -80,17 +81,17 @@ def _plans(job: Job, key: Any) -> Iterator[Plan]:
         yield replace(plan, fusion=replace(plan.fusion, graph=_at_home(plan.fusion.graph)))
 
 
-def _start_kernels(job: Job, fusion: Fusion, tuning: Any, compilers: Any) -> dict[str, StartedKernel]:
+def _start_kernels(fusion: Fusion, plan: KernelPlan, compilers: Any) -> dict[str, StartedKernel]:
     called = {n.function: n.origins for n in fusion.graph.nodes if isinstance(n, CallTensor)}
-    return {name: StartedKernel.of(_build(job, fusion, name, origins)) for name, origins in called.items()}
+    return {name: StartedKernel.of(_build(plan.options, fusion, name, origins)) for name, origins in called.items()}
 
 
-def _build(job: Job, fusion: Fusion, name: str, origins: Sequence[Any]) -> KernelBuild:
+def _build(options: Options, fusion: Fusion, name: str, origins: Sequence[Any]) -> KernelBuild:
     """The source of a kernel; ATen's ops take the place of one that a library is meant to have, as on a GPU.
 
     Raises KernelError for any other that there is no code for.
     """
-    function, target = fusion.functions[name], gpu_target(str(job.options.target))
+    function, target = fusion.functions[name], gpu_target(str(options.target))
     nest = lower_to_loops(function)
     schedule = default_schedule(nest, target)
     build = KernelBuild(function, target, name, None, nest, schedule)
@@ -100,7 +101,7 @@ def _build(job: Job, fusion: Fusion, name: str, origins: Sequence[Any]) -> Kerne
         return build
     except EmitError as error:
         raise KernelError(f"kernel {name} has no code for {target}: {error}") from error
-    if job.options.verify:
+    if options.verify:
         kernel = _Kernel.of(build)
         affords = _Allowance(kernel).affords
         verify_kernel(function, nest, schedule.nest, kernel.on_rows, "cpu", origins, affords)
