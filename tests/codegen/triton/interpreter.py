@@ -118,6 +118,41 @@ def _numbers_of_one_element(plain):
     return patched
 
 
+def _tuple(x):
+    return x if isinstance(x, tuple) else (x,)
+
+
+def _reduced_as_a_tree(self, inputs):
+    """Neighbours are combined, then those sums, as lanes of a GPU do it.
+
+    The interpreter's own loop adds one element after another, whose rounding in float32 grows with their number, and
+    takes a call of the function for each.
+    """
+    shape = inputs[0].handle.data.shape
+    states = [np.asarray(x.handle.data) for x in inputs]
+    states = [x.reshape(-1) for x in states] if self.axis is None else [np.moveaxis(x, self.axis, -1) for x in states]
+    while states[0].shape[-1] > 1:
+        pairs = [self.to_tensor(x[..., k::2], t.dtype) for k in (0, 1) for x, t in zip(states, inputs)]
+        states = [np.asarray(x.handle.data) for x in _tuple(self.combine_fn.fn(*pairs))]
+    results = [x[..., 0] for x in states]
+    if self.keep_dims:
+        results = [x.reshape([1] * len(shape)) if self.axis is None else np.expand_dims(x, self.axis) for x in results]
+    return [self.to_tensor(x if x.shape else x.item(), t.dtype) for x, t in zip(results, inputs)]
+
+
+def _scanned_as_a_tree(self, inputs):
+    """Each element with what stands 1, 2, 4, ... places before it, which is associative as a scan has to be."""
+    states = [np.moveaxis(np.asarray(x.handle.data), self.axis, -1) for x in inputs]
+    places, step = np.arange(states[0].shape[-1]), 1
+    while step < places.size:
+        before = [self.to_tensor(np.roll(x, step, -1), t.dtype) for x, t in zip(states, inputs)]
+        here = [self.to_tensor(x, t.dtype) for x, t in zip(states, inputs)]
+        joined = [np.asarray(x.handle.data) for x in _tuple(self.combine_fn.fn(*before, *here))]
+        states = [np.where(places < step, s, x) for x, s in zip(joined, states)]
+        step *= 2
+    return [self.to_tensor(np.moveaxis(x, -1, self.axis), t.dtype) for x, t in zip(states, inputs)]
+
+
 class Memory:
     """What a kernel may touch: the elements of its arguments from the first to the last."""
 
@@ -158,6 +193,8 @@ def _within_memory(plain, what, mask_at):
     return checked
 
 
+interpreter.ReduceOps.generic_reduce = _reduced_as_a_tree
+interpreter.ScanOps.generic_scan = _scanned_as_a_tree
 InterpreterBuilder.create_masked_load = _within_memory(InterpreterBuilder.create_masked_load, "load", 1)
 InterpreterBuilder.create_masked_store = _within_memory(InterpreterBuilder.create_masked_store, "store", 2)
 InterpreterBuilder.create_atomic_rmw = _within_memory(InterpreterBuilder.create_atomic_rmw, "atomic", 3)
