@@ -123,6 +123,7 @@ def _kernels(stages: Stages) -> tuple[KernelReport, ...]:
 
 def _kernel(name: str, build: KernelBuild, calls: int, origins: list[Origin]) -> KernelReport:
     schedule, source, code = build.schedule, build.source, build.code
+    binary = gpu_binary(code) if code is not None and code.language == "triton" else None
     return KernelReport(
         name,
         calls,
@@ -139,7 +140,9 @@ def _kernel(name: str, build: KernelBuild, calls: int, origins: list[Origin]) ->
         build.error,
         tuple(dict.fromkeys(f"{o.op}: {o.note}" for o in origins if o.note)),
         build.target,
-        resource_report(gpu_binary(code)) if code is not None and code.language == "triton" else None,
+        resource_report(binary) if binary is not None else None,
+        source,
+        binary,
     )
 
 

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 
 import sympy
 
+from ...codegen.kernel import KernelSource
 from ...ir.function.function import TensorFunction
 from ...ir.nest.loops import LoopNest
 from ...ir.passes import StepRecord
 from ...ir.target import Target
 from ...ir.text.printer import show
+from ...runtime.machine_code.issue import IssueReport, issue_report
 from ...runtime.plain_text import readable
+from ...runtime.triton.compile import GpuBinary
 from ...runtime.triton.report import ResourceReport
 from ...scheduler.schedule.overrides import SHORT, workload_of
 from ...scheduler.schedule.trace import Trace
@@ -34,7 +37,7 @@ class KernelReport:
     the model lines that they come from; ``notes`` say why what could have been a library call is computed here.
     ``error`` is why it did not compile, and then its ATen ops run instead.
     ``nest`` is the kernel as it was lowered, ``scheduled`` what ``trace`` made of it for ``target``. ``resources`` is
-    what the machine code takes of a GPU.
+    what the machine code, ``binary``, takes of a GPU; ``kernel`` is what it was compiled from.
     """
 
     name: str
@@ -53,6 +56,23 @@ class KernelReport:
     notes: tuple[str, ...] = ()
     target: Target | None = field(default=None, repr=False)
     resources: ResourceReport | None = None
+    kernel: KernelSource | None = field(default=None, repr=False)
+    binary: GpuBinary | None = field(default=None, repr=False)
+
+    @property
+    def issue(self) -> IssueReport | None:
+        """The instruction slots of a launch at typical sizes; None on CPUs, and where machine code cannot be read."""
+        if self.binary is None or self.kernel is None or self.nest is None:
+            return None
+        symbols = self.nest.symbols
+        return issue_report(self.binary, self.kernel, {s.name: symbols.hint(s) for s in symbols.symbols})
+
+    @property
+    def slots_a_byte(self) -> float | None:
+        """Instruction slots for each byte that the kernel has to move: above its GPU's ``issued / bandwidth``
+        (``Target.machine``; 7 to 8) it is bound by its instructions rather than by memory."""
+        issue = self.issue
+        return issue.slots / self.traffic.least if issue and self.traffic and self.traffic.least else None
 
     @property
     def workload(self) -> str:
@@ -93,6 +113,8 @@ class KernelReport:
         if self.error:
             parts.append(f"   ATen ops run instead: {self.error}")
         parts += [f"   takes {self.resources}"] if self.resources is not None else []
+        slots = self.slots_a_byte
+        parts += [f"   issues {slots:.2f} instruction slots a byte"] if slots is not None else []
         scheduled = show(self.scheduled) if self.scheduled is not None else ""
         for title, text in (
             ("loops", self.loops),

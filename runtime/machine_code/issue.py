@@ -1,0 +1,66 @@
+"""The instruction slots that a launch of a GPU kernel takes, for a call of given sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ...codegen.kernel import KernelSource
+from ..gpu.launch import grid_function
+from ..triton.compile import GpuBinary
+from .amdgcn import read_amdgcn
+from .counts import Counted, count_runs
+from .sass import DisassemblyError, disassembler, read_sass
+
+
+@dataclass(frozen=True, slots=True)
+class IssueReport:
+    """``slots`` are the instructions that all threads of a launch execute together, those of the scalar unit of AMD's
+    GPUs aside; ``asked`` the bytes of global memory that they name in loads and stores, those of switched-off lanes
+    among them; ``guessed`` the lines of loops for which nothing tells how often they run (once is taken)."""
+
+    slots: float
+    asked: float
+    guessed: tuple[int, ...] = ()
+
+
+def issue_report(binary: GpuBinary, source: KernelSource, sizes: Mapping[str, int]) -> IssueReport | None:
+    """Count a kernel's machine code; ``sizes`` are the values of its size symbols by name.
+
+    None where nothing here reads such code: for NVIDIA's GPUs a disassembler is needed, which Triton brings along.
+    """
+    if binary.kind == "cuda" and disassembler() is None:
+        return None
+    return _issue_report(binary, source, tuple(sizes.get(s, 0) for s in source.symbols))
+
+
+@lru_cache(maxsize=512)
+def _issue_report(binary: GpuBinary, source: KernelSource, sizes: tuple[int, ...]) -> IssueReport | None:
+    grid = grid_function(source)(*sizes)
+    try:
+        code = (
+            read_sass(binary.code, binary.name) if binary.kind == "cuda" else read_amdgcn(binary.assembly, source.name)
+        )
+    except DisassemblyError:
+        return None
+    counted = count_runs(code, source.text, source.name, dict(zip(source.symbols, sizes, strict=True)), grid)
+    threads = math.prod(grid) * binary.threads
+    return IssueReport(counted.slots * threads, _asked(counted) * threads, counted.guessed)
+
+
+_SASS_WIDTHS = {"256": 32, "128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
+_AMD_WIDTHS = {"x4": 16, "x3": 12, "x2": 8, "dword": 4, "short": 2, "byte": 1}
+
+
+def _asked(counted: Counted) -> float:
+    """Bytes of global memory that a thread names."""
+    total = 0.0
+    for runs, i in zip(counted.runs, counted.code.instructions, strict=True):
+        parts = i.name.split(".")
+        if parts[0] in ("LDG", "STG", "LDGSTS"):
+            total += runs * next((_SASS_WIDTHS[p] for p in parts if p in _SASS_WIDTHS), 4)
+        elif i.name.startswith(("global_load", "global_store", "buffer_load", "buffer_store")):
+            total += runs * next((n for end, n in _AMD_WIDTHS.items() if end in i.name), 4)
+    return total

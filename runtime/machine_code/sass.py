@@ -1,0 +1,98 @@
+"""The machine code of NVIDIA's GPUs (SASS), read from a cubin by the disassembler that Triton brings along."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from ...ir.errors import MlcError
+from .code import Code, Flow, Instruction
+
+_LINE = re.compile(r'^\s*//## File "(?P<file>[^"]*)", line (?P<line>\d+)')
+_LABEL = re.compile(r"^(?P<label>[.$\w]+):\s*$")
+_INSTRUCTION = re.compile(
+    r"^\s*/\*[0-9a-f]+\*/\s+(?:@(?P<guard>!?U?P\w+)\s+)?(?P<name>[A-Z][\w.]*)\s*(?P<operands>[^;]*);"
+)
+_TARGET = re.compile(r"`\((?P<label>[^)]+)\)")
+# Files of kernels' texts are called so (``triton_stages.load_function``).
+_OURS = "<torch_mlc kernel"
+_SECONDS = 60
+
+
+class DisassemblyError(MlcError):
+    """There is no disassembler here, or it refused a kernel."""
+
+
+@cache
+def disassembler() -> Path | None:
+    """The program ``nvdisasm`` of the Triton that is installed, None where it has none. Triton is not imported."""
+    spec = importlib.util.find_spec("triton")
+    for place in spec.submodule_search_locations or () if spec is not None else ():
+        path = Path(place) / "backends" / "nvidia" / "bin" / "nvdisasm"
+        if path.is_file():
+            return path
+    return None
+
+
+def read_sass(cubin: bytes, name: str) -> Code:
+    """The code of the kernel ``name``, without the functions that it calls. Raises DisassemblyError."""
+    program = disassembler()
+    if program is None:
+        raise DisassemblyError("the installed Triton brings no nvdisasm")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        try:
+            done = subprocess.run(
+                [str(program), "-g", "-c", file.name], capture_output=True, text=True, timeout=_SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise DisassemblyError(f"{name}: nvdisasm does not run: {error}") from error
+    if done.returncode:
+        raise DisassemblyError(f"{name}: nvdisasm says: {done.stderr.strip()}")
+    return parse_sass(done.stdout, name)
+
+
+def parse_sass(text: str, name: str) -> Code:
+    """The code of a kernel in what ``nvdisasm -g -c`` prints. Raises DisassemblyError where it is not there."""
+    instructions: list[Instruction] = []
+    labels: dict[str, int] = {}
+    line, inside = 0, False
+    for row in text.splitlines():
+        if match := _LABEL.match(row):
+            label = match["label"]
+            if inside and label.startswith("$") and not label.startswith(f"${name}$"):
+                break  # functions that the kernel calls stand behind it
+            inside |= label in (f".text.{name}", name)
+            if inside:
+                labels[label] = len(instructions)
+        elif match := _LINE.match(row):
+            line = int(match["line"]) if match["file"].startswith(_OURS) else 0
+        elif inside and (match := _INSTRUCTION.match(row)):
+            instructions.append(_instruction(match, line))
+    if not instructions:
+        raise DisassemblyError(f"{name}: no code of that name in what nvdisasm prints")
+    return Code(tuple(instructions), labels)
+
+
+def _instruction(match: re.Match[str], line: int) -> Instruction:
+    guard, name = match["guard"] or "", match["name"]
+    operands = tuple(o.strip() for o in match["operands"].split(",")) if match["operands"].strip() else ()
+    target = t["label"] if (t := _TARGET.search(match["operands"])) else ""
+    return Instruction(name, operands, guard, line, _flow(name, guard, target, operands), target)
+
+
+def _flow(name: str, guard: str, target: str, operands: tuple[str, ...]) -> Flow:
+    stem = name.partition(".")[0]
+    # A branch may test a uniform predicate that is its first operand.
+    conditional = bool(guard) or (len(operands) > 1 and operands[0].lstrip("!").startswith(("P", "UP")))
+    # The assembler also calls labels of the kernel's own, from where nothing returns.
+    if stem in ("BRA", "JMP", "CALL") and target.startswith(".L"):
+        return Flow.BRANCH if conditional else Flow.JUMP
+    if stem in ("EXIT", "RET", "BRX", "JMX"):
+        return Flow.PARTIAL_END if guard else Flow.END
+    return Flow.CALL if stem == "CALL" else Flow.ON
