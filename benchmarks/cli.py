@@ -211,7 +211,7 @@ def static(size: Size, patterns: tuple[str, ...], target: str, out: Path) -> Non
     if importlib.util.find_spec("torch_mlc") is None or importlib.util.find_spec("triton") is None:
         raise click.UsageError("static compiles with torch_mlc for a GPU: pip install torch-mlc triton")
     # Every other suite also runs where torch_mlc is not installed.
-    run = importlib.import_module(f"{__package__}.run_static")
+    run = importlib.import_module(f"{__package__}.static.run")
     names = select(run.WORKLOADS, patterns)
     console = Console() if sys.stdout.isatty() else Console(width=200)
     with progress_bar(console) as bar:

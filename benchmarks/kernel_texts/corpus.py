@@ -19,7 +19,7 @@ from ..kernels.registry import KERNELS
 from ..models.registry import MODELS
 from ..models.spec import Inputs, ModelSpec, Size
 from ..run_models import INFERENCE, MODES, TRAINING, meant
-from ..static_workloads import WORKLOADS, Workload
+from ..static.workloads import WORKLOADS, Workload
 
 GPU = "cuda:sm_90"
 TARGETS = ("cpu", GPU)

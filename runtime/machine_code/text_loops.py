@@ -53,7 +53,7 @@ def text_loops(text: str, name: str, sizes: Mapping[str, int], grid: Sequence[in
     if found:
         programs = _sample(grid)
         for program in programs:
-            _Run(program, found, dict(sizes)).body(function.body, 1 / len(programs))
+            _Program(program, found, dict(sizes)).body(function.body, 1 / len(programs))
     return tuple(found[line] for line in sorted(found))
 
 
@@ -69,7 +69,7 @@ def _sample(grid: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 @dataclass(slots=True)
-class _Run:
+class _Program:
     """One program's scalars while its statements are gone through."""
 
     program: tuple[int, ...]

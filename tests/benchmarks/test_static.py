@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 import torch_mlc
 from benchmarks.cli import main
-from benchmarks.run_static import Compiled, rows_of
-from benchmarks.static_report import Row
-from benchmarks.static_workloads import GPT_FEW, GPT_STEP, WORKLOADS
+from benchmarks.static.report import Row
+from benchmarks.static.run import Compiled, rows_of
+from benchmarks.static.workloads import GPT_FEW, GPT_STEP, WORKLOADS
 
 pytest.importorskip("triton")
 
@@ -34,7 +34,7 @@ def run(tmp_path: Path, *patterns: str) -> dict:  # type: ignore[type-arg]
 
 
 def test_rows_of_the_chosen_workloads(tmp_path: Path) -> None:
-    body = run(tmp_path, "int8", "layer norm backward, N=4096", "softmax rows, N=1024, float32")
+    body = run(tmp_path, "int8-weight", "layer norm backward, N=4096", "softmax rows, N=1024, float32")
     assert body["schema"] == "torch-mlc-static" and not body["failed"]
     assert body["versions"]["triton"] == metadata.version("triton")
     assert list(body["workloads"]) == [
@@ -57,6 +57,9 @@ def test_rows_of_the_chosen_workloads(tmp_path: Path) -> None:
     value = rows["layer norm backward, N=4096: bytes over the least"]["value"]
     assert value == (backward["kernel_bytes"] + backward["library_bytes"]) / backward["compulsory_bytes"]
     assert forward["launches"] == 1
+    both = [k for g in (forward, backward) for k in g["kernels"]]
+    slots = sum(k["issue"]["slots"] * k["calls"] for k in both) / sum(k["least_bytes"] * k["calls"] for k in both)
+    assert rows["layer norm backward, N=4096: slots a byte"]["value"] == pytest.approx(slots) and slots > 0.5
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,8 @@ def _kernel_json(kernel: KernelReport, seconds: float) -> dict[str, Any]:
         "least_bytes": traffic.least if traffic else None,
         "reads": {n: round(v.times, 3) for n, v in traffic.arrays.items() if v.read} if traffic else {},
         "resources": asdict(kernel.resources) if kernel.resources is not None else None,
+        "issue": asdict(kernel.issue) if kernel.issue is not None else None,
+        "slots_a_byte": round(kernel.slots_a_byte, 3) if kernel.slots_a_byte is not None else None,
     }
 
 

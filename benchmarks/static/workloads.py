@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,43 +13,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_mlc.dynamo_backend.tracing.fake_device import on_fake_device
 
-from .kernels.attention import softcap
-from .kernels.norms import rms_norm
-from .models.gpt import GPT, SPECS
-from .models.spec import Size
+from ..kernels.attention import softcap
+from ..kernels.norms import rms_norm
+from ..models.gpt import GPT, SPECS
+from ..models.spec import Size
+from .made import HALF, Made, Workload, fake
+from .slots import SLOT_WORKLOADS
 
 SPEC = next(spec for spec in SPECS if spec.name == "gpt2_d768")
 # The depth that tells whether further layers bring kernels of their own: a first, a middle and a last one.
 FEW_LAYERS = 3
-HALF = torch.bfloat16
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A function and fake inputs of the CPU for it."""
-
-    function: Callable[..., Any]
-    inputs: Sequence[Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """``make(size)`` gives the function to compile; with ``training`` its backward is compiled too.
-
-    ``aligned``: its rows are multiples of 16 bytes. ``compulsory(size)``: the bytes that the ratio of the backward is
-    over, where they are not those of the graph's own inputs and outputs.
-    """
-
-    name: str
-    make: Callable[[Size], Made]
-    training: bool = False
-    aligned: bool = True
-    compulsory: Callable[[Size], int] | None = None
-
-
-def _fake(*shapes: tuple[int, ...], dtype: torch.dtype = HALF, gradients: bool = False) -> list[Tensor]:
-    with FakeTensorMode():
-        return [torch.empty(s, dtype=dtype, requires_grad=gradients) for s in shapes]
 
 
 def _gpt(layers: Callable[[Size], int]) -> Callable[[Size], Made]:
@@ -75,9 +46,9 @@ def _norm(rows: int, columns: int, layer: bool) -> Callable[[Size], Made]:
     def make(size: Size) -> Made:
         m, n = (rows, columns) if size == "full" else (rows // 64, columns // 64)
         if layer:
-            x, w, b = _fake((m, n), (n,), (n,), gradients=True)
+            x, w, b = fake((m, n), (n,), (n,), gradients=True)
             return Made(lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), [x, w, b])
-        x, w = _fake((m, n), (n,), gradients=True)
+        x, w = fake((m, n), (n,), gradients=True)
         return Made(lambda x, w: rms_norm(x, w), [x, w])
 
     return make
@@ -115,28 +86,28 @@ def _int8_linear(size: Size) -> Made:
 
 def _softcap(size: Size) -> Made:
     shape = (8, 32, 2048, 128) if size == "full" else (2, 2, 128, 64)
-    return Made(lambda q, k, v: softcap(q, k, v), _fake(shape, shape, shape))
+    return Made(lambda q, k, v: softcap(q, k, v), fake(shape, shape, shape))
 
 
 def _rows(function: Callable[..., Tensor], columns: int, dtype: torch.dtype) -> Callable[[Size], Made]:
     def make(size: Size) -> Made:
         m, n = (8192, columns) if size == "full" else (64, max(columns // 64, 8))
         if function is rms_norm:
-            return Made(lambda x, w: rms_norm(x, w), _fake((m, n), (n,), dtype=dtype))
-        return Made(lambda x: torch.softmax(x, -1), _fake((m, n), dtype=dtype))
+            return Made(lambda x, w: rms_norm(x, w), fake((m, n), (n,), dtype=dtype))
+        return Made(lambda x: torch.softmax(x, -1), fake((m, n), dtype=dtype))
 
     return make
 
 
 def _linear_gelu(size: Size) -> Made:
     m, n, k = (8192, 3072, 768) if size == "full" else (128, 256, 64)
-    x, w, b = _fake((m, k), (n, k), (n,))
+    x, w, b = fake((m, k), (n, k), (n,))
     return Made(lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"), [x, w, b])
 
 
 def _gated(size: Size) -> Made:
     m, n, k = (4096, 14336, 4096) if size == "full" else (128, 256, 64)
-    x, gate, up = _fake((m, k), (n, k), (n, k))
+    x, gate, up = fake((m, k), (n, k), (n, k))
     return Made(lambda x, gate, up: F.silu(F.linear(x, gate)) * F.linear(x, up), [x, gate, up])
 
 
@@ -160,5 +131,6 @@ _WORKLOADS = (
         for dtype in (HALF, torch.float32)
         for n in COLUMNS
     ),
+    *SLOT_WORKLOADS.values(),
 )
 WORKLOADS: Mapping[str, Workload] = MappingProxyType({w.name: w for w in _WORKLOADS})

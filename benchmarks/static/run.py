@@ -26,10 +26,11 @@ from torch_mlc.runtime.triton.report import ResourceReport
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.rules import default_schedule
 
-from .machine import describe_machine, describe_versions
-from .models.spec import Size
-from .static_report import Row, StaticReport, print_static, workload_json
-from .static_workloads import COLUMNS, GPT_FEW, GPT_STEP, NORMS, WORKLOADS, Workload
+from ..machine import describe_machine, describe_versions
+from ..models.spec import Size
+from .report import Row, StaticReport, print_static, workload_json
+from .slots import HELD, SLOTS_A_BYTE
+from .workloads import COLUMNS, GPT_FEW, GPT_STEP, NORMS, WORKLOADS, Workload
 
 INDUCTOR_SOURCE = (
     "constants, taken from what Inductor of torch 2.11 generates for sm_90 with default settings; its bytes of GPT-2 "
@@ -131,6 +132,7 @@ def rows_of(compiled: Sequence[Compiled], target: str) -> list[Row]:
         *_gpt_rows(by_name),
         *_ratio_rows(by_name),
         *_read_rows(by_name),
+        *_slot_rows(by_name),
         *_kernel_rows(compiled, gpu_target(target)),
     ]
 
@@ -205,6 +207,24 @@ def _read_rows(by_name: dict[str, Compiled]) -> list[Row]:
                 inductor = INDUCTOR_READS if n > INDUCTOR_PERSISTENT else 1
                 name = f"{family}, N={n}: reads per input"
                 rows.append(Row(name, value, READS, inductor, detail=worst.rpartition(" ")[2], digits=2))
+    return rows
+
+
+def _slot_rows(by_name: dict[str, Compiled]) -> list[Row]:
+    """Of graphs that memory ought to bind: the instruction slots of all their kernels over the bytes they have
+    to move."""
+    rows = []
+    for name in HELD:
+        counted = [
+            (k.issue.slots * k.calls, k.traffic.least * k.calls, k)
+            for k in (by_name[name].report.kernels if name in by_name else ())
+            if k.issue is not None and k.traffic is not None
+        ]
+        if counted:
+            value = sum(slots for slots, _, _ in counted) / max(sum(least for _, least, _ in counted), 1)
+            worst = max(counted, key=lambda found: found[0])[2]
+            detail = f"most in {worst.name}"
+            rows.append(Row(f"{name}: slots a byte", value, SLOTS_A_BYTE, detail=detail, digits=1))
     return rows
 
 
