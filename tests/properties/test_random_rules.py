@@ -23,7 +23,7 @@ from torch_mlc.scheduler.rules import design_space
 from torch_mlc.scheduler.schedule.schedule import Schedule
 
 GPU = gpu_target("cuda:sm_90")
-FIRST = 3_000_000 + int(os.environ.get("PROPERTY_SEED", "0"))
+FIRST = int(os.environ.get("PROPERTY_SEED", "0"))
 PROGRAMS = int(60 * float(os.environ.get("PROPERTY_SCALE", "1")))
 
 
@@ -49,7 +49,7 @@ def schedules(program: Program) -> Iterator[Schedule]:
 
 def test_what_rules_make_of_random_functions(interpreter: Interpreter) -> None:
     """The first rule that applies makes something that has code, but where the last resort would have to make a value
-    twice."""
+    again for a second loop."""
     default, others, faults = Counter[str](), Counter[str](), 0
     for program in map(make_program, range(FIRST, FIRST + PROGRAMS)):
         wanted = expected(program)
@@ -57,8 +57,9 @@ def test_what_rules_make_of_random_functions(interpreter: Interpreter) -> None:
             verify(schedule.nest)
             try:
                 source = emit_triton(schedule.nest, GPU)
-            except EmitError:
+            except EmitError as error:
                 (others if k else default)[schedule.rule] += 1
+                assert k or "outside the loop in which it was written" in str(error), f"seed {program.seed}: {error}"
                 continue
             try:
                 interpreter.check(program, source, wanted)
