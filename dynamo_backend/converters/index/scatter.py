@@ -105,8 +105,9 @@ def _node(
 def scattered(
     ctx: ImportContext, monoid: Monoid | None, initial: Expr, source: Source, like: TensorType, suffix: str
 ) -> Load:
-    """The element ``i0, …`` of a scatter that no user of the node sees."""
+    """The element ``i0, …`` of a scatter that no user of the node sees. Raises NoConversion for what has no kernel."""
     kind = ctx.contiguous(like.shape, initial.dtype, like.device)
+    _checked(kind, monoid)
     made = _node(ctx, monoid, initial, source, kind, ctx.fresh(suffix))
     return Load(made.name, axes(made.rank), kind.dtype)
 

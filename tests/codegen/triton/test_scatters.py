@@ -155,13 +155,28 @@ def test_extremes_of_floats_keep_nan(
     assert compile_triton(source, SM90).code
 
 
-def test_order_that_is_asked_for_leaves_rounding_sums_to_the_library() -> None:
-    inputs = (torch.zeros(9, 4), torch.zeros(7, 4), torch.zeros(7, dtype=torch.int64))
-    gms = capture(rows, inputs)
+def mean_of_bags(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.embedding_bag(i, x, mode="mean")
+
+
+@pytest.mark.parametrize(
+    ("fn", "inputs", "op"),
+    [
+        (rows, (torch.zeros(9, 4), torch.zeros(7, 4), torch.zeros(7, dtype=torch.int64)), "aten::index_add.default"),
+        (
+            mean_of_bags, (torch.zeros(9, 4), torch.zeros(3, 2, dtype=torch.int64)),
+            "aten::_embedding_bag_forward_only.default",
+        ),
+    ],
+)  # fmt: skip
+def test_order_that_is_asked_for_leaves_rounding_sums_to_the_library(
+    fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...], op: str
+) -> None:
+    gms = capture(fn, inputs)
     retarget(gms, "cuda")
     torch.use_deterministic_algorithms(True)
     try:
         graph: Graph = import_graph(gms[0])
     finally:
         torch.use_deterministic_algorithms(False)
-    assert [n.target for n in graph.nodes if isinstance(n, Library)] == ["aten::index_add.default"]
+    assert [n.target for n in graph.nodes if isinstance(n, Library)] == [op]
