@@ -19,7 +19,7 @@ from ...ir.expr.index import simplify
 from ...ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, children
 from ...ir.nest.loops import Scope
 from ..kernel import EmitError
-from .functions import call_text, cast_text, literal, takes_literals, type_text
+from .functions import FP8, call_text, cast_text, fp8_literal, literal, takes_literals, type_text
 from .lanes import Lanes, bare
 from .program import BlockInfo, TritonProgram
 from .writer import SCALAR, Dims, SourceWriter, Value
@@ -60,6 +60,8 @@ class Expressions(Lanes, ABC):
         match expr:
             case Const():
                 type_text(expr.dtype)
+                if expr.dtype in FP8:
+                    return self._named(fp8_literal(expr.value, expr.dtype), SCALAR, expr.dtype)
                 return Value(literal(expr.value), SCALAR, expr.dtype, literal=True)
             case Var():
                 return env[expr.name]

@@ -40,7 +40,7 @@ def _names(text: str) -> list[str]:
     return text.split()
 
 
-_FP8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
+FP8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 
 
 def type_text(dtype: DType) -> str:
@@ -61,6 +61,18 @@ def literal(value: bool | int | float) -> str:
     return f"({value!r})" if not isinstance(value, bool) and value < 0 else repr(value)
 
 
+def masked(mask: str, dtype: DType) -> str:
+    """The arguments of a load of which the lanes without ``mask`` give zero: Triton makes floats of eight bits of
+    other floats, and not of integers."""
+    return f", mask={mask}, other={'0.0' if dtype in FP8 else '0'}"
+
+
+def fp8_literal(value: float, dtype: DType) -> str:
+    """A number of eight bits, by its bits: Triton has no constant of some of them."""
+    bits = int(dtype.numpy.type(dtype.rounded(value)).view("u1"))
+    return f"tl.full([], {bits}, tl.uint8).to({type_text(dtype)}, bitcast=True)"
+
+
 def typed_literal(value: str, dtype: DType) -> str:
     """A literal as a scalar of a definite type."""
     return f"tl.full([], {value}, {type_text(dtype)})"
@@ -73,13 +85,13 @@ def cast_text(text: str, source: DType, target: DType) -> str:
     if target.limit is not None:  # Triton saturates too, but says so of hardware alone
         most = f"{text}.to(tl.float32), -{target.limit}, {target.limit}, tl.PropagateNan.ALL"
         return f"tl.clamp({most}).to({type_text(target)})"
-    if target in _FP8:
+    if target in FP8:
         raise LibraryOnlyError(
             f"{source.value} to {target.value}: Triton saturates where torch does not; leave it to the library"
         )
     name = type_text(target)
     # torch rounds twice on the way from float64 and the integers to the half types.
-    if (target.is_half and source not in (DType.FLOAT32, *_FP8)) or (source.is_half and target is not DType.FLOAT32):
+    if (target.is_half and source not in (DType.FLOAT32, *FP8)) or (source.is_half and target is not DType.FLOAT32):
         return f"{text}.to(tl.float32).to({name})"
     return f"{text}.to({name})"
 

@@ -13,6 +13,7 @@ import sympy
 
 from ...ir.expr.value import Load, is_value
 from ...ir.nest.loops import Buffer, Scope
+from .functions import masked
 from .program import BlockInfo
 from .values import Values
 from .writer import SourceWriter, Value
@@ -78,7 +79,7 @@ class Parts:
             return None
         place = "[:, None]" if dim == 0 else "[None, :]"
         offset = f"{values.index(rest)} + tl.arange(0, {count * extent}){place}"
-        suffix = f", mask={mask.text}, other=0" if mask is not None else ""
+        suffix = masked(mask.text, buffer.dtype) if mask is not None else ""
         whole = self.out.assign(f"{buffer.name}_", f"tl.load({buffer.name}_ptr + ({offset}){suffix})")
         other = next((program.tile[s][1] for s in across), 1)
         levels = count.bit_length() - 1

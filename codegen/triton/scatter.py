@@ -7,6 +7,7 @@ from ...ir.expr.value import Expr, Index, is_value
 from ...ir.nest.hints import ATOMIC
 from ...ir.nest.loops import Buffer, Store, Update
 from ..kernel import EmitError
+from .functions import masked, type_text
 from .program import BlockInfo
 from .values import Value, Values
 from .writer import SourceWriter
@@ -23,8 +24,6 @@ def scatter(values: Values, out: SourceWriter, info: BlockInfo, statement: Store
     if isinstance(statement, Update):
         (target,), (expr,) = statement.targets, statement.values
         buffer, indices, how = values.program.buffers[target.buffer], target.indices, _atomic(info, statement)
-        if (statement.monoid.name != "sum" or not expr.dtype.is_float) and expr.dtype.is_float:
-            raise EmitError(f"block {info.block.name}: an atomic {statement.monoid.name} of floats loses NaN")
     else:
         buffer, indices, expr, how = (
             values.program.buffers[statement.buffer],
@@ -68,5 +67,24 @@ def _write(
     where = Value(values.pointer(buffer, text), dims, buffer.dtype)
     if lanes != dims:  # a place that is the same for all of them: sums take each, and of stores one lasts, as in torch
         where = values.broadcast(where, lanes)
-    out.line(f"tl.{how}({where.text}, {values.broadcast(value, lanes).text}{suffix})")
+    value = values.broadcast(value, lanes)
+    if how in ("atomic_max", "atomic_min") and value.dtype.is_float:
+        value = _with_lasting_nan(out, where, value, mask, how)
+    out.line(f"tl.{how}({where.text}, {value.text}{suffix})")
     values.stored.add(buffer.name)
+
+
+def _with_lasting_nan(out: SourceWriter, where: Value, value: Value, mask: Value | None, how: str) -> Value:
+    """The value of each lane, or a NaN that no other value replaces where it is one or the place holds one.
+
+    Triton compares floats as integers: those without a sign bit as signed, those with it as unsigned ones. So a NaN
+    without it is above all floats and one with it below, and of the NaNs in memory some would lose. Each lane looks
+    before it writes, so the first one that writes to a place has seen what was there.
+    """
+    bits = DType.INT32 if value.dtype is DType.FLOAT32 else DType.INT64
+    pattern = -1 if how == "atomic_min" else (1 << (bits.bits - 1)) - 1
+    nan = f"tl.full([], {pattern}, {type_text(bits)}).to({type_text(value.dtype)}, bitcast=True)"
+    suffix = masked(mask.text, value.dtype) if mask is not None else ""
+    old = out.assign("old", f"tl.load({where.text}{suffix}, volatile=True)")
+    has_nan = f"({value.text} != {value.text}) | ({old} != {old})"
+    return Value(out.assign("v", f"tl.where({has_nan}, {nan}, {value.text})"), value.dims, value.dtype)

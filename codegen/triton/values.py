@@ -19,6 +19,7 @@ from ...ir.nest.hints import EVICT
 from ...ir.nest.loops import AxisKind, Buffer, Scope
 from ..kernel import EmitError
 from .expressions import Expressions
+from .functions import masked
 from .program import TritonProgram
 from .writer import SCALAR, Dims, SourceWriter, Value
 
@@ -128,7 +129,7 @@ class Values(Expressions):
         mask = self.all_of((*bounds, *guard))
         if mask is not None and mask.dims and not own:
             text = f"{text} + tl.zeros({self.shape(mask.dims)}, tl.int32)"
-        suffix = f", mask={mask.text}, other=0" if mask is not None else ""
+        suffix = masked(mask.text, buffer.dtype) if mask is not None else ""
         policy = EVICT.of(self.info.block, buffer.name) or EVICT.of(self.program.nest, buffer.name)
         suffix += f', eviction_policy="{policy}"' if policy else ""
         where = self.pointer(buffer, text)

@@ -131,6 +131,44 @@ FOUND = {
         ),
         ("t3",), ({"A": 4, "B": 32}, {"A": 49, "B": 16}, {"A": 64, "B": 33}), gradient=True,
     ),
+    # Masked loads of eight bits were of zeros that are integers, of which Triton makes no such float.
+    "keys of eight bits": Program(
+        0, (Input("x0", "numbers((A, 33), torch.float32, 7)"),),
+        (
+            Step("x0.to(torch.float8_e4m3fn).float() * 0.5", ("t0",), ("x0",)),
+            Step("torch.softmax(x0 @ t0.mT, -1) @ x0", ("t1",), ("x0", "t0"), eps=2.0**-23),
+            Step("x0.to(torch.float8_e5m2).float() + 1", ("t2",), ("x0",)),
+        ),
+        ("t1", "t2"), ({"A": 3}, {"A": 40}),
+    ),
+    # Atomic maxima of floats had no code, of which a library's place was not taken.
+    "the greatest of a bag": Program(
+        0, (Input("x0", "numbers((A, B), torch.float32, 7)"), Input("x1", "places((3, 4), A, 8, torch.int64)")),
+        (
+            Step("F.embedding_bag(x1, x0, mode='max')", ("t0",), ("x0", "x1")),
+            Step("x0.half().scatter_reduce(0, x1[:, :2], x0.half(), 'amin')", ("t1",), ("x0", "x1")),
+        ),
+        ("t0", "t1"), ({"A": 17, "B": 8}, {"A": 5, "B": 2}),
+    ),
+    # A number between two stages of elements kept their loops apart, and the tile of the first from the second.
+    "a number among elements": Program(
+        0,
+        (
+            Input("x0", "numbers((), torch.float32, 7)", True), Input("x1", "numbers((A,), torch.float32, 8)", True),
+            Input("x2", "numbers((A,), torch.float32, 9)", True),
+        ),
+        (Step("torch.special.i1(torch.lerp(x1, x2, x0) * 0.5) * 0.5", ("t0",), ("x0", "x1", "x2"), eps=2.0**-23),),
+        ("t0",), ({"A": 40}, {"A": 1}), gradient=True,
+    ),
+    # Scores that all of a batch shares were no product for a matrix instruction, nor for a rule.
+    "queries that a batch shares": Program(
+        0, (Input("x0", "numbers((4, A), torch.float32, 7)"),),
+        (
+            Step("x0.expand(3, -1, -1)", ("t0",), ("x0",), "view"),
+            Step("F.scaled_dot_product_attention(t0, t0, t0)", ("t1",), ("t0",), eps=2.0**-23),
+        ),
+        ("t1",), ({"A": 17},),
+    ),
 }  # fmt: skip
 
 

@@ -79,14 +79,10 @@ def _of_bools(monoid: Monoid) -> Monoid:
 
 def _atomic(kind: DType, monoid: Monoid) -> DType:
     """The type in which a GPU combines in memory, by atomic operations. Raises NoConversion where there are none."""
-    if kind.is_float:
-        if monoid is not SUM:
-            raise NoConversion(f"scatter: no atomic {monoid.name} of floats keeps NaN")
-        if torch.are_deterministic_algorithms_enabled():
-            raise NoConversion("scatter: atomic sums are rounded in an order that differs from run to run")
-        return kind
     if monoid not in (SUM, MAX, MIN) or kind is DType.BOOL:
         raise NoConversion(f"scatter: no atomic {monoid.name} of {kind.value}")
+    if kind.is_float and monoid is SUM and torch.are_deterministic_algorithms_enabled():
+        raise NoConversion("scatter: atomic sums are rounded in an order that differs from run to run")
     return kind if kind.bits >= 32 else DType.INT32
 
 
@@ -109,8 +105,9 @@ def _node(
 def scattered(
     ctx: ImportContext, monoid: Monoid | None, initial: Expr, source: Source, like: TensorType, suffix: str
 ) -> Load:
-    """The element ``i0, …`` of a scatter that no user of the node sees."""
+    """The element ``i0, …`` of a scatter that no user of the node sees. Raises NoConversion for what has no kernel."""
     kind = ctx.contiguous(like.shape, initial.dtype, like.device)
+    _checked(kind, monoid)
     made = _node(ctx, monoid, initial, source, kind, ctx.fresh(suffix))
     return Load(made.name, axes(made.rank), kind.dtype)
 

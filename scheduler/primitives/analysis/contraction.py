@@ -42,8 +42,8 @@ class ContractionBlock:
     """A block that sums the products of two operands.
 
     ``left`` and ``right`` are the factors, conversions that instructions do themselves left off; the axes are those of
-    the result that only the left factor has (``m``), only the right one (``n``), both (``batch``), and the reduced ones
-    (``k``).
+    the result that only the left factor has (``m``), only the right one (``n``), both or none (``batch``), and the
+    reduced ones (``k``).
     """
 
     left: Expr
@@ -72,15 +72,10 @@ def contraction_of(block: Block) -> ContractionBlock | str:
     for var in sorted(reduced, key=str):
         if not all(var in u for u in used):
             return f"its reduction axis {var} is not in both factors"
-    unused = [v for v in spatial if not any(v in u for u in used)]
-    # An axis of one element is in neither factor, and is no axis of the tile either.
-    extents = {a.var: a.extent for a in block.axes}
-    if any(extents[v] != 1 for v in unused):
-        return f"its axis {next(v for v in unused if extents[v] != 1)} is in neither factor"
     k = tuple(a.var for a in block.axes if a.var in reduced)
     m = tuple(v for v in spatial if v in used[0] and v not in used[1])
     n = tuple(v for v in spatial if v in used[1] and v not in used[0])
-    batch = tuple(v for v in spatial if v in used[0] and v in used[1])
+    batch = tuple(v for v in spatial if v not in (*m, *n))
     # The result's first axis belongs to the left operand, however the product was written.
     if m and n and spatial.index(n[0]) < spatial.index(m[0]):
         first, second, m, n = second, first, n, m

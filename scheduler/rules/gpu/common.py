@@ -52,9 +52,14 @@ def _is_power(value: int) -> bool:
 def row_depth(schedule: Schedule, rows: int) -> int:
     """Put the stages under one set of row loops and say how many loops deep all of them now share."""
     merge_rows(schedule, rows)
+    return shared_depth(schedule, rows)
+
+
+def shared_depth(schedule: Schedule, most: int) -> int:
+    """How many loops stand around all stages, up to ``most``."""
     chains = [schedule.get_loops(b) for b in schedule.get_blocks()]
     depth = 0
-    while depth < rows and all(len(c) > depth and c[depth] == chains[0][depth] for c in chains):
+    while depth < most and all(len(c) > depth and c[depth] == chains[0][depth] for c in chains):
         depth += 1
     return depth
 

@@ -4,27 +4,56 @@ transposes."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import sympy
 
 from ....ir.nest.hints import NUM_WARPS, PEEL
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
+from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
+from ..cpu.common import merge_rows
 from ..registry import Params, Rule, Value
-from .common import GPUS, clamp_power, cut, fused, narrowest_bytes, programs, row_depth, tile, tile_size, typical
+from .common import (
+    GPUS,
+    clamp_power,
+    cut,
+    fused,
+    narrowest_bytes,
+    programs,
+    row_depth,
+    shared_depth,
+    tile,
+    tile_size,
+    typical,
+)
 
 
 def _is_pointwise(nest: LoopNest, target: Target) -> bool:
     return not analyse(nest).has_reduction
 
 
+def _depth(schedule: Schedule, shape: NestShape) -> int:
+    """Put the stages under one set of loops over the domain, and say how many of them all stages now share.
+
+    What is made once for a row is made again at each of its elements, as a value of fewer lanes.
+    """
+    domain = len(shape.rows) + len(shape.inner)
+    deep = [b for b in schedule.get_blocks() if len(schedule.get_loops(b)) == domain]
+    merge_rows(schedule, domain, deep)
+    for name in reversed([b for b in schedule.get_blocks() if b not in deep] if deep else []):
+        with suppress(ScheduleError):
+            schedule.compute_at(name, schedule.get_loops(deep[0])[-1])
+    return shared_depth(schedule, domain)
+
+
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     shape = analyse(nest)
     # 16 bytes of the narrowest type a thread, in 4 warps.
     default = clamp_power(16 // narrowest_bytes(shape) * 4 * 32, 256, 2048)
-    small = typical(nest, sympy.Mul(*(e for _, e in shape.rows))) < default * target.cores
+    small = typical(nest, sympy.Mul(*(e for _, e in (*shape.rows, *shape.inner)))) < default * target.cores
     if small:
         default = max(default // 2, 256)
     sizes = dict.fromkeys((default, default * 2, max(default // 2, 128)))
@@ -34,9 +63,10 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     block, warps = int(params["block"]), int(params["warps"])
     shape = analyse(schedule.nest)
-    name = schedule.get_blocks()[0]
-    depth = row_depth(schedule, len(shape.rows))
-    loops = schedule.get_loops(name)[:depth]
+    depth = _depth(schedule, shape)
+    loops = schedule.get_loops(schedule.get_blocks()[0])[:depth]
+    if depth < max(len(schedule.get_loops(b)) for b in schedule.get_blocks()):
+        raise ScheduleError("gpu_pointwise", "a result of a row is no part of what its elements need", schedule.nest)
     if loops:
         outer, inner = loops[:-1], loops[-1]
         columns = tile_size(schedule.nest, schedule.extent(inner), block)
@@ -62,7 +92,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
 
 def _is_transpose(nest: LoopNest, target: Target) -> bool:
     shape = analyse(nest)
-    if not shape.needs_transpose:
+    if not shape.needs_transpose or shape.inner:
         return False
     chosen = _unit(shape)
     if not all(any(a.step(v) == 1 and a.step(w) != 0 for a in shape.accesses) for v, w in (chosen, chosen[::-1])):

@@ -34,7 +34,8 @@ from .common import (
 
 
 def _is_looped(nest: LoopNest, target: Target) -> bool:
-    return analyse(nest).has_reduction and not has_scan(nest)
+    shape = analyse(nest)
+    return (shape.has_reduction or bool(shape.inner)) and not has_scan(nest)
 
 
 def _row(shape: NestShape) -> sympy.Expr:

@@ -22,7 +22,14 @@ from torch_mlc.runtime.gpu.launch import GpuKernel
 
 pytest.importorskip("triton")
 SM90 = gpu_target("cuda:sm_90")
-_TOLERANCE = {DType.FLOAT32: 2e-6, DType.FLOAT64: 1e-12, DType.BFLOAT16: 8e-3, DType.FLOAT16: 1e-3}
+_TOLERANCE = {
+    DType.FLOAT32: 2e-6,
+    DType.FLOAT64: 1e-12,
+    DType.BFLOAT16: 8e-3,
+    DType.FLOAT16: 1e-3,
+    DType.FLOAT8_E4M3FN: 0,
+    DType.FLOAT8_E5M2: 0,
+}
 
 
 class Interpreter:

@@ -57,6 +57,8 @@ def _nextafter(a, b):
     return tl.core.tensor(TensorHandle(out, a.dtype), a.type)
 
 
+# Types that NumPy has of ``ml_dtypes``, which torch takes as bits.
+FOREIGN = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 LIBDEVICE = SimpleNamespace(nextafter=_nextafter, **{ours: _wrap(theirs) for ours, theirs in _TORCH.items()})
 
 
@@ -84,14 +86,15 @@ def _dot_of_bfloat16(plain):
 def _rounded_to_nearest(plain):
     """The interpreter cuts bits off where float32 becomes bfloat16, and has no NaN and other ties in eight bits."""
 
-    kinds = {tl.bfloat16: ml_dtypes.bfloat16, tl.float8e4nv: ml_dtypes.float8_e4m3fn}
+    eight_bits = {tl.float8e4nv: ml_dtypes.float8_e4m3fn, tl.float8e5: ml_dtypes.float8_e5m2}
+    kinds = {tl.bfloat16: ml_dtypes.bfloat16, **eight_bits}
 
     def cast(self, src, dst_type, *rounding):
         source, target = src.dtype.scalar, dst_type.scalar
         if source == tl.float32 and target in kinds:
             rounded = np.asarray(src.data, dtype=np.float32).astype(kinds[target])
             return TensorHandle(rounded.view(f"u{rounded.itemsize}"), target)
-        if source == tl.float8e4nv and target == tl.float32:
+        if source in eight_bits and target == tl.float32:
             return TensorHandle(np.asarray(src.data, dtype=np.uint8).view(kinds[source]).astype(np.float32), target)
         return plain(self, src, dst_type, *rounding)
 
@@ -209,20 +212,19 @@ InterpreterBuilder.create_dot = _dot_of_bfloat16(InterpreterBuilder.create_dot)
 
 def _tensor(array, strides, dtype):
     """A torch tensor of an array's content in memory of the given strides."""
-    if dtype == "bfloat16":
-        content = torch.from_numpy(np.ascontiguousarray(array).view(np.uint16).reshape(array.shape)).view(
-            torch.bfloat16
-        )
-    else:
-        content = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
-    out = torch.empty_strided(array.shape, strides, dtype=getattr(torch, dtype))
-    return out.copy_(content)
+    kind, array = getattr(torch, dtype), np.ascontiguousarray(array).reshape(array.shape)
+    content = (
+        torch.from_numpy(array.view(f"u{array.itemsize}")).view(kind) if dtype in FOREIGN else torch.from_numpy(array)
+    )
+    return torch.empty_strided(array.shape, strides, dtype=kind).copy_(content)
 
 
 def _array(tensor):
-    if tensor.dtype is torch.bfloat16:
-        return tensor.contiguous().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy().copy()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in FOREIGN:
+        return tensor.numpy().copy()
+    bits = getattr(torch, f"uint{8 * tensor.element_size()}")
+    return tensor.contiguous().view(bits).numpy().view(getattr(ml_dtypes, name))
 
 
 @lru_cache(maxsize=256)

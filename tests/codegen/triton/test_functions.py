@@ -10,13 +10,14 @@ from torch_mlc.codegen.triton.functions import FUNCTIONS
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.iterations import ITERATIONS
 from torch_mlc.ir.expr.ops import OPS
-from torch_mlc.ir.expr.value import Expr, IndexValue, Load, call, cast, const, symbol
+from torch_mlc.ir.expr.value import Const, Expr, IndexValue, Load, Select, call, cast, const, symbol
 from torch_mlc.ir.nest.loops import Axis, Block, Buffer, Loop, LoopKind, LoopNest, Store, contiguous_strides
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.triton.compile import compile_triton
 
 N = 32
 F32, F64, I32, I64, BOOL = DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.BOOL
+FLOAT8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 RANDOM = ("rand", "randn", "randbits")
 INTEGER = ("gcd", "check_bounds", "check_divisor", "bit_and", "bit_or", "bit_xor", "bit_not", "shl", "shr")
 EITHER = ("floordiv", "remainder", "truncdiv", "fmod", "pow", "maximum", "minimum", "sign", "abs", "neg", "eq", "lt")
@@ -161,6 +162,27 @@ def test_casts_to_eight_bits(agrees, source):
         values += [0.3, -1.7, 2.0**-6, 2.0**-9, 2.0**-10, 2.0**-11, np.inf, -np.inf, np.nan, -0.0]
     data = np.resize(np.array(values, np.float64), N).astype(source.numpy)
     agrees(nest_of(cast(cast(operand(0, source), DType.FLOAT8_E4M3FN), F32), {"in0": source}), inputs={"in0": data})
+
+
+def all_of(dtype: DType) -> np.ndarray:
+    """The first numbers of eight bits, and NaN, infinity or the largest of both signs."""
+    return np.arange(256, dtype=np.uint8)[[*range(N - 6), 0x7E, 0x7F, 0x7C, 0x80, 0xFC, 0xFF]].view(dtype.numpy)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -448.0, np.inf, np.nan])
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_loads_and_constants_of_eight_bits(agrees, dtype, value):
+    """A load that a condition guards gives zero in other lanes, which Triton makes of no integer."""
+    condition = call("gt", operand(1, F32), const(0.0, F32))
+    inputs = {"in0": all_of(dtype), "in1": np.resize([1.0, -1.0, 2.0], N).astype(np.float32)}
+    for chosen in (
+        Select(condition, operand(0, dtype), Const(value, dtype)),
+        cast(Select(condition, operand(0, dtype), Const(value, dtype)), F32),
+        Select(condition, cast(operand(0, dtype), F32), const(value, F32)),
+        Const(value, dtype),
+    ):
+        source = agrees(nest_of(chosen, {"in0": dtype, "in1": F32}), inputs=inputs)
+        compile_triton(source, gpu_target("cuda:sm_90"))
 
 
 @pytest.mark.parametrize("source", [I64, F64], ids=str)

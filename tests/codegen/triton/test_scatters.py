@@ -50,11 +50,20 @@ def one_place(x: torch.Tensor, v: torch.Tensor, i: torch.Tensor) -> torch.Tensor
     return x.scatter(1, i[:19, None].expand(19, 8), v[:19, 3:4].expand(19, 8))
 
 
+def greatest(x: torch.Tensor, v: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return x.scatter_reduce(0, i, v, "amax")
+
+
+def least(x: torch.Tensor, v: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return x.scatter_reduce(0, i, v, "amin")
+
+
 PROGRAMS = {
     "rows": (rows, torch.float32),
     "halves": (rows, torch.bfloat16),
     "each": (each, torch.float32),
     "best": (best, torch.int32),
+    "best of halves": (best, torch.bfloat16),
     "narrow": (best, torch.uint8),
     "assigned": (assigned, torch.bfloat16),
     "one place": (one_place, torch.float32),
@@ -64,7 +73,11 @@ PROGRAMS = {
 @cache
 def nests_of(name: str, dynamic: bool = False) -> tuple[LoopNest, ...]:
     fn, dtype = PROGRAMS[name]
-    inputs = (torch.zeros(19, 37, dtype=dtype), torch.zeros(23, 37, dtype=dtype), torch.zeros(23, dtype=torch.int64))
+    shapes = (torch.zeros(19, 37, dtype=dtype), torch.zeros(23, 37, dtype=dtype), torch.zeros(23, dtype=torch.int64))
+    return nests_from(fn, shapes, dynamic)
+
+
+def nests_from(fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...], dynamic: bool = False) -> tuple[LoopNest, ...]:
     gms = capture(fn, inputs, dynamic=dynamic)
     retarget(gms, "cuda")
     graph = import_graph(gms[0])
@@ -118,13 +131,52 @@ def test_they_compile(name: str, dynamic: bool) -> None:
         assert binary.code
 
 
-def test_order_that_is_asked_for_leaves_rounding_sums_to_the_library() -> None:
-    inputs = (torch.zeros(9, 4), torch.zeros(7, 4), torch.zeros(7, dtype=torch.int64))
-    gms = capture(rows, inputs)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("fn", "combine"), [(greatest, np.maximum), (least, np.minimum)], ids=["amax", "amin"])
+def test_extremes_of_floats_keep_nan(
+    fn: Callable[..., Any], combine: np.ufunc, dtype: torch.dtype, interpreter: Any
+) -> None:
+    """Whatever is in memory and whatever two lanes bring, of one program or of two: a NaN of either sign stays."""
+    kind = np.dtype(str(dtype).removeprefix("torch."))
+    nan = np.array([np.nan], kind)
+    special = np.concatenate([nan, -nan, np.array([np.inf, -np.inf, 0.0, -0.0, 1.5, -1.5, 3e38, -1e-40], kind)])
+    assert np.signbit(special[1]) and np.isnan(special[1])
+    held, first, second = (a.ravel() for a in np.meshgrid(special, special, special, indexing="ij"))
+    n = held.size
+    # The places in turn, so that some find both of their values in one program and others in two.
+    at = np.concatenate([np.arange(n), np.arange(n)[::-1]])
+    values = np.concatenate([first, second[::-1]])
+    (nest,) = (m for m in nests_from(fn, tuple(map(torch.from_numpy, (held, values, at)))) if is_scatter(m))
+    source = emit_triton(default_schedule(nest, SM90).nest, SM90)
+    (output,) = nest.outputs
+    given = {b.name: held if b.name == output else at if b.dtype.is_int else values for b in nest.params}
+    found = interpreter.run(source, nest.outputs, given, {})[output]
+    np.testing.assert_array_equal(found, combine(combine(held, first), second))
+    assert compile_triton(source, SM90).code
+
+
+def mean_of_bags(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.embedding_bag(i, x, mode="mean")
+
+
+@pytest.mark.parametrize(
+    ("fn", "inputs", "op"),
+    [
+        (rows, (torch.zeros(9, 4), torch.zeros(7, 4), torch.zeros(7, dtype=torch.int64)), "aten::index_add.default"),
+        (
+            mean_of_bags, (torch.zeros(9, 4), torch.zeros(3, 2, dtype=torch.int64)),
+            "aten::_embedding_bag_forward_only.default",
+        ),
+    ],
+)  # fmt: skip
+def test_order_that_is_asked_for_leaves_rounding_sums_to_the_library(
+    fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...], op: str
+) -> None:
+    gms = capture(fn, inputs)
     retarget(gms, "cuda")
     torch.use_deterministic_algorithms(True)
     try:
         graph: Graph = import_graph(gms[0])
     finally:
         torch.use_deterministic_algorithms(False)
-    assert [n.target for n in graph.nodes if isinstance(n, Library)] == ["aten::index_add.default"]
+    assert [n.target for n in graph.nodes if isinstance(n, Library)] == [op]

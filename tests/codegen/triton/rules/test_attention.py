@@ -191,6 +191,22 @@ def test_one_query_whose_results_leave_its_axis_out(agrees):
     agrees(schedule.nest, inputs=given, tolerance=2e-2)
 
 
+class Shared(torch.nn.Module):
+    """Queries and keys that all of the batch shares: scores have an axis of which neither knows."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.expand(3, *t.shape[-2:]) for t in (q, k, v))
+        return torch.softmax(q @ k.mT / 5, -1) @ v
+
+
+@pytest.mark.parametrize("batch", [(), (3,)], ids=["of all", "but the values"])
+def test_scores_that_a_batch_shares(agrees, batch):
+    rows = torch.empty(20, 32, dtype=torch.bfloat16)
+    (schedule,) = schedules(Shared(), [rows, rows, rows.new_empty(*batch, 20, 32)])
+    assert schedule.rule == "gpu_attention"
+    agrees(schedule.nest, tolerance=2e-2)
+
+
 def test_attention_that_fits_no_tile_stays_with_the_library():
     assert kernels(8, 16) == ["gpu_attention"]
     assert "gpu_attention" not in kernels(32, 8)

@@ -55,16 +55,41 @@ def test_from_one_loop_an_axis(parsed: Parse, proved: Prove) -> None:
                                 out0[i0, i1, i2] = sum.update(mul(in0[i0, i1, r0], in1[i0, i2, r0]))
         """)
 
-    def build(s: Schedule) -> None:
-        _, inner = s.split("k", [None, 16])
-        s.reorder("k_0", "m", "n", inner)
-        for loop in ("m", "n", inner):
-            s.bind(loop, "threadIdx.x")
-        s.tensorize("b0", "dot")
-
-    s = proved(nest, build)
+    s = proved(nest, innermost_tile)
     found = contraction_of(s.block("b0"))
     assert isinstance(found, ContractionBlock) and [str(v) for v in found.batch] == ["i0"]
+
+
+def innermost_tile(s: Schedule) -> None:
+    _, inner = s.split("k", [None, 16])
+    s.reorder("k_0", "m", "n", inner)
+    for loop in ("m", "n", inner):
+        s.bind(loop, "threadIdx.x")
+    s.tensorize("b0", "dot")
+
+
+def test_an_axis_of_neither_factor_is_one_of_a_batch(parsed: Parse, proved: Prove) -> None:
+    text = """
+        @nest(outputs=["out0"])
+        def f(in0: float32[8, 32], in1: float32[16, 32], out0: float32[2, 8, 16]):
+            for b in serial(2):
+                for m in serial(8):
+                    for n in serial(16):
+                        for k in serial(32):
+                            with block("b0"):
+                                i0 = spatial(2, b)
+                                i1 = spatial(8, m)
+                                i2 = spatial(16, n)
+                                r0 = reduction(32, k)
+                                out0[i0, i1, i2] = sum.update(mul(in0[i1, r0], in1[i2, r0]))
+        """
+    s = proved(parsed(text), innermost_tile)
+    found = contraction_of(s.block("b0"))
+    assert isinstance(found, ContractionBlock) and [str(v) for v in found.batch] == ["i0"]
+    s = Schedule(parsed(text))
+    s.bind("b", "threadIdx.x")
+    with pytest.raises(ScheduleError, match="the loop b of the tile runs over none of m, n and k alone"):
+        innermost_tile(s)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +98,8 @@ def test_from_one_loop_an_axis(parsed: Parse, proved: Prove) -> None:
         ("sum.update", "max.update", "it is no single sum"),
         ("mul(", "add(", "what it sums is no product"),
         ("in0[i0, r0]", "in0[i0, 0]", "its reduction axis r0 is not in both factors"),
-        ("in1[r0, i1]", "in1[r0, 0]", "its axis i1 is in neither factor"),
-        ("in0[i0, r0]", "in0[i1, r0]", "its axis i0 is in neither factor"),
+        ("in1[r0, i1]", "in1[r0, 0]", "no loop of the tile run over n, the axes of which there are none"),
+        ("in0[i0, r0]", "in0[i1, r0]", "no loop of the tile run over m, the axes of which there are none"),
         ("n in thread_x", "n in serial", "no loop of the tile run over n, the axes i1"),
         ("k in thread_x(16)", "k in thread_x(8)", "k runs 8 times, and k of dot is a power of two of at least 16"),
         ("cast(in0[i0, r0], float32)", "add(cast(in0[i0, r0], float32), float32(1.0))", ""),
