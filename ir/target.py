@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from .errors import MlcError
+from .expr.dtypes import DType
 from .machine import KNOWN, Machine, capability, known_machine, oldest_machine
 
 # Types of torch's devices whose tensors kernels are made for; what is computed on others is left to torch.
@@ -58,11 +59,6 @@ class Target:
         return capability(self.kind, self.arch) if self.kind == "cuda" else (0, 0)
 
     @property
-    def has_async_copies(self) -> bool:
-        """Whether copies to shared memory go on while the program does (``cp.async``)."""
-        return self.capability >= (8, 0)
-
-    @property
     def has_tma(self) -> bool:
         """Whether it has a tensor memory accelerator, which copies tiles by descriptors."""
         return self.capability >= (9, 0)
@@ -82,15 +78,9 @@ class Target:
         """Whether tensor cores want the rows of four warps at once."""
         return self.has_wgmma or self.has_tcgen05
 
-    @property
-    def has_bfloat16(self) -> bool:
-        """Whether tensor cores (matrix cores) multiply bfloat16."""
-        return self.capability >= (8, 0) or self.kind == "hip"
-
-    @property
-    def has_float8(self) -> bool:
-        """Whether tensor cores (matrix cores) multiply numbers of eight bits."""
-        return self.capability >= (8, 9) or (self.kind == "hip" and capability(self.kind, self.arch) >= (9, 0x42))
+    def multiplies(self, dtype: DType) -> bool:
+        """Whether tensor cores (matrix cores) multiply a type."""
+        return dtype in self.machine.multiplied or (dtype is DType.FLOAT32 and "+tf32" in self.features)
 
     @property
     def machine(self) -> Machine:

@@ -177,20 +177,20 @@ def _size(p: LibraryProduct) -> Extent:
 
 def _rate(p: LibraryProduct, machine: Machine) -> float:
     """Operations a nanosecond of the library."""
-    if _is_bytes(p):
-        return machine.matmul * 2
-    return machine.matmul if p.type.dtype.is_half else machine.float32
+    if _is_plain(p, machine):
+        return machine.float32
+    return machine.matmul * 2 if _is_bytes(p) else machine.matmul
 
 
-def _is_plain(p: LibraryProduct) -> bool:
+def _is_plain(p: LibraryProduct, machine: Machine) -> bool:
     """Whether it is multiplied without tensor cores."""
-    return p.type.dtype is DType.FLOAT32
+    return (DType.INT8 if _is_bytes(p) else p.type.dtype) not in machine.multiplied
 
 
-def _shapes(p: LibraryProduct) -> tuple[TileShape, ...]:
+def _shapes(p: LibraryProduct, machine: Machine) -> tuple[TileShape, ...]:
     if min(p.m, p.n) == 1:
         return VECTOR_SHAPES
-    return PLAIN_SHAPES if _is_plain(p) else SHAPES
+    return PLAIN_SHAPES if _is_plain(p, machine) else SHAPES
 
 
 def _library_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -> float:
@@ -203,7 +203,7 @@ def _library_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine
     after += max(_shared_bytes(p), 0) / machine.bandwidth
     rates = Rates(machine.cores, machine.bandwidth, _rate(p, machine))
     # It cuts the summed axis too, and where it does, adds the pieces up in the same launch.
-    best = min(multiplying_time(_size(p), k, moved, rates, _shapes(p)) for k in _pieces(p))
+    best = min(multiplying_time(_size(p), k, moved, rates, _shapes(p, machine)) for k in _pieces(p))
     return _making_time(p, packed, machine) + best + after
 
 
@@ -219,7 +219,7 @@ def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -
         for o, others, inlined in zip((p.a, p.b), (p.n, p.m), packed, strict=True)
         if inlined
     )
-    rate = _rate(p, machine) * (OURS_PLAIN if _is_plain(p) else OURS)
+    rate = _rate(p, machine) * (OURS_PLAIN if _is_plain(p, machine) else OURS)
     share = 1.0 if p.a.is_wide and p.b.is_wide else NARROW
     rates = Rates(machine.cores, machine.bandwidth * OURS_READING * share, rate * share)
 
@@ -228,7 +228,7 @@ def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -
     def cut(pieces: int) -> float:
         sums = pieces * p.batch * p.m * p.n * p.accumulator.itemsize
         added = 2 * sums / machine.bandwidth + machine.launch if pieces > 1 else 0.0
-        return multiplying_time(_size(p), pieces, moved, rates, _shapes(p), making) + added
+        return multiplying_time(_size(p), pieces, moved, rates, _shapes(p, machine), making) + added
 
     def dealt(shape: TileShape) -> float:
         tiles = p.batch * -(-p.m // shape.rows) * -(-p.n // shape.columns)
@@ -258,7 +258,7 @@ def _dealt_shapes(p: LibraryProduct, machine: Machine) -> list[TileShape]:
     if min(p.m, p.n) < GROUP_ROWS or len(p.axes) < 2:
         return []
     found: list[TileShape] = []
-    for s in _shapes(p):
+    for s in _shapes(p, machine):
         tiles = p.batch * -(-p.m // s.rows) * -(-p.n // s.columns)
         steps = tiles * -(-p.k // s.step)
         if s.rows >= GROUP_ROWS and s.rows <= p.m and s.columns <= p.n and steps >= LEAST_RUN * machine.cores:

@@ -3,8 +3,11 @@ what decides whether a product leaves the library."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from ...ir.machine import Machine
 
 # The least that a tile of the tensor cores has along each axis.
 LEAST = 16
@@ -15,6 +18,9 @@ COMBINED_ROWS, FEWER_COLUMNS, HEAVY_EPILOGUE = 128, 128, 16
 REACH = 2.0
 # Rows that a warp group multiplies at once.
 GROUP_ROWS = 64
+# Elements of results that a thread has in registers: half of them where many operations follow on each, and where a
+# program waits for its steps and another one has to have room. Registers for all else: addresses, operands, conditions.
+RESULTS, REGISTERS_BESIDE = 128, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,37 @@ PLAIN_SHAPES = (
 VECTOR_SHAPES = (TileShape(4, 1, 512, 4, 1, 0.05),)
 
 
+def stages_of(machine: Machine, shape: TileShape, each: int, beside: int, products: int = 1) -> int:
+    """The steps in flight of a tile whose steps take ``each`` bytes of shared memory, beside what it takes once: those
+    of the shape, as far as a block may have that; 0 where it may not have one. A program that waits for each of its
+    steps leaves room for another one.
+
+    Where a multiprocessor is slower than the one that the shapes were measured on, a step takes longer, and as long as
+    it waits for memory fewer are enough: as many as let the most programs be there at a time.
+    """
+    has = machine.block_shared if machine.stages > 1 else machine.shared // 2
+    most = min(shape.stages, machine.stages, (has - beside) // max(each, 1))
+    least = min(most, 1 + math.ceil((shape.stages - 1) * _pace(machine)))
+    held = REGISTERS_BESIDE * shape.warps * 32 + products * shape.rows * shape.columns
+    beside += machine.reserved
+
+    def resident(stages: int) -> int:
+        return min(machine.shared // (stages * each + beside), machine.registers // held)
+
+    return max(range(least, most + 1), key=lambda k: (resident(k), k), default=most)
+
+
+def held_results(machine: Machine, heavy: bool) -> int:
+    """Elements of results that a thread has in registers; ``heavy``: many operations follow on each."""
+    return RESULTS >> heavy >> (machine.stages == 1)
+
+
+def _pace(machine: Machine) -> float:
+    """How fast a multiprocessor takes up steps, whatever bounds them, beside one of those measured; at most as fast."""
+    faster = max(machine.bandwidth / MEASURED.bandwidth, machine.matmul / MEASURED.rate)
+    return min(faster * MEASURED.cores / machine.cores, 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     """What the time of a product depends on: multiprocessors, bytes a nanosecond of memory, operations a nanosecond."""
@@ -66,6 +103,10 @@ class Rates:
     cores: int
     bandwidth: float
     rate: float
+
+
+# The GPU on which the shapes were measured.
+MEASURED = Rates(132, 4300.0, 790e3)
 
 
 @dataclass(frozen=True, slots=True)

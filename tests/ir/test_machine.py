@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.machine import KNOWN
 from torch_mlc.ir.target import Target, TargetError, gpu_target
 
@@ -31,14 +32,15 @@ def test_shared_memory_of_a_block_is_as_the_vendors_tables_have_it(name: str, sh
 
 
 CAN = {
-    "cuda:sm_75": set(),
-    "cuda:sm_80": {"async_copies", "bfloat16"},
-    "cuda:sm_89": {"async_copies", "bfloat16", "float8"},
-    "cuda:sm_90": {"async_copies", "bfloat16", "float8", "tma", "wgmma", "group_products"},
-    "cuda:sm_100": {"async_copies", "bfloat16", "float8", "tma", "tcgen05", "group_products"},
-    "cuda:sm_120": {"async_copies", "bfloat16", "float8", "tma"},
-    "hip:gfx90a": {"bfloat16"},
-    "hip:gfx942": {"bfloat16", "float8"},
+    "cuda:sm_70": {"float16"},
+    "cuda:sm_75": {"float16", "int8"},
+    "cuda:sm_80": {"float16", "int8", "steps", "bfloat16"},
+    "cuda:sm_89": {"float16", "int8", "steps", "bfloat16", "float8"},
+    "cuda:sm_90": {"float16", "int8", "steps", "bfloat16", "float8", "tma", "wgmma", "group_products"},
+    "cuda:sm_100": {"float16", "int8", "steps", "bfloat16", "float8", "tma", "tcgen05", "group_products"},
+    "cuda:sm_120": {"float16", "int8", "steps", "bfloat16", "float8", "tma"},
+    "hip:gfx90a": {"float16", "int8", "steps", "bfloat16"},
+    "hip:gfx942": {"float16", "int8", "steps", "bfloat16", "float8"},
 }
 FAMILIES = {"cuda:sm_103": "cuda:sm_100", "cuda:sm_110": "cuda:sm_100", "cuda:sm_121": "cuda:sm_120",
             "cuda:sm_86": "cuda:sm_80", "hip:gfx950": "hip:gfx942"}  # fmt: skip
@@ -50,7 +52,8 @@ def can(name: str) -> set[str]:
     target = gpu_target(name)
     found = {p.removeprefix("has_") for p in dir(target) if p.startswith("has_") and getattr(target, p)}
     assert all(isinstance(getattr(target, f"has_{p}"), bool) for p in found)
-    return found
+    multiplied = {t.value.partition("_")[0] for t in DType if target.multiplies(t)}
+    return found | multiplied | ({"steps"} if target.machine.stages > 1 else set())
 
 
 @pytest.mark.parametrize("name", CAN)

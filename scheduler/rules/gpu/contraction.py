@@ -21,12 +21,11 @@ from ....ir.target import Target
 from ...cost.gpu_kernels import (
     PRODUCT_GROUP,
     PRODUCT_HEAVY,
-    PRODUCT_HELD,
     PRODUCT_RESERVED,
     PRODUCT_WHOLE_ROW,
     WARP_GROUP,
 )
-from ...cost.gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape
+from ...cost.gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape, held_results, stages_of
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..contraction import Axes, ContractionNest, bytes_per_step, extent, find_contraction, run_of
@@ -69,14 +68,9 @@ def _roles(nest: LoopNest, c: ContractionNest) -> tuple[Axes, Axes]:
     return (c.columns, c.rows) if _is_turned(nest, c) else (c.rows, c.columns)
 
 
-def _fast(c: ContractionNest, target: Target) -> bool:
-    """Whether tensor cores multiply the operands' type."""
-    return c.dtype() is not DType.FLOAT32 or "+tf32" in target.features
-
-
 def _has_groups(target: Target, c: ContractionNest) -> bool:
     """Whether the tensor cores want the rows of four warps at once."""
-    return target.has_group_products and _fast(c, target)
+    return target.has_group_products and target.multiplies(c.dtype())
 
 
 def _epilogue(nest: LoopNest, c: ContractionNest) -> int:
@@ -90,8 +84,10 @@ def _fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileSha
     first, second = _roles(nest, c)
     sizes = typical(nest, extent(first)), typical(nest, extent(second))
     batch, depth = typical(nest, extent(c.batch)), typical(nest, extent(c.summed))
-    table = SHAPES if _fast(c, target) else PLAIN_SHAPES
+    table = SHAPES if target.multiplies(c.dtype()) else PLAIN_SHAPES
     scored: list[tuple[float, int, TileShape]] = []
+    # Several products keep a tile of results each, and mathematics on a tile wants registers of its own.
+    most = held_results(target.machine, _epilogue(nest, c) >= PRODUCT_HEAVY)
     for k, shape in enumerate(table):
         if c.needs_row and next_power(sizes[1]) != shape.columns and shape.columns != max(next_power(sizes[1]), LEAST):
             continue
@@ -99,9 +95,8 @@ def _fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileSha
             continue
         if any(c.tile_of(side) not in (None, s) for side, s in ((first, shape.rows), (second, shape.columns))):
             continue
-        # Several products keep a tile of results each, and mathematics on a tile wants registers of its own.
         held = len(c.products) * shape.rows * shape.columns
-        if held > shape.warps * 32 * (PRODUCT_HELD if _epilogue(nest, c) < PRODUCT_HEAVY else PRODUCT_HELD // 2):
+        if held > shape.warps * 32 * most:
             continue
         if _has_groups(target, c) and shape.rows < min(GROUP_ROWS, next_power(sizes[0])):
             continue
@@ -138,10 +133,8 @@ def _fit(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape, k
         each = bytes_per_step(nest, c, tiles)
         computed = sum(not p.right.is_plain or not p.left.is_plain for p in c.products)
         each_once = computed * shape.columns * step * 4
-        stages = min(shape.stages, (target.shared_bytes - PRODUCT_RESERVED - each_once - kept) // max(each, 1))
-        if target.kind == "hip":
-            stages = min(stages, 2)
-        if stages >= 2 or (stages == 1 and step == LEAST):
+        stages = stages_of(target.machine, shape, each, PRODUCT_RESERVED + each_once + kept, len(c.products))
+        if stages >= min(target.machine.stages, 2) or (stages == 1 and step == LEAST):
             return TileShape(shape.rows, shape.columns, step, shape.warps, stages, shape.rate)
         step //= 2
     return None
@@ -152,7 +145,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     assert c is not None
     shapes = _fitting(nest, target, c)
     # The best ones in other ways too: fewer steps in flight, as many threads again or half of them.
-    around = [v for s in shapes[:VARIED] for v in _variants(nest, c, s)]
+    around = [v for s in shapes[:VARIED] for v in _variants(nest, target, c, s)]
     texts = tuple(dict.fromkeys(map(_text, (*shapes[:6], *around))))
     found: dict[str, tuple[Value, ...]] = {"tile": texts, "group": (PRODUCT_GROUP, 1, 4, 16)}
     if not c.needs_row:
@@ -184,10 +177,10 @@ def _tiles(nest: LoopNest, c: ContractionNest, shape: TileShape) -> sympy.Expr:
     return extent(c.batch) * CeilDiv(extent(first), shape.rows) * CeilDiv(extent(second), shape.columns)
 
 
-def _variants(nest: LoopNest, c: ContractionNest, shape: TileShape) -> list[TileShape]:
+def _variants(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> list[TileShape]:
     """A shape with another number of stages or of warps, as far as its results fit the registers."""
     held = len(c.products) * shape.rows * shape.columns
-    most = 32 * (PRODUCT_HELD if _epilogue(nest, c) < PRODUCT_HEAVY else PRODUCT_HELD // 2)
+    most = 32 * held_results(target.machine, _epilogue(nest, c) >= PRODUCT_HEAVY)
     warps = [w for w in (shape.warps * 2, shape.warps // 2) if 4 <= w <= 8 and held <= w * most]
     return [
         *(replace(shape, stages=k) for k in range(shape.stages - 1, 1, -1)),
@@ -256,7 +249,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             schedule.annotate("", DESCRIPTOR.key(name), True)
     for p in c.products:
         schedule.tensorize(p.name, "dot")
-        if c.dtype() is DType.FLOAT32 and _fast(c, target):
+        if c.dtype() is DType.FLOAT32 and target.multiplies(DType.FLOAT32):
             schedule.annotate(p.name, INPUT_PRECISION, "tf32")
     schedule.annotate("", NUM_WARPS, max(shape.warps * 32 // target.warp, 1))
     schedule.annotate("", NUM_STAGES, shape.stages)
