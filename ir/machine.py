@@ -47,8 +47,9 @@ class Machine:
     a thread has ``thread_registers`` at most.
 
     ``multiplied`` are the types that tensor (matrix) cores multiply, at the rate of half types or more; what is none of
-    them runs at ``float32``. ``stages`` are the steps of a loop over tiles that a kernel has in flight at most: one
-    where copies to shared memory make a program wait.
+    them runs at ``float32``, by ``matrix_float32`` in those cores too. ``stages`` are the steps of a loop over tiles
+    that a kernel has in flight at most: one where copies to shared memory make a program wait, two where the next one
+    comes through registers. ``reads_ahead``: a core's prefetchers keep up with several arrays that are read evenly.
     """
 
     part: str
@@ -71,11 +72,29 @@ class Machine:
     step: int = 8
     warp: int = 1
     multiplied: frozenset[DType] = frozenset()
+    matrix_float32: bool = False
     stages: int = 1
+    reads_ahead: bool = False
 
     @property
     def is_gpu(self) -> bool:
         return self.warp > 1
+
+    @property
+    def in_kernels(self) -> frozenset[DType]:
+        """The types that those cores multiply in kernels of ours. Triton reaches none before compute capability 8.0, to
+        which it gives one step at a time too; libraries do."""
+        return self.multiplied if self.stages > 1 else frozenset()
+
+    @property
+    def has_async_copies(self) -> bool:
+        """Whether copies to shared memory go on while the program does."""
+        return self.stages > 2
+
+    @property
+    def through_registers(self) -> bool:
+        """Whether the next step of a loop comes through registers."""
+        return self.stages == 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +132,7 @@ def _amd(sheet: _Sheet, cores: int, shared: int, multiplied: frozenset[DType] = 
     comes through registers."""
     return sheet.machine(
         cores, 64, multiplied, threads=2048, blocks=32, shared=shared * _KB, block_shared=shared * _KB,
-        registers=128 * _KB, thread_registers=512, warp=64, stages=2,
+        registers=128 * _KB, thread_registers=512, warp=64, stages=2, matrix_float32=True,
     )  # fmt: skip
 
 

@@ -45,11 +45,6 @@ class Target:
     def is_gpu(self) -> bool:
         return self.kind != "cpu"
 
-    @property
-    def is_amd(self) -> bool:
-        """Whether it is a processor of AMD's since Zen."""
-        return self.kind == "cpu" and self.arch.startswith("znver")
-
     # What a GPU can do follows from its compute capability, so that the members of a family agree, and what is newer
     # than this file has what the newest of its family has.
 
@@ -79,8 +74,8 @@ class Target:
         return self.has_wgmma or self.has_tcgen05
 
     def multiplies(self, dtype: DType) -> bool:
-        """Whether tensor cores (matrix cores) multiply a type."""
-        return dtype in self.machine.multiplied or (dtype is DType.FLOAT32 and "+tf32" in self.features)
+        """Whether tensor cores (matrix cores) multiply a type in kernels of ours."""
+        return dtype in self.machine.in_kernels or (dtype is DType.FLOAT32 and "+tf32" in self.features)
 
     @property
     def machine(self) -> Machine:
@@ -109,7 +104,7 @@ def _machine(target: Target) -> Machine:
     return replace(
         usual, cores=target.cores, matmul=usual.matmul * share, float32=usual.float32 * share,
         issued=usual.issued * share, block_shared=shared, warp=warp, vector_bytes=target.vector_bytes,
-        l1_bytes=target.l1_bytes, l2_bytes=target.l2_bytes,
+        l1_bytes=target.l1_bytes, l2_bytes=target.l2_bytes, reads_ahead=target.arch.startswith("znver"),
     )  # fmt: skip
 
 
@@ -120,6 +115,22 @@ TargetOf: TypeAlias = Callable[[str], Target]
 def usual_target(device: str) -> Target:
     """The machine that decisions are made for where nobody says which one a device is."""
     return Target("cpu", "znver3", 1, warp=1, max_threads=1) if device.startswith("cpu") else gpu_target("cuda:sm_90")
+
+
+def raises_errors(device: str) -> bool:
+    """Whether kernels on a device tell of wrong data by an error: an assertion of a GPU is the end of its process."""
+    return device.startswith("cpu")
+
+
+def updates_in_order(device: str) -> bool:
+    """Whether what a kernel combines in one place of memory is combined by one thread: programs of a GPU do not wait
+    for one another, and need atomic operations and a result that is begun."""
+    return device.startswith("cpu")
+
+
+def multiplies_halves(device: str) -> bool:
+    """Whether matrix products take half types as they are, and add up in float32; else they are converted before."""
+    return not device.startswith("cpu")
 
 
 def has_kernels(device: str) -> bool:

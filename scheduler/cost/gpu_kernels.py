@@ -12,8 +12,8 @@ ATTENTION_WARPS = 8
 
 # How many elements a whole row may have to stay in one program.
 PRODUCT_WHOLE_ROW = 256
-# Operations on each result from which a thread has room for half as many.
-PRODUCT_HEAVY = 16
+# Elements of results that a thread has in registers, and operations on each from which it has room for half of them.
+PRODUCT_HELD, PRODUCT_HEAVY = 128, 16
 # Programs in a group along the shorter way through the L2 cache.
 PRODUCT_GROUP = 8
 # Warps of a program that can be given parts of its work.

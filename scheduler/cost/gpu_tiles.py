@@ -18,9 +18,8 @@ COMBINED_ROWS, FEWER_COLUMNS, HEAVY_EPILOGUE = 128, 128, 16
 REACH = 2.0
 # Rows that a warp group multiplies at once.
 GROUP_ROWS = 64
-# Elements of results that a thread has in registers: half of them where many operations follow on each, and where a
-# program waits for its steps and another one has to have room. Registers for all else: addresses, operands, conditions.
-RESULTS, REGISTERS_BESIDE = 128, 64
+# Registers of a thread that hold no results: addresses, operands, conditions.
+REGISTERS_BESIDE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +66,12 @@ VECTOR_SHAPES = (TileShape(4, 1, 512, 4, 1, 0.05),)
 
 def stages_of(machine: Machine, shape: TileShape, each: int, beside: int, products: int = 1) -> int:
     """The steps in flight of a tile whose steps take ``each`` bytes of shared memory, beside what it takes once: those
-    of the shape, as far as a block may have that; 0 where it may not have one. A program that waits for each of its
-    steps leaves room for another one.
+    of the shape, as far as a block may have that; 0 where it may not have one.
 
     Where a multiprocessor is slower than the one that the shapes were measured on, a step takes longer, and as long as
     it waits for memory fewer are enough: as many as let the most programs be there at a time.
     """
-    has = machine.block_shared if machine.stages > 1 else machine.shared // 2
-    most = min(shape.stages, machine.stages, (has - beside) // max(each, 1))
+    most = min(shape.stages, machine.stages, (machine.block_shared - beside) // max(each, 1))
     least = min(most, 1 + math.ceil((shape.stages - 1) * _pace(machine)))
     held = REGISTERS_BESIDE * shape.warps * 32 + products * shape.rows * shape.columns
     beside += machine.reserved
@@ -83,11 +80,6 @@ def stages_of(machine: Machine, shape: TileShape, each: int, beside: int, produc
         return min(machine.shared // (stages * each + beside), machine.registers // held)
 
     return max(range(least, most + 1), key=lambda k: (resident(k), k), default=most)
-
-
-def held_results(machine: Machine, heavy: bool) -> int:
-    """Elements of results that a thread has in registers; ``heavy``: many operations follow on each."""
-    return RESULTS >> heavy >> (machine.stages == 1)
 
 
 def _pace(machine: Machine) -> float:

@@ -32,8 +32,7 @@ def test_shared_memory_of_a_block_is_as_the_vendors_tables_have_it(name: str, sh
 
 
 CAN = {
-    "cuda:sm_70": {"float16"},
-    "cuda:sm_75": {"float16", "int8"},
+    "cuda:sm_75": set(),
     "cuda:sm_80": {"float16", "int8", "steps", "bfloat16"},
     "cuda:sm_89": {"float16", "int8", "steps", "bfloat16", "float8"},
     "cuda:sm_90": {"float16", "int8", "steps", "bfloat16", "float8", "tma", "wgmma", "group_products"},
@@ -104,6 +103,13 @@ def test_each_machine_has_figures_of_its_own() -> None:
     for m in known:
         intensity = m.matmul / m.bandwidth  # operations a byte
         assert 50 < intensity < 900 and m.float32 < m.matmul and m.cores * 64 < m.issued < m.cores * 128 * 3, m
+
+
+def test_libraries_reach_tensor_cores_that_kernels_do_not() -> None:
+    """Triton has no instructions for those before compute capability 8.0."""
+    old, new = (gpu_target(f"cuda:{arch}").machine for arch in ("sm_75", "sm_80"))
+    assert old.multiplied == {DType.FLOAT16, DType.INT8} and not old.in_kernels and old.stages == 1
+    assert new.multiplied == new.in_kernels == old.multiplied | {DType.BFLOAT16}
 
 
 def test_what_is_found_of_a_machine_counts_more_than_its_usual_part() -> None:

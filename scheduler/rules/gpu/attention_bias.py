@@ -28,7 +28,7 @@ from ..cpu.common import merge_paths, values
 from ..registry import Params, Rule, Value
 from .attention import extents_of
 from .common import GPUS, clamp_power, cut, fused, next_power, steps_in_flight, tile, typical
-from .fit import moved_bytes, smaller_sides
+from .fit import by_threads, moved_bytes, smaller_sides
 
 # Steps in flight.
 STAGES = (2, 1, 3)
@@ -105,7 +105,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     extents = extents_of(nest)
     # Threads that multiply by themselves have the heads of both products whole in registers.
     heads = sum(map(next_power, _depths(nest, found).values()))
-    slow = target.kind == "cuda" and not _halves(nest, target, found) and heads >= LONG_HEADS
+    slow = by_threads(target, _halves(nest, target, found)) and heads >= LONG_HEADS
     first = [clamp_power(typical(nest, extents[v]), LEAST_WIDTH, 32 if slow else 64) for v in found.axes[-2:]]
     sides, stages = _fitting(nest, target, found, first)
     warps = clamp_power(sides[0] * sides[1] // (BIAS_SCORES * target.warp), 8 if slow else 4, 8)

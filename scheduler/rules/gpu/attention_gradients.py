@@ -24,7 +24,7 @@ from ..cpu.common import values
 from ..registry import Params, Rule, Value
 from .attention import copy_queries, extents_of, tile_lanes, tile_programs
 from .common import GPUS, clamp_power, steps_in_flight, typical
-from .fit import AttentionTile, fitting_tile
+from .fit import AttentionTile, by_threads, fitting_tile
 
 STAGES = (2, 1, 3)
 
@@ -60,9 +60,10 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     half = all(_half(nest, target, found, name) is not None for name in found.states)
     width = sum(int(extents[v]) for own in found.widths for v in own)
     most, wide = (64, 64) if half else (32, 32)
-    # Threads that multiply by themselves have heads whole in registers; and AMD's have two sums beside two products.
-    slow = target.kind == "cuda" and not half and width >= LONG_HEADS * len(found.widths)
-    if slow or (target.kind == "hip" and half and len(found.widths) > 1):
+    # Threads that multiply by themselves have heads whole in registers; and where the next step comes through those,
+    # two sums are beside two products.
+    slow = by_threads(target, half) and width >= LONG_HEADS * len(found.widths)
+    if slow or (target.machine.through_registers and half and len(found.widths) > 1):
         wide //= 2
     stages = steps_in_flight(target, STAGES)
     first = AttentionTile(clamp_power(queries, LEAST_WIDTH, most), clamp_power(keys, LEAST_WIDTH, wide), 0, stages[0])

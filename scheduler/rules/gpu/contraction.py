@@ -21,11 +21,12 @@ from ....ir.target import Target
 from ...cost.gpu_kernels import (
     PRODUCT_GROUP,
     PRODUCT_HEAVY,
+    PRODUCT_HELD,
     PRODUCT_RESERVED,
     PRODUCT_WHOLE_ROW,
     WARP_GROUP,
 )
-from ...cost.gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape, held_results, stages_of
+from ...cost.gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape, stages_of
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..contraction import Axes, ContractionNest, bytes_per_step, extent, find_contraction, run_of
@@ -45,6 +46,8 @@ def _matches(nest: LoopNest, target: Target) -> bool:
         return False
     rows, columns, summed = (typical(nest, extent(a)) for a in (c.rows, c.columns, c.summed))
     if min(rows, columns) < 2 or max(rows, columns) < LEAST or summed < LEAST:
+        return False
+    if c.dtype() is DType.INT8 and not target.multiplies(DType.INT8):  # single threads multiply no tiles of bytes
         return False
     if c.needs_row and (c.tiles or not (extent(c.columns).is_Integer and columns <= PRODUCT_WHOLE_ROW)):
         return False
@@ -86,8 +89,6 @@ def _fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileSha
     batch, depth = typical(nest, extent(c.batch)), typical(nest, extent(c.summed))
     table = SHAPES if target.multiplies(c.dtype()) else PLAIN_SHAPES
     scored: list[tuple[float, int, TileShape]] = []
-    # Several products keep a tile of results each, and mathematics on a tile wants registers of its own.
-    most = held_results(target.machine, _epilogue(nest, c) >= PRODUCT_HEAVY)
     for k, shape in enumerate(table):
         if c.needs_row and next_power(sizes[1]) != shape.columns and shape.columns != max(next_power(sizes[1]), LEAST):
             continue
@@ -95,8 +96,9 @@ def _fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileSha
             continue
         if any(c.tile_of(side) not in (None, s) for side, s in ((first, shape.rows), (second, shape.columns))):
             continue
+        # Several products keep a tile of results each, and mathematics on a tile wants registers of its own.
         held = len(c.products) * shape.rows * shape.columns
-        if held > shape.warps * 32 * most:
+        if held > shape.warps * 32 * (PRODUCT_HELD if _epilogue(nest, c) < PRODUCT_HEAVY else PRODUCT_HELD // 2):
             continue
         if _has_groups(target, c) and shape.rows < min(GROUP_ROWS, next_power(sizes[0])):
             continue
@@ -145,7 +147,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     assert c is not None
     shapes = _fitting(nest, target, c)
     # The best ones in other ways too: fewer steps in flight, as many threads again or half of them.
-    around = [v for s in shapes[:VARIED] for v in _variants(nest, target, c, s)]
+    around = [v for s in shapes[:VARIED] for v in _variants(nest, c, s)]
     texts = tuple(dict.fromkeys(map(_text, (*shapes[:6], *around))))
     found: dict[str, tuple[Value, ...]] = {"tile": texts, "group": (PRODUCT_GROUP, 1, 4, 16)}
     if not c.needs_row:
@@ -161,7 +163,8 @@ def _copying(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShap
     names = described_operands(nest, target, c)
     tiles = _tiles(nest, c, shape)
     runs = run_of(nest, c) is not None
-    lasting = lasting_programs(tiles, target.cores) if target.kind == "cuda" and not runs else None
+    lasts = target.machine.has_async_copies and not runs
+    lasting = lasting_programs(tiles, target.cores) if lasts else None
     found: dict[str, tuple[Value, ...]] = {}
     if lasting is not None:
         found["persistent"] = (False, True)
@@ -177,10 +180,10 @@ def _tiles(nest: LoopNest, c: ContractionNest, shape: TileShape) -> sympy.Expr:
     return extent(c.batch) * CeilDiv(extent(first), shape.rows) * CeilDiv(extent(second), shape.columns)
 
 
-def _variants(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> list[TileShape]:
+def _variants(nest: LoopNest, c: ContractionNest, shape: TileShape) -> list[TileShape]:
     """A shape with another number of stages or of warps, as far as its results fit the registers."""
     held = len(c.products) * shape.rows * shape.columns
-    most = 32 * held_results(target.machine, _epilogue(nest, c) >= PRODUCT_HEAVY)
+    most = 32 * (PRODUCT_HELD if _epilogue(nest, c) < PRODUCT_HEAVY else PRODUCT_HELD // 2)
     warps = [w for w in (shape.warps * 2, shape.warps // 2) if 4 <= w <= 8 and held <= w * most]
     return [
         *(replace(shape, stages=k) for k in range(shape.stages - 1, 1, -1)),
