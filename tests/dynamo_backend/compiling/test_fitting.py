@@ -20,7 +20,8 @@ from torch_mlc.runtime.triton.report import ResourceReport
 from torch_mlc.scheduler.rules import default_schedule
 
 F32, F16, BF16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
-TARGETS = ("cuda:sm_80", "cuda:sm_89", "cuda:sm_90", "cuda:sm_100", "cuda:sm_120", "hip:gfx90a", "hip:gfx942")
+TARGETS = ("cuda:sm_75", "cuda:sm_80", "cuda:sm_89", "cuda:sm_90", "cuda:sm_100", "cuda:sm_120", "hip:gfx90a",
+           "hip:gfx942")  # fmt: skip
 # Bytes that registers do not hold of kernels for heads of 256 elements, at most, on any target.
 SPILLS_OF_WIDE_HEADS = 2048
 

@@ -136,7 +136,11 @@ PROGRAMS = {
 
 @cache
 def graphs(name: str, device: str) -> list[Graph]:
-    program = PROGRAMS[name]
+    return imported(PROGRAMS[name], device)
+
+
+def imported(program: Program, device: str) -> list[Graph]:
+    """The graphs of a program for tensors of a device."""
     with FakeTensorMode():
         made = [torch.empty(s, dtype=t, requires_grad=program.training and t.is_floating_point)
                 for s, t in program.shapes]  # fmt: skip
