@@ -29,6 +29,7 @@ from .gpu_tiles import (
     TileShape,
     dealt_time,
     multiplying_time,
+    reach,
 )
 
 # What our loops reach of the library's rates: multiplying half types, multiplying float32, and reading; and what is
@@ -204,7 +205,7 @@ def _library_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine
         + max(_saved_bytes(p) - _result_bytes(p) * (not p.leaves), 0) / machine.bandwidth
     )
     after += max(_shared_bytes(p), 0) / machine.bandwidth
-    rates = Rates(machine.cores, machine.bandwidth, _rate(p, machine, machine.multiplied))
+    rates = Rates(machine.cores, machine.bandwidth, _rate(p, machine, machine.multiplied), reach(machine))
     # It cuts the summed axis too, and where it does, adds the pieces up in the same launch.
     best = min(multiplying_time(_size(p), k, moved, rates, _shapes(p, machine.multiplied)) for k in _pieces(p))
     return _making_time(p, packed, machine) + best + after
@@ -225,7 +226,7 @@ def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -
     kinds = machine.in_kernels
     rate = _rate(p, machine, kinds) * (OURS if _type(p) in kinds else OURS_PLAIN)
     share = 1.0 if p.a.is_wide and p.b.is_wide else NARROW
-    rates = Rates(machine.cores, machine.bandwidth * OURS_READING * share, rate * share)
+    rates = Rates(machine.cores, machine.bandwidth * OURS_READING * share, rate * share, reach(machine))
 
     moved = read + _result_bytes(p) - kept + along
 

@@ -14,8 +14,6 @@ LEAST = 16
 # Rows or columns of a tile that one program combines: what the fastest tiles of products have. Columns are fewer where
 # so many operations follow on each result, or a state has several components: those want registers too.
 COMBINED_ROWS, FEWER_COLUMNS, HEAVY_EPILOGUE = 128, 128, 16
-# A multiprocessor reads faster than its share of the memory's rate: about so many times.
-REACH = 2.0
 # Rows that a warp group multiplies at once.
 GROUP_ROWS = 64
 # Registers of a thread that hold no results: addresses, operands, conditions.
@@ -82,6 +80,12 @@ def stages_of(machine: Machine, shape: TileShape, each: int, beside: int, produc
     return max(range(least, most + 1), key=lambda k: (resident(k), k), default=most)
 
 
+def reach(machine: Machine) -> float:
+    """How many times its share of the memory's rate a multiprocessor reads: what it takes from the L2 cache is much the
+    same in all of them, and its share is not."""
+    return MEASURED.reach * (MEASURED.bandwidth / MEASURED.cores) / (machine.bandwidth / machine.cores)
+
+
 def _pace(machine: Machine) -> float:
     """How fast a multiprocessor takes up steps, whatever bounds them, beside one of those measured; at most as fast."""
     faster = max(machine.bandwidth / MEASURED.bandwidth, machine.matmul / MEASURED.rate)
@@ -90,11 +94,13 @@ def _pace(machine: Machine) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the time of a product depends on: multiprocessors, bytes a nanosecond of memory, operations a nanosecond."""
+    """What the time of a product depends on: multiprocessors, bytes a nanosecond of memory, operations a nanosecond,
+    and how many times its share of the memory's rate a multiprocessor reads."""
 
     cores: int
     bandwidth: float
     rate: float
+    reach: float = 2.0
 
 
 # The GPU on which the shapes were measured.
@@ -129,7 +135,7 @@ def dealt_time(size: Extent, read: float, rates: Rates, shape: TileShape, making
     steps = size.batch * -(-size.m // shape.rows) * -(-size.n // shape.columns) * -(-size.k // shape.step)
     share = min(1.0, steps / rates.cores)
     each = 2.0 * shape.rows * shape.columns * shape.step * rates.cores / (rates.rate * shape.rate)
-    rate = rates.bandwidth * min(1.0, REACH * share)
+    rate = rates.bandwidth * min(1.0, rates.reach * share)
     return max(-(-steps // rates.cores) * each + making / share, read / rate)
 
 
@@ -143,4 +149,4 @@ def _time_in(size: Extent, pieces: int, read: float, rates: Rates, shape: TileSh
     depth = size.k / pieces
     each = 2.0 * shape.rows * shape.columns * depth * rates.cores / (rates.rate * shape.rate)
     share = programs / rates.cores
-    return max(waves * each + making / min(1.0, share), read / (rates.bandwidth * min(1.0, REACH * share)))
+    return max(waves * each + making / min(1.0, share), read / (rates.bandwidth * min(1.0, rates.reach * share)))

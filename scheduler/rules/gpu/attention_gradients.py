@@ -63,6 +63,10 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     # Threads that multiply by themselves have heads whole in registers; and where the next step comes through those,
     # two sums are beside two products.
     slow = by_threads(target, half) and width >= LONG_HEADS * len(found.widths)
+    # Where copies make a program wait, what they bring is in registers too.
+    crowded = by_threads(target, half) and not target.machine.has_async_copies
+    if slow and crowded:
+        most //= 2
     if slow or (target.machine.through_registers and half and len(found.widths) > 1):
         wide //= 2
     stages = steps_in_flight(target, STAGES)
@@ -70,7 +74,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     most_warps = ATTENTION_WARPS * 32 // target.warp
 
     def warps_of(rows: int) -> int:
-        least = most_warps if slow else 4
+        least = most_warps if slow or crowded else 4
         return clamp_power(rows * width // (GRADIENT_SUMS * target.warp), least, most_warps)
 
     tile = fitting_tile(nest, target, found, first, half, warps_of)

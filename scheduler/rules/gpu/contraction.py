@@ -88,6 +88,8 @@ def _fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileSha
     sizes = typical(nest, extent(first)), typical(nest, extent(second))
     batch, depth = typical(nest, extent(c.batch)), typical(nest, extent(c.summed))
     table = SHAPES if target.multiplies(c.dtype()) else PLAIN_SHAPES
+    if c.needs_row and (row := max(next_power(sizes[1]), LEAST)) not in (s.columns for s in table):
+        table = (_with_columns(table[0], row),)
     scored: list[tuple[float, int, TileShape]] = []
     for k, shape in enumerate(table):
         if c.needs_row and next_power(sizes[1]) != shape.columns and shape.columns != max(next_power(sizes[1]), LEAST):
@@ -109,6 +111,11 @@ def _fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileSha
         waves = -(-count // target.cores)
         scored.append((waves * shape.rows * shape.columns * depth / shape.rate, k, fitted))
     return [s for _, _, s in sorted(scored, key=lambda s: s[:2])]
+
+
+def _with_columns(shape: TileShape, columns: int) -> TileShape:
+    """A shape of as many results with other columns."""
+    return replace(shape, rows=max(shape.rows * shape.columns // columns, LEAST), columns=columns)
 
 
 def _beside_results(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> TileShape:
