@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .expr.dtypes import DType
 
@@ -109,7 +110,7 @@ class _Sheet:
     clock: float
     l2: int
 
-    def machine(self, cores: int, lanes: int, multiplied: frozenset[DType], **has: int) -> Machine:
+    def machine(self, cores: int, lanes: int, multiplied: frozenset[DType], **has: Any) -> Machine:
         return Machine(
             self.part, cores, self.bandwidth * 1e3 * _COPY, self.matmul * 1e3 * _PRODUCT, self.float32 * 1e3 * _FLOAT32,
             cores * lanes * self.clock, _LAUNCH, self.l2 * _MB, multiplied=multiplied, **has,

@@ -1,4 +1,9 @@
-"""What the rules for CPUs fit to caches, pages and registers: measured on Zen 3 and Sapphire Rapids."""
+"""What the rules for CPUs fit to caches, pages and registers: measured on Zen 3 and Sapphire Rapids.
+
+Functions follow a machine's registers and caches. Names in capitals are the same on all: lines, pages and the size of a
+register's sums are, and of the others (operations from which mathematics sets the pace, rows and keys of tiles, what a
+team is worth) the same serves both processors, so that no relation to their figures is known.
+"""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileSha
     first, second = _roles(nest, c)
     sizes = typical(nest, extent(first)), typical(nest, extent(second))
     batch, depth = typical(nest, extent(c.batch)), typical(nest, extent(c.summed))
-    table = SHAPES if target.multiplies(c.dtype()) else PLAIN_SHAPES
+    table: tuple[TileShape, ...] = SHAPES if target.multiplies(c.dtype()) else PLAIN_SHAPES
     if c.needs_row and (row := max(next_power(sizes[1]), LEAST)) not in (s.columns for s in table):
         table = (_with_columns(table[0], row),)
     scored: list[tuple[float, int, TileShape]] = []
