@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
+
+from .expr.dtypes import DType
 
 _KB = 1 << 10
 _MB = 1 << 20
@@ -21,6 +24,13 @@ _MB = 1 << 20
 _COPY, _PRODUCT, _FLOAT32 = 0.896, 0.8, 0.746
 # Nanoseconds between the kernels of a GPU.
 _LAUNCH = 2000.0
+# What tensor (matrix) cores multiply, adding up in 32 bits: of 2017 and 2018, since then, and with bytes of floats.
+_FIRST = frozenset({DType.FLOAT16})
+_BYTES = _FIRST | {DType.INT8}
+_HALVES = _BYTES | {DType.BFLOAT16}
+_FLOAT8 = _HALVES | {DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2}
+# More steps in flight than any kernel wants: shared memory and registers bound them.
+_MANY = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,11 @@ class Machine:
     is its shared memory in bytes, of which a block may ask for ``block_shared`` and costs ``reserved`` more than it
     asks for; ``registers`` are of 32 bits, given to a warp of ``warp`` threads in steps of ``step`` a thread, of which
     a thread has ``thread_registers`` at most.
+
+    ``multiplied`` are the types that tensor (matrix) cores multiply, at the rate of half types or more; what is none of
+    them runs at ``float32``, by ``matrix_float32`` in those cores too. ``stages`` are the steps of a loop over tiles
+    that a kernel has in flight at most: one where copies to shared memory make a program wait, two where the next one
+    comes through registers. ``reads_ahead``: a core's prefetchers keep up with several arrays that are read evenly.
     """
 
     part: str
@@ -57,10 +72,30 @@ class Machine:
     thread_registers: int = 255
     step: int = 8
     warp: int = 1
+    multiplied: frozenset[DType] = frozenset()
+    matrix_float32: bool = False
+    stages: int = 1
+    reads_ahead: bool = False
 
     @property
     def is_gpu(self) -> bool:
         return self.warp > 1
+
+    @property
+    def in_kernels(self) -> frozenset[DType]:
+        """The types that those cores multiply in kernels of ours. Triton reaches none before compute capability 8.0, to
+        which it gives one step at a time too; libraries do."""
+        return self.multiplied if self.stages > 1 else frozenset()
+
+    @property
+    def has_async_copies(self) -> bool:
+        """Whether copies to shared memory go on while the program does."""
+        return self.stages > 2
+
+    @property
+    def through_registers(self) -> bool:
+        """Whether the next step of a loop comes through registers."""
+        return self.stages == 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,49 +110,56 @@ class _Sheet:
     clock: float
     l2: int
 
-    def machine(self, cores: int, lanes: int, **has: int) -> Machine:
+    def machine(self, cores: int, lanes: int, multiplied: frozenset[DType], **has: Any) -> Machine:
         return Machine(
             self.part, cores, self.bandwidth * 1e3 * _COPY, self.matmul * 1e3 * _PRODUCT, self.float32 * 1e3 * _FLOAT32,
-            cores * lanes * self.clock, _LAUNCH, self.l2 * _MB, **has,
+            cores * lanes * self.clock, _LAUNCH, self.l2 * _MB, multiplied=multiplied, **has,
         )  # fmt: skip
 
 
-def _nvidia(sheet: _Sheet, cores: int, threads: int, blocks: int, shared: int, reserved: int = 1) -> Machine:
+def _nvidia(
+    sheet: _Sheet, cores: int, threads: int, blocks: int, shared: int, reserved: int = 1,
+    multiplied: frozenset[DType] = _FLOAT8, stages: int = _MANY,
+) -> Machine:  # fmt: skip
     """Four schedulers of 32 lanes; ``shared`` and ``reserved`` in KB: a block may ask for what none is reserved of."""
     return sheet.machine(
-        cores, 128, threads=threads, blocks=blocks, shared=shared * _KB, block_shared=(shared - reserved) * _KB,
-        reserved=reserved * _KB, warp=32,
+        cores, 128, multiplied, threads=threads, blocks=blocks, shared=shared * _KB,
+        block_shared=(shared - reserved) * _KB, reserved=reserved * _KB, warp=32, stages=stages,
     )  # fmt: skip
 
 
-def _amd(sheet: _Sheet, cores: int, shared: int) -> Machine:
-    """Four SIMDs of 16 lanes, 512 registers a lane and eight wavefronts; ``shared`` in KB."""
+def _amd(sheet: _Sheet, cores: int, shared: int, multiplied: frozenset[DType] = _FLOAT8) -> Machine:
+    """Four SIMDs of 16 lanes, 512 registers a lane and eight wavefronts; ``shared`` in KB. The next step of a loop
+    comes through registers."""
     return sheet.machine(
-        cores, 64, threads=2048, blocks=32, shared=shared * _KB, block_shared=shared * _KB, registers=128 * _KB,
-        thread_registers=512, warp=64,
+        cores, 64, multiplied, threads=2048, blocks=32, shared=shared * _KB, block_shared=shared * _KB,
+        registers=128 * _KB, thread_registers=512, warp=64, stages=2, matrix_float32=True,
     )  # fmt: skip
 
 
-# By compute capability.
+# By compute capability. Rates are those of the part's data sheet ("Tesla V100", "T4", "A100 80GB", "RTX A6000", "Jetson
+# AGX Orin Series", "H200", "HGX B200", "HGX B300", "Jetson Thor Series", "RTX PRO 6000 Blackwell", "DGX Spark"; of the
+# RTX 4090 of the "Ada GPU Architecture" paper), a GPU's share of those of eight; half of what is told for sparse ones.
 _NVIDIA = {
-    (7, 0): _nvidia(_Sheet("V100 SXM2", 0.9, 125, 15.7, 1.53, 6), 80, 2048, 32, 96, reserved=0),
-    (7, 5): _nvidia(_Sheet("T4", 0.32, 65, 8.1, 1.59, 4), 40, 1024, 16, 64, reserved=0),
-    (8, 0): _nvidia(_Sheet("A100 SXM 80 GB", 2.04, 312, 19.5, 1.41, 40), 108, 2048, 32, 164),
-    (8, 6): _nvidia(_Sheet("RTX A6000", 0.768, 155, 38.7, 1.8, 6), 84, 1536, 16, 100),
-    (8, 7): _nvidia(_Sheet("Jetson AGX Orin", 0.205, 42, 5.3, 1.3, 4), 16, 1536, 16, 164),
+    (7, 0): _nvidia(_Sheet("V100 SXM2", 0.9, 125, 15.7, 1.53, 6), 80, 2048, 32, 96, 0, _FIRST, 1),
+    (7, 5): _nvidia(_Sheet("T4", 0.32, 65, 8.1, 1.59, 4), 40, 1024, 16, 64, 0, _BYTES, 1),
+    (8, 0): _nvidia(_Sheet("A100 SXM 80 GB", 2.04, 312, 19.5, 1.41, 40), 108, 2048, 32, 164, 1, _HALVES),
+    (8, 6): _nvidia(_Sheet("RTX A6000", 0.768, 155, 38.7, 1.8, 6), 84, 1536, 16, 100, 1, _HALVES),
+    (8, 7): _nvidia(_Sheet("Jetson AGX Orin", 0.205, 42, 5.3, 1.3, 4), 16, 1536, 16, 164, 1, _HALVES),
     (8, 9): _nvidia(_Sheet("RTX 4090", 1.01, 165, 82.6, 2.52, 72), 128, 1536, 24, 100),
     (9, 0): replace(
-        _nvidia(_Sheet("H200 SXM", 4.8, 989, 67, 1.755, 50), 132, 2048, 32, 228),
+        _nvidia(_Sheet("H200 SXM", 4.8, 989, 67, 1.98, 50), 132, 2048, 32, 228),
         bandwidth=4300.0, matmul=790e3, float32=50e3, issued=29.6e3,
     ),  # measured
-    (10, 0): _nvidia(_Sheet("B200", 8.0, 2250, 80, 1.85, 126), 148, 2048, 32, 228),
-    (10, 3): _nvidia(_Sheet("B300", 8.0, 2500, 77, 1.92, 126), 160, 2048, 32, 228),
+    (10, 0): _nvidia(_Sheet("B200", 8.0, 2250, 75, 1.98, 126), 148, 2048, 32, 228),
+    (10, 3): _nvidia(_Sheet("B300", 8.0, 2250, 75, 1.83, 126), 160, 2048, 32, 228),
     (11, 0): _nvidia(_Sheet("Jetson AGX Thor", 0.273, 258, 8.1, 1.57, 32), 20, 1536, 24, 228),
     (12, 0): _nvidia(_Sheet("RTX PRO 6000 Blackwell", 1.79, 500, 125, 2.6, 128), 188, 1536, 24, 100),
     (12, 1): _nvidia(_Sheet("DGX Spark (GB10)", 0.273, 125, 31, 2.4, 24), 48, 1536, 24, 100),
 }  # fmt: skip
+# Rates are those of the data sheets "Instinct MI250", "MI300X" and "MI355X"; caches of "AMD GPU specifications" (ROCm).
 _AMD = {
-    0x90A: _amd(_Sheet("MI250, one die", 1.64, 181, 22.6, 1.7, 8), 104, 64),
+    0x90A: _amd(_Sheet("MI250, one die", 1.64, 181, 22.6, 1.7, 8), 104, 64, _HALVES),
     0x942: _amd(_Sheet("MI300X", 5.3, 1307, 163, 2.1, 32), 304, 64),
     0x950: _amd(_Sheet("MI355X", 8.0, 2517, 157, 2.4, 32), 256, 160),
 }

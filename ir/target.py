@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from .errors import MlcError
+from .expr.dtypes import DType
 from .machine import KNOWN, Machine, capability, known_machine, oldest_machine
 
 # Types of torch's devices whose tensors kernels are made for; what is computed on others is left to torch.
@@ -44,11 +45,6 @@ class Target:
     def is_gpu(self) -> bool:
         return self.kind != "cpu"
 
-    @property
-    def is_amd(self) -> bool:
-        """Whether it is a processor of AMD's since Zen."""
-        return self.kind == "cpu" and self.arch.startswith("znver")
-
     # What a GPU can do follows from its compute capability, so that the members of a family agree, and what is newer
     # than this file has what the newest of its family has.
 
@@ -56,11 +52,6 @@ class Target:
     def capability(self) -> tuple[int, int]:
         """Compute capability of an NVIDIA GPU ((9, 0)); (0, 0) for others."""
         return capability(self.kind, self.arch) if self.kind == "cuda" else (0, 0)
-
-    @property
-    def has_async_copies(self) -> bool:
-        """Whether copies to shared memory go on while the program does (``cp.async``)."""
-        return self.capability >= (8, 0)
 
     @property
     def has_tma(self) -> bool:
@@ -82,15 +73,9 @@ class Target:
         """Whether tensor cores want the rows of four warps at once."""
         return self.has_wgmma or self.has_tcgen05
 
-    @property
-    def has_bfloat16(self) -> bool:
-        """Whether tensor cores (matrix cores) multiply bfloat16."""
-        return self.capability >= (8, 0) or self.kind == "hip"
-
-    @property
-    def has_float8(self) -> bool:
-        """Whether tensor cores (matrix cores) multiply numbers of eight bits."""
-        return self.capability >= (8, 9) or (self.kind == "hip" and capability(self.kind, self.arch) >= (9, 0x42))
+    def multiplies(self, dtype: DType) -> bool:
+        """Whether tensor cores (matrix cores) multiply a type in kernels of ours."""
+        return dtype in self.machine.in_kernels or (dtype is DType.FLOAT32 and "+tf32" in self.features)
 
     @property
     def machine(self) -> Machine:
@@ -119,7 +104,7 @@ def _machine(target: Target) -> Machine:
     return replace(
         usual, cores=target.cores, matmul=usual.matmul * share, float32=usual.float32 * share,
         issued=usual.issued * share, block_shared=shared, warp=warp, vector_bytes=target.vector_bytes,
-        l1_bytes=target.l1_bytes, l2_bytes=target.l2_bytes,
+        l1_bytes=target.l1_bytes, l2_bytes=target.l2_bytes, reads_ahead=target.arch.startswith("znver"),
     )  # fmt: skip
 
 
@@ -130,6 +115,22 @@ TargetOf: TypeAlias = Callable[[str], Target]
 def usual_target(device: str) -> Target:
     """The machine that decisions are made for where nobody says which one a device is."""
     return Target("cpu", "znver3", 1, warp=1, max_threads=1) if device.startswith("cpu") else gpu_target("cuda:sm_90")
+
+
+def raises_errors(device: str) -> bool:
+    """Whether kernels on a device tell of wrong data by an error: an assertion of a GPU is the end of its process."""
+    return device.startswith("cpu")
+
+
+def updates_in_order(device: str) -> bool:
+    """Whether what a kernel combines in one place of memory is combined by one thread: programs of a GPU do not wait
+    for one another, and need atomic operations and a result that is begun."""
+    return device.startswith("cpu")
+
+
+def multiplies_halves(device: str) -> bool:
+    """Whether matrix products take half types as they are, and add up in float32; else they are converted before."""
+    return not device.startswith("cpu")
 
 
 def has_kernels(device: str) -> bool:

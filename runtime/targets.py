@@ -94,5 +94,5 @@ def target_for(device: str, override: str | None = None, cores: int | None = Non
 
 def _as_torch_allows(target: Target) -> Target:
     """The target with the tensor cores' shorter float32 where torch's flags let matrix products use it."""
-    allowed = target.kind == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    allowed = target.capability >= (8, 0) and torch.get_float32_matmul_precision() != "highest"
     return replace(target, features="+tf32") if allowed else target

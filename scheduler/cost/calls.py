@@ -1,4 +1,8 @@
-"""What calls of kernels cost beside their loops: launches, memory that waits, and lines of the cache."""
+"""What calls of kernels cost beside their loops: launches, memory that waits, and lines of the cache.
+
+The same on all machines but for lines: how what may wait, and what constants in place of sizes are worth, depend on a
+machine's figures is not known.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ tiles are no multiple of the multiprocessors, the steps of all of them may be de
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from ...ir.expr.dtypes import DType
@@ -28,6 +29,7 @@ from .gpu_tiles import (
     TileShape,
     dealt_time,
     multiplying_time,
+    reach,
 )
 
 # What our loops reach of the library's rates: multiplying half types, multiplying float32, and reading; and what is
@@ -50,6 +52,8 @@ MOST_PIECES, PIECE_DEPTH, STEP = 64, 512, 64
 def decide_gpu(product: LibraryProduct, machine: Machine) -> Decision:
     """Open where what our loops need not read, write and launch is worth more than the library's higher rate."""
     if _is_bytes(product):
+        if DType.INT8 not in machine.in_kernels:
+            return Decision(False, "matrix product of bytes: cuBLAS; kernels do not reach the tensor cores for it")
         if not all(_is_along(o, k) for o, k in ((product.a, -1), (product.b, -2))):
             return Decision(
                 False, "matrix product of bytes: cuBLAS; tensor cores take rows that are contiguous in depth"
@@ -175,22 +179,22 @@ def _size(p: LibraryProduct) -> Extent:
     return Extent(p.batch, p.m, p.n, p.k)
 
 
-def _rate(p: LibraryProduct, machine: Machine) -> float:
-    """Operations a nanosecond of the library."""
-    if _is_bytes(p):
-        return machine.matmul * 2
-    return machine.matmul if p.type.dtype.is_half else machine.float32
+def _rate(p: LibraryProduct, machine: Machine, kinds: Collection[DType]) -> float:
+    """Operations a nanosecond; ``kinds`` are the types that tensor cores multiply."""
+    if _type(p) not in kinds:
+        return machine.float32
+    return machine.matmul * 2 if _is_bytes(p) else machine.matmul
 
 
-def _is_plain(p: LibraryProduct) -> bool:
-    """Whether it is multiplied without tensor cores."""
-    return p.type.dtype is DType.FLOAT32
+def _type(p: LibraryProduct) -> DType:
+    """The type that is multiplied."""
+    return DType.INT8 if _is_bytes(p) else p.type.dtype
 
 
-def _shapes(p: LibraryProduct) -> tuple[TileShape, ...]:
+def _shapes(p: LibraryProduct, kinds: Collection[DType]) -> tuple[TileShape, ...]:
     if min(p.m, p.n) == 1:
         return VECTOR_SHAPES
-    return PLAIN_SHAPES if _is_plain(p) else SHAPES
+    return SHAPES if _type(p) in kinds else PLAIN_SHAPES
 
 
 def _library_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -> float:
@@ -201,9 +205,9 @@ def _library_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine
         + max(_saved_bytes(p) - _result_bytes(p) * (not p.leaves), 0) / machine.bandwidth
     )
     after += max(_shared_bytes(p), 0) / machine.bandwidth
-    rates = Rates(machine.cores, machine.bandwidth, _rate(p, machine))
+    rates = Rates(machine.cores, machine.bandwidth, _rate(p, machine, machine.multiplied), reach(machine))
     # It cuts the summed axis too, and where it does, adds the pieces up in the same launch.
-    best = min(multiplying_time(_size(p), k, moved, rates, _shapes(p)) for k in _pieces(p))
+    best = min(multiplying_time(_size(p), k, moved, rates, _shapes(p, machine.multiplied)) for k in _pieces(p))
     return _making_time(p, packed, machine) + best + after
 
 
@@ -219,16 +223,17 @@ def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -
         for o, others, inlined in zip((p.a, p.b), (p.n, p.m), packed, strict=True)
         if inlined
     )
-    rate = _rate(p, machine) * (OURS_PLAIN if _is_plain(p) else OURS)
+    kinds = machine.in_kernels
+    rate = _rate(p, machine, kinds) * (OURS if _type(p) in kinds else OURS_PLAIN)
     share = 1.0 if p.a.is_wide and p.b.is_wide else NARROW
-    rates = Rates(machine.cores, machine.bandwidth * OURS_READING * share, rate * share)
+    rates = Rates(machine.cores, machine.bandwidth * OURS_READING * share, rate * share, reach(machine))
 
     moved = read + _result_bytes(p) - kept + along
 
     def cut(pieces: int) -> float:
         sums = pieces * p.batch * p.m * p.n * p.accumulator.itemsize
         added = 2 * sums / machine.bandwidth + machine.launch if pieces > 1 else 0.0
-        return multiplying_time(_size(p), pieces, moved, rates, _shapes(p), making) + added
+        return multiplying_time(_size(p), pieces, moved, rates, _shapes(p, kinds), making) + added
 
     def dealt(shape: TileShape) -> float:
         tiles = p.batch * -(-p.m // shape.rows) * -(-p.n // shape.columns)
@@ -258,7 +263,7 @@ def _dealt_shapes(p: LibraryProduct, machine: Machine) -> list[TileShape]:
     if min(p.m, p.n) < GROUP_ROWS or len(p.axes) < 2:
         return []
     found: list[TileShape] = []
-    for s in _shapes(p):
+    for s in _shapes(p, machine.in_kernels):
         tiles = p.batch * -(-p.m // s.rows) * -(-p.n // s.columns)
         steps = tiles * -(-p.k // s.step)
         if s.rows >= GROUP_ROWS and s.rows <= p.m and s.columns <= p.n and steps >= LEAST_RUN * machine.cores:

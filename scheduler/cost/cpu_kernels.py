@@ -1,4 +1,9 @@
-"""What the rules for CPUs fit to caches, pages and registers: measured on Zen 3 and Sapphire Rapids."""
+"""What the rules for CPUs fit to caches, pages and registers: measured on Zen 3 and Sapphire Rapids.
+
+Functions follow a machine's registers and caches. Names in capitals are the same on all: lines, pages and the size of a
+register's sums are, and of the others (operations from which mathematics sets the pace, rows and keys of tiles, what a
+team is worth) the same serves both processors, so that no relation to their figures is known.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +38,9 @@ PART_TEAM = 1 << 15
 
 # Rows of a weight that meet a panel of sums at a time, and the vectors of a panel.
 PANEL_ROWS, PANEL = 4, 32
-# Elements of a tile: few enough for the first-level cache, so many that its maximum is next to nothing of the work.
-ONLINE_TILE = 2048
+# Elements of a tile, so many that its maximum is next to nothing of the work, and the part of the first-level cache
+# that they take at most.
+ONLINE_TILE, ONLINE_PART = 2048, 4
 
 # Tiles of such rows are visited in blocks of that many elements a side: rows lie in pages of their own, of which no
 # core remembers many, and at the same places of its cache.
@@ -57,8 +63,8 @@ SHORT_ROWS_TOGETHER = 16
 # Tiles for each of the cores, or there are not enough of them.
 SHORT_ROWS_TILES = 16
 
-# Bytes of the scratch: a share of the second-level cache.
-STENCIL_SCRATCH = 1 << 16
+# Bytes of the scratch at most, and the part of the second-level cache that it takes.
+STENCIL_SCRATCH, STENCIL_PART = 1 << 16, 8
 
 
 def has_more_registers(machine: Machine) -> bool:
@@ -70,6 +76,16 @@ def keys_in_registers(machine: Machine) -> tuple[int, ...]:
     """Keys (queries in the second product) that one step of an attention's products has in registers, by two vectors of
     the other: what is tried, the default first."""
     return (8, 4, 6) if has_more_registers(machine) else (4, 6, 2)
+
+
+def online_tile(machine: Machine) -> int:
+    """Elements of float32 that a first-level cache has between two visits."""
+    return min(ONLINE_TILE, machine.l1_bytes // ONLINE_PART // 4)
+
+
+def stencil_scratch(machine: Machine) -> int:
+    """Bytes of what the windows of a stencil read, filled at a time."""
+    return min(STENCIL_SCRATCH, machine.l2_bytes // STENCIL_PART)
 
 
 def sums_in_registers(machine: Machine) -> int:

@@ -1,4 +1,9 @@
-"""What the rules for GPUs fit to registers, warps and memory: elements of tiles, and what threads hold of them."""
+"""What the rules for GPUs fit to registers, warps and memory: elements of tiles, and what threads hold of them.
+
+They are of a thread, a warp or a program, and not of a whole GPU. A thread has as many registers on all of NVIDIA's; on
+AMD's it has twice as many, of which only attention's sums are known to take more (``HELD_AMD``). How the others depend
+on a machine's figures is not known.
+"""
 
 from __future__ import annotations
 

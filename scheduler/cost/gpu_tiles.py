@@ -3,18 +3,21 @@ what decides whether a product leaves the library."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from ...ir.machine import Machine
 
 # The least that a tile of the tensor cores has along each axis.
 LEAST = 16
 # Rows or columns of a tile that one program combines: what the fastest tiles of products have. Columns are fewer where
 # so many operations follow on each result, or a state has several components: those want registers too.
 COMBINED_ROWS, FEWER_COLUMNS, HEAVY_EPILOGUE = 128, 128, 16
-# A multiprocessor reads faster than its share of the memory's rate: about so many times.
-REACH = 2.0
 # Rows that a warp group multiplies at once.
 GROUP_ROWS = 64
+# Registers of a thread that hold no results: addresses, operands, conditions.
+REGISTERS_BESIDE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +62,49 @@ PLAIN_SHAPES = (
 VECTOR_SHAPES = (TileShape(4, 1, 512, 4, 1, 0.05),)
 
 
+def stages_of(machine: Machine, shape: TileShape, each: int, beside: int, products: int = 1) -> int:
+    """The steps in flight of a tile whose steps take ``each`` bytes of shared memory, beside what it takes once: those
+    of the shape, as far as a block may have that; 0 where it may not have one.
+
+    Where a multiprocessor is slower than the one that the shapes were measured on, a step takes longer, and as long as
+    it waits for memory fewer are enough: as many as let the most programs be there at a time.
+    """
+    most = min(shape.stages, machine.stages, (machine.block_shared - beside) // max(each, 1))
+    least = min(most, 1 + math.ceil((shape.stages - 1) * _pace(machine)))
+    held = REGISTERS_BESIDE * shape.warps * 32 + products * shape.rows * shape.columns
+    beside += machine.reserved
+
+    def resident(stages: int) -> int:
+        return min(machine.shared // (stages * each + beside), machine.registers // held)
+
+    return max(range(least, most + 1), key=lambda k: (resident(k), k), default=most)
+
+
+def reach(machine: Machine) -> float:
+    """How many times its share of the memory's rate a multiprocessor reads: what it takes from the L2 cache is much the
+    same in all of them, and its share is not."""
+    return MEASURED.reach * (MEASURED.bandwidth / MEASURED.cores) / (machine.bandwidth / machine.cores)
+
+
+def _pace(machine: Machine) -> float:
+    """How fast a multiprocessor takes up steps, whatever bounds them, beside one of those measured; at most as fast."""
+    faster = max(machine.bandwidth / MEASURED.bandwidth, machine.matmul / MEASURED.rate)
+    return min(faster * MEASURED.cores / machine.cores, 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the time of a product depends on: multiprocessors, bytes a nanosecond of memory, operations a nanosecond."""
+    """What the time of a product depends on: multiprocessors, bytes a nanosecond of memory, operations a nanosecond,
+    and how many times its share of the memory's rate a multiprocessor reads."""
 
     cores: int
     bandwidth: float
     rate: float
+    reach: float = 2.0
+
+
+# The GPU on which the shapes were measured.
+MEASURED = Rates(132, 4300.0, 790e3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +135,7 @@ def dealt_time(size: Extent, read: float, rates: Rates, shape: TileShape, making
     steps = size.batch * -(-size.m // shape.rows) * -(-size.n // shape.columns) * -(-size.k // shape.step)
     share = min(1.0, steps / rates.cores)
     each = 2.0 * shape.rows * shape.columns * shape.step * rates.cores / (rates.rate * shape.rate)
-    rate = rates.bandwidth * min(1.0, REACH * share)
+    rate = rates.bandwidth * min(1.0, rates.reach * share)
     return max(-(-steps // rates.cores) * each + making / share, read / rate)
 
 
@@ -110,4 +149,4 @@ def _time_in(size: Extent, pieces: int, read: float, rates: Rates, shape: TileSh
     depth = size.k / pieces
     each = 2.0 * shape.rows * shape.columns * depth * rates.cores / (rates.rate * shape.rate)
     share = programs / rates.cores
-    return max(waves * each + making / min(1.0, share), read / (rates.bandwidth * min(1.0, REACH * share)))
+    return max(waves * each + making / min(1.0, share), read / (rates.bandwidth * min(1.0, rates.reach * share)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...ir.machine import Machine
+from .gpu_tiles import reach
 
 # A piece of a sum has at least so many elements, and fewer pieces than that are not worth a second kernel.
 LEAST_PIECE, FEWEST_PIECES = 4096, 8
@@ -10,7 +11,7 @@ LEAST_PIECE, FEWEST_PIECES = 4096, 8
 LEAST_ROWS = 16
 # The least keys of a piece of those, of which pieces are multiples where keys vary in number; queries of a tile.
 LEAST_KEYS, QUERIES = 256, 64
-# Rows that occupy a CPU, as far as reductions of at least so many elements are split over its cores.
+# Rows that occupy a CPU, of few cores, as far as reductions of at least so many elements are split over them.
 CPU_ROWS, MANY_ELEMENTS = 64, 8192
 # Results of a convolution's gradient of which channels that lie together share a program; what share of the bytes that
 # pieces of a sum are read from their results may add.
@@ -37,6 +38,8 @@ def pieces_of_sum(machine: Machine, rows: int, elements: int) -> int:
 
     Pieces that are short programs are a power of two in all, which divides most extents.
     """
+    if rows > few_rows(machine):
+        return 1
     programs = 1 << short_programs(machine).bit_length() - 1
     wanted = min(programs // max(rows, 1), elements // LEAST_PIECE)
     return wanted if wanted >= FEWEST_PIECES else 1
@@ -60,7 +63,14 @@ def pieces_of_images(machine: Machine, programs: int, nbytes: int, results: int)
     return max(min(-(-short_programs(machine) // programs), int(MORE * nbytes / (results * 4))), 1)
 
 
+def few_rows(machine: Machine) -> int:
+    """Rows that occupy a machine: as many as a GPU's multiprocessors that together read as fast as the memory is, a
+    power of two; two for each core of a CPU of many."""
+    if not machine.is_gpu:
+        return max(CPU_ROWS, overlapping(machine))
+    return 1 << max(int(machine.cores / reach(machine)), 1).bit_length() - 1
+
+
 def is_split(machine: Machine, rows: int, elements: int) -> bool:
     """Whether a reduction to few rows of many elements is split over programs or cores."""
-    few = 1 << (machine.cores // 2).bit_length() - 1 if machine.is_gpu else CPU_ROWS
-    return rows < few and elements >= MANY_ELEMENTS
+    return rows < few_rows(machine) and elements >= MANY_ELEMENTS

@@ -69,6 +69,11 @@ def keeps_narrow(read: Iterable[DType]) -> bool:
     return all(kind.is_half for kind in read)
 
 
+def keeps_in_caches(machine: Machine) -> bool:
+    """Whether a row is found again in a core's cache, rather than in the registers of a program."""
+    return not machine.is_gpu
+
+
 def cache(machine: Machine) -> int:
     """Bytes of a row that a CPU's core finds again in its second-level cache."""
     return min(machine.l2_bytes, MOST_CACHE)

@@ -15,6 +15,7 @@ from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Call, Cast, Expr, Load, Select, flops, free_symbols, is_value, length, loads, rewrite, walk
 from ...ir.expr.wide import may_stay_wide
 from ...ir.graph.graph import Compute, Graph, Origin, Reduction, Scan, TensorType, View, node_values, uses
+from ...ir.target import multiplies_halves
 from .evaluations import evaluations
 from .views import ViewMap, map_value, results_of
 
@@ -93,7 +94,7 @@ def simplify_value(value: Expr, fast: bool = True) -> Expr:
 
 def keeps_rounding(node: Compute | Reduction | Scan, value: Expr) -> bool:
     """Whether a value is the product of two operands that a GPU multiplies in the type to which they were rounded."""
-    if not isinstance(node, Reduction) or node.monoid is not SUM or not node.types[0].device.startswith("cuda"):
+    if not isinstance(node, Reduction) or node.monoid is not SUM or not multiplies_halves(node.types[0].device):
         return False
     if not isinstance(value, Call) or value.fn != "mul":
         return False

@@ -13,6 +13,7 @@ from ...ir.expr.value import is_checked
 from ...ir.function.function import TensorFunction
 from ...ir.graph.copies import is_copy
 from ...ir.graph.graph import CallTensor, Compute, Graph, Input, Library, Reduction, Scan, Scatter, node_values, uses
+from ...ir.target import raises_errors
 from ..facts.views import ViewMap
 from .group import Group
 
@@ -35,7 +36,7 @@ def sites(graph: Graph, views: ViewMap, units: Sequence[object]) -> Sites:
     checks: dict[int, int] = {}
     first: dict[str, int] = {}
     for k, u in enumerate(units if copied else ()):
-        if isinstance(u, Group) and u.nodes[0].types[0].device.startswith("cpu"):
+        if isinstance(u, Group) and raises_errors(u.nodes[0].types[0].device):
             if made := [m.index for m in u.nodes if not copied.isdisjoint(m.names)]:
                 writes[k] = max(made)
             if looked := [m.names[0] for m in u.nodes if any(map(is_checked, m.values))]:
@@ -88,7 +89,7 @@ def checks_before_writes(graph: Graph, functions: Mapping[str, TensorFunction]) 
     looked: list[int] = []
     found: dict[int, list[int]] = {}
     for k, node in enumerate(graph.nodes):
-        if isinstance(node, CallTensor) and node.types[0].device.startswith("cpu"):
+        if isinstance(node, CallTensor) and raises_errors(node.types[0].device):
             if any(t is not None for t in node.into) and looked:
                 found[k] = list(looked)
             if node.function not in known:

@@ -15,6 +15,7 @@ from ...ir.function.function import Output, Stage, TensorFunction
 from ...ir.graph.copies import COPY, is_copy
 from ...ir.graph.facts import Aliases, aliases_of, places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View
+from ...ir.target import raises_errors
 from ..context import PassContext
 from ..functions.function_table import FunctionTable
 from ..functions.scalars import is_elementwise
@@ -118,7 +119,7 @@ class _InPlace:
         # A value that is copied over two inputs has the memory of the first.
         if into[k] is not None or any(target in self.aliases[a] and a != target for a in call.args):
             return None
-        if call.types[k].device.startswith("cpu") and self.may_raise(call):
+        if raises_errors(call.types[k].device) and self.may_raise(call):
             return None
         into[k] = target
         if target not in call.args:

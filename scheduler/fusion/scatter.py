@@ -29,6 +29,7 @@ from ...ir.expr.value import (
 )
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Scatter
+from ...ir.target import updates_in_order
 from ..context import PassContext
 from ..facts.fusion_nodes import CHEAP_FLOPS, INLINE_NODES, simplify_value
 from ..facts.views import ViewMap, map_value, readers_of, results_of, views_of
@@ -82,7 +83,7 @@ def begin_apart(fusion: Fusion) -> Fusion:
     table = FunctionTable(functions)
     nodes: list[Node] = []
     for node in graph.nodes:
-        if isinstance(node, CallTensor) and not node.types[0].device.startswith("cpu"):
+        if isinstance(node, CallTensor) and not updates_in_order(node.types[0].device):
             function = functions[node.function]
             if function.scatters and function.outputs[0].buffer not in function.inputs:
                 nodes += [replace(c, function=table.enter(f)) for c, f in _apart(node, function)]

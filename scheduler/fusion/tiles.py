@@ -40,8 +40,8 @@ def complete_reduction(group: Group, m: FusionNode, covered: set[int], used: set
 
 
 def sides(group: Group) -> list[set[int]]:
-    """The dimensions of a product's rows and those of its columns; nothing where a group has no product of half types,
-    or several that do not agree."""
+    """The dimensions of a product's rows and those of its columns; nothing where a group has no product of half types
+    on tensor cores, or several that do not agree."""
     found: list[list[set[int]]] = []
     for m in group.nodes:
         if m.monoid is None or m.name in group.cross:
@@ -49,7 +49,7 @@ def sides(group: Group) -> list[set[int]]:
         value = m.values[0]
         if m.monoid is not SUM or not isinstance(value, Call) or value.fn != "mul":
             return []
-        if not all(ld.dtype.is_half for ld in m.loads):
+        if not all(ld.dtype.is_half and group.target.multiplies(ld.dtype) for ld in m.loads):
             return []
         left, right = ({d for v in free_symbols(a) & set(m.axes) for d in _digits(group, m, v)} for a in value.args)
         found.append([left - right, right - left])

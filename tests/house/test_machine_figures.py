@@ -143,15 +143,10 @@ CHOSEN = (
 # How often others tell them apart. A number only becomes smaller.
 TOLD_APART = {
     "dynamo_backend/aten_passes/attention/joint.py": 1,
-    "dynamo_backend/aten_passes/loss/chunk_loss.py": 1,
     "dynamo_backend/converters/index/adaptive_pooling.py": 1,
     "dynamo_backend/converters/index/ranks.py": 1,
-    "dynamo_backend/converters/index/scatter.py": 1,
     "dynamo_backend/converters/index/segments.py": 1,
     "dynamo_backend/converters/linear/attention.py": 1,
-    "dynamo_backend/converters/linear/products.py": 1,
-    "dynamo_backend/converters/math/divisions.py": 1,
-    "dynamo_backend/converters/random/multinomial.py": 1,
     "dynamo_backend/converters/random/replays.py": 2,
     "dynamo_backend/converters/reduce/batch_norm.py": 1,
     "dynamo_backend/converters/reduce/moments.py": 2,
@@ -162,18 +157,8 @@ TOLD_APART = {
     "dynamo_backend/importing/flex_attention.py": 1,
     "dynamo_backend/tracing/fake_device.py": 1,
     "ir/text/printer.py": 1,
-    "scheduler/facts/fusion_nodes.py": 2,
-    "scheduler/fusion/early_errors.py": 2,
-    "scheduler/fusion/in_place.py": 1,
-    "scheduler/fusion/scatter.py": 1,
+    "scheduler/facts/fusion_nodes.py": 1,
     "scheduler/passes/attention/plain_attention.py": 1,
-    "scheduler/passes/reduction/rewrite_logsumexp.py": 1,
-    "scheduler/rules/cpu/common.py": 1,
-    "scheduler/rules/cpu/prefetch.py": 1,
-    "scheduler/rules/gpu/attention_bias.py": 1,
-    "scheduler/rules/gpu/attention_gradients.py": 2,
-    "scheduler/rules/gpu/contraction.py": 2,
-    "scheduler/rules/gpu/fit.py": 6,
 }
 
 

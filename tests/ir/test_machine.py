@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.machine import KNOWN
 from torch_mlc.ir.target import Target, TargetError, gpu_target
 
@@ -32,13 +33,13 @@ def test_shared_memory_of_a_block_is_as_the_vendors_tables_have_it(name: str, sh
 
 CAN = {
     "cuda:sm_75": set(),
-    "cuda:sm_80": {"async_copies", "bfloat16"},
-    "cuda:sm_89": {"async_copies", "bfloat16", "float8"},
-    "cuda:sm_90": {"async_copies", "bfloat16", "float8", "tma", "wgmma", "group_products"},
-    "cuda:sm_100": {"async_copies", "bfloat16", "float8", "tma", "tcgen05", "group_products"},
-    "cuda:sm_120": {"async_copies", "bfloat16", "float8", "tma"},
-    "hip:gfx90a": {"bfloat16"},
-    "hip:gfx942": {"bfloat16", "float8"},
+    "cuda:sm_80": {"float16", "int8", "steps", "bfloat16"},
+    "cuda:sm_89": {"float16", "int8", "steps", "bfloat16", "float8"},
+    "cuda:sm_90": {"float16", "int8", "steps", "bfloat16", "float8", "tma", "wgmma", "group_products"},
+    "cuda:sm_100": {"float16", "int8", "steps", "bfloat16", "float8", "tma", "tcgen05", "group_products"},
+    "cuda:sm_120": {"float16", "int8", "steps", "bfloat16", "float8", "tma"},
+    "hip:gfx90a": {"float16", "int8", "steps", "bfloat16"},
+    "hip:gfx942": {"float16", "int8", "steps", "bfloat16", "float8"},
 }
 FAMILIES = {"cuda:sm_103": "cuda:sm_100", "cuda:sm_110": "cuda:sm_100", "cuda:sm_121": "cuda:sm_120",
             "cuda:sm_86": "cuda:sm_80", "hip:gfx950": "hip:gfx942"}  # fmt: skip
@@ -50,7 +51,8 @@ def can(name: str) -> set[str]:
     target = gpu_target(name)
     found = {p.removeprefix("has_") for p in dir(target) if p.startswith("has_") and getattr(target, p)}
     assert all(isinstance(getattr(target, f"has_{p}"), bool) for p in found)
-    return found
+    multiplied = {t.value.partition("_")[0] for t in DType if target.multiplies(t)}
+    return found | multiplied | ({"steps"} if target.machine.stages > 1 else set())
 
 
 @pytest.mark.parametrize("name", CAN)
@@ -101,6 +103,13 @@ def test_each_machine_has_figures_of_its_own() -> None:
     for m in known:
         intensity = m.matmul / m.bandwidth  # operations a byte
         assert 50 < intensity < 900 and m.float32 < m.matmul and m.cores * 64 < m.issued < m.cores * 128 * 3, m
+
+
+def test_libraries_reach_tensor_cores_that_kernels_do_not() -> None:
+    """Triton has no instructions for those before compute capability 8.0."""
+    old, new = (gpu_target(f"cuda:{arch}").machine for arch in ("sm_75", "sm_80"))
+    assert old.multiplied == {DType.FLOAT16, DType.INT8} and not old.in_kernels and old.stages == 1
+    assert new.multiplied == new.in_kernels == old.multiplied | {DType.BFLOAT16}
 
 
 def test_what_is_found_of_a_machine_counts_more_than_its_usual_part() -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ....ir.target import multiplies_halves
 from ...tracing.hints import hint_of
 from ..context import AtenContext
 from ..write import NodeWriter
@@ -208,7 +209,7 @@ class _Rewrite:
     def factor(self) -> torch.dtype:
         """What the factors of sums over rows are converted to: cuBLAS sums products of half types in float32."""
         value = self.site.product.meta["val"]
-        return value.dtype if value.device.type == "cuda" or value.dtype not in _HALVES else self.wide
+        return value.dtype if multiplies_halves(value.device.type) or value.dtype not in _HALVES else self.wide
 
     def accumulate(self, sums: dict[str, fx.Node], name: str, a: fx.Node, b: fx.Node) -> None:
         """Add a product to a sum, which is float32 for half types, and rounded once as eager's is.

@@ -18,6 +18,7 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import ALL, ANY, MAX, MIN, PRODUCT, SUM, Monoid
 from ....ir.expr.value import Expr, Index, IndexValue, Load, Select, call, cast, const, is_value, symbol
 from ....ir.graph.graph import Scatter, TensorType
+from ....ir.target import updates_in_order
 from ..context import ImportContext, Scalar, Tensor
 from ..math.elementwise import add, ensure_held
 from ..registry import NoConversion, converter
@@ -69,7 +70,7 @@ def _checked(out: TensorType, monoid: Monoid | None) -> DType:
     if out.dtype.is_complex:
         raise NoConversion("complex numbers")
     kind = out.dtype if monoid is None else out.dtype.compute
-    return kind if monoid is None or out.device.startswith("cpu") else _atomic(kind, monoid)
+    return kind if monoid is None or updates_in_order(out.device) else _atomic(kind, monoid)
 
 
 def _of_bools(monoid: Monoid) -> Monoid:

@@ -19,6 +19,7 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import SUM
 from ....ir.expr.value import call
 from ....ir.graph.graph import Library, Ref, TensorType
+from ....ir.target import multiplies_halves
 from ..context import ImportContext, Tensor
 from ..registry import LIBRARY_REASONS, NoConversion, converter
 from ..terms import axes
@@ -43,7 +44,7 @@ def multiplies(dtype: torch.dtype) -> bool:
 def widened(ctx: ImportContext, *args: Any, **kwargs: Any) -> Any:
     """The call with its half operands as float32; declined, for the library as it is, where they are none."""
     op = str(ctx.node.target)
-    halves = [a for a in args if isinstance(a, Tensor) and a.dtype.is_half and a.device.startswith("cpu")]
+    halves = [a for a in args if isinstance(a, Tensor) and a.dtype.is_half and not multiplies_halves(a.device)]
     if not halves or ctx.numerics == "eager" or any(multiplies(a.dtype.torch) for a in halves):
         raise NoConversion(LIBRARY_REASONS[op])
     kinds = _wide_types(ctx)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ....ir.expr.value import Const, Expr, IndexValue, call
+from ....ir.target import raises_errors
 from ..context import ImportContext, Scalar, Tensor
 from ..registry import converter
 from ..terms import rounded
@@ -15,7 +16,7 @@ _WAYS = {"floor": "floordiv", "trunc": "truncdiv"}
 
 def _divided(ctx: ImportContext, fn: str, a: Operand, b: Operand) -> Tensor:
     """The current node's result: a function of the table of two operands, the second of which divides."""
-    on_cpu, kind = ctx.type().device.startswith("cpu"), ctx.type().dtype
+    raises, kind = raises_errors(ctx.type().device), ctx.type().dtype
     # What a division leaves jumps, so that the last bits of the divisor decide. Eager has them in the half type, what
     # was of another type or a number included.
     made = [fn in _RESTS and kind.is_half and not (isinstance(v, Tensor) and v.dtype is kind) for v in (a, b)]
@@ -24,7 +25,7 @@ def _divided(ctx: ImportContext, fn: str, a: Operand, b: Operand) -> Tensor:
         x, y = (rounded(v, kind) if m else v for v, m in zip((x, y), made, strict=True))
         if x.dtype.is_float:
             return call("trunc", call("div", x, y)) if fn == "truncdiv" else call(fn, x, y)
-        return call(fn, x, call("check_divisor", y) if on_cpu and _may_be_zero(ctx, y) else y)
+        return call(fn, x, call("check_divisor", y) if raises and _may_be_zero(ctx, y) else y)
 
     return ctx.pointwise(value, a, b)
 

@@ -15,6 +15,7 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import ALL, ARGMAX, SUM
 from ....ir.expr.value import Expr, Select, call, const
 from ....ir.graph.graph import Library, Ref
+from ....ir.target import raises_errors
 from ..context import ImportContext, ReductionSpace, Tensor
 from ..index.search import count_before
 from ..registry import NoConversion, converter
@@ -34,8 +35,7 @@ def multinomial(
     own_generator(generator)
     if ctx.fallback_random:
         raise NoConversion("random numbers of eager (fallback_random)")
-    if not weights.device.startswith("cpu"):
-        # An assertion of a GPU is the end of its process, where eager waits for an answer and raises.
+    if not raises_errors(weights.device):  # where eager waits for an answer and raises
         raise NoConversion("draws from weights that eager looks at before")
     count = sympy.sympify(count)
     if not count.is_Integer or count == 0 or ctx.least(weights.type.numel) < 1:

@@ -24,7 +24,7 @@ from ....ir.graph.graph import Compute, Graph, Node, Reduction, View
 from ....ir.machine import Machine
 from ...context import USUAL, PassContext
 from ...cost.programs import is_split
-from ...cost.rows import cache, held_elements
+from ...cost.rows import cache, held_elements, keeps_in_caches
 from ...facts.definitions import Definitions
 from ..canonical.names import fresh_name
 
@@ -195,12 +195,10 @@ def _is_worth(found: Definitions, node: Reduction, parts: _Parts, machine: Machi
     elements, rows = hint(sympy.Mul(*node.reduce_shape)), hint(node.types[0].numel)
     along = [ld for ld in loads(parts.score) if not free_symbols(ld).isdisjoint(node.reduce_axes)]
     tensors = {found.base(ld).buffer: ld.dtype.itemsize for ld in along}
-    if not machine.is_gpu:
+    if keeps_in_caches(machine):
         return elements * sum(tensors.values()) > cache(machine) and _is_spread(found, node, elements)
-    if is_split(machine, rows, elements):
-        return True
     known = all(n.is_Integer for n in node.reduce_shape)
-    return not known or elements * max(len(tensors), 1) > held_elements(machine)
+    return is_split(machine, rows, elements) or not known or elements * max(len(tensors), 1) > held_elements(machine)
 
 
 def _is_spread(found: Definitions, node: Reduction, elements: int) -> bool:

@@ -31,7 +31,7 @@ def unroll_values(nest: LoopNest, target: Target) -> Mapping[str, tuple[int, ...
     One where that is AMD's, whose halves of a register follow one another anyway, and whose prefetchers keep up with
     several arrays best where these are read evenly.
     """
-    if target.is_amd:
+    if target.machine.reads_ahead:
         return {"unroll": (1, 2, 4, 8)}
     heavy = max((cost(b) for b, _ in blocks(nest)), default=0) >= HEAVY_FLOPS
     return {"unroll": (2, 4, 1, 8) if heavy else UNROLLS}

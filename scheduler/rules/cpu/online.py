@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 from ....ir.expr.monoid import LOGSUMEXP
 from ....ir.nest.loops import Update
-from ...cost.cpu_kernels import ONLINE_TILE
+from ....ir.target import Target
+from ...cost.cpu_kernels import online_tile
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 
@@ -25,7 +26,7 @@ def keep_states(schedule: Schedule) -> None:
                     schedule.cache_write(name, write.buffer)
 
 
-def in_tiles(schedule: Schedule, depth: int, only: Collection[str] | None = None) -> None:
+def in_tiles(schedule: Schedule, target: Target, depth: int, only: Collection[str] | None = None) -> None:
     """Write out the steps of every log-sum-exp whose reduction stands inside ``depth`` loops: one exponential an
     element, and the first-level cache between the two visits of a tile.
 
@@ -37,7 +38,7 @@ def in_tiles(schedule: Schedule, depth: int, only: Collection[str] | None = None
         try:
             loops = schedule.get_loops(name)[depth:]
             along = loops[0] if len(loops) == 1 else schedule.fuse(*loops)
-            tile, _ = schedule.split(along, [None, ONLINE_TILE])
+            tile, _ = schedule.split(along, [None, online_tile(target.machine)])
             schedule.decompose_online(name, tile)
         except ScheduleError:
             continue

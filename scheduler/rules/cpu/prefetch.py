@@ -20,7 +20,7 @@ from ...schedule.schedule import Schedule
 
 def gains(target: Target) -> bool:
     """Whether a processor is quicker for it."""
-    return not target.is_amd
+    return not target.machine.reads_ahead
 
 
 def fetch_ahead(schedule: Schedule, target: Target) -> None:

@@ -37,7 +37,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         return
     keep_states(schedule)
     merge_rows(schedule, rows)
-    in_tiles(schedule, rows)
+    in_tiles(schedule, target, rows)
     merge_inner(schedule, rows)
     vectorize_innermost(schedule, target, int(params["unroll"]), skip=rows)
     fetch_ahead(schedule, target)

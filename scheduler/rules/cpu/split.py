@@ -37,7 +37,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     # An intermediate of all elements would go through memory: computing it again is cheaper.
     inline_cheap(schedule, limit=INLINE)
     cut = [cut_rows(schedule, block.name, rows, int(params["partials"])) for block in shape.reductions]
-    in_tiles(schedule, rows + 1, [name for name in cut if name is not None])
+    in_tiles(schedule, target, rows + 1, [name for name in cut if name is not None])
     for name in schedule.get_blocks():
         # The combination of the pieces is short: lanes would only add a tail.
         if len(schedule.get_loops(name)) > rows and f"{name}_rf" not in schedule.get_blocks():

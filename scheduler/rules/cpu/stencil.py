@@ -15,7 +15,7 @@ import sympy
 from ....ir.nest.hints import CHAIN
 from ....ir.nest.loops import LoopNest, Update
 from ....ir.target import Target
-from ...cost.cpu_kernels import STENCIL_SCRATCH, stencil_sums
+from ...cost.cpu_kernels import stencil_scratch, stencil_sums
 from ...schedule.schedule import Schedule
 from ..analysis import analyse
 from ..registry import Params, Rule, Value
@@ -55,7 +55,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     across = lane not in found.along
     channels = [v for v in found.others if v != lane]
     *slow, last = found.along
-    strip = _strip(schedule, found, width if across else 1)
+    strip = _strip(schedule, found, target, width if across else 1)
     depth = 0
     for name in schedule.get_blocks():
         loops = _loops(schedule, name)
@@ -109,7 +109,7 @@ def _scratch(schedule: Schedule, found: Stencil, target: Target, depth: int, wid
         schedule.vectorize(loop if extent == lanes else schedule.split(loop, [None, lanes])[1])
 
 
-def _strip(schedule: Schedule, found: Stencil, lanes: int) -> int:
+def _strip(schedule: Schedule, found: Stencil, target: Target, lanes: int) -> int:
     """Rows of results for which the scratch is filled at a time: all, or as many as its size allows; no fewer than
     what the windows reach beyond them."""
     if len(found.along) < 2:
@@ -121,7 +121,7 @@ def _strip(schedule: Schedule, found: Stencil, lanes: int) -> int:
     taps = [hint(schedule.extent(loops[t])) for t in found.taps]
     row = lanes * _size(schedule, found) * (sizes[-1] + taps[-1])
     step, reach = found.steps[-2], taps[-2]
-    rows = max((STENCIL_SCRATCH // max(row, 1) - reach) // step, 2 * reach, 4)
+    rows = max((stencil_scratch(target.machine) // max(row, 1) - reach) // step, 2 * reach, 4)
     extent = schedule.extent(loops[found.along[-2]])
     return int(extent) if extent.is_Integer and int(extent) <= rows else rows - rows % 4
 

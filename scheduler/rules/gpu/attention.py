@@ -22,7 +22,7 @@ from ...schedule.schedule import Schedule
 from ..cpu.attention import Roles, roles, vector_of
 from ..cpu.common import merge_paths, values
 from ..registry import Capability, Params, Rule, Value
-from .common import GPUS, clamp_power, cut, fused, next_power, tile, typical
+from .common import GPUS, clamp_power, cut, fused, next_power, steps_in_flight, tile, typical
 from .fit import AttentionTile, fitting_tile
 
 # Steps in flight.
@@ -61,35 +61,37 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     extents = extents_of(nest)
     queries, keys = typical(nest, extents[found.queries]), typical(nest, extents[found.keys])
     heads = typical(nest, sympy.Mul(*(extents[v] for v in found.rows if v != found.queries)))
-    half, widest = _half(nest, found) is not None, max(int(e) for e in _depths(nest, found))
+    half, widest = _half(nest, target, found) is not None, max(int(e) for e in _depths(nest, found))
     most, wide = (128, 64) if half and widest <= 128 else (64, 64 if half else 32)
     if not half or heads * -(-queries // most) < target.cores:
         most = 64 if half else 32
-    first = AttentionTile(clamp_power(queries, LEAST_WIDTH, most), clamp_power(keys, LEAST_WIDTH, wide), 0, STAGES[0])
+    stages = steps_in_flight(target, STAGES)
+    first = AttentionTile(clamp_power(queries, LEAST_WIDTH, most), clamp_power(keys, LEAST_WIDTH, wide), 0, stages[0])
     tile = fitting_tile(nest, target, found, first, half, lambda rows: min(max(rows // 16, 4), 8) * 32 // target.warp)
     return {
         "queries": tuple(dict.fromkeys((tile.queries, max(tile.queries // 2, LEAST_WIDTH)))),
         "keys": tuple(dict.fromkeys((tile.keys, max(tile.keys // 2, LEAST_WIDTH)))),
         "warps": (tile.warps, tile.warps * 2),
-        "stages": tuple(dict.fromkeys((tile.stages, *STAGES))),
+        "stages": tuple(dict.fromkeys((tile.stages, *stages))),
     }
 
 
-def _half(nest: LoopNest, found: Roles) -> DType | None:
-    """The half type of the values, in which the tensor cores take the weights too; None where they are wider."""
+def _half(nest: LoopNest, target: Target, found: Roles) -> DType | None:
+    """The half type of the values, in which the tensor cores take the weights too; None where they are wider, or of a
+    type that those do not multiply."""
     state = next(b for b, _ in blocks(nest) if b.name == found.state)
     (update,) = state.body
     assert isinstance(update, Update)
     vector = vector_of(update.values[-1], found.width, found.rows)
     if isinstance(vector, Cast) and vector.value.dtype.is_half and vector.dtype is DType.FLOAT32:
-        return vector.value.dtype
+        return vector.value.dtype if target.multiplies(vector.value.dtype) else None
     return None
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     found = roles(schedule.nest)
     assert found is not None
-    half = _half(schedule.nest, found)
+    half = _half(schedule.nest, target, found)
     copies = copy_queries(schedule, found)
     inner = tile_programs(schedule, found, int(params["queries"]), int(params["keys"]))
     for name in copies:

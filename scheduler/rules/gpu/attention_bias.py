@@ -27,8 +27,8 @@ from ...schedule.schedule import Schedule
 from ..cpu.common import merge_paths, values
 from ..registry import Params, Rule, Value
 from .attention import extents_of
-from .common import GPUS, clamp_power, cut, fused, next_power, tile, typical
-from .fit import moved_bytes, smaller_sides
+from .common import GPUS, clamp_power, cut, fused, next_power, steps_in_flight, tile, typical
+from .fit import by_threads, moved_bytes, smaller_sides
 
 # Steps in flight.
 STAGES = (2, 1, 3)
@@ -105,7 +105,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     extents = extents_of(nest)
     # Threads that multiply by themselves have the heads of both products whole in registers.
     heads = sum(map(next_power, _depths(nest, found).values()))
-    slow = target.kind == "cuda" and not _halves(nest, found) and heads >= LONG_HEADS
+    slow = by_threads(target, _halves(nest, target, found)) and heads >= LONG_HEADS
     first = [clamp_power(typical(nest, extents[v]), LEAST_WIDTH, 32 if slow else 64) for v in found.axes[-2:]]
     sides, stages = _fitting(nest, target, found, first)
     warps = clamp_power(sides[0] * sides[1] // (BIAS_SCORES * target.warp), 8 if slow else 4, 8)
@@ -113,16 +113,16 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
         "rows": tuple(dict.fromkeys((sides[0], min(sides[0] * 2, 128), max(sides[0] // 2, LEAST_WIDTH)))),
         "columns": tuple(dict.fromkeys((sides[1], min(sides[1] * 2, 128), max(sides[1] // 2, LEAST_WIDTH)))),
         "warps": tuple(dict.fromkeys((warps, 4, 8))),
-        "stages": tuple(dict.fromkeys((stages, *STAGES))),
+        "stages": tuple(dict.fromkeys((stages, *steps_in_flight(target, STAGES)))),
     }
 
 
 def _fitting(nest: LoopNest, target: Target, found: _BlockRoles, sides: Sequence[int]) -> tuple[tuple[int, int], int]:
     """The sides, or the largest smaller ones whose operands the shared memory holds, and the steps in flight."""
     whole = {v: next_power(max(n, LEAST_WIDTH)) for v, n in _depths(nest, found).items()} | dict.fromkeys(found.over, 1)
-    half = _halves(nest, found)
+    half = _halves(nest, target, found)
     tiles = smaller_sides(*sides)
-    for stages in (STAGES[0], 1):
+    for stages in dict.fromkeys((steps_in_flight(target, STAGES)[0], 1)):
         for rows, columns in tiles:
             sizes = {**whole, **dict(zip(found.axes[-2:], (rows, columns), strict=True))}
             groups = target.has_group_products and half and rows >= GROUP_ROWS
@@ -141,10 +141,11 @@ def _depths(nest: LoopNest, found: _BlockRoles) -> dict[sympy.Symbol, int]:
     return {a.var: int(a.extent) for b in own for a in b.axes_of(AxisKind.REDUCTION)}
 
 
-def _halves(nest: LoopNest, found: _BlockRoles) -> bool:
+def _halves(nest: LoopNest, target: Target, found: _BlockRoles) -> bool:
     """Whether tensor cores multiply the operands of all products in half types."""
     updates = (s for b, _ in blocks(nest) if b.name in found.products for s in b.body if isinstance(s, Update))
-    return all(bare(f).dtype.is_half for s in updates for f in factors(s.values[0]))
+    kinds = {bare(f).dtype for s in updates for f in factors(s.values[0])}
+    return all(k.is_half and target.multiplies(k) for k in kinds)
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:

@@ -23,8 +23,8 @@ from ..cpu.attention import Roles, roles
 from ..cpu.common import values
 from ..registry import Params, Rule, Value
 from .attention import copy_queries, extents_of, tile_lanes, tile_programs
-from .common import GPUS, clamp_power, typical
-from .fit import AttentionTile, fitting_tile
+from .common import GPUS, clamp_power, steps_in_flight, typical
+from .fit import AttentionTile, by_threads, fitting_tile
 
 STAGES = (2, 1, 3)
 
@@ -57,18 +57,24 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     assert found is not None
     extents = extents_of(nest)
     queries, keys = typical(nest, extents[found.queries]), typical(nest, extents[found.keys])
-    half = all(_half(nest, found, name) is not None for name in found.states)
+    half = all(_half(nest, target, found, name) is not None for name in found.states)
     width = sum(int(extents[v]) for own in found.widths for v in own)
     most, wide = (64, 64) if half else (32, 32)
-    # Threads that multiply by themselves have heads whole in registers; and AMD's have two sums beside two products.
-    slow = target.kind == "cuda" and not half and width >= LONG_HEADS * len(found.widths)
-    if slow or (target.kind == "hip" and half and len(found.widths) > 1):
+    # Threads that multiply by themselves have heads whole in registers; and where the next step comes through those,
+    # two sums are beside two products.
+    slow = by_threads(target, half) and width >= LONG_HEADS * len(found.widths)
+    # Where copies make a program wait, what they bring is in registers too.
+    crowded = by_threads(target, half) and not target.machine.has_async_copies
+    if slow and crowded:
+        most //= 2
+    if slow or (target.machine.through_registers and half and len(found.widths) > 1):
         wide //= 2
-    first = AttentionTile(clamp_power(queries, LEAST_WIDTH, most), clamp_power(keys, LEAST_WIDTH, wide), 0, STAGES[0])
+    stages = steps_in_flight(target, STAGES)
+    first = AttentionTile(clamp_power(queries, LEAST_WIDTH, most), clamp_power(keys, LEAST_WIDTH, wide), 0, stages[0])
     most_warps = ATTENTION_WARPS * 32 // target.warp
 
     def warps_of(rows: int) -> int:
-        least = most_warps if slow else 4
+        least = most_warps if slow or crowded else 4
         return clamp_power(rows * width // (GRADIENT_SUMS * target.warp), least, most_warps)
 
     tile = fitting_tile(nest, target, found, first, half, warps_of)
@@ -77,22 +83,23 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
         "queries": tuple(dict.fromkeys((rows, min(rows * 2, 128), max(rows // 2, LEAST_WIDTH)))),
         "keys": tuple(dict.fromkeys((columns, max(columns // 2, LEAST_WIDTH), min(columns * 2, 128)))),
         "warps": tuple(dict.fromkeys((tile.warps, 4, 8))),
-        "stages": tuple(dict.fromkeys((tile.stages, *STAGES))),
+        "stages": tuple(dict.fromkeys((tile.stages, *stages))),
     }
 
 
-def _half(nest: LoopNest, found: Roles, state: str) -> DType | None:
-    """The half type of what a sum weighs, in which the tensor cores take the weights too; None where it is wider."""
+def _half(nest: LoopNest, target: Target, found: Roles, state: str) -> DType | None:
+    """The half type of what a sum weighs, in which the tensor cores take the weights too; None where it is wider, or of
+    a type that those do not multiply."""
     (update,) = next(b for b, _ in blocks(nest) if b.name == state).body
     assert isinstance(update, Update)
     kinds = {bare(f).dtype for f in factors(update.values[0])}
-    return next((k for k in kinds if k.is_half), None)
+    return next((k for k in kinds if k.is_half and target.multiplies(k)), None)
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     found = roles(schedule.nest)
     assert found is not None
-    halves = {name: _half(schedule.nest, found, name) for name in found.states}
+    halves = {name: _half(schedule.nest, target, found, name) for name in found.states}
     copies = copy_queries(schedule, found)
     inner = tile_programs(schedule, found, int(params["queries"]), int(params["keys"]))
     for name in copies:

@@ -31,6 +31,11 @@ def typical(nest: LoopNest, extent: sympy.Expr) -> int:
     return max(nest.symbols.hint(extent), 1)
 
 
+def steps_in_flight(target: Target, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the numbers of steps that a loop over tiles may have in flight those that differ on a target."""
+    return wanted if target.machine.stages > 1 else (1,)
+
+
 def tile_size(nest: LoopNest, extent: sympy.Expr, limit: int, least: int = 128) -> int:
     """A power of two for a tile over a loop: the whole of a short loop, else the largest that leaves no tail, else
     ``limit``."""

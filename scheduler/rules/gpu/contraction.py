@@ -26,7 +26,7 @@ from ...cost.gpu_kernels import (
     PRODUCT_WHOLE_ROW,
     WARP_GROUP,
 )
-from ...cost.gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape
+from ...cost.gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape, stages_of
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..contraction import Axes, ContractionNest, bytes_per_step, extent, find_contraction, run_of
@@ -46,6 +46,8 @@ def _matches(nest: LoopNest, target: Target) -> bool:
         return False
     rows, columns, summed = (typical(nest, extent(a)) for a in (c.rows, c.columns, c.summed))
     if min(rows, columns) < 2 or max(rows, columns) < LEAST or summed < LEAST:
+        return False
+    if c.dtype() is DType.INT8 and not target.multiplies(DType.INT8):  # single threads multiply no tiles of bytes
         return False
     if c.needs_row and (c.tiles or not (extent(c.columns).is_Integer and columns <= PRODUCT_WHOLE_ROW)):
         return False
@@ -69,14 +71,9 @@ def _roles(nest: LoopNest, c: ContractionNest) -> tuple[Axes, Axes]:
     return (c.columns, c.rows) if _is_turned(nest, c) else (c.rows, c.columns)
 
 
-def _fast(c: ContractionNest, target: Target) -> bool:
-    """Whether tensor cores multiply the operands' type."""
-    return c.dtype() is not DType.FLOAT32 or "+tf32" in target.features
-
-
 def _has_groups(target: Target, c: ContractionNest) -> bool:
     """Whether the tensor cores want the rows of four warps at once."""
-    return target.has_group_products and _fast(c, target)
+    return target.has_group_products and target.multiplies(c.dtype())
 
 
 def _epilogue(nest: LoopNest, c: ContractionNest) -> int:
@@ -90,7 +87,9 @@ def _fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileSha
     first, second = _roles(nest, c)
     sizes = typical(nest, extent(first)), typical(nest, extent(second))
     batch, depth = typical(nest, extent(c.batch)), typical(nest, extent(c.summed))
-    table = SHAPES if _fast(c, target) else PLAIN_SHAPES
+    table: tuple[TileShape, ...] = SHAPES if target.multiplies(c.dtype()) else PLAIN_SHAPES
+    if c.needs_row and (row := max(next_power(sizes[1]), LEAST)) not in (s.columns for s in table):
+        table = (_with_columns(table[0], row),)
     scored: list[tuple[float, int, TileShape]] = []
     for k, shape in enumerate(table):
         if c.needs_row and next_power(sizes[1]) != shape.columns and shape.columns != max(next_power(sizes[1]), LEAST):
@@ -112,6 +111,11 @@ def _fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileSha
         waves = -(-count // target.cores)
         scored.append((waves * shape.rows * shape.columns * depth / shape.rate, k, fitted))
     return [s for _, _, s in sorted(scored, key=lambda s: s[:2])]
+
+
+def _with_columns(shape: TileShape, columns: int) -> TileShape:
+    """A shape of as many results with other columns."""
+    return replace(shape, rows=max(shape.rows * shape.columns // columns, LEAST), columns=columns)
 
 
 def _beside_results(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> TileShape:
@@ -138,10 +142,8 @@ def _fit(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape, k
         each = bytes_per_step(nest, c, tiles)
         computed = sum(not p.right.is_plain or not p.left.is_plain for p in c.products)
         each_once = computed * shape.columns * step * 4
-        stages = min(shape.stages, (target.shared_bytes - PRODUCT_RESERVED - each_once - kept) // max(each, 1))
-        if target.kind == "hip":
-            stages = min(stages, 2)
-        if stages >= 2 or (stages == 1 and step == LEAST):
+        stages = stages_of(target.machine, shape, each, PRODUCT_RESERVED + each_once + kept, len(c.products))
+        if stages >= min(target.machine.stages, 2) or (stages == 1 and step == LEAST):
             return TileShape(shape.rows, shape.columns, step, shape.warps, stages, shape.rate)
         step //= 2
     return None
@@ -168,7 +170,8 @@ def _copying(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShap
     names = described_operands(nest, target, c)
     tiles = _tiles(nest, c, shape)
     runs = run_of(nest, c) is not None
-    lasting = lasting_programs(tiles, target.cores) if target.kind == "cuda" and not runs else None
+    lasts = target.machine.has_async_copies and not runs
+    lasting = lasting_programs(tiles, target.cores) if lasts else None
     found: dict[str, tuple[Value, ...]] = {}
     if lasting is not None:
         found["persistent"] = (False, True)
@@ -256,7 +259,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             schedule.annotate("", DESCRIPTOR.key(name), True)
     for p in c.products:
         schedule.tensorize(p.name, "dot")
-        if c.dtype() is DType.FLOAT32 and _fast(c, target):
+        if c.dtype() is DType.FLOAT32 and target.multiplies(DType.FLOAT32):
             schedule.annotate(p.name, INPUT_PRECISION, "tf32")
     schedule.annotate("", NUM_WARPS, max(shape.warps * 32 // target.warp, 1))
     schedule.annotate("", NUM_STAGES, shape.stages)

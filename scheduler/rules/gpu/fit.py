@@ -48,7 +48,7 @@ def shared_bytes(nest: LoopNest, target: Target, found: Roles, tile: AttentionTi
     scores, width = tile.queries * tile.keys, HALF if half else WIDE
     if groups:
         between = 0
-    elif target.kind == "cuda":
+    elif not target.machine.matrix_float32:
         between = scores * (HALF if half else WIDE * len(found.states))
     else:
         between = scores * (width if found.online else WIDE)
@@ -73,6 +73,8 @@ def moved_bytes(
     or not, and ``edits`` are what else is computed in the loop.
     """
     by_name = {b.name: b for b, _ in blocks(nest)}
+    # What comes through registers stays there, but for the operands of products in a loop.
+    copied = not target.machine.through_registers
     kept = flying = most = 0
     seen: set[tuple[Load, frozenset[sympy.Symbol]]] = set()
     for name in (*dots, *edits):
@@ -85,11 +87,11 @@ def moved_bytes(
             seen.add((load, axes))
             size = math.prod(sizes[v] for v in axes) * nest.buffer(load.buffer).dtype.itemsize
             if axes.isdisjoint(streamed):
-                kept += size if name in dots and target.kind == "cuda" else 0
-            elif target.kind == "cuda" or name in dots:
+                kept += size if name in dots and copied else 0
+            elif copied or name in dots:
                 flying += size * max(stages - (0 if groups and name in dots else 1), 1)
                 most = max(most, size)
-    return kept + (flying if stages > 1 else most) + (BESIDE_TILES if target.kind == "cuda" else 0)
+    return kept + (flying if stages > 1 else most) + (BESIDE_TILES if copied else 0)
 
 
 def held(nest: LoopNest, target: Target, found: Roles, tile: AttentionTile) -> int:
@@ -111,17 +113,22 @@ def fitting_tile(
         if shared_bytes(nest, target, found, at, half) <= target.shared_bytes:
             break
     most, limit = _most_held(target, found, half), ATTENTION_WARPS * 32 // target.warp
-    if not half and target.kind == "cuda":
+    if by_threads(target, half):
         limit *= 2
     while held(nest, target, found, at) > most and at.warps < limit:
         at = replace(at, warps=at.warps * 2)
     return at
 
 
+def by_threads(target: Target, half: bool) -> bool:
+    """Whether threads multiply by themselves, and not tensor (matrix) cores; ``half``: operands that those take."""
+    return not half and not target.machine.matrix_float32
+
+
 def _most_held(target: Target, found: Roles, half: bool) -> int:
     if not half:
         return HELD_WIDE
-    if target.kind == "hip":
+    if target.machine.thread_registers > 255:
         return HELD_AMD
     if target.has_wgmma or (target.has_tcgen05 and not found.online):
         return HELD_GROUPS

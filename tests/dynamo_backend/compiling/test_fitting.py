@@ -20,9 +20,12 @@ from torch_mlc.runtime.triton.report import ResourceReport
 from torch_mlc.scheduler.rules import default_schedule
 
 F32, F16, BF16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
-TARGETS = ("cuda:sm_80", "cuda:sm_89", "cuda:sm_90", "cuda:sm_100", "cuda:sm_120", "hip:gfx90a", "hip:gfx942")
+TARGETS = ("cuda:sm_75", "cuda:sm_80", "cuda:sm_89", "cuda:sm_90", "cuda:sm_100", "cuda:sm_120", "hip:gfx90a",
+           "hip:gfx942")  # fmt: skip
 # Bytes that registers do not hold of kernels for heads of 256 elements, at most, on any target.
 SPILLS_OF_WIDE_HEADS = 2048
+# And of a row of 32,768 elements of half types on Turing, by the most threads that a block of one may have.
+SPILLS_OF_ROWS = {(8, "cuda:sm_75"): 8}
 
 
 def report(of: LoopNest, target: str) -> ResourceReport:
@@ -70,4 +73,4 @@ def test_contractions_fit_every_target(name: str, target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("place", range(len(OTHERS)))
 def test_other_rules_fit_every_target(place: int, target: str) -> None:
-    assert report(OTHERS[place][0], target).spills == 0
+    assert report(OTHERS[place][0], target).spills <= SPILLS_OF_ROWS.get((place, target), 0)

@@ -7,7 +7,7 @@ that is to decide otherwise shows what it decides.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from torch_mlc.codegen.triton.emit import emit_triton
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
@@ -26,6 +27,8 @@ from torch_mlc.ir.nest.loops import LoopKind, LoopNest, blocks
 from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.scheduler.context import PassContext
+from torch_mlc.scheduler.cost.cpu_kernels import online_tile, stencil_scratch
+from torch_mlc.scheduler.cost.programs import few_rows, is_split, pieces_of_sum
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.fusion.fusion import Fusion
@@ -136,7 +139,11 @@ PROGRAMS = {
 
 @cache
 def graphs(name: str, device: str) -> list[Graph]:
-    program = PROGRAMS[name]
+    return imported(PROGRAMS[name], device)
+
+
+def imported(program: Program, device: str) -> list[Graph]:
+    """The graphs of a program for tensors of a device."""
     with FakeTensorMode():
         made = [torch.empty(s, dtype=t, requires_grad=program.training and t.is_floating_point)
                 for s, t in program.shapes]  # fmt: skip
@@ -219,3 +226,40 @@ def test_the_same_product_is_decided_for_each_machine() -> None:
 
     gpus = ("cuda:sm_75", "cuda:sm_80", "cuda:sm_89", "cuda:sm_90", "cuda:sm_100", "cuda:sm_120", "hip:gfx90a")
     assert len({told("gated", gpu_target(gpu)) for gpu in gpus}) == len(gpus)
+
+
+def test_single_threads_combine_no_tiles() -> None:
+    """The gradient of a weight's scales sums a product over its columns: on tensor cores each tile gives its part."""
+    shapes = [((16, 4096), HALF), ((14336, 4096), BYTES), ((14336, 1), HALF)]
+    _, backward = imported(Program(_bytes_linear, shapes, training=True), "cuda")
+
+    def together(name: str) -> bool:
+        target = gpu_target(name)
+        functions = planned(backward, target).functions.values()
+        kernels = [default_schedule(lower_to_loops(f), target).nest for f in functions]
+        assert all(emit_triton(k, target).text for k in kernels)
+        return any({"mm", "sum"} <= set(k.name.split("_")) for k in kernels)
+
+    assert [together(name) for name in ("cuda:sm_75", "cuda:sm_80", "cuda:sm_90")] == [False, True, True]
+
+
+def test_rows_are_few_where_they_leave_a_memory_waiting() -> None:
+    """As many multiprocessors as together read as fast as the memory is, each at much the same rate everywhere."""
+    few = {"cuda:sm_75": 4, "cuda:sm_80": 16, "cuda:sm_89": 8, "cuda:sm_90": 64, "cuda:sm_100": 64, "cuda:sm_120": 16,
+           "hip:gfx90a": 16, "hip:gfx942": 64}  # fmt: skip
+    assert {name: few_rows(gpu_target(name).machine) for name in few} == few
+    for name, rows in few.items():
+        machine = gpu_target(name).machine
+        assert is_split(machine, rows - 1, 1 << 20) and not is_split(machine, rows, 1 << 20)
+        assert pieces_of_sum(machine, rows, 1 << 20) > 1 and pieces_of_sum(machine, rows + 1, 1 << 20) == 1
+    cores = [few_rows(replace(TARGETS["cpu_avx2"], cores=n).machine) for n in (1, 8, 32, 96)]
+    assert cores == [64, 64, 64, 192]
+
+
+def test_tiles_on_cpus_fit_caches() -> None:
+    usual, small = (
+        TARGETS["cpu_avx2"].machine,
+        replace(TARGETS["cpu_avx2"], l1_bytes=16 * KB, l2_bytes=256 * KB).machine,
+    )
+    assert [online_tile(m) for m in (usual, TARGETS["cpu_avx512"].machine, small)] == [2048, 2048, 1024]
+    assert [stencil_scratch(m) for m in (usual, TARGETS["cpu_avx512"].machine, small)] == [64 * KB, 64 * KB, 32 * KB]

@@ -80,6 +80,9 @@ COMPILED = [
     ("keys", 128, BF16, "cuda:sm_120", AttentionTile(64, 64, 8, 2), 123136),
     ("keys", 128, BF16, "hip:gfx942", AttentionTile(64, 64, 4, 2), 81920),
     ("keys", 256, F32, "cuda:sm_90", AttentionTile(32, 32, 8, 2), 209024),
+    ("forward", 128, F32, "cuda:sm_75", AttentionTile(32, 32, 8, 1), 36864),
+    ("queries", 128, F32, "cuda:sm_75", AttentionTile(16, 16, 8, 1), 25600),
+    ("keys", 64, F32, "cuda:sm_75", AttentionTile(32, 32, 8, 1), 32768),
 ]
 
 
@@ -104,6 +107,13 @@ def test_what_fits_a_large_gpu_is_as_large_as_ever(
     kind: str, width: int, dtype: DType, expected: AttentionTile
 ) -> None:
     assert tile(nest(kind, width, dtype), "cuda:sm_90") == expected
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["float32", "bfloat16"])
+def test_turing_holds_what_it_copies_in_registers_too(dtype: DType) -> None:
+    """Its threads multiply by themselves, whatever the type, and one step at a time."""
+    found = [tile(nest(kind, width, dtype), "cuda:sm_75") for kind in ("queries", "keys") for width in (64, 128)]
+    assert found == [AttentionTile(32, 32, 8, 1), AttentionTile(16, 16, 8, 1)] * 2
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if t not in ("cuda:sm_75", "cuda:sm_80")])

@@ -16,7 +16,7 @@ INTEL = Target("cpu", "sapphirerapids", 2, vector_bytes=64)
 
 @pytest.mark.parametrize(("target", "lanes", "ahead"), [(AMD, 16, set()), (INTEL, 64, {4096})], ids=["amd", "intel"])
 def test_arrays_are_read_as_the_prefetchers_like_it(target: Target, lanes: int, ahead: set[int]) -> None:
-    assert target.is_amd == (target is AMD)
+    assert target.machine.reads_ahead == (target is AMD)
     (report,) = torch_mlc.explain(lambda x, y: torch.where(y > 0, x * y, x - 0.5), *torch.zeros(2, 600, 1024)).kernels
     loops = [n for n, _ in walk_nodes(default_schedule(report.nest, target).nest.body) if isinstance(n, Loop)]
     assert {int(n.extent) for n in loops if n.kind is LoopKind.VECTORIZED} == {lanes}
@@ -25,4 +25,4 @@ def test_arrays_are_read_as_the_prefetchers_like_it(target: Target, lanes: int, 
 
 
 def test_a_gpu_of_the_same_maker_is_none_of_its_processors() -> None:
-    assert not gpu_target("hip:gfx942").is_amd
+    assert not gpu_target("hip:gfx942").machine.reads_ahead

@@ -168,6 +168,13 @@ def test_large_contractions_compile_for_amd(name):
     assert report.spills == 0 and report.shared <= GFX942.shared_bytes
 
 
+@pytest.mark.parametrize("target", ["cuda:sm_75", "cuda:sm_90"])
+def test_whole_rows_of_any_width_are_multiplied_by_threads(target):
+    """With a tile of as many results as others have, where the row is wider than theirs."""
+    machine, nest = gpu_target(target), row_softmax(4096, 256, 512)
+    assert "tl.dot(" in emit_triton(scheduled(nest, machine), machine).text
+
+
 def test_float32_uses_tensor_cores_where_tf32_is_allowed():
     allowed = replace(SM90, features="+tf32")
     nest = linear(1024, 1024, 1024, F32)
