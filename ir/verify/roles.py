@@ -11,6 +11,7 @@ from ..expr.product import factors
 from ..expr.role import Role
 from ..expr.value import Cast, Expr, Select, free_symbols, loads
 from ..function.function import Stage, TensorFunction
+from ..nest.loops import AxisKind, DimKind, LoopNest, blocks
 from .expr import Fault
 
 _MAKES_WEIGHTS = (Role.SCORE, Role.WEIGHT)
@@ -40,6 +41,32 @@ def roles_hold(function: TensorFunction) -> Iterator[Fault]:
                 yield Fault(
                     stage, f"it is no {stage.role.value}: {says}", f"make it one, or say role= otherwise ({_ALL})"
                 )
+
+
+# The dimensions that results of a role have, and those that it combines over.
+_ROW, _INNER, _EXTRA = DimKind.ROW, DimKind.INNER, DimKind.EXTRA
+_DIMENSIONS: dict[Role, tuple[set[DimKind], set[DimKind]]] = {
+    Role.ROW_TOTAL: ({_ROW}, {_EXTRA}),
+    Role.SCORE: ({_ROW, _INNER}, {_EXTRA}),
+    Role.WEIGHT: ({_ROW, _INNER}, set()),
+    Role.STATE: ({_ROW, _EXTRA}, {_INNER}),
+    Role.WEIGHTED_SUM: ({_ROW, _EXTRA}, {_INNER}),
+    Role.WEIGHT_TOTAL: ({_ROW, _INNER}, {_ROW, _INNER}),
+    Role.RESULT: (set(DimKind), set()),
+}
+
+
+def roles_of_blocks_hold(nest: LoopNest) -> Iterator[Fault]:
+    """The block of a stage has the dimensions that its role has, and combines over those of its role."""
+    for block, _ in blocks(nest):
+        if block.role is None:
+            continue
+        kept, over = _DIMENSIONS[block.role]
+        for axis in block.axes:
+            does, allowed = ("has", kept) if axis.kind is AxisKind.SPATIAL else ("combines over", over)
+            if axis.dim not in allowed:
+                says = f"{block.name} is no {block.role.value}: it {does} {axis.var}, dim={axis.dim.value}"
+                yield Fault(axis, says, "another dim= of the axis, or another role= of the block")
 
 
 _ALL = ", ".join(r.value for r in Role)
