@@ -32,9 +32,14 @@ from ...ir.passes import Level, Pass, Plain, Setting, run_passes
 from ...ir.text.printer import show
 from ...ir.verify.verify import verify
 from .lower_scatter import in_loops, lower_scatter
+from .name_sums import name_sums
 
-# What stores of a stage's results beside it are, where they are not results themselves.
-_LATE = {Role.SCORE: Role.WEIGHT, Role.ROW_TOTAL: Role.ROW_TOTAL}
+# What stores of the results of a stage of attention beside it are.
+_LATE = {
+    Role.SCORE: Role.WEIGHT,
+    Role.ROW_TOTAL: Role.ROW_TOTAL,
+    **dict.fromkeys((Role.STATE, Role.WEIGHTED_SUM, Role.WEIGHT_TOTAL), Role.RESULT),
+}
 
 
 def lower_to_loops(function: TensorFunction) -> LoopNest:
@@ -191,7 +196,7 @@ def _late_stores(
 def _row_block(function: TensorFunction, stage: Stage, name: str, body: list[Statement]) -> Block:
     dims = _in_order(function, function.axes_of(stage))
     axes = tuple(map(function.axis, dims))
-    role = _LATE.get(stage.role, Role.RESULT) if stage.role is not None else None
+    role = _LATE.get(stage.role) if stage.role is not None else None
     return Block(name, axes, tuple(symbol(f"{name}_{d.var.name}") for d in dims), tuple(body), role=role)
 
 
@@ -462,4 +467,5 @@ FUNCTION_PASSES: tuple[Pass[TensorFunction, TensorFunction], ...] = (
     Pass("substitute_single_uses", FUNCTION, Plain(substitute_single_uses), needs=(NO_SCATTER,)),
     Pass("collapse", FUNCTION, Plain(collapse), needs=(NO_SCATTER,)),
     Pass("rows_late", FUNCTION, Plain(rows_late), needs=(NO_SCATTER,)),
+    Pass("name_sums", FUNCTION, Plain(name_sums), needs=(NO_SCATTER,)),
 )

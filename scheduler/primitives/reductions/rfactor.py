@@ -143,6 +143,7 @@ def _partial(
     return replace(
         block,
         name=name,
+        role=None,
         axes=(axis, *spatial, *axes),
         bindings=bindings,
         body=(Update(update.monoid, targets, values),),

@@ -180,7 +180,7 @@ SCRIPTS = {
             for b0_i0 in serial(3):
                 for b0_i1 in serial(10):
                     for b0_r0 in serial(3):
-                        with block("b0"):
+                        with block("b0", role=convolution):
                             i0 = spatial(3, b0_i0)
                             i1 = spatial(10, b0_i1)
                             r0 = reduction(3, b0_r0, dim=inner)
@@ -232,7 +232,7 @@ SCRIPTS = {
                     for m in thread_x(4):
                         for n in thread_x(16):
                             for k in thread_x(16):
-                                with block("b0"):
+                                with block("b0", role=product):
                                     i0 = spatial(s0, 4*mo + m)
                                     i1 = spatial(16, n)
                                     r0 = reduction(24, 16*ko + k, dim=inner)
