@@ -98,6 +98,8 @@ class TritonProgram:
         self.grid: list[sympy.Expr] = []
         # Loop variable -> the expression that it is in the program: a program id, a tile axis, a loop or zero.
         self.loops: dict[sympy.Symbol, sympy.Expr] = {}
+        self.program_ids: set[sympy.Symbol] = set()
+        self.serial: list[sympy.Symbol] = []
         # Tile axis -> (dimension, extent).
         self.tile: dict[sympy.Symbol, tuple[int, int]] = {}
         self.rank = 0
@@ -120,7 +122,6 @@ class TritonProgram:
         depths: dict[sympy.Symbol, int] = {}
         extents: dict[int, set[int]] = {}
         grid: dict[int, sympy.Expr] = {}
-        serial = 0
         for node, outer in walk_nodes(self.nest.body):
             if not isinstance(node, Loop):
                 continue
@@ -135,8 +136,8 @@ class TritonProgram:
                 if node.extent == 1:
                     self.loops[node.var] = sympy.S.Zero
                 else:
-                    self.loops[node.var] = canonical = symbol(f"k{serial}")
-                    serial += 1
+                    self.loops[node.var] = canonical = symbol(f"k{len(self.serial)}")
+                    self.serial.append(canonical)
                     self.ranges.loop(canonical, node.extent)
             else:
                 raise EmitError(
@@ -184,6 +185,7 @@ class TritonProgram:
                 "blocks under one loop (compute_at), or make the extents equal"
             )
         canonical = symbol(f"pid_{'xyz'[k]}")
+        self.program_ids.add(canonical)
         self.loops[loop.var] = canonical if loop.extent != 1 else sympy.S.Zero
         self.ranges.loop(canonical, loop.extent)
 
@@ -214,8 +216,7 @@ class TritonProgram:
         axes = {a.var: b.xreplace(self.loops) for a, b in zip(block.axes, block.bindings, strict=True)}
         reduced = {s for a in block.axes if a.kind is AxisKind.REDUCTION for s in axes[a.var].free_symbols}
         spatial = {s for a in block.axes if a.kind is not AxisKind.REDUCTION for s in axes[a.var].free_symbols}
-        programs = {s for s in reduced if s.name.startswith("pid_")}
-        if programs and block.is_reduction:
+        if reduced & self.program_ids and block.is_reduction:
             raise EmitError(
                 f"block {block.name} reduces over a loop bound to blockIdx: programs "
                 "cannot combine their parts; "
@@ -239,7 +240,7 @@ class TritonProgram:
             bounds,
             self.dims(spatial),
             self.dims(reduced),
-            frozenset(s for s in reduced if s.name.startswith("k") and s in self.ranges.extents),
+            frozenset(reduced.intersection(self.serial)),
             frozenset(o.var for o in outer if o.var in own),
             elements=elements,
         )

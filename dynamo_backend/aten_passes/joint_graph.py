@@ -5,11 +5,21 @@ from __future__ import annotations
 from torch import fx
 
 
+def is_primal(node: fx.Node) -> bool:
+    """Whether an argument is one of the model's: torch tells by its name."""
+    return node.op == "placeholder" and node.name.startswith("primals")
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Whether an argument is a gradient that autograd gives: torch tells by its name."""
+    return node.op == "placeholder" and node.name.startswith("tangents")
+
+
 def backward_of(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that what flows into the backward reaches."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
-        if node.name.startswith("tangents") if node.op == "placeholder" else not found.isdisjoint(node.all_input_nodes):
+        if is_tangent(node) or not found.isdisjoint(node.all_input_nodes):
             found.add(node)
     return found
 

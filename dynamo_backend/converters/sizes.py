@@ -24,6 +24,7 @@ from torch.utils._sympy.functions import (
     ToFloat,
 )
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ...ir.expr.dtypes import DType
@@ -315,7 +316,7 @@ def _finite(bound: Any) -> int | None:
 
 def is_float_of_data(symbol: Any) -> bool:
     """Whether a symbol is torch's for a float that data decide."""
-    return bool(symbol.name.startswith("zuf"))
+    return symbol_is_type(symbol, SymT.UNBACKED_FLOAT)
 
 
 def size_value(expr: sympy.Basic) -> Expr:

@@ -15,7 +15,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from ...ir.passes import Runner
 from ...runtime.settings.options import Options
 from ..aten_passes.context import AtenContext
-from ..aten_passes.joint_graph import unread_in
+from ..aten_passes.joint_graph import is_primal, is_tangent, unread_in
 from ..compiling.pass_lists import STEPS, pass_lists, runner_of
 from ..compiling.plans import planned_peak
 
@@ -81,7 +81,7 @@ def within_limit(
 def saved_inputs(backward: fx.GraphModule) -> list[str]:
     """What a backward is given that its forward made: neither arguments of the forward nor gradients of its results."""
     places = [n for n in backward.graph.find_nodes(op="placeholder") if isinstance(n.meta.get("val"), torch.Tensor)]
-    return [n.name for n in places if not n.name.startswith(("primals", "tangents"))]
+    return [n.name for n in places if not is_tangent(n) and not is_primal(n)]
 
 
 def copied_graph(graph: fx.Graph) -> fx.Graph:

@@ -8,6 +8,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from ...ir.graph.graph import Library, Origin, Ref
 from ..converters import SizeMap, Tensor
@@ -15,7 +16,7 @@ from ..converters import SizeMap, Tensor
 
 def is_decided(size: Any) -> bool:
     """Whether a size is a symbol of torch's for one that data decide."""
-    return isinstance(size, sympy.Symbol) and size.name.startswith(("u", "zuf"))
+    return isinstance(size, sympy.Symbol) and symbol_is_type(size, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
 
 
 def is_settled(node: fx.Node, operands: Sequence[Any], sizes: SizeMap) -> bool:

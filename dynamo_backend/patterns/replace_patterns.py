@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ..aten_passes.joint_graph import backward_of
 from ..tracing.origins import PATTERN
 from .match import Found, key_of, matches
 from .register import PATTERNS, Pattern, replacement_for
@@ -75,10 +76,7 @@ def _values(pattern: Pattern, operands: list[fx.Node], found: Found) -> Iterator
 
 def _is_own(graph: fx.Graph, found: Found, results: list[fx.Node]) -> bool:
     """Whether nothing else reads what is in between. A backward may read that of the forward: it makes it again."""
-    backward = {n for n in graph.nodes if n.op == "placeholder" and n.name.startswith("tangents")}
-    for node in graph.nodes:
-        if not backward.isdisjoint(node.all_input_nodes):
-            backward.add(node)
+    backward = backward_of(graph)
     inside = {g for p, g in found.nodes.items() if p.op != "placeholder"}
     others = {user for node in inside.difference(results) for user in node.users} - inside
     if not backward.isdisjoint(results):

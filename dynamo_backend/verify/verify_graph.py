@@ -256,9 +256,9 @@ def settled(got: Any, want: Any, others: Sequence[Any]) -> Any:
 
 
 def _is_compared(node: fx.Node) -> bool:
-    value = node.meta.get("val")
+    value, op = node.meta.get("val"), str(node.target)
     # Memory that nobody has written holds anything, and what an op has written over is compared where it is read.
-    return isinstance(value, Tensor) and "empty" not in node.name and not str(node.target).endswith("copy_.default")
+    return isinstance(value, Tensor) and "empty" not in op and not op.endswith("copy_.default")
 
 
 def _cut_behind(gm: fx.GraphModule, node: fx.Node) -> fx.GraphModule:

@@ -8,7 +8,7 @@ from functools import reduce
 import sympy
 
 from .dtypes import DType
-from .value import Call, Cast, Expr, call, free_symbols
+from .value import Call, Cast, Expr, call, free_symbols, loads
 
 HALVES = (DType.BFLOAT16, DType.FLOAT16)
 # Bytes, which are exact in either half type.
@@ -20,6 +20,11 @@ def factors(value: Expr) -> list[Expr]:
     if isinstance(value, Call) and value.fn == "mul":
         return [f for a in value.args for f in factors(a)]
     return [value]
+
+
+def operands(value: Expr, over: Collection[sympy.Symbol]) -> list[Expr]:
+    """The factors of a term that are read along what is summed ``over``."""
+    return [f for f in factors(value) if not free_symbols(f).isdisjoint(over) and any(True for _ in loads(f))]
 
 
 def bare(factor: Expr) -> Expr:

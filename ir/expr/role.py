@@ -7,7 +7,9 @@ from enum import Enum
 
 
 class Role(Enum):
-    """A part of attention, forward or backward, over rows, keys and features.
+    """A part of attention, or a sum of any other function.
+
+    Attention, forward or backward, is over rows, keys and features.
 
     Rows are what scores have besides keys; keys are what states combine over; features are axes of vectors alone.
     What is a row here may be a key of the model: the gradients of keys and values are sums over queries.
@@ -27,3 +29,37 @@ class Role(Enum):
     WEIGHT_TOTAL = "weight_total"
     # Point-wise on states, weighted sums and weight totals.
     RESULT = "result"
+
+    # A sum of products of operands, which are read along it.
+    PRODUCT = "product"
+    # A sum or maximum over a fixed number of taps: each is one place of windows that slide along the results.
+    POOLING = "pooling"
+    # A pooling that is a product.
+    CONVOLUTION = "convolution"
+    # For each tap a sum along which the windows slide.
+    TAP_SUM = "tap_sum"
+    # A tap sum that is a product.
+    FILTER_GRADIENT = "filter_gradient"
+
+    @property
+    def is_of_attention(self) -> bool:
+        return self not in _OF_SUMS
+
+    @property
+    def has_operands(self) -> bool:
+        """Whether it sums products of operands."""
+        return self in _PRODUCTS
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether it combines taps of windows that slide along its results."""
+        return self in (Role.POOLING, Role.CONVOLUTION)
+
+    @property
+    def has_taps(self) -> bool:
+        """Whether it has a sum for each tap of windows that slide along what is summed."""
+        return self in (Role.TAP_SUM, Role.FILTER_GRADIENT)
+
+
+_OF_SUMS = (Role.PRODUCT, Role.POOLING, Role.CONVOLUTION, Role.TAP_SUM, Role.FILTER_GRADIENT)
+_PRODUCTS = (Role.SCORE, Role.WEIGHTED_SUM, Role.PRODUCT, Role.CONVOLUTION, Role.FILTER_GRADIENT)

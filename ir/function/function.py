@@ -12,7 +12,7 @@ from ..expr.origin import Origin
 from ..expr.role import Role
 from ..expr.symbols import SymbolTable
 from ..expr.value import Expr
-from ..nest.loops import Buffer
+from ..nest.loops import Axis, AxisKind, Buffer, DimKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,14 @@ class TensorFunction:
     @property
     def dims(self) -> tuple[Dim, ...]:
         return (*self.rows, *self.inner, *self.extra)
+
+    @property
+    def dims_by_kind(self) -> dict[DimKind, tuple[Dim, ...]]:
+        return {DimKind.ROW: self.rows, DimKind.INNER: self.inner, DimKind.EXTRA: self.extra}
+
+    def axis(self, dim: Dim, kind: AxisKind = AxisKind.SPATIAL) -> Axis:
+        """A dimension as an axis of a block."""
+        return Axis(dim.var, dim.extent, kind, next(k for k, dims in self.dims_by_kind.items() if dim in dims))
 
     @property
     def made(self) -> frozenset[str]:

@@ -38,6 +38,18 @@ class AxisKind(enum.Enum):
     SCATTER = "scatter"
 
 
+class DimKind(enum.Enum):
+    """Of which dimensions of its function an axis is one.
+
+    Stages have a result for each point of the rows, or of rows and inner dimensions; extra dimensions are of single
+    stages. An axis that a schedule made of memory alone is a row.
+    """
+
+    ROW = "row"
+    INNER = "inner"
+    EXTRA = "extra"
+
+
 class LoopKind(enum.Enum):
     SERIAL = "serial"
     PARALLEL = "parallel"
@@ -49,7 +61,7 @@ class LoopKind(enum.Enum):
     THREAD_X = "threadIdx.x"
 
 
-for _enum in (Scope, AxisKind, LoopKind):
+for _enum in (Scope, AxisKind, DimKind, LoopKind):
     _enum.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 BLOCK_KINDS = (LoopKind.BLOCK_X, LoopKind.BLOCK_Y, LoopKind.BLOCK_Z)
@@ -88,11 +100,15 @@ def contiguous_strides(shape: tuple[sympy.Expr, ...]) -> tuple[sympy.Expr, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One iteration axis of a block: ``var`` runs over ``range(extent)``."""
+    """One iteration axis of a block: ``var`` runs over ``range(extent)``.
+
+    ``kind`` is what the block does along it, ``dim`` what it is in the function that was lowered.
+    """
 
     var: sympy.Symbol
     extent: sympy.Expr
     kind: AxisKind = AxisKind.SPATIAL
+    dim: DimKind = DimKind.ROW
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from ..nest.loops import (
     Block,
     Bound,
     Buffer,
+    DimKind,
     Loop,
     LoopKind,
     LoopNest,
@@ -74,6 +75,7 @@ __all__ = ["ParseError", "parse"]
 
 _LOOPS = {k.name.lower(): k for k in LoopKind}
 _AXES = {k.value: k for k in AxisKind}
+_DIMS = {k.value: k for k in DimKind}
 
 
 def parse(text: str) -> IRModule | Graph | TensorFunction | LoopNest:
@@ -168,8 +170,9 @@ class _NestReader:
                 if not isinstance(node, ast.Pass):
                     raise fail(node, "an axis, where(a < b), or an assignment")
             elif isinstance(pair[0], ast.Name) and (kind := function_name(pair[1])) in _AXES:
-                args = call_of(pair[1])[1]
-                axes.append(Axis(symbol(pair[0].id), index(args[0]), _AXES[kind]))
+                _, args, given = call_of(pair[1])
+                dim = options(given, pair[1], "dim").get("dim")
+                axes.append(Axis(symbol(pair[0].id), index(args[0]), _AXES[kind], _dim_kind(dim)))
                 bindings.extend(index(a) for a in args[1:])
             elif isinstance(pair[0], ast.Name):
                 self.exprs.lets[pair[0].id] = self.exprs.value(pair[1])
@@ -193,6 +196,15 @@ class _NestReader:
         if not isinstance(node, ast.Subscript):
             raise fail(node, "buffer[indices]")
         return Access(name_of(node.value), self.exprs.indices(node.slice))
+
+
+def _dim_kind(node: ast.expr | None) -> DimKind:
+    if node is None:
+        return DimKind.ROW
+    found = _DIMS.get(node.id) if isinstance(node, ast.Name) else None
+    if found is None:
+        raise fail(node, f"one of {', '.join(_DIMS)}")
+    return found
 
 
 def _bound(node: ast.expr) -> Bound:

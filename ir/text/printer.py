@@ -37,6 +37,8 @@ A tensor function, whose outputs are parameters that it writes::
 as dimensions that are ``extra`` are: ``reduce(sum, [i0, r0], [x0], …)``. ``role=`` is what a stage does for the whole.
 ``scatter(sum, t0, [x0], value, (place,))`` combines into a result that leaves the function.
 
+An axis of a nest is a row of its function, unless it says otherwise: ``r0 = reduction(128, b0_r0, dim=inner)``.
+
 Names ``_t0``, ``_t1``, … above a statement stand for parts of its expression that occur twice or nest deep; naming a
 part says nothing about when it is computed.
 """
@@ -67,7 +69,7 @@ from ..graph.graph import (
     View,
 )
 from ..nest.hints import Annotations
-from ..nest.loops import Block, LoopNest, Scope, Store, Update
+from ..nest.loops import Block, DimKind, LoopNest, Scope, Store, Update
 from ..nest.loops import Node as LoopNode
 from .printer_expr import (
     MARK,
@@ -198,8 +200,9 @@ class Script:
         self.line(f"with block({block.name!r}{extra}):", block)
         self._depth += 1
         for k, axis in enumerate(block.axes):
-            binding = f", {index_text(block.bindings[k])}" if k < len(block.bindings) else ""
-            self.line(f"{axis.var.name} = {axis.kind.value}({index_text(axis.extent)}{binding})", axis)
+            given = [index_text(axis.extent), *map(index_text, block.bindings[k : k + 1])]
+            given += [f"dim={axis.dim.value}"] if axis.dim is not DimKind.ROW else []
+            self.line(f"{axis.var.name} = {axis.kind.value}({', '.join(given)})", axis)
         for bound in block.predicate:
             self.line(f"where({index_text(bound.lhs)} < {index_text(bound.rhs)})", bound)
         for s in block.body:
@@ -233,9 +236,9 @@ class Script:
         self.line(f"def {function.name}({', '.join(params)}):", function)
         self._depth += 1
         self._sizes(function.symbols)
-        for kind, dims in (("row", function.rows), ("inner", function.inner), ("extra", function.extra)):
+        for kind, dims in function.dims_by_kind.items():
             for d in dims:
-                self.line(f"{d.var.name} = {kind}({index_text(d.extent)})", d)
+                self.line(f"{d.var.name} = {kind.value}({index_text(d.extent)})", d)
         dtypes = {b.name: b.dtype for b in function.inputs}
         exprs = ExprText(dtypes, self.culprit)
         for stage in function.stages:

@@ -209,8 +209,8 @@ class _StructureWriter:
             self.lines.append(f"param {self.name(b.name)} {self.type(b)} {b.align}")
         if function.table:
             self.lines.append("table")
-        for kind, dims in (("row", function.rows), ("inner", function.inner), ("extra", function.extra)):
-            self.lines.append(f"{kind} {self.indices(d.extent for d in dims)}")
+        for kind, dims in function.dims_by_kind.items():
+            self.lines.append(f"{kind.value} {self.indices(d.extent for d in dims)}")
         self._bind(*(d.var for d in function.dims))
         for s in function.stages:
             role = "" if s.role is None else s.role.value

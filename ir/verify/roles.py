@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import sympy
 
 from ..expr.monoid import ATTENTION, SUM
-from ..expr.product import factors
+from ..expr.product import factors, operands
 from ..expr.role import Role
 from ..expr.value import Cast, Expr, Select, free_symbols, loads
 from ..function.function import Stage, TensorFunction
+from ..function.sums import has_taps, has_windows, is_product
+from ..nest.loops import AxisKind, DimKind, LoopNest, Update, blocks
 from .expr import Fault
 
 _MAKES_WEIGHTS = (Role.SCORE, Role.WEIGHT)
@@ -18,20 +21,25 @@ _REDUCES = (Role.STATE, Role.WEIGHTED_SUM, Role.WEIGHT_TOTAL)
 
 
 def roles_hold(function: TensorFunction) -> Iterator[Fault]:
-    """Every stage of attention is what its role says, and all of its stages have one."""
-    said = [s for s in function.stages if s.role is not None]
+    """Every stage is what its role says; of attention all stages have one."""
+    known = {d.var for d in function.dims}
+    for stage in function.stages:
+        if stage.role is not None and {*(stage.axes or ()), *(stage.over or ())} <= known:
+            for holds, told in _FACTS.get(stage.role, ()):
+                if not holds(function, stage):
+                    yield Fault(stage, f"it is no {stage.role.value}: {told}", "leave out role=, or say what it is")
+    said = [s for s in function.stages if s.role is not None and s.role.is_of_attention]
     if not said:
         return
     for stage in function.stages:
-        if stage.role is None:
+        if stage.role is None or not stage.role.is_of_attention:
             yield Fault(stage, "it has no role, and other stages have", "say what it does, or leave out all roles")
     made = _Made(function)
     if not any(s.role is Role.SCORE for s in said) or not any(s.role in _REDUCES for s in said):
         yield Fault(function, "stages have roles of attention, and none makes scores or none combines what is made of "
                               "them", "leave out all roles")  # fmt: skip
-    known = {d.var for d in function.dims}
     for k, stage in enumerate(function.stages):
-        if stage.role is not None and {*(stage.axes or ()), *(stage.over or ())} <= known:
+        if stage.role is not None and stage.role in _PROOFS and {*(stage.axes or ()), *(stage.over or ())} <= known:
             says = _PROOFS[stage.role](stage, made)
             if says is None and stage.role is Role.RESULT:
                 late = any(s.role in (*_REDUCES, *_MAKES_WEIGHTS) for s in function.stages[k:])
@@ -40,6 +48,50 @@ def roles_hold(function: TensorFunction) -> Iterator[Fault]:
                 yield Fault(
                     stage, f"it is no {stage.role.value}: {says}", f"make it one, or say role= otherwise ({_ALL})"
                 )
+
+
+# Of sums, what has to hold of a role, and what is told where it does not.
+_Fact: TypeAlias = tuple[Callable[[TensorFunction, Stage], bool], str]
+_PRODUCT: _Fact = (is_product, "it sums no product of two operands that are read along the sum")
+_WINDOWS: _Fact = (has_windows, "it combines no taps of windows that slide along its results")
+_TAPS: _Fact = (has_taps, "no window slides along its sum for each of a few taps")
+_FACTS: dict[Role, tuple[_Fact, ...]] = {
+    Role.PRODUCT: (_PRODUCT,),
+    Role.POOLING: (_WINDOWS,),
+    Role.CONVOLUTION: (_PRODUCT, _WINDOWS),
+    Role.TAP_SUM: (_TAPS,),
+    Role.FILTER_GRADIENT: (_PRODUCT, _TAPS),
+}
+
+# The dimensions that results of a role have, and those that it combines over.
+_ROW, _INNER, _EXTRA = DimKind.ROW, DimKind.INNER, DimKind.EXTRA
+_DIMENSIONS: dict[Role, tuple[set[DimKind], set[DimKind]]] = {
+    Role.ROW_TOTAL: ({_ROW}, {_EXTRA}),
+    Role.SCORE: ({_ROW, _INNER}, {_EXTRA}),
+    Role.WEIGHT: ({_ROW, _INNER}, set()),
+    Role.STATE: ({_ROW, _EXTRA}, {_INNER}),
+    Role.WEIGHTED_SUM: ({_ROW, _EXTRA}, {_INNER}),
+    Role.WEIGHT_TOTAL: ({_ROW, _INNER}, {_ROW, _INNER}),
+    Role.RESULT: (set(DimKind), set()),
+}
+
+
+def roles_of_blocks_hold(nest: LoopNest) -> Iterator[Fault]:
+    """The block of a stage has the dimensions that its role has, and combines over those of its role."""
+    for block, _ in blocks(nest):
+        if block.role is None:
+            continue
+        if _PRODUCT in _FACTS.get(block.role, ()):
+            summed = {a.var for a in block.axes if a.kind is AxisKind.REDUCTION}
+            for s in block.body:
+                if isinstance(s, Update) and len(operands(s.values[0], summed)) < 2:
+                    yield Fault(block, f"{block.name} is no {block.role.value}: {_PRODUCT[1]}", "leave out role=")
+        kept, over = _DIMENSIONS.get(block.role, (set(DimKind), set(DimKind)))
+        for axis in block.axes:
+            does, allowed = ("has", kept) if axis.kind is AxisKind.SPATIAL else ("combines over", over)
+            if axis.dim not in allowed:
+                says = f"{block.name} is no {block.role.value}: it {does} {axis.var}, dim={axis.dim.value}"
+                yield Fault(axis, says, "another dim= of the axis, or another role= of the block")
 
 
 _ALL = ", ".join(r.value for r in Role)

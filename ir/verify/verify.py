@@ -21,6 +21,7 @@ from ..nest.loops import (
     Access,
     AxisKind,
     Block,
+    DimKind,
     Loop,
     LoopKind,
     LoopNest,
@@ -33,6 +34,7 @@ from ..text.printer import show
 from .expr import AccessShape, Fault, access, exact_range, expression, index_symbols
 from .function import FUNCTION_RULES
 from .graph import GRAPH_RULES
+from .roles import roles_of_blocks_hold
 
 
 def verify(obj: IRModule | Graph | TensorFunction | LoopNest) -> None:
@@ -130,6 +132,16 @@ def axes_are_bound(nest: LoopNest) -> Iterator[Fault]:
             if reached and axis.extent.is_Integer and not (reached[0] >= 0 and reached[1] < axis.extent):
                 says = f"axis {axis.var} of extent {axis.extent} is bound to {reached[0]}..{reached[1]}"
                 yield Fault(axis, says, "a split whose factors do not divide the extent needs a predicate")
+
+
+def dimensions_agree(nest: LoopNest) -> Iterator[Fault]:
+    """Axes of one name are one dimension of the function, or parts of it."""
+    known: dict[sympy.Symbol, DimKind] = {}
+    for axis in (a for block, _ in blocks(nest) for a in block.axes):
+        dim = known.setdefault(axis.var, axis.dim)
+        if dim is not axis.dim:
+            says = f"{axis.var} is of the {axis.dim.value} dimensions here, of the {dim.value} ones above"
+            yield Fault(axis, says, f"dim={dim.value}, or another name")
 
 
 def bodies_are_sound(nest: LoopNest) -> Iterator[Fault]:
@@ -246,6 +258,8 @@ NEST_RULES: tuple[Callable[[LoopNest], Iterator[Fault]], ...] = (
     names_are_unique,
     symbols_are_bound,
     axes_are_bound,
+    dimensions_agree,
+    roles_of_blocks_hold,
     bodies_are_sound,
     updates_fit,
     scatters_are_apart,

@@ -18,7 +18,6 @@ from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.nest.hints import IN_PLACE, TABLE
 from ...ir.nest.loops import (
     Access,
-    Axis,
     AxisKind,
     Block,
     Buffer,
@@ -33,9 +32,14 @@ from ...ir.passes import Level, Pass, Plain, Setting, run_passes
 from ...ir.text.printer import show
 from ...ir.verify.verify import verify
 from .lower_scatter import in_loops, lower_scatter
+from .name_sums import name_sums
 
-# What stores of a stage's results beside it are, where they are not results themselves.
-_LATE = {Role.SCORE: Role.WEIGHT, Role.ROW_TOTAL: Role.ROW_TOTAL}
+# What stores of the results of a stage of attention beside it are.
+_LATE = {
+    Role.SCORE: Role.WEIGHT,
+    Role.ROW_TOTAL: Role.ROW_TOTAL,
+    **dict.fromkeys((Role.STATE, Role.WEIGHTED_SUM, Role.WEIGHT_TOTAL), Role.RESULT),
+}
 
 
 def lower_to_loops(function: TensorFunction) -> LoopNest:
@@ -80,7 +84,7 @@ def lower_stages(function: TensorFunction) -> LoopNest:
         if len(blocks) == 1 and not blocks[0].is_reduction and not function.inner:
             blocks = [replace(blocks[0], body=(*blocks[0].body, *stores))]
         else:
-            axes = tuple(Axis(d.var, d.extent) for d in function.rows)
+            axes = tuple(map(function.axis, function.rows))
             name = f"b{len(blocks)}"
             blocks.append(
                 Block(name, axes, tuple(symbol(f"{name}_{d.var.name}") for d in function.rows), tuple(stores))
@@ -110,7 +114,7 @@ def _block(
     dims = _in_order(function, (*kept, *over))
     if stage.scan:
         return _scan_block(function, stage, name, outputs, readers)
-    axes = tuple(Axis(d.var, d.extent, AxisKind.REDUCTION if d in over else AxisKind.SPATIAL) for d in dims)
+    axes = tuple(function.axis(d, AxisKind.REDUCTION if d in over else AxisKind.SPATIAL) for d in dims)
     where = tuple(d.var for d in kept)
     shape = tuple(d.extent for d in kept)
     buffers: list[Buffer] = []
@@ -145,7 +149,7 @@ def _scan_block(
     """The state of a row, updated at each point, and the stores of what it is up to there."""
     assert stage.monoid is not None
     dims, rows = (*function.rows, *function.inner), tuple(d.var for d in function.rows)
-    axes = tuple(Axis(d.var, d.extent, AxisKind.SCAN if d in function.inner else AxisKind.SPATIAL) for d in dims)
+    axes = tuple(function.axis(d, AxisKind.SCAN if d in function.inner else AxisKind.SPATIAL) for d in dims)
     where, buffers, body = tuple(d.var for d in dims), [], []
     states = []
     for r, v in zip(stage.results, stage.values, strict=True):
@@ -191,8 +195,8 @@ def _late_stores(
 
 def _row_block(function: TensorFunction, stage: Stage, name: str, body: list[Statement]) -> Block:
     dims = _in_order(function, function.axes_of(stage))
-    axes = tuple(Axis(d.var, d.extent) for d in dims)
-    role = _LATE.get(stage.role, Role.RESULT) if stage.role is not None else None
+    axes = tuple(map(function.axis, dims))
+    role = _LATE.get(stage.role) if stage.role is not None else None
     return Block(name, axes, tuple(symbol(f"{name}_{d.var.name}") for d in dims), tuple(body), role=role)
 
 
@@ -463,4 +467,5 @@ FUNCTION_PASSES: tuple[Pass[TensorFunction, TensorFunction], ...] = (
     Pass("substitute_single_uses", FUNCTION, Plain(substitute_single_uses), needs=(NO_SCATTER,)),
     Pass("collapse", FUNCTION, Plain(collapse), needs=(NO_SCATTER,)),
     Pass("rows_late", FUNCTION, Plain(rows_late), needs=(NO_SCATTER,)),
+    Pass("name_sums", FUNCTION, Plain(name_sums), needs=(NO_SCATTER,)),
 )

@@ -9,7 +9,7 @@ from ...ir.expr.index import is_within
 from ...ir.expr.value import IndexValue, Load, cast, symbol
 from ...ir.function.function import Stage, TensorFunction
 from ...ir.nest.hints import IN_PLACE
-from ...ir.nest.loops import Access, Axis, AxisKind, Block, Loop, LoopNest, Node, Statement, Store, Update
+from ...ir.nest.loops import Access, AxisKind, Block, Loop, LoopNest, Node, Statement, Store, Update
 
 
 def lower_scatter(function: TensorFunction) -> LoopNest:
@@ -29,7 +29,7 @@ def lower_scatter(function: TensorFunction) -> LoopNest:
         else:
             kinds = (AxisKind.SPATIAL,) * len(dims)
             body = Store(output.buffer.name, output.indices, cast(stage.values[0], output.buffer.dtype))
-        axes = tuple(Axis(d.var, d.extent, kind) for d, kind in zip(dims, kinds, strict=True))
+        axes = tuple(map(function.axis, dims, kinds))
         blocks.append(Block(name, axes, tuple(symbol(f"{name}_{d.var.name}") for d in dims), (body,)))
     annotations = ((IN_PLACE.name, output.buffer.name),) if in_place else ()
     return LoopNest(

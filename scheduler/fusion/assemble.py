@@ -214,8 +214,8 @@ class _Assembler:
                     names.append(n)
                     types.append(types_of[n])
         dims_of = [Dim(v, self._canonical(self.extents[v])) for v in all_vars]
-        used = [s for s in self.graph.symbols.sizes if s.symbol in self.sizes]
-        by_canonical = sorted(used, key=lambda s: int(self.sizes[s.symbol].name[1:]))
+        known = {s.symbol: s for s in self.graph.symbols.sizes}
+        by_canonical = [known[s] for s in self.sizes if s in known]
         table = SymbolTable(
             tuple(Size(self.sizes[s.symbol], s.lower, s.upper, s.divisor, s.hint) for s in by_canonical)
         )

@@ -8,7 +8,7 @@ from functools import lru_cache
 import sympy
 
 from ...ir.expr.value import IndexValue, Load, is_value, walk
-from ...ir.nest.loops import AxisKind, Block, Buffer, LoopNest, Scope, blocks
+from ...ir.nest.loops import AxisKind, Block, Buffer, DimKind, LoopNest, Scope, blocks
 from ..primitives.analysis.tree import linear_part
 
 
@@ -106,7 +106,7 @@ def _analyse(same: SameNest) -> NestShape:
     widest = max(plain, key=lambda b: len(b.axes), default=None)
     inner_vars = {a.var for b in plain for a in b.axes if a.kind is AxisKind.REDUCTION}
     if widest is not None:
-        inner_vars |= {a.var for b in found for a in b.axes if a.var.name.startswith("r")}
+        inner_vars |= {a.var for b in found for a in b.axes if a.dim is DimKind.INNER}
     axes = {a.var: a.extent for b in sorted(plain, key=lambda b: -len(b.axes)) for a in b.axes}
     rows = tuple((v, e) for v, e in axes.items() if v not in inner_vars)
     inner = tuple((v, e) for v, e in axes.items() if v in inner_vars)
@@ -125,10 +125,9 @@ def reads_results(shape: NestShape) -> bool:
 
 
 def _crosses(block: Block) -> bool:
-    """Whether a block reduces over rows, or pieces of them, for each of the inner dimensions: lowering gives those
-    their names."""
-    kept = [a.var.name[0] for a in block.axes if a.kind is AxisKind.SPATIAL]
-    return block.is_reduction and "r" in kept and "i" not in kept
+    """Whether a block reduces over rows, or pieces of them, for each of the inner dimensions."""
+    kept = {a.dim for a in block.axes if a.kind is AxisKind.SPATIAL}
+    return block.is_reduction and DimKind.INNER in kept and DimKind.ROW not in kept
 
 
 def _reaches(nest: LoopNest, block: Block) -> list[Reach]:

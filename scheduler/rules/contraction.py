@@ -1,4 +1,4 @@
-"""What makes a nest a contraction: blocks that sum products of two factors over shared axes, and the roles of the axes.
+"""The parts of a nest that is a contraction: blocks that sum products of two operands over shared axes, and the axes.
 
 An axis of the left factor alone is a row, one of the right alone a column, one of both a batch; the summed axes are
 those of the reduction. Everything else in the nest runs on the tile of results.
@@ -13,7 +13,7 @@ from functools import lru_cache
 import sympy
 
 from ...ir.expr.dtypes import DType
-from ...ir.expr.product import bare, factors, multiplied
+from ...ir.expr.product import bare, factors, multiplied, operands
 from ...ir.expr.value import Call, Const, Expr, IndexValue, Load, Select, free_symbols, is_value, loads, walk
 from ...ir.nest.loops import AxisKind, Block, LoopNest, Scope, Update, blocks
 from .analysis import SameNest
@@ -117,10 +117,10 @@ def _find(nest: LoopNest) -> ContractionNest | None:
     axes: tuple[Axes, Axes, Axes, Axes] | None = None
     first = last = -1
     for k, block in enumerate(found):
-        roles = _roles(nest, block)
-        if roles is None:
+        made = _product(nest, block)
+        if made is None:
             continue
-        product, own = roles
+        product, own = made
         if axes is not None and own != axes:
             return None
         axes, last = own, k
@@ -185,47 +185,22 @@ def _tile(nest: LoopNest, block: Block, rows: Axes, columns: Axes) -> TileBlock 
     return TileBlock(axes, tuple(whole), piece, reduced[0].var, int(reduced[0].extent))  # type: ignore[arg-type]
 
 
-def _roles(nest: LoopNest, block: Block) -> tuple[BlockProduct, tuple[Axes, Axes, Axes, Axes]] | None:
-    """A block as a product, with its batch, row, column and summed axes."""
-    if len(block.body) != 1 or not isinstance(block.body[0], Update):
+def _product(nest: LoopNest, block: Block) -> tuple[BlockProduct, tuple[Axes, Axes, Axes, Axes]] | None:
+    """A block that sums products, with its batch, row, column and summed axes; None where no operand has axes that
+    another one lacks, and that one others, or where tiles of their types are not multiplied."""
+    if block.role is None or not block.role.has_operands:
         return None
-    update = block.body[0]
-    if update.monoid.name != "sum" or len(update.values) != 1:
-        return None
-    value = update.values[0]
+    (update,) = block.body
+    assert isinstance(update, Update)
+    (value,) = update.values
+    dtype, parts = value.dtype, factors(value)
     summed = {a.var for a in block.axes if a.kind is AxisKind.REDUCTION}
-    parts = factors(value)
-    over = [free_symbols(f) & summed for f in parts]
-    heavy = [k for k, f in enumerate(parts) if over[k] and any(True for _ in loads(f))]
-    spatial = [a.var for a in block.axes if a.kind is AxisKind.SPATIAL]
-    reached = [free_symbols(f) & set(spatial) for f in parts]
-    for k in heavy:
-        if {v for v in reached[k]} and len(heavy) >= 2:
-            split = _split(parts, reached, heavy, k)
-            if split is not None:
-                return _product(nest, block, value.dtype, parts, reached, split)
-    return None
-
-
-def _split(
-    parts: Sequence[Expr], reached: Sequence[set[sympy.Symbol]], heavy: Sequence[int], left: int
-) -> tuple[set[sympy.Symbol], set[sympy.Symbol]] | None:
-    """The axes of the rows and of the columns, if factor ``left`` is of the rows."""
-    for right in heavy:
-        if right != left and reached[left] - reached[right] and reached[right] - reached[left]:
-            return reached[left] - reached[right], reached[right] - reached[left]
-    return None
-
-
-def _product(
-    nest: LoopNest,
-    block: Block,
-    dtype: DType,
-    parts: Sequence[Expr],
-    reached: Sequence[set[sympy.Symbol]],
-    split: tuple[set[sympy.Symbol], set[sympy.Symbol]],
-) -> tuple[BlockProduct, tuple[Axes, Axes, Axes, Axes]] | None:
+    kept = {a.var for a in block.axes} - summed
+    split = _own_axes([free_symbols(f) & kept for f in operands(value, summed)])
+    if split is None:
+        return None
     rows, columns = split
+    reached = [free_symbols(f) & kept for f in parts]
     left = [f for f, own in zip(parts, reached, strict=True) if not own & columns]
     right = [f for f, own in zip(parts, reached, strict=True) if own & columns]
     if any(own & rows and own & columns for own in reached):
@@ -245,9 +220,15 @@ def _product(
     def named(chosen: set[sympy.Symbol]) -> Axes:
         return tuple((v, e) for v, e in sizes.items() if v in chosen)
 
-    summed = {x.var for x in block.axes if x.kind is AxisKind.REDUCTION}
     batch = sizes.keys() - rows - columns - summed
     return product, (named(set(batch)), named(rows), named(columns), named(summed))
+
+
+def _own_axes(reached: Sequence[set[sympy.Symbol]]) -> tuple[set[sympy.Symbol], set[sympy.Symbol]] | None:
+    """The axes of the rows and of the columns: those that the first operand which is of rows has alone, and those that
+    the other has alone."""
+    pairs = ((left - right, right - left) for left in reached for right in reached)
+    return next(((rows, columns) for rows, columns in pairs if rows and columns), None)
 
 
 def _operand(nest: LoopNest, block: Block, parts: Sequence[Expr]) -> DotOperand:

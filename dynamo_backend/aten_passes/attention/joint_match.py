@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ....scheduler.cost.attention import LEAST_WIDTH, WIDEST
 from ....scheduler.passes.products.chain_products import MIN_ROWS
 from ...tracing.hints import hint_of
+from ..joint_graph import is_tangent
 from ..loss.chunk_loss_match import base_of
 
 aten = torch.ops.aten
@@ -100,8 +101,7 @@ class Site:
     start: fx.Node | None = None  # the softmax's backward
 
     def __post_init__(self) -> None:
-        tangents = [n for n in self.graph.nodes if n.op == "placeholder" and "tangents" in str(n.target)]
-        self.backward = _after(self.graph, tangents)
+        self.backward = _after(self.graph, filter(is_tangent, self.graph.nodes))
         self.scores = list(self._products())
 
     def _products(self) -> Iterator[fx.Node]:

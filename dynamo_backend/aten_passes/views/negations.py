@@ -19,6 +19,7 @@ from ...converters import ImportContext, Tensor
 from ...converters.index.views import view_chain
 from ...converters.terms import axes
 from ...tracing.tokens import is_token
+from ..joint_graph import is_tangent
 from ..write import NodeWriter, give_results
 
 aten = torch.ops.aten
@@ -39,14 +40,14 @@ def lazy_inputs(gm: fx.GraphModule, *, region: bool = False) -> tuple[Lazy, ...]
     conjugates otherwise.
     """
     places = gm.graph.find_nodes(op="placeholder")
-    backward = any(n.name.startswith("tangents") for n in places)
+    backward = any(map(is_tangent, places))
     found = []
     for k, node in enumerate(places):
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or not node.users or is_token(node):
             continue
         bits = value.is_conj(), value.is_neg()
-        unsure = node.name.startswith("tangents") or (value.is_complex() and (backward or region))
+        unsure = is_tangent(node) or (value.is_complex() and (backward or region))
         if any(bits) or unsure:
             found.append(Lazy(k, *bits))
     return tuple(found)

@@ -10,7 +10,7 @@ import sympy
 from ....ir.expr.index import simplify
 from ....ir.expr.value import Index, is_value
 from ....ir.nest.hints import Value
-from ....ir.nest.loops import Block, Bound, Loop, LoopNest, Node, walk_nodes
+from ....ir.nest.loops import Block, Bound, DimKind, Loop, LoopNest, Node, walk_nodes
 from ...error import ScheduleError
 
 
@@ -97,6 +97,11 @@ def with_annotation(nest: LoopNest, node: LoopNest | Loop | Block, key: str, val
     if isinstance(node, LoopNest):
         return replace(node, annotations=annotations)
     return with_node(nest, node, replace(node, annotations=annotations))
+
+
+def dims_of_loops(block: Block) -> dict[sympy.Symbol, DimKind]:
+    """Of which dimensions of the function the loops are that the axes of a block are bound to."""
+    return {s: a.dim for a, b in zip(block.axes, block.bindings, strict=True) for s in b.free_symbols}
 
 
 def substitute(

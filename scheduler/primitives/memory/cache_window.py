@@ -60,7 +60,8 @@ def cache_window(nest: LoopNest, block: str, buffer: str, order: Sequence[str]) 
         raise ScheduleError(asked, f"the dimensions of the copy are {names}", nest, block)
     own = [d for d in chosen if d is not None]
     name = free_name({b.name for b in (*nest.params, *nest.locals)}, f"{buffer}_window")
-    axes = tuple(Axis(d.var, d.extent) for d in own)
+    dims = {a.var: a.dim for a in node.axes}
+    axes = tuple(Axis(d.var, d.extent, dim=dims[d.var]) for d in own)
     shape = tuple(a.extent for a in axes)
     made = Buffer(name, shape, contiguous_strides(shape), part.dtype, Scope.LOCAL)
     load = Load(name, tuple(d.at for d in own), part.dtype)

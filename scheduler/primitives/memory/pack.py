@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ....ir.expr.value import Expr, Load, free_symbols, rewrite, symbol
-from ....ir.nest.loops import Axis, Block, Buffer, Loop, LoopNest, Node, Scope, Statement, Store, contiguous_strides
+from ....ir.nest.loops import AxisKind, Block, Buffer, Loop, LoopNest, Node, Scope, Statement, Store, contiguous_strides
 from ....ir.nest.loops import blocks as all_blocks
 from ...error import ScheduleError
 from ..analysis.dependence import accesses
@@ -52,7 +52,7 @@ def pack(nest: LoopNest, block: str, buffer: str, order: Sequence[str]) -> tuple
         raise ScheduleError(
             asked, f"{buffer} is read where a condition holds, and elsewhere perhaps out of range", nest, block
         )
-    own = tuple(Axis(axes[name].var, axes[name].extent) for name in order)
+    own = tuple(replace(axes[name], kind=AxisKind.SPATIAL) for name in order)
     name = free_name({b.name for b in (*nest.params, *nest.locals)}, f"{buffer}_packed")
     shape = tuple(a.extent for a in own)
     made = Buffer(name, shape, contiguous_strides(shape), part.dtype, Scope.LOCAL)

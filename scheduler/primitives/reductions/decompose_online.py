@@ -33,7 +33,7 @@ from ...error import ScheduleError
 from ..analysis.dependence import accesses, carried, mixed
 from ..analysis.empty import Guards, occupied, unread_where_empty
 from ..analysis.region import below
-from ..analysis.tree import blocks_under, find_block, find_loop, fresh, replace_node
+from ..analysis.tree import blocks_under, dims_of_loops, find_block, find_loop, fresh, replace_node
 
 ONLINE = (ATTENTION, LOGSUMEXP)
 
@@ -171,8 +171,9 @@ def _plan(
     rest = [lp for lp in inner if lp.var in over]
     taken = {a.var.name for a in node.axes} | {b.name for b in (*nest.params, *nest.locals)}
     names = _names(taken, ["tile", *(f"tile_{k}" for k in range(len(rest)))])
-    position = Axis(symbol(names[0]), tile.extent)
-    elements = tuple(Axis(symbol(n), lp.extent) for n, lp in zip(names[1:], rest, strict=True))
+    dims = dims_of_loops(node)
+    position = Axis(symbol(names[0]), tile.extent, dim=dims[tile.var])
+    elements = tuple(Axis(symbol(n), lp.extent, dim=dims[lp.var]) for n, lp in zip(names[1:], rest, strict=True))
     as_axes = {tile.var: position.var, **{lp.var: a.var for lp, a in zip(rest, elements, strict=True)}}
     extents = {a.var: a.extent for a in (position, *elements)}
     reduced = tuple(a for a in node.axes if a.kind is not AxisKind.SPATIAL)
@@ -237,7 +238,8 @@ def _steps(plan: _Plan, update: Update, guards: tuple[Bound, ...]) -> list[Node]
     by_tile, by_element = (plan.position, *plan.shared), (plan.position, *plan.shared, *plan.elements)
     summed = (plan.position, *plan.shared, *(replace(a, kind=AxisKind.REDUCTION) for a in plan.elements))
     if not plan.elements:
-        summed = (*summed, Axis(symbol(_names(plan.taken, ["one"])[0]), sympy.S.One, AxisKind.REDUCTION))
+        one = symbol(_names(plan.taken, ["one"])[0])
+        summed = (*summed, replace(plan.position, var=one, extent=sympy.S.One, kind=AxisKind.REDUCTION))
     scan = (replace(plan.position, kind=AxisKind.SCAN), *plan.shared)
     most = plan.local(f"{top}_tile", by_tile, score)
     new = plan.local(f"{top}_new", by_tile, score)

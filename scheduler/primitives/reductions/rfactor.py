@@ -27,7 +27,7 @@ from ....ir.nest.loops import (
 )
 from ...error import ScheduleError
 from ..analysis.dependence import carried, mixed, refuse_scatter
-from ..analysis.tree import blocks_under, find_block, find_loop, fresh, replace_node
+from ..analysis.tree import blocks_under, dims_of_loops, find_block, find_loop, fresh, replace_node
 
 Symbols = Mapping[sympy.Symbol, sympy.Expr]
 
@@ -102,12 +102,15 @@ def _partial(
     over = carried(block)
     binding = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
     spatial = [a for a in block.axes if a.kind is AxisKind.SPATIAL]
-    axis = Axis(symbol(names[0]), target.extent)
+    dims = dims_of_loops(block)
+    axis = Axis(symbol(names[0]), target.extent, dim=dims[target.var])
     rest = [lp for lp in around if lp.var in over and lp is not target]
-    axes = [Axis(symbol(f"{axis.var.name}_{k}"), lp.extent, AxisKind.REDUCTION) for k, lp in enumerate(rest)]
+    axes = [
+        Axis(symbol(f"{axis.var.name}_{k}"), lp.extent, AxisKind.REDUCTION, dims[lp.var]) for k, lp in enumerate(rest)
+    ]
     as_axes: Symbols = {target.var: axis.var, **{lp.var: a.var for lp, a in zip(rest, axes, strict=True)}}
     if not axes:  # every element is a partial result: a reduction over one element still begins it
-        axes = [Axis(symbol(f"{axis.var.name}_0"), sympy.S.One, AxisKind.REDUCTION)]
+        axes = [replace(axis, var=symbol(f"{axis.var.name}_0"), extent=sympy.S.One, kind=AxisKind.REDUCTION)]
     extents = {axis.var: axis.extent, **{a.var: a.extent for a in axes}, **{a.var: a.extent for a in spatial}}
     mapping = {
         a.var: simplify(binding[a.var].xreplace(as_axes), extents, nest.symbols)
@@ -140,6 +143,7 @@ def _partial(
     return replace(
         block,
         name=name,
+        role=None,
         axes=(axis, *spatial, *axes),
         bindings=bindings,
         body=(Update(update.monoid, targets, values),),
@@ -163,7 +167,7 @@ def _final(
     axes = [(a, b) for a, b in zip(block.axes, block.bindings, strict=True) if a.kind is AxisKind.SPATIAL]
     node: Node = Block(
         block.name,
-        (*(a for a, _ in axes), Axis(partial, target.extent, AxisKind.REDUCTION)),
+        (*(a for a, _ in axes), Axis(partial, target.extent, AxisKind.REDUCTION, dims_of_loops(block)[target.var])),
         (*(b.xreplace(renamed) for _, b in axes), loops[-1][0]),
         (update,),
         tuple(Bound(b.lhs.xreplace(renamed), b.rhs) for b in block.predicate if not b.lhs.free_symbols & over),

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from ....ir.expr.monoid import SUM
-from ....ir.expr.value import Call, IndexValue, is_value, walk
+from ....ir.expr.value import IndexValue, is_value, walk
 from ....ir.nest.hints import CASCADE, CHAIN, FACTOR
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update
 from ....ir.target import Target
@@ -81,14 +80,8 @@ def _roles(nest: LoopNest) -> _DimensionRoles | None:
 
 
 def _is_product(block: Block) -> bool:
-    return all(
-        isinstance(s, Update)
-        and s.monoid is SUM
-        and s.values[0].dtype.is_float
-        and isinstance(s.values[0], Call)
-        and s.values[0].fn == "mul"
-        for s in block.body
-    )
+    has_operands = block.role is not None and block.role.has_operands
+    return has_operands and all(isinstance(s, Update) and s.values[0].dtype.is_float for s in block.body)
 
 
 def _told_apart(block: Block) -> Iterable[sympy.Symbol]:

@@ -76,25 +76,25 @@ SCRIPTS = {
                 for b0_r0 in serial(12):
                     with block("b0"):
                         i0 = spatial(s0, b0_i0)
-                        r0 = reduction(12, b0_r0)
+                        r0 = reduction(12, b0_r0, dim=inner)
                         t0[i0] = max.update(in0[i0, r0])
             for b1_i0 in serial(s0):
                 for b1_r0 in serial(12):
                     with block("b1"):
                         i0 = spatial(s0, b1_i0)
-                        r0 = spatial(12, b1_r0)
+                        r0 = spatial(12, b1_r0, dim=inner)
                         t1[i0, r0] = exp(sub(in0[i0, r0], t0[i0]))
             for b2_i0 in serial(s0):
                 for b2_r0 in serial(12):
                     with block("b2"):
                         i0 = spatial(s0, b2_i0)
-                        r0 = reduction(12, b2_r0)
+                        r0 = reduction(12, b2_r0, dim=inner)
                         t2[i0] = sum.update(t1[i0, r0])
             for b3_i0 in serial(s0):
                 for b3_r0 in serial(12):
                     with block("b3"):
                         i0 = spatial(s0, b3_i0)
-                        r0 = spatial(12, b3_r0)
+                        r0 = spatial(12, b3_r0, dim=inner)
                         out0[i0, r0] = div(t1[i0, r0], t2[i0])
         """,
     # Statistics by row, one of which also leaves the kernel; elements read twice.
@@ -111,7 +111,7 @@ SCRIPTS = {
                 for b0_r0 in serial(s1):
                     with block("b0"):
                         i0 = spatial(s0, b0_i0)
-                        r0 = reduction(s1, b0_r0)
+                        r0 = reduction(s1, b0_r0, dim=inner)
                         t0[i0] = sum.update(in0[i0, r0])
             for b1_i0 in serial(s0):
                 with block("b1"):
@@ -122,19 +122,19 @@ SCRIPTS = {
                 for b2_r0 in serial(s1):
                     with block("b2"):
                         i0 = spatial(s0, b2_i0)
-                        r0 = spatial(s1, b2_r0)
+                        r0 = spatial(s1, b2_r0, dim=inner)
                         t2[i0, r0] = sub(in0[i0, r0], t1[i0])
             for b3_i0 in serial(s0):
                 for b3_r0 in serial(s1):
                     with block("b3"):
                         i0 = spatial(s0, b3_i0)
-                        r0 = reduction(s1, b3_r0)
+                        r0 = reduction(s1, b3_r0, dim=inner)
                         t3[i0] = sum.update(mul(t2[i0, r0], t2[i0, r0]))
             for b4_i0 in serial(s0):
                 for b4_r0 in serial(s1):
                     with block("b4"):
                         i0 = spatial(s0, b4_i0)
-                        r0 = spatial(s1, b4_r0)
+                        r0 = spatial(s1, b4_r0, dim=inner)
                         out0[i0, r0] = mul(mul(t2[i0, r0], t3[i0]), in1[r0])
         """,
     "column_sum": """
@@ -145,7 +145,7 @@ SCRIPTS = {
                 for b0_r0 in serial(s0):
                     with block("b0"):
                         i0 = spatial(6, b0_i0)
-                        r0 = reduction(s0, b0_r0)
+                        r0 = reduction(s0, b0_r0, dim=inner)
                         out0[i0] = sum.update(in0[r0, i0])
         """,
     # Value and index of the greatest element of all; two dimensions that cannot be one.
@@ -155,8 +155,8 @@ SCRIPTS = {
             for b0_r0 in serial(5):
                 for b0_r1 in serial(7):
                     with block("b0"):
-                        r0 = reduction(5, b0_r0)
-                        r1 = reduction(7, b0_r1)
+                        r0 = reduction(5, b0_r0, dim=inner)
+                        r1 = reduction(7, b0_r1, dim=inner)
                         out0[()], out1[()] = argmax.update(in0[r0, r1], index(7*r0 + r1, int64))
         """,
     # Three-point stencil: readers need neighbours of what a producer makes.
@@ -180,10 +180,10 @@ SCRIPTS = {
             for b0_i0 in serial(3):
                 for b0_i1 in serial(10):
                     for b0_r0 in serial(3):
-                        with block("b0"):
+                        with block("b0", role=convolution):
                             i0 = spatial(3, b0_i0)
                             i1 = spatial(10, b0_i1)
-                            r0 = reduction(3, b0_r0)
+                            r0 = reduction(3, b0_r0, dim=inner)
                             out0[i0, i1] = sum.update(mul(exp(in0[i0, i1 + r0]), in1[i0, r0]))
         """,
     # A reader that looks up rows by number.
@@ -213,13 +213,13 @@ SCRIPTS = {
                 for b0_r0 in serial(6):
                     with block("b0"):
                         i0 = spatial(s0, b0_i0)
-                        r0 = reduction(6, b0_r0)
+                        r0 = reduction(6, b0_r0, dim=inner)
                         out0[i0] = sum.update(in0[i0, r0])
             for b1_i0 in serial(s0):
                 for b1_r0 in serial(6):
                     with block("b1"):
                         i0 = spatial(s0, b1_i0)
-                        r0 = reduction(6, b1_r0)
+                        r0 = reduction(6, b1_r0, dim=inner)
                         out1[i0] = max.update(in0[i0, r0])
         """,
     # A product of two matrices in tiles of a GPU's program, with tails in two of three directions.
@@ -232,10 +232,10 @@ SCRIPTS = {
                     for m in thread_x(4):
                         for n in thread_x(16):
                             for k in thread_x(16):
-                                with block("b0"):
+                                with block("b0", role=product):
                                     i0 = spatial(s0, 4*mo + m)
                                     i1 = spatial(16, n)
-                                    r0 = reduction(24, 16*ko + k)
+                                    r0 = reduction(24, 16*ko + k, dim=inner)
                                     where(4*mo + m < s0)
                                     where(16*ko + k < 24)
                                     a = cast(in0[i0, r0], float32)
@@ -254,7 +254,7 @@ SCRIPTS = {
                 for b0_r0 in serial(s1):
                     with block("b0"):
                         i0 = spatial(s0, b0_i0)
-                        r0 = reduction(s1, b0_r0)
+                        r0 = reduction(s1, b0_r0, dim=inner)
                         (t0[i0], t1[i0]) = logsumexp.update(in0[i0, r0], float32(1.0))
             for b1_i0 in serial(s0):
                 with block("b1"):
@@ -274,24 +274,24 @@ SCRIPTS = {
             t3 = local(float32[s0, 3])
             for b0_i0 in serial(s0):
                 for b0_r0 in serial(s1):
-                    with block("b0"):
+                    with block("b0", role=weight):
                         i0 = spatial(s0, b0_i0)
-                        r0 = spatial(s1, b0_r0)
+                        r0 = spatial(s1, b0_r0, dim=inner)
                         t0[i0, r0] = mul(in0[i0, r0], in0[i0, r0])
             for b1_i0 in serial(s0):
                 for b1_r0 in serial(s1):
                     for b1_x0 in serial(3):
-                        with block("b1"):
+                        with block("b1", role=state):
                             i0 = spatial(s0, b1_i0)
-                            r0 = reduction(s1, b1_r0)
-                            x0 = spatial(3, b1_x0)
+                            r0 = reduction(s1, b1_r0, dim=inner)
+                            x0 = spatial(3, b1_x0, dim=extra)
                             (t1[i0, x0], t2[i0, x0], t3[i0, x0]) = attention.update(
                                 t0[i0, r0], float32(1.0), in1[r0, x0])
             for b2_i0 in serial(s0):
                 for b2_x0 in serial(3):
-                    with block("b2"):
+                    with block("b2", role=result):
                         i0 = spatial(s0, b2_i0)
-                        x0 = spatial(3, b2_x0)
+                        x0 = spatial(3, b2_x0, dim=extra)
                         out0[i0, x0] = div(t3[i0, x0], t2[i0, x0])
         """,
 }  # fmt: skip

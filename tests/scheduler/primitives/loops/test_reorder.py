@@ -23,7 +23,7 @@ def test_two_loops_change_places(nests: Mapping[str, LoopNest], proved: Prove, p
                 for b0_i0 in serial(6):
                     with block("b0"):
                         i0 = spatial(6, b0_i0)
-                        r0 = reduction(s0, b0_r0)
+                        r0 = reduction(s0, b0_r0, dim=inner)
                         out0[i0] = sum.update(in0[r0, i0])
         """)
 

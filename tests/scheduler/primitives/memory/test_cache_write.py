@@ -27,7 +27,7 @@ def test_a_copy_behind_the_writer(nests: Mapping[str, LoopNest], proved: Prove, 
                 for b0_r0 in serial(s0):
                     with block("b0"):
                         i0 = spatial(6, b0_i0)
-                        r0 = reduction(s0, b0_r0)
+                        r0 = reduction(s0, b0_r0, dim=inner)
                         out0_local[i0] = sum.update(in0[r0, i0])
             for out0_local_i0 in serial(6):
                 with block("out0_local"):

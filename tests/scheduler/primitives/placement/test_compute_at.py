@@ -31,22 +31,22 @@ def test_all_stages_of_a_row_come_to_the_last(nests: Mapping[str, LoopNest], pro
                 for b0_r0 in serial(12):
                     with block("b0"):
                         i0 = spatial(s0, b3_i0)
-                        r0 = reduction(12, b0_r0)
+                        r0 = reduction(12, b0_r0, dim=inner)
                         t0[i0] = max.update(in0[i0, r0])
                 for b1_r0 in serial(12):
                     with block("b1"):
                         i0 = spatial(s0, b3_i0)
-                        r0 = spatial(12, b1_r0)
+                        r0 = spatial(12, b1_r0, dim=inner)
                         t1[i0, r0] = exp(sub(in0[i0, r0], t0[i0]))
                 for b2_r0 in serial(12):
                     with block("b2"):
                         i0 = spatial(s0, b3_i0)
-                        r0 = reduction(12, b2_r0)
+                        r0 = reduction(12, b2_r0, dim=inner)
                         t2[i0] = sum.update(t1[i0, r0])
                 for b3_r0 in serial(12):
                     with block("b3"):
                         i0 = spatial(s0, b3_i0)
-                        r0 = spatial(12, b3_r0)
+                        r0 = spatial(12, b3_r0, dim=inner)
                         out0[i0, r0] = div(t1[i0, r0], t2[i0])
         """)
 

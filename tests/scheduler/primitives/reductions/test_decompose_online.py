@@ -25,7 +25,7 @@ STATISTICS = """
             for b0_r0 in serial(s1):
                 with block("b0"):
                     i0 = spatial(s0, b0_i0)
-                    r0 = reduction(s1, b0_r0)
+                    r0 = reduction(s1, b0_r0, dim=inner)
                     (t0[i0], t1[i0]) = logsumexp.update(in0[i0, r0], float32(1.0))
         for b1_i0 in serial(s0):
             with block("b1"):
@@ -48,21 +48,21 @@ ATTENTION = """
             for b0_r0 in serial(s1):
                 with block("b0"):
                     i0 = spatial(s0, b0_i0)
-                    r0 = spatial(s1, b0_r0)
+                    r0 = spatial(s1, b0_r0, dim=inner)
                     t0[i0, r0] = {score}
         for b1_i0 in serial(s0):
             for b1_r0 in serial(s1):
                 for b1_x0 in serial(3):
                     with block("b1"):
                         i0 = spatial(s0, b1_i0)
-                        r0 = reduction(s1, b1_r0)
-                        x0 = spatial(3, b1_x0)
+                        r0 = reduction(s1, b1_r0, dim=inner)
+                        x0 = spatial(3, b1_x0, dim=extra)
                         (t1[i0, x0], t2[i0, x0], t3[i0, x0]) = attention.update(t0[i0, r0], float32(1.0), in1[r0, x0])
         for b2_i0 in serial(s0):
             for b2_x0 in serial(3):
                 with block("b2"):
                     i0 = spatial(s0, b2_i0)
-                    x0 = spatial(3, b2_x0)
+                    x0 = spatial(3, b2_x0, dim=extra)
                     out0[i0, x0] = {result}
     """
 PLAIN = "in0[i0, r0]"

@@ -36,7 +36,7 @@ def test_the_identity_and_then_the_rest(nests: Mapping[str, LoopNest], proved: P
                 for b0_r0 in serial(s0):
                     with block("b0"):
                         i0 = spatial(6, b0_i0)
-                        r0 = reduction(s0, b0_r0)
+                        r0 = reduction(s0, b0_r0, dim=inner)
                         out0[i0] = sum.update(in0[r0, i0], begins=False)
         """)
     assert s.nest == expected and parse(show(s.nest)) == s.nest
@@ -105,7 +105,7 @@ def test_both_parts_in_one_loop_with_more_inside(proved: Prove, parsed: Parse) -
                         with block("b0"):
                             i0 = spatial(6, i)
                             i1 = spatial(5, j)
-                            r0 = reduction(s0, k)
+                            r0 = reduction(s0, k, dim=inner)
                             out0[i0, i1] = sum.update(in0[i0, r0, i1])
         """)
 
@@ -195,13 +195,13 @@ def masked_sum(condition: str) -> str:
                 for b0_r0 in serial(24):
                     with block("b0"):
                         i0 = spatial(24, b0_i0)
-                        r0 = spatial(24, b0_r0)
+                        r0 = spatial(24, b0_r0, dim=inner)
                         t0[i0, r0] = exp(sub(select({condition}, in0[i0, r0], float32(float("-inf"))), in1[i0]))
             for b1_i0 in serial(24):
                 for b1_r0 in serial(24):
                     with block("b1"):
                         i0 = spatial(24, b1_i0)
-                        r0 = reduction(24, b1_r0)
+                        r0 = reduction(24, b1_r0, dim=inner)
                         out0[i0] = sum.update(mul(t0[i0, r0], in0[i0, r0]))
         """
 
@@ -243,7 +243,7 @@ def test_choices_that_limits_decide_are_made(parsed: Parse, proved: Prove) -> No
                 for b0_r0 in serial(9):
                     with block("b0"):
                         i0 = spatial(6, b0_i0)
-                        r0 = reduction(9, b0_r0)
+                        r0 = reduction(9, b0_r0, dim=inner)
                         out0[i0] = sum.update(select(lt(index(i0, int64), index(r0 + 3, int64)), select(
                             lt(index(r0, int64), index(i0 + 2, int64)), in0[i0, r0], float32(0.0)), float32(0.0)))
         """)

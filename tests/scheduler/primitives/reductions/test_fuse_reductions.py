@@ -32,7 +32,7 @@ def test_siblings(nests: Mapping[str, LoopNest], proved: Prove, parsed: Parse) -
                 for b0_r0 in serial(6):
                     with block("b0"):
                         i0 = spatial(s0, b0_i0)
-                        r0 = reduction(6, b0_r0)
+                        r0 = reduction(6, b0_r0, dim=inner)
                         out0[i0] = sum.update(in0[i0, r0])
                         out1[i0] = max.update(in0[i0, r0])
         """)
@@ -59,7 +59,7 @@ def test_axes_by_other_names_and_in_another_order(parsed: Parse, proved: Prove) 
                 for k in serial(5):
                     with block("b0"):
                         i0 = spatial(6, i)
-                        r0 = reduction(5, k)
+                        r0 = reduction(5, k, dim=inner)
                         out0[i0] = sum.update(in0[i0, r0])
                     with block("b1"):
                         red = reduction(5, k)
@@ -79,7 +79,7 @@ def test_what_stands_between(parsed: Parse, proved: Prove) -> None:
                 for k in serial(5):
                     with block("b0"):
                         i0 = spatial(6, i)
-                        r0 = reduction(5, k)
+                        r0 = reduction(5, k, dim=inner)
                         out0[i0] = sum.update(in0[i0, r0])
                     with block("b1"):
                         i0 = spatial(6, i)
@@ -87,7 +87,7 @@ def test_what_stands_between(parsed: Parse, proved: Prove) -> None:
                         t0[i0, i1] = neg(in0[i0, i1])
                     with block("b2"):
                         i0 = spatial(6, i)
-                        r0 = reduction(5, k)
+                        r0 = reduction(5, k, dim=inner)
                         out1[i0] = sum.update(t0[i0, r0])
                     with block("b3"):
                         i0 = spatial(6, i)
@@ -132,11 +132,11 @@ def test_order_axes_and_bounds(nests: Mapping[str, LoopNest], parsed: Parse) -> 
                 for k in serial(5):
                     with block("b0"):
                         i0 = spatial(6, i)
-                        r0 = reduction(5, k)
+                        r0 = reduction(5, k, dim=inner)
                         out0[i0] = sum.update(in0[i0, r0])
                     with block("b1"):
                         i0 = spatial(5, k)
-                        r0 = reduction(6, i)
+                        r0 = reduction(6, i, dim=inner)
                         out1[i0] = sum.update(in0[r0, i0])
         """)
     with pytest.raises(ScheduleError, match="b0 has no spatial axis like i0 of b1"):

@@ -26,12 +26,12 @@ def test_partial_results_and_their_combination(nests: Mapping[str, LoopNest], pr
             for b0_r0 in serial(5):
                 for b0_r1 in serial(7):
                     with block("b0_rf"):
-                        rf = spatial(7, b0_r1)
-                        rf_0 = reduction(5, b0_r0)
+                        rf = spatial(7, b0_r1, dim=inner)
+                        rf_0 = reduction(5, b0_r0, dim=inner)
                         (out0_rf[rf], out1_rf[rf]) = argmax.update(in0[rf_0, rf], index(rf + 7*rf_0, int64))
             for b0_r1_c in serial(7):
                 with block("b0"):
-                    rf = reduction(7, b0_r1_c)
+                    rf = reduction(7, b0_r1_c, dim=inner)
                     (out0[()], out1[()]) = argmax.update(out0_rf[rf], out1_rf[rf])
         """)
 
