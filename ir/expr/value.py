@@ -72,10 +72,15 @@ class IndexValue:
 @dataclass(frozen=True, slots=True)
 class Cast:
     """Conversion with torch's rules: float to int truncates, to bool is ``!= 0``, to a half type rounds to nearest
-    even."""
+    even.
+
+    In a graph a conversion to a half type may be ``when_stored``: it rounds where the value is written to memory, and a
+    kernel that goes on with it keeps float32. The pass ``widen`` says which are; in functions and nests none is.
+    """
 
     value: Expr
     dtype: DType
+    when_stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +248,7 @@ def rewrite(
                     new = IndexValue(i, e.dtype)
             case Cast():
                 if (v := go(e.value)) is not e.value:
-                    new = Cast(v, e.dtype)
+                    new = Cast(v, e.dtype, e.when_stored)
             case Call():
                 if (known := shared.get(id(e))) is not None:
                     return known
@@ -262,6 +267,11 @@ def rewrite(
         return result
 
     return go(expr)
+
+
+def always_rounded(value: Expr) -> Expr:
+    """A value in which every conversion is made, wherever it is used."""
+    return rewrite(value, lambda e: Cast(e.value, e.dtype) if isinstance(e, Cast) and e.when_stored else None)
 
 
 def substitute_index(expr: Expr, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> Expr:

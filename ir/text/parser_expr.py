@@ -267,8 +267,8 @@ class ExprReader:
         name, args, given = call_of(node)
         options(given, node, "dtype")
         match name, args:
-            case "cast", [value, kind]:
-                return Cast(self.value(value), dtype(kind))
+            case "cast" | "stored", [value, kind]:
+                return Cast(self.value(value), dtype(kind), name == "stored")
             case "select", [condition, if_true, if_false]:
                 return Select(self.value(condition), self.value(if_true), self.value(if_false))
             case "index", [value, kind]:

@@ -74,15 +74,15 @@ def collect_loads(values: tuple[Expr, ...]) -> tuple[Load, ...]:
     return tuple(seen)
 
 
-def simplify_value(value: Expr, fast: bool = True) -> Expr:
-    """Undo conversions that cancel. ``fast`` also drops the rounding of a half type between two float32 values."""
+def simplify_value(value: Expr, rounded: bool = False) -> Expr:
+    """Undo conversions that cancel. Unless it is ``rounded``, that is so of what a kernel goes on with, too."""
 
     def leaf(e: Expr) -> Expr | None:
         if isinstance(e, Cast) and isinstance(e.value, Cast):
             middle, origin = e.value.dtype, e.value.value.dtype
             if origin is e.dtype and _widens(origin, middle):
                 return e.value.value
-            if fast and origin is e.dtype is DType.FLOAT32 and may_stay_wide(e.value):
+            if not rounded and origin is e.dtype is DType.FLOAT32 and e.value.when_stored:
                 return e.value.value
             if e.dtype is DType.FLOAT32 and not origin.is_float and may_stay_wide(e.value):
                 return Cast(e.value.value, e.dtype)  # bytes, say, are exact in either half type
@@ -111,7 +111,7 @@ def _widens(origin: DType, middle: DType) -> bool:
     return origin is DType.BOOL and middle is not DType.BOOL
 
 
-def build_fusion_nodes(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[FusionNode], set[str]]:
+def build_fusion_nodes(graph: Graph, views: ViewMap) -> tuple[list[FusionNode], set[str]]:
     """The nodes of a graph in order, and the names that have been substituted into every reader and so may vanish.
 
     A substituted node is one all the same where something that is not fused needs it in memory.
@@ -142,7 +142,7 @@ def build_fusion_nodes(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[F
             values = _substitute(values, trivial, nodes, outside, counts, extents, graph.symbols)
             if values is before:
                 break
-        values = tuple(simplify_value(v, fast and not keeps_rounding(node, v)) for v in values)
+        values = tuple(simplify_value(v, keeps_rounding(node, v)) for v in values)
         fused = FusionNode(
             index, node.names, node.types, node.axes, reduce_axes, extents, values,
             None if isinstance(node, Compute) else node.monoid, node.origins, collect_loads(values),

@@ -9,6 +9,7 @@ from .canonical.collapse_one_hot import collapse_one_hot
 from .canonical.eliminate_common import eliminate_common
 from .canonical.eliminate_dead import eliminate_dead
 from .canonical.simplify_algebra import simplify_algebra
+from .canonical.widen import widen
 from .convolution.convert_layouts import convert_layouts
 from .convolution.decompose_convolutions import decompose_convolutions
 from .convolution.multiply_points import multiply_points
@@ -40,10 +41,11 @@ GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
     Pass("unroll_reductions", GRAPH, unroll_reductions),
     Pass("split_reductions", GRAPH, split_reductions),
     Pass("eliminate_dead", GRAPH, Plain(eliminate_dead), leaves=(NO_DEAD,)),
+    Pass("widen", GRAPH, Plain(widen), needs=(FAST,)),
 )
 
 __all__ = [
     "GRAPH_PASSES", "alias_copies", "chain_products", "collapse_one_hot", "convert_layouts", "decompose_contractions",
     "decompose_convolutions", "eliminate_common", "eliminate_dead", "multiply_points", "rewrite_attention",
-    "rewrite_logsumexp", "shift_scans", "simplify_algebra", "split_reductions", "unroll_reductions",
+    "rewrite_logsumexp", "shift_scans", "simplify_algebra", "split_reductions", "unroll_reductions", "widen",
 ]  # fmt: skip
