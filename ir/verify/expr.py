@@ -61,7 +61,7 @@ def expression(
     in_graph: bool = False,
 ) -> Iterator[Fault]:
     """Faults of one value expression. ``bound`` are the symbols in force, ``ranges`` what is known of them. ``in_graph``
-    it may be written to memory or not, and be rounded then."""
+    values are not in kernels yet, and may be rounded when they are stored."""
     for e, guarded in parts(expr):
         match e:
             case Load():
