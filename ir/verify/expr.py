@@ -60,8 +60,8 @@ def expression(
     ranges: Mapping[sympy.Symbol, Interval],
     in_graph: bool = False,
 ) -> Iterator[Fault]:
-    """Faults of one value expression. ``bound`` are the symbols in force, ``ranges`` what is known of them. ``in_graph``
-    values are not in kernels yet, and may be rounded when they are stored."""
+    """Faults of one value expression. ``bound`` are the symbols in force, ``ranges`` what is known of them. Values that
+    are ``in_graph`` are in no kernel yet, and may be rounded when they are stored."""
     for e, guarded in parts(expr):
         match e:
             case Load():
