@@ -139,18 +139,20 @@ def call(fn: str, *args: Expr, dtype: DType | None = None) -> Expr:
             return Call(fn, args, DType.BOOL if result is Result.BOOL else args[0].dtype)
 
 
-def cast(value: Expr, dtype: DType) -> Expr:
+def cast(value: Expr, dtype: DType, when_stored: bool = False) -> Expr:
     """``value`` as ``dtype``; nothing where it already is. Literals are folded, or rounded to what half types hold."""
+    when_stored = when_stored and dtype.may_stay_wide
     if value.dtype is dtype:
         return value
     if isinstance(value, Const) and not dtype.is_carried:
         number = value.dtype.rounded(value.value) if value.dtype.is_float else value.value
         if not dtype.is_half:
             return const(number, dtype)
-        return Cast(const(dtype.rounded(number), value.dtype), dtype) if value.dtype.is_float else Cast(value, dtype)
+        held = const(dtype.rounded(number), value.dtype) if value.dtype.is_float else value
+        return Cast(held, dtype, when_stored)
     if isinstance(value, IndexValue) and dtype in (DType.INT64, DType.INT32):
         return IndexValue(value.index, dtype)
-    return Cast(value, dtype)
+    return Cast(value, dtype, when_stored)
 
 
 def const(value: bool | int | float, dtype: DType) -> Const:

@@ -353,7 +353,7 @@ class _Assembler:
                 if made.name in self.group.cross:
                     at = self.kept
                 kept = self.widened.get(e.buffer, e.dtype)
-                return cast(Load(self.results[e.buffer], at, kept), e.dtype)
+                return cast(Load(self.results[e.buffer], at, kept), e.dtype, when_stored=True)
             if isinstance(e, Cast) and isinstance(e.value, Cast) and e.value.value.dtype is e.dtype is DType.FLOAT32:
                 inner = e.value.value
                 if e.value.when_stored and isinstance(inner, Load):

@@ -179,7 +179,7 @@ class ChainFunctionWriter:
                 return Load(self.parameters.input(e.buffer), e.indices, e.dtype)
             # What is alike for all features is read at the first by what has no features.
             at = tuple(v if v in own else sympy.S.Zero for v in self.axes[made.names[0]])
-            return cast(Load(self.results[e.buffer], at, self.kinds[e.buffer]), e.dtype)
+            return cast(Load(self.results[e.buffer], at, self.kinds[e.buffer]), e.dtype, when_stored=True)
 
         # A row of one element keeps its name: it is the row of a tile.
         extents = {v: e for v, e in self.extents.items() if e != 1}
