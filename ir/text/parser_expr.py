@@ -241,7 +241,7 @@ class ExprReader:
     @staticmethod
     def _is_value_call(node: ast.Call) -> bool:
         name = ast.unparse(node.func)
-        return name in OPS or name in _DTYPES or name in ("cast", "select", "index", "var", "load")
+        return name in OPS or name in _DTYPES or name in ("cast", "stored", "select", "index", "var", "load")
 
     def value(self, node: ast.expr) -> Expr:
         match node:

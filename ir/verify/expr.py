@@ -89,6 +89,8 @@ def expression(
             case Cast():
                 if e.when_stored and not in_graph:
                     yield Fault(e, "a kernel rounds, or it does not", "write cast(), or leave it out")
+                elif e.when_stored and not e.dtype.may_stay_wide:
+                    yield Fault(e, f"no kernel keeps wider what is {e.dtype.value}", "write cast()")
 
 
 def _call(e: Call) -> Iterator[Fault]:

@@ -13,7 +13,6 @@ from ...ir.expr.index import simplify
 from ...ir.expr.monoid import SUM, Monoid
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Call, Cast, Expr, Load, Select, flops, free_symbols, is_value, length, loads, rewrite, walk
-from ...ir.expr.wide import may_stay_wide
 from ...ir.graph.graph import Compute, Graph, Origin, Reduction, Scan, TensorType, View, node_values, uses
 from .evaluations import evaluations
 from .views import ViewMap, map_value, results_of
@@ -82,10 +81,12 @@ def simplify_value(value: Expr, rounded: bool = False) -> Expr:
             middle, origin = e.value.dtype, e.value.value.dtype
             if origin is e.dtype and _widens(origin, middle):
                 return e.value.value
-            if not rounded and origin is e.dtype is DType.FLOAT32 and e.value.when_stored:
+            if e.dtype is not DType.FLOAT32 or not e.value.when_stored:
+                return None
+            if not origin.is_float:  # bytes, say: the half type holds them
+                return Cast(e.value.value, e.dtype)
+            if not rounded and origin is e.dtype:
                 return e.value.value
-            if e.dtype is DType.FLOAT32 and not origin.is_float and may_stay_wide(e.value):
-                return Cast(e.value.value, e.dtype)  # bytes, say, are exact in either half type
         return None
 
     return rewrite(value, leaf)

@@ -25,6 +25,7 @@ NO_DEAD: Form[Graph] = Form("nothing that nobody needs", lambda graph: eliminate
 
 # In the order in which they run.
 GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
+    Pass("widen", GRAPH, widen),
     Pass("simplify_algebra", GRAPH, Plain(simplify_algebra)),
     Pass("eliminate_common", GRAPH, Plain(eliminate_common)),
     Pass("alias_copies", GRAPH, Plain(alias_copies)),
@@ -41,7 +42,6 @@ GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
     Pass("unroll_reductions", GRAPH, unroll_reductions),
     Pass("split_reductions", GRAPH, split_reductions),
     Pass("eliminate_dead", GRAPH, Plain(eliminate_dead), leaves=(NO_DEAD,)),
-    Pass("widen", GRAPH, Plain(widen), needs=(FAST,)),
 )
 
 __all__ = [
