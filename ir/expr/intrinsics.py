@@ -22,7 +22,7 @@ from .ops import OPS, OpInfo, Result
 from .value import Call, Cast, Expr, Select, Var, call, children, flops, walk
 
 # Words of the text of value expressions.
-_RESERVED = frozenset({"cast", "select", "index", "var", "load", "buffer", *(d.value for d in DType)})
+_RESERVED = frozenset({"cast", "stored", "select", "index", "var", "load", "buffer", *(d.value for d in DType)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,10 +72,15 @@ class IndexValue:
 @dataclass(frozen=True, slots=True)
 class Cast:
     """Conversion with torch's rules: float to int truncates, to bool is ``!= 0``, to a half type rounds to nearest
-    even."""
+    even.
+
+    In a graph a conversion to a half type may be ``when_stored``: it rounds where the value is written to memory, and a
+    kernel that goes on with it keeps float32. The pass ``widen`` says which are; in functions and nests none is.
+    """
 
     value: Expr
     dtype: DType
+    when_stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +139,20 @@ def call(fn: str, *args: Expr, dtype: DType | None = None) -> Expr:
             return Call(fn, args, DType.BOOL if result is Result.BOOL else args[0].dtype)
 
 
-def cast(value: Expr, dtype: DType) -> Expr:
+def cast(value: Expr, dtype: DType, when_stored: bool = False) -> Expr:
     """``value`` as ``dtype``; nothing where it already is. Literals are folded, or rounded to what half types hold."""
+    when_stored = when_stored and dtype.may_stay_wide
     if value.dtype is dtype:
         return value
     if isinstance(value, Const) and not dtype.is_carried:
         number = value.dtype.rounded(value.value) if value.dtype.is_float else value.value
         if not dtype.is_half:
             return const(number, dtype)
-        return Cast(const(dtype.rounded(number), value.dtype), dtype) if value.dtype.is_float else Cast(value, dtype)
+        held = const(dtype.rounded(number), value.dtype) if value.dtype.is_float else value
+        return Cast(held, dtype, when_stored)
     if isinstance(value, IndexValue) and dtype in (DType.INT64, DType.INT32):
         return IndexValue(value.index, dtype)
-    return Cast(value, dtype)
+    return Cast(value, dtype, when_stored)
 
 
 def const(value: bool | int | float, dtype: DType) -> Const:
@@ -243,7 +250,7 @@ def rewrite(
                     new = IndexValue(i, e.dtype)
             case Cast():
                 if (v := go(e.value)) is not e.value:
-                    new = Cast(v, e.dtype)
+                    new = Cast(v, e.dtype, e.when_stored)
             case Call():
                 if (known := shared.get(id(e))) is not None:
                     return known
@@ -262,6 +269,11 @@ def rewrite(
         return result
 
     return go(expr)
+
+
+def always_rounded(value: Expr) -> Expr:
+    """A value in which every conversion is made, wherever it is used."""
+    return rewrite(value, lambda e: Cast(e.value, e.dtype) if isinstance(e, Cast) and e.when_stored else None)
 
 
 def substitute_index(expr: Expr, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> Expr:

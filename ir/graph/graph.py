@@ -223,7 +223,7 @@ class Library:
     constants.
 
     ``types[k]`` is None for a result that is no tensor. ``reason`` says why it is a library call, for the report. Who
-    reads results that are ``compared`` must see them rounded to their types, also where loops take the call's place.
+    reads results that are ``rounded`` sees them in their types, also where loops take the call's place.
     Of a ``refused`` call torch raises, for the type of its elements: it runs though nobody reads what it gives.
     """
 
@@ -234,7 +234,7 @@ class Library:
     kwargs: tuple[tuple[str, Any], ...] = ()
     reason: str = field(default="", compare=False)
     origins: tuple[Origin, ...] = field(default=(), compare=False)
-    compared: bool = field(default=False, compare=False)
+    rounded: bool = field(default=False, compare=False)
     refused: bool = field(default=False, compare=False)
     _uses: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 

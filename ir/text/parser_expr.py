@@ -241,7 +241,7 @@ class ExprReader:
     @staticmethod
     def _is_value_call(node: ast.Call) -> bool:
         name = ast.unparse(node.func)
-        return name in OPS or name in _DTYPES or name in ("cast", "select", "index", "var", "load")
+        return name in OPS or name in _DTYPES or name in ("cast", "stored", "select", "index", "var", "load")
 
     def value(self, node: ast.expr) -> Expr:
         match node:
@@ -267,8 +267,8 @@ class ExprReader:
         name, args, given = call_of(node)
         options(given, node, "dtype")
         match name, args:
-            case "cast", [value, kind]:
-                return Cast(self.value(value), dtype(kind))
+            case "cast" | "stored", [value, kind]:
+                return Cast(self.value(value), dtype(kind), name == "stored")
             case "select", [condition, if_true, if_false]:
                 return Select(self.value(condition), self.value(if_true), self.value(if_false))
             case "index", [value, kind]:

@@ -268,7 +268,7 @@ class ExprText:
             case IndexValue():
                 return f"index({self.marked(e.index, index_text(e.index))}, {e.dtype.value})"
             case Cast():
-                return f"cast({self._text(e.value)}, {e.dtype.value})"
+                return f"{'stored' if e.when_stored else 'cast'}({self._text(e.value)}, {e.dtype.value})"
             case Call():
                 args = [self._text(a) for a in e.args]
                 if result_type(e.fn, e.args) is not e.dtype:

@@ -144,7 +144,7 @@ class _StructureWriter:
             case IndexValue():
                 text = f"index {self.index(e.index)}:{e.dtype.value}"
             case Cast():
-                text = f"cast {self.value(e.value)}:{e.dtype.value}"
+                text = f"{'stored' if e.when_stored else 'cast'} {self.value(e.value)}:{e.dtype.value}"
             case Call():
                 text = f"{e.fn}({','.join([self.value(a) for a in e.args])}){e.dtype.value}"
             case Select():

@@ -54,9 +54,14 @@ def parts(expr: Expr, guarded: bool = False) -> Iterator[tuple[Expr, bool]]:
 
 
 def expression(
-    expr: Expr, shapes: Shapes, bound: Container[sympy.Symbol], ranges: Mapping[sympy.Symbol, Interval]
+    expr: Expr,
+    shapes: Shapes,
+    bound: Container[sympy.Symbol],
+    ranges: Mapping[sympy.Symbol, Interval],
+    in_graph: bool = False,
 ) -> Iterator[Fault]:
-    """Faults of one value expression. ``bound`` are the symbols in force, ``ranges`` what is known of them."""
+    """Faults of one value expression. ``bound`` are the symbols in force, ``ranges`` what is known of them. Values that
+    are ``in_graph`` are in no kernel yet, and may be rounded when they are stored."""
     for e, guarded in parts(expr):
         match e:
             case Load():
@@ -82,7 +87,10 @@ def expression(
                     sides = f"{e.if_true.dtype.value} and {e.if_false.dtype.value}"
                     yield Fault(e, f"the branches are {sides}", "cast one of them")
             case Cast():
-                pass
+                if e.when_stored and not in_graph:
+                    yield Fault(e, "a kernel rounds, or it does not", "write cast(), or leave it out")
+                elif e.when_stored and not e.dtype.may_stay_wide:
+                    yield Fault(e, f"no kernel keeps wider what is {e.dtype.value}", "write cast()")
 
 
 def _call(e: Call) -> Iterator[Fault]:

@@ -125,7 +125,7 @@ def _elements(node: Compute | Reduction | Scan, shapes: Shapes, sizes: set[sympy
         if value.dtype is not kind.dtype:
             yield Fault(value, f"the node is {kind.dtype.value}, its value {value.dtype.value}", "cast the value")
     for value in node_values(node):
-        yield from expression(value, shapes, sizes | {*axes}, ranges)
+        yield from expression(value, shapes, sizes | {*axes}, ranges, in_graph=True)
 
 
 def _scatter(node: Scatter, shapes: Shapes, sizes: set[sympy.Symbol]) -> Iterator[Fault]:
@@ -146,7 +146,7 @@ def _scatter(node: Scatter, shapes: Shapes, sizes: set[sympy.Symbol]) -> Iterato
     yield from expression(node.initial, shapes, sizes | {*node.axes}, _ranges(node.axes, kind.shape))
     bound, ranges = sizes | {*node.source_axes}, _ranges(node.source_axes, node.source_shape)
     for v in node.values[1:]:
-        yield from expression(v, shapes, bound, ranges)
+        yield from expression(v, shapes, bound, ranges, in_graph=True)
     own = {**shapes, node.name: AccessShape(kind.dtype, kind.shape)}
     yield from access(node, node.name, node.positions, own, bound, ranges)
 

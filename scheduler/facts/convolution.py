@@ -292,4 +292,5 @@ def _summed(
         value = Load(total, axes, value.dtype)
     if bias is not None:
         value = call("add", value, cast(bias, value.dtype))
-    return [*nodes, Compute(name.result, kind, axes, cast(value, kind.dtype), origins)]
+    value = cast(value, kind.dtype, when_stored=not c.node.rounded)
+    return [*nodes, Compute(name.result, kind, axes, value, origins)]

@@ -10,7 +10,6 @@ import sympy
 from ...ir.expr.dtypes import DType
 from ...ir.expr.index import Extents, simplify
 from ...ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, is_value, rewrite
-from ...ir.expr.wide import may_stay_wide
 from ...ir.graph.facts import makers_of, users_of
 from ...ir.graph.graph import Compute, Graph, Node, Reduction
 from .views import ViewMap, map_value, views_of
@@ -27,10 +26,10 @@ def keeps(origin: DType, kind: DType) -> bool:
 
 def is_rounding(e: Expr) -> bool:
     """A conversion between floating types that says how precise a value may be and not what it is: one that loses
-    nothing, or that a kernel may leave out."""
+    nothing, or is made when stored."""
     if not isinstance(e, Cast) or not e.value.dtype.is_float:
         return False
-    return keeps(e.value.dtype, e.dtype) or may_stay_wide(e)
+    return keeps(e.value.dtype, e.dtype) or e.when_stored
 
 
 def unrounded(e: Expr) -> Expr:

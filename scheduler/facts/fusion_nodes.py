@@ -13,7 +13,6 @@ from ...ir.expr.index import simplify
 from ...ir.expr.monoid import SUM, Monoid
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Call, Cast, Expr, Load, Select, flops, free_symbols, is_value, length, loads, rewrite, walk
-from ...ir.expr.wide import may_stay_wide
 from ...ir.graph.graph import Compute, Graph, Origin, Reduction, Scan, TensorType, View, node_values, uses
 from ...ir.target import multiplies_halves
 from .evaluations import evaluations
@@ -75,18 +74,20 @@ def collect_loads(values: tuple[Expr, ...]) -> tuple[Load, ...]:
     return tuple(seen)
 
 
-def simplify_value(value: Expr, fast: bool = True) -> Expr:
-    """Undo conversions that cancel. ``fast`` also drops the rounding of a half type between two float32 values."""
+def simplify_value(value: Expr, rounded: bool = False) -> Expr:
+    """Undo conversions that cancel. Unless it is ``rounded``, that is so of what a kernel goes on with, too."""
 
     def leaf(e: Expr) -> Expr | None:
         if isinstance(e, Cast) and isinstance(e.value, Cast):
             middle, origin = e.value.dtype, e.value.value.dtype
             if origin is e.dtype and _widens(origin, middle):
                 return e.value.value
-            if fast and origin is e.dtype is DType.FLOAT32 and may_stay_wide(e.value):
+            if e.dtype is not DType.FLOAT32 or not e.value.when_stored:
+                return None
+            if not origin.is_float:  # bytes, say: the half type holds them
+                return Cast(e.value.value, e.dtype)
+            if not rounded and origin is e.dtype:
                 return e.value.value
-            if e.dtype is DType.FLOAT32 and not origin.is_float and may_stay_wide(e.value):
-                return Cast(e.value.value, e.dtype)  # bytes, say, are exact in either half type
         return None
 
     return rewrite(value, leaf)
@@ -112,7 +113,7 @@ def _widens(origin: DType, middle: DType) -> bool:
     return origin is DType.BOOL and middle is not DType.BOOL
 
 
-def build_fusion_nodes(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[FusionNode], set[str]]:
+def build_fusion_nodes(graph: Graph, views: ViewMap) -> tuple[list[FusionNode], set[str]]:
     """The nodes of a graph in order, and the names that have been substituted into every reader and so may vanish.
 
     A substituted node is one all the same where something that is not fused needs it in memory.
@@ -143,7 +144,7 @@ def build_fusion_nodes(graph: Graph, views: ViewMap, fast: bool) -> tuple[list[F
             values = _substitute(values, trivial, nodes, outside, counts, extents, graph.symbols)
             if values is before:
                 break
-        values = tuple(simplify_value(v, fast and not keeps_rounding(node, v)) for v in values)
+        values = tuple(simplify_value(v, keeps_rounding(node, v)) for v in values)
         fused = FusionNode(
             index, node.names, node.types, node.axes, reduce_axes, extents, values,
             None if isinstance(node, Compute) else node.monoid, node.origins, collect_loads(values),

@@ -72,8 +72,8 @@ def map_value(value: Expr, env: Mapping[sympy.Symbol, Index]) -> Expr:
             return cast(index_to_value(index, env), dtype)
         case Call(fn, args, dtype):
             return Call(fn, tuple(map_value(a, env) for a in args), dtype)
-        case Cast(inner, dtype):
-            return cast(map_value(inner, env), dtype)
+        case Cast(inner, dtype, when_stored):
+            return cast(map_value(inner, env), dtype, when_stored)
         case Select(condition, if_true, if_false):
             return Select(map_value(condition, env), map_value(if_true, env), map_value(if_false, env))
         case _:

@@ -13,8 +13,7 @@ import sympy
 from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
 from ...ir.expr.symbols import Size, SymbolTable
-from ...ir.expr.value import Cast, Expr, Index, Load, cast, is_value, rewrite, symbol
-from ...ir.expr.wide import may_stay_wide
+from ...ir.expr.value import Cast, Expr, Index, Load, always_rounded, cast, is_value, rewrite, symbol
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.collectives import is_wait
 from ...ir.graph.facts import places_of
@@ -38,7 +37,7 @@ PARAM_ALIGN = 16
 
 
 def assemble(
-    graph: Graph, views: ViewMap, units: list[Unit], outside: set[str], fast: bool
+    graph: Graph, views: ViewMap, units: list[Unit], outside: set[str]
 ) -> tuple[list[Node], dict[str, TensorFunction]]:
     """The nodes of the fused graph in an order that respects dependences, and its functions by name."""
     needed = set(outside)
@@ -51,7 +50,7 @@ def assemble(
     writer = _ViewWriter(graph, views, nodes)
     for u in _ordered(graph, views, units):
         if isinstance(u, Group):
-            for function, call in _calls(*_Assembler(u, graph, types, needed, fast).build(), u.target):
+            for function, call in _calls(*_Assembler(u, graph, types, needed).build(), u.target):
                 name = functions.get(function)
                 if name is None:
                     name = functions[function] = f"{function.name}_{len(functions)}"
@@ -172,7 +171,6 @@ class _Assembler:
     graph: Graph
     types: dict[str, TensorType]
     needed: set[str]
-    fast: bool
     vars: dict[int, sympy.Symbol] = field(default_factory=dict)
     extents: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
     sizes: dict[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
@@ -326,15 +324,10 @@ class _Assembler:
         env = self._places(m)
         values = [self._value(v, env, rows, everything) for v in m.values]
         for k, v in enumerate(values):
-            if (
-                self.fast
-                and m.monoid is None
-                and isinstance(v, Cast)
-                and may_stay_wide(v)
-                and v.value.dtype is DType.FLOAT32
-            ):
+            if m.monoid is None and isinstance(v, Cast) and v.when_stored and v.value.dtype is DType.FLOAT32:
                 values[k] = v.value
                 self.widened[m.names[k]] = DType.FLOAT32
+            values[k] = always_rounded(values[k])
         results, scan = tuple(self.results[n] for n in m.names), m.scan_axis is not None
         stage = Stage(results, tuple(values), g.is_inner(m), m.monoid, m.origins, scan=scan)
         if m.name in g.cross:
@@ -360,10 +353,10 @@ class _Assembler:
                 if made.name in self.group.cross:
                     at = self.kept
                 kept = self.widened.get(e.buffer, e.dtype)
-                return cast(Load(self.results[e.buffer], at, kept), e.dtype)
+                return cast(Load(self.results[e.buffer], at, kept), e.dtype, when_stored=True)
             if isinstance(e, Cast) and isinstance(e.value, Cast) and e.value.value.dtype is e.dtype is DType.FLOAT32:
                 inner = e.value.value
-                if self.fast and may_stay_wide(e.value) and isinstance(inner, Load):
+                if e.value.when_stored and isinstance(inner, Load):
                     return inner
             return None
 

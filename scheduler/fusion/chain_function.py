@@ -11,8 +11,7 @@ from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
 from ...ir.expr.monoid import ATTENTION, SUM, WEIGHTED
 from ...ir.expr.role import Role
-from ...ir.expr.value import Cast, Expr, Load, cast, loads, rewrite, symbol
-from ...ir.expr.wide import may_stay_wide
+from ...ir.expr.value import Cast, Expr, Load, always_rounded, cast, loads, rewrite, symbol
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor, Compute, Origin, Reduction, node_values
 from ..facts.fusion_nodes import simplify_value
@@ -27,7 +26,6 @@ class ChainFunctionWriter:
 
     chain: Chain
     parameters: Parameters
-    fast: bool
     extents: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
     results: dict[str, str] = field(default_factory=dict)
     # The axes of each node, and the dimensions that a reduction combines, as dimensions of the function.
@@ -121,9 +119,10 @@ class ChainFunctionWriter:
         env = self._places(m)
         own = {*self.axes[name], *self.over.get(name, ())}
         values = tuple(self._value(v, env, own) for v in self.chain.values.get(name, self._through_views(m)))
-        if self.fast and isinstance(m, Compute) and isinstance(values[0], Cast) and may_stay_wide(values[0]):
+        if isinstance(m, Compute) and isinstance(values[0], Cast) and values[0].when_stored:
             # The value stays in float32; where it leaves the kernel it is rounded.
             values = (values[0].value,) if values[0].value.dtype is DType.FLOAT32 else values
+        values = tuple(map(always_rounded, values))
         self.kinds.update(zip(m.names, (v.dtype for v in values), strict=True))
         axes = self.axes[name]
         monoid = m.monoid if isinstance(m, Reduction) else None
@@ -180,7 +179,7 @@ class ChainFunctionWriter:
                 return Load(self.parameters.input(e.buffer), e.indices, e.dtype)
             # What is alike for all features is read at the first by what has no features.
             at = tuple(v if v in own else sympy.S.Zero for v in self.axes[made.names[0]])
-            return cast(Load(self.results[e.buffer], at, self.kinds[e.buffer]), e.dtype)
+            return cast(Load(self.results[e.buffer], at, self.kinds[e.buffer]), e.dtype, when_stored=True)
 
         # A row of one element keeps its name: it is the row of a tile.
         extents = {v: e for v, e in self.extents.items() if e != 1}
@@ -189,7 +188,7 @@ class ChainFunctionWriter:
             moved = i.xreplace(env) if i.free_symbols else i
             return self.parameters.canonical(simplify(moved, extents, self.chain.graph.symbols))
 
-        return simplify_value(rewrite(value, leaf, index), self.fast)
+        return simplify_value(rewrite(value, leaf, index))
 
     def _output(self, name: str, k: int) -> Output:
         node = next(m for m in self.chain.nodes if name in m.names)

@@ -39,7 +39,7 @@ def outline_chains(fusion: Fusion, context: PassContext) -> Fusion:
         others.add(chain)
     take_prologues(graph, others.built, context.target_of)
     for chain in others.built:
-        written = ChainFunctionWriter(chain, Parameters(graph, types), context.fast).build()
+        written = ChainFunctionWriter(chain, Parameters(graph, types)).build()
         calls[chain.last] = [functions.enter(f, call) for f, call in _calls(*written, context.target_of)]
         gone.update(n for m in chain.nodes for n in m.names)
     nodes: list[Node] = []

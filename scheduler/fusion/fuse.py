@@ -266,7 +266,7 @@ def partition(fusion: Fusion, context: PassContext) -> Fusion:
     """
     graph = fusion.graph
     views = views_of(graph)
-    nodes, outside = build_fusion_nodes(graph, views, fast=context.fast)
+    nodes, outside = build_fusion_nodes(graph, views)
     fuser = _Fuser(graph, views, context.target_of)
     fuser.run(nodes)
     repeats = choose_repeats([u.group for u in fuser.units if u.group is not None], outside, fuser.sizes)
@@ -280,7 +280,7 @@ def partition(fusion: Fusion, context: PassContext) -> Fusion:
             units.append(u.group)
         elif u.node is not None:
             units.append(u.node)
-    calls, functions = assemble(graph, views, units, outside, fast=context.fast)
+    calls, functions = assemble(graph, views, units, outside)
     refusals = tuple(sorted(fuser.refusals, key=lambda r: -r.bytes))
     report = FusionReport(fusion.report.nodes + len(nodes), refusals)
     return Fusion(_with_nodes(graph, calls), {**fusion.functions, **functions}, report)

@@ -17,6 +17,7 @@ from ...ir.expr.index import Extents, simplify
 from ...ir.expr.value import (
     Expr,
     Load,
+    always_rounded,
     flops,
     free_symbols,
     is_value,
@@ -54,9 +55,7 @@ def outline_scatters(fusion: Fusion, context: PassContext) -> Fusion:
     nodes: list[Node] = []
     for node in graph.nodes:
         if isinstance(node, Scatter):
-            writer = _ScatterWriter(
-                graph, views, Parameters(graph, types), computes, readers, needed, node, context.fast
-            )
+            writer = _ScatterWriter(graph, views, Parameters(graph, types), computes, readers, needed, node)
             nodes.append(functions.enter(*writer.build()))
         else:
             nodes.append(node)
@@ -133,7 +132,6 @@ class _ScatterWriter:
     readers: Mapping[str, Sequence[Node]]
     needed: frozenset[str]
     node: Scatter
-    fast: bool
     # The scatter, and what is computed for it.
     taken: set[str] = field(default_factory=set)
     sizes: dict[str, int] = field(default_factory=dict)
@@ -182,7 +180,7 @@ class _ScatterWriter:
                 simplify(moved, {axes[a]: e for a, e in extents.items()}, self.graph.symbols)
             )
 
-        return simplify_value(rewrite(value, leaf, index), self.fast)
+        return always_rounded(simplify_value(rewrite(value, leaf, index)))
 
     def with_operands(self, value: Expr, extents: Extents) -> Expr:
         """The value with what nobody else reads, and what costs next to nothing, computed in place."""

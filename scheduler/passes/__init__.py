@@ -9,6 +9,7 @@ from .canonical.collapse_one_hot import collapse_one_hot
 from .canonical.eliminate_common import eliminate_common
 from .canonical.eliminate_dead import eliminate_dead
 from .canonical.simplify_algebra import simplify_algebra
+from .canonical.widen import widen
 from .convolution.convert_layouts import convert_layouts
 from .convolution.decompose_convolutions import decompose_convolutions
 from .convolution.multiply_points import multiply_points
@@ -24,6 +25,7 @@ NO_DEAD: Form[Graph] = Form("nothing that nobody needs", lambda graph: eliminate
 
 # In the order in which they run.
 GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
+    Pass("widen", GRAPH, widen),
     Pass("simplify_algebra", GRAPH, Plain(simplify_algebra)),
     Pass("eliminate_common", GRAPH, Plain(eliminate_common)),
     Pass("alias_copies", GRAPH, Plain(alias_copies)),
@@ -45,5 +47,5 @@ GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
 __all__ = [
     "GRAPH_PASSES", "alias_copies", "chain_products", "collapse_one_hot", "convert_layouts", "decompose_contractions",
     "decompose_convolutions", "eliminate_common", "eliminate_dead", "multiply_points", "rewrite_attention",
-    "rewrite_logsumexp", "shift_scans", "simplify_algebra", "split_reductions", "unroll_reductions",
+    "rewrite_logsumexp", "shift_scans", "simplify_algebra", "split_reductions", "unroll_reductions", "widen",
 ]  # fmt: skip

@@ -13,10 +13,23 @@ from typing import Any, TypeAlias
 import sympy
 
 from ....ir.expr.monoid import associative
-from ....ir.expr.value import Cast, Expr, IndexValue, Load, Var, is_value, rewrite, substitute_index, symbol
-from ....ir.expr.wide import may_stay_wide
+from ....ir.expr.value import (
+    Expr,
+    IndexValue,
+    Load,
+    Var,
+    always_rounded,
+    cast,
+    is_value,
+    rewrite,
+    substitute_index,
+    symbol,
+)
 from ....ir.graph.facts import makers_of
 from ....ir.graph.graph import Compute, Graph, Input, TensorType, View
+from ....scheduler.context import PassContext
+from ....scheduler.facts.fusion_nodes import simplify_value
+from ....scheduler.passes import widen
 from ..context import ImportContext, Tensor
 from ..registry import NoConversion, converter
 from ..terms import axes
@@ -33,7 +46,7 @@ def associative_scan(
     kind = ctx.type(0)
     if any(x.shape != kind.shape for x in xs):
         raise NoConversion("a scan of operands of several shapes")
-    reader = _Reader(ctx.body(), len(xs), len(kind.shape) - 1)
+    reader = _Reader(widen(ctx.body(), PassContext(ctx.numerics)), len(xs), len(kind.shape) - 1)
     definition = reader.definition()
     at = axes(len(kind.shape))
     # Slices have all axes but the first.
@@ -65,7 +78,9 @@ class _Reader:
         for name in self.graph.outputs:
             if not isinstance(name, str):
                 raise NoConversion("a combination that gives something else than tensors")
-            results.append(_unrounded(self.element(name, axes(self.rank))))
+            made = self.element(name, axes(self.rank))
+            # States are kept in the type in which they are computed.
+            results.append(always_rounded(simplify_value(cast(made, made.dtype.compute))))
         kinds = [given[2 * self.count + number].type.dtype.compute for number, _ in self.besides]
         return (*results, *(Var(f"b{self.count + k}", kind) for k, kind in enumerate(kinds)))
 
@@ -91,7 +106,7 @@ class _Reader:
             return self.element(e.buffer, e.indices)
         if isinstance(e, IndexValue):
             raise NoConversion("a combination that depends on positions")
-        return _widened(e) if isinstance(e, Cast) else None
+        return None
 
     def _given(self, name: str, indices: tuple[sympy.Expr, ...]) -> Expr:
         number, kind = self.inputs[name]
@@ -107,18 +122,4 @@ class _Reader:
             if place not in self.besides:
                 self.besides.append(place)
             name = f"b{self.count + self.besides.index(place)}"
-        value = Var(name, kind.dtype.compute)
-        return value if kind.dtype is value.dtype else Cast(value, kind.dtype)
-
-
-def _widened(e: Cast) -> Expr:
-    """A value that was rounded to a half type on its way to the type in which it is computed, unrounded."""
-    inner = e.value
-    if isinstance(inner, Cast) and may_stay_wide(inner) and e.dtype is inner.dtype.compute is inner.value.dtype:
-        return inner.value
-    return e
-
-
-def _unrounded(e: Expr) -> Expr:
-    """A result in the type in which it is computed: states are kept in that."""
-    return _widened(Cast(e, e.dtype.compute)) if e.dtype.is_half else e
+        return cast(Var(name, kind.dtype.compute), kind.dtype, when_stored=True)

@@ -344,7 +344,7 @@ class _Scores(ReadThrough):
             if self.first.beta != 1.0:
                 added = call("mul", added, const(self.first.beta, compute))
             value = call("add", value, added)
-        return cast(value, self.kind)
+        return cast(value, self.kind, when_stored=not self.first.node.rounded)
 
     def _added(self, name: str, indices: tuple[Any, ...]) -> Expr:
         """What a product adds, which is broadcast to its shape."""

@@ -144,6 +144,7 @@ class _AttentionWriter:
         value = frame.value(a.value, axes.row)
         if a.weight is not None:
             value = call("mul", cast(rewrite(frame.value(a.weight, axes.row), simplify_call), kind), value)
+        result = cast(self.projection(names, kept, kind), product.type.dtype, when_stored=not product.node.rounded)
         lifted = (Load(function, grid, kind), const(1.0, kind), value)
         return [
             frame.renamed(Reduction((scores,), (frame.type(grid, made.dtype),), grid, (axes.inner,),
@@ -151,8 +152,8 @@ class _AttentionWriter:
             frame.renamed(Compute(function, frame.type(grid, kind), grid, score, origins)),
             frame.renamed(Reduction(names, (frame.type(kept, kind),) * 3, kept, (axes.column,),
                                    (extents[axes.column],), ATTENTION, lifted, origins)),
-            frame.renamed(Compute(out, frame.result_type(product, kept, a.transposed), kept,
-                                 cast(self.projection(names, kept, kind), product.type.dtype), product.node.origins)),
+            frame.renamed(Compute(out, frame.result_type(product, kept, a.transposed), kept, result,
+                                  product.node.origins)),
             frame.view(product, out, a.transposed),
             *(self.statistic(n, names, kind) for n in statistics),
         ]  # fmt: skip
@@ -172,7 +173,8 @@ class _AttentionWriter:
             value: Expr = highest
         else:
             value = Select(call("isinf", highest), const(float("nan"), kind), total)
-        return Compute(node.names[0], node.types[0], node.axes, cast(value, node.types[0].dtype), node.origins)
+        value = cast(value, node.types[0].dtype, when_stored=True)
+        return Compute(node.names[0], node.types[0], node.axes, value, node.origins)
 
     def projection(self, names: tuple[str, ...], at: tuple[sympy.Symbol, ...], kind: DType) -> Expr:
         """Weighted values over the sum; eager's NaN where the greatest score is infinite, zeros without columns."""

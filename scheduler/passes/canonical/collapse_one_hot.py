@@ -41,7 +41,7 @@ def _collapsed(found: Definitions, node: Reduction) -> Node:
             del left[axis]
     if len(left) == len(node.reduce_axes):
         return node
-    value = cast(value, node.values[0].dtype)
+    value = cast(value, node.values[0].dtype, when_stored=True)
     if left:
         return replace(node, reduce_axes=tuple(left), reduce_shape=tuple(left.values()), values=(value,))
     return Compute(node.names[0], node.types[0], node.axes, value, node.origins)

@@ -125,7 +125,7 @@ class _BatchedProduct:
             ),
             Library(
                 (product,), (self._matrices(self.rows, elements),), f"aten::{'bmm' if batched else 'mm'}.default",
-                (Ref(filters), Ref(images)), (), _REASON, origins, self.c.node.compared,
+                (Ref(filters), Ref(images)), (), _REASON, origins, self.c.node.rounded,
             ),
         ]  # fmt: skip
         axes = axes_of(2 + len(sizes))

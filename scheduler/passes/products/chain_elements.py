@@ -118,7 +118,7 @@ class Elements(ReadThrough):
             if product.beta != 1.0:
                 added = call("mul", added, const(product.beta, compute))
             value = call("add", value, added)
-        return cast(value, kind)
+        return cast(value, kind, when_stored=not product.node.rounded)
 
     def _added(self, name: str, indices: tuple[Any, ...], kind: DType) -> Expr:
         shape = self.types[name].shape

@@ -357,7 +357,7 @@ class _ChainWriter:
         value = call("mul", cast(weight, kind.compute), frame.value(c.value))
         reduction = Reduction((total,), (frame.type(kept, kind.compute),), kept, (COLUMN,), (c.extents[COLUMN],),
                               WEIGHTED, (value,), c.product.node.origins)  # fmt: skip
-        result = cast(Load(total, kept, kind.compute), kind)
+        result = cast(Load(total, kept, kind.compute), kind, when_stored=not c.product.node.rounded)
         made = Compute(out, frame.result_type(c.product, kept, c.transposed), kept, result, c.product.node.origins)
         return [*nodes, frame.renamed(reduction), frame.renamed(made), frame.view(c.product, out, c.transposed)]
 

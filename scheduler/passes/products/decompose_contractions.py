@@ -91,9 +91,7 @@ def _finished(product: LibraryProduct, total: Expr, graph: Graph, origins: tuple
     value = _scaled(total, product.alpha)
     if _adds(product):
         value = call("add", _scaled(cast(_added(product, graph), product.accumulator), product.beta), value)
-    value, dtype = cast(value, product.type.dtype), product.type.dtype
-    if product.node.compared and dtype.is_half:
-        value = call("bitcast", value, dtype=dtype)  # seen as it is stored, and not as it was summed
+    value = cast(value, product.type.dtype, when_stored=not product.node.rounded)
     return Compute(product.node.names[0], product.type, product.axes, value, origins)
 
 

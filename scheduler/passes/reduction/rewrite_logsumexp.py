@@ -295,16 +295,13 @@ def _written(
     )  # fmt: skip
     highest, total = (Load(name, node.axes, kind) for name in names)
     scale = call("exp", parts.argument.whole(highest))
-    value = cast(call("mul", total, scale), node.values[0].dtype)
+    value = cast(call("mul", total, scale), node.values[0].dtype, when_stored=True)
     rest: list[Node] = [Compute(node.names[0], node.types[0], node.axes, value, node.origins)]
     if top is None:
         yield node.names[0], [both, *rest]
         return
-    first = Load(names[0], top.axes, kind)
-    yield (
-        top.names[0],
-        [both, Compute(top.names[0], top.types[0], top.axes, cast(first, top.types[0].dtype), top.origins)],
-    )
+    first = cast(Load(names[0], top.axes, kind), top.types[0].dtype, when_stored=True)
+    yield top.names[0], [both, Compute(top.names[0], top.types[0], top.axes, first, top.origins)]
     yield node.names[0], rest
 
 

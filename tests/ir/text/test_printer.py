@@ -234,7 +234,7 @@ def values() -> st.SearchStrategy[Expr]:
 
     def grow(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
         return st.one_of(
-            st.builds(Cast, inner, DTYPES),
+            st.builds(Cast, inner, DTYPES, st.booleans()),
             st.builds(Select, inner, inner, inner),
             st.sampled_from(sorted(OPS)).flatmap(
                 lambda fn: st.builds(Call, st.just(fn), st.tuples(*[inner] * OPS[fn].arity), DTYPES)

@@ -24,6 +24,7 @@ from torch_mlc.scheduler.passes import (
     eliminate_dead,
     rewrite_attention,
     simplify_algebra,
+    widen,
 )
 from torch_mlc.scheduler.rules import Capability
 
@@ -43,7 +44,7 @@ def rewritten(fn: Callable[..., Any], inputs: Sequence[Tensor], dynamic: bool = 
         torch._dynamo.maybe_mark_dynamic(x, list(range(x.dim())))
     (gm,) = capture(in_order, inputs, dynamic=dynamic)
     graph = import_graph(gm)
-    for step in (simplify_algebra, eliminate_common, alias_copies):
+    for step in (widen, simplify_algebra, eliminate_common, alias_copies):
         graph = step(graph)
     graph = eliminate_dead(rewrite_attention(graph))
     verify(IRModule({graph.name: graph}, graph.name))

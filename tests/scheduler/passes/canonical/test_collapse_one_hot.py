@@ -15,7 +15,7 @@ from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.ir.graph.graph import Graph, IRModule, Reduction
 from torch_mlc.ir.oracle.oracle import run_graph
 from torch_mlc.ir.verify.verify import verify
-from torch_mlc.scheduler.passes import collapse_one_hot, eliminate_dead
+from torch_mlc.scheduler.passes import collapse_one_hot, eliminate_dead, widen
 
 X = torch.arange(20.0).reshape(4, 5)
 # A position below and one past the row pick nothing.
@@ -86,7 +86,7 @@ def test_what_is_rounded_on_purpose_is_rounded() -> None:
 
         result = torch.compile(rounded, backend="mlc", options={"cache": False})(X, LABELS)
         torch.testing.assert_close(result, rounded(X, LABELS), rtol=0, atol=0)
-    graph = imported(lambda x, label: picked(x, label).half().float() + picked(x.half(), label).float())
+    graph = widen(imported(lambda x, label: picked(x, label).half().float() + picked(x.half(), label).float()))
     assert reduced(eliminate_dead(collapse_one_hot(graph))) == []
 
 

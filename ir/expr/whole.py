@@ -1,4 +1,4 @@
-"""Which roundings a kernel may leave out: it computes with float32 what is of half types, as Inductor does."""
+"""Whole numbers: between which bounds a value lies, and whether a half type holds all of those."""
 
 from __future__ import annotations
 
@@ -15,21 +15,10 @@ _WHOLE = {DType.FLOAT16: 1 << 11, DType.BFLOAT16: 1 << 8}
 _DEPTH = 8
 
 
-def may_stay_wide(e: Cast) -> bool:
-    """Whether what is rounded may stay in float32 within a kernel.
-
-    Only what is computed in float32 anyway may. What comes to a half type from float64, or from whole numbers that it
-    does not hold, was sent there by the user: it is rounded, or infinite, as are eight bits.
-    """
-    if not e.dtype.may_stay_wide:
-        return False
-    value = e.value
-    if isinstance(value, Cast) and value.dtype is DType.FLOAT32:  # torch rounds twice
-        value = value.value
-    if value.dtype.is_float:
-        return value.dtype is not DType.FLOAT64
+def held(value: Expr, dtype: DType) -> bool:
+    """Whether a half type holds every whole number that a value may be."""
     low, high = _range(value, _DEPTH)
-    return -_WHOLE[e.dtype] <= low and high <= _WHOLE[e.dtype]
+    return -_WHOLE[dtype] <= low and high <= _WHOLE[dtype]
 
 
 def _range(e: Expr, depth: int) -> _Range:
