@@ -6,15 +6,16 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from ...codegen.host.build import build_host_program
 from ...ir.errors import MlcError
 from ...ir.function.function import TensorFunction
-from ...ir.graph.graph import CallTensor, Graph, Input, IRModule, Library, SizeInput, TensorType, View
+from ...ir.graph.constants import digest_of, laid_out
+from ...ir.graph.graph import CallTensor, Constant, Graph, Input, IRModule, Library, SizeInput, TensorType, View
 from ...ir.nest.loops import Buffer, LoopNest
 from ...ir.passes import run_passes
 from ...ir.target import Target
@@ -41,8 +42,6 @@ from ..compiling.kernels import KernelBuild, KernelPlan
 from ..compiling.pass_lists import context_of, pass_lists, runner_of
 from ..importing.importer import import_graph
 
-Tensor: TypeAlias = torch.Tensor
-
 
 class ModuleError(MlcError):
     """A module cannot be compiled; the text names the function and says why."""
@@ -62,6 +61,7 @@ def compile(
     target: Target | str | None = None,
     *,
     options: Mapping[str, object] | None = None,
+    constants: Mapping[str, object] | None = None,
 ) -> CompiledModule | NestKernel:
     """Compile a module, a part of one, or the text of either (``torch_mlc.show``) to a function of tensors.
 
@@ -70,22 +70,25 @@ def compile(
 
     ``target`` is a ``Target``, "cpu", "cuda" (the GPU that is here), or the name of one that need not be here
     ("cuda:sm_90", "hip:gfx942"; it compiles, and cannot be called). By default it follows from a nest's loops, and from
-    the devices of a graph. ``options`` are those of ``torch.compile`` for a graph.
+    the devices of a graph. ``options`` are those of ``torch.compile`` for a graph. ``constants`` are, by name, the
+    tensors and other objects of the model that a text tells of and cannot hold; what it tells of a tensor is checked.
 
     Raises: ParseError for what is no script, VerifyError for a module that is not sound, ModuleError, OptionError,
     KernelError under ``strict``; for a nest EmitError, TargetError, CpuCompileError or GpuCompileError.
     """
     found = parse(what) if isinstance(what, str) else what
     if isinstance(found, (Schedule, LoopNest)):
-        if options:
-            raise ModuleError("options are for graphs; a nest has its schedule, and is compiled as it stands")
+        if options or constants:
+            raise ModuleError(
+                "options and constants are for graphs; a nest has its schedule, and is compiled as it stands"
+            )
         return nest_kernel.compile(found, target)
     given = dict(options or {})
     if target is not None and str(target) not in ("cpu", "cuda"):
         given["target"] = str(target)
     settings = Options.resolve(None, given, os.environ)
     device = "cuda" if str(target).partition(":")[0] in ("cuda", "hip") else "cpu"
-    return _compiled(_module(found, device), settings)
+    return _compiled(_with_constants(_module(found, device), constants or {}), settings)
 
 
 def _module(found: IRModule | Graph | TensorFunction, device: str) -> IRModule:
@@ -112,6 +115,37 @@ def _calling(function: TensorFunction, device: str) -> IRModule:
     main = "main" if function.name != "main" else "call_main"
     inputs = tuple(Input(b.name, kind(b)) for b in function.inputs)
     return IRModule({main: Graph(main, inputs, (call,), made, function.symbols), function.name: function}, main)
+
+
+def _with_constants(module: IRModule, given: Mapping[str, object]) -> IRModule:
+    """The module with the objects that its constants name. Raises ModuleError where one is missing, or another."""
+    graph = module.graph
+    for name in given:
+        if name not in graph.constants:
+            raise ModuleError(f"{graph.name} has no constant {name!r}; it has {', '.join(graph.constants) or 'none'}")
+    constants = {name: _given(graph.name, name, c, given.get(name, c.value)) for name, c in graph.constants.items()}
+    return replace(module, functions={**module.functions, module.main: replace(graph, constants=constants)})
+
+
+def _given(graph: str, name: str, constant: Constant, value: object) -> Constant:
+    kind = constant.kind
+    wanted = f"the constant {name!r} of {graph}"
+    if value is None:
+        what = f"a {kind}" if isinstance(kind, str) else _told(kind)
+        raise ModuleError(f"{wanted} is not in the text: give {what}, constants={{{name!r}: …}}")
+    if isinstance(kind, str):
+        return Constant.of(value)
+    if not isinstance(value, Tensor) or value.dtype is not kind.dtype.torch or [*value.shape] != [*kind.shape]:
+        here = f"{value.dtype} of {[*value.shape]}" if isinstance(value, Tensor) else type(value).__name__
+        raise ModuleError(f"{wanted} is {_told(kind)}, not {here}")
+    if constant.contents and digest_of(value) != constant.contents:
+        mend = "give the tensor that was printed, or take sha256=… out of the text"
+        raise ModuleError(f"{wanted} has other elements than those that the text tells of: {mend}")
+    return Constant.of(value, kind)
+
+
+def _told(kind: TensorType) -> str:
+    return f"{kind.dtype.value} of {[*kind.shape]}"
 
 
 def _compiled(module: IRModule, options: Options) -> CompiledModule:
@@ -168,6 +202,14 @@ def _called(module: IRModule) -> dict[str, TensorFunction]:
     return found
 
 
+def _in_memory(constant: Constant) -> object:
+    """What a program runs with: a tensor is on its device, in its layout."""
+    kind, value = constant.kind, constant.value
+    if isinstance(kind, str):
+        return value
+    return laid_out(value.detach().to(kind.device), [int(s) for s in kind.strides])
+
+
 @dataclass(frozen=True)
 class CompiledModule:
     """A compiled graph: ``call(*inputs)`` takes the tensors that the graph does, in order, and returns its results, one
@@ -206,7 +248,8 @@ class CompiledModule:
                 if (here.kind, here.arch) != (build.target.kind, build.target.arch):
                     raise CallError(f"{name} was compiled for {build.target} and this machine's GPU is {here}")
         loaded = loaded_kernels(self.kernels, self.options, self.store)
-        return self.host.load(loaded, self.module.graph.constants, self.module.main)
+        constants = {name: _in_memory(c) for name, c in self.module.graph.constants.items()}
+        return self.host.load(loaded, constants, self.module.main)
 
     def __call__(self, *inputs: Tensor, **sizes: int) -> Any:
         """Run the graph. Raises CallError where arguments are missing, have no memory, or are of another dtype, shape,

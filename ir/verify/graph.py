@@ -10,6 +10,7 @@ from ..expr.symbols import Interval
 from ..expr.value import is_value
 from ..function.function import TensorFunction
 from ..graph.graph import (
+    CONSTANT,
     CallTensor,
     Compute,
     Graph,
@@ -303,6 +304,20 @@ def library_calls_fit(graph: Graph, module: IRModule | None) -> Iterator[Fault]:
             yield Fault(node, f"{node.target!r} names no op", 'write the full name: "aten::mm.default"')
 
 
+def constants_are_known(graph: Graph, module: IRModule | None) -> Iterator[Fault]:
+    """What a node gives as a tensor of the model is a constant of the graph, of that type."""
+    for node in graph.nodes:
+        if isinstance(node, Library) and node.target == CONSTANT:
+            name, (kind,) = node.args[0], node.types
+            if name not in graph.constants:
+                known = ", ".join(graph.constants) or "none"
+                yield Fault(
+                    node, f"the graph has no constant {name!r}; it has {known}", "constant(name, type, …) above"
+                )
+            elif graph.constants[name].kind != kind:
+                yield Fault(graph.constants[name], f"constant {name!r} is not of the type that {node.names[0]} has")
+
+
 Rule = Callable[[Graph, "IRModule | None"], Iterator[Fault]]
 GRAPH_RULES: tuple[Rule, ...] = (
     names_are_defined,
@@ -310,4 +325,5 @@ GRAPH_RULES: tuple[Rule, ...] = (
     values_are_sound,
     calls_fit,
     library_calls_fit,
+    constants_are_known,
 )

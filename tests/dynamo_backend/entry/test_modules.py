@@ -12,7 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import torch_mlc
 from torch_mlc.dynamo_backend.entry.modules import CompiledModule, ModuleError
 from torch_mlc.ir.errors import VerifyError
-from torch_mlc.ir.graph.graph import CallTensor, IRModule
+from torch_mlc.ir.graph.constants import digest_of
+from torch_mlc.ir.graph.graph import CallTensor, IRModule, Library
 from torch_mlc.ir.text.parser import ParseError
 from torch_mlc.runtime.compile.arguments import CallError
 from torch_mlc.runtime.settings.options import OptionError
@@ -91,6 +92,44 @@ def test_a_graph_of_calls_and_of_nodes() -> None:
     assert len(fused.module.functions) == 3 and "scaled" in fused.module.functions
     x, y = torch.randn(4, 6), torch.randn(6)
     torch.testing.assert_close(fused(x, y)[1], torch.softmax(x, -1).exp())
+
+
+def test_tensors_of_the_model() -> None:
+    large, small = torch.randn(8, 9), torch.tensor([1.5, -0.0, 3.0])[:, None].expand(3, 2)
+
+    def reads(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x @ large, y * small
+
+    inputs = torch.randn(2, 8), torch.randn(3, 2)
+    module = imported(reads, *inputs, mode="real")
+    text = torch_mlc.show(module)
+    assert torch_mlc.parse(text) == module and "[[1.5, 1.5], [-0.0, -0.0], [3.0, 3.0]]" in text
+    (name,) = [n for n, c in module.graph.constants.items() if c.value.numel() > 32]
+    call = compiled(text, constants={name: large.t().contiguous().t()})
+    assert torch_mlc.parse(call.show()) == call.module
+    for found, wanted in zip(call(*inputs), reads(*inputs), strict=True):
+        torch.testing.assert_close(found, wanted)
+    for given, says in (
+        ({}, f"the constant '{name}' of main is not in the text: give float32 of .8, 9."),
+        ({name: large + 1}, f"the constant '{name}' of main has other elements than those that the text tells of"),
+        ({name: large.half()}, r"is float32 of \[8, 9\], not torch.float16 of \[8, 9\]"),
+        ({"weight": large}, f"main has no constant 'weight'; it has .*{name}"),
+    ):
+        with pytest.raises(ModuleError, match=says):
+            torch_mlc.compile(text, constants=given)
+    text = text.replace(f"sha256='{digest_of(large)}'", "")
+    found = compiled(text, constants={name: large + 1})(*inputs)
+    torch.testing.assert_close(found[0], inputs[0] @ (large + 1))
+    other = text.replace(f"constant('{name}', float32[8, 9]", f"constant('{name}', float32[9, 8]")
+    with pytest.raises(VerifyError, match=f"constant '{name}' is not of the type that {name} has"):
+        torch_mlc.compile(other, constants={name: large.t()})
+
+
+def test_what_a_converter_says_of_a_call_is_in_the_text() -> None:
+    text = SCALED.replace("'by hand')", "'by hand', refused)").replace("    return (w,)", "    return (x,)")
+    call = compiled(text)
+    assert [n.refused for n in call.module.graph.nodes if isinstance(n, Library)] == [True]
+    assert torch_mlc.parse(call.show()) == call.module and ", refused)" in call.show()
 
 
 def test_a_function_alone() -> None:
@@ -176,7 +215,7 @@ def test_what_cannot_be_compiled() -> None:
     with pytest.raises(OptionError, match="numerics"):
         torch_mlc.compile(SCALED, options={"numeric": "fast"})
     nest = torch_mlc.show(lower_to_loops(compiled(SCALED).kernels["scaled"].function))
-    with pytest.raises(ModuleError, match="options are for graphs"):
+    with pytest.raises(ModuleError, match="options and constants are for graphs"):
         torch_mlc.compile(nest, options={"numerics": "eager"})
     calls = SCALED[: SCALED.index("@function")] + nest
     with pytest.raises(ModuleError, match="main calls scaled, which is a nest"):
