@@ -121,7 +121,7 @@ IN_PLACE = Hint(
 )  # fmt: skip
 TABLE = Hint(
     "table", False, _NEST, _ALL, Changes.MEANING,
-    ("codegen.llvm.module", "codegen.triton.emit", "runtime.tuning.measuring", "scheduler.rules.cpu.concat"),
+    ("ir.nest.loops",),
     "One launch runs the nest for each row of a table of arguments.", given_by="lowering",
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ from ..expr.monoid import Monoid
 from ..expr.role import Role
 from ..expr.symbols import SymbolTable
 from ..expr.value import Expr, Index, Load, is_value, loads
-from .hints import IN_PLACE, Annotations
+from .hints import IN_PLACE, TABLE, Annotations
 
 
 class Scope(enum.Enum):
@@ -246,6 +246,11 @@ class LoopNest:
         """The parameters that come with content: those that are not written, and those that are written in place."""
         in_place = IN_PLACE.of(self).split(",")
         return tuple(b for b in self.params if b.name not in self.outputs or b.name in in_place)
+
+    @property
+    def table(self) -> bool:
+        """Whether one launch does the work of a call for each row of a table of arguments."""
+        return TABLE.of(self)
 
 
 # --- traversal --------------------------------------------------------------------------------------------------------
