@@ -21,6 +21,8 @@ from ..expr.role import Role
 from ..expr.symbols import SymbolTable
 from ..expr.value import Expr, Index, Load, is_value, loads
 from .hints import IN_PLACE, TABLE, Annotations
+from .kinds import BLOCK_KINDS as BLOCK_KINDS
+from .kinds import LoopKind as LoopKind
 
 
 class Scope(enum.Enum):
@@ -38,21 +40,8 @@ class AxisKind(enum.Enum):
     SCATTER = "scatter"
 
 
-class LoopKind(enum.Enum):
-    SERIAL = "serial"
-    PARALLEL = "parallel"
-    VECTORIZED = "vectorized"
-    UNROLLED = "unrolled"
-    BLOCK_X = "blockIdx.x"
-    BLOCK_Y = "blockIdx.y"
-    BLOCK_Z = "blockIdx.z"
-    THREAD_X = "threadIdx.x"
-
-
-for _enum in (Scope, AxisKind, LoopKind):
+for _enum in (Scope, AxisKind):
     _enum.__hash__ = object.__hash__  # type: ignore[method-assign]
-
-BLOCK_KINDS = (LoopKind.BLOCK_X, LoopKind.BLOCK_Y, LoopKind.BLOCK_Z)
 
 
 @dataclass(frozen=True, slots=True)

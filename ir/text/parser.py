@@ -108,12 +108,12 @@ def _function(node: ast.stmt) -> tuple[str, Graph | TensorFunction | LoopNest]:
     raise fail(decorator, "@graph, @function or @nest")
 
 
-def _annotations(given: Mapping[str, ast.expr], place: Place) -> Annotations:
+def _annotations(given: Mapping[str, ast.expr], place: Place, kind: LoopKind | None = None) -> Annotations:
     if "annotations" not in given:
         return ()
     found: Annotations = tuple(literal(given["annotations"]).items())
     for key, value in found:
-        if wrong := misfit(key, value, place):
+        if wrong := misfit(key, value, place, kind):
             raise fail(given["annotations"], f"hints of a {place.value} ({wrong[0]}; {wrong[1]})")
     return found
 
@@ -147,7 +147,7 @@ class _NestReader:
                 kind, args, given = call_of(node.iter)
                 if kind not in _LOOPS or len(args) != 1:
                     raise fail(node.iter, f"one of {', '.join(_LOOPS)} of an extent")
-                notes = _annotations(options(given, node.iter, "annotations"), Place.LOOP)
+                notes = _annotations(options(given, node.iter, "annotations"), Place.LOOP, _LOOPS[kind])
                 return Loop(symbol(name_of(node.target)), index(args[0]), self.nodes(node.body), _LOOPS[kind], notes)
             case ast.With(items=[item]):
                 name, args, given = call_of(item.context_expr)

@@ -239,7 +239,8 @@ def hints_are_known(nest: LoopNest) -> Iterator[Fault]:
     params = [b.name for b in nest.params]
     for node in (nest, *(n for n, _ in walk_nodes(nest.body))):
         place = Place.NEST if node is nest else Place.LOOP if isinstance(node, Loop) else Place.BLOCK
-        for says, mend in misfits(node.annotations, place, params, nest.outputs):
+        kind = node.kind if isinstance(node, Loop) else None
+        for says, mend in misfits(node.annotations, place, params, nest.outputs, kind):
             yield Fault(node, says, mend)
 
 

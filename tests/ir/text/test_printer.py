@@ -262,10 +262,10 @@ def types() -> st.SearchStrategy[TensorType]:
     return st.one_of(plain, strided)
 
 
-def notes(place: Place) -> st.SearchStrategy[Annotations]:
-    """Some hints of a place, with values that they take."""
+def notes(place: Place, kind: LoopKind | None = None) -> st.SearchStrategy[Annotations]:
+    """Some hints of a place, and of a kind of loop, with values that they take."""
     found = []
-    for hint in (h for h in HINTS.values() if place in h.places):
+    for hint in (h for h in HINTS.values() if place in h.places and (kind is None or kind in h.kinds)):
         given = st.sampled_from(hint.choices) if hint.choices else st.just(hint.default)
         found.append(st.tuples(st.just(hint.key("odd name") if hint.of_buffer else hint.name), given))
     return st.lists(st.one_of(found), max_size=2, unique_by=lambda pair: pair[0]).map(tuple)
@@ -327,8 +327,12 @@ def nests(draw: st.DrawFn) -> LoopNest:
         )
 
     def loop(inner: st.SearchStrategy[Block | Loop]) -> st.SearchStrategy[Block | Loop]:
-        kinds, bodies = st.sampled_from(LoopKind), st.lists(inner, max_size=2).map(tuple)
-        return st.builds(Loop, st.sampled_from(SYMBOLS[2:4]), indices(), bodies, kinds, notes(Place.LOOP))
+        bodies = st.lists(inner, max_size=2).map(tuple)
+        return st.sampled_from(LoopKind).flatmap(
+            lambda kind: st.builds(
+                Loop, st.sampled_from(SYMBOLS[2:4]), indices(), bodies, st.just(kind), notes(Place.LOOP, kind)
+            )
+        )
 
     body = draw(st.lists(st.recursive(blocks(), loop, max_leaves=2), max_size=2))
     params, local = tuple(map(buffer, ("x", "y"))), tuple(map(buffer, draw(st.sampled_from([(), ("add", "z")]))))
