@@ -16,6 +16,7 @@ from ...ir.expr.symbols import PositivePart
 from ...ir.expr.value import symbol
 from ...ir.graph.collectives import in_flight, is_collective
 from ...ir.graph.graph import (
+    CONSTANT,
     MADE_SIZE,
     CallTensor,
     Compute,
@@ -57,7 +58,7 @@ from .steps.step import (
 # Ops whose results have the strides that their fake versions promise; the others are looked at after each call.
 SURE = frozenset(
     {"aten::mm.default", "aten::addmm.default", "aten::bmm.default", "aten::baddbmm.default",
-     "aten::embedding_dense_backward.default", "mlc::seeds", "mlc::constant", "aten::sym_size.int"}
+     "aten::embedding_dense_backward.default", "mlc::seeds", CONSTANT, "aten::sym_size.int"}
 )  # fmt: skip
 
 # The op of torch for a call of an op that writes to its arguments: what they hold after it are results.

@@ -12,7 +12,7 @@ import sympy
 
 from ...ir.expr.dtypes import DType
 from ...ir.expr.value import flops
-from ...ir.nest.hints import GRAIN, TABLE
+from ...ir.nest.hints import GRAIN
 from ...ir.nest.loops import Block, Loop, LoopKind, LoopNest, Update, blocks, walk_nodes
 from ...ir.target import Target
 from ..kernel import KernelSource, refuse_foreign
@@ -41,7 +41,7 @@ def emit_llvm(nest: LoopNest, target: Target) -> KernelSource:
     """
     refuse_foreign(nest, "cpu")
     module = _Module(nest, target)
-    is_table = TABLE.of(nest)
+    is_table = nest.table
     text = module.table_text() if is_table else module.text()
     symbols = tuple(s.name for s in nest.symbols.symbols)
     return KernelSource(

@@ -12,7 +12,7 @@ import re
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from ...ir.nest.hints import FLATTEN, NARROW_ROWS, NUM_STAGES, NUM_WARPS, PEEL, TABLE, WARP_SPECIALIZE
+from ...ir.nest.hints import FLATTEN, NARROW_ROWS, NUM_STAGES, NUM_WARPS, PEEL, WARP_SPECIALIZE
 from ...ir.nest.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Update, walk_nodes
 from ...ir.target import Target
 from ..kernel import NARROW, WIDE, EmitError, KernelSource, refuse_foreign
@@ -72,7 +72,7 @@ class _TritonEmitter:
                 )
         name = re.sub(r"\W", "_", self.nest.name)
         symbols = tuple(s.name for s in self.nest.symbols.symbols)
-        table = TABLE.of(self.nest)
+        table = self.nest.table
         parameters = list(PARAMETERS) if table else [*(f"{b.name}_ptr" for b in self.nest.params), *symbols]
         self._program_ids()
         self._tile_axes()
@@ -106,7 +106,7 @@ class _TritonEmitter:
             ("enable_fp_fusion", True),
             *((("warp_specialize", True),) if self._specializes() else ()),
             *((("descriptors", ",".join(self.descriptors.buffers)),) if self.descriptors.buffers else ()),
-            *((("table", True),) if TABLE.of(self.nest) else ()),
+            *((("table", True),) if self.nest.table else ()),
             *divisors,
         )
 
@@ -118,7 +118,7 @@ class _TritonEmitter:
 
     def _program_ids(self) -> None:
         used = {s.name for e in self.program.loops.values() for s in e.free_symbols}
-        if TABLE.of(self.nest):
+        if self.nest.table:
             axes = "".join(axis for axis in "xyz" if f"pid_{axis}" in used)
             for line in table_head(self.nest, axes, self.program.integer):
                 self.out.line(line)

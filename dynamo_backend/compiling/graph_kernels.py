@@ -33,7 +33,7 @@ def called(fusion: Fusion) -> Counter[str]:
 def tuning_for(fusion: Fusion, options: Options, timer: PhaseTimer, may_measure: bool) -> Tuning:
     """Where the schedules of a graph's kernels come from."""
     calls = called(fusion)
-    costs = tuning_costs({name: fusion.functions[name] for name in calls}, calls)
+    costs = tuning_costs({name: f for name, f in fusion.functions.items() if name in calls}, calls)
     return tuning_of(options, timer, costs, may_measure=may_measure)
 
 
@@ -44,7 +44,7 @@ def start_kernels(fusion: Fusion, plan: KernelPlan, compilers: Compilers) -> dic
     for node in fusion.graph.nodes:
         if isinstance(node, CallTensor) and node.function not in found:
             target = target_for(node.types[0].device, options.target, options.threads)
-            function = fusion.functions[node.function]
+            function = fusion.functions.get(node.function) or fusion.given[node.function]
             found[node.function] = start_kernel(function, target, plan, node.origins, compilers)
         elif isinstance(node, CallTensor):
             counters.add("kernels_shared")
@@ -55,7 +55,7 @@ def loaded_kernels(kernels: Mapping[str, KernelBuild], options: Options, store: 
     """What runs, by the variable of the host program."""
     variables, checked = variables_of(kernels), launches_checked(options.verify)
     return {
-        variables[b.key]: LoadedKernel(AtenKernel(b.function), None, b.function.name)
+        variables[b.key]: LoadedKernel(AtenKernel(b.definition), None, b.function.name)
         if b.code is None
         else store.load(b.code, checked=checked)
         for b in kernels.values()

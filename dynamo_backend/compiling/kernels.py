@@ -15,7 +15,7 @@ from ...codegen.kernel import KernelSource
 from ...codegen.llvm.module import emit_llvm
 from ...codegen.triton.emit import emit_triton
 from ...ir.errors import MlcError
-from ...ir.function.function import TensorFunction
+from ...ir.function.function import Callee, TensorFunction
 from ...ir.graph.graph import Origin
 from ...ir.nest.loops import LoopNest
 from ...ir.passes import NEST, Level, Runner
@@ -64,13 +64,14 @@ class KernelError(MlcError):
 
 @dataclass(frozen=True, slots=True)
 class KernelBuild:
-    """A tensor function and what became of it.
+    """A tensor function, or a nest that is a kernel as it stands, and what became of it.
 
-    ``code`` is None where compiling failed and ATen ops take its place; ``error`` says why. ``nest``, ``schedule`` and
-    ``source`` are None where the code came from the cache. ``override`` is the user's own schedule that was taken.
+    ``code`` is None where compiling failed and a function's ATen ops take its place; ``error`` says why. ``nest``,
+    ``schedule`` and ``source`` are None where the code came from the cache. ``override`` is the user's own schedule
+    that was taken.
     """
 
-    function: TensorFunction
+    function: Callee
     target: Target
     key: str
     code: KernelCode | None
@@ -80,13 +81,20 @@ class KernelBuild:
     error: str = ""
     override: Override | None = None
 
+    @property
+    def definition(self) -> TensorFunction:
+        """The function. Raises TypeError for a nest, which has none."""
+        if isinstance(self.function, TensorFunction):
+            return self.function
+        raise TypeError(f"{self.function.name} is a nest, and no tensor function")
+
 
 @dataclass(frozen=True, slots=True)
 class StartedKernel:
     """A kernel whose machine code is in the making out of ``source``, ``finish`` waits for it; or one that has its
     ``build``."""
 
-    function: TensorFunction
+    function: Callee
     key: str
     source: KernelSource | None
     finish: Callable[[], KernelBuild] = field(repr=False)
@@ -100,11 +108,11 @@ class StartedKernel:
 
 @dataclass(frozen=True, slots=True)
 class ByHand:
-    """A nest with the schedule that a user gave for it."""
+    """A nest with the schedule that a user gave for it, by an override or in the loops themselves."""
 
     nest: LoopNest
     schedule: Schedule
-    override: Override
+    override: Override | None = None
 
     @property
     def key(self) -> str:
@@ -134,9 +142,10 @@ class KernelPlan:
 
 
 def start_kernel(
-    function: TensorFunction, target: Target, plan: KernelPlan, origins: Sequence[Origin], compilers: Compilers
+    function: Callee, target: Target, plan: KernelPlan, origins: Sequence[Origin], compilers: Compilers
 ) -> StartedKernel:
-    """Begin to make the code of a function for a target; ``finish`` of the result waits for it.
+    """Begin to make the code of a function for a target; ``finish`` of the result waits for it. A nest is compiled with
+    the loops that it has.
 
     Under ``verify`` what was compiled is compared with its definition, and VerifyError raised where it differs.
     A failure is warned of once and leaves ``code`` None; under ``strict``, and where the schedule is the user's own, it
@@ -147,7 +156,7 @@ def start_kernel(
     by_hand = _by_hand(function, target, plan)
     override = by_hand.override if by_hand is not None else None
     with phase("key"):
-        parts = [environment_fingerprint(), plan.settings, repr(target), function_key(function)]
+        parts = [environment_fingerprint(), plan.settings, repr(target), _content(function)]
         key = key_of(parts if by_hand is None else [*parts, by_hand.key])
     with phase("cache"):
         stored = _stored(key, plan, by_hand)
@@ -204,8 +213,15 @@ def start_kernel(
     return StartedKernel(function, key, written, finish)
 
 
-def _by_hand(function: TensorFunction, target: Target, plan: KernelPlan) -> ByHand | None:
-    """The user's schedule of a function, where there is one."""
+def _content(function: Callee) -> str:
+    """What code depends on besides a schedule: of a nest its text, which has that too."""
+    return show(function) if isinstance(function, LoopNest) else function_key(function)
+
+
+def _by_hand(function: Callee, target: Target, plan: KernelPlan) -> ByHand | None:
+    """The user's schedule of a function, where there is one; that of a nest is its own."""
+    if isinstance(function, LoopNest):
+        return ByHand(function, Schedule(function, rule="by hand"))
     if plan.options.schedules is None:
         return None
     nest = _lowered(function, plan)
@@ -222,18 +238,26 @@ def _stored(key: str, plan: KernelPlan, by_hand: ByHand | None) -> KernelCode | 
 
 
 def _written(
-    function: TensorFunction, target: Target, plan: KernelPlan, by_hand: ByHand | None
+    function: Callee, target: Target, plan: KernelPlan, by_hand: ByHand | None
 ) -> tuple[LoopNest, Schedule, KernelSource]:
     """The loops of a function, their schedule, and the text of the kernel."""
-    phase = plan.timer.phase
-    if by_hand is not None:
-        nest, schedule = by_hand.nest, by_hand.schedule
-    else:
-        nest = _lowered(function, plan)
-        with phase("schedule"):
-            schedule = plan.run.step(SCHEDULE, plan.tuning.schedule, function.name, nest, target)
-    with phase("emit"):
+    nest, schedule = _scheduled(function, target, plan, by_hand)
+    with plan.timer.phase("emit"):
         return nest, schedule, plan.run.step(SOURCE[target.is_gpu], emit, schedule.nest, target)
+
+
+def scheduled(function: Callee, target: Target, plan: KernelPlan) -> LoopNest:
+    """The loops that the code of a function is made of, unless they turn out to take too much of a GPU."""
+    return _scheduled(function, target, plan, _by_hand(function, target, plan))[1].nest
+
+
+def _scheduled(function: Callee, target: Target, plan: KernelPlan, by_hand: ByHand | None) -> tuple[LoopNest, Schedule]:
+    if by_hand is not None:
+        return by_hand.nest, by_hand.schedule
+    assert isinstance(function, TensorFunction)
+    nest = _lowered(function, plan)
+    with plan.timer.phase("schedule"):
+        return nest, plan.run.step(SCHEDULE, plan.tuning.schedule, function.name, nest, target)
 
 
 def _lowered(function: TensorFunction, plan: KernelPlan) -> LoopNest:
@@ -245,7 +269,7 @@ def _compiled(source: KernelSource, *, target: Target, key: str, library: str | 
     return compile_source(source, target, key, library, run)
 
 
-def _keep(code: KernelCode, plan: KernelPlan, function: TensorFunction, target: Target) -> None:
+def _keep(code: KernelCode, plan: KernelPlan, function: Callee, target: Target) -> None:
     if not plan.fresh:
         plan.store.keep(code, f"{function.name} for {target}")
         plan.store.replaced(code.key)
@@ -280,12 +304,12 @@ def _verify(built: KernelBuild, origins: Sequence[Origin]) -> None:
     verify_kernel(function, nest, built.schedule.nest, call, "cuda" if built.target.is_gpu else "cpu", origins)
 
 
-def _story(function: TensorFunction, schedule: Schedule) -> str:
+def _story(function: Callee, schedule: Schedule) -> str:
     return f"{function.name}: rule {schedule.rule}\n{schedule.trace}"
 
 
 def _failed(
-    function: TensorFunction,
+    function: Callee,
     target: Target,
     plan: KernelPlan,
     key: str,
@@ -299,6 +323,8 @@ def _failed(
     cause = f"{type(error).__name__}: {error}"
     if override is not None:
         raise KernelError(f"{override} makes a kernel that does not compile for {target}: {cause}") from error
+    if isinstance(function, LoopNest):
+        raise KernelError(f"the nest {function.name} does not compile for {target}: {cause}") from error
     if plan.options.strict:
         raise KernelError(f"kernel {function.name} of {ops}{where} does not compile for {target}: {cause}") from error
     counters.add("kernel_fallbacks")

@@ -113,7 +113,7 @@ def _compiled(job: Job, cache: GraphCache, plan: Plan) -> CompiledGraph:
         host = hosted(job, plan, kernels)
     capture = told_capture(host.capture, job.lines)
     kept = program_of(job, host, kernels)
-    constants = plan.imported.constants
+    constants = {name: c.value for name, c in plan.imported.constants.items()}
     call = loaded(job, host, kernels, constants, cache.text, capture) if job.load else None
     key = cache.keep(kept)
     _tell(job, host, plan)

@@ -133,7 +133,7 @@ def _kernel(name: str, build: KernelBuild, calls: int, origins: list[Origin]) ->
         traffic_of(schedule.nest) if schedule is not None else None,
         source.language if source is not None else "",
         source.text if source is not None else "",
-        build.function,
+        build.definition,
         build.nest,
         schedule.nest if schedule is not None else None,
         schedule.trace if schedule is not None else None,

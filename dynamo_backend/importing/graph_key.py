@@ -7,7 +7,6 @@ do not count.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
+from ...ir.graph.constants import digest_of
 from ...runtime.cache.fingerprint import environment_fingerprint, key_of
 from ..aten_passes.views.negations import BIT
 from ..converters.context import KEEPS_ROUNDING
@@ -149,10 +149,7 @@ class _KeyWriter:
             self.graph(value)
             self.lines.append("}")
         elif type(value) in (torch.Tensor, torch.nn.Parameter) and value.numel() <= _MOST_ELEMENTS:
-            # A copy: one element is contiguous with any stride, but can only be seen as bytes with one of 1.
-            flat = value.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
-            data = flat.view(torch.uint8).numpy().tobytes()
-            self.lines.append(f"{self.value(value)} {hashlib.sha256(data).hexdigest()}")
+            self.lines.append(f"{self.value(value)} {digest_of(value)}")
         else:
             raise _NoKey
 

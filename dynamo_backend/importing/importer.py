@@ -22,7 +22,9 @@ from ...ir.errors import MlcError
 from ...ir.expr.dtypes import DType
 from ...ir.expr.value import const
 from ...ir.graph.graph import (
+    CONSTANT,
     ArgumentRef,
+    Constant,
     ConstantRef,
     Graph,
     GraphInput,
@@ -161,7 +163,7 @@ class _Importer:
         self.env = _Values(skipped)
         self.inputs: list[GraphInput] = []
         self.outputs: tuple[GraphOutput, ...] = ()
-        self.constants: dict[str, Any] = {}
+        self.constants: dict[str, Constant] = {}
         # Sizes decided by data that the caller or a node of the graph gives.
         self.decided = Decided(self.sizes)
 
@@ -232,7 +234,7 @@ class _Importer:
     def attribute(self, node: fx.Node) -> Any:
         value = attribute(self.gm, str(node.target))
         if not isinstance(value, torch.Tensor):
-            self.constants[node.name] = value
+            self.constants[node.name] = Constant.of(value)
             return _Constant(node.name)
         value = value.resolve_neg()
         val = node.meta.get("val")
@@ -241,11 +243,9 @@ class _Importer:
         if value.numel() == 1 and not kind.dtype.is_carried and type(value) in (torch.Tensor, torch.nn.Parameter):
             scalar = value.detach().reshape(()).item()
             return self.ctx.compute(const(scalar, kind.dtype.compute), kind)
-        self.constants[node.name] = value
+        self.constants[node.name] = Constant.of(value, kind)
         self.ctx.nodes.append(
-            Library(
-                (node.name,), (kind,), "mlc::constant", (node.name,), (), "constant of the module", self.ctx.origins
-            )
+            Library((node.name,), (kind,), CONSTANT, (node.name,), (), "constant of the module", self.ctx.origins)
         )
         return Tensor(node.name, kind)
 
@@ -331,7 +331,7 @@ class _Importer:
             full_name = _full_name(target)
         else:
             full_name = f"{getattr(target, '__module__', '')}::{getattr(target, '__name__', target)}"
-            self.constants.setdefault(full_name, target)
+            self.constants.setdefault(full_name, Constant.of(target))
         if (mistyped := _mistyped_positions(node)) is not None:
             where = f" at {self.ctx.origins[0].source}" if self.ctx.origins else ""
             raise ImportFailure(
@@ -426,5 +426,5 @@ class _Importer:
                 return arg
             case _:
                 name = self.ctx.fresh("constant")
-                self.constants[name] = arg
+                self.constants[name] = Constant.of(arg)
                 return ConstantRef(name)

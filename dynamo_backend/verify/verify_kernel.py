@@ -22,7 +22,7 @@ from torch import Tensor
 from ...ir.errors import MlcError, OutOfRangeError
 from ...ir.expr.symbols import Size
 from ...ir.expr.value import Load, is_value
-from ...ir.function.function import TensorFunction
+from ...ir.function.function import Callee
 from ...ir.graph.graph import Origin
 from ...ir.nest.loops import Access, Buffer, LoopNest, Update, blocks, walk_nodes
 from ...ir.oracle.oracle import poison, run_nest, size
@@ -50,7 +50,7 @@ ROUNDED = 4
 
 
 def verify_kernel(
-    function: TensorFunction,
+    function: Callee,
     nest: LoopNest,
     scheduled: LoopNest,
     call: Callable[[Sequence[Sequence[Tensor]], Sequence[Sizes]], None],
@@ -170,7 +170,7 @@ class _Trial:
         }
         return _Trial(self.sizes, tensors, storage, self.before, self.wanted)
 
-    def fault(self, function: TensorFunction, nest: LoopNest) -> Difference | str | None:
+    def fault(self, function: Callee, nest: LoopNest) -> Difference | str | None:
         """What is wrong after the run."""
         tolerances = {name: max((TOLERANCE.get(t, 0.0) for t in k), default=0.0) for name, k in passed(nest).items()}
         most = max((tolerances[name] for name in self.wanted), default=0.0)
@@ -197,7 +197,7 @@ class _Trial:
                 return f"memory at {at} elements from the first of {name} was written, which is none of its elements"
         return None
 
-    def others(self, function: TensorFunction, nest: LoopNest, tolerance: float) -> list[Mapping[str, Tensor]]:
+    def others(self, function: Callee, nest: LoopNest, tolerance: float) -> list[Mapping[str, Tensor]]:
         """Results of inputs that are moved by a rounding, and some that are rounded otherwise on the way: how far they
         are from the wanted ones says how sure these are."""
         given = {
@@ -217,7 +217,7 @@ class _Trial:
         return found
 
 
-def _possible(function: TensorFunction, nest: LoopNest, sizes: Sizes, seed: int, device: str) -> _Trial | None:
+def _possible(function: Callee, nest: LoopNest, sizes: Sizes, seed: int, device: str) -> _Trial | None:
     """Arguments at some sizes; None where there are none, or too many points."""
     try:
         return _trial(function, nest, sizes, seed, device)
@@ -225,10 +225,9 @@ def _possible(function: TensorFunction, nest: LoopNest, sizes: Sizes, seed: int,
         return None
 
 
-def _trial(function: TensorFunction, nest: LoopNest, sizes: Sizes, seed: int, device: str) -> _Trial | None:
+def _trial(function: Callee, nest: LoopNest, sizes: Sizes, seed: int, device: str) -> _Trial | None:
     """Arguments at some sizes; None where the function has no meaning there, or too many points."""
-    extents = [size(d.extent, sizes) for d in function.dims]
-    if math.prod(extents) > MOST_POINTS or min(extents, default=0) < 0 or not _fit(nest, sizes):
+    if not 0 <= _points(function, sizes) <= MOST_POINTS or not _fit(nest, sizes):
         return None
     limits = index_limits(nest, lambda e: size(e, sizes))
     generator = torch.Generator().manual_seed(seed)
@@ -278,9 +277,7 @@ def _fit(nest: LoopNest, sizes: Sizes) -> bool:
     return True
 
 
-def _reference(
-    function: TensorFunction, nest: LoopNest, tensors: Mapping[str, Tensor], sizes: Sizes
-) -> dict[str, Tensor]:
+def _reference(function: Callee, nest: LoopNest, tensors: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tensor]:
     """What the results are: by the oracle where it is done soon, else by ATen ops."""
     if _by_oracle(function, sizes):
         given = {b.name: _to_numpy(tensors[b.name], b) for b in nest.given}
@@ -288,14 +285,21 @@ def _reference(
     return _by_aten(function, nest, tensors, sizes)
 
 
-def _by_oracle(function: TensorFunction, sizes: Sizes) -> bool:
+def _by_oracle(function: Callee, sizes: Sizes) -> bool:
     """Whether the oracle is asked, which knows where an index is out of range."""
-    return math.prod(size(d.extent, sizes) for d in function.dims) <= ORACLE_POINTS
+    return _points(function, sizes) <= ORACLE_POINTS
 
 
-def _by_aten(
-    function: TensorFunction, nest: LoopNest, tensors: Mapping[str, Tensor], sizes: Sizes
-) -> dict[str, Tensor]:
+def _points(function: Callee, sizes: Sizes) -> int:
+    """Points of the largest domain; -1 where an extent is below zero."""
+    domains = [b.axes for b, _ in blocks(function)] if isinstance(function, LoopNest) else [function.dims]
+    extents = [[size(d.extent, sizes) for d in domain] for domain in domains]
+    return -1 if min((n for e in extents for n in e), default=0) < 0 else max(map(math.prod, extents), default=0)
+
+
+def _by_aten(function: Callee, nest: LoopNest, tensors: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tensor]:
+    if isinstance(function, LoopNest):
+        raise NotImplementedError(f"{function.name} is loops, which ATen has no ops for")
     own = {name: _strided_copy(t) if name in nest.outputs else t for name, t in tensors.items()}
     symbols = [sizes[s.name] for s in function.symbols.symbols]
     AtenKernel(function).run(list(own.values()), symbols)
@@ -357,7 +361,7 @@ def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return False
 
 
-def _what(function: TensorFunction, sizes: Sizes, origins: Sequence[Origin]) -> str:
+def _what(function: Callee, sizes: Sizes, origins: Sequence[Origin]) -> str:
     ops = ", ".join(dict.fromkeys(o.op for o in origins))
     lines = "; ".join(dict.fromkeys(o.source for o in origins if o.source))
     at = ", ".join(f"{name} = {n}" for name, n in sizes.items())

@@ -4,6 +4,7 @@ chosen."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import sympy
 
@@ -12,7 +13,7 @@ from ..expr.origin import Origin
 from ..expr.role import Role
 from ..expr.symbols import SymbolTable
 from ..expr.value import Expr
-from ..nest.loops import Axis, AxisKind, Buffer, DimKind
+from ..nest.loops import Axis, AxisKind, Buffer, DimKind, LoopNest
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +134,7 @@ class TensorFunction:
         """Dimensions by their symbols."""
         by_var = {d.var: d for d in self.dims}
         return tuple(by_var[s] for s in symbols)
+
+
+# What a kernel is the code of: a function, or loops that somebody has written or scheduled by hand.
+Callee: TypeAlias = TensorFunction | LoopNest

@@ -3,7 +3,7 @@
 A graph node defines one or more tensors. Before fusion the nodes are ``Compute``, ``Reduction``, ``Scan`` and
 ``Scatter`` (what each element is, as a value expression over the node's axes), ``View`` (an index map that costs
 nothing) and ``Library`` (a call of an ATen op). Fusion replaces the first four by ``CallTensor`` of a function of the
-module.
+module. Layers that repeat are a ``CallRegion``, which calls a graph of its own again and again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..expr.symbols import SymbolTable
 from ..expr.value import Expr, Index, IndexValue, free_symbols, is_value, loads
 from ..function.function import TensorFunction
 from ..nest.loops import LoopNest
+from .constants import digest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,39 @@ class ConstantRef:
     name: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """An object of the model that library calls name.
+
+    ``kind`` is the type of a tensor, and of anything else the name of its Python type. ``value`` is None where a text
+    told of the object and could not hold it; ``digest`` then says what is in a tensor, "" where that is left open.
+    Constants of one kind with the same elements are equal, and of objects that are no tensors those of one type.
+    """
+
+    kind: TensorType | str
+    value: Any = field(default=None, repr=False)
+    digest: str = ""
+
+    @staticmethod
+    def of(value: Any, kind: TensorType | None = None) -> Constant:
+        """That of an object, which is a tensor where a ``kind`` is given."""
+        return Constant(type(value).__name__ if kind is None else kind, value)
+
+    @property
+    def contents(self) -> str:
+        """The digest of a tensor's elements (``digest_of``); "" where nobody can tell."""
+        held = self.value is not None and isinstance(self.kind, TensorType)
+        return digest_of(self.value) if held else self.digest
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and (
+            self is other or (self.kind == other.kind and self.contents == other.contents)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.kind)
+
+
 @dataclass(frozen=True, slots=True)
 class ArgumentRef:
     """A library argument that the caller of the graph gives and that is no tensor and no size: a group of processes."""
@@ -234,8 +268,8 @@ class Library:
     kwargs: tuple[tuple[str, Any], ...] = ()
     reason: str = field(default="", compare=False)
     origins: tuple[Origin, ...] = field(default=(), compare=False)
-    rounded: bool = field(default=False, compare=False)
-    refused: bool = field(default=False, compare=False)
+    rounded: bool = False
+    refused: bool = False
     _uses: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
 
@@ -279,10 +313,44 @@ def _parts(items: tuple[Any, ...], count: int) -> list[tuple[Any, ...]]:
     return [items[k * size : (k + 1) * size] for k in range(count)]
 
 
+@dataclass(frozen=True, slots=True)
+class CallRegion:
+    """``times`` calls of a region, one after the other, each of which is handed what the one before it made.
+
+    The region is a graph with the sizes and constants of the graph around it. Its inputs are what is ``carried`` (here
+    by its values before the first call), what each call has for itself (``taken``: one row of ``times`` values for each
+    such input) and what is the same for all (``shared``). Its outputs are what is carried on, in the order of these
+    inputs, and then what is kept of each call. ``names`` are what is carried after the last call, and then for each
+    output that is kept a row of ``times`` values.
+    """
+
+    names: tuple[str, ...]
+    types: tuple[TensorType, ...]
+    region: Graph
+    times: int
+    carried: tuple[str, ...] = ()
+    taken: tuple[tuple[str, ...], ...] = ()
+    shared: tuple[str, ...] = ()
+    origins: tuple[Origin, ...] = field(default=(), compare=False)
+    _uses: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
+
+    @property
+    def kept(self) -> tuple[tuple[str, ...], ...]:
+        """The values of each output of the region that is kept, call by call."""
+        rest = self.names[len(self.carried) :]
+        return tuple(rest[k : k + self.times] for k in range(0, len(rest), self.times))
+
+    def given(self, call: int) -> tuple[str, ...]:
+        """What one of the calls is given, but for what is carried."""
+        return (*(row[call] for row in self.taken), *self.shared)
+
+
 # The target of library nodes that make a size, which no kernel could, out of others: ``args`` is the expression.
 MADE_SIZE = "mlc::size"
+# The target of library nodes that give a tensor of the module: ``args`` is its name among the graph's constants.
+CONSTANT = "mlc::constant"
 
-Node: TypeAlias = Compute | Reduction | Scan | Scatter | View | Library | CallTensor
+Node: TypeAlias = Compute | Reduction | Scan | Scatter | View | Library | CallTensor | CallRegion
 GraphInput: TypeAlias = Input | SizeInput
 # A name, a size, or nothing.
 GraphOutput: TypeAlias = str | sympy.Expr | None
@@ -292,7 +360,7 @@ GraphOutput: TypeAlias = str | sympy.Expr | None
 class Graph:
     """Inputs in call order, nodes in topological order, outputs in return order.
 
-    ``constants`` holds objects that library calls name and text cannot: sub-graphs of higher-order ops, tensors of
+    ``constants`` holds what library calls name beside tensors of the graph: sub-graphs of higher-order ops, tensors of
     the module. ``known`` are facts that have been asked for (``ir.graph.facts``).
     """
 
@@ -301,7 +369,7 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[GraphOutput, ...]
     symbols: SymbolTable = SymbolTable()
-    constants: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    constants: Mapping[str, Constant] = field(default_factory=dict, hash=False)
     known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _types: dict[str, TensorType] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -331,6 +399,14 @@ class IRModule:
         entry = self.functions[self.main]
         assert isinstance(entry, Graph)
         return entry
+
+
+def every_node(graph: Graph) -> Iterator[Node]:
+    """The nodes of a graph, behind each call of a region those of the region, once."""
+    for node in graph.nodes:
+        yield node
+        if isinstance(node, CallRegion):
+            yield from every_node(node.region)
 
 
 def node_values(node: Compute | Reduction | Scan | Scatter) -> tuple[Expr, ...]:
@@ -370,6 +446,8 @@ def _read(node: Node) -> Iterable[str]:
             names = [*refs(node.args), *refs(tuple(v for _, v in node.kwargs))]
         case CallTensor():
             names = [*node.args, *(t for t in node.into if t is not None)]
+        case CallRegion():
+            names = [*node.carried, *(name for row in node.taken for name in row), *node.shared]
     return names
 
 
@@ -409,6 +487,8 @@ def sizes_read(node: Node) -> set[sympy.Symbol]:
             found |= _mentioned((node.args, [v for _, v in node.kwargs]))
         case CallTensor():
             found |= _mentioned(node.sizes)
+        case CallRegion():
+            found = found.union(*map(sizes_read, node.region.nodes))
     return found
 
 
@@ -419,7 +499,7 @@ def _mentioned(value: Any) -> set[sympy.Symbol]:
 
 
 __all__ = [
-    "MADE_SIZE", "ArgumentRef", "CallTensor", "Compute", "ConstantRef", "Graph", "GraphInput", "GraphOutput",
-    "IRModule", "Input", "Library", "Node", "OpRef", "Origin", "Reduction", "Ref", "Scan", "SizeInput", "TensorType",
-    "View", "node_values", "refs", "size_makers", "sizes_read", "uses",
+    "CONSTANT", "MADE_SIZE", "ArgumentRef", "CallTensor", "Compute", "Constant", "ConstantRef", "Graph", "GraphInput",
+    "GraphOutput", "IRModule", "Input", "Library", "Node", "OpRef", "Origin", "Reduction", "Ref", "Scan", "SizeInput",
+    "TensorType", "View", "node_values", "refs", "size_makers", "sizes_read", "uses",
 ]  # fmt: skip

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
+from .kinds import LoopKind
+
 Value: TypeAlias = bool | int | float | str
 Annotations: TypeAlias = tuple[tuple[str, Value], ...]
 T = TypeVar("T", bool, int, str)
@@ -58,6 +60,7 @@ class Hint(Generic[T]):
     changes: Changes
     readers: tuple[str, ...]
     says: str
+    kinds: tuple[LoopKind, ...] = ()
     low: int = 0
     high: int | None = None
     choices: tuple[T, ...] = ()
@@ -111,6 +114,7 @@ class Hint(Generic[T]):
 
 
 _NEST, _LOOP, _BLOCK = (Place.NEST,), (Place.LOOP,), (Place.BLOCK,)
+_IN_A_THREAD = (LoopKind.SERIAL, LoopKind.VECTORIZED, LoopKind.UNROLLED)
 _CPU, _GPU, _ALL = ("cpu",), ("gpu",), ("cpu", "gpu")
 
 # --- what a nest is ---------------------------------------------------------------------------------------------------
@@ -121,7 +125,7 @@ IN_PLACE = Hint(
 )  # fmt: skip
 TABLE = Hint(
     "table", False, _NEST, _ALL, Changes.MEANING,
-    ("codegen.llvm.module", "codegen.triton.emit", "runtime.tuning.measuring", "scheduler.rules.cpu.concat"),
+    ("ir.nest.loops",),
     "One launch runs the nest for each row of a table of arguments.", given_by="lowering",
 )  # fmt: skip
 
@@ -136,6 +140,7 @@ NUM_STAGES = Hint(
     ("codegen.triton.emit", "scheduler.rules.gpu.steps"),
     "Iterations whose loads are in flight at once: of one loop, or of those that Triton pipelines by itself.",
     low=1, high=8,
+    kinds=(LoopKind.SERIAL,),
 )  # fmt: skip
 PEEL = Hint(
     "peel", False, _NEST, _GPU, Changes.SPEED, ("codegen.triton.emit",),
@@ -160,14 +165,17 @@ APART = Hint(
     "apart", False, _LOOP, _GPU, Changes.SPEED, ("codegen.triton.program",),
     "An unrolled loop is written out: its iterations share what they load alike, and where it does not reduce each has "
     "results of its own.",
+    kinds=(LoopKind.UNROLLED,),
 )  # fmt: skip
 FLATTEN = Hint(
     "flatten", False, _LOOP, _GPU, Changes.SPEED, ("codegen.triton.emit",),
     "The loop becomes one with the loop inside it, and the pipeline goes on from one iteration to the next.",
+    kinds=(LoopKind.SERIAL,),
 )  # fmt: skip
 WARP_SPECIALIZE = Hint(
     "warp_specialize", False, _LOOP, _GPU, Changes.SPEED, ("codegen.triton.emit",),
     "Warps take parts of the loop's body.",
+    kinds=(LoopKind.SERIAL,),
 )  # fmt: skip
 TENSORIZE = Hint(
     "tensorize", "", _BLOCK, _GPU, Changes.ORDER,
@@ -194,34 +202,42 @@ ATOMIC = Hint(
 GRAIN = Hint(
     "grain", 1 << 15, _LOOP, _CPU, Changes.SPEED, ("codegen.llvm.module",),
     "Elements of work below which a parallel loop runs on one thread.",
+    kinds=(LoopKind.PARALLEL,),
 )  # fmt: skip
 CASCADE = Hint(
     "cascade", False, _LOOP, _CPU, Changes.ORDER, ("codegen.llvm.loops", "scheduler.rules.cpu.contraction"),
     "Reductions sum this loop by itself before they add it to what is outside: shorter sums, smaller errors.",
+    kinds=_IN_A_THREAD,
 )  # fmt: skip
 HOLD = Hint(
     "hold", False, _LOOP, _CPU, Changes.SPEED, ("codegen.llvm.loops",),
     "Reductions keep in registers what this loop updates, where it is one of many.",
+    kinds=_IN_A_THREAD,
 )  # fmt: skip
 CHAIN = Hint(
     "chain", False, _LOOP, _CPU, Changes.ORDER, ("codegen.llvm.reductions.reductions",),
     "The copies of an unrolled loop share one partial state.",
+    kinds=(LoopKind.UNROLLED,),
 )  # fmt: skip
 FACTOR = Hint(
     "factor", False, _LOOP, _CPU, Changes.ROUNDING, ("codegen.llvm.reductions.factor",),
     "Factors that all terms of a sum have in common multiply the sum.",
+    kinds=_IN_A_THREAD,
 )  # fmt: skip
 PREFETCH = Hint(
     "prefetch", 0, _LOOP, _CPU, Changes.SPEED, ("codegen.llvm.loops", "scheduler.rules.cpu.prefetch"),
     "So many bytes ahead of what vectors read is fetched; 0 for nothing.",
+    kinds=(LoopKind.PARALLEL, *_IN_A_THREAD),
 )  # fmt: skip
 PREFETCH_STORES = Hint(
     "prefetch_stores", 0, _LOOP, _CPU, Changes.SPEED, ("codegen.llvm.loops",),
     "So many bytes ahead of what vectors write is fetched; 0 for nothing.",
+    kinds=(LoopKind.PARALLEL, *_IN_A_THREAD),
 )  # fmt: skip
 UNIT = Hint(
     "unit", False, _LOOP, _ALL, Changes.SPEED, ("scheduler.primitives.loops.blockize",),
     "Primitives move the loop with all that is in it, and do not enter.", given_by="blockize",
+    kinds=tuple(LoopKind),
 )  # fmt: skip
 
 HINTS: dict[str, Hint[Any]] = {h.name: h for h in tuple(globals().values()) if isinstance(h, Hint)}
@@ -230,8 +246,9 @@ HINTS: dict[str, Hint[Any]] = {h.name: h for h in tuple(globals().values()) if i
 # --- what is wrong with an annotation ---------------------------------------------------------------------------------
 
 
-def misfit(key: object, value: object, place: Place) -> tuple[str, str] | None:
-    """What is wrong with an annotation wherever it stands in a place of that kind, and how to mend it."""
+def misfit(key: object, value: object, place: Place, kind: LoopKind | None = None) -> tuple[str, str] | None:
+    """What is wrong with an annotation wherever it stands in a place of that kind, and how to mend it; ``kind`` is that
+    of a loop."""
     name, colon, buffer = str(key).partition(":")
     hint = HINTS.get(name)
     if hint is None:
@@ -246,15 +263,22 @@ def misfit(key: object, value: object, place: Place) -> tuple[str, str] | None:
     if not hint.takes(value):
         near = hint.nearest(value)
         return f"{name!r} cannot be {value!r}", f"{f'did you mean {near}? ' if near else ''}it takes {hint.values}"
+    if kind is not None and kind not in hint.kinds:
+        allowed = " or ".join(k.value for k in hint.kinds)
+        return f"{name!r} says nothing on a {kind.value} loop", f"it may stand on one that is {allowed}"
     return None
 
 
 def misfits(
-    annotations: Annotations, place: Place, parameters: Collection[str], outputs: Collection[str]
+    annotations: Annotations,
+    place: Place,
+    parameters: Collection[str],
+    outputs: Collection[str],
+    kind: LoopKind | None = None,
 ) -> Iterator[tuple[str, str]]:
     """All that is wrong with the annotations of a place in a nest of such parameters and outputs."""
     for key, value in annotations:
-        wrong = misfit(key, value, place)
+        wrong = misfit(key, value, place, kind)
         if wrong is not None:
             yield wrong
             continue

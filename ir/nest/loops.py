@@ -20,7 +20,9 @@ from ..expr.monoid import Monoid
 from ..expr.role import Role
 from ..expr.symbols import SymbolTable
 from ..expr.value import Expr, Index, Load, is_value, loads
-from .hints import IN_PLACE, Annotations
+from .hints import IN_PLACE, TABLE, Annotations
+from .kinds import BLOCK_KINDS as BLOCK_KINDS
+from .kinds import LoopKind as LoopKind
 
 
 class Scope(enum.Enum):
@@ -50,21 +52,8 @@ class DimKind(enum.Enum):
     EXTRA = "extra"
 
 
-class LoopKind(enum.Enum):
-    SERIAL = "serial"
-    PARALLEL = "parallel"
-    VECTORIZED = "vectorized"
-    UNROLLED = "unrolled"
-    BLOCK_X = "blockIdx.x"
-    BLOCK_Y = "blockIdx.y"
-    BLOCK_Z = "blockIdx.z"
-    THREAD_X = "threadIdx.x"
-
-
-for _enum in (Scope, AxisKind, DimKind, LoopKind):
+for _enum in (Scope, AxisKind, DimKind):
     _enum.__hash__ = object.__hash__  # type: ignore[method-assign]
-
-BLOCK_KINDS = (LoopKind.BLOCK_X, LoopKind.BLOCK_Y, LoopKind.BLOCK_Z)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +251,11 @@ class LoopNest:
         """The parameters that come with content: those that are not written, and those that are written in place."""
         in_place = IN_PLACE.of(self).split(",")
         return tuple(b for b in self.params if b.name not in self.outputs or b.name in in_place)
+
+    @property
+    def table(self) -> bool:
+        """Whether one launch does the work of a call for each row of a table of arguments."""
+        return TABLE.of(self)
 
 
 # --- traversal --------------------------------------------------------------------------------------------------------

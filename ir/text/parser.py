@@ -12,9 +12,11 @@ from ..expr.dtypes import DType
 from ..expr.role import Role
 from ..expr.value import symbol
 from ..function.function import TensorFunction
+from ..graph.constants import laid_out, tensor_of
 from ..graph.graph import (
     CallTensor,
     Compute,
+    Constant,
     Graph,
     GraphInput,
     GraphOutput,
@@ -69,7 +71,7 @@ from .parser_expr import (
     tensor,
 )
 from .parser_function import read_function
-from .printer_expr import is_let
+from .printer_expr import LIBRARY_MARKS, is_let
 
 __all__ = ["ParseError", "parse"]
 
@@ -108,12 +110,12 @@ def _function(node: ast.stmt) -> tuple[str, Graph | TensorFunction | LoopNest]:
     raise fail(decorator, "@graph, @function or @nest")
 
 
-def _annotations(given: Mapping[str, ast.expr], place: Place) -> Annotations:
+def _annotations(given: Mapping[str, ast.expr], place: Place, kind: LoopKind | None = None) -> Annotations:
     if "annotations" not in given:
         return ()
     found: Annotations = tuple(literal(given["annotations"]).items())
     for key, value in found:
-        if wrong := misfit(key, value, place):
+        if wrong := misfit(key, value, place, kind):
             raise fail(given["annotations"], f"hints of a {place.value} ({wrong[0]}; {wrong[1]})")
     return found
 
@@ -147,7 +149,7 @@ class _NestReader:
                 kind, args, given = call_of(node.iter)
                 if kind not in _LOOPS or len(args) != 1:
                     raise fail(node.iter, f"one of {', '.join(_LOOPS)} of an extent")
-                notes = _annotations(options(given, node.iter, "annotations"), Place.LOOP)
+                notes = _annotations(options(given, node.iter, "annotations"), Place.LOOP, _LOOPS[kind])
                 return Loop(symbol(name_of(node.target)), index(args[0]), self.nodes(node.body), _LOOPS[kind], notes)
             case ast.With(items=[item]):
                 name, args, given = call_of(item.context_expr)
@@ -221,12 +223,40 @@ def _graph(node: ast.FunctionDef, given: Mapping[str, ast.expr]) -> Graph:
     device = string(given["device"]) if "device" in given else "cpu"
     inputs = tuple(_graph_input(name, kind, device) for name, kind in parameters(node))
     symbols, body = sizes_of(node.body)
+    constants: dict[str, Constant] = {}
+    while body and isinstance(body[0], ast.Expr) and function_name(body[0].value) == "constant":
+        name, constant = _constant(body[0].value, device)
+        if name in constants:
+            raise fail(body[0], f"one constant called {name!r}")
+        constants[name], body = constant, body[1:]
     reader = _GraphReader(device, {i.name: i.type.dtype for i in inputs if isinstance(i, Input)})
     if not body or not isinstance(body[-1], ast.Return) or body[-1].value is None:
         raise fail(node, "a function that ends in return (…)")
     nodes = [n for statement in body[:-1] if (n := reader.node(statement)) is not None]
     outputs = tuple(_output(e) for e in items(body[-1].value))
-    return Graph(node.name, inputs, tuple(nodes), outputs, symbols)
+    return Graph(node.name, inputs, tuple(nodes), outputs, symbols, constants)
+
+
+def _constant(node: ast.expr, device: str) -> tuple[str, Constant]:
+    """The name of a constant, and what the text has of it."""
+    _, args, given = call_of(node)
+    digest = string(options(given, node, "sha256")["sha256"]) if given else ""
+    match args:
+        case [name, ast.Constant() as kind] if not given:
+            return string(name), Constant(string(kind))
+        case [name, kind]:
+            return string(name), Constant(_type(kind, device), digest=digest)
+        case [name, kind, elements] if not given:
+            wanted = _type(kind, device)
+            try:
+                value = tensor_of(argument(elements), wanted.dtype.torch)
+                fits = tuple(value.shape) == tuple(map(int, wanted.shape))
+            except (TypeError, ValueError, RuntimeError):
+                fits = False
+            if not fits:
+                raise fail(elements, f"the elements of {ast.unparse(kind)} as lists in lists")
+            return string(name), Constant(wanted, laid_out(value, tuple(map(int, wanted.strides))))
+    raise fail(node, "constant(name, type, elements), constant(name, type, sha256=…) or constant(name, type's name)")
 
 
 def _type(node: ast.expr, device: str) -> TensorType:
@@ -303,10 +333,16 @@ class _GraphReader:
                 offset = index(given["offset"]) if "offset" in given else sympy.S.Zero
                 indices = tuple(self.exprs.index(e) for e in items(fn.body))
                 return View(names[0], _type(kind, self.device), name_of(source), _axes(fn), indices, offset)
-            case "library", [target, kinds, arguments, reason]:
+            case "library", [target, kinds, arguments, reason, *marks]:
+                said = [name_of(m) for m in marks]
+                if len(said) > len(LIBRARY_MARKS.intersection(said)):
+                    raise fail(value, f"after the reason one of {', '.join(sorted(LIBRARY_MARKS))}, each once")
                 optional = tuple(self.optional(k) for k in items(kinds))
                 keywords = tuple((k, argument(v)) for k, v in given.items())
-                return Library(names, optional, string(target), argument(arguments), keywords, string(reason))
+                return Library(
+                    names, optional, string(target), argument(arguments), keywords, string(reason), (),
+                    "rounded" in said, "refused" in said,
+                )  # fmt: skip
             case "call", [callee, kinds, arguments]:
                 types = tuple(_type(k, self.device) for k in items(kinds))
                 sizes = tuple(index(e) for e in items(given["sizes"])) if "sizes" in given else ()

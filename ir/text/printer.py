@@ -22,6 +22,10 @@ A graph::
         w = scatter(sum, float32[9], lambda i0: float32(0.0), [s0], lambda r0: (z[r0], labels[r0]))
         return (z,)
 
+What library calls name of the model stands above the nodes of a graph: ``constant('m', int64[2], [3, 4])``, a large
+tensor by its digest ``constant('m', int64[900], sha256='…')``, what is no tensor by its Python type
+``constant('f', 'GraphModule')``.
+
 A tensor function, whose outputs are parameters that it writes::
 
     @function
@@ -52,9 +56,11 @@ from ..expr.origin import Origin
 from ..expr.symbols import SymbolTable
 from ..expr.value import EXPR_TYPES, Expr
 from ..function.function import Stage, TensorFunction
+from ..graph.constants import elements_of
 from ..graph.graph import (
     CallTensor,
     Compute,
+    Constant,
     Graph,
     GraphOutput,
     Input,
@@ -72,6 +78,7 @@ from ..nest.hints import Annotations
 from ..nest.loops import Block, DimKind, LoopNest, Scope, Store, Update
 from ..nest.loops import Node as LoopNode
 from .printer_expr import (
+    LIBRARY_MARKS,
     MARK,
     UNMARK,
     ExprText,
@@ -260,9 +267,9 @@ class Script:
         params = [mark(i, f"{i.name}: {_input(i, device)}") for i in graph.inputs]
         self.line(f"def {graph.name}({', '.join(params)}):", graph)
         self._depth += 1
-        for name, value in graph.constants.items():
-            self.line(f"# constant {name}: {type(value).__name__}")
         self._sizes(graph.symbols)
+        for name, constant in graph.constants.items():
+            self.line(f"constant({', '.join([repr(name), *_constant(constant, device)])})", constant)
         dtypes = {i.name: i.type.dtype for i in graph.inputs if isinstance(i, Input)}
         exprs = ExprText(dtypes, self.culprit)
         for node in graph.nodes:
@@ -304,7 +311,8 @@ class Script:
                 return f"{left} = view({of}{offset})"
             case Library():
                 options = "".join(f", {k}={argument(v)}" for k, v in node.kwargs)
-                text = f"library({node.target!r}, {types(node.types)}, {argument(node.args)}, {node.reason!r}{options})"
+                told = f"{argument(node.args)}, {node.reason!r}{_marks(node)}{options}"
+                text = f"library({node.target!r}, {types(node.types)}, {told})"
                 return f"{left} = {text}" if left else text
             case CallTensor():
                 sizes = f", sizes={listing(node.sizes)}" if node.sizes else ""
@@ -312,6 +320,11 @@ class Script:
                 count = f", count={node.count}" if node.count > 1 else ""
                 given = f"{node.function!r}, {types(node.types)}, [{', '.join(node.args)}]"
                 return f"{left} = call({given}{sizes}{into}{count})"
+        raise TypeError(f"a graph has no nodes like {type(node).__name__}")
+
+
+def _marks(node: Library) -> str:
+    return "".join(f", {m}" for m in sorted(LIBRARY_MARKS) if getattr(node, m))
 
 
 def _stage(stage: Stage, exprs: ExprText) -> str:
@@ -361,6 +374,17 @@ def _input(i: Input | SizeInput, device: str) -> str:
         return f"size({index_text(i.value)})"
     kind = tensor_text(i.type, device)
     return f"static({kind})" if i.static else kind
+
+
+def _constant(constant: Constant, device: str) -> list[str]:
+    """What a constant is, and what is in it: as numbers where those are few, else by its digest."""
+    if isinstance(constant.kind, str):
+        return [repr(constant.kind)]
+    held = elements_of(constant.value) if constant.value is not None else None
+    if held is not None:
+        return [tensor_text(constant.kind, device), argument(held)]
+    digest = constant.contents
+    return [tensor_text(constant.kind, device), *([f"sha256={digest!r}"] if digest else [])]
 
 
 def _output(output: GraphOutput) -> str:

@@ -32,6 +32,8 @@ _SUM, _PRODUCT, _ATOM = range(3)
 # Around the text of an object that is to be underlined; neither character can stand in a script.
 MARK, UNMARK = "\x01", "\x02"
 _MAX_NESTING = 24
+# What is said of a library call by its name alone, after the reason.
+LIBRARY_MARKS = frozenset({"rounded", "refused"})
 
 
 def names(items: Iterable[str]) -> str:

@@ -234,7 +234,8 @@ class _StructureWriter:
             else:
                 self.lines.append(f"input {self.index(i.value)}")
         for name, constant in graph.constants.items():
-            self.lines.append(f"constant {name} {type(constant).__name__}")
+            kind = constant.kind if isinstance(constant.kind, str) else self._tensor(constant.kind)
+            self.lines.append(f"constant {name} {kind}")
         for n in graph.nodes:
             self._node(n)
         outputs = [

@@ -8,8 +8,9 @@ import sympy
 
 from ..expr.symbols import Interval
 from ..expr.value import is_value
-from ..function.function import TensorFunction
+from ..function.function import Callee, TensorFunction
 from ..graph.graph import (
+    CONSTANT,
     CallTensor,
     Compute,
     Graph,
@@ -215,13 +216,9 @@ def _call(node: CallTensor, types: dict[str, TensorType], module: IRModule) -> I
             made = callee.types()
             wants = [(i.type.dtype, len(i.type.shape)) for i in callee.inputs if isinstance(i, Input)]
             gives = [(made[o].dtype, len(made[o].shape)) for o in callee.outputs if isinstance(o, str)]
-        case TensorFunction():
-            yield from _tensor_call(node, types, callee)
+        case TensorFunction() | LoopNest():
+            yield from _kernel_call(node, types, callee)
             return
-        case LoopNest():
-            wants = [(b.dtype, len(b.shape)) for b in callee.given]
-            made_by_name = callee.buffers
-            gives = [(made_by_name[n].dtype, len(made_by_name[n].shape)) for n in callee.outputs]
     given = [(types[a].dtype, len(types[a].shape)) for a in node.args if a in types]
     for what, have, want in (
         ("arguments", given, wants),
@@ -233,21 +230,31 @@ def _call(node: CallTensor, types: dict[str, TensorType], module: IRModule) -> I
         yield Fault(node, f"{node.function} has {len(callee.symbols.symbols)} sizes, here {len(node.sizes)}")
 
 
-def _tensor_call(node: CallTensor, types: dict[str, TensorType], callee: TensorFunction) -> Iterator[Fault]:
-    """The memory that a tensor function is given and gives is that of its parameters, at the sizes of the call."""
+def _kernel_call(node: CallTensor, types: dict[str, TensorType], callee: Callee) -> Iterator[Fault]:
+    """The memory that a function or nest is given and gives is that of its parameters, at the sizes of the call."""
+    if isinstance(callee, LoopNest):
+        buffers = callee.buffers
+        inputs, outputs = callee.given, tuple(buffers[n] for n in callee.outputs if n in buffers)
+        order = [b.name for b in (*inputs, *(b for b in outputs if b not in inputs))]
+        if order != [b.name for b in callee.params]:
+            says = f"the parameters of {callee.name} are not its inputs and then its outputs"
+            yield Fault(node, says, f"write them in the order {', '.join(order)}")
+            return
+    else:
+        inputs, outputs = callee.inputs, tuple(o.buffer for o in callee.outputs)
     if len(node.sizes) != len(callee.symbols.symbols):
         names = ", ".join(s.name for s in callee.symbols.symbols) or "none"
         yield Fault(node, f"{callee.name} has the sizes {names}, here are {len(node.sizes)}")
         return
-    if (len(node.args), len(node.names)) != (len(callee.inputs), len(callee.outputs)):
-        says = f"{callee.name} has {len(callee.inputs)} arguments and {len(callee.outputs)} results"
+    if (len(node.args), len(node.names)) != (len(inputs), len(outputs)):
+        says = f"{callee.name} has {len(inputs)} arguments and {len(outputs)} results"
         yield Fault(node, f"{says}, here {len(node.args)} and {len(node.names)}")
         return
     if node.into and len(node.into) != len(node.names):
         yield Fault(node, f"{len(node.names)} results, and into names {len(node.into)}")
     sizes = dict(zip(callee.symbols.symbols, node.sizes, strict=True))
-    pairs = [(a, types[a], b) for a, b in zip(node.args, callee.inputs, strict=True) if a in types]
-    pairs += [(n, t, o.buffer) for n, t, o in zip(node.names, node.types, callee.outputs, strict=True)]
+    pairs = [(a, types[a], b) for a, b in zip(node.args, inputs, strict=True) if a in types]
+    pairs += zip(node.names, node.types, outputs, strict=True)
     for name, kind, buffer in pairs:
         misfit = _misfit(kind, buffer, sizes)
         if misfit is not None:
@@ -257,8 +264,8 @@ def _tensor_call(node: CallTensor, types: dict[str, TensorType], callee: TensorF
         yield Fault(
             node, f"{callee.name} is given tensors of {' and '.join(sorted(devices))}", "copy them to one device"
         )
-    written = {o.buffer.name: k for k, o in enumerate(callee.outputs)}
-    for k, b in enumerate(callee.inputs):
+    written = {b.name: k for k, b in enumerate(outputs)}
+    for k, b in enumerate(inputs):
         if b.name in written and node.args[k] != (node.into or (None,) * len(node.names))[written[b.name]]:
             says = f"{callee.name} writes over {b.name}, and the call does not say that {node.args[k]} is written"
             yield Fault(node, says, f"into={node.args[k]} for that result")
@@ -303,6 +310,20 @@ def library_calls_fit(graph: Graph, module: IRModule | None) -> Iterator[Fault]:
             yield Fault(node, f"{node.target!r} names no op", 'write the full name: "aten::mm.default"')
 
 
+def constants_are_known(graph: Graph, module: IRModule | None) -> Iterator[Fault]:
+    """What a node gives as a tensor of the model is a constant of the graph, of that type."""
+    for node in graph.nodes:
+        if isinstance(node, Library) and node.target == CONSTANT:
+            name, (kind,) = node.args[0], node.types
+            if name not in graph.constants:
+                known = ", ".join(graph.constants) or "none"
+                yield Fault(
+                    node, f"the graph has no constant {name!r}; it has {known}", "constant(name, type, …) above"
+                )
+            elif graph.constants[name].kind != kind:
+                yield Fault(graph.constants[name], f"constant {name!r} is not of the type that {node.names[0]} has")
+
+
 Rule = Callable[[Graph, "IRModule | None"], Iterator[Fault]]
 GRAPH_RULES: tuple[Rule, ...] = (
     names_are_defined,
@@ -310,4 +331,5 @@ GRAPH_RULES: tuple[Rule, ...] = (
     values_are_sound,
     calls_fit,
     library_calls_fit,
+    constants_are_known,
 )

@@ -50,7 +50,8 @@ def verify(obj: IRModule | Graph | TensorFunction | LoopNest) -> None:
             if not isinstance(obj.functions.get(obj.main), Graph):
                 known = ", ".join(obj.functions)
                 raise VerifyError(f"the module's entry {obj.main!r} is no graph of it; it has {known}")
-            for function in obj.functions.values():
+            # What graphs call comes first: a call is judged by parameters that are sound.
+            for function in sorted(obj.functions.values(), key=lambda f: isinstance(f, Graph)):
                 if isinstance(function, Graph):
                     _report(function, [f for rule in GRAPH_RULES for f in rule(function, obj)])
                 else:
@@ -250,7 +251,8 @@ def hints_are_known(nest: LoopNest) -> Iterator[Fault]:
     params = [b.name for b in nest.params]
     for node in (nest, *(n for n, _ in walk_nodes(nest.body))):
         place = Place.NEST if node is nest else Place.LOOP if isinstance(node, Loop) else Place.BLOCK
-        for says, mend in misfits(node.annotations, place, params, nest.outputs):
+        kind = node.kind if isinstance(node, Loop) else None
+        for says, mend in misfits(node.annotations, place, params, nest.outputs, kind):
             yield Fault(node, says, mend)
 
 

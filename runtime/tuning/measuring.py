@@ -23,7 +23,6 @@ import torch
 from ...codegen.llvm.module import emit_llvm
 from ...codegen.triton.emit import emit_triton
 from ...ir.errors import MlcError
-from ...ir.nest.hints import TABLE
 from ...ir.nest.loops import LoopNest
 from ...ir.target import Target
 from ...ir.text.printer import show
@@ -291,7 +290,7 @@ def measurer_for(nest: LoopNest, target: Target, workers: int = 0) -> Measurer |
 
     A kernel over a table of tensors has no arguments of typical sizes, and is not timed either.
     """
-    if TABLE.of(nest):
+    if nest.table:
         return None
     is_hip = torch.version.hip is not None
     if target.is_gpu and not (torch.cuda.is_available() and is_hip == (target.kind == "hip")):

@@ -16,7 +16,7 @@ import sympy
 from ...ir.graph.copies import COPY
 from ...ir.graph.effects import has_effect, written
 from ...ir.graph.facts import aliases_of, places_of
-from ...ir.graph.graph import CallTensor, Graph, Input, Library, Node, View, size_makers, uses
+from ...ir.graph.graph import CONSTANT, CallTensor, Graph, Input, Library, Node, View, size_makers, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import JOINED
 from ..context import PassContext
@@ -24,7 +24,7 @@ from ..cost.calls import MORE, WORTH
 from ..fusion.early_errors import checks_before_writes
 from ..fusion.fusion import Fusion
 
-_SEEDS, _CONSTANT = "mlc::seeds", "mlc::constant"
+_SEEDS = "mlc::seeds"
 
 
 def order_for_memory(fusion: Fusion, context: PassContext) -> Fusion:
@@ -96,7 +96,7 @@ class Held:
 
 def _is_fixed(node: Node) -> bool:
     """Whether a node does something that no name tells."""
-    return has_effect(node) and isinstance(node, Library) and node.target not in (COPY, _SEEDS, _CONSTANT)
+    return has_effect(node) and isinstance(node, Library) and node.target not in (COPY, _SEEDS, CONSTANT)
 
 
 @dataclass(slots=True)
@@ -285,7 +285,7 @@ def _made(node: Node, hint: Callable[[sympy.Expr], int]) -> list[tuple[str, int]
         case CallTensor():
             new = zip(node.names, node.types, node.fresh, strict=True)
             return [(name, hint(kind.nbytes)) for name, kind, fresh in new if fresh]
-        case Library(target=target) if target in (_CONSTANT, COPY, JOINED):
+        case Library(target=target) if target in (CONSTANT, COPY, JOINED):
             return []
         case Library():
             return [(n, hint(t.nbytes)) for n, t in zip(node.names, node.types, strict=True) if t is not None]

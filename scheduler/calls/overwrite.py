@@ -9,14 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from ...ir.function.function import TensorFunction
 from ...ir.graph.facts import Aliases, aliases_of
-from ...ir.graph.graph import CallTensor, Graph, Library, TensorType
+from ...ir.graph.graph import CONSTANT, CallTensor, Graph, Library, TensorType
 from ..context import PassContext
 from ..functions.function_table import FunctionTable
 from ..fusion.fusion import Fusion
 from ..fusion.in_place import overwritten
-
-# Memory that belongs to the module, not to one run of the graph.
-LASTING = "mlc::constant"
 
 
 def write_over_dead(fusion: Fusion, context: PassContext) -> Fusion:
@@ -47,7 +44,7 @@ class _Overwriter:
         self.last = {base: readers[-1] for base, readers in self.aliases.readers.items()}
         self.lasting = {i.name for i in self.graph.inputs} | self.aliases.leaving
         for node in self.graph.nodes:
-            if isinstance(node, Library) and node.target == LASTING:
+            if isinstance(node, Library) and node.target == CONSTANT:  # memory of the module, not of one run
                 self.lasting.update(node.names)
         table = FunctionTable(self.functions)
         nodes = list(self.graph.nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from ...ir.function.function import TensorFunction
@@ -10,10 +10,12 @@ from ...ir.graph.graph import CallTensor, Node
 
 
 class FunctionTable:
-    """The functions of a graph while calls change; starts from those that it has."""
+    """The functions of a graph while calls change; starts from those that it has. Names that are ``taken`` are given to
+    none."""
 
-    def __init__(self, functions: Mapping[str, TensorFunction]) -> None:
+    def __init__(self, functions: Mapping[str, TensorFunction], taken: Collection[str] = ()) -> None:
         self.functions = dict(functions)
+        self._taken = frozenset(taken)
         self._names = {f: n for n, f in functions.items()}
         # By object, since many calls bring the same one; it is kept, so that its id is its own.
         self._entered: dict[int, tuple[TensorFunction, str]] = {}
@@ -29,7 +31,7 @@ class FunctionTable:
         if known is not None:
             return known
         base, k = function.name.rstrip("0123456789").rstrip("_") or "fused", len(self.functions)
-        while (name := f"{base}_{k}") in self.functions:
+        while (name := f"{base}_{k}") in self.functions or name in self._taken:
             k += 1
         self.functions[name] = replace(function, name=name)
         self._names[function] = name

@@ -8,7 +8,7 @@ Nothing is matched by pattern: what fuses follows from the index expressions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import sympy
 
@@ -283,7 +283,7 @@ def partition(fusion: Fusion, context: PassContext) -> Fusion:
     calls, functions = assemble(graph, views, units, outside)
     refusals = tuple(sorted(fuser.refusals, key=lambda r: -r.bytes))
     report = FusionReport(fusion.report.nodes + len(nodes), refusals)
-    return Fusion(_with_nodes(graph, calls), {**fusion.functions, **functions}, report)
+    return replace(fusion, graph=_with_nodes(graph, calls), functions={**fusion.functions, **functions}, report=report)
 
 
 def _with_nodes(graph: Graph, nodes: list[Node]) -> Graph:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ...ir.function.function import TensorFunction
+from ...ir.function.function import Callee, TensorFunction
 from ...ir.graph.graph import CallTensor, Graph, IRModule, Library, View
 from ...ir.passes import Form, Level
 from ...ir.text.printer import show
@@ -32,16 +32,21 @@ class FusionReport:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """A graph with calls of tensor functions, the functions by name, and the report. Equal functions are one."""
+    """A graph with calls of tensor functions, the functions by name, and the report. Equal functions are one.
+
+    ``given`` is what the graph called before it was fused: functions and nests that somebody wrote, and that stay as
+    they are.
+    """
 
     graph: Graph
     functions: Mapping[str, TensorFunction] = field(default_factory=dict)
     report: FusionReport = FusionReport()
+    given: Mapping[str, Callee] = field(default_factory=dict)
 
     @property
     def module(self) -> IRModule:
         """The graph and its functions as what is printed, verified and compiled."""
-        return IRModule({self.graph.name: self.graph, **self.functions}, self.graph.name)
+        return IRModule({self.graph.name: self.graph, **self.functions, **self.given}, self.graph.name)
 
     def having(self, graph: Graph, functions: Mapping[str, TensorFunction]) -> Fusion:
         """With another graph and its functions; the same object where they are the same."""

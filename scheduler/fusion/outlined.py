@@ -35,7 +35,7 @@ class Functions:
         graph = in_order(fusion.graph, nodes)
         # Views of what is no tensor of the graph any more: functions read through them.
         graph = replace(graph, nodes=without_idle_views(graph.nodes, graph))
-        return Fusion(graph, {**fusion.functions, **named}, report)
+        return replace(fusion, graph=graph, functions={**fusion.functions, **named}, report=report)
 
 
 def without_idle_views(nodes: Sequence[Node], graph: Graph) -> tuple[Node, ...]:

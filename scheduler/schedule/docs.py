@@ -9,6 +9,7 @@ from textwrap import dedent
 from typing import Any
 
 from ...ir.nest.hints import HINTS, Hint
+from ...ir.nest.kinds import LoopKind
 from ..primitives.loops.annotate import annotate
 from ..primitives.loops.blockize import blockize
 from ..primitives.loops.fuse import fuse
@@ -79,10 +80,10 @@ be parallel, vectorized or bound.
 _HINTS = """\
 ## Hints
 
-What `annotate` attaches, and what some primitives and the lowering do. A name, a place or a value that is not here is
-refused: by `annotate` with a `ScheduleError`, in text by the parser, and by the verifier. A hint for GPUs is refused by
-the emitter for CPUs, and the other way round. "May change" is the most that a hint does to results. The table is
-`ir/nest/hints.py`.
+What `annotate` attaches, and what some primitives and the lowering do. A name, a place, a kind of loop or a value that
+is not here is refused: by `annotate`, and by what gives loops their kind, with a `ScheduleError`; in text by the
+parser; and by the verifier. A hint for GPUs is refused by the emitter for CPUs, and the other way round. "May change"
+is the most that a hint does to results. The table is `ir/nest/hints.py`.
 
 | hint | of a | for | values | by default | given by | may change | what it says | read by |
 |---|---|---|---|---|---|---|---|---|"""
@@ -102,6 +103,8 @@ def _row(hint: Hint[Any]) -> str:
     places, targets = " or ".join(p.value for p in hint.places), " and ".join(t.upper() for t in hint.targets)
     default = "" if hint.default == "" else f"`{hint.default!r}`"
     readers = ", ".join(f"`{r}`" for r in hint.readers)
+    if hint.kinds and set(hint.kinds) != set(LoopKind):
+        places += f" ({', '.join(k.value for k in hint.kinds)})"
     cells = (f"`{name}`", places, targets, hint.values, default, hint.given_by, hint.changes.value, hint.says, readers)
     return f"| {' | '.join(cells)} |"
 

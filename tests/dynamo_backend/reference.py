@@ -20,6 +20,7 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 from torch_mlc.ir.expr.iterations import ITERATIONS
 from torch_mlc.ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, is_value
 from torch_mlc.ir.graph.graph import (
+    CONSTANT,
     Compute,
     ConstantRef,
     Graph,
@@ -59,7 +60,7 @@ def call_library(node: Library, lookup: Callable[[str], Any], sizes: Mapping[str
             case Ref(name):
                 return lookup(name)
             case ConstantRef(name):
-                return constants[name]
+                return constants[name].value
             case sympy.Basic():
                 return size(a, sizes)
             case tuple():
@@ -68,8 +69,8 @@ def call_library(node: Library, lookup: Callable[[str], Any], sizes: Mapping[str
 
     if node.target == "mlc::seeds":
         return [torch.arange(1, node.args[0] + 1, dtype=torch.int64) * 7919]
-    if node.target == "mlc::constant":
-        return [constants[node.args[0]]]
+    if node.target == CONSTANT:
+        return [constants[node.args[0]].value]
     namespace, _, rest = node.target.partition("::")
     packet, _, overload = rest.partition(".")
     op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)

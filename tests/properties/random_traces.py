@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_mlc.ir.expr.value import is_value
-from torch_mlc.ir.nest.hints import GRAIN, NUM_WARPS
+from torch_mlc.ir.nest.hints import NUM_WARPS, PREFETCH
 from torch_mlc.ir.nest.loops import Loop, LoopNest, walk_nodes
 from torch_mlc.ir.target import Target
 from torch_mlc.scheduler.error import ScheduleError
@@ -184,7 +184,7 @@ def _partition(p: Player) -> dict[str, Any]:
 
 
 def _annotate(p: Player) -> dict[str, Any]:
-    place, hint, value = ("", NUM_WARPS, 8) if p.gpu else (p.loop(), GRAIN, 1)
+    place, hint, value = ("", NUM_WARPS, 8) if p.gpu else (p.loop(), PREFETCH, 64)
     return {"at": p.rng.choice((place, place, p.block())), "key": hint, "value": p.rng.choice((value, value, True))}
 
 

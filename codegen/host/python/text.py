@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ....ir.graph.graph import MADE_SIZE, GraphOutput, Library
+from ....ir.graph.graph import CONSTANT, MADE_SIZE, GraphOutput, Library
 from ...kernel import EmitError
 from ..steps.ops import nests, returns_sequence
 from ..steps.program import HostProgram
@@ -243,7 +243,7 @@ class _Printer(Words):
         args = [self.literal(a) for a in node.args] + [f"{k}={self.literal(v)}" for k, v in node.kwargs]
         if over:
             args.append(f"out={self.name(over)}")
-        if node.target == "mlc::constant":
+        if node.target == CONSTANT:
             self.line(f"{results[0]} = {self.constant(node.args[0])}", comment)
             return
         if node.target == MADE_SIZE:

@@ -16,14 +16,15 @@ def annotate(nest: LoopNest, at: str, key: str, value: Value) -> LoopNest:
 
         for i in range(n):     ->     for i in range(n):  # num_stages=3
 
-    Requires: a hint of the table below, in a place and of a value that it has there; it is not one that a primitive
-    of its own gives.
+    Requires: a hint of the table below, in a place, on a kind of loop, and of a value that it has there; it is not one
+    that a primitive of its own gives.
     Raises: ScheduleError.    Source: TVM ``Schedule.annotate``.
     """
     asked = f"annotate({at}, {key!r}, {value!r})"
     node = find_place(nest, at, asked)
     place = Place.NEST if node is nest else Place.LOOP if isinstance(node, Loop) else Place.BLOCK
-    for says, mend in misfits(((key, value),), place, [b.name for b in nest.params], nest.outputs):
+    kind = node.kind if isinstance(node, Loop) else None
+    for says, mend in misfits(((key, value),), place, [b.name for b in nest.params], nest.outputs, kind):
         raise ScheduleError(asked, says, nest, at, mend)
     giver = HINTS[key.partition(":")[0]].given_by
     if giver != annotate.__name__:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ....ir.nest.hints import Place, misfit
 from ....ir.nest.loops import BLOCK_KINDS, Loop, LoopKind, LoopNest, Node, walk_nodes
 from ...error import ScheduleError
 from ..analysis.dependence import accesses, carried, check_pairs, is_atomic, mixed, pairs_under, scanned, scattered
@@ -138,6 +139,9 @@ _INSIDE_BLOCKS = (LoopKind.PARALLEL, LoopKind.VECTORIZED, LoopKind.UNROLLED, Loo
 
 
 def _with_kind(nest: LoopNest, node: Loop, kind: LoopKind, asked: str) -> LoopNest:
+    for key, value in node.annotations:
+        if wrong := misfit(key, value, Place.LOOP, kind):
+            raise ScheduleError(asked, f"{node.var} has a hint: {wrong[0]}", nest, node.var.name, wrong[1])
     result = with_node(nest, node, replace(node, kind=kind))
     check_kinds(result, asked, nest)
     return result

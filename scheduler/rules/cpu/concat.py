@@ -13,7 +13,6 @@ from torch.utils._sympy.functions import ModularIndexing
 
 from ....ir.expr.ops import OPS
 from ....ir.expr.value import Call, Expr, Select, children, index_exprs, loads, walk
-from ....ir.nest.hints import TABLE
 from ....ir.nest.loops import Block, Loop, LoopNest, blocks, walk_nodes
 from ....ir.target import Target
 from ...cost.cpu_kernels import PART_TEAM
@@ -83,7 +82,7 @@ def _worthwhile(schedule: Schedule, loop: str, target: Target) -> Points:
     if len(parts) == 2 and not is_heavy and min(parts) < LONG * target.lanes(lane_bytes(nest)):
         return ()
     if any(k == 0 for _, _, k in around):  # each part has a team of its own, or none
-        if TABLE.of(nest) or (not is_heavy and any(within)):
+        if nest.table or (not is_heavy and any(within)):
             return ()
         if not is_heavy and min(parts) * (work + 2) < PART_TEAM <= sum(parts) * (work + 2):
             return ()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from torch_mlc.codegen.kernel import EmitError, refuse_foreign
 from torch_mlc.ir.errors import VerifyError
-from torch_mlc.ir.nest.hints import DESCRIPTOR, EVICT, HINTS, NUM_STAGES, NUM_WARPS, PREFETCH
-from torch_mlc.ir.nest.loops import Loop, LoopNest
+from torch_mlc.ir.nest.hints import DESCRIPTOR, EVICT, HINTS, NUM_STAGES, NUM_WARPS, PREFETCH, Hint, Place
+from torch_mlc.ir.nest.loops import Loop, LoopKind, LoopNest
 from torch_mlc.ir.text.parser import ParseError, parse
 from torch_mlc.ir.text.printer import show
 from torch_mlc.ir.verify.verify import verify
+from torch_mlc.scheduler.error import ScheduleError
+from torch_mlc.scheduler.schedule.schedule import Schedule
 
 
 def script(nest: str = "", loop: str = "", block: str = "") -> str:
@@ -92,6 +95,55 @@ def test_a_target_refuses_what_means_nothing_to_it() -> None:
         refuse_foreign(for_gpu, "cpu")
     with pytest.raises(EmitError, match="i has the hint 'prefetch', which means nothing to a GPU"):
         refuse_foreign(for_cpu, "gpu")
+
+
+@pytest.mark.parametrize("kind", LoopKind, ids=lambda k: k.name)
+@pytest.mark.parametrize("hint", [h for h in HINTS.values() if Place.LOOP in h.places], ids=lambda h: h.name)
+def test_a_hint_stands_on_its_kinds_of_loops(hint: Hint[Any], kind: LoopKind) -> None:
+    """Elsewhere nothing would read it: the parser, the verifier, ``annotate`` and what gives a kind refuse it."""
+    (loop,) = nest(script()).body
+    value = True if isinstance(hint.default, bool) else max(hint.low, 2)
+    plain = replace(nest(script()), body=(replace(loop, kind=kind),))
+    given = replace(plain, body=(replace(loop, kind=kind, annotations=((hint.name, value),)),))
+    schedule = Schedule(plain)
+    if kind in hint.kinds:
+        verify(given)
+        assert parse(show(given)) == given
+        if hint.given_by == "annotate":
+            schedule.annotate("i", hint, value)
+            assert schedule.nest == given
+        return
+    says = f"{hint.name!r} says nothing on a {kind.value} loop"
+    mend = f"it may stand on one that is {' or '.join(k.value for k in hint.kinds)}"
+    for error, wrong in (
+        (VerifyError, lambda: verify(given)),
+        (ParseError, lambda: parse(show(given))),
+        (ScheduleError, lambda: schedule.annotate("i", hint, value)),
+    ):
+        with pytest.raises(error) as caught:
+            wrong()
+        assert says in str(caught.value) and mend in str(caught.value) and "i" in str(caught.value)
+    if LoopKind.SERIAL in hint.kinds:
+        early = Schedule(replace(plain, body=(replace(loop, annotations=((hint.name, value),)),)))
+        with pytest.raises(ScheduleError) as caught:
+            give_kind(early, kind)
+        assert says in str(caught.value) and mend in str(caught.value)
+
+
+def give_kind(schedule: Schedule, kind: LoopKind) -> None:
+    match kind:
+        case LoopKind.PARALLEL:
+            schedule.parallel("i")
+        case LoopKind.VECTORIZED:
+            schedule.vectorize("i")
+        case LoopKind.UNROLLED:
+            schedule.unroll("i")
+        case _:
+            schedule.bind("i", kind.value)
+
+
+def test_every_hint_of_a_loop_has_kinds() -> None:
+    assert all(bool(h.kinds) == (Place.LOOP in h.places) for h in HINTS.values())
 
 
 def test_defaults_are_values() -> None:

@@ -16,9 +16,11 @@ from torch_mlc.ir.expr.monoid import LOGSUMEXP, MONOIDS, SUM
 from torch_mlc.ir.expr.ops import OPS
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, call, const, symbol
+from torch_mlc.ir.graph.constants import digest_of
 from torch_mlc.ir.graph.graph import (
     CallTensor,
     Compute,
+    Constant,
     Graph,
     Input,
     IRModule,
@@ -260,10 +262,10 @@ def types() -> st.SearchStrategy[TensorType]:
     return st.one_of(plain, strided)
 
 
-def notes(place: Place) -> st.SearchStrategy[Annotations]:
-    """Some hints of a place, with values that they take."""
+def notes(place: Place, kind: LoopKind | None = None) -> st.SearchStrategy[Annotations]:
+    """Some hints of a place, and of a kind of loop, with values that they take."""
     found = []
-    for hint in (h for h in HINTS.values() if place in h.places):
+    for hint in (h for h in HINTS.values() if place in h.places and (kind is None or kind in h.kinds)):
         given = st.sampled_from(hint.choices) if hint.choices else st.just(hint.default)
         found.append(st.tuples(st.just(hint.key("odd name") if hint.of_buffer else hint.name), given))
     return st.lists(st.one_of(found), max_size=2, unique_by=lambda pair: pair[0]).map(tuple)
@@ -325,12 +327,21 @@ def nests(draw: st.DrawFn) -> LoopNest:
         )
 
     def loop(inner: st.SearchStrategy[Block | Loop]) -> st.SearchStrategy[Block | Loop]:
-        kinds, bodies = st.sampled_from(LoopKind), st.lists(inner, max_size=2).map(tuple)
-        return st.builds(Loop, st.sampled_from(SYMBOLS[2:4]), indices(), bodies, kinds, notes(Place.LOOP))
+        bodies = st.lists(inner, max_size=2).map(tuple)
+        return st.sampled_from(LoopKind).flatmap(
+            lambda kind: st.builds(
+                Loop, st.sampled_from(SYMBOLS[2:4]), indices(), bodies, st.just(kind), notes(Place.LOOP, kind)
+            )
+        )
 
     body = draw(st.lists(st.recursive(blocks(), loop, max_leaves=2), max_size=2))
     params, local = tuple(map(buffer, ("x", "y"))), tuple(map(buffer, draw(st.sampled_from([(), ("add", "z")]))))
     return LoopNest("f", params, ("y",), tuple(body), local, draw(TABLE), draw(notes(Place.NEST)))
+
+
+def constants() -> st.SearchStrategy[Constant]:
+    told = st.builds(lambda kind, digest: Constant(kind, digest=digest), types(), st.sampled_from(["", "0f" * 32]))
+    return st.one_of(told, st.builds(Constant, st.text(max_size=4)))
 
 
 @st.composite
@@ -355,13 +366,21 @@ def graphs(draw: st.DrawFn) -> Graph:
             draw(indices()),
         ),
         Library(
-            (), (), "aten::op.out", (Ref("x"), draw(NUMBERS)), (("a", (draw(indices()),)),), draw(st.text(max_size=5))
+            (),
+            (),
+            "aten::op.out",
+            (Ref("x"), draw(NUMBERS)),
+            (("a", (draw(indices()),)),),
+            draw(st.text(max_size=5)),
+            rounded=draw(st.booleans()),
+            refused=draw(st.booleans()),
         ),
         CallTensor(("z", "w"), (kind("z"), kind("w")), "g", ("x", "y"), (draw(indices()),)),
     ]
     outputs = tuple(draw(st.lists(st.one_of(st.sampled_from(["x", "y", "z"]), indices(), st.none()), max_size=3)))
     inputs = (Input("x", kind("x"), draw(st.booleans())), SizeInput("k", draw(indices())))
-    return Graph("main", inputs, tuple(nodes), outputs, draw(TABLE))
+    named = draw(st.dictionaries(st.text(max_size=4), constants(), max_size=2))
+    return Graph("main", inputs, tuple(nodes), outputs, draw(TABLE), named)
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
@@ -374,6 +393,61 @@ def test_any_nest_is_read_back(nest: LoopNest) -> None:
 @given(graphs())
 def test_any_graph_is_read_back(graph: Graph) -> None:
     assert parse(show(graph)) == graph
+
+
+NUMBERS_OF = {
+    torch.complex64: [[1.5 - 2j, complex(float("nan"), -0.0)], [0j, 1j]],
+    torch.bool: [[True, False], [False, True]],
+    torch.uint64: [[2**64 - 1, 0], [1, 2]],
+}
+
+
+def with_constants(**constants: Constant) -> Graph:
+    return Graph("main", (), (), (), constants=constants)
+
+
+@pytest.mark.parametrize("dtype", [d.torch for d in DType if d is not DType.COMPLEX32], ids=str)
+def test_small_tensors_are_numbers_in_the_text(dtype: torch.dtype) -> None:
+    numbers = NUMBERS_OF.get(dtype, [[1, 2], [0, 4]])
+    if dtype.is_floating_point and dtype is not torch.float8_e8m0fnu:
+        numbers = [[-1.5, float("nan")], [0.0, 0.125]]
+    value = torch.tensor(numbers, dtype=dtype).t()
+    whole = [*map(sympy.Integer, (2, 2))]
+    kind = TensorType(tuple(whole), (sympy.S.One, whole[0]), DType.from_torch(dtype), "cuda:1")
+    graph = with_constants(weight=Constant.of(value, kind))
+    text = show(graph)
+    assert "sha256" not in text
+    found = parse(text)
+    assert isinstance(found, Graph) and found == graph
+    again = found.constants["weight"].value
+    assert again.dtype is dtype and again.stride() == (1, 2) and digest_of(again) == digest_of(value)
+
+
+def test_large_tensors_are_digests_and_other_objects_types() -> None:
+    kind = TensorType((sympy.Integer(100),), (sympy.S.One,), DType.FLOAT32)
+    value = torch.randn(100)
+    graph = with_constants(a=Constant.of(value, kind), b=Constant.of(len))
+    found = parse(show(graph))
+    assert isinstance(found, Graph) and found == graph
+    assert found.constants["a"].digest == digest_of(value) and found.constants["a"].value is None
+    assert found.constants["b"] == Constant("builtin_function_or_method")
+    assert found != with_constants(a=Constant.of(value + 1, kind), b=Constant.of(len))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("constant('a', float32[2], [1, 2, 3])", "the elements of float32[2] as lists in lists, found '[1, 2, 3]'"),
+        ("constant('a', float32[2], ['x', 'y'])", "the elements of float32[2]"),
+        ("constant('a', float32[2], [1, 2], sha256='')", "expected constant(name, type, elements)"),
+        ("constant('a', 'f')\n    constant('a', 'f')", "one constant called 'a'"),
+        ("library('aten::f', [], (), 'why', hidden)", "after the reason one of compared, refused"),
+    ],
+)
+def test_constants_and_marks_that_are_none(line: str, says: str) -> None:
+    with pytest.raises(ParseError) as caught:
+        parse(f"@graph\ndef main():\n    {line}\n    return ()\n")
+    assert says in str(caught.value)
 
 
 def test_calls_in_place_and_over_tables_keep_their_text() -> None:

@@ -10,7 +10,7 @@ import sympy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torch_mlc.ir.nest.hints import GRAIN, NUM_WARPS, OPERANDS
+from torch_mlc.ir.nest.hints import NUM_WARPS, OPERANDS, PREFETCH
 from torch_mlc.ir.nest.loops import Loop, LoopNest, Update, walk_nodes
 from torch_mlc.ir.verify.verify import verify
 from torch_mlc.scheduler.error import ScheduleError
@@ -130,7 +130,11 @@ def _step(s: Schedule, data: st.DataObject, choices: tuple[str, ...]) -> None:
                 buffer = data.draw(st.sampled_from(s.nest.locals))
                 s.reorder_storage(buffer.name, data.draw(st.permutations(range(len(buffer.shape)))))
         case "annotate":
-            marks = [("", NUM_WARPS, 8), *((lp, GRAIN, 1) for lp in loops), *((b, OPERANDS, "int8") for b in blocks)]
+            marks = [
+                ("", NUM_WARPS, 8),
+                *((lp, PREFETCH, 64) for lp in loops),
+                *((b, OPERANDS, "int8") for b in blocks),
+            ]
             s.annotate(*data.draw(st.sampled_from(marks)))
         case "set_scope":
             if s.nest.locals:

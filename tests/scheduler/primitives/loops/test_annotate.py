@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from torch_mlc.ir.nest.hints import APART, GRAIN, NUM_WARPS, OPERANDS
+from torch_mlc.ir.nest.hints import NUM_WARPS, OPERANDS, PREFETCH
 from torch_mlc.ir.nest.loops import LoopNest, Scope
 from torch_mlc.scheduler.error import ScheduleError
 from torch_mlc.scheduler.schedule.schedule import Schedule
@@ -17,20 +17,20 @@ Prove = Callable[..., Schedule]
 def test_nest_loop_and_block(nests: Mapping[str, LoopNest], proved: Prove) -> None:
     def build(s: Schedule) -> None:
         s.annotate("", NUM_WARPS, 4)
-        s.annotate("b0_i0", APART, True)
+        s.annotate("b0_i0", PREFETCH, 64)
         s.annotate("b0", "evict:in0", "evict_first")
         s.annotate("", "num_warps", 8)
 
     s = proved(nests["plane"], build)
     assert s.nest.annotations == (("num_warps", 8),)
-    assert s.loop("b0_i0").annotations == (("apart", True),)
+    assert s.loop("b0_i0").annotations == (("prefetch", 64),)
     assert s.block("b0").annotations == (("evict:in0", "evict_first"),)
 
 
 def test_annotations_survive_what_comes_after(nests: Mapping[str, LoopNest], proved: Prove) -> None:
     def build(s: Schedule) -> None:
         s.annotate("b0", OPERANDS, "float16")
-        s.annotate("b0_i0", GRAIN, 2)
+        s.annotate("b0_i0", PREFETCH, 64)
         s.split("b0_i0", [None, 4])
         s.compute_at("b0", "b1_i0")
 
