@@ -7,9 +7,9 @@ import re
 from .code import Code, Flow, Instruction
 
 _LOC = re.compile(r"^\s*\.loc\s+(?P<file>\d+)\s+(?P<line>\d+)")
-_FILE = re.compile(r'^\s*\.file\s+(?P<number>\d+)\s+(?:"[^"]*"\s+)?"(?P<name>[^"]*)"')
+_FILE = re.compile(r'^\s*\.file\s+(?P<number>\d+)\s+(?:"[^"]*"\s+)?"(?P<file>[^"]*)"')
 _LABEL = re.compile(r"^(?P<label>[.$\w]+):")
-_INSTRUCTION = re.compile(r"^\s+(?P<name>[a-z]\w+)(?:\s+(?P<operands>[^;]*))?(?:;.*)?$")
+_INSTRUCTION = re.compile(r"^\s+(?P<opcode>[a-z]\w+)(?:\s+(?P<operands>[^;]*))?(?:;.*)?$")
 # Files of kernels' texts are called so (``triton_stages.load_function``).
 _OURS = "<torch_mlc kernel"
 # What the vector units and the memory pipes behind them take; scalar instructions are issued beside those.
@@ -24,7 +24,7 @@ def read_amdgcn(text: str, name: str) -> Code:
     line, inside = 0, False
     for row in text.splitlines():
         if match := _FILE.match(row):
-            ours |= {match["number"]} if match["name"].startswith(_OURS) else set()
+            ours |= {match["number"]} if match["file"].startswith(_OURS) else set()
         elif match := _LOC.match(row):
             line = int(match["line"]) if match["file"] in ours else 0
         elif match := _LABEL.match(row):
@@ -35,16 +35,16 @@ def read_amdgcn(text: str, name: str) -> Code:
                 labels[match["label"]] = len(instructions)
         elif inside and (match := _INSTRUCTION.match(row)):
             operands = tuple(o.strip() for o in (match["operands"] or "").split(",") if o.strip())
-            flow = _flow(match["name"])
+            flow = _flow(match["opcode"])
             target = operands[0] if flow in (Flow.BRANCH, Flow.JUMP) and operands else ""
-            issues = match["name"].startswith(_ISSUES)
-            instructions.append(Instruction(match["name"], operands, "", line, flow, target, issues))
+            issues = match["opcode"].startswith(_ISSUES)
+            instructions.append(Instruction(match["opcode"], operands, "", line, flow, target, issues))
     return Code(tuple(instructions), labels)
 
 
-def _flow(name: str) -> Flow:
-    if name.startswith("s_cbranch"):
+def _flow(opcode: str) -> Flow:
+    if opcode.startswith("s_cbranch"):
         return Flow.BRANCH
     return {
         "s_branch": Flow.JUMP, "s_endpgm": Flow.END, "s_setpc_b64": Flow.END, "s_swappc_b64": Flow.CALL,
-    }.get(name, Flow.ON)  # fmt: skip
+    }.get(opcode, Flow.ON)  # fmt: skip

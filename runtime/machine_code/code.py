@@ -23,11 +23,11 @@ class Flow(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """``name`` is the opcode with its modifiers ("LDG.E.128"), ``line`` that of the kernel's text, 0 where it is of
+    """``opcode`` has its modifiers ("LDG.E.128"), ``line`` that of the kernel's text, 0 where it is of
     another file; ``target`` is the label that control may go to, and ``issues`` whether it takes a slot of the vector
     units."""
 
-    name: str
+    opcode: str
     operands: tuple[str, ...] = ()
     predicate: str = ""
     line: int = 0

@@ -44,14 +44,14 @@ def _comparison(code: Code, loop: MachineLoop, branch: int) -> tuple[str, int, b
     for k in sorted((k for k in loop.body if k < branch), reverse=True):
         i = code.instructions[k]
         operands = [_plain(o) for o in i.operands]
-        if ".EX" in i.name or (asked != "scc" and asked not in operands[:2]):
+        if ".EX" in i.opcode or (asked != "scc" and asked not in operands[:2]):
             continue  # the upper half of the same comparison, or nothing to do with it
-        if i.name.startswith("PLOP3"):
+        if i.opcode.startswith("PLOP3"):
             asked = next((o for o in operands if re.fullmatch(r"UP\d", o)), asked)
-        elif i.name.startswith(_COMPARES):
+        elif i.opcode.startswith(_COMPARES):
             compared = [o for o in operands if o not in ("PT", "UPT", asked)]
             bound = _number(compared[1]) if len(compared) > 1 else None
-            return None if bound is None else (compared[0], bound, ".LE" in i.name or "_le_" in i.name)
+            return None if bound is None else (compared[0], bound, ".LE" in i.opcode or "_le_" in i.opcode)
         elif asked != "scc":
             return None
     return None
@@ -67,8 +67,8 @@ def _step(code: Code, loop: MachineLoop, counter: str) -> int | None:
         rest = [o for o in map(_plain, i.operands[1:]) if o not in (*_ZERO, "PT", "UPT", "!PT", "!UPT")]
         numbers = [n for o in rest if (n := _number(o)) is not None]
         # s_addk_i32 has its counter but once.
-        has = counter in rest or i.name.startswith("s_addk")
-        if not i.name.startswith(_ADDS) or ".X" in i.name or not has or len(numbers) != 1:
+        has = counter in rest or i.opcode.startswith("s_addk")
+        if not i.opcode.startswith(_ADDS) or ".X" in i.opcode or not has or len(numbers) != 1:
             return None
         found.append(numbers[0])
     return found[0] if len(found) == 1 else None
@@ -80,7 +80,7 @@ def _start(code: Code, loop: MachineLoop, counter: str) -> int | None:
         i = code.instructions[k]
         if counter in _written(i):
             given = [_plain(o) for o in i.operands[1:]]
-            if i.name.startswith(_SETS) and all(o in _ZERO or _number(o) is not None for o in given):
+            if i.opcode.startswith(_SETS) and all(o in _ZERO or _number(o) is not None for o in given):
                 numbers = [n for o in given if (n := _number(o)) is not None]
                 return max(numbers, key=abs, default=0)
             return None
@@ -89,13 +89,13 @@ def _start(code: Code, loop: MachineLoop, counter: str) -> int | None:
 
 def _written(i: Instruction) -> Iterator[str]:
     """The registers that an instruction sets, as far as they could be a counter."""
-    if not i.operands or i.name.startswith(("s_cmp", "v_cmp", "STG", "STS", "global_store", "ds_write")):
+    if not i.operands or i.opcode.startswith(("s_cmp", "v_cmp", "STG", "STS", "global_store", "ds_write")):
         return
     first = _plain(i.operands[0])
     yield first
     if match := re.fullmatch(r"([vs])\[(\d+):(\d+)\]", first):
         yield from (f"{match[1]}{n}" for n in range(int(match[2]), int(match[3]) + 1))
-    elif (match := re.fullmatch(r"(U?R)(\d+)", first)) and (".64" in i.name or i.name.startswith("CS2R")):
+    elif (match := re.fullmatch(r"(U?R)(\d+)", first)) and (".64" in i.opcode or i.opcode.startswith("CS2R")):
         yield f"{match[1]}{int(match[2]) + 1}"
 
 

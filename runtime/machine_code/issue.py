@@ -58,9 +58,9 @@ def _asked(counted: Counted) -> float:
     """Bytes of global memory that a thread names."""
     total = 0.0
     for runs, i in zip(counted.runs, counted.code.instructions, strict=True):
-        parts = i.name.split(".")
+        parts = i.opcode.split(".")
         if parts[0] in ("LDG", "STG", "LDGSTS"):
             total += runs * next((_SASS_WIDTHS[p] for p in parts if p in _SASS_WIDTHS), 4)
-        elif i.name.startswith(("global_load", "global_store", "buffer_load", "buffer_store")):
-            total += runs * next((n for end, n in _AMD_WIDTHS.items() if end in i.name), 4)
+        elif i.opcode.startswith(("global_load", "global_store", "buffer_load", "buffer_store")):
+            total += runs * next((n for end, n in _AMD_WIDTHS.items() if end in i.opcode), 4)
     return total

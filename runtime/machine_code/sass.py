@@ -15,7 +15,7 @@ from .code import Code, Flow, Instruction
 _LINE = re.compile(r'^\s*//## File "(?P<file>[^"]*)", line (?P<line>\d+)')
 _LABEL = re.compile(r"^(?P<label>[.$\w]+):\s*$")
 _INSTRUCTION = re.compile(
-    r"^\s*/\*[0-9a-f]+\*/\s+(?:@(?P<guard>!?U?P\w+)\s+)?(?P<name>[A-Z][\w.]*)\s*(?P<operands>[^;]*);"
+    r"^\s*/\*[0-9a-f]+\*/\s+(?:@(?P<guard>!?U?P\w+)\s+)?(?P<opcode>[A-Z][\w.]*)\s*(?P<operands>[^;]*);"
 )
 _TARGET = re.compile(r"`\((?P<label>[^)]+)\)")
 # Files of kernels' texts are called so (``triton_stages.load_function``).
@@ -80,14 +80,14 @@ def parse_sass(text: str, name: str) -> Code:
 
 
 def _instruction(match: re.Match[str], line: int) -> Instruction:
-    guard, name = match["guard"] or "", match["name"]
+    guard, opcode = match["guard"] or "", match["opcode"]
     operands = tuple(o.strip() for o in match["operands"].split(",")) if match["operands"].strip() else ()
     target = t["label"] if (t := _TARGET.search(match["operands"])) else ""
-    return Instruction(name, operands, guard, line, _flow(name, guard, target, operands), target)
+    return Instruction(opcode, operands, guard, line, _flow(opcode, guard, target, operands), target)
 
 
-def _flow(name: str, guard: str, target: str, operands: tuple[str, ...]) -> Flow:
-    stem = name.partition(".")[0]
+def _flow(opcode: str, guard: str, target: str, operands: tuple[str, ...]) -> Flow:
+    stem = opcode.partition(".")[0]
     # A branch may test a uniform predicate that is its first operand.
     conditional = bool(guard) or (len(operands) > 1 and operands[0].lstrip("!").startswith(("P", "UP")))
     # The assembler also calls labels of the kernel's own, from where nothing returns.
