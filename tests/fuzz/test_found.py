@@ -112,6 +112,10 @@ FOUND = {
     "what a checkpoint draws again needs no tensor": found(
         "x0 = numbers((A, 3), torch.float16, 1)", "t0 = recomputed(lambda p: rand(p) * p, x0)", "t0", gradient=True,
     ),
+    "what a checkpoint draws for no elements is no token": found(
+        "x0 = numbers((A, 0), torch.float32, 1)", "t0 = recomputed(lambda p: F.dropout(p, 0.5), F.dropout(x0, 0.5))",
+        "t0", gradient=True,
+    ),
     "an attention of no heads has a mask of its own, and a gradient": found(
         "x0 = numbers((4, A, 4, 4), torch.float32, 1)",
         "t0 = torch.ones(x0.shape[-2], x0.shape[-2], dtype=torch.bool).tril()\n"
