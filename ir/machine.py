@@ -24,6 +24,14 @@ _LAUNCH = 2000.0
 
 
 @dataclass(frozen=True, slots=True)
+class Libraries:
+    """What torch calls on a machine for products and for convolutions, by the names that reports give them."""
+
+    products: str
+    convolutions: str
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """A part: its cores or multiprocessors, what each has, and the rates of all of them (of a CPU, of one core).
 
@@ -57,6 +65,7 @@ class Machine:
     thread_registers: int = 255
     step: int = 8
     warp: int = 1
+    libraries: Libraries = Libraries("BLAS", "oneDNN")
 
     @property
     def is_gpu(self) -> bool:
@@ -75,26 +84,26 @@ class _Sheet:
     clock: float
     l2: int
 
-    def machine(self, cores: int, lanes: int, **has: int) -> Machine:
+    def machine(self, cores: int, lanes: int, libraries: Libraries, **has: int) -> Machine:
         return Machine(
             self.part, cores, self.bandwidth * 1e3 * _COPY, self.matmul * 1e3 * _PRODUCT, self.float32 * 1e3 * _FLOAT32,
-            cores * lanes * self.clock, _LAUNCH, self.l2 * _MB, **has,
+            cores * lanes * self.clock, _LAUNCH, self.l2 * _MB, libraries=libraries, **has,
         )  # fmt: skip
 
 
 def _nvidia(sheet: _Sheet, cores: int, threads: int, blocks: int, shared: int, reserved: int = 1) -> Machine:
     """Four schedulers of 32 lanes; ``shared`` and ``reserved`` in KB: a block may ask for what none is reserved of."""
     return sheet.machine(
-        cores, 128, threads=threads, blocks=blocks, shared=shared * _KB, block_shared=(shared - reserved) * _KB,
-        reserved=reserved * _KB, warp=32,
+        cores, 128, Libraries("cuBLAS", "cuDNN"), threads=threads, blocks=blocks, shared=shared * _KB,
+        block_shared=(shared - reserved) * _KB, reserved=reserved * _KB, warp=32,
     )  # fmt: skip
 
 
 def _amd(sheet: _Sheet, cores: int, shared: int) -> Machine:
     """Four SIMDs of 16 lanes, 512 registers a lane and eight wavefronts; ``shared`` in KB."""
     return sheet.machine(
-        cores, 64, threads=2048, blocks=32, shared=shared * _KB, block_shared=shared * _KB, registers=128 * _KB,
-        thread_registers=512, warp=64,
+        cores, 64, Libraries("hipBLASLt", "MIOpen"), threads=2048, blocks=32, shared=shared * _KB,
+        block_shared=shared * _KB, registers=128 * _KB, thread_registers=512, warp=64,
     )  # fmt: skip
 
 

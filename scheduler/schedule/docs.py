@@ -82,8 +82,8 @@ _HINTS = """\
 
 What `annotate` attaches, and what some primitives and the lowering do. A name, a place, a kind of loop or a value that
 is not here is refused: by `annotate`, and by what gives loops their kind, with a `ScheduleError`; in text by the
-parser; and by the verifier. A hint for GPUs is refused by the emitter for CPUs, and the other way round. "May change" is the
-most that a hint does to results. The table is `ir/nest/hints.py`.
+parser; and by the verifier. A hint for GPUs is refused by the emitter for CPUs, and the other way round. "May change"
+is the most that a hint does to results. The table is `ir/nest/hints.py`.
 
 | hint | of a | for | values | by default | given by | may change | what it says | read by |
 |---|---|---|---|---|---|---|---|---|"""
