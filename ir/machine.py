@@ -34,6 +34,14 @@ _MANY = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Libraries:
+    """What torch calls on a machine for products and for convolutions, by the names that reports give them."""
+
+    products: str
+    convolutions: str
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """A part: its cores or multiprocessors, what each has, and the rates of all of them (of a CPU, of one core).
 
@@ -76,6 +84,7 @@ class Machine:
     matrix_float32: bool = False
     stages: int = 1
     reads_ahead: bool = False
+    libraries: Libraries = Libraries("BLAS", "oneDNN")
 
     @property
     def is_gpu(self) -> bool:
@@ -110,10 +119,12 @@ class _Sheet:
     clock: float
     l2: int
 
-    def machine(self, cores: int, lanes: int, multiplied: frozenset[DType], **has: Any) -> Machine:
+    def machine(
+        self, cores: int, lanes: int, libraries: Libraries, multiplied: frozenset[DType], **has: Any
+    ) -> Machine:  # fmt: skip
         return Machine(
             self.part, cores, self.bandwidth * 1e3 * _COPY, self.matmul * 1e3 * _PRODUCT, self.float32 * 1e3 * _FLOAT32,
-            cores * lanes * self.clock, _LAUNCH, self.l2 * _MB, multiplied=multiplied, **has,
+            cores * lanes * self.clock, _LAUNCH, self.l2 * _MB, libraries=libraries, multiplied=multiplied, **has,
         )  # fmt: skip
 
 
@@ -123,7 +134,7 @@ def _nvidia(
 ) -> Machine:  # fmt: skip
     """Four schedulers of 32 lanes; ``shared`` and ``reserved`` in KB: a block may ask for what none is reserved of."""
     return sheet.machine(
-        cores, 128, multiplied, threads=threads, blocks=blocks, shared=shared * _KB,
+        cores, 128, Libraries("cuBLAS", "cuDNN"), multiplied, threads=threads, blocks=blocks, shared=shared * _KB,
         block_shared=(shared - reserved) * _KB, reserved=reserved * _KB, warp=32, stages=stages,
     )  # fmt: skip
 
@@ -132,8 +143,8 @@ def _amd(sheet: _Sheet, cores: int, shared: int, multiplied: frozenset[DType] = 
     """Four SIMDs of 16 lanes, 512 registers a lane and eight wavefronts; ``shared`` in KB. The next step of a loop
     comes through registers."""
     return sheet.machine(
-        cores, 64, multiplied, threads=2048, blocks=32, shared=shared * _KB, block_shared=shared * _KB,
-        registers=128 * _KB, thread_registers=512, warp=64, stages=2, matrix_float32=True,
+        cores, 64, Libraries("hipBLASLt", "MIOpen"), multiplied, threads=2048, blocks=32, shared=shared * _KB,
+        block_shared=shared * _KB, registers=128 * _KB, thread_registers=512, warp=64, stages=2, matrix_float32=True,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import torch
 
 from ..ir.machine import known_machine
 from ..ir.target import Target, TargetError, gpu_target
+from .triton.architectures import check_architecture
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
@@ -56,13 +57,21 @@ def _cache_bytes(level: int, otherwise: int) -> int:
     return known if known > 0 else otherwise
 
 
+def named_target(name: str) -> Target:
+    """The GPU of that name ("cuda:sm_90", "hip:gfx942"), which need not be here. Raises TargetError where no code can
+    be made for it."""
+    target = gpu_target(name)
+    check_architecture(target)
+    return target
+
+
 def target_for(device: str, override: str | None = None, cores: int | None = None) -> Target:
     """The target of tensors on ``device`` ("cpu", "cuda:0"), or the one that ``override`` names ("cuda:sm_90").
 
     Raises: TargetError where the device is of a kind with no code, or there is no GPU to ask and no override.
     """
     if override is not None and override != "cpu" and not device.startswith("cpu"):
-        return _as_torch_allows(gpu_target(override))
+        return _as_torch_allows(named_target(override))
     if device.startswith("cpu"):
         return cpu_target(cores)
     kind, _, number = device.partition(":")

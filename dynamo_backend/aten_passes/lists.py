@@ -11,7 +11,7 @@ from .batch_norm import forget_running_statistics, renormalize
 from .complex.views import join_parts
 from .context import ATEN, FAST, HAS_METADATA, AtenContext, OnGraph
 from .loss.chunk_loss import chunk_losses
-from .loss.log_softmax import open_log_softmax
+from .loss.decompose_log_softmax import decompose_log_softmax
 from .merge_products import merge_products
 from .rounding.maxima import recompute_maxima, save_compared
 from .rounding.rounding import keep_compared
@@ -32,7 +32,7 @@ INFERENCE_PASSES: AtenPasses = (
 # Graphs that hold forward and backward, before they are parted: what decides of saving.
 JOINT_PASSES: AtenPasses = (
     *INFERENCE_PASSES,
-    Pass("open_log_softmax", ATEN, Plain(open_log_softmax)),
+    Pass("decompose_log_softmax", ATEN, Plain(decompose_log_softmax)),
     Pass("forget_running_statistics", ATEN, Plain(forget_running_statistics)),
     Pass("renormalize", ATEN, renormalize, needs=(FAST,)),
     Pass("straighten_views", ATEN, OnGraph(straighten_views)),

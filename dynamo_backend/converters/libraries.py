@@ -29,7 +29,7 @@ library(
     "aten._flash_attention_forward.default", "aten._efficient_attention_forward.default",
 )  # fmt: skip
 library(
-    "matrix product: cuBLAS, summed in float32",
+    "matrix product: a library's, summed in float32",
     "aten.mm.dtype", "aten.addmm.dtype",
 )  # fmt: skip
 library("a copy in memory of its own, that chunks of a loss can share a kernel", "aten.narrow_copy.default")

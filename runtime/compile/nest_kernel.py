@@ -13,11 +13,11 @@ from ...codegen.kernel import KernelSource
 from ...codegen.llvm.module import emit_llvm
 from ...codegen.triton.emit import emit_triton
 from ...ir.nest.loops import BLOCK_KINDS, Loop, LoopKind, LoopNest, walk_nodes
-from ...ir.target import Target, gpu_target
+from ...ir.target import Target
 from ...ir.text.structure import structural_key
 from ...ir.verify.verify import verify
 from ...scheduler.schedule.schedule import Schedule
-from ..targets import cpu_target, target_for
+from ..targets import cpu_target, named_target, target_for
 from .arguments import CallError, Signature, numbers, type_text, without_bits
 from .kernels import KernelCode, LoadedKernel, compile_source, load_code
 
@@ -50,7 +50,7 @@ def _target(nest: LoopNest, name: str | None) -> Target:
         name = "cuda" if bound else "cpu"
     if name == "cpu":
         return cpu_target()
-    return target_for(name) if ":" not in name else gpu_target(name)
+    return target_for(name) if ":" not in name else named_target(name)
 
 
 @dataclass(frozen=True, slots=True)

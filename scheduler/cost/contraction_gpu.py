@@ -51,21 +51,22 @@ MOST_PIECES, PIECE_DEPTH, STEP = 64, 512, 64
 
 def decide_gpu(product: LibraryProduct, machine: Machine) -> Decision:
     """Open where what our loops need not read, write and launch is worth more than the library's higher rate."""
+    name = machine.libraries.products
     if _is_bytes(product):
         if DType.INT8 not in machine.in_kernels:
             return Decision(False, "matrix product of bytes: cuBLAS; kernels do not reach the tensor cores for it")
         if not all(_is_along(o, k) for o, k in ((product.a, -1), (product.b, -2))):
             return Decision(
-                False, "matrix product of bytes: cuBLAS; tensor cores take rows that are contiguous in depth"
+                False, f"matrix product of bytes: {name}; tensor cores take rows that are contiguous in depth"
             )
     elif not product.type.dtype.is_float or product.type.dtype is DType.FLOAT64:
         return Decision(False, f"matrix product of {product.type.dtype.value}: the library")
     few = min(product.m, product.n)
     if product.k < LEAST or max(product.m, product.n) < LEAST:
-        return Decision(False, "matrix product: cuBLAS; too small for tiles of the tensor cores")
+        return Decision(False, f"matrix product: {name}; too small for tiles of the tensor cores")
     packed = product.a.is_packed, product.b.is_packed
     if few == 1 and not any(packed):
-        return Decision(False, "matrix product with a vector: cuBLAS; nothing to read in packed form")
+        return Decision(False, f"matrix product with a vector: {name}; nothing to read in packed form")
     library = _library_time(product, packed, machine)
     ours = _loop_time(product, packed, machine)
     if any(packed) and product.shared != (True, True):
@@ -77,7 +78,7 @@ def decide_gpu(product: LibraryProduct, machine: Machine) -> Decision:
     if ours.time < library * (1 - WORTH):
         reason = f"{what}: {sizes} in {_time(ours.time)} rather than {_time(library)}"
         return Decision(True, reason, packed, ours.pieces, ours.stream_k)
-    return Decision(False, f"matrix product: cuBLAS in {_time(library)}; in loops with {what} {_time(ours.time)}")
+    return Decision(False, f"matrix product: {name} in {_time(library)}; in loops with {what} {_time(ours.time)}")
 
 
 @dataclass(frozen=True, slots=True)

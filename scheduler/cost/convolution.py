@@ -32,7 +32,7 @@ THEIR_READING, OUR_READING = 0.6, 0.9
 CUDNN_WINDOWS = (1, 3, 5)
 
 
-class Part(enum.Enum):
+class Direction(enum.Enum):
     """What of a convolution is asked for."""
 
     OUTPUT = "output"
@@ -41,61 +41,63 @@ class Part(enum.Enum):
     BIAS = "gradient of the bias"
 
 
-def decide(c: Convolution, part: Part, table: SymbolTable, machine: Machine) -> Decision:
-    """Open a part of a depthwise convolution where our loops take less time than the library."""
+def decide(c: Convolution, direction: Direction, table: SymbolTable, machine: Machine) -> Decision:
+    """Open one direction of a depthwise convolution where our loops take less time than the library."""
     on_cpu = not machine.is_gpu
-    library = "convolution: oneDNN" if on_cpu else "convolution: cuDNN"
+    library = f"convolution: {machine.libraries.convolutions}"
     if not c.is_depthwise:
         return Decision(False, library)
     if c.taps > MOST_TAPS:
         return Decision(False, f"{library}; windows of {c.taps} elements are no stencil")
-    gathers = c.transposed if part is Part.OUTPUT else part is Part.INPUT
-    if c.transposed and part is not Part.OUTPUT:
+    gathers = c.transposed if direction is Direction.OUTPUT else direction is Direction.INPUT
+    if c.transposed and direction is not Direction.OUTPUT:
         return Decision(False, f"{library}; gradients of a transposed convolution")
     if gathers and not can_gather(c):
         return Decision(False, f"{library}; strides and dilations together")
     if on_cpu:
-        return _decide_cpu(c, part, gathers, library)
-    return _decide_gpu(c, part, table, machine)
+        return _decide_cpu(c, direction, gathers, library)
+    return _decide_gpu(c, direction, table, machine)
 
 
-def _decide_cpu(c: Convolution, part: Part, gathers: bool, library: str) -> Decision:
+def _decide_cpu(c: Convolution, direction: Direction, gathers: bool, library: str) -> Decision:
     if gathers and max(c.stride) > 1:
         return Decision(False, f"{library}; windows {max(c.stride)} apart cover each place differently")
-    if part in (Part.WEIGHT, Part.BIAS):
+    if direction in (Direction.WEIGHT, Direction.BIAS):
         return Decision(False, f"{library}, which sums over images faster")
     return Decision(True, _told(c))
 
 
-def _decide_gpu(c: Convolution, part: Part, table: SymbolTable, machine: Machine) -> Decision:
-    if part is Part.BIAS:
+def _decide_gpu(c: Convolution, direction: Direction, table: SymbolTable, machine: Machine) -> Decision:
+    if direction is Direction.BIAS:
         return Decision(True, "depthwise: a sum where the gradient is read")
-    if part is Part.WEIGHT and c.taps > MOST_SUMS:
+    if direction is Direction.WEIGHT and c.taps > MOST_SUMS:
         return Decision(False, f"convolution: the library; {c.taps} sums over the images are too many for a program")
     size = c.input.dtype.itemsize
     source, result = (max(table.hint(t.numel), 1) for t in (c.input, c.output))
     terms = (source if c.transposed else result) * c.taps
     moved = (source + result) * size
     ours = max(moved / (machine.bandwidth * OUR_READING), terms * OUR_TERM / machine.issued)
-    if part is Part.WEIGHT:  # pieces, which another kernel adds
+    if direction is Direction.WEIGHT:  # pieces, which another kernel adds
         ours += machine.launch
     theirs = max(moved / (machine.bandwidth * THEIR_READING), terms * THEIR_TERM / machine.issued)
     if _innermost(c) and not (c.input.dtype.is_half and max(c.kernel) in CUDNN_WINDOWS and c.rank == 2):
         theirs += 2 * moved / (machine.bandwidth * OUR_READING)
     if ours < theirs:
         return Decision(True, f"{_told(c)} in {_time(ours)} rather than {_time(theirs)}")
-    return Decision(False, f"convolution: cuDNN in {_time(theirs)}; as a stencil {_time(ours)}")
+    return Decision(
+        False, f"convolution: {machine.libraries.convolutions} in {_time(theirs)}; as a stencil {_time(ours)}"
+    )
 
 
-def pieces_of(c: Convolution, part: Part, table: SymbolTable, machine: Machine) -> int:
+def pieces_of(c: Convolution, direction: Direction, table: SymbolTable, machine: Machine) -> int:
     """In how many pieces a gradient that is a sum over all images is made, so that programs for channels and pieces
     occupy a GPU; 1 for those that are none, and on CPUs, whose schedules cut sums."""
-    if part not in (Part.WEIGHT, Part.BIAS) or not machine.is_gpu:
+    if direction not in (Direction.WEIGHT, Direction.BIAS) or not machine.is_gpu:
         return 1
     channels = int(c.output.shape[1])
     programs = -(-channels // CHANNELS) if _innermost(c) else channels
     each = max(table.hint(c.output.numel) // channels, 1)
-    results = c.taps if part is Part.WEIGHT else 1
+    results = c.taps if direction is Direction.WEIGHT else 1
     return pieces_of_images(machine, programs, each * c.output.dtype.itemsize, results)
 
 

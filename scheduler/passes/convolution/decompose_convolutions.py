@@ -15,7 +15,7 @@ from ....ir.graph.graph import Graph, Library, Node, Reduction, TensorType
 from ....ir.machine import Machine
 from ....ir.target import has_kernels
 from ...context import USUAL, PassContext
-from ...cost.convolution import Part, decide, pieces_of
+from ...cost.convolution import Direction, decide, pieces_of
 from ...facts.convolution import (
     Convolution,
     Names,
@@ -28,10 +28,10 @@ from ...facts.convolution import (
 from ..canonical.names import fresh_name
 from ..reduction.split_reductions import cuts_for, in_pieces
 
-_GRADIENTS: tuple[tuple[Part, Callable[[Convolution, Names, TensorType, str], list[Node]]], ...] = (
-    (Part.INPUT, decompose_input_gradient),
-    (Part.WEIGHT, decompose_weight_gradient),
-    (Part.BIAS, decompose_bias_gradient),
+_GRADIENTS: tuple[tuple[Direction, Callable[[Convolution, Names, TensorType, str], list[Node]]], ...] = (
+    (Direction.INPUT, decompose_input_gradient),
+    (Direction.WEIGHT, decompose_weight_gradient),
+    (Direction.BIAS, decompose_bias_gradient),
 )
 
 
@@ -47,7 +47,7 @@ def decompose_convolutions(graph: Graph, context: PassContext = USUAL) -> Graph:
         elif c.is_backward:
             nodes += _backward(c, taken, graph.symbols, context.target_of(c.input.device).machine)
         else:
-            decision = decide(c, Part.OUTPUT, graph.symbols, context.target_of(c.input.device).machine)
+            decision = decide(c, Direction.OUTPUT, graph.symbols, context.target_of(c.input.device).machine)
             if decision.decomposed:
                 nodes += decompose_forward(c, _names(c.node.names[0], taken), decision.reason)
             else:
@@ -60,16 +60,16 @@ def _backward(c: Convolution, taken: set[str], table: SymbolTable, machine: Mach
     """The gradients that are decomposed, after the call that makes the others."""
     loops: list[Node] = []
     names, types, reasons = list(c.node.names), list(c.node.types), []
-    for k, (part, build) in enumerate(_GRADIENTS):
+    for k, (direction, build) in enumerate(_GRADIENTS):
         kind = types[k]
         if kind is None:
             continue
-        decision = decide(c, part, table, machine)
+        decision = decide(c, direction, table, machine)
         if not decision.decomposed:
-            reasons.append(f"{part.value}: {decision.reason}")
+            reasons.append(f"{direction.value}: {decision.reason}")
             continue
         made = build(c, _names(names[k], taken), kind, decision.reason)
-        loops += _in_pieces(c, part, made, taken, table, machine)
+        loops += _in_pieces(c, direction, made, taken, table, machine)
         names[k], types[k] = fresh_name(f"{names[k]}_unmade", taken), None
     if all(t is None for t in types):
         return loops
@@ -80,13 +80,13 @@ def _backward(c: Convolution, taken: set[str], table: SymbolTable, machine: Mach
 
 
 def _in_pieces(
-    c: Convolution, part: Part, made: list[Node], taken: set[str], table: SymbolTable, machine: Machine
+    c: Convolution, direction: Direction, made: list[Node], taken: set[str], table: SymbolTable, machine: Machine
 ) -> list[Node]:
     """The nodes of a gradient, a sum over all images in pieces where a GPU has too few results to be occupied: programs
     do not combine what they sum."""
     found: list[Node] = []
     for node in made:
-        wanted = pieces_of(c, part, table, machine)
+        wanted = pieces_of(c, direction, table, machine)
         cuts = cuts_for(node.reduce_shape, wanted, table) if isinstance(node, Reduction) and wanted > 1 else []
         if isinstance(node, Reduction) and any(cut.parts != 1 for cut in cuts):
             found += in_pieces(node, cuts, taken)

@@ -14,7 +14,7 @@ from ..write import NodeWriter
 aten = torch.ops.aten
 
 
-def open_log_softmax(gm: fx.GraphModule) -> int:
+def decompose_log_softmax(gm: fx.GraphModule) -> int:
     """Write log-softmaxes as element-wise ops and reductions of their rows, and the results not to be saved; how many.
 
     What reads them then makes them of the logits and two numbers a row: a loss, forward and backward, reads logits,
