@@ -14,7 +14,19 @@ from torch import fx
 from ...codegen.host.build import build_host_program
 from ...ir.errors import MlcError
 from ...ir.function.function import TensorFunction
-from ...ir.graph.graph import CallTensor, Graph, Input, IRModule, Library, SizeInput, TensorType, View
+from ...ir.graph.graph import (
+    CallRegion,
+    CallTensor,
+    Graph,
+    Input,
+    IRModule,
+    Library,
+    SizeInput,
+    TensorType,
+    View,
+    every_node,
+)
+from ...ir.graph.regions import write_out_regions
 from ...ir.nest.loops import Buffer, LoopNest
 from ...ir.passes import run_passes
 from ...ir.target import Target
@@ -135,8 +147,9 @@ def _compiled(module: IRModule, options: Options) -> CompiledModule:
 def _fused(module: IRModule, options: Options) -> IRModule:
     """The module with every node of its graph a call; the very module where that is so."""
     graph = module.graph
-    if all(isinstance(n, (CallTensor, Library, View)) for n in graph.nodes):
+    if all(isinstance(n, (CallTensor, CallRegion, Library, View)) for n, _ in every_node(graph)):
         return module
+    graph = write_out_regions(graph)
     lists, context = pass_lists(), context_of(options)
     given = {n.names for n in graph.nodes if isinstance(n, CallTensor)}
     if not given:
@@ -156,7 +169,7 @@ def _fused(module: IRModule, options: Options) -> IRModule:
 def _called(module: IRModule) -> dict[str, TensorFunction]:
     """The functions that the module's graph calls. Raises ModuleError where one of them is no tensor function."""
     found: dict[str, TensorFunction] = {}
-    for node in module.graph.nodes:
+    for node, _ in every_node(module.graph):
         if isinstance(node, CallTensor):
             function = module.functions[node.function]
             if not isinstance(function, TensorFunction):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import IRError
-from .graph import CallTensor, Library, Node, refs
+from .graph import CallRegion, CallTensor, Library, Node, refs, uses
 from .slices import NOTHING
 
 # Calls whose effect is not their result.
@@ -46,8 +46,11 @@ def may_alias(target: str) -> bool:
 
 
 def written(node: Node) -> tuple[str, ...]:
-    """The tensors that a node writes over. Of a library call its schema tells; without one, all that it is given."""
+    """The tensors that a node writes over. Of a library call its schema tells; without one, all that it is given, as of
+    a region that writes anything."""
     match node:
+        case CallRegion():
+            return uses(node) if any(map(written, node.region.nodes)) else ()
         case CallTensor():
             return tuple(t for t in node.into if t is not None)
         case Library(target=target) if not target.startswith(("mlc::", "hop::")):  # those are functional
@@ -62,6 +65,8 @@ def written(node: Node) -> tuple[str, ...]:
 
 def has_effect(node: Node) -> bool:
     """Whether a node must run though nobody reads its result."""
+    if isinstance(node, CallRegion):
+        return any(map(has_effect, node.region.nodes))
     if not isinstance(node, Library) or node.target in NOTHING:
         return False
     return node.refused or any(e in node.target for e in _EFFECTS) or _mutates(node.target)

@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 from .collectives import in_flight
 from .copies import COPY
 from .effects import may_alias
-from .graph import CallTensor, Graph, Input, Library, Node, View, uses
+from .graph import CallRegion, CallTensor, Graph, Input, Library, Node, View, uses
 from .slices import JOINED
 
 T = TypeVar("T")
@@ -102,6 +102,8 @@ def _bases(graph: Graph) -> dict[str, frozenset[str]]:
                 found[node.names[0]] = found.get(node.args[0].name, shared)
                 continue
             case Library(target=target) if target != COPY and may_alias(target):
+                shared = shared.union(*(found.get(u, shared) for u in uses(node)))
+            case CallRegion():
                 shared = shared.union(*(found.get(u, shared) for u in uses(node)))
             case CallTensor() if node.into:
                 for name, into in zip(node.names, node.into, strict=True):

@@ -3,7 +3,7 @@
 A graph node defines one or more tensors. Before fusion the nodes are ``Compute``, ``Reduction``, ``Scan`` and
 ``Scatter`` (what each element is, as a value expression over the node's axes), ``View`` (an index map that costs
 nothing) and ``Library`` (a call of an ATen op). Fusion replaces the first four by ``CallTensor`` of a function of the
-module.
+module. Layers that repeat are a ``CallRegion``, which calls a graph of its own again and again.
 """
 
 from __future__ import annotations
@@ -279,10 +279,47 @@ def _parts(items: tuple[Any, ...], count: int) -> list[tuple[Any, ...]]:
     return [items[k * size : (k + 1) * size] for k in range(count)]
 
 
+@dataclass(frozen=True, slots=True)
+class CallRegion:
+    """``times`` calls of a region, one after the other, each of which is handed what the one before it made.
+
+    The region is a graph with the sizes and constants of the graph around it. Its inputs are what is ``carried`` (here
+    by its values before the first call), what each call has for itself (``taken``: one row of ``times`` values for each
+    such input) and what is the same for all (``shared``). Its outputs are what is carried on, in the order of these
+    inputs, and then what is kept of each call. ``names`` are what is carried after the last call, and then for each
+    output that is kept a row of ``times`` values.
+    """
+
+    names: tuple[str, ...]
+    region: Graph
+    times: int
+    carried: tuple[str, ...] = ()
+    taken: tuple[tuple[str, ...], ...] = ()
+    shared: tuple[str, ...] = ()
+    origins: tuple[Origin, ...] = field(default=(), compare=False)
+    _uses: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
+
+    @property
+    def types(self) -> tuple[TensorType | None, ...]:
+        known = self.region.types()
+        found = tuple(known.get(o) if isinstance(o, str) else None for o in self.region.outputs)
+        return (*found[: len(self.carried)], *(t for t in found[len(self.carried) :] for _ in range(self.times)))
+
+    @property
+    def kept(self) -> tuple[tuple[str, ...], ...]:
+        """The values of each output of the region that is kept, call by call."""
+        rest = self.names[len(self.carried) :]
+        return tuple(rest[k : k + self.times] for k in range(0, len(rest), self.times))
+
+    def given(self, call: int) -> tuple[str, ...]:
+        """What one of the calls is given, but for what is carried."""
+        return (*(row[call] for row in self.taken), *self.shared)
+
+
 # The target of library nodes that make a size, which no kernel could, out of others: ``args`` is the expression.
 MADE_SIZE = "mlc::size"
 
-Node: TypeAlias = Compute | Reduction | Scan | Scatter | View | Library | CallTensor
+Node: TypeAlias = Compute | Reduction | Scan | Scatter | View | Library | CallTensor | CallRegion
 GraphInput: TypeAlias = Input | SizeInput
 # A name, a size, or nothing.
 GraphOutput: TypeAlias = str | sympy.Expr | None
@@ -333,6 +370,14 @@ class IRModule:
         return entry
 
 
+def every_node(graph: Graph, times: int = 1) -> Iterator[tuple[Node, int]]:
+    """The nodes of a graph, behind each call of a region those of the region, once, and how often each runs."""
+    for node in graph.nodes:
+        yield node, times
+        if isinstance(node, CallRegion):
+            yield from every_node(node.region, times * node.times)
+
+
 def node_values(node: Compute | Reduction | Scan | Scatter) -> tuple[Expr, ...]:
     """The value expressions that define a node."""
     return (node.value,) if isinstance(node, Compute) else node.values
@@ -370,6 +415,8 @@ def _read(node: Node) -> Iterable[str]:
             names = [*refs(node.args), *refs(tuple(v for _, v in node.kwargs))]
         case CallTensor():
             names = [*node.args, *(t for t in node.into if t is not None)]
+        case CallRegion():
+            names = [*node.carried, *(name for row in node.taken for name in row), *node.shared]
     return names
 
 
@@ -409,6 +456,8 @@ def sizes_read(node: Node) -> set[sympy.Symbol]:
             found |= _mentioned((node.args, [v for _, v in node.kwargs]))
         case CallTensor():
             found |= _mentioned(node.sizes)
+        case CallRegion():
+            found = found.union(*map(sizes_read, node.region.nodes))
     return found
 
 
@@ -419,7 +468,7 @@ def _mentioned(value: Any) -> set[sympy.Symbol]:
 
 
 __all__ = [
-    "MADE_SIZE", "ArgumentRef", "CallTensor", "Compute", "ConstantRef", "Graph", "GraphInput", "GraphOutput",
-    "IRModule", "Input", "Library", "Node", "OpRef", "Origin", "Reduction", "Ref", "Scan", "SizeInput", "TensorType",
-    "View", "node_values", "refs", "size_makers", "sizes_read", "uses",
+    "MADE_SIZE", "ArgumentRef", "CallRegion", "CallTensor", "Compute", "ConstantRef", "Graph", "GraphInput",
+    "GraphOutput", "IRModule", "Input", "Library", "Node", "OpRef", "Origin", "Reduction", "Ref", "Scan", "SizeInput",
+    "TensorType", "View", "every_node", "node_values", "refs", "size_makers", "sizes_read", "uses",
 ]  # fmt: skip

@@ -22,6 +22,14 @@ A graph::
         w = scatter(sum, float32[9], lambda i0: float32(0.0), [s0], lambda r0: (z[r0], labels[r0]))
         return (z,)
 
+A region, which a graph calls again and again: ``repeat(region, times, carried, taken, shared)``::
+
+        @graph
+        def layer(x: float32[4, 8], w: float32[8, 8]):
+            y, = library("aten::mm.default", [float32[4, 8]], (x, w), "")
+            return (y,)
+        z, = repeat(layer, 3, [x], [[w0, w1, w2]])
+
 A tensor function, whose outputs are parameters that it writes::
 
     @function
@@ -43,6 +51,8 @@ part says nothing about when it is computed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import sympy
 
 from ..expr.monoid import Monoid
@@ -51,6 +61,7 @@ from ..expr.symbols import SymbolTable
 from ..expr.value import EXPR_TYPES, Expr
 from ..function.function import Stage, TensorFunction
 from ..graph.graph import (
+    CallRegion,
     CallTensor,
     Compute,
     Graph,
@@ -249,20 +260,31 @@ class Script:
 
     # --- graphs -----------------------------------------------------------------------------------------------------
 
-    def graph(self, graph: Graph, key: str) -> None:
-        device = _usual_device(graph)
-        options = ([f"device={device!r}"] if device != "cpu" else []) + ([f"key={key!r}"] if key != graph.name else [])
+    def graph(self, graph: Graph, key: str, around: str | None = None) -> None:
+        """A graph; of a region, ``around`` is the usual device of the graph around it, which has its sizes."""
+        device = _usual_device(graph) if around is None else around
+        options = (
+            []
+            if around is not None
+            else [
+                *([f"device={device!r}"] if device != "cpu" else []),
+                *([f"key={key!r}"] if key != graph.name else []),
+            ]
+        )
         self.line(f"@graph({', '.join(options)})" if options else "@graph")
         mark = ExprText({}, self.culprit).marked
         params = [mark(i, f"{i.name}: {_input(i, device)}") for i in graph.inputs]
         self.line(f"def {graph.name}({', '.join(params)}):", graph)
         self._depth += 1
-        for name, value in graph.constants.items():
-            self.line(f"# constant {name}: {type(value).__name__}")
-        self._sizes(graph.symbols)
+        if around is None:
+            for name, value in graph.constants.items():
+                self.line(f"# constant {name}: {type(value).__name__}")
+            self._sizes(graph.symbols)
         dtypes = {i.name: i.type.dtype for i in graph.inputs if isinstance(i, Input)}
         exprs = ExprText(dtypes, self.culprit)
         for node in graph.nodes:
+            if isinstance(node, CallRegion):
+                self.graph(node.region, node.region.name, device)
             self.lines_of(exprs, self._node(node, exprs, device), node, _note(node.origins))
             dtypes.update({n: t.dtype for n, t in zip(node.names, node.types, strict=False) if t is not None})
         self.line(f"return ({names(map(_output, graph.outputs))})")
@@ -309,6 +331,15 @@ class Script:
                 count = f", count={node.count}" if node.count > 1 else ""
                 given = f"{node.function!r}, {types(node.types)}, [{', '.join(node.args)}]"
                 return f"{left} = call({given}{sizes}{into}{count})"
+            case CallRegion():
+                rows = [list(node.carried), *([[*map(_row, node.taken)]] if node.taken or node.shared else [])]
+                rows += [list(node.shared)] if node.shared else []
+                text = f"repeat({node.region.name}, {node.times}, {', '.join(map(_row, rows))})"
+                return f"{left} = {text}" if left else text
+
+
+def _row(items: Iterable[str]) -> str:
+    return f"[{', '.join(items)}]"
 
 
 def _stage(stage: Stage, exprs: ExprText) -> str:
