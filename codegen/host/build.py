@@ -82,6 +82,8 @@ def build_host_program(
     ``returned`` results (None: all) are the caller's, who takes them in the layout in which ops give them.
     Raises EmitError where a size can be read from no argument.
     """
+    if any(isinstance(n, CallRegion) and not _is_loop(n.region) for n in graph.nodes):
+        graph = write_out_regions(graph)
     saved = graph.outputs[returned:] if returned is not None else ()
     program = _Builder(graph, uses_of, frozenset(checked), frozenset(o for o in saved if isinstance(o, str))).build()
     return replace(program, table=graph.symbols, returned=returned)
@@ -441,6 +443,12 @@ class _Builder:
             if isinstance(node, CallTensor) and kind in node.types:
                 return len(self.spare.get(kind, ())) < node.types.count(kind)
         return False
+
+
+def _is_loop(region: Graph) -> bool:
+    """Whether the calls of a region may be steps that repeat: what is looked at before anything runs, and what is read
+    until another call waits for it, are each call's own."""
+    return not _storages(region) and not in_flight(region).get(len(region.nodes))
 
 
 def _storages(graph: Graph) -> list[str]:

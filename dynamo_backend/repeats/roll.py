@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from ...ir.graph.collectives import in_flight
 from ...ir.graph.graph import CallRegion, Graph, Input, Node, View, uses
 from ...ir.graph.regions import write_out_regions
 from ...ir.graph.rename import renamed
@@ -74,11 +73,7 @@ class _Roller:
         names = (*(a for a, _ in carried), *self.taken, *shared)
         inputs = tuple(given.get(n) or Input(n, types[n]) for n in names)
         outputs = (*(b for _, b in carried), *self.kept)
-        region = Graph(
-            "layer", inputs, (*self.layer, *seen), outputs, short.graph.symbols, short.graph.constants
-        )  # fmt: skip
-        if in_flight(region).get(len(region.nodes)):
-            raise NotAlike  # it waits for what the layer before has begun
+        region = replace(short.graph, name="layer", inputs=inputs, nodes=(*self.layer, *seen), outputs=outputs)
         results = (*last, *(n for row in self.kept.values() for n in row))
         handed = tuple(a for a, _ in carried)
         return CallRegion(results, region, short.left_out + 1, handed, tuple(self.taken.values()), tuple(shared))

@@ -14,7 +14,7 @@ from torch_mlc.codegen.host.memory.plan_memory import plan_memory
 from torch_mlc.codegen.host.python.text import print_host
 from torch_mlc.codegen.host.steps.kernel_use import KernelUse
 from torch_mlc.codegen.host.steps.resolve import resolve
-from torch_mlc.codegen.host.steps.step import Repeat
+from torch_mlc.codegen.host.steps.step import CheckLayout, Repeat
 from torch_mlc.codegen.host.steps.write_out_loops import write_out_loops
 from torch_mlc.codegen.host.verify import verify_host_program
 from torch_mlc.ir.graph.graph import Graph, IRModule
@@ -92,6 +92,7 @@ REUSED = f"""
     z, = call("scaled", [{F}], [y, w2, m])
     return (z, b0, b1)
 """
+USES = {n: KernelUse(f"{n}_", ()) for n in ("scaled", "minus")}
 BODIES = {"stream": STREAM, "kept": KEPT, "twice": TWICE, "reused": REUSED}
 
 
@@ -103,7 +104,7 @@ def module_of(body: str) -> IRModule:
 
 
 def program_of(graph: Graph) -> Any:
-    return build_host_program(graph, {n: KernelUse(f"{n}_", ()) for n in ("scaled", "minus")})
+    return build_host_program(graph, USES)
 
 
 def lines(body: str) -> list[str]:
@@ -134,6 +135,29 @@ def test_a_loop_as_text() -> None:
         "del c, m",
         "return (y,)",
     ]
+
+
+def test_the_layout_of_what_a_call_has_for_itself_is_looked_at_in_the_loop() -> None:
+    program = build_host_program(module_of(STREAM).graph, USES, checked=("w1", "m"))
+    (loop,) = (s for s in program.steps if isinstance(s, Repeat))
+    assert [s.name for s in loop.steps if isinstance(s, CheckLayout)] == ["w1"]
+    assert [s.name for s in program.steps if isinstance(s, CheckLayout)] == ["m"]
+    verify_host_program(write_out_loops(program))
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        f"library('aten::as_strided_scatter.default', [{F}], (ref('m'), ref('a'), (64, 8), (8, 1)), '')",
+        f"library('_c10d_functional::all_reduce.default', [{F}], (ref('a'), 'sum', '0'), '')",
+    ],
+    ids=["whole storages", "what another call waits for"],
+)
+def test_what_is_no_loop_is_written_out(library: str) -> None:
+    body = STREAM.replace("        c, =", f"        d, = {library}\n        c, =")
+    program = program_of(module_of(body).graph)
+    verify_host_program(program)
+    assert not any(isinstance(s, Repeat) for s in program.steps) and program.library_calls == 2
 
 
 @pytest.mark.parametrize("name", BODIES)
