@@ -6,7 +6,7 @@ launched and libraries called in the order of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,9 +15,11 @@ import sympy
 from ...ir.expr.symbols import PositivePart
 from ...ir.expr.value import symbol
 from ...ir.graph.collectives import in_flight, is_collective
+from ...ir.graph.facts import names_in
 from ...ir.graph.graph import (
     CONSTANT,
     MADE_SIZE,
+    CallRegion,
     CallTensor,
     Compute,
     Graph,
@@ -34,6 +36,7 @@ from ...ir.graph.graph import (
     refs,
     uses,
 )
+from ...ir.graph.regions import handed_on, write_out_regions
 from ...ir.graph.slices import JOINED, MEMORY
 from ..kernel import EmitError
 from .memory.liveness import peaks_of, storages
@@ -50,6 +53,7 @@ from .steps.step import (
     HostStep,
     Launch,
     MakeView,
+    Repeat,
     Return,
     Reuse,
     WriteOver,
@@ -79,8 +83,10 @@ def build_host_program(
     ``returned`` results (None: all) are the caller's, who takes them in the layout in which ops give them.
     Raises EmitError where a size can be read from no argument.
     """
+    if any(isinstance(n, CallRegion) and not _is_loop(n.region) for n in graph.nodes):
+        graph = write_out_regions(graph)
     saved = graph.outputs[returned:] if returned is not None else ()
-    program = _Builder(graph, uses_of, checked, frozenset(o for o in saved if isinstance(o, str))).build()
+    program = _Builder(graph, uses_of, frozenset(checked), frozenset(o for o in saved if isinstance(o, str))).build()
     return replace(program, table=graph.symbols, returned=returned)
 
 
@@ -88,7 +94,7 @@ def build_host_program(
 class _Builder:
     graph: Graph
     uses_of: Mapping[str, KernelUse]
-    checked: Collection[str] = ()
+    checked: Set[str] = frozenset()
     # Results that compiled code reads in the layout of their types: those that are saved for the backward.
     saved: frozenset[str] = frozenset()
     steps: list[HostStep] = field(default_factory=list)
@@ -106,18 +112,44 @@ class _Builder:
     unbound: set[sympy.Symbol] = field(default_factory=set)
     # What collectives read until each wait.
     flying: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    # The node at hand, at which step each begins, and the names that leave the graph.
+    # The node at hand, and the names that are not forgotten.
     at: int = 0
-    begins: list[int] = field(default_factory=list)
     kept: set[str] = field(default_factory=set)
+    # What results of regions are called in the program, and what leaves it in each call of one.
+    called: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
 
     def build(self) -> HostProgram:
         graph = self.graph
         tensors = {i.name: i.type for i in graph.inputs if isinstance(i, Input)}
         bound = self.bind_sizes()
+        self.walk()
+        self.steps.append(Return(tuple(self.left.get(o, o) if isinstance(o, str) else o for o in graph.outputs)))
+        if self.unbound and (missing := self.unbound & _mentioned(graph)):
+            lost = ", ".join(sorted(s.name for s in missing))
+            raise EmitError(f"{graph.name}: no argument and no result gives the size {lost}")
+        steps = tuple(s.renamed(self.name) for s in self.steps) if self.called else tuple(self.steps)
+        program = HostProgram(graph.name, tuple(i.name for i in graph.inputs), tensors, steps, bound)
+        return (
+            program
+            if any(isinstance(s, Repeat) for s in steps)
+            else replace(program, peaks=peaks_of(storages(program)))
+        )
+
+    def name(self, name: str) -> str:
+        return self.called.get(name, name)
+
+    def walk(self) -> None:
+        """The steps of the nodes, with what is done before them for the inputs."""
+        graph = self.graph
         self.flying = in_flight(graph)
-        last = self.last = self.last_uses()
-        kept = self.kept = {o for o in graph.outputs if isinstance(o, str)}
+        last, kept = self.last, self.kept = (
+            self.last_uses(),
+            self.kept | {o for o in graph.outputs if isinstance(o, str)},
+        )
+        regions = [n for n in graph.nodes if isinstance(n, CallRegion)]
+        of_calls = {name for n in regions for row in n.taken for name in row}
+        tensors = {i.name: i.type for i in graph.inputs if isinstance(i, Input) and i.name not in of_calls}
         for name in tensors:
             self.own(name, name)
         unused = tuple(n for n in tensors if n not in last and n not in kept)
@@ -130,19 +162,11 @@ class _Builder:
             if checks and not _precedes_checks(node):
                 self.steps += checks
                 checks = []
-            self.begins.append(len(self.steps))
             self.node(node)
             done = dict.fromkeys((*uses(node), *node.names, *self.flying.get(at, ())))
             names = [n for n in done if last.get(n, at) == at and n not in kept]
             self.free([n for n in names if n in self.owner])
         self.steps += checks
-        self.begins.append(len(self.steps))
-        self.steps.append(Return(graph.outputs))
-        if self.unbound and (missing := self.unbound & _mentioned(graph)):
-            lost = ", ".join(sorted(s.name for s in missing))
-            raise EmitError(f"{graph.name}: no argument and no result gives the size {lost}")
-        program = HostProgram(graph.name, tuple(i.name for i in graph.inputs), tensors, tuple(self.steps), bound)
-        return replace(program, peaks=peaks_of(storages(program)), begins=tuple(self.begins))
 
     def own(self, name: str, owner: str) -> None:
         """A name and whose memory it looks at."""
@@ -195,6 +219,8 @@ class _Builder:
             case View(name, kind, source, _, _, offset):
                 self.steps.append(MakeView(name, kind, source, offset))
                 self.own(name, self.owner[source])
+            case CallRegion():
+                self.region(node)
             case Compute() | Reduction() | Scan() | Scatter():
                 raise EmitError(f"{self.graph.name}: {node.names[0]} was not fused into any function")
 
@@ -236,8 +262,7 @@ class _Builder:
         name = node.args[0].name
         owner = self.owner.get(name, "")
         alone = self.shares.get(owner) == 1 and node.args[0] not in node.args[1:]
-        dead = self.last[name] == self.at and name not in self.kept
-        return name if alone and dead and self.products.get(owner) == node.types[0] else ""
+        return name if alone and self.is_last(name) and self.products.get(owner) == node.types[0] else ""
 
     def kept_bases(self, node: Library) -> tuple[int, ...]:
         """Which of the tensors that an op writes to are to be copied first: all but memory of ours that is not read
@@ -256,8 +281,7 @@ class _Builder:
         the node at hand."""
         owner = self.owner.get(name, "")
         alone = sum(o == owner for o in self.owner.values()) == 1
-        dead = self.last[name] == self.at and name not in self.kept
-        return alone and dead and owner in self.ours
+        return alone and self.is_last(name) and owner in self.ours
 
     def call(self, node: CallTensor, comment: str) -> None:
         use = self.uses_of[node.function]
@@ -277,6 +301,104 @@ class _Builder:
                     tensors.append(target)
             sizes += [one.sizes[k] for k in use.sizes]
         self.steps.append(Launch(use, tuple(tensors), tuple(sizes), node.types[0].device, comment, node.count))
+
+    def region(self, node: CallRegion) -> None:
+        """Steps that repeat. Memory that is carried is that of the steps, as far as it was the program's and stays so
+        from call to call."""
+        self.forget_spare()
+        node = replace(node, region=write_out_regions(node.region))
+        outputs = [str(o) for o in node.region.outputs]
+        handed = handed_on(node)
+        begun = [(p, a) for p, _, a in handed if self.is_alone(a) and self.is_handed_over(node, a)]
+        ours, products = {p for p, a in begun if a in self.ours}, {p for p, a in begun if a in self.products}
+        while True:
+            body = self.body(node, ours, products)
+            alone = [(p, o) for p, o, _ in handed if body.is_alone(o)]
+            mine = {p for p, o in alone if p in ours and o in body.ours}
+            made = {p for p, o in alone if p in products and o in body.products}
+            if (mine, made) == (ours, products):
+                break
+            ours, products = mine, made
+        names = self.names_of(node)
+        self.steps.append(self.repeat(node, body, names))
+        self.unbound &= body.unbound
+        for given in (*node.carried, *node.shared):
+            self.share(given)  # it may be what the region gives, too
+        for given in node.carried:
+            if self.is_handed_over(node, given):
+                self.shares[self.owner.pop(given)] -= 1
+        for result, output in zip(node.names, outputs[: len(node.carried)], strict=False):
+            self.own(result, result)
+            self.called[result] = names[output]
+            for known, own in ((body.ours, self.ours), (body.products, self.products)):
+                if output in known and body.is_alone(output):
+                    own[result] = known[output]
+
+    def body(self, node: CallRegion, ours: Collection[str], products: Collection[str]) -> _Builder:
+        """The steps of one call, which forgets what it is given for itself, and what is carried."""
+        region, carries = node.region, len(node.carried)
+        types, taken = region.types(), dict(zip((i.name for i in region.inputs[carries:]), node.taken, strict=False))
+        checked = {p for p, row in taken.items() if not self.checked.isdisjoint(row)}
+        kept = zip(region.outputs[carries:], node.kept, strict=True)
+        saved = {o for o, row in kept if not self.saved.isdisjoint(row)} | {*region.outputs[:carries]}
+        body = _Builder(region, self.uses_of, checked, frozenset(map(str, saved)))
+        body.kept = {i.name for i in region.inputs[carries + len(taken) :]}
+        body.kept |= {p for p, row in taken.items() if not self.kept.isdisjoint(row)}
+        body.unbound = self.unbound.copy()
+        body.ours, body.products = {p: types[p] for p in ours}, {p: types[p] for p in products}
+        body.walk()
+        body.forget_spare()
+        for output in map(str, region.outputs[carries:]):
+            body.share(output)
+        return body
+
+    def repeat(self, node: CallRegion, body: _Builder, names: Mapping[str, str]) -> Repeat:
+        """The step of a region; what leaves the program in each call stands in the order of its results."""
+        region, carries = node.region, len(node.carried)
+        inputs, outputs = [names[i.name] for i in region.inputs], [names[str(o)] for o in region.outputs]
+        taken = dict(zip(inputs[carries:], node.taken, strict=False))
+        rows = dict(zip(outputs[carries:], node.kept, strict=True))
+        rows |= {p: row for p, row in taken.items() if not self.kept.isdisjoint(row)}
+        left = {o: k for k, o in reversed([*enumerate(self.graph.outputs)]) if isinstance(o, str)}
+        order = sorted(rows, key=lambda n: min(left.get(one, len(left)) for one in rows[n]))
+        kept = {n: tuple(f"{n} {k}" for k in range(node.times)) for n in order}
+        for n, each in kept.items():
+            self.left.update(zip(rows[n], each, strict=True))
+        carried = tuple((names[p], names[o], self.name(a)) for p, o, a in handed_on(node))
+        steps = tuple(s.renamed(lambda n: names.get(n, n)) for s in body.steps)
+        return Repeat(steps, node.times, taken, kept, carried)
+
+    def names_of(self, node: CallRegion) -> dict[str, str]:
+        """What the names of a region are in the program: their own where nothing else is called so, but what is handed
+        over keeps its name, and what calls have for themselves is called as the first has it."""
+        inputs, carries = [i.name for i in node.region.inputs], len(node.carried)
+        known = (names_in(self.graph) - {*node.names}) | {*self.called.values()}
+        found = {}
+        for name in (n for inner in node.region.nodes for n in inner.names):
+            found[name] = name
+            while found[name] in known:
+                found[name] = f"{node.region.name} {found[name]}"
+        for name, given in zip(inputs, node.carried, strict=False):
+            found[name] = self.name(given) if self.is_handed_over(node, given) else f"{name} now"
+        own = (row[0] for row in node.taken)
+        return found | dict(zip(inputs[carries:], (*own, *map(self.name, node.shared)), strict=True))
+
+    def share(self, name: str) -> None:
+        """Somebody else may look at the memory of a name from now on."""
+        for some in (self.ours, self.products):
+            some.pop(self.owner.get(name, name), None)
+
+    def is_handed_over(self, node: CallRegion, name: str) -> bool:
+        """Whether nobody but the calls of a region needs something that they carry."""
+        return self.is_last(name) and name not in node.shared and node.carried.count(name) == 1
+
+    def is_last(self, name: str) -> bool:
+        """Whether nobody needs something behind the node at hand."""
+        return self.last[name] == self.at and name not in self.kept
+
+    def is_alone(self, name: str) -> bool:
+        """Whether a name looks at memory that was made under it, and that no other looks at."""
+        return self.owner.get(name) == name and self.shares[name] == 1
 
     def bind_result(self, name: str, kind: TensorType) -> None:
         """Read the sizes that a result is the first to tell."""
@@ -309,12 +431,25 @@ class _Builder:
         if gone:
             self.steps.append(Free(tuple(gone)))
 
+    def forget_spare(self) -> None:
+        """No memory waits for who takes it over, which steps that repeat would do only once."""
+        spare = tuple(name for names in self.spare.values() for name in names)
+        self.spare.clear()
+        if spare:
+            self.steps.append(Free(spare))
+
     def wanted(self, kind: TensorType) -> bool:
         """Whether the very next allocations include one of this type, so that keeping it raises no peak."""
         for node in self.graph.nodes[self.at + 1 : self.at + 2]:
             if isinstance(node, CallTensor) and kind in node.types:
                 return len(self.spare.get(kind, ())) < node.types.count(kind)
         return False
+
+
+def _is_loop(region: Graph) -> bool:
+    """Whether the calls of a region may be steps that repeat: what is looked at before anything runs, and what is read
+    until another call waits for it, are each call's own."""
+    return not _storages(region) and not in_flight(region).get(len(region.nodes))
 
 
 def _storages(graph: Graph) -> list[str]:

@@ -25,9 +25,11 @@ from ...ir.graph.graph import (
     Node,
     OpRef,
     View,
+    every_node,
     refs,
     size_makers,
 )
+from ...ir.graph.regions import write_out_regions
 from .build import MUTATES
 from .steps.lines import place_text
 from .steps.step import leaves
@@ -72,7 +74,10 @@ def capture_plan(
 
     ``regions`` gives for each body that the graph calls, by its name, why that cannot be captured.
     """
-    reason = _reason(graph, kinds, regions or {})
+    reason = _misplaced(graph, kinds)
+    if not reason:
+        graph = write_out_regions(graph)
+        reason = _reason(graph, regions or {})
     if reason:
         return CapturePlan(reason)
     read = users_of(graph).keys() | {o for o in graph.outputs if isinstance(o, str)}
@@ -92,7 +97,7 @@ def capture_plan(
 # --- why not ----------------------------------------------------------------------------------------------------------
 
 
-def _reason(graph: Graph, kinds: Collection[str], regions: Mapping[str, str]) -> str:
+def _misplaced(graph: Graph, kinds: Collection[str]) -> str:
     device = ""
     for found, where in _places(graph):
         if found.partition(":")[0] not in kinds:
@@ -100,8 +105,10 @@ def _reason(graph: Graph, kinds: Collection[str], regions: Mapping[str, str]) ->
         if device and found != device:
             return f"its tensors are on several devices: {device}, {found}"
         device = found
-    if not device:
-        return "it has no tensors"
+    return "" if device else "it has no tensors"
+
+
+def _reason(graph: Graph, regions: Mapping[str, str]) -> str:
     deciding = set(size_makers(graph).values())
     for node in graph.nodes:
         if not isinstance(node, Library):
@@ -120,7 +127,7 @@ def _places(graph: Graph) -> Iterator[tuple[str, Input | Node]]:
     for i in graph.inputs:
         if isinstance(i, Input):
             yield i.type.device, i
-    for node in graph.nodes:
+    for node, _ in every_node(graph):
         for kind in node.types:
             if kind is not None:
                 yield kind.device, node

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from ...codegen.host.build import build_host_program
@@ -12,7 +12,6 @@ from ...codegen.host.steps.program import HostProgram
 from ...runtime.gpu.capture import GRAPH_DEVICES
 from ...runtime.host.executable import Boxed
 from ..aten_passes.views.negations import with_bits
-from ..repeats.repeating import NotAlike
 from .compiled import Program, keeper, with_captures
 from .graph_kernels import Kernels, loaded_kernels, overridden, uses_of, variables_of
 from .host_passes import HOST, HostContext
@@ -33,22 +32,18 @@ class Hosted:
 
 
 def hosted(job: Job, plan: Plan, kernels: Kernels) -> Hosted:
-    """The host program around kernels. Raises NotAlike."""
+    """The host program around kernels."""
     options, graph = job.options, plan.fusion.graph
     with job.timer.phase("host"):
         checked = {i.name for i in graph.inputs} if job.region else with_bits(job.gm, job.lazy)
         program = job.run.step(
             HOST, build_host_program, graph, uses_of(kernels), checked=checked, returned=job.saved
         )  # fmt: skip
-        context = HostContext(graph, job.given, options.memory_limit, plan.few)
+        context = HostContext(graph, job.given, options.memory_limit)
         lists = pass_lists()
         program = job.run(program, lists.host, context)
-        if plan.few is not None:
-            graph = replace(graph, inputs=plan.few.inputs)
         regions = {n: region.capture.reason for n, region in job.regions.items()}
         capture = capture_plan(graph, tuple(GRAPH_DEVICES), saved=job.saved, regions=regions)
-        if plan.few is not None and capture.written:
-            raise NotAlike  # what the layers that were left out write to would be missing
         resolved = job.run(program, lists.text, context)
         if options.verify:
             job.run(program, lists.code, context)  # what is written when the program has been called often

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ...codegen.host.steps.kernel_use import KernelUse
 from ...codegen.kernel import KernelSource
-from ...ir.graph.graph import CallTensor
+from ...ir.graph.graph import CallTensor, every_node
 from ...runtime.compile.compilers import Compilers
 from ...runtime.compile.fallback import AtenKernel
 from ...runtime.compile.kernels import KernelStore, LoadedKernel, kernel_use, source_use
@@ -27,7 +27,11 @@ Kernels: TypeAlias = Mapping[str, KernelBuild] | Mapping[str, StartedKernel]
 
 def called(fusion: Fusion) -> Counter[str]:
     """How often each function is called."""
-    return Counter(n.function for n in fusion.graph.nodes if isinstance(n, CallTensor))
+    found: Counter[str] = Counter()
+    for node, times in every_node(fusion.graph):
+        if isinstance(node, CallTensor):
+            found[node.function] += times
+    return found
 
 
 def tuning_for(fusion: Fusion, options: Options, timer: PhaseTimer, may_measure: bool) -> Tuning:
@@ -41,7 +45,7 @@ def start_kernels(fusion: Fusion, plan: KernelPlan, compilers: Compilers) -> dic
     """The code of every function that the graph calls, found or begun."""
     options = plan.options
     found: dict[str, StartedKernel] = {}
-    for node in fusion.graph.nodes:
+    for node, _ in every_node(fusion.graph):
         if isinstance(node, CallTensor) and node.function not in found:
             target = target_for(node.types[0].device, options.target, options.threads)
             function = fusion.functions.get(node.function) or fusion.given[node.function]

@@ -17,20 +17,17 @@ from ...codegen.host.verify import verify_host_program
 from ...ir.errors import MemoryLimitError
 from ...ir.graph.graph import Graph
 from ...ir.passes import Level, Pass, Plain, Setting
-from ..repeats.repeating import NotAlike, Repeating
-from ..repeats.roll import roll
 from .memory_limit import limited
 
 
 @dataclass(frozen=True, slots=True)
 class HostContext:
     """``graph`` is what the program runs, and ``given`` its inputs that nobody else holds; ``limit`` is a number of
-    bytes that it may hold. ``few`` are the layers of the graph that it was built for, where it has more."""
+    bytes that it may hold."""
 
     graph: Graph
     given: Collection[str] = ()
     limit: int | None = None
-    few: Repeating | None = None
 
 
 def _text(program: HostProgram) -> str:
@@ -40,7 +37,6 @@ def _text(program: HostProgram) -> str:
 
 HOST: Level[HostProgram] = Level("host", _text, lambda p: len(p.steps), verify_host_program, suffix="py")
 LIMITED: Setting[HostContext] = Setting("a limit of memory", lambda context: context.limit is not None)
-IN_LAYERS: Setting[HostContext] = Setting("layers that repeat", lambda context: context.few is not None)
 
 
 def limit_memory(program: HostProgram, context: HostContext) -> HostProgram:
@@ -49,16 +45,9 @@ def limit_memory(program: HostProgram, context: HostContext) -> HostProgram:
     return limited(program, context.graph, context.limit, context.given)
 
 
-def roll_layers(program: HostProgram, context: HostContext) -> HostProgram:
-    """The steps of a layer become a loop over all that are like it."""
-    assert context.few is not None
-    return roll(program, context.few)
-
-
 # In the order in which they run.
 HOST_PASSES: tuple[Pass[HostProgram, HostContext], ...] = (
     Pass("limit_memory", HOST, limit_memory, needs=(LIMITED,), raises=(MemoryLimitError,)),
-    Pass("roll_layers", HOST, roll_layers, needs=(IN_LAYERS,), raises=(NotAlike,)),
     Pass("track_views", HOST, Plain(track_views)),
     Pass("plan_memory", HOST, Plain(plan_memory)),
 )

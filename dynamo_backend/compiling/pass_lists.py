@@ -23,6 +23,7 @@ from ..aten_passes import lists
 from ..aten_passes.context import ATEN
 from ..aten_passes.lists import AtenPasses
 from ..patterns.replace_patterns import replace_patterns
+from ..repeats.passes import LAYER_PASSES, FewLayers
 from . import host_passes
 from .host_passes import HostContext
 
@@ -45,6 +46,7 @@ class PassLists:
     graph: tuple[Pass[Graph, PassContext], ...]
     fuse: tuple[Pass[Fusion, PassContext], ...]
     calls: tuple[Pass[Fusion, PassContext], ...]
+    layers: tuple[Pass[Fusion, FewLayers], ...]
     function: tuple[Pass[TensorFunction, TensorFunction], ...]
     host: tuple[Pass[HostProgram, HostContext], ...]
     text: tuple[Pass[HostProgram, Any], ...]
@@ -81,7 +83,7 @@ def pass_lists() -> PassLists:
     made = PassLists(
         _PATTERNS + lists.JOINT_PASSES, lists.FORWARD_PASSES, lists.BACKWARD_PASSES,
         _PATTERNS + lists.INFERENCE_PASSES, lists.PART_PASSES, lists.ATEN_PASSES, passes.GRAPH_PASSES, fuse.FUSE_PASSES,
-        calls.CALL_PASSES, lower.FUNCTION_PASSES, host_passes.HOST_PASSES, host_passes.TEXT_PASSES,
+        calls.CALL_PASSES, LAYER_PASSES, lower.FUNCTION_PASSES, host_passes.HOST_PASSES, host_passes.TEXT_PASSES,
         host_passes.CODE_PASSES,
     )  # fmt: skip
     for user in tuple(USER_PASSES):

@@ -1,12 +1,13 @@
 """What of a graph is computed in which kernel, and in which order: importing, graph passes, fusion.
 
-Layers that repeat are planned once. What came out of one of them is a loop of the host program (``roll.py``); where
-that cannot be, it is written once for each layer (``unroll.py``), and where layers differ the whole graph is planned.
+Layers that repeat are planned once. What came out of one of them is a region that is called for all, which the host
+program has as a loop; where that cannot be, it is written once for each layer, and where layers differ the whole graph
+is planned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -22,8 +23,8 @@ from ...scheduler.fusion.fusion import Fusion
 from ..importing.graph_key import GraphKey
 from ..importing.importer import import_graph
 from ..repeats.layers import Layers, find_layers
-from ..repeats.repeating import NotAlike, Repeating
-from ..repeats.unroll import unroll
+from ..repeats.passes import FewLayers
+from ..repeats.repeating import NotAlike
 from .job import Job
 from .memory_limit import typical
 from .pass_lists import context_of, pass_lists
@@ -33,64 +34,54 @@ from .pass_lists import context_of, pass_lists
 class Plan:
     """A graph as it was imported, after the passes, and fused, with launches shared and in order.
 
-    Where it is not ``is_whole``, imported and rewritten were ``few`` of its layers, and what its report tells is of
-    those. ``few`` is there where the fused graph, too, has no more.
+    Where it is not ``is_whole``, imported and rewritten were a few of its layers, and what its report tells is of
+    those; the fused graph has all.
     """
 
     imported: Graph
     graph: Graph
     fusion: Fusion
     is_whole: bool = True
-    few: Repeating | None = None
 
 
-def plans(job: Job, key: GraphKey | None) -> Iterator[Plan]:
-    """The quickest to make first; the next one is for where that does not hold. The last one always does.
+def plan_of(job: Job, key: GraphKey | None) -> Plan:
+    """The plan of a graph, from a few of its layers where it has more that are alike.
 
-    Without a ``key``, and for somebody who looks at all stages, it is that of the whole graph. Where a graph is tuned,
-    has a limit of memory or is a region, every layer is written out: a loop has one place in memory for all layers, and
+    Without a ``key``, and for somebody who looks at all stages, the whole graph is planned. Where a graph is tuned, has
+    a limit of memory or is a region, every layer is written out: a loop has one place in memory for all layers, and
     tells nobody of each.
     """
     layers = None
     if key is not None and not job.options.shows_stages:
         with job.timer.phase("import"):
             layers = find_layers(job.gm, key)
-    if layers is not None:
-        yield from _plans_of_layers(job, layers)
-    yield _ordered(job, _fused(job))
+    found = _plan_of_layers(job, layers) if layers is not None else None
+    return found or _ordered(job, _fused(job))
 
 
-def _plans_of_layers(job: Job, layers: Layers) -> Iterator[Plan]:
+def _plan_of_layers(job: Job, layers: Layers) -> Plan | None:
+    """None where what came out of the layers is not alike."""
     options, called_after = job.options, dict[str, str]()
     plan = replace(_fused(job, layers, called_after), is_whole=False)
-
-    def few(graph: Graph) -> Repeating:
-        return Repeating(graph, job.gm, layers, job.static, called_after)
-
+    few = FewLayers(job.gm, layers, job.static, called_after)
+    found, told = None, ""
     if not (options.tune or options.memory_limit is not None or job.region):
-        ordered = _ordered(job, plan)
-        with job.timer.phase("fuse"):
-            repeating = few(ordered.fusion.graph)
-            is_loop = _repeats(repeating)
-        if is_loop:
-            say(options.log, "fusion", lambda: f"{job.name}: {layers.count} layers that repeat, as a loop")
-            yield replace(ordered, few=repeating)
+        found, told = _of_all(job, _ordered(job, plan), few), "as a loop"
+    if found is None and (written := _of_all(job, plan, replace(few, in_regions=False))) is not None:
+        found, told = _ordered(job, written), "planned as one"
+    if found is None:
+        told = "planned one by one, since their kernels differ"
+    say(options.log, "fusion", lambda: f"{job.name}: {layers.count} layers that repeat, {told}")
+    return found
+
+
+def _of_all(job: Job, plan: Plan, few: FewLayers) -> Plan | None:
+    """The plan of a few layers as one of all; None where those are not alike."""
     with job.timer.phase("fuse"):
         try:
-            whole = unroll(few(plan.fusion.graph))
+            return replace(plan, fusion=job.run(plan.fusion, pass_lists().layers, few))
         except NotAlike:
-            whole = None
-    found = "planned as one" if whole is not None else "planned one by one, since their kernels differ"
-    say(options.log, "fusion", lambda: f"{job.name}: {layers.count} layers that repeat, {found}")
-    if whole is not None:
-        yield _ordered(job, replace(plan, fusion=replace(plan.fusion, graph=whole)))
-
-
-def _repeats(repeating: Repeating) -> bool:
-    try:
-        return bool(repeating.window)
-    except NotAlike:
-        return False
+            return None
 
 
 def _fused(job: Job, layers: Layers | None = None, called_after: dict[str, str] | None = None) -> Plan:

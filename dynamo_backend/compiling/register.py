@@ -14,8 +14,9 @@ from ...ir.passes import Pass
 from ...ir.registration import LOCK, Registration, RegistrationError, nearest
 from .pass_lists import USER_PASSES, PassLists, UserPass, pass_lists
 
-# Not what comes between a host program and one of its two printed forms, which are to be the same program.
-_LEVELS = tuple(f.name for f in fields(PassLists) if f.name not in ("text", "code"))
+# Not what comes between a host program and one of its two printed forms, which are to be the same program, nor from a
+# few layers to all, which not every graph has.
+_LEVELS = tuple(f.name for f in fields(PassLists) if f.name not in ("layers", "text", "code"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import fx
@@ -25,12 +24,10 @@ from ..compiling.compiled import CompiledGraph, Stages, told_capture
 from ..compiling.graph_host import Hosted, hosted, loaded, program_of
 from ..compiling.graph_kernels import called, is_other, overridden, start_kernels, tuning_for
 from ..compiling.job import Job, devices_of
-from ..compiling.kernels import KernelBuild, KernelPlan
+from ..compiling.kernels import KernelPlan
 from ..compiling.pass_lists import pass_lists, runner_of
-from ..compiling.plans import Plan, plans
+from ..compiling.plans import Plan, plan_of
 from ..importing.regions import regions_of, taken_apart
-from ..repeats.repeating import NotAlike
-from ..repeats.unroll import unroll
 from .graph_cache import GraphCache
 
 _LOG = logger(__name__)
@@ -73,7 +70,7 @@ def compile_graph(
     if (known := cache.find()) is not None:
         return known
     with cache.lock():
-        return cache.find() or _first_that_holds(job, cache)
+        return cache.find() or _compiled(job, cache)
 
 
 def _compiled_regions(
@@ -89,19 +86,9 @@ def _compiled_regions(
     return {node: found[id(body)] for node, body in regions_of(gm).items()}
 
 
-def _first_that_holds(job: Job, cache: GraphCache) -> CompiledGraph:
-    """The graph by the first of its plans that holds."""
-    for plan in plans(job, cache.key):
-        try:
-            return _compiled(job, cache, plan)
-        except NotAlike:
-            say(job.options.log, "fusion", lambda: f"{job.name}: its layers cannot be a loop")
-    raise AssertionError("the plan of the whole graph always holds")
-
-
-def _compiled(job: Job, cache: GraphCache, plan: Plan) -> CompiledGraph:
-    """Kernels, the host program around them, and the function that runs both. Raises NotAlike where the program does
-    not repeat as the plan says."""
+def _compiled(job: Job, cache: GraphCache) -> CompiledGraph:
+    """Kernels, the host program around them, and the function that runs both."""
+    plan = plan_of(job, cache.key)
     tuning = tuning_for(plan.fusion, job.options, job.timer, may_measure=job.load or job.fresh)
     made_by = KernelPlan(job.options, job.settings, job.store, job.timer, tuning, job.run, job.fresh)
     workers = workers_for(len(called(plan.fusion)), job.options.compile_workers)
@@ -123,7 +110,7 @@ def _compiled(job: Job, cache: GraphCache, plan: Plan) -> CompiledGraph:
             host.code.told,
             call,
             job.timer,
-            _stages(job, plan, kernels, host),
+            Stages(plan.imported, plan.graph, plan.fusion, kernels, host.program, tuple(job.run.steps)),
             overridden(kernels),
             key=key,
             kept=kept,
@@ -131,19 +118,6 @@ def _compiled(job: Job, cache: GraphCache, plan: Plan) -> CompiledGraph:
             python=with_lines(host.code.python, job.lines),
         )
     )
-
-
-def _stages(job: Job, plan: Plan, kernels: Mapping[str, KernelBuild], host: Hosted) -> Stages | None:
-    """What reports are made of; of layers that became a loop, every call is written out for one that is asked for."""
-    fusion = plan.fusion
-    if plan.few is not None:
-        if not job.fresh:
-            return None
-        try:
-            fusion = replace(fusion, graph=unroll(plan.few))
-        except NotAlike as error:
-            raise AssertionError("layers that became a loop cannot be written out") from error
-    return Stages(plan.imported, plan.graph, fusion, kernels, host.program, tuple(job.run.steps))
 
 
 def _tell(job: Job, host: Hosted, plan: Plan) -> None:

@@ -15,7 +15,21 @@ from ...codegen.host.build import build_host_program
 from ...ir.errors import MlcError
 from ...ir.function.function import Callee, TensorFunction
 from ...ir.graph.constants import digest_of, laid_out
-from ...ir.graph.graph import CallTensor, Constant, Graph, Input, IRModule, Library, SizeInput, TensorType, View
+from ...ir.graph.graph import (
+    CallRegion,
+    CallTensor,
+    Constant,
+    Graph,
+    Input,
+    IRModule,
+    Library,
+    Node,
+    SizeInput,
+    TensorType,
+    View,
+    every_node,
+)
+from ...ir.graph.regions import write_out_regions
 from ...ir.nest.loops import Buffer, LoopNest
 from ...ir.passes import Runner, StepRecord
 from ...ir.target import Target
@@ -173,8 +187,9 @@ def _fused(module: IRModule, options: Options, run: Runner) -> Fusion:
     """The module with every node of its graph a call."""
     lists, context, given = pass_lists(), context_of(options), _given(module)
     graph = replace(module.graph, name=module.main)
-    if all(isinstance(n, (CallTensor, Library, View)) for n in graph.nodes):
+    if all(isinstance(n, (CallTensor, CallRegion, Library, View)) for n, _ in every_node(graph)):
         return run.step(CALLS, name_by_hand, Fusion(graph, given=given), {})
+    graph = write_out_regions(graph)
     if not given:
         fusion = Fusion(run(graph, lists.graph, context))
         return run(run(fusion, lists.fuse, context), lists.calls, context)
@@ -190,21 +205,27 @@ def name_by_hand(fusion: Fusion, names: Mapping[str, str]) -> Fusion:
     given = {names.get(name, name): f for name, f in fusion.given.items()}
     nests = {name: f for name, f in given.items() if isinstance(f, LoopNest)}
     table = FunctionTable({name: f for name, f in given.items() if isinstance(f, TensorFunction)}, nests)
-    nodes = []
-    for node in fusion.graph.nodes:
-        if isinstance(node, CallTensor):
-            function = fusion.functions.get(node.function)
-            name = names.get(node.function, node.function) if function is None else table.enter(function)
-            node = replace(node, function=name)
-        nodes.append(node)
-    graph = replace(fusion.graph, nodes=tuple(nodes))
-    return replace(fusion, graph=graph, functions=table.used(nodes), given=nests)
+
+    def named(graph: Graph) -> Graph:
+        nodes: list[Node] = []
+        for node in graph.nodes:
+            if isinstance(node, CallTensor):
+                function = fusion.functions.get(node.function)
+                name = names.get(node.function, node.function) if function is None else table.enter(function)
+                node = replace(node, function=name)
+            elif isinstance(node, CallRegion):
+                node = replace(node, region=named(node.region))
+            nodes.append(node)
+        return replace(graph, nodes=tuple(nodes))
+
+    graph = named(fusion.graph)
+    return replace(fusion, graph=graph, functions=table.used(n for n, _ in every_node(graph)), given=nests)
 
 
 def _given(module: IRModule) -> dict[str, Callee]:
     """What the module's graph calls. Raises ModuleError for a graph, which is no kernel."""
     found: dict[str, Callee] = {}
-    for node in module.graph.nodes:
+    for node, _ in every_node(module.graph):
         if isinstance(node, CallTensor):
             function = module.functions[node.function]
             if isinstance(function, Graph):

@@ -15,6 +15,7 @@ from ...codegen.host.steps.program import HostProgram
 from ...codegen.host.steps.write_out_loops import write_out_loops
 from ...ir.graph.facts import places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Origin
+from ...ir.graph.regions import write_out_regions
 from ...ir.graph.slices import NOTHING
 from ...runtime.compile.kernels import gpu_binary
 from ...runtime.settings.options import OptionError, Options
@@ -87,6 +88,9 @@ def report_of(compiled: CompiledGraph) -> GraphReport:
     """The report of a graph that was compiled with ``fresh=True``."""
     stages = compiled.stages
     assert stages is not None, "a graph from the cache has no stages to report"
+    # Of layers that became a loop, every call is told of.
+    fusion = replace(stages.fusion, graph=write_out_regions(stages.fusion.graph))
+    stages = replace(stages, fusion=fusion)
     targets = dict.fromkeys(str(b.target) for b in stages.kernels.values())
     kernels, peaks = _kernels(stages), _peaks(stages.program)
     traffic = graph_traffic(stages.fusion.graph, stages.fusion.functions, {k.name: k.traffic for k in kernels})

@@ -7,16 +7,15 @@ the short graph to the next.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 from torch import fx
 
-from ...codegen.host.steps.step import renamed_call
-from ...ir.expr.value import is_value, rename_loads
-from ...ir.graph.graph import CallTensor, Graph, GraphInput, GraphOutput, Input, Library, Node, View, uses
+from ...ir.graph.graph import Graph, GraphInput, GraphOutput, Input, Node, View
+from ...ir.graph.rename import renamed
 from .layers import HEAD, TAIL, Layers
 
 
@@ -219,23 +218,3 @@ class Repeating:
         if by and at.layer >= HEAD:
             raise NotAlike
         return self.name_at(at.slot, at.which, (at.layer if at.layer < HEAD else at.layer + self.left_out) + by)
-
-
-def renamed(node: Node, name: Callable[[str], str]) -> Node:
-    """A node of a fused graph under other names, with what it reads."""
-    match node:
-        case CallTensor():
-            into = tuple(None if t is None else name(t) for t in node.into)
-            names, args = tuple(map(name, node.names)), tuple(map(name, node.args))
-            return CallTensor(names, node.types, node.function, args, node.sizes, node.origins, into, node.count)
-        case View():
-            indices = node.indices
-            if any(map(is_value, indices)):
-                read = {ld: name(ld) for ld in uses(node)}
-                indices = tuple(rename_loads(i, read) if is_value(i) else i for i in indices)
-            return View(
-                name(node.name), node.type, name(node.source), node.axes, indices, node.offset, node.origins
-            )  # fmt: skip
-        case Library():
-            return renamed_call(node, name)
-    raise NotAlike

@@ -1,7 +1,7 @@
-"""The host program of a few layers to that of all: the steps of one of them become a loop over all that are like it.
+"""The fused graph of a few layers to that of all: one of them becomes a region, which is called for all that are alike.
 
-The steps have to repeat as the graph does, and everything that a layer makes or is given has to have the same readers
-in each. What a layer has from the one before it is handed on from one time to the next.
+Everything that a layer makes or is given has to have the same readers in each. What a layer has from the one before it
+is carried from one call to the next.
 """
 
 from __future__ import annotations
@@ -11,92 +11,86 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from ...codegen.host.steps.lines import Lines, with_lines
-from ...codegen.host.steps.program import HostProgram
-from ...codegen.host.steps.step import (
-    BindSize,
-    CallLibrary,
-    Free,
-    HostStep,
-    Launch,
-    MakeView,
-    Repeat,
-    Return,
-)
-from ...ir.graph.graph import GraphOutput, Input, View
-from ..tracing.origins import lines_of
+from ...ir.graph.graph import CallRegion, Graph, Input, Node, View, uses
+from ...ir.graph.regions import write_out_regions
+from ...ir.graph.rename import renamed
 from .layers import HEAD
 from .repeating import NotAlike, Repeating
 
 
-def roll(program: HostProgram, short: Repeating) -> HostProgram:
-    """The program of all layers, from that of a few, without an arena. Raises NotAlike."""
-    return _Roller(program, short).run()
+def roll(short: Repeating) -> Graph:
+    """The graph of all layers, with a call of a region. Raises NotAlike."""
+    return _Roller(short).run()
+
+
+def unroll(short: Repeating) -> Graph:
+    """The graph of all layers, each written out under the names of its own nodes. Raises NotAlike."""
+    graph = write_out_regions(roll(short), lambda name, call: short.each(name)[call])
+    # Views that are there for the sake of who called stand at the end, in the order of the results.
+    views = short.outputs()[1]
+    seen = {v.name for v in views}
+    return replace(graph, nodes=(*(n for n in graph.nodes if seen.isdisjoint(n.names)), *views))
 
 
 @dataclass(slots=True)
 class _Roller:
-    program: HostProgram
     short: Repeating
-    # Steps before the loop, of it, and behind it, up to the views that are made for the caller.
-    before: tuple[HostStep, ...] = ()
-    steps: tuple[HostStep, ...] = ()
-    behind: tuple[HostStep, ...] = ()
-    # Names that the steps of the loop read from outside, and those that they set.
+    # Nodes before the layer that stands for all, of it, and behind it, up to the views that are made for the caller.
+    before: tuple[Node, ...] = ()
+    layer: tuple[Node, ...] = ()
+    behind: tuple[Node, ...] = ()
+    # Names that the layer reads from outside, and those that it makes.
     read: dict[str, None] = field(default_factory=dict)
     made: dict[str, None] = field(default_factory=dict)
-    # By name what it is in the next layer, where the loop hands that on; and inputs by what they are each time.
+    # By name what it is in the next layer, where that is carried; and inputs by what they are in each.
     next: dict[str, str] = field(default_factory=dict)
     taken: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    # What leaves the loop, by what it is called in the loop's steps.
+    # What leaves the graph of what is made, by what it is called in the layer.
     kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def run(self) -> HostProgram:
+    def run(self) -> Graph:
         short = self.short
-        self.cut()
+        start, period = short.window
+        body = short.body
+        self.before, self.layer, self.behind = body[:start], body[start : start + period], body[start + period :]
         self.hand_on()
         self.check_readers()
         self.check_layers()
-        inside, behind, values = self.results()
-        # What the loop hands on may be needed again as it was before.
-        leaving = {v for v in values if isinstance(v, str)}.union(*(view.facts.needs for view in behind))
-        begun = {name: f"{name} now" for name in self.next if name in leaving}
-        steps = tuple(s.renamed(lambda n: begun.get(n, n)) for s in (*self.steps, *inside))
-        carried = tuple((begun.get(a, a), begun.get(b, b), a) for chain in self.chains() for a, b in pairwise(chain))
-        loop = Repeat(steps, short.left_out + 1, self.taken, self.kept, carried)
-        behind = [*(s.renamed(lambda n: begun.get(n) or self.name_behind(n)) for s in self.behind), *behind]
-        inputs = short.inputs
-        tensors = {i.name: i.type for i in inputs if isinstance(i, Input)}
-        whole = (*self.before, loop, *behind, Return(values))
-        arguments = tuple(i.name for i in inputs)
-        return replace(self.program, arguments=arguments, inputs=tensors, steps=whole, peaks=(), begins=())
+        seen, views = self.leaving()
+        carried = [pair for chain in self.chains() for pair in pairwise(chain)]
+        last = {self.now(b): self.last(b) for _, b in carried}
+        call = self.call(carried, seen, [last[self.now(b)] for _, b in carried])
+        behind = (renamed(short.moved(n, short.left_out), lambda n: last.get(n, n)) for n in self.behind)
+        nodes = (*(short.moved(n, 0) for n in self.before), call, *behind, *views)
+        return replace(short.graph, inputs=short.inputs, nodes=nodes, outputs=short.outputs()[0])
 
-    def cut(self) -> None:
-        """Take the steps apart. One layer's are to be those of the one behind it, but for the names."""
-        steps, begins = self.program.steps, self.program.begins
-        start, period = self.short.window
-        first, last, after, end = (begins[k] for k in (start, start + period, start + 2 * period, len(self.short.body)))
-        entry = steps[: begins[0]]
-        if not all(isinstance(s, (BindSize, Free)) for s in entry):
-            raise NotAlike
-        # Arguments that nobody reads are not taken in the first place.
-        self.before = (*(s for s in entry if isinstance(s, BindSize)), *steps[begins[0] : first])
-        self.steps, self.behind = steps[first:last], steps[last:end]
-        following = (s.renamed(self.name_in_next) for s in self.steps)
-        lines = lines_of(self.short.gm)
-        if [_told(s, lines) for s in following] != [_told(s, lines) for s in steps[last:after]]:
-            raise NotAlike
+    def call(self, carried: list[tuple[str, str]], seen: list[View], last: list[str]) -> CallRegion:
+        """The call of the layer; what it carries is called ``last`` behind it."""
+        short = self.short
+        types = short.graph.types()
+        given = {i.name: i for i in short.graph.inputs if isinstance(i, Input)}
+        shared = [n for n in self.read if n not in self.next and n not in self.taken]
+        names = (*(a for a, _ in carried), *self.taken, *shared)
+        inputs = tuple(given.get(n) or Input(n, types[n]) for n in names)
+        outputs = (*(b for _, b in carried), *self.kept)
+        region = replace(short.graph, name="layer", inputs=inputs, nodes=(*self.layer, *seen), outputs=outputs)
+        results = (*last, *(n for row in self.kept.values() for n in row))
+        handed = tuple(a for a, _ in carried)
+        return CallRegion(results, region, short.left_out + 1, handed, tuple(self.taken.values()), tuple(shared))
 
     def hand_on(self) -> None:
-        """Find what the loop takes from outside, and what one layer has from the one before."""
-        for step in self.steps:
-            self.read.update(dict.fromkeys(n for n in step.facts.needs if n not in self.made))
-            self.made.update(dict.fromkeys(step.facts.makes))
-        inputs, earlier = {i.name for i in self.short.graph.inputs if isinstance(i, Input)}, _readers(self.before)
+        """Find what the layer takes from outside, and what of that it has from the one before."""
+        types, earlier = self.short.graph.types(), _readers(self.before)
+        for node in self.layer:
+            self.read.update(dict.fromkeys(n for n in uses(node) if n not in self.made))
+            self.made.update(dict.fromkeys(node.names))
+        inputs = {i.name for i in self.short.graph.inputs if isinstance(i, Input)}
         for name in self.read:
+            if name not in types:
+                raise NotAlike
             if self.short.places[name] is None:
                 continue
-            following = self.name_in_next(name)
+            following = self.short.name_of(name, 1)
             if following in self.made or following in self.read:
                 self.next[name] = following
             elif name in inputs and name not in earlier:
@@ -105,7 +99,7 @@ class _Roller:
                 raise NotAlike
 
     def chains(self) -> list[list[str]]:
-        """Names of the loop, each with what it becomes in the layers behind, as far as the loop hands it on."""
+        """Names of the layer, each with what it becomes in the layers behind, as far as that is carried."""
         found = []
         handed = set(self.next.values())
         for name in (n for n in (*self.read, *self.made) if n not in handed):
@@ -115,12 +109,22 @@ class _Roller:
             found.append(chain)
         return found
 
+    def now(self, name: str) -> str:
+        """What something of the layer is called in the last layer that it stands for."""
+        return self.short.each(name)[-1]
+
+    def last(self, name: str) -> str:
+        """What something that is carried is called behind the calls: as in the last layer, where nothing else is."""
+        return f"{self.now(name)}_last" if name in self.kept or name in self.taken else self.now(name)
+
+    # --- checks -----------------------------------------------------------------------------------------------------
+
     def check_readers(self) -> None:
-        """What is made or taken each time is read behind the loop as often as it is in the times that follow.
+        """What is made or taken in each layer is read behind them as often as it is in the layers that follow.
 
         Passes make one sum of many (a gradient that all layers share) of those layers that they see, behind the last.
         """
-        inside, behind = _readers(self.steps), _readers(self.behind)
+        inside, behind = _readers(self.layer), _readers(self.behind)
         for chain in self.chains():
             times = 0
             for name in chain if self.short.places[chain[0]] is not None else ():
@@ -129,106 +133,55 @@ class _Roller:
                 times += inside[name]
 
     def check_layers(self) -> None:
-        """What is made or read before the loop belongs to layers in front of it, what is behind it to later ones."""
-        at_loop = {(at.slot, at.which): at.layer for n in (*self.made, *self.taken) if (at := self.short.places[n])}
+        """What is made or read before the layer belongs to layers in front of it, what is behind it to later ones."""
+        at_layer = {(at.slot, at.which): at.layer for n in (*self.made, *self.taken) if (at := self.short.places[n])}
         earlier = {**_makers(self.before), **_readers(self.before)}
         later = {**_makers(self.behind), **_readers(self.behind)}.keys() - {*self.made, *self.read}
         for names, is_later in ((earlier.keys(), False), (later, True)):
             for at in filter(None, map(self.short.places.__getitem__, names)):
-                middle = at_loop.get((at.slot, at.which))
+                middle = at_layer.get((at.slot, at.which))
                 is_in_place = (at.layer >= HEAD) == is_later if middle is None else (at.layer > middle) == is_later
                 if not is_in_place or at.layer == middle:
                     raise NotAlike
 
-    # --- names ------------------------------------------------------------------------------------------------------
-
-    def name_in_next(self, name: str) -> str:
-        """What is in the next layer of the few what this is here."""
-        return self.short.name_of(name, 1)
-
-    def name_behind(self, name: str) -> str:
-        """What an input that steps behind the loop read is called among those of all layers."""
-        at = self.short.places[name]
-        if at is None or name in self.read or name in self.made or name not in self.program.inputs:
-            return name
-        return self.short.name_at(at.slot, at.which, at.layer + self.short.left_out)
-
     # --- what leaves ------------------------------------------------------------------------------------------------
 
-    def results(self) -> tuple[list[HostStep], list[HostStep], tuple[GraphOutput, ...]]:
-        """Views for the caller, of what the loop makes and of the rest, and the results."""
-        short = self.short
-        outputs, views = short.outputs()
-        wanted = {o for o in outputs if isinstance(o, str)} | {v.source for v in views}
-        seen_here = {v.name for v in views}
-        if any(v.source in seen_here for v in views):
+    def leaving(self) -> tuple[list[View], list[View]]:
+        """Views for the caller, of what the layer makes and of the rest; and find what is kept of each layer."""
+        outputs, views = self.short.outputs()
+        wanted = {o for o in outputs if isinstance(o, str)}
+        sources = wanted | {v.source for v in views}
+        if any(v.source in {u.name for u in views} for v in views):
             raise NotAlike
-        # By what things are called in the graph of all layers, the variable in which they are, or what they are called
-        # in the loop, and which time.
-        variables, times = {name: name for name in _makers(self.before)}, dict[str, tuple[str, int]]()
-        for name in _makers(self.behind):
-            at = short.places[name]
-            whole = name if at is None else short.name_at(at.slot, at.which, at.layer + short.left_out)
-            variables[whole] = name
-        for name in (*self.made, *self.taken):
-            each = short.each(name)
-            if not wanted.isdisjoint(each):
-                times |= {whole: (name, time) for time, whole in enumerate(each)}
-        inside: dict[str, dict[int, list[View]]] = {}
-        behind: list[HostStep] = []
-        for view in views:
-            if view.source in times:
-                name, time = times[view.source]
-                inside.setdefault(name, {}).setdefault(time, []).append(view)
-            else:
-                behind.append(MakeView(view.name, view.type, variables.get(view.source, view.source), view.offset))
-                variables[view.name] = view.name
-        seen = [self.seen(name, by_time) for name, by_time in inside.items()]
-        for _, named in seen:
-            times |= named
-        values = tuple(self.leaving(o, times, variables) if isinstance(o, str) else o for o in outputs)
-        if any(names != set(values) & names for names in map(set, self.kept.values())):
-            raise NotAlike  # only some of them leave
-        return [step for steps, _ in seen for step in steps], behind, values
-
-    def seen(self, name: str, views: dict[int, list[View]]) -> tuple[list[HostStep], dict[str, tuple[str, int]]]:
-        """The views of something that the loop makes, and what they are called each time."""
-        steps: list[HostStep] = []
-        named: dict[str, tuple[str, int]] = {}
-        rows = [views.get(time, []) for time in range(self.short.left_out + 1)]
-        if any(len(row) != len(rows[0]) for row in rows):
-            raise NotAlike
-        for like in zip(*rows, strict=True):
-            if any((v.type, v.offset) != (like[0].type, like[0].offset) for v in like):
+        rows = {name: self.short.each(name) for name in (*self.made, *self.taken)}
+        rows = {name: row for name, row in rows.items() if not sources.isdisjoint(row)}
+        left = {name: row for name, row in rows.items() if not wanted.isdisjoint(row)}
+        self.kept = {name: row for name, row in left.items() if name in self.made}
+        at = {whole: (name, call) for name, row in rows.items() for call, whole in enumerate(row)}
+        inside: dict[str, list[list[View]]] = {}
+        for view in (v for v in views if v.source in at):
+            name, call = at[view.source]
+            inside.setdefault(name, [[] for _ in rows[name]])[call].append(view)
+        seen: list[View] = []
+        for name, by_call in inside.items():
+            if any(len(row) != len(by_call[0]) for row in by_call):
                 raise NotAlike
-            local = f"{like[0].name} seen"
-            steps.append(MakeView(local, like[0].type, name, like[0].offset))
-            named |= {view.name: (local, time) for time, view in enumerate(like)}
-        return steps, named
-
-    def leaving(self, name: str, times: dict[str, tuple[str, int]], variables: dict[str, str]) -> str:
-        """What the program returns for something that is called so in the graph of all layers."""
-        if name not in times:
-            return variables.get(name, name)
-        local, time = times[name]
-        if local not in self.kept:
-            self.kept[local] = tuple(f"{local} {k}" for k in range(self.short.left_out + 1))
-        return self.kept[local][time]
+            for like in zip(*by_call, strict=True):
+                one = replace(like[0], source=name)
+                if any(replace(v, name=one.name, source=name) != one for v in like):
+                    raise NotAlike
+                seen.append(one)
+                self.kept[one.name] = left[one.name] = tuple(v.name for v in like)
+        if any(not wanted.issuperset(row) for row in left.values()):
+            raise NotAlike  # only some of them leave
+        return seen, [v for v in views if v.source not in at]
 
 
-def _told(step: HostStep, lines: Lines) -> HostStep:
-    """A step with the lines of the model that it comes from, whose places in the graph are each layer's own."""
-    match step:
-        case Launch() | CallLibrary():
-            return replace(step, comment=with_lines(step.comment, lines))
-    return step
+def _readers(nodes: Iterable[Node]) -> Counter[str]:
+    """How often nodes read what is called so."""
+    return Counter(n for node in nodes for n in uses(node))
 
 
-def _readers(steps: Iterable[HostStep]) -> Counter[str]:
-    """How often steps look at what is called so. Arguments that are alike give the same sizes, whichever is asked."""
-    return Counter(n for s in steps if not isinstance(s, (Free, BindSize)) for n in s.facts.needs)
-
-
-def _makers(steps: Iterable[HostStep]) -> dict[str, None]:
-    """What steps set."""
-    return dict.fromkeys(n for s in steps for n in s.facts.makes)
+def _makers(nodes: Iterable[Node]) -> dict[str, None]:
+    """What nodes make."""
+    return dict.fromkeys(n for node in nodes for n in node.names)

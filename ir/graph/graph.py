@@ -325,7 +325,6 @@ class CallRegion:
     """
 
     names: tuple[str, ...]
-    types: tuple[TensorType, ...]
     region: Graph
     times: int
     carried: tuple[str, ...] = ()
@@ -333,6 +332,12 @@ class CallRegion:
     shared: tuple[str, ...] = ()
     origins: tuple[Origin, ...] = field(default=(), compare=False)
     _uses: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
+
+    @property
+    def types(self) -> tuple[TensorType | None, ...]:
+        known = self.region.types()
+        found = tuple(known.get(o) if isinstance(o, str) else None for o in self.region.outputs)
+        return (*found[: len(self.carried)], *(t for t in found[len(self.carried) :] for _ in range(self.times)))
 
     @property
     def kept(self) -> tuple[tuple[str, ...], ...]:
@@ -401,12 +406,12 @@ class IRModule:
         return entry
 
 
-def every_node(graph: Graph) -> Iterator[Node]:
-    """The nodes of a graph, behind each call of a region those of the region, once."""
+def every_node(graph: Graph, times: int = 1) -> Iterator[tuple[Node, int]]:
+    """The nodes of a graph, behind each call of a region those of the region, once, and how often each runs."""
     for node in graph.nodes:
-        yield node
+        yield node, times
         if isinstance(node, CallRegion):
-            yield from every_node(node.region)
+            yield from every_node(node.region, times * node.times)
 
 
 def node_values(node: Compute | Reduction | Scan | Scatter) -> tuple[Expr, ...]:
@@ -499,7 +504,7 @@ def _mentioned(value: Any) -> set[sympy.Symbol]:
 
 
 __all__ = [
-    "CONSTANT", "MADE_SIZE", "ArgumentRef", "CallTensor", "Compute", "Constant", "ConstantRef", "Graph", "GraphInput",
-    "GraphOutput", "IRModule", "Input", "Library", "Node", "OpRef", "Origin", "Reduction", "Ref", "Scan", "SizeInput",
-    "TensorType", "View", "node_values", "refs", "size_makers", "sizes_read", "uses",
+    "CONSTANT", "MADE_SIZE", "ArgumentRef", "CallRegion", "CallTensor", "Compute", "Constant", "ConstantRef", "Graph",
+    "GraphInput", "GraphOutput", "IRModule", "Input", "Library", "Node", "OpRef", "Origin", "Reduction", "Ref", "Scan",
+    "SizeInput", "TensorType", "View", "every_node", "node_values", "refs", "size_makers", "sizes_read", "uses",
 ]  # fmt: skip

@@ -33,6 +33,7 @@ from ..graph.graph import (
     View,
     uses,
 )
+from ..graph.regions import write_out_regions
 from ..nest.loops import (
     Access,
     Axis,
@@ -126,6 +127,7 @@ def run_graph(
     Raises:
         OracleError: as ``run_nest``; a library call without ``library``; a call without ``module``.
     """
+    function = write_out_regions(function)
     tensors = [i for i in function.inputs if isinstance(i, Input)]
     given = by_name(inputs, [i.name for i in tensors], function.name)
     arrays: dict[str, Array] = {}

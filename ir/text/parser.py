@@ -10,10 +10,12 @@ import sympy
 
 from ..expr.dtypes import DType
 from ..expr.role import Role
+from ..expr.symbols import SymbolTable
 from ..expr.value import symbol
 from ..function.function import TensorFunction
 from ..graph.constants import laid_out, tensor_of
 from ..graph.graph import (
+    CallRegion,
     CallTensor,
     Compute,
     Constant,
@@ -221,7 +223,6 @@ def _bound(node: ast.expr) -> Bound:
 
 def _graph(node: ast.FunctionDef, given: Mapping[str, ast.expr]) -> Graph:
     device = string(given["device"]) if "device" in given else "cpu"
-    inputs = tuple(_graph_input(name, kind, device) for name, kind in parameters(node))
     symbols, body = sizes_of(node.body)
     constants: dict[str, Constant] = {}
     while body and isinstance(body[0], ast.Expr) and function_name(body[0].value) == "constant":
@@ -229,12 +230,24 @@ def _graph(node: ast.FunctionDef, given: Mapping[str, ast.expr]) -> Graph:
         if name in constants:
             raise fail(body[0], f"one constant called {name!r}")
         constants[name], body = constant, body[1:]
-    reader = _GraphReader(device, {i.name: i.type.dtype for i in inputs if isinstance(i, Input)})
+    return _graph_of(node, body, device, symbols, constants)
+
+
+def _graph_of(
+    node: ast.FunctionDef,
+    body: list[ast.stmt],
+    device: str,
+    symbols: SymbolTable,
+    constants: Mapping[str, Constant] | None = None,
+) -> Graph:
+    """A graph, or a region, whose device, sizes and constants are those of the graph around it."""
+    inputs = tuple(_graph_input(name, kind, device) for name, kind in parameters(node))
+    reader = _GraphReader(device, symbols, {i.name: i.type.dtype for i in inputs if isinstance(i, Input)})
     if not body or not isinstance(body[-1], ast.Return) or body[-1].value is None:
         raise fail(node, "a function that ends in return (…)")
     nodes = [n for statement in body[:-1] if (n := reader.node(statement)) is not None]
     outputs = tuple(_output(e) for e in items(body[-1].value))
-    return Graph(node.name, inputs, tuple(nodes), outputs, symbols, constants)
+    return Graph(node.name, inputs, tuple(nodes), outputs, symbols, constants or {})
 
 
 def _constant(node: ast.expr, device: str) -> tuple[str, Constant]:
@@ -282,14 +295,18 @@ def _output(node: ast.expr) -> GraphOutput:
 
 
 class _GraphReader:
-    def __init__(self, device: str, dtypes: dict[str, DType]) -> None:
-        self.device = device
+    def __init__(self, device: str, symbols: SymbolTable, dtypes: dict[str, DType]) -> None:
+        self.device, self.symbols = device, symbols
+        self.regions: dict[str, Graph] = {}
         self.dtypes = dtypes
         self.exprs = ExprReader(dtypes)
 
     def node(self, statement: ast.stmt) -> Node | None:
-        """The node of a statement; None where it only names a part of the next one's expression."""
+        """The node of a statement; None where it only names a part of the next one's expression, or is a region."""
         names: tuple[str, ...] = ()
+        if isinstance(statement, ast.FunctionDef):
+            self.regions[statement.name] = _graph_of(statement, statement.body, self.device, self.symbols)
+            return None
         if isinstance(statement, ast.Expr):
             value = statement.value
         elif pair := assignment(statement):
@@ -350,7 +367,12 @@ class _GraphReader:
                 count = int(index(given["count"])) if "count" in given else 1
                 inputs = tuple(map(name_of, items(arguments)))
                 return CallTensor(names, types, string(callee), inputs, sizes, (), into, count)
-        raise fail(value, "compute, reduce, scan, scatter, view, library or call")
+            case "repeat", [ast.Name(id=region), times, carried, *rows] if region in self.regions and len(rows) <= 2:
+                taken, shared = [tuple(items(row)) for row in rows] + [()] * (2 - len(rows))
+                given_by_call = tuple(tuple(map(name_of, items(row))) for row in taken)
+                handed, same = tuple(map(name_of, items(carried))), tuple(map(name_of, shared))
+                return CallRegion(names, self.regions[region], int(index(times)), handed, given_by_call, same)
+        raise fail(value, "compute, reduce, scan, scatter, view, library, call, or repeat of a region above it")
 
     def optional(self, node: ast.expr) -> TensorType | None:
         return None if isinstance(node, ast.Constant) and node.value is None else _type(node, self.device)

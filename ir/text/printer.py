@@ -25,6 +25,13 @@ A graph::
 What library calls name of the model stands above the nodes of a graph: ``constant('m', int64[2], [3, 4])``, a large
 tensor by its digest ``constant('m', int64[900], sha256='…')``, what is no tensor by its Python type
 ``constant('f', 'GraphModule')``.
+A region, which a graph calls again and again: ``repeat(region, times, carried, taken, shared)``::
+
+        @graph
+        def layer(x: float32[4, 8], w: float32[8, 8]):
+            y, = library("aten::mm.default", [float32[4, 8]], (x, w), "")
+            return (y,)
+        z, = repeat(layer, 3, [x], [[w0, w1, w2]])
 
 A tensor function, whose outputs are parameters that it writes::
 
@@ -49,6 +56,8 @@ part says nothing about when it is computed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import sympy
 
 from ..expr.monoid import Monoid
@@ -58,6 +67,7 @@ from ..expr.value import EXPR_TYPES, Expr
 from ..function.function import Stage, TensorFunction
 from ..graph.constants import elements_of
 from ..graph.graph import (
+    CallRegion,
     CallTensor,
     Compute,
     Constant,
@@ -259,20 +269,31 @@ class Script:
 
     # --- graphs -----------------------------------------------------------------------------------------------------
 
-    def graph(self, graph: Graph, key: str) -> None:
-        device = _usual_device(graph)
-        options = ([f"device={device!r}"] if device != "cpu" else []) + ([f"key={key!r}"] if key != graph.name else [])
+    def graph(self, graph: Graph, key: str, around: str | None = None) -> None:
+        """A graph; of a region, ``around`` is the usual device of the graph around it, which has its sizes."""
+        device = _usual_device(graph) if around is None else around
+        options = (
+            []
+            if around is not None
+            else [
+                *([f"device={device!r}"] if device != "cpu" else []),
+                *([f"key={key!r}"] if key != graph.name else []),
+            ]
+        )
         self.line(f"@graph({', '.join(options)})" if options else "@graph")
         mark = ExprText({}, self.culprit).marked
         params = [mark(i, f"{i.name}: {_input(i, device)}") for i in graph.inputs]
         self.line(f"def {graph.name}({', '.join(params)}):", graph)
         self._depth += 1
-        self._sizes(graph.symbols)
-        for name, constant in graph.constants.items():
-            self.line(f"constant({', '.join([repr(name), *_constant(constant, device)])})", constant)
+        if around is None:
+            self._sizes(graph.symbols)
+            for name, constant in graph.constants.items():
+                self.line(f"constant({', '.join([repr(name), *_constant(constant, device)])})", constant)
         dtypes = {i.name: i.type.dtype for i in graph.inputs if isinstance(i, Input)}
         exprs = ExprText(dtypes, self.culprit)
         for node in graph.nodes:
+            if isinstance(node, CallRegion):
+                self.graph(node.region, node.region.name, device)
             self.lines_of(exprs, self._node(node, exprs, device), node, _note(node.origins))
             dtypes.update({n: t.dtype for n, t in zip(node.names, node.types, strict=False) if t is not None})
         self.line(f"return ({names(map(_output, graph.outputs))})")
@@ -320,11 +341,20 @@ class Script:
                 count = f", count={node.count}" if node.count > 1 else ""
                 given = f"{node.function!r}, {types(node.types)}, [{', '.join(node.args)}]"
                 return f"{left} = call({given}{sizes}{into}{count})"
+            case CallRegion():
+                rows = [list(node.carried), *([[*map(_row, node.taken)]] if node.taken or node.shared else [])]
+                rows += [list(node.shared)] if node.shared else []
+                text = f"repeat({node.region.name}, {node.times}, {', '.join(map(_row, rows))})"
+                return f"{left} = {text}" if left else text
         raise TypeError(f"a graph has no nodes like {type(node).__name__}")
 
 
 def _marks(node: Library) -> str:
     return "".join(f", {m}" for m in sorted(LIBRARY_MARKS) if getattr(node, m))
+
+
+def _row(items: Iterable[str]) -> str:
+    return f"[{', '.join(items)}]"
 
 
 def _stage(stage: Stage, exprs: ExprText) -> str:

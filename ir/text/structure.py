@@ -18,6 +18,7 @@ from ..expr.symbols import SymbolTable
 from ..expr.value import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, is_value
 from ..function.function import Dim, TensorFunction
 from ..graph.graph import (
+    CallRegion,
     CallTensor,
     Compute,
     Graph,
@@ -253,6 +254,12 @@ class _StructureWriter:
         return "None" if kind is None else f"{self.type(kind)}{kind.device}"
 
     def _node(self, n: Node) -> None:
+        if isinstance(n, CallRegion):
+            around, self._names = self._names, {}
+            self._seen.clear()
+            self.graph(n.region)
+            self._names = around
+            self._seen.clear()
         types = ",".join(map(self._tensor, n.types))
         match n:
             case Compute() | Reduction() | Scan():
@@ -279,6 +286,9 @@ class _StructureWriter:
                 args = ",".join(map(self.name, n.args))
                 into = ",".join("" if t is None else self.name(t) for t in n.into)
                 how = f"call {self._callee(n.function)} {args} {self.indices(n.sizes)} {into} {n.count}"
+            case CallRegion():
+                rows = (n.carried, *n.taken, n.shared)
+                how = f"repeat {n.times} {' '.join(','.join(map(self.name, row)) for row in rows)}"
         self._numbers = self._sizes
         self.lines.append(f"{','.join(map(self.name, n.names))} {types} {how}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import sympy
@@ -11,6 +12,7 @@ from ..expr.value import is_value
 from ..function.function import Callee, TensorFunction
 from ..graph.graph import (
     CONSTANT,
+    CallRegion,
     CallTensor,
     Compute,
     Graph,
@@ -25,6 +27,7 @@ from ..graph.graph import (
     node_values,
     uses,
 )
+from ..graph.regions import handed_on
 from ..graph.slices import MEMORY
 from ..nest.loops import Buffer, LoopNest
 from .expr import AccessShape, Fault, Shapes, access, expression, index_symbols
@@ -303,6 +306,63 @@ def _signature(kinds: Sequence[tuple[object, int]]) -> str:
     return f"({', '.join(f'{dtype!r} of {rank} dimensions' for dtype, rank in kinds)})"
 
 
+def regions_fit(graph: Graph, module: IRModule | None) -> Iterator[Fault]:
+    """A region holds to the rules of graphs, and its calls fit what it takes and gives."""
+    types: dict[str, TensorType] = {i.name: i.type for i in graph.inputs if isinstance(i, Input)}
+    for node in graph.nodes:
+        if isinstance(node, CallRegion):
+            # What is wrong inside is shown as its call: its nodes are not of the graph that is printed alone.
+            inside = [f for rule in GRAPH_RULES for f in rule(node.region, module)]
+            yield from inside or _region(node, graph, types)
+        types.update({n: t for n, t in zip(node.names, node.types) if t is not None})
+
+
+def _region(node: CallRegion, graph: Graph, types: dict[str, TensorType]) -> Iterator[Fault]:
+    region, carries, times = node.region, len(node.carried), node.times
+    inputs, outputs = region.inputs, region.outputs
+    given, gives = carries + len(node.taken) + len(node.shared), carries + times * (len(outputs) - carries)
+    if times < 1 or any(len(row) != times for row in node.taken):
+        yield Fault(node, f"it calls {region.name} {times} times, and does not take as much of everything")
+    elif given != len(inputs) or len(outputs) < carries or len(node.names) != gives:
+        says = f"{region.name} has {len(inputs)} inputs and {len(outputs)} outputs, of which {carries} are carried"
+        yield Fault(node, f"{says}; {given} are given, and {len(node.names)} results of {times} calls are named")
+    elif not all(isinstance(i, Input) for i in inputs) or not all(isinstance(o, str) for o in outputs):
+        yield Fault(
+            node, f"{region.name} takes or gives what is no tensor", "its sizes are those of the graph around it"
+        )
+    else:
+        yield from _handed(node, graph, types)
+
+
+def _handed(node: CallRegion, graph: Graph, types: dict[str, TensorType]) -> Iterator[Fault]:
+    region, carries = node.region, len(node.carried)
+    if region.symbols != graph.symbols:
+        yield Fault(node, f"{region.name} has other sizes than the graph around it")
+    wanted = region.types()
+    outputs = [str(o) for o in region.outputs]
+    inputs = [i.name for i in region.inputs]
+    given = (*((n,) for n in node.carried), *node.taken, *((n,) for n in node.shared))
+    for name, argument in ((i, a) for i, row in zip(inputs, given, strict=True) for a in row):
+        if argument in types and types[argument] != wanted[name]:
+            yield Fault(node, f"{region.name} takes {argument} as {name}, which is of another type")
+    for name, output in zip(inputs, outputs[:carries]):
+        if wanted[output] != wanted[name]:
+            yield Fault(node, f"{region.name} hands on {output} as {name}, which is of another type")
+    if len(handed_on(node)) != carries:
+        yield Fault(node, f"{region.name} hands what it is given round in a circle")
+    for some in (outputs[:carries], outputs[carries:]):
+        if len(set(some)) != len(some):
+            yield Fault(node, f"{region.name} gives one result twice")
+    known, others = {i.name for i in graph.inputs}, {n for x in graph.nodes if x is not node for n in uses(x)}
+    taken = Counter((*(n for row in node.taken for n in row), *{*node.carried, *node.shared}))
+    for name in (n for row in node.taken for n in row):
+        if name not in known or name in others or taken[name] > 1:
+            yield Fault(node, f"{name} is to be an input of the graph that one call has for itself", "share it")
+    for name in (n for row in node.kept for n in row):
+        if name in others:
+            yield Fault(node, f"{name} is kept of one call, and is read; it may only leave the graph", "carry it")
+
+
 def library_calls_fit(graph: Graph, module: IRModule | None) -> Iterator[Fault]:
     """Targets are full names of ATen's kind."""
     for node in graph.nodes:
@@ -332,4 +392,5 @@ GRAPH_RULES: tuple[Rule, ...] = (
     calls_fit,
     library_calls_fit,
     constants_are_known,
+    regions_fit,
 )

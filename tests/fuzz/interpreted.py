@@ -24,7 +24,7 @@ from torch_mlc.dynamo_backend.compiling import graph_host
 from torch_mlc.dynamo_backend.compiling.graph_kernels import variables_of
 from torch_mlc.dynamo_backend.compiling.job import Job
 from torch_mlc.dynamo_backend.compiling.kernels import KernelBuild, KernelError, KernelPlan, StartedKernel, emit
-from torch_mlc.dynamo_backend.compiling.plans import Plan, plans
+from torch_mlc.dynamo_backend.compiling.plans import Plan, plan_of
 from torch_mlc.dynamo_backend.converters.random import replays
 from torch_mlc.dynamo_backend.entry import compile as compilation
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
@@ -55,30 +55,26 @@ def interpreted() -> Iterator[None]:
     size = torch.get_rng_state().numel()
     with ExitStack() as patched:
         for module, name, own in (
-            (compilation, "plans", _plans), (compilation, "start_kernels", _start_kernels),
+            (compilation, "plan_of", _plan_of), (compilation, "start_kernels", _start_kernels),
             (graph_host, "loaded_kernels", _loaded_kernels), (replays, "_CUDA_STATE", size),
         ):  # fmt: skip
             patched.enter_context(mock.patch.object(module, name, own))
         yield
 
 
-def _plans(job: Job, key: Any) -> Iterator[Plan]:
-    # Loops over layers look at the graph once more when they are written, where it is one of the CPU.
-    planned = plans(replace(job, region=True), key)
-    while True:
-        retarget([job.gm], "cuda")
-        try:
-            plan = next(planned, None)
-        except RuntimeError as error:
-            # Tensors that functions of attention bring along.
-            if any(said in str(error) for said in ("is not on the expected device", "at least two devices")):
-                raise Unsuitable(str(error)) from error
-            raise
-        finally:
-            retarget([job.gm], "cpu")
-        if plan is None:
-            return
-        yield replace(plan, fusion=replace(plan.fusion, graph=_at_home(plan.fusion.graph)))
+def _plan_of(job: Job, key: Any) -> Plan:
+    retarget([job.gm], "cuda")
+    try:
+        # Layers are written out, so that every node is one of the graph itself.
+        plan = plan_of(replace(job, region=True), key)
+    except RuntimeError as error:
+        # Tensors that functions of attention bring along.
+        if any(said in str(error) for said in ("is not on the expected device", "at least two devices")):
+            raise Unsuitable(str(error)) from error
+        raise
+    finally:
+        retarget([job.gm], "cpu")
+    return replace(plan, fusion=replace(plan.fusion, graph=_at_home(plan.fusion.graph)))
 
 
 def _start_kernels(fusion: Fusion, plan: KernelPlan, compilers: Any) -> dict[str, StartedKernel]:

@@ -18,7 +18,7 @@ PASSES: list[tuple[str, Pass[Any, Any]]] = [(name, p) for name, passes in LISTS.
 # What runs one behind the other over the same thing.
 CHAINS = {
     "joint": ("joint", "forward"), "joint, backward": ("joint", "backward"), "inference": ("inference", "part", "aten"),
-    "graph": ("graph",), "calls": ("fuse", "calls"), "function": ("function",), "text": ("host", "text"),
+    "graph": ("graph",), "calls": ("fuse", "calls", "layers"), "function": ("function",), "text": ("host", "text"),
     "code": ("host", "code"),
 }  # fmt: skip
 

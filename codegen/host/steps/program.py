@@ -39,8 +39,8 @@ class HostProgram:
     """The steps of one graph. ``arguments`` are the names of the caller's arguments, ``inputs`` those that are tensors.
 
     ``peaks`` are sizes in bytes of what the steps hold at once beyond the inputs: the greatest of them is the peak;
-    there are none where steps repeat. ``begins`` says at which step each node of the graph begins, and where all end.
-    ``table`` tells of sizes. The first ``returned`` results (None: all) are the caller's, the others saved for later.
+    there are none where steps repeat. ``table`` tells of sizes. The first ``returned`` results (None: all) are the
+    caller's, the others saved for later.
     """
 
     name: str
@@ -50,7 +50,6 @@ class HostProgram:
     symbols: tuple[sympy.Symbol, ...] = ()
     peaks: tuple[sympy.Expr, ...] = ()
     arena: Arena | None = None
-    begins: tuple[int, ...] = field(default=(), repr=False, compare=False)
     table: SymbolTable = field(default_factory=SymbolTable, repr=False, compare=False)
     returned: int | None = None
 

@@ -35,7 +35,7 @@ def resolve(program: HostProgram) -> HostProgram:
     """The program with resolved steps, in the same order, and without an arena beside them; itself where they are."""
     if isinstance(program.steps[0], Take):
         return program
-    return replace(program, steps=tuple(_Resolver(program).run()), arena=None, begins=())
+    return replace(program, steps=tuple(_Resolver(program).run()), arena=None)
 
 
 def with_sizes(steps: Iterable[HostStep], known: dict[sympy.Basic, str] | None = None) -> Iterator[HostStep]:

@@ -5,17 +5,15 @@ A program is made of planned steps; those that only ``resolve`` makes are in ``r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import sympy
 
 from ....ir.graph.graph import ArgumentRef, GraphOutput, Library, Ref, TensorType
+from ....ir.graph.rename import Naming, renamed_call
 from .kernel_use import KernelUse
-
-# The new name of a tensor or another value.
-Naming: TypeAlias = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,26 +287,6 @@ class Repeat(HostStep):
 
 
 # --- what steps are made of -------------------------------------------------------------------------------------------
-
-
-def renamed_call(node: Library, name: Naming) -> Library:
-    """A library call with its tensors under other names."""
-    args = tuple(_argument(a, name) for a in node.args)
-    kwargs = tuple((k, _argument(v, name)) for k, v in node.kwargs)
-    return replace(node, names=tuple(map(name, node.names)), args=args, kwargs=kwargs)
-
-
-def _argument(arg: Any, name: Naming) -> Any:
-    match arg:
-        case Ref(old):
-            return Ref(name(old))
-        case tuple():
-            return tuple(_argument(a, name) for a in arg)
-        case list():
-            return [_argument(a, name) for a in arg]
-        case dict():
-            return {k: _argument(v, name) for k, v in arg.items()}
-    return arg
 
 
 def leaves(arg: Any) -> Iterator[Any]:

@@ -17,7 +17,7 @@ def write_out_loops(program: HostProgram) -> HostProgram:
         return program
     arena = program.arena
     writer = _LoopWriter({} if arena is None else dict(arena.offsets))
-    begin = end = 0
+    begin, end = 0, None
     for numbers, step in program.numbered():
         if arena is not None and arena.begin in numbers:
             begin = len(writer.steps)
@@ -27,7 +27,8 @@ def write_out_loops(program: HostProgram) -> HostProgram:
     unused, left = _not_freed(program, writer.steps)
     steps = (*unused, *writer.steps[:-1], *left, *writer.steps[-1:])
     if arena is not None:
-        arena = replace(arena, offsets=writer.offsets, begin=begin + len(unused), end=end + len(unused))
+        last = len(steps) if end is None else end + len(unused)  # some is held to the end
+        arena = replace(arena, offsets=writer.offsets, begin=begin + len(unused), end=last)
     return replace(program, steps=steps, arena=arena)
 
 
@@ -36,9 +37,10 @@ class _LoopWriter:
         self.steps: list[HostStep] = []
         # Places in the arena.
         self.offsets = offsets
-        # What names stand for now, and what leaves the program.
+        # What names stand for now, what leaves the program, and what is still needed under another name.
         self.now: dict[str, str] = {}
         self.leaving: dict[str, str] = {}
+        self.held: set[str] = set()
 
     def name(self, name: str) -> str:
         return self.now.get(name, name)
@@ -47,6 +49,10 @@ class _LoopWriter:
         match step:
             case Repeat():
                 self.repeat(step)
+            case Free(names):
+                # What leaves the program, or is needed behind a loop that carries it, has one name where it had two.
+                forgotten = tuple(n for n in map(self.name, names) if n not in self.held)
+                self.steps += [Free(forgotten)] if forgotten else []
             case Return():
                 self.steps.append(step.renamed(lambda name: self.leaving.get(name) or self.name(name)))
             case _:
@@ -55,6 +61,8 @@ class _LoopWriter:
     def repeat(self, loop: Repeat) -> None:
         for _, following, initial in reversed(loop.carried):
             self.now[following] = self.name(initial)
+        begun = {self.name(initial) for name, _, initial in loop.carried if name != initial} - self.held
+        self.held |= begun
         for time in range(loop.times):
             for name, following, _ in loop.carried:
                 self.now[name] = self.name(following)
@@ -64,8 +72,10 @@ class _LoopWriter:
                     self.now[name] = f"{name}.{time}"
                     if name in self.offsets:
                         self.offsets[self.now[name]] = self.offsets[name]
-                self.steps.append(step.renamed(self.name))
+                self.step(step)
             self.leaving |= {each[time]: self.name(name) for name, each in loop.kept.items()}
+            self.held.update(self.leaving.values())
+        self.held -= begun
         for name in {n for step in loop.steps for n in step.facts.makes}:
             self.offsets.pop(name, None)
 

@@ -18,7 +18,7 @@ from torch_mlc.dynamo_backend.importing.graph_key import graph_key
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.repeats.layers import FEWEST, Layers, find_layers
 from torch_mlc.dynamo_backend.repeats.repeating import NotAlike, Repeating
-from torch_mlc.dynamo_backend.repeats.unroll import unroll
+from torch_mlc.dynamo_backend.repeats.roll import unroll
 from torch_mlc.ir.passes import Runner
 from torch_mlc.runtime.settings.options import Options
 from torch_mlc.scheduler.fusion.fuse import Fusion, fuse

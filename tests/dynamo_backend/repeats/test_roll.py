@@ -1,7 +1,9 @@
-"""Layers that repeat are a loop of the host program, which does what a program does in which each is written out."""
+"""Layers that repeat are calls of a region, and a loop of the host program, which does what a program does in which
+each is written out."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -11,17 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-import torch_mlc.dynamo_backend.compiling.host_passes as host_passes
 import torch_mlc.dynamo_backend.compiling.plans as planning
+import torch_mlc.dynamo_backend.repeats.passes as layer_passes
 from benchmarks.memory import peak_of
-from torch_mlc.codegen.host.steps.program import HostProgram
+from torch_mlc.codegen.host.capture import capture_plan
 from torch_mlc.dynamo_backend.compiling.compiled import CompiledGraph
+from torch_mlc.dynamo_backend.compiling.graph_kernels import called
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.entry.compile import compile_graph
-from torch_mlc.dynamo_backend.repeats.layers import FEWEST
+from torch_mlc.dynamo_backend.repeats.layers import FEWEST, HEAD, TAIL
 from torch_mlc.dynamo_backend.repeats.repeating import NotAlike, Repeating
+from torch_mlc.ir.graph.graph import CallRegion, CallTensor, Graph
+from torch_mlc.ir.graph.regions import write_out_regions
+from torch_mlc.ir.text.parser import parse
+from torch_mlc.ir.text.printer import show
 from torch_mlc.runtime.compile.kernels import kernel_store
 from torch_mlc.runtime.settings.options import Options
+from torch_mlc.scheduler.fusion.fusion import Fusion
 
 COUNT = FEWEST + 2
 # Large enough for products to be calls of the library, whose results are no part of an arena.
@@ -56,7 +64,7 @@ def weights_of(count: int, width: int = WIDTH) -> list[Tensor]:
     return [(torch.randn(shape) / 9).requires_grad_() for shape in shapes]
 
 
-def unlike(program: HostProgram, short: Repeating) -> HostProgram:
+def unlike(short: Repeating) -> Graph:
     raise NotAlike
 
 
@@ -70,7 +78,7 @@ def programs_of(gm: fx.GraphModule, options: Options, monkeypatch: pytest.Monkey
         programs = []
         for module, name, other in (
             (None, "", None),
-            (host_passes, "roll", unlike),
+            (layer_passes, "roll", unlike),
             (planning, "find_layers", no_layers),
         ):
             if module is not None:
@@ -126,7 +134,7 @@ CASES = [
 ]
 
 
-def called(program: CompiledGraph, given: Sequence[Any]) -> Sequence[Any]:
+def results_of(program: CompiledGraph, given: Sequence[Any]) -> Sequence[Any]:
     assert program.call is not None
     return program.call([a.clone() if isinstance(a, Tensor) else a for a in given])
 
@@ -152,8 +160,8 @@ def test_a_loop_does_what_all_layers_do(
             given = arguments_of(gm, rows)
             results, peaks = [], []
             for program in (looped, *others):
-                results.append(called(program, given))
-                peaks.append(peak_of(partial(called, program, given), "cpu"))
+                results.append(results_of(program, given))
+                peaks.append(peak_of(partial(results_of, program, given), "cpu"))
             for other in results[1:]:
                 assert len(other) == len(results[0])
                 for mine, own in zip(results[0], other, strict=True):
@@ -175,7 +183,44 @@ def test_all_times_share_a_place_in_the_arena(dynamic: bool, host: str, monkeypa
     assert LOOP in looped.text.text and "arena" in looped.text.text
     for rows in (5, 9) if dynamic else (5,):
         given = arguments_of(gm, rows)
-        (mine,), *rest = (called(program, given) for program in (looped, *others))
+        (mine,), *rest = (results_of(program, given) for program in (looped, *others))
         for (other,) in rest:
             torch.testing.assert_close(mine, other, rtol=0, atol=0)
-        assert peak_of(partial(called, looped, given), "cpu") <= peak_of(partial(called, others[-1], given), "cpu")
+        assert peak_of(partial(results_of, looped, given), "cpu") <= peak_of(
+            partial(results_of, others[-1], given), "cpu"
+        )
+
+
+def fused(gm: fx.GraphModule, **options: Any) -> Fusion:
+    compiled = compile_graph(gm, (), options=Options(strict=True, **options), load=False, fresh=True)
+    assert compiled.stages is not None
+    return compiled.stages.fusion
+
+
+def test_a_layer_is_a_region_that_is_called() -> None:
+    (gm,) = graphs_of(residual, True, False, True)
+    fusion = fused(gm)
+    (call,) = (n for n in fusion.graph.nodes if isinstance(n, CallRegion))
+    assert parse(show(fusion.module)) == fusion.module
+    assert call.times == COUNT - HEAD - TAIL + 1 and len(call.taken) == 4
+    assert len(call.carried) == 2, "the stream, and its norm, which one kernel makes with it"
+    # Of each layer the stream leaves the graph, which the next layer is handed.
+    assert len(call.kept) == 1 and {*call.kept[0]} < {*fusion.graph.outputs}
+    written = write_out_regions(fusion.graph)
+    runs = Counter(n.function for n in written.nodes if isinstance(n, CallTensor))
+    assert runs == called(fusion) and max(runs.values()) > call.times
+    assert [i.name for i in fusion.graph.inputs] == [n.name for n in gm.graph.find_nodes(op="placeholder")]
+
+
+@pytest.mark.parametrize("options", [{"tune": 1}, {"memory_limit": 1 << 30}], ids=["tuned", "limited"])
+def test_who_asks_of_each_layer_has_each_written_out(options: dict[str, Any]) -> None:
+    (gm,) = graphs_of(residual, False, False, False)
+    fusion = fused(gm, **options)
+    assert not any(isinstance(n, CallRegion) for n in fusion.graph.nodes)
+    assert len(fusion.graph.nodes) > 3 * COUNT
+
+
+def test_a_capture_knows_the_arguments_of_all_layers() -> None:
+    (gm,) = graphs_of(residual, False, False, False)
+    plan = capture_plan(fused(gm).graph, ("cpu",))
+    assert not plan.reason and plan.tensors == tuple(range(1 + 4 * COUNT))
