@@ -8,7 +8,7 @@ from typing import TypeAlias
 import sympy
 
 from ..expr.monoid import ATTENTION, SUM
-from ..expr.product import factors, operands
+from ..expr.product import factors
 from ..expr.role import Role
 from ..expr.value import Cast, Expr, Select, free_symbols, loads
 from ..function.function import Stage, TensorFunction
@@ -84,7 +84,8 @@ def roles_of_blocks_hold(nest: LoopNest) -> Iterator[Fault]:
         if _PRODUCT in _FACTS.get(block.role, ()):
             summed = {a.var for a in block.axes if a.kind is AxisKind.REDUCTION}
             for s in block.body:
-                if isinstance(s, Update) and len(operands(s.values[0], summed)) < 2:
+                # A schedule may have put a guard around the product.
+                if isinstance(s, Update) and len(_read_along(s.values[0], summed)) < 2:
                     yield Fault(block, f"{block.name} is no {block.role.value}: {_PRODUCT[1]}", "leave out role=")
         kept, over = _DIMENSIONS.get(block.role, (set(DimKind), set(DimKind)))
         for axis in block.axes:
@@ -126,7 +127,7 @@ def _score(stage: Stage, made: _Made) -> str | None:
         return "a score is summed over features, which are extra dimensions"
     if not made.keys <= made.axes(stage) or not made.axes(stage) <= made.rows | made.keys:
         return "a score is made for each row and key"
-    sides = [f for f in _factors(stage.values[0]) if over & free_symbols(f) and any(True for _ in loads(f))]
+    sides = _read_along(stage.values[0], over)
     return None if len(sides) >= 2 else "a score sums a product of two loads along the features"
 
 
@@ -186,6 +187,11 @@ def _result(stage: Stage, made: _Made) -> str | None:
     return (
         "it reads what is there for each row and key alone" if made.read(stage.values[0]) & {*_MAKES_WEIGHTS} else None
     )
+
+
+def _read_along(value: Expr, over: set[sympy.Symbol]) -> list[Expr]:
+    """The factors of a value that are read along some axes."""
+    return [f for f in _factors(value) if over & free_symbols(f) and any(True for _ in loads(f))]
 
 
 def _factors(value: Expr) -> list[Expr]:
