@@ -39,7 +39,7 @@ def check_architecture(target: Target) -> None:
 def architectures(kind: str) -> tuple[str, ...]:
     """The GPUs of a kind ("cuda", "hip") that code is made for here, old ones first; none where nobody can tell."""
     if kind == "hip":  # Triton has no list; these have been compiled for
-        return tuple(name.partition(":")[2] for name in KNOWN if name.startswith("hip:"))
+        return tuple(known.partition(":")[2] for known in KNOWN if known.startswith("hip:"))
     listed = [n for name, variable, ours in _ASSEMBLERS for n in _listed(name, variable, ours)]
     return tuple(f"sm_{n}" for n in sorted(listed))
 

@@ -441,7 +441,7 @@ def test_large_tensors_are_digests_and_other_objects_types() -> None:
         ("constant('a', float32[2], ['x', 'y'])", "the elements of float32[2]"),
         ("constant('a', float32[2], [1, 2], sha256='')", "expected constant(name, type, elements)"),
         ("constant('a', 'f')\n    constant('a', 'f')", "one constant called 'a'"),
-        ("library('aten::f', [], (), 'why', hidden)", "after the reason one of compared, refused"),
+        ("library('aten::f', [], (), 'why', hidden)", "after the reason one of refused, rounded"),
     ],
 )
 def test_constants_and_marks_that_are_none(line: str, says: str) -> None:
