@@ -1,1 +1,1 @@
-"""Layers that repeat: a few of them are compiled, and the program is written out, or rolled into a loop, for all."""
+"""Layers that repeat: a few of them are planned, and one of those becomes a region that is called for all."""

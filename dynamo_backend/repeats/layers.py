@@ -1,5 +1,5 @@
 """Layers that repeat: where an ATen graph is the same nodes again and again, a few of them are imported, rewritten and
-fused, and ``unroll.py`` writes down the rest as they came out.
+fused, and ``roll.py`` has one that came out stand for the rest.
 
 A layer is a row of calls. One is like the one before where each call is the same but for the tensors that it reads, and
 those are the like ones of the layer itself or the layer before, the same for all layers, or inputs of the graph that
