@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv
@@ -13,7 +13,8 @@ from .value import Load, index_exprs
 Extents = Mapping[sympy.Symbol, sympy.Expr]
 
 
-class Window(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Window:
     """One dimension of what is read: the axis ``along`` which its window slides, the ``tap``, and how many places two
     neighbours are apart (less than one where neighbours read the same)."""
 

@@ -50,7 +50,7 @@ def stencil(nest: LoopNest) -> Stencil | None:
             continue
         windows = windows_of(ld, rows, taps)
         if windows and {w.tap for w in windows} == set(taps) and all(w.step.is_Integer for w in windows):
-            along, order, steps = (tuple(part) for part in zip(*windows, strict=True))
+            along, order, steps = zip(*((w.along, w.tap, w.step) for w in windows), strict=True)
             others = tuple(v for v in rows if v not in along and rows[v] != 1)
             count = prod(map(int, taps.values()))
             return Stencil(block.name, ld.buffer, along, others, order, tuple(map(int, steps)), count)
@@ -93,7 +93,7 @@ def slide(nest: LoopNest) -> Slide | None:
     params = {p.name for p in nest.params} - set(nest.outputs)
     for ld in _loads(block):
         windows = windows_of(ld, rows, taps) if ld.buffer in params else []
-        several = len(windows) > 1 or any(step < taps[tap] for _, tap, step in windows)
+        several = len(windows) > 1 or any(w.step < taps[w.tap] for w in windows)
         if several:
             return Slide(block.name, tuple(rows), tuple(taps), tuple(windows))
     return None
@@ -124,7 +124,7 @@ def filters(nest: LoopNest) -> Filters | None:
     few = {v: e for v, e in rows.items() if e.is_Integer and 1 < e <= MOST_TAPS}
     for ld in _loads(block):
         windows = windows_along_sum(ld, over, few) if ld.buffer not in nest.outputs else []
-        taps = tuple(t for _, t, _ in windows)
+        taps = tuple(w.tap for w in windows)
         if windows and sympy.Mul(*(few[t] for t in taps)) <= MOST_SUMS:
             kept = tuple(v for v in rows if v not in taps)
             return Filters(block.name, kept, taps, tuple(over), tuple(windows))

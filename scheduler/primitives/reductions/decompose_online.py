@@ -26,6 +26,7 @@ from ....ir.nest.loops import (
     Statement,
     Store,
     Update,
+    blocks,
     contiguous_strides,
     map_nodes,
 )
@@ -169,7 +170,8 @@ def _plan(
     shared = tuple(a for a in spatial if a not in own)
     over = carried(node)
     rest = [lp for lp in inner if lp.var in over]
-    taken = {a.var.name for a in node.axes} | {b.name for b in (*nest.params, *nest.locals)}
+    # Axes of one name are one dimension.
+    taken = {a.var.name for b, _ in blocks(nest) for a in b.axes} | {b.name for b in (*nest.params, *nest.locals)}
     names = _names(taken, ["tile", *(f"tile_{k}" for k in range(len(rest)))])
     dims = dims_of_loops(node)
     position = Axis(symbol(names[0]), tile.extent, dim=dims[tile.var])

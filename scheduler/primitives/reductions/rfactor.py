@@ -22,6 +22,7 @@ from ....ir.nest.loops import (
     Node,
     Scope,
     Update,
+    blocks,
     contiguous_strides,
     walk_nodes,
 )
@@ -64,7 +65,7 @@ def rfactor(nest: LoopNest, loop: str) -> tuple[LoopNest, list[str]]:
         raise ScheduleError(asked, "a loop carries the reduction and another axis at once", nest, block.name)
     around = find_block(nest, block.name, asked)[1]
     top = next(lp for lp in around if lp.var in over or len(blocks_under(lp)) == 1)
-    names = _fresh_names(nest, update, block)
+    names = _fresh_names(nest, update)
     spatial = tuple(a for a in block.axes if a.kind is AxisKind.SPATIAL)
     at = (symbol(names[0]), *(a.var for a in spatial))
     partial = _partial(nest, block, update, target, around, names, asked)
@@ -81,9 +82,9 @@ def rfactor(nest: LoopNest, loop: str) -> tuple[LoopNest, list[str]]:
     return replace(nest, body=body, locals=(*nest.locals, *buffers)), [partial.name]
 
 
-def _fresh_names(nest: LoopNest, update: Update, block: Block) -> list[str]:
-    """Names of the new axis and of the buffers of partial results."""
-    taken = set(nest.buffers) | {a.var.name for a in block.axes}
+def _fresh_names(nest: LoopNest, update: Update) -> list[str]:
+    """Names of the new axis and of the buffers of partial results; axes of one name are one dimension."""
+    taken = set(nest.buffers) | {a.var.name for b, _ in blocks(nest) for a in b.axes}
     result: list[str] = []
     for base in ("rf", *(f"{t.buffer}_rf" for t in update.targets)):
         name, k = base, 1

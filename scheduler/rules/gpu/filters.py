@@ -38,7 +38,7 @@ def _channel(nest: LoopNest, found: Filters) -> sympy.Symbol | None:
 
 def _copied(found: Filters, channel: sympy.Symbol | None) -> sympy.Symbol | None:
     """The axis of the sum whose neighbours are written out: the innermost along which no lanes run."""
-    across = [v for v, _, _ in found.windows]
+    across = [w.along for w in found.windows]
     across = across if channel is not None else across[:-1]
     return across[-1] if across else None
 
@@ -46,7 +46,7 @@ def _copied(found: Filters, channel: sympy.Symbol | None) -> sympy.Symbol | None
 def _kept(nest: LoopNest, found: Filters, copied: sympy.Symbol | None, each: int) -> list[sympy.Symbol]:
     """The taps of which a program has all sums, that which neighbours share innermost."""
     extents = _extents(nest)
-    shared = [t for v, t, _ in found.windows if v == copied]
+    shared = [w.tap for w in found.windows if w.along == copied]
     taps = [t for t in found.taps if t not in shared] + shared
     while len(taps) > 1 and sympy.Mul(*(extents[t] for t in taps)) * each > FILTER_SUMS:
         taps = taps[1:]

@@ -50,7 +50,7 @@ def _lane(nest: LoopNest, found: Slide) -> sympy.Symbol | None:
 
 def _copied(found: Slide, lane: sympy.Symbol) -> sympy.Symbol | None:
     """The dimension of the copies: the innermost window's that lanes do not run along."""
-    across = [v for v, _, _ in found.windows if v != lane]
+    across = [w.along for w in found.windows if w.along != lane]
     return across[-1] if across else None
 
 
@@ -60,7 +60,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     lane = _lane(nest, found)
     assert lane is not None
     extents = dict(analyse(nest).rows)
-    along = any(v == lane for v, _, _ in found.windows)
+    along = any(w.along == lane for w in found.windows)
     # Where taps lie one element apart, loads of a thread's neighbours would be no wider for lying together.
     each = 2 if along else max(16 // narrowest_bytes(analyse(nest)), 1)
     lanes = _lanes(typical(nest, extents[lane]))
@@ -96,7 +96,7 @@ def _copies(nest: LoopNest, found: Slide, lane: sympy.Symbol, rows: int, each: i
     if var is None:
         return 1
     extents = {a.var: a.extent for b in analyse(nest).reductions for a in b.axes}
-    reach, step = next((int(extents[t]), s) for v, t, s in found.windows if v == var)
+    reach, step = next((int(extents[w.tap]), w.step) for w in found.windows if w.along == var)
     size = typical(nest, extents[var])
 
     def cost(count: int) -> float:
@@ -112,7 +112,7 @@ def _copies(nest: LoopNest, found: Slide, lane: sympy.Symbol, rows: int, each: i
 
 def _in_order(found: Slide, copied: sympy.Symbol | None) -> list[sympy.Symbol]:
     """The taps, the one along which copies share what they read innermost, so that it stays in registers shortest."""
-    shared = [t for v, t, _ in found.windows if v == copied]
+    shared = [w.tap for w in found.windows if w.along == copied]
     return [t for t in found.taps if t not in shared] + shared
 
 

@@ -130,7 +130,7 @@ def test_what_is_refused() -> None:
     refused("there is no level 'grap' of passes .there are joint, .*did you mean graph", same, level="grap")
     refused("there is no level 'code' of passes", same, level="code")
     refused("no pass 'eliminate_ded' of level 'graph' .*did you mean eliminate_dead", same, before="eliminate_ded")
-    refused("no pass 'chunk_losses' of level 'graph' .there are simplify_algebra", same, after="chunk_losses")
+    refused("no pass 'chunk_losses' of level 'graph' .there are widen, simplify_algebra", same, after="chunk_losses")
     refused("one place is enough", same, after="eliminate_dead", before="eliminate_dead")
     refused("there is a pass 'eliminate_dead' of level 'graph' already; give yours", same, name="eliminate_dead")
     refused("needs a name, such as name='my_pass'; '<lambda>' is none", lambda g: g)

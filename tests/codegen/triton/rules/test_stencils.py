@@ -19,7 +19,7 @@ from torch_mlc.dynamo_backend.reports.report import KernelReport, Report
 from torch_mlc.ir.expr.symbols import SymbolTable
 from torch_mlc.ir.machine import Machine
 from torch_mlc.ir.nest.loops import LoopNest
-from torch_mlc.scheduler.cost.convolution import Part, decide
+from torch_mlc.scheduler.cost.convolution import Direction, decide
 from torch_mlc.scheduler.facts.contraction import Decision
 from torch_mlc.scheduler.facts.convolution import Convolution
 from torch_mlc.scheduler.passes import decompose_convolutions
@@ -30,7 +30,7 @@ from torch_mlc.scheduler.rules.gpu import stencil as gpu_stencil
 def _no_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small images count like large ones: a kernel that adds pieces costs nothing."""
 
-    def without_launches(c: Convolution, part: Part, table: SymbolTable, machine: Machine) -> Decision:
+    def without_launches(c: Convolution, part: Direction, table: SymbolTable, machine: Machine) -> Decision:
         return decide(c, part, table, replace(machine, launch=0.0))
 
     monkeypatch.setattr(importlib.import_module(decompose_convolutions.__module__), "decide", without_launches)
