@@ -26,7 +26,7 @@ def kernel(in0: tensor(float32, [5, 37]), in1: tensor(float32, [5]), out0: tenso
         for b0_r0 in serial(37):
             with block('b0'):
                 i0 = spatial(5, b0_i0)
-                r0 = spatial(37, b0_r0)
+                r0 = spatial(37, b0_r0, dim=inner)
                 t0[i0, r0] = exp(in0[i0, r0])
                 t1[i0, r0] = mul(in0[i0, r0], float32(0.5))
     for b1_i0 in serial(5):
@@ -38,7 +38,7 @@ def kernel(in0: tensor(float32, [5, 37]), in1: tensor(float32, [5]), out0: tenso
         for b2_r0 in serial(37):
             with block('b2'):
                 i0 = spatial(5, b2_i0)
-                r0 = spatial(37, b2_r0)
+                r0 = spatial(37, b2_r0, dim=inner)
                 out0[i0, r0] = add(mul(t0[i0, r0], t2[i0]), mul(t1[i0, r0], t2[i0]))
 """
 NUMBER = """
@@ -49,7 +49,7 @@ def kernel(in0: tensor(float32, [700]), in1: tensor(float32, []), out0: tensor(f
     t2 = local(float32[()])
     for b0_r0 in serial(700):
         with block('b0'):
-            r0 = spatial(700, b0_r0)
+            r0 = spatial(700, b0_r0, dim=inner)
             t0[r0] = exp(in0[r0])
             {first}
     with block('b1'):
@@ -58,7 +58,7 @@ def kernel(in0: tensor(float32, [700]), in1: tensor(float32, []), out0: tensor(f
         {second}
     for b2_r0 in serial(700):
         with block('b2'):
-            r0 = spatial(700, b2_r0)
+            r0 = spatial(700, b2_r0, dim=inner)
             out0[r0] = add(mul(t0[r0], t1[()]), t2[()])
 """  # noqa: E501
 ALONE = """
@@ -69,7 +69,7 @@ def kernel(in0: tensor(float32, [5, 37]), in1: tensor(float32, [5]), out0: tenso
         for b0_r0 in serial(37):
             with block('b0'):
                 i0 = spatial(5, b0_i0)
-                r0 = spatial(37, b0_r0)
+                r0 = spatial(37, b0_r0, dim=inner)
                 t0[i0, r0] = exp(in0[i0, r0])
     for b1_i0 in serial(5):
         with block('b1'):
@@ -79,7 +79,7 @@ def kernel(in0: tensor(float32, [5, 37]), in1: tensor(float32, [5]), out0: tenso
         for b2_r0 in serial(37):
             with block('b2'):
                 i0 = spatial(5, b2_i0)
-                r0 = spatial(37, b2_r0)
+                r0 = spatial(37, b2_r0, dim=inner)
                 out0[i0, r0] = mul(t0[i0, r0], in1[i0])
 """  # noqa: E501
 EVEN = {
