@@ -103,5 +103,8 @@ def _is_masked(values: Values, info: BlockInfo, expr: Expr) -> bool:
         return False
     if any(is_value(i) for i in expr.indices):
         return False
-    moved = {s for i in expr.indices for v in i.free_symbols & info.axes.keys() for s in info.axes[v].free_symbols}
+    # An expanded dimension has one element for all lanes, which none of them switches off.
+    strides = values.program.buffers[expr.buffer].strides
+    moving = [i for i, stride in zip(expr.indices, strides, strict=True) if stride != 0]
+    moved = {s for i in moving for v in i.free_symbols & info.axes.keys() for s in info.axes[v].free_symbols}
     return info.reduced_tile <= moved

@@ -82,7 +82,7 @@ def roles_of_blocks_hold(nest: LoopNest) -> Iterator[Fault]:
         if block.role is None:
             continue
         if _PRODUCT in _FACTS.get(block.role, ()):
-            summed = {a.var for a in block.axes if a.kind is AxisKind.REDUCTION}
+            summed = {a.var for a in block.axes if a.kind is AxisKind.REDUCTION and a.extent != 1}
             for s in block.body:
                 # A schedule may have put a guard around the product.
                 if isinstance(s, Update) and len(_read_along(s.values[0], summed)) < 2:
@@ -127,7 +127,8 @@ def _score(stage: Stage, made: _Made) -> str | None:
         return "a score is summed over features, which are extra dimensions"
     if not made.keys <= made.axes(stage) or not made.axes(stage) <= made.rows | made.keys:
         return "a score is made for each row and key"
-    sides = _read_along(stage.values[0], over)
+    # A single feature is read at zero.
+    sides = _read_along(stage.values[0], {d.var for d in made.function.over_of(stage) if d.extent != 1})
     return None if len(sides) >= 2 else "a score sums a product of two loads along the features"
 
 
@@ -190,8 +191,9 @@ def _result(stage: Stage, made: _Made) -> str | None:
 
 
 def _read_along(value: Expr, over: set[sympy.Symbol]) -> list[Expr]:
-    """The factors of a value that are read along some axes."""
-    return [f for f in _factors(value) if over & free_symbols(f) and any(True for _ in loads(f))]
+    """The factors of a value that are read along some axes; those that are read at all where there are none."""
+    read = [f for f in _factors(value) if any(True for _ in loads(f))]
+    return [f for f in read if over & free_symbols(f)] if over else read
 
 
 def _factors(value: Expr) -> list[Expr]:

@@ -109,6 +109,13 @@ def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType)
     return rng.standard_normal(shape).astype(np.float32).astype(dtype.numpy)
 
 
+def random_input(rng: np.random.Generator, buffer: Buffer, sizes: dict[str, int]) -> np.ndarray:
+    """Content of a buffer: along an expanded dimension it is the same."""
+    shape = tuple(number(e, sizes) for e in buffer.shape)
+    own = tuple(1 if stride == 0 else n for n, stride in zip(shape, buffer.strides, strict=True))
+    return np.broadcast_to(random_array(rng, own, buffer.dtype), shape)
+
+
 @pytest.fixture(scope="session")
 def interpreter() -> Iterator[Interpreter]:
     running = Interpreter()
@@ -132,7 +139,7 @@ def agrees(interpreter: Interpreter) -> Callable[..., KernelSource]:
         given = dict(inputs or {})
         for b in nest.params:
             if b.name not in nest.outputs and b.name not in given:
-                given[b.name] = random_array(rng, tuple(number(e, sizes) for e in b.shape), b.dtype)
+                given[b.name] = random_input(rng, b, sizes)
         source = emit_triton(nest, SM90)
         wanted = run_nest(nest, given, sizes)
         for form in forms(source):
@@ -201,7 +208,7 @@ def agrees_on_gpu() -> Callable[..., None]:
         given = dict(inputs or {})
         for b in nest.params:
             if b.name not in nest.outputs and b.name not in given:
-                given[b.name] = random_array(rng, tuple(number(e, sizes) for e in b.shape), b.dtype)
+                given[b.name] = random_input(rng, b, sizes)
         source = emit_triton(nest, target)
         tensors = {b.name: to_gpu(*_parameter(b, given, sizes)[:2], b.dtype) for b in source.params}
         GpuKernel(source, target)(list(tensors.values()), [sizes[s] for s in source.symbols])

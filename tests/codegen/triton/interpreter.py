@@ -211,12 +211,14 @@ InterpreterBuilder.create_dot = _dot_of_bfloat16(InterpreterBuilder.create_dot)
 
 
 def _tensor(array, strides, dtype):
-    """A torch tensor of an array's content in memory of the given strides."""
+    """A torch tensor of an array's content in memory of the given strides; an expanded dimension has one element."""
+    shape = array.shape
+    array = array[tuple(slice(0, 1) if n and not stride else slice(None) for n, stride in zip(shape, strides))]
     kind, array = getattr(torch, dtype), np.ascontiguousarray(array).reshape(array.shape)
     content = (
         torch.from_numpy(array.view(f"u{array.itemsize}")).view(kind) if dtype in FOREIGN else torch.from_numpy(array)
     )
-    return torch.empty_strided(array.shape, strides, dtype=kind).copy_(content)
+    return torch.empty_strided(array.shape, strides, dtype=kind).copy_(content).expand(shape)
 
 
 def _array(tensor):

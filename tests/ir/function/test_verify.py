@@ -148,3 +148,22 @@ def test_the_culprit_is_underlined() -> None:
     lines = refused(parse(COLUMNS.replace("t0[i0]", "t0[r0]"))).split("\n")
     at = next(k for k, line in enumerate(lines) if line.endswith("^^^^^^ here"))
     assert lines[at - 1][lines[at].index("^") :].startswith("t0[r0]")
+
+
+def test_a_single_feature_is_read_at_zero() -> None:
+    """Attention of heads of width one, whose only feature was taken out of the indices."""
+    text = """
+@function
+def attention_0(in0: tensor(float32, [3, 1]), out0: output(tensor(float32, [3, 1]))):
+    i0 = row(3)
+    r0 = inner(3)
+    x0 = extra(1)
+    x1 = extra(1)
+    t0, = reduce(sum, [i0, r0], [x1], (mul(in0[i0, 0], {other}),), role=score)
+    t1, t2, t3 = reduce(attention, [i0, x0], [r0], (t0[i0, r0], float32(1.0), in0[r0, 0]), role=state)
+    t4 = compute([i0, x0], div(t3[i0, x0], t2[i0, x0]), role=result)
+    out0[i0, x0] = t4
+"""
+    verify(parse(text.format(other="in0[r0, 0]")))
+    with pytest.raises(VerifyError, match="a score sums a product of two loads"):
+        verify(parse(text.format(other="float32(2.0)")))

@@ -43,6 +43,8 @@ SMALL = {
     "right transposed": linear(40, 48, 36, w_strides=(1, 48)),
     "strided": linear(40, 48, 36, a_strides=(40, 1), w_strides=(72, 2)),
     "few rows": linear(3, 80, 100),
+    "left expanded along the sum": linear(17, 20, 17, F32, a_strides=(1, 0)),
+    "both expanded along the sum": linear(17, 9, 17, F32, a_strides=(1, 0), w_strides=(1, 0)),
     "few columns": linear(80, 5, 100),
     "bias and gelu": linear(35, 40, 64, epilogue="gelu"),
     "residual": linear(70, 33, 40, epilogue="residual"),
