@@ -38,6 +38,7 @@ from .aot import Compiler, compile_with_aot
 from .compile import compile_graph
 from .forward_mode import differentiates_forward
 from .frame_budget import frame_budget
+from .frame_room import with_frame_room
 from .partition import partition, saved_inputs
 
 _LOG = logger(__name__)
@@ -86,6 +87,7 @@ def settings_of(mode: str | None, options: Mapping[str, object] | None) -> Optio
     return replace(settings, fallback_random=True) if settings.verify > 1 else settings
 
 
+@with_frame_room
 def through_aot(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -187,6 +189,7 @@ def job_of(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Optio
     return GraphJob(gm, example_inputs, settings, kind, name, _static_inputs(kind), _saved_from(kind), given, run)
 
 
+@with_frame_room
 def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str) -> CompiledGraph:
     """One graph of AOTAutograd."""
     with _collection(settings):  # a backward may be compiled long after its forward

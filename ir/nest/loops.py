@@ -263,14 +263,14 @@ class LoopNest:
 
 def walk_nodes(body: tuple[Node, ...]) -> Iterator[tuple[Node, tuple[Loop, ...]]]:
     """Every loop and block in order, with the loops around it, outermost first."""
-
-    def go(nodes: tuple[Node, ...], outer: tuple[Loop, ...]) -> Iterator[tuple[Node, tuple[Loop, ...]]]:
-        for n in nodes:
-            yield n, outer
-            if isinstance(n, Loop):
-                yield from go(n.body, (*outer, n))
-
-    return go(body, ())
+    waiting: list[tuple[Node, tuple[Loop, ...]]] = [(n, ()) for n in reversed(body)]
+    while waiting:
+        node, outer = waiting.pop()
+        yield node, outer
+        if isinstance(node, Loop):
+            inside = (*outer, node)
+            for n in reversed(node.body):
+                waiting.append((n, inside))
 
 
 def blocks(nest: LoopNest) -> Iterator[tuple[Block, tuple[Loop, ...]]]:

@@ -16,34 +16,20 @@ from ...error import ScheduleError
 
 def find_loop(nest: LoopNest, name: str, asked: str) -> tuple[Loop, tuple[Loop, ...]]:
     """The loop over a variable, and the loops around it, outermost first. Raises ScheduleError."""
-    found = _find(nest.body, (), lambda n: isinstance(n, Loop) and n.var.name == name)
-    if found is None or not isinstance(found[0], Loop):
-        known = ", ".join(n.var.name for n, _ in walk_nodes(nest.body) if isinstance(n, Loop))
-        raise ScheduleError(asked, f"there is no loop {name}", nest, hint=f"the loops are {known}")
-    return found[0], found[1]
+    for node, outer in walk_nodes(nest.body):
+        if isinstance(node, Loop) and node.var.name == name:
+            return node, outer
+    known = ", ".join(n.var.name for n, _ in walk_nodes(nest.body) if isinstance(n, Loop))
+    raise ScheduleError(asked, f"there is no loop {name}", nest, hint=f"the loops are {known}")
 
 
 def find_block(nest: LoopNest, name: str, asked: str) -> tuple[Block, tuple[Loop, ...]]:
     """A block by name, and the loops around it. Raises ScheduleError."""
-    found = _find(nest.body, (), lambda n: isinstance(n, Block) and n.name == name)
-    if found is None or not isinstance(found[0], Block):
-        known = ", ".join(n.name for n, _ in walk_nodes(nest.body) if isinstance(n, Block))
-        raise ScheduleError(asked, f"there is no block {name}", nest, hint=f"the blocks are {known}")
-    return found[0], found[1]
-
-
-def _find(
-    body: tuple[Node, ...], outer: tuple[Loop, ...], wanted: Callable[[Node], bool]
-) -> tuple[Node, tuple[Loop, ...]] | None:
-    """The first node that is wanted, and the loops around it, outermost first."""
-    for n in body:
-        if wanted(n):
-            return n, outer
-        if isinstance(n, Loop):
-            found = _find(n.body, (*outer, n), wanted)
-            if found is not None:
-                return found
-    return None
+    for node, outer in walk_nodes(nest.body):
+        if isinstance(node, Block) and node.name == name:
+            return node, outer
+    known = ", ".join(n.name for n, _ in walk_nodes(nest.body) if isinstance(n, Block))
+    raise ScheduleError(asked, f"there is no block {name}", nest, hint=f"the blocks are {known}")
 
 
 def blocks_under(node: Node) -> list[Block]:
