@@ -6,14 +6,12 @@ launched and libraries called in the order of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
 
-from ...ir.expr.symbols import PositivePart
-from ...ir.expr.value import symbol
 from ...ir.graph.collectives import in_flight, is_collective
 from ...ir.graph.facts import names_in
 from ...ir.graph.graph import (
@@ -30,7 +28,6 @@ from ...ir.graph.graph import (
     Ref,
     Scan,
     Scatter,
-    SizeInput,
     TensorType,
     View,
     refs,
@@ -39,6 +36,7 @@ from ...ir.graph.graph import (
 from ...ir.graph.regions import handed_on, write_out_regions
 from ...ir.graph.slices import JOINED, MEMORY
 from ..kernel import EmitError
+from .bind_sizes import bind_sizes, sizes_of_steps
 from .memory.liveness import peaks_of, storages
 from .steps.kernel_use import KernelUse
 from .steps.lines import place_text
@@ -122,14 +120,16 @@ class _Builder:
     def build(self) -> HostProgram:
         graph = self.graph
         tensors = {i.name: i.type for i in graph.inputs if isinstance(i, Input)}
-        bound = self.bind_sizes()
+        binding, self.unbound = bind_sizes(graph)
+        self.steps += binding
         self.walk()
         self.steps.append(Return(tuple(self.left.get(o, o) if isinstance(o, str) else o for o in graph.outputs)))
-        if self.unbound and (missing := self.unbound & _mentioned(graph)):
+        if self.unbound and (missing := self.unbound & sizes_of_steps(graph)):
             lost = ", ".join(sorted(s.name for s in missing))
             raise EmitError(f"{graph.name}: no argument and no result gives the size {lost}")
         steps = tuple(s.renamed(self.name) for s in self.steps) if self.called else tuple(self.steps)
-        program = HostProgram(graph.name, tuple(i.name for i in graph.inputs), tensors, steps, bound)
+        names, sizes = tuple(i.name for i in graph.inputs), tuple(b.symbol for b in binding)
+        program = HostProgram(graph.name, names, tensors, steps, sizes)
         return (
             program
             if any(isinstance(s, Repeat) for s in steps)
@@ -181,33 +181,6 @@ class _Builder:
             last.update(dict.fromkeys((*uses(node), *flying.get(at, ())), at))
         last.update(dict.fromkeys(flying.get(len(self.graph.nodes), ()), len(self.graph.nodes)))
         return last
-
-    def bind_sizes(self) -> tuple[sympy.Symbol, ...]:
-        """Read every symbol from an argument: an integer that is the symbol, a dimension, or a linear form of it."""
-        wanted = {s for s in self.graph.symbols.symbols if not _decided_inside(self.graph, s)}
-        if not wanted:
-            return ()
-        found: dict[sympy.Symbol, BindSize] = {}
-        places: list[tuple[sympy.Expr, str, int | None, bool]] = []
-        for i in self.graph.inputs:
-            match i:
-                case SizeInput(name, value):
-                    places.append((value, name, None, False))
-                case Input(name, kind):
-                    places += [(e, name, d, False) for d, e in enumerate(kind.shape)]
-                    places += [(e, name, d, True) for d, e in enumerate(kind.strides)]
-        # Plain symbols of integers first, then of dimensions, then forms that have to be solved.
-        places.sort(key=lambda p: (not p[0].is_Symbol, p[3], p[2] is not None))
-        whole = _signed(self.graph)
-        for value, name, dim, stride in places:
-            solved = _solve(whole(value), wanted - found.keys())
-            if solved is not None:
-                size, scale, shift = solved
-                found[size] = BindSize(size, name, dim, stride, scale, shift)
-        self.unbound = wanted - found.keys()
-        order = [s for s in self.graph.symbols.symbols if s in found]
-        self.steps += [found[s] for s in order]
-        return tuple(order)
 
     def node(self, node: Any) -> None:
         comment = place_text(node.origins)
@@ -463,72 +436,3 @@ def _storages(graph: Graph) -> list[str]:
 def _precedes_checks(node: Node) -> bool:
     """Whether a node reads no tensor, and may make the sizes of inputs."""
     return isinstance(node, Library) and node.target in (MADE_SIZE, "mlc::seeds")
-
-
-def _decided_inside(graph: Graph, symbol: sympy.Symbol) -> bool:
-    """Whether a node of the graph gives the symbol its value (a size decided by data)."""
-    return any(
-        isinstance(n, Library) and symbol.name in n.names and n.types[n.names.index(symbol.name)] is None
-        for n in graph.nodes
-    )
-
-
-def _solve(value: sympy.Expr, wanted: set[sympy.Symbol]) -> tuple[sympy.Symbol, int, int] | None:
-    """The symbol, scale and shift where ``value`` is ``scale * symbol + shift`` of one wanted symbol."""
-    if value.is_Symbol:
-        return (value, 1, 0) if value in wanted else None
-    if not isinstance(value, sympy.Expr):  # a comparison of sizes
-        return None
-    free = value.free_symbols & wanted
-    if len(free) != 1 or len(value.free_symbols) != 1:
-        return None
-    (symbol,) = free
-    shift = value.xreplace({symbol: sympy.S.Zero})
-    scale = sympy.expand(value - shift).coeff(symbol)
-    if not (scale.is_Integer and shift.is_Integer and scale > 0) or sympy.expand(scale * symbol + shift - value) != 0:
-        return None
-    return symbol, int(scale), int(shift)
-
-
-def _signed(graph: Graph) -> Callable[[sympy.Expr], sympy.Expr]:
-    """Writes what is linear in numbers that may be negative in them, in place of their two parts."""
-    made = {n.args[0]: symbol(n.names[0]) for n in graph.nodes if isinstance(n, Library) and n.target == MADE_SIZE}
-    parts = {above: (of.args[0], below) for of, above in made.items() if (below := made.get(_negative(of))) is not None}
-
-    def whole(value: sympy.Expr) -> sympy.Expr:
-        for above, (number, below) in parts.items() if value.free_symbols else ():
-            joined = sympy.expand(value.xreplace({above: number + below})) if above in value.free_symbols else value
-            value = value if below in joined.free_symbols else joined
-        return value
-
-    return whole
-
-
-def _negative(of: Any) -> sympy.Expr | None:
-    return PositivePart(-of.args[0]) if isinstance(of, PositivePart) and of.args[0].is_Symbol else None
-
-
-def _mentioned(graph: Graph) -> set[sympy.Symbol]:
-    """Every size symbol that the steps will compute with."""
-    found: set[sympy.Symbol] = set()
-
-    def look(arg: Any) -> None:
-        if isinstance(arg, sympy.Basic):
-            found.update(arg.free_symbols)
-        elif isinstance(arg, (tuple, list)):
-            for a in arg:
-                look(a)
-
-    for node in graph.nodes:
-        for kind in node.types:
-            if kind is not None:
-                look((kind.shape, kind.strides))
-        match node:
-            case Library():
-                look((node.args, tuple(v for _, v in node.kwargs)))
-            case CallTensor():
-                look(node.sizes)
-            case View():
-                look(node.offset)
-    look(graph.outputs)
-    return found

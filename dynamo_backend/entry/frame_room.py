@@ -26,5 +26,6 @@ def with_frame_room(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return function(*args, **kwargs)
 
-    call.__code__ = call.__code__.replace(co_stacksize=ROOM)
+    code = call.__code__  # type: ignore[attr-defined]
+    call.__code__ = code.replace(co_stacksize=ROOM)  # type: ignore[attr-defined]
     return call

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 
+from ..triton.triton_stages import KERNEL_FILE
 from .code import Code, Flow, Instruction
 
 _LOC = re.compile(r"^\s*\.loc\s+(?P<file>\d+)\s+(?P<line>\d+)")
 _FILE = re.compile(r'^\s*\.file\s+(?P<number>\d+)\s+(?:"[^"]*"\s+)?"(?P<file>[^"]*)"')
 _LABEL = re.compile(r"^(?P<label>[.$\w]+):")
 _INSTRUCTION = re.compile(r"^\s+(?P<opcode>[a-z]\w+)(?:\s+(?P<operands>[^;]*))?(?:;.*)?$")
-# Files of kernels' texts are called so (``triton_stages.load_function``).
-_OURS = "<torch_mlc kernel"
 # What the vector units and the memory pipes behind them take; scalar instructions are issued beside those.
 _ISSUES = ("v_", "global_", "flat_", "buffer_", "ds_", "scratch_")
 
@@ -24,7 +23,7 @@ def read_amdgcn(text: str, name: str) -> Code:
     line, inside = 0, False
     for row in text.splitlines():
         if match := _FILE.match(row):
-            ours |= {match["number"]} if match["file"].startswith(_OURS) else set()
+            ours |= {match["number"]} if match["file"].startswith(KERNEL_FILE) else set()
         elif match := _LOC.match(row):
             line = int(match["line"]) if match["file"] in ours else 0
         elif match := _LABEL.match(row):

@@ -32,7 +32,7 @@ class Counted:
 def count_runs(code: Code, text: str, name: str, sizes: Mapping[str, int], grid: Sequence[int]) -> Counted:
     """Count a kernel's instructions for a call of given sizes; ``text`` is what it was compiled from."""
     blocks = Blocks.of(code)
-    written = [lp for lp in text_loops(text, name, sizes, grid)]
+    written = text_loops(text, name, sizes, grid)
     runs = [0.0] * len(code.instructions)
     for start in blocks.next:
         for k in blocks.within(start):

@@ -10,6 +10,7 @@ from functools import lru_cache
 from ...codegen.kernel import KernelSource
 from ..gpu.launch import grid_function
 from ..triton.compile import GpuBinary
+from ..triton.report import access_bytes
 from .amdgcn import read_amdgcn
 from .counts import Counted, count_runs
 from .sass import DisassemblyError, disassembler, read_sass
@@ -51,7 +52,6 @@ def _issue_report(binary: GpuBinary, source: KernelSource, sizes: tuple[int, ...
 
 
 _SASS_WIDTHS = {"256": 32, "128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
-_AMD_WIDTHS = {"x4": 16, "x3": 12, "x2": 8, "dword": 4, "short": 2, "byte": 1}
 
 
 def _asked(counted: Counted) -> float:
@@ -62,5 +62,5 @@ def _asked(counted: Counted) -> float:
         if parts[0] in ("LDG", "STG", "LDGSTS"):
             total += runs * next((_SASS_WIDTHS[p] for p in parts if p in _SASS_WIDTHS), 4)
         elif i.opcode.startswith(("global_load", "global_store", "buffer_load", "buffer_store")):
-            total += runs * next((n for end, n in _AMD_WIDTHS.items() if end in i.opcode), 4)
+            total += runs * access_bytes(i.opcode.split("_", 2)[2])
     return total

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from ...ir.errors import MlcError
+from ..triton.triton_stages import KERNEL_FILE
 from .code import Code, Flow, Instruction
 
 _LINE = re.compile(r'^\s*//## File "(?P<file>[^"]*)", line (?P<line>\d+)')
@@ -18,8 +19,6 @@ _INSTRUCTION = re.compile(
     r"^\s*/\*[0-9a-f]+\*/\s+(?:@(?P<guard>!?U?P\w+)\s+)?(?P<opcode>[A-Z][\w.]*)\s*(?P<operands>[^;]*);"
 )
 _TARGET = re.compile(r"`\((?P<label>[^)]+)\)")
-# Files of kernels' texts are called so (``triton_stages.load_function``).
-_OURS = "<torch_mlc kernel"
 _SECONDS = 60
 
 
@@ -71,7 +70,7 @@ def parse_sass(text: str, name: str) -> Code:
             if inside:
                 labels[label] = len(instructions)
         elif match := _LINE.match(row):
-            line = int(match["line"]) if match["file"].startswith(_OURS) else 0
+            line = int(match["line"]) if match["file"].startswith(KERNEL_FILE) else 0
         elif inside and (match := _INSTRUCTION.match(row)):
             instructions.append(_instruction(match, line))
     if not instructions:

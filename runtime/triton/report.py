@@ -23,8 +23,9 @@ _PTX_BULK_STORE = re.compile(r"\bcp\.async\.bulk\.(?:tensor\.)?[^;]*?\.global\.s
 _PTX_WGMMA = re.compile(r"\b(?:wgmma\.mma_async|tcgen05\.mma)\b")
 _PTX_MMA = re.compile(r"\bw?mma\.(?:mma\.)?sync\b")
 _AMD_MFMA = re.compile(r"\bv_(?:s?mfmac?|swmmac|wmma)_\w+")
-_AMD_ACCESS = re.compile(r"\b(?:global|buffer|flat)_(load|store)_(\w+)")
+# The sizes of accesses to memory, by how what follows "load_" or "store_" begins.
 _AMD_WIDTHS = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4, "ushort": 2, "short": 2, "ubyte": 1, "byte": 1}
+_AMD_ACCESS = re.compile(r"\b(?:global|buffer|flat)_(load|store)_(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +89,16 @@ def _field(assembly: str, key: str) -> int:
     return int(found.group(1)) if found else 0
 
 
+def access_bytes(kind: str) -> int:
+    """The bytes that a lane of an access takes: 16 for "dwordx4"; 4 where the kind is not known."""
+    return next((n for begin, n in _AMD_WIDTHS.items() if kind.startswith(begin)), 4)
+
+
 def report_amd(arch: str, assembly: str, shared: int, threads: int) -> ResourceReport:
     """From the metadata and the instructions of the AMDGCN text."""
     widths: dict[str, list[int]] = {"load": [], "store": []}
     for op, kind in _AMD_ACCESS.findall(assembly):
-        width = next((w for suffix, w in _AMD_WIDTHS.items() if kind.startswith(suffix)), 0)
-        widths[op].append(width or 4)
+        widths[op].append(access_bytes(kind))
     spills, registers = spilled_amd(assembly), _field(assembly, "vgpr_count")
     return ResourceReport(
         registers,

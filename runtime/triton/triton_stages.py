@@ -15,6 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# How the names of the files begin that hold the texts of kernels.
+KERNEL_FILE = "<torch_mlc kernel"
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -92,7 +95,7 @@ def load_function(name: str, text: str) -> Any:
     The text goes into ``linecache`` under a name made of its hash while the decorator reads it, and is taken out again.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    filename = f"<torch_mlc kernel {digest}>"
+    filename = f"{KERNEL_FILE} {digest}>"
     module = types.ModuleType(f"torch_mlc_kernel_{digest}")
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     try:
