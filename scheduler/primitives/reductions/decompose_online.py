@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -39,7 +40,9 @@ from ..analysis.tree import blocks_under, dims_of_loops, find_block, find_loop, 
 ONLINE = (ATTENTION, LOGSUMEXP)
 
 
-def decompose_online(nest: LoopNest, block: str, loop: str, skip: bool = False) -> tuple[LoopNest, list[str]]:
+def decompose_online(
+    nest: LoopNest, block: str, loop: str, skip: bool = False, finite: bool = False
+) -> tuple[LoopNest, list[str]]:
     """Write the steps of an online softmax out, a tile at a time: one iteration of ``loop`` is a tile.
 
     Returns the names of the new blocks, in the order below.
@@ -67,6 +70,10 @@ def decompose_online(nest: LoopNest, block: str, loop: str, skip: bool = False) 
     mask, a window), with those blocks in the loop whose results nothing else reads; a row that has no other score must
     then be told by its maximum.
 
+    With ``finite`` exponentials are taken of what is left above a finite reference, which is the maximum, or zero where
+    that is infinite: no element asks whether it is the maximum. The sum of a row with plus infinity is then infinite,
+    and of one that has minus infinity alone zero, which says the same of the row.
+
     Requires: the block is one update by ``attention`` or ``logsumexp`` whose targets are LOCAL; ``loop`` carries its
     reduction and no other axis, and is outermost of such; the loops inside it hold nothing but the block, and are
     serial; every tile has an element.
@@ -93,7 +100,7 @@ def decompose_online(nest: LoopNest, block: str, loop: str, skip: bool = False) 
     if skip:
         unread_where_empty(nest, node, asked)
         guards = occupied(nest, node, update.values[0], {lp.var: lp.extent for lp in (*outer, tile)})
-    steps = _steps(plan, update, guards.bounds)
+    steps = _steps(plan, update, guards.bounds, finite)
     states = _states(plan, update)
     subtree = inner[0] if inner else node
     body = replace_node(nest.body, subtree, lambda _: tuple(steps))
@@ -231,9 +238,11 @@ def _states(plan: _Plan, update: Update) -> list[Node]:
     return nodes
 
 
-def _steps(plan: _Plan, update: Update, guards: tuple[Bound, ...]) -> list[Node]:
+def _steps(plan: _Plan, update: Update, guards: tuple[Bound, ...], finite: bool) -> list[Node]:
     moved = [_at_elements(plan, v) for v in update.values]
     score, weight, *vector = moved
+    if finite:
+        weight = _own_weight(score, weight)
     top, total = plan.scalars
     shared = tuple(a.var for a in plan.shared)
     at = (plan.position.var, *shared)
@@ -252,6 +261,13 @@ def _steps(plan: _Plan, update: Update, guards: tuple[Bound, ...]) -> list[Node]
         return Load(name, at, like.dtype)
 
     old, weighed = Load(top, shared, score.dtype), _rescale(score, at_tile(new, score))
+    references: list[Statement] = []
+    if finite:
+        reference = plan.local(f"{top}_reference", by_tile, score)
+        greatest = at_tile(new, score)
+        chosen = Select(call("isinf", greatest), const(0.0, score.dtype), greatest)
+        references = [Store(reference, at, chosen)]
+        weighed = call("exp", call("sub", score, at_tile(reference, score)))
     kept: list[Node] = []
     given = weighed
     if vector:
@@ -269,6 +285,7 @@ def _steps(plan: _Plan, update: Update, guards: tuple[Bound, ...]) -> list[Node]
         Store(new, at, call("maximum", old, at_tile(most, score))),
         Store(factor, at, _rescale(old, at_tile(new, score))),
         Store(top, shared, at_tile(new, score)),
+        *references,
     ]
     running = call("mul", Load(total, shared, weight.dtype), at_tile(factor, score))
     steps: list[Node] = [
@@ -296,6 +313,17 @@ def _steps(plan: _Plan, update: Update, guards: tuple[Bound, ...]) -> list[Node]
 def _rescale(old: Expr, new: Expr) -> Expr:
     """exp(old - new), and one where they are equal, infinities included."""
     return Select(call("eq", old, new), const(1.0, old.dtype), call("exp", call("sub", old, new)))
+
+
+def _own_weight(score: Expr, weight: Expr) -> Expr:
+    """The weight without what only says that an element of minus infinity has none."""
+    match score, weight:
+        case (
+            Select(inside, _, Const(value=lowest)),
+            Select(condition, own, Const(value=0)),
+        ) if inside == condition and lowest == -math.inf:
+            return own
+    return weight
 
 
 def _product(weight: Expr, value: Expr) -> Expr:
