@@ -216,8 +216,11 @@ class Schedule:
     def tensorize(self, block: BlockRef, intrinsic: str) -> None:
         self._take("tensorize", {"block": block, "intrinsic": intrinsic}, tensorize(self.nest, block, intrinsic))
 
-    def decompose_online(self, block: BlockRef, loop: LoopRef, skip: bool = False) -> tuple[BlockRef, ...]:
+    def decompose_online(
+        self, block: BlockRef, loop: LoopRef, skip: bool = False, exponential: str = "exp"
+    ) -> tuple[BlockRef, ...]:
         args: dict[str, Any] = {"block": block, "loop": loop, "skip": skip}
+        args |= {"exponential": exponential} if exponential != "exp" else {}
         return self._take("decompose_online", args, *decompose_online(self.nest, **args))
 
     def pack(self, block: BlockRef, buffer: str, order: Sequence[str]) -> BlockRef:

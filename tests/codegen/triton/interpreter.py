@@ -59,16 +59,24 @@ def _nextafter(a, b):
 
 # Types that NumPy has of ``ml_dtypes``, which torch takes as bits.
 FOREIGN = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-LIBDEVICE = SimpleNamespace(nextafter=_nextafter, **{ours: _wrap(theirs) for ours, theirs in _TORCH.items()})
+LIBDEVICE = SimpleNamespace(nextafter=_nextafter, fast_dividef=lambda a, b: a / b, **{ours: _wrap(theirs) for ours, theirs in _TORCH.items()})
 
 
-def _exclusive_or_of_zero(asm, constraints, args, dtype, is_pure, pack):
-    """What kernels write in assembly: the elements as they are, of which a compiler is not told so."""
-    assert asm.startswith("xor.b32 $0, $1, $2;") and args[0].dtype == dtype
-    return args[0]
+# What kernels write in assembly, by its first word: the elements as they are, of which a compiler is not told so, and
+# functions with an error, which are exact here.
+ASSEMBLY = {
+    "xor.b32": lambda a, zero: a,
+    "rcp.approx.ftz.f32": _wrap("reciprocal"),
+    "tanh.approx.f32": _wrap("tanh"),
+}
 
 
-tl.inline_asm_elementwise = _exclusive_or_of_zero
+def _assembly(asm, constraints, args, dtype, is_pure, pack):
+    assert args[0].dtype == dtype
+    return ASSEMBLY[asm.partition(" ")[0]](*args)
+
+
+tl.inline_asm_elementwise = _assembly
 
 
 def _dot_of_bfloat16(plain):
