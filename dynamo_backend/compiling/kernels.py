@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from functools import partial
-
-import torch
-from torch import Tensor
 
 from ...codegen.kernel import KernelSource
 from ...codegen.llvm.module import emit_llvm
@@ -25,11 +22,10 @@ from ...ir.text.structure import function_key
 from ...runtime.cache.fingerprint import environment_fingerprint, key_of
 from ...runtime.compile.compilers import Compilers
 from ...runtime.compile.device_library import device_library
-from ...runtime.compile.kernels import KIND_KERNEL, KernelCode, KernelStore, compile_source, load_code
+from ...runtime.compile.kernels import KIND_KERNEL, KernelCode, KernelStore, compile_source
 from ...runtime.counters import counters
 from ...runtime.log import KernelFallbackWarning, logger, say
 from ...runtime.settings.options import Options
-from ...runtime.targets import target_for
 from ...runtime.timing import PhaseTimer
 from ...runtime.triton.compile import RunTriton, StoppedError
 from ...scheduler.functions.lower import lower_stages

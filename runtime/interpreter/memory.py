@@ -1,4 +1,4 @@
-"""What a kernel may touch while Triton's interpreter runs it: the elements of its arguments from the first to the last."""
+"""What a kernel may touch while Triton's interpreter runs it: the elements of its arguments, first to last."""
 
 from __future__ import annotations
 

@@ -43,9 +43,8 @@ class InterpreterService:
             text = f"{type(error).__name__}: {error}"
             # Triton's interpreter wraps what a kernel raises, and its own defects alike.
             return ({"fault": text} if "beside the arguments" in text else {"unknown": text}), ()
-        return {"programs": done, "total": total, "seconds": time.perf_counter() - start}, [
-            m.numpy().tobytes() for m in memory
-        ]
+        seconds = time.perf_counter() - start
+        return {"programs": done, "total": total, "seconds": seconds}, [m.numpy().tobytes() for m in memory]
 
 
 def _tensor(plain: Mapping[str, Any], memory: Sequence[torch.Tensor]) -> torch.Tensor:

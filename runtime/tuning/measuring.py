@@ -29,8 +29,8 @@ from ...scheduler.schedule.schedule import Schedule
 from ...scheduler.tuning.tune import Measurement, Measurer, MeasuringError
 from ..compile.kernels import KernelCode, compile_source
 from ..triton.compile import RunTriton
-from ..triton.triton_stages import run_stages
 from ..triton.service_process import ServiceProcess
+from ..triton.triton_stages import run_stages
 from ..triton.worker_pool import worker_pool
 from ..triton.worker_process import CRASHES, LostError, RefusedError
 from .measure import MeasureError
