@@ -75,7 +75,7 @@ def verify_kernel(
             share = call([list(r.tensors.values()) for r in rows], [r.sizes for r in rows])
         except MlcError as error:
             # ATen's ops read what is beside, so that nobody can tell.
-            if isinstance(error, OutOfRangeError) and not _by_oracle(function, row.sizes):
+            if isinstance(error, OutOfRangeError) and not _by_oracle(nest, row.sizes):
                 continue
             raise WrongResultError(
                 f"{_what(function, row.sizes, origins)} raises {error}; its definition does not"
@@ -237,7 +237,7 @@ def _possible(function: Callee, nest: LoopNest, sizes: Sizes, seed: int, device:
 
 def _trial(function: Callee, nest: LoopNest, sizes: Sizes, seed: int, device: str) -> _Trial | None:
     """Arguments at some sizes; None where the function has no meaning there, or too many points."""
-    if not 0 <= _points(function, sizes) <= MOST_POINTS or not _fit(nest, sizes):
+    if not 0 <= _points(nest, sizes) <= MOST_POINTS or not _fit(nest, sizes):
         return None
     limits = index_limits(nest, lambda e: size(e, sizes))
     generator = torch.Generator().manual_seed(seed)
@@ -289,21 +289,20 @@ def _fit(nest: LoopNest, sizes: Sizes) -> bool:
 
 def _reference(function: Callee, nest: LoopNest, tensors: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tensor]:
     """What the results are: by the oracle where it is done soon, else by ATen ops."""
-    if _by_oracle(function, sizes):
+    if _by_oracle(nest, sizes):
         given = {b.name: _to_numpy(tensors[b.name], b) for b in nest.given}
         return {name: _to_torch(a, tensors[name]) for name, a in run_nest(nest, given, sizes).items()}
     return _by_aten(function, nest, tensors, sizes)
 
 
-def _by_oracle(function: Callee, sizes: Sizes) -> bool:
+def _by_oracle(nest: LoopNest, sizes: Sizes) -> bool:
     """Whether the oracle is asked, which knows where an index is out of range."""
-    return _points(function, sizes) <= ORACLE_POINTS
+    return _points(nest, sizes) <= ORACLE_POINTS
 
 
-def _points(function: Callee, sizes: Sizes) -> int:
-    """Points of the largest domain; -1 where an extent is below zero."""
-    domains = [b.axes for b, _ in blocks(function)] if isinstance(function, LoopNest) else [function.dims]
-    extents = [[size(d.extent, sizes) for d in domain] for domain in domains]
+def _points(nest: LoopNest, sizes: Sizes) -> int:
+    """Points of the largest domain of a block; -1 where an extent is below zero."""
+    extents = [[size(a.extent, sizes) for a in b.axes] for b, _ in blocks(nest)]
     return -1 if min((n for e in extents for n in e), default=0) < 0 else max(map(math.prod, extents), default=0)
 
 
