@@ -2,9 +2,9 @@
 model of a kernel's time, by architecture.
 
 Rates: "Throughput of Native Arithmetic Instructions" of NVIDIA's CUDA C++ Programming Guide 13, in lanes a clock (that
-page counts operations; a packed instruction of two halves or two floats is one lane here), and the white papers of V100,
-T4, A100, H100 and of the RTX parts for products; AMD's CDNA 2, 3 and 4 white papers (four SIMDs of 16 lanes, a quarter
-of that for transcendental functions, matrix cores by their peak rates).
+page counts operations; a packed instruction of two halves or two floats is one lane here), and the white papers of
+V100, T4, A100, H100 and of the RTX parts for products; AMD's CDNA 2, 3 and 4 white papers (four SIMDs of 16 lanes, a
+quarter of that for transcendental functions, matrix cores by their peak rates).
 
 Latencies of an idle machine, rounded, in clocks: Jia et al. 2019 (T4, arXiv:1903.07486), Luo et al. 2024 (A100, RTX
 4090 and H100, arXiv:2402.13499), Jarmusch et al. 2025 (RTX 5080, arXiv:2507.10789), and the measurements of CDNA 2 and
@@ -21,17 +21,18 @@ from dataclasses import dataclass, replace
 class Pipes:
     """Rates of one multiprocessor and latencies.
 
-    In lanes a clock: ``issue`` are instructions of its schedulers, ``fma`` float32 multiplies and adds, ``imad`` integer
-    multiplies (and half-rate moves through that pipe), ``alu`` integer adds, logic, comparisons and selects, ``special``
-    transcendental functions and conversions, ``double`` float64, ``access`` loads, stores and shuffles.
+    In lanes a clock: ``issue`` are instructions of its schedulers, ``fma`` float32 multiplies and adds, ``imad``
+    integer multiplies (and half-rate moves through that pipe), ``alu`` integer adds, logic, comparisons and selects,
+    ``special`` transcendental functions and conversions, ``double`` float64, ``access`` loads, stores and shuffles.
 
     In bytes a clock: ``shared`` to and from shared memory (the first cache too), ``fabric`` from the second cache;
-    ``product`` are multiply-adds a clock of half types in tensor (matrix) cores by groups of warps where there are such,
-    ``warp_product`` by single warps.
+    ``product`` are multiply-adds a clock of half types in tensor (matrix) cores by groups of warps where there are
+    such, ``warp_product`` by single warps.
 
-    In clocks: ``shared_latency``, ``l2_latency``, ``memory_latency`` (idle) and ``loaded_latency`` (full), ``special_latency``
-    of special functions, shuffles and conversions, ``barrier`` of a barrier of a program.
-    ``burst`` are the bytes that memory reads at once, and ``page_run`` those from which runs of bytes come at full rate.
+    In clocks: ``shared_latency``, ``l2_latency``, ``memory_latency`` (idle) and ``loaded_latency`` (full),
+    ``special_latency`` of special functions, shuffles and conversions, ``barrier`` of a barrier of a program.
+    ``burst`` are the bytes that memory reads at once, and ``page_run`` those from which runs of bytes come at full
+    rate.
     """
 
     issue: int = 128

@@ -1,7 +1,8 @@
 """The table of scalar functions as Triton expressions, and casts.
 
 Accuracy is torch's: libdevice's functions rather than the fast approximations of ``tl.math``, divisions and square
-roots rounded to nearest. What may be approximate has a name of its own in the table (``approximations.py``). Half types are computed in float32 and rounded after each call.
+roots rounded to nearest. What may be approximate has a name of its own in the table (``approximations.py``). Half
+types are computed in float32 and rounded after each call.
 """
 
 from __future__ import annotations

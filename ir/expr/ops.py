@@ -76,7 +76,6 @@ OPS: dict[str, OpInfo] = {
 }
 
 
-
 @dataclass(frozen=True, slots=True)
 class Approximation:
     """A function that stands for an exact one, ``of``, whose meaning it has, where few digits are wanted.

@@ -80,7 +80,7 @@ def launch_table(
         launched.append((aligned, grid))
 
     tensors = [t for row in rows for t in row]
-    kernel._kernel.launch = note  # type: ignore[method-assign]
+    kernel._kernel.launch = note  # type: ignore[method-assign, assignment]
     kernel(len(rows), tensors, sizes)
     if launched:
         ((_, grid),) = launched

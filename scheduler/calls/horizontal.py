@@ -22,7 +22,6 @@ from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import MEMORY
 from ...ir.target import TargetOf
 from ..context import PassContext
-
 from ..cost.calls import CLOSE, LARGE_ELEMENTS, MAX_WAITING_BYTES, UNIFIED_BYTES, shares_rows
 from ..facts.dependences import Dependences
 from ..functions.function_table import FunctionTable

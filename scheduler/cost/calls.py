@@ -18,7 +18,6 @@ CLOSE = 6
 UNIFIED_BYTES = 32 << 20
 
 
-
 def shares_rows(machine: Machine) -> bool:
     """Whether a launch is worth more than a constant number of rows: threads of a CPU begin the next call at once."""
     return machine.is_gpu

@@ -210,17 +210,11 @@ def test_half_types_compute_in_float32(agrees):
 
 
 @pytest.mark.gpu
-def tolerance(fn: str) -> float:
-    if fn in APPROXIMATIONS:
-        return max(APPROXIMATIONS[fn].error, 1e-6)
-    return 2e-5 if fn in (*ITERATIONS, "digamma", "randn", "fmod", "remainder") else 1e-6
-
-
 @pytest.mark.parametrize(("fn", "dtype"), CASES, ids=lambda v: str(v))
 def test_function_on_a_gpu(agrees_on_gpu, fn, dtype):
     nest, inputs = case(fn, dtype)
     agrees_on_gpu(
         lambda target: nest,
         inputs=inputs,
-        tolerance=2e-5 if fn in (*ITERATIONS, "digamma", "randn", "lgamma") else 4e-6,
+        tolerance=max(tolerance(fn), 2e-5 if fn == "lgamma" else 4e-6),
     )
