@@ -16,6 +16,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .expr.dtypes import DType
+from .pipes import (
+    ADA,
+    AMPERE,
+    AMPERE_SMALL,
+    BLACKWELL,
+    BLACKWELL_SMALL,
+    CDNA2,
+    CDNA3,
+    CDNA4,
+    HOPPER,
+    ORIN,
+    TURING,
+    VOLTA,
+    Pipes,
+)  # fmt: skip
 
 _KB = 1 << 10
 _MB = 1 << 20
@@ -24,6 +39,8 @@ _MB = 1 << 20
 _COPY, _PRODUCT, _FLOAT32 = 0.896, 0.8, 0.746
 # Nanoseconds between the kernels of a GPU.
 _LAUNCH = 2000.0
+# Bytes a nanosecond in one direction between devices that share nothing but 16 lanes of PCI Express 4.
+_PCIE = 32.0
 # What tensor (matrix) cores multiply, adding up in 32 bits: of 2017 and 2018, since then, and with bytes of floats.
 _FIRST = frozenset({DType.FLOAT16})
 _BYTES = _FIRST | {DType.INT8}
@@ -59,6 +76,7 @@ class Machine:
     them runs at ``float32``, by ``matrix_float32`` in those cores too. ``stages`` are the steps of a loop over tiles
     that a kernel has in flight at most: one where copies to shared memory make a program wait, two where the next one
     comes through registers. ``reads_ahead``: a core's prefetchers keep up with several arrays that are read evenly.
+    ``link`` is bytes a nanosecond in each direction to the other devices of a group.
     """
 
     part: str
@@ -84,7 +102,20 @@ class Machine:
     matrix_float32: bool = False
     stages: int = 1
     reads_ahead: bool = False
+    link: float = 12.5
     libraries: Libraries = Libraries("BLAS", "oneDNN")
+    pipes: Pipes | None = None
+    boost: float = 0.0
+
+    @property
+    def clock(self) -> float:
+        """Clocks of a GPU a nanosecond, while all of it is busy."""
+        return self.issued / self.cores / self.pipes.issue if self.pipes is not None else 0.0
+
+    @property
+    def slots_a_byte(self) -> float:
+        """Instruction slots that a GPU issues, at its clock by the data sheet, in the time of a byte of its memory."""
+        return self.cores * self.pipes.issue * self.boost / self.bandwidth if self.pipes is not None else 0.0
 
     @property
     def is_gpu(self) -> bool:
@@ -120,31 +151,35 @@ class _Sheet:
     l2: int
 
     def machine(
-        self, cores: int, lanes: int, libraries: Libraries, multiplied: frozenset[DType], **has: Any
+        self, cores: int, pipes: Pipes, libraries: Libraries, multiplied: frozenset[DType], **has: Any
     ) -> Machine:  # fmt: skip
         return Machine(
             self.part, cores, self.bandwidth * 1e3 * _COPY, self.matmul * 1e3 * _PRODUCT, self.float32 * 1e3 * _FLOAT32,
-            cores * lanes * self.clock, _LAUNCH, self.l2 * _MB, libraries=libraries, multiplied=multiplied, **has,
+            cores * pipes.issue * self.clock, _LAUNCH, self.l2 * _MB, libraries=libraries, multiplied=multiplied,
+            pipes=pipes, boost=self.clock, **has,
         )  # fmt: skip
 
 
 def _nvidia(
-    sheet: _Sheet, cores: int, threads: int, blocks: int, shared: int, reserved: int = 1,
-    multiplied: frozenset[DType] = _FLOAT8, stages: int = _MANY,
+    sheet: _Sheet, pipes: Pipes, cores: int, threads: int, blocks: int, shared: int, reserved: int = 1,
+    multiplied: frozenset[DType] = _FLOAT8, stages: int = _MANY, link: float = _PCIE,
 ) -> Machine:  # fmt: skip
     """Four schedulers of 32 lanes; ``shared`` and ``reserved`` in KB: a block may ask for what none is reserved of."""
     return sheet.machine(
-        cores, 128, Libraries("cuBLAS", "cuDNN"), multiplied, threads=threads, blocks=blocks, shared=shared * _KB,
-        block_shared=(shared - reserved) * _KB, reserved=reserved * _KB, warp=32, stages=stages,
+        cores, pipes, Libraries("cuBLAS", "cuDNN"), multiplied, threads=threads, blocks=blocks, shared=shared * _KB,
+        block_shared=(shared - reserved) * _KB, reserved=reserved * _KB, warp=32, stages=stages, link=link,
     )  # fmt: skip
 
 
-def _amd(sheet: _Sheet, cores: int, shared: int, multiplied: frozenset[DType] = _FLOAT8) -> Machine:
+def _amd(
+    sheet: _Sheet, pipes: Pipes, cores: int, shared: int, link: float, multiplied: frozenset[DType] = _FLOAT8
+) -> Machine:
     """Four SIMDs of 16 lanes, 512 registers a lane and eight wavefronts; ``shared`` in KB. The next step of a loop
     comes through registers."""
     return sheet.machine(
-        cores, 64, Libraries("hipBLASLt", "MIOpen"), multiplied, threads=2048, blocks=32, shared=shared * _KB,
+        cores, pipes, Libraries("hipBLASLt", "MIOpen"), multiplied, threads=2048, blocks=32, shared=shared * _KB,
         block_shared=shared * _KB, registers=128 * _KB, thread_registers=512, warp=64, stages=2, matrix_float32=True,
+        link=link,
     )  # fmt: skip
 
 
@@ -152,27 +187,27 @@ def _amd(sheet: _Sheet, cores: int, shared: int, multiplied: frozenset[DType] = 
 # AGX Orin Series", "H200", "HGX B200", "HGX B300", "Jetson Thor Series", "RTX PRO 6000 Blackwell", "DGX Spark"; of the
 # RTX 4090 of the "Ada GPU Architecture" paper), a GPU's share of those of eight; half of what is told for sparse ones.
 _NVIDIA = {
-    (7, 0): _nvidia(_Sheet("V100 SXM2", 0.9, 125, 15.7, 1.53, 6), 80, 2048, 32, 96, 0, _FIRST, 1),
-    (7, 5): _nvidia(_Sheet("T4", 0.32, 65, 8.1, 1.59, 4), 40, 1024, 16, 64, 0, _BYTES, 1),
-    (8, 0): _nvidia(_Sheet("A100 SXM 80 GB", 2.04, 312, 19.5, 1.41, 40), 108, 2048, 32, 164, 1, _HALVES),
-    (8, 6): _nvidia(_Sheet("RTX A6000", 0.768, 155, 38.7, 1.8, 6), 84, 1536, 16, 100, 1, _HALVES),
-    (8, 7): _nvidia(_Sheet("Jetson AGX Orin", 0.205, 42, 5.3, 1.3, 4), 16, 1536, 16, 164, 1, _HALVES),
-    (8, 9): _nvidia(_Sheet("RTX 4090", 1.01, 165, 82.6, 2.52, 72), 128, 1536, 24, 100),
+    (7, 0): _nvidia(_Sheet("V100 SXM2", 0.9, 125, 15.7, 1.53, 6), VOLTA, 80, 2048, 32, 96, 0, _FIRST, 1, 150),
+    (7, 5): _nvidia(_Sheet("T4", 0.32, 65, 8.1, 1.59, 4), TURING, 40, 1024, 16, 64, 0, _BYTES, 1),
+    (8, 0): _nvidia(_Sheet("A100 SXM 80 GB", 2.04, 312, 19.5, 1.41, 40), AMPERE, 108, 2048, 32, 164, 1, _HALVES, _MANY, 300),
+    (8, 6): _nvidia(_Sheet("RTX A6000", 0.768, 155, 38.7, 1.8, 6), AMPERE_SMALL, 84, 1536, 16, 100, 1, _HALVES),
+    (8, 7): _nvidia(_Sheet("Jetson AGX Orin", 0.205, 42, 5.3, 1.3, 4), ORIN, 16, 1536, 16, 164, 1, _HALVES),
+    (8, 9): _nvidia(_Sheet("RTX 4090", 1.01, 165, 82.6, 2.52, 72), ADA, 128, 1536, 24, 100),
     (9, 0): replace(
-        _nvidia(_Sheet("H200 SXM", 4.8, 989, 67, 1.98, 50), 132, 2048, 32, 228),
+        _nvidia(_Sheet("H200 SXM", 4.8, 989, 67, 1.98, 50), HOPPER, 132, 2048, 32, 228, link=450),
         bandwidth=4300.0, matmul=790e3, float32=50e3, issued=29.6e3,
     ),  # measured
-    (10, 0): _nvidia(_Sheet("B200", 8.0, 2250, 75, 1.98, 126), 148, 2048, 32, 228),
-    (10, 3): _nvidia(_Sheet("B300", 8.0, 2250, 75, 1.83, 126), 160, 2048, 32, 228),
-    (11, 0): _nvidia(_Sheet("Jetson AGX Thor", 0.273, 258, 8.1, 1.57, 32), 20, 1536, 24, 228),
-    (12, 0): _nvidia(_Sheet("RTX PRO 6000 Blackwell", 1.79, 500, 125, 2.6, 128), 188, 1536, 24, 100),
-    (12, 1): _nvidia(_Sheet("DGX Spark (GB10)", 0.273, 125, 31, 2.4, 24), 48, 1536, 24, 100),
+    (10, 0): _nvidia(_Sheet("B200", 8.0, 2250, 75, 1.98, 126), BLACKWELL, 148, 2048, 32, 228, link=900),
+    (10, 3): _nvidia(_Sheet("B300", 8.0, 2250, 75, 1.83, 126), BLACKWELL, 160, 2048, 32, 228, link=900),
+    (11, 0): _nvidia(_Sheet("Jetson AGX Thor", 0.273, 258, 8.1, 1.57, 32), BLACKWELL, 20, 1536, 24, 228),
+    (12, 0): _nvidia(_Sheet("RTX PRO 6000 Blackwell", 1.79, 500, 125, 2.6, 128), BLACKWELL_SMALL, 188, 1536, 24, 100),
+    (12, 1): _nvidia(_Sheet("DGX Spark (GB10)", 0.273, 125, 31, 2.4, 24), BLACKWELL_SMALL, 48, 1536, 24, 100),
 }  # fmt: skip
 # Rates are those of the data sheets "Instinct MI250", "MI300X" and "MI355X"; caches of "AMD GPU specifications" (ROCm).
 _AMD = {
-    0x90A: _amd(_Sheet("MI250, one die", 1.64, 181, 22.6, 1.7, 8), 104, 64, _HALVES),
-    0x942: _amd(_Sheet("MI300X", 5.3, 1307, 163, 2.1, 32), 304, 64),
-    0x950: _amd(_Sheet("MI355X", 8.0, 2517, 157, 2.4, 32), 256, 160),
+    0x90A: _amd(_Sheet("MI250, one die", 1.64, 181, 22.6, 1.7, 8), CDNA2, 104, 64, 300, _HALVES),
+    0x942: _amd(_Sheet("MI300X", 5.3, 1307, 163, 2.1, 32), CDNA3, 304, 64, 448),
+    0x950: _amd(_Sheet("MI355X", 8.0, 2517, 157, 2.4, 32), CDNA4, 256, 160, 537),
 }
 # As measured; of other cores the ratios of these rates, which alone matter, are much the same.
 _CPU = Machine(

@@ -54,6 +54,22 @@ class Target:
         return capability(self.kind, self.arch) if self.kind == "cuda" else (0, 0)
 
     @property
+    def approximates(self) -> bool:
+        """Whether functions with an error (``ir.expr.ops.APPROXIMATIONS``) take fewer instructions than exact ones: a
+        unit for special functions has them."""
+        return self.is_gpu
+
+    @property
+    def has_ptx(self) -> bool:
+        """Whether kernels may hold instructions of PTX."""
+        return self.kind == "cuda"
+
+    @property
+    def has_tanh(self) -> bool:
+        """Whether a hyperbolic tangent is one instruction."""
+        return self.capability >= (7, 5)
+
+    @property
     def has_tma(self) -> bool:
         """Whether it has a tensor memory accelerator, which copies tiles by descriptors."""
         return self.capability >= (9, 0)

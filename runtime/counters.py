@@ -23,6 +23,8 @@ NAMES = (
     "kernel_fallbacks",  # kernels that run as ATen ops because compiling them failed
     "kernels_lightened",  # kernels with smaller tiles than by default, which took more than the GPU has
     "kernels_tuned",
+    "kernels_verified",  # kernels that were compared with their definition at one size or more
+    "kernels_unverified",  # kernels that ought to have been and could not be
     "native_programs",  # graphs whose host program is machine code
     "cuda_graphs",  # captures of what graphs launch on GPUs
     "cuda_graph_refusals",  # graphs that were to be captured and could not be, or not any further

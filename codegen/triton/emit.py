@@ -82,7 +82,7 @@ class _TritonEmitter:
         helpers = "".join(self.out.helpers.values())
         reach = self._reach()
         integer = "" if self.program.integer != "INDEX" else WIDE if reach is None else NARROW
-        text = f"{_HEAD}{integer}{ALIGNED if table else ''}{helpers_for(body + helpers)}{helpers}"
+        text = f"{_HEAD}{integer}{ALIGNED if table else ''}{helpers_for(body + helpers, self.target)}{helpers}"
         text += f"\n\n@triton.jit\ndef {name}({', '.join(parameters)}):\n{body}\n"
         grid, meta = tuple(self.program.grid), self._meta(narrow=reach is not None)
         return KernelSource(name, "triton", text, self.nest.params, symbols, grid, meta, reach)

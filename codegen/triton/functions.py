@@ -1,7 +1,8 @@
 """The table of scalar functions as Triton expressions, and casts.
 
 Accuracy is torch's: libdevice's functions rather than the fast approximations of ``tl.math``, divisions and square
-roots rounded to nearest. Half types are computed in float32 and rounded after each call.
+roots rounded to nearest. What may be approximate has a name of its own in the table (``approximations.py``). Half
+types are computed in float32 and rounded after each call.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from ...ir.expr.dtypes import DType
 from ...ir.expr.intrinsics import INTRINSICS, ScalarFunction
 from ...ir.expr.iterations import ITERATIONS
-from ...ir.expr.ops import OPS
+from ...ir.expr.ops import APPROXIMATIONS, OPS
 from ..kernel import EmitError, LibraryOnlyError
 
 # Texts of the arguments and their type, to text.
@@ -215,6 +216,11 @@ def _truncdiv(a: tuple[str, ...], d: DType) -> str:
     return f"libdevice.trunc({_div(a, d)})" if d.is_float else f"({a[0]} // {a[1]})"
 
 
+def _approximate(fn: str) -> Handler:
+    """By a device function of float32, which has texts for several targets; other types have the exact one."""
+    return lambda a, d: (_named(f"mlc_{fn}") if d is DType.FLOAT32 else FUNCTIONS[APPROXIMATIONS[fn].of])(a, d)
+
+
 FUNCTIONS: dict[str, Handler] = {
     "add": _infix("+"),
     "sub": _infix("-"),
@@ -247,6 +253,7 @@ FUNCTIONS: dict[str, Handler] = {
     **{name: _libdevice(name) for name in _names("sin cos tan asin acos atan sinh cosh asinh acosh atanh")},
     **{name: _libdevice(name) for name in _names("erf erfc erfinv lgamma")},
     "digamma": _named("mlc_digamma"),
+    **{fn: _approximate(fn) for fn in APPROXIMATIONS},
     **dict(zip(_names("eq ne lt le gt ge"), map(_infix, _names("== != < <= > >=")), strict=True)),
     **{fn: _iterated(fn) for fn in ITERATIONS},
     "isnan": _by_kind(lambda a, d: f"({a[0]} != {a[0]})", lambda a, d: f"({a[0]} != {a[0]})"),
@@ -272,4 +279,4 @@ FUNCTIONS: dict[str, Handler] = {
 _PLAIN = frozenset(_names("add sub mul maximum minimum fmax fmin eq ne lt le gt ge bit_and bit_or bit_xor"))
 _FLOAT_ONLY = frozenset(
     {n for n, o in OPS.items() if o.flops >= 4 and o.arity == 1} - {"rand", "randn", "randbits", "lgamma"}
-) | {"div", "atan2", "hypot", "nextafter", "copysign", "lgamma"}
+) | {"div", "atan2", "hypot", "nextafter", "copysign", "lgamma", *APPROXIMATIONS}

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from ...ir.target import Target
+from .approximations import approximation_source
 from .iterations import intrinsic_source, iteration_source
 
 HELPERS: dict[str, str] = {
@@ -131,13 +133,14 @@ def mlc_randbits(seed, offset):
 _NAME = re.compile(r"\bmlc_\w+")
 
 
-def helpers_for(text: str) -> str:
-    """The sources of the device functions that ``text`` calls, each before its first use."""
+def helpers_for(text: str, target: Target) -> str:
+    """The sources of the device functions that ``text`` calls, each before its first use, for a target."""
     needed: dict[str, str] = {}
 
     def visit(body: str) -> None:
         for name in _NAME.findall(body):
-            source = HELPERS.get(name) or iteration_source(name) or intrinsic_source(name)
+            source = HELPERS.get(name) or approximation_source(name, target)
+            source = source or iteration_source(name) or intrinsic_source(name)
             if source is not None and name not in needed:
                 visit(source.replace(f"def {name}", ""))
                 needed[name] = source

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from functools import partial
-
-import torch
-from torch import Tensor
 
 from ...codegen.kernel import KernelSource
 from ...codegen.llvm.module import emit_llvm
@@ -25,16 +22,16 @@ from ...ir.text.structure import function_key
 from ...runtime.cache.fingerprint import environment_fingerprint, key_of
 from ...runtime.compile.compilers import Compilers
 from ...runtime.compile.device_library import device_library
-from ...runtime.compile.kernels import KIND_KERNEL, KernelCode, KernelStore, compile_source, load_code
+from ...runtime.compile.kernels import KIND_KERNEL, KernelCode, KernelStore, compile_source
 from ...runtime.counters import counters
 from ...runtime.log import KernelFallbackWarning, logger, say
 from ...runtime.settings.options import Options
-from ...runtime.targets import target_for
 from ...runtime.timing import PhaseTimer
 from ...runtime.triton.compile import RunTriton, StoppedError
 from ...scheduler.functions.lower import lower_stages
 from ...scheduler.schedule.overrides import Override, workload_of
 from ...scheduler.schedule.schedule import Schedule
+from ..verify.kernel_run import kernel_run
 from ..verify.verify_graph import WrongResultError
 from ..verify.verify_kernel import verify_kernel
 from .lighter import fitting_code, written_as
@@ -193,7 +190,7 @@ def start_kernel(
                 plan.run.dump("lighter_schedule", SCHEDULE, schedule)
                 plan.run.dump("lighter_emit", SOURCE[target.is_gpu], source)
             built = KernelBuild(function, target, key, code, nest, schedule, source, override=override)
-            if plan.options.verify and _runs_here(target):
+            if plan.options.verify:
                 _verify(built, origins)
         except WrongResultError:
             raise
@@ -280,28 +277,18 @@ def emit(nest: LoopNest, target: Target) -> KernelSource:
     return emit_triton(nest, target) if target.is_gpu else emit_llvm(nest, target)
 
 
-def _runs_here(target: Target) -> bool:
-    if not target.is_gpu:
-        return True
-    return torch.cuda.is_available() and (here := target_for("cuda")).kind == target.kind and here.arch == target.arch
-
-
 def _verify(built: KernelBuild, origins: Sequence[Origin]) -> None:
-    """Compare a kernel with its definition. Raises VerifyError."""
-    function, nest, code = built.function, built.nest, built.code
-    assert nest is not None and built.schedule is not None and code is not None
-    kernel = load_code(code)
+    """Compare a kernel with its definition, on the GPU that it is for or in Triton's interpreter where there is none.
 
-    def call(rows: Sequence[Sequence[Tensor]], sizes: Sequence[Mapping[str, int]]) -> None:
-        numbers = [[row[s] for s in code.symbols] for row in sizes]
-        count = [len(rows)] if function.table else []
-        if code.language == "llvm":
-            pairs = zip(rows, numbers, strict=True)
-            kernel.call(*count, *(a for row, n in pairs for a in (*(t.data_ptr() for t in row), *n)))
-        else:
-            kernel.call(*count, tuple(t for row in rows for t in row), tuple(n for row in numbers for n in row))
-
-    verify_kernel(function, nest, built.schedule.nest, call, "cuda" if built.target.is_gpu else "cpu", origins)
+    Raises WrongResultError.
+    """
+    assert built.nest is not None and built.schedule is not None and built.code is not None
+    run = kernel_run(built.code, built.target, table=bool(built.function.table))
+    done = verify_kernel(built.function, built.nest, built.schedule.nest, run, run.device, origins)
+    counters.add("kernels_verified" if done else "kernels_unverified")
+    if not done:
+        why = run.unknown or "it is too large, or nothing is known of its inputs"
+        _LOG.warning("MLC_VERIFY: %s for %s was not compared: %s", built.function.name, built.target, why)
 
 
 def _story(function: Callee, schedule: Schedule) -> str:

@@ -23,6 +23,7 @@ from ...runtime.triton.report import ResourceReport
 from ...scheduler.schedule.overrides import SHORT, workload_of
 from ...scheduler.schedule.trace import Trace
 from .graph_traffic import GraphTraffic
+from .segments import contiguous_bytes
 from .traffic import Traffic
 
 _WIDTH = 118
@@ -75,6 +76,24 @@ class KernelReport:
         return issue.slots / self.traffic.least if issue and self.traffic and self.traffic.least else None
 
     @property
+    def bytes_in_flight(self) -> float | None:
+        """Bytes of loads in flight on each multiprocessor while its threads wait for memory. Some 25 KB keep the memory
+        of an H200 busy; a launch that reads no more than that in all cannot have it. None where machine code does not
+        tell: on CPUs, and of tiles that are copied by descriptors."""
+        issue, r = self.issue, self.resources
+        if issue is None or r is None or r.occupancy is None or self.target is None:
+            return None
+        return issue.on_multiprocessor(r.threads, r.occupancy, self.target.machine)
+
+    @property
+    def contiguous_bytes(self) -> int | None:
+        """The least that lies together of what a warp asks for at a time, of the arrays that are most of the traffic:
+        below 128 lines of the caches are fetched in part. None on CPUs."""
+        if self.scheduled is None or self.traffic is None or self.target is None:
+            return None
+        return contiguous_bytes(self.scheduled, self.traffic, self.target.warp)
+
+    @property
     def workload(self) -> str:
         """The hash of the kernel as it was lowered: under this name it is tuned, and may be scheduled by hand."""
         return "" if self.nest is None else workload_of(self.nest)
@@ -115,6 +134,9 @@ class KernelReport:
         parts += [f"   takes {self.resources}"] if self.resources is not None else []
         slots = self.slots_a_byte
         parts += [f"   issues {slots:.2f} instruction slots a byte"] if slots is not None else []
+        flight, segment = self.bytes_in_flight, self.contiguous_bytes
+        parts += [f"   has {flight / 1024:.1f} KiB of loads in flight a multiprocessor"] if flight is not None else []
+        parts += [f"   asks for {segment} contiguous bytes or more at a time"] if segment is not None else []
         scheduled = show(self.scheduled) if self.scheduled is not None else ""
         for title, text in (
             ("loops", self.loops),

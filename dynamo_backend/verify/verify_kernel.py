@@ -53,7 +53,7 @@ def verify_kernel(
     function: Callee,
     nest: LoopNest,
     scheduled: LoopNest,
-    call: Callable[[Sequence[Sequence[Tensor]], Sequence[Sizes]], None],
+    call: Callable[[Sequence[Sequence[Tensor]], Sequence[Sizes]], float],
     device: str,
     origins: Sequence[Origin] = (),
     affords: Callable[[Sizes], bool] = lambda sizes: True,
@@ -61,8 +61,9 @@ def verify_kernel(
     """Run a kernel, compare its results with what ``nest`` means, and return how many runs were compared.
 
     ``call`` runs it on rows of tensors, each those of one call in the order of the nest's parameters, and their sizes;
-    one row unless the function is over a table. Sizes that ``affords`` refuses, since they would take too long where
-    ``call`` is slow, are left out. Raises VerifyError, which names kernel, index and both values.
+    one row unless the function is over a table. It returns the share of the kernel that ran: where that is less than 1
+    what was written is compared, where it is 0 nothing is. Sizes that ``affords`` refuses, since they would take too
+    long where ``call`` is slow, are left out. Raises WrongResultError, which names kernel, index and both values.
     """
     done = 0
     tried = sizes_to_try(nest, scheduled)
@@ -71,16 +72,18 @@ def verify_kernel(
     for row in itertools.islice(trials, MOST_RUNS):
         rows = [row, row.again(device)] if function.table else [row]
         try:
-            call([list(r.tensors.values()) for r in rows], [r.sizes for r in rows])
+            share = call([list(r.tensors.values()) for r in rows], [r.sizes for r in rows])
         except MlcError as error:
             # ATen's ops read what is beside, so that nobody can tell.
-            if isinstance(error, OutOfRangeError) and not _by_oracle(function, row.sizes):
+            if isinstance(error, OutOfRangeError) and not _by_oracle(nest, row.sizes):
                 continue
             raise WrongResultError(
                 f"{_what(function, row.sizes, origins)} raises {error}; its definition does not"
             ) from error
+        if not share:
+            continue
         for r in rows:
-            found = r.fault(function, nest)
+            found = r.fault(function, nest, whole=share == 1)
             if found is not None:
                 raise WrongResultError(
                     f"{_what(function, r.sizes, origins)} differs from its definition: {found}.\n"
@@ -170,19 +173,20 @@ class _Trial:
         }
         return _Trial(self.sizes, tensors, storage, self.before, self.wanted)
 
-    def fault(self, function: Callee, nest: LoopNest) -> Difference | str | None:
-        """What is wrong after the run."""
+    def fault(self, function: Callee, nest: LoopNest, *, whole: bool = True) -> Difference | str | None:
+        """What is wrong after the run, which was of the ``whole`` kernel or wrote but some elements."""
         tolerances = {name: max((TOLERANCE.get(t, 0.0) for t in k), default=0.0) for name, k in passed(nest).items()}
         most = max((tolerances[name] for name in self.wanted), default=0.0)
         others: list[Mapping[str, Tensor]] | None = None
         for name, want in self.wanted.items():
             tolerance = tolerances[name]
-            found = difference(name, self.tensors[name], want, tolerance)
+            got = self.tensors[name] if whole else self._with_written(name, want)
+            found = difference(name, got, want, tolerance)
             if found is not None and tolerance:
                 others = self.others(function, nest, most) if others is None else others
                 like = [t[name] for t in others if name in t]
                 unsure = max((distance(want, t) for t in like), default=0.0)
-                found = difference(name, settled(self.tensors[name], want, like), want, tolerance, unsure)
+                found = difference(name, settled(got, want, like), want, tolerance, unsure)
             if found is not None:
                 return found
         for name, flat in self.storage.items():
@@ -196,6 +200,12 @@ class _Trial:
                 at = int(other.nonzero()[0]) - self.tensors[name].storage_offset()
                 return f"memory at {at} elements from the first of {name} was written, which is none of its elements"
         return None
+
+    def _with_written(self, name: str, want: Tensor) -> Tensor:
+        """What is wanted of an output, with those elements in their place that changed."""
+        t, flat = self.tensors[name], self.storage[name]
+        changed = (_raw(flat) != _raw(self.before[name])).any(-1)
+        return torch.where(torch.as_strided(changed, t.size(), t.stride(), t.storage_offset()), t, want)
 
     def others(self, function: Callee, nest: LoopNest, tolerance: float) -> list[Mapping[str, Tensor]]:
         """Results of inputs that are moved by a rounding, and some that are rounded otherwise on the way: how far they
@@ -227,7 +237,7 @@ def _possible(function: Callee, nest: LoopNest, sizes: Sizes, seed: int, device:
 
 def _trial(function: Callee, nest: LoopNest, sizes: Sizes, seed: int, device: str) -> _Trial | None:
     """Arguments at some sizes; None where the function has no meaning there, or too many points."""
-    if not 0 <= _points(function, sizes) <= MOST_POINTS or not _fit(nest, sizes):
+    if not 0 <= _points(nest, sizes) <= MOST_POINTS or not _fit(nest, sizes):
         return None
     limits = index_limits(nest, lambda e: size(e, sizes))
     generator = torch.Generator().manual_seed(seed)
@@ -279,21 +289,20 @@ def _fit(nest: LoopNest, sizes: Sizes) -> bool:
 
 def _reference(function: Callee, nest: LoopNest, tensors: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tensor]:
     """What the results are: by the oracle where it is done soon, else by ATen ops."""
-    if _by_oracle(function, sizes):
+    if _by_oracle(nest, sizes):
         given = {b.name: _to_numpy(tensors[b.name], b) for b in nest.given}
         return {name: _to_torch(a, tensors[name]) for name, a in run_nest(nest, given, sizes).items()}
     return _by_aten(function, nest, tensors, sizes)
 
 
-def _by_oracle(function: Callee, sizes: Sizes) -> bool:
+def _by_oracle(nest: LoopNest, sizes: Sizes) -> bool:
     """Whether the oracle is asked, which knows where an index is out of range."""
-    return _points(function, sizes) <= ORACLE_POINTS
+    return _points(nest, sizes) <= ORACLE_POINTS
 
 
-def _points(function: Callee, sizes: Sizes) -> int:
-    """Points of the largest domain; -1 where an extent is below zero."""
-    domains = [b.axes for b, _ in blocks(function)] if isinstance(function, LoopNest) else [function.dims]
-    extents = [[size(d.extent, sizes) for d in domain] for domain in domains]
+def _points(nest: LoopNest, sizes: Sizes) -> int:
+    """Points of the largest domain of a block; -1 where an extent is below zero."""
+    extents = [[size(a.extent, sizes) for a in b.axes] for b, _ in blocks(nest)]
     return -1 if min((n for e in extents for n in e), default=0) < 0 else max(map(math.prod, extents), default=0)
 
 

@@ -45,6 +45,10 @@ OPS: dict[str, OpInfo] = {
     **_rows("exp exp2 expm1 log log2 log10 log1p sigmoid tanh", 1, Result.SAME, 12),
     **_rows("sin cos tan asin acos atan sinh cosh asinh acosh atanh", 1, Result.SAME, 20),
     **_rows("erf erfc erfinv lgamma digamma", 1, Result.SAME, 20),
+    # Of float32, with an error: see APPROXIMATIONS.
+    **_rows("exp2_approx reciprocal_approx sqrt_approx tanh_approx", 1, Result.SAME, 1),
+    **_rows("erfc_approx", 1, Result.SAME, 12),
+    **_rows("div_approx", 2, Result.SAME, 4),
     # By iteration: ``ir/expr/iterations.py`` says what a step is.
     **_rows("gcd hermite_h hermite_he laguerre legendre", 2, Result.SAME, 200),
     **_rows("gamma_series gamma_fraction gamma_difference", 2, Result.SAME, 400),
@@ -69,6 +73,32 @@ OPS: dict[str, OpInfo] = {
     **_rows("rand", 2, Result.EXPLICIT, 40),
     **_rows("randn", 2, Result.EXPLICIT, 80),
     **_rows("randbits", 2, Result.EXPLICIT, 40),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Approximation:
+    """A function that stands for an exact one, ``of``, whose meaning it has, where few digits are wanted.
+
+    Of finite results it gives what differs by ``error``, relative, or by ``floor``, whichever is more. Arguments below
+    2**-126 may count as zero, and those of ``reciprocal_approx`` beyond 2**126 as infinite. Infinities and NaN are
+    those of the exact function. What a target has no shorter code for is computed exactly.
+    """
+
+    of: str
+    error: float
+    floor: float = 2.0**-126
+
+
+# Errors of single instructions are those of PTX ISA 9.0 (ex2, rcp, sqrt, div, tanh) and of AMD's CDNA 3; tests measure
+# the others.
+APPROXIMATIONS: dict[str, Approximation] = {
+    "exp2_approx": Approximation("exp2", 2.0**-22),
+    "reciprocal_approx": Approximation("reciprocal", 2.0**-22),
+    "div_approx": Approximation("div", 2.0**-22),
+    "sqrt_approx": Approximation("sqrt", 2.0**-22, 2.0**-63),
+    "tanh_approx": Approximation("tanh", 2.0**-10.9),
+    "erfc_approx": Approximation("erfc", 2.0**-17, 2.0**-30),
 }
 
 # Those that are errors of the whole program where data are wrong.

@@ -20,7 +20,7 @@ from ..errors import DivisionByZeroError, IRError, OutOfRangeError
 from ..expr.dtypes import DType
 from ..expr.intrinsics import INTRINSICS, ScalarFunction, definition
 from ..expr.iterations import ITERATIONS, iteration
-from ..expr.ops import OPS, Result
+from ..expr.ops import APPROXIMATIONS, OPS, Result
 from ..expr.value import Call, Cast, Const, Expr, Select, Var
 
 # A NumPy scalar of an element type; ``Any`` because NumPy's own annotations say no more.
@@ -35,6 +35,8 @@ def function(fn: str, dtype: DType, result: DType) -> Function:
         return _bitcast(dtype, result)
     if fn in _RANDOM:
         return _RANDOM[fn]
+    if fn in APPROXIMATIONS:
+        return function(APPROXIMATIONS[fn].of, dtype, result)
     if dtype.is_half:
         inner, round_to = function(fn, DType.FLOAT32, DType.FLOAT32), partial(_narrowed, dtype=dtype)
         if OPS[fn].result is Result.BOOL:
@@ -411,4 +413,4 @@ def _randbits(seed: Scalar, offset: Scalar) -> Scalar:
 
 
 _RANDOM: dict[str, Function] = {"rand": _rand, "randn": _randn, "randbits": _randbits}
-FUNCTIONS = frozenset({*_UNARY_FLOAT, *_MAKERS, *_RANDOM, *ITERATIONS, "bitcast"})
+FUNCTIONS = frozenset({*_UNARY_FLOAT, *_MAKERS, *_RANDOM, *ITERATIONS, *APPROXIMATIONS, "bitcast"})

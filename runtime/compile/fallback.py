@@ -20,6 +20,7 @@ from ...ir.expr.dtypes import DType
 from ...ir.expr.intrinsics import INTRINSICS, definition
 from ...ir.expr.iterations import ITERATIONS, iteration
 from ...ir.expr.monoid import Monoid
+from ...ir.expr.ops import APPROXIMATIONS
 from ...ir.expr.value import Call, Cast, Const, Expr, Index, IndexValue, Load, Select, Var, is_value
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.nest.loops import Buffer
@@ -404,6 +405,8 @@ def _function(fn: str) -> Callable[..., Tensor]:
             return _randn
         case "randbits":
             return lambda dtype, seed, offset: (lambda w: w[1] << 32 | w[0])(philox(seed, offset))
+        case _ if fn in APPROXIMATIONS:
+            return _function(APPROXIMATIONS[fn].of)
     op = _RENAMED.get(fn) or getattr(torch, fn, None)
     if op is None:
         raise FallbackError(f"no ATen op computes {fn!r}")

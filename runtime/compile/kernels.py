@@ -110,7 +110,7 @@ def load_code(code: KernelCode, *, checked: bool = False) -> LoadedKernel:
         kernel = load_kernels(code.payload, [code.name])[code.name]
         return LoadedKernel(kernel.call, kernel, code.name)
     first, target = gpu_binary(code), Target(**code.meta["target"])
-    source = _source_of_json(code.meta["source"])
+    source = source_of_json(code.meta["source"])
 
     def variant(wanted: KernelSource, target: Target, aligned: tuple[bool, ...]) -> GpuBinary:
         return first if aligned == first.aligned and wanted is source else compile_triton(wanted, target, aligned)
@@ -123,7 +123,7 @@ def kernel_use(code: KernelCode, variable: str, sizes: tuple[int, ...], *, table
     """How host programs call a kernel by a variable; ``sizes`` are those of a call that it takes."""
     if code.language == "llvm":
         return KernelUse(variable, sizes, table=table)
-    return source_use(_source_of_json(code.meta["source"]), variable, sizes, table=table)
+    return source_use(source_of_json(code.meta["source"]), variable, sizes, table=table)
 
 
 def source_use(source: KernelSource, variable: str, sizes: tuple[int, ...], *, table: bool = False) -> KernelUse:
@@ -149,7 +149,7 @@ def is_made_of(code: KernelCode, source: KernelSource) -> bool:
     return bool(code.meta["source"] == json.loads(json.dumps(source_to_json(source))))
 
 
-def _source_of_json(data: Mapping[str, Any]) -> KernelSource:
+def source_of_json(data: Mapping[str, Any]) -> KernelSource:
     """What launching and compiling again need; shapes of the parameters are an option, for errors to tell."""
     params = tuple(Buffer(name, (), (), DType(dtype), align=align) for name, dtype, align in data["params"])
     grid = tuple(map(_index_of, data["grid"]))

@@ -8,23 +8,36 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ...codegen.kernel import KernelSource
+from ...ir.machine import Machine
 from ..gpu.launch import grid_function
 from ..triton.compile import GpuBinary
-from ..triton.report import access_bytes
+from ..triton.report import access_bytes as amd_bytes
 from .amdgcn import read_amdgcn
 from .counts import Counted, count_runs
+from .flight import bytes_in_flight
 from .sass import DisassemblyError, disassembler, read_sass
+from .sass import access_bytes as sass_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class IssueReport:
     """``slots`` are the instructions that all threads of a launch execute together, those of the scalar unit of AMD's
     GPUs aside; ``asked`` the bytes of global memory that they name in loads and stores, those of switched-off lanes
-    among them; ``guessed`` the lines of loops for which nothing tells how often they run (once is taken)."""
+    among them; ``guessed`` the lines of loops for which nothing tells how often they run (once is taken). ``programs``
+    are those of the launch, and ``in_flight`` the bytes of loads that each of their threads has in flight while it
+    waits for memory, None where the code does not tell."""
 
     slots: float
     asked: float
     guessed: tuple[int, ...] = ()
+    programs: int = 0
+    in_flight: float | None = None
+
+    def on_multiprocessor(self, threads: int, occupancy: float, machine: Machine) -> float | None:
+        """Bytes of loads in flight on a multiprocessor whose ``occupancy`` programs of so many ``threads`` can fill,
+        as far as the launch has so many programs."""
+        resident = min(occupancy * machine.threads, threads * self.programs / machine.cores)
+        return None if self.in_flight is None else self.in_flight * resident
 
 
 def issue_report(binary: GpuBinary, source: KernelSource, sizes: Mapping[str, int]) -> IssueReport | None:
@@ -48,19 +61,16 @@ def _issue_report(binary: GpuBinary, source: KernelSource, sizes: tuple[int, ...
         return None
     counted = count_runs(code, source.text, source.name, dict(zip(source.symbols, sizes, strict=True)), grid)
     threads = math.prod(grid) * binary.threads
-    return IssueReport(counted.slots * threads, _asked(counted) * threads, counted.guessed)
-
-
-_SASS_WIDTHS = {"256": 32, "128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
+    in_flight = bytes_in_flight(code, counted.runs)
+    return IssueReport(counted.slots * threads, _asked(counted) * threads, counted.guessed, math.prod(grid), in_flight)
 
 
 def _asked(counted: Counted) -> float:
     """Bytes of global memory that a thread names."""
     total = 0.0
     for runs, i in zip(counted.runs, counted.code.instructions, strict=True):
-        parts = i.opcode.split(".")
-        if parts[0] in ("LDG", "STG", "LDGSTS"):
-            total += runs * next((_SASS_WIDTHS[p] for p in parts if p in _SASS_WIDTHS), 4)
+        if i.opcode.partition(".")[0] in ("LDG", "STG", "LDGSTS"):
+            total += runs * sass_bytes(i.opcode)
         elif i.opcode.startswith(("global_load", "global_store", "buffer_load", "buffer_store")):
-            total += runs * access_bytes(i.opcode.split("_", 2)[2])
+            total += runs * amd_bytes(i.opcode.split("_", 2)[2])
     return total

@@ -20,6 +20,7 @@ _INSTRUCTION = re.compile(
 )
 _TARGET = re.compile(r"`\((?P<label>[^)]+)\)")
 _SECONDS = 60
+_WIDTHS = {"256": 32, "128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
 
 
 class DisassemblyError(MlcError):
@@ -35,6 +36,11 @@ def disassembler() -> Path | None:
         if path.is_file():
             return path
     return None
+
+
+def access_bytes(opcode: str) -> int:
+    """The bytes that a lane of an access of memory takes: 16 for "LDG.E.128"; 4 where the instruction does not say."""
+    return next((_WIDTHS[p] for p in opcode.split(".") if p in _WIDTHS), 4)
 
 
 def read_sass(cubin: bytes, name: str) -> Code:

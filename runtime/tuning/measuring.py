@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,76 +29,35 @@ from ...scheduler.schedule.schedule import Schedule
 from ...scheduler.tuning.tune import Measurement, Measurer, MeasuringError
 from ..compile.kernels import KernelCode, compile_source
 from ..triton.compile import RunTriton
+from ..triton.service_process import ServiceProcess
 from ..triton.triton_stages import run_stages
 from ..triton.worker_pool import worker_pool
-from ..triton.worker_process import CRASHES, LostError, RefusedError, Worker, worker_command
+from ..triton.worker_process import CRASHES, LostError, RefusedError
 from .measure import MeasureError
 
 SERVICE = f"{__package__}.measure_service"
-_FILE = Path(__file__).parents[1] / "triton" / "service_worker.py"
 # Seconds for a candidate to run once, and again for it to be timed; for the process to start and make arguments.
 LIMIT_SECONDS, BEGIN_SECONDS = 20.0, 180.0
 # A GPU holds the context of the process as long as it lives.
 _IDLE_SECONDS = 20.0
 
 
-class MeasuringProcess:
-    """The process in which candidates run: started when it is first asked, and again after it was lost.
-
-    Whoever asks holds ``lock``, and is known by ``session``: None after the process was lost.
-    """
+class MeasuringProcess(ServiceProcess):
+    """The process in which candidates run. Whoever asks is known by ``session``: None after the process was lost."""
 
     def __init__(self, service: str = SERVICE, command: list[str] | None = None) -> None:
-        self._service = service
-        self._command = worker_command(_FILE, _IDLE_SECONDS) if command is None else command
-        self._worker: Worker | None = None
-        self.lock = threading.RLock()
+        super().__init__(service, _IDLE_SECONDS, command)
         self.session: object | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The process; None while there is none."""
-        return None if self._worker is None else self._worker.pid
-
-    def ask(self, request: dict[str, Any], seconds: float, *parts: bytes) -> dict[str, Any]:
-        """The answer to a request. Raises LostError where the process ended or took longer, and RefusedError where it
-        tells a defect; it is gone then."""
-        try:
-            return self._living().ask({**request, "service": self._service}, parts, seconds, threading.Event())[0]
-        except LostError as lost:
-            self.end()
-            if lost.rested and request["do"] == "begin":  # it went away just as it was asked
-                return self.ask(request, seconds, *parts)
-            raise
-        except BaseException:
-            self.end()
-            raise
-
-    def _living(self) -> Worker:
-        if self._worker is not None and not self._worker.is_alive:
-            self.end()
-        if self._worker is None:
-            if not self._command:
-                raise LostError("cannot be started (no interpreter can be run as a program of its own)")
-            self._worker = Worker(self._command)
-        return self._worker
-
-    def refresh(self) -> None:
-        """Take notice of a process that went away."""
-        if self._worker is not None and not self._worker.is_alive:
-            self.end()
 
     def end(self) -> None:
         """End the process."""
-        worker, self._worker, self.session = self._worker, None, None
-        if worker is not None:
-            worker.end()
+        self.session = None
+        super().end()
 
     def disown(self) -> None:
         """In a fork: the process is the parent's."""
-        if self._worker is not None:
-            self._worker.disown()
-        self._worker, self.session, self.lock = None, None, threading.RLock()
+        self.session = None
+        super().disown()
 
 
 @cache
@@ -174,7 +132,7 @@ class WorkerMeasurer:
             self._process.refresh()
             if self._process.session is self:
                 with suppress(LostError, RefusedError):
-                    self._process.ask({"do": "end"}, self._limit)
+                    self._process.ask({"do": "end"}, self._limit, again=False)
                 self._process.session = None
 
     # --- code -------------------------------------------------------------------------------------------------------
@@ -265,7 +223,7 @@ class WorkerMeasurer:
     def _ask(self, request: dict[str, Any], seconds: float, *parts: bytes) -> dict[str, Any]:
         """Raises MeasureError with the verdict where a candidate gives no result."""
         try:
-            answer = self._process.ask(request, seconds, *parts)
+            answer, _ = self._process.ask(request, seconds, *parts, again=request["do"] == "begin")
         except LostError as lost:
             raise MeasureError(_told(lost, seconds)) from lost
         except RefusedError as error:

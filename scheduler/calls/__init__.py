@@ -7,6 +7,7 @@ from ..fusion.in_place import write_in_place
 from ..fusion.scatter import begin_apart
 from .horizontal import compute_scalars_apart, share_launches
 from .memory_order import order_for_memory
+from .overlap_collectives import overlap_collectives
 from .overwrite import write_over_dead
 from .slices import write_slices
 
@@ -19,6 +20,7 @@ CALL_PASSES: tuple[Pass[Fusion, PassContext], ...] = (
     Pass("write_over_dead", CALLS, write_over_dead, needs=(ONLY_CALLS,)),
     Pass("begin_apart", CALLS, Plain(begin_apart), needs=(ONLY_CALLS,)),
     Pass("order_for_memory", CALLS, order_for_memory, needs=(ONLY_CALLS,)),
+    Pass("overlap_collectives", CALLS, overlap_collectives, needs=(ONLY_CALLS,)),
 )
 
 __all__ = ["CALL_PASSES"]

@@ -20,20 +20,21 @@ from ...ir.graph.facts import aliases_of, makers_of, places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, View, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import MEMORY
+from ...ir.target import TargetOf
 from ..context import PassContext
-from ..cost.calls import CLOSE, LARGE_ELEMENTS, MAX_WAITING_BYTES, UNIFIED_BYTES
+from ..cost.calls import CLOSE, LARGE_ELEMENTS, MAX_WAITING_BYTES, UNIFIED_BYTES, shares_rows
 from ..facts.dependences import Dependences
 from ..functions.function_table import FunctionTable
 from ..functions.generalise import Flat, flatten, with_sizes
 from ..functions.scalars import split_scalars
-from ..functions.unify import Families, unify
+from ..functions.unify import Families, has_rows, unify
 from ..fusion.early_errors import checks_before_writes
 from ..fusion.fusion import Fusion
 
 
 def share_launches(fusion: Fusion, context: PassContext) -> Fusion:
     """Let equal calls that do not depend on one another be one call over a table."""
-    return fusion.having(*_Tables(fusion.graph, fusion.functions).run())
+    return fusion.having(*_Tables(fusion.graph, fusion.functions, context.target_of).run())
 
 
 # --- scalars apart --------------------------------------------------------------------------------------------------
@@ -118,6 +119,7 @@ def _parts_of(call: CallTensor, function: TensorFunction, kinds: dict[TensorFunc
 class _Tables:
     graph: Graph
     functions: Mapping[str, TensorFunction]
+    target_of: TargetOf
     needs: list[set[int]] = field(default_factory=list)
     # What each node needs, and what needs it, where the calls chosen so far are one.
     before: Dependences = field(default_factory=Dependences)
@@ -126,15 +128,16 @@ class _Tables:
 
     def run(self) -> tuple[Graph, dict[str, TensorFunction]]:
         equal = [g for g in self.candidates() if len(g) > 1]
-        alike = [g for g in self.alike() if len(g) > 1]
-        if not equal and not alike:
+        rows, alike = ([g for g in self.alike(of_rows) if len(g) > 1] for of_rows in (True, False))
+        if not equal and not rows and not alike:
             return self.graph, dict(self.functions)
         self.needs = _order(self.graph)
         for k, checks in checks_before_writes(self.graph, self.functions).items():
             self.needs[k].update(checks)
         self.before, self.after = _closures(self.needs)
         chosen: list[list[int]] = []
-        for groups in (equal, alike):
+        # Those of rows have the equal ones among them.
+        for groups in (rows, equal, alike):
             taken = {k for group in chosen for k in group}
             for group in groups:
                 left = [k for k in group if k not in taken]
@@ -156,11 +159,16 @@ class _Tables:
             found.setdefault((kind_of[name], into, node.types[0].device), []).append(k)
         return list(found.values())
 
-    def alike(self) -> list[list[int]]:
-        """Positions of calls whose functions are one where constants are sizes, and that are worth no launch each."""
+    def alike(self, of_rows: bool) -> list[list[int]]:
+        """Positions of calls whose functions are one where constants are sizes, and that are worth no launch each:
+        element-wise ones, or those that reduce rows."""
         found: dict[object, list[int]] = {}
         families = Families()
         for k, node, into in self.calls():
+            if has_rows(self.functions[node.function]) != of_rows:
+                continue
+            if of_rows and not shares_rows(self.target_of(node.types[0].device).machine):
+                continue
             small = sum(self.graph.symbols.hint(t.nbytes) for t in node.types) <= UNIFIED_BYTES
             if small and self.flats[node.function] is None:
                 family = families.find(self.functions[node.function])

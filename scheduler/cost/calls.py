@@ -6,6 +6,8 @@ machine's figures is not known.
 
 from __future__ import annotations
 
+from ...ir.machine import Machine
+
 # A function with scalars in it is taken apart where it is repeated, or at least so large.
 LARGE_ELEMENTS = 1 << 15
 # Results may wait for the last call of a table, or be made before their time, up to so many bytes together; for calls
@@ -14,6 +16,12 @@ MAX_WAITING_BYTES = 8 << 20
 CLOSE = 6
 # Calls with more bytes of results are worth a launch, and constants in place of sizes.
 UNIFIED_BYTES = 32 << 20
+
+
+def shares_rows(machine: Machine) -> bool:
+    """Whether a launch is worth more than a constant number of rows: threads of a CPU begin the next call at once."""
+    return machine.is_gpu
+
 
 # The order of the graph stays where another is not lower by so much.
 WORTH = 0.99

@@ -45,6 +45,8 @@ CUT_WORTH = 0.2
 LEAST_RUN = 8
 # The rows or columns that share a tile of an operand.
 TILE = 256
+# Rows a multiprocessor of the matrix that a vector is multiplied with, below which it would have too little to read.
+VECTOR_ROWS = 2
 # Pieces of the summed axis: how many there may be, the least length of each, and what divides it.
 MOST_PIECES, PIECE_DEPTH, STEP = 64, 512, 64
 
@@ -66,7 +68,7 @@ def decide_gpu(product: LibraryProduct, machine: Machine) -> Decision:
         return Decision(False, f"matrix product: {name}; too small for tiles of the tensor cores")
     packed = product.a.is_packed, product.b.is_packed
     if few == 1 and not any(packed):
-        return Decision(False, f"matrix product with a vector: {name}; nothing to read in packed form")
+        return _with_vector(product, machine)
     library = _library_time(product, packed, machine)
     ours = _loop_time(product, packed, machine)
     if any(packed) and product.shared != (True, True):
@@ -79,6 +81,28 @@ def decide_gpu(product: LibraryProduct, machine: Machine) -> Decision:
         reason = f"{what}: {sizes} in {_time(ours.time)} rather than {_time(library)}"
         return Decision(True, reason, packed, ours.pieces, ours.stream_k)
     return Decision(False, f"matrix product: {name} in {_time(library)}; in loops with {what} {_time(ours.time)}")
+
+
+def _with_vector(p: LibraryProduct, machine: Machine) -> Decision:
+    """A product with a vector reads its matrix once, at the rate of memory, whoever does it: rows of a matrix in loops
+    of ours, where kernels before, behind or beside it then cost no launch.
+
+    Where the matrix does not run along what is summed, or has few rows, the library does better.
+    """
+    name = machine.libraries.products
+    matrix, k = (p.a, -1) if p.n == 1 else (p.b, -2)
+    refused = ""
+    if p.alone:
+        refused = "no kernel before, behind or beside it"
+    elif not _is_along(matrix, k) or not matrix.is_wide:
+        refused = "the matrix has no rows of 16-byte words along what is summed"
+    elif p.batch * max(p.m, p.n) < VECTOR_ROWS * machine.cores:
+        refused = "few rows"
+    elif len(p.axes) > 1 and 1 not in p.shape[-2:]:
+        refused = "how many rows there are is not known"
+    if refused:
+        return Decision(False, f"matrix product with a vector: {name}; {refused}")
+    return Decision(True, f"matrix product with a vector, {matrix.bytes >> 10} KiB read once: with what is around it")
 
 
 @dataclass(frozen=True, slots=True)

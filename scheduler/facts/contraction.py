@@ -83,7 +83,8 @@ class LibraryProduct:
     where the result is one of the graph, or is read at places that data name. ``shared`` tells which operands something
     else needs in memory anyway; ``tiled`` names the reductions among readers that tiles of the result give parts of.
     Of the element-wise readers ``beside`` are the bytes of what else they read, ``made`` of what they make, ``kept`` of
-    that part of it which a reduction's kernel would have to write for others.
+    that part of it which a reduction's kernel would have to write for others. ``alone`` where no kernel makes an
+    operand or reads the result, and no other product reads the shorter operand.
     """
 
     node: Library
@@ -107,6 +108,7 @@ class LibraryProduct:
     beside: int = 0
     made: int = 0
     kept: int = 0
+    alone: bool = False
 
     @property
     def type(self) -> TensorType:
@@ -240,7 +242,19 @@ class Products:
             hint(depth), readers, then, result in self.leaving or len(readers) < len(all_readers),
             (self._is_needed(names[0], node), self._is_needed(names[1], node)),
             frozenset(r.names[0] for r in tiled), *self._around(result, readers),
+            self._is_alone(node, names, readers, names[0 if m <= n else 1]),
         )  # fmt: skip
+
+    def _is_alone(self, node: Library, names: list[str], readers: tuple[Node, ...], shorter: str) -> bool:
+        """Whether no kernel makes an operand of a product or reads its result, and no other product reads its shorter
+        operand."""
+        kinds = (Compute, ReductionNode)
+        beside = [r for r in self.readers.get(self.views.base(shorter), ()) if r is not node]
+        return not (
+            any(isinstance(r, kinds) for r in readers)
+            or any(isinstance(self.made.get(self.views.base(n)), kinds) for n in names)
+            or any(isinstance(r, Library) and r.target in _FORMS for r in beside)
+        )
 
     def _around(self, result: str, readers: tuple[Node, ...]) -> tuple[int, int, int]:
         """Bytes that the element-wise readers of a result read beside it, that they make, and that others need of

@@ -1,7 +1,8 @@
-"""Element-wise functions that agree but for constants in their extents and strides: one function of further sizes.
+"""Functions that agree but for constants in their extents and strides: one function of further sizes.
 
 The rotation of queries and that of keys differ in the number of heads, and so in strides that are multiples of it.
-Where each constant that differs is a multiple of a few numbers, these are sizes that a call passes.
+Where each constant that differs is a multiple of a few numbers, these are sizes that a call passes. Functions of rows,
+as the products of one vector with several matrices, may differ in how many rows they have.
 """
 
 from __future__ import annotations
@@ -33,9 +34,19 @@ class Unified:
     values: tuple[tuple[int, ...], ...]
 
 
+def has_rows(function: TensorFunction) -> bool:
+    """Whether a function reduces, and each of its rows by itself and whole."""
+    stages = function.stages
+    reduces = any(s.monoid is not None for s in stages) and bool(function.rows) and bool(function.inner)
+    return reduces and not function.extra and all(s.axes is None and s.over is None and not s.scan for s in stages)
+
+
 def skeleton(function: TensorFunction) -> TensorFunction | None:
-    """What functions must have in common to be one: all but extents and strides. None for one with reductions."""
-    if not is_elementwise(function) or function.table or any(o.buffer in function.inputs for o in function.outputs):
+    """What functions must have in common to be one: all but extents and strides. None for one with reductions other
+    than of rows."""
+    if not (is_elementwise(function) or has_rows(function)):
+        return None
+    if function.table or any(o.buffer in function.inputs for o in function.outputs):
         return None
     return _with_constants(function, [_ANY] * len(_constants(function)))
 
@@ -44,8 +55,8 @@ def unify(functions: Sequence[TensorFunction]) -> Unified | None:
     """Functions of one skeleton as one; None where their constants are not multiples of few numbers, or rows differ in
     length."""
     first = functions[0]
-    if len({f.dims[-1].extent for f in functions if f.dims}) > 1:
-        return None  # vectors run along it
+    if len({f.dims[-1].extent for f in functions if f.dims}) > 1 or len({f.inner for f in functions}) > 1:
+        return None  # vectors run along the last, and registers hold a row
     rows = [_constants(f) for f in functions]
     known: dict[tuple[int, ...], sympy.Symbol] = {}
     merged: list[sympy.Expr] = []
@@ -69,7 +80,7 @@ class Families:
     known: dict[TensorFunction, list[list[TensorFunction]]] = field(default_factory=dict)
 
     def find(self, function: TensorFunction) -> TensorFunction | None:
-        """The first node of the family of a function, which joins it; None for a function with reductions."""
+        """The first node of the family of a function, which joins it; None for one that is of none."""
         form = skeleton(function)
         if form is None:
             return None
@@ -137,4 +148,4 @@ def _with_constants(function: TensorFunction, constants: Sequence[sympy.Expr]) -
     )
 
 
-__all__ = ["Families", "Unified", "skeleton", "unify"]
+__all__ = ["Families", "Unified", "has_rows", "skeleton", "unify"]

@@ -217,11 +217,11 @@ class Schedule:
         self._take("tensorize", {"block": block, "intrinsic": intrinsic}, tensorize(self.nest, block, intrinsic))
 
     def decompose_online(
-        self, block: BlockRef, loop: LoopRef, skip: bool = False, finite: bool = False
+        self, block: BlockRef, loop: LoopRef, skip: bool = False, exponential: str = "exp", finite: bool = False
     ) -> tuple[BlockRef, ...]:
         args: dict[str, Any] = {"block": block, "loop": loop, "skip": skip}
-        if finite:
-            args["finite"] = finite
+        args |= {"exponential": exponential} if exponential != "exp" else {}
+        args |= {"finite": finite} if finite else {}
         return self._take("decompose_online", args, *decompose_online(self.nest, **args))
 
     def pack(self, block: BlockRef, buffer: str, order: Sequence[str]) -> BlockRef:

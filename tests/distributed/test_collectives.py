@@ -67,6 +67,27 @@ def test_a_wait_is_where_its_result_is_first_read() -> None:
     assert order[-2:] == ["wait_tensor", "kernel"] and order.index("all_reduce") < 3, order
 
 
+def test_the_weights_of_the_next_layer_are_on_their_way_while_one_runs() -> None:
+    """Shards that are gathered where they are used, as models in shards have them."""
+    own = dist.new_group([0], backend="fake")
+
+    def f(x: Tensor, *shards: Tensor) -> Tensor:
+        for shard in shards:
+            w = funcol.all_gather_tensor(shard, 0, own)
+            x = torch.softmax(x @ w, -1).cumsum(-1)
+        return x
+
+    inputs = torch.randn(2048, 256), *(torch.randn(256, 256) for _ in range(3))
+    _, program = compiled(f, *inputs)
+    order = calls(program)
+    gathers = [k for k, c in enumerate(order) if c == "all_gather_into_tensor"]
+    waits = [k for k, c in enumerate(order) if c == "wait_tensor"]
+    for k in (0, 1):
+        assert "kernel" in order[gathers[k + 1] : waits[k + 1]], order
+    untouched(program)
+    torch.testing.assert_close(torch.compile(f, backend="mlc", fullgraph=True)(*inputs), f(*inputs))
+
+
 def test_collectives_keep_their_order() -> None:
     """Though the first waits for more than the second, and a kernel could make both operands."""
 

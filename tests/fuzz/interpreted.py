@@ -35,12 +35,12 @@ from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.compile.fallback import AtenKernel
 from torch_mlc.runtime.compile.kernels import LoadedKernel
 from torch_mlc.runtime.gpu.launch import grid_function
+from torch_mlc.runtime.interpreter.launching import launch, launch_table
 from torch_mlc.runtime.settings.options import Options
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fusion import Fusion
 from torch_mlc.scheduler.rules import default_schedule
 
-from ..codegen.triton.interpreter import launch, launch_table
 from .check import Unsuitable
 
 # Lines that the interpreter runs, as ``_Kernel.lines`` counts them, beyond which nobody waits for it: in one launch,
@@ -134,7 +134,7 @@ class _Kernel:
         sizes = [dict(zip(self.sizes, numbers[k * count : (k + 1) * count], strict=True)) for k in range(rows)]
         self.on_rows(each, sizes)
 
-    def on_rows(self, rows: Sequence[Sequence[Tensor]], sizes: Sequence[Mapping[str, int]]) -> None:
+    def on_rows(self, rows: Sequence[Sequence[Tensor]], sizes: Sequence[Mapping[str, int]]) -> float:
         """One call for each row; one launch for all of them where the kernel is one over a table."""
         numbers = [[int(n[s]) for s in self.source.symbols] for n in sizes]
         grids = [grid_function(self.source)(*n) for n in numbers]
@@ -145,6 +145,7 @@ class _Kernel:
             launch_table(self.source, self.target, given, [n for row in numbers for n in row])
         elif 0 not in grids[0]:
             launch(self.source.name, self.source.text, grids[0], given[0], numbers[0])
+        return 1.0
 
     def lines(self, sizes: Mapping[str, int]) -> int:
         """Lines that a launch runs: those of the text for each program. Those of loops count once."""

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from ....ir.expr.dtypes import DType
 from ....ir.expr.intrinsics import INTRINSICS, ScalarFunction, definition
 from ....ir.expr.iterations import ITERATIONS, iteration
+from ....ir.expr.ops import APPROXIMATIONS
 from ....ir.expr.value import Call, Cast, Const, Expr, Select, Var
 from ...kernel import EmitError
 from ..text.builder import Builder, Val
@@ -486,3 +487,5 @@ HANDLERS: dict[str, Handler] = {
     "randn": lambda b, args, dtype: rng.randn(b, *args),
     "randbits": lambda b, args, dtype: rng.randbits(b, *args),
 }
+# No vector unit has shorter code for them.
+HANDLERS.update({fn: HANDLERS[approximation.of] for fn, approximation in APPROXIMATIONS.items()})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import sympy
 
 from ....ir.expr.index import simplify
-from ....ir.expr.monoid import ATTENTION, LOGSUMEXP, MAX, SUM
+from ....ir.expr.monoid import ATTENTION, LOGSUMEXP, MAX, SUM, lowest
 from ....ir.expr.product import weighing
 from ....ir.expr.value import Const, Expr, IndexValue, Load, Select, call, const, rewrite, symbol, walk
 from ....ir.nest.loops import (
@@ -34,14 +34,17 @@ from ....ir.nest.loops import (
 from ...error import ScheduleError
 from ..analysis.dependence import accesses, carried, mixed
 from ..analysis.empty import Guards, occupied, unread_where_empty
+from ..analysis.factor import without_factor
 from ..analysis.region import below
 from ..analysis.tree import blocks_under, dims_of_loops, find_block, find_loop, fresh, replace_node
 
 ONLINE = (ATTENTION, LOGSUMEXP)
+# What an exponential may be written as: itself, or powers of two.
+EXPONENTIALS = ("exp", "exp2", "exp2_approx")
 
 
 def decompose_online(
-    nest: LoopNest, block: str, loop: str, skip: bool = False, finite: bool = False
+    nest: LoopNest, block: str, loop: str, skip: bool = False, exponential: str = "exp", finite: bool = False
 ) -> tuple[LoopNest, list[str]]:
     """Write the steps of an online softmax out, a tile at a time: one iteration of ``loop`` is a tile.
 
@@ -70,9 +73,14 @@ def decompose_online(
     mask, a window), with those blocks in the loop whose results nothing else reads; a row that has no other score must
     then be told by its maximum.
 
-    With ``finite`` exponentials are taken of what is left above a finite reference, which is the maximum, or zero where
-    that is infinite: no element asks whether it is the maximum. The sum of a row with plus infinity is then infinite,
-    and of one that has minus infinity alone zero, which says the same of the row.
+    With ``exponential="exp2"`` weights are powers of two of differences times log2(e). A positive number by which all
+    scores were multiplied goes into that factor, is gone from them, and multiplies maxima in a last block, behind the
+    loop. No element is compared with its maximum: rows are told for themselves, and one that has no score yet has no
+    weights either, so that it must be told by its maximum as well.
+
+    With ``finite`` scores are compared with their maximum where that is finite, and with zero elsewhere. The sum of a
+    row with plus infinity is then infinite, and zero where there is minus infinity alone. Times ``exp(m - c)``, whatever
+    ``c`` is, both are what they would have been: that is all that may be made of a sum.
 
     Requires: the block is one update by ``attention`` or ``logsumexp`` whose targets are LOCAL; ``loop`` carries its
     reduction and no other axis, and is outermost of such; the loops inside it hold nothing but the block, and are
@@ -97,18 +105,28 @@ def decompose_online(
         raise ScheduleError(asked, reason, nest, others[0] if others else block)
     plan = _plan(nest, node, update, tile, inner, asked)
     guards: Guards = Guards(())
-    if skip:
+    if exponential not in EXPONENTIALS:
+        raise ScheduleError(asked, f"exponential is {exponential!r}, not one of {', '.join(EXPONENTIALS)}", nest, block)
+    if skip or (exponential != "exp" and not finite):
         unread_where_empty(nest, node, asked)
+    if skip:
         guards = occupied(nest, node, update.values[0], {lp.var: lp.extent for lp in (*outer, tile)})
-    steps = _steps(plan, update, guards.bounds, finite)
+    weights = _Weights(finite=finite)
+    if exponential != "exp":
+        factor, nest, score = without_factor(nest, node, update.values[0])
+        update = replace(update, values=(score, *update.values[1:]))
+        weights = _Weights(exponential, factor, finite)
+        plan.nest = nest
+    steps = _steps(plan, update, guards.bounds, weights)
     states = _states(plan, update)
+    ended = _ended(plan, weights)
     subtree = inner[0] if inner else node
     body = replace_node(nest.body, subtree, lambda _: tuple(steps))
     changed = find_loop(replace(nest, body=body), loop, asked)[0]
-    body = replace_node(body, changed, lambda n: (*states, n))
+    body = replace_node(body, changed, lambda n: (*states, n, *ended))
     result = replace(nest, body=body, locals=(*nest.locals, *plan.made))
     result = _without_axes(result, plan.scalars, plan.dropped)
-    names = [b.name for n in (*states, *steps) for b in blocks_under(n)]
+    names = [b.name for n in (*states, *steps, *ended) for b in blocks_under(n)]
     return guards.applied(result, loop, names), names
 
 
@@ -238,10 +256,47 @@ def _states(plan: _Plan, update: Update) -> list[Node]:
     return nodes
 
 
-def _steps(plan: _Plan, update: Update, guards: tuple[Bound, ...], finite: bool) -> list[Node]:
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """How weights are made of scores, which ``factor`` would have to multiply."""
+
+    exponential: str = "exp"
+    factor: float = 1.0
+    finite: bool = False
+
+    @property
+    def plain(self) -> bool:
+        return self.exponential == "exp" and not self.finite
+
+    def beside(self, top: Expr) -> Expr:
+        """What scores are compared with."""
+        none = call("isinf", top) if self.finite else call("eq", top, lowest(top.dtype))
+        return Select(none, const(0.0, top.dtype), top)
+
+    def of(self, score: Expr, top: Expr) -> Expr:
+        """The weight beside a row's maximum, or beside what stands for it in a row without scores."""
+        if self.plain:
+            return _rescale(score, top)
+        if self.exponential == "exp":
+            return call("exp", call("sub", score, top))
+        by = const(score.dtype.rounded(self.factor * math.log2(math.e)), score.dtype)
+        return call(self.exponential, call("mul", call("sub", score, top), by))
+
+
+def _ended(plan: _Plan, weights: _Weights) -> list[Node]:
+    """The maximum of what scores were before a factor was taken from them."""
+    if weights.factor == 1.0:
+        return []
+    top, shared = plan.scalars[0], tuple(a.var for a in plan.shared)
+    dtype = plan.nest.buffers[top].dtype
+    scaled = call("mul", Load(top, shared, dtype), const(weights.factor, dtype))
+    return [_node(plan, "top", plan.shared, [Store(top, shared, scaled)], at_tile=False)]
+
+
+def _steps(plan: _Plan, update: Update, guards: tuple[Bound, ...], weights: _Weights) -> list[Node]:
     moved = [_at_elements(plan, v) for v in update.values]
     score, weight, *vector = moved
-    if finite:
+    if weights.finite:
         weight = _own_weight(score, weight)
     top, total = plan.scalars
     shared = tuple(a.var for a in plan.shared)
@@ -260,21 +315,17 @@ def _steps(plan: _Plan, update: Update, guards: tuple[Bound, ...], finite: bool)
     def at_tile(name: str, like: Expr) -> Load:
         return Load(name, at, like.dtype)
 
-    old, weighed = Load(top, shared, score.dtype), _rescale(score, at_tile(new, score))
-    references: list[Statement] = []
-    if finite:
-        reference = plan.local(f"{top}_reference", by_tile, score)
-        greatest = at_tile(new, score)
-        chosen = Select(call("isinf", greatest), const(0.0, score.dtype), greatest)
-        references = [Store(reference, at, chosen)]
-        weighed = call("exp", call("sub", score, at_tile(reference, score)))
+    old = Load(top, shared, score.dtype)
+    # What scores are compared with: the maximum, or zero in a row whose maximum is infinite.
+    beside = new if weights.plain else plan.local(f"{top}_beside", by_tile, score)
+    weighed = weights.of(score, at_tile(beside, score))
     kept: list[Node] = []
     given = weighed
     if vector:
         where = (*shared, *(plan.mapping[a.var] for a in plan.reduced))
-        weights = plan.local(f"{top}_weight", (*plan.shared, *plan.reduced), score)
-        stores: list[Statement] = [Store(weights, where, weighed)]
-        given = weighed = Load(weights, where, score.dtype)
+        made = plan.local(f"{top}_weight", (*plan.shared, *plan.reduced), score)
+        stores: list[Statement] = [Store(made, where, weighed)]
+        given = weighed = Load(made, where, score.dtype)
         own_weight, vector[0] = weighing(vector[0], {a.var for a in plan.own}, shared)
         if own_weight is not None:
             chosen = plan.local(f"{top}_chosen", (*plan.shared, *plan.reduced), score)
@@ -283,10 +334,11 @@ def _steps(plan: _Plan, update: Update, guards: tuple[Bound, ...], finite: bool)
         kept = [_node(plan, "weight", by_element, stores)]
     rescale: list[Statement] = [
         Store(new, at, call("maximum", old, at_tile(most, score))),
-        Store(factor, at, _rescale(old, at_tile(new, score))),
+        Store(factor, at, weights.of(old, at_tile(beside, score))),
         Store(top, shared, at_tile(new, score)),
-        *references,
     ]
+    if not weights.plain:
+        rescale.insert(1, Store(beside, at, weights.beside(at_tile(new, score))))
     running = call("mul", Load(total, shared, weight.dtype), at_tile(factor, score))
     steps: list[Node] = [
         _node(plan, "max", summed, [Update(MAX, (Access(most, at),), (score,))]),

@@ -110,10 +110,16 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
 
 
 def _steps(schedule: Schedule, found: Roles, inner: str) -> tuple[str, ...]:
-    """The steps of the online softmax, without the tiles that positions prove empty where rows of nothing allow it."""
-    if schedule.extent(inner) != 1:
+    """The steps of the online softmax, in powers of two and without the tiles that positions prove empty where rows of
+    nothing allow it."""
+    forms = (
+        [(True, "exp2"), (False, "exp2"), (False, "exp")]
+        if schedule.extent(inner) != 1
+        else [(False, "exp2"), (False, "exp")]
+    )
+    for skip, exponential in forms[:-1]:
         try:
-            return schedule.decompose_online(found.state, inner, skip=True)
+            return schedule.decompose_online(found.state, inner, skip, exponential)
         except ScheduleError:
             pass
     return schedule.decompose_online(found.state, inner)

@@ -91,10 +91,12 @@ def by_lanes(schedule: Schedule, depth: int, shape: LaneTile) -> None:
             _elements(schedule, name)
             continue
         partial = schedule.rfactor(lane)
-        begin, most, factor, total, into = schedule.decompose_online(partial, step, finite=True)
-        for written in (most, total):
-            _elements(schedule, written)
-        for state in (begin, factor, into, name):
+        # Where little is left of an exponential, its error does not show in the sum: powers of two are as exact.
+        written = schedule.decompose_online(partial, step, exponential="exp2", finite=True)
+        begin, most, factor, added, *into = written
+        for visit in (most, added):
+            _elements(schedule, visit)
+        for state in (begin, factor, *into, name):
             _lanes(schedule, state, shape)
     _merge(schedule, steps)
 

@@ -9,7 +9,7 @@ import torch
 from torch_mlc.ir.errors import DivisionByZeroError, IRError, OutOfRangeError
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.iterations import ITERATIONS
-from torch_mlc.ir.expr.ops import OPS
+from torch_mlc.ir.expr.ops import APPROXIMATIONS, OPS
 from torch_mlc.ir.oracle.ops import FUNCTIONS, converter, function, philox, scalar
 
 FLOATS = [
@@ -50,6 +50,7 @@ def test_every_function_of_the_table_has_a_meaning() -> None:
 
 
 def reference(fn: str):
+    fn = APPROXIMATIONS[fn].of if fn in APPROXIMATIONS else fn
     return TORCH.get(fn) or getattr(torch, fn)
 
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,11 +134,11 @@ def test_an_interrupt_loses_nothing_and_ends_the_process(
     database = Database(tmp_path / "tuning.sqlite")
     ask, asked = played.ask, []
 
-    def interrupted(request: dict[str, object], seconds: float, *parts: bytes) -> dict[str, object]:
+    def interrupted(request: dict[str, Any], seconds: float, *parts: bytes, again: bool) -> Any:
         asked.append(request["do"])
         if asked.count("time") == 3:
             raise KeyboardInterrupt
-        return ask(request, seconds, *parts)
+        return ask(request, seconds, *parts, again=again)
 
     monkeypatch.setattr(played, "ask", interrupted)
     made = WorkerMeasurer(DOUBLE, SM90, process=played, run=compiler(lambda k: "double 0.1"))

@@ -1,0 +1,1 @@
+"""Kernels of GPUs that are not here, run by Triton's interpreter."""

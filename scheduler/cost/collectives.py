@@ -1,0 +1,83 @@
+"""How long calls and collectives take, as far as that decides what runs beside what.
+
+Nothing here has to be exact: a collective is begun early enough when what runs beside it takes about as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from torch.utils.flop_counter import flop_registry
+
+from ...ir.function.function import Callee, TensorFunction
+from ...ir.graph.collectives import is_collective, is_wait
+from ...ir.graph.effects import resolve_op
+from ...ir.graph.graph import CallRegion, CallTensor, Graph, Library, Node, Ref, uses
+from ...ir.machine import Machine
+
+# Nanoseconds from the call of a collective until its first byte is there.
+LATENCY = 15e3
+# A sum over a group is brought to everybody: what is sent is sent twice.
+_TWICE = "all_reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Nanoseconds of a graph's calls on a machine, at typical sizes."""
+
+    graph: Graph
+    functions: Mapping[str, Callee]
+    machine: Machine
+
+    def of(self, node: Node) -> float:
+        """A kernel or a library's call takes a launch and what it moves, or multiplies; a collective what it sends;
+        views and waits nothing.
+
+        Rings send what is larger, operands or results, past each device, less the share that it has: of large groups
+        all of it (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+        """
+        moved = (self._bytes(uses(node)), self._bytes(node.names))
+        match node:
+            case Library() if is_wait(node):
+                return 0.0
+            case Library() if is_collective(node):
+                return LATENCY + max(moved) * (2 if _TWICE in node.target else 1) / self.machine.link
+            case Library():
+                operations = self._of_library(node)
+            case CallTensor():
+                operations = self._of_function(self.functions.get(node.function))
+            case CallRegion():
+                return node.times * sum(replace(self, graph=node.region).of(n) for n in node.region.nodes)
+            case _:
+                return 0.0
+        machine = self.machine
+        return machine.launch + max(sum(moved) / machine.bandwidth, operations / machine.matmul)
+
+    def _bytes(self, names: Iterable[str]) -> int:
+        types = self.graph.types()
+        return sum(self.graph.symbols.hint(types[n].nbytes) for n in names if n in types)
+
+    def _of_library(self, node: Library) -> int:
+        """Operations of products, convolutions and attention, by torch's own count of them; of other calls none."""
+        count = flop_registry.get(getattr(resolve_op(node.target), "overloadpacket", None))
+        if count is None:
+            return 0
+        types, hint = self.graph.types(), self.graph.symbols.hint
+
+        def shape(name: str) -> list[int]:
+            return [hint(extent) for extent in types[name].shape]
+
+        given = tuple(shape(a.name) if isinstance(a, Ref) and a.name in types else a for a in node.args)
+        try:
+            return int(count(*given, out_val=shape(node.names[0])))
+        except (TypeError, ValueError, IndexError, KeyError, AssertionError):
+            return 0  # arguments in another form than torch counts: what the call moves is known all the same
+
+    def _of_function(self, function: Callee | None) -> int:
+        if not isinstance(function, TensorFunction):
+            return 0
+        hint = self.graph.symbols.hint if not function.symbols.symbols else function.symbols.hint
+        products = (s for s in function.stages if s.role is not None and s.role.has_operands)
+        return sum(2 * prod(hint(d.extent) for d in (*function.axes_of(s), *function.over_of(s))) for s in products)

@@ -1,0 +1,52 @@
+"""What of a tile lies together in memory, of kernels as the rules schedule them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import torch_mlc
+from torch_mlc.dynamo_backend.reports.report import KernelReport
+
+pytest.importorskip("triton")
+TARGET = "cuda:sm_90"
+
+
+def kernel(f: Callable[..., Tensor], *inputs: tuple[tuple[int, ...], torch.dtype]) -> KernelReport:
+    with FakeTensorMode():
+        given = [torch.empty(s, dtype=d) for s, d in inputs]
+    options = {"cache": False, "compile_workers": 0}
+    return torch_mlc.explain(f, *given, target=TARGET, options=options).kernels[0]
+
+
+BF16, LONG = torch.bfloat16, torch.int64
+
+
+def test_rows_of_a_tile() -> None:
+    assert kernel(torch.relu, ((4096, 4096), BF16)).contiguous_bytes == 512
+    short = kernel(lambda x: torch.softmax(x[:, :24].contiguous(), -1), ((65536, 32), BF16))
+    assert short.contiguous_bytes == 48  # rows of 24 that lie 32 apart
+
+
+def test_steps_beyond_one() -> None:
+    assert kernel(lambda x: x[:, ::2] + 1, ((4096, 4096), BF16)).contiguous_bytes == 2
+
+
+def test_what_data_place_lies_apart() -> None:
+    found = kernel(lambda t, i: t[i] + 1, ((50000, 16), BF16), ((65536,), LONG))
+    assert found.contiguous_bytes == 32
+
+
+def test_small_arrays_do_not_count() -> None:
+    found = kernel(lambda x, b: x + b[:, None], ((4096, 4096), BF16), ((4096,), BF16))
+    assert found.contiguous_bytes == 512
+
+
+def test_figures_are_told() -> None:
+    k = kernel(torch.relu, ((4096, 4096), BF16))
+    assert k.bytes_in_flight is not None and k.bytes_in_flight > 25_000
+    assert "of loads in flight a multiprocessor" in k.show() and "asks for 512 contiguous bytes" in k.show()
+    (cpu,) = torch_mlc.explain(torch.exp, torch.ones(8), target="cpu").kernels
+    assert cpu.bytes_in_flight is None and cpu.contiguous_bytes is None
