@@ -189,7 +189,7 @@ def _amd(
 _NVIDIA = {
     (7, 0): _nvidia(_Sheet("V100 SXM2", 0.9, 125, 15.7, 1.53, 6), VOLTA, 80, 2048, 32, 96, 0, _FIRST, 1, 150),
     (7, 5): _nvidia(_Sheet("T4", 0.32, 65, 8.1, 1.59, 4), TURING, 40, 1024, 16, 64, 0, _BYTES, 1),
-    (8, 0): _nvidia(_Sheet("A100 SXM 80 GB", 2.04, 312, 19.5, 1.41, 40), AMPERE, 108, 2048, 32, 164, 1, _HALVES, _MANY, 300),
+    (8, 0): _nvidia(_Sheet("A100 80GB", 2.04, 312, 19.5, 1.41, 40), AMPERE, 108, 2048, 32, 164, 1, _HALVES, _MANY, 300),
     (8, 6): _nvidia(_Sheet("RTX A6000", 0.768, 155, 38.7, 1.8, 6), AMPERE_SMALL, 84, 1536, 16, 100, 1, _HALVES),
     (8, 7): _nvidia(_Sheet("Jetson AGX Orin", 0.205, 42, 5.3, 1.3, 4), ORIN, 16, 1536, 16, 164, 1, _HALVES),
     (8, 9): _nvidia(_Sheet("RTX 4090", 1.01, 165, 82.6, 2.52, 72), ADA, 128, 1536, 24, 100),

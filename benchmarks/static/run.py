@@ -113,7 +113,7 @@ def kernel_seconds(kernel: KernelReport) -> float:
     if kernel.function is None or kernel.target is None or kernel.error:
         return float("inf")
     before = sum(os.times()[:4])
-    target, nest = kernel.target, lower_to_loops(kernel.function)
+    target, nest = kernel.target, lower_to_loops(kernel.function, kernel.target)
     schedule = default_schedule(nest, target)
     source = emit(schedule.nest, target)
     library = device_library(kernel_store(None), source, target)

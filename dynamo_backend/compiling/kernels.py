@@ -28,6 +28,7 @@ from ...runtime.log import KernelFallbackWarning, logger, say
 from ...runtime.settings.options import Options
 from ...runtime.timing import PhaseTimer
 from ...runtime.triton.compile import RunTriton, StoppedError
+from ...scheduler.functions.context import FunctionContext
 from ...scheduler.functions.lower import lower_stages
 from ...scheduler.schedule.overrides import Override, workload_of
 from ...scheduler.schedule.schedule import Schedule
@@ -221,7 +222,7 @@ def _by_hand(function: Callee, target: Target, plan: KernelPlan) -> ByHand | Non
         return ByHand(function, Schedule(function, rule="by hand"))
     if plan.options.schedules is None:
         return None
-    nest = _lowered(function, plan)
+    nest = _lowered(function, target, plan)
     with plan.timer.phase("schedule"):
         override = plan.options.schedules.find(workload_of(nest), target)
         return None if override is None else ByHand(nest, override.apply(nest), override)
@@ -252,14 +253,15 @@ def _scheduled(function: Callee, target: Target, plan: KernelPlan, by_hand: ByHa
     if by_hand is not None:
         return by_hand.nest, by_hand.schedule
     assert isinstance(function, TensorFunction)
-    nest = _lowered(function, plan)
+    nest = _lowered(function, target, plan)
     with plan.timer.phase("schedule"):
         return nest, plan.run.step(SCHEDULE, plan.tuning.schedule, function.name, nest, target)
 
 
-def _lowered(function: TensorFunction, plan: KernelPlan) -> LoopNest:
+def _lowered(function: TensorFunction, target: Target, plan: KernelPlan) -> LoopNest:
+    context = FunctionContext(function, target, plan.options.numerics != "eager")
     with plan.timer.phase("lower"):
-        return plan.run.step(NEST, lower_stages, plan.run(function, pass_lists().function, function))
+        return plan.run.step(NEST, lower_stages, plan.run(function, pass_lists().function, context))
 
 
 def _compiled(source: KernelSource, *, target: Target, key: str, library: str | None, run: RunTriton) -> KernelCode:

@@ -17,6 +17,7 @@ from ...runtime.targets import target_for
 from ...scheduler import calls, passes
 from ...scheduler.context import PassContext
 from ...scheduler.functions import lower
+from ...scheduler.functions.context import FunctionContext
 from ...scheduler.fusion import fuse
 from ...scheduler.fusion.fusion import Fusion
 from ..aten_passes import lists
@@ -47,7 +48,7 @@ class PassLists:
     fuse: tuple[Pass[Fusion, PassContext], ...]
     calls: tuple[Pass[Fusion, PassContext], ...]
     layers: tuple[Pass[Fusion, FewLayers], ...]
-    function: tuple[Pass[TensorFunction, TensorFunction], ...]
+    function: tuple[Pass[TensorFunction, FunctionContext], ...]
     host: tuple[Pass[HostProgram, HostContext], ...]
     text: tuple[Pass[HostProgram, Any], ...]
     code: tuple[Pass[HostProgram, Any], ...]

@@ -187,6 +187,22 @@ def children(expr: Expr) -> tuple[Expr, ...]:
             return ()
 
 
+def with_children(expr: Expr, inside: tuple[Expr, ...]) -> Expr:
+    """The same expression of others, given as ``children`` gives them."""
+    match expr:
+        case Load():
+            given = iter(inside)
+            return Load(expr.buffer, tuple([next(given) if is_value(i) else i for i in expr.indices]), expr.dtype)
+        case Cast():
+            return Cast(inside[0], expr.dtype, expr.when_stored)
+        case Call():
+            return Call(expr.fn, inside, expr.dtype)
+        case Select():
+            return Select(*inside)
+        case _:
+            return expr
+
+
 def is_checked(expr: Expr) -> bool:
     """Whether an expression is made of something that is an error of the whole program where data are wrong."""
     return any(isinstance(e, Call) and e.fn in CHECKS for e in walk(expr))

@@ -28,9 +28,12 @@ from ...ir.nest.loops import (
     Update,
     contiguous_strides,
 )
-from ...ir.passes import Level, Pass, Plain, Setting, run_passes
+from ...ir.passes import Level, Pass, Plain, run_passes
+from ...ir.target import Target
 from ...ir.text.printer import show
 from ...ir.verify.verify import verify
+from .approximate_functions import approximate_functions
+from .context import APPROXIMATIONS_PAY, NO_SCATTER, FunctionContext
 from .lower_scatter import in_loops, lower_scatter
 from .name_sums import name_sums
 
@@ -42,9 +45,10 @@ _LATE = {
 }
 
 
-def lower_to_loops(function: TensorFunction) -> LoopNest:
-    """The loop nest of a function, after ``FUNCTION_PASSES``."""
-    return lower_stages(run_passes(FUNCTION_PASSES, function, function))
+def lower_to_loops(function: TensorFunction, target: Target | None = None) -> LoopNest:
+    """The loop nest of a function, after the ``FUNCTION_PASSES`` for a target with fast numerics; of all targets where
+    none is given."""
+    return lower_stages(run_passes(FUNCTION_PASSES, function, FunctionContext(function, target, fast=True)))
 
 
 def lower_stages(function: TensorFunction) -> LoopNest:
@@ -460,12 +464,11 @@ def renumber(function: TensorFunction) -> TensorFunction:
 FUNCTION: Level[TensorFunction] = Level(
     "function", show, lambda f: len(f.stages), verify, lambda function: function.name
 )  # fmt: skip
-# What a scatter names is kept as it is.
-NO_SCATTER: Setting[TensorFunction] = Setting("no scatter", lambda function: not function.scatters)
-# Over each function by itself, whose context is what it was before, in the order in which they run.
-FUNCTION_PASSES: tuple[Pass[TensorFunction, TensorFunction], ...] = (
+# Over each function by itself, in the order in which they run.
+FUNCTION_PASSES: tuple[Pass[TensorFunction, FunctionContext], ...] = (
     Pass("substitute_single_uses", FUNCTION, Plain(substitute_single_uses), needs=(NO_SCATTER,)),
     Pass("collapse", FUNCTION, Plain(collapse), needs=(NO_SCATTER,)),
     Pass("rows_late", FUNCTION, Plain(rows_late), needs=(NO_SCATTER,)),
     Pass("name_sums", FUNCTION, Plain(name_sums), needs=(NO_SCATTER,)),
+    Pass("approximate_functions", FUNCTION, Plain(approximate_functions), needs=(NO_SCATTER, APPROXIMATIONS_PAY)),
 )

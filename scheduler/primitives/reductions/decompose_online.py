@@ -79,8 +79,8 @@ def decompose_online(
     weights either, so that it must be told by its maximum as well.
 
     With ``finite`` scores are compared with their maximum where that is finite, and with zero elsewhere. The sum of a
-    row with plus infinity is then infinite, and zero where there is minus infinity alone. Times ``exp(m - c)``, whatever
-    ``c`` is, both are what they would have been: that is all that may be made of a sum.
+    row with plus infinity is then infinite, and zero where there is minus infinity alone. Times ``exp(m - c)``,
+    whatever ``c`` is, both are what they would have been: that is all that may be made of a sum.
 
     Requires: the block is one update by ``attention`` or ``logsumexp`` whose targets are LOCAL; ``loop`` carries its
     reduction and no other axis, and is outermost of such; the loops inside it hold nothing but the block, and are

@@ -26,6 +26,7 @@ from torch_mlc.ir.text.printer import show
 from torch_mlc.ir.verify.verify import verify
 from torch_mlc.runtime.settings.options import Options
 from torch_mlc.runtime.targets import target_for
+from torch_mlc.scheduler.functions.context import FunctionContext
 from torch_mlc.scheduler.functions.lower import lower_stages
 from torch_mlc.scheduler.fusion.fusion import Fusion
 from torch_mlc.scheduler.rules import default_schedule
@@ -90,7 +91,8 @@ def test_every_step_of_a_model_is_sound_and_read_back(name: str, target: str | N
         fused = stepped((*lists.fuse, *lists.calls), Fusion(graph), context, lambda fusion: fusion.module)
         functions |= dict.fromkeys(fused.functions.values())
     for function in functions:
-        lowered = stepped(lists.function, function, function, lambda function: function)
+        given = FunctionContext(function, machine, context.fast)
+        lowered = stepped(lists.function, function, given, lambda function: function)
         nest = checked(lower_stages(lowered))
         checked(default_schedule(nest, machine).nest)
     roles = {s.role for f in functions for s in f.stages}
