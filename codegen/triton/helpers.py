@@ -99,25 +99,41 @@ def mlc_any(a):
     "mlc_philox": '''
 @triton.jit
 def mlc_philox(seed, offset):
-    """Words 0 and 1 of Philox4x32-10 with key ``seed`` and counter ``(offset, 0)``."""
+    """The words of Philox4x32-10 with key ``seed`` and counter ``(offset, 0)``."""
     low = (offset & 0xFFFFFFFF).to(tl.uint32)
     high = ((offset >> 32) & 0xFFFFFFFF).to(tl.uint32)
     zero = low ^ low
-    w0, w1, w2, w3 = tl.philox(seed, low, high, zero, zero)
-    return w0, w1
+    return tl.philox(seed, low, high, zero, zero)
+''',
+    # Neighbours that one thread has ask for the same words. Where a tile begins at a multiple of four the compiler sees
+    # that, and which of them each takes.
+    "mlc_word": '''
+@triton.jit
+def mlc_word(seed, offset):
+    """A word of the stream of a seed."""
+    w0, w1, w2, w3 = mlc_philox(seed, offset >> 2)
+    which = offset & 3
+    return tl.where(which < 2, tl.where(which == 0, w0, w1), tl.where(which == 2, w2, w3))
+''',
+    "mlc_word_pair": '''
+@triton.jit
+def mlc_word_pair(seed, offset):
+    """Two words of the stream of a seed."""
+    w0, w1, w2, w3 = mlc_philox(seed, offset >> 1)
+    first = (offset & 1) == 0
+    return tl.where(first, w0, w2), tl.where(first, w1, w3)
 ''',
     "mlc_rand": '''
 @triton.jit
 def mlc_rand(seed, offset):
     """Uniform in [0, 1)."""
-    w0, w1 = mlc_philox(seed, offset)
-    return (w0 >> 8).to(tl.float32) * 5.9604644775390625e-08
+    return (mlc_word(seed, offset) >> 8).to(tl.float32) * 5.9604644775390625e-08
 ''',
     "mlc_randn": '''
 @triton.jit
 def mlc_randn(seed, offset):
     """Standard normal by Box and Muller."""
-    w0, w1 = mlc_philox(seed, offset)
+    w0, w1 = mlc_word_pair(seed, offset)
     u = ((w0 >> 8) + 1).to(tl.float32) * 5.9604644775390625e-08
     v = (w1 >> 8).to(tl.float32) * 5.9604644775390625e-08
     return tl.sqrt_rn(-2.0 * libdevice.log(u)) * libdevice.cos(6.283185307179586 * v)
@@ -126,7 +142,7 @@ def mlc_randn(seed, offset):
 @triton.jit
 def mlc_randbits(seed, offset):
     """64 random bits."""
-    w0, w1 = mlc_philox(seed, offset)
+    w0, w1 = mlc_word_pair(seed, offset)
     return (w1.to(tl.int64) << 32) | w0.to(tl.int64)
 ''',
 }

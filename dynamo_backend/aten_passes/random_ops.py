@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...runtime.compile.fallback import philox
+from ...runtime.compile.fallback import random_words
 from ...runtime.host.executable import draw_seeds
 
 torch.library.define(
@@ -35,7 +35,7 @@ def _fake_seeds(count: int, device: torch.device) -> Tensor:
 def _uniform(seeds: Tensor, stream: int, size: Sequence[int]) -> Tensor:
     """Float32 numbers in [0, 1): element k of row-major order is number k of ``seeds[stream]``."""
     count = torch.Size(size).numel()
-    words = philox(seeds[stream], torch.arange(count, device=seeds.device))[0]
+    words = random_words(seeds[stream], torch.arange(count, device=seeds.device))
     return ((words >> 8).to(torch.float32) * 2.0**-24).view(*size)
 
 

@@ -66,10 +66,11 @@ OPS: dict[str, OpInfo] = {
     # Reinterprets the bits as a type of the same width. As its own type a half value is rounded, whoever reads it:
     # conversions on either side of it do not cancel.
     **_rows("bitcast", 1, Result.EXPLICIT, 0),
-    # Philox4x32-10 with key = seed (int64, low word first) and counter = (offset low, offset high, 0, 0); word 0 of the
-    # result. ``rand`` is (word >> 8) * 2**-24 as float32; ``randn`` is Box-Muller of words 0 and 1:
-    # sqrt(-2 ln u) cos(2 pi v) as float32 with u = ((word0 >> 8) + 1) * 2**-24, v = (word1 >> 8) * 2**-24.
-    # ``randbits`` is words 0 (low) and 1 (high) as int64.
+    # A seed (int64) has a stream of words of 32 bits: word k is word k % 4 of Philox4x32-10 with the seed as key, low
+    # half first, and k // 4 as counter, so that four neighbours take the work of one. ``rand(seed, k)`` is
+    # (word k >> 8) * 2**-24 as float32. Of words 2k and 2k + 1, ``randn`` is Box-Muller's sqrt(-2 ln u) cos(2 pi v) as
+    # float32 with u = ((first >> 8) + 1) * 2**-24, v = (second >> 8) * 2**-24; ``randbits`` has them as the low and the
+    # high half of an int64.
     **_rows("rand", 2, Result.EXPLICIT, 40),
     **_rows("randn", 2, Result.EXPLICIT, 80),
     **_rows("randbits", 2, Result.EXPLICIT, 40),

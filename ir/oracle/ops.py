@@ -397,18 +397,27 @@ def philox(seed: int, offset: int) -> tuple[int, int, int, int]:
     return c0, c1, c2, c3
 
 
+def random_word(seed: int, place: int) -> int:
+    """A word of the stream of a seed."""
+    return philox(seed, place >> 2)[place & 3]
+
+
+def _word_pair(seed: Scalar, offset: Scalar) -> tuple[int, int]:
+    return random_word(int(seed), 2 * int(offset)), random_word(int(seed), 2 * int(offset) + 1)
+
+
 def _rand(seed: Scalar, offset: Scalar) -> Scalar:
-    return np.float32((philox(int(seed), int(offset))[0] >> 8) * 2.0**-24)
+    return np.float32((random_word(int(seed), int(offset)) >> 8) * 2.0**-24)
 
 
 def _randn(seed: Scalar, offset: Scalar) -> Scalar:
-    w0, w1, *_ = philox(int(seed), int(offset))
+    w0, w1 = _word_pair(seed, offset)
     u1, u2 = ((w0 >> 8) + 1) * 2.0**-24, (w1 >> 8) * 2.0**-24
     return np.float32(math.sqrt(-2.0 * math.log(u1)) * math.cos(2.0 * math.pi * u2))
 
 
 def _randbits(seed: Scalar, offset: Scalar) -> Scalar:
-    w0, w1, *_ = philox(int(seed), int(offset))
+    w0, w1 = _word_pair(seed, offset)
     return wrap(w1 << 32 | w0, DType.INT64)
 
 

@@ -400,11 +400,11 @@ def _function(fn: str) -> Callable[..., Tensor]:
         case "bitcast":
             return lambda dtype, a: a.contiguous().view(dtype.torch)
         case "rand":
-            return lambda dtype, seed, offset: (philox(seed, offset)[0] >> 8).to(torch.float32) * 2.0**-24
+            return lambda dtype, seed, offset: (random_words(seed, offset) >> 8).to(torch.float32) * 2.0**-24
         case "randn":
             return _randn
         case "randbits":
-            return lambda dtype, seed, offset: (lambda w: w[1] << 32 | w[0])(philox(seed, offset))
+            return lambda dtype, seed, offset: random_words(seed, 2 * offset + 1) << 32 | random_words(seed, 2 * offset)
         case _ if fn in APPROXIMATIONS:
             return _function(APPROXIMATIONS[fn].of)
     op = _RENAMED.get(fn) or getattr(torch, fn, None)
@@ -414,9 +414,16 @@ def _function(fn: str) -> Callable[..., Tensor]:
 
 
 def _randn(dtype: DType, seed: Tensor, offset: Tensor) -> Tensor:
-    w0, w1, *_ = philox(seed, offset)
+    w0, w1 = random_words(seed, 2 * offset), random_words(seed, 2 * offset + 1)
     u1, u2 = ((w0 >> 8) + 1).double() * 2.0**-24, (w1 >> 8).double() * 2.0**-24
     return (torch.sqrt(-2.0 * torch.log(u1)) * torch.cos(2.0 * math.pi * u2)).to(dtype.torch)
+
+
+def random_words(seed: Tensor, places: Tensor) -> Tensor:
+    """The words at places of the streams of seeds (``ir.expr.ops``), int64, broadcast."""
+    w0, w1, w2, w3 = philox(seed, places >> 2)
+    which = places & 3
+    return torch.where(which < 2, torch.where(which == 0, w0, w1), torch.where(which == 2, w2, w3))
 
 
 def philox(seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import Expr, IndexValue, Load, Select, call, cast, const, symbol
 from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.ir.nest.loops import Buffer, contiguous_strides
-from torch_mlc.runtime.compile.fallback import philox
+from torch_mlc.runtime.compile.fallback import random_words
 
 F32, I64 = DType.FLOAT32, DType.INT64
 MINUS_INFINITY = const(float("-inf"), F32)
@@ -99,7 +99,7 @@ def _dropped(h: sympy.Symbol, m: sympy.Symbol, n: sympy.Symbol, columns: sympy.E
 
 def _dropped_reference(p: Tensor, seeds: Tensor) -> Tensor:
     places = torch.arange(p.shape[-2] * p.shape[-1]).view(p.shape[-2:])
-    numbers = (philox(seeds[:, None, None], places)[0] >> 8) * 2.0**-24
+    numbers = (random_words(seeds[:, None, None], places) >> 8) * 2.0**-24
     return torch.where(numbers < 0.75, p / 0.75, 0.0)
 
 

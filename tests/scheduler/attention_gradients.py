@@ -15,7 +15,7 @@ from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import Expr, IndexValue, Load, Select, call, cast, const, symbol
 from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.ir.nest.loops import Buffer, contiguous_strides
-from torch_mlc.runtime.compile.fallback import philox
+from torch_mlc.runtime.compile.fallback import random_words
 
 F32, I64 = DType.FLOAT32, DType.INT64
 CAP, SCALE = 5.0, 0.3
@@ -171,7 +171,7 @@ def tensors(z: Sizes, m: int, n: int) -> tuple[dict[str, Tensor], dict[str, Tens
     scores = capped.masked_fill(torch.arange(n) > torch.arange(m)[:, None], float("-inf"))
     probabilities = torch.softmax(scores, -1)
     if z.dropout:
-        numbers = philox(torch.tensor(SEED), torch.arange(z.b * m * n))[0].view(z.b, m, n) >> 8
+        numbers = random_words(torch.tensor(SEED), torch.arange(z.b * m * n)).view(z.b, m, n) >> 8
         probabilities = torch.where(numbers * 2.0**-24 < KEPT, probabilities / KEPT, 0.0)
     out = probabilities @ exact[2]
     out.backward(g.double())

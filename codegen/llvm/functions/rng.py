@@ -46,19 +46,33 @@ def _fraction(b: Builder, word: Val, plus: int = 0) -> Val:
 
 def rand(b: Builder, seed: Val, offset: Val) -> Val:
     """Uniform on [0, 1) in steps of 2**-24."""
-    return _fraction(b, philox(b, seed, offset)[0])
+    offset = cast(b, offset, I64)
+    w0, w1, w2, w3 = philox(b, seed, b.binary("lshr", offset, b.const(2, I64)))
+    odd, late = _has_bit(b, offset, 1), _has_bit(b, offset, 2)
+    return _fraction(b, b.select(late, b.select(odd, w3, w2), b.select(odd, w1, w0)))
+
+
+def _has_bit(b: Builder, v: Val, bit: int) -> Val:
+    return b.binary("icmp ne", b.binary("and", v, b.const(bit, I64)), b.const(0, I64), DType.BOOL)
+
+
+def _pair(b: Builder, seed: Val, offset: Val) -> tuple[Val, Val]:
+    offset = cast(b, offset, I64)
+    w0, w1, w2, w3 = philox(b, seed, b.binary("lshr", offset, b.const(1, I64)))
+    late = _has_bit(b, offset, 1)
+    return b.select(late, w2, w0), b.select(late, w3, w1)
 
 
 def randn(b: Builder, seed: Val, offset: Val) -> Val:
-    """Standard normal by Box and Muller of words 0 and 1."""
-    w0, w1, *_ = philox(b, seed, offset)
+    """Standard normal by Box and Muller of two words."""
+    w0, w1 = _pair(b, seed, offset)
     logarithm = elementary.log(b, _fraction(b, w0, plus=1))
     radius = b.intrinsic("sqrt", b.binary("fmul", logarithm, b.const(-2.0, F32)))
     return b.binary("fmul", radius, elementary.cos_turns(b, _fraction(b, w1)))
 
 
 def randbits(b: Builder, seed: Val, offset: Val) -> Val:
-    """64 random bits as int64: word 0 is the low half."""
-    w0, w1, *_ = philox(b, seed, offset)
+    """64 random bits as int64: the first word is the low half."""
+    w0, w1 = _pair(b, seed, offset)
     high = b.binary("shl", b.convert("zext", w1, I64), b.const(32, I64))
     return b.binary("or", high, b.convert("zext", w0, I64))

@@ -205,6 +205,23 @@ def test_philox_known_answers() -> None:
     assert philox(0, 0) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
 
 
+def test_random_numbers_are_made_of_neighbouring_words() -> None:
+    rand, randn, bits = (
+        function(fn, DType.INT64, dtype)
+        for fn, dtype in (("rand", DType.FLOAT32), ("randn", DType.FLOAT32), ("randbits", DType.INT64))
+    )
+    seed = -(1 << 40) - 3
+    words = [word for k in range(3) for word in philox(seed, k)]
+    for k in range(12):
+        assert rand(np.int64(seed), np.int64(k)) == np.float32((words[k] >> 8) * 2.0**-24)
+    for k in range(6):
+        first, second = words[2 * k : 2 * k + 2]
+        assert int(bits(np.int64(seed), np.int64(k))) & (1 << 64) - 1 == second << 32 | first
+        size, turn = ((first >> 8) + 1) * 2.0**-24, (second >> 8) * 2.0**-24
+        normal = math.sqrt(-2 * math.log(size)) * math.cos(2 * math.pi * turn)
+        assert float(randn(np.int64(seed), np.int64(k))) == pytest.approx(normal, rel=1e-6)
+
+
 def test_random_numbers_fill_their_range() -> None:
     rand = function("rand", DType.INT64, DType.FLOAT32)
     randn = function("randn", DType.INT64, DType.FLOAT32)
