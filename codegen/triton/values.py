@@ -20,6 +20,7 @@ from ...ir.nest.loops import AxisKind, Buffer, Scope
 from ..kernel import EmitError
 from .expressions import Expressions
 from .functions import masked
+from .index import Ranges
 from .program import TritonProgram
 from .writer import SCALAR, Dims, SourceWriter, Value
 
@@ -109,6 +110,8 @@ class Values(Expressions):
         tile = self.tile_load(buffer, expr) if not guard else None
         if tile is not None:
             return tile
+        if self._is_for_many(expr, buffer, guard):
+            guard = ()
         text, own, linear, parts = self.address(buffer, expr.indices, env, guard)
         place = ("load", buffer.name, linear, parts)
         key = (*place, _texts(self.bounds(own)), ())
@@ -140,6 +143,21 @@ class Values(Expressions):
         if self.visit is not None:
             self.visit.add(name)
         return value
+
+    def _is_for_many(self, expr: Load, buffer: Buffer, guard: tuple[Value, ...]) -> bool:
+        """Whether lanes of which a guard switches some off read one element, which is there whatever the guard says: it
+        is loaded once for all of them, and what is made of it is computed once."""
+        assert self.info is not None
+        if not guard or any(is_value(i) for i in expr.indices):
+            return False
+        places = [i.xreplace(self._axes) for i in expr.indices]
+        own = SCALAR.union(*(self.dims(p) for p in places))
+        if own and all(g.dims <= own for g in guard):
+            return False
+        points = Ranges(self.program.nest.symbols)
+        for axis in self.info.block.axes:
+            points.loop(axis.var, axis.extent)
+        return all(points.of(i)[0] >= 0 and points.below(i, n) for i, n in zip(expr.indices, buffer.shape, strict=True))
 
     def _visited(self, key: tuple[Any, ...], place: sympy.Expr) -> Value | None:
         """What was loaded before under a key, if it was. Of an earlier visit of a row, where visits are told apart,
