@@ -12,6 +12,7 @@ import sympy
 from ....ir.nest.hints import NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
+from ...cost.columns import SECTOR, columns_of
 from ...cost.gpu_kernels import COLUMN_TILE
 from ...schedule.schedule import Schedule
 from ..analysis import analyse
@@ -39,21 +40,18 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     shape = analyse(nest)
-    extent = shape.rows[-1][1]
-    least = max(32 // narrowest_bytes(shape), 8)  # a sector of the cache
-    columns = clamp_power(typical(nest, extent), 1, 128)
-    others = typical(nest, sympy.Mul(*(e for _, e in shape.rows))) // typical(nest, extent)
-    while columns > least and -(-typical(nest, extent) // columns) * others < 2 * target.cores:
-        columns //= 2
+    itemsize = narrowest_bytes(shape)
+    least = max(SECTOR // itemsize, 8)
+    columns = columns_of(target.machine, [typical(nest, e) for _, e in shape.rows], itemsize)
     rows = clamp_power(typical(nest, sympy.Mul(*(e for _, e in shape.inner))), 1, COLUMN_TILE // columns)
     sizes = dict.fromkeys((columns, max(columns // 2, least), min(columns * 2, 256)))
     return {
         "columns": tuple(sizes),
         "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1)))),
         "warps": (
-            warps_for(target, COLUMN_TILE, 16),
-            warps_for(target, COLUMN_TILE, 32),
-            warps_for(target, COLUMN_TILE, 8),
+            warps_for(target, columns * rows, 16),
+            warps_for(target, columns * rows, 32),
+            warps_for(target, columns * rows, 8),
         ),
     }
 
