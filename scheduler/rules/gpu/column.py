@@ -5,6 +5,7 @@ A nest is one kernel, and programs do not combine results, so that few columns o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import sympy
@@ -26,7 +27,10 @@ from .common import (
     inner_loops,
     narrowest_bytes,
     programs,
+    read_ahead,
     row_depth,
+    steps_in_flight,
+    steps_of_reads,
     tile,
     typical,
     warps_for,
@@ -42,17 +46,19 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     shape = analyse(nest)
     itemsize = narrowest_bytes(shape)
     least = max(SECTOR // itemsize, 8)
-    columns = columns_of(target.machine, [typical(nest, e) for _, e in shape.rows], itemsize)
+    extents = [typical(nest, e) for _, e in shape.rows]
+    columns = columns_of(target.machine, extents, itemsize)
     rows = clamp_power(typical(nest, sympy.Mul(*(e for _, e in shape.inner))), 1, COLUMN_TILE // columns)
+    warps = warps_for(target, columns * rows, 16)
+    count = math.prod(extents) // extents[-1] * -(-extents[-1] // columns)
+    along = [shape.rows[-1][0], *(v for v, _ in shape.inner)]
+    stages = steps_of_reads(shape, target, along, columns * rows, warps, count)
     sizes = dict.fromkeys((columns, max(columns // 2, least), min(columns * 2, 256)))
     return {
         "columns": tuple(sizes),
         "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1)))),
-        "warps": (
-            warps_for(target, columns * rows, 16),
-            warps_for(target, columns * rows, 32),
-            warps_for(target, columns * rows, 8),
-        ),
+        "warps": (warps, warps_for(target, columns * rows, 32), warps_for(target, columns * rows, 8)),
+        "stages": tuple(dict.fromkeys(steps_in_flight(target, (stages, 1, 3)))),
     }
 
 
@@ -75,8 +81,9 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     tile(schedule, within)
     depth = 1 + bool(others or over is not None)
     for loop in inner_loops(schedule, depth, merge=True):
-        _, rows = cut(schedule, loop, int(params["rows"]))
+        steps, rows = cut(schedule, loop, int(params["rows"]))
         tile(schedule, rows)
+        read_ahead(schedule, steps, int(params["stages"]))
     schedule.annotate("", NUM_WARPS, int(params["warps"]))
 
 
