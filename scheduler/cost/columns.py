@@ -10,6 +10,8 @@ from .programs import LEAST_ROWS, overlapping, short_programs
 
 # Bytes that memory and caches move at a time: a sector, and a line, which memory gives as fast as it can.
 SECTOR, LINE = 32, 128
+# The share of the memory's rate that a loop reaches which finds the place of each element by a quotient.
+CROSSING = 0.5
 # The most columns of a program.
 MOST_COLUMNS = 128
 
@@ -51,6 +53,16 @@ def pieces_of_columns(
     more = 2 * wanted * states * math.prod(results)
     split = (nbytes + more) / _rate(machine, wanted * programs, min(last * itemsize, LINE))
     return wanted if split + machine.launch < whole else 1
+
+
+def pieces_of_parts(machine: Machine, results: int, parts: int, nbytes: int, states: int) -> int:
+    """In how many pieces rows are reduced, each of ``parts`` that lie apart in memory: one a part, or 1 whole, where
+    the steps of a program cross from one part to the next. The rest is as of ``pieces_of_columns``."""
+    if parts < 2:
+        return 1
+    whole = nbytes / (_rate(machine, results, LINE) * CROSSING)
+    split = (nbytes + 2 * parts * states * results) / _rate(machine, results * parts, LINE)
+    return parts if split + machine.launch < whole else 1
 
 
 def _rate(machine: Machine, programs: int, contiguous: int) -> float:

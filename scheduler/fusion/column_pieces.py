@@ -1,12 +1,16 @@
-"""Reductions of columns on a GPU in pieces of the rows: programs read whole lines, and enough of them are under way.
+"""Reductions on a GPU in pieces, where programs read whole lines so, and enough of them are under way.
 
 What a program reads of a row lies together, and a line of the caches is 128 bytes. With so many columns a program the
 programs are few, whatever the rows. So each takes a piece of the rows, and a second kernel combines the states of the
 pieces by the same monoid and does what else has no rows. No program waits for another, and sums have one order.
+
+Rows whose parts lie apart in memory, as those of a channel of images do, are read a part a program: a loop over all of
+them would find the place of each element by a quotient.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -20,10 +24,10 @@ from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor
 from ...ir.nest.loops import Buffer, contiguous_strides
 from ...ir.target import Target
-from ..cost.columns import pieces_of_columns
+from ..cost.columns import pieces_of_columns, pieces_of_parts
 from ..functions.lower import collapse, lower_to_loops
 from ..functions.split_kernel import Cut, Halves, Split, halves, numbered, split_axes, whole
-from ..rules import GPU_COLUMN_REDUCTION, first_rule
+from ..rules import GPU_COLUMN_REDUCTION, GPU_ROW_LOOPED, first_rule
 from ..rules.analysis import analyse
 from ..rules.gpu.common import narrowest_bytes
 from .two_stage import PARAM_ALIGN
@@ -119,12 +123,15 @@ def _wanted(function: TensorFunction, target: Target) -> int:
     def pieces(itemsize: int) -> int:
         return pieces_of_columns(target.machine, results, rows, nbytes, states, itemsize)
 
-    if pieces(1) < 2 and pieces(8) < 2:  # whatever its elements are
+    parts = hint(sympy.Mul(*(d.extent for d in function.inner[:-1])))
+    apart = pieces_of_parts(target.machine, math.prod(results), parts, nbytes, states)
+    if max(apart, pieces(1), pieces(8)) < 2:  # whatever its elements are
         return 1
     nest = lower_to_loops(function)
-    if first_rule(nest, target) is not GPU_COLUMN_REDUCTION:
-        return 1
-    return pieces(narrowest_bytes(analyse(nest)))
+    rule = first_rule(nest, target)
+    if rule is GPU_ROW_LOOPED:
+        return apart
+    return pieces(narrowest_bytes(analyse(nest))) if rule is GPU_COLUMN_REDUCTION else 1
 
 
 def _cuts(over: Sequence[Dim], wanted: int, table: SymbolTable) -> list[Cut | None]:

@@ -13,7 +13,7 @@ import sympy
 
 from ...ir.expr.value import Expr, Load, rewrite
 from ...ir.expr.value import loads as _loads
-from ...ir.function.function import Output, Stage, TensorFunction
+from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor, TensorType
 from ...ir.nest.loops import Buffer, contiguous_strides
 from .two_stage import PARAM_ALIGN
@@ -115,9 +115,9 @@ def _rest(
         names[result] = f"in{len(inputs)}"
         inputs.append(replace(buffer, name=names[result]))
     rows, inner = function.rows, function.inner
+    ours = [o for o in function.outputs if o.result not in here]
     if not any(s.monoid is not None for s in late):
-        # Without reductions all dimensions are rows, those of the elements first: columns lie together.
-        rows, inner = (*inner, *rows), ()
+        rows, inner = _by_memory(function, ours[0]), ()  # without reductions all dimensions are rows
     points: tuple[sympy.Expr, ...] = tuple(d.var for d in (*rows, *inner))
     made = {r for s in late if s.inner and s.monoid is None for r in s.results}
 
@@ -127,11 +127,16 @@ def _rest(
         return Load(names.get(e.buffer, e.buffer), points if e.buffer in made else e.indices, e.dtype)
 
     stages = tuple(replace(s, values=tuple(rewrite(v, leaf) for v in s.values)) for s in late)
-    outputs = tuple(
-        replace(o, buffer=replace(o.buffer, name=f"out{k}"))
-        for k, o in enumerate(o for o in function.outputs if o.result not in here)
-    )
+    outputs = tuple(replace(o, buffer=replace(o.buffer, name=f"out{k}")) for k, o in enumerate(ours))
     name = f"{function.name}_again"
     return replace(
         function, name=name, rows=rows, inner=inner, inputs=tuple(inputs), outputs=outputs, stages=stages
     ), taken
+
+
+def _by_memory(function: TensorFunction, output: Output) -> tuple[Dim, ...]:
+    """The dimensions of the elements, those outermost that are outermost in the memory of a result."""
+    place = sympy.expand(sympy.Add(*(i * s for i, s in zip(output.indices, output.buffer.strides, strict=True))))
+    return tuple(
+        sorted((*function.inner, *function.rows), key=lambda d: -abs(function.symbols.hint(place.coeff(d.var))))
+    )

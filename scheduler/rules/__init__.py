@@ -110,6 +110,6 @@ def first_rule(nest: LoopNest, target: Target) -> Rule:
 
 
 __all__ = [
-    "GPU_COLUMN_REDUCTION", "RULES", "USER_RULES", "Capability", "DesignSpace", "Rule", "Scarce", "UserRule",
-    "all_rules", "can", "default_schedule", "design_space", "first_rule", "lighter_schedules",
+    "GPU_COLUMN_REDUCTION", "GPU_ROW_LOOPED", "RULES", "USER_RULES", "Capability", "DesignSpace", "Rule", "Scarce",
+    "UserRule", "all_rules", "can", "default_schedule", "design_space", "first_rule", "lighter_schedules",
 ]  # fmt: skip

@@ -76,6 +76,16 @@ def batch_norm_backward(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor
     return y * w, (y - total / 24 - x * (inner / 24)) * w, inner
 
 
+def over_channels(x: Tensor) -> Tensor:
+    return x.square().sum((0, 2))
+
+
+def channels_backward(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = g * (x > 0)
+    total = y.sum((0, 2), keepdim=True)
+    return (y - total / 30 - x * ((y * x).sum((0, 2), keepdim=True) / 30)) * w, total
+
+
 X, G = (torch.randn(24, 11) for _ in range(2))
 PRIME = torch.randn(23, 11)
 CASES = {
@@ -91,6 +101,8 @@ CASES = {
     "centred": (centred, (X, torch.randn(11))),
     "centred, of a prime": (centred, (PRIME, torch.randn(11))),
     "batch norm": (batch_norm_backward, (X, G, torch.randn(11))),
+    "of a channel": (over_channels, (torch.randn(6, 3, 5),)),
+    "batch norm of images": (channels_backward, (torch.randn(6, 3, 5), torch.randn(6, 3, 5), torch.randn(3, 1))),
     "exponentials": (exponentials, (PRIME,)),
 }
 
@@ -217,6 +229,13 @@ def test_elements_behind_few_columns_have_a_kernel_of_their_own() -> None:
     assert default_schedule(lower_to_loops(first), SM90).rule == "gpu_column_reduction"
     assert default_schedule(lower_to_loops(third), SM90).rule == "gpu_pointwise"
     assert len(second.rows) == 1
+
+
+def test_parts_of_rows_that_lie_apart_are_read_by_a_program_each() -> None:
+    first, second, third = called(lambda x: x - x.sum((0, 2), keepdim=True), 64, 256, 3136)
+    assert [int(d.extent) for d in first.rows] == [64, 256] and [int(d.extent) for d in second.inner] == [64]
+    assert default_schedule(lower_to_loops(first), SM90).rule == "gpu_row_persistent"
+    assert [int(d.extent) for d in third.rows] == [64, 256, 3136], "neighbours in memory are neighbours in the loops"
 
 
 def test_what_is_soon_done_or_rows_that_lie_along_are_one_kernel() -> None:
