@@ -105,6 +105,8 @@ def _kernel_json(kernel: KernelReport, seconds: float) -> dict[str, Any]:
         "resources": asdict(kernel.resources) if kernel.resources is not None else None,
         "issue": asdict(kernel.issue) if kernel.issue is not None else None,
         "slots_a_byte": round(kernel.slots_a_byte, 3) if kernel.slots_a_byte is not None else None,
+        "bytes_in_flight": round(kernel.bytes_in_flight) if kernel.bytes_in_flight is not None else None,
+        "contiguous_bytes": kernel.contiguous_bytes,
     }
 
 

@@ -28,6 +28,7 @@ from torch_mlc.scheduler.rules import default_schedule
 
 from ..machine import describe_machine, describe_versions
 from ..models.spec import Size
+from .memory import memory_rows
 from .report import Row, StaticReport, print_static, workload_json
 from .slots import HELD, SLOTS_A_BYTE
 from .workloads import COLUMNS, GPT_FEW, GPT_STEP, NORMS, WORKLOADS, Workload
@@ -133,6 +134,7 @@ def rows_of(compiled: Sequence[Compiled], target: str) -> list[Row]:
         *_ratio_rows(by_name),
         *_read_rows(by_name),
         *_slot_rows(by_name),
+        *(row for c in compiled for row in memory_rows(c.workload.name, c.report.kernels)),
         *_kernel_rows(compiled, gpu_target(target)),
     ]
 

@@ -16,10 +16,11 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
-from ...ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, children
+from ...ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, children, is_value, walk
 from ...ir.nest.loops import Scope
 from ..kernel import EmitError
 from .functions import FP8, call_text, cast_text, fp8_literal, literal, takes_literals, type_text
+from .index import Ranges
 from .lanes import Lanes, bare
 from .program import BlockInfo, TritonProgram
 from .writer import SCALAR, Dims, SourceWriter, Value
@@ -122,7 +123,7 @@ class Expressions(Lanes, ABC):
         branches = []
         for branch, holds in ((expr.if_true, True), (expr.if_false, False)):
             inner = guard
-            if self._loads(branch):
+            if self._loads(branch) and not (self._loads(expr.condition) and self._is_beside(branch, condition)):
                 when = condition if holds else self._named(f"({condition.text} == 0)", condition.dims, DType.BOOL)
                 inner = (*guard, when) if when not in guard else guard
             branches.append(self.value(branch, env, inner))
@@ -183,6 +184,26 @@ class Expressions(Lanes, ABC):
         if not index.has(FloorDiv, ModularIndexing):
             return index
         return simplify(index, self.program.ranges.extents, self.program.nest.symbols)
+
+    def _is_beside(self, branch: Expr, condition: Value) -> bool:
+        """Whether all that a branch reads is there whatever a condition says, an element a lane as the condition is:
+        then nobody waits for what the condition reads. Where one condition stands for many elements, it may spare
+        reading them."""
+        points = Ranges(self.program.nest.symbols)
+        for axis in self.info.block.axes if self.info is not None else ():
+            points.loop(axis.var, axis.extent)
+        return all(self._is_there(e, condition, points) for e in walk(branch) if isinstance(e, Load))
+
+    def _is_there(self, load: Load, condition: Value, points: Ranges) -> bool:
+        buffer = self.program.buffers[load.buffer]
+        if buffer.scope is not Scope.GLOBAL:
+            return True
+        if self.info is None or any(is_value(i) for i in load.indices):
+            return False
+        return all(
+            points.of(i)[0] >= 0 and points.below(i, n) and self.dims(i.xreplace(self._axes)) <= condition.dims  # type: ignore[union-attr]
+            for i, n in zip(load.indices, buffer.shape, strict=True)
+        )
 
     def _loads(self, expr: Expr) -> bool:
         """Whether the expression reads memory."""

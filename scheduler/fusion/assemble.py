@@ -25,6 +25,7 @@ from ..facts.domain import Digits
 from ..facts.fusion_nodes import FusionNode, fusion_node_sizes
 from ..facts.views import ViewMap
 from ..rules import Capability, can
+from .column_pieces import in_column_pieces
 from .early_errors import sites, wait_for_checks
 from .group import Group
 from .tiles import kept, reduced
@@ -66,11 +67,13 @@ def assemble(
 
 
 def _calls(function: TensorFunction, call: CallTensor, target: Target) -> list[tuple[TensorFunction, CallTensor]]:
-    """A function and its call; where it reduces over rows too, and no rule does that in one kernel, those of its two
-    parts."""
-    split = None if can(target, Capability.SPLIT_ROWS) else in_two_stages(function, target.machine)
-    if split is None:
+    """A function and its call; where it reduces over rows too, or columns that occupy no GPU, and no rule does that in
+    one kernel, those of its two parts."""
+    if can(target, Capability.SPLIT_ROWS):
         return [(function, call)]
+    split = in_two_stages(function, target.machine)
+    if split is None:
+        return in_column_pieces(function, call, target) or [(function, call)]
     return list(zip((split.first, split.second), split.calls(call, "pieces"), strict=True))
 
 

@@ -104,7 +104,12 @@ def design_space(nest: LoopNest, target: Target) -> DesignSpace:
     return DesignSpace(nest, target, matching(all_rules(), nest, target))
 
 
+def first_rule(nest: LoopNest, target: Target) -> Rule:
+    """The rule that a nest gets, as long as it applies. Raises ScheduleError where none matches."""
+    return matching(all_rules(), nest, target)[0]
+
+
 __all__ = [
-    "RULES", "USER_RULES", "Capability", "DesignSpace", "Rule", "Scarce", "UserRule", "all_rules", "can",
-    "default_schedule", "design_space", "lighter_schedules",
+    "GPU_COLUMN_REDUCTION", "GPU_ROW_LOOPED", "RULES", "USER_RULES", "Capability", "DesignSpace", "Rule", "Scarce",
+    "UserRule", "all_rules", "can", "default_schedule", "design_space", "first_rule", "lighter_schedules",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ A nest is one kernel, and programs do not combine results, so that few columns o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import sympy
@@ -12,6 +13,7 @@ import sympy
 from ....ir.nest.hints import NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
+from ...cost.columns import SECTOR, columns_of
 from ...cost.gpu_kernels import COLUMN_TILE
 from ...schedule.schedule import Schedule
 from ..analysis import analyse
@@ -25,7 +27,10 @@ from .common import (
     inner_loops,
     narrowest_bytes,
     programs,
+    read_ahead,
     row_depth,
+    steps_in_flight,
+    steps_of_reads,
     tile,
     typical,
     warps_for,
@@ -39,22 +44,21 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     shape = analyse(nest)
-    extent = shape.rows[-1][1]
-    least = max(32 // narrowest_bytes(shape), 8)  # a sector of the cache
-    columns = clamp_power(typical(nest, extent), 1, 128)
-    others = typical(nest, sympy.Mul(*(e for _, e in shape.rows))) // typical(nest, extent)
-    while columns > least and -(-typical(nest, extent) // columns) * others < 2 * target.cores:
-        columns //= 2
+    itemsize = narrowest_bytes(shape)
+    least = max(SECTOR // itemsize, 8)
+    extents = [typical(nest, e) for _, e in shape.rows]
+    columns = columns_of(target.machine, extents, itemsize)
     rows = clamp_power(typical(nest, sympy.Mul(*(e for _, e in shape.inner))), 1, COLUMN_TILE // columns)
+    warps = warps_for(target, columns * rows, 16)
+    count = math.prod(extents) // extents[-1] * -(-extents[-1] // columns)
+    along = [shape.rows[-1][0], *(v for v, _ in shape.inner)]
+    stages = steps_of_reads(shape, target, along, columns * rows, warps, count)
     sizes = dict.fromkeys((columns, max(columns // 2, least), min(columns * 2, 256)))
     return {
         "columns": tuple(sizes),
         "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1)))),
-        "warps": (
-            warps_for(target, COLUMN_TILE, 16),
-            warps_for(target, COLUMN_TILE, 32),
-            warps_for(target, COLUMN_TILE, 8),
-        ),
+        "warps": (warps, warps_for(target, columns * rows, 32), warps_for(target, columns * rows, 8)),
+        "stages": tuple(dict.fromkeys(steps_in_flight(target, (stages, 1, 3)))),
     }
 
 
@@ -77,8 +81,9 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     tile(schedule, within)
     depth = 1 + bool(others or over is not None)
     for loop in inner_loops(schedule, depth, merge=True):
-        _, rows = cut(schedule, loop, int(params["rows"]))
+        steps, rows = cut(schedule, loop, int(params["rows"]))
         tile(schedule, rows)
+        read_ahead(schedule, steps, int(params["stages"]))
     schedule.annotate("", NUM_WARPS, int(params["warps"]))
 
 

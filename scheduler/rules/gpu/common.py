@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 import sympy
 
 from ....ir.expr.value import Load
 from ....ir.nest.loops import Access, LoopKind, LoopNest, blocks
 from ....ir.target import Target
+from ...cost.flight import USUAL_REGISTERS, steps_under_way
+from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape
 from ..cpu.common import merge_inner, merge_rows
@@ -111,6 +114,26 @@ def tile(schedule: Schedule, loop: str) -> None:
     """Make a loop an axis of the program's tile."""
     if schedule.loop(loop).kind is LoopKind.SERIAL:
         schedule.bind(loop, "threadIdx.x")
+
+
+def read_ahead(schedule: Schedule, loop: str | None, stages: int) -> None:
+    """Have as many steps of a loop under way, where it has any and nothing in it writes what it reads."""
+    if loop is None or stages < 2:
+        return
+    with suppress(ScheduleError):
+        schedule.pipeline(loop, stages)
+
+
+def steps_of_reads(
+    shape: NestShape, target: Target, along: Collection[sympy.Symbol], elements: int, warps: int, count: int
+) -> int:
+    """The steps under way of a loop over tiles of so many ``elements``, of which some arrays have a place of their own
+    for each: those that move along all axes ``along``. ``count`` programs of so many ``warps`` are launched."""
+    read = {a.buffer for a in shape.accesses if not a.is_write and all(a.step(v) != 0 for v in along)}
+    machine = target.machine
+    resident = max(machine.registers // (USUAL_REGISTERS * warps * target.warp), 1)
+    nbytes = elements * sum(b.dtype.itemsize for b in read)
+    return steps_under_way(machine, nbytes, len(read), count, resident)
 
 
 def narrowest_bytes(shape: NestShape) -> int:
