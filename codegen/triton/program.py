@@ -44,6 +44,8 @@ class BlockInfo:
     operands: tuple[BlockInfo, ...] = ()
     copy: tuple[sympy.Expr, ...] = ()
     elements: tuple[Conjunct, ...] = ()
+    # Whether this is one of those operands.
+    is_operand: bool = False
 
     @property
     def place(self) -> tuple[str, tuple[sympy.Expr, ...]]:
@@ -266,7 +268,7 @@ class TritonProgram:
         over = frozenset(turned.get(s, s) for s in info.reduced_tile)
         # What bounds the other operand alone switches no lane of this one off.
         kept = [b for b in bounds if (b[0].free_symbols | b[1].free_symbols) & self.tile.keys() <= own | over]
-        return replace(info, axes=axes, bounds=tuple(kept), spatial=own, reduced_tile=over)
+        return replace(info, axes=axes, bounds=tuple(kept), spatial=own, reduced_tile=over, is_operand=True)
 
     def _one_target(
         self, block: Block, outer: tuple[Loop, ...], reduced: set[sympy.Symbol], spatial: set[sympy.Symbol]

@@ -16,6 +16,8 @@ LEAST = 16
 COMBINED_ROWS, FEWER_COLUMNS, HEAVY_EPILOGUE = 128, 128, 16
 # Rows that a warp group multiplies at once.
 GROUP_ROWS = 64
+# Results of a tile that are so few that a step of it takes longer than its products.
+FEW_RESULTS = 64 * 32
 # Registers of a thread that hold no results: addresses, operands, conditions.
 REGISTERS_BESIDE = 64
 

@@ -13,9 +13,9 @@ from functools import lru_cache
 import sympy
 
 from ...ir.expr.dtypes import DType
-from ...ir.expr.product import bare, factors, multiplied, operands
+from ...ir.expr.product import BYTES, HALVES, bare, factors, multiplied, operands
 from ...ir.expr.value import Call, Const, Expr, IndexValue, Load, Select, free_symbols, is_value, loads, walk
-from ...ir.nest.loops import AxisKind, Block, LoopNest, Scope, Update, blocks
+from ...ir.nest.loops import AxisKind, Block, Buffer, LoopNest, Scope, Update, blocks
 from .analysis import SameNest
 
 Axes = tuple[tuple[sympy.Symbol, sympy.Expr], ...]
@@ -252,6 +252,27 @@ def part_axes(c: ContractionNest) -> Axes:
                     asked |= e.index.free_symbols
     found = tuple((v, e) for v, e in c.summed if v in asked and e.is_Integer and 1 < e <= MOST_PARTS)
     return found if len(found) < len(c.summed) else ()
+
+
+def reads_words(nest: LoopNest, c: ContractionNest) -> bool:
+    """Whether bytes of an operand that become a half type lie side by side along the innermost summed axis that is no
+    part of them, and begin at even places in all other axes."""
+    parts = {v for v, _ in part_axes(c)}
+    along = [v for v, _ in c.summed if v not in parts]
+    if c.dtype() not in HALVES or not along:
+        return False
+    bytes_ = [
+        ld for p in c.products for f in (*p.left.factors, *p.right.factors) for ld in loads(f) if ld.dtype in BYTES
+    ]
+    return bool(bytes_) and all(_in_words(nest.buffer(ld.buffer), ld, along[-1]) for ld in bytes_)
+
+
+def _in_words(buffer: Buffer, load: Load, along: sympy.Symbol) -> bool:
+    if buffer.scope is not Scope.GLOBAL or any(is_value(i) for i in load.indices):
+        return False
+    place = sympy.expand(sympy.Add(*(i * s for i, s in zip(load.indices, buffer.strides, strict=True))))  # type: ignore[operator]
+    others = [t.as_coeff_Mul()[0] for t in sympy.Add.make_args(place - along)]
+    return place.coeff(along) == 1 and all(k.is_Integer and k % 2 == 0 for k in others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from ...cost.gpu_kernels import (
 from ...cost.gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape, stages_of
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
-from ..contraction import Axes, ContractionNest, bytes_per_step, extent, find_contraction, run_of
+from ..contraction import Axes, ContractionNest, bytes_per_step, extent, find_contraction, reads_words, run_of
 from ..cpu.common import cost, merge_rows
 from ..registry import Capability, Params, Rule, Scarce, Value
 from .common import GPUS, cut, fused, next_power, programs, tile, typical
@@ -251,7 +251,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         _bind_programs(schedule, order, target.cores if lasts else None, flat=not specialized)
         for lp in (within, lane):
             tile(schedule, lp)
-    step = steps_of(schedule, c, shape, run)
+    step = steps_of(schedule, c, shape, run, target.has_pairs and reads_words(schedule.nest, c))
     if specialized and step is not None:
         schedule.annotate(step, WARP_SPECIALIZE, True)
     if params.get("descriptors"):
