@@ -137,10 +137,14 @@ class Parts:
         dims = values.dims(rest)
         mask = values.all_of(values.bounds(dims))
         across = dims | (mask.dims if mask is not None else frozenset())
+        copies = values.info.spatial & {program.copies} if values.info is not None else frozenset()
+        across |= copies  # a vector is copied as the columns that it stands for
         if len(across) > 1:
             return None
         place = "[:, None]" if dim == 0 else "[None, :]"
         offset = f"{values.index(rest)} + tl.arange(0, {count * extent}){place}"
+        if copies:
+            offset += f" + tl.zeros({values.shape(copies)}, tl.int32)"
         suffix = masked(mask.text, buffer.dtype) if mask is not None else ""
         whole = self.out.assign(f"{buffer.name}_", f"tl.load({buffer.name}_ptr + ({offset}){suffix})")
         other = next((program.tile[s][1] for s in across), 1)

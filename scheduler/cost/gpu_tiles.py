@@ -60,6 +60,12 @@ PLAIN_SHAPES = (
     TileShape(64, 16, 32, 4, 3, 0.4),
     TileShape(16, 16, 32, 2, 3, 0.2),
 )
+# Tiles of a packed matrix that is multiplied with a vector, the vector in all columns.
+VECTOR_TILES = (
+    TileShape(64, 16, 128, 4, 6, 0.2),
+    TileShape(32, 16, 128, 2, 6, 0.1),
+    TileShape(16, 16, 128, 1, 6, 0.05),
+)
 # A product with a vector is a reduction of rows, without tensor cores.
 VECTOR_SHAPES = (TileShape(4, 1, 512, 4, 1, 0.05),)
 
