@@ -65,6 +65,11 @@ class Target:
         return self.kind == "cuda"
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether one instruction of PTX computes two elements of a half type, bfloat16 among them."""
+        return self.capability >= (8, 0)
+
+    @property
     def has_tanh(self) -> bool:
         """Whether a hyperbolic tangent is one instruction."""
         return self.capability >= (7, 5)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import sympy
+
 from ...ir.expr.dtypes import DType
 from ...ir.expr.product import bare, factors, multiplied, product_of
 from ...ir.expr.value import Cast, Expr, Load, free_symbols, is_value
@@ -31,7 +33,7 @@ def dot(values: Values, out: SourceWriter, info: BlockInfo, update: Update, accu
         raise EmitError(f"block {info.block.name} is tensorized as a dot and reduces by {update.monoid.name}")
     (value,) = update.values
     dtype = value.dtype.compute
-    sides = _sides(info, factors(value))
+    sides = _sides(info, factors(value), values.program.copies)
     asked = OPERANDS.found(info.block)
     left, right = map(_narrow, sides)
     narrow = multiplied(left, right, dtype) if asked is None else DType(asked)
@@ -50,8 +52,8 @@ def dot(values: Values, out: SourceWriter, info: BlockInfo, update: Update, accu
     return Value(accumulator, info.tile, dtype)
 
 
-def _sides(info: BlockInfo, factors: Sequence[Expr]) -> tuple[list[Expr], list[Expr]]:
-    """The factors of the left operand and of the right one."""
+def _sides(info: BlockInfo, factors: Sequence[Expr], copies: sympy.Symbol | None) -> tuple[list[Expr], list[Expr]]:
+    """The factors of the left operand and of the right one, which is a vector where its columns are ``copies``."""
     left: list[Expr] = []
     right: list[Expr] = []
     for f in factors:
@@ -61,7 +63,8 @@ def _sides(info: BlockInfo, factors: Sequence[Expr]) -> tuple[list[Expr], list[E
                 f"block {info.block.name}: a factor of the product depends on rows and columns alike; "
                 "store it first, or leave the block a plain reduction"
             )
-        (right if dims & info.operands[1].spatial else left).append(f)
+        is_right = dims & info.operands[1].spatial or (copies is not None and not dims & info.operands[0].spatial)
+        (right if is_right else left).append(f)
     if not left or not right:
         raise EmitError(f"block {info.block.name} is tensorized as a dot and has no left or no right factor")
     return left, right

@@ -19,6 +19,7 @@ from ..kernel import NARROW, WIDE, EmitError, KernelSource, refuse_foreign
 from .descriptors import Descriptors
 from .helpers import helpers_for
 from .limits import Limits, take_limits
+from .packed.pairs import Pairs
 from .parts import Parts, WrittenIteration
 from .program import BlockInfo, TritonProgram
 from .reach import reach_of
@@ -61,6 +62,8 @@ class _TritonEmitter:
         self.descriptors = Descriptors(self.values, self.out)
         self.parts = Parts(self.values, self.out)
         self.values.tile_load = lambda b, e: self.descriptors.load(b, e) or self.parts.load(b, e)
+        self.pairs = Pairs(self.values, self.parts.word, target.has_pairs)
+        self.values.tile_cast = self.pairs.cast
         self.scans = Scans(self.values, self.out, self.reductions)
 
     def source(self) -> KernelSource:
@@ -244,7 +247,7 @@ class _TritonEmitter:
         iteration alone is decided here."""
         infos, outside, count = self.program.infos, self.parts.iteration, int(loop.extent)
         for k in range(count):
-            self.parts.iteration = WrittenIteration(var, count, k, infos)
+            self.parts.iteration = WrittenIteration(var, count, k, infos, outside)
             self.program.infos = infos | {i.block.name: i.at(var, sympy.Integer(k)) for i in inside}
             self._nodes(loop.body)
         self.program.infos, self.parts.iteration = infos, outside

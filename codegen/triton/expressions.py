@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import sympy
@@ -37,6 +37,8 @@ class Expressions(Lanes, ABC):
         super().__init__(program, writer)
         # Loads that are zero where one of these masks is off.
         self.masked: dict[str, frozenset[str]] = {}
+        # Conversions that something else than a conversion of each element does.
+        self.tile_cast: Callable[[Cast, Mapping[str, Value], tuple[Value, ...]], Value | None] = lambda *_: None
         self._memo: dict[tuple[int, tuple[Value, ...]], tuple[Expr, Value]] = {}
         self._loading: dict[int, tuple[Expr, bool]] = {}
 
@@ -62,7 +64,7 @@ class Expressions(Lanes, ABC):
             case Const():
                 type_text(expr.dtype)
                 if expr.dtype in FP8:
-                    return self._named(fp8_literal(expr.value, expr.dtype), SCALAR, expr.dtype)
+                    return self.named(fp8_literal(expr.value, expr.dtype), SCALAR, expr.dtype)
                 return Value(literal(expr.value), SCALAR, expr.dtype, literal=True)
             case Var():
                 return env[expr.name]
@@ -71,10 +73,13 @@ class Expressions(Lanes, ABC):
             case Load():
                 return self._load(expr, env, guard)
             case Cast():
+                tile = self.tile_cast(expr, env, guard)
+                if tile is not None:
+                    return tile
                 value = self.value(expr.value, env, guard)
                 if value.dtype is expr.dtype:
                     return value
-                made = self._named(cast_text(value.typed, value.dtype, expr.dtype), value.dims, expr.dtype)
+                made = self.named(cast_text(value.typed, value.dtype, expr.dtype), value.dims, expr.dtype)
                 if value.text in self.masked:  # a zero stays one
                     self.masked[made.text] = self.masked[value.text]
                 return made
@@ -84,7 +89,8 @@ class Expressions(Lanes, ABC):
                 return self._select(expr, env, guard)
         raise EmitError(f"no Triton code for {expr}")
 
-    def _named(self, text: str, dims: Dims, dtype: DType) -> Value:
+    def named(self, text: str, dims: Dims, dtype: DType) -> Value:
+        """A value by its text, written down where it is not yet known."""
         found = self.out.known(("value", text))
         if found is not None:
             assert isinstance(found, Value)
@@ -99,7 +105,7 @@ class Expressions(Lanes, ABC):
         texts = tuple(a.text if bare else a.typed for a in args)
         dims = frozenset[sympy.Symbol]().union(*(a.dims for a in args))
         of = args[0].dtype if args else expr.dtype
-        made = self._named(call_text(expr.fn, texts, of, expr.dtype), dims, expr.dtype)
+        made = self.named(call_text(expr.fn, texts, of, expr.dtype), dims, expr.dtype)
         if expr.fn == "mul" and all(a.text in self.masked for a in args):  # zero times zero
             self.masked[made.text] = frozenset.intersection(*(self.masked[a.text] for a in args))
         return made
@@ -113,7 +119,7 @@ class Expressions(Lanes, ABC):
         if index.is_Integer:
             return Value(literal(int(index)), SCALAR, expr.dtype, literal=True)
         text = f"tl.cast({self.index(index)}, {type_text(expr.dtype)})"
-        return self._named(text, self.dims(index), expr.dtype)
+        return self.named(text, self.dims(index), expr.dtype)
 
     def _select(self, expr: Select, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value:
         condition = self._bound(expr.condition) or self._decided(expr.condition)
@@ -124,14 +130,19 @@ class Expressions(Lanes, ABC):
         for branch, holds in ((expr.if_true, True), (expr.if_false, False)):
             inner = guard
             if self._loads(branch) and not (self._loads(expr.condition) and self._is_beside(branch, condition)):
-                when = condition if holds else self._named(f"({condition.text} == 0)", condition.dims, DType.BOOL)
+                when = condition if holds else self.named(f"({condition.text} == 0)", condition.dims, DType.BOOL)
                 inner = (*guard, when) if when not in guard else guard
             branches.append(self.value(branch, env, inner))
         a, b = branches
         if b.literal and b.text in _ZEROS and condition.text in self.masked.get(a.text, ()):
             return a  # a load gives zero where its mask is off
         text = f"tl.where({condition.text}, {a.typed}, {b.typed})"
-        return self._named(text, condition.dims | a.dims | b.dims, expr.dtype)
+        return self.named(text, condition.dims | a.dims | b.dims, expr.dtype)
+
+    def decided(self, condition: Expr) -> bool | None:
+        """Whether a condition of positions holds, where that is known here."""
+        found = self._bound(condition) or self._decided(condition)
+        return found.text == "True" if found is not None and found.literal else None
 
     def _decided(self, condition: Expr) -> Value | None:
         """A comparison of positions that are numbers here."""
@@ -141,6 +152,12 @@ class Expressions(Lanes, ABC):
         if a is None or b is None:
             return None
         return Value(str(_COMPARISONS[condition.fn](a, b)), SCALAR, DType.BOOL, literal=True)
+
+    def number(self, expr: Expr) -> int | None:
+        """A whole number that is known here, as constants and many positions are."""
+        while isinstance(expr, Cast) and expr.dtype.is_int and expr.value.dtype.is_int:
+            expr = expr.value  # what selects a part of a word is small
+        return self._number(expr)
 
     def _number(self, expr: Expr) -> int | None:
         if isinstance(expr, Const) and expr.dtype.is_int:
@@ -172,7 +189,7 @@ class Expressions(Lanes, ABC):
         if a.literal or b.literal:
             decided, other = (a, b) if a.literal else (b, a)
             return other if decided.text == "True" else decided
-        return a if a.text == b.text else self._named(f"({a.text} & {b.text})", a.dims | b.dims, DType.BOOL)
+        return a if a.text == b.text else self.named(f"({a.text} & {b.text})", a.dims | b.dims, DType.BOOL)
 
     def _place(self, expr: Expr) -> sympy.Expr | None:
         """A position or a number, in loops."""

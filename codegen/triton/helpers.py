@@ -10,6 +10,7 @@ import re
 from ...ir.target import Target
 from .approximations import approximation_source
 from .iterations import intrinsic_source, iteration_source
+from .packed.pairs import pair_source
 
 HELPERS: dict[str, str] = {
     "mlc_floordiv": '''
@@ -156,7 +157,7 @@ def helpers_for(text: str, target: Target) -> str:
     def visit(body: str) -> None:
         for name in _NAME.findall(body):
             source = HELPERS.get(name) or approximation_source(name, target)
-            source = source or iteration_source(name) or intrinsic_source(name)
+            source = source or iteration_source(name) or intrinsic_source(name) or pair_source(name)
             if source is not None and name not in needed:
                 visit(source.replace(f"def {name}", ""))
                 needed[name] = source

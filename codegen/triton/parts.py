@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import sympy
 
+from ...ir.expr.dtypes import DType
 from ...ir.expr.value import Load, is_value
 from ...ir.nest.loops import Buffer, Scope
 from .functions import masked
@@ -18,19 +19,36 @@ from .program import BlockInfo
 from .values import Values
 from .writer import SourceWriter, Value
 
+# Bytes that are loaded as one where single ones are wanted.
+WORD = 2
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenIteration:
-    """One iteration of a loop that is written out: ``infos`` are the blocks in it as the loop has them."""
+    """One iteration of a loop that is written out: ``infos`` are the blocks in it as the loop has them, ``outer`` the
+    iteration of the loop around it that is written out too."""
 
     loop: sympy.Symbol
     count: int
     at: int
     infos: Mapping[str, BlockInfo]
+    outer: WrittenIteration | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the lanes of a load are in loops that are written out: ``rest + count * lane + at``, each ``at`` below
+    ``count`` in one iteration of them."""
+
+    side: BlockInfo
+    rest: sympy.Expr
+    lane: sympy.Symbol
+    count: int
+    at: int
 
 
 class Parts:
-    """Loads of operands in a loop over parts."""
+    """Loads of operands in loops over parts."""
 
     def __init__(self, values: Values, out: SourceWriter) -> None:
         self.values = values
@@ -39,30 +57,74 @@ class Parts:
 
     def load(self, buffer: Buffer, expr: Load) -> Value | None:
         """The tile of a load that takes every ``count``-th element of contiguous ones; None for other loads."""
+        place = self._place(buffer, expr)
+        if place is None:
+            return None
+        key = ("load", buffer.name, "parts", place.rest, place.count)
+        found = self.out.known(key)
+        if found is None:
+            found = self._split(buffer, place.rest, place.lane, place.count)
+            if found is None:
+                return None
+            self.out.remember(key, found)
+        return found[place.at]  # type: ignore[index, no-any-return]
+
+    def word(self, expr: Load) -> tuple[Value, int] | None:
+        """The tile of words of two bytes in which a load takes every second byte, and the bit at which that begins;
+        None for other loads."""
+        buffer = self.values.program.buffers[expr.buffer]
+        place = self._place(buffer, expr)
+        if place is None or place.count != WORD or buffer.dtype.itemsize != 1 or buffer.align % WORD:
+            return None
+        halved = sympy.expand(place.rest / WORD)
+        if not all(t.as_coeff_Mul()[0].is_Integer for t in sympy.Add.make_args(halved)):
+            return None
+        key = ("load", buffer.name, "words", place.rest)
+        found = self.out.known(key)
+        if found is None:
+            values = self.values
+            offset = sympy.expand(halved + place.lane)
+            dims = values.dims(offset)
+            mask = values.all_of(values.bounds(dims))
+            if mask is not None and not mask.dims <= dims:
+                return None
+            suffix = masked(mask.text, DType.UINT16) if mask is not None else ""
+            pointer = f"tl.cast({buffer.name}_ptr, tl.pointer_type(tl.uint16), bitcast=True)"
+            name = self.out.assign(f"{buffer.name}_", f"tl.load({pointer} + ({values.index(offset)}){suffix})")
+            found = Value(name, dims, DType.UINT16)
+            self.out.remember(key, found)
+        return found, 8 * place.at  # type: ignore[return-value]
+
+    def _place(self, buffer: Buffer, expr: Load) -> _Place | None:
         now, info, program = self.iteration, self.values.info, self.values.program
         if now is None or info is None or buffer.scope is not Scope.GLOBAL or buffer.name in program.nest.outputs:
             return None
-        side = next((o for o in now.infos[info.block.name].operands if o.spatial == info.spatial), None)
-        if side is None or now.count & (now.count - 1) or any(is_value(i) for i in expr.indices):
+        if any(is_value(i) for i in expr.indices):
+            return None
+        around = [now]
+        while (outer := around[-1].outer) is not None:
+            around.append(outer)
+        side = next((o for o in around[-1].infos[info.block.name].operands if o.spatial == info.spatial), None)
+        if side is None:
             return None
         place = sympy.expand(
             sympy.Add(*(i.xreplace(side.axes) * s for i, s in zip(expr.indices, buffer.strides, strict=True)))  # type: ignore[union-attr]
         )
-        lanes = [s for s in place.free_symbols & side.reduced_tile if place.coeff(s) == now.count]
-        if len(lanes) != 1 or place.coeff(now.loop) != 1:
+        # Each loop over parts is a digit above those before it; others are where they are.
+        count, at, parts = 1, 0, list[sympy.Symbol]()
+        for i in sorted(around, key=lambda i: place.coeff(i.loop)):
+            if place.coeff(i.loop) == count and i.count & (i.count - 1) == 0:
+                at, count = at + count * i.at, count * i.count
+                parts.append(i.loop)
+        place = place.xreplace({i.loop: sympy.Integer(i.at) for i in around if i.loop not in parts})
+        lanes = [s for s in place.free_symbols & side.reduced_tile if place.coeff(s) == count]
+        if count == 1 or len(lanes) != 1:
             return None
         (lane,) = lanes
-        rest = sympy.expand(place - now.count * lane - now.loop)
-        if rest.free_symbols & {lane, now.loop} or self._has_tail(side, {lane, now.loop}):
+        rest = sympy.expand(place.xreplace(dict.fromkeys(parts, sympy.S.Zero)) - count * lane)
+        if rest.free_symbols & {lane, *parts} or self._has_tail(side, {lane, *parts}):
             return None
-        key = ("load", buffer.name, "parts", rest, now.count)
-        found = self.out.known(key)
-        if found is None:
-            found = self._split(buffer, rest, lane, now.count)
-            if found is None:
-                return None
-            self.out.remember(key, found)
-        return found[now.at]  # type: ignore[index, no-any-return]
+        return _Place(side, rest, lane, count, at)
 
     def _has_tail(self, side: BlockInfo, moving: set[sympy.Symbol]) -> bool:
         """Whether some of the elements are not there."""
@@ -75,10 +137,14 @@ class Parts:
         dims = values.dims(rest)
         mask = values.all_of(values.bounds(dims))
         across = dims | (mask.dims if mask is not None else frozenset())
+        copies = values.info.spatial & {program.copies} if values.info is not None else frozenset()
+        across |= copies  # a vector is copied as the columns that it stands for
         if len(across) > 1:
             return None
         place = "[:, None]" if dim == 0 else "[None, :]"
         offset = f"{values.index(rest)} + tl.arange(0, {count * extent}){place}"
+        if copies:
+            offset += f" + tl.zeros({values.shape(copies)}, tl.int32)"
         suffix = masked(mask.text, buffer.dtype) if mask is not None else ""
         whole = self.out.assign(f"{buffer.name}_", f"tl.load({buffer.name}_ptr + ({offset}){suffix})")
         other = next((program.tile[s][1] for s in across), 1)

@@ -19,6 +19,8 @@ from .writer import Dims
 
 Conjunct: TypeAlias = tuple[sympy.Expr, sympy.Expr]
 
+# Columns of the least tile that tensor cores multiply.
+LEAST_COLUMNS = 16
 _GRID = {LoopKind.BLOCK_X: 0, LoopKind.BLOCK_Y: 1, LoopKind.BLOCK_Z: 2}
 _LOOPS = (LoopKind.SERIAL, LoopKind.UNROLLED)
 
@@ -44,6 +46,8 @@ class BlockInfo:
     operands: tuple[BlockInfo, ...] = ()
     copy: tuple[sympy.Expr, ...] = ()
     elements: tuple[Conjunct, ...] = ()
+    # Whether this is one of those operands.
+    is_operand: bool = False
 
     @property
     def place(self) -> tuple[str, tuple[sympy.Expr, ...]]:
@@ -103,6 +107,8 @@ class TritonProgram:
         # Tile axis -> (dimension, extent).
         self.tile: dict[sympy.Symbol, tuple[int, int]] = {}
         self.rank = 0
+        # A tile axis of copies: of a product with a vector, all columns are the same.
+        self.copies: sympy.Symbol | None = None
         # The tile axis over which a ``tl.dot`` reduces, along the second dimension -> the same along the first.
         self.turned: dict[sympy.Symbol, sympy.Symbol] = {}
         self._contracted = _contracted(nest)
@@ -149,6 +155,10 @@ class TritonProgram:
         # A depth at which every loop runs once is no dimension of the tile.
         real = sorted(d for d, sizes in extents.items() if sizes != {1})
         self.rank = len(real)
+        if self.rank == 1 and self._contracted:
+            self.rank, self.copies = 2, symbol(f"e{LEAST_COLUMNS}")
+            self.tile[self.copies] = (1, LEAST_COLUMNS)
+            self.ranges.loop(self.copies, sympy.Integer(LEAST_COLUMNS))
         for node, _ in walk_nodes(self.nest.body):
             if isinstance(node, Loop) and node.var in depths:
                 self._tile_axis(node, int(node.extent), depths[node.var], real, extents)
@@ -251,6 +261,9 @@ class TritonProgram:
         that is summed."""
         rows = {s for s in info.spatial if self.tile[s][0] == 0}
         columns = {s for s in info.spatial if self.tile[s][0] == 1}
+        if self.copies is not None:
+            columns = {self.copies}
+            info = replace(info, spatial=info.spatial | columns)
         if self.rank != 2 or len(rows) != 1 or len(columns) != 1 or len(info.reduced_tile) != 1:
             raise EmitError(
                 f"block {info.block.name} is tensorized as a dot: it needs one tile axis of rows, one of columns and "
@@ -266,7 +279,7 @@ class TritonProgram:
         over = frozenset(turned.get(s, s) for s in info.reduced_tile)
         # What bounds the other operand alone switches no lane of this one off.
         kept = [b for b in bounds if (b[0].free_symbols | b[1].free_symbols) & self.tile.keys() <= own | over]
-        return replace(info, axes=axes, bounds=tuple(kept), spatial=own, reduced_tile=over)
+        return replace(info, axes=axes, bounds=tuple(kept), spatial=own, reduced_tile=over, is_operand=True)
 
     def _one_target(
         self, block: Block, outer: tuple[Loop, ...], reduced: set[sympy.Symbol], spatial: set[sympy.Symbol]

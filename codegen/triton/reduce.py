@@ -88,6 +88,7 @@ class Reductions:
         for acc in self.open.pop(info.place):
             states = tuple(Value(n, info.tile, d) for n, d in zip(acc.names, acc.dtypes, strict=True))
             results = self._tile_reduce(acc.update.monoid, states, info) if info.reduced_tile else states
+            results = tuple(map(self._one_copy, results))
             self._finish(info, acc.update, results, acc.before)
 
     def _held(self, info: BlockInfo, update: Update) -> tuple[Value, ...]:
@@ -123,7 +124,15 @@ class Reductions:
         result = dot(self.values, self.out, info, update, known.names[0] if known else None)
         self.values.enter(info, ended=True)
         if known is None:
-            self._finish(info, update, (result,))
+            self._finish(info, update, (self._one_copy(result),))
+
+    def _one_copy(self, value: Value) -> Value:
+        """One of the columns that are all the same in a product with a vector."""
+        copies = self.values.program.copies
+        if copies is None or copies not in value.dims:
+            return value
+        text = f"tl.sum(tl.where({copies.name} == 0, {value.text}, 0), 1, keep_dims=True)"
+        return Value(self.out.assign("v", text), value.dims - {copies}, value.dtype)
 
     # --- one element --------------------------------------------------------------------------------------------------
 

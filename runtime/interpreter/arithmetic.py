@@ -23,6 +23,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, interpreter_builder
 
+from .assembly import run_assembly
 from .memory import check_access
 
 
@@ -74,10 +75,22 @@ _ASSEMBLY: dict[str, Callable[..., Any]] = {
 
 
 def _assembly(asm: str, constraints: str, args: Sequence[Any], dtype: Any, is_pure: bool, pack: int) -> Any:
+    if asm.startswith("{"):
+        return _block(asm, constraints, args, dtype, pack)
     known = _ASSEMBLY.get(asm.partition(" ")[0])
     if known is None or args[0].dtype != dtype:
         raise NotImplementedError(f"assembly that the interpreter does not know: {asm}")
     return known(*args)
+
+
+def _block(asm: str, constraints: str, args: Sequence[Any], dtype: Any, pack: int) -> Any:
+    """Several instructions, of tiles that are brought to one shape."""
+    shape = np.broadcast_shapes(*(np.shape(a.handle.data) for a in args))
+    tiles = [np.broadcast_to(np.asarray(a.handle.data), shape) for a in args]
+    made = run_assembly(asm, tiles, constraints.count("="), dtype.primitive_bitwidth // 8, pack)
+    if dtype != tl.bfloat16:  # of which the interpreter keeps the bits
+        made = made.view(f"f{made.itemsize}")
+    return tl.core.tensor(TensorHandle(made, dtype), tl.block_type(dtype, list(shape)))
 
 
 def _dot_of_bfloat16(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,6 +16,8 @@ LEAST = 16
 COMBINED_ROWS, FEWER_COLUMNS, HEAVY_EPILOGUE = 128, 128, 16
 # Rows that a warp group multiplies at once.
 GROUP_ROWS = 64
+# Results of a tile that are so few that a step of it takes longer than its products.
+FEW_RESULTS = 64 * 32
 # Registers of a thread that hold no results: addresses, operands, conditions.
 REGISTERS_BESIDE = 64
 
@@ -57,6 +59,12 @@ PLAIN_SHAPES = (
     TileShape(16, 64, 32, 4, 3, 0.4),
     TileShape(64, 16, 32, 4, 3, 0.4),
     TileShape(16, 16, 32, 2, 3, 0.2),
+)
+# Tiles of a packed matrix that is multiplied with a vector, the vector in all columns.
+VECTOR_TILES = (
+    TileShape(64, 16, 128, 4, 6, 0.2),
+    TileShape(32, 16, 128, 2, 6, 0.1),
+    TileShape(16, 16, 128, 1, 6, 0.05),
 )
 # A product with a vector is a reduction of rows, without tensor cores.
 VECTOR_SHAPES = (TileShape(4, 1, 512, 4, 1, 0.05),)

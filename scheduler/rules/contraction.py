@@ -13,9 +13,9 @@ from functools import lru_cache
 import sympy
 
 from ...ir.expr.dtypes import DType
-from ...ir.expr.product import bare, factors, multiplied, operands
+from ...ir.expr.product import BYTES, HALVES, bare, factors, multiplied, operands
 from ...ir.expr.value import Call, Const, Expr, IndexValue, Load, Select, free_symbols, is_value, loads, walk
-from ...ir.nest.loops import AxisKind, Block, LoopNest, Scope, Update, blocks
+from ...ir.nest.loops import AxisKind, Block, Buffer, LoopNest, Scope, Update, blocks
 from .analysis import SameNest
 
 Axes = tuple[tuple[sympy.Symbol, sympy.Expr], ...]
@@ -102,22 +102,23 @@ def extent(axes: Axes) -> sympy.Expr:
 
 
 @lru_cache(maxsize=32)
-def _cached(same: SameNest) -> ContractionNest | None:
-    return _find(same.nest)
+def _cached(same: SameNest, vectors: bool) -> ContractionNest | None:
+    return _find(same.nest, vectors)
 
 
-def find_contraction(nest: LoopNest) -> ContractionNest | None:
-    """The contraction that a nest as lowering leaves it is; None where it is none."""
-    return _cached(SameNest(nest))
+def find_contraction(nest: LoopNest, vectors: bool = False) -> ContractionNest | None:
+    """The contraction that a nest as lowering leaves it is; None where it is none. With ``vectors`` the product of a
+    vector with a matrix is one too, and has no rows."""
+    return _cached(SameNest(nest), vectors)
 
 
-def _find(nest: LoopNest) -> ContractionNest | None:
+def _find(nest: LoopNest, vectors: bool) -> ContractionNest | None:
     found = [b for b, _ in blocks(nest)]
     products: list[BlockProduct] = []
     axes: tuple[Axes, Axes, Axes, Axes] | None = None
     first = last = -1
     for k, block in enumerate(found):
-        made = _product(nest, block)
+        made = _product(nest, block, vectors)
         if made is None:
             continue
         product, own = made
@@ -185,7 +186,7 @@ def _tile(nest: LoopNest, block: Block, rows: Axes, columns: Axes) -> TileBlock 
     return TileBlock(axes, tuple(whole), piece, reduced[0].var, int(reduced[0].extent))  # type: ignore[arg-type]
 
 
-def _product(nest: LoopNest, block: Block) -> tuple[BlockProduct, tuple[Axes, Axes, Axes, Axes]] | None:
+def _product(nest: LoopNest, block: Block, vectors: bool) -> tuple[BlockProduct, tuple[Axes, Axes, Axes, Axes]] | None:
     """A block that sums products, with its batch, row, column and summed axes; None where no operand has axes that
     another one lacks, and that one others, or where tiles of their types are not multiplied."""
     if block.role is None or not block.role.has_operands:
@@ -196,7 +197,7 @@ def _product(nest: LoopNest, block: Block) -> tuple[BlockProduct, tuple[Axes, Ax
     dtype, parts = value.dtype, factors(value)
     summed = {a.var for a in block.axes if a.kind is AxisKind.REDUCTION}
     kept = {a.var for a in block.axes} - summed
-    split = _own_axes([free_symbols(f) & kept for f in operands(value, summed)])
+    split = _own_axes([free_symbols(f) & kept for f in operands(value, summed)], vectors)
     if split is None:
         return None
     rows, columns = split
@@ -207,7 +208,7 @@ def _product(nest: LoopNest, block: Block) -> tuple[BlockProduct, tuple[Axes, Ax
         return None
     # Rows stand before columns in the order of the axes, so that the roles of sibling products agree.
     place = {a.var: k for k, a in enumerate(block.axes)}
-    if min(place[v] for v in rows) > min(place[v] for v in columns):
+    if rows and min(place[v] for v in rows) > min(place[v] for v in columns):
         rows, columns, left, right = columns, rows, right, left
     a, b = _operand(nest, block, left), _operand(nest, block, right)
     product = BlockProduct(block.name, a, b, dtype)
@@ -224,11 +225,16 @@ def _product(nest: LoopNest, block: Block) -> tuple[BlockProduct, tuple[Axes, Ax
     return product, (named(set(batch)), named(rows), named(columns), named(summed))
 
 
-def _own_axes(reached: Sequence[set[sympy.Symbol]]) -> tuple[set[sympy.Symbol], set[sympy.Symbol]] | None:
+def _own_axes(
+    reached: Sequence[set[sympy.Symbol]], vectors: bool
+) -> tuple[set[sympy.Symbol], set[sympy.Symbol]] | None:
     """The axes of the rows and of the columns: those that the first operand which is of rows has alone, and those that
-    the other has alone."""
-    pairs = ((left - right, right - left) for left in reached for right in reached)
-    return next(((rows, columns) for rows, columns in pairs if rows and columns), None)
+    the other has alone. Of a vector there are no rows."""
+    pairs = [(left - right, right - left) for left in reached for right in reached]
+    found = next(((rows, columns) for rows, columns in pairs if rows and columns), None)
+    if found is None and vectors:
+        found = next(((rows, columns) for rows, columns in pairs if columns), None)
+    return found
 
 
 def _operand(nest: LoopNest, block: Block, parts: Sequence[Expr]) -> DotOperand:
@@ -252,6 +258,27 @@ def part_axes(c: ContractionNest) -> Axes:
                     asked |= e.index.free_symbols
     found = tuple((v, e) for v, e in c.summed if v in asked and e.is_Integer and 1 < e <= MOST_PARTS)
     return found if len(found) < len(c.summed) else ()
+
+
+def reads_words(nest: LoopNest, c: ContractionNest) -> bool:
+    """Whether bytes of an operand that become a half type lie side by side along the innermost summed axis that is no
+    part of them, and begin at even places in all other axes."""
+    parts = {v for v, _ in part_axes(c)}
+    along = [v for v, _ in c.summed if v not in parts]
+    if c.dtype() not in HALVES or not along:
+        return False
+    bytes_ = [
+        ld for p in c.products for f in (*p.left.factors, *p.right.factors) for ld in loads(f) if ld.dtype in BYTES
+    ]
+    return bool(bytes_) and all(_in_words(nest.buffer(ld.buffer), ld, along[-1]) for ld in bytes_)
+
+
+def _in_words(buffer: Buffer, load: Load, along: sympy.Symbol) -> bool:
+    if buffer.scope is not Scope.GLOBAL or any(is_value(i) for i in load.indices):
+        return False
+    place = sympy.expand(sympy.Add(*(i * s for i, s in zip(load.indices, buffer.strides, strict=True))))  # type: ignore[operator]
+    others = [t.as_coeff_Mul()[0] for t in sympy.Add.make_args(place - along)]
+    return place.coeff(along) == 1 and all(k.is_Integer and k % 2 == 0 for k in others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from ....ir.nest.loops import AxisKind, Block, Loop, LoopKind, Update
 
 @dataclass(frozen=True, slots=True)
 class Intrinsic:
-    """An instruction (or a function of the emitter) that contracts two tiles, ``[m, k]`` and ``[k, n]``.
+    """An instruction (or a function of the emitter) that contracts two tiles, ``[m, k]`` and ``[k, n]``, or the first
+    and a vector ``[k]`` where it takes ``vectors``.
 
     ``kinds`` are the kinds of targets that have it; ``loops`` is what the tile's loops are bound to; ``least`` are the
     smallest extents (m, n, k); ``powers`` asks for powers of two; ``operands`` are the element types that it takes,
@@ -27,12 +28,14 @@ class Intrinsic:
     least: tuple[int, int, int]
     powers: bool
     operands: tuple[tuple[DType, DType], ...]
+    vectors: bool = False
 
 
 # Triton's dot: its own least extents are smaller on some machines; below these the tile units are mostly padding.
 DOT = Intrinsic(
     "dot", ("cuda", "hip"), LoopKind.THREAD_X, (2, 16, 16), True,
     (*((d, DType.FLOAT32) for d in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)), (DType.INT8, DType.INT32)),
+    vectors=True,
 )  # fmt: skip
 INTRINSICS: dict[str, Intrinsic] = {i.name: i for i in (DOT,)}
 
@@ -76,8 +79,8 @@ def contraction_of(block: Block) -> ContractionBlock | str:
     m = tuple(v for v in spatial if v in used[0] and v not in used[1])
     n = tuple(v for v in spatial if v in used[1] and v not in used[0])
     batch = tuple(v for v in spatial if v not in (*m, *n))
-    # The result's first axis belongs to the left operand, however the product was written.
-    if m and n and spatial.index(n[0]) < spatial.index(m[0]):
+    # The result's first axis belongs to the left operand, however the product was written; a vector is the right one.
+    if n and (not m or spatial.index(n[0]) < spatial.index(m[0])):
         first, second, m, n = second, first, n, m
     return ContractionBlock(first, second, m, n, k, batch)
 
@@ -104,6 +107,8 @@ def misfit(block: Block, around: tuple[Loop, ...], intrinsic: Intrinsic) -> tupl
     hint = f"bind one loop of each to {intrinsic.loops.value}: {', '.join(f'{g} is {_names(a)}' for g, a in groups)}"
     taken: set[sympy.Symbol] = set()
     for (group, axes), least in zip(groups, intrinsic.least, strict=True):
+        if group == "n" and not axes and intrinsic.vectors:
+            continue
         mine = [lp for lp in tile if any(lp.var in binding[a].free_symbols for a in axes)]
         if len(mine) != 1:
             says = f"{len(mine)} loops of the tile" if mine else "no loop of the tile"

@@ -29,7 +29,7 @@ from ...cost.gpu_kernels import (
 from ...cost.gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape, stages_of
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
-from ..contraction import Axes, ContractionNest, bytes_per_step, extent, find_contraction, run_of
+from ..contraction import Axes, ContractionNest, bytes_per_step, extent, find_contraction, reads_words, run_of
 from ..cpu.common import cost, merge_rows
 from ..registry import Capability, Params, Rule, Scarce, Value
 from .common import GPUS, cut, fused, next_power, programs, tile, typical
@@ -155,7 +155,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     shapes = _fitting(nest, target, c)
     # The best ones in other ways too: fewer steps in flight, as many threads again or half of them.
     around = [v for s in shapes[:VARIED] for v in _variants(nest, c, s)]
-    texts = tuple(dict.fromkeys(map(_text, (*shapes[:6], *around))))
+    texts = tuple(dict.fromkeys(map(shape_text, (*shapes[:6], *around))))
     found: dict[str, tuple[Value, ...]] = {"tile": texts, "group": (PRODUCT_GROUP, 1, 4, 16)}
     if not c.needs_row:
         found |= _copying(nest, target, c, shapes[0])
@@ -201,20 +201,24 @@ def _variants(nest: LoopNest, c: ContractionNest, shape: TileShape) -> list[Tile
 def _lighter(values: Mapping[str, tuple[Value, ...]], scarce: Scarce) -> Iterator[Params]:
     """The other shapes that have smaller tiles in flight, or fewer results a thread; the best ones first."""
 
-    def weight(text: Value) -> float:
-        s = _parse(str(text))
-        return (s.rows + s.columns) * s.step * s.stages if scarce is Scarce.SHARED else s.rows * s.columns / s.warps
-
     default = {k: v[0] for k, v in values.items()}
     first, *others = values["tile"]
-    return ({**default, "tile": text} for text in others if weight(text) < weight(first))
+    return ({**default, "tile": text} for text in others if weight_of(text, scarce) < weight_of(first, scarce))
 
 
-def _text(s: TileShape) -> str:
+def weight_of(text: Value, scarce: Scarce) -> float:
+    """How much a shape takes of what is scarce."""
+    s = parse_shape(str(text))
+    return (s.rows + s.columns) * s.step * s.stages if scarce is Scarce.SHARED else s.rows * s.columns / s.warps
+
+
+def shape_text(s: TileShape) -> str:
+    """A shape as a parameter of a rule."""
     return f"{s.rows}x{s.columns}x{s.step}/{s.warps}/{s.stages}"
 
 
-def _parse(text: str) -> TileShape:
+def parse_shape(text: str) -> TileShape:
+    """The shape that a parameter says."""
     sizes, warps, stages = text.split("/")
     rows, columns, step = map(int, sizes.split("x"))
     return TileShape(rows, columns, step, int(warps), int(stages), 1.0)
@@ -223,7 +227,7 @@ def _parse(text: str) -> TileShape:
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     c = find_contraction(schedule.nest)
     assert c is not None
-    shape, first, second = _parse(str(params["tile"])), *_roles(schedule.nest, c)
+    shape, first, second = parse_shape(str(params["tile"])), *_roles(schedule.nest, c)
     run = run_of(schedule.nest, c)
     specialized, lasts = bool(params.get("specialized")), bool(params.get("persistent"))
     if specialized and (shape.warps != WARP_GROUP or not params.get("descriptors")):
@@ -234,24 +238,24 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         schedule.compute_inline(name)
     for p in c.products if run is not None else ():  # sums that begin apart stay in registers until a tile ends
         schedule.cache_write(p.name, schedule.block(p.name).writes[0].buffer)
-    tiled = _bring_together(schedule, c, (*c.batch, *first, *second))
+    tiled = bring_together(schedule, c, (*c.batch, *first, *second))
     product = c.products[0].name
     loops = loops_of(schedule, product) | tiled
-    over, within = _tile_loops(schedule, loops, first, shape.rows, tiled)
+    over, within = tile_loops(schedule, loops, first, shape.rows, tiled)
     if c.needs_row:
         _whole_rows(schedule, c, outer_depth=_depth(schedule, within), size=shape.columns)
         order = [loops[v] for v, _ in c.batch] + [lp for lp in (over,) if lp is not None]
         programs(schedule, order)
         tile(schedule, within)
     else:
-        across, lane = _tile_loops(schedule, loops, second, shape.columns, tiled)
+        across, lane = tile_loops(schedule, loops, second, shape.columns, tiled)
         batch = [loops[v] for v, _ in c.batch if run is None or v != run.tile]
         inside = (within, lane) if run is None or run.tile is None else (loops[run.tile], within, lane)
         order = _order_programs(schedule, batch, over, across, inside, int(params["group"]))
         _bind_programs(schedule, order, target.cores if lasts else None, flat=not specialized)
         for lp in (within, lane):
             tile(schedule, lp)
-    step = steps_of(schedule, c, shape, run)
+    step = steps_of(schedule, c, shape, run, target.has_pairs and reads_words(schedule.nest, c))
     if specialized and step is not None:
         schedule.annotate(step, WARP_SPECIALIZE, True)
     if params.get("descriptors"):
@@ -270,7 +274,7 @@ def _depth(schedule: Schedule, loop: str) -> int:
     return schedule.get_loops(block).index(loop) + 1
 
 
-def _bring_together(schedule: Schedule, c: ContractionNest, order: Axes) -> dict[sympy.Symbol, str]:
+def bring_together(schedule: Schedule, c: ContractionNest, order: Axes) -> dict[sympy.Symbol, str]:
     """Every block's loops over results in one order, and as many of them shared as dependences allow.
 
     Where blocks reduce over tiles of the results, the loop over those is cut into them: the axis and its two loops in
@@ -301,7 +305,7 @@ def _lane(axis: sympy.Symbol) -> sympy.Symbol:
     return symbol(f"{axis.name}_lane")
 
 
-def _tile_loops(
+def tile_loops(
     schedule: Schedule, loops: Mapping[sympy.Symbol, str], axes: Axes, size: int, tiled: Mapping[sympy.Symbol, str]
 ) -> tuple[str | None, str]:
     """The loop over tiles along some axes, if there are several, and the one inside a tile."""

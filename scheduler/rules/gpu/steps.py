@@ -9,10 +9,15 @@ from collections.abc import Mapping, Sequence
 import sympy
 
 from ....ir.nest.hints import NUM_STAGES
-from ...cost.gpu_tiles import LEAST, TileShape
+from ...cost.gpu_tiles import FEW_RESULTS, LEAST, TileShape
 from ...schedule.schedule import Schedule
 from ..contraction import ContractionNest, StepRun, part_axes
 from .common import cut, fused, tile
+
+# Bytes of a word that is loaded in the place of single ones.
+WORD = 2
+# Steps of a loop that has no fewer.
+SHORT = 2
 
 
 def loops_of(schedule: Schedule, block: str) -> dict[sympy.Symbol, str]:
@@ -21,9 +26,11 @@ def loops_of(schedule: Schedule, block: str) -> dict[sympy.Symbol, str]:
     return {a.var: e.name for a, e in zip(b.axes, b.bindings, strict=True) if isinstance(e, sympy.Symbol)}
 
 
-def steps_of(schedule: Schedule, c: ContractionNest, shape: TileShape, run: StepRun | None = None) -> str | None:
+def steps_of(
+    schedule: Schedule, c: ContractionNest, shape: TileShape, run: StepRun | None = None, words: bool = False
+) -> str | None:
     """The loop over the summed axis, if it has several steps: shared by the products, in steps of a tile,
-    pipelined."""
+    pipelined. With ``words``, bytes that lie side by side are parts of a word where that leaves no tail."""
     if run is not None:
         return _run(schedule, c, run, shape)
     parts = {v: int(e) for v, e in part_axes(c)}
@@ -35,8 +42,11 @@ def steps_of(schedule: Schedule, c: ContractionNest, shape: TileShape, run: Step
         joined = fused(schedule, chain)
         assert joined is not None
         chains.append(joined)
-    if parts:
-        return _parts(schedule, c, chains, parts, shape)
+    size = max(shape.step // math.prod(parts.values()), LEAST)
+    whole = [schedule.nest.symbols.is_divisible(schedule.extent(chain), size) for chain in chains]
+    word = WORD if words and size >= WORD * LEAST and all(whole) else 1
+    if parts or word > 1:
+        return _parts(schedule, c, chains, parts, shape, (size, word))
     for other in chains[1:]:
         schedule.merge(chains[0], other)
     step, lane = cut(schedule, chains[0], shape.step)
@@ -47,24 +57,39 @@ def steps_of(schedule: Schedule, c: ContractionNest, shape: TileShape, run: Step
 
 
 def _parts(
-    schedule: Schedule, c: ContractionNest, chains: Sequence[str], parts: Mapping[sympy.Symbol, int], shape: TileShape
+    schedule: Schedule,
+    c: ContractionNest,
+    chains: Sequence[str],
+    parts: Mapping[sympy.Symbol, int],
+    shape: TileShape,
+    sizes: tuple[int, int],
 ) -> str | None:
-    """Steps where an element of memory has several parts: a tile of elements is there for the products of all parts,
-    which are written out."""
-    size = max(shape.step // math.prod(parts.values()), LEAST)
+    """Steps where an element of memory has several parts, or is one of several of a word: a tile of elements is there
+    for the products of all parts, which are written out. ``sizes`` are the elements of a step and of a word."""
+    size, word = sizes
     steps: list[str] = []
+    stages = shape.stages
     for p, chain in zip(c.products, chains, strict=True):
         loops = loops_of(schedule, p.name)
         step, lane = cut(schedule, chain, size)
-        schedule.reorder(*(loops[v] for v in parts), lane)
-        for v in parts:
-            schedule.unroll(loops[v])
+        written = [loops[v] for v in parts]
+        if word > 1:
+            lane, inside = schedule.split(lane, [None, word])
+            written = [inside, *written]
+        # A step of few products costs as much beside them: two are written as one.
+        few = word > 1 and shape.rows * shape.columns <= FEW_RESULTS
+        if step is not None and few and schedule.nest.symbols.is_divisible(schedule.extent(step), 2 * SHORT):
+            step, twice = schedule.split(step, [None, 2])
+            written, stages = [twice, *written], math.ceil((shape.stages + 1) / 2)
+        schedule.reorder(*written, lane)
+        for lp in written:
+            schedule.unroll(lp)
         tile(schedule, lane)
         steps += [] if step is None else [step]
     for other in steps[1:]:
         schedule.merge(steps[0], other)
     if steps:
-        schedule.annotate(steps[0], NUM_STAGES, shape.stages)
+        schedule.annotate(steps[0], NUM_STAGES, stages)
     return steps[0] if steps else None
 
 

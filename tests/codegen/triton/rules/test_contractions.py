@@ -54,7 +54,12 @@ SMALL = {
     "bytes by row": dequantised(20, 40, 70),
     "bytes by group": dequantised(5, 40, 128, group=32),
     "bytes, odd": dequantised(70, 40, 51, group=17),
+    "bytes in words": dequantised(20, 72, 256),
+    "bytes in words, by group": dequantised(5, 72, 256, group=64, dtype=F16),
+    "bytes as they are": byte_products(17, 64, 128),
     "4 bits": packed(20, 40, 3, 32),
+    "4 bits in words": packed(16, 72, 2, 128),
+    "4 bits in words, gated": packed(3, 72, 2, 64, both=True),
     "2 bits": packed(20, 40, 2, 128, parts=4),
     "4 bits, gated": packed(5, 40, 2, 64, both=True),
     "integers": integers(20, 33, 70),
@@ -100,8 +105,10 @@ def test_operands_of_small_integers_are_not_widened(agrees):
 
 def test_parts_of_a_word_are_read_once():
     source = emit_triton(scheduled(packed(16, 256, 4, 128)), SM90)
-    assert source.text.count("tl.load(in1_ptr") == 1 and source.text.count("tl.dot(") == 2
-    assert source.text.count("tl.load(in0_ptr") == 1 and "tl.split(" in source.text
+    words = "tl.load(tl.cast(in1_ptr, tl.pointer_type(tl.uint16), bitcast=True)"
+    # Four digits a word, and two steps of two groups, each written out twice.
+    assert source.text.count(words) == 2 and source.text.count("tl.dot(") == 8
+    assert source.text.count("tl.load(in0_ptr") == 2 and "tl.split(" in source.text
     assert "tl.where(m" not in source.text, "which part it is is known where it is written out"
 
 

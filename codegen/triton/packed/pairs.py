@@ -1,0 +1,220 @@
+"""Operands of products of half types two elements at a time: a register holds two, and one instruction computes both.
+
+Bits of a packed weight become a half type without a conversion. They are put where the mantissa of a power of two has
+its lowest bits, and the power is subtracted, which is exact. Sums and products of half types that are rounded to the
+same type are computed in it: float32 has more than twice its bits, so that rounding twice is rounding once.
+
+Sources: Frantar et al. 2024 (Marlin); Figueroa 1995 on double rounding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ....ir.expr.dtypes import DType
+from ....ir.expr.value import Call, Cast, Const, Expr, Load, Select
+from ..functions import typed_literal
+from ..writer import Value
+from .digits import Digit, digit_of
+
+if TYPE_CHECKING:
+    from ..values import Values
+
+# Half type -> bits of its mantissa, a power of two of which they are whole numbers, one, and the sign of a number.
+_MANTISSA = {DType.BFLOAT16: 7, DType.FLOAT16: 10}
+_ONE = {DType.BFLOAT16: 0x3F80, DType.FLOAT16: 0x3C00}
+_SHORT = {DType.BFLOAT16: "bf16", DType.FLOAT16: "f16"}
+_DIGIT = re.compile(r"mlc_digit_([us])(\d)_at(\d+)_of(8|16)_(plus|minus)(\d+)_(bfloat16|float16)")
+_REGISTER = 32
+# Tables of three-input logic: (a & b) | c, and (a & b) ^ c.
+_AND_OR, _AND_XOR = "0xea", "0x6a"
+_PAIR = re.compile(r"mlc_pair_(add|sub|mul)_(bfloat16|float16)")
+
+
+class Pairs:
+    """Conversions to half types in the operands of a product; ``enabled`` where the target has such instructions."""
+
+    def __init__(self, values: Values, word: Callable[[Load], tuple[Value, int] | None], enabled: bool) -> None:
+        self.values = values
+        # The words in which the bytes of a load are, and the bit at which each begins.
+        self.word = word
+        self.enabled = enabled
+
+    def cast(self, e: Cast, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value | None:
+        """The value of a conversion, where pairs of it take fewer instructions; None elsewhere."""
+        info = self.values.info
+        if not self.enabled or info is None or not info.is_operand or e.dtype not in _MANTISSA:
+            return None
+        return self._digit(e, env, guard) or self._arithmetic(e, env, guard)
+
+    def _is_tile(self, value: Value) -> bool:
+        """Whether a value varies along both axes of an operand."""
+        info = self.values.info
+        return info is not None and len(value.dims) > 1 and info.reduced_tile <= value.dims
+
+    # --- bits of a weight ---------------------------------------------------------------------------------------------
+
+    def _digit(self, e: Cast, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value | None:
+        d = self._whole(e.value)
+        if d is None or not _is_exact(d, e.dtype):
+            return None
+        word = self.word(d.load) if not guard else None
+        tile, at = word or (self.values.value(d.load, env, guard), 0)
+        if not self._is_tile(tile):
+            return None
+        name = f"mlc_digit_{'s' if d.signed else 'u'}{d.bits}_at{at + d.at}_of{tile.dtype.bits}"
+        name += f"_{'minus' if d.added < 0 else 'plus'}{abs(d.added)}_{e.dtype.value}"
+        return self.values.named(f"{name}({tile.text})", tile.dims, e.dtype)
+
+    def _whole(self, e: Expr) -> Digit | None:
+        """The digit that a float32 is, a whole number added to it or not."""
+        match e:
+            case Cast(value, DType.FLOAT32) if value.dtype.is_int:
+                return digit_of(value, self)
+            case Cast(Cast(_, half) as value, DType.FLOAT32) if half in _MANTISSA:
+                d = self._whole(value.value)
+                return d if d is not None and _is_exact(d, half) else None
+            case Call("sub" | "add" as fn, (value, Const(number)), DType.FLOAT32) if float(number).is_integer():
+                d = self._whole(value)
+                added = int(number) if fn == "add" else -int(number)
+                return None if d is None else replace(d, added=d.added + added)
+            case Select():
+                branch = self.branch(e)
+                return self._whole(branch) if branch is not None else None
+        return None
+
+    def branch(self, e: Select) -> Expr | None:
+        decided = self.values.decided(e.condition)
+        return None if decided is None else e.if_true if decided else e.if_false
+
+    def number(self, e: Expr) -> int | None:
+        return self.values.number(e)
+
+    # --- arithmetic ---------------------------------------------------------------------------------------------------
+
+    def _arithmetic(self, e: Cast, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value | None:
+        match e.value:
+            case Call("add" | "sub" | "mul" as fn, (a, b), DType.FLOAT32):
+                sides = [self._side(s, e.dtype) for s in (a, b)]
+            case _:
+                return None
+        if any(s is None for s in sides):
+            return None
+        made = [self.values.value(s, env, guard) for s in sides if s is not None]
+        dims = made[0].dims | made[1].dims
+        if not self._is_tile(Value("", dims, e.dtype)):
+            return None
+        first, second = (typed_literal(v.text, e.dtype) if v.literal else v.text for v in made)
+        return self.values.named(f"mlc_pair_{fn}_{e.dtype.value}({first}, {second})", dims, e.dtype)
+
+    def _side(self, e: Expr, half: DType) -> Expr | None:
+        """The number of a half type that a float32 is; None where it may be another number."""
+        match e:
+            case Cast(value, DType.FLOAT32) if value.dtype is half:
+                return value
+            case Const(number) if half.rounded(float(number)) == number:
+                return Const(float(number), half)
+        d = self._whole(e)
+        return Cast(e, half) if d is not None and _is_exact(d, half) else None
+
+
+def _is_exact(d: Digit, half: DType) -> bool:
+    """Whether a half type holds a digit and all that it is made of on the way."""
+    most, (low, high) = 2 << _MANTISSA[half], d.range
+    if low < -most or high > most:
+        return False
+    if d.bits == _MANTISSA[half] + 1:
+        return d.added == 0 if d.signed else abs(_taken(d, half)) <= most
+    return d.bits <= _MANTISSA[half] and abs(_taken(d, half)) <= most
+
+
+def _taken(d: Digit, half: DType) -> int:
+    """What is subtracted from the power of two that has a digit as its lowest bits."""
+    return (1 << _MANTISSA[half]) + (1 << (d.bits - 1) if d.signed else 0) - d.added
+
+
+def pair_source(name: str) -> str | None:
+    """The device function of that name; None where it is none of these."""
+    if (match := _DIGIT.fullmatch(name)) is not None:
+        added = int(match[6]) * (1 if match[5] == "plus" else -1)
+        d = Digit(None, int(match[3]), int(match[2]), match[1] == "s", added)
+        return _digit_source(name, d, int(match[4]), DType(match[7]))
+    if (match := _PAIR.fullmatch(name)) is not None:
+        return _pair_source(name, match[1], DType(match[2]))
+    return None
+
+
+def _twice(bits: int) -> str:
+    return f"0x{bits << 16 | bits:08x}"
+
+
+def _bits(number: int, half: DType) -> int:
+    return int(half.numpy.type(number).view("u2"))
+
+
+def _digit_source(name: str, d: Digit, width: int, half: DType) -> str:
+    """Of elements of ``width`` bits, as many as fill a register at a time."""
+    kind, power = _SHORT[half], 1 << _MANTISSA[half]
+    count = _REGISTER // width
+    results = range(count // 2)
+    given = f"${len(results)}"
+    if width == _REGISTER // 2:
+        lines = [".reg .b32 r0;", f"mov.b32 r0, {given};"]
+    else:  # two of four bytes, each in the lower half of two
+        lines = [".reg .b32 r0, r1;", f"prmt.b32 r0, {given}, 0, 0x4140;", f"prmt.b32 r1, {given}, 0, 0x4342;"]
+    lines += [f"shr.b32 r{k}, r{k}, {d.at};" for k in results if d.at]
+    if d.bits > _MANTISSA[half]:
+        # The highest bit stands where an exponent is odd or even: it makes 256 of 128.
+        lines += [".reg .b32 high, power, one, minus, taken;", f"mov.b32 power, {_twice(_bits(power, half))};"]
+        lines += [f"mov.b32 one, {_twice(_ONE[half])};", f"mov.b32 minus, {_twice(_bits(-1, half))};"]
+        lines += [f"mov.b32 taken, {_twice(_bits(-power, half))};"]
+        for k in results:
+            lines += [f"lop3.b32 high, r{k}, {_twice(power)}, power, {_AND_OR};"]
+            lines += [f"lop3.b32 r{k}, r{k}, {_twice(power - 1)}, power, {_AND_OR};"]
+            if d.signed:
+                lines += [f"fma.rn.{kind}x2 ${k}, high, minus, r{k};"]
+                continue
+            lines += [
+                f"mov.b32 minus, {_twice(_bits(d.added - power, half))};",
+                f"fma.rn.{kind}x2 high, high, one, minus;",
+            ]
+            lines += [f"fma.rn.{kind}x2 r{k}, r{k}, one, taken;", f"fma.rn.{kind}x2 ${k}, r{k}, one, high;"]
+    else:
+        mask, flipped = (1 << d.bits) - 1, (1 << (d.bits - 1)) if d.signed else 0
+        lines += [".reg .b32 power, taken, one;", f"mov.b32 one, {_twice(_ONE[half])};"]
+        lines += [f"mov.b32 power, {_twice(_bits(power, half) | flipped)};"]
+        lines += [f"mov.b32 taken, {_twice(_bits(-_taken(d, half), half))};"]
+        for k in results:
+            lines += [f"lop3.b32 r{k}, r{k}, {_twice(mask)}, power, {_AND_XOR};"]
+            lines += [f"fma.rn.{kind}x2 ${k}, r{k}, one, taken;"]
+    says = f"Bits {d.at} to {d.at + d.bits - 1} of each element as a number, two at a time."
+    return _asm_source(name, "a", lines, ",".join(["=r" for _ in results] + ["r"]), half, count, says)
+
+
+def _pair_source(name: str, fn: str, half: DType) -> str:
+    kind, one = _SHORT[half], _twice(_ONE[half])
+    lines = [".reg .b32 c;"]
+    match fn:
+        case "add":
+            lines += [f"mov.b32 c, {one};", f"fma.rn.{kind}x2 $0, $1, c, $2;"]
+        case "sub":
+            lines += [f"mov.b32 c, {_twice(_bits(-1, half))};", f"fma.rn.{kind}x2 $0, $2, c, $1;"]
+        case _:  # a zero with the sign that leaves that of the product
+            lines += ["mov.b32 c, 0x80008000;", f"fma.rn.{kind}x2 $0, $1, $2, c;"]
+    return _asm_source(name, "a, b", lines, "=r,r,r", half, 2, f"{fn}, two elements at a time.")
+
+
+def _asm_source(name: str, args: str, lines: list[str], constraints: str, half: DType, pack: int, says: str) -> str:
+    text = "\n".join(f'        "{line} "' for line in ["{", *lines, "}"])
+    return f'''
+@triton.jit
+def {name}({args}):
+    """{says}"""
+    return tl.inline_asm_elementwise(
+{text},
+        "{constraints}", [{args}], dtype=tl.{half.value}, is_pure=True, pack={pack},
+    )
+'''
