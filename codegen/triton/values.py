@@ -121,6 +121,9 @@ class Values(Expressions):
                 "wrote it elsewhere: other "
                 "programs may not have written it yet; keep the value in a LOCAL buffer"
             )
+        if any(not g.dims <= own for g in guard) and self._is_there(buffer, expr.indices, own):
+            # A guard of more lanes than the load has would make it a load of as many.
+            guard = tuple(g for g in guard if g.dims <= own)
         bounds = self.bounds(own.union(*(g.dims for g in guard)))
         key = (*place, _texts(bounds, guard), ())
         found = self._visited(key, linear)
@@ -140,6 +143,22 @@ class Values(Expressions):
         if self.visit is not None:
             self.visit.add(name)
         return value
+
+    def _is_there(self, buffer: Buffer, indices: tuple[Index, ...], own: Dims) -> bool:
+        """Whether indices are in range wherever the block's bounds along ``own`` lanes hold."""
+        assert self.info is not None
+        ranges, outside = self.program.ranges, self._outside(own)
+        bounds = [b for b in self.info.bounds if not (b[0].free_symbols | b[1].free_symbols) & outside]
+        for index, extent in zip(indices, buffer.shape, strict=True):
+            if is_value(index):
+                return False
+            place = sympy.expand(index.xreplace(self._axes).xreplace(self.meaning))  # type: ignore[union-attr]
+            ends = [high for low, high in bounds if sympy.expand(low - place) == 0]
+            if ranges.of(place)[0] < 0 or not (
+                ranges.below(place, extent) or any(ranges.below(high - 1, extent) for high in ends)
+            ):
+                return False
+        return True
 
     def _visited(self, key: tuple[Any, ...], place: sympy.Expr) -> Value | None:
         """What was loaded before under a key, if it was. Of an earlier visit of a row, where visits are told apart,

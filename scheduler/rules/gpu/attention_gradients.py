@@ -18,6 +18,7 @@ from ....ir.target import Target
 from ...cost.attention import LEAST_WIDTH, WIDEST
 from ...cost.gpu_kernels import ATTENTION_WARPS, GRADIENT_SUMS, LEFT_OUT_ROWS, LONG_HEADS
 from ...error import ScheduleError
+from ...primitives.loops.powers_of_two import has_exponential
 from ...schedule.schedule import Schedule
 from ..cpu.attention import Roles, roles
 from ..cpu.common import values
@@ -116,6 +117,10 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             tile_lanes(schedule, name, found, copies)
         else:
             _left_out(schedule, name)
+    for name in found.edits:
+        if any(has_exponential(v) for s in schedule.block(name).body for v in values(s)):
+            # Of weights below 2**-126 nothing is left where they are rounded to a half type beside others.
+            schedule.powers_of_two(name, "exp2_approx" if all(halves.values()) else "exp2")
     for name in (*found.products, *found.states):
         schedule.tensorize(name, "dot")
         kind = halves.get(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 
@@ -151,6 +152,15 @@ def test_what_masks_leave_out(interpreter, of_keys, m, n, mask):
     for name, got in zip(("v", "k") if of_keys else ("q",), found.values(), strict=True):
         np.testing.assert_allclose(got, expected[name].numpy(), rtol=2e-5, atol=2e-5, err_msg=name)
     assert bool(expected["v"].isnan().any()) == (sizes.ahead < 0)
+
+
+@pytest.mark.parametrize("of_keys", [False, True])
+def test_numbers_of_rows_are_loaded_for_rows(of_keys):
+    """A mask of scores, under which they are read, would make whole tiles of them."""
+    source = emit_triton(scheduled(of_keys, b=2, m=128, n=192, e=16, d=16, dtype=BF16, apart=True), SM90)
+    loads = [line for line in source.text.splitlines() if re.search(r"tl\.load\((top|log_total|delta)_ptr", line)]
+    *_, body = source.text.split("num_stages=")
+    assert len(loads) >= 3 and not any("mask=" in line for line in loads if line in body)
 
 
 def scheduled_bias(**sizes):
