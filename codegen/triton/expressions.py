@@ -206,21 +206,25 @@ class Expressions(Lanes, ABC):
         """Whether all that a branch reads is there whatever a condition says, an element a lane as the condition is:
         then nobody waits for what the condition reads. Where one condition stands for many elements, it may spare
         reading them."""
-        points = Ranges(self.program.nest.symbols)
-        for axis in self.info.block.axes if self.info is not None else ():
-            points.loop(axis.var, axis.extent)
-        return all(self._is_there(e, condition, points) for e in walk(branch) if isinstance(e, Load))
+        read = (e for e in walk(branch) if isinstance(e, Load))
+        return all(self.program.buffers[e.buffer].scope is not Scope.GLOBAL or self._is_as(e, condition) for e in read)
 
-    def _is_there(self, load: Load, condition: Value, points: Ranges) -> bool:
-        buffer = self.program.buffers[load.buffer]
-        if buffer.scope is not Scope.GLOBAL:
-            return True
+    def _is_as(self, load: Load, condition: Value) -> bool:
+        """Whether a load has no lanes that a condition has not, and is in range."""
+        return self.in_range(load) and all(
+            self.dims(i.xreplace(self._axes)) <= condition.dims  # type: ignore[union-attr]
+            for i in load.indices
+        )
+
+    def in_range(self, load: Load) -> bool:
+        """Whether indices are in range at all points of the block: within its bounds, whatever else is switched off."""
         if self.info is None or any(is_value(i) for i in load.indices):
             return False
-        return all(
-            points.of(i)[0] >= 0 and points.below(i, n) and self.dims(i.xreplace(self._axes)) <= condition.dims  # type: ignore[union-attr]
-            for i, n in zip(load.indices, buffer.shape, strict=True)
-        )
+        points = Ranges(self.program.nest.symbols)
+        for axis in self.info.block.axes:
+            points.loop(axis.var, axis.extent)
+        shape = self.program.buffers[load.buffer].shape
+        return all(points.of(i)[0] >= 0 and points.below(i, n) for i, n in zip(load.indices, shape, strict=True))
 
     def _loads(self, expr: Expr) -> bool:
         """Whether the expression reads memory."""

@@ -20,7 +20,6 @@ from ...ir.nest.loops import AxisKind, Buffer, Scope
 from ..kernel import EmitError
 from .expressions import Expressions
 from .functions import masked
-from .index import Ranges
 from .program import TritonProgram
 from .writer import SCALAR, Dims, SourceWriter, Value
 
@@ -110,7 +109,7 @@ class Values(Expressions):
         tile = self.tile_load(buffer, expr) if not guard else None
         if tile is not None:
             return tile
-        if self._is_for_many(expr, buffer, guard):
+        if self._is_for_many(expr, guard):
             guard = ()
         text, own, linear, parts = self.address(buffer, expr.indices, env, guard)
         place = ("load", buffer.name, linear, parts)
@@ -144,20 +143,13 @@ class Values(Expressions):
             self.visit.add(name)
         return value
 
-    def _is_for_many(self, expr: Load, buffer: Buffer, guard: tuple[Value, ...]) -> bool:
+    def _is_for_many(self, expr: Load, guard: tuple[Value, ...]) -> bool:
         """Whether lanes of which a guard switches some off read one element, which is there whatever the guard says: it
         is loaded once for all of them, and what is made of it is computed once."""
-        assert self.info is not None
         if not guard or any(is_value(i) for i in expr.indices):
             return False
-        places = [i.xreplace(self._axes) for i in expr.indices]
-        own = SCALAR.union(*(self.dims(p) for p in places))
-        if own and all(g.dims <= own for g in guard):
-            return False
-        points = Ranges(self.program.nest.symbols)
-        for axis in self.info.block.axes:
-            points.loop(axis.var, axis.extent)
-        return all(points.of(i)[0] >= 0 and points.below(i, n) for i, n in zip(expr.indices, buffer.shape, strict=True))
+        own = SCALAR.union(*(self.dims(i.xreplace(self._axes)) for i in expr.indices))  # type: ignore[union-attr]
+        return (not own or any(not g.dims <= own for g in guard)) and self.in_range(expr)
 
     def _visited(self, key: tuple[Any, ...], place: sympy.Expr) -> Value | None:
         """What was loaded before under a key, if it was. Of an earlier visit of a row, where visits are told apart,

@@ -17,6 +17,7 @@ from ..primitives.loops.kind import bind, parallel, unroll, vectorize
 from ..primitives.loops.merge import merge
 from ..primitives.loops.partition import partition
 from ..primitives.loops.pipeline import pipeline
+from ..primitives.loops.powers_of_two import powers_of_two
 from ..primitives.loops.reorder import reorder
 from ..primitives.loops.sample import sample_categorical, sample_perfect_tile
 from ..primitives.loops.split import split
@@ -48,7 +49,7 @@ SECTIONS: tuple[tuple[str, tuple[Callable[..., Any], ...]], ...] = (
     ("Reductions", (rfactor, decompose_reduction, fuse_reductions, decompose_online)),
     ("Layouts and tails", (transform_layout, pad)),
     ("Decisions", (sample_perfect_tile, sample_categorical)),
-    ("Units and instructions", (blockize, tensorize)),
+    ("Units and instructions", (blockize, tensorize, powers_of_two)),
     ("Hints and storage", (annotate, atomic, set_scope, reorder_storage, pipeline)),
 )
 

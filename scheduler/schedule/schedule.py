@@ -22,6 +22,7 @@ from ..primitives.loops.kind import bind, parallel, unroll, vectorize
 from ..primitives.loops.merge import merge
 from ..primitives.loops.partition import partition
 from ..primitives.loops.pipeline import pipeline
+from ..primitives.loops.powers_of_two import powers_of_two
 from ..primitives.loops.reorder import reorder
 from ..primitives.loops.sample import Choice, sample_categorical, sample_perfect_tile
 from ..primitives.loops.split import split
@@ -216,6 +217,9 @@ class Schedule:
     def tensorize(self, block: BlockRef, intrinsic: str) -> None:
         self._take("tensorize", {"block": block, "intrinsic": intrinsic}, tensorize(self.nest, block, intrinsic))
 
+    def powers_of_two(self, block: BlockRef, function: str) -> None:
+        self._take("powers_of_two", {"block": block, "function": function}, powers_of_two(self.nest, block, function))
+
     def decompose_online(
         self, block: BlockRef, loop: LoopRef, skip: bool = False, exponential: str = "exp", finite: bool = False
     ) -> tuple[BlockRef, ...]:
@@ -273,7 +277,7 @@ class Schedule:
 
 PRIMITIVES = (
     "split", "fuse", "reorder", "merge", "partition", "bind", "parallel", "vectorize", "unroll", "annotate", "atomic",
-    "compute_inline", "compute_at", "reverse_compute_at", "rfactor", "set_scope", "blockize", "tensorize",
+    "compute_inline", "compute_at", "reverse_compute_at", "rfactor", "set_scope", "blockize", "tensorize", "powers_of_two",
     "cache_read", "cache_write", "reverse_compute_inline", "decompose_reduction", "fuse_reductions",
     "decompose_online", "pack", "cache_window", "reorder_storage",
     "transform_layout", "pad", "pipeline", "sample_perfect_tile", "sample_categorical",

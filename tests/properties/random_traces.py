@@ -198,6 +198,7 @@ DRAWS: dict[str, Callable[[Player], dict[str, Any]]] = {
     "merge": _merge,
     "bind": lambda p: {"loop": p.loop(), "thread": p.rng.choice(GPU_BINDINGS)},
     "annotate": _annotate,
+    "powers_of_two": lambda p: {"block": p.block(), "function": p.rng.choice(("exp2", "exp2_approx"))},
     "partition": _partition,
     "fuse_reductions": _pair,
     "pack": _pack,

@@ -40,6 +40,11 @@ class Sizes:
     narrow: tuple[str, ...] = ()
     # How many times the width the rows in memory have, of which these inputs are the first part.
     packed: int = 1
+    # Rows see keys up to this many behind their own place (a negative number: only before it), and at most so many.
+    ahead: int = 0
+    window: int | None = None
+    # Whether a row's largest score and the logarithm of its sum are two numbers, and not their sum.
+    apart: bool = False
 
 
 SEED, KEPT = 5, 0.75
@@ -48,7 +53,8 @@ PACKED = ("q", "k", "v")
 
 def _buffers(z: Sizes) -> dict[str, Buffer]:
     shapes = {"q": (z.b, z.m, z.e), "k": (z.b, z.n, z.e), "v": (z.b, z.n, z.d), "g": (z.b, z.m, z.d),
-              "lse": (z.b, z.m), **({"o": (z.b, z.m, z.d)} if z.told else {"delta": (z.b, z.m)})}  # fmt: skip
+              **dict.fromkeys(("top", "log_total") if z.apart else ("lse",), (z.b, z.m)),
+              **({"o": (z.b, z.m, z.d)} if z.told else {"delta": (z.b, z.m)})}  # fmt: skip
     shapes |= {name: (*shape[:2], shape[2] * z.packed) for name, shape in shapes.items() if name in PACKED}
     exact = {name: tuple(map(sympy.sympify, shape)) for name, shape in shapes.items()}
     return {
@@ -86,9 +92,13 @@ def gradients(z: Sizes, of_keys: bool) -> TensorFunction:
 
     tanh = call("tanh", call("mul", local("t0", *grid), const(SCALE / CAP, F32)))
     score = call("mul", tanh, const(CAP, F32))
-    sees = call("le", IndexValue(n, I64), IndexValue(m, I64))
+    sees = call("le", IndexValue(n, I64), IndexValue(m + z.ahead, I64))
+    if z.window is not None:
+        sees = call("logical_and", sees, call("gt", IndexValue(n, I64), IndexValue(m + z.ahead - z.window, I64)))
     shown = Select(sees, score, const(float("-inf"), F32))
-    probability = call("exp", call("sub", shown, load("lse", b, m)))
+    for name in ("top", "log_total") if z.apart else ("lse",):
+        shown = call("sub", shown, load(name, b, m))
+    probability = call("exp", shown)
     given = local("t1", *grid)
     if z.dropout:
         place = IndexValue((b * sympy.sympify(z.m) + m) * sympy.sympify(z.n) + n, I64)
@@ -168,7 +178,9 @@ def tensors(z: Sizes, m: int, n: int) -> tuple[dict[str, Tensor], dict[str, Tens
     q, k, v, g = (torch.randn(z.b, x, w).to(kind) for x, w in ((m, z.e), (n, z.e), (n, z.d), (m, z.d)))
     exact = [t.double().requires_grad_() for t in (q, k, v, torch.zeros(m, n))]
     capped = CAP * torch.tanh(exact[0] @ exact[1].mT * (SCALE / CAP)) + exact[3]
-    scores = capped.masked_fill(torch.arange(n) > torch.arange(m)[:, None], float("-inf"))
+    behind = torch.arange(n) - torch.arange(m)[:, None] - z.ahead
+    unseen = (behind > 0) if z.window is None else (behind > 0) | (behind <= -z.window)
+    scores = capped.masked_fill(unseen, float("-inf"))
     probabilities = torch.softmax(scores, -1)
     if z.dropout:
         numbers = random_words(torch.tensor(SEED), torch.arange(z.b * m * n)).view(z.b, m, n) >> 8
@@ -177,5 +189,7 @@ def tensors(z: Sizes, m: int, n: int) -> tuple[dict[str, Tensor], dict[str, Tens
     out.backward(g.double())
     lse = torch.logsumexp(scores, -1).detach().float()
     delta = (out.detach() * g.double()).sum(-1).float()
-    given = {"q": q, "k": k, "v": v, "g": g, "lse": lse, "delta": delta}
+    top = scores.detach().amax(-1).float()
+    log_total = torch.where(top.isinf(), torch.nan, lse - top)
+    given = {"q": q, "k": k, "v": v, "g": g, "lse": lse, "delta": delta, "top": top, "log_total": log_total}
     return given, {name: t.grad for name, t in zip(("q", "k", "v", "bias"), exact, strict=True) if t.grad is not None}

@@ -9,14 +9,14 @@ NaN there would have shown.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import sympy
 
 from ....ir.expr.dtypes import DType
-from ....ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, const, is_value, loads, rewrite
+from ....ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, call, const, is_value, loads, rewrite
 from ....ir.nest.loops import Block, Bound, LoopNest, Node, Store, Update, blocks, map_nodes
 from ....ir.oracle.ops import function
 from ...error import ScheduleError
@@ -25,6 +25,8 @@ from .dependence import accesses
 from .tree import blocks_under, find_block, find_loop, linear_part
 
 Facts = list[sympy.Expr]
+# Facts of zeros, each with what the value is there instead where that is no number: expressions that are zero or NaN.
+Zeros = dict[sympy.Expr, frozenset[Expr]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +83,15 @@ class Guards:
 def occupied(
     nest: LoopNest,
     block: Block,
-    score: Expr,
+    facts: Iterable[sympy.Expr],
     outer: Mapping[sympy.Symbol, sympy.Expr],
-    empty: Callable[[Expr], Facts] | None = None,
 ) -> Guards:
-    """What holds of the loops ``outer`` (variables and extents) in tiles that may have a score above minus infinity;
-    or a value that is not ``empty``."""
+    """What holds of the loops ``outer`` (variables and extents) in tiles in which no fact holds of every element."""
     around = find_block(nest, block.name, "skip")[1]
     inner = {lp.var: lp.extent for lp in around if lp.var not in outer}
     binding = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
     found: dict[Bound, None] = {}
-    for g in (empty or minus_infinity)(inlined(nest, score)):
+    for g in facts:
         greatest = _greatest(sympy.expand(g.xreplace(binding)), inner)
         if greatest is None or not greatest.free_symbols & outer.keys():
             continue
@@ -157,24 +157,59 @@ def minus_infinity(e: Expr) -> Facts:
     return []
 
 
-def zero(e: Expr) -> Facts:
-    """Where the value is zero, if all that it is made of is finite but for scores of minus infinity."""
+def zero(e: Expr) -> Zeros:
+    """Where the value is zero, if all that it is made of is finite but for scores of minus infinity and what is
+    subtracted from those."""
     match e:
         case Const():
-            return [ALWAYS] if e.value == 0 else []
+            return {ALWAYS: frozenset()} if e.value == 0 else {}
         case Select(condition, a, b):
-            return _either(holds(condition), zero(a), fails(condition), zero(b))
+            return _zero_choice(condition, zero(a), zero(b))
         case Cast(value, dtype) if dtype.is_float and value.dtype.is_float:
             return zero(value)
         case Call("mul", (x, y), _):
-            return list(dict.fromkeys((*zero(x), *zero(y))))
+            first, second = zero(x), zero(y)
+            both = {g: first[g] | second[g] for g in first if g in second}
+            return {**first, **second, **both}
         case Call("div" | "neg", (x, *_), _):
             return zero(x)
         case Call("add" | "sub", (x, y), _):
-            return [g for g in zero(x) if g in zero(y) or ALWAYS in zero(y)]
-        case Call("exp", (Call("sub", (x, _), _),), _) | Call("exp", (x,), _):
-            return minus_infinity(x)
-    return []
+            first, second = zero(x), zero(y)
+            others = second.get(ALWAYS)
+            found = {g: at | second[g] for g, at in first.items() if g in second}
+            return found if others is None else {**{g: at | others for g, at in first.items()}, **found}
+        case Call("exp" | "exp2", (x,), _):
+            facts, at = _sinks(x)
+            # The exponential of minus infinity, whatever was subtracted, unless that was no number or infinite too.
+            undefined = Select(call("eq", at, at), const(0.0, at.dtype), const(math.nan, at.dtype))
+            rest = frozenset[Expr]() if isinstance(at, Const) else frozenset({undefined})
+            return dict.fromkeys(facts, rest)
+    return {}
+
+
+def _sinks(e: Expr) -> tuple[Facts, Expr]:
+    """Where the value is minus infinity or NaN, and what it is there."""
+    facts = minus_infinity(e)
+    if facts:
+        return facts, const(-math.inf, e.dtype)
+    match e:
+        case Call("sub", (x, y), _):
+            facts, at = _sinks(x)
+            return facts, call("sub", at, y)
+        case Call("mul", (x, Const(factor, _) as by), _) | Call("mul", (Const(factor, _) as by, x), _):
+            if 0 < factor < math.inf:
+                facts, at = _sinks(x)
+                return facts, call("mul", at, by)
+    return [], e
+
+
+def _zero_choice(condition: Expr, a: Zeros, b: Zeros) -> Zeros:
+    """``a`` holds where the condition does, ``b`` where it fails: what holds of the choice."""
+    found = {g: at | b[g] for g, at in a.items() if g in b}
+    for always, facts, other in ((a.get(ALWAYS), holds(condition), b), (b.get(ALWAYS), fails(condition), a)):
+        if always is not None:
+            found = {**{g: at | always for g, at in other.items()}, **found, **dict.fromkeys(facts, always)}
+    return found
 
 
 def _either(yes: Facts, a: Facts, no: Facts, b: Facts) -> Facts:

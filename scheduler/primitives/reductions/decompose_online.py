@@ -33,7 +33,7 @@ from ....ir.nest.loops import (
 )
 from ...error import ScheduleError
 from ..analysis.dependence import accesses, carried, mixed
-from ..analysis.empty import Guards, occupied, unread_where_empty
+from ..analysis.empty import Guards, inlined, minus_infinity, occupied, unread_where_empty
 from ..analysis.factor import without_factor
 from ..analysis.region import below
 from ..analysis.tree import blocks_under, dims_of_loops, find_block, find_loop, fresh, replace_node
@@ -110,7 +110,8 @@ def decompose_online(
     if skip or (exponential != "exp" and not finite):
         unread_where_empty(nest, node, asked)
     if skip:
-        guards = occupied(nest, node, update.values[0], {lp.var: lp.extent for lp in (*outer, tile)})
+        facts = minus_infinity(inlined(nest, update.values[0]))
+        guards = occupied(nest, node, facts, {lp.var: lp.extent for lp in (*outer, tile)})
     weights = _Weights(finite=finite)
     if exponential != "exp":
         factor, nest, score = without_factor(nest, node, update.values[0])

@@ -96,7 +96,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     inner = tile_programs(schedule, found, int(params["queries"]), int(params["keys"]))
     for name in copies:
         schedule.compute_at(name, schedule.get_loops(found.state)[0])
-    steps = _steps(schedule, found, inner)
+    steps = _steps(schedule, found, inner, "exp2" if half is None else "exp2_approx")
     product = steps[7]
     for name in schedule.get_blocks():
         tile_lanes(schedule, name, found, copies)
@@ -109,13 +109,13 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     schedule.annotate("", NUM_STAGES, int(params["stages"]))
 
 
-def _steps(schedule: Schedule, found: Roles, inner: str) -> tuple[str, ...]:
+def _steps(schedule: Schedule, found: Roles, inner: str, power: str) -> tuple[str, ...]:
     """The steps of the online softmax, in powers of two and without the tiles that positions prove empty where rows of
     nothing allow it."""
     forms = (
-        [(True, "exp2"), (False, "exp2"), (False, "exp")]
+        [(True, power), (False, power), (False, "exp")]
         if schedule.extent(inner) != 1
-        else [(False, "exp2"), (False, "exp")]
+        else [(False, power), (False, "exp")]
     )
     for skip, exponential in forms[:-1]:
         try:

@@ -13,17 +13,18 @@ from collections.abc import Mapping
 from ....ir.expr.dtypes import DType
 from ....ir.expr.product import bare, factors
 from ....ir.nest.hints import NUM_STAGES, NUM_WARPS, OPERANDS
-from ....ir.nest.loops import LoopNest, Update, blocks
+from ....ir.nest.loops import LoopKind, LoopNest, Update, blocks
 from ....ir.target import Target
 from ...cost.attention import LEAST_WIDTH, WIDEST
-from ...cost.gpu_kernels import ATTENTION_WARPS, GRADIENT_SUMS, LONG_HEADS
+from ...cost.gpu_kernels import ATTENTION_WARPS, GRADIENT_SUMS, LEFT_OUT_ROWS, LONG_HEADS
 from ...error import ScheduleError
+from ...primitives.loops.powers_of_two import has_exponential
 from ...schedule.schedule import Schedule
 from ..cpu.attention import Roles, roles
 from ..cpu.common import values
 from ..registry import Params, Rule, Value
 from .attention import copy_queries, extents_of, tile_lanes, tile_programs
-from .common import GPUS, clamp_power, steps_in_flight, typical
+from .common import GPUS, clamp_power, cut, next_power, steps_in_flight, tile, typical
 from .fit import AttentionTile, by_threads, fitting_tile
 
 STAGES = (2, 1, 3)
@@ -77,13 +78,13 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
         least = most_warps if slow or crowded else 4
         return clamp_power(rows * width // (GRADIENT_SUMS * target.warp), least, most_warps)
 
-    tile = fitting_tile(nest, target, found, first, half, warps_of)
-    rows, columns = tile.queries, tile.keys
+    fits = fitting_tile(nest, target, found, first, half, warps_of)
+    rows, columns = fits.queries, fits.keys
     return {
         "queries": tuple(dict.fromkeys((rows, min(rows * 2, 128), max(rows // 2, LEAST_WIDTH)))),
         "keys": tuple(dict.fromkeys((columns, max(columns // 2, LEAST_WIDTH), min(columns * 2, 128)))),
-        "warps": tuple(dict.fromkeys((tile.warps, 4, 8))),
-        "stages": tuple(dict.fromkeys((tile.stages, *stages))),
+        "warps": tuple(dict.fromkeys((fits.warps, 4, 8))),
+        "stages": tuple(dict.fromkeys((fits.stages, *stages))),
     }
 
 
@@ -104,13 +105,22 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     inner = tile_programs(schedule, found, int(params["queries"]), int(params["keys"]))
     for name in copies:
         schedule.compute_at(name, schedule.get_loops(found.state)[0])
+    known = set(schedule.get_blocks())
+    begins = set()
     for name in found.states if schedule.extent(inner) != 1 else ():
         try:
-            schedule.decompose_reduction(name, inner, skip=True)
+            begins.add(schedule.decompose_reduction(name, inner, skip=True))
         except ScheduleError:
-            schedule.decompose_reduction(name, inner)
+            begins.add(schedule.decompose_reduction(name, inner))
     for name in schedule.get_blocks():
-        tile_lanes(schedule, name, found, copies)
+        if name in known or name in begins:
+            tile_lanes(schedule, name, found, copies)
+        else:
+            _left_out(schedule, name)
+    for name in found.edits:
+        if any(has_exponential(v) for s in schedule.block(name).body for v in values(s)):
+            # Of weights below 2**-126 nothing is left where they are rounded to a half type beside others.
+            schedule.powers_of_two(name, "exp2_approx" if all(halves.values()) else "exp2")
     for name in (*found.products, *found.states):
         schedule.tensorize(name, "dot")
         kind = halves.get(name)
@@ -119,6 +129,16 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     schedule.annotate(inner, NUM_STAGES, int(params["stages"]))
     schedule.annotate("", NUM_WARPS, int(params["warps"]))
     schedule.annotate("", NUM_STAGES, int(params["stages"]))
+
+
+def _left_out(schedule: Schedule, block: str) -> None:
+    """What tiles that are left out would add: a few numbers of a row, many rows at a time."""
+    *rows, over = (lp for lp in schedule.get_loops(block) if schedule.loop(lp).kind is LoopKind.SERIAL)
+    for lp in rows:
+        tile(schedule, cut(schedule, lp, next_power(int(schedule.extent(lp))))[1])
+    extent, most = schedule.extent(over), LEAST_WIDTH if rows else LEFT_OUT_ROWS
+    size = min(next_power(max(int(extent), LEAST_WIDTH)), most) if extent.is_Integer else most
+    tile(schedule, cut(schedule, over, size)[1])
 
 
 GPU_ATTENTION_GRADIENTS = Rule("gpu_attention_gradients", GPUS, _matches, _parameters, _apply)

@@ -105,6 +105,8 @@ def _step(s: Schedule, data: st.DataObject, choices: tuple[str, ...]) -> None:
                 s.blockize(data.draw(one_loop))
         case "tensorize":
             s.tensorize(data.draw(one_block), "dot")
+        case "powers_of_two":
+            s.powers_of_two(data.draw(one_block), data.draw(st.sampled_from(("exp2", "exp2_approx"))))
         case "compute_at" | "reverse_compute_at":
             getattr(s, primitive)(data.draw(one_block), data.draw(one_loop), data.draw(st.booleans()))
         case "decompose_online":

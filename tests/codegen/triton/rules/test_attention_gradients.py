@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.ir.expr.dtypes import DType
@@ -120,6 +123,44 @@ def test_empty_tiles_are_not_read(agrees, of_keys):
     source = agrees(scheduled(of_keys, **sizes), {}, inputs(**sizes), tolerance=3e-2)
     (loop,) = [line for line in source.text.splitlines() if "in tl.range" in line]
     assert ("low0" if of_keys else "high0") in loop
+
+
+@pytest.mark.parametrize("of_keys", [False, True])
+@pytest.mark.parametrize(
+    ("m", "n", "mask"),
+    [
+        (90, 90, {}),
+        (70, 137, {"ahead": 5}),
+        (137, 90, {"ahead": -70}),
+        (150, 150, {"window": 30}),
+        (150, 70, {"ahead": -20, "window": 40}),
+    ],
+    ids=["causal", "ahead", "rows that see nothing", "window", "window behind"],
+)
+def test_what_masks_leave_out(interpreter, of_keys, m, n, mask):
+    """Gradients of float64, NaN where those are: a row that sees nothing gives all values of its batch none, also those
+    of tiles that it does not visit."""
+    torch.manual_seed(0)
+    sizes = plain.Sizes(b=2, m=m, n=n, e=16, d=16, apart=True, **mask)
+    given, expected = plain.tensors(sizes, m, n)
+    nest = scheduled(of_keys, **{f.name: getattr(sizes, f.name) for f in dataclasses.fields(sizes)})
+    source = emit_triton(nest, SM90)
+    *_, loop = [line for line in source.text.splitlines() if "in tl.range" in line]
+    limits = {"low0", "high0"} if sizes.window else {"low0" if of_keys else "high0"}
+    assert all(limit in loop for limit in limits)
+    found = interpreter.run(source, nest.outputs, {name: t.numpy() for name, t in given.items()}, {})
+    for name, got in zip(("v", "k") if of_keys else ("q",), found.values(), strict=True):
+        np.testing.assert_allclose(got, expected[name].numpy(), rtol=2e-5, atol=2e-5, err_msg=name)
+    assert bool(expected["v"].isnan().any()) == (sizes.ahead < 0)
+
+
+@pytest.mark.parametrize("of_keys", [False, True])
+def test_numbers_of_rows_are_loaded_for_rows(of_keys):
+    """A mask of scores, under which they are read, would make whole tiles of them."""
+    source = emit_triton(scheduled(of_keys, b=2, m=128, n=192, e=16, d=16, dtype=BF16, apart=True), SM90)
+    loads = [line for line in source.text.splitlines() if re.search(r"tl\.load\((top|log_total|delta)_ptr", line)]
+    *_, body = source.text.split("num_stages=")
+    assert len(loads) >= 3 and not any("mask=" in line for line in loads if line in body)
 
 
 def scheduled_bias(**sizes):

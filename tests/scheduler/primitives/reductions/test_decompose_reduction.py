@@ -234,6 +234,42 @@ def test_zeros_are_skipped(parsed: Parse, proved: Prove, condition: str, bounds:
     assert len(s.block("b1").predicate) == len(s.block("b0").predicate) == bounds
 
 
+@pytest.mark.parametrize("subtracted", ["in1[i0]", "in1[r0]", "in0[i0, r0]"])
+def test_what_is_left_out_is_no_number_where_it_was_none(
+    parsed: Parse, subtracted: str, unchanged: Callable[[LoopNest, LoopNest], None]
+) -> None:
+    """An exponential of minus infinity is zero, but not less an infinity or NaN: of that the sum begins."""
+    nest = parsed(f"""
+        @nest(outputs=["out0"])
+        def weights(in0: float32[24, 24], in1: float32[24], out0: float32[24]):
+            for b0_i0 in serial(24):
+                for b0_r0 in serial(24):
+                    with block("b0"):
+                        i0 = spatial(24, b0_i0)
+                        r0 = reduction(24, b0_r0, dim=inner)
+                        out0[i0] = sum.update(exp(sub(select(le(index(r0, int64), index(i0, int64)), in0[i0, r0],
+                            float32(float("-inf"))), {subtracted})))
+        """)
+    s = Schedule(nest)
+    io, ii = s.split("b0_i0", [None, 4])
+    ro, ri = s.split("b0_r0", [None, 8])
+    s.reorder(io, ro, ii, ri)
+    assert s.decompose_reduction("b0", ro, skip=True) == "b0_init"
+    if subtracted == "in0[i0, r0]":  # as much would be read for what is left out as was left out
+        assert s.get_blocks() == ["b0_init", "b0"] and not s.block("b0").predicate
+        return
+    assert len(s.block("b0").predicate) == 1 and s.get_blocks()[0] == "b0_left_out"
+    assert len(s.get_loops("b0_left_out")) == (3 if subtracted == "in1[i0]" else 2)
+    unchanged(nest, s.nest)
+    ones = np.ones((24, 24), np.float32)
+    for place in (0, 9, 23):
+        for odd in (np.nan, -np.inf, np.inf):
+            given = {"in0": ones, "in1": np.where(np.arange(24) == place, odd, 0.5).astype(np.float32)}
+            with np.errstate(all="ignore"):
+                before, after = (run_nest(n, given, {})["out0"] for n in (nest, s.nest))
+            np.testing.assert_array_equal(after, before)
+
+
 def test_choices_that_limits_decide_are_made(parsed: Parse, proved: Prove) -> None:
     """What is the same for all that is left of an iteration is no choice there; what differs within it stays one."""
     nest = parsed("""
