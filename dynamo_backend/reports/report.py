@@ -17,12 +17,14 @@ from ...ir.passes import StepRecord
 from ...ir.target import Target
 from ...ir.text.printer import show
 from ...runtime.machine_code.issue import IssueReport, issue_report
+from ...runtime.model.predict import Prediction
 from ...runtime.plain_text import readable
 from ...runtime.triton.compile import GpuBinary
 from ...runtime.triton.report import ResourceReport
 from ...scheduler.schedule.overrides import SHORT, workload_of
 from ...scheduler.schedule.trace import Trace
 from .graph_traffic import GraphTraffic
+from .prediction import predicted
 from .segments import contiguous_bytes
 from .traffic import Traffic
 
@@ -86,6 +88,14 @@ class KernelReport:
         return issue.on_multiprocessor(r.threads, r.occupancy, self.target.machine)
 
     @property
+    def prediction(self) -> Prediction | None:
+        """The time of a launch at typical sizes by the model of ``runtime/model``, and what bounds it. None on CPUs,
+        and where machine code cannot be read."""
+        if self.binary is None or self.kernel is None or self.scheduled is None or self.target is None:
+            return None
+        return predicted(self.binary, self.kernel, self.scheduled, self.target)
+
+    @property
     def contiguous_bytes(self) -> int | None:
         """The least that lies together of what a warp asks for at a time, of the arrays that are most of the traffic:
         below 128 lines of the caches are fetched in part. None on CPUs."""
@@ -134,6 +144,7 @@ class KernelReport:
         parts += [f"   takes {self.resources}"] if self.resources is not None else []
         slots = self.slots_a_byte
         parts += [f"   issues {slots:.2f} instruction slots a byte"] if slots is not None else []
+        parts += [f"   is predicted to take {self.prediction}"] if self.prediction is not None else []
         flight, segment = self.bytes_in_flight, self.contiguous_bytes
         parts += [f"   has {flight / 1024:.1f} KiB of loads in flight a multiprocessor"] if flight is not None else []
         parts += [f"   asks for {segment} contiguous bytes or more at a time"] if segment is not None else []
