@@ -17,13 +17,14 @@ from ...ir.passes import StepRecord
 from ...ir.target import Target
 from ...ir.text.printer import show
 from ...runtime.machine_code.issue import IssueReport, issue_report
-from ...runtime.model.predict import Prediction
+from ...runtime.model.predict import Prediction, microseconds
 from ...runtime.plain_text import readable
 from ...runtime.triton.compile import GpuBinary
 from ...runtime.triton.report import ResourceReport
 from ...scheduler.schedule.overrides import SHORT, workload_of
 from ...scheduler.schedule.trace import Trace
 from .graph_traffic import GraphTraffic
+from .predicted_run import PredictedRun, predicted_run
 from .prediction import predicted
 from .segments import contiguous_bytes
 from .traffic import Traffic
@@ -162,13 +163,15 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class LibraryReport:
-    """Calls of one ATen op, why it is a library call, and the bytes that all of them read and write."""
+    """Calls of one ATen op, why it is a library call, and the bytes that all of them read and write. ``seconds`` is
+    what they take together on a GPU by its data sheet, None on CPUs."""
 
     op: str
     calls: int
     reason: str
     lines: tuple[str, ...] = ()
     moved: int = 0
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,11 @@ class GraphReport:
         return "\n".join(lines)
 
     @property
+    def predicted(self) -> PredictedRun:
+        """What is predicted of a run on a GPU, of kernels and library calls one after the other."""
+        return predicted_run(self.kernels, self.libraries)
+
+    @property
     def launches(self) -> int:
         return sum(k.calls for k in self.kernels)
 
@@ -247,6 +255,7 @@ class GraphReport:
             f"{t.ratio:.2f} times the {bytes_text(t.compulsory)} of its inputs and outputs"
         )
         lines = [head + symbols, moves, *self._kernel_lines(), *self._resource_lines(), *self._library_lines()]
+        lines += [f"  {line}" for line in self.predicted.lines]
         if self.python:
             lines.append(f"  host program: {self.python}")
         for k in self.fallbacks:
@@ -361,6 +370,13 @@ class Report:
         """The kernels of all graphs that did not compile."""
         return tuple(k for g in self.graphs for k in g.fallbacks)
 
+    @property
+    def predicted_seconds(self) -> float | None:
+        """What all graphs are predicted to take on a GPU, once each; None where that is not known of one."""
+        found = [g.predicted.seconds for g in self.graphs]
+        known = [s for s in found if s is not None]
+        return sum(known) if known and len(known) == len(found) else None
+
     def show(self, details: bool = False) -> str:
         """The text of every graph; with ``details`` everything that is known."""
         return "\n\n".join(g.show(details) for g in self.graphs)
@@ -370,6 +386,8 @@ class Report:
         missed = [f"{o} is for no kernel here" for o in self.unmatched]
         last = hint if self.graphs else "no graph: nothing was compiled"
         spent = [f"Dynamo and AOTAutograd took {self.capture_s * 1e3:.0f} ms"] if self.capture_s else []
+        total = self.predicted_seconds if len(self.graphs) > 1 else None
+        spent += [f"All graphs are predicted to take {microseconds(total)}"] if total is not None else []
         return readable("\n\n".join([*map(str, self.graphs), *map(str, self.breaks), *spent, *missed, last]))
 
 
