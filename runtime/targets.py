@@ -101,6 +101,15 @@ def target_for(device: str, override: str | None = None, cores: int | None = Non
     return _as_torch_allows(found)
 
 
+def is_here(target: Target) -> bool:
+    """Whether this machine has what a target is: every CPU, and a GPU of the architecture of torch's current one."""
+    if not target.is_gpu:
+        return True
+    if not torch.cuda.is_available() or (torch.version.hip is not None) != (target.kind == "hip"):
+        return False
+    return target_for(f"cuda:{torch.cuda.current_device()}").arch == target.arch
+
+
 def _as_torch_allows(target: Target) -> Target:
     """The target with the tensor cores' shorter float32 where torch's flags let matrix products use it."""
     allowed = target.capability >= (8, 0) and torch.get_float32_matmul_precision() != "highest"

@@ -21,6 +21,7 @@ from ...scheduler import rules
 from .. import converters
 from ..compiling.pass_lists import pass_lists
 from ..compiling.register import UserRewrite
+from ..compiling.tuning import predicted_schedules
 from ..patterns.register import PATTERNS
 
 # What the code of a kernel depends on as well as that of its graph.
@@ -80,11 +81,13 @@ def _told(of: object) -> str:
 
 
 def _settings(options: Options) -> str:
-    """Tuning and strictness change which code is found, never what a key means."""
+    """Strictness and tuning change which code is found, never what a key means; but what is chosen by predictions is
+    nobody else's."""
+    predicted = " predicted" * predicted_schedules(options)
     fixed = torch.are_deterministic_algorithms_enabled()
     filled = " filled" * (fixed and torch.utils.deterministic.fill_uninitialized_memory)
     order = f"fixed{filled}" if fixed else "free"
-    return f"{replace(options, tune=False, strict=False).fingerprint()} {order}"
+    return f"{replace(options, tune=False, strict=False).fingerprint()} {order}{predicted}"
 
 
 def surroundings(options: Options, devices: Iterable[str]) -> dict[str, str]:

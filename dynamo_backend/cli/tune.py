@@ -23,24 +23,28 @@ from .options import cache_folder_here
 
 
 @contextmanager
-def database_here() -> Iterator[Database | None]:
-    """The tuning database beside the cache; None where there is none, which this does not make."""
+def database_here(*, predicted: bool = False) -> Iterator[Database | None]:
+    """The tuning database beside the cache, or what it knows of predictions; None where there is none, which this does
+    not make."""
     path = cache_folder_here() / DATABASE
     if not path.exists():
         yield None
         return
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", DatabaseWarning)
-        with Database(path, environment_fingerprint()) as database:
+        with Database(path, environment_fingerprint(), predicted=predicted) as database:
             yield database
     for warning in found:
         raise click.ClickException(str(warning.message))
 
 
 def tuned_here() -> list[Tuned]:
-    """Every kernel that was tuned, by workload and target."""
-    with database_here() as database:
-        return database.tuned() if database is not None else []
+    """Every kernel that was tuned, by workload and target: what was measured, then what was predicted."""
+    found = []
+    for predicted in (False, True):
+        with database_here(predicted=predicted) as database:
+            found += database.tuned() if database is not None else []
+    return found
 
 
 def counted(number: int, what: str, many: str = "") -> str:
@@ -50,8 +54,11 @@ def counted(number: int, what: str, many: str = "") -> str:
 
 def summary(tuned: list[Tuned]) -> str:
     """How much there is: "3 tuned kernels, 40 measurements"."""
-    measured = sum(t.measured for t in tuned)
-    return f"{counted(len(tuned), 'tuned kernel')}, {counted(measured, 'measurement')}"
+    measured, predicted = (sum(t.measured for t in tuned if t.predicted == which) for which in (False, True))
+    parts = [counted(len(tuned), "tuned kernel")]
+    parts += [counted(measured, "measurement")] if measured or not predicted else []
+    parts += [counted(predicted, "prediction")] if predicted else []
+    return ", ".join(parts)
 
 
 def duration(seconds: float) -> str:
@@ -66,7 +73,8 @@ def duration(seconds: float) -> str:
 def tune() -> None:
     """List, export or clear what tuning has measured (MLC_TUNE=1, or mode="max-autotune").
 
-    The fastest schedule of a kernel is used by every later compilation, tuned or not, until it is cleared."""
+    The fastest schedule of a kernel that was measured is used by every later compilation, tuned or not, until it is
+    cleared. What was predicted for a GPU that is not here is used by later tuning for it alone."""
 
 
 @tune.command("list")
@@ -80,6 +88,7 @@ def list_tuned(limit: int, as_json: bool) -> None:
         rows = [
             {
                 "workload": t.workload, "target": t.target, "measured": t.measured, "date": t.date,
+                "predicted": t.predicted,
                 "seconds": t.best.seconds if t.best else None, "rule": t.best.trace.rule if t.best else None,
                 "schedule": list(map(str, t.best.trace.steps)) if t.best else None,
             }
@@ -89,11 +98,19 @@ def list_tuned(limit: int, as_json: bool) -> None:
         return
     if tuned:
         table = Table(caption_justify="left")
-        for heading in ("workload", "target", "fastest", "rule", "measured", "last"):
-            table.add_column(heading, justify="right" if heading in ("fastest", "measured") else "left", no_wrap=True)
+        for heading in ("workload", "target", "fastest", "rule", "tried", "by", "last"):
+            table.add_column(heading, justify="right" if heading in ("fastest", "tried") else "left", no_wrap=True)
         for t in tuned[:limit]:
             fastest, rule = (duration(t.best.seconds), t.best.trace.rule) if t.best else ("all failed", "")
-            table.add_row(t.workload[:SHORT], t.target, fastest, rule, str(t.measured), t.date[:10])
+            table.add_row(
+                t.workload[:SHORT],
+                t.target,
+                fastest,
+                rule,
+                str(t.measured),
+                "prediction" if t.predicted else "measuring",
+                t.date[:10],
+            )
         Console(width=None if sys.stdout.isatty() else 200).print(table)
         if len(tuned) > limit:
             tell(f"… and {len(tuned) - limit} more; --limit shows them")
@@ -113,6 +130,8 @@ def export(file: Path, target: str | None) -> None:
         raise click.UsageError(f"kernels were tuned on several machines; choose one by --target: {', '.join(targets)}")
     if target is not None and target not in targets:
         raise click.BadParameter(f"nothing was tuned on {target!r}; there are {', '.join(targets) or 'none'}")
+    # What was measured is written over what was predicted of the same kernel.
+    tuned.sort(key=lambda t: not t.predicted)
     chosen = {t.workload: json.loads(t.best.trace.to_json()) for t in tuned if t.best and target in (None, t.target)}
     if not chosen:
         raise click.ClickException(f"nothing was tuned: {cache_folder_here() / DATABASE} has no measurement")
@@ -135,7 +154,8 @@ def forget_tuned() -> str:
     tuned = tuned_here()
     if not tuned:
         return "there were no tuning results to remove"
-    with database_here() as database:
-        if database is not None:
-            database.clear()
+    for predicted in (False, True):
+        with database_here(predicted=predicted) as database:
+            if database is not None:
+                database.clear()
     return f"removed {summary(tuned)}, from {cache_folder_here() / DATABASE}"

@@ -17,14 +17,17 @@ from ...ir.graph.facts import places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Origin
 from ...ir.graph.regions import write_out_regions
 from ...ir.graph.slices import NOTHING
+from ...ir.target import Target
 from ...runtime.compile.kernels import gpu_binary
 from ...runtime.settings.options import OptionError, Options
+from ...runtime.targets import named_target
 from ...runtime.triton.compile import resource_report
 from ...scheduler.fusion.fusion import Fusion
 from ..compiling.compiled import CompiledGraph, Stages
 from ..compiling.kernels import KernelBuild
 from ..entry.backend import settings_of
 from ..reports.graph_traffic import GraphTraffic, graph_traffic
+from ..reports.library_time import library_seconds
 from ..reports.report import GraphReport, KernelReport, LibraryReport, MissedFusion, Report
 from ..reports.traffic import traffic_of
 from .compiled_model import asked_of
@@ -76,7 +79,8 @@ def explain(
     compiled = [g for c in made.graphs for g in _with_regions(c)]
     taken = {name for c in compiled for name in c.overridden}
     unmatched = tuple(str(o) for o in schedules if str(o) not in taken)
-    return Report(tuple(map(report_of, compiled)), unmatched, max(captured, 0.0), made.breaks)
+    elsewhere = named_target(str(settings.target)) if settings.target not in (None, "cpu") else None
+    return Report(tuple(report_of(c, elsewhere) for c in compiled), unmatched, max(captured, 0.0), made.breaks)
 
 
 def _with_regions(compiled: CompiledGraph) -> list[CompiledGraph]:
@@ -84,21 +88,23 @@ def _with_regions(compiled: CompiledGraph) -> list[CompiledGraph]:
     return [compiled, *(g for r in compiled.regions for g in _with_regions(r))]
 
 
-def report_of(compiled: CompiledGraph) -> GraphReport:
-    """The report of a graph that was compiled with ``fresh=True``."""
+def report_of(compiled: CompiledGraph, target: Target | None = None) -> GraphReport:
+    """The report of a graph that was compiled with ``fresh=True``. ``target`` is the GPU of library calls, where that
+    is not the one of the graph's kernels."""
     stages = compiled.stages
     assert stages is not None, "a graph from the cache has no stages to report"
     # Of layers that became a loop, every call is told of.
     fusion = replace(stages.fusion, graph=write_out_regions(stages.fusion.graph))
     stages = replace(stages, fusion=fusion)
     targets = dict.fromkeys(str(b.target) for b in stages.kernels.values())
+    gpu = next((b.target for b in stages.kernels.values() if b.target.is_gpu), target)
     kernels, peaks = _kernels(stages), _peaks(stages.program)
     traffic = graph_traffic(stages.fusion.graph, stages.fusion.functions, {k.name: k.traffic for k in kernels})
     return GraphReport(
         compiled.name,
         ", ".join(targets) or "cpu",
         kernels,
-        _libraries(stages.fusion.graph, traffic),
+        _libraries(stages.fusion.graph, traffic, gpu),
         _missed(stages.fusion, stages.graph),
         sympy.Max(*peaks) if peaks else sympy.S.Zero,
         max((stages.graph.symbols.hint(p) for p in peaks), default=0),
@@ -154,15 +160,18 @@ def _lines(origins: Iterable[Origin]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(o.source for o in origins if o.source))
 
 
-def _libraries(graph: Graph, traffic: GraphTraffic) -> tuple[LibraryReport, ...]:
+def _libraries(graph: Graph, traffic: GraphTraffic, target: Target | None) -> tuple[LibraryReport, ...]:
     found: dict[tuple[str, str], list[tuple[Library, int]]] = {}
     nodes = [n for n in graph.nodes if isinstance(n, Library) and n.target not in NOTHING]
     for n, moved in zip(nodes, traffic.calls, strict=True):
         found.setdefault((n.target, n.reason), []).append((n, moved))
     return tuple(
-        LibraryReport(op, len(calls), reason, _lines(o for n, _ in calls for o in n.origins), sum(b for _, b in calls))
+        LibraryReport(
+            op, len(calls), reason, _lines(o for n, _ in calls for o in n.origins), sum(b for _, b in calls),
+            sum(library_seconds(n, graph, b, target) for n, b in calls) if target is not None else None,
+        )
         for (op, reason), calls in found.items()
-    )
+    )  # fmt: skip
 
 
 def _missed(fusion: Fusion, graph: Graph) -> tuple[MissedFusion, ...]:

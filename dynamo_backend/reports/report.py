@@ -17,12 +17,15 @@ from ...ir.passes import StepRecord
 from ...ir.target import Target
 from ...ir.text.printer import show
 from ...runtime.machine_code.issue import IssueReport, issue_report
+from ...runtime.model.predict import Prediction, microseconds
 from ...runtime.plain_text import readable
 from ...runtime.triton.compile import GpuBinary
 from ...runtime.triton.report import ResourceReport
 from ...scheduler.schedule.overrides import SHORT, workload_of
 from ...scheduler.schedule.trace import Trace
 from .graph_traffic import GraphTraffic
+from .predicted_run import PredictedRun, predicted_run
+from .prediction import predicted
 from .segments import contiguous_bytes
 from .traffic import Traffic
 
@@ -86,6 +89,14 @@ class KernelReport:
         return issue.on_multiprocessor(r.threads, r.occupancy, self.target.machine)
 
     @property
+    def prediction(self) -> Prediction | None:
+        """The time of a launch at typical sizes by the model of ``runtime/model``, and what bounds it. None on CPUs,
+        and where machine code cannot be read."""
+        if self.binary is None or self.kernel is None or self.scheduled is None or self.target is None:
+            return None
+        return predicted(self.binary, self.kernel, self.scheduled, self.target)
+
+    @property
     def contiguous_bytes(self) -> int | None:
         """The least that lies together of what a warp asks for at a time, of the arrays that are most of the traffic:
         below 128 lines of the caches are fetched in part. None on CPUs."""
@@ -134,6 +145,7 @@ class KernelReport:
         parts += [f"   takes {self.resources}"] if self.resources is not None else []
         slots = self.slots_a_byte
         parts += [f"   issues {slots:.2f} instruction slots a byte"] if slots is not None else []
+        parts += [f"   is predicted to take {self.prediction}"] if self.prediction is not None else []
         flight, segment = self.bytes_in_flight, self.contiguous_bytes
         parts += [f"   has {flight / 1024:.1f} KiB of loads in flight a multiprocessor"] if flight is not None else []
         parts += [f"   asks for {segment} contiguous bytes or more at a time"] if segment is not None else []
@@ -151,13 +163,15 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class LibraryReport:
-    """Calls of one ATen op, why it is a library call, and the bytes that all of them read and write."""
+    """Calls of one ATen op, why it is a library call, and the bytes that all of them read and write. ``seconds`` is
+    what they take together on a GPU by its data sheet, None on CPUs."""
 
     op: str
     calls: int
     reason: str
     lines: tuple[str, ...] = ()
     moved: int = 0
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +224,11 @@ class GraphReport:
         return "\n".join(lines)
 
     @property
+    def predicted(self) -> PredictedRun:
+        """What is predicted of a run on a GPU, of kernels and library calls one after the other."""
+        return predicted_run(self.kernels, self.libraries)
+
+    @property
     def launches(self) -> int:
         return sum(k.calls for k in self.kernels)
 
@@ -236,6 +255,7 @@ class GraphReport:
             f"{t.ratio:.2f} times the {bytes_text(t.compulsory)} of its inputs and outputs"
         )
         lines = [head + symbols, moves, *self._kernel_lines(), *self._resource_lines(), *self._library_lines()]
+        lines += [f"  {line}" for line in self.predicted.lines]
         if self.python:
             lines.append(f"  host program: {self.python}")
         for k in self.fallbacks:
@@ -350,6 +370,13 @@ class Report:
         """The kernels of all graphs that did not compile."""
         return tuple(k for g in self.graphs for k in g.fallbacks)
 
+    @property
+    def predicted_seconds(self) -> float | None:
+        """What all graphs are predicted to take on a GPU, once each; None where that is not known of one."""
+        found = [g.predicted.seconds for g in self.graphs]
+        known = [s for s in found if s is not None]
+        return sum(known) if known and len(known) == len(found) else None
+
     def show(self, details: bool = False) -> str:
         """The text of every graph; with ``details`` everything that is known."""
         return "\n\n".join(g.show(details) for g in self.graphs)
@@ -359,6 +386,8 @@ class Report:
         missed = [f"{o} is for no kernel here" for o in self.unmatched]
         last = hint if self.graphs else "no graph: nothing was compiled"
         spent = [f"Dynamo and AOTAutograd took {self.capture_s * 1e3:.0f} ms"] if self.capture_s else []
+        total = self.predicted_seconds if len(self.graphs) > 1 else None
+        spent += [f"All graphs are predicted to take {microseconds(total)}"] if total is not None else []
         return readable("\n\n".join([*map(str, self.graphs), *map(str, self.breaks), *spent, *missed, last]))
 
 

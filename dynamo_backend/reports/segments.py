@@ -6,7 +6,7 @@ is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import sympy
 
@@ -25,19 +25,31 @@ def contiguous_bytes(nest: LoopNest, traffic: Traffic, warp: int) -> int | None:
     Each access is looked at in the first tile of the nest as it is scheduled. Along axes by which data decide places,
     those lie apart.
     """
-    buffers, found = nest.buffers, []
+    matter = {n for n, v in traffic.arrays.items() if v.read + v.written >= _SHARE * traffic.moved}
+    return min((least for _, least in _runs(nest, matter, warp)), default=None)
+
+
+def contiguous_by_array(nest: LoopNest, warp: int) -> dict[str, int]:
+    """The same for each array by its name; those of which all lanes of a warp ask for one place are left out."""
+    found: dict[str, int] = {}
+    for name, least in _runs(nest, {b.name for b in nest.params}, warp):
+        found[name] = min(least, found.get(name, least))
+    return found
+
+
+def _runs(nest: LoopNest, arrays: Collection[str], warp: int) -> Iterator[tuple[str, int]]:
+    """Arrays and the contiguous bytes of each access of them."""
+    buffers = nest.buffers
     for block, outer in blocks(nest):
         lanes = [lp for lp in outer if lp.kind is LoopKind.THREAD_X]
         sites: list[Load | Access] = [*block.reads, *block.writes]
         for site in sites:
             buffer = buffers[site.buffer]
-            visits = traffic.arrays.get(buffer.name) if buffer.scope is Scope.GLOBAL else None
-            if visits is None or visits.read + visits.written < _SHARE * traffic.moved:
+            if buffer.scope is not Scope.GLOBAL or buffer.name not in arrays:
                 continue
             together = _together(_steps(nest, block, buffer, site.indices, lanes))
             if together is not None:
-                found.append(min(together * buffer.dtype.itemsize, warp * _WIDEST))
-    return min(found, default=None)
+                yield buffer.name, min(together * buffer.dtype.itemsize, warp * _WIDEST)
 
 
 def _together(steps: Iterator[tuple[int | None, int]]) -> int | None:

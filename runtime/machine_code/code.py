@@ -22,10 +22,22 @@ class Flow(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Control:
+    """What the assembler tells the scheduler of a warp: ``stall`` are clocks until its next instruction; ``sets`` and
+    ``frees`` the counters (0 to 5, -1 for none) that rise until its result is there, and until its operands are read;
+    ``waits`` those that have to be zero before it."""
+
+    stall: int = 1
+    sets: int = -1
+    frees: int = -1
+    waits: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Instruction:
     """``opcode`` has its modifiers ("LDG.E.128"), ``line`` that of the kernel's text, 0 where it is of
     another file; ``target`` is the label that control may go to, and ``issues`` whether it takes a slot of the vector
-    units."""
+    units. ``control`` is what only NVIDIA's machine code has."""
 
     opcode: str
     operands: tuple[str, ...] = ()
@@ -34,6 +46,7 @@ class Instruction:
     flow: Flow = Flow.ON
     target: str = ""
     issues: bool = True
+    control: Control = Control()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 
 from .code import Code, Flow, Instruction, MachineLoop
 
@@ -80,11 +81,24 @@ def _start(code: Code, loop: MachineLoop, counter: str) -> int | None:
         i = code.instructions[k]
         if counter in _written(i):
             given = [_plain(o) for o in i.operands[1:]]
+            if i.opcode.startswith("HFMA2"):
+                return _packed(given)
             if i.opcode.startswith(_SETS) and all(o in _ZERO or _number(o) is not None for o in given):
                 numbers = [n for o in given if (n := _number(o)) is not None]
                 return max(numbers, key=abs, default=0)
             return None
     return None
+
+
+def _packed(given: Sequence[str]) -> int | None:
+    """The bits of two halves that are added to products of zero, by which the compiler sets a register to a number."""
+    if len(given) != 4 or any(o not in _ZERO for o in given[:2]):
+        return None
+    try:
+        high, low = (struct.pack(">e", 0.0 if o in _ZERO else float(o)) for o in given[2:])
+    except (ValueError, OverflowError):
+        return None
+    return int.from_bytes(high + low, "big", signed=True)
 
 
 def _written(i: Instruction) -> Iterator[str]:

@@ -13,12 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..triton.report import access_bytes as amd_bytes
-from .code import Blocks, Code, MachineLoop
+from .code import Code
 from .sass import access_bytes as sass_bytes
+from .walk import walk
 
-# Iterations of a loop that are gone through, as many more than are in flight; those behind them take as long as the
-# second half of these.
-_ITERATIONS = 16
 _SASS_REGISTER = re.compile(r"(?<![\w.])R(\d+)(\.64)?")
 _AMD_WAIT = re.compile(r"\bvmcnt\((\d+)\)")
 # Copies whose size is in a descriptor, so that instructions do not tell it.
@@ -37,6 +35,7 @@ class _Load:
 
 @dataclass(slots=True)
 class _Thread:
+    code: Code
     clock: float = 0.0
     asked: float = 0.0
     group: int = 0
@@ -51,11 +50,21 @@ class _Thread:
         self.asked += size
         self.under_way.append(_Load(self.clock + 1.0, registers, group))
 
-    def later(self, times: float, clock: float, asked: float) -> None:
-        """As if a stretch had been run ``times`` over that took so long and asked for so much."""
-        self.clock, self.asked = self.clock + times * clock, self.asked + times * asked
+    def mark(self) -> tuple[float, ...]:
+        return self.clock, self.asked
+
+    def later(self, sums: tuple[float, ...]) -> None:
+        clock, asked = sums
+        self.clock, self.asked = self.clock + clock, self.asked + asked
         for load in self.under_way:
-            load.due += times * clock
+            load.due += clock
+
+    def step(self, k: int) -> None:
+        opcode, operands = self.code.instructions[k].opcode, self.code.instructions[k].operands
+        if opcode[0].isupper():
+            _sass(opcode, operands, self)
+        else:
+            _amdgcn(opcode, operands, self)
 
 
 def bytes_in_flight(code: Code, runs: Sequence[float]) -> float | None:
@@ -64,60 +73,11 @@ def bytes_in_flight(code: Code, runs: Sequence[float]) -> float | None:
     ``runs`` is how often each instruction runs (``Counted.runs``). None where copies are made whose size the code does
     not tell (tiles by descriptors).
     """
-    live = [k for k, n in enumerate(runs) if n > 0]
-    if any(code.instructions[k].opcode.startswith(_DESCRIBED) for k in live):
+    if any(n > 0 and i.opcode.startswith(_DESCRIBED) for n, i in zip(runs, code.instructions, strict=True)):
         return None
-    thread = _Thread()
-    _region(code, runs, live, 1.0, Blocks.of(code).loops(), thread)
+    thread = _Thread(code)
+    walk(code, runs, thread)
     return thread.asked / max(thread.clock, 1.0)
-
-
-def _region(
-    code: Code,
-    runs: Sequence[float],
-    places: Sequence[int],
-    around: float,
-    loops: Sequence[MachineLoop],
-    thread: _Thread,
-) -> None:
-    """Go through instructions in order, through each loop among them as often as it runs; ``around`` is how often they
-    run themselves."""
-    inside = set(places)
-    mine = [lp for lp in loops if lp.body <= inside]
-    outer = [lp for lp in mine if not any(lp.body < other.body for other in mine)]
-    of = {k: lp for lp in outer for k in lp.body}
-    done: set[int] = set()
-    for k in places:
-        loop = of.get(k)
-        if loop is None:
-            _step(code, k, thread)
-        elif loop.first not in done:
-            done.add(loop.first)
-            times = max(round(runs[loop.first] / around), 1)
-            _loop(code, runs, loop, [lp for lp in mine if lp is not loop], times, thread)
-
-
-def _loop(
-    code: Code, runs: Sequence[float], loop: MachineLoop, loops: Sequence[MachineLoop], times: int, thread: _Thread
-) -> None:
-    body = sorted(k for k in loop.body if runs[k] > 0)
-    half = _ITERATIONS // 2
-    before = (thread.clock, thread.asked)
-    for n in range(min(times, _ITERATIONS)):
-        if n == half:
-            before = (thread.clock, thread.asked)
-        _region(code, runs, body, runs[loop.first], [lp for lp in loops if lp.body < loop.body], thread)
-    if times > _ITERATIONS:
-        clock, asked = (thread.clock - before[0]) / half, (thread.asked - before[1]) / half
-        thread.later(times - _ITERATIONS, clock, asked)
-
-
-def _step(code: Code, k: int, thread: _Thread) -> None:
-    opcode, operands = code.instructions[k].opcode, code.instructions[k].operands
-    if opcode[0].isupper():
-        _sass(opcode, operands, thread)
-    else:
-        _amdgcn(opcode, operands, thread)
 
 
 def _sass(opcode: str, operands: Sequence[str], thread: _Thread) -> None:

@@ -52,6 +52,24 @@ def issue_report(binary: GpuBinary, source: KernelSource, sizes: Mapping[str, in
 
 @lru_cache(maxsize=512)
 def _issue_report(binary: GpuBinary, source: KernelSource, sizes: tuple[int, ...]) -> IssueReport | None:
+    counted = _counted(binary, source, sizes)
+    if counted is None:
+        return None
+    programs = math.prod(grid_function(source)(*sizes))
+    threads = programs * binary.threads
+    in_flight = bytes_in_flight(counted.code, counted.runs)
+    return IssueReport(counted.slots * threads, asked_bytes(counted) * threads, counted.guessed, programs, in_flight)
+
+
+def counted_code(binary: GpuBinary, source: KernelSource, sizes: Mapping[str, int]) -> Counted | None:
+    """The instructions of a kernel and how often each runs, at sizes by name; None where nothing here reads them."""
+    if binary.kind == "cuda" and disassembler() is None:
+        return None
+    return _counted(binary, source, tuple(sizes.get(s, 0) for s in source.symbols))
+
+
+@lru_cache(maxsize=128)
+def _counted(binary: GpuBinary, source: KernelSource, sizes: tuple[int, ...]) -> Counted | None:
     grid = grid_function(source)(*sizes)
     try:
         code = (
@@ -59,13 +77,10 @@ def _issue_report(binary: GpuBinary, source: KernelSource, sizes: tuple[int, ...
         )
     except DisassemblyError:
         return None
-    counted = count_runs(code, source.text, source.name, dict(zip(source.symbols, sizes, strict=True)), grid)
-    threads = math.prod(grid) * binary.threads
-    in_flight = bytes_in_flight(code, counted.runs)
-    return IssueReport(counted.slots * threads, _asked(counted) * threads, counted.guessed, math.prod(grid), in_flight)
+    return count_runs(code, source.text, source.name, dict(zip(source.symbols, sizes, strict=True)), grid)
 
 
-def _asked(counted: Counted) -> float:
+def asked_bytes(counted: Counted) -> float:
     """Bytes of global memory that a thread names."""
     total = 0.0
     for runs, i in zip(counted.runs, counted.code.instructions, strict=True):

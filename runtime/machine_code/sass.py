@@ -6,18 +6,21 @@ import importlib.util
 import re
 import subprocess
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from ...ir.errors import MlcError
 from ..triton.triton_stages import KERNEL_FILE
-from .code import Code, Flow, Instruction
+from .code import Code, Control, Flow, Instruction
 
 _LINE = re.compile(r'^\s*//## File "(?P<file>[^"]*)", line (?P<line>\d+)')
 _LABEL = re.compile(r"^(?P<label>[.$\w]+):\s*$")
 _INSTRUCTION = re.compile(
     r"^\s*/\*[0-9a-f]+\*/\s+(?:@(?P<guard>!?U?P\w+)\s+)?(?P<opcode>[A-Z][\w.]*)\s*(?P<operands>[^;]*);"
 )
+# The upper half of an instruction of 128 bits, on a line of its own.
+_UPPER = re.compile(r"^\s*/\* 0x(?P<bits>[0-9a-f]{16}) \*/\s*$")
 _TARGET = re.compile(r"`\((?P<label>[^)]+)\)")
 _SECONDS = 60
 _WIDTHS = {"256": 32, "128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
@@ -53,8 +56,9 @@ def read_sass(cubin: bytes, name: str) -> Code:
         file.flush()
         try:
             done = subprocess.run(
-                [str(program), "-g", "-c", file.name], capture_output=True, text=True, timeout=_SECONDS, check=False
-            )
+                [str(program), "-g", "-c", "-hex", file.name], capture_output=True, text=True, timeout=_SECONDS,
+                check=False,
+            )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             raise DisassemblyError(f"{name}: nvdisasm does not run: {error}") from error
     if done.returncode:
@@ -63,7 +67,8 @@ def read_sass(cubin: bytes, name: str) -> Code:
 
 
 def parse_sass(text: str, name: str) -> Code:
-    """The code of a kernel in what ``nvdisasm -g -c`` prints. Raises DisassemblyError where it is not there."""
+    """The code of a kernel in what ``nvdisasm -g -c -hex`` prints; without ``-hex`` no instruction is known to wait.
+    Raises DisassemblyError where it is not there."""
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
     line, inside = 0, False
@@ -79,9 +84,20 @@ def parse_sass(text: str, name: str) -> Code:
             line = int(match["line"]) if match["file"].startswith(KERNEL_FILE) else 0
         elif inside and (match := _INSTRUCTION.match(row)):
             instructions.append(_instruction(match, line))
+        elif inside and instructions and (match := _UPPER.match(row)):
+            instructions[-1] = replace(instructions[-1], control=control_of(int(match["bits"], 16)))
     if not instructions:
         raise DisassemblyError(f"{name}: no code of that name in what nvdisasm prints")
     return Code(tuple(instructions), labels)
+
+
+def control_of(upper: int) -> Control:
+    """What the upper 64 bits of an instruction tell the scheduler (since Volta; Jia et al. 2018, arXiv:1804.06826)."""
+    sets, frees, waits = upper >> 46 & 7, upper >> 49 & 7, upper >> 52 & 63
+    return Control(
+        upper >> 41 & 15, sets if sets < 6 else -1, frees if frees < 6 else -1,
+        tuple(k for k in range(6) if waits >> k & 1),
+    )  # fmt: skip
 
 
 def _instruction(match: re.Match[str], line: int) -> Instruction:

@@ -102,7 +102,8 @@ class Options:
         shown="0",
         values="0, 1",
         changes_code=True,
-        doc="Measure the schedules that each rule offers and keep the fastest in the tuning database.",
+        doc="Measure the schedules that each rule offers and keep the fastest in the tuning database; "
+        "predict their times for a GPU that is not here.",
     )
     tune_budget: float = _option(
         "MLC_TUNE_BUDGET",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ir.machine import known_machine
+from ...ir.machine import Machine, known_machine
 
 
 def occupancy(arch: str, registers: int, shared: int, threads: int) -> float | None:
@@ -15,11 +15,19 @@ def occupancy(arch: str, registers: int, shared: int, threads: int) -> float | N
     if unit is None or threads <= 0:
         return None
     warps = -(-threads // unit.warp)
+    return resident_programs(unit, registers, shared, threads) * warps * unit.warp / unit.threads
+
+
+def resident_programs(unit: Machine, registers: int, shared: int, threads: int) -> int:
+    """How many programs of a kernel a multiprocessor holds at a time, zero where not even one fits.
+
+    ``registers`` are per thread, ``shared`` bytes and ``threads`` per program.
+    """
+    warps = -(-threads // unit.warp)
     each = max(unit.step, -(-registers // unit.step) * unit.step) * unit.warp
-    fit = (
+    return min(
         unit.blocks,
         unit.threads // (warps * unit.warp),
         unit.registers // each // warps,
         unit.shared // (shared + unit.reserved) if shared + unit.reserved else unit.blocks,
     )
-    return min(fit) * warps * unit.warp / unit.threads

@@ -14,25 +14,22 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 
-from ...codegen.llvm.module import emit_llvm
-from ...codegen.triton.emit import emit_triton
 from ...ir.errors import MlcError
 from ...ir.nest.loops import LoopNest
 from ...ir.target import Target
 from ...ir.text.printer import show
 from ...scheduler.schedule.schedule import Schedule
 from ...scheduler.tuning.tune import Measurement, Measurer, MeasuringError
-from ..compile.kernels import KernelCode, compile_source
+from ..compile.kernels import KernelCode
 from ..triton.compile import RunTriton
 from ..triton.service_process import ServiceProcess
-from ..triton.triton_stages import run_stages
-from ..triton.worker_pool import worker_pool
 from ..triton.worker_process import CRASHES, LostError, RefusedError
+from .candidates import begun, running
 from .measure import MeasureError
 
 SERVICE = f"{__package__}.measure_service"
@@ -113,7 +110,7 @@ class WorkerMeasurer:
         stop = threading.Event()
         pool = ThreadPoolExecutor(max(self._workers, 1), thread_name_prefix="torch-mlc candidate")
         try:
-            codes = [self._begun(c, pool, stop) for c in candidates]
+            codes = begun(candidates, self.target, pool, running(self._workers, stop, self._run))
             if self.target.is_gpu:
                 for code in codes:
                     yield from self._measured([code])
@@ -134,18 +131,6 @@ class WorkerMeasurer:
                 with suppress(LostError, RefusedError):
                     self._process.ask({"do": "end"}, self._limit, again=False)
                 self._process.session = None
-
-    # --- code -------------------------------------------------------------------------------------------------------
-
-    def _begun(self, candidate: Schedule, pool: ThreadPoolExecutor, stop: threading.Event) -> Future[KernelCode]:
-        try:
-            source = (emit_triton if self.target.is_gpu else emit_llvm)(candidate.nest, self.target)
-        except MlcError as error:
-            failed: Future[KernelCode] = Future()
-            failed.set_exception(error)
-            return failed
-        run = self._run or (partial(worker_pool().run, stop=stop) if self._workers else run_stages)
-        return pool.submit(compile_source, source, self.target, "candidate", run=run)
 
     # --- times ------------------------------------------------------------------------------------------------------
 

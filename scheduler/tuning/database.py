@@ -1,5 +1,7 @@
 """What was measured: schedules of workloads on targets, in one SQLite file that processes share.
 
+What was predicted for machines that are not here stands in a table of its own, so that neither is taken for the other.
+
 The file is data, read with suspicion: a record that is no trace is passed over, a file that is no database is left
 alone, and one that cannot be written is read. Each of these costs one warning and never a wrong schedule, since a
 trace is checked step by step when it is replayed.
@@ -25,7 +27,7 @@ from ..error import DatabaseWarning, ScheduleError
 from ..schedule.trace import Trace
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS measurements (
+CREATE TABLE IF NOT EXISTS {table} (
     workload TEXT NOT NULL,
     target TEXT NOT NULL,
     trace TEXT NOT NULL,
@@ -38,18 +40,20 @@ CREATE TABLE IF NOT EXISTS measurements (
 """
 # Records of the versions at hand come before older ones, which were timed with other code.
 _BEST = """
-SELECT trace, seconds, versions, date FROM measurements
+SELECT trace, seconds, versions, date FROM {table}
 WHERE workload = ? AND target = ? AND seconds IS NOT NULL
 ORDER BY versions <> ?, seconds LIMIT 8
 """
 _ALL = """
-SELECT workload, target, trace, seconds, versions, date FROM measurements ORDER BY workload, target
+SELECT workload, target, trace, seconds, versions, date FROM {table} ORDER BY workload, target
 """
 _WRITE = """
-INSERT INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (workload, target, trace) DO UPDATE SET
     seconds = excluded.seconds, error = excluded.error, versions = excluded.versions, date = excluded.date
 """
+_KNOWN = "SELECT trace, seconds FROM {table} WHERE workload = ? AND target = ? AND versions = ?"
+_MEASURED, _PREDICTED = "measurements", "predictions"
 BUSY_SECONDS = 10.0
 
 
@@ -66,24 +70,27 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class Tuned:
     """What is known of one workload on one target (as ``target_key`` writes it): the fastest schedule, if any did not
-    fail, how many were measured, and when the last was (UTC, ISO 8601)."""
+    fail, how many were measured, and when the last was (UTC, ISO 8601). ``predicted``: no machine has measured them."""
 
     workload: str
     target: str
     best: Record | None
     measured: int
     date: str
+    predicted: bool = False
 
 
 class Database:
     """Measurements by workload (the structural key of an unscheduled nest) and target.
 
     Several processes may use one file at a time, and one that is killed loses at most the measurement that it was
-    writing. The file is created for its owner alone. ``versions`` says what the times were taken with.
+    writing. The file is created for its owner alone. ``versions`` says what the times were taken with. One that is
+    ``predicted`` knows the predictions in the file, and no measurement.
     """
 
-    def __init__(self, path: str | os.PathLike[str], versions: str = "") -> None:
+    def __init__(self, path: str | os.PathLike[str], versions: str = "", *, predicted: bool = False) -> None:
         self.path = Path(path)
+        self._table = _PREDICTED if predicted else _MEASURED
         self.versions = versions
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
@@ -96,7 +103,9 @@ class Database:
         found: list[tuple[str, float, str, str]] = []
         with self._access() as connection:
             if connection is not None:
-                found = connection.execute(_BEST, (workload, target_key(target), self.versions)).fetchall()
+                found = connection.execute(
+                    _BEST.format(table=self._table), (workload, target_key(target), self.versions)
+                ).fetchall()
         records = (self._record(*row) for row in found)
         return next((record for record in records if record is not None), None)
 
@@ -104,10 +113,8 @@ class Database:
         """Every schedule that these versions measured, by the JSON of its trace; None for one that failed."""
         with self._access() as connection:
             if connection is not None:
-                rows = connection.execute(
-                    "SELECT trace, seconds FROM measurements WHERE workload = ? AND target = ? AND versions = ?",
-                    (workload, target_key(target), self.versions),
-                )
+                asked = (workload, target_key(target), self.versions)
+                rows = connection.execute(_KNOWN.format(table=self._table), asked)
                 return dict(rows.fetchall())
         return {}
 
@@ -120,14 +127,14 @@ class Database:
                 now = datetime.now(timezone.utc).isoformat(timespec="seconds")
                 row = (workload, target_key(target), trace.to_json(), seconds, error[:1000], self.versions, now)
                 with connection:
-                    connection.execute(_WRITE, row)
+                    connection.execute(_WRITE.format(table=self._table), row)
 
     def tuned(self) -> list[Tuned]:
         """What is known of every workload on every target, the workloads in order."""
         rows: list[tuple[str, str, str, float | None, str, str]] = []
         with self._access() as connection:
             if connection is not None:
-                rows = connection.execute(_ALL).fetchall()
+                rows = connection.execute(_ALL.format(table=self._table)).fetchall()
         found = []
         for (workload, target), group in groupby(rows, key=lambda row: row[:2]):
             measured = list(group)
@@ -135,15 +142,16 @@ class Database:
             timed.sort(key=lambda t: (t[2] != self.versions, t[1]))
             records = (self._record(*t) for t in timed)
             best = next((record for record in records if record is not None), None)
-            found.append(Tuned(workload, target, best, len(measured), max(r[5] for r in measured)))
+            last, predicted = max(r[5] for r in measured), self._table == _PREDICTED
+            found.append(Tuned(workload, target, best, len(measured), last, predicted))
         return found
 
     def clear(self) -> int:
-        """Forget every measurement, and say how many there were."""
+        """Forget every measurement (prediction), and say how many there were."""
         with self._access(write=True) as connection:
             if connection is not None:
                 with connection:
-                    count: int = connection.execute("DELETE FROM measurements").rowcount
+                    count: int = connection.execute(f"DELETE FROM {self._table}").rowcount
                 connection.execute("VACUUM")
                 return count
         return 0
@@ -214,7 +222,7 @@ class Database:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute(_SCHEMA)
+            connection.execute(_SCHEMA.format(table=self._table))
         except sqlite3.Error:
             connection.close()
             raise

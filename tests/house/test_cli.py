@@ -15,7 +15,7 @@ from torch_mlc.dynamo_backend.cli.cache import ago
 from torch_mlc.dynamo_backend.cli.main import COMMANDS, cli, main
 from torch_mlc.dynamo_backend.compiling.tuning import DATABASE
 from torch_mlc.dynamo_backend.reports.report import GraphBreak, Report
-from torch_mlc.ir.target import Target
+from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.runtime.cache.cache import DiskCache, Entry
 from torch_mlc.runtime.cache.fingerprint import environment_fingerprint
 from torch_mlc.runtime.log import CacheWarning
@@ -130,6 +130,25 @@ def test_tuning_results_are_listed(tuned: dict[str, str], cache_dir: Path) -> No
         tuned, (1e-6, 3, "cpu_pointwise")
     )
     assert "2 tuned kernels, 6 measurements" in answer("info")
+
+
+def test_predictions_are_told_apart(tuned: dict[str, str], cache_dir: Path) -> None:
+    trace, gpu = Trace((), "gpu_pointwise"), gpu_target("cuda:sm_90")
+    with Database(cache_dir / DATABASE, environment_fingerprint(), predicted=True) as database:
+        database.record("c" * 64, gpu, trace, 3e-6)
+        database.record("a" * 64, CPU, trace, 1e-9)
+    listed = answer("tune", "list")
+    assert (
+        "prediction" in listed and "measuring" in listed and "4 tuned kernels, 6 measurements, 2 predictions" in listed
+    )
+    told = json.loads(answer("tune", "list", "--json"))
+    assert [t["predicted"] for t in told["tuned"]] == [False, False, True, True]
+    path = cache_dir.parent / "fast.json"
+    answer("tune", "export", str(path), "--target", target_key(CPU))
+    # Of the first kernel the schedule that was measured, not the one that was predicted to be faster.
+    assert json.loads(path.read_text()) == {w: json.loads(t) for w, t in tuned.items()}
+    answer("tune", "clear")
+    assert "nothing was tuned" in answer("tune", "list")
 
 
 def test_nothing_is_made_to_say_that_nothing_was_tuned(cache_dir: Path) -> None:

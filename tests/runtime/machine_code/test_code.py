@@ -46,6 +46,20 @@ def test_a_counter_of_numbers(step: str, bound: str, runs: int) -> None:
     assert counted.runs == (1, *[runs] * 6, 1, 0) and counted.slots == 2 + 6 * runs and not counted.guessed
 
 
+@pytest.mark.parametrize(
+    ("begun", "runs"),
+    [
+        ("HFMA2.MMA R4, -RZ, RZ, 0, 3.814697265625e-06", 6), ("HFMA2.MMA R4, -RZ, RZ, 0, 0", 7),
+        ("HFMA2.MMA R4, -RZ, RZ, 0, -QNAN", None), ("HFMA2.MMA R4, R1, RZ, 0, 0", None),
+    ],
+)  # fmt: skip
+def test_a_counter_that_begins_with_the_bits_of_halves(begun: str, runs: int | None) -> None:
+    text = loop("0x140", "0x7c0").replace("NE.U32", "GE.U32").replace("@P0 BRA", "@!P0 BRA")
+    code = parse_sass(text.replace("CS2R R4, SRZ", begun), "f")
+    (found,) = Blocks.of(code).loops()
+    assert constant_runs(code, found) == runs
+
+
 def test_the_text_tells_where_the_counter_does_not() -> None:
     code = parse_sass(loop("0x1", "R8"), "f")
     counted = count_runs(code, KERNEL.format(high="s0"), "f", {"s0": 12}, (4,))

@@ -1,0 +1,75 @@
+"""The time of a library's call on a GPU that need not be here, by the machine's sheet: nobody sees a library's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from ...ir.expr.dtypes import DType
+from ...ir.graph.graph import Graph, Library, Ref, TensorType
+from ...ir.machine import Machine
+from ...ir.target import Target
+from ...runtime.model.predict import EFFICIENCY
+
+# What libraries' products reach of ``Machine.matmul``: cuBLAS takes 189 us for 4096 x 4096 x 4096 halves on an H200.
+_PRODUCTS = 0.9
+
+
+def library_seconds(node: Library, graph: Graph, moved: int, target: Target) -> float:
+    """Seconds of a call of a library that moves so many bytes, with the launch: its operations, as far as torch counts
+    those of that op, at the rate of the type, or its bytes at memory's, whichever takes longer."""
+    machine = target.machine
+    operations = operations_of(node, graph)
+    compute = operations / (_PRODUCTS * product_rate(_multiplied(node, graph), target))
+    return (max(compute, moved / (EFFICIENCY * machine.bandwidth)) + machine.launch) * 1e-9
+
+
+def operations_of(node: Library, graph: Graph) -> int:
+    """Multiplications and additions of a call at typical sizes, as ``torch.utils.flop_counter`` counts them; zero for
+    ops that it does not know."""
+    namespace, _, name = node.target.partition("::")
+    packet = getattr(torch.ops.aten, name.partition(".")[0], None) if namespace == "aten" else None
+    count = flop_registry.get(packet)
+    if count is None:
+        return 0
+    types, hint = graph.types(), graph.symbols.hint
+    made = [None if t is None else _meta(t, hint) for t in node.types]
+    args = tuple(_given(a, types, hint) for a in node.args)
+    kwargs = {k: _given(v, types, hint) for k, v in node.kwargs}
+    return int(count(*args, **kwargs, out_val=made[0] if len(made) == 1 else tuple(made)))
+
+
+def product_rate(dtype: DType, target: Target) -> float:
+    """Operations a nanosecond of a library's products of a type."""
+    machine: Machine = target.machine
+    if dtype is DType.FLOAT32:
+        return machine.matmul / 2 if "+tf32" in target.features else machine.float32
+    if dtype is DType.FLOAT64 and machine.pipes is not None:
+        return machine.float32 * machine.pipes.double / machine.pipes.fma
+    return machine.matmul * 2 / dtype.itemsize if dtype in machine.multiplied else machine.float32
+
+
+def _multiplied(node: Library, graph: Graph) -> DType:
+    """The type of the tensors that a call multiplies: that of its first argument."""
+    types = graph.types()
+    first = next((types[a.name].dtype for a in node.args if isinstance(a, Ref) and a.name in types), None)
+    return first or next((t.dtype for t in node.types if t is not None), DType.FLOAT32)
+
+
+def _meta(kind: TensorType, hint: Callable[[sympy.Expr], int]) -> torch.Tensor:
+    return torch.empty([hint(n) for n in kind.shape], dtype=kind.dtype.torch, device="meta")
+
+
+def _given(value: Any, types: Mapping[str, TensorType], hint: Callable[[sympy.Expr], int]) -> Any:
+    match value:
+        case Ref(name=name) if name in types:
+            return _meta(types[name], hint)
+        case sympy.Expr():
+            return hint(value)
+        case list() | tuple():
+            return [_given(v, types, hint) for v in value]
+    return value
