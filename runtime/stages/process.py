@@ -49,7 +49,7 @@ class _Process:
     tail: bytes = b""
     unread: int = 0
 
-    def take(self, data: bytes, names: Sequence[str], on_row: OnRow) -> None:
+    def take(self, data: bytes, names: Sequence[str], on_row: OnRow, on_end: Callable[[str], None]) -> None:
         """Rows that came; what is none is counted."""
         *lines, self.text = (self.text + data).split(b"\n")
         if len(self.text) > _ROW_BYTES:
@@ -66,6 +66,7 @@ class _Process:
             elif row.get("end") in names:
                 self.done.append(row["end"])
                 self.begun, self.since = "", time.monotonic()
+                on_end(row["end"])
             elif self.begun:
                 on_row(self.begun, row)
             else:
@@ -92,8 +93,10 @@ def run_checks(
     each: float,
     seconds: float,
     environment: Mapping[str, str] | None = None,
+    on_end: Callable[[str], None] = lambda name: None,
 ) -> list[str]:
-    """Run checks in processes of ``command``, and give their rows to ``on_row`` with their names as they come.
+    """Run checks in processes of ``command``, and give their rows to ``on_row`` with their names as they come; a check
+    that is done, or lost by its own fault, is told to ``on_end``.
 
     A check that took more than ``each`` seconds, or whose process ended in it, has a row ``{"lost": why, "output":
     text}`` last. All of them together may take ``seconds``: returns the names of those that did not begin in that time,
@@ -101,7 +104,7 @@ def run_checks(
     """
     left, deadline = list(checks), time.monotonic() + seconds
     while left and time.monotonic() < deadline:
-        done, lost = _one_process(command, left, on_row, each, deadline, environment)
+        done, lost = _one_process(command, left, on_row, on_end, each, deadline, environment)
         left = [name for name in left if name not in done]
         if lost is None:
             continue
@@ -109,6 +112,8 @@ def run_checks(
         if name:
             on_row(name, row)
             left.remove(name)
+            if not row["lost"].startswith(_TIME_UP):
+                on_end(name)
         elif not done:  # it does not even start
             on_row(left[0], row)
             return left[1:]
@@ -119,6 +124,7 @@ def _one_process(
     command: Sequence[str],
     checks: Sequence[str],
     on_row: OnRow,
+    on_end: Callable[[str], None],
     each: float,
     deadline: float,
     environment: Mapping[str, str] | None,
@@ -138,7 +144,7 @@ def _one_process(
         os.close(writer)
     process = _Process(popen, reader, time.monotonic() + START_SECONDS)
     try:
-        late = _follow(process, checks, on_row, each, deadline)
+        late = _follow(process, checks, on_row, on_end, each, deadline)
     finally:
         process.end()
         os.close(reader)
@@ -147,7 +153,14 @@ def _one_process(
     return process.done, _why_lost(process, checks, each, late)
 
 
-def _follow(process: _Process, checks: Sequence[str], on_row: OnRow, each: float, deadline: float) -> str:
+def _follow(
+    process: _Process,
+    checks: Sequence[str],
+    on_row: OnRow,
+    on_end: Callable[[str], None],
+    each: float,
+    deadline: float,
+) -> str:
     """Take rows until the process ends; or why it is not waited for any longer."""
     assert process.popen.stdout is not None
     with selectors.DefaultSelector() as selector:
@@ -161,7 +174,7 @@ def _follow(process: _Process, checks: Sequence[str], on_row: OnRow, each: float
                 if not data:
                     selector.unregister(key.fileobj)
                 elif key.data == "rows":
-                    process.take(data, checks, on_row)
+                    process.take(data, checks, on_row, on_end)
                 else:
                     process.tail = (process.tail + data)[-_TAIL_BYTES:]
             if ended and not ready:
