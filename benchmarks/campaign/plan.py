@@ -80,7 +80,7 @@ WITHOUT = {
 }
 # Nothing is as fast without a GPU: kernels are compiled, and interpreted.
 _SLOWER = 4.0
-STAGES = ("machine", "tests", "kernels")
+STAGES = tuple(_SECONDS)
 LONG = ("sweep", "inductor")
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -135,6 +136,14 @@ def summary(stage: PlannedStage, rows: Sequence[Row]) -> str:
             return (
                 f"{verified} kernels interpreted" if verified else f"{sum(r.get('kernels', 0) for r in rows)} kernels"
             )
+        case "sweep":
+            timed = sum(r.get("seconds") is not None for r in rows)
+            return f"{len(rows)} schedules, {timed} timed"
+        case "models" if not any(r.get("speedup") for r in rows):
+            return ", ".join(f"{r['launches']} launches" for r in rows if "launches" in r)
         case _:
             ratios = [r["speedup"] for r in rows if r.get("speedup")]
-            return f"median of eager over ours {sorted(ratios)[len(ratios) // 2]:.2f}" if ratios else ""
+            spilled = sum(bool((r.get("resources") or {}).get("spills")) for r in rows)
+            if ratios:
+                return f"median of eager over ours {median(ratios):.2f}"
+            return f"{spilled} kernels spill" if any("resources" in r for r in rows) else ""

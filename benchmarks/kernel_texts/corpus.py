@@ -87,10 +87,10 @@ def gradients_of(kernel: str) -> int:
 
 def _models(target: str, size: Size) -> Iterator[Case]:
     for spec in MODELS.values():
-        yield Case(f"models/{spec.name}", target, tuple(meant(spec, MODES)), partial(_model, spec, size, target))
+        yield Case(f"models/{spec.name}", target, tuple(meant(spec, MODES)), partial(fake_model, spec, size, target))
 
 
-def _model(spec: ModelSpec, size: Size, target: str, mode: str) -> Made:
+def fake_model(spec: ModelSpec, size: Size, target: str, mode: str) -> Made:
     batch = spec.inputs(size, dtype=_DTYPES[target])
     model, (args, targets) = on_fake_device(spec.build(size).to(_DTYPES[target]), batch, "cpu")
     if mode == INFERENCE:

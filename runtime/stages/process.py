@@ -33,6 +33,7 @@ _TAIL_BYTES = 8 << 10
 _ROW_BYTES = 1 << 20
 _TIME_UP = "was stopped: the time of all checks was up"
 _PLACE = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
+_WATCH = re.compile(r"^Timeout \(\d+:", re.MULTILINE)
 _FAULT = re.compile(r"^(Fatal Python error: .*|Timeout \(.*)$", re.MULTILINE)
 
 
@@ -198,7 +199,7 @@ def _why_lost(process: _Process, checks: Sequence[str], each: float, late: str) 
         if late == _TIME_UP or (not late and (whole or another)):
             return None
     output = process.tail.decode(errors="replace")
-    if not late and process.begun and time.monotonic() - process.since >= each:
+    if not late and process.begun and _WATCH.search(output):  # it ended itself
         late = f"took more than {each:g} s"
     why = late or (f"was ended by {_signal(-status)}" if status < 0 else f"ended with status {status}")
     if process.unread:

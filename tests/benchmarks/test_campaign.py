@@ -15,14 +15,15 @@ import torch
 from click.testing import CliRunner
 from rich.console import Console
 
-from benchmarks.campaign import command, plan, run
+from benchmarks.campaign import clock, command, plan, run
 from benchmarks.campaign.cases import MARGIN, NamedKernel, in_poison, margins_hold
 from benchmarks.campaign.plan import GPU_TESTS, STAGES, Settings, kernel_checks
 from benchmarks.campaign.record import Record, newest_record
-from benchmarks.campaign.stages import kernels, machine, tests
+from benchmarks.campaign.stages import counters, inductor, kernels, machine, models, sanitizer, sweep, tests, timing
 from benchmarks.cli import main
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.dynamo_backend.compiling import kernels as compiling
+from torch_mlc.ir.errors import MlcError
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = Path(__file__).with_name("campaign_child.py")
@@ -265,3 +266,138 @@ def test_the_table_names_what_is_not_done_without_a_gpu(tmp_path):
     run.print_campaign(record, plan.plan(HERE), console)
     text = console.export_text()
     assert all(stage in text for stage in STAGES[:3]) and "nothing is launched" in text
+
+
+def small(name, monkeypatch, most=64):
+    """A kernel by its name, of at most so many elements in a dimension."""
+    plain = NamedKernel.shape
+    monkeypatch.setattr(NamedKernel, "shape", lambda self, kind: tuple(min(n, most) for n in plain(self, kind)))
+    return NamedKernel.of(name)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_kernels_are_timed_against_eager(mode, monkeypatch):
+    kernel = small(next(n for n in kernel_checks() if "softmax" in n and n.endswith(f"float32, {mode}")), monkeypatch)
+    row = timing.against_eager(kernel, "cpu", "cpu")
+    assert row["status"] == "ok" and row["speedup"] == row["eager_s"] / row["mlc_s"] > 0
+    assert ("bytes_per_s" in row) == (mode == "inference") and row["how"] == {"eager": "calls", "mlc": "calls"}
+    json.dumps(row)
+
+
+def test_inductor_is_timed_on_the_same_kernels(monkeypatch):
+    kernel = small(GELU, monkeypatch)
+    monkeypatch.setattr(inductor, "_MODES", {"default": None})
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, backend, mode, **kw: plain(f, backend="aot_eager", **kw))
+    row = inductor.by_inductor(kernel, None, "cpu", "cpu")
+    assert row["inductor_s"] > 0 and row["mode"] == "default"
+    names = {s.name: s.checks for s in plan.plan(replace(HERE, minutes=45))}
+    assert [n.partition("; ")[0] for n in names["inductor"][::2]] == list(names["timing"])
+
+
+def test_short_kernels_are_timed_in_a_graph(monkeypatch):
+    """On a clock that is played, for which a call takes 2 µs in a graph and 10 without."""
+
+    class Played:
+        cuda = True
+
+        def __init__(self, device, flush):
+            pass
+
+        def time(self, call, calls):
+            return 40e-6 if call is replay else {"short": 10e-6, "long": 1e-3, "refused": 10e-6}[call.__name__]
+
+    def short():
+        pass
+
+    def long():
+        pass
+
+    def refused():
+        pass
+
+    def replay():
+        pass
+
+    monkeypatch.setattr(clock, "Clock", Played)
+    monkeypatch.setattr(clock, "captured", lambda call: None if call is refused else replay)
+    found = clock.timed({"a": short, "b": long, "c": refused}, "cuda")
+    assert {n: (t.how, pytest.approx(t.seconds)) for n, t in found.items()} == {
+        "a": ("graph", 40e-6 / clock.GRAPH_CALLS), "b": ("calls", 1e-3), "c": ("calls", 10e-6)
+    }  # fmt: skip
+
+
+def test_schedules_are_swept_with_their_figures_and_times(monkeypatch):
+    class Measurer:
+        def measure(self, schedules):
+            return [2e-6, MlcError("it crashed")][: len(schedules)]
+
+        def close(self):
+            self.closed = True
+
+    measurer = Measurer()
+    monkeypatch.setattr(sweep, "measurer_for", lambda *_: measurer)
+    kernel = small(next(n for n in kernel_checks() if n.startswith("softmax, aligned, bfloat16")), monkeypatch, 1024)
+    (found,) = timing.explained(kernel, "cuda:sm_90").kernels
+    fast, crashed = sweep.swept(found, 2, True)
+    assert fast["seconds"] == 2e-6 and crashed["seconds"] is None and crashed["status"] == "wrong" and measurer.closed
+    assert fast["resources"]["registers"] > 0 and fast["issue"]["slots"] > 0 and fast["moved_bytes"] > 0
+    assert fast["trace"] != crashed["trace"] and fast["workload"] == found.workload
+    json.dumps([fast, crashed])
+    (untimed,) = sweep.swept(found, 1, False)
+    assert untimed["seconds"] is None and untimed["status"] == "ok" and untimed["resources"] == fast["resources"]
+
+
+def test_models_are_compiled_without_a_gpu_and_run_with_one():
+    row = models.counted("gpt2_d768", "training", HERE)
+    assert row["status"] == "ok" and row["launches"] > 10 and row["spills"] == 0
+    json.dumps(row)
+    row = models.measured("gpt2_d128", "training", HERE)
+    assert row["status"] == "ok", row
+    assert row["speedup"] > 0 and row["mlc_peak_bytes"] > 0 and row["eager_s"] > 0
+    json.dumps(row)
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "found"),
+    [
+        ("ran gelu\n========= ERROR SUMMARY: 0 errors\n", 0, "ok"),
+        ("========= ERROR SUMMARY: 0 errors\n", 1, "wrong"),
+        (
+            "========= Invalid __global__ read of size 4 bytes\n=========     at fused_gelu_0+0x1\n"
+            "========= ERROR SUMMARY: 2 errors\n", 1, "wrong",
+        ),
+        ("Failed to find injection library", 1, "not done"),
+    ],
+)  # fmt: skip
+def test_what_the_sanitizer_tells_is_a_row(text, status, found):
+    row = sanitizer.sanitized_row(text, status, "gelu")
+    assert row["status"] == found and ("Invalid" not in text or "fused_gelu_0" in row["why"])
+
+
+def test_a_kernel_runs_under_a_tool(tmp_path):
+    tool = tmp_path / "tool"
+    tool.write_text('#!/bin/sh\n"$@" && echo "========= ERROR SUMMARY: 0 errors"\n')
+    tool.chmod(0o700)
+    name = next(n for n in kernel_checks() if n.startswith("softmax, odd, float32"))
+    row = sanitizer.sanitized([str(tool)], name)
+    assert row["status"] == "ok" and row["seconds"] > 0
+
+
+def test_counters_are_read_from_what_ncu_tells():
+    names = ",".join(f'"{m}"' for m in counters.METRICS)
+    units = ",".join('"byte"' for _ in counters.METRICS)
+    values = ",".join(f'"{k},000.5"' for k in range(1, len(counters.METRICS) + 1))
+    text = f'==PROF== done\n"ID","Kernel Name",{names}\n"","",{units}\n"0","fused_softmax_0",{values}\n'
+    (row,) = counters.counted_rows(text)
+    assert row["kernel"] == "fused_softmax_0" and row[counters.METRICS[1]] == 2000.5
+    assert row["units"][counters.METRICS[1]] == "byte"
+    for text, told in (("==ERROR== ERR_NVGPUCTRPERM", "administrators"), ("no such option", "told no counters")):
+        (row,) = counters.counted_rows(text)
+        assert row["status"] == "not done" and told in row["why"]
+
+
+def test_what_needs_a_gpu_says_that_there_is_none():
+    for stage in (sanitizer, counters, inductor):
+        (row,) = stage.check(HERE, GELU)
+        assert row["status"] == "not done" and "no GPU" in row["why"]

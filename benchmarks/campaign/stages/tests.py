@@ -43,7 +43,7 @@ def run_tests(path: str, *options: str) -> Iterator[Row]:
         *options, path,
     ]  # fmt: skip
     begin = time.perf_counter()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ})
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "COLUMNS": "500"})
     outcomes = _OUTCOME.findall(done.stdout)
     failed = [(outcome, told) for outcome, told in outcomes if outcome in ("FAILED", "ERROR", "XPASS")]
     for outcome, told in failed:
