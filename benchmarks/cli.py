@@ -70,7 +70,9 @@ def progress_bar(console: Console) -> Progress:
 
 @click.command(context_settings={"show_default": True})
 @click.option(
-    "--suite", type=click.Choice(("kernels", "models", "compile", "memory", "scaling", "static")), required=True
+    "--suite",
+    type=click.Choice(("kernels", "models", "compile", "memory", "scaling", "static", "campaign")),
+    required=True,
 )
 @click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu")
 @click.option("--peers", default="eager,inductor", callback=peers_option, help="eager, or backends of torch.compile.")
@@ -80,7 +82,7 @@ def progress_bar(console: Console) -> Progress:
 @click.option(
     "--size",
     type=click.Choice(SIZES),
-    help="Of models, compile and memory: small on the CPU, full on a GPU; of static: full.",
+    help="Of models, compile and memory: small on the CPU, full on a GPU; of static: full; of campaign: tiny or full.",
 )
 @click.option("--variant", type=click.Choice((*VARIANTS, "both")), default="both", help="Sizes of kernels.")
 @click.option("--layers", default=",".join(map(str, LAYERS)), callback=layers_option, help="Depths of compile.")
@@ -91,7 +93,15 @@ def progress_bar(console: Console) -> Progress:
 )
 @click.option("--flush/--no-flush", default=None, help="Empty caches before each call; on for kernels on a GPU.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of torch; as torch chooses them by default.")
-@click.option("--target", default="cuda:sm_90", help="GPU that static compiles for; none need be here.")
+@click.option("--target", default="cuda:sm_90", help="GPU that static and campaign compile for; none need be here.")
+@click.option("--minutes", type=click.Choice(("10", "45")), default="10", help="Of campaign: what there is time for.")
+@click.option("--stage", "stages", multiple=True, help="Of campaign: this one alone; may be given again.")
+@click.option("--resume", is_flag=True, help="Of campaign: go on with the last one in the folder of results.")
+@click.option(
+    "--cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Of campaign: a folder of kernels that were compiled elsewhere for --target.",
+)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, help="Folder of the results.")
 @click.option("--plot/--no-plot", default=True, help="Write a PNG; needs matplotlib.")
 def main(
@@ -110,6 +120,10 @@ def main(
     flush: bool | None,
     threads: int | None,
     target: str,
+    minutes: str,
+    stages: tuple[str, ...],
+    resume: bool,
+    cache: Path | None,
     out: Path,
     plot: bool,
 ) -> None:
@@ -122,6 +136,9 @@ def main(
         raise click.BadParameter("torch sees no GPU; use --device cpu", param_hint="--device")
     if suite == "static":
         static(size or "full", patterns, target, out)
+        return
+    if suite == "campaign":
+        campaign(minutes, size, target, stages, resume, cache, out)
         return
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("the plot needs matplotlib: pip install 'torch-mlc[bench]', or use --no-plot")
@@ -230,6 +247,29 @@ def static(size: Size, patterns: tuple[str, ...], target: str, out: Path) -> Non
     console.print(f"wrote {out / stem}.json", soft_wrap=True)
     if report.failed:
         sys.exit(1)
+
+
+def campaign(
+    minutes: str,
+    size: Size | None,
+    target: str,
+    stages: tuple[str, ...],
+    resume: bool,
+    cache: Path | None,
+    out: Path,
+) -> None:
+    """Everything that a GPU can tell, in processes that may crash; exit with 1 where something was wrong or lost."""
+    if importlib.util.find_spec("torch_mlc") is None or importlib.util.find_spec("triton") is None:
+        raise click.UsageError("campaign is about torch_mlc on a GPU: pip install torch-mlc triton")
+    command = importlib.import_module(f"{__package__}.campaign.command")
+    if unknown := [s for s in stages if s not in command.STAGES]:
+        near = difflib.get_close_matches(unknown[0], command.STAGES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise click.BadParameter(
+            f"{unknown[0]!r}; {hint}the stages are {', '.join(command.STAGES)}", param_hint="--stage"
+        )
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    sys.exit(command.campaign(int(minutes), size, target, stages, resume, cache, out, console))
 
 
 def finish(report: Report, out: Path, plot: bool, console: Console) -> None:

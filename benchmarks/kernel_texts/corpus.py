@@ -52,7 +52,7 @@ def corpus(size: Size) -> list[Case]:
 
 def _kernels(target: str) -> Iterator[Case]:
     for case in KERNELS.values():
-        count = _gradients(case.name)
+        count = gradients_of(case.name)
         modes = MODES if count else (INFERENCE,)
         for variant in VARIANTS:
             yield Case(f"kernels/{case.name}, {variant}", target, modes, partial(_kernel, case, variant, target, count))
@@ -70,7 +70,7 @@ def _with_gradients(inputs: Sequence[Tensor], count: int) -> list[Tensor]:
 
 
 @cache
-def _gradients(kernel: str) -> int:
+def gradients_of(kernel: str) -> int:
     """How many of the first inputs may take gradients: all, x alone (where statistics are written), or none."""
     case = KERNELS[kernel]
     with FakeTensorMode():
@@ -87,10 +87,10 @@ def _gradients(kernel: str) -> int:
 
 def _models(target: str, size: Size) -> Iterator[Case]:
     for spec in MODELS.values():
-        yield Case(f"models/{spec.name}", target, tuple(meant(spec, MODES)), partial(_model, spec, size, target))
+        yield Case(f"models/{spec.name}", target, tuple(meant(spec, MODES)), partial(fake_model, spec, size, target))
 
 
-def _model(spec: ModelSpec, size: Size, target: str, mode: str) -> Made:
+def fake_model(spec: ModelSpec, size: Size, target: str, mode: str) -> Made:
     batch = spec.inputs(size, dtype=_DTYPES[target])
     model, (args, targets) = on_fake_device(spec.build(size).to(_DTYPES[target]), batch, "cpu")
     if mode == INFERENCE:

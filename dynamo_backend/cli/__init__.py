@@ -1,1 +1,1 @@
-"""The command line, `torch-mlc` or `python -m torch_mlc`: demo, info, cache, tune and options."""
+"""The command line, `torch-mlc` or `python -m torch_mlc`: demo, info, doctor, cache, tune and options."""

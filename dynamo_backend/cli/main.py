@@ -12,6 +12,7 @@ from .near import CommandLine
 COMMANDS = {
     "demo": ("demo.command", "Train a small GPT through the backend, sample from it, compare with eager."),
     "info": ("cli.info", "Versions, targets, compilers found, the cache folder and what it holds."),
+    "doctor": ("doctor.command", "Check this machine: does it compile, launch, agree with eager; how to mend it."),
     "cache": ("cli.cache", "List or clear the disk cache."),
     "tune": ("cli.tune", "List, export or clear what tuning has measured."),
     "options": ("cli.options", "Every setting, its value here and where that comes from."),

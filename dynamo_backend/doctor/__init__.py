@@ -1,0 +1,1 @@
+"""`torch-mlc doctor`: what works on this machine, what does not, and how to mend it."""

@@ -1,0 +1,1 @@
+"""Checks that run in processes of their own, since they may crash or hang, and what they tell."""
