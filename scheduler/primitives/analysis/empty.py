@@ -172,8 +172,10 @@ def zero(e: Expr) -> Facts:
             return zero(x)
         case Call("add" | "sub", (x, y), _):
             return [g for g in zero(x) if g in zero(y) or ALWAYS in zero(y)]
-        case Call("exp", (Call("sub", (x, _), _),), _) | Call("exp", (x,), _):
+        case Call("exp", (Call("sub", (x, _), _),), _) | Call("exp" | "sigmoid", (x,), _):
             return minus_infinity(x)
+        case Call("maximum", (x, y), _) if ALWAYS in zero(y):
+            return list(dict.fromkeys((*zero(x), *minus_infinity(x))))
     return []
 
 
