@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import sympy
@@ -34,7 +34,7 @@ from ..fusion.fusion import Fusion
 
 def share_launches(fusion: Fusion, context: PassContext) -> Fusion:
     """Let equal calls that do not depend on one another be one call over a table."""
-    return fusion.having(*_Tables(fusion.graph, fusion.functions, context.target_of).run())
+    return fusion.having(*Tables(fusion.graph, fusion.functions, context.target_of).run())
 
 
 # --- scalars apart --------------------------------------------------------------------------------------------------
@@ -116,7 +116,9 @@ def _parts_of(call: CallTensor, function: TensorFunction, kinds: dict[TensorFunc
 
 
 @dataclass(slots=True)
-class _Tables:
+class Tables:
+    """Which calls become one, and the graph in which they are."""
+
     graph: Graph
     functions: Mapping[str, TensorFunction]
     target_of: TargetOf
@@ -129,15 +131,19 @@ class _Tables:
     def run(self) -> tuple[Graph, dict[str, TensorFunction]]:
         equal = [g for g in self.candidates() if len(g) > 1]
         rows, alike = ([g for g in self.alike(of_rows) if len(g) > 1] for of_rows in (True, False))
-        if not equal and not rows and not alike:
+        # Those of rows have the equal ones among them.
+        return self.chosen_of((rows, equal, alike))
+
+    def chosen_of(self, kinds: Sequence[list[list[int]]]) -> tuple[Graph, dict[str, TensorFunction]]:
+        """The graph where what is independent of each group of calls is one, the first kind of groups first."""
+        if not any(kinds):
             return self.graph, dict(self.functions)
         self.needs = _order(self.graph)
         for k, checks in checks_before_writes(self.graph, self.functions).items():
             self.needs[k].update(checks)
         self.before, self.after = _closures(self.needs)
         chosen: list[list[int]] = []
-        # Those of rows have the equal ones among them.
-        for groups in (rows, equal, alike):
+        for groups in kinds:
             taken = {k for group in chosen for k in group}
             for group in groups:
                 left = [k for k in group if k not in taken]

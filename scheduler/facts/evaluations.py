@@ -22,6 +22,15 @@ def evaluations(values: Iterable[Expr], extents: Extents, hint: Callable[[sympy.
     Conditions on one axis against a number or a size narrow its range; any other may hold everywhere. Sizes count by
     their typical values.
     """
+    found: dict[str, int] = {}
+    for load, points in points_of(values, extents, hint):
+        found[load.buffer] = found.get(load.buffer, 0) + points
+    return found
+
+
+def points_of(values: Iterable[Expr], extents: Extents, hint: Callable[[sympy.Expr], int]) -> list[tuple[Load, int]]:
+    """The loads of the values, once for each set of conditions around them, with the number of points where those
+    hold."""
     sites: set[tuple[Load, tuple[tuple[float, float], ...]]] = set()
     stack: list[tuple[Expr, Ranges]] = [(v, {a: (0, hint(n) - 1) for a, n in extents.items()}) for v in values]
     while stack:
@@ -36,11 +45,7 @@ def evaluations(values: Iterable[Expr], extents: Extents, hint: Callable[[sympy.
             ]
         else:
             stack += [(c, ranges) for c in children(e)]
-    found: dict[str, int] = {}
-    for load, bounds in sites:
-        points = prod(max(0, int(high - low) + 1) for low, high in bounds)
-        found[load.buffer] = found.get(load.buffer, 0) + points
-    return found
+    return [(load, prod(max(0, int(high - low) + 1) for low, high in bounds)) for load, bounds in sites]
 
 
 def _narrowed(condition: Expr, ranges: Ranges, holds: bool, hint: Callable[[sympy.Expr], int]) -> Ranges:

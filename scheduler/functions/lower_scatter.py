@@ -9,37 +9,38 @@ from ...ir.expr.index import is_within
 from ...ir.expr.value import IndexValue, Load, cast, symbol
 from ...ir.function.function import Stage, TensorFunction
 from ...ir.nest.hints import IN_PLACE
-from ...ir.nest.loops import Access, AxisKind, Block, Loop, LoopNest, Node, Statement, Store, Update
+from ...ir.nest.loops import Access, AxisKind, Block, Buffer, Loop, LoopNest, Node, Statement, Store, Update
 
 
 def lower_scatter(function: TensorFunction) -> LoopNest:
-    """The loop nest of a function that scatters: loops over the result, then over what is scattered.
+    """The loop nest of a function that scatters: loops over each result, then over what is scattered.
 
     A dimension that is an index of the result itself is a spatial axis: iterations of it never meet.
     """
-    (output,) = function.outputs
-    in_place = output.buffer in function.inputs
+    outputs = {o.result: o for o in function.outputs}
+    in_place = ",".join(o.buffer.name for o in function.outputs if o.buffer in function.inputs)
     blocks: list[Block] = []
     for stage in function.stages:
         name, dims = f"b{len(blocks)}", function.axes_of(stage)
+        output = outputs[stage.into or stage.results[0]]
         if stage.into:
-            kinds, body = _scattered(function, stage)
-        elif in_place:
+            kinds, body = _scattered(function, stage, output.buffer)
+        elif output.buffer in function.inputs:
             continue
         else:
             kinds = (AxisKind.SPATIAL,) * len(dims)
             body = Store(output.buffer.name, output.indices, cast(stage.values[0], output.buffer.dtype))
         axes = tuple(map(function.axis, dims, kinds))
         blocks.append(Block(name, axes, tuple(symbol(f"{name}_{d.var.name}") for d in dims), (body,)))
-    annotations = ((IN_PLACE.name, output.buffer.name),) if in_place else ()
+    annotations = ((IN_PLACE.name, in_place),) if in_place else ()
+    results = tuple(o.buffer.name for o in function.outputs)
     return LoopNest(
-        function.name, function.params, (output.buffer.name,), tuple(in_loops(b) for b in blocks), (),
+        function.name, function.params, results, tuple(in_loops(b) for b in blocks), (),
         function.symbols, annotations,
     )  # fmt: skip
 
 
-def _scattered(function: TensorFunction, stage: Stage) -> tuple[tuple[AxisKind, ...], Statement]:
-    buffer = function.outputs[0].buffer
+def _scattered(function: TensorFunction, stage: Stage, buffer: Buffer) -> tuple[tuple[AxisKind, ...], Statement]:
     value, *positions = stage.values
     extents = {d.var: d.extent for d in function.axes_of(stage)}
     # Positions that are known are checked all the same, where they may lie outside: nothing else would keep a store in.

@@ -8,6 +8,7 @@ what is made of that tensor's own elements is stored first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +33,7 @@ from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor, Compute, Graph, Node, Scatter
 from ...ir.target import updates_in_order
 from ..context import PassContext
+from ..facts.evaluations import points_of
 from ..facts.fusion_nodes import CHEAP_FLOPS, INLINE_NODES, simplify_value
 from ..facts.views import ViewMap, map_value, readers_of, results_of, views_of
 from ..functions.function_table import FunctionTable
@@ -182,18 +184,25 @@ class _ScatterWriter:
 
         return always_rounded(simplify_value(rewrite(value, leaf, index)))
 
-    def with_operands(self, value: Expr, extents: Extents) -> Expr:
-        """The value with what nobody else reads, and what costs next to nothing, computed in place."""
+    def with_operands(self, value: Expr, extents: Extents, most: int | None = None) -> Expr:
+        """The value with what nobody else reads, and what costs next to nothing, computed in place; ``most``: at how
+        many points the value is computed."""
+        whole = math.prod(self.hint(n) for n in extents.values())
+        most = whole if most is None else most
+        points = self.points(value, extents)
 
         def leaf(e: Expr) -> Expr | None:
             made = self.computes.get(e.buffer) if isinstance(e, Load) else None
-            if made is None or not isinstance(e, Load) or not self.is_taken_in(made, extents, e):
+            if made is None or not isinstance(e, Load):
+                return None
+            here = min(points.get(e, whole), most)
+            if not self.is_taken_in(made, e, here):
                 return None
             before = set(self.taken)
             self.taken.add(made.name)
             moved = map_value(made.value, dict(zip(made.axes, e.indices, strict=True)))
             moved = rewrite(moved, lambda _: None, lambda i: simplify(i, extents, self.graph.symbols))
-            inside = rewrite(self.views.resolve(moved, extents), leaf)
+            inside = self.with_operands(self.views.resolve(moved, extents), extents, here)
             if self.is_stored_first(inside, made):
                 self.taken = before
                 return None
@@ -201,7 +210,18 @@ class _ScatterWriter:
 
         return rewrite(value, leaf)
 
-    def is_taken_in(self, made: Compute, extents: Extents, load: Load) -> bool:
+    def points(self, value: Expr, extents: Extents) -> dict[Load, int]:
+        """At how many points of the axes along which it moves each load of a value is done: a part of a concat is read
+        at the points of that part alone."""
+        hint, found = self.hint, dict[Load, int]()
+        whole = math.prod(hint(n) for n in extents.values())
+        for load, points in points_of((value,), extents, hint):
+            moving = {s for i in load.indices if not is_value(i) for s in i.free_symbols}
+            still = math.prod(hint(n) for a, n in extents.items() if a not in moving)
+            found[load] = found.get(load, 0) + (points // still if whole else 0)
+        return found
+
+    def is_taken_in(self, made: Compute, load: Load, points: int) -> bool:
         """Whether an operand is computed where it is read: each element once, or for nothing."""
         cost = flops(made.value)
         inner = next(loads(made.value), None)
@@ -211,8 +231,6 @@ class _ScatterWriter:
             return False
         if any(is_value(i) for i in load.indices) or self.written_out(made) > INLINE_NODES:
             return False
-        moving = {s for i in load.indices for s in i.free_symbols}
-        points = self.hint(sympy.Mul(*(n for a, n in extents.items() if a in moving)))
         # What is not computed in lanes is worth a pass of its own where it is much.
         return points <= self.hint(made.type.numel) and (self.in_rows() or cost <= CHEAP_FLOPS)
 

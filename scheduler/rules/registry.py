@@ -60,6 +60,7 @@ class Capability(Enum):
     FIRST_ROWS = "reductions of rows of an attention's operands before its keys"
     BRANCHES = "elements under conditions, computed where those hold"
     ATTENTION = "a softmax of a product's results in an operand of another"
+    WEIGHTED_SUMS = "a function of a product's results, point by point, in an operand of another"
     SHARED_TOTALS = "sums of all scores beside products that take up the same tiles"
 
 

@@ -14,7 +14,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ....scheduler.cost.attention import LEAST_WIDTH, WIDEST
-from ....scheduler.passes.products.chain_products import MIN_ROWS
+from ....scheduler.passes.products.chain_choice import MIN_ROWS
 from ...tracing.hints import hint_of
 from ..joint_graph import is_tangent
 from ..loss.chunk_loss_match import base_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import sympy
 from ....ir.errors import MlcError
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Call, Expr, Load, call, cast, const, is_value, loads, walk
-from ....ir.graph.graph import Compute, TensorType
+from ....ir.graph.graph import Compute, Graph, Library, TensorType, View
 from ...facts.definitions import Definitions
 from .operands import Product, mentions, product_of, scaled
 from .read_through import ReadThrough
@@ -34,6 +35,74 @@ class Score:
     query: Expr
     key: Expr
     width: sympy.Expr
+
+
+@dataclass(frozen=True, slots=True)
+class ChainedProduct:
+    """``product[b, row, feature] = sum over columns of element * value``.
+
+    ``element`` reads the results of ``scores[k]`` as the buffer ``names[k]``. ``transposed`` where the product's
+    result is [b, feature, row].
+    """
+
+    product: Product
+    scores: tuple[Score, ...]
+    element: Expr
+    value: Expr
+    extents: dict[sympy.Symbol, sympy.Expr]
+    transposed: bool
+    # Whether a softmax is in the element.
+    is_softmax: bool
+
+    @property
+    def node(self) -> Library:
+        return self.product.node
+
+    @property
+    def name(self) -> str:
+        return self.product.name
+
+    @property
+    def dtype(self) -> DType:
+        return self.product.type.dtype
+
+    @property
+    def device(self) -> str:
+        return self.product.type.device
+
+    @property
+    def values(self) -> tuple[Expr, ...]:
+        return (self.element, self.value)
+
+    @property
+    def space(self) -> tuple[sympy.Expr, ...]:
+        return tuple(self.extents[s] for s in (BATCH, ROW, COLUMN) if s in self.extents)
+
+
+def exponentials(graph: Graph) -> set[str]:
+    """Tensors in whose elements an exponential can be: made of one by element-wise nodes and views alone."""
+    return _spread(graph, (), "exp")
+
+
+def made_of_products(graph: Graph, products: Iterable[Product]) -> set[str]:
+    """The results of some products, and what is made of them by element-wise nodes and views alone."""
+    return _spread(graph, (p.name for p in products), None)
+
+
+def _spread(graph: Graph, names: Iterable[str], fn: str | None) -> set[str]:
+    """Some tensors, those in whose elements a function is called, and what element-wise nodes and views make of
+    either."""
+    result = set(names)
+    for node in graph.nodes:
+        match node:
+            case View() if node.source in result:
+                result.add(node.name)
+            case Compute() if any(
+                e.buffer in result if isinstance(e, Load) else isinstance(e, Call) and e.fn == fn
+                for e in walk(node.value)
+            ):
+                result.update(node.names)
+    return result
 
 
 def buffer_of(product: Product) -> str:

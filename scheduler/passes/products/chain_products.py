@@ -1,66 +1,81 @@
 """Products whose operand is made, element by element, of the results of other products become sums that take those
-results up as they are made: the backward of attention.
+results up as they are made: the backward of attention, and attention without a softmax.
 
 With the log-sum-exp of its rows at hand, a softmax is element-wise in its scores, so the gradients of queries, keys and
 values are sums over columns or rows of such elements times a matrix. Elements are followed back to matrix products
 through views and element-wise nodes, whatever they are; those products are then repeated, tile by tile, where their
 results are wanted, and no matrix of all scores is left in memory. Sums over the same tiles share them. Source: Dao et
 al. 2022, algorithm 4.
+
+Attention without a softmax (a sigmoid, a squared ReLU, decays by position) is a sum of the same form, and so are other
+products in a row. Without an exponential nothing says that scores are large: such sums are taken where a model of time
+says so, where no product is repeated for it, and where a rule does them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import sympy
 
-from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import SUM, WEIGHTED
-from ....ir.expr.value import Call, Cast, Expr, Load, call, cast, flops, loads, rewrite, walk
-from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorType, View, uses
+from ....ir.expr.value import Cast, Expr, Load, call, cast, flops, loads, rewrite, walk
+from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorType, uses
 from ....ir.target import TargetOf, has_kernels
 from ...context import USUAL, PassContext
-from ...cost.attention import WIDEST, multiplies, widths
+from ...cost.attention import WIDEST, widths
 from ...facts.definitions import Definitions
 from ...rules import Capability, can
 from ..canonical.names import fresh_name
 from ..canonical.simplify_algebra import simplify_call
 from .batch_axes import Batch, BatchWriter, split_batch
-from .chain_elements import BATCH, COLUMN, FEATURE, INNER, ROW, Elements, NoChainError, Score, buffer_of
+from .chain_choice import groups_of, refused_of
+from .chain_elements import (
+    BATCH,
+    COLUMN,
+    FEATURE,
+    INNER,
+    ROW,
+    ChainedProduct,
+    Elements,
+    NoChainError,
+    Score,
+    buffer_of,
+    exponentials,
+    made_of_products,
+)
 from .chain_totals import Total, total_of
-from .operands import Product, made_of, operand, product_of
+from .operands import Product, operand, product_of
 
-# Fewer rows or columns fill no tile.
-MIN_ROWS = 4
 # A common part of two functions of fewer operations is computed twice.
 MIN_SHARED = 8
 
 
 def chain_products(graph: Graph, context: PassContext = USUAL) -> Graph:
-    """Rewrite every product with a softmax of other products' results in an operand, where those are wanted by such
+    """Rewrite every product with a function of other products' results in an operand, where those are wanted by such
     products alone. Elsewhere their ``reason`` says why they stay."""
     products = [p for n in graph.nodes if (p := product_of(n)) is not None]
-    if len(products) < 3:
+    if len(products) < 2:
         return graph
-    raised = _exponentials(graph)
-    if not any(raised & {p.left, p.right} for p in products):
+    types = graph.types()
+    made = _Made(exponentials(graph), made_of_products(graph, _weighing(products, types, context.target_of)))
+    if not any((made.raised | made.plain) & {p.left, p.right} for p in products):
         return graph
     found = Definitions(graph)
-    types = graph.types()
-    chains: list[_ChainedProduct | Total] = []
+    chains: list[ChainedProduct | Total] = []
     for node in graph.nodes:
-        chain = _sum_of_elements(found, node, types, raised, context.target_of)
+        chain = _sum_of_elements(found, node, types, made, context.target_of)
         if chain is not None:
             chains.append(chain)
-    refused = _refused(found, chains, context.target_of)
+    refused = refused_of(found, chains, context.target_of)
     chains = [c for c in chains if c.name not in refused]
     changed: dict[str, list[Node]] = {
         p.name: [replace(p.node, reason=f"{p.node.reason}; stays apart: {refused[p.name]}")]
         for p in products if p.name in refused
     }  # fmt: skip
     taken = set(types)
-    for group in _groups(found, chains, context.target_of):
+    for group in groups_of(found, chains, context.target_of):
         changed |= _ChainWriter(found, group, taken).nodes()
     if not changed:
         return graph
@@ -71,64 +86,52 @@ def chain_products(graph: Graph, context: PassContext = USUAL) -> Graph:
 # --- finding them -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _ChainedProduct:
-    """``product[b, row, feature] = sum over columns of element * value``.
-
-    ``element`` reads the results of ``scores[k]`` as the buffer ``names[k]``. ``transposed`` where the product's
-    result is [b, feature, row].
-    """
-
-    product: Product
-    scores: tuple[Score, ...]
-    element: Expr
-    value: Expr
-    extents: dict[sympy.Symbol, sympy.Expr]
-    transposed: bool
-
-    @property
-    def node(self) -> Node:
-        return self.product.node
-
-    @property
-    def name(self) -> str:
-        return self.product.name
-
-    @property
-    def dtype(self) -> DType:
-        return self.product.type.dtype
-
-    @property
-    def device(self) -> str:
-        return self.product.type.device
-
-    @property
-    def values(self) -> tuple[Expr, ...]:
-        return (self.element, self.value)
-
-    @property
-    def space(self) -> tuple[sympy.Expr, ...]:
-        return tuple(self.extents[s] for s in (BATCH, ROW, COLUMN) if s in self.extents)
-
-
 def _is_taken(device: str, target_of: TargetOf) -> bool:
     return has_kernels(device) and can(target_of(device), Capability.ATTENTION)
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Tensors in whose elements an exponential can be, and those that are made of products which may be streamed
+    without one."""
+
+    raised: set[str]
+    plain: set[str]
+
+
+def _weighing(products: Sequence[Product], types: dict[str, TensorType], target_of: TargetOf) -> list[Product]:
+    """The products of half types whose tiles a rule hands to another product by any point-wise function."""
+    result: list[Product] = []
+    for p in products:
+        kind = p.type
+        if kind.dtype.is_half and has_kernels(kind.device) and can(target_of(kind.device), Capability.WEIGHTED_SUMS):
+            machine, width = target_of(kind.device).machine, types[p.left].shape[-1]
+            if kind.dtype in machine.in_kernels and width.is_Integer and int(width) in widths(machine):
+                result.append(p)
+    return result
+
+
 def _sum_of_elements(
-    found: Definitions, node: Node, types: dict[str, TensorType], raised: set[str], target_of: TargetOf
-) -> _ChainedProduct | Total | None:
-    """What a node sums, where that is made of products' results with an exponential in it."""
+    found: Definitions, node: Node, types: dict[str, TensorType], made: _Made, target_of: TargetOf
+) -> ChainedProduct | Total | None:
+    """What a node sums, where that is made of products' results with an exponential in it, or may do without."""
     if isinstance(node, Reduction):
-        there = raised.intersection(uses(node)) and _is_taken(node.types[0].device, target_of)
+        there = made.raised.intersection(uses(node)) and _is_taken(node.types[0].device, target_of)
         return total_of(found, node, types) if there else None
     product = product_of(node)
-    if product is None or product.added is not None or not raised & {product.left, product.right}:
+    if product is None or product.added is not None:
         return None
-    return _chain(found, product, types) if _is_taken(product.type.device, target_of) else None
+    operands = {product.left, product.right}
+    if made.raised & operands and _is_taken(product.type.device, target_of):
+        chain = _chain(found, product, types)
+        if chain is not None and (chain.is_softmax or made.plain & operands):
+            return chain
+    elif made.plain & operands and product.type.dtype.is_half:
+        return _chain(found, product, types)
+    return None
 
 
-def _chain(found: Definitions, product: Product, types: dict[str, TensorType]) -> _ChainedProduct | None:
+def _chain(found: Definitions, product: Product, types: dict[str, TensorType]) -> ChainedProduct | None:
     """The product as a sum of elements made of other products' results, or None."""
     for transposed in (False, True):
         *_, m, d = reversed(product.type.shape[-2:]) if transposed else product.type.shape[-2:]
@@ -145,112 +148,15 @@ def _chain(found: Definitions, product: Product, types: dict[str, TensorType]) -
             element = search.expanded(Load(weights, at, kind))
         except NoChainError:
             continue
-        if not search.scores or not search.is_softmax(element):
+        if not search.scores:
             continue
         where = (*lead, *((FEATURE, COLUMN) if transposed else (COLUMN, FEATURE)))
         value = operand(here, Load(values, where, kind))
-        return _ChainedProduct(
-            product, tuple(search.scores.values()), cast(element, kind.compute), value, extents, transposed
-        )
+        return ChainedProduct(
+            product, tuple(search.scores.values()), cast(element, kind.compute), value, extents, transposed,
+            search.is_softmax(element),
+        )  # fmt: skip
     return None
-
-
-def _exponentials(graph: Graph) -> set[str]:
-    """Tensors in whose elements an exponential can be: made of one by element-wise nodes and views alone."""
-    result: set[str] = set()
-    for node in graph.nodes:
-        match node:
-            case View() if node.source in result:
-                result.add(node.name)
-            case Compute() if any(
-                ld.buffer in result if isinstance(ld, Load) else isinstance(ld, Call) and ld.fn == "exp"
-                for ld in walk(node.value)
-            ):
-                result.update(node.names)
-    return result
-
-
-# --- which of them ----------------------------------------------------------------------------------------------------
-
-
-def _refused(found: Definitions, chains: list[_ChainedProduct | Total], target_of: TargetOf) -> dict[str, str]:
-    """The products that have to stay as they are, and why."""
-    refused: dict[str, str] = {}
-    hint = found.graph.symbols.hint
-    for c in chains:
-        wide = [*([c.extents[FEATURE]] if isinstance(c, _ChainedProduct) else ()), *(s.width for s in c.scores)]
-        machine = target_of(c.device).machine
-        if not multiplies(machine, c.dtype):
-            refused[c.name] = "float64 is not for the tensor cores"
-        elif not all(w.is_Integer and int(w) in widths(machine) for w in wide):
-            refused[c.name] = f"operands are {', '.join(map(str, wide))} elements wide"
-        elif min(hint(c.extents[ROW]), hint(c.extents[COLUMN])) < MIN_ROWS:
-            refused[c.name] = "it has too few rows for tiles of them"
-    known = {c.name: c for c in chains}
-    while True:
-        fresh: dict[str, str] = {}
-        for c in known.values():
-            if c.name in refused:
-                continue
-            for s in c.scores:
-                other = _other_reader(found, s.product.name, known.keys() - refused.keys())
-                if other is not None:
-                    fresh[c.name] = f"{other} needs what is made of {s.product.name}"
-        left = [c for c in chains if c.name not in refused]
-        for group in _groups(found, left, target_of):
-            shared = can(target_of(group[0].device), Capability.SHARED_TOTALS)
-            if shared and all(isinstance(c, Total) for c in group):
-                fresh |= dict.fromkeys((c.name for c in group), "no product takes up the same tiles")
-        if not fresh:
-            return refused
-        refused |= fresh
-
-
-def _other_reader(found: Definitions, name: str, allowed: Collection[str]) -> str | None:
-    """Who reads a product's results, through views and element-wise nodes, and is none of some products."""
-    outputs = {o for o in found.graph.outputs if isinstance(o, str)}
-    stack, seen = [name], {name}
-    while stack:
-        current = stack.pop()
-        if current in outputs:
-            return f"the graph's output {current}"
-        for reader in found.readers(current):
-            if isinstance(reader, (Compute, View)):
-                if reader.name not in seen:
-                    seen.add(reader.name)
-                    stack.append(reader.name)
-            elif not set(reader.names) <= set(allowed):
-                return reader.names[0]
-    return None
-
-
-def _groups(
-    found: Definitions, chains: list[_ChainedProduct | Total], target_of: TargetOf
-) -> Iterator[list[_ChainedProduct | Total]]:
-    """Chains over the same tiles, none of which needs the result of another."""
-    left = list(chains)
-    while left:
-        group = [left.pop(0)]
-        for c in list(left):
-            same = (
-                _may_share(c, group, target_of)
-                and c.space == group[0].space
-                and {(s.query, s.key) for s in c.scores} & {(s.query, s.key) for g in group for s in g.scores}
-            )
-            if same and not any(made_of(found, g.name) & {*uses(c.node)} for g in group):
-                group.append(c)
-                left.remove(c)
-        yield group
-
-
-def _may_share(c: _ChainedProduct | Total, group: list[_ChainedProduct | Total], target_of: TargetOf) -> bool:
-    """Whether a sum may be of one function with some, where their tiles are the same: totals are of one function over
-    the same parts of the batch, for targets with a rule for that, and functions of their own elsewhere."""
-    totals = [t for t in (c, *group) if isinstance(t, Total)]
-    if not totals:
-        return True
-    shared = can(target_of(c.device), Capability.SHARED_TOTALS)
-    return shared and all((t.kept, t.over) == (totals[0].kept, totals[0].over) for t in totals)
 
 
 # --- the nodes --------------------------------------------------------------------------------------------------------
@@ -261,7 +167,7 @@ class _ChainWriter:
     """Scores, elements, sums and their results in the products' memory, for one group."""
 
     found: Definitions
-    group: list[_ChainedProduct | Total]
+    group: list[ChainedProduct | Total]
     taken: set[str]
     frame: BatchWriter = field(init=False)
     scores: dict[str, Reduction] = field(default_factory=dict)
@@ -290,11 +196,11 @@ class _ChainWriter:
             nodes += [made.pop(n) for n in self._needed(elements[name], made)]
             result[name] = [
                 *nodes,
-                *(self._sum(c, elements[name]) if isinstance(c, _ChainedProduct) else self._total(c, elements[name])),
+                *(self._sum(c, elements[name]) if isinstance(c, ChainedProduct) else self._total(c, elements[name])),
             ]
         return result
 
-    def _element(self, c: _ChainedProduct | Total) -> Expr:
+    def _element(self, c: ChainedProduct | Total) -> Expr:
         """The element over the digits of the batch, of scores by the names of the nodes that make them."""
         names = {buffer_of(s.product): self._score_name(s) for s in c.scores}
         value = self.frame.value(c.element)
@@ -321,7 +227,7 @@ class _ChainWriter:
         batch = self.frame.batch
         return replace(self.frame, batch=Batch(batch.axes, {**batch.extents, axis: extent}, batch.steps))
 
-    def _scores(self, c: _ChainedProduct | Total, done: dict[str, list[Node]]) -> Iterator[Reduction]:
+    def _scores(self, c: ChainedProduct | Total, done: dict[str, list[Node]]) -> Iterator[Reduction]:
         before = {m.names[0] for nodes in done.values() for m in nodes if m.names}
         for s in c.scores:
             node = self.scores[str((s.product.name, s.query, s.key))]
@@ -348,7 +254,7 @@ class _ChainWriter:
     def _compute(self, name: str, value: Expr, origins: tuple[Origin, ...]) -> Compute:
         return self.frame.renamed(Compute(name, self.frame.type(self.grid, value.dtype), self.grid, value, origins))
 
-    def _sum(self, c: _ChainedProduct, element: Expr) -> list[Node]:
+    def _sum(self, c: ChainedProduct, element: Expr) -> list[Node]:
         name, kind = c.name, c.product.type.dtype
         frame = self._over(FEATURE, c.extents[FEATURE])
         kept = (*frame.batch.axes, ROW, FEATURE)
@@ -366,14 +272,14 @@ class _ChainWriter:
         nodes, weight = self._weight(c, element)
         return [*nodes, *c.written(self.frame, weight, fresh_name(f"{c.name}_total", self.taken))]
 
-    def _weight(self, c: _ChainedProduct | Total, element: Expr) -> tuple[list[Node], Load]:
+    def _weight(self, c: ChainedProduct | Total, element: Expr) -> tuple[list[Node], Load]:
         """The element as a node of the grid, with the nodes that it takes."""
         if isinstance(element, Load) and element.indices == self.grid and element.buffer in self.taken:
             return [], element
         node = self._compute(fresh_name(f"{c.name}_element", self.taken), element, self._origins(c))
         return [node], Load(node.name, self.grid, element.dtype)
 
-    def _origins(self, c: _ChainedProduct | Total) -> tuple[Origin, ...]:
+    def _origins(self, c: ChainedProduct | Total) -> tuple[Origin, ...]:
         return tuple(dict.fromkeys(o for s in c.scores for o in s.product.node.origins))
 
 

@@ -184,6 +184,13 @@ def zero(e: Expr) -> Zeros:
             undefined = Select(call("eq", at, at), const(0.0, at.dtype), const(math.nan, at.dtype))
             rest = frozenset[Expr]() if isinstance(at, Const) else frozenset({undefined})
             return dict.fromkeys(facts, rest)
+        case Call("sigmoid", (x,), _):
+            return dict.fromkeys(minus_infinity(x), frozenset())
+        case Call("maximum", (x, y), _) if ALWAYS in zero(y):
+            return {
+                g: at | zero(y)[ALWAYS]
+                for g, at in {**dict.fromkeys(minus_infinity(x), frozenset()), **zero(x)}.items()
+            }
     return {}
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import sympy
+
 from ....ir.expr.dtypes import DType
 from ....ir.expr.product import bare, factors
 from ....ir.nest.hints import NUM_STAGES, NUM_WARPS, OPERANDS
@@ -22,7 +24,7 @@ from ...primitives.loops.powers_of_two import has_exponential
 from ...schedule.schedule import Schedule
 from ..cpu.attention import Roles, roles
 from ..cpu.common import values
-from ..registry import Params, Rule, Value
+from ..registry import Capability, Params, Rule, Value
 from .attention import copy_queries, extents_of, tile_lanes, tile_programs
 from .common import GPUS, clamp_power, cut, next_power, steps_in_flight, tile, typical
 from .fit import AttentionTile, by_threads, fitting_tile
@@ -60,7 +62,12 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     queries, keys = typical(nest, extents[found.queries]), typical(nest, extents[found.keys])
     half = all(_half(nest, target, found, name) is not None for name in found.states)
     width = sum(int(extents[v]) for own in found.widths for v in own)
+    # One product before one sum holds no more than the forward's program does.
+    single = half and len(found.products) == len(found.states) == 1 and width <= WIDEST // 2
+    heads = typical(nest, sympy.Mul(*(extents[v] for v in found.rows if v != found.queries)))
     most, wide = (64, 64) if half else (32, 32)
+    if single and heads * -(-queries // (2 * most)) >= target.cores:
+        most *= 2
     # Threads that multiply by themselves have heads whole in registers; and where the next step comes through those,
     # two sums are beside two products.
     slow = by_threads(target, half) and width >= LONG_HEADS * len(found.widths)
@@ -75,7 +82,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     most_warps = ATTENTION_WARPS * 32 // target.warp
 
     def warps_of(rows: int) -> int:
-        least = most_warps if slow or crowded else 4
+        least = most_warps if slow or crowded else max(rows * 2 // target.warp, 4) if single else 4
         return clamp_power(rows * width // (GRADIENT_SUMS * target.warp), least, most_warps)
 
     fits = fitting_tile(nest, target, found, first, half, warps_of)
@@ -141,4 +148,6 @@ def _left_out(schedule: Schedule, block: str) -> None:
     tile(schedule, cut(schedule, over, size)[1])
 
 
-GPU_ATTENTION_GRADIENTS = Rule("gpu_attention_gradients", GPUS, _matches, _parameters, _apply)
+GPU_ATTENTION_GRADIENTS = Rule(
+    "gpu_attention_gradients", GPUS, _matches, _parameters, _apply, can=frozenset({Capability.WEIGHTED_SUMS})
+)

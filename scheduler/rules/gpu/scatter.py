@@ -1,4 +1,5 @@
-"""Scatters on GPUs: all that is scattered at once, combined in memory by atomic operations."""
+"""Scatters on GPUs: all that is scattered at once, combined in memory by atomic operations. Several of the same points
+are one loop."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from .pointwise import GPU_POINTWISE
 
 def _matches(nest: LoopNest, target: Target) -> bool:
     found = [b for b, _ in blocks(nest)]
-    return len(found) == 1 and found[0].is_scatter
+    return bool(found) and all(b.is_scatter for b in found)
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
@@ -22,7 +23,8 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
-    schedule.atomic(schedule.get_blocks()[0])
+    for name in schedule.get_blocks():
+        schedule.atomic(name)
     GPU_POINTWISE.apply(schedule, target, params)
 
 

@@ -1,0 +1,134 @@
+"""Rotated keys and values that are written into a cache: one launch, interpreted, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from torch_mlc.codegen.triton import emit_triton
+from torch_mlc.dynamo_backend.compiling.pass_lists import context_of
+from torch_mlc.dynamo_backend.entry.capture import capture
+from torch_mlc.dynamo_backend.importing.importer import import_graph
+from torch_mlc.dynamo_backend.tracing.fake_device import retarget
+from torch_mlc.ir.graph.graph import CallTensor, Library
+from torch_mlc.ir.passes import run_passes
+from torch_mlc.ir.target import gpu_target
+from torch_mlc.runtime.settings.options import Options
+from torch_mlc.runtime.triton.compile import compile_triton, resource_report
+from torch_mlc.scheduler.calls import CALL_PASSES
+from torch_mlc.scheduler.functions.lower import lower_to_loops
+from torch_mlc.scheduler.fusion.fuse import fuse
+from torch_mlc.scheduler.fusion.fusion import Fusion
+from torch_mlc.scheduler.passes import GRAPH_PASSES
+from torch_mlc.scheduler.rules import default_schedule
+
+Fn = Callable[..., Any]
+SM90 = gpu_target("cuda:sm_90")
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+def half_turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As Hugging Face's models write it."""
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat((-b, a), -1) * sin
+
+
+def in_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    (a, b), cos, sin = x.chunk(2, -1), cos[..., : x.shape[-1] // 2], sin[..., : x.shape[-1] // 2]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def copied(rotate: Fn) -> Fn:
+    def step(*given: Tensor) -> None:
+        k, v, cos, sin, keys, values, at = given
+        assert all(x.dim() for x in given)
+        keys.index_copy_(2, at, rotate(k, cos, sin))
+        values.index_copy_(2, at, v)
+
+    return step
+
+
+def assigned(k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> None:
+    assert all(x.dim() for x in (k, v, cos, sin, keys, values, at))
+    keys[:, :, at] = half_turned(k, cos, sin)
+    values[:, :, at] = v
+
+
+def fused(fn: Fn, given: tuple[Tensor, ...]) -> Fusion:
+    gms = capture(fn, given)
+    retarget(gms, "cuda")
+    context = context_of(Options(target="cuda:sm_90"))
+    return run_passes(CALL_PASSES, fuse(run_passes(GRAPH_PASSES, import_graph(gms[0]), context)), context)
+
+
+def inputs(dtype: torch.dtype, tokens: int = 2, width: int = 24) -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    k, v = (torch.randn(2, 3, tokens, width) for _ in range(2))
+    k[0, 1, 0, 3], v[1, 2, 0, 5], v[0, 0, 0, 1] = float("nan"), float("inf"), float("-inf")
+    cos, sin = (torch.randn(1, 1, tokens, width) for _ in range(2))
+    keys, values = (torch.randn(2, 3, 17, width) for _ in range(2))
+    return (*(x.to(dtype) for x in (k, v, cos, sin, keys, values)), torch.tensor([5, 11])[:tokens])
+
+
+def array(t: Tensor) -> np.ndarray:
+    return t.float().numpy().astype(ml_dtypes.bfloat16) if t.dtype is BF16 else t.numpy()
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("fn", [copied(half_turned), copied(in_halves), assigned], ids=["half", "halves", "assigned"])
+def test_one_launch_rotates_and_writes_both(interpreter, fn, dtype):
+    given = inputs(dtype)
+    fusion = fused(fn, given)
+    (call,) = (n for n in fusion.graph.nodes if isinstance(n, CallTensor))
+    assert not any(isinstance(n, Library) and "copy" not in n.target for n in fusion.graph.nodes)
+    names = [i.name for i in fusion.graph.inputs]
+    tensors = dict(zip(names, given, strict=True))
+    schedule = default_schedule(lower_to_loops(fusion.functions[call.function]), SM90)
+    assert schedule.rule == "gpu_scatter" and len(schedule.nest.outputs) == 2
+    nest = schedule.nest
+    arrays = {b.name: array(tensors[a]).reshape([int(e) for e in b.shape])
+              for b, a in zip(nest.params, call.args, strict=True)}  # fmt: skip
+    found = interpreter.run(emit_triton(nest, SM90), nest.outputs, arrays, {})
+    exact = [t.double() if t.is_floating_point() else t.clone() for t in given]
+    fn(*exact)
+    bound = 2e-2 if dtype is BF16 else 1e-5
+    for name, into in zip(nest.outputs, call.into, strict=True):
+        wanted = exact[names.index(into)].numpy()
+        assert not np.isfinite(wanted).all()
+        np.testing.assert_allclose(found[name].astype(np.float64), wanted, rtol=bound, atol=bound)
+
+
+def test_writes_that_wait_for_one_another_stay_apart():
+    def waits(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> None:
+        assert k.dim() and v.dim()
+        keys.index_copy_(2, at, k)
+        values.index_copy_(2, at, v + keys[:, :, :2])
+
+    k, v, _, _, keys, values, at = inputs(F32)
+    fusion = fused(waits, (k, v, keys, values, at))
+    scatters = [n for n in fusion.graph.nodes if isinstance(n, CallTensor) and fusion.functions[n.function].scatters]
+    assert len(scatters) == 2
+
+
+def test_writes_of_other_points_stay_apart():
+    def other(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> None:
+        assert k.dim() and v.dim()
+        keys.index_copy_(2, at, k)
+        values.index_copy_(2, at[:1], v[:, :, :1])
+
+    k, v, _, _, keys, values, at = inputs(F32)
+    fusion = fused(other, (k, v, keys, values, at))
+    assert sum(isinstance(n, CallTensor) for n in fusion.graph.nodes) == 2
+
+
+def test_compiled():
+    fusion = fused(copied(half_turned), inputs(BF16, 1, 128))
+    (function,) = fusion.functions.values()
+    nest = default_schedule(lower_to_loops(function), SM90).nest
+    assert resource_report(compile_triton(emit_triton(nest, SM90), SM90)).spills == 0
