@@ -14,10 +14,10 @@ import sympy
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import symbol
-from ....ir.nest.hints import DESCRIPTOR, FLATTEN, INPUT_PRECISION, NUM_STAGES, NUM_WARPS, WARP_SPECIALIZE
+from ....ir.nest.hints import COLUMN_PARTS, DESCRIPTOR, FLATTEN, INPUT_PRECISION, NUM_STAGES, NUM_WARPS, WARP_SPECIALIZE
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
-from ...cost.gpu_kernels import PRODUCT_GROUP, PRODUCT_HEAVY, PRODUCT_HELD, PRODUCT_WHOLE_ROW, WARP_GROUP
+from ...cost.gpu_kernels import PRODUCT_GROUP, PRODUCT_WHOLE_ROW, WARP_GROUP
 from ...cost.gpu_tiles import LEAST, TileShape
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
@@ -26,7 +26,7 @@ from ..cpu.common import merge_rows
 from ..registry import Capability, Params, Rule, Scarce, Value
 from .common import GPUS, cut, fused, programs, tile, typical
 from .copies import described_operands
-from .product_tiles import beside_results, copying, epilogue_cost, fitting, lasting, roles
+from .product_tiles import beside_results, column_parts, copying, fitting, held_results, lasting, most_results, roles
 from .steps import loops_of, steps_of
 
 # Shapes of which tuning tries other numbers of warps and stages.
@@ -52,19 +52,21 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     assert c is not None
     shapes = fitting(nest, target, c)
     # The best ones in other ways too: fewer steps in flight, as many threads again or half of them.
-    around = [v for s in shapes[:VARIED] for v in _variants(nest, c, s)]
+    around = [v for s in shapes[:VARIED] for v in _variants(nest, target, c, s)]
     texts = tuple(dict.fromkeys(map(_text, (*shapes[:6], *around))))
     found: dict[str, tuple[Value, ...]] = {"tile": texts, "group": (PRODUCT_GROUP, 1, 4, 16)}
+    if parts := column_parts(nest, target, c, shapes[0]):
+        found["column_parts"] = parts
     if not c.needs_row:
         found |= copying(nest, target, c, shapes[0])
     return found
 
 
-def _variants(nest: LoopNest, c: ContractionNest, shape: TileShape) -> list[TileShape]:
+def _variants(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> list[TileShape]:
     """A shape with another number of stages or of warps, as far as its results fit the registers."""
-    held = len(c.products) * shape.rows * shape.columns
-    most = 32 * (PRODUCT_HELD if epilogue_cost(nest, c) < PRODUCT_HEAVY else PRODUCT_HELD // 2)
-    warps = [w for w in (shape.warps * 2, shape.warps // 2) if 4 <= w <= 8 and held <= w * most]
+    most = most_results(nest, target, c)
+    warps = [w for w in (shape.warps * 2, shape.warps // 2) if 4 <= w <= 8]
+    warps = [w for w in warps if held_results(c, replace(shape, warps=w)) <= most]
     return [
         *(replace(shape, stages=k) for k in range(shape.stages - 1, 1, -1)),
         *(replace(shape, warps=w) for w in warps),
@@ -131,6 +133,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     if params.get("descriptors"):
         for name in described_operands(schedule.nest, target, c):
             schedule.annotate("", DESCRIPTOR.key(name), True)
+    if (parts := int(params.get("column_parts", 1))) > 1:
+        schedule.annotate("", COLUMN_PARTS, parts)
     for p in c.products:
         schedule.tensorize(p.name, "dot")
         if c.dtype() is DType.FLOAT32 and target.multiplies(DType.FLOAT32):

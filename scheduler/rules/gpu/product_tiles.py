@@ -3,13 +3,14 @@ be fastest, and whether its programs last over several tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import sympy
 from torch.utils._sympy.functions import CeilDiv
 
 from ....ir.expr.dtypes import DType
+from ....ir.expr.value import loads
 from ....ir.nest.loops import LoopNest, blocks
 from ....ir.target import Target
 from ...cost.gpu_kernels import PRODUCT_HEAVY, PRODUCT_HELD, PRODUCT_RESERVED
@@ -77,8 +78,7 @@ def fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileShap
         if any(c.tile_of(side) not in (None, s) for side, s in ((first, shape.rows), (second, shape.columns))):
             continue
         # Several products keep a tile of results each, and mathematics on a tile wants registers of its own.
-        held = len(c.products) * shape.rows * shape.columns
-        if held > shape.warps * 32 * (PRODUCT_HELD if epilogue_cost(nest, c) < PRODUCT_HEAVY else PRODUCT_HELD // 2):
+        if held_results(c, shape) > most_results(nest, target, c):
             continue
         if _has_groups(target, c) and shape.rows < min(GROUP_ROWS, next_power(sizes[0])):
             continue
@@ -89,6 +89,31 @@ def fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileShap
         waves = -(-count // target.cores)
         scored.append((waves * shape.rows * shape.columns * depth / shape.rate, k, fitted))
     return [s for _, _, s in sorted(scored, key=lambda s: s[:2])]
+
+
+def held_results(c: ContractionNest, shape: TileShape) -> int:
+    """Elements of results that a thread has in registers."""
+    return len(c.products) * shape.rows * shape.columns // (shape.warps * 32)
+
+
+def most_results(nest: LoopNest, target: Target, c: ContractionNest) -> int:
+    """How many of them it has room for: half of them where mathematics on all of them at once follows."""
+    heavy = epilogue_cost(nest, c) >= PRODUCT_HEAVY and not _has_column_parts(nest, target, c)
+    return PRODUCT_HELD // 2 if heavy else PRODUCT_HELD
+
+
+def column_parts(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> tuple[int, ...]:
+    """In how many parts of the columns what follows may be done, the default first: two where a thread's results take
+    half of its registers, so that what is made of them does not take the other half. Nothing where there is one way."""
+    if not _has_column_parts(nest, target, c):
+        return ()
+    return (2, 1, 4) if held_results(c, shape) >= PRODUCT_HELD else (1, 2, 4)
+
+
+def _has_column_parts(nest: LoopNest, target: Target, c: ContractionNest) -> bool:
+    """Whether results come in parts of their columns: neighbours are a thread's own where warps multiply in groups, and
+    nothing that follows wants all columns."""
+    return _has_groups(target, c) and not c.needs_row and not c.tiles and run_of(nest, c) is None
 
 
 def _with_columns(shape: TileShape, columns: int) -> TileShape:
@@ -144,19 +169,26 @@ def _held_results(nest: LoopNest, shape: TileShape) -> int:
 def copying(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> Mapping[str, tuple[Value, ...]]:
     """How operands may be copied (by descriptors) and tiles dealt out (to programs that last); the default first.
 
-    Programs last, and read by descriptors, where these are made once for so much work that they cost nothing. Where no
-    descriptor says what an operand is, neither is a default.
+    Programs last, and read by descriptors, where all operands are memory as it is and descriptors are made once for so
+    much work that they cost nothing. What operands are computed from would be copied a few bytes at a time in between.
     """
     names = described_operands(nest, target, c)
     found: dict[str, tuple[Value, ...]] = {}
     default = False
     if target.machine.has_async_copies and lasting(nest, target, c, shape) is not None:
-        default = bool(names) and target.multiplies(c.dtype()) and _is_worth_lasting(nest, target, c, shape)
+        default = _all_described(c, names) and target.multiplies(c.dtype())
+        default = default and _is_worth_lasting(nest, target, c, shape)
         found["persistent"] = (default, not default)
     if names:
         found["descriptors"] = (default, not default)
         found["specialized"] = (False, True)
     return found
+
+
+def _all_described(c: ContractionNest, names: Collection[str]) -> bool:
+    """Whether descriptors tell all that products read."""
+    sides = [side for p in c.products for side in (p.left, p.right)]
+    return all(s.is_plain and ld.buffer in names for s in sides for f in s.factors for ld in loads(f))
 
 
 def lasting(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> int | None:

@@ -91,7 +91,7 @@ UNEVEN = {
     "transposed": (linear(40, 104, 24, a_strides=(1, 40), w_strides=(1, 104)), "16x16x16/4/2", {}),
     "gated": (linear(35, 72, 40, epilogue="gated"), "16x16x16/4/2", {}),
     "symbolic rows": (linear(S0, 48, 40, table=SymbolTable((Size(S0, 2, 4096, 1, 130),))), "16x16x16/4/2", {"s0": 37}),
-    "fewer than programs": (linear(S0, 16, 40, table=SymbolTable((Size(S0, 2, 4096, 1, 512),))), "16x16x16/4/2", {"s0": 5}),
+    "few tiles": (linear(S0, 16, 40, table=SymbolTable((Size(S0, 2, 4096, 1, 512),))), "16x16x16/4/2", {"s0": 5}),
     "no rows": (linear(S0, 16, 40, table=SymbolTable((Size(S0, 0, None, 1, 512),))), "16x16x16/4/2", {"s0": 0}),
 }  # fmt: skip
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import sympy
 
-from ...ir.expr.value import Load, is_value
-from ...ir.nest.loops import Buffer, Scope
-from .functions import masked
-from .program import BlockInfo
-from .values import Values
-from .writer import SourceWriter, Value
+from ....ir.expr.value import Load, is_value
+from ....ir.nest.loops import Buffer, Scope
+from ..functions import masked
+from ..program import BlockInfo
+from ..values import Values
+from ..writer import SourceWriter, Value
 
 
 @dataclass(frozen=True, slots=True)
