@@ -16,11 +16,12 @@ from ...ir.nest.hints import FLATTEN, NARROW_ROWS, NUM_STAGES, NUM_WARPS, PEEL, 
 from ...ir.nest.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Update, walk_nodes
 from ...ir.target import Target
 from ..kernel import NARROW, WIDE, EmitError, KernelSource, refuse_foreign
-from .descriptors import Descriptors
 from .helpers import helpers_for
 from .limits import Limits, take_limits
 from .packed.pairs import Pairs
-from .parts import Parts, WrittenIteration
+from .products.column_parts import ColumnParts
+from .products.descriptors import Descriptors
+from .products.parts import Parts, WrittenIteration
 from .program import BlockInfo, TritonProgram
 from .reach import reach_of
 from .reduce import Reductions
@@ -65,6 +66,7 @@ class _TritonEmitter:
         self.pairs = Pairs(self.values, self.parts.word, target.has_pairs)
         self.values.tile_cast = self.pairs.cast
         self.scans = Scans(self.values, self.out, self.reductions)
+        self.columns = ColumnParts(self.program, self.values, self.out)
 
     def source(self) -> KernelSource:
         for b in self.nest.locals:
@@ -181,11 +183,14 @@ class _TritonEmitter:
         return (pid, count) if count != 0 else None
 
     def _nodes(self, nodes: tuple[Node, ...]) -> None:
-        for node in nodes:
+        whole = self.columns.following(nodes)
+        for node in nodes[:whole]:
             if isinstance(node, Block):
                 self._block(self.program.infos[node.name])
             else:
                 self._loop(node)
+        if whole < len(nodes):
+            self.columns.write(nodes[whole:], self._block)
 
     def _loop(self, loop: Loop) -> None:
         self.values.open.append(loop.var)

@@ -17,8 +17,8 @@ from ...ir.expr.monoid import LOGSUMEXP, MAX, SUM, Monoid, State
 from ...ir.expr.value import Const, Expr, Load, Select, Var, call, const
 from ...ir.nest.loops import Access, AxisKind, Buffer, Scope, Update
 from ..kernel import EmitError
-from .dot import dot
 from .functions import cast_text, literal, type_text, typed_literal
+from .products.dot import dot
 from .program import BlockInfo
 from .values import Values
 from .writer import SCALAR, Dims, SourceWriter, Value

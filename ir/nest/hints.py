@@ -153,7 +153,7 @@ NARROW_ROWS = Hint(
     "loaded, and nothing that was made of them.",
 )  # fmt: skip
 DESCRIPTOR = Hint(
-    "descriptor", False, _NEST, _GPU, Changes.SPEED, ("codegen.triton.descriptors",),
+    "descriptor", False, _NEST, _GPU, Changes.SPEED, ("codegen.triton.products.descriptors",),
     "Tiles of a product's operand may be copied by the tensor memory accelerator.", of_buffer=True,
 )  # fmt: skip
 EVICT = Hint(
@@ -166,6 +166,10 @@ APART = Hint(
     "An unrolled loop is written out: its iterations share what they load alike, and where it does not reduce each has "
     "results of its own.",
     kinds=(LoopKind.UNROLLED,),
+)  # fmt: skip
+COLUMN_PARTS = Hint(
+    "column_parts", 1, _NEST, _GPU, Changes.SPEED, ("codegen.triton.products.column_parts",),
+    "What follows a tensorized block is done for so many parts of its columns, one after the other.", choices=(1, 2, 4),
 )  # fmt: skip
 FLATTEN = Hint(
     "flatten", False, _LOOP, _GPU, Changes.SPEED, ("codegen.triton.emit",),
@@ -183,12 +187,12 @@ TENSORIZE = Hint(
     "The instruction that computes the block's tile.", choices=("dot",), given_by="tensorize",
 )  # fmt: skip
 OPERANDS = Hint(
-    "operands", "", _BLOCK, _GPU, Changes.ROUNDING, ("codegen.triton.dot",),
+    "operands", "", _BLOCK, _GPU, Changes.ROUNDING, ("codegen.triton.products.dot",),
     "The element type to which both operands of a tensorized block are rounded; by default that in which they come.",
     choices=("float16", "bfloat16", "float32", "int8"),
 )  # fmt: skip
 INPUT_PRECISION = Hint(
-    "input_precision", "ieee", _BLOCK, _GPU, Changes.ROUNDING, ("codegen.triton.dot",),
+    "input_precision", "ieee", _BLOCK, _GPU, Changes.ROUNDING, ("codegen.triton.products.dot",),
     "How a tensorized block multiplies float32.", choices=("ieee", "tf32", "tf32x3"),
 )  # fmt: skip
 ATOMIC = Hint(

@@ -14,6 +14,9 @@ LEAST = 16
 # Rows or columns of a tile that one program combines: what the fastest tiles of products have. Columns are fewer where
 # so many operations follow on each result, or a state has several components: those want registers too.
 COMBINED_ROWS, FEWER_COLUMNS, HEAVY_EPILOGUE = 128, 128, 16
+# Nanoseconds of work from which a program that lasts is worth its descriptors: it makes them, and waits for them, in
+# about a twentieth of that.
+LASTING_WORTH = 20e3
 # Rows that a warp group multiplies at once.
 GROUP_ROWS = 64
 # Results of a tile that are so few that a step of it takes longer than its products.
@@ -79,13 +82,22 @@ def stages_of(machine: Machine, shape: TileShape, each: int, beside: int, produc
     """
     most = min(shape.stages, machine.stages, (machine.block_shared - beside) // max(each, 1))
     least = min(most, 1 + math.ceil((shape.stages - 1) * _pace(machine)))
-    held = REGISTERS_BESIDE * shape.warps * 32 + products * shape.rows * shape.columns
-    beside += machine.reserved
 
     def resident(stages: int) -> int:
-        return min(machine.shared // (stages * each + beside), machine.registers // held)
+        return resident_programs(machine, shape, stages * each + beside, products)
 
     return max(range(least, most + 1), key=lambda k: (resident(k), k), default=most)
+
+
+def resident_programs(machine: Machine, shape: TileShape, shared: int, products: int = 1) -> int:
+    """Programs that a multiprocessor holds at a time, which take ``shared`` bytes of shared memory each."""
+    held = REGISTERS_BESIDE * shape.warps * 32 + products * shape.rows * shape.columns
+    return min(machine.shared // (shared + machine.reserved), machine.registers // held)
+
+
+def tile_time(machine: Machine, shape: TileShape, depth: int) -> float:
+    """Nanoseconds that a multiprocessor multiplies for a tile of half types."""
+    return 2.0 * shape.rows * shape.columns * depth * machine.cores / (machine.matmul * shape.rate)
 
 
 def reach(machine: Machine) -> float:

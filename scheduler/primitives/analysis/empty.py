@@ -187,10 +187,9 @@ def zero(e: Expr) -> Zeros:
         case Call("sigmoid", (x,), _):
             return dict.fromkeys(minus_infinity(x), frozenset())
         case Call("maximum", (x, y), _) if ALWAYS in zero(y):
-            return {
-                g: at | zero(y)[ALWAYS]
-                for g, at in {**dict.fromkeys(minus_infinity(x), frozenset()), **zero(x)}.items()
-            }
+            floor = zero(y)[ALWAYS]
+            below = {**dict.fromkeys(minus_infinity(x), frozenset[Expr]()), **zero(x)}
+            return {g: at | floor for g, at in below.items()}
     return {}
 
 

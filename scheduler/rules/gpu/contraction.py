@@ -11,29 +11,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import sympy
-from torch.utils._sympy.functions import CeilDiv
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import symbol
-from ....ir.nest.hints import DESCRIPTOR, FLATTEN, INPUT_PRECISION, NUM_STAGES, NUM_WARPS, WARP_SPECIALIZE
-from ....ir.nest.loops import LoopNest, blocks
+from ....ir.nest.hints import COLUMN_PARTS, DESCRIPTOR, FLATTEN, INPUT_PRECISION, NUM_STAGES, NUM_WARPS, WARP_SPECIALIZE
+from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
-from ...cost.gpu_kernels import (
-    PRODUCT_GROUP,
-    PRODUCT_HEAVY,
-    PRODUCT_HELD,
-    PRODUCT_RESERVED,
-    PRODUCT_WHOLE_ROW,
-    WARP_GROUP,
-)
-from ...cost.gpu_tiles import GROUP_ROWS, LEAST, PLAIN_SHAPES, SHAPES, TileShape, stages_of
+from ...cost.gpu_kernels import PRODUCT_GROUP, PRODUCT_WHOLE_ROW, WARP_GROUP
+from ...cost.gpu_tiles import LEAST, TileShape
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
-from ..contraction import Axes, ContractionNest, bytes_per_step, extent, find_contraction, reads_words, run_of
-from ..cpu.common import cost, merge_rows
+from ..contraction import Axes, ContractionNest, extent, find_contraction, reads_words, run_of
+from ..cpu.common import merge_rows
 from ..registry import Capability, Params, Rule, Scarce, Value
-from .common import GPUS, cut, fused, next_power, programs, tile, typical
-from .copies import described_operands, lasting_programs
+from .common import GPUS, cut, fused, programs, tile, typical
+from .copies import described_operands
+from .product_tiles import beside_results, column_parts, copying, fitting, held_results, lasting, most_results, roles
 from .steps import loops_of, steps_of
 
 # Shapes of which tuning tries other numbers of warps and stages.
@@ -51,147 +44,29 @@ def _matches(nest: LoopNest, target: Target) -> bool:
         return False
     if c.needs_row and (c.tiles or not (extent(c.columns).is_Integer and columns <= PRODUCT_WHOLE_ROW)):
         return False
-    return bool(_fitting(nest, target, c))
-
-
-def _is_turned(nest: LoopNest, c: ContractionNest) -> bool:
-    """Whether the columns become the rows of the tensor cores: where those are too few to fill a warp group, or where
-    the right operand is computed, for the left one alone may come from registers."""
-    if c.needs_row:
-        return False
-    rows, columns = (typical(nest, extent(a)) for a in (c.rows, c.columns))
-    if min(rows, columns) < GROUP_ROWS:
-        return columns > rows
-    computed = [(not p.left.is_plain, not p.right.is_plain) for p in c.products]
-    return all(right and not left for left, right in computed)
-
-
-def _roles(nest: LoopNest, c: ContractionNest) -> tuple[Axes, Axes]:
-    """The axes of the first and of the second dimension of the tile."""
-    return (c.columns, c.rows) if _is_turned(nest, c) else (c.rows, c.columns)
-
-
-def _has_groups(target: Target, c: ContractionNest) -> bool:
-    """Whether the tensor cores want the rows of four warps at once."""
-    return target.has_group_products and target.multiplies(c.dtype())
-
-
-def _epilogue(nest: LoopNest, c: ContractionNest) -> int:
-    """Operations on an element of the result."""
-    return max((cost(b) for b, _ in blocks(nest) if b.name in c.after), default=0)
-
-
-def _fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileShape]:
-    """The shapes of tiles for a contraction, the one expected to be fastest first; steps and stages fit the shared
-    memory."""
-    first, second = _roles(nest, c)
-    sizes = typical(nest, extent(first)), typical(nest, extent(second))
-    batch, depth = typical(nest, extent(c.batch)), typical(nest, extent(c.summed))
-    table: tuple[TileShape, ...] = SHAPES if target.multiplies(c.dtype()) else PLAIN_SHAPES
-    if c.needs_row and (row := max(next_power(sizes[1]), LEAST)) not in (s.columns for s in table):
-        table = (_with_columns(table[0], row),)
-    scored: list[tuple[float, int, TileShape]] = []
-    for k, shape in enumerate(table):
-        if c.needs_row and next_power(sizes[1]) != shape.columns and shape.columns != max(next_power(sizes[1]), LEAST):
-            continue
-        if any(s > max(next_power(n), LEAST) for s, n in zip((shape.rows, shape.columns), sizes, strict=True)):
-            continue
-        if any(c.tile_of(side) not in (None, s) for side, s in ((first, shape.rows), (second, shape.columns))):
-            continue
-        # Several products keep a tile of results each, and mathematics on a tile wants registers of its own.
-        held = len(c.products) * shape.rows * shape.columns
-        if held > shape.warps * 32 * (PRODUCT_HELD if _epilogue(nest, c) < PRODUCT_HEAVY else PRODUCT_HELD // 2):
-            continue
-        if _has_groups(target, c) and shape.rows < min(GROUP_ROWS, next_power(sizes[0])):
-            continue
-        fitted = _fit(nest, target, c, shape)
-        if fitted is None:
-            continue
-        count = batch * -(-sizes[0] // shape.rows) * -(-sizes[1] // shape.columns)
-        waves = -(-count // target.cores)
-        scored.append((waves * shape.rows * shape.columns * depth / shape.rate, k, fitted))
-    return [s for _, _, s in sorted(scored, key=lambda s: s[:2])]
-
-
-def _with_columns(shape: TileShape, columns: int) -> TileShape:
-    """A shape of as many results with other columns."""
-    return replace(shape, rows=max(shape.rows * shape.columns // columns, LEAST), columns=columns)
-
-
-def _beside_results(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> TileShape:
-    """The shape with fewer stages, where the next tile is on its way while results are written: those pass through
-    shared memory, half of them at a time. Raises ScheduleError."""
-    width = max(nest.buffer(name).dtype.itemsize for name in nest.outputs)
-    fitted = _fit(nest, target, c, shape, shape.rows * shape.columns * width // 2)
-    if fitted is None or fitted.step != shape.step:
-        raise ScheduleError("gpu_contraction", "shared memory does not hold results beside the next operands")
-    return fitted
-
-
-def _fit(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape, kept: int = 0) -> TileShape | None:
-    """The shape with steps and stages that fit the shared memory of a program, beside ``kept`` bytes of it."""
-    first, second = _roles(nest, c)
-    depth = max(next_power(typical(nest, extent(c.summed))), LEAST)
-    # Rows of one-byte operands are as long in bytes.
-    step = min(shape.step * (2 if c.dtype() is DType.INT8 else 1), depth)
-    while step >= LEAST:
-        tiles = dict.fromkeys((v for v, _ in first), 0) | dict.fromkeys((v for v, _ in second), 0)
-        tiles |= {v: 1 for v, _ in (*first, *second, *c.summed)}
-        # Fused axes share a tile: the whole of it along one of them is the most that a load has.
-        tiles |= {first[-1][0]: shape.rows, second[-1][0]: shape.columns, c.summed[-1][0]: step}
-        each = bytes_per_step(nest, c, tiles)
-        computed = sum(not p.right.is_plain or not p.left.is_plain for p in c.products)
-        each_once = computed * shape.columns * step * 4
-        stages = stages_of(target.machine, shape, each, PRODUCT_RESERVED + each_once + kept, len(c.products))
-        if stages >= min(target.machine.stages, 2) or (stages == 1 and step == LEAST):
-            return TileShape(shape.rows, shape.columns, step, shape.warps, stages, shape.rate)
-        step //= 2
-    return None
+    return bool(fitting(nest, target, c))
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     c = find_contraction(nest)
     assert c is not None
-    shapes = _fitting(nest, target, c)
+    shapes = fitting(nest, target, c)
     # The best ones in other ways too: fewer steps in flight, as many threads again or half of them.
-    around = [v for s in shapes[:VARIED] for v in _variants(nest, c, s)]
+    around = [v for s in shapes[:VARIED] for v in _variants(nest, target, c, s)]
     texts = tuple(dict.fromkeys(map(shape_text, (*shapes[:6], *around))))
     found: dict[str, tuple[Value, ...]] = {"tile": texts, "group": (PRODUCT_GROUP, 1, 4, 16)}
+    if parts := column_parts(nest, target, c, shapes[0]):
+        found["column_parts"] = parts
     if not c.needs_row:
-        found |= _copying(nest, target, c, shapes[0])
+        found |= copying(nest, target, c, shapes[0])
     return found
 
 
-def _copying(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> dict[str, tuple[Value, ...]]:
-    """How operands may be copied (by descriptors) and tiles dealt out (to programs that last).
-
-    Neither is a default before it has been timed on a device: tuning tries them, and a schedule of the user's may ask.
-    """
-    names = described_operands(nest, target, c)
-    tiles = _tiles(nest, c, shape)
-    runs = run_of(nest, c) is not None
-    lasts = target.machine.has_async_copies and not runs
-    lasting = lasting_programs(tiles, target.cores) if lasts else None
-    found: dict[str, tuple[Value, ...]] = {}
-    if lasting is not None:
-        found["persistent"] = (False, True)
-    if names:
-        found["descriptors"] = (False, True)
-        found["specialized"] = (False, True)
-    return found
-
-
-def _tiles(nest: LoopNest, c: ContractionNest, shape: TileShape) -> sympy.Expr:
-    """How many tiles the results are."""
-    first, second = _roles(nest, c)
-    return extent(c.batch) * CeilDiv(extent(first), shape.rows) * CeilDiv(extent(second), shape.columns)
-
-
-def _variants(nest: LoopNest, c: ContractionNest, shape: TileShape) -> list[TileShape]:
+def _variants(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> list[TileShape]:
     """A shape with another number of stages or of warps, as far as its results fit the registers."""
-    held = len(c.products) * shape.rows * shape.columns
-    most = 32 * (PRODUCT_HELD if _epilogue(nest, c) < PRODUCT_HEAVY else PRODUCT_HELD // 2)
-    warps = [w for w in (shape.warps * 2, shape.warps // 2) if 4 <= w <= 8 and held <= w * most]
+    most = most_results(nest, target, c)
+    warps = [w for w in (shape.warps * 2, shape.warps // 2) if 4 <= w <= 8]
+    warps = [w for w in warps if held_results(c, replace(shape, warps=w)) <= most]
     return [
         *(replace(shape, stages=k) for k in range(shape.stages - 1, 1, -1)),
         *(replace(shape, warps=w) for w in warps),
@@ -227,13 +102,14 @@ def parse_shape(text: str) -> TileShape:
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     c = find_contraction(schedule.nest)
     assert c is not None
-    shape, first, second = parse_shape(str(params["tile"])), *_roles(schedule.nest, c)
+    shape, first, second = parse_shape(str(params["tile"])), *roles(schedule.nest, c)
     run = run_of(schedule.nest, c)
     specialized, lasts = bool(params.get("specialized")), bool(params.get("persistent"))
     if specialized and (shape.warps != WARP_GROUP or not params.get("descriptors")):
         raise ScheduleError("gpu_contraction", "warps are given parts of four-warp programs with descriptors alone")
-    if lasts and not specialized:
-        shape = _beside_results(schedule.nest, target, c, shape)
+    count = lasting(schedule.nest, target, c, shape) if lasts else None
+    if count is not None and not specialized:
+        shape = beside_results(schedule.nest, target, c, shape)
     for name in c.before:
         schedule.compute_inline(name)
     for p in c.products if run is not None else ():  # sums that begin apart stay in registers until a tile ends
@@ -252,7 +128,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         batch = [loops[v] for v, _ in c.batch if run is None or v != run.tile]
         inside = (within, lane) if run is None or run.tile is None else (loops[run.tile], within, lane)
         order = _order_programs(schedule, batch, over, across, inside, int(params["group"]))
-        _bind_programs(schedule, order, target.cores if lasts else None, flat=not specialized)
+        _bind_programs(schedule, order, count, flat=not specialized)
         for lp in (within, lane):
             tile(schedule, lp)
     step = steps_of(schedule, c, shape, run, target.has_pairs and reads_words(schedule.nest, c))
@@ -261,6 +137,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     if params.get("descriptors"):
         for name in described_operands(schedule.nest, target, c):
             schedule.annotate("", DESCRIPTOR.key(name), True)
+    if (parts := int(params.get("column_parts", 1))) > 1:
+        schedule.annotate("", COLUMN_PARTS, parts)
     for p in c.products:
         schedule.tensorize(p.name, "dot")
         if c.dtype() is DType.FLOAT32 and target.multiplies(DType.FLOAT32):
@@ -353,16 +231,13 @@ def _order_programs(
     return around
 
 
-def _bind_programs(schedule: Schedule, order: list[str], cores: int | None, flat: bool) -> None:
-    """A program for each tile; with ``cores`` as many as last over several, which follow one another by that number,
-    so that programs at one time have neighbouring tiles."""
+def _bind_programs(schedule: Schedule, order: list[str], count: int | None, flat: bool) -> None:
+    """A program for each tile, or ``count`` of them that last over several, which follow one another by that number, so
+    that programs at one time have neighbouring tiles."""
     together = fused(schedule, order)
     if together is None:
         return
-    if cores is not None:
-        count = lasting_programs(schedule.extent(together), cores)
-        if count is None:
-            raise ScheduleError("gpu_contraction", "tiles cannot be dealt out evenly to programs that last")
+    if count is not None:
         several, together = schedule.split(together, [None, count])
         schedule.reorder(together, several)
         if flat:

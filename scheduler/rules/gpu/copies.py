@@ -55,11 +55,13 @@ def _in_aligned_rows(nest: LoopNest, load: Load, moving: set[sympy.Symbol]) -> b
     return len(last) == 1 and all(s != 0 and nest.symbols.is_divisible(s, ROW_BYTES) for s in steps)
 
 
-def lasting_programs(tiles: sympy.Expr, cores: int) -> int | None:
-    """How many programs do all tiles in as many rounds as the machine needs, each the same number of them; None where
-    one round is enough, or tiles do not divide so."""
-    if not tiles.is_Integer or int(tiles) <= cores:
-        return None
+def lasting_programs(tiles: sympy.Expr, resident: int) -> int | None:
+    """How many programs do all tiles in as many rounds as the machine needs, where ``resident`` run at a time: as few
+    as those rounds want, so that the last one is as full as the others. None where one round is enough; ``resident``
+    where the number of tiles is not known."""
+    if not tiles.is_Integer:
+        return resident
     count = int(tiles)
-    rounds = -(-count // cores)
-    return count // rounds if count % rounds == 0 else None
+    if count <= resident:
+        return None
+    return -(-count // -(-count // resident))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sympy
 
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
@@ -16,6 +17,7 @@ from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.triton.compile import compile_triton, resource_report
 from torch_mlc.scheduler.error import ScheduleError
 from torch_mlc.scheduler.rules.gpu.contraction import GPU_CONTRACTION
+from torch_mlc.scheduler.rules.gpu.copies import lasting_programs
 from torch_mlc.scheduler.schedule.schedule import Schedule
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -75,17 +77,39 @@ def test_rows_that_start_anywhere_are_copied_element_by_element(agrees, strides)
 @pytest.mark.parametrize("descriptors", [False, True])
 @pytest.mark.parametrize("nest", [linear(128, 64, 48), batched(4, 30, 40, 48)])
 def test_programs_that_last_keep_the_meaning(agrees, nest, descriptors):
-    target = replace(SM90, cores=4)
+    target = replace(SM90, cores=1)  # which holds seven programs of these tiles
     tile = "16x16x16/4/2" if nest.name == "linear" else "32x16x16/4/2"
     wanted = scheduled(nest, target, persistent=True, descriptors=descriptors, tile=tile)
     source = agrees(wanted, tolerance=2e-2)
-    assert "flatten=True" in source.text and source.grid[0] == 4
+    assert "flatten=True" in source.text and source.grid[0] == (7 if nest.name == "linear" else 6)
 
 
-def test_tiles_that_do_not_divide_evenly_have_a_program_each():
-    """Seven tiles on four multiprocessors: some would have two, some one."""
-    with pytest.raises(ScheduleError, match="dealt out evenly"):
-        scheduled(linear(112, 16, 64), replace(SM90, cores=4), persistent=True, tile="16x16x16/4/2")
+UNEVEN = {
+    "nine tiles": (linear(144, 16, 64), "16x16x16/4/2", {}),
+    "prime sizes": (linear(103, 67, 40), "16x16x16/4/2", {}),
+    "batch": (batched(3, 37, 40, 24), "16x16x16/4/2", {}),
+    "transposed": (linear(40, 104, 24, a_strides=(1, 40), w_strides=(1, 104)), "16x16x16/4/2", {}),
+    "gated": (linear(35, 72, 40, epilogue="gated"), "16x16x16/4/2", {}),
+    "symbolic rows": (linear(S0, 48, 40, table=SymbolTable((Size(S0, 2, 4096, 1, 130),))), "16x16x16/4/2", {"s0": 37}),
+    "few tiles": (linear(S0, 16, 40, table=SymbolTable((Size(S0, 2, 4096, 1, 512),))), "16x16x16/4/2", {"s0": 5}),
+    "no rows": (linear(S0, 16, 40, table=SymbolTable((Size(S0, 0, None, 1, 512),))), "16x16x16/4/2", {"s0": 0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("descriptors", [False, True])
+@pytest.mark.parametrize("name", UNEVEN)
+def test_the_last_round_of_programs_may_have_fewer_tiles(agrees, name, descriptors):
+    nest, tile, sizes = UNEVEN[name]
+    target = replace(SM90, cores=1)
+    wanted = scheduled(nest, target, persistent=True, descriptors=descriptors, tile=tile)
+    source = agrees(wanted, sizes, tolerance=2e-2)
+    assert "flatten=True" in source.text
+
+
+def test_programs_that_last_are_as_many_as_their_rounds_want():
+    assert lasting_programs(sympy.Integer(4), 4) is None
+    assert [lasting_programs(sympy.Integer(n), 4) for n in (5, 7, 8, 9, 513)] == [3, 4, 4, 3, 4]
+    assert lasting_programs(S0, 4) == 4
 
 
 LARGE = {

@@ -91,7 +91,7 @@ def test_tuning_may_vary_all_that_matters():
     values = {}
     for rule in design_space(linear(4096, 4096, 4096), SM90).rules[:1]:
         values = rule.parameters(linear(4096, 4096, 4096), SM90)
-    assert set(values) == {"tile", "group", "persistent", "descriptors", "specialized"}
+    assert set(values) == {"tile", "group", "column_parts", "persistent", "descriptors", "specialized"}
     tiles = [re.split("[x/]", str(t)) for t in values["tile"]]
     for k, least in ((0, 2), (1, 2), (3, 2), (4, 3)):
         assert len({t[k] for t in tiles}) >= least

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 
 import sympy
 
-from ...ir.expr.dtypes import DType
-from ...ir.expr.product import bare, factors, multiplied, product_of
-from ...ir.expr.value import Cast, Expr, Load, free_symbols, is_value
-from ...ir.nest.hints import INPUT_PRECISION, OPERANDS
-from ...ir.nest.loops import Scope, Update
-from ..kernel import EmitError
-from .functions import cast_text, type_text
-from .program import BlockInfo
-from .values import Values
-from .writer import Dims, SourceWriter, Value
+from ....ir.expr.dtypes import DType
+from ....ir.expr.product import bare, factors, multiplied, product_of
+from ....ir.expr.value import Cast, Expr, Load, free_symbols, is_value
+from ....ir.nest.hints import INPUT_PRECISION, OPERANDS
+from ....ir.nest.loops import Scope, Update
+from ...kernel import EmitError
+from ..functions import cast_text, type_text
+from ..program import BlockInfo
+from ..values import Values
+from ..writer import Dims, SourceWriter, Value
 
 
 def dot(values: Values, out: SourceWriter, info: BlockInfo, update: Update, accumulator: str | None) -> Value:

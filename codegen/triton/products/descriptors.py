@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import sympy
 
-from ...ir.expr.index import simplify
-from ...ir.expr.value import Index, Load, is_value, loads
-from ...ir.nest.hints import DESCRIPTOR
-from ...ir.nest.loops import Buffer, Scope, Update
-from .program import BlockInfo, TritonProgram
-from .values import Values
-from .writer import SourceWriter, Value
+from ....ir.expr.index import simplify
+from ....ir.expr.value import Index, Load, is_value, loads
+from ....ir.nest.hints import DESCRIPTOR
+from ....ir.nest.loops import Buffer, Scope, Update
+from ..program import BlockInfo, TritonProgram
+from ..values import Values
+from ..writer import SourceWriter, Value
 
 # What the hardware takes: dimensions, elements of a tile along one, bytes to which rows are aligned.
 MOST_DIMENSIONS, MOST_ELEMENTS, ROW_BYTES = 5, 256, 16
