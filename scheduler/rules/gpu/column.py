@@ -29,8 +29,8 @@ from .common import (
     programs,
     read_ahead,
     row_depth,
-    steps_in_flight,
     steps_of_reads,
+    steps_to_try,
     tile,
     typical,
     warps_for,
@@ -48,7 +48,8 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     least = max(SECTOR // itemsize, 8)
     extents = [typical(nest, e) for _, e in shape.rows]
     columns = columns_of(target.machine, extents, itemsize)
-    rows = clamp_power(typical(nest, sympy.Mul(*(e for _, e in shape.inner))), 1, COLUMN_TILE // columns)
+    length = typical(nest, sympy.Mul(*(e for _, e in shape.inner)))
+    rows = clamp_power(length, 1, COLUMN_TILE // columns)
     warps = warps_for(target, columns * rows, 16)
     count = math.prod(extents) // extents[-1] * -(-extents[-1] // columns)
     along = [shape.rows[-1][0], *(v for v, _ in shape.inner)]
@@ -58,7 +59,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
         "columns": tuple(sizes),
         "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1)))),
         "warps": (warps, warps_for(target, columns * rows, 32), warps_for(target, columns * rows, 8)),
-        "stages": tuple(dict.fromkeys(steps_in_flight(target, (stages, 1, 3)))),
+        "stages": steps_to_try(target, stages) if length > rows else (1,),
     }
 
 

@@ -124,6 +124,11 @@ def read_ahead(schedule: Schedule, loop: str | None, stages: int) -> None:
         schedule.pipeline(loop, stages)
 
 
+def steps_to_try(target: Target, usual: int) -> tuple[int, ...]:
+    """The usual number of steps under way, one, and three, as far as a target has so many."""
+    return tuple(dict.fromkeys(min(k, target.machine.stages) for k in (usual, 1, 3)))
+
+
 def steps_of_reads(
     shape: NestShape, target: Target, along: Collection[sympy.Symbol], elements: int, warps: int, count: int
 ) -> int:

@@ -3,6 +3,7 @@ a few at a time, whole, in registers, with the sums of all columns beside them."
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import sympy
@@ -15,7 +16,21 @@ from ...cost.rows import ADDRESSES, held_words, keeps_narrow, long_row, longest_
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
 from ..registry import Params, Rule, Value
-from .common import GPUS, clamp_power, cut, fused, inner_loops, next_power, programs, tile, typical, warps_for
+from .common import (
+    GPUS,
+    clamp_power,
+    cut,
+    fused,
+    inner_loops,
+    next_power,
+    programs,
+    read_ahead,
+    steps_of_reads,
+    steps_to_try,
+    tile,
+    typical,
+    warps_for,
+)
 
 # Parts of a row that is visited part by part: what is made of one is spent before the next is made.
 PARTS = 4
@@ -78,8 +93,19 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     found: dict[str, tuple[Value, ...]] = {
         "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1), rows * 2 if size * rows < CROSS_SHORT else rows))),
         "warps": tuple(dict.fromkeys((warps, min(warps * 2, MOST_WARPS), max(warps // 2, 1)))),
+        "stages": steps_to_try(target, _stages(shape, target, size * rows, warps)),
     }
     return found | {"parts": (PARTS, PARTS * 2)} if _is_narrow(shape, target) else found
+
+
+def _stages(shape: NestShape, target: Target, elements: int, warps: int) -> int:
+    """Steps over rows that are under way; one where sums leave no registers for the addresses of others."""
+    machine = target.machine
+    if elements * _words(shape) / (warps * target.warp) + 2 * ADDRESSES > machine.thread_registers:
+        return 1
+    kept, _ = _pieces(shape, shape.cross[0])
+    count = math.prod(typical(shape.nest, a.extent) for a in shape.cross[0].axes if a.var in kept)
+    return steps_of_reads(shape, target, [v for v, _ in (*shape.rows, *shape.inner)], elements, warps, count)
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
@@ -119,6 +145,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             schedule.unroll(parts)
     if narrow:
         schedule.annotate("", NARROW_ROWS, True)
+    read_ahead(schedule, over, int(params["stages"]))
     schedule.annotate("", NUM_WARPS, int(params["warps"]))
 
 
