@@ -82,10 +82,10 @@ def _parts(
             written = [inside, *written]
         # A step of few products costs as much beside them: several are written as one.
         few = word > 1 and shape.rows * shape.columns <= FEW_RESULTS
-        several = 2 * shape.step // (size * math.prod(parts.values())) if few else 1
+        several = 2 * shape.step // (size * math.prod(parts.values())) if few and step is not None else 1
+        while several > 1 and not schedule.nest.symbols.is_divisible(schedule.extent(str(step)), several * SHORT):
+            several //= 2
         if step is not None and several > 1:
-            while not schedule.nest.symbols.is_divisible(schedule.extent(step), several * SHORT) and several > 1:
-                several //= 2
             step, within = schedule.split(step, [None, several])
             written, stages = [within, *written], math.ceil((shape.stages + 1) / 2)
         schedule.reorder(*written, lane)
