@@ -45,6 +45,10 @@ def steps_of(
     size = max(shape.step // math.prod(parts.values()), LEAST)
     whole = [schedule.nest.symbols.is_divisible(schedule.extent(chain), size) for chain in chains]
     word = WORD if words and size >= WORD * LEAST and all(whole) else 1
+    # What groups have in common is loaded once for a tile that lies in one.
+    group = next((e for v, e in reversed(c.summed) if v in own), sympy.S.One)
+    if word > 1 and len(own) > 1 and WORD * LEAST <= group < size and size % group == 0:
+        size = int(group)
     if parts or word > 1:
         return _parts(schedule, c, chains, parts, shape, (size, word))
     for other in chains[1:]:
@@ -76,11 +80,14 @@ def _parts(
         if word > 1:
             lane, inside = schedule.split(lane, [None, word])
             written = [inside, *written]
-        # A step of few products costs as much beside them: two are written as one.
+        # A step of few products costs as much beside them: several are written as one.
         few = word > 1 and shape.rows * shape.columns <= FEW_RESULTS
-        if step is not None and few and schedule.nest.symbols.is_divisible(schedule.extent(step), 2 * SHORT):
-            step, twice = schedule.split(step, [None, 2])
-            written, stages = [twice, *written], math.ceil((shape.stages + 1) / 2)
+        several = 2 * shape.step // (size * math.prod(parts.values())) if few and step is not None else 1
+        while several > 1 and not schedule.nest.symbols.is_divisible(schedule.extent(str(step)), several * SHORT):
+            several //= 2
+        if step is not None and several > 1:
+            step, within = schedule.split(step, [None, several])
+            written, stages = [within, *written], math.ceil((shape.stages + 1) / 2)
         schedule.reorder(*written, lane)
         for lp in written:
             schedule.unroll(lp)

@@ -61,6 +61,8 @@ PROGRAMS: Mapping[str, Program] = {
     "gpu_stencil": Program(lambda x: F.max_pool2d(x, 3, 2, 1), [((32, 64, 112, 112), HALF)]),
     "gpu_filters": Program(lambda x, w: F.conv2d(x, w, padding=1, groups=96),
                            [((32, 96, 56, 56), HALF), ((96, 1, 3, 3), HALF)], training=True),
+    "gpu_matrix_vector": Program(lambda x, w, scale: F.linear(x, w.to(x.dtype) * scale),
+                                 [((1, 4096), HALF), ((14336, 4096), torch.int8), ((14336, 1), HALF)]),
     "gpu_attention": Program(_biased, [*_HEADS, ((8, 1024, 1024), HALF)], training=True),
     "gpu_attention_gradients": Program(_biased, [*_HEADS, ((8, 1024, 1024), HALF)], training=True),
     "gpu_attention_bias": Program(_biased, [*_HEADS, ((8, 1024, 1024), HALF)], training=True),

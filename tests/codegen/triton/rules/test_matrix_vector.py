@@ -25,7 +25,7 @@ from contractions import buffer, dims, function, silu, wide
 
 SM90 = gpu_target("cuda:sm_90")
 F32, F16, BF16, U8, I8, I64 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.UINT8, DType.INT8, DType.INT64
-I, B, R0, R1, R2 = (symbol(s) for s in ("i0", "i1", "r0", "r1", "r2"))
+ROW, R0, R1, R2 = (symbol(s) for s in ("i0", "r0", "r1", "r2"))
 
 
 def nibbles(n, groups, size, half=BF16, high_first=False, signed=False, epilogue=False) -> LoopNest:
@@ -34,13 +34,13 @@ def nibbles(n, groups, size, half=BF16, high_first=False, signed=False, epilogue
     inputs = [buffer("in0", (groups * size,), half), buffer("in1", (n, groups * size // 2), I8 if signed else U8)]
     inputs += [buffer(f"in{k}", (n, groups), half) for k in (2, 3)]
     kind = I8 if signed else U8
-    byte, four = Load("in1", (I, R0 * (size // 2) + R1), kind), const(4, kind)
+    byte, four = Load("in1", (ROW, R0 * (size // 2) + R1), kind), const(4, kind)
     low = call("shr", call("shl", byte, four), four) if signed else call("bit_and", byte, const(15, U8))
     parts = low, call("shr", byte, four)
     first = call("lt", IndexValue(R2, I64), const(1, I64))
     digit = cast(cast(Select(first, *(parts[::-1] if high_first else parts)), F32), half)
-    centred = cast(call("sub", cast(digit, F32), wide("in2", (I, R0), half)), half)
-    weight = cast(call("mul", cast(centred, F32), wide("in3", (I, R0), half)), half)
+    centred = cast(call("sub", cast(digit, F32), wide("in2", (ROW, R0), half)), half)
+    weight = cast(call("mul", cast(centred, F32), wide("in3", (ROW, R0), half)), half)
     product = call("mul", wide("in0", (R0 * size + 2 * R1 + R2,), half), cast(weight, F32))
     return _ended(inputs, product, n, dims(r0=groups, r1=size // 2, r2=2), half, epilogue)
 
@@ -48,18 +48,18 @@ def nibbles(n, groups, size, half=BF16, high_first=False, signed=False, epilogue
 def rows(n, k, half=BF16, kind=I8, epilogue=False) -> LoopNest:
     """``w @ x`` of bytes w (n, k), with a scale for each row."""
     inputs = [buffer("in0", (k,), half), buffer("in1", (n, k), kind), buffer("in2", (n,), half)]
-    weight = cast(call("mul", wide("in1", (I, R0), kind), wide("in2", (I,), half)), half)
+    weight = cast(call("mul", wide("in1", (ROW, R0), kind), wide("in2", (ROW,), half)), half)
     product = call("mul", wide("in0", (R0,), half), cast(weight, F32))
     return _ended(inputs, product, n, dims(r0=k), half, epilogue)
 
 
 def _ended(inputs: list, product: Expr, n: int, inner: tuple, half: DType, epilogue: bool) -> LoopNest:
-    result: Expr = Load("t0", (I,), F32)
+    result: Expr = Load("t0", (ROW,), F32)
     if epilogue:
         inputs.append(buffer(f"in{len(inputs)}", (n,), half))
-        result = silu(call("add", result, wide(inputs[-1].name, (I,), half)))
+        result = silu(call("add", result, wide(inputs[-1].name, (ROW,), half)))
     stages = [Stage(("t0",), (product,), True, SUM), Stage(("t1",), (result,), False)]
-    out = Output(buffer("out0", (1, n), half), "t1", (sympy.S.Zero, I))
+    out = Output(buffer("out0", (1, n), half), "t1", (sympy.S.Zero, ROW))
     return function("vector", dims(i0=n), inner, inputs, [out], stages)
 
 

@@ -98,7 +98,7 @@ def test_an_axis_of_neither_factor_is_one_of_a_batch(parsed: Parse, proved: Prov
         ("sum.update", "max.update", "it is no single sum"),
         ("mul(", "add(", "what it sums is no product"),
         ("in0[i0, r0]", "in0[i0, 0]", "its reduction axis r0 is not in both factors"),
-        ("in1[r0, i1]", "in1[r0, 0]", "no loop of the tile run over n, the axes of which there are none"),
+        ("in1[r0, i1]", "in1[r0, 0]", "the loop n of the tile runs over none of m, n and k alone"),
         ("in0[i0, r0]", "in0[i1, r0]", "no loop of the tile run over m, the axes of which there are none"),
         ("n in thread_x", "n in serial", "no loop of the tile run over n, the axes i1"),
         ("k in thread_x(16)", "k in thread_x(8)", "k runs 8 times, and k of dot is a power of two of at least 16"),
