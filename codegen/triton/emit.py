@@ -12,10 +12,11 @@ import re
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from ...ir.nest.hints import FLATTEN, NARROW_ROWS, NUM_STAGES, NUM_WARPS, PEEL, WARP_SPECIALIZE
+from ...ir.nest.hints import FLATTEN, FULL_TILES, NARROW_ROWS, NUM_STAGES, NUM_WARPS, PEEL, WARP_SPECIALIZE
 from ...ir.nest.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Update, walk_nodes
 from ...ir.target import Target
 from ..kernel import NARROW, WIDE, EmitError, KernelSource, refuse_foreign
+from .full_tiles import full_tiles
 from .helpers import helpers_for
 from .limits import Limits, take_limits
 from .packed.pairs import Pairs
@@ -258,31 +259,55 @@ class _TritonEmitter:
         self.program.infos, self.parts.iteration = infos, outside
 
     def _looped(self, loop: Loop, var: sympy.Symbol) -> None:
-        self._loop_head(loop, var)
-        self.values.serial.append(loop.var)
-        with self.out.scope():
-            if self.program.wide and not loop.extent.free_symbols and loop.kind is LoopKind.SERIAL:
-                self.out.line(f"{var.name} = tl.cast({var.name}_, {self.program.integer})")
-            self._nodes(loop.body)
-        self.values.serial.pop()
-
-    def _loop_head(self, loop: Loop, var: sympy.Symbol) -> None:
-        extent = self.values.index(loop.extent)
-        stages = NUM_STAGES.found(loop)
-        name = var.name
         if loop.kind is LoopKind.UNROLLED:
             if not loop.extent.is_Integer:
                 raise EmitError(f"loop {loop.var} is unrolled and runs {loop.extent} times; unroll a constant extent")
-            self.out.line(f"for {name} in tl.static_range({extent}):")
+            self._iterations(loop, var, f"tl.static_range({self.values.index(loop.extent)})")
             return
-        low, high = self._ends(extent, self.limits.get(loop.var, Limits()))
+        limits = self.limits.get(loop.var, Limits())
+        low, high = self._ends("0", self.values.index(loop.extent), limits)
+        full = full_tiles(self.values, loop, limits) if FULL_TILES.of(loop) else None
+        if full is None:
+            self._iterations(loop, var, self._range(loop, low, high))
+            return
+        first, last = self._ends(low, high, full.limits)
+        if full.limits.low:
+            first = self.out.assign("first", f"tl.minimum({first}, {high})")
+        last = self.out.assign("last", f"tl.maximum({last}, {first})")
+        self.values.facts = full.facts
+        self._iterations(loop, var, self._range(loop, first, last))
+        self.values.facts = ()
+        if not full.limits.low:
+            self._iterations(loop, var, self._range(loop, last, high))
+        elif not full.limits.high:
+            self._iterations(loop, var, self._range(loop, low, first))
+        else:  # at both ends
+            before = self.out.assign("before", f"{first} - {low}")
+            place = f"tl.where({{at}} < {before}, {low}, {last} - {before}) + {{at}}"
+            self._iterations(loop, var, self._range(loop, "0", f"{before} + {high} - {last}"), place)
+
+    def _iterations(self, loop: Loop, var: sympy.Symbol, over: str, place: str = "") -> None:
+        """A loop and its body; ``place`` is which iteration of the nest's loop one is, in terms of its number ``at``
+        where that differs."""
+        wide = self.program.wide and not loop.extent.free_symbols and loop.kind is LoopKind.SERIAL
+        at = f"{var.name}_" if wide or place else var.name
+        self.out.line(f"for {at} in {over}:")
+        self.values.serial.append(loop.var)
+        with self.out.scope():
+            if wide or place:
+                text = place.format(at=at) or at
+                self.out.line(f"{var.name} = " + (f"tl.cast({text}, {self.program.integer})" if wide else text))
+            self._nodes(loop.body)
+        self.values.serial.pop()
+
+    def _range(self, loop: Loop, low: str, high: str) -> str:
+        stages = NUM_STAGES.found(loop)
         more = f", num_stages={stages}" if stages else ""
         more += "".join(f", {hint.name}=True" for hint in LOOP_FLAGS if hint.of(loop))
-        self.out.line(f"for {self._raw(loop, name)} in tl.range({low}, {high}{more}):")
+        return f"tl.range({low}, {high}{more})"
 
-    def _ends(self, extent: str, limits: Limits) -> tuple[str, str]:
-        """From where to where a loop runs."""
-        low, high = "0", extent
+    def _ends(self, low: str, high: str, limits: Limits) -> tuple[str, str]:
+        """From where to where a loop runs that would run from ``low`` to ``high``."""
         for limit in limits.low:
             low = self.out.assign(
                 "low", f"tl.maximum(tl.cast({self.values.index(limit)}, {self.program.integer}), {low})"
@@ -292,9 +317,6 @@ class _TritonEmitter:
                 "high", f"tl.minimum(tl.cast({self.values.index(limit)}, {self.program.integer}), {high})"
             )
         return low, high
-
-    def _raw(self, loop: Loop, name: str) -> str:
-        return f"{name}_" if self.program.wide and not loop.extent.free_symbols else name
 
     def _starts(self, info: BlockInfo, var: sympy.Symbol) -> bool:
         """Whether this loop is the outermost that carries the block's reduction."""

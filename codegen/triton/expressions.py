@@ -84,6 +84,8 @@ class Expressions(Lanes, ABC):
                     self.masked[made.text] = self.masked[value.text]
                 return made
             case Call():
+                if (known := self._known(expr)) is not None:
+                    return Value(str(known), SCALAR, DType.BOOL, literal=True)
                 return self._call(expr, [self.value(a, env, guard) for a in expr.args])
             case Select():
                 return self._select(expr, env, guard)
@@ -122,6 +124,8 @@ class Expressions(Lanes, ABC):
         return self.named(text, self.dims(index), expr.dtype)
 
     def _select(self, expr: Select, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value:
+        if (known := self._known(expr.condition)) is not None:
+            return self.value(expr.if_true if known else expr.if_false, env, guard)
         condition = self._bound(expr.condition) or self._decided(expr.condition)
         condition = condition or self.value(expr.condition, env, guard)
         if condition.literal:
@@ -143,6 +147,21 @@ class Expressions(Lanes, ABC):
         """Whether a condition of positions holds, where that is known here."""
         found = self._bound(condition) or self._decided(condition)
         return found.text == "True" if found is not None and found.literal else None
+
+    def _known(self, condition: Expr) -> bool | None:
+        """What a condition is for all lanes of all iterations of the loop that is written."""
+        if not self.facts or self.info is None or condition.dtype is not DType.BOOL:
+            return None
+        match condition:
+            case Call(fn="logical_not", args=(x,)):
+                inner = self._known(x)
+                return None if inner is None else not inner
+            case Call(fn="logical_and" | "logical_or" | "bit_and" | "bit_or" as fn, args=(x, y)):
+                parts, decides = (self._known(x), self._known(y)), fn.endswith("_or")
+                return decides if decides in parts else None if None in parts else not decides
+            case Call() if (conjunct := self.conjunct(condition, self.info)) is not None:
+                return self.told(*conjunct)
+        return None
 
     def _decided(self, condition: Expr) -> Value | None:
         """A comparison of positions that are numbers here."""
@@ -174,16 +193,27 @@ class Expressions(Lanes, ABC):
             case Call(fn="logical_and", args=(one, other)):
                 parts = [self._bound(part) or self._decided(part) for part in (one, other)]
                 return self._both(*parts) if all(parts) else None  # type: ignore[arg-type]
-            case Call(fn="lt" | "gt" | "le" | "ge", args=(one, other)):
-                a, b = self._place(one), self._place(other)
-                if a is None or b is None:
+            case Call(fn="lt" | "gt" | "le" | "ge"):
+                conjunct = self.conjunct(condition, self.info) if self.info is not None else None
+                if conjunct is None:
                     return None
-                low, high = (a, b) if condition.fn in ("lt", "le") else (b, a)
-                if a.is_Integer and b.is_Integer:
-                    return Value(str(_COMPARISONS[condition.fn](a, b)), SCALAR, DType.BOOL, literal=True)
-                found = self._conjuncts([(low if condition.fn in ("lt", "gt") else low - 1, high)])
+                low, high = conjunct
+                told = low < high if low.is_Integer and high.is_Integer else self.told(low, high)
+                if told is not None:
+                    return Value(str(bool(told)), SCALAR, DType.BOOL, literal=True)
+                found = self._conjuncts([(low, high)])
                 return found[0] if found else Value("True", SCALAR, DType.BOOL, literal=True)
         return None
+
+    def conjunct(self, condition: Call, info: BlockInfo) -> tuple[sympy.Expr, sympy.Expr] | None:
+        """A comparison of positions in a block as ``low < high`` in loops; None for other calls."""
+        if condition.fn not in ("lt", "gt", "le", "ge"):
+            return None
+        a, b = (self._place(x, info) for x in condition.args)
+        if a is None or b is None:
+            return None
+        low, high = (a, b) if condition.fn in ("lt", "le") else (b, a)
+        return (low if condition.fn in ("lt", "gt") else low - 1), high
 
     def _both(self, a: Value, b: Value) -> Value:
         if a.literal or b.literal:
@@ -191,13 +221,13 @@ class Expressions(Lanes, ABC):
             return other if decided.text == "True" else decided
         return a if a.text == b.text else self.named(f"({a.text} & {b.text})", a.dims | b.dims, DType.BOOL)
 
-    def _place(self, expr: Expr) -> sympy.Expr | None:
-        """A position or a number, in loops."""
+    def _place(self, expr: Expr, info: BlockInfo) -> sympy.Expr | None:
+        """A position or a number of a block, in loops."""
         if isinstance(expr, Const) and expr.dtype.is_int:
             return sympy.Integer(int(expr.value))
         if not isinstance(expr, IndexValue):
             return None
-        index = expr.index.xreplace(self.info.axes if self.info is not None else {})
+        index = expr.index.xreplace(info.axes)
         if not index.has(FloorDiv, ModularIndexing):
             return index
         return simplify(index, self.program.ranges.extents, self.program.nest.symbols)

@@ -14,6 +14,7 @@ from ..host.python.brackets import closes_at_end
 from ..kernel import EmitError
 from .functions import type_text
 from .index import index_text
+from .limits import verdict
 from .program import BlockInfo, TritonProgram
 from .writer import Dims, SourceWriter, Value
 
@@ -32,6 +33,8 @@ class Lanes:
         # The indices that are written down.
         self.indices: dict[sympy.Expr, None] = {}
         self.info: BlockInfo | None = None
+        # Expressions above zero in all iterations of the loop that is written.
+        self.facts: tuple[sympy.Expr, ...] = ()
         self._axes: dict[sympy.Symbol, sympy.Expr] = {}
         self._extents: dict[sympy.Symbol, sympy.Expr] = {}
 
@@ -158,7 +161,7 @@ class Lanes:
     def _conjuncts(self, bounds: list[Bound]) -> tuple[Value, ...]:
         found: dict[str, Value] = {}
         for lhs, rhs in bounds:
-            if self.program.ranges.below(lhs, rhs):
+            if self.program.ranges.below(lhs, rhs) or self.told(lhs, rhs):
                 continue
             key = ("bound", lhs, rhs)
             value = self.out.known(key)
@@ -171,6 +174,10 @@ class Lanes:
                 self.out.remember(key, value)
             found[value.text] = value  # type: ignore[attr-defined, assignment]
         return tuple(found.values())
+
+    def told(self, lhs: sympy.Expr, rhs: sympy.Expr) -> bool | None:
+        """Whether ``lhs < rhs`` for all lanes or for none, as the loop's iterations were chosen; None for neither."""
+        return verdict(self.program, self.facts, rhs - lhs) if self.facts else None
 
     @staticmethod
     def all_of(conjuncts: tuple[Value, ...]) -> Value | None:

@@ -38,7 +38,7 @@ def take_limits(program: TritonProgram) -> dict[sympy.Symbol, Limits]:
         taken: list[Conjunct] = []
         for bound in first:
             if all(bound in bounds for bounds in others) and not program.ranges.below(*bound):
-                end = _limit(bound, program.loops[node.var], varying)
+                end = limit_of(bound, program.loops[node.var], varying)
                 if end is not None:
                     limits = Limits((*limits.low, *end.low), (*limits.high, *end.high))
                     taken.append(bound)
@@ -48,7 +48,7 @@ def take_limits(program: TritonProgram) -> dict[sympy.Symbol, Limits]:
     return found
 
 
-def _limit(bound: Conjunct, var: sympy.Expr, varying: set[sympy.Expr]) -> Limits | None:
+def limit_of(bound: Conjunct, var: sympy.Expr, varying: set[sympy.Expr]) -> Limits | None:
     """The end of the loop that a bound is; None where it says more than where the loop begins or ends."""
     room = sympy.expand(bound[1] - bound[0])
     step = room.coeff(var)
@@ -58,6 +58,27 @@ def _limit(bound: Conjunct, var: sympy.Expr, varying: set[sympy.Expr]) -> Limits
     if step < 0:  # rest > -step * var
         return Limits(high=(FloorDiv(rest - step - 1, -step),))
     return Limits(low=(FloorDiv(step - rest, step),))  # step * var > -rest
+
+
+def verdict(program: TritonProgram, facts: Sequence[sympy.Expr], room: sympy.Expr) -> bool | None:
+    """Whether ``room`` is above zero for all lanes, or for none, where all ``facts`` are; None where they do not
+    tell."""
+    for way, told in ((room, True), (1 - room, False)):
+        least = least_of(program, way)
+        if least is not None and any(sympy.expand(least - f).is_nonnegative for f in facts):
+            return told
+    return None
+
+
+def least_of(program: TritonProgram, room: sympy.Expr) -> sympy.Expr | None:
+    """The least that an integer expression is for any lane of a tile; None where it is not linear in them."""
+    least = sympy.expand(room)
+    for lane in sorted(least.free_symbols & program.tile.keys(), key=str):
+        step = least.coeff(lane)
+        if not step.is_Integer or lane in sympy.expand(least - step * lane).free_symbols:
+            return None
+        least = sympy.expand(least.xreplace({lane: sympy.Integer(0 if step > 0 else program.tile[lane][1] - 1)}))
+    return least
 
 
 def _without(info: BlockInfo, taken: Sequence[Conjunct]) -> BlockInfo:

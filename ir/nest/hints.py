@@ -181,6 +181,12 @@ WARP_SPECIALIZE = Hint(
     "Warps take parts of the loop's body.",
     kinds=(LoopKind.SERIAL,),
 )  # fmt: skip
+FULL_TILES = Hint(
+    "full_tiles", False, _LOOP, _GPU, Changes.ORDER, ("codegen.triton.full_tiles",),
+    "Iterations in which masks of positions and tails are decided for all lanes run in a loop of their own, without "
+    "them, ahead of the others.",
+    kinds=(LoopKind.SERIAL,),
+)  # fmt: skip
 TENSORIZE = Hint(
     "tensorize", "", _BLOCK, _GPU, Changes.ORDER,
     ("codegen.triton.program", "scheduler.primitives.loops.tensorize"),

@@ -33,6 +33,8 @@ BIAS_SCORES = 32
 GRADIENT_SUMS = 64
 # Elements of a head from which float32 takes shorter steps.
 LONG_HEADS = 128
+# Steps from which those without a mask get a loop of their own: less would not make up for twice the code.
+FULL_TILES_FROM = 8
 # Rows at a time whose numbers say what tiles that are left out would add.
 LEFT_OUT_ROWS = 1024
 

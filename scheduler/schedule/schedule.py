@@ -277,7 +277,8 @@ class Schedule:
 
 PRIMITIVES = (
     "split", "fuse", "reorder", "merge", "partition", "bind", "parallel", "vectorize", "unroll", "annotate", "atomic",
-    "compute_inline", "compute_at", "reverse_compute_at", "rfactor", "set_scope", "blockize", "tensorize", "powers_of_two",
+    "compute_inline", "compute_at", "reverse_compute_at", "rfactor", "set_scope", "blockize", "tensorize",
+    "powers_of_two",
     "cache_read", "cache_write", "reverse_compute_inline", "decompose_reduction", "fuse_reductions",
     "decompose_online", "pack", "cache_window", "reorder_storage",
     "transform_layout", "pad", "pipeline", "sample_perfect_tile", "sample_categorical",

@@ -27,7 +27,7 @@ def powers_of_two(nest: LoopNest, block: str, function: str) -> LoopNest:
     more, relative: of weights beside their maximum, small ones alone by much.
 
     Requires: the block has such an exponential.
-    Raises: ScheduleError.
+    Raises: ScheduleError.    Source: Dao et al. 2022, whose kernels take powers of two.
     """
     asked = f"powers_of_two({block}, {function!r})"
     node, _ = find_block(nest, block, asked)

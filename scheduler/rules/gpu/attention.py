@@ -13,10 +13,11 @@ import sympy
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Call, Cast, is_value
-from ....ir.nest.hints import NUM_STAGES, NUM_WARPS, OPERANDS
+from ....ir.nest.hints import FULL_TILES, NUM_STAGES, NUM_WARPS, OPERANDS
 from ....ir.nest.loops import LoopNest, Update, blocks
 from ....ir.target import Target
 from ...cost.attention import LEAST_WIDTH, WIDEST
+from ...cost.gpu_kernels import FULL_TILES_FROM
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..cpu.attention import Roles, roles, vector_of
@@ -105,6 +106,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     if half is not None:
         schedule.annotate(product, OPERANDS, half.value)
     schedule.annotate(inner, NUM_STAGES, int(params["stages"]))
+    if schedule.nest.symbols.hint(schedule.extent(inner)) >= FULL_TILES_FROM:
+        schedule.annotate(inner, FULL_TILES, True)
     schedule.annotate("", NUM_WARPS, int(params["warps"]))
     schedule.annotate("", NUM_STAGES, int(params["stages"]))
 

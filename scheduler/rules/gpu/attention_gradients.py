@@ -14,11 +14,11 @@ import sympy
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.product import bare, factors
-from ....ir.nest.hints import NUM_STAGES, NUM_WARPS, OPERANDS
+from ....ir.nest.hints import FULL_TILES, NUM_STAGES, NUM_WARPS, OPERANDS
 from ....ir.nest.loops import LoopKind, LoopNest, Update, blocks
 from ....ir.target import Target
 from ...cost.attention import LEAST_WIDTH, WIDEST
-from ...cost.gpu_kernels import ATTENTION_WARPS, GRADIENT_SUMS, LEFT_OUT_ROWS, LONG_HEADS
+from ...cost.gpu_kernels import ATTENTION_WARPS, FULL_TILES_FROM, GRADIENT_SUMS, LEFT_OUT_ROWS, LONG_HEADS
 from ...error import ScheduleError
 from ...primitives.loops.powers_of_two import has_exponential
 from ...schedule.schedule import Schedule
@@ -134,6 +134,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         if kind is not None:
             schedule.annotate(name, OPERANDS, kind.value)
     schedule.annotate(inner, NUM_STAGES, int(params["stages"]))
+    if schedule.nest.symbols.hint(schedule.extent(inner)) >= FULL_TILES_FROM:
+        schedule.annotate(inner, FULL_TILES, True)
     schedule.annotate("", NUM_WARPS, int(params["warps"]))
     schedule.annotate("", NUM_STAGES, int(params["stages"]))
 

@@ -82,6 +82,27 @@ def test_empty_tiles_are_not_read(agrees, variant, symbolic):
     assert "high0" in loop and ("low0" in loop) == (variant is not plain.CAUSAL)
 
 
+@pytest.mark.parametrize("variant", [plain.PLAIN, plain.CAUSAL, plain.window(150), plain.ALIBI], ids=lambda v: v.name)
+@pytest.mark.parametrize(("m", "n"), [(70, 300), (290, 290), (300, 270)])
+def test_tiles_that_no_mask_crosses_have_a_loop_of_their_own(interpreter, variant, m, n):
+    """Without comparisons, tails included; the loop over the others is at one end, or at both."""
+    torch.manual_seed(0)
+    function = plain.attention(variant, plain.Sizes(b=1, h=2, m=m, n=n, e=16, d=16))
+    nest = default_schedule(lower_to_loops(function), SM90).nest
+    source = emit_triton(nest, SM90)
+    body, edges = source.text.split("in tl.range(")[1:]
+    assert " < " not in body.partition("for ")[0] and " < " in edges
+    assert ("tl.where(k0_ < before0" in edges) == (variant.name.startswith("window") and m > 150)
+    tensors = plain.inputs(function)
+    given = {
+        b.name: t.numpy().reshape([int(n) for n in nest.buffer(b.name).shape])
+        for b, t in zip(function.inputs, tensors, strict=True)
+    }
+    (got,) = interpreter.run(source, nest.outputs, given, {}).values()
+    wanted = plain.expected(variant, tensors)
+    np.testing.assert_allclose(got.reshape(wanted.shape), wanted.numpy(), rtol=1e-5, atol=1e-5)
+
+
 def test_documents_skip_nothing(agrees):
     """What tokens are of one document is known to data alone."""
     source = agrees(scheduled(plain.DOCUMENTS, h=1, m=20, n=70, e=16, d=16), tolerance=1e-5)
