@@ -6,9 +6,10 @@ import difflib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -71,7 +72,7 @@ def progress_bar(console: Console) -> Progress:
 @click.command(context_settings={"show_default": True})
 @click.option(
     "--suite",
-    type=click.Choice(("kernels", "models", "compile", "memory", "scaling", "static", "campaign")),
+    type=click.Choice(("kernels", "models", "compile", "memory", "scaling", "static", "campaign", "defaults")),
     required=True,
 )
 @click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu")
@@ -93,7 +94,9 @@ def progress_bar(console: Console) -> Progress:
 )
 @click.option("--flush/--no-flush", default=None, help="Empty caches before each call; on for kernels on a GPU.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of torch; as torch chooses them by default.")
-@click.option("--target", default="cuda:sm_90", help="GPU that static and campaign compile for; none need be here.")
+@click.option(
+    "--target", default="cuda:sm_90", help="GPU that static, campaign and defaults compile for; none need be here."
+)
 @click.option("--minutes", type=click.Choice(("10", "45")), default="10", help="Of campaign: what there is time for.")
 @click.option("--stage", "stages", multiple=True, help="Of campaign: this one alone; may be given again.")
 @click.option("--resume", is_flag=True, help="Of campaign: go on with the last one in the folder of results.")
@@ -102,6 +105,7 @@ def progress_bar(console: Console) -> Progress:
     type=click.Path(file_okay=False, path_type=Path),
     help="Of campaign: a folder of kernels that were compiled elsewhere for --target.",
 )
+@click.option("--tries", type=click.IntRange(min=1), default=12, help="Of defaults: schedules of a kernel.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, help="Folder of the results.")
 @click.option("--plot/--no-plot", default=True, help="Write a PNG; needs matplotlib.")
 def main(
@@ -124,6 +128,7 @@ def main(
     stages: tuple[str, ...],
     resume: bool,
     cache: Path | None,
+    tries: int,
     out: Path,
     plot: bool,
 ) -> None:
@@ -139,6 +144,9 @@ def main(
         return
     if suite == "campaign":
         campaign(minutes, size, target, stages, resume, cache, out)
+        return
+    if suite == "defaults":
+        defaults(size or "full", patterns, target, tries, out)
         return
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("the plot needs matplotlib: pip install 'torch-mlc[bench]', or use --no-plot")
@@ -225,26 +233,58 @@ def main(
 
 def static(size: Size, patterns: tuple[str, ...], target: str, out: Path) -> None:
     """Compile for a GPU and tell figures and targets; exit with 1 where something did not compile."""
+    suite = _compiling("static", "run")
+
+    def run(names: list[str], target: str, before: Callable[[str], None]) -> Any:
+        return suite.run_static(names, size, target, before)
+
+    cross_compiled("static", patterns, target, out, run, suite.print_static)
+
+
+def defaults(size: Size, patterns: tuple[str, ...], target: str, tries: int, out: Path) -> None:
+    """Compare default schedules with others for a GPU; exit with 1 where something did not compile."""
+    suite = _compiling("defaults", "defaults")
+
+    def run(names: list[str], target: str, before: Callable[[str], None]) -> Any:
+        return suite.run_defaults(names, size, target, tries, before)
+
+    cross_compiled("defaults", patterns, target, out, run, suite.print_defaults)
+
+
+def _compiling(suite: str, module: str) -> Any:
+    """A module of the suites that compile for a GPU. Every other suite also runs where torch_mlc is not installed."""
     if importlib.util.find_spec("torch_mlc") is None or importlib.util.find_spec("triton") is None:
-        raise click.UsageError("static compiles with torch_mlc for a GPU: pip install torch-mlc triton")
-    # Every other suite also runs where torch_mlc is not installed.
-    run = importlib.import_module(f"{__package__}.static.run")
-    names = select(run.WORKLOADS, patterns)
+        raise click.UsageError(f"{suite} compiles with torch_mlc for a GPU: pip install torch-mlc triton")
+    return importlib.import_module(f"{__package__}.static.{module}")
+
+
+def cross_compiled(
+    suite: str,
+    patterns: tuple[str, ...],
+    target: str,
+    out: Path,
+    run: Callable[[list[str], str, Callable[[str], None]], Any],
+    show: Callable[[Any, Console], None],
+) -> None:
+    """Run a suite over static workloads, by names, target, and what is called ahead of each; print and write it."""
+    known = _compiling(suite, "run")
+    names = select(known.WORKLOADS, patterns)
     console = Console() if sys.stdout.isatty() else Console(width=200)
     with progress_bar(console) as bar:
-        task = bar.add_task("static", total=len(names))
+        task = bar.add_task(suite, total=len(names))
 
         def before(name: str) -> None:
             bar.update(task, description=name, completed=names.index(name))
 
         try:
-            report = run.run_static(names, size, target, before)
-        except run.TargetError as error:
+            report = run(names, target, before)
+        except known.TargetError as error:
             raise click.BadParameter(str(error), param_hint="--target") from error
-    run.print_static(report, console)
-    stem = f"static_{target.partition(':')[2].replace('_', '')}_{report.created.replace(':', '').replace('+0000', 'Z')}"
-    report.write(out / f"{stem}.json")
-    console.print(f"wrote {out / stem}.json", soft_wrap=True)
+    show(report, console)
+    when = report.created.replace(":", "").replace("+0000", "Z")
+    path = out / f"{suite}_{target.partition(':')[2].replace('_', '')}_{when}.json"
+    report.write(path)
+    console.print(f"wrote {path}", soft_wrap=True)
     if report.failed:
         sys.exit(1)
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torch_mlc.dynamo_backend.reports.report import KernelReport, Report
+from torch_mlc.runtime.model.predict import Prediction
 
 SCHEMA, VERSION = "torch-mlc-static", 1
 
@@ -84,6 +85,8 @@ def workload_json(report: Report, seconds: Sequence[float]) -> dict[str, Any]:
             "kernel_bytes": g.traffic.kernels,
             "library_bytes": g.traffic.libraries,
             "compulsory_bytes": g.traffic.compulsory,
+            "predicted_s": g.predicted.seconds,
+            "predicted_library_s": sum(s for _, _, s in g.predicted.libraries),
             "kernels": [_kernel_json(k, next(by_kernel)) for k in g.kernels],
         }
         for g in report.graphs
@@ -107,7 +110,15 @@ def _kernel_json(kernel: KernelReport, seconds: float) -> dict[str, Any]:
         "slots_a_byte": round(kernel.slots_a_byte, 3) if kernel.slots_a_byte is not None else None,
         "bytes_in_flight": round(kernel.bytes_in_flight) if kernel.bytes_in_flight is not None else None,
         "contiguous_bytes": kernel.contiguous_bytes,
+        "predicted": _prediction_json(kernel.prediction),
     }
+
+
+def _prediction_json(prediction: Prediction | None) -> dict[str, Any] | None:
+    """Seconds of a launch, what bounds it, and the seconds of each bound."""
+    if prediction is None:
+        return None
+    return {"seconds": prediction.seconds, "bound": prediction.bound, "bounds": dict(prediction.bounds)}
 
 
 def static_table(report: StaticReport) -> Table:

@@ -52,6 +52,12 @@ def test_rows_of_the_chosen_workloads(tmp_path: Path) -> None:
     assert not any("GPT-2" in name for name in rows)
     kernels = [k for w in body["workloads"].values() for g in w.values() for k in g["kernels"]]
     assert kernels and all(k["resources"]["registers"] > 0 and k["compile_cpu_s"] > 0 for k in kernels)
+    for k in kernels:
+        assert k["predicted"]["seconds"] >= max(k["predicted"]["bounds"].values())
+        assert k["predicted"]["bounds"][k["predicted"]["bound"]] == max(k["predicted"]["bounds"].values())
+    for g in (g for w in body["workloads"].values() for g in w.values()):
+        alone = sum(k["predicted"]["seconds"] * k["calls"] for k in g["kernels"])
+        assert g["predicted_s"] == pytest.approx(alone + g["predicted_library_s"])
     assert rows["spilled bytes, worst kernel"]["value"] == max(k["resources"]["spills"] for k in kernels)
     forward, backward = body["workloads"]["layer norm backward, N=4096"].values()
     value = rows["layer norm backward, N=4096: bytes over the least"]["value"]
@@ -111,3 +117,28 @@ def test_launches_and_bytes_of_a_step_and_kernels_of_more_layers() -> None:
     # Nothing here is machine code of a GPU.
     assert rows["kernels that do not compile"].value == len(many.report.kernels) + len(few.report.kernels)
     assert not rows["kernels that do not compile"].met
+
+
+def test_defaults_are_compared_with_what_rules_offer(tmp_path: Path) -> None:
+    arguments = [
+        "--suite",
+        "defaults",
+        "--size",
+        "tiny",
+        "--filter",
+        "column sums",
+        "--tries",
+        "3",
+        "--out",
+        str(tmp_path),
+    ]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    (written,) = tmp_path.glob("defaults_sm90_*.json")
+    body = json.loads(written.read_text())
+    assert body["schema"] == "torch-mlc-defaults" and body["target"] == "cuda:sm_90" and not body["failed"]
+    (gap,) = body["gaps"]
+    assert gap["workload"] == "column sums" and gap["kernel"] in result.output
+    assert 1 < gap["tried"] <= 3 and gap["failed"] == 0
+    assert gap["ratio"] == gap["default"] / gap["best"] >= 1
+    assert "no measurement has corrected" in result.output
