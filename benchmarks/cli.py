@@ -102,6 +102,7 @@ def progress_bar(console: Console) -> Progress:
     type=click.Path(file_okay=False, path_type=Path),
     help="Of campaign: a folder of kernels that were compiled elsewhere for --target.",
 )
+@click.option("--fill", is_flag=True, help="Of campaign: compile what it launches for --target into --cache, and end.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, help="Folder of the results.")
 @click.option("--plot/--no-plot", default=True, help="Write a PNG; needs matplotlib.")
 def main(
@@ -124,6 +125,7 @@ def main(
     stages: tuple[str, ...],
     resume: bool,
     cache: Path | None,
+    fill: bool,
     out: Path,
     plot: bool,
 ) -> None:
@@ -138,7 +140,7 @@ def main(
         static(size or "full", patterns, target, out)
         return
     if suite == "campaign":
-        campaign(minutes, size, target, stages, resume, cache, out)
+        campaign(minutes, size, target, stages, resume, cache, fill, out)
         return
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("the plot needs matplotlib: pip install 'torch-mlc[bench]', or use --no-plot")
@@ -256,6 +258,7 @@ def campaign(
     stages: tuple[str, ...],
     resume: bool,
     cache: Path | None,
+    fill: bool,
     out: Path,
 ) -> None:
     """Everything that a GPU can tell, in processes that may crash; exit with 1 where something was wrong or lost."""
@@ -269,7 +272,7 @@ def campaign(
             f"{unknown[0]!r}; {hint}the stages are {', '.join(command.STAGES)}", param_hint="--stage"
         )
     console = Console() if sys.stdout.isatty() else Console(width=200)
-    sys.exit(command.campaign(int(minutes), size, target, stages, resume, cache, out, console))
+    sys.exit(command.campaign(int(minutes), size, target, stages, resume, cache, fill, out, console))
 
 
 def finish(report: Report, out: Path, plot: bool, console: Console) -> None:

@@ -78,6 +78,8 @@ WITHOUT = {
     "sweep": "no schedule is timed: each is compiled, and its figures are kept",
     "inductor": "left out",
 }
+# Seconds of compiling for what one check launches, and for all of them.
+_FILL_EACH, _FILL_SECONDS = 300.0, 7200.0
 # Nothing is as fast without a GPU: kernels are compiled, and interpreted.
 _SLOWER = 4.0
 STAGES = tuple(_SECONDS)
@@ -108,6 +110,13 @@ def plan(settings: Settings) -> tuple[PlannedStage, ...]:
                      "" if gpu else WITHOUT[name])
         for name in names
     )  # fmt: skip
+
+
+def fill_plan(settings: Settings) -> tuple[PlannedStage, ...]:
+    """The one stage that compiles what the others launch, into ``settings.cache``; it needs no GPU."""
+    launching = [s for s in plan(settings) if s.name in ("kernels", "timing", "models")]
+    names = tuple(f"{s.name}: {name}" for s in launching for name in s.checks)
+    return (PlannedStage("fill", names, _FILL_EACH, _FILL_SECONDS),)
 
 
 def kernel_checks() -> list[str]:
