@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torch_mlc.ir.target import TargetError
-from torch_mlc.runtime.targets import named_target
+from torch_mlc.runtime.targets import named_target, target_for
 
 from ..machine import describe_machine, describe_versions
 from ..models.spec import Size
@@ -61,12 +61,14 @@ def campaign(
 
 
 def settings_here(minutes: Minutes, size: Size | None, target: str, cache: Path | None) -> Settings:
-    """The settings of a campaign on this machine. Raises click.BadParameter for a target that there is no code for."""
+    """The settings of a campaign on this machine: where it has a GPU, that is the target. Raises click.BadParameter for
+    a target that there is no code for."""
+    gpu = torch.cuda.is_available()
     try:
+        target = str(target_for("cuda")) if gpu else target
         named_target(target)
     except TargetError as error:
         raise click.BadParameter(str(error), param_hint="--target") from error
-    gpu = torch.cuda.is_available()
     folder = "" if cache is None else str(cache.absolute())
     return Settings(gpu, "cuda" if gpu else "cpu", target, size or ("full" if gpu else "tiny"), minutes, folder)
 

@@ -394,8 +394,8 @@ def test_a_kernel_runs_under_a_tool(tmp_path):
     tool.write_text('#!/bin/sh\n"$@" && echo "========= ERROR SUMMARY: 0 errors"\n')
     tool.chmod(0o700)
     name = next(n for n in kernel_checks() if n.startswith("softmax, odd, float32"))
-    row = sanitizer.sanitized([str(tool)], name)
-    assert row["status"] == "ok" and row["seconds"] > 0
+    row = sanitizer.sanitized([str(tool)], f"{name}{plan.AND}{name.replace('odd', 'aligned')}")
+    assert row["status"] == "ok" and row["seconds"] > 0 and row["kernels"] == 2
 
 
 def test_counters_are_read_from_what_ncu_tells():
