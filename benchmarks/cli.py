@@ -106,6 +106,7 @@ def progress_bar(console: Console) -> Progress:
     help="Of campaign: a folder of kernels that were compiled elsewhere for --target.",
 )
 @click.option("--tries", type=click.IntRange(min=1), default=12, help="Of defaults: schedules of a kernel.")
+@click.option("--fill", is_flag=True, help="Of campaign: compile what it launches for --target into --cache, and end.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, help="Folder of the results.")
 @click.option("--plot/--no-plot", default=True, help="Write a PNG; needs matplotlib.")
 def main(
@@ -129,6 +130,7 @@ def main(
     resume: bool,
     cache: Path | None,
     tries: int,
+    fill: bool,
     out: Path,
     plot: bool,
 ) -> None:
@@ -143,7 +145,7 @@ def main(
         static(size or "full", patterns, target, out)
         return
     if suite == "campaign":
-        campaign(minutes, size, target, stages, resume, cache, out)
+        campaign(minutes, size, target, stages, resume, cache, fill, out)
         return
     if suite == "defaults":
         defaults(size or "full", patterns, target, tries, out)
@@ -296,6 +298,7 @@ def campaign(
     stages: tuple[str, ...],
     resume: bool,
     cache: Path | None,
+    fill: bool,
     out: Path,
 ) -> None:
     """Everything that a GPU can tell, in processes that may crash; exit with 1 where something was wrong or lost."""
@@ -309,7 +312,7 @@ def campaign(
             f"{unknown[0]!r}; {hint}the stages are {', '.join(command.STAGES)}", param_hint="--stage"
         )
     console = Console() if sys.stdout.isatty() else Console(width=200)
-    sys.exit(command.campaign(int(minutes), size, target, stages, resume, cache, out, console))
+    sys.exit(command.campaign(int(minutes), size, target, stages, resume, cache, fill, out, console))
 
 
 def finish(report: Report, out: Path, plot: bool, console: Console) -> None:

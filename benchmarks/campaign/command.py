@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.text import Text
 
 from torch_mlc.ir.target import TargetError
-from torch_mlc.runtime.targets import named_target
+from torch_mlc.runtime.targets import named_target, target_for
 
 from ..machine import describe_machine, describe_versions
 from ..models.spec import Size
-from .plan import STAGES, Minutes, PlannedStage, Settings, plan
+from .plan import STAGES, Minutes, PlannedStage, Settings, fill_plan, plan
 from .record import LOST, NOT_DONE, OK, WRONG, Record, Row, newest_record
 from .run import now, print_campaign, run_campaign, write_results
 
@@ -32,18 +32,22 @@ def campaign(
     only: Sequence[str],
     resume: bool,
     cache: Path | None,
+    fill: bool,
     out: Path,
     console: Console,
 ) -> int:
-    """Run a campaign, or go on with the last one of a folder; the status for the shell: 1 where something was wrong or
-    lost."""
+    """Run a campaign, or go on with the last one of a folder; with ``fill`` compile what one launches into ``cache``.
+    The status for the shell: 1 where something was wrong or lost."""
     began = time.monotonic()
-    settings = settings_here(minutes, size, target, cache)
+    if fill and cache is None:
+        raise click.UsageError("--fill needs the folder that is to be filled: --cache FOLDER")
+    settings = settings_here(minutes, size or ("full" if fill else None), target, cache)
     if resume:
         settings, record = _resumed(out, console)
     else:
         record = _begun(settings, out)
-    stages = [s for s in plan(settings) if not only or s.name in only]
+    planned = fill_plan(settings) if fill else plan(settings)
+    stages = [s for s in planned if fill or not only or s.name in only]
     console.print(f"rows: {record.path}", soft_wrap=True)
     try:
         run_campaign(settings, stages, record, _teller(console), _announcer(console))
@@ -57,12 +61,14 @@ def campaign(
 
 
 def settings_here(minutes: Minutes, size: Size | None, target: str, cache: Path | None) -> Settings:
-    """The settings of a campaign on this machine. Raises click.BadParameter for a target that there is no code for."""
+    """The settings of a campaign on this machine: where it has a GPU, that is the target. Raises click.BadParameter for
+    a target that there is no code for."""
+    gpu = torch.cuda.is_available()
     try:
+        target = str(target_for("cuda")) if gpu else target
         named_target(target)
     except TargetError as error:
         raise click.BadParameter(str(error), param_hint="--target") from error
-    gpu = torch.cuda.is_available()
     folder = "" if cache is None else str(cache.absolute())
     return Settings(gpu, "cuda" if gpu else "cpu", target, size or ("full" if gpu else "tiny"), minutes, folder)
 

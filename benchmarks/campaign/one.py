@@ -1,4 +1,4 @@
-"""Runs one kernel twice on a GPU, for a tool that watches: `python -m benchmarks.campaign.one NAME cpu|cuda`."""
+"""Runs kernels twice each on a GPU, for a tool that watches: `python -m benchmarks.campaign.one cpu|cuda NAME…`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from .cases import NamedKernel
 from .stages.kernels import compiled
 
 
-def main(name: str, kind: str) -> None:
-    """Run the kernel of that name at the size of a ``kind``."""
-    kernel = NamedKernel.of(name)
+def main(kind: str, *names: str) -> None:
+    """Run the kernels of those names at the size of a ``kind``."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    inputs, function = kernel.inputs(kind, device), compiled(kernel)
-    for _ in range(2):
-        kernel.results(function, inputs)
-    if device == "cuda":
-        torch.cuda.synchronize()
-    print(f"ran {name}")
+    for name in names:
+        kernel = NamedKernel.of(name)
+        inputs, function = kernel.inputs(kind, device), compiled(kernel)
+        for _ in range(2):
+            kernel.results(function, inputs)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        print(f"ran {name}", flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:])

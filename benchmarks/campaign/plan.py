@@ -61,11 +61,14 @@ _DTYPES = ("bfloat16", "float32", "float16")
 _COUNTS: dict[Size, tuple[int, int, int, int]] = {
     "tiny": (4, 2, 2, 1), "small": (60, 5, 30, 5), "full": (300, 20, 120, 15)
 }  # fmt: skip
-# Seconds by stage at full size, as docs and the command line give them.
+# Seconds by stage at full size: ten minutes for the first seven. Where kernels are not compiled beforehand, what is not
+# begun in that time is left for ``--resume``.
 _SECONDS = {
-    "machine": 60.0, "tests": 120.0, "kernels": 180.0, "sanitizer": 90.0, "timing": 200.0, "counters": 80.0,
-    "models": 120.0, "sweep": 1200.0, "inductor": 900.0,
+    "machine": 30.0, "tests": 80.0, "kernels": 130.0, "sanitizer": 60.0, "timing": 150.0, "counters": 60.0,
+    "models": 90.0, "sweep": 1200.0, "inductor": 900.0,
 }  # fmt: skip
+# Kernels that one process of a tool runs, and what is between their names.
+_BATCH, AND = 5, "; "
 # What becomes of a stage without a GPU.
 WITHOUT = {
     "machine": "the CPU's rates are measured, and there are no clocks",
@@ -78,6 +81,8 @@ WITHOUT = {
     "sweep": "no schedule is timed: each is compiled, and its figures are kept",
     "inductor": "left out",
 }
+# Seconds of compiling for what one check launches, and for all of them.
+_FILL_EACH, _FILL_SECONDS = 300.0, 7200.0
 # Nothing is as fast without a GPU: kernels are compiled, and interpreted.
 _SLOWER = 4.0
 STAGES = tuple(_SECONDS)
@@ -94,9 +99,9 @@ def plan(settings: Settings) -> tuple[PlannedStage, ...]:
         "machine": (("versions", "clocks", "rates"), 60.0),
         "tests": (GPU_TESTS if gpu else TRIALS, 100.0),
         "kernels": (_spread(kernels, compared), 60.0),
-        "sanitizer": (_spread(kernels, sanitized), 60.0),
+        "sanitizer": (_together(_spread(kernels, sanitized)), 60.0),
         "timing": (_spread(large, timed), 60.0),
-        "counters": (_spread(large, counted), 60.0),
+        "counters": (_together(_spread(large, counted)), 60.0),
         "models": (MODELS_RUN, 120.0),
         "sweep": (_spread(large, timed), 120.0),
         "inductor": ([f"{name}; {peer}" for name in _spread(large, timed) for peer in PEERS], 120.0),
@@ -110,6 +115,13 @@ def plan(settings: Settings) -> tuple[PlannedStage, ...]:
     )  # fmt: skip
 
 
+def fill_plan(settings: Settings) -> tuple[PlannedStage, ...]:
+    """The one stage that compiles what the others launch, into ``settings.cache``; it needs no GPU."""
+    launching = [s for s in plan(settings) if s.name in ("kernels", "timing", "models")]
+    names = tuple(f"{s.name}: {name}" for s in launching for name in s.checks)
+    return (PlannedStage("fill", names, _FILL_EACH, _FILL_SECONDS),)
+
+
 def kernel_checks() -> list[str]:
     """Names of kernels: case, variant, type, mode."""
     return [
@@ -119,6 +131,11 @@ def kernel_checks() -> list[str]:
         for variant in VARIANTS
         for mode in ((INFERENCE, TRAINING) if gradients_of(name) else (INFERENCE,))
     ]
+
+
+def _together(names: Sequence[str]) -> tuple[str, ...]:
+    """Several kernels a check, for tools that start slowly."""
+    return tuple(AND.join(names[k : k + _BATCH]) for k in range(0, len(names), _BATCH))
 
 
 def _spread(names: Sequence[str], count: int) -> tuple[str, ...]:

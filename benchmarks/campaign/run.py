@@ -131,7 +131,7 @@ def summary(stage: PlannedStage, rows: Sequence[Row]) -> str:
             )  # fmt: skip
         case "tests":
             return f"{sum(r.get('passed', 0) for r in rows)} tests passed" if any("passed" in r for r in rows) else ""
-        case "kernels" | "sanitizer":
+        case "kernels" | "sanitizer" | "fill":
             verified = sum(r.get("verified", 0) for r in rows)
             return (
                 f"{verified} kernels interpreted" if verified else f"{sum(r.get('kernels', 0) for r in rows)} kernels"

@@ -19,7 +19,7 @@ from ...ir.passes import NEST, Level, Runner
 from ...ir.target import Target
 from ...ir.text.printer import show
 from ...ir.text.structure import function_key
-from ...runtime.cache.fingerprint import environment_fingerprint, key_of
+from ...runtime.cache.fingerprint import environment_fingerprint, gpu_code_fingerprint, key_of
 from ...runtime.compile.compilers import Compilers
 from ...runtime.compile.device_library import device_library
 from ...runtime.compile.kernels import KIND_KERNEL, KernelCode, KernelStore, compile_source
@@ -154,7 +154,8 @@ def start_kernel(
     by_hand = _by_hand(function, target, plan)
     override = by_hand.override if by_hand is not None else None
     with phase("key"):
-        parts = [environment_fingerprint(), plan.settings, repr(target), _content(function)]
+        versions = gpu_code_fingerprint() if target.is_gpu else environment_fingerprint()
+        parts = [versions, plan.settings, repr(target), _content(function)]
         key = key_of(parts if by_hand is None else [*parts, by_hand.key])
     with phase("cache"):
         stored = _stored(key, plan, by_hand)

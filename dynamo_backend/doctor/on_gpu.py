@@ -148,7 +148,7 @@ def graph_capture() -> Iterator[Row]:
         refused = since.get("cuda_graph_refusals", 0)
         yield row("failed", f"nothing was captured ({refused} refusals)", "MLC_LOG=cache,schedule and report it")
     else:
-        yield row("ok", f"{_GRAPH_CALLS} calls, {since['cuda_graphs']} captured, as eager", **since)
+        yield row("ok", f"{_GRAPH_CALLS} calls, {since['cuda_graphs']} captured, as eager", counts=since)
 
 
 def bandwidth() -> Iterator[Row]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOMS = ("ir", "scheduler", "codegen", "runtime", "dynamo_backend")
 _LIBRARIES = ("torch", "sympy", "llvmlite", "triton")
+_OF_GPU_CODE = ("torch", "sympy", "triton")
 
 
 @cache
@@ -21,6 +22,19 @@ def environment_fingerprint() -> str:
     digest = hashlib.sha256(platform.python_version().encode())
     for name in _LIBRARIES:
         digest.update(f"{name}={_version(name)};".encode())
+    for name, path in _sources():
+        digest.update(name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def gpu_code_fingerprint() -> str:
+    """The same for what machine code of a GPU comes from: not how torch was built ("+cpu", "+cu130"), which of Python's
+    releases runs, and LLVM for the CPU. So a machine without the GPU can compile for one that has it."""
+    digest = hashlib.sha256(".".join(platform.python_version_tuple()[:2]).encode())
+    for name in _OF_GPU_CODE:
+        known = _version(name)
+        digest.update(f"{name}={known.partition('+')[0] if name == 'torch' else known};".encode())
     for name, path in _sources():
         digest.update(name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -19,7 +19,18 @@ from benchmarks.campaign import clock, command, plan, run
 from benchmarks.campaign.cases import MARGIN, NamedKernel, in_poison, margins_hold
 from benchmarks.campaign.plan import GPU_TESTS, STAGES, Settings, kernel_checks
 from benchmarks.campaign.record import Record, newest_record
-from benchmarks.campaign.stages import counters, inductor, kernels, machine, models, sanitizer, sweep, tests, timing
+from benchmarks.campaign.stages import (
+    counters,
+    fill,
+    inductor,
+    kernels,
+    machine,
+    models,
+    sanitizer,
+    sweep,
+    tests,
+    timing,
+)
 from benchmarks.cli import main
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.dynamo_backend.compiling import kernels as compiling
@@ -125,7 +136,10 @@ def test_a_campaign_that_is_interrupted_loses_nothing_and_is_gone_on_with(campai
         text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 120
-    while not (folder / "waits").exists() and process.poll() is None and time.monotonic() < deadline:
+    while process.poll() is None and time.monotonic() < deadline:
+        written = newest_record(out)
+        if (folder / "waits").exists() and written is not None and '"rates"' in written.read_text():
+            break
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     text, _ = process.communicate(timeout=60)
@@ -380,8 +394,8 @@ def test_a_kernel_runs_under_a_tool(tmp_path):
     tool.write_text('#!/bin/sh\n"$@" && echo "========= ERROR SUMMARY: 0 errors"\n')
     tool.chmod(0o700)
     name = next(n for n in kernel_checks() if n.startswith("softmax, odd, float32"))
-    row = sanitizer.sanitized([str(tool)], name)
-    assert row["status"] == "ok" and row["seconds"] > 0
+    row = sanitizer.sanitized([str(tool)], f"{name}{plan.AND}{name.replace('odd', 'aligned')}")
+    assert row["status"] == "ok" and row["seconds"] > 0 and row["kernels"] == 2
 
 
 def test_counters_are_read_from_what_ncu_tells():
@@ -401,3 +415,22 @@ def test_what_needs_a_gpu_says_that_there_is_none():
     for stage in (sanitizer, counters, inductor):
         (row,) = stage.check(HERE, GELU)
         assert row["status"] == "not done" and "no GPU" in row["why"]
+
+
+def test_a_cache_is_filled_with_what_the_stages_launch(tmp_path, monkeypatch):
+    kernel = next(n for n in kernel_checks() if n.startswith("softmax, odd, bfloat16"))
+    settings = replace(HERE, cache=str(tmp_path / "cache"))
+    (row,) = fill.check(settings, f"timing: {kernel}")
+    assert row["status"] == "ok" and row["kernels"] == 1 and list((tmp_path / "cache").rglob("*"))
+    checks = plan.fill_plan(replace(settings, size="full"))[0].checks
+    assert len(checks) == len(set(checks)) > 300 and "models: gpt2_d768, training" in checks
+    named = {n.partition(": ")[0] for n in checks}
+    assert named == {"kernels", "timing", "models"}
+    environment = run.environment_of(settings)
+    assert environment["MLC_TARGET"] == "cuda:sm_90" and environment["MLC_CACHE_DIR"] == settings.cache
+    assert environment["MLC_STRICT"] == "1" and "MLC_TARGET" not in run.environment_of(HERE)
+
+
+def test_filling_without_a_folder_is_refused():
+    result = CliRunner().invoke(main, ["--suite", "campaign", "--fill"])
+    assert result.exit_code == 2 and "--cache FOLDER" in result.output

@@ -15,6 +15,9 @@ from .campaign import FAULTS
 PAGE = ROOT / "docs" / "campaigns.md"
 _HEAD = """# Campaigns of random programs
 
+Another campaign is that of measurements on a GPU: `python -m benchmarks --suite campaign`
+([benchmarks/README.md](../benchmarks/README.md#campaign)). `torch-mlc doctor` looks at one machine in a minute.
+
 Each row is one run of `python -m tests.fuzz --record`. *Equal*: values, types, shapes, strides, writes, shared memory
 and gradients are eager's. *torch alike*: torch's own tracing (`aot_eager`) or its fake tensors differ from eager in the
 same way. *Invalid*: eager itself refuses, no program could be made, or nobody would wait for it. *Found*: wrong

@@ -10,9 +10,9 @@ from typing import Any
 
 from ..cases import NamedKernel
 from ..figures import kernel_figures
-from ..plan import WITHOUT, Settings
+from ..plan import AND, WITHOUT, Settings
 from ..record import NOT_DONE, OK, Row
-from .sanitizer import found_tool, one_kernel
+from .sanitizer import found_tool, some_kernels
 from .tests import ROOT
 from .timing import explained
 
@@ -29,7 +29,7 @@ _OURS = "regex:^fused_"
 
 
 def check(settings: Settings, name: str) -> Iterator[Row]:
-    """One kernel by its name: a row for each launch, and one for each kernel's machine code."""
+    """Some kernels by their names: a row for each launch, and one for each kernel's machine code."""
     if not settings.gpu:
         yield {"status": NOT_DONE, "why": "no GPU: " + WITHOUT["counters"]}
         return
@@ -38,11 +38,12 @@ def check(settings: Settings, name: str) -> Iterator[Row]:
         yield {"status": NOT_DONE, "why": "there is no ncu here; it comes with the CUDA toolkit (Nsight Compute)"}
         return
     command = [program, "--csv", "--page", "raw", "--metrics", ",".join(METRICS), "--kernel-name", _OURS,
-               "--target-processes", "all", *one_kernel(name, "cuda")]  # fmt: skip
+               "--target-processes", "all", *some_kernels(name, "cuda")]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     yield from counted_rows(done.stdout + done.stderr)
-    for k in explained(NamedKernel.of(name), settings.target).kernels:
-        yield {"status": OK, "static": True, **kernel_figures(k)}
+    for one in name.split(AND):
+        for k in explained(NamedKernel.of(one), settings.target).kernels:
+            yield {"status": OK, "static": True, "of": one, **kernel_figures(k)}
 
 
 def counted_rows(text: str) -> Iterator[Row]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..plan import WITHOUT, Settings
+from ..plan import AND, WITHOUT, Settings
 from ..record import NOT_DONE, OK, WRONG, Row
 from .tests import ROOT
 
@@ -20,7 +20,7 @@ _FAULT = re.compile(r"^=+ (Invalid .*|.*\bat .*fused.*)$", re.MULTILINE)
 
 
 def check(settings: Settings, name: str) -> Iterator[Row]:
-    """One kernel by its name."""
+    """Some kernels by their names."""
     if not settings.gpu:
         yield {"status": NOT_DONE, "why": f"no GPU: {WITHOUT['sanitizer']}"}
         return
@@ -38,22 +38,22 @@ def found_tool(name: str) -> str | None:
     return shutil.which(name) or next((str(p) for p in places if os.access(p, os.X_OK)), None)
 
 
-def one_kernel(name: str, kind: str) -> tuple[str, ...]:
-    """What runs a kernel in a process of its own."""
-    return sys.executable, "-m", "benchmarks.campaign.one", name, kind
+def some_kernels(names: str, kind: str) -> tuple[str, ...]:
+    """What runs kernels in a process of its own."""
+    return sys.executable, "-m", "benchmarks.campaign.one", kind, *names.split(AND)
 
 
-def sanitized(tool: Sequence[str], name: str) -> Row:
-    """Run a kernel under a tool, each tensor in memory of its own so that what lies beside it is nobody's."""
+def sanitized(tool: Sequence[str], names: str) -> Row:
+    """Run kernels under a tool, each tensor in memory of its own so that what lies beside it is nobody's."""
     begin = time.perf_counter()
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(
-        [*tool, *one_kernel(name, "cpu")], cwd=ROOT, capture_output=True, text=True, env=environment
+        [*tool, *some_kernels(names, "cpu")], cwd=ROOT, capture_output=True, text=True, env=environment
     )  # fmt: skip
-    return sanitized_row(done.stdout + done.stderr, done.returncode, name) | {"seconds": time.perf_counter() - begin}
+    return sanitized_row(done.stdout + done.stderr, done.returncode, names) | {"seconds": time.perf_counter() - begin}
 
 
-def sanitized_row(text: str, status: int, name: str) -> Row:
+def sanitized_row(text: str, status: int, names: str) -> Row:
     """What the tool printed, as a row."""
     summary = _SUMMARY.search(text)
     if summary is None:
@@ -61,6 +61,8 @@ def sanitized_row(text: str, status: int, name: str) -> Row:
     errors = int(summary[1])
     if errors:
         return {"status": WRONG, "errors": errors, "why": "; ".join(_FAULT.findall(text)[:4]) or f"{errors} errors"}
-    if f"ran {name}" not in text:
-        return {"status": WRONG, "errors": 0, "why": f"did not end (status {status}): {text.strip()[-300:]}"}
-    return {"status": OK, "errors": 0, "kernels": 1}
+    missing = [name for name in names.split(AND) if f"ran {name}\n" not in text]
+    if missing:
+        why = f"{missing[0]} did not end (status {status}): {text.strip()[-300:]}"
+        return {"status": WRONG, "errors": 0, "why": why}
+    return {"status": OK, "errors": 0, "kernels": len(names.split(AND))}
