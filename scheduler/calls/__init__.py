@@ -6,7 +6,7 @@ from ..fusion.fusion import CALLS, ONLY_CALLS, Fusion
 from ..fusion.in_place import write_in_place
 from ..fusion.scatter import begin_apart
 from .horizontal import compute_scalars_apart, share_launches
-from .join_scatters import join_scatters
+from .join_points import join_points
 from .memory_order import order_for_memory
 from .overlap_collectives import overlap_collectives
 from .overwrite import write_over_dead
@@ -20,7 +20,7 @@ CALL_PASSES: tuple[Pass[Fusion, PassContext], ...] = (
     Pass("share_launches", CALLS, share_launches, needs=(ONLY_CALLS,)),
     Pass("write_over_dead", CALLS, write_over_dead, needs=(ONLY_CALLS,)),
     Pass("begin_apart", CALLS, Plain(begin_apart), needs=(ONLY_CALLS,)),
-    Pass("join_scatters", CALLS, join_scatters, needs=(ONLY_CALLS,)),
+    Pass("join_points", CALLS, join_points, needs=(ONLY_CALLS,)),
     Pass("order_for_memory", CALLS, order_for_memory, needs=(ONLY_CALLS,)),
     Pass("overlap_collectives", CALLS, overlap_collectives, needs=(ONLY_CALLS,)),
 )

@@ -16,6 +16,8 @@ MAX_WAITING_BYTES = 8 << 20
 CLOSE = 6
 # Calls with more bytes of results are worth a launch, and constants in place of sizes.
 UNIFIED_BYTES = 32 << 20
+# Calls that write the same points of several tensors are one for so many at most: addresses want registers.
+MOST_JOINED = 4
 
 
 def shares_rows(machine: Machine) -> bool:

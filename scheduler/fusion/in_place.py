@@ -20,6 +20,7 @@ from ..context import PassContext
 from ..functions.function_table import FunctionTable
 from ..functions.scalars import is_elementwise
 from .fusion import Fusion
+from .narrow_writes import narrowed
 from .outlined import without_idle_views
 from .scatter import scattered_over
 
@@ -194,7 +195,7 @@ def overwritten(function: TensorFunction, output: int, given: int) -> TensorFunc
         return None
     outputs = list(function.outputs)
     outputs[output] = Output(buffer, old.result, old.indices)
-    return replace(function, outputs=tuple(outputs))
+    return narrowed(replace(function, outputs=tuple(outputs)))
 
 
 def _once_a_row(function: TensorFunction, stage: Stage) -> bool:

@@ -1,0 +1,149 @@
+"""Functions that write new elements to a part of an input, and to the rest what is there, visit that part alone: a
+slice of a cache is assigned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import sympy
+
+from ...ir.expr.dtypes import DType
+from ...ir.expr.index import is_within, simplify
+from ...ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, call, rewrite
+from ...ir.function.function import Dim, Output, TensorFunction
+from ..functions.scalars import is_elementwise
+
+_MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What of a dimension is written: from ``begin`` to ``end``."""
+
+    begin: sympy.Expr
+    end: sympy.Expr
+
+
+def narrowed(function: TensorFunction) -> TensorFunction:
+    """A function that writes over its input, over the part of the domain where conditions on positions hold, where it
+    writes what is there elsewhere; any other as it is."""
+    while (part := _narrowed(function)) is not function:
+        function = part
+    return function
+
+
+def _narrowed(function: TensorFunction) -> TensorFunction:
+    """The function by its outermost choice."""
+    if len(function.outputs) != 1 or function.inner or not is_elementwise(function):
+        return function
+    (out,) = function.outputs
+    at = next(k for k, s in enumerate(function.stages) if out.result in s.results)
+    stage = function.stages[at]
+    value, kind = stage.values[0], None
+    if isinstance(value, Cast):
+        value, kind = value.value, value
+    if not isinstance(value, Select) or not _is_old(value.if_false, out) or len(stage.results) != 1:
+        return function
+    parts: dict[sympy.Symbol, _Part] = {}
+    left: list[Expr] = []
+    for condition in _conjuncts(value.condition):
+        left += [] if _takes(function, condition, parts) else [condition]
+    parts = {v: p for v, p in parts.items() if p != _whole(function, v)}
+    if not parts:
+        return function
+    new = value.if_true
+    if left:
+        condition = left[0]
+        for other in left[1:]:
+            condition = call("logical_and", condition, other)
+        new = Select(condition, new, value.if_false)
+    stages = list(function.stages)
+    stages[at] = replace(stage, values=(new if kind is None else replace(kind, value=new),))
+    rows = tuple(Dim(d.var, parts[d.var].end - parts[d.var].begin) if d.var in parts else d for d in function.rows)
+    extents = {d.var: d.extent for d in rows}
+    shift = {v: v + p.begin for v, p in parts.items()}
+
+    def moved(i: sympy.Expr) -> sympy.Expr:
+        return simplify(i.xreplace(shift), extents, function.symbols) if i.free_symbols else i
+
+    return replace(
+        function,
+        rows=rows,
+        stages=tuple(replace(s, values=tuple(rewrite(v, lambda _: None, moved) for v in s.values)) for s in stages),
+        outputs=(replace(out, indices=tuple(map(moved, out.indices))),),
+    )
+
+
+def _is_old(value: Expr, out: Output) -> bool:
+    """Whether a value is the element that is written over, which the buffer's type holds."""
+    if isinstance(value, Cast) and value.dtype in (out.buffer.dtype.compute, DType.FLOAT32):
+        value = value.value
+    return value == Load(out.buffer.name, out.indices, out.buffer.dtype)
+
+
+def _conjuncts(condition: Expr) -> list[Expr]:
+    if isinstance(condition, Call) and condition.fn == "logical_and":
+        return [c for a in condition.args for c in _conjuncts(a)]
+    return [condition]
+
+
+def _whole(function: TensorFunction, var: sympy.Symbol) -> _Part:
+    return _Part(sympy.S.Zero, next(d.extent for d in function.rows if d.var == var))
+
+
+def _takes(function: TensorFunction, condition: Expr, parts: dict[sympy.Symbol, _Part]) -> bool:
+    """Make the part of a dimension what a condition leaves of it; whether that is all that the condition says."""
+    if not isinstance(condition, Call) or condition.fn not in _MIRRORED:
+        return False
+    variables = {d.var for d in function.rows}
+    fn, (a, b) = condition.fn, condition.args
+    place, bound = _place(a, variables), _number(b, variables)
+    if place is None or bound is None:
+        fn, place, bound = _MIRRORED[fn], _place(b, variables), _number(a, variables)
+    if place is None or bound is None:
+        return False
+    var, step = place
+    extent, known = _whole(function, var).end, parts.get(var, _whole(function, var))
+    limit = bound - step
+    begin = {"ge": limit, "gt": limit + 1, "eq": limit}.get(fn, sympy.S.Zero)
+    end = {"le": limit + 1, "lt": limit, "eq": limit + 1}.get(fn, extent)
+    made = _Part(_later(known.begin, begin), _earlier(known.end, end, extent))
+    size = sympy.expand(made.end - made.begin)
+    if not (size.is_Symbol or (size.is_Integer and size > 0)):
+        return False
+    if not is_within(made.begin + var, extent, {var: size}, function.symbols):
+        return False
+    parts[var] = made
+    return True
+
+
+def _later(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    return sympy.Max(a, b) if a.is_Integer and b.is_Integer else a if b == 0 else b
+
+
+def _earlier(a: sympy.Expr, b: sympy.Expr, extent: sympy.Expr) -> sympy.Expr:
+    return sympy.Min(a, b) if a.is_Integer and b.is_Integer else a if b == extent else b
+
+
+def _place(e: Expr, variables: set[sympy.Symbol]) -> tuple[sympy.Symbol, sympy.Expr] | None:
+    """The dimension, and what is added to it, of an index along one alone."""
+    if not isinstance(e, IndexValue):
+        return None
+    moving = e.index.free_symbols & variables
+    if len(moving) != 1:
+        return None
+    (var,) = moving
+    step = sympy.expand(e.index - var)
+    return None if var in step.free_symbols else (var, step)
+
+
+def _number(e: Expr, variables: set[sympy.Symbol]) -> sympy.Expr | None:
+    """What a bound is that no dimension moves."""
+    if isinstance(e, Const) and isinstance(e.value, int):
+        return sympy.Integer(e.value)
+    if isinstance(e, IndexValue) and not e.index.free_symbols & variables:
+        return e.index
+    return None
+
+
+__all__ = ["narrowed"]
