@@ -80,6 +80,11 @@ class Target:
         return self.capability >= (9, 0)
 
     @property
+    def has_dependent_launches(self) -> bool:
+        """Whether a kernel may be launched before the one ahead of it has ended, and wait for that itself."""
+        return self.capability >= (9, 0)
+
+    @property
     def has_wgmma(self) -> bool:
         """Whether four warps multiply together, their sums in registers: Hopper alone."""
         return self.capability[0] == 9

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 from ...ir.errors import MlcError
@@ -21,11 +21,44 @@ from .libraries import NoGpuLibrary, load_driver_library
 # Bytes of shared memory that a CUDA kernel has without asking.
 _SHARED_LIMIT = 48 << 10
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+# CUDA 12.3, whose graphs have edges between kernels of which one waits for the other itself.
+_EARLY_IN_CAPTURES = 12030
+_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 # No context in this thread, and a function of another context than this thread's.
 _INVALID_CONTEXT, _INVALID_HANDLE = 201, 400
 # What a kernel did that was launched before, told by whatever the driver is asked next: CUDA and HIP have the same
 # numbers for memory that is not there or not aligned, instructions, assertions and time.
 _LATE = frozenset((214, 700, 702, 710, 714, 715, 716, 717, 718, 719))
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """``CUlaunchAttribute``: a number, and a value of 64 bytes, of which a flag takes the first four."""
+
+    _fields_ = (
+        ("number", ctypes.c_int),
+        ("padding", ctypes.c_int),
+        ("flag", ctypes.c_int),
+        ("rest", ctypes.c_int * 15),
+    )
+
+
+class LaunchConfig(ctypes.Structure):
+    """``CUlaunchConfig``."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("count", ctypes.c_uint),
+    )
+
+    @staticmethod
+    def early(grid: tuple[int, int, int], threads: int, shared: int, stream: int) -> LaunchConfig:
+        """A launch that need not wait for the kernel ahead to end."""
+        attribute = _LaunchAttribute(_EARLY, 0, 1)
+        return LaunchConfig(grid, (threads, 1, 1), shared, stream, ctypes.pointer(attribute), 1)
 
 
 class GpuDriverError(MlcError):
@@ -39,15 +72,17 @@ class GpuDriverError(MlcError):
 
 class Driver(Protocol):
     """What a kernel needs of a GPU driver. ``arguments`` of a launch is an array of pointers to the arguments'
-    values; ``launcher`` is the address of the C function that launches (``cuLaunchKernel``)."""
+    values; ``launcher`` is the address of the C function that launches (``cuLaunchKernel``), ``early_launcher`` of the
+    one that may launch a kernel before the one ahead has ended (``cuLaunchKernelEx``), zero where there is none."""
 
     launcher: int
+    early_launcher: int
 
     def load(self, code: bytes, name: str, shared: int, device: int) -> Any: ...
 
     def launch(
         self, device: int, function: Any, grid: tuple[int, int, int], threads: int, shared: int, stream: int,
-        arguments: Any,
+        arguments: Any, dependent: bool = False,
     ) -> None: ...  # fmt: skip
 
     def wait(self, device: int, stream: int) -> None: ...
@@ -77,6 +112,8 @@ class CDriver:
         self._launch.argtypes = [pointer, *[unsigned] * 7, pointer, pointer, pointer]
         self._wait.argtypes, self._capturing.argtypes = [pointer], [pointer, pointer]
         self.launcher = ctypes.cast(self._launch, pointer).value or 0
+        self._early = self._early_function()
+        self.early_launcher = ctypes.cast(self._early, pointer).value or 0 if self._early is not None else 0
         self._primary: dict[int, int] = {}
 
     def load(self, code: bytes, name: str, shared: int, device: int) -> Any:
@@ -91,15 +128,30 @@ class CDriver:
 
     def launch(
         self, device: int, function: Any, grid: tuple[int, int, int], threads: int, shared: int, stream: int,
-        arguments: Any,
+        arguments: Any, dependent: bool = False,
     ) -> None:  # fmt: skip
-        """Put one launch of ``grid`` blocks of ``threads`` threads on a stream of a device."""
-        status = self._launch(function, *grid, threads, 1, 1, shared, stream, arguments, None)
+        """Put one launch of ``grid`` blocks of ``threads`` threads on a stream of a device. One that is ``dependent``
+        may begin before the kernel ahead has ended, for which it waits itself, where the driver lets it."""
+        early = self._early if dependent else None
+        if early is None:
+            launch = partial(self._launch, function, *grid, threads, 1, 1, shared, stream, arguments, None)
+        else:
+            config = LaunchConfig.early(grid, threads, shared, stream)
+            launch = partial(early, ctypes.byref(config), function, arguments, None)
+        status = launch()
         if status in (_INVALID_CONTEXT, _INVALID_HANDLE):
             with self._current(device):
-                status = self._launch(function, *grid, threads, 1, 1, shared, stream, arguments, None)
+                status = launch()
         if status:
             self.check(status, f"launch a grid of {grid}")
+
+    def _early_function(self) -> Any:
+        """What launches a kernel early; None where the driver does not, or not in captures."""
+        version = ctypes.c_int(0)
+        ask, found = (getattr(self._library, name, None) for name in ("cuDriverGetVersion", "cuLaunchKernelEx"))
+        if self.kind != "cuda" or ask is None or found is None or ask(ctypes.byref(version)):
+            return None
+        return found if version.value >= _EARLY_IN_CAPTURES else None
 
     def wait(self, device: int, stream: int) -> None:
         """Wait for what a stream was given, unless that is being captured. Raises GpuDriverError for what its kernels

@@ -145,8 +145,9 @@ class GpuKernel:
                 loaded.words[len(binary.arguments)] = scratch.data_ptr()
             try:
                 stream = self._stream(device)
+                early = binary.dependent and not self._checked
                 self._driver.launch(
-                    device, loaded.function, grid, binary.threads, binary.shared, stream, loaded.pointers
+                    device, loaded.function, grid, binary.threads, binary.shared, stream, loaded.pointers, early
                 )
                 if self._checked:
                     self._driver.wait(device, stream)
@@ -186,7 +187,9 @@ class GpuKernel:
         if found is None:
             driver = self._driver
             context = driver.context(device)
-            found = LaunchRecord(self._relaxable, len(self.source.symbols), driver.launcher, context)
+            found = LaunchRecord(
+                self._relaxable, len(self.source.symbols), driver.launcher, context, driver.early_launcher
+            )
             found = self._records.setdefault(device, found)
             if self._checked:
                 return found
@@ -217,7 +220,8 @@ def _publish(loaded: _Loaded, record: LaunchRecord, variant: Variant) -> None:
     if not binary.scratch_bytes:
         function = getattr(loaded.function, "value", loaded.function)
         _, aligned, far = variant
-        record.add(aligned, function, binary.threads, binary.shared, len(loaded.words), far=far)
+        shape = binary.threads, binary.shared, len(loaded.words)
+        record.add(aligned, function, *shape, far=far, dependent=binary.dependent)
 
 
 def _told() -> str:

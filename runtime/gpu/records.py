@@ -22,9 +22,15 @@ class LaunchRecord:
     """
 
     def __init__(
-        self, relaxable: Sequence[bool], sizes: int, launcher: int, context: Sequence[int] = (0, 0, 0)
+        self,
+        relaxable: Sequence[bool],
+        sizes: int,
+        launcher: int,
+        context: Sequence[int] = (0, 0, 0),
+        early_launcher: int = 0,
     ) -> None:
-        """``launcher`` is the address of the driver's function that launches, ``context`` the words ``CONTEXT``."""
+        """``launcher`` is the address of the driver's function that launches, ``early_launcher`` of the one that
+        launches before the kernel ahead has ended, ``context`` the words ``CONTEXT``."""
         self._words = (ctypes.c_int64 * (len(RECORD) + VARIANTS * VARIANT_WORDS))()
         self._masks: list[int] = []
         self._lock = threading.Lock()
@@ -32,6 +38,7 @@ class LaunchRecord:
         self._put("arguments", len(relaxable) + sizes)
         self._put("relaxable", mask_of(relaxable))
         self._put("launcher", launcher)
+        self._put("early_launcher", early_launcher)
         for word, value in zip(CONTEXT, context, strict=True):
             self._put(word, value)
 
@@ -46,16 +53,24 @@ class LaunchRecord:
         return fast_function(code.addresses["mlc_launch_from_python"], self.address, (code, self))
 
     def add(
-        self, aligned: Sequence[bool], function: int, threads: int, shared: int, parameters: int, *, far: bool = False
+        self,
+        aligned: Sequence[bool],
+        function: int,
+        threads: int,
+        shared: int,
+        parameters: int,
+        *,
+        far: bool = False,
+        dependent: bool = False,
     ) -> None:
-        """Make a variant known, ``far`` where it is for indices of 64 bits; one that finds no room is left to
-        Python."""
+        """Make a variant known, ``far`` where it is for indices of 64 bits, ``dependent`` where it waits for the kernel
+        ahead by itself; one that finds no room is left to Python."""
         mask = mask_of(aligned) | (FAR if far else 0)
         with self._lock:
             if mask in self._masks or len(self._masks) == VARIANTS:
                 return
             at = len(RECORD) + len(self._masks) * VARIANT_WORDS
-            self._words[at : at + VARIANT_WORDS] = [mask, function, threads, shared, parameters]
+            self._words[at : at + VARIANT_WORDS] = [mask, function, threads, shared, parameters, int(dependent)]
             self._masks.append(mask)
         # Behind the lock's release, by which other processors see the variant before the count.
         self._put("variants", len(self._masks))

@@ -27,8 +27,10 @@ _POINTERS: dict[DType, str] = {
     DType.INT64: "*i64", DType.INT32: "*i32", DType.INT16: "*i16", DType.INT8: "*i8",
     DType.UINT64: "*u64", DType.UINT32: "*u32", DType.UINT16: "*u16", DType.UINT8: "*u8", DType.BOOL: "*i1",
 }  # fmt: skip
-# What warps of different parts do to the registers they have.
-_SPECIALIZED = "setmaxnreg"
+# What warps of different parts do to the registers they have, and what waits for the kernel ahead.
+_SPECIALIZED, _WAITING = "setmaxnreg", "griddepcontrol.wait"
+# First a kernel waits for what the one ahead of it has written. Then the next may come, which waits in the same way.
+_DEPENDENT = "    tl.extra.cuda.gdc_wait()\n    tl.extra.cuda.gdc_launch_dependents()\n"
 
 
 class GpuCompileError(MlcError):
@@ -50,7 +52,8 @@ class GpuBinary:
     ``code`` is a cubin or a code object, ``assembly`` its PTX or AMDGCN text. ``arguments`` are "ptr", "i32" or "i64"
     in call order, and ``scratch`` pointers follow them, null but for the first where each program wants
     ``scratch_bytes`` of memory there. ``threads`` is the size of a block; ``shared`` bytes of
-    shared memory. ``aligned`` says of each pointer whether the code relies on 16-byte alignment.
+    shared memory. ``aligned`` says of each pointer whether the code relies on 16-byte alignment. A kernel that is
+    ``dependent`` waits for the one ahead before it touches memory, and may be launched before that has ended.
     """
 
     name: str
@@ -64,6 +67,7 @@ class GpuBinary:
     shared: int
     aligned: tuple[bool, ...]
     scratch_bytes: int = 0
+    dependent: bool = False
 
 
 def load_source(source: KernelSource) -> Any:
@@ -136,6 +140,7 @@ def _compiled(
         answer.shared,
         aligned,
         answer.scratch_bytes,
+        _WAITING in answer.assembly,
     )
 
 
@@ -143,11 +148,22 @@ def _request(source: KernelSource, target: Target, aligned: tuple[bool, ...], li
     text = source.text
     if source.option("table") and aligned != default_alignment(source):
         text = text.replace(ALIGNED, UNALIGNED, 1)
+    if target.has_dependent_launches:
+        text = _waiting(text, source.name)
     options = {k: source.option(k) for k in ("num_warps", "num_stages", "enable_fp_fusion")}
     return Request(
         source.name, text, signature(source), _divisors(source, aligned), options, target.kind, target.arch,
         target.warp, library,
     )  # fmt: skip
+
+
+def _waiting(text: str, name: str) -> str:
+    """A kernel that waits for the one ahead of it before it does anything. Its lines keep their numbers where two empty
+    ones stand before it, as the emitter leaves them."""
+    head, definition, rest = text.partition(f"\n@triton.jit\ndef {name}(")
+    parameters, line, body = rest.partition(":\n")
+    assert definition and line, f"{name} is no kernel of its text"
+    return f"{head.removesuffix(chr(10) * 2)}{definition}{parameters}{line}{_DEPENDENT}{body}"
 
 
 def resource_report(binary: GpuBinary) -> ResourceReport:

@@ -124,6 +124,7 @@ class Launched:
     arguments: tuple[int, ...]
     scratch: tuple[int, ...]
     pointers: int
+    early: bool = False
 
     @property
     def without_addresses(self) -> tuple[object, ...]:
@@ -196,6 +197,7 @@ class PlayedLibrary:
     # Kernels that were refused for want of a context, and whether the driver refuses to set one.
     refused: list[str] = field(default_factory=list)
     no_contexts: bool = False
+    version: int = 12080
     capturing: bool = False
     # Of each module and function, its context; contexts by thread; devices whose primary context is in use.
     homes: list[int] = field(default_factory=list)
@@ -223,6 +225,8 @@ class PlayedLibrary:
         self.cuStreamIsCapturing = c(self._is_capturing, POINTER, ctypes.POINTER(I32))
         self.cuGetErrorString = c(self._told, I32, ctypes.POINTER(ctypes.c_char_p))
         self.cuLaunchKernel = c(self._launch, POINTER, *[U32] * 7, POINTER, ctypes.POINTER(POINTER), POINTER)
+        self.cuLaunchKernelEx = c(self._launch_early, POINTER, POINTER, ctypes.POINTER(POINTER), POINTER)
+        self.cuDriverGetVersion = c(self._version, ctypes.POINTER(I32))
         # Machine code, for it is called while a Python error may be set.
         self.exchanged = c(self.exchange, I32)
         text = TORCH.replace("WORDS", f"inttoptr (i64 {ctypes.addressof(self.words)} to ptr)")
@@ -345,6 +349,24 @@ class PlayedLibrary:
     def _told(self, status: int, text: Any) -> int:
         text[0] = WORDS[status]
         return 0
+
+    def _version(self, version: Any) -> int:
+        version[0] = self.version
+        return 0
+
+    def _launch_early(self, config: int, function: int, parameters: Any, extra: Any) -> int:
+        """``cuLaunchKernelEx``, by the layout of ``CUlaunchConfig``."""
+        shape = (U32 * 7).from_address(config)
+        stream, attributes = (POINTER * 2).from_address(config + 32)
+        count = U32.from_address(config + 48).value
+        number, _, flag = (I32 * 3).from_address(attributes)
+        if (count, number, flag) != (1, 6, 1):
+            self.errors.append(ValueError(f"{count} attributes, of which the first is {number}: {flag}"))
+            return FAILED
+        status = self._launch(function, *shape, stream, parameters, extra)
+        if not status and self.launches:
+            self.launches[-1] = replace(self.launches[-1], early=True)
+        return status
 
     def _launch(self, function: int, *rest: Any) -> int:
         if not self.context:

@@ -2,10 +2,12 @@
 
 What is known of a kernel are the words of its record (``runtime/gpu/records.py``): ``RECORD``, then ``VARIANTS`` times
 ``VARIANT_WORDS``. ``launcher`` is the address of ``cuLaunchKernel`` or of ``hipModuleLaunchKernel``, which take the
-same arguments. A variant is machine code that takes for granted which pointers are multiples of ``ALIGNMENT``, and
-whether indices fit into 32 bits: of the pointers that are, those that the kernel asks about (``relaxable``) choose it,
-with the bit ``FAR`` where indices reach beyond ``INDEX_MAX``. Its words are that mask, the driver's function, threads
-in a block, bytes of shared memory, and the number of its parameters.
+same arguments, ``early_launcher`` that of ``cuLaunchKernelEx``, or zero. A variant is machine code that takes for
+granted which pointers are multiples of ``ALIGNMENT``, and whether indices fit into 32 bits: of the pointers that are,
+those that the kernel asks about (``relaxable``) choose it, with the bit ``FAR`` where indices reach beyond
+``INDEX_MAX``. Its words are that mask, the driver's function, threads in a block, bytes of shared memory, the number of
+its parameters, and whether it waits for the kernel ahead by itself. Then it is launched early, before that one has
+ended.
 
 A thread launches under a context, and one that is new may have none. The words ``CONTEXT`` are the functions that ask
 for a thread's context and set it, and the one of the GPU; zeros where the driver needs none (HIP). A program sees to it
@@ -22,8 +24,8 @@ from ...kernel import ALIGNMENT, INDEX_MAX
 from .objects import NUMBERS
 
 CONTEXT = ("get_context", "set_context", "context")
-RECORD = ("pointers", "arguments", "relaxable", "variants", "null", "launcher", *CONTEXT)
-VARIANT_WORDS = 5
+RECORD = ("pointers", "arguments", "relaxable", "variants", "null", "launcher", "early_launcher", *CONTEXT)
+VARIANT_WORDS = 6
 VARIANTS = 8
 # Alignment of pointers is a mask in one word, and the last bit is that of indices.
 MOST_POINTERS = 63
@@ -149,6 +151,45 @@ go:
   %x32 = trunc i64 %x to i32
   %y32 = trunc i64 %y to i32
   %z32 = trunc i64 %z to i32
+  %dependent.at = getelementptr inbounds i64, ptr %variant, i64 5
+  %dependent = load i64, ptr %dependent.at
+  %early.at = getelementptr inbounds i8, ptr %record, i64 {_AT["early_launcher"]}
+  %early = load ptr, ptr %early.at
+  %waits = icmp ne i64 %dependent, 0
+  %can = icmp ne ptr %early, null
+  %is.early = and i1 %waits, %can
+  br i1 %is.early, label %soon, label %then
+soon:
+  ; CUlaunchConfig, with one CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+  %config = alloca {{ [3 x i32], [3 x i32], i32, ptr, ptr, i32 }}
+  %attribute = alloca {{ i32, i32, i32, [15 x i32] }}
+  %x.at = getelementptr inbounds i32, ptr %config, i64 0
+  %y.at = getelementptr inbounds i32, ptr %config, i64 1
+  %z.at = getelementptr inbounds i32, ptr %config, i64 2
+  %block.x = getelementptr inbounds i32, ptr %config, i64 3
+  %block.y = getelementptr inbounds i32, ptr %config, i64 4
+  %block.z = getelementptr inbounds i32, ptr %config, i64 5
+  %bytes.at = getelementptr inbounds i32, ptr %config, i64 6
+  %stream.at = getelementptr inbounds i64, ptr %config, i64 4
+  %attributes.at = getelementptr inbounds i64, ptr %config, i64 5
+  %count.at = getelementptr inbounds i64, ptr %config, i64 6
+  store i32 %x32, ptr %x.at
+  store i32 %y32, ptr %y.at
+  store i32 %z32, ptr %z.at
+  store i32 %threads, ptr %block.x
+  store i32 1, ptr %block.y
+  store i32 1, ptr %block.z
+  store i32 %shared, ptr %bytes.at
+  store ptr %stream, ptr %stream.at
+  store ptr %attribute, ptr %attributes.at
+  store i32 1, ptr %count.at
+  store {{ i32, i32, i32, [15 x i32] }} zeroinitializer, ptr %attribute
+  store i32 6, ptr %attribute
+  %flag = getelementptr inbounds i32, ptr %attribute, i64 2
+  store i32 1, ptr %flag
+  %begun = call i32 %early(ptr %config, ptr %function, ptr %places, ptr null)
+  ret i32 %begun
+then:
   %status = call i32 %launch(ptr %function, i32 %x32, i32 %y32, i32 %z32, i32 %threads, i32 1, i32 1, i32 %shared,
                              ptr %stream, ptr %places, ptr null)
   ret i32 %status

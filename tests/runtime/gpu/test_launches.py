@@ -128,6 +128,7 @@ def test_a_record_has_room_for_some_variants_and_keeps_them() -> None:
         "variants": 0,
         "null": 0,
         "launcher": 77,
+        "early_launcher": 0,
     }
     flags = [(bool(k & 1), bool(k & 2), False, bool(k & 4)) for k in range(8)]
     for k, aligned in enumerate((*flags, flags[3], (False, False, True, False))):

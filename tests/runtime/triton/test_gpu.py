@@ -120,7 +120,7 @@ class Recorder:
         self.loaded.append(name)
         return name
 
-    def launch(self, device, function, grid, threads, shared, stream, arguments):
+    def launch(self, device, function, grid, threads, shared, stream, arguments, dependent=False):
         kinds = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32)
         values = [ctypes.cast(arguments[k], ctypes.POINTER(t))[0] for k, t in enumerate(kinds)]
         self.launches.append((grid, threads, stream, values, len(arguments)))
@@ -173,7 +173,7 @@ def tiles(**meta) -> KernelSource:
 class Pointers(Recorder):
     """A driver that keeps the addresses it is given."""
 
-    def launch(self, device, function, grid, threads, shared, stream, arguments):
+    def launch(self, device, function, grid, threads, shared, stream, arguments, dependent=False):
         self.launches.append([ctypes.cast(arguments[k], ctypes.POINTER(ctypes.c_uint64))[0] for k in range(3)])
 
 
