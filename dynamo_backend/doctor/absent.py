@@ -35,6 +35,10 @@ def program(name: str, target: str) -> Iterator[Row]:
     """Compile a program, interpret its kernels, and read their machine code."""
     if find_spec("triton") is None:
         return
+    try:
+        named_target(target)
+    except TargetError:
+        return  # told already
     p, before, begin = PROGRAMS[name], counters.snapshot(), time.perf_counter()
     try:
         report = explain(

@@ -69,6 +69,7 @@ def test_a_right_kernel_for_a_gpu_that_is_not_here_is_interpreted_and_read():
 def test_a_target_that_is_none_is_told():
     pytest.importorskip("triton")
     assert only(absent.target_known("cuda:sm_12"))["mark"] == "failed"
+    assert not list(absent.program("softmax", "cuda:sm_12"))  # which is told once
     assert "H200" in only(absent.target_known("cuda:sm_90"))["found"]
 
 
