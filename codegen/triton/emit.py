@@ -17,16 +17,16 @@ from ...ir.nest.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Updat
 from ...ir.target import Target
 from ..kernel import NARROW, WIDE, EmitError, KernelSource, refuse_foreign
 from .descriptors import Descriptors
-from .full_tiles import full_tiles
 from .helpers import helpers_for
-from .limits import Limits, take_limits
+from .loops.full_tiles import full_tiles
+from .loops.limits import Limits, take_limits
+from .loops.states import begin_states
 from .parts import Parts, WrittenIteration
 from .program import BlockInfo, TritonProgram
 from .reach import reach_of
 from .reduce import Reductions
 from .scans import Scans
 from .scatter import scatter
-from .states import begin_states
 from .table import ALIGNED, PARAMETERS, table_head
 from .values import Values
 from .writer import SourceWriter
