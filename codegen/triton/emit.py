@@ -16,9 +16,10 @@ from ...ir.nest.hints import FLATTEN, FULL_TILES, NARROW_ROWS, NUM_STAGES, NUM_W
 from ...ir.nest.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Update, walk_nodes
 from ...ir.target import Target
 from ..kernel import NARROW, WIDE, EmitError, KernelSource, refuse_foreign
-from .full_tiles import full_tiles
 from .helpers import helpers_for
-from .limits import Limits, take_limits
+from .loops.full_tiles import full_tiles
+from .loops.limits import Limits, take_limits
+from .loops.states import begin_states
 from .packed.pairs import Pairs
 from .products.column_parts import ColumnParts
 from .products.descriptors import Descriptors
@@ -28,7 +29,6 @@ from .reach import reach_of
 from .reduce import Reductions
 from .scans import Scans
 from .scatter import scatter
-from .states import begin_states
 from .table import ALIGNED, PARAMETERS, table_head
 from .values import Values
 from .writer import SourceWriter

@@ -14,7 +14,7 @@ from ..host.python.brackets import closes_at_end
 from ..kernel import EmitError
 from .functions import type_text
 from .index import index_text
-from .limits import verdict
+from .loops.limits import verdict
 from .program import BlockInfo, TritonProgram
 from .writer import Dims, SourceWriter, Value
 

@@ -182,7 +182,7 @@ WARP_SPECIALIZE = Hint(
     kinds=(LoopKind.SERIAL,),
 )  # fmt: skip
 FULL_TILES = Hint(
-    "full_tiles", False, _LOOP, _GPU, Changes.ORDER, ("codegen.triton.full_tiles",),
+    "full_tiles", False, _LOOP, _GPU, Changes.ORDER, ("codegen.triton.emit",),
     "Iterations in which masks of positions and tails are decided for all lanes run in a loop of their own, without "
     "them, ahead of the others.",
     kinds=(LoopKind.SERIAL,),

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from ...ir.nest.loops import Block, Loop, LoopKind, walk_nodes
-from .program import BlockInfo, Conjunct, TritonProgram
+from ....ir.nest.loops import Block, Loop, LoopKind, walk_nodes
+from ..program import BlockInfo, Conjunct, TritonProgram
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import sympy
 
-from ...ir.nest.loops import AxisKind, Scope
-from ..kernel import EmitError
-from .program import BlockInfo
-from .values import Tile, Values
-from .writer import SourceWriter, Value
+from ....ir.nest.loops import AxisKind, Scope
+from ...kernel import EmitError
+from ..program import BlockInfo
+from ..values import Tile, Values
+from ..writer import SourceWriter, Value
 
 
 def begin_states(values: Values, out: SourceWriter, inside: Sequence[BlockInfo], var: sympy.Symbol) -> None:

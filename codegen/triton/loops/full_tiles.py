@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import sympy
 
-from ...ir.expr.value import Call, Expr, Select, walk
-from ...ir.nest.loops import Block, Loop, Update, walk_nodes
+from ....ir.expr.value import Call, Expr, Select, walk
+from ....ir.nest.loops import Block, Loop, Update, walk_nodes
+from ..program import BlockInfo
+from ..values import Values
 from .limits import Limits, least_of, limit_of
-from .program import BlockInfo
-from .values import Values
 
 
 @dataclass(frozen=True, slots=True)
