@@ -20,7 +20,7 @@ from .descriptors import Descriptors
 from .helpers import helpers_for
 from .limits import Limits, take_limits
 from .packed.pairs import Pairs
-from .parts import Parts, WrittenIteration
+from .packed.parts import Parts, WrittenIteration
 from .program import BlockInfo, TritonProgram
 from .reach import reach_of
 from .reduce import Reductions

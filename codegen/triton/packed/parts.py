@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import sympy
 
-from ...ir.expr.dtypes import DType
-from ...ir.expr.value import Load, is_value
-from ...ir.nest.loops import Buffer, Scope
-from .functions import masked
-from .program import BlockInfo
-from .values import Values
-from .writer import SourceWriter, Value
+from ....ir.expr.dtypes import DType
+from ....ir.expr.value import Load, is_value
+from ....ir.nest.loops import Buffer, Scope
+from ..functions import masked
+from ..program import BlockInfo
+from ..values import Values
+from ..writer import SourceWriter, Value
 
 # Bytes that are loaded as one where single ones are wanted.
 WORD = 2
