@@ -21,9 +21,9 @@ from .loops.full_tiles import full_tiles
 from .loops.limits import Limits, take_limits
 from .loops.states import begin_states
 from .packed.pairs import Pairs
+from .packed.parts import Parts, WrittenIteration
 from .products.column_parts import ColumnParts
 from .products.descriptors import Descriptors
-from .products.parts import Parts, WrittenIteration
 from .program import BlockInfo, TritonProgram
 from .reach import reach_of
 from .reduce import Reductions

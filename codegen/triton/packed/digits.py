@@ -17,7 +17,7 @@ class Digit:
     """The number that ``bits`` bits of a loaded byte are from bit ``at`` on, with a sign where ``signed``, plus
     ``added``."""
 
-    load: Load | None
+    load: Load | None  # None where only its bits are spoken of
     at: int
     bits: int
     signed: bool

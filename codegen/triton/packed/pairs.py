@@ -59,7 +59,7 @@ class Pairs:
 
     def _digit(self, e: Cast, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value | None:
         d = self._whole(e.value)
-        if d is None or not _is_exact(d, e.dtype):
+        if d is None or d.load is None or not _is_exact(d, e.dtype):
             return None
         word = self.word(d.load) if not guard else None
         tile, at = word or (self.values.value(d.load, env, guard), 0)

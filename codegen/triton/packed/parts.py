@@ -36,7 +36,7 @@ class WrittenIteration:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class PartPlace:
     """Where the lanes of a load are in loops that are written out: ``rest + count * lane + at``, each ``at`` below
     ``count`` in one iteration of them."""
 
@@ -95,7 +95,7 @@ class Parts:
             self.out.remember(key, found)
         return found, 8 * place.at  # type: ignore[return-value]
 
-    def _place(self, buffer: Buffer, expr: Load) -> _Place | None:
+    def _place(self, buffer: Buffer, expr: Load) -> PartPlace | None:
         now, info, program = self.iteration, self.values.info, self.values.program
         if now is None or info is None or buffer.scope is not Scope.GLOBAL or buffer.name in program.nest.outputs:
             return None
@@ -124,7 +124,7 @@ class Parts:
         rest = sympy.expand(place.xreplace(dict.fromkeys(parts, sympy.S.Zero)) - count * lane)
         if rest.free_symbols & {lane, *parts} or self._has_tail(side, {lane, *parts}):
             return None
-        return _Place(side, rest, lane, count, at)
+        return PartPlace(side, rest, lane, count, at)
 
     def _has_tail(self, side: BlockInfo, moving: set[sympy.Symbol]) -> bool:
         """Whether some of the elements are not there."""
