@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ...ir.expr.value import rename_loads
 from ...ir.function.function import Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor, Graph, Node
+from ...ir.nest.loops import Buffer
 from ...ir.target import updates_in_order
 from ..context import PassContext
 from ..cost.calls import MOST_JOINED, UNIFIED_BYTES
@@ -56,7 +57,7 @@ class _Points(Tables):
         functions = [self.functions[c.function] for c in members]
         args = list(dict.fromkeys(a for c in members for a in c.args))
         names = {a: f"in{k}" for k, a in enumerate(args)}
-        inputs = {}
+        inputs: dict[str, Buffer] = {}
         stages: list[Stage] = []
         outputs: list[Output] = []
         for c, f in zip(members, functions, strict=True):

@@ -17,7 +17,7 @@ _MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Stretch:
     """What of a dimension is written: from ``begin`` to ``end``."""
 
     begin: sympy.Expr
@@ -39,26 +39,29 @@ def _narrowed(function: TensorFunction) -> TensorFunction:
     (out,) = function.outputs
     at = next(k for k, s in enumerate(function.stages) if out.result in s.results)
     stage = function.stages[at]
-    value, kind = stage.values[0], None
-    if isinstance(value, Cast):
-        value, kind = value.value, value
+    value = stage.values[0]
+    stored = value if isinstance(value, Cast) else None
+    if stored is not None:
+        value = stored.value
     if not isinstance(value, Select) or not _is_old(value.if_false, out) or len(stage.results) != 1:
         return function
-    parts: dict[sympy.Symbol, _Part] = {}
+    parts: dict[sympy.Symbol, _Stretch] = {}
     left: list[Expr] = []
     for condition in _conjuncts(value.condition):
         left += [] if _takes(function, condition, parts) else [condition]
     parts = {v: p for v, p in parts.items() if p != _whole(function, v)}
     if not parts:
         return function
-    new = value.if_true
+    new: Expr = value.if_true
     if left:
         condition = left[0]
         for other in left[1:]:
             condition = call("logical_and", condition, other)
         new = Select(condition, new, value.if_false)
     stages = list(function.stages)
-    stages[at] = replace(stage, values=(new if kind is None else replace(kind, value=new),))
+    if stored is not None:
+        new = Cast(new, stored.dtype, stored.when_stored)
+    stages[at] = replace(stage, values=(new,))
     rows = tuple(Dim(d.var, parts[d.var].end - parts[d.var].begin) if d.var in parts else d for d in function.rows)
     extents = {d.var: d.extent for d in rows}
     shift = {v: v + p.begin for v, p in parts.items()}
@@ -87,11 +90,11 @@ def _conjuncts(condition: Expr) -> list[Expr]:
     return [condition]
 
 
-def _whole(function: TensorFunction, var: sympy.Symbol) -> _Part:
-    return _Part(sympy.S.Zero, next(d.extent for d in function.rows if d.var == var))
+def _whole(function: TensorFunction, var: sympy.Symbol) -> _Stretch:
+    return _Stretch(sympy.S.Zero, next(d.extent for d in function.rows if d.var == var))
 
 
-def _takes(function: TensorFunction, condition: Expr, parts: dict[sympy.Symbol, _Part]) -> bool:
+def _takes(function: TensorFunction, condition: Expr, parts: dict[sympy.Symbol, _Stretch]) -> bool:
     """Make the part of a dimension what a condition leaves of it; whether that is all that the condition says."""
     if not isinstance(condition, Call) or condition.fn not in _MIRRORED:
         return False
@@ -107,7 +110,7 @@ def _takes(function: TensorFunction, condition: Expr, parts: dict[sympy.Symbol, 
     limit = bound - step
     begin = {"ge": limit, "gt": limit + 1, "eq": limit}.get(fn, sympy.S.Zero)
     end = {"le": limit + 1, "lt": limit, "eq": limit + 1}.get(fn, extent)
-    made = _Part(_later(known.begin, begin), _earlier(known.end, end, extent))
+    made = _Stretch(_later(known.begin, begin), _earlier(known.end, end, extent))
     size = sympy.expand(made.end - made.begin)
     if not (size.is_Symbol or (size.is_Integer and size > 0)):
         return False

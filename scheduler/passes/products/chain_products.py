@@ -59,7 +59,7 @@ def chain_products(graph: Graph, context: PassContext = USUAL) -> Graph:
     if len(products) < 2:
         return graph
     types = graph.types()
-    made = _Made(exponentials(graph), made_of_products(graph, _weighing(products, types, context.target_of)))
+    made = _Candidates(exponentials(graph), made_of_products(graph, _weighing(products, types, context.target_of)))
     if not any((made.raised | made.plain) & {p.left, p.right} for p in products):
         return graph
     found = Definitions(graph)
@@ -91,7 +91,7 @@ def _is_taken(device: str, target_of: TargetOf) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _Candidates:
     """Tensors in whose elements an exponential can be, and those that are made of products which may be streamed
     without one."""
 
@@ -112,7 +112,7 @@ def _weighing(products: Sequence[Product], types: dict[str, TensorType], target_
 
 
 def _sum_of_elements(
-    found: Definitions, node: Node, types: dict[str, TensorType], made: _Made, target_of: TargetOf
+    found: Definitions, node: Node, types: dict[str, TensorType], made: _Candidates, target_of: TargetOf
 ) -> ChainedProduct | Total | None:
     """What a node sums, where that is made of products' results with an exponential in it, or may do without."""
     if isinstance(node, Reduction):
