@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
@@ -162,6 +162,11 @@ def multiplies_halves(device: str) -> bool:
 def has_kernels(device: str) -> bool:
     """Whether kernels are made for tensors on a device ("cuda:0")."""
     return device.partition(":")[0] in DEVICES
+
+
+def first_gpu(targets: Iterable[Target]) -> Target | None:
+    """The first of some targets that is a GPU; None where all are CPUs."""
+    return next((t for t in targets if t.is_gpu), None)
 
 
 def gpu_target(name: str) -> Target:

@@ -17,7 +17,7 @@ from ...ir.graph.facts import places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Origin
 from ...ir.graph.regions import write_out_regions
 from ...ir.graph.slices import NOTHING
-from ...ir.target import Target
+from ...ir.target import Target, first_gpu
 from ...runtime.compile.kernels import gpu_binary
 from ...runtime.settings.options import OptionError, Options
 from ...runtime.targets import named_target
@@ -97,7 +97,7 @@ def report_of(compiled: CompiledGraph, target: Target | None = None) -> GraphRep
     fusion = replace(stages.fusion, graph=write_out_regions(stages.fusion.graph))
     stages = replace(stages, fusion=fusion)
     targets = dict.fromkeys(str(b.target) for b in stages.kernels.values())
-    gpu = next((b.target for b in stages.kernels.values() if b.target.is_gpu), target)
+    gpu = first_gpu(b.target for b in stages.kernels.values()) or target
     kernels, peaks = _kernels(stages), _peaks(stages.program)
     traffic = graph_traffic(stages.fusion.graph, stages.fusion.functions, {k.name: k.traffic for k in kernels})
     return GraphReport(

@@ -25,11 +25,11 @@ from ..facts.domain import Digits
 from ..facts.fusion_nodes import FusionNode, fusion_node_sizes
 from ..facts.views import ViewMap
 from ..rules import Capability, can
-from .column_pieces import in_column_pieces
 from .early_errors import sites, wait_for_checks
 from .group import Group
+from .pieces.column_pieces import in_column_pieces
+from .pieces.two_stage import in_two_stages
 from .tiles import kept, reduced
-from .two_stage import in_two_stages
 
 Call: TypeAlias = CallTensor
 Unit: TypeAlias = Group | Library | CallTensor

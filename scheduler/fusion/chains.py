@@ -17,8 +17,8 @@ from .chain import Chain, Others, is_contraction, is_total, row_axes, told
 from .chain_function import ChainFunctionWriter
 from .fusion import Fusion
 from .outlined import Functions, Parameters
+from .pieces.split_keys import split_keys
 from .prologues import take_prologues
-from .split_keys import split_keys
 
 
 def outline_chains(fusion: Fusion, context: PassContext) -> Fusion:

@@ -1,6 +1,6 @@
 """Reductions over the rows or the columns of a product's results, on GPUs, in the kernel that makes those: each program
-combines its own tile while that is in registers, and a second kernel (``fusion/two_stage.py``) combines what the tiles
-gave.
+combines its own tile while that is in registers, and a second kernel (``fusion/pieces/two_stage.py``) combines what the
+tiles gave.
 
 The gradient of a bias is of this kind, beside what an activation sends back; so is the log-sum-exp of a row of logits.
 As with other reductions over the rows of a kernel, nothing in it may read what they give but what has no more elements.

@@ -25,7 +25,7 @@ from torch_mlc.ir.verify.verify import verify
 from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import Fusion, fuse
-from torch_mlc.scheduler.fusion.two_stage import in_two_stages
+from torch_mlc.scheduler.fusion.pieces.two_stage import in_two_stages
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.rules import default_schedule
 

@@ -29,7 +29,7 @@ from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.error import ScheduleError
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
-from torch_mlc.scheduler.fusion.two_stage import in_two_stages
+from torch_mlc.scheduler.fusion.pieces.two_stage import in_two_stages
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.rules import RULES, default_schedule, design_space
 from torch_mlc.scheduler.rules.registry import Rule

@@ -22,7 +22,7 @@ from torch_mlc.runtime.triton.compile import compile_triton, resource_report
 from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
-from torch_mlc.scheduler.fusion.split_keys import split_keys
+from torch_mlc.scheduler.fusion.pieces.split_keys import split_keys
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.schedule.schedule import Schedule

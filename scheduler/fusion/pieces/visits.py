@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from ...ir.expr.value import Expr, Load, rewrite
-from ...ir.expr.value import loads as _loads
-from ...ir.function.function import Dim, Output, Stage, TensorFunction
-from ...ir.graph.graph import CallTensor, TensorType
-from ...ir.nest.loops import Buffer, contiguous_strides
+from ....ir.expr.value import Expr, Load, rewrite
+from ....ir.expr.value import loads as _loads
+from ....ir.function.function import Dim, Output, Stage, TensorFunction
+from ....ir.graph.graph import CallTensor, TensorType
+from ....ir.nest.loops import Buffer, contiguous_strides
 from .two_stage import PARAM_ALIGN
 
 
 @dataclass(frozen=True, slots=True)
-class Visits:
+class VisitPair:
     """``first`` has the results of the whole whose places are ``leading``, and behind them those of rows that ``rest``
     reads. That reads inputs of the whole, whose places are ``taken``, then ``results`` of ``first``."""
 
@@ -49,7 +49,7 @@ class Visits:
         return first, rest
 
 
-def in_visits(function: TensorFunction) -> Visits | None:
+def in_visits(function: TensorFunction) -> VisitPair | None:
     """The function as the first visit of its elements and the others; None where one visit makes everything.
 
     Reductions are over all inner dimensions.
@@ -73,7 +73,7 @@ def in_visits(function: TensorFunction) -> Visits | None:
     added = tuple(range(len(leading), len(outputs)))
     given = dict(zip(needed, (outputs[k].buffer for k in added), strict=True))
     rest, taken = _rest(function, late, given, here)
-    return Visits(first, rest, leading, taken, added)
+    return VisitPair(first, rest, leading, taken, added)
 
 
 def _early(function: TensorFunction) -> tuple[Stage, ...]:

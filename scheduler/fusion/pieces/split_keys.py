@@ -12,14 +12,14 @@ from dataclasses import replace
 import sympy
 from torch.utils._sympy.functions import CeilDiv
 
-from ...ir.expr.monoid import ATTENTION, SUM, lowest
-from ...ir.expr.role import Role
-from ...ir.expr.value import Expr, Load, Select, const, is_value, loads, rewrite
-from ...ir.function.function import Dim, Output, Stage, TensorFunction
-from ...ir.machine import Machine
-from ...ir.nest.loops import Buffer, contiguous_strides
-from ..cost.programs import LEAST_KEYS, QUERIES, pieces_of_keys
-from ..functions.split_kernel import Cut, Halves, Split, halves, numbered, split_axes
+from ....ir.expr.monoid import ATTENTION, SUM, lowest
+from ....ir.expr.role import Role
+from ....ir.expr.value import Expr, Load, Select, const, is_value, loads, rewrite
+from ....ir.function.function import Dim, Output, Stage, TensorFunction
+from ....ir.machine import Machine
+from ....ir.nest.loops import Buffer, contiguous_strides
+from ...cost.programs import LEAST_KEYS, QUERIES, pieces_of_keys
+from ...functions.split_kernel import Cut, Halves, Split, halves, numbered, split_axes
 from .two_stage import PARAM_ALIGN, piece_sizes
 
 

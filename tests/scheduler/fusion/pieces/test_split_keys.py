@@ -15,7 +15,7 @@ from torch_mlc.ir.function.function import TensorFunction
 from torch_mlc.ir.oracle.oracle import run_nest
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.scheduler.functions.lower import lower_to_loops
-from torch_mlc.scheduler.fusion.split_keys import split_keys
+from torch_mlc.scheduler.fusion.pieces.split_keys import split_keys
 
 SIZES: dict[str, dict[str, Any]] = {
     "even": {"b": 1, "h": 2, "m": 1, "n": 1024, "e": 4, "d": 3},
