@@ -132,7 +132,7 @@ TABLE = Hint(
 # --- kernels of GPUs --------------------------------------------------------------------------------------------------
 
 NUM_WARPS = Hint(
-    "num_warps", 4, _NEST, _GPU, Changes.ORDER, ("codegen.triton.emit",),
+    "num_warps", 4, _NEST, _GPU, Changes.ORDER, ("codegen.triton.emit", "codegen.triton.reduce"),
     "Warps over which a program's tiles are laid.", choices=(1, 2, 4, 8, 16, 32),
 )  # fmt: skip
 NUM_STAGES = Hint(
