@@ -15,8 +15,9 @@ import sympy
 from ...ir.expr.dtypes import DType
 from ...ir.expr.monoid import LOGSUMEXP, MAX, SUM, Monoid, State
 from ...ir.expr.value import Const, Expr, Load, Select, Var, call, const
+from ...ir.nest.hints import NARROW_ROWS, NUM_WARPS
 from ...ir.nest.loops import Access, AxisKind, Buffer, Scope, Update
-from ..kernel import EmitError
+from ..kernel import ALIGNMENT, EmitError
 from .functions import cast_text, literal, type_text, typed_literal
 from .products.dot import dot
 from .program import BlockInfo
@@ -24,6 +25,8 @@ from .values import Values
 from .writer import SCALAR, Dims, SourceWriter, Value
 
 Rule: TypeAlias = Callable[[State, State], State]
+# Threads of a warp of the GPUs that keep rows as they were loaded.
+_WARP = 32
 _SMALL_INT = (DType.INT8, DType.INT16, DType.UINT8, DType.UINT16)
 
 
@@ -36,6 +39,8 @@ class ReductionState:
     dtypes: tuple[DType, ...]
     # What the targets held before the loop, where the update goes on from it.
     before: tuple[Value, ...] = ()
+    # Neighbours of a tile that have one state.
+    near: int = 1
 
 
 class Reductions:
@@ -50,13 +55,32 @@ class Reductions:
         """Before the outermost loop that carries the block's reduction: accumulators at the identity."""
         found = []
         for update in _updates(info):
-            dtypes = _states(update)
+            dtypes, near = _states(update), self._near(info, update)
             names = tuple(self.out.fresh("acc") for _ in dtypes)
             for name, start, dtype in zip(names, update.monoid.identity(dtypes), dtypes, strict=True):
-                shape = self.values.shape(info.tile) if info.tile else "[]"
+                shape = self._shape(info, near) if info.tile else "[]"
                 self.out.line(f"{name} = tl.full({shape}, {literal(start.value)}, {type_text(dtype)})")
-            found.append(ReductionState(update, names, dtypes, self._held(info, update)))
+            found.append(ReductionState(update, names, dtypes, self._held(info, update), near))
         self.open[info.place] = tuple(found)
+
+    def _near(self, info: BlockInfo, update: Update) -> int:
+        """How many neighbours of a row have one state. Where registers hold the row, and a thread has of a part what it
+        loads at once, it sums that up, and holds one number; of larger parts the compiler takes more registers."""
+        program = self.values.program
+        if update.monoid != SUM or program.rank != 1 or not info.tile or info.tile != info.reduced_tile:
+            return 1
+        if not NARROW_ROWS.of(program.nest):
+            return 1
+        (size,) = {program.tile[s][1] for s in info.tile}
+        near = ALIGNMENT // DType.BFLOAT16.itemsize
+        return near if size == near * _WARP * NUM_WARPS.of(program.nest) else 1
+
+    def _shape(self, info: BlockInfo, near: int) -> str:
+        """The shape of a state of each ``near`` elements of a tile."""
+        if near == 1:
+            return self.values.shape(info.tile)
+        (size,) = {self.values.program.tile[s][1] for s in info.tile}
+        return f"[{size // near}]"
 
     def step(self, info: BlockInfo, update: Update) -> None:
         """One element a lane: into the accumulator of an open loop, or reduced at once."""
@@ -151,6 +175,13 @@ class Reductions:
         if mask is not None and len(new) == 1 and not (monoid == SUM and self.values.is_zero_outside(new[0], bounds)):
             (start,) = monoid.identity(acc.dtypes)
             new = (self._where(mask, new[0], start),)
+        if acc.near > 1:
+            ((state,), (element,)) = acc.names, new
+            text = self.values.broadcast(element, info.tile).text
+            groups = self._shape(info, acc.near).replace("]", f", {acc.near}]")
+            self.out.forget_value(state)
+            self.out.line(f"{state} = {state} + tl.sum(tl.reshape({text}, {groups}), 1)")
+            return
         results = self.combined(monoid, old, new)
         for name, result in zip(acc.names, results, strict=True):
             text = self.values.broadcast(result, info.tile).text

@@ -132,7 +132,7 @@ TABLE = Hint(
 # --- kernels of GPUs --------------------------------------------------------------------------------------------------
 
 NUM_WARPS = Hint(
-    "num_warps", 4, _NEST, _GPU, Changes.ORDER, ("codegen.triton.emit",),
+    "num_warps", 4, _NEST, _GPU, Changes.ORDER, ("codegen.triton.emit", "codegen.triton.reduce"),
     "Warps over which a program's tiles are laid.", choices=(1, 2, 4, 8, 16, 32),
 )  # fmt: skip
 NUM_STAGES = Hint(
@@ -148,9 +148,9 @@ PEEL = Hint(
 )  # fmt: skip
 NARROW_ROWS = Hint(
     "narrow_rows", False, _NEST, _GPU, Changes.SPEED,
-    ("codegen.triton.emit", "codegen.triton.program", "dynamo_backend.reports.traffic"),
+    ("codegen.triton.emit", "codegen.triton.program", "codegen.triton.reduce", "dynamo_backend.reports.traffic"),
     "Every unrolled loop is one visit of a row, written out. Visits keep half types of a row in registers as they were "
-    "loaded, and nothing that was made of them.",
+    "loaded, and nothing that was made of them. Of a part that a thread loads at once it sums up what it has.",
 )  # fmt: skip
 DESCRIPTOR = Hint(
     "descriptor", False, _NEST, _GPU, Changes.SPEED, ("codegen.triton.products.descriptors",),

@@ -24,6 +24,7 @@ from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.rules import default_schedule, design_space
 from torch_mlc.scheduler.rules.gpu import cross as gpu_cross
+from torch_mlc.scheduler.schedule.schedule import Schedule
 
 SM90 = gpu_target("cuda:sm_90")
 
@@ -91,6 +92,17 @@ def test_narrow_rows_interpreted(
     assert source.text.count("tl.load(in0_ptr") == gpu_cross.PARTS and "mlc_held(in0_0)" in source.text
     traffic = traffic_of(scheduled.nest)
     assert traffic.moved == traffic.least
+
+
+@pytest.mark.parametrize("columns", [512, 501])
+def test_parts_of_which_a_thread_sums_up_what_it_loads(columns: int, agrees: Callable[..., KernelSource]) -> None:
+    first, _ = nests(37, columns, torch.bfloat16)
+    schedule = Schedule(first, rule=gpu_cross.GPU_CROSS_REDUCTION.name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_cross, "_is_narrow", lambda shape, target: True)
+        gpu_cross.GPU_CROSS_REDUCTION.apply(schedule, SM90, {"rows": 1, "warps": 1, "parts": 2})
+    source = agrees(schedule.nest, tolerance=2e-2)
+    assert source.text.count("[32, 8]), 1)") == 2 * 2, "two sums of a row, in two parts"
 
 
 @pytest.mark.parametrize("columns", [pytest.param(16384, marks=heavy_with_triton_3_6), 12000])
