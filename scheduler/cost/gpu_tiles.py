@@ -21,6 +21,8 @@ LASTING_WORTH = 20e3
 GROUP_ROWS = 64
 # Results of a tile that are so few that a step of it takes longer than its products.
 FEW_RESULTS = 64 * 32
+# Bytes of a word that is loaded in the place of single ones, and the least number of steps that a loop keeps.
+WORD, SHORT = 2, 2
 # Registers of a thread that hold no results: addresses, operands, conditions.
 REGISTERS_BESIDE = 64
 

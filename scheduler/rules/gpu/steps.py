@@ -9,15 +9,10 @@ from collections.abc import Mapping, Sequence
 import sympy
 
 from ....ir.nest.hints import NUM_STAGES
-from ...cost.gpu_tiles import FEW_RESULTS, LEAST, TileShape
+from ...cost.gpu_tiles import FEW_RESULTS, LEAST, SHORT, WORD, TileShape
 from ...schedule.schedule import Schedule
 from ..contraction import ContractionNest, StepRun, part_axes
 from .common import cut, fused, tile
-
-# Bytes of a word that is loaded in the place of single ones.
-WORD = 2
-# Steps of a loop that has no fewer.
-SHORT = 2
 
 
 def loops_of(schedule: Schedule, block: str) -> dict[sympy.Symbol, str]:
