@@ -18,6 +18,9 @@ from ...ir.graph.graph import CallTensor, TensorType
 from ...ir.nest.loops import Buffer, contiguous_strides
 from .two_stage import PARAM_ALIGN
 
+# What the names of functions of later visits end with.
+AGAIN = "_again"
+
 
 @dataclass(frozen=True, slots=True)
 class Visits:
@@ -34,10 +37,11 @@ class Visits:
         """A call of the whole as calls of the two."""
         symbols = dict(zip(self.first.symbols.symbols, call.sizes, strict=True))
         names, types = list(call.names), list(call.types)
+        depth = self.rest.name.count(AGAIN)  # of visits of visits, or two would have one name
         ours = [names[k] for k in self.leading]
         kinds = [types[k] for k in self.leading]
         for o in self.first.outputs[len(ours) :]:
-            ours.append(f"{names[0]}_row{len(ours)}")
+            ours.append(f"{names[0]}_row{depth}_{len(ours)}")
             shape, strides = (tuple(e.xreplace(symbols) for e in of) for of in (o.buffer.shape, o.buffer.strides))
             kinds.append(TensorType(shape, strides, o.buffer.dtype, types[0].device))
         last = [k for k in range(len(names)) if k not in self.leading]
@@ -128,7 +132,7 @@ def _rest(
 
     stages = tuple(replace(s, values=tuple(rewrite(v, leaf) for v in s.values)) for s in late)
     outputs = tuple(replace(o, buffer=replace(o.buffer, name=f"out{k}")) for k, o in enumerate(ours))
-    name = f"{function.name}_again"
+    name = f"{function.name}{AGAIN}"
     return replace(
         function, name=name, rows=rows, inner=inner, inputs=tuple(inputs), outputs=outputs, stages=stages
     ), taken
