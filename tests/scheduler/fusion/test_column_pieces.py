@@ -23,9 +23,9 @@ from torch_mlc.ir.verify.verify import verify
 from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.cost.columns import columns_of, pieces_of_columns, segment_share
 from torch_mlc.scheduler.functions.lower import collapse, lower_to_loops
+from torch_mlc.scheduler.functions.visits import in_visits
 from torch_mlc.scheduler.fusion.column_pieces import cut_columns
 from torch_mlc.scheduler.fusion.fuse import Fusion, fuse
-from torch_mlc.scheduler.fusion.visits import in_visits
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.rules import default_schedule
 

@@ -16,14 +16,15 @@ from ...ir.expr.value import loads as _loads
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor, TensorType
 from ...ir.nest.loops import Buffer, contiguous_strides
-from .two_stage import PARAM_ALIGN
 
+# Memory that the allocators of torch give is aligned at least so.
+PARAM_ALIGN = 16
 # What the names of functions of later visits end with.
 AGAIN = "_again"
 
 
 @dataclass(frozen=True, slots=True)
-class Visits:
+class VisitHalves:
     """``first`` has the results of the whole whose places are ``leading``, and behind them those of rows that ``rest``
     reads. That reads inputs of the whole, whose places are ``taken``, then ``results`` of ``first``."""
 
@@ -53,7 +54,7 @@ class Visits:
         return first, rest
 
 
-def in_visits(function: TensorFunction) -> Visits | None:
+def in_visits(function: TensorFunction) -> VisitHalves | None:
     """The function as the first visit of its elements and the others; None where one visit makes everything.
 
     Reductions are over all inner dimensions.
@@ -77,7 +78,7 @@ def in_visits(function: TensorFunction) -> Visits | None:
     added = tuple(range(len(leading), len(outputs)))
     given = dict(zip(needed, (outputs[k].buffer for k in added), strict=True))
     rest, taken = _rest(function, late, given, here)
-    return Visits(first, rest, leading, taken, added)
+    return VisitHalves(first, rest, leading, taken, added)
 
 
 def _early(function: TensorFunction) -> tuple[Stage, ...]:
