@@ -1,1 +1,1 @@
-"""Functions that are taken apart into two kernels, on GPUs: pieces and what combines them, first and later visits."""
+"""Functions that become two kernels on GPUs: one for pieces, and one for what combines them."""

@@ -27,11 +27,11 @@ from ....ir.target import Target
 from ...cost.columns import pieces_of_columns, pieces_of_parts
 from ...functions.lower import collapse, lower_to_loops
 from ...functions.split_kernel import Cut, Halves, Split, halves, numbered, split_axes, whole
+from ...functions.visits import in_visits
 from ...rules import GPU_COLUMN_REDUCTION, GPU_ROW_LOOPED, first_rule
 from ...rules.analysis import analyse
 from ...rules.gpu.common import narrowest_bytes
 from .two_stage import PARAM_ALIGN
-from .visits import in_visits
 
 
 def in_column_pieces(

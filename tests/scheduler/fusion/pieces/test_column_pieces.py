@@ -23,9 +23,9 @@ from torch_mlc.ir.verify.verify import verify
 from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.cost.columns import columns_of, pieces_of_columns, segment_share
 from torch_mlc.scheduler.functions.lower import collapse, lower_to_loops
-from torch_mlc.scheduler.fusion.fuse import fuse
+from torch_mlc.scheduler.functions.visits import in_visits
+from torch_mlc.scheduler.fusion.fuse import Fusion, fuse
 from torch_mlc.scheduler.fusion.pieces.column_pieces import cut_columns
-from torch_mlc.scheduler.fusion.pieces.visits import in_visits
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.rules import default_schedule
 
@@ -103,6 +103,7 @@ CASES = {
     "batch norm": (batch_norm_backward, (X, G, torch.randn(11))),
     "of a channel": (over_channels, (torch.randn(6, 3, 5),)),
     "batch norm of images": (channels_backward, (torch.randn(6, 3, 5), torch.randn(6, 3, 5), torch.randn(3, 1))),
+    "normed": (lambda x: (x - x.mean(0)) / (x - x.mean(0)).square().sum(0).sqrt(), (X,)),
     "exponentials": (exponentials, (PRIME,)),
 }
 
@@ -204,13 +205,18 @@ def test_one_visit_is_not_cut() -> None:
             assert in_visits(whole) is None
 
 
-def called(fn: Function, *shape: int) -> list[TensorFunction]:
-    """The functions that a GPU runs for a function of an array of half types."""
+def fused(fn: Function, *shape: int) -> Fusion:
+    """What a GPU runs for a function of an array of half types."""
     with FakeTensorMode():
         x = torch.empty(shape, dtype=torch.bfloat16)
     captured = capture(fn, (x,))
     retarget(captured, "cuda")
-    fusion = fuse(run_passes(GRAPH_PASSES, import_graph(captured[0]), USUAL))
+    return fuse(run_passes(GRAPH_PASSES, import_graph(captured[0]), USUAL))
+
+
+def called(fn: Function, *shape: int) -> list[TensorFunction]:
+    """The functions of its calls."""
+    fusion = fused(fn, *shape)
     return [fusion.functions[n.function] for n in fusion.graph.nodes if isinstance(n, CallTensor)]
 
 
@@ -229,6 +235,13 @@ def test_elements_behind_few_columns_have_a_kernel_of_their_own() -> None:
     assert default_schedule(lower_to_loops(first), SM90).rule == "gpu_column_reduction"
     assert default_schedule(lower_to_loops(third), SM90).rule == "gpu_pointwise"
     assert len(second.rows) == 1
+
+
+def test_visits_behind_one_another_have_names_of_their_own() -> None:
+    graph = fused(lambda x: (x - x.mean(0)) / (x - x.mean(0)).square().sum(0).sqrt(), 1 << 17, 256).graph
+    calls = [n for n in graph.nodes if isinstance(n, CallTensor)]
+    names = [name for call in calls for name in call.names]
+    assert len(calls) == 5 and len(set(names)) == len(names)
 
 
 def test_parts_of_rows_that_lie_apart_are_read_by_a_program_each() -> None:

@@ -11,16 +11,20 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from ....ir.expr.value import Expr, Load, rewrite
-from ....ir.expr.value import loads as _loads
-from ....ir.function.function import Dim, Output, Stage, TensorFunction
-from ....ir.graph.graph import CallTensor, TensorType
-from ....ir.nest.loops import Buffer, contiguous_strides
-from .two_stage import PARAM_ALIGN
+from ...ir.expr.value import Expr, Load, rewrite
+from ...ir.expr.value import loads as _loads
+from ...ir.function.function import Dim, Output, Stage, TensorFunction
+from ...ir.graph.graph import CallTensor, TensorType
+from ...ir.nest.loops import Buffer, contiguous_strides
+
+# Memory that the allocators of torch give is aligned at least so.
+PARAM_ALIGN = 16
+# What the names of functions of later visits end with.
+AGAIN = "_again"
 
 
 @dataclass(frozen=True, slots=True)
-class VisitPair:
+class VisitHalves:
     """``first`` has the results of the whole whose places are ``leading``, and behind them those of rows that ``rest``
     reads. That reads inputs of the whole, whose places are ``taken``, then ``results`` of ``first``."""
 
@@ -34,10 +38,11 @@ class VisitPair:
         """A call of the whole as calls of the two."""
         symbols = dict(zip(self.first.symbols.symbols, call.sizes, strict=True))
         names, types = list(call.names), list(call.types)
+        depth = self.rest.name.count(AGAIN)  # of visits of visits, or two would have one name
         ours = [names[k] for k in self.leading]
         kinds = [types[k] for k in self.leading]
         for o in self.first.outputs[len(ours) :]:
-            ours.append(f"{names[0]}_row{len(ours)}")
+            ours.append(f"{names[0]}_row{depth}_{len(ours)}")
             shape, strides = (tuple(e.xreplace(symbols) for e in of) for of in (o.buffer.shape, o.buffer.strides))
             kinds.append(TensorType(shape, strides, o.buffer.dtype, types[0].device))
         last = [k for k in range(len(names)) if k not in self.leading]
@@ -49,7 +54,7 @@ class VisitPair:
         return first, rest
 
 
-def in_visits(function: TensorFunction) -> VisitPair | None:
+def in_visits(function: TensorFunction) -> VisitHalves | None:
     """The function as the first visit of its elements and the others; None where one visit makes everything.
 
     Reductions are over all inner dimensions.
@@ -73,7 +78,7 @@ def in_visits(function: TensorFunction) -> VisitPair | None:
     added = tuple(range(len(leading), len(outputs)))
     given = dict(zip(needed, (outputs[k].buffer for k in added), strict=True))
     rest, taken = _rest(function, late, given, here)
-    return VisitPair(first, rest, leading, taken, added)
+    return VisitHalves(first, rest, leading, taken, added)
 
 
 def _early(function: TensorFunction) -> tuple[Stage, ...]:
@@ -128,7 +133,7 @@ def _rest(
 
     stages = tuple(replace(s, values=tuple(rewrite(v, leaf) for v in s.values)) for s in late)
     outputs = tuple(replace(o, buffer=replace(o.buffer, name=f"out{k}")) for k, o in enumerate(ours))
-    name = f"{function.name}_again"
+    name = f"{function.name}{AGAIN}"
     return replace(
         function, name=name, rows=rows, inner=inner, inputs=tuple(inputs), outputs=outputs, stages=stages
     ), taken
