@@ -93,7 +93,7 @@ def left_out(
         if lp.var in speaks:
             places[lp.var] = symbol(_other(f"{name}_place", taken))
             axes.append((Axis(places[lp.var], lp.extent), lp.var))
-    terms = [
+    terms: list[Expr] = [
         Select(call("le", _at(b.rhs, places), _at(b.lhs, places)), undefined, const(0.0, undefined.dtype))
         for b, rest in found.items()
         for undefined in sorted(rest, key=str)

@@ -24,7 +24,7 @@ from ..cpu.attention import Roles, roles, vector_of
 from ..cpu.common import merge_paths, values
 from ..registry import Capability, Params, Rule, Value
 from .common import GPUS, clamp_power, cut, fused, next_power, steps_in_flight, tile, typical
-from .fit import AttentionTile, fitting_tile
+from .fit import AttentionTile, by_threads, fitting_tile
 
 # Steps in flight.
 STAGES = (2, 3, 1)
@@ -106,7 +106,9 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     if half is not None:
         schedule.annotate(product, OPERANDS, half.value)
     schedule.annotate(inner, NUM_STAGES, int(params["stages"]))
-    if schedule.nest.symbols.hint(schedule.extent(inner)) >= FULL_TILES_FROM:
+    # Threads that multiply by themselves have no registers for what two loops keep.
+    matrices = not by_threads(target, half is not None)
+    if matrices and schedule.nest.symbols.hint(schedule.extent(inner)) >= FULL_TILES_FROM:
         schedule.annotate(inner, FULL_TILES, True)
     schedule.annotate("", NUM_WARPS, int(params["warps"]))
     schedule.annotate("", NUM_STAGES, int(params["stages"]))

@@ -134,7 +134,9 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         if kind is not None:
             schedule.annotate(name, OPERANDS, kind.value)
     schedule.annotate(inner, NUM_STAGES, int(params["stages"]))
-    if schedule.nest.symbols.hint(schedule.extent(inner)) >= FULL_TILES_FROM:
+    # Threads that multiply by themselves have no registers for what two loops keep.
+    matrices = not by_threads(target, all(halves.values()))
+    if matrices and schedule.nest.symbols.hint(schedule.extent(inner)) >= FULL_TILES_FROM:
         schedule.annotate(inner, FULL_TILES, True)
     schedule.annotate("", NUM_WARPS, int(params["warps"]))
     schedule.annotate("", NUM_STAGES, int(params["stages"]))

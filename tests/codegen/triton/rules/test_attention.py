@@ -84,9 +84,11 @@ def test_empty_tiles_are_not_read(agrees, variant, symbolic):
 
 @pytest.mark.parametrize("variant", [plain.PLAIN, plain.CAUSAL, plain.window(150), plain.ALIBI], ids=lambda v: v.name)
 @pytest.mark.parametrize(("m", "n"), [(70, 300), (290, 290), (300, 270)])
-def test_tiles_that_no_mask_crosses_have_a_loop_of_their_own(interpreter, variant, m, n):
+def test_tiles_that_no_mask_crosses_have_a_loop_of_their_own(interpreter, monkeypatch, variant, m, n):
     """Without comparisons, tails included; the loop over the others is at one end, or at both."""
     torch.manual_seed(0)
+    # As if tensor cores multiplied float32.
+    monkeypatch.setattr("torch_mlc.scheduler.rules.gpu.attention.by_threads", lambda *_: False)
     function = plain.attention(variant, plain.Sizes(b=1, h=2, m=m, n=n, e=16, d=16))
     nest = default_schedule(lower_to_loops(function), SM90).nest
     source = emit_triton(nest, SM90)
