@@ -56,6 +56,10 @@ for _enum in (Scope, AxisKind, DimKind):
     _enum.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
+# Bytes to which the allocators of torch align memory at least; callers check what comes from outside.
+PARAM_ALIGN = 16
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """A typed array: ``shape`` and ``strides`` in elements; ``align`` is the known alignment of its first element in

@@ -21,12 +21,12 @@ from ...ir.function.function import Stage, TensorFunction
 from ...ir.graph.facts import names_in, places_of, users_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, Ref, TensorType, View, size_makers
 from ...ir.graph.slices import JOINED, MEMORY
+from ...ir.nest.loops import PARAM_ALIGN
 from ..context import PassContext
 from ..cost.calls import LEAST_RUN, WIDE_RUN
 from ..functions.concat import ConcatPart, joins_of
 from ..functions.function_table import FunctionTable
 from ..functions.lower import collapse, substitute_single_uses
-from ..fusion.assemble import PARAM_ALIGN
 from ..fusion.fusion import Fusion
 from ..passes.canonical.names import fresh_name
 from .memory_order import Held

@@ -15,10 +15,8 @@ from ...ir.expr.value import Expr, Load, rewrite
 from ...ir.expr.value import loads as _loads
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor, TensorType
-from ...ir.nest.loops import Buffer, contiguous_strides
+from ...ir.nest.loops import PARAM_ALIGN, Buffer, contiguous_strides
 
-# Memory that the allocators of torch give is aligned at least so.
-PARAM_ALIGN = 16
 # What the names of functions of later visits end with.
 AGAIN = "_again"
 

@@ -19,7 +19,7 @@ from ...ir.graph.collectives import is_wait
 from ...ir.graph.facts import places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
-from ...ir.nest.loops import Buffer
+from ...ir.nest.loops import PARAM_ALIGN, Buffer
 from ...ir.target import Target
 from ..facts.domain import Digits
 from ..facts.fusion_nodes import FusionNode, fusion_node_sizes
@@ -33,8 +33,6 @@ from .tiles import kept, reduced
 
 Call: TypeAlias = CallTensor
 Unit: TypeAlias = Group | Library | CallTensor
-# Memory that the allocators of torch give is aligned at least so; callers check what comes from outside.
-PARAM_ALIGN = 16
 
 
 def assemble(

@@ -12,9 +12,8 @@ from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import symbol
 from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import CallTensor, Graph, Node, Origin, TensorType, View, uses
-from ...ir.nest.loops import Buffer
+from ...ir.nest.loops import PARAM_ALIGN, Buffer
 from ..facts.order import in_order
-from .assemble import PARAM_ALIGN
 from .fusion import Fusion
 
 

@@ -22,7 +22,7 @@ from ....ir.expr.value import Expr, Load, cast, rewrite
 from ....ir.expr.value import loads as _loads
 from ....ir.function.function import Dim, Output, Stage, TensorFunction
 from ....ir.graph.graph import CallTensor
-from ....ir.nest.loops import Buffer, contiguous_strides
+from ....ir.nest.loops import PARAM_ALIGN, Buffer, contiguous_strides
 from ....ir.target import Target
 from ...cost.columns import pieces_of_columns, pieces_of_parts
 from ...functions.lower import collapse, lower_to_loops
@@ -31,7 +31,6 @@ from ...functions.visits import in_visits
 from ...rules import GPU_COLUMN_REDUCTION, GPU_ROW_LOOPED, first_rule
 from ...rules.analysis import analyse
 from ...rules.gpu.common import narrowest_bytes
-from .two_stage import PARAM_ALIGN
 
 
 def in_column_pieces(

@@ -17,10 +17,10 @@ from ....ir.expr.role import Role
 from ....ir.expr.value import Expr, Load, Select, const, is_value, loads, rewrite
 from ....ir.function.function import Dim, Output, Stage, TensorFunction
 from ....ir.machine import Machine
-from ....ir.nest.loops import Buffer, contiguous_strides
+from ....ir.nest.loops import PARAM_ALIGN, Buffer, contiguous_strides
 from ...cost.programs import LEAST_KEYS, QUERIES, pieces_of_keys
 from ...functions.split_kernel import Cut, Halves, Split, halves, numbered, split_axes
-from .two_stage import PARAM_ALIGN, piece_sizes
+from .two_stage import piece_sizes
 
 
 def split_keys(function: TensorFunction, machine: Machine) -> Halves | None:

@@ -17,14 +17,12 @@ from torch.utils._sympy.functions import FloorDiv
 from ....ir.expr.value import loads as _loads
 from ....ir.function.function import Dim, Output, Stage, TensorFunction
 from ....ir.machine import Machine
-from ....ir.nest.loops import Buffer, contiguous_strides
+from ....ir.nest.loops import PARAM_ALIGN, Buffer, contiguous_strides
 from ...cost.programs import pieces_of_rows
 from ...cost.rows import long_row
 from ...functions.lower import collapse
 from ...functions.split_kernel import Cut, Halves, Split, halves, numbered, split_axes, whole
 from ..tiles import tile_extent
-
-PARAM_ALIGN = 16
 
 
 def in_two_stages(function: TensorFunction, machine: Machine) -> Halves | None:
