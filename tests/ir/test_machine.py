@@ -31,13 +31,14 @@ def test_shared_memory_of_a_block_is_as_the_vendors_tables_have_it(name: str, sh
     assert target.machine.block_shared == shared
 
 
+AMPERE = {"ptx", "tanh", "pairs", "float16", "int8", "steps", "bfloat16"}
 CAN = {
-    "cuda:sm_75": set(),
-    "cuda:sm_80": {"float16", "int8", "steps", "bfloat16"},
-    "cuda:sm_89": {"float16", "int8", "steps", "bfloat16", "float8"},
-    "cuda:sm_90": {"float16", "int8", "steps", "bfloat16", "float8", "tma", "wgmma", "group_products"},
-    "cuda:sm_100": {"float16", "int8", "steps", "bfloat16", "float8", "tma", "tcgen05", "group_products"},
-    "cuda:sm_120": {"float16", "int8", "steps", "bfloat16", "float8", "tma"},
+    "cuda:sm_75": {"ptx", "tanh"},
+    "cuda:sm_80": AMPERE,
+    "cuda:sm_89": AMPERE | {"float8"},
+    "cuda:sm_90": AMPERE | {"float8", "tma", "dependent_launches", "wgmma", "group_products"},
+    "cuda:sm_100": AMPERE | {"float8", "tma", "dependent_launches", "tcgen05", "group_products"},
+    "cuda:sm_120": AMPERE | {"float8", "tma", "dependent_launches"},
     "hip:gfx90a": {"float16", "int8", "steps", "bfloat16"},
     "hip:gfx942": {"float16", "int8", "steps", "bfloat16", "float8"},
 }

@@ -142,7 +142,7 @@ def _together(job: Job, found: list[Sample], expected: dict[int, list[Any]]) -> 
     chosen, seen = list(expected), list[CompiledGraph]()
     args = job, [found[k] for k in chosen], list(expected.values())
     counters["graph_break"].clear()
-    with patch.object(horizontal._Tables, "run", _no_tables):
+    with patch.object(horizontal.Tables, "run", _no_tables):
         found_out = _compare(*args, "mlc", seen, dynamo=False)
         if any(o.status in FAULTS for o in found_out):
             seen.clear()

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_mlc.codegen.triton.emit import emit_triton
+from torch_mlc.dynamo_backend.converters.linear import products
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
@@ -186,6 +187,12 @@ def running(nest: LoopNest) -> Iterator[str]:
 
     lines = (", ".join(f"{o.kind.value} {o.extent}" for o in around) or "once" for _, around in blocks(nest))
     yield from dict.fromkeys(lines)
+
+
+@pytest.fixture(autouse=True)
+def _half_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPUs multiply half types, whatever the one of this machine does."""
+    monkeypatch.setattr(products, "multiplies", lambda dtype: True)
 
 
 @pytest.mark.parametrize("target", TARGETS)
