@@ -193,8 +193,12 @@ def _all_described(c: ContractionNest, names: Collection[str]) -> bool:
 
 def lasting(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> int | None:
     """How many programs last over the tiles of a shape; None where each tile has its own: where one round is enough,
-    and in runs of steps."""
+    in runs of steps, and where blocks reduce over tiles of which the last has a tail, since what guards the elements of
+    a tail is then no guard of the reduction's."""
     resident = _resident(nest, target, c, shape)
+    sides = zip(roles(nest, c), (shape.rows, shape.columns), strict=True)
+    if any(c.tile_of(side) is not None and not nest.symbols.is_divisible(extent(side), size) for side, size in sides):
+        return None
     if run_of(nest, c) is not None or typical(nest, count_tiles(nest, c, shape)) <= resident:
         return None
     return lasting_programs(count_tiles(nest, c, shape), resident)

@@ -14,8 +14,12 @@ from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import symbol
 from torch_mlc.ir.target import gpu_target
+from torch_mlc.ir.text.parser import parse
+from torch_mlc.ir.text.printer import show
 from torch_mlc.runtime.triton.compile import compile_triton, resource_report
 from torch_mlc.scheduler.error import ScheduleError
+from torch_mlc.scheduler.functions.lower import lower_to_loops
+from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.rules.gpu.contraction import GPU_CONTRACTION
 from torch_mlc.scheduler.rules.gpu.copies import lasting_programs
 from torch_mlc.scheduler.schedule.schedule import Schedule
@@ -135,6 +139,37 @@ def test_large_contractions_are_copied_by_the_accelerator(name):
     # A bias is read beside the tiles.
     assert report.wide_stores == 1.0 and (report.wide_loads >= 0.95 or name == "gelu")
     assert ("flatten=True" in source.text) == (not name.endswith(" rows"))
+
+
+LOSS = """
+@function
+def f(
+    in0: bfloat16[8192, 768], in1: bfloat16[{n}, 768],
+    out0: output(bfloat16[8192, {n}]), out1: output(float32[{tiles}, 8192]),
+):
+    i0 = row(8192)
+    i1 = row({n})
+    r0 = inner(768)
+    x0 = extra({tiles})
+    x1 = extra(128)
+    t0, = reduce(sum, rows, inner, (mul(cast(in0[i0, r0], float32), cast(in1[i1, r0], float32)),))
+    t1 = compute(rows, t0[i0, i1])
+    t2, = reduce(max, [x0, i0], [x1], (
+        select(lt(index(x1 + 128*x0, int64), index({n}, int64)), t1[i0, x1 + 128*x0], float32(float("-inf"))),
+    ))
+    out0[i0, i1] = t1
+    out1[x0, i0] = t2
+"""
+
+
+@pytest.mark.parametrize("columns", [50304, 50257])
+def test_tiles_are_reduced_whether_or_not_the_last_one_has_a_tail(columns):
+    """A tail of what is reduced is no tail of the reduction, so programs have one tile each there."""
+    nest = lower_to_loops(parse(LOSS.format(n=columns, tiles=-(-columns // 128))))
+    schedule = default_schedule(nest, SM90)
+    assert schedule.rule == "gpu_contraction"
+    assert ("flatten" in show(schedule.nest)) == (columns % 128 == 0)
+    emit_triton(schedule.nest, SM90)
 
 
 def test_warps_have_parts_of_the_work_where_that_is_asked_for():
