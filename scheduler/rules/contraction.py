@@ -173,7 +173,7 @@ def _tile(nest: LoopNest, block: Block, rows: Axes, columns: Axes) -> TileBlock 
                 if found.setdefault(axis, index) != index:
                     return None
     moved = {axis: index for axis, index in found.items() if axis != index}
-    axes = next((side for side in (rows, columns) if {v for v, _ in side} == moved.keys()), None)
+    axes = next((side for side in (rows, columns) if side and {v for v, _ in side} == moved.keys()), None)
     reduced = [a for a in block.axes if a.kind is AxisKind.REDUCTION]
     if axes is None or len(reduced) != 1 or not reduced[0].extent.is_Integer:
         return None

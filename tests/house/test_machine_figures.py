@@ -70,7 +70,6 @@ ALLOWED = {
     "rules/gpu/copies.py": {"ROW_BYTES": FORM, "MOST_DIMENSIONS": FORM},
     "rules/gpu/cross.py": {"PARTS": FIRST},
     "rules/gpu/fit.py": {"WIDE": FORM, "HALF": FORM},
-    "rules/gpu/steps.py": {"WORD": FORM, "SHORT": TEXT},
     "schedule/overrides.py": {"SHORT": FORM, "LEAST": FORM},
     "tuning/database.py": {"BUSY_SECONDS": TEXT},
     "tuning/tune.py": {"MAX_LISTED": TEXT, "MAX_LOOKS": TEXT},

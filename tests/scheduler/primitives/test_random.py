@@ -24,11 +24,14 @@ NAMES = (
     "siblings", "product", "statistics", "attention", "window",
 )  # fmt: skip
 # Those that move blocks go through more seldom than others, and are drawn more often.
-DRAWN = (*PRIMITIVES, *2 * ("merge", "compute_at", "reverse_compute_at", "compute_inline", "reverse_compute_inline"))
+DRAWN = (
+    *PRIMITIVES, "rfactor",
+    *2 * ("merge", "compute_at", "reverse_compute_at", "compute_inline", "reverse_compute_inline"),
+)  # fmt: skip
 # What few nests allow, and little else leaves possible, often comes first there.
 ALLOWED = {
     "product": "tensorize", "statistics": "decompose_online", "attention": "decompose_online",
-    "window": "cache_window", "siblings": "fuse_reductions",
+    "window": "cache_window", "siblings": "fuse_reductions", "softmax": "powers_of_two",
 }  # fmt: skip
 # What may become of a dimension: itself, or a quotient and a remainder.
 DIGITS = (("{0}",), ("{0} // 2", "{0} % 2"), ("{0} // 4", "{0} % 4"))

@@ -149,6 +149,16 @@ def test_what_is_offered_for_symbolic_sizes(name: str, target: str, hint: int) -
             assert trace.rule == candidate.rule and replay(trace, nest).nest == schedule.nest
 
 
+# What rules of GPUs are for that small programs do not reach: a vector times a packed matrix, long rows.
+LARGE_ON_GPUS: tuple[tuple[Callable[..., Tensor], tuple[Tensor, ...]], ...] = (
+    (lambda x, w, s: x @ (w.to(x.dtype) * s).mT, (
+        torch.zeros(1, 4096, dtype=torch.bfloat16), torch.zeros(14336, 4096, dtype=torch.int8),
+        torch.ones(14336, 1, dtype=torch.bfloat16),
+    )),
+    (lambda x: torch.softmax(x, -1), (torch.empty(1024, 131_072, device="meta"),)),
+)  # fmt: skip
+
+
 def test_every_rule_is_reached(attention_functions: ModuleType, attention_gradients: ModuleType) -> None:
     """By these programs, some of whose sizes are taken for large."""
     widths = attention_gradients.Sizes(e=16, d=16)
@@ -163,6 +173,11 @@ def test_every_rule_is_reached(attention_functions: ModuleType, attention_gradie
         retarget(gms, device)
         scattered = run_passes(CALL_PASSES, fuse(import_graph(gms[0])), USUAL).functions.values()
         reached |= {default_schedule(lower_to_loops(f), target).rule for f in scattered}
+    for fn, given in LARGE_ON_GPUS:
+        gms = capture(fn, given)
+        retarget(gms, "cuda")
+        functions = fuse(run_passes(GRAPH_PASSES, import_graph(gms[0]), USUAL)).functions.values()
+        reached |= {default_schedule(lower_to_loops(f), gpu_target("cuda:sm_90")).rule for f in functions}
     for name in PROGRAMS:
         for dynamic in (False, True):
             for nest in nests_of(name, dynamic):

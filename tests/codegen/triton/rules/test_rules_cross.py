@@ -100,7 +100,7 @@ def test_parts_of_which_a_thread_sums_up_what_it_loads(columns: int, agrees: Cal
     schedule = Schedule(first, rule=gpu_cross.GPU_CROSS_REDUCTION.name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu_cross, "_is_narrow", lambda shape, target: True)
-        gpu_cross.GPU_CROSS_REDUCTION.apply(schedule, SM90, {"rows": 1, "warps": 1, "parts": 2})
+        gpu_cross.GPU_CROSS_REDUCTION.apply(schedule, SM90, {"rows": 1, "warps": 1, "parts": 2, "stages": 1})
     source = agrees(schedule.nest, tolerance=2e-2)
     assert source.text.count("[32, 8]), 1)") == 2 * 2, "two sums of a row, in two parts"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -144,7 +145,7 @@ def test_causal_tiles_are_left_out():
         fusion = fused(fn, tuple(torch.empty(64, 1024, 64, dtype=BF16) for _ in range(3)))
         (function,) = fusion.functions.values()
         text = emit_triton(default_schedule(lower_to_loops(function), SM90).nest, SM90).text
-        assert "in tl.range(0, high0" in text, text
+        assert re.search(r"in tl.range\((0|last0), high0", text), text
 
 
 def products(fusion: Fusion) -> list[str]:
