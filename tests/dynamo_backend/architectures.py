@@ -248,7 +248,8 @@ class Excited(nn.Module):
         y = self.down(F.gelu(self.up(self.norm(self.depthwise(x).permute(0, 2, 3, 1))))) * self.scale
         x = x + y.permute(0, 3, 1, 2)
         weights = torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean((2, 3), keepdim=True)))))
-        return F.hardswish(self.batch(x * weights) + x)
+        # The statistics take each weight out again: without the second product its gradient is only rounding noise.
+        return F.hardswish(self.batch(x * weights) * weights + x)
 
 
 class Warped(nn.Module):
