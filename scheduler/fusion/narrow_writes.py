@@ -110,7 +110,10 @@ def _takes(function: TensorFunction, condition: Expr, parts: dict[sympy.Symbol, 
     limit = bound - step
     begin = {"ge": limit, "gt": limit + 1, "eq": limit}.get(fn, sympy.S.Zero)
     end = {"le": limit + 1, "lt": limit, "eq": limit + 1}.get(fn, extent)
-    made = _Stretch(_later(known.begin, begin), _earlier(known.end, end, extent))
+    later, earlier = _later(known.begin, begin), _earlier(known.end, end, extent)
+    if later is None or earlier is None:
+        return False
+    made = _Stretch(later, earlier)
     size = sympy.expand(made.end - made.begin)
     if not (size.is_Symbol or (size.is_Integer and size > 0)):
         return False
@@ -120,12 +123,18 @@ def _takes(function: TensorFunction, condition: Expr, parts: dict[sympy.Symbol, 
     return True
 
 
-def _later(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
-    return sympy.Max(a, b) if a.is_Integer and b.is_Integer else a if b == 0 else b
+def _later(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
+    """The larger of two places, None where sizes decide which that is."""
+    if a.is_Integer and b.is_Integer:
+        return sympy.Max(a, b)
+    return a if b in (0, a) else b if a == 0 else None
 
 
-def _earlier(a: sympy.Expr, b: sympy.Expr, extent: sympy.Expr) -> sympy.Expr:
-    return sympy.Min(a, b) if a.is_Integer and b.is_Integer else a if b == extent else b
+def _earlier(a: sympy.Expr, b: sympy.Expr, extent: sympy.Expr) -> sympy.Expr | None:
+    """The smaller of two places up to ``extent``, None where sizes decide which that is."""
+    if a.is_Integer and b.is_Integer:
+        return sympy.Min(a, b)
+    return a if b in (extent, a) else b if a == extent else None
 
 
 def _place(e: Expr, variables: set[sympy.Symbol]) -> tuple[sympy.Symbol, sympy.Expr] | None:

@@ -139,3 +139,33 @@ def test_a_place_that_a_size_says(place: int) -> None:
     at(wanted, k, place)
     torch.compile(at, backend="mlc", dynamic=True)(x, k, place)
     torch.testing.assert_close(x, wanted, rtol=0, atol=0)
+
+
+CONDITIONS = {
+    "two ends": lambda i, s, t: (i < s) & (i < t),
+    "two begins": lambda i, s, t: (i >= s) & (i >= t),
+    "two places": lambda i, s, t: (i == s) & (i == t),
+    "an end and a place": lambda i, s, t: (i < s) & (i == t),
+    "a begin and an end": lambda i, s, t: (i >= s) & (i < t),
+    "an end and a number": lambda i, s, t: (i < s) & (i < 5) & (i < t),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_all_of_several_conditions_by_sizes_hold(name: str) -> None:
+    """Of two sizes nobody knows which is less: a part by one of them leaves the other's condition."""
+
+    def where(x: Tensor, k: Tensor, u: Tensor, w: Tensor) -> None:
+        i = torch.arange(12)[:, None]
+        x.copy_(torch.where(CONDITIONS[name](i, u.shape[0], w.shape[0]), k * 2, x))
+
+    compiled = torch.compile(where, backend="mlc")
+    for s, t in ((3, 5), (5, 3), (8, 9), (9, 2), (4, 4)):
+        u, w = torch.zeros(s), torch.zeros(t)
+        for given in (u, w):
+            torch._dynamo.mark_dynamic(given, 0, min=2, max=10)
+        x, k = torch.randn(12, 6), torch.randn(12, 6)
+        wanted = x.clone()
+        where(wanted, k, u, w)
+        compiled(x, k, u, w)
+        torch.testing.assert_close(x, wanted, rtol=0, atol=0)
