@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch._C._profiler import _EventType
+
+from torch_mlc.runtime.pool.pool import POOL
 
 
 class Event(NamedTuple):
@@ -22,7 +25,8 @@ def peak_of(step: Callable[[], object], device: str) -> int:
 
     On the CPU all that torch's allocator gives counts, inside of library ops too, and nothing that others give
     (packed operands of BLAS, code); on a GPU what the caching allocator has given out. What was there before the
-    call and goes during it is not subtracted on the CPU.
+    call and goes during it is not subtracted on the CPU. Blocks that compiled programs use again count from the begin
+    on, as long as they are not given back: also those that nobody uses.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
@@ -32,8 +36,9 @@ def peak_of(step: Callable[[], object], device: str) -> int:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        kept = POOL.places()
         step()
-    return peak(events_of(profile))
+    return peak(events_of(profile), kept)
 
 
 def events_of(profile: torch.profiler.profile) -> list[Event]:
@@ -49,10 +54,11 @@ def events_of(profile: torch.profiler.profile) -> list[Event]:
     return found
 
 
-def peak(events: Iterable[Event]) -> int:
-    """The greatest sum. Memory that was given before the first event does not count when it is taken back."""
-    held: dict[int, int] = {}
-    now = most = 0
+def peak(events: Iterable[Event], kept: Mapping[int, int] = MappingProxyType({})) -> int:
+    """The greatest sum, of what is ``kept`` (bytes by address) before the first event too. Other memory that was given
+    before does not count when it is taken back."""
+    held = dict(kept)
+    now = most = sum(held.values())
     for event in sorted(events, key=lambda e: e.time):
         if event.nbytes > 0:
             held[event.address] = event.nbytes

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+import torch_mlc
+
 from .memory import peak_of
 from .models.spec import ModelSpec, Size
 from .peers import Peer
@@ -39,6 +41,7 @@ def run_memory(
     for peer in peers:
         outcome = result.peers[peer.name] = PeerResult()
         runner = Runner(peer, spec, model, inputs, mode, dynamic)
+        torch_mlc.empty_cache()  # what other models have left
         try:
             runner.first(outcome)
             runner.step()

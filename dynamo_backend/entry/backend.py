@@ -22,6 +22,7 @@ from ...ir.passes import Runner
 from ...runtime.compile.kernels import kernel_store
 from ...runtime.gpu.collection import no_collection
 from ...runtime.log import logger, say
+from ...runtime.pool.pool import POOL
 from ...runtime.settings.options import Options
 from ...runtime.timing import process_times
 from ..aten_passes.context import AtenContext
@@ -61,6 +62,7 @@ def mlc_backend(
     settings that do not exist.
     """
     settings = settings_of(mode, options)
+    POOL.spare = settings.cpu_pool
     if differentiates_forward():
         _LOG.warning("inside of forward_ad.dual_level() nothing is compiled: torch's own ops carry derivatives forward")
         return gm.forward

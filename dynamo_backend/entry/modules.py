@@ -42,6 +42,7 @@ from ...runtime.compile.compilers import Compilers, workers_for
 from ...runtime.compile.kernels import kernel_store_of
 from ...runtime.compile.nest_kernel import NestKernel
 from ...runtime.host.executable import Boxed
+from ...runtime.pool.pool import POOL
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...runtime.timing import PhaseTimer
@@ -102,6 +103,7 @@ def compile(
     if target is not None and str(target) not in ("cpu", "cuda"):
         given["target"] = str(target)
     settings = Options.resolve(None, given, os.environ)
+    POOL.spare = settings.cpu_pool
     device = "cuda" if str(target).partition(":")[0] in ("cuda", "hip") else "cpu"
     return _compiled(_with_constants(_module(found, device), constants or {}), settings)
 

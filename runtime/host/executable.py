@@ -16,6 +16,7 @@ from ...ir.errors import FreedInputError, MemoryLimitError, MlcError
 from ...ir.graph.effects import resolve_op
 from ..gpu.context import GpuGuard
 from ..model_lines import FILE, TEXT
+from ..pool.pool import POOL
 from .control import CONTROL
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -208,6 +209,7 @@ HELPERS: dict[str, Any] = {
     "empty_cpu_": getattr(_native, "_empty_strided_cpu", _empty_cpu),
     "empty_cuda_": getattr(_native, "_empty_strided_cuda", _empty_cuda) if torch.cuda.is_available() else _empty_cuda,
     "empty_": _empty,
+    "block_cpu_": POOL.empty,
     "view_": _bare_view,
     "tracked_view_": _tracked_view,
     "checked_": _checked,

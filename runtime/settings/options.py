@@ -25,6 +25,7 @@ from .values import (  # fmt: skip
     parse_bool,
     parse_cache_dir,
     parse_count,
+    parse_cpu_pool,
     parse_host_program,
     parse_limit,
     parse_log,
@@ -281,6 +282,16 @@ class Options:
         doc="The most that one graph may hold beyond parameters and the caller's inputs. In training more is computed "
         "again to stay below it; a graph that still would not is refused, with what it holds.",
     )
+    cpu_pool: int | None = _option(
+        "MLC_CPU_POOL",
+        parse_cpu_pool,
+        default=None,
+        shown="auto",
+        values="auto, 0, 512MiB, …",
+        doc="Memory of the CPU that programs use again: how much may be held beyond what was in use at the recent "
+        "peak. auto is a few percent of that, 0 holds nothing. All programs of a process share it; what the last graph "
+        "that was compiled says holds.",
+    )
     schedules: Overrides | None = _option(
         "MLC_SCHEDULES",
         parse_schedules,
@@ -334,7 +345,7 @@ def typed_value(spec: OptionSpec, value: object) -> str:
         return spec.shown_default
     if spec.parse is parse_seconds:
         return seconds_text(float(str(value)))
-    if spec.parse in (parse_size, parse_limit):
+    if spec.parse in (parse_size, parse_limit, parse_cpu_pool):
         return size_text(int(str(value)))
     return str(int(value)) if isinstance(value, bool) else ",".join(value) if isinstance(value, tuple) else str(value)
 

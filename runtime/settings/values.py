@@ -184,6 +184,18 @@ def parse_loss_chunk(value: object) -> int | None:
     return int(text)
 
 
+def parse_cpu_pool(value: object) -> int | None:
+    text = str(value).strip().lower()
+    if value is None or text == "auto":
+        return None
+    if text == "0" and not isinstance(value, bool):
+        return 0
+    try:
+        return parse_size(value)
+    except ValueRefused as refused:
+        raise ValueRefused(f"auto, 0 for none, or {refused.valid}", ("auto",), text) from None
+
+
 def parse_schedules(value: object) -> Overrides | None:
     if value is None:
         return None

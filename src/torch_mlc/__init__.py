@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .ir.text.parser import parse
     from .ir.text.printer import show
     from .runtime.compile.artifacts import load_cache_artifacts
+    from .runtime.pool.pool import MemoryStats, empty_cache, memory_stats
     from .runtime.settings.options import OptionError, Options
     from .scheduler.error import ScheduleError
     from .scheduler.rules.register import register_rule
@@ -30,15 +31,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Formula", "IRModule", "NoConversion", "OptionError", "Options", "Registration", "RegistrationError", "Rule",
-    "Schedule", "ScheduleError", "Trace", "__version__", "compile", "explain", "from_fx", "load_cache_artifacts",
-    "parse", "register_converter", "register_intrinsic", "register_pass", "register_pattern", "register_rule",
+    "Formula", "IRModule", "MemoryStats", "NoConversion", "OptionError", "Options", "Registration", "RegistrationError",
+    "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "compile", "empty_cache", "explain", "from_fx",
+    "load_cache_artifacts", "memory_stats", "parse", "register_converter", "register_intrinsic", "register_pass", "register_pattern", "register_rule",
     "schedule", "show",
 ]  # fmt: skip
 
 _HOME = {
     "Formula": "ir.expr.formula",
     "IRModule": "ir.graph.graph",
+    "MemoryStats": "runtime.pool.pool",
     "NoConversion": "dynamo_backend.converters.registry",
     "OptionError": "runtime.settings.options",
     "Options": "runtime.settings.options",
@@ -49,9 +51,11 @@ _HOME = {
     "ScheduleError": "scheduler.error",
     "Trace": "scheduler.schedule.trace",
     "compile": "dynamo_backend.entry.modules",
+    "empty_cache": "runtime.pool.pool",
     "explain": "dynamo_backend.explaining.explain",
     "from_fx": "dynamo_backend.entry.modules",
     "load_cache_artifacts": "runtime.compile.artifacts",
+    "memory_stats": "runtime.pool.pool",
     "parse": "ir.text.parser",
     "register_converter": "dynamo_backend.converters.register",
     "register_intrinsic": "ir.expr.intrinsics",

@@ -12,6 +12,7 @@ from typing import Any
 import sympy
 
 from ...kernel import EmitError
+from ..memory.blocks import bytes_of, may_be_block
 from ..python.text import HostFunction
 from ..steps.kernel_use import Grid
 from ..steps.program import HostProgram
@@ -85,7 +86,8 @@ class Calls:
             raise EmitError(f"{self.program.name}: torch's C interface has no {missing}")
         shape, strides = self.b.array(kind.shape), self.b.array(kind.strides)
         slot = self.b.at("frame", 3 * self.slots[root])
-        rest = f"i32 {dtype}, i32 {self.shims.devices[device]}, i32 {index or 0}"
+        nbytes = self.b.size(bytes_of(kind)) if may_be_block(kind) else "0"
+        rest = f"i32 {dtype}, i32 {self.shims.devices[device]}, i32 {index or 0}, i64 {nbytes}"
         where = f"ptr %table, ptr {slot}, i64 {len(kind.shape)}, ptr {shape}, ptr {strides}, {rest}"
         bad = self.b.value(f"call i1 {self.b.function('mlc_make')}({where})")
         self.rescued(bad, step, (step.name,), root)

@@ -6,6 +6,7 @@ Those that take over arguments, make tensors and let go of them are here, those 
 
 from __future__ import annotations
 
+from ..memory.blocks import LEAST_BLOCK
 from .launch import CONTEXTS, LAUNCH
 from .objects import OBJECTS, OUTSIDE
 from .table import DIES, ELEMENT_SHIFT, IS_SIZE, IS_TENSOR, UNUSED, place
@@ -282,9 +283,16 @@ bad:
   ret i1 true
 }}
 
-; A new tensor in a slot, not initialised; true where there is no memory.
+; A new tensor in a slot, not initialised; true where there is no memory, and where it has so many bytes that it is a
+; block of the pool, which Python asks for.
 define i1 @mlc_make(ptr %table, ptr %slot, i64 %rank, ptr %sizes, ptr %strides, i32 %dtype, i32 %device,
-                    i32 %index) {{
+                    i32 %index, i64 %bytes) {{
+entry:
+  %block = icmp sge i64 %bytes, {LEAST_BLOCK}
+  br i1 %block, label %pooled, label %own
+pooled:
+  ret i1 true
+own:
   %empty = !aoti_torch_empty_strided
   %at = getelementptr inbounds i64, ptr %slot, i64 1
   %status = call i32 %empty(i64 %rank, ptr %sizes, ptr %strides, i32 %dtype, i32 %device, i32 %index, ptr %at)

@@ -15,6 +15,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from ....ir.errors import IRError
 from ....ir.graph.graph import ArgumentRef, ConstantRef, OpRef, Ref, TensorType
 from ....ir.oracle.text import index_text
+from ..memory.blocks import may_be_block
 from .brackets import closes_at_end
 
 # Before the name of an op that the text passes on rather than calls.
@@ -91,6 +92,8 @@ class Words:
 
     def empty(self, kind: TensorType) -> str:
         shape, strides, dtype = self.sizes(kind.shape), self.sizes(kind.strides), f"torch.{kind.dtype.value}"
+        if may_be_block(kind):
+            return f"block_cpu_({shape}, {strides}, {dtype})"
         if kind.device == "cpu":
             return f"empty_cpu_({shape}, {strides}, {dtype})"
         if kind.device == self.guarded:

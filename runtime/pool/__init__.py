@@ -1,0 +1,1 @@
+"""Memory of CPUs that is used again, and memory that is new in large pages."""
