@@ -71,6 +71,7 @@ TOLD = {
     "eliminate_common": "**Common nodes.** Nodes that compute the same have become one.",
     "alias_copies": "**Copies.** A copy that nobody can tell from its operand has become a view.",
     "settle_scatters": "**Known places.** A scatter whose places no data decide says what each element is.",
+    "begin_scatters": "**Sums of scatters.** What is scattered and added to a product is scattered into it.",
     "rewrite_attention": "**Attention.** The softmax between two matrix products has become one reduction by the "
     "attention monoid, whose state is a maximum, a sum and a weighted sum.",
     "chain_products": "**Chains.** Matrix products of functions of other products' results have become sums that take "
