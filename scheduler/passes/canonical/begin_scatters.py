@@ -23,17 +23,15 @@ def begin_scatters(graph: Graph) -> Graph:
     begun: dict[str, Scatter] = {}
     gone: set[str] = set()
     for node in graph.nodes:
-        made = _addend(found, node) if isinstance(node, Compute) else None
-        if made is not None:
+        if isinstance(node, Compute) and (made := _addend(found, node)) is not None:
             scatter, other = made
             gone.add(scatter.name)
             values = (other, *scatter.values[1:])
-            begun[node.names[0]] = replace(scatter, name=node.names[0], axes=node.axes, values=values)
+            begun[node.name] = replace(scatter, name=node.name, axes=node.axes, values=values)
     if not begun:
         return graph
-    nodes: list[Node] = [
-        begun.get(n.names[0], n) if n.names else n for n in graph.nodes if not (n.names and n.names[0] in gone)
-    ]
+    left = [n for n in graph.nodes if gone.isdisjoint(n.names)]
+    nodes: list[Node] = [begun.get(n.name, n) if isinstance(n, Compute) else n for n in left]
     return replace(graph, nodes=tuple(nodes))
 
 
