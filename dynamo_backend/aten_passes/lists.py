@@ -13,6 +13,7 @@ from .context import ATEN, FAST, HAS_METADATA, AtenContext, OnGraph
 from .loss.chunk_loss import chunk_losses
 from .loss.decompose_log_softmax import decompose_log_softmax
 from .merge_products import merge_products
+from .remake_positions import remake_positions
 from .rounding.maxima import recompute_maxima, save_compared
 from .rounding.rounding import keep_compared
 from .share_nodes import NO_DEAD, eliminate_dead_nodes, share_nodes
@@ -39,6 +40,7 @@ JOINT_PASSES: AtenPasses = (
     Pass("eliminate_dead_nodes", ATEN, OnGraph(eliminate_dead_nodes), leaves=(NO_DEAD,)),
     Pass("share_nodes", ATEN, OnGraph(share_nodes), needs=(NO_DEAD,)),
     Pass("recompute_scores", ATEN, recompute_scores, needs=(FAST,)),
+    Pass("remake_positions", ATEN, OnGraph(remake_positions)),
     Pass("keep_overwritten", ATEN, Plain(keep_overwritten)),
     Pass("save_compared", ATEN, OnGraph(save_compared)),
 )

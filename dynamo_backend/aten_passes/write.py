@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 
 aten = torch.ops.aten
+# How the partitioner is told what only the backward computes.
+TAG, IN_BACKWARD = "partitioner_tag", "must_be_in_backward"
 _PLACE = ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten")
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
@@ -22,6 +24,24 @@ def give_results(gm: fx.GraphModule, values: Sequence[Any]) -> None:
     end.args = (type(end.args[0])(values),)  # type: ignore[call-arg, arg-type]
     gm.graph.lint()
     gm.recompile()
+
+
+def copied_for_backward(
+    graph: fx.Graph, nodes: Iterable[fx.Node], known: dict[fx.Node, fx.Node]
+) -> dict[fx.Node, fx.Node]:
+    """Copies of nodes that the backward computes, of one another where they read one another."""
+    place = {n: k for k, n in enumerate(graph.nodes)}
+    copies, last = dict(known), max(known.values(), key=place.__getitem__, default=None)
+    for node in sorted(set(nodes) - known.keys(), key=place.__getitem__):
+        after = node if last is None or place[node] > place[last] else last
+        with graph.inserting_after(after):
+            copy = graph.node_copy(node, lambda n: copies.get(n, n))
+        copy.meta[TAG] = IN_BACKWARD
+        copies[node] = copy
+        if last is not None:
+            last = copy
+            place[copy] = place[after]
+    return copies
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from .join_points import join_points
 from .memory_order import order_for_memory
 from .overlap_collectives import overlap_collectives
 from .overwrite import write_over_dead
+from .side_by_side import part_side_by_side
 from .slices import write_slices
 
 # In the order in which they run.
@@ -17,6 +18,7 @@ CALL_PASSES: tuple[Pass[Fusion, PassContext], ...] = (
     Pass("compute_scalars_apart", CALLS, Plain(compute_scalars_apart), needs=(ONLY_CALLS,)),
     Pass("write_in_place", CALLS, write_in_place, needs=(ONLY_CALLS,)),
     Pass("write_slices", CALLS, write_slices, needs=(ONLY_CALLS,)),
+    Pass("part_side_by_side", CALLS, part_side_by_side, needs=(ONLY_CALLS,)),
     Pass("share_launches", CALLS, share_launches, needs=(ONLY_CALLS,)),
     Pass("write_over_dead", CALLS, write_over_dead, needs=(ONLY_CALLS,)),
     Pass("begin_apart", CALLS, Plain(begin_apart), needs=(ONLY_CALLS,)),

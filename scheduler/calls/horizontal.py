@@ -27,7 +27,7 @@ from ..facts.dependences import Dependences
 from ..functions.function_table import FunctionTable
 from ..functions.generalise import Flat, flatten, with_sizes
 from ..functions.scalars import split_scalars
-from ..functions.unify import Families, has_rows, unify
+from ..functions.unify import Families, has_rows, reads_columns, unify
 from ..fusion.early_errors import checks_before_writes
 from ..fusion.fusion import Fusion
 
@@ -169,13 +169,16 @@ class Tables:
         """Positions of calls whose functions are one where constants are sizes, and that are worth no launch each:
         element-wise ones, or those that reduce rows."""
         found: dict[object, list[int]] = {}
-        families = Families()
+        families, types = Families(), self.graph.types()
         for k, node, into in self.calls():
             if has_rows(self.functions[node.function]) != of_rows:
                 continue
             if of_rows and not shares_rows(self.target_of(node.types[0].device).machine):
                 continue
-            small = sum(self.graph.symbols.hint(t.nbytes) for t in node.types) <= UNIFIED_BYTES
+            counted = node.types
+            if reads_columns(self.functions[node.function]):  # what is summed is more than the sums, and has to wait
+                counted = (*counted, *(types[a] for a in node.args))
+            small = sum(self.graph.symbols.hint(t.nbytes) for t in counted) <= UNIFIED_BYTES
             if small and self.flats[node.function] is None:
                 family = families.find(self.functions[node.function])
                 if family is not None:

@@ -210,15 +210,21 @@ def halves(
     def leaf(e: Expr) -> Expr | None:  # stages may have had the dimensions in other orders
         return Load(e.buffer, here, e.dtype) if isinstance(e, Load) and e.buffer in made else None
 
+    # What else the whole makes leaves no gaps in the numbers: halves that do the same are equal.
+    results = {r: f"t{k}" for k, r in enumerate(r for s in stages for r in s.results)}
+
     def again(stage: Stage) -> Stage:
+        own = tuple(results[r] for r in stage.results)
         if stage.monoid is not None:
             values: tuple[Expr, ...] = tuple(Load(b.name, at, b.dtype) for _, b in zip(stage.results, waiting))
-            return replace(stage, values=values, inner=True, axes=None, over=None, role=None)
-        values = tuple(rename_loads(rewrite(v, leaf, lambda i: i.xreplace(moved)), names) for v in stage.values)
-        return replace(stage, values=values, inner=False, axes=None, role=None)
+            return replace(stage, results=own, values=values, inner=True, axes=None, over=None, role=None)
+        values = tuple(
+            rename_loads(rewrite(v, leaf, lambda i: i.xreplace(moved)), names | results) for v in stage.values
+        )
+        return replace(stage, results=own, values=values, inner=False, axes=None, role=None)
 
     outputs = tuple(
-        Output(replace(o.buffer, name=f"out{k}"), o.result, tuple(i.xreplace(moved) for i in o.indices))
+        Output(replace(o.buffer, name=f"out{k}"), results[o.result], tuple(i.xreplace(moved) for i in o.indices))
         for k, o in enumerate(function.outputs[k] for k in last)
     )
     inputs = (*given, *(replace(function.inputs[k], name=names[function.inputs[k].name]) for k in taken))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from ...ir.expr.symbols import Size, SymbolTable
-from ...ir.expr.value import symbol
+from ...ir.expr.value import Load, is_value, symbol, walk
 from ...ir.function.function import TensorFunction
 from ...ir.nest.loops import Buffer
 from .scalars import is_elementwise
@@ -53,10 +53,10 @@ def skeleton(function: TensorFunction) -> TensorFunction | None:
 
 def unify(functions: Sequence[TensorFunction]) -> Unified | None:
     """Functions of one skeleton as one; None where their constants are not multiples of few numbers, or rows differ in
-    length."""
+    length, but for sums of columns."""
     first = functions[0]
-    if len({f.dims[-1].extent for f in functions if f.dims}) > 1 or len({f.inner for f in functions}) > 1:
-        return None  # vectors run along the last, and registers hold a row
+    if not _have_one_vector(functions):
+        return None
     rows = [_constants(f) for f in functions]
     known: dict[tuple[int, ...], sympy.Symbol] = {}
     merged: list[sympy.Expr] = []
@@ -71,6 +71,31 @@ def unify(functions: Sequence[TensorFunction]) -> Unified | None:
     table = SymbolTable((*first.symbols.sizes, *sizes))
     values = tuple(tuple(base[n] for base in known) for n in range(len(functions)))
     return Unified(replace(_with_constants(first, merged), symbols=table), values)
+
+
+def reads_columns(function: TensorFunction) -> bool:
+    """Whether elements that lie side by side belong to rows side by side, so that no register holds a whole row."""
+    if not has_rows(function):
+        return False
+    arrays, along = {b.name: b for b in function.inputs}, function.rows[-1].var
+    loads = [
+        e for s in function.stages for v in s.values for e in walk(v) if isinstance(e, Load) and e.buffer in arrays
+    ]
+    over = {d.var for d in function.inner}
+    steps = [sympy.expand(arrays[e.buffer].offset(e.indices)) for e in loads if not any(map(is_value, e.indices))]
+    inner = [s for s in steps if not over.isdisjoint(s.free_symbols)]
+    return len(steps) == len(loads) and bool(inner) and all(s.coeff(along) == 1 for s in inner)
+
+
+def _have_one_vector(functions: Sequence[TensorFunction]) -> bool:
+    """Whether vectors and registers are the same in all: those run along the last dimension, and these hold a row.
+    Where columns are summed vectors run along the columns, and need not know more than that they end nowhere within."""
+    if len({f.inner for f in functions}) == 1:
+        return len({f.dims[-1].extent for f in functions if f.dims}) <= 1
+    columns = [f.rows[-1].extent for f in functions if reads_columns(f)]
+    if len(columns) < len(functions):
+        return False
+    return len(set(columns)) == 1 or all(n.is_Integer and int(n) % _LARGEST_DIVISOR == 0 and n > 0 for n in columns)
 
 
 @dataclass(slots=True)
@@ -148,4 +173,4 @@ def _with_constants(function: TensorFunction, constants: Sequence[sympy.Expr]) -
     )
 
 
-__all__ = ["Families", "Unified", "has_rows", "skeleton", "unify"]
+__all__ = ["Families", "Unified", "has_rows", "reads_columns", "skeleton", "unify"]

@@ -5,9 +5,11 @@ from ...ir.passes import GRAPH, Form, Pass, Plain
 from ..context import FAST, PassContext
 from .attention.rewrite_attention import rewrite_attention
 from .canonical.alias_copies import alias_copies
+from .canonical.begin_scatters import begin_scatters
 from .canonical.collapse_one_hot import collapse_one_hot
 from .canonical.eliminate_common import eliminate_common
 from .canonical.eliminate_dead import eliminate_dead
+from .canonical.settle_scatters import settle_scatters
 from .canonical.simplify_algebra import simplify_algebra
 from .canonical.widen import widen
 from .convolution.convert_layouts import convert_layouts
@@ -29,6 +31,8 @@ GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
     Pass("simplify_algebra", GRAPH, Plain(simplify_algebra)),
     Pass("eliminate_common", GRAPH, Plain(eliminate_common)),
     Pass("alias_copies", GRAPH, Plain(alias_copies)),
+    Pass("settle_scatters", GRAPH, Plain(settle_scatters)),
+    Pass("begin_scatters", GRAPH, Plain(begin_scatters), needs=(FAST,)),
     Pass("collapse_one_hot", GRAPH, Plain(collapse_one_hot), needs=(FAST,)),
     Pass("rewrite_attention", GRAPH, rewrite_attention, needs=(FAST,)),
     Pass("chain_products", GRAPH, chain_products),
@@ -45,7 +49,8 @@ GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
 )
 
 __all__ = [
-    "GRAPH_PASSES", "alias_copies", "chain_products", "collapse_one_hot", "convert_layouts", "decompose_contractions",
-    "decompose_convolutions", "eliminate_common", "eliminate_dead", "multiply_points", "rewrite_attention",
-    "rewrite_logsumexp", "shift_scans", "simplify_algebra", "split_reductions", "unroll_reductions", "widen",
+    "GRAPH_PASSES", "alias_copies", "begin_scatters", "chain_products", "collapse_one_hot", "convert_layouts",
+    "decompose_contractions", "decompose_convolutions", "eliminate_common", "eliminate_dead", "multiply_points",
+    "rewrite_attention", "rewrite_logsumexp", "settle_scatters", "shift_scans", "simplify_algebra", "split_reductions",
+    "unroll_reductions", "widen",
 ]  # fmt: skip

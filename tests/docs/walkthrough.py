@@ -70,6 +70,8 @@ TOLD = {
     "simplify_algebra": "**Algebra.** Constants are folded, and what cancels is gone.",
     "eliminate_common": "**Common nodes.** Nodes that compute the same have become one.",
     "alias_copies": "**Copies.** A copy that nobody can tell from its operand has become a view.",
+    "settle_scatters": "**Known places.** A scatter whose places no data decide says what each element is.",
+    "begin_scatters": "**Sums of scatters.** What is scattered and added to a product is scattered into it.",
     "rewrite_attention": "**Attention.** The softmax between two matrix products has become one reduction by the "
     "attention monoid, whose state is a maximum, a sum and a weighted sum.",
     "chain_products": "**Chains.** Matrix products of functions of other products' results have become sums that take "
@@ -89,6 +91,7 @@ TOLD = {
     "write_over_dead": "**Overwriting.** Calls are told whose memory each result may take (`into`); `None` is its own.",
     "write_in_place": "**In place.** What is copied over an input at the end is written there at once.",
     "write_slices": "**Slices.** Parts of a concat are written where they belong.",
+    "part_side_by_side": "**Side by side.** A call that does one thing several times has become as many calls.",
     "share_launches": "**Few launches.** Calls side by side that run equal functions have become one.",
     "order_for_memory": "**Order.** The calls stand in an order that holds less memory.",
     "substitute_single_uses": "**One use.** A value of the function `{of}` that is used once stands where it is used.",

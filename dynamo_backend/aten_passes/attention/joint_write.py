@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
@@ -11,13 +9,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ..random_ops import DRAW_SEEDS, UNIFORM
 from ..rounding.rounding import keep_rounding
 from ..views.plain_views import order_of
-from ..write import NodeWriter
+from ..write import IN_BACKWARD, TAG, NodeWriter, copied_for_backward
 from .joint_match import TURNS, VIEWS, Site
 
 aten = torch.ops.aten
 
-# How the partitioner is told what only the backward computes.
-_TAG, _IN_BACKWARD = "partitioner_tag", "must_be_in_backward"
 # Views that copy where the layout does not allow a view.
 _SHAPED = (aten.view.default, aten._unsafe_view.default, aten.alias.default)
 _COPIES = (aten.clone.default, aten.reshape.default)
@@ -35,7 +31,7 @@ def rewrite(site: Site) -> None:
         _write_dropout(site, node)
     _round_sources(site)
     _copy_again(site)
-    copies = _repeated(site.graph, [*site.made, *site.drawn], {})
+    copies = copied_for_backward(site.graph, [*site.made, *site.drawn], {})
     with site.graph.inserting_before(out.next):
         z = write.cast(scores, wide)
         top = write.call(aten.amax.default, z, [-1], True)
@@ -55,11 +51,11 @@ def rewrite(site: Site) -> None:
             made += [nothing, *again.all_input_nodes, again]
         probabilities = write.cast(again, site.softmax.meta["val"].dtype)
     for node in (*made, probabilities):
-        node.meta[_TAG] = _IN_BACKWARD
+        node.meta[TAG] = IN_BACKWARD
     known = {site.softmax: probabilities, **{n: copies[n] for n in site.drawn}}
     if site.empty is not None:
         known[site.empty] = nothing
-    copies |= _repeated(site.graph, [*site.weights, *site.zeros], known)
+    copies |= copied_for_backward(site.graph, [*site.weights, *site.zeros], known)
     for node, copy in copies.items():
         for user in list(node.users):
             if user in site.backward and user is not start:
@@ -175,21 +171,5 @@ def _as_handed_on(site: Site) -> fx.Node:
     ]
     back = write.call(aten.view.default, back, sizes)
     for made in (back.args[0], back):
-        made.meta[_TAG] = _IN_BACKWARD
+        made.meta[TAG] = IN_BACKWARD
     return back
-
-
-def _repeated(graph: fx.Graph, nodes: Iterable[fx.Node], known: dict[fx.Node, fx.Node]) -> dict[fx.Node, fx.Node]:
-    """Copies of nodes that the backward computes, of one another where they read one another."""
-    place = {n: k for k, n in enumerate(graph.nodes)}
-    copies, last = dict(known), max(known.values(), key=place.__getitem__, default=None)
-    for node in sorted(set(nodes) - known.keys(), key=place.__getitem__):
-        after = node if last is None or place[node] > place[last] else last
-        with graph.inserting_after(after):
-            copy = graph.node_copy(node, lambda n: copies.get(n, n))
-        copy.meta[_TAG] = _IN_BACKWARD
-        copies[node] = copy
-        if last is not None:
-            last = copy
-            place[copy] = place[after]
-    return copies

@@ -10,6 +10,7 @@ import sympy
 
 from torch_mlc.codegen.triton.emit import emit_triton
 from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.expr.monoid import SUM
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import Expr, Load, call, const, symbol
 from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
@@ -73,3 +74,35 @@ def test_memory_is_accessed_16_bytes_at_a_time(upper: int | None) -> None:
     assert report.spills == 0
     slow = resource_report(compile_triton(source, SM90, tuple(False for _ in default_alignment(source))))
     assert report.wide_loads > slow.wide_loads and report.wide_stores > slow.wide_stores
+
+
+SUMS = ((256, 768), (64, 3072), (8, 2304), (0, 64), (1, 128))
+
+
+def sums_of_columns(dtype: DType = F32) -> TensorFunction:
+    """out[j] = sum of in[:, j]: the second stages of reductions with other numbers of pieces and of columns."""
+    column, row, count, width = symbol("i0"), symbol("r0"), symbol("s0"), 64 * symbol("s1")
+    given = Buffer("in0", (count, width), (width, sympy.S.One), F32, align=16)
+    made = Buffer("out0", (width,), (sympy.S.One,), dtype, align=16)
+    table = SymbolTable((Size(count, 0, 256, 1, 256), Size(symbol("s1"), 1, 48, 1, 48)))
+    return TensorFunction(
+        "sums", (Dim(column, width),), (Dim(row, count),), (given,), (Output(made, "t0", (column,)),),
+        (Stage(("t0",), (Load("in0", (row, column), F32),), True, SUM),), table, table=True,
+    )  # fmt: skip
+
+
+def test_sums_of_columns_of_any_number(interpreter) -> None:
+    function = sums_of_columns()
+    nest = scheduled(function)
+    rng = np.random.default_rng(0)
+    rows = [{"in0": rng.standard_normal(shape).astype(np.float32)} for shape in SUMS]
+    sizes = [{"s0": n, "s1": m // 64} for n, m in SUMS]
+    found = interpreter.run_table(emit_triton(nest, SM90), nest.outputs, rows, sizes)
+    for row, results in zip(rows, found, strict=True):
+        np.testing.assert_allclose(results["out0"], row["in0"].astype(np.float64).sum(0), rtol=1e-4, atol=1e-4)
+
+
+def test_sums_of_columns_of_any_number_load_16_bytes() -> None:
+    report = resource_report(compile_triton(emit_triton(scheduled(sums_of_columns(DType.BFLOAT16)), SM90), SM90))
+    # What is read of the table itself, five numbers a program, is narrow.
+    assert report.spills == 0 and report.wide_loads > 0.6

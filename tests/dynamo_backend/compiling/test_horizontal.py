@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+import torch_mlc
 from torch_mlc.runtime.counters import counters
 
 SHAPES = [(17, 5), (33,), (1,), (0, 4), (8, 16), (64,), (3, 5, 7), (4096, 9)]
@@ -230,3 +232,20 @@ def test_running_statistics_are_written_in_place() -> None:
             torch.testing.assert_close(run(x), theirs(x), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(mine.state_dict(), theirs.state_dict())
     assert counters.since(before).get("library_calls", 0) == 0
+
+
+def test_second_stages_of_a_backward_are_one_launch_on_a_gpu() -> None:
+    """Three sums of a norm, two of another and one of a product's tiles, of other numbers of pieces: before, three
+    launches."""
+
+    def block(x: Tensor, *given: Tensor) -> Tensor:
+        w1, b1, w2, b2, up, up_bias, down, down_bias = given
+        h = F.layer_norm(x, (64,), w1, b1)
+        h = h + F.linear(F.gelu(F.linear(h, up, up_bias)), down, down_bias)
+        return F.layer_norm(h, (64,), w2, b2)
+
+    shapes = ((4096, 64), *((64,),) * 4, (256, 64), (256,), (64, 256), (64,))
+    given = [torch.randn(s, dtype=torch.bfloat16, requires_grad=True) for s in shapes]
+    backward = torch_mlc.explain(block, *given, training=True, target="cuda:sm_90").graphs[1]
+    assert [k.rule for k in backward.kernels].count("gpu_column_reduction") == 1
+    assert backward.launches == 4

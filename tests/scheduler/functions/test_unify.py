@@ -8,6 +8,7 @@ import pytest
 import sympy
 
 from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.expr.monoid import SUM
 from torch_mlc.ir.expr.value import Load, call, const, symbol
 from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.ir.nest.loops import Buffer, contiguous_strides
@@ -62,3 +63,36 @@ def test_skeletons_differ_by_more_than_constants() -> None:
     assert skeleton(scaled(4, factor=3.0)) != skeleton(scaled(4))
     reducing = replace(scaled(4), stages=(replace(scaled(4).stages[0], axes=(A,)),))
     assert skeleton(reducing) is None
+
+
+def summed(rows: int, columns: int, turned: bool = False) -> TensorFunction:
+    """out[j] = sum of in[:, j], or of in[j, :]"""
+
+    def buffer(name: str, *shape: int) -> Buffer:
+        sizes = tuple(map(sympy.Integer, shape))
+        return Buffer(name, sizes, contiguous_strides(sizes), F32)
+
+    row = symbol("r0")
+    source = buffer("in0", *((columns, rows) if turned else (rows, columns)))
+    value = Load("in0", (A, row) if turned else (row, A), F32)
+    dims = (Dim(A, sympy.Integer(columns)),), (Dim(row, sympy.Integer(rows)),)
+    made = Output(buffer("out0", columns), "t0", (A,))
+    return TensorFunction("summed", *dims, (source,), (made,), (Stage(("t0",), (value,), True, SUM),))
+
+
+def test_sums_of_columns_are_one_whatever_their_sizes() -> None:
+    unified = unify([summed(256, 768), summed(64, 3072), summed(8, 2304)])
+    assert unified is not None and unified.values == ((1, 32), (4, 8), (3, 1))
+    columns, rows = unified.function.symbols.sizes
+    assert unified.function.inner[0].extent == 8 * rows.symbol
+    assert unified.function.rows[0].extent == 768 * columns.symbol
+
+
+@pytest.mark.parametrize(
+    "functions",
+    [(summed(256, 768, turned=True), summed(64, 768, turned=True)), (summed(256, 768), summed(64, 770))],
+    ids=["registers hold rows", "vectors end within"],
+)
+def test_other_sums_are_not(functions: tuple[TensorFunction, ...]) -> None:
+    assert skeleton(functions[0]) == skeleton(functions[1])
+    assert unify(functions) is None
