@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from ...ir.machine import Machine
+from .rows import longest_row
 
 # Traffic must fall at least so far: what is computed again also costs instructions.
 GAIN = 0.75
 # Operations of a function from which it is not repeated for each of so many rows.
 COSTLY, MANY = 4, 256
+# Instructions that an element of a row takes beside its operations: its load and its conversion. What our loops reach
+# of a memory's rate.
+BESIDE, READING = 2, 0.9
 
 
 def is_costly_in_lanes(machine: Machine, flops: int) -> bool:
     """Whether lanes along what is made would spend more on computing it in each row than on visiting it: roots and
     quotients on a CPU, where no loop outside the lanes knows it."""
     return not machine.is_gpu and flops >= COSTLY
+
+
+def is_read_where_kept(machine: Machine) -> bool:
+    """Whether what is computed again reads a tensor that its kernel keeps for another one anyway, and not what that is
+    made of. On CPUs such results are written and read back: nothing was measured there."""
+    return machine.is_gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A kernel for whose every program a short row is to be made again: the ``nbytes`` that it reads in any case, the
+    operations that it does for them, and those of the row in all programs."""
+
+    nbytes: int
+    own: int
+    again: int
+
+
+def repeats_row(machine: Machine, length: int, readers: Iterable[Reader]) -> bool:
+    """Whether kernels that read a row of ``length`` elements make it again in each of their programs, rather than wait
+    for a kernel that makes it once.
+
+    They wait for memory most of the time, and the row's operations cost nothing as far as they fit in there. A CPU
+    makes a row once: its calls cost less than the row.
+    """
+    if not machine.is_gpu or length > longest_row(machine):
+        return False
+    reading = machine.bandwidth * READING
+    more = sum(
+        max(r.nbytes / reading, (r.own + r.again) / machine.issued) - max(r.nbytes / reading, r.own / machine.issued)
+        for r in readers
+    )
+    return more < machine.launch
