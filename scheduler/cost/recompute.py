@@ -15,6 +15,7 @@ COSTLY, MANY = 4, 256
 # Instructions that an element of a row takes beside its operations: its load and its conversion. What our loops reach
 # of a memory's rate.
 BESIDE, READING = 2, 0.9
+ROWS_FOR_ONE = 2
 
 
 def is_costly_in_lanes(machine: Machine, flops: int) -> bool:
@@ -31,9 +32,10 @@ def is_read_where_kept(machine: Machine) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A kernel for whose every program a short row is to be made again: the ``nbytes`` that it reads in any case, the
-    operations that it does for them, and those of the row in all programs."""
+    """A kernel whose every program is to make a short row again: its ``rows``, the ``nbytes`` that it reads in any case,
+    the operations that it does for them, and those of making the row once."""
 
+    rows: int
     nbytes: int
     own: int
     again: int
@@ -48,9 +50,17 @@ def repeats_row(machine: Machine, length: int, readers: Iterable[Reader]) -> boo
     """
     if not machine.is_gpu or length > longest_row(machine):
         return False
-    reading = machine.bandwidth * READING
-    more = sum(
-        max(r.nbytes / reading, (r.own + r.again) / machine.issued) - max(r.nbytes / reading, r.own / machine.issued)
-        for r in readers
-    )
-    return more < machine.launch
+    return sum(_more(machine, r) for r in readers) < machine.launch
+
+
+def _more(machine: Machine, r: Reader) -> float:
+    """Nanoseconds by which making the row again in each program makes a kernel longer."""
+    reading = r.nbytes / (machine.bandwidth * READING)
+    again = r.again * r.rows / rows_for_one(machine, r.rows)
+    return max(reading, (r.own + again) / machine.issued) - max(reading, r.own / machine.issued)
+
+
+def rows_for_one(machine: Machine, rows: int) -> int:
+    """How many of its rows a program has that makes another one, the same for all, for them: several, as long as each
+    multiprocessor has two programs."""
+    return ROWS_FOR_ONE if rows >= 2 * ROWS_FOR_ONE * machine.cores else 1

@@ -130,11 +130,13 @@ def _reader(old: Group, row: Group, new: Group, sizes: Mapping[str, int]) -> Rea
     """What a reader reads and computes, and what the row adds to that."""
     names = {ld.buffer for m in old.nodes for ld in m.loads} - old.produced.keys() - row.produced.keys()
     again = {f"{n}_again" for n in row.produced}
+    hint = new.table.hint
     ops = {True: 0, False: 0}
     for m in new.nodes:
         each = sum(flops(v) for v in m.values) + BESIDE * len(m.loads) + (m.monoid is not None)
-        ops[m.name in again] += each * new.table.hint(sympy.Mul(*m.extents.values()))
-    return Reader(sum(sizes.get(n, 0) for n in names), ops[False], ops[True])
+        ops[m.name in again] += each * hint(sympy.Mul(*m.extents.values()))
+    rows = max(hint(new.domain.size(new.domain.rows())), 1)
+    return Reader(rows, sum(sizes.get(n, 0) for n in names), ops[False], ops[True] // rows)
 
 
 __all__ = ["repeat_rows"]
