@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import sympy
 
-from ....ir.expr.value import is_value
+from ....ir.expr.value import free_symbols
 from ....ir.nest.hints import EARLY, NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
@@ -91,8 +91,7 @@ def row_for_all(shape: NestShape) -> list[str]:
     with a vector: the parameters of which programs read a row. They are asked for at once, and are there when that
     reduction is."""
     rows = {v for v, _ in shape.rows}
-    alone = [not any(is_value(i) or i.free_symbols & rows for ld in b.reads for i in ld.indices)
-             for b in shape.reductions]  # fmt: skip
+    alone = [not any(free_symbols(ld) & rows for ld in b.reads) for b in shape.reductions]
     if shape.row_count == 1 or not alone or not alone[0] or all(alone):
         return []
     inner = {v for v, _ in shape.inner}
