@@ -32,8 +32,8 @@ def is_read_where_kept(machine: Machine) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A kernel whose every program is to make a short row again: its ``rows``, the ``nbytes`` that it reads in any case,
-    the operations that it does for them, and those of making the row once."""
+    """A kernel whose every program is to make a short row again: its ``rows``, the ``nbytes`` that it reads in any
+    case, the operations that it does for them, and those of making the row once."""
 
     rows: int
     nbytes: int
@@ -41,15 +41,15 @@ class Reader:
     again: int
 
 
-def repeats_row(machine: Machine, length: int, readers: Iterable[Reader]) -> bool:
-    """Whether kernels that read a row of ``length`` elements make it again in each of their programs, rather than wait
-    for a kernel that makes it once.
+def may_repeat_row(machine: Machine, length: int) -> bool:
+    """Whether programs can make a row of ``length`` elements beside what they do with it. A CPU makes a row once: its
+    calls cost less than the row."""
+    return machine.is_gpu and length <= longest_row(machine)
 
-    They wait for memory most of the time, and the row's operations cost nothing as far as they fit in there. A CPU
-    makes a row once: its calls cost less than the row.
-    """
-    if not machine.is_gpu or length > longest_row(machine):
-        return False
+
+def repeats_row(machine: Machine, readers: Iterable[Reader]) -> bool:
+    """Whether kernels that read a row make it again in each of their programs, rather than wait for a kernel that makes
+    it once: they wait for memory most of the time, and what they compute meanwhile costs nothing."""
     return sum(_more(machine, r) for r in readers) < machine.launch
 
 

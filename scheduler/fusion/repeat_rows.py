@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import sympy
 
-from ...ir.expr.value import Expr, Load, flops, is_value, rewrite, symbol
+from ...ir.expr.value import Expr, Load, flops, free_symbols, is_value, rewrite, symbol
 from ...ir.nest.loops import contiguous_strides
-from ..cost.recompute import BESIDE, Reader, repeats_row
+from ..cost.recompute import BESIDE, Reader, may_repeat_row, repeats_row
 from ..facts.fusion_nodes import FusionNode, collect_loads
 from .group import Group
 from .join import rebuilt
@@ -32,12 +32,14 @@ def repeat_rows(groups: Sequence[Group], outside: set[str], sizes: Mapping[str, 
     for g in groups:
         if not _is_row(g) or not outside.isdisjoint(g.produced):
             continue
+        if not may_repeat_row(g.target.machine, g.table.hint(g.domain.size(g.domain.order))):
+            continue
         found = {id(r): r for name in g.produced for r in readers.get(name, ())}
         grown = [(r, _with_row(r, g)) for r in found.values()]
         if not grown or not all(new is not None and _is_product_of_rows(new, r, g) for r, new in grown):
             continue
         costs = [_reader(r, g, new, sizes) for r, new in grown if new is not None]
-        if repeats_row(g.target.machine, g.table.hint(g.domain.size(g.domain.order)), costs):
+        if repeats_row(g.target.machine, costs):
             for r, new in grown:
                 assert new is not None
                 r.take(new)
@@ -55,24 +57,30 @@ def _is_row(g: Group) -> bool:
 def _with_row(reader: Group, row: Group) -> Group | None:
     """The reader with the nodes of a row that it reads along its reductions, once for all rows of its own; None where
     it reads anything of it otherwise."""
-    rows: list[tuple[sympy.Symbol, ...]] = []
     extents: tuple[sympy.Expr, ...] | None = None
     for m in reader.nodes:
         for ld in (ld for ld in m.loads if ld.buffer in row.produced):
-            if any(map(is_value, ld.indices)):
-                return None
-            known = set().union(*(i.free_symbols for i in ld.indices))  # type: ignore[union-attr]
-            own = tuple(a for a in m.all_axes if a not in known and m.extents[a] != 1)
-            if not own or any(a in m.reduce_axes for a in own) or extents not in (None, _extents(m, own)):
+            own = _beside(m, ld)
+            if (
+                any(map(is_value, ld.indices))
+                or not own
+                or any(a in m.reduce_axes for a in own)
+                or extents not in (None, _extents(m, own))
+            ):
                 return None
             extents = _extents(m, own)
-            rows.append(own)
     assert extents is not None
     axes = tuple(symbol(f"again{k}") for k in range(len(extents)))
     names = {name: f"{name}_again" for name in row.produced}
     again = [_again(m, names, axes, extents) for m in row.nodes]
     nodes = [_reading(m, names) for m in reader.nodes]
     return rebuilt([*again, *nodes], reader)
+
+
+def _beside(m: FusionNode, ld: Load) -> tuple[sympy.Symbol, ...]:
+    """The axes of a node along which a load does not move: its own rows."""
+    known = free_symbols(ld)
+    return tuple(a for a in m.all_axes if a not in known and m.extents[a] != 1)
 
 
 def _extents(m: FusionNode, axes: Iterable[sympy.Symbol]) -> tuple[sympy.Expr, ...]:
@@ -98,14 +106,10 @@ def _again(
 
 def _reading(m: FusionNode, names: Mapping[str, str]) -> FusionNode:
     """A node that reads the row that is its own."""
-    own: dict[str, tuple[sympy.Symbol, ...]] = {}
-    for ld in m.loads:
-        if ld.buffer in names:
-            known = set().union(*(i.free_symbols for i in ld.indices))  # type: ignore[union-attr]
-            own[ld.buffer] = tuple(a for a in m.all_axes if a not in known and m.extents[a] != 1)
-    if not own:
+    read = [ld for ld in m.loads if ld.buffer in names]
+    if not read:
         return m
-    values = _renamed(m.values, names, next(iter(own.values())))
+    values = _renamed(m.values, names, _beside(m, read[0]))
     return replace(m, values=values, loads=collect_loads(values))
 
 
