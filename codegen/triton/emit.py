@@ -209,9 +209,9 @@ class _TritonEmitter:
     def _load_early(self, loop: Loop) -> None:
         """What blocks of a program without loops load of parameters that are asked for early."""
         names = {b.name for b in self.nest.params if EARLY.of(self.nest, b.name)}
-        for block, _ in walk_nodes((loop,)) if names else ():
-            found = dict.fromkeys(ld for ld in block.reads if ld.buffer in names) if isinstance(block, Block) else ()
-            for ld in found:
+        inside = (n for n, _ in walk_nodes((loop,)) if isinstance(n, Block)) if names else ()
+        for block in inside:
+            for ld in dict.fromkeys(ld for ld in block.reads if ld.buffer in names):
                 self.values.enter(self.program.infos[block.name])
                 if self.values.in_range(ld):
                     self.values.value(ld)
