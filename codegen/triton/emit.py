@@ -12,7 +12,7 @@ import re
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from ...ir.nest.hints import FLATTEN, FULL_TILES, NARROW_ROWS, NUM_STAGES, NUM_WARPS, PEEL, WARP_SPECIALIZE
+from ...ir.nest.hints import EARLY, FLATTEN, FULL_TILES, NARROW_ROWS, NUM_STAGES, NUM_WARPS, PEEL, WARP_SPECIALIZE
 from ...ir.nest.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Update, walk_nodes
 from ...ir.target import Target
 from ..kernel import NARROW, WIDE, EmitError, KernelSource, refuse_foreign
@@ -35,6 +35,8 @@ from .writer import SourceWriter
 
 # Hints of loops that Triton's ``range`` takes.
 LOOP_FLAGS = (FLATTEN, WARP_SPECIALIZE)
+# Loops of a program.
+_IN_ORDER = (LoopKind.SERIAL, LoopKind.UNROLLED)
 _HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
 
 
@@ -199,8 +201,20 @@ class _TritonEmitter:
         if loop.kind in (LoopKind.SERIAL, LoopKind.UNROLLED) and var.is_Symbol:
             self._serial(loop, var)
         else:
+            if all(lp.kind not in _IN_ORDER for lp, _ in walk_nodes((loop,)) if isinstance(lp, Loop)):
+                self._load_early(loop)
             self._nodes(loop.body)
         self.values.open.pop()
+
+    def _load_early(self, loop: Loop) -> None:
+        """What blocks of a program without loops load of parameters that are asked for early."""
+        names = {b.name for b in self.nest.params if EARLY.of(self.nest, b.name)}
+        inside = (n for n, _ in walk_nodes((loop,)) if isinstance(n, Block)) if names else ()
+        for block in inside:
+            for ld in dict.fromkeys(ld for ld in block.reads if ld.buffer in names):
+                self.values.enter(self.program.infos[block.name])
+                if self.values.in_range(ld):
+                    self.values.value(ld)
 
     def _serial(self, loop: Loop, var: sympy.Symbol) -> None:
         inside = [self.program.infos[n.name] for n, _ in walk_nodes(loop.body) if isinstance(n, Block)]

@@ -214,7 +214,9 @@ class Reductions:
             states = tuple(
                 self._where(mask, s, i) if s.typed != i.value else s for s, i in zip(states, start, strict=True)
             )
-        return tuple(self.values.broadcast(s, info.tile) for s in states)
+        # What is the same along a tile axis is reduced once for it, not once a lane.
+        dims = info.reduced_tile.union(*(s.dims for s in states)) if update.begins else info.tile
+        return tuple(self.values.broadcast(s, dims) for s in states)
 
     # --- tiles --------------------------------------------------------------------------------------------------------
 
@@ -277,7 +279,7 @@ class Reductions:
 
     def _by_combine(self, monoid: Monoid, states: tuple[Value, ...], info: BlockInfo) -> tuple[Value, ...]:
         fn = self.combine_function(monoid, tuple(s.dtype for s in states))
-        kept = info.tile - info.reduced_tile
+        kept = states[0].dims - info.reduced_tile
         names = tuple(self.out.fresh("r") for _ in states)
         current = tuple(s.text for s in states)
         for arguments in self._axes(info, kept):

@@ -161,6 +161,11 @@ EVICT = Hint(
     "How long the caches keep what is loaded of a parameter.",
     choices=("evict_first", "evict_last"), of_buffer=True,
 )  # fmt: skip
+EARLY = Hint(
+    "early", False, _NEST, _GPU, Changes.SPEED, ("codegen.triton.emit",),
+    "What a program loads of a parameter in tiles it loads before it computes anything: it is on its way meanwhile.",
+    of_buffer=True,
+)  # fmt: skip
 APART = Hint(
     "apart", False, _LOOP, _GPU, Changes.SPEED, ("codegen.triton.program",),
     "An unrolled loop is written out: its iterations share what they load alike, and where it does not reduce each has "

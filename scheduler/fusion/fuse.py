@@ -18,15 +18,15 @@ from ...ir.passes import Pass, run_passes
 from ...ir.target import TargetOf
 from ..context import USUAL, PassContext
 from ..facts.dependences import Dependences, last_bits, set_bits
-from ..facts.domain import bind_access
 from ..facts.fusion_nodes import FusionNode, build_fusion_nodes, drop_dead, fusion_node_sizes
 from ..facts.views import ViewMap, views_of
 from .assemble import assemble
 from .chains import outline_chains
 from .fusion import CALLS, ONLY_CALLS, Fusion, FusionReport, Refusal
 from .group import Group
-from .join import MAX_NODES, join
+from .join import MAX_NODES, is_consistent, join, rebuilt
 from .rematerialize import apply_repeats, choose_repeats
+from .repeat_rows import repeat_rows
 from .scatter import outline_scatters
 
 # Kernels of so few elements are gathered into one, up to so many nodes.
@@ -195,7 +195,7 @@ class _Fuser:
         merged = sorted([*a.group.nodes, *b.group.nodes], key=lambda m: m.index)
         large, small = (a, b) if len(a.group.nodes) >= len(b.group.nodes) else (b, a)
         assert large.group is not None and small.group is not None
-        trial = _united(large.group, small.group) or _rebuilt(merged, a.group)
+        trial = _united(large.group, small.group) or rebuilt(merged, a.group)
         if trial is None:
             return False
         trial.nodes.sort(key=lambda m: m.index)
@@ -220,42 +220,7 @@ def _united(large: Group, small: Group) -> Group | None:
     for m in small.nodes:
         if join(trial, m) is not None:
             return None
-    return trial if _consistent(trial) else None
-
-
-def _rebuilt(nodes: list[FusionNode], like: Group) -> Group | None:
-    trial = Group(like.table, like.device, like.target)
-    trial.begin(nodes[0])
-    for m in nodes[1:]:
-        if join(trial, m) is not None:
-            return None
-    return trial if _consistent(trial) else None
-
-
-def _consistent(group: Group) -> bool:
-    """Whether every read inside the group is of the iteration that makes it: a producer may have joined after its
-    reader."""
-    seen: set[str] = set()
-    for m in sorted(group.nodes, key=lambda m: m.index):
-        for ld in m.loads:
-            made = group.produced.get(ld.buffer)
-            if made is None:
-                continue
-            if ld.buffer not in seen:
-                return False
-            binding, target = group.bindings[m.name], group.bindings[made.name]
-            trial = group.domain.copy()
-            learned = dict(binding)
-            turned = [a in group.turned[made.name] for a in made.axes]
-            direction = {a: a in group.turned[m.name] for a in binding}
-            if not bind_access(
-                trial, ld.indices, [target[a] for a in made.axes], m.extents, learned, turned, direction
-            ):
-                return False
-            if len(trial.splits) != len(group.domain.splits):
-                return False
-        seen.update(m.names)
-    return True
+    return trial if is_consistent(trial) else None
 
 
 def partition(fusion: Fusion, context: PassContext) -> Fusion:
@@ -274,6 +239,8 @@ def partition(fusion: Fusion, context: PassContext) -> Fusion:
         nodes = drop_dead(apply_repeats(nodes, repeats, graph.symbols), outside)
         fuser = _Fuser(graph, views, context.target_of)
         fuser.run(nodes)
+    for group in repeat_rows([u.group for u in fuser.units if u.group is not None], outside, fuser.sizes):
+        next(u for u in fuser.units if u.group is group).group = None
     units: list[Group | Library | CallTensor] = []
     for u in fuser.units:
         if u.group is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import sympy
 
 from ...ir.expr.value import Index, is_value
@@ -29,6 +31,42 @@ def join(group: Group, m: FusionNode) -> str | None:
     if not any(ld.buffer in group.produced for ld in m.loads):
         _bind_by_inputs(group, m, binding)
     return _complete(group, m, binding, direction)
+
+
+def rebuilt(nodes: Sequence[FusionNode], like: Group) -> Group | None:
+    """A group of these nodes, taken in one by one; None where one does not fit."""
+    trial = Group(like.table, like.device, like.target)
+    trial.begin(nodes[0])
+    for m in nodes[1:]:
+        if join(trial, m) is not None:
+            return None
+    return trial if is_consistent(trial) else None
+
+
+def is_consistent(group: Group) -> bool:
+    """Whether every read inside the group is of the iteration that makes it: a producer may have joined after its
+    reader."""
+    seen: set[str] = set()
+    for m in sorted(group.nodes, key=lambda m: m.index):
+        for ld in m.loads:
+            made = group.produced.get(ld.buffer)
+            if made is None:
+                continue
+            if ld.buffer not in seen:
+                return False
+            binding, target = group.bindings[m.name], group.bindings[made.name]
+            trial = group.domain.copy()
+            learned = dict(binding)
+            turned = [a in group.turned[made.name] for a in made.axes]
+            direction = {a: a in group.turned[m.name] for a in binding}
+            if not bind_access(
+                trial, ld.indices, [target[a] for a in made.axes], m.extents, learned, turned, direction
+            ):
+                return False
+            if len(trial.splits) != len(group.domain.splits):
+                return False
+        seen.update(m.names)
+    return True
 
 
 def _bind_to_node(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ...ir.expr.index import simplify
 from ...ir.expr.ops import OPS
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Call, Expr, Load, is_value, length, rewrite, walk
-from ..cost.recompute import GAIN, MANY, is_costly_in_lanes
+from ..cost.recompute import GAIN, MANY, is_costly_in_lanes, is_read_where_kept
 from ..facts.fusion_nodes import INLINE_NODES, FusionNode, collect_loads, is_cheap
 from ..facts.views import map_value
 from .group import Group
@@ -35,7 +35,7 @@ def choose_repeats(groups: list[Group], outside: set[str], sizes: Mapping[str, i
             name = m.name
             if m.monoid is not None or name in outside or name not in readers or name in pinned:
                 continue
-            value = _expanded(m, g, readers, outside)
+            value = _expanded(m, g, readers, outside, chosen)
             if value is None or any(_makes_anew(m, value, r) for r in readers[name]):
                 continue
             operands = _bytes_read(value, sizes, sizes.get(name, 0))
@@ -72,11 +72,15 @@ def _bytes_read(value: Expr, sizes: Mapping[str, int], result: int) -> dict[str,
     return touched
 
 
-def _expanded(m: FusionNode, g: Group, readers: Mapping[str, list[Group]], outside: set[str]) -> Expr | None:
+def _expanded(
+    m: FusionNode, g: Group, readers: Mapping[str, list[Group]], outside: set[str], chosen: Collection[str]
+) -> Expr | None:
     """The value of a node over tensors that are in memory whatever is decided here, if that is small and cheap."""
 
     def stays(name: str) -> bool:
-        return name not in g.produced or name in outside
+        if name not in g.produced or name in outside:
+            return True
+        return name in readers and name not in chosen and is_read_where_kept(g.target.machine)
 
     def go(value: Expr, depth: int) -> Expr | None:
         ok = True

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 import sympy
 
-from ....ir.nest.hints import NUM_WARPS
+from ....ir.expr.value import free_symbols
+from ....ir.nest.hints import EARLY, NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...cost.gpu_kernels import MOST_WARPS, ROW_SHORT
+from ...cost.recompute import rows_for_one
 from ...cost.rows import held_bytes, held_elements
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
@@ -58,11 +60,14 @@ def _persistent_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple
     size = next_power(int(_row(shape)))
     count = typical(nest, sympy.Mul(*(e for _, e in shape.rows)))
     rows = 1
-    if size <= ROW_SHORT:
+    if row_for_all(shape):
+        rows = rows_for_one(target.machine, count)
+    elif size <= ROW_SHORT:
         # Several rows a program, as long as every processor has work.
         rows = clamp_power(max(min(2048 // size, count // (2 * target.cores)), 1), 1, 64)
     least = 4 if size * rows >= 1024 else 1
-    warps = warps_for(target, size * rows * live_rows(shape), 32, least, MOST_WARPS)
+    live = 1 if row_for_all(shape) else live_rows(shape)
+    warps = warps_for(target, size * rows * live, 32, least, MOST_WARPS)
     return {
         "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1), rows * 2 if size * rows <= 4096 else rows))),
         "warps": tuple(dict.fromkeys((warps, min(warps * 2, MOST_WARPS), max(warps // 2, 1)))),
@@ -76,7 +81,22 @@ def _persistent(schedule: Schedule, target: Target, params: Params) -> None:
     for inner in inner_loops(schedule, depth, merge=False):
         _, within = cut(schedule, inner, size)
         tile(schedule, within)
+    for name in row_for_all(shape):
+        schedule.annotate("", EARLY.key(name), True)
     schedule.annotate("", NUM_WARPS, int(params["warps"]))
+
+
+def row_for_all(shape: NestShape) -> list[str]:
+    """Where a reduction of one row comes first that is the same for all rows, as that of a norm in front of a product
+    with a vector: the parameters of which programs read a row. They are asked for at once, and are there when that
+    reduction is."""
+    rows = {v for v, _ in shape.rows}
+    alone = [not any(free_symbols(ld) & rows for ld in b.reads) for b in shape.reductions]
+    if shape.row_count == 1 or not alone or not alone[0] or all(alone):
+        return []
+    inner = {v for v, _ in shape.inner}
+    moving = (a for a in shape.accesses if not a.is_write and not a.is_gather and any(a.step(v) != 0 for v in inner))
+    return list(dict.fromkeys(a.buffer.name for a in moving))
 
 
 def _looped_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
