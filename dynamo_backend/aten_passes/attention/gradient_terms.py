@@ -78,7 +78,11 @@ def _inverse(a: Terms) -> Terms | None:
 
 
 def forms_of(
-    nodes: Iterable[fx.Node], factors: Mapping[fx.Node, Terms], starts: Mapping[fx.Node, Form], columns: Any, extra: bool
+    nodes: Iterable[fx.Node],
+    factors: Mapping[fx.Node, Terms],
+    starts: Mapping[fx.Node, Form],
+    columns: Any,
+    extra: bool,
 ) -> dict[fx.Node, Form]:
     """The forms of all nodes that have one, by those of ``starts`` and what ``factors`` are; ``columns`` are the scores
     of a row, and ``extra`` says whether there is an ``X``."""

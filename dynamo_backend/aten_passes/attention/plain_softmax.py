@@ -1,6 +1,6 @@
 """A softmax that a model writes out, and its gradient as autograd writes it, become torch's: ``e / sum e`` of
-``e = exp(scores - number of the row)``; and with ``exp(sink - that number)`` added to the sum, a softmax over scores and
-the sink whose last probability is dropped.
+``e = exp(scores - number of the row)``; and with ``exp(sink - that number)`` added to the sum, a softmax over the
+scores and the sink, whose last probability is dropped.
 
 Autograd flows back through the sum and through the largest score of the row, with a mask of where that is. All of it
 adds up to a softmax's gradient (``gradient_terms``), in which no mask is.
@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..joint_graph import backward_of
 from ..write import NodeWriter
-from .gradient_terms import EXPONENTIAL, EXTRA, GIVEN, OF_EXTRA, OF_SCORES, TOTAL, Form, Terms, forms_of
+from .gradient_terms import EXPONENTIAL, EXTRA, GIVEN, OF_EXTRA, OF_SCORES, TOTAL, ZERO, Form, Terms, forms_of
 from .joint_match import unaliased
 
 aten = torch.ops.aten
@@ -69,9 +69,11 @@ def _find(node: fx.Node) -> _Softmax | None:
     if exponentials.target is not aten.exp.default:
         return None
     pair = _difference(exponentials.args[0])
-    if pair is None or pair[0] is None or not _of_rows(pair[1]):
+    if pair is None or not _of_rows(pair[1]):
         return None
     scores, shift = pair
+    if scores is None or scores.meta["val"].shape[:-1] != shift.meta["val"].shape[:-1]:
+        return None
     types = {n.meta["val"].dtype for n in (node, scores, exponentials, total)}
     if len(types) != 1 or scores.meta["val"].shape != node.meta["val"].shape or _of_rows(scores):
         return None
@@ -116,7 +118,7 @@ def _of_rows(node: fx.Node) -> bool:
 def _is_beside(sink: fx.Node, shift: fx.Node) -> bool:
     """Whether a sink is of the rows of what is subtracted, or of some dimensions of theirs."""
     a, b = sink.meta["val"], shift.meta["val"]
-    return a.dtype is b.dtype and _of_rows(sink) and a.dim() == b.dim()
+    return a.dtype is b.dtype and _of_rows(sink) and a.dim() <= b.dim()
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -169,11 +171,11 @@ def _write(
             result = softmax = write.call(aten._softmax.default, scores, dim, False)
         else:
             if found.sink is None:
-                value = found.shift.meta["val"]
+                value = scores.meta["val"]
                 like = {"dtype": dtype, "device": value.device}
-                sink = write.call(aten.full.default, _sizes(write, found.shift), 0.0, **like)
+                sink = write.call(aten.full.default, [*_sizes(write, scores)[:-1], 1], 0.0, **like)
             else:
-                sink = write.call(aten.expand.default, found.sink, _sizes(write, found.shift))
+                sink = write.call(aten.expand.default, found.sink, [*_sizes(write, scores)[:-1], 1])
             joined = write.call(aten.cat.default, [scores, sink], dim)
             softmax = write.call(aten._softmax.default, joined, dim, False)
             result = write.call(aten.slice.Tensor, softmax, dim, 0, -1)
@@ -191,12 +193,23 @@ def _write(
         write.replace(node, parts["scores"])
     for node in of_sink:
         write.replace(node, parts["sink"])
+    _drop_zeros(forms)
     write.replace(found.result, result)
+
+
+def _drop_zeros(forms: dict[fx.Node, Form]) -> None:
+    """Let gradients that nothing is added to be themselves."""
+    for node, form in forms.items():
+        for user in [u for u in node.users if form == ZERO and u not in forms and u.target is aten.add.Tensor]:
+            others = [a for a in user.args if a is not node]
+            if len(others) == 1 and not user.kwargs and isinstance(others[0], fx.Node) and _is_like(user, others[0]):
+                user.replace_all_uses_with(others[0])
 
 
 def _sizes(write: NodeWriter, like: fx.Node) -> list[Any]:
     return [
-        n if isinstance(n, int) else write.call(aten.sym_size.int, like, d) for d, n in enumerate(like.meta["val"].shape)
+        n if isinstance(n, int) else write.call(aten.sym_size.int, like, d)
+        for d, n in enumerate(like.meta["val"].shape)
     ]
 
 

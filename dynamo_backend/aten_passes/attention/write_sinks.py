@@ -40,7 +40,7 @@ class Sink:
             for user in stack.pop().users:
                 if user.target in _SAME:
                     stack.append(user)
-                elif user is not self.kept:
+                elif user is not self.kept and user.target is not aten.sym_size.int:
                     found.add(user)
         return found
 
@@ -104,7 +104,8 @@ def _span(node: fx.Node) -> tuple[Any, Any] | None:
     """The first element of a slice in the last dimension, and the end."""
     if node.target is not aten.slice.Tensor:
         return None
-    source, dim, start, _, step = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])
+    given: tuple[Any, ...] = tuple(node.args)
+    source, dim, start, _, step = given + (0, None, None, 1)[len(given) - 1 :]
     shape = source.meta["val"].shape
     if step != 1 or dim % len(shape) != len(shape) - 1:
         return None
@@ -183,7 +184,7 @@ def write_sums(
 
 def narrow(sink: fx.Node) -> fx.Node:
     """A sink before it was repeated for rows: where it meets theirs, it is again."""
-    while sink.target is aten.expand.default and sink.args[0].meta["val"].dim() == sink.meta["val"].dim():  # type: ignore
+    while sink.target is aten.expand.default:
         sink = sink.args[0]  # type: ignore[assignment]
     return sink
 
@@ -195,7 +196,7 @@ def is_gradient(found: Sink, node: fx.Node) -> bool:
     given = node.args[0]
     if not isinstance(given, fx.Node) or given.target is not aten.slice_backward.default:
         return False
-    source, sizes, dim, start, end, step = given.args
+    source, sizes, dim, start, _, step = given.args
     rank = len(sizes)  # type: ignore[arg-type]
     columns, begin = found.scores.meta["val"].shape[-1], 1 if found.first else 0
     same = step == 1 and dim % rank == rank - 1 and _same(source.meta["val"].shape[-1], columns)  # type: ignore

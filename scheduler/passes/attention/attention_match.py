@@ -208,17 +208,16 @@ def _without_nan(
 
 
 def _normalized(found: Definitions, top: Expr, bottom: Expr, column: sympy.Symbol) -> _Softmax | None:
-    """``exp(s - max s) / sum exp(s - max s)``, both over ``column``; or with another number of the row than the maximum,
-    and one more in the sum."""
+    """``exp(s - max s) / sum exp(s - max s)``, both over ``column``; or with another number of the row in place of
+    the largest, and with one more in the sum."""
     exp = found.peel(top)
     if not (isinstance(exp, Call) and exp.fn == "exp"):
         return None
-    for total, extra in _summands(found, bottom):
-        whole = _over(found, total, ("sum",), column)
-        if whole is not None and found.same(whole[0], exp):
-            break
-    else:
+    sums = [(whole, extra) for total, extra in _summands(found, bottom)
+            if (whole := _over(found, total, ("sum",), column)) is not None and found.same(whole[0], exp)]  # fmt: skip
+    if not sums:
         return None
+    whole, extra = sums[0]
     shifted = found.peel(exp.args[0])
     if not (isinstance(shifted, Call) and shifted.fn == "sub"):
         return None

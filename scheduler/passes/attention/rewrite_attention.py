@@ -215,7 +215,7 @@ class _AttentionWriter:
     def with_sink(self, highest: Load, total: Load, weighted: Load) -> Expr:
         """Weighted values over the sum and what is added to it, all as the model shifted them.
 
-        Where the largest score is infinite, each exponential is what that of the largest is, or zero: so is the quotient.
+        Where the largest score is infinite, each exponential is that of the largest, or zero: so is the quotient.
         """
         if self.attention.zero_for_nan or self.attention.zero_for_empty:
             raise NoAttention("zeros stand for rows of a softmax whose sum has more than its exponentials")
@@ -232,9 +232,7 @@ class _AttentionWriter:
         """The exponential of what the largest score is above what the model subtracts."""
         return call("exp", call("sub", highest, self.number(self.attention.shift, highest, by_row)))
 
-    def number(
-        self, e: Expr | None, highest: Load, by_row: Mapping[sympy.Symbol, sympy.Expr] | None = None
-    ) -> Expr:
+    def number(self, e: Expr | None, highest: Load, by_row: Mapping[sympy.Symbol, sympy.Expr] | None = None) -> Expr:
         """A number of a row; zero of none."""
         if e is None:
             return const(0.0, highest.dtype)

@@ -66,16 +66,12 @@ def _slower(found: Definitions, group: Sequence[ChainedProduct | Total], target_
     width = sum(int(s.width) for s in scores.values())
     width += sum(int(c.extents[FEATURE]) for c in group if isinstance(c, ChainedProduct))
     batch, rows, columns = (hint(first.extents.get(x, sympy.S.One)) for x in (BATCH, ROW, COLUMN))
-    size = ChainSize(
-        batch, rows, columns, width, len(scores), first.dtype.itemsize, _seen(group, rows, columns, hint)
-    )
+    size = ChainSize(batch, rows, columns, width, len(scores), first.dtype.itemsize, _seen(group, rows, columns, hint))
     gains, told = decide_chain_gpu(size, target_of(first.device).machine)
     return {} if gains else dict.fromkeys((c.name for c in group), told)
 
 
-def _seen(
-    group: Sequence[ChainedProduct | Total], rows: int, columns: int, hint: Callable[[sympy.Expr], int]
-) -> float:
+def _seen(group: Sequence[ChainedProduct | Total], rows: int, columns: int, hint: Callable[[sympy.Expr], int]) -> float:
     """The share of tiles of scores that a mask of positions leaves to a group."""
     elements = [c.element for c in group if isinstance(c, ChainedProduct)]
     if len(elements) < len(group):
