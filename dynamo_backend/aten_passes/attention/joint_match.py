@@ -264,6 +264,8 @@ class Site:
                 self.made.append(node)
         for node in of_scores:
             for user in node.users.keys() - within - self.backward - {self.softmax, self.joined}:
+                if user.target is aten.sym_size.int:
+                    continue
                 if self.empty is None and self._tells_empty(user):
                     self.empty = user
                     continue

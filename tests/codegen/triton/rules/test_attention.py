@@ -114,7 +114,10 @@ def test_two_loops_of_half_types(interpreter, variant):
     source = emit_triton(nest, SM90)
     assert source.text.count("in tl.range(") == 2
     tensors = plain.inputs(function)
-    given = {b.name: half(t) for b, t in zip(function.inputs, tensors, strict=True)}
+    given = {
+        b.name: half(t).reshape([int(n) for n in nest.buffer(b.name).shape])
+        for b, t in zip(function.inputs, tensors, strict=True)
+    }
     (got,) = interpreter.run(source, nest.outputs, given, {}).values()
     wanted = plain.expected(variant, tensors)
     np.testing.assert_allclose(got.reshape(wanted.shape).astype(np.float64), wanted.numpy(), rtol=2e-2, atol=2e-2)
