@@ -6,7 +6,9 @@ from torch import fx
 
 from ...ir.passes import Pass, Plain
 from .attention.joint import recompute_scores
+from .attention.plain_softmax import unite_softmax
 from .attention.shifted_softmax import unshift_softmax
+from .attention.write_sinks import write_sinks
 from .batch_norm import forget_running_statistics, renormalize
 from .complex.views import join_parts
 from .context import ATEN, FAST, HAS_METADATA, AtenContext, OnGraph
@@ -29,10 +31,12 @@ AtenPasses = tuple[Pass[fx.GraphModule, AtenContext], ...]
 INFERENCE_PASSES: AtenPasses = (
     Pass("chunk_losses", ATEN, chunk_losses),
     Pass("unshift_softmax", ATEN, OnGraph(unshift_softmax), needs=(FAST,)),
+    Pass("write_sinks", ATEN, OnGraph(write_sinks), needs=(FAST,)),
 )
 # Graphs that hold forward and backward, before they are parted: what decides of saving.
 JOINT_PASSES: AtenPasses = (
-    *INFERENCE_PASSES,
+    *INFERENCE_PASSES[:2],
+    Pass("unite_softmax", ATEN, OnGraph(unite_softmax), needs=(FAST,)),
     Pass("decompose_log_softmax", ATEN, Plain(decompose_log_softmax)),
     Pass("forget_running_statistics", ATEN, Plain(forget_running_statistics)),
     Pass("renormalize", ATEN, renormalize, needs=(FAST,)),
@@ -40,6 +44,7 @@ JOINT_PASSES: AtenPasses = (
     Pass("eliminate_dead_nodes", ATEN, OnGraph(eliminate_dead_nodes), leaves=(NO_DEAD,)),
     Pass("share_nodes", ATEN, OnGraph(share_nodes), needs=(NO_DEAD,)),
     Pass("recompute_scores", ATEN, recompute_scores, needs=(FAST,)),
+    INFERENCE_PASSES[2],
     Pass("remake_positions", ATEN, OnGraph(remake_positions)),
     Pass("keep_overwritten", ATEN, Plain(keep_overwritten)),
     Pass("save_compared", ATEN, OnGraph(save_compared)),

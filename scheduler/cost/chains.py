@@ -6,6 +6,7 @@ our loops with two products a step, below that of a library's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ir.machine import Machine
@@ -14,6 +15,8 @@ from .gpu_tiles import GROUP_ROWS, reach
 
 # What a loop with several products a step reaches of the library's rate, in tiles of so many rows.
 STREAMED, ROWS = 0.5, GROUP_ROWS
+# Rows and columns of a tile whose scores are left out together, when none is seen; at so many places along each side.
+TILE, PLACES = 64, 16
 # Of the L2 cache, what scores may take and be found there again.
 KEPT = 0.5
 
@@ -30,6 +33,15 @@ class ChainSize:
     width: int
     scores: int
     itemsize: int
+    seen: float = 1.0
+
+
+def seen_share(rows: int, columns: int, is_empty: Callable[[int, int, int, int], bool]) -> float:
+    """The share of tiles in which not every score is left out. ``is_empty`` says so of a tile by its first and its last
+    row and column; it is asked about tiles that stand evenly apart."""
+    firsts = [sorted({TILE * (k * -(-n // TILE) // PLACES) for k in range(PLACES)}) for n in (rows, columns)]
+    tiles = [(r, min(r + TILE, rows) - 1, c, min(c + TILE, columns) - 1) for r in firsts[0] for c in firsts[1]]
+    return sum(not is_empty(*t) for t in tiles) / len(tiles)
 
 
 def decide_chain_gpu(size: ChainSize, machine: Machine) -> tuple[bool, str]:
@@ -39,7 +51,7 @@ def decide_chain_gpu(size: ChainSize, machine: Machine) -> tuple[bool, str]:
     programs = size.batch * -(-size.rows // ROWS)
     waves = -(-programs // machine.cores)
     full = programs / (waves * machine.cores)
-    ours = flops / (machine.matmul * STREAMED * full)
+    ours = flops * size.seen / (machine.matmul * STREAMED * full)
     matrix = points * size.itemsize
     # One that fits the L2 cache is read from there.
     faster = reach(machine) if matrix * size.scores <= KEPT * machine.l2_bytes else 1.0
@@ -49,4 +61,4 @@ def decide_chain_gpu(size: ChainSize, machine: Machine) -> tuple[bool, str]:
     return ours < library * (1 - WORTH), told
 
 
-__all__ = ["ChainSize", "decide_chain_gpu"]
+__all__ = ["ChainSize", "decide_chain_gpu", "seen_share"]

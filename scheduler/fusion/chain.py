@@ -232,10 +232,12 @@ class Chain:
         )  # fmt: skip
 
     def _is_next(self, node: Node, made: dict[str, Compute | Reduction]) -> bool:
-        """Whether a node reads results of the chain alone, so that it can be taken in whatever else is."""
-        if not isinstance(node, Compute) or not all(self.views.base(u) in made for u in uses(node)):
+        """Whether a node reads results of the chain, and besides nothing that waits for it, so that it can be taken in
+        whatever else is."""
+        if not isinstance(node, Compute):
             return False
-        return self._bound(node, made)[0] is not None
+        foreign = [b for u in uses(node) if (b := self.views.base(u)) not in made]
+        return self.others.apart(self, foreign) and self._bound(node, made)[0] is not None
 
     def _bound(
         self, node: Compute, made: dict[str, Compute | Reduction]

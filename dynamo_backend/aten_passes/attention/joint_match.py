@@ -18,6 +18,8 @@ from ....scheduler.passes.products.chain_choice import MIN_ROWS
 from ...tracing.hints import hint_of
 from ..joint_graph import is_tangent
 from ..loss.chunk_loss_match import base_of
+from .gradient_terms import is_zero
+from .write_sinks import Sink, find_sink, is_gradient
 
 aten = torch.ops.aten
 
@@ -99,21 +101,40 @@ class Site:
     empty: fx.Node | None = None
     gradient: fx.Node | None = None  # of the output of the product
     start: fx.Node | None = None  # the softmax's backward
+    sink: Sink | None = None  # where the softmax has one number more a row, whose probability is dropped
 
     def __post_init__(self) -> None:
         self.backward = _after(self.graph, filter(is_tangent, self.graph.nodes))
+        self.sink = find_sink(self.softmax)
         self.scores = list(self._products())
+
+    @property
+    def operand(self) -> fx.Node:
+        """The scores that the softmax is of, without a sink."""
+        node = self.softmax.args[0] if self.sink is None else self.sink.scores
+        assert isinstance(node, fx.Node)
+        return node
+
+    @property
+    def joined(self) -> fx.Node | None:
+        """What reads the scores where the softmax has a sink: both beside one another."""
+        return None if self.sink is None else next(u for u in self.sink.scores.users if u.target is aten.cat.default)
+
+    @property
+    def result(self) -> fx.Node:
+        """The probabilities of the scores."""
+        return self.softmax if self.sink is None else self.sink.kept
 
     def _products(self) -> Iterator[fx.Node]:
         """The products that the softmax's operand is made of element by element."""
-        stack, seen = [self.softmax.args[0]], set()
+        stack, seen = [self.operand], set[fx.Node]()
         while stack:
             node = stack.pop()
             if not isinstance(node, fx.Node) or node in seen:
                 continue
             seen.add(node)
             if node.target in _PRODUCTS:
-                if statically_known_true(_size(node) == _size(self.softmax)):
+                if statically_known_true(_size(node) == _size(self.result)):
                     yield node
             elif _is_pointwise(node):
                 stack += _inputs(node)
@@ -122,8 +143,8 @@ class Site:
 
     def match(self) -> None:
         """Find all that is to change. Raises KeptError."""
-        value = self.softmax.meta["val"]
-        if statically_known_true(_size(self.softmax) == 0):
+        value = self.result.meta["val"]
+        if statically_known_true(_size(self.result) == 0):
             raise KeptError("they are none")  # and nothing is as large as they are
         self.forward()
         if self.softmax.args[1] not in (-1, value.dim() - 1):
@@ -145,7 +166,9 @@ class Site:
 
     def forward(self) -> None:
         """From the softmax through operations that are linear in its probabilities to one product."""
-        stack, seen, other = [self.softmax], {self.softmax}, None
+        stack, seen, other = [self.result], {self.result}, None
+        if self.sink is not None and not self.sink.others <= self.backward:
+            raise KeptError("the graph reads the probability of their sink")
         while stack:
             node = stack.pop()
             self.weights.append(node)
@@ -172,7 +195,7 @@ class Site:
         node = self.readers[0].args[0]
         if node not in self.weights:
             raise KeptError("they are the right operand of a product")
-        while node is not self.softmax:
+        while node is not self.result:
             assert isinstance(node, fx.Node)
             if node.target in TURNS:
                 raise KeptError("they are transposed")
@@ -209,16 +232,16 @@ class Site:
                 return user.args[0] is node and user.args[2] == 0
             case aten.where.self:
                 others = [a for a in user.args[1:] if a is not node]
-                return len(others) == 1 and user.args[0] is not node and _is_zero(others[0])
+                return len(others) == 1 and user.args[0] is not node and is_zero(others[0])
         if user.target in TURNS:
             return user.target is not aten.slice.Tensor
         return user.target in VIEWS and statically_known_true(result.shape[-1] == value.shape[-1])
 
     def recomputed(self) -> None:
         """What is computed again: all that is as large as the scores."""
-        rows, keys = self.softmax.meta["val"].shape[-2:]
+        rows, keys = self.result.meta["val"].shape[-2:]
         least = rows * keys  # torch.Size.numel would make constants of sizes
-        stack, seen = [self.softmax.args[0]], set()
+        stack, seen = [self.operand], set[fx.Node]()
         while stack:
             node = stack.pop()
             if not isinstance(node, fx.Node) or node in seen or node in self.backward:
@@ -240,7 +263,9 @@ class Site:
                 of_scores.add(node)
                 self.made.append(node)
         for node in of_scores:
-            for user in node.users.keys() - within - self.backward - {self.softmax}:
+            for user in node.users.keys() - within - self.backward - {self.softmax, self.joined}:
+                if user.target is aten.sym_size.int:
+                    continue
                 if self.empty is None and self._tells_empty(user):
                     self.empty = user
                     continue
@@ -256,7 +281,7 @@ class Site:
         tested = node.args[0]
         if node.target is not aten.all.dim or list(node.args[1:]) != [-1, True] or not isinstance(tested, fx.Node):
             return False
-        if tested.target is not aten.eq.Scalar or tested.args != (self.softmax.args[0], -float("inf")):
+        if tested.target is not aten.eq.Scalar or tested.args != (self.operand, -float("inf")):
             return False
         return all(u.target is aten.where.self and u in self.weights and u.args[0] is node for u in node.users)
 
@@ -265,9 +290,13 @@ class Site:
         out = self.readers[0]
         values = out.args[1]
         found = [u for w in self.weights for u in w.users if u.target is aten._softmax_backward_data.default]
+        if self.sink is not None:
+            found += self.sink.others
         if len(set(found)) != 1:
             raise KeptError(f"it has {len(set(found))} gradients")
         self.start = found[0]
+        if self.sink is not None and not is_gradient(self.sink, self.start):
+            raise KeptError("what it gives its sink is not dropped")
         product = self.back()
         if not _is_transposed(product.args[1], values):
             raise KeptError("its gradient is not that of one product")
@@ -277,7 +306,7 @@ class Site:
             raise KeptError("its gradient has another shape than its result")
         self.gradient = gradient
         others = [
-            n for n in _ends(self.start)
+            n for n in self.ends()
             if n.target not in (aten.bmm.default, aten.mm.default) and not self._is_over_batch(n)
         ]  # fmt: skip
         if others:
@@ -289,7 +318,7 @@ class Site:
         """The product that the gradient of probabilities is made of, by the factors that they were multiplied by on
         their way: a function of the user's may have any gradient. Raises KeptError."""
         assert self.start is not None
-        node, made = self.start.args[0], list[Any]()
+        node, made = self.given(), list[Any]()
         while isinstance(node, fx.Node) and node.target not in (aten.bmm.default, aten.mm.default):
             through = [n for n in _inputs(node) if n in self.backward and isinstance(n.meta["val"], torch.Tensor)]
             factors = _factors(node, through[0]) if len(through) == 1 else None
@@ -313,16 +342,30 @@ class Site:
             raise KeptError("its gradient has other factors than they have")
         return node
 
+    def given(self) -> fx.Node:
+        """The gradient of the probabilities of the scores."""
+        assert self.start is not None
+        node = self.start.args[0] if self.sink is None else self.start.args[0].args[0]  # type: ignore[union-attr]
+        assert isinstance(node, fx.Node)
+        return node
+
+    def ends(self) -> list[fx.Node]:
+        """Who reads the gradient of the scores, through point-wise nodes."""
+        assert self.start is not None
+        if self.sink is None:
+            return _ends(self.start)
+        return [n for u, is_kept in self.sink.parts(self.start) or [] if is_kept for n in _ends(u)]
+
     def biases(self) -> None:
         """What sums gradients of scores over a batch: the gradient of a bias. Raises KeptError."""
         assert self.start is not None
-        found = [n for n in _ends(self.start) if self._is_over_batch(n)]
+        found = [n for n in self.ends() if self._is_over_batch(n)]
         if not found:
             return
         if any(not _is_alike(n, found[0]) for n in found):
             raise KeptError("biases are shared by different parts of the batch")
-        value = self.softmax.meta["val"]
-        size = hint_of(_size(self.softmax)) * value.dtype.itemsize
+        value = self.result.meta["val"]
+        size = hint_of(_size(self.result)) * value.dtype.itemsize
         if not self.on_gpu and size < KEPT_BESIDE_BIAS:
             raise KeptError(
                 f"they take {size / 2**20:.3g} MiB, which products of a library read faster than ours are made"
@@ -335,7 +378,7 @@ class Site:
             return False
         shape, dims = read.meta["val"].shape, node.args[1]
         assert isinstance(dims, Sequence)
-        same = zip(shape[-2:], self.softmax.meta["val"].shape[-2:], strict=True)
+        same = zip(shape[-2:], self.result.meta["val"].shape[-2:], strict=True)
         over = {d % len(shape) for d in dims}  # type: ignore[operator]
         several = any(hint_of(shape[d]) > 1 for d in over)
         return several and max(over) < len(shape) - 2 and all(statically_known_true(a == b) for a, b in same)
@@ -350,20 +393,6 @@ def _is_alike(a: fx.Node, b: fx.Node) -> bool:
 
 def _said(node: fx.Node) -> str:
     return "the graph's result" if node.op == "output" else str(node.target)
-
-
-def _is_zero(node: Any) -> bool:
-    """Whether a node holds zeros."""
-    if not isinstance(node, fx.Node):
-        return bool(node == 0)
-    match node.target:
-        case aten.zeros_like.default | aten.zeros.default:
-            return True
-        case aten.full.default | aten.full_like.default | aten.scalar_tensor.default:
-            return node.args[-1] == 0
-        case aten.expand.default | aten.view.default | aten.alias.default:
-            return _is_zero(node.args[0])
-    return False
 
 
 def _is_constant(node: fx.Node) -> bool:
@@ -384,7 +413,7 @@ def _factors(node: fx.Node, through: fx.Node) -> list[Any] | None:
             return [("zero", _source(args[1]), True)]
         case aten.where.self if args[0] is not through:
             chosen = args[2] is through
-            return [("zero", _source(args[0]), chosen)] if _is_zero(args[1 if chosen else 2]) else None
+            return [("zero", _source(args[0]), chosen)] if is_zero(args[1 if chosen else 2]) else None
         case aten.native_dropout.default:
             masks = [u for u in node.users if u.target is operator.getitem and u.args[1] == 1]
             p = args[1]

@@ -11,6 +11,7 @@ from ..rounding.rounding import keep_rounding
 from ..views.plain_views import order_of
 from ..write import IN_BACKWARD, TAG, NodeWriter, copied_for_backward
 from .joint_match import TURNS, VIEWS, Site
+from .write_sinks import narrow, write_sums
 
 aten = torch.ops.aten
 
@@ -23,8 +24,7 @@ def rewrite(site: Site) -> None:
     """Probabilities of the backward from scores and row statistics, and the softmax's gradient."""
     out, start, gradient = site.readers[0], site.start, site.gradient
     assert start is not None and gradient is not None
-    scores = site.softmax.args[0]
-    assert isinstance(scores, fx.Node)
+    scores, sink = site.operand, site.sink
     wide = torch.float64 if scores.meta["val"].dtype is torch.float64 else torch.float32
     write = NodeWriter(site.graph, site.softmax)
     for node in site.dropouts:
@@ -32,11 +32,16 @@ def rewrite(site: Site) -> None:
     _round_sources(site)
     _copy_again(site)
     copies = copied_for_backward(site.graph, [*site.made, *site.drawn], {})
+    if sink is not None:
+        with site.graph.inserting_before(sink.kept):
+            top, shifted, total, _ = write_sums(write, scores, sink.sink, wide)
+            weights = write.cast(write.call(aten.div.Tensor, shifted, total), sink.kept.meta["val"].dtype)
     with site.graph.inserting_before(out.next):
-        z = write.cast(scores, wide)
-        top = write.call(aten.amax.default, z, [-1], True)
-        shifted = write.call(aten.exp.default, write.call(aten.sub.Tensor, z, top))
-        total = write.call(aten.sum.dim_IntList, shifted, [-1], True)
+        if sink is None:
+            z = write.cast(scores, wide)
+            top = write.call(aten.amax.default, z, [-1], True)
+            shifted = write.call(aten.exp.default, write.call(aten.sub.Tensor, z, top))
+            total = write.call(aten.sum.dim_IntList, shifted, [-1], True)
         log_total = write.call(aten.log.default, total)
         for kept in (top, log_total):
             kept.meta["recompute"] = CheckpointPolicy.MUST_SAVE
@@ -49,10 +54,10 @@ def rewrite(site: Site) -> None:
             nothing = write.call(aten.eq.Scalar, top, -float("inf"))
             again = write.call(aten.where.self, nothing, write.call(aten.zeros_like.default, again), again)
             made += [nothing, *again.all_input_nodes, again]
-        probabilities = write.cast(again, site.softmax.meta["val"].dtype)
+        probabilities = write.cast(again, site.result.meta["val"].dtype)
     for node in (*made, probabilities):
         node.meta[TAG] = IN_BACKWARD
-    known = {site.softmax: probabilities, **{n: copies[n] for n in site.drawn}}
+    known = {site.result: probabilities, **{n: copies[n] for n in site.drawn}}
     if site.empty is not None:
         known[site.empty] = nothing
     copies |= copied_for_backward(site.graph, [*site.weights, *site.zeros], known)
@@ -69,9 +74,20 @@ def rewrite(site: Site) -> None:
             for d, n in enumerate(top.meta["val"].shape)
         ]
         delta = write.call(aten.view.default, delta, shape)
-        flow = write.call(aten.sub.Tensor, write.cast(start.args[0], wide), delta)  # type: ignore[arg-type]
+        flow = write.call(aten.sub.Tensor, write.cast(site.given(), wide), delta)
         flow = write.cast(write.call(aten.mul.Tensor, again, flow), start.meta["val"].dtype)
-    start.replace_all_uses_with(flow)
+        if sink is not None:
+            share = write.call(aten.sub.Tensor, narrow(sink.sink), top)
+            share = write.call(aten.exp.default, write.call(aten.sub.Tensor, share, log_total))
+            of_sink = write.call(aten.neg.default, write.call(aten.mul.Tensor, share, delta))
+            for part, is_kept in sink.parts(start) or []:
+                part.replace_all_uses_with(write.cast(flow if is_kept else of_sink, part.meta["val"].dtype))
+    if sink is None:
+        start.replace_all_uses_with(flow)
+    else:
+        sink.kept.replace_all_uses_with(weights)
+        site.graph.eliminate_dead_code()
+        return
     for node in (start, *reversed(site.weights)):
         if not node.users:
             site.graph.erase_node(node)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .gradient_terms import OF_SCORES, PROBABILITY, forms_of
 from .joint_match import unaliased
 
 aten = torch.ops.aten
@@ -31,12 +32,30 @@ def unshift_softmax(graph: fx.Graph) -> int:
             scores, shift = source.args
             if isinstance(scores, fx.Node) and _is_largest(shift, scores, node.args[1]):
                 node.update_arg(0, scores)
+                if op is aten._softmax.default:
+                    _stop_at_largest(node)
                 done += 1
     if done:
         graph.eliminate_dead_code()
         if graph.owning_module is not None:
             graph.owning_module.recompile()
     return done
+
+
+def _stop_at_largest(softmax: fx.Node) -> None:
+    """Let what flows back through what was subtracted be nothing: gradients of scores add up to zero in a row."""
+    graph, shape = softmax.graph, softmax.meta["val"].shape
+    if softmax.args[1] % len(shape) != len(shape) - 1:  # type: ignore[operator]
+        return
+    names = {n for n in graph.nodes if unaliased(n) is softmax}
+    starts = [n for n in graph.find_nodes(op="call_function", target=aten._softmax_backward_data.default)
+              if n.args[1] in names]  # fmt: skip
+    for start in starts:
+        forms = forms_of(graph.nodes, dict.fromkeys(names, PROBABILITY), {start: OF_SCORES}, shape[-1], extra=False)
+        for node, form in forms.items():
+            same = form == OF_SCORES and node.target is aten.add.Tensor
+            if same and node.meta["val"].dtype is start.meta["val"].dtype:
+                node.replace_all_uses_with(start)
 
 
 def _is_largest(shift: Any, scores: fx.Node, dim: int) -> bool:

@@ -15,15 +15,15 @@ import sympy
 
 from ....ir.errors import MlcError
 from ....ir.expr.product import product_of as product_of_factors
-from ....ir.expr.value import Call, Const, Expr, Index, Load, Select, call, cast, const, is_value, rewrite
+from ....ir.expr.value import Call, Const, Expr, Index, Load, Select, call, cast, const, free_symbols, is_value, rewrite
 from ....ir.expr.value import loads as loads_of
 from ....ir.graph.graph import Compute, Reduction, TensorType
 from ...facts.definitions import Definitions
 from ..products.operands import Product, made_of, mentions, operand, product_of, scaled
 from ..products.read_through import ReadThrough
 
-# The name that a found function of the scores reads them by.
-SCORES = "scores"
+# The names that found functions read scores, and the largest score of a row, by.
+SCORES, HIGHEST = "scores", "highest"
 # A function of scores beyond so many nodes is not attention any more.
 MAX_NODES = 1500
 
@@ -53,6 +53,9 @@ class Attention:
     the product's result is ``[b, d, m]``. ``zero_for_nan`` where rows of NaN count as zeros, ``zero_for_empty`` where
     those do whose every score is minus infinity. ``statistics`` are the maxima and sums of the softmax in the graph
     ("max" or "sum" by the name of the reduction), all of one shape and read at ``rows``.
+
+    Where the model says so, exponentials are of scores less ``shift`` and not less the largest, and ``extra`` is
+    added to their sum: a sink, which takes weight and has no value. Both are of a row, and may read ``HIGHEST``.
     """
 
     product: Product
@@ -69,14 +72,19 @@ class Attention:
     zero_for_empty: bool
     rows: tuple[Index, ...]
     statistics: Mapping[str, str]
+    shift: Expr | None = None
+    extra: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Softmax:
-    """``top`` is its maximum, as it is read; ``factors`` multiply it."""
+    """``total`` is the sum of its exponentials, as it is read; ``factors`` multiply it. Exponentials are of scores less
+    ``shift``, or less the largest where that is None, and ``extra`` is added to their sum."""
 
     score: Expr
-    top: Load
+    total: Load
+    shift: Expr | None = None
+    extra: Expr | None = None
     factors: tuple[Expr, ...] = ()
     zero_for_nan: bool = False
     zero_for_empty: bool = False
@@ -120,12 +128,15 @@ def _match(found: Definitions, product: Product, types: dict[str, TensorType], t
             score = scores.expand(cast(softmax.score, kind.compute))
             query, key = scores.operands()
             weight = _Scores(found, first, axes).apart(softmax.factors)
+            of_rows = (None if e is None else _OfRows(found, first, axes, softmax.score).number(e)
+                       for e in (softmax.shift, softmax.extra))  # fmt: skip
+            shift, extra = of_rows
         except NoAttention as error:
             refusal = error
             continue
         return Attention(
             product, first, axes, extents, query, key, value, score, weight, transposed, softmax.zero_for_nan,
-            softmax.zero_for_empty, softmax.top.indices, _statistics(found, softmax, column),
+            softmax.zero_for_empty, softmax.total.indices, _statistics(found, softmax, column), shift, extra,
         )  # fmt: skip
     raise refusal
 
@@ -197,21 +208,39 @@ def _without_nan(
 
 
 def _normalized(found: Definitions, top: Expr, bottom: Expr, column: sympy.Symbol) -> _Softmax | None:
-    """``exp(s - max s) / sum exp(s - max s)``, both over ``column``."""
+    """``exp(s - max s) / sum exp(s - max s)``, both over ``column``; or with another number of the row in place of
+    the largest, and with one more in the sum."""
     exp = found.peel(top)
     if not (isinstance(exp, Call) and exp.fn == "exp"):
         return None
-    total = _over(found, bottom, ("sum",), column)
-    if total is None or not found.same(total[0], exp):
+    sums = [(whole, extra) for total, extra in _summands(found, bottom)
+            if (whole := _over(found, total, ("sum",), column)) is not None and found.same(whole[0], exp)]  # fmt: skip
+    if not sums:
         return None
+    whole, extra = sums[0]
     shifted = found.peel(exp.args[0])
     if not (isinstance(shifted, Call) and shifted.fn == "sub"):
         return None
     score, shift = shifted.args
-    highest = _over(found, shift, ("max", "argmax"), column)
-    if highest is None or not found.same(highest[0], score):
+    if any(e is not None and column in free_symbols(e) for e in (shift, extra)):
         return None
-    return _Softmax(score, highest[1])
+    is_highest = _is_highest(found, shift, score, column)
+    return _Softmax(score, whole[1], None if is_highest else shift, extra)
+
+
+def _summands(found: Definitions, e: Expr) -> list[tuple[Expr, Expr | None]]:
+    """A sum, and what is added to it, if anything."""
+    inner = found.peel(e)
+    if isinstance(inner, Call) and inner.fn == "add":
+        a, b = inner.args
+        return [(a, b), (b, a)]
+    return [(e, None)]
+
+
+def _is_highest(found: Definitions, e: Expr, score: Expr, column: sympy.Symbol) -> bool:
+    """Whether a value is the largest score of its row."""
+    whole = _over(found, e, ("max", "argmax"), column)
+    return whole is not None and found.same(whole[0], score)
 
 
 def _over(found: Definitions, e: Expr, monoids: tuple[str, ...], column: sympy.Symbol) -> tuple[Expr, Load] | None:
@@ -229,15 +258,15 @@ def _over(found: Definitions, e: Expr, monoids: tuple[str, ...], column: sympy.S
 
 def _statistics(found: Definitions, softmax: _Softmax, column: sympy.Symbol) -> dict[str, str]:
     """The maxima and sums of a softmax, however often the graph has them."""
-    shape = found.makers[softmax.top.buffer].types[0]
+    shape = found.makers[softmax.total.buffer].types[0]
     result: dict[str, str] = {}
     for node in found.graph.nodes:
         if not isinstance(node, Reduction) or len(node.names) != 1 or shape is None:
             continue
-        if node.types[0].shape != shape.shape or any(is_value(i) for i in softmax.top.indices):
+        if node.types[0].shape != shape.shape or any(is_value(i) for i in softmax.total.indices):
             continue
-        load = Load(node.names[0], softmax.top.indices, node.types[0].dtype)
-        if (whole := _over(found, load, ("max",), column)) is not None and found.same(whole[0], softmax.score):
+        load = Load(node.names[0], softmax.total.indices, node.types[0].dtype)
+        if _is_highest(found, load, softmax.score, column):
             result[node.names[0]] = "max"
         elif (whole := _over(found, load, ("sum",), column)) is not None and _is_exp(found, whole[0], softmax, column):
             result[node.names[0]] = "sum"
@@ -245,13 +274,14 @@ def _statistics(found: Definitions, softmax: _Softmax, column: sympy.Symbol) -> 
 
 
 def _is_exp(found: Definitions, e: Expr, softmax: _Softmax, column: sympy.Symbol) -> bool:
-    """Whether a value is ``exp(s - max s)`` of a softmax's scores."""
+    """Whether a value is ``exp(s - max s)`` of a softmax's scores, or what that has for it."""
     match found.peel(e):
         case Call("exp", (difference,), _):
             match found.peel(difference):
-                case Call("sub", (score, shift), _):
-                    top = _over(found, shift, ("max", "argmax"), column)
-                    return top is not None and found.same(score, softmax.score) and found.same(top[0], softmax.score)
+                case Call("sub", (score, shift), _) if found.same(score, softmax.score):
+                    if softmax.shift is not None:
+                        return found.same(shift, softmax.shift)
+                    return _is_highest(found, shift, softmax.score, column)
     return False
 
 
@@ -380,4 +410,27 @@ class _Scores(ReadThrough):
         return query, key
 
 
-__all__ = ["SCORES", "Attention", "Axes", "NoAttention", "match_attention"]
+class _OfRows(_Scores):
+    """Numbers of a row, as functions of the largest of its scores and of what is no score."""
+
+    def __init__(self, found: Definitions, first: Product, axes: Axes, score: Expr) -> None:
+        super().__init__(found, first, axes)
+        self.score = score
+
+    def number(self, e: Expr) -> Expr:
+        """Raises NoAttention."""
+        result = cast(self.expanded(e), self.kind.compute)
+        if self.indices is not None:
+            raise NoAttention("its sum has more of its scores than their exponentials")
+        return result
+
+    def ends(self, load: Load) -> bool:
+        return load.buffer in (SCORES, HIGHEST)
+
+    def load(self, e: Load) -> Expr:
+        if _is_highest(self.found, e, self.score, self.axes.column):
+            return Load(HIGHEST, (), self.kind.compute)
+        return super().load(e)
+
+
+__all__ = ["HIGHEST", "SCORES", "Attention", "Axes", "NoAttention", "match_attention"]

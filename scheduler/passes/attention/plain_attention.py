@@ -32,6 +32,7 @@ def library_call(
         return None
     scale = _scale(attention.score)
     odd = attention.transposed or attention.zero_for_nan or attention.zero_for_empty or attention.weight is not None
+    odd = odd or attention.shift is not None or attention.extra is not None
     if odd or scale is None or first.rank != 3 or first.added is not None:
         return None
     queries, keys, values = types[first.left], types[first.right], types[product.right]

@@ -8,7 +8,7 @@ Gimelshein 2018, Dao et al. 2022.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
@@ -23,12 +23,13 @@ from ...context import USUAL, PassContext
 from ...cost.attention import head_widths, multiplies
 from ...facts.definitions import Definitions
 from ...facts.order import in_order
+from ...facts.views import map_value
 from ...rules import Capability, can
 from ..canonical.names import fresh_name
 from ..canonical.simplify_algebra import simplify_call
 from ..products.batch_axes import BatchWriter, digits_of, split_batch
 from ..products.operands import product_of
-from .attention_match import SCORES, Attention, NoAttention, match_attention
+from .attention_match import HIGHEST, SCORES, Attention, NoAttention, match_attention
 from .plain_attention import library_call
 
 
@@ -56,7 +57,8 @@ def rewrite_attention(graph: Graph, context: PassContext = USUAL) -> Graph:
             if called is not None:
                 changed[product.name] = called
                 continue
-            parts = (attention.query, attention.key, attention.value, attention.score, attention.weight)
+            parts = (attention.query, attention.key, attention.value, attention.score, attention.weight,
+                     attention.shift, attention.extra)  # fmt: skip
             values = [v for v in parts if v is not None]
             batch = split_batch(graph.symbols, attention.axes.batch, attention.extents, values)
             frame = BatchWriter(graph, batch, attention.product.type.device)
@@ -106,8 +108,19 @@ def _check_alone(found: Definitions, attention: Attention, machine: Machine) -> 
         raise NoAttention(f"heads of {wide[0]} and {wide[1]} elements; a tile holds {held.start} to {held.stop - 1}")
     if not multiplies(machine, attention.product.type.dtype):
         raise NoAttention("float64 is not for the tensor cores")
-    inside = {n for n in seen}
-    return [s for s in statistics if s in outputs or any(inside.isdisjoint(r.names) for r in found.readers(s))]
+    return [s for s in statistics if _is_read(found, s, seen, outputs)]
+
+
+def _is_read(found: Definitions, name: str, inside: Collection[str], outputs: Collection[str]) -> bool:
+    """Whether something else than the attention needs a number of its rows, or what is made of that."""
+    if name in outputs:
+        return True
+    for reader in found.readers(name):
+        if any(n in inside for n in reader.names):
+            continue
+        if not isinstance(reader, (Compute, View)) or _is_read(found, reader.name, inside, outputs):
+            return True
+    return False
 
 
 # --- the nodes --------------------------------------------------------------------------------------------------------
@@ -171,8 +184,12 @@ class _AttentionWriter:
         highest, total = (Load(n, at, kind) for n in names[:2])
         if self.attention.statistics[node.names[0]] == "max":
             value: Expr = highest
-        else:
+        elif self.attention.shift is None:
             value = Select(call("isinf", highest), const(float("nan"), kind), total)
+        else:
+            by_row = dict(zip(kept, at, strict=False))
+            rest = self.rest(highest, by_row)
+            value = Select(call("isinf", highest), rest, call("mul", total, rest))
         value = cast(value, node.types[0].dtype, when_stored=True)
         return Compute(node.names[0], node.types[0], node.axes, value, node.origins)
 
@@ -181,6 +198,8 @@ class _AttentionWriter:
         highest, total, weighted = (Load(n, at, kind) for n in names)
         odd = call("isinf", highest)
         zero = const(0.0, kind)
+        if self.attention.shift is not None or self.attention.extra is not None:
+            return self.with_sink(highest, total, weighted)
         plain = call("div", weighted, total)
         if self.attention.zero_for_nan:
             odd = call("logical_or", odd, call("isnan", total))
@@ -192,6 +211,35 @@ class _AttentionWriter:
         if self.graph.symbols.bounds(columns)[0] > 0:
             return result
         return Select(call("eq", total, zero), zero, result)
+
+    def with_sink(self, highest: Load, total: Load, weighted: Load) -> Expr:
+        """Weighted values over the sum and what is added to it, all as the model shifted them.
+
+        Where the largest score is infinite, each exponential is that of the largest, or zero: so is the quotient.
+        """
+        if self.attention.zero_for_nan or self.attention.zero_for_empty:
+            raise NoAttention("zeros stand for rows of a softmax whose sum has more than its exponentials")
+        extra = self.number(self.attention.extra, highest)
+        if self.attention.shift is None:
+            odd: Expr = const(float("nan"), highest.dtype)
+            return Select(call("isinf", highest), odd, call("div", weighted, call("add", total, extra)))
+        rest = self.rest(highest)
+        odd = call("div", rest, call("add", rest, extra))
+        result = call("div", call("mul", weighted, rest), call("add", call("mul", total, rest), extra))
+        return Select(call("isinf", highest), odd, result)
+
+    def rest(self, highest: Load, by_row: Mapping[sympy.Symbol, sympy.Expr] | None = None) -> Expr:
+        """The exponential of what the largest score is above what the model subtracts."""
+        return call("exp", call("sub", highest, self.number(self.attention.shift, highest, by_row)))
+
+    def number(self, e: Expr | None, highest: Load, by_row: Mapping[sympy.Symbol, sympy.Expr] | None = None) -> Expr:
+        """A number of a row; zero of none."""
+        if e is None:
+            return const(0.0, highest.dtype)
+        e = rewrite(self.frame.value(e, self.attention.axes.row), simplify_call)
+        if by_row:
+            e = map_value(e, dict(by_row))
+        return rewrite(e, lambda x: highest if isinstance(x, Load) and x.buffer == HIGHEST else None)
 
     def by_row(self, query: Expr) -> Expr:
         """A query that moves along the rows where there is one alone: it is the row of a tile."""

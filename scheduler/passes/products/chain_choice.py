@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import sympy
 
 from ....ir.graph.graph import Compute, View, uses
 from ....ir.target import TargetOf
 from ...cost.attention import multiplies, widths
-from ...cost.chains import ChainSize, decide_chain_gpu
+from ...cost.chains import ChainSize, decide_chain_gpu, seen_share
 from ...facts.definitions import Definitions
+from ...primitives.analysis.empty import zero
 from ...rules import Capability, can
 from .chain_elements import BATCH, COLUMN, FEATURE, ROW, ChainedProduct
 from .chain_totals import Total
@@ -65,9 +66,24 @@ def _slower(found: Definitions, group: Sequence[ChainedProduct | Total], target_
     width = sum(int(s.width) for s in scores.values())
     width += sum(int(c.extents[FEATURE]) for c in group if isinstance(c, ChainedProduct))
     batch, rows, columns = (hint(first.extents.get(x, sympy.S.One)) for x in (BATCH, ROW, COLUMN))
-    size = ChainSize(batch, rows, columns, width, len(scores), first.dtype.itemsize)
+    size = ChainSize(batch, rows, columns, width, len(scores), first.dtype.itemsize, _seen(group, rows, columns, hint))
     gains, told = decide_chain_gpu(size, target_of(first.device).machine)
     return {} if gains else dict.fromkeys((c.name for c in group), told)
+
+
+def _seen(group: Sequence[ChainedProduct | Total], rows: int, columns: int, hint: Callable[[sympy.Expr], int]) -> float:
+    """The share of tiles of scores that a mask of positions leaves to a group."""
+    elements = [c.element for c in group if isinstance(c, ChainedProduct)]
+    if len(elements) < len(group):
+        return 1.0
+    facts = [[g for g in zero(e) if g.free_symbols and g.free_symbols <= {ROW, COLUMN}] for e in elements]
+
+    def is_empty(row: int, last_row: int, column: int, last_column: int) -> bool:
+        corners = [{ROW: r, COLUMN: c} for r in (row, last_row) for c in (column, last_column)]
+        # What is below zero at all corners is so between them: such expressions are linear.
+        return all(any(all(hint(g.xreplace(at)) < 0 for at in corners) for g in own) for own in facts)
+
+    return seen_share(rows, columns, is_empty) if all(facts) else 1.0
 
 
 def _other_reader(found: Definitions, name: str, allowed: Collection[str]) -> str | None:

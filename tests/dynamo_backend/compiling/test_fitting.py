@@ -7,6 +7,8 @@ import pytest
 
 from tests.codegen.triton.rules.test_contractions import LARGE as CONTRACTIONS
 from tests.codegen.triton.rules.test_rules import LARGE as OTHERS
+from tests.scheduler import attention_functions as plain
+from tests.scheduler import attention_gradients as backward
 from tests.scheduler.cost.test_gpu_fit import nest
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.codegen.triton.emit import emit_triton
@@ -17,6 +19,7 @@ from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.compile.kernels import KernelCode, compile_source, gpu_binary
 from torch_mlc.runtime.triton.compile import resource_report
 from torch_mlc.runtime.triton.report import ResourceReport
+from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.rules import default_schedule
 
 F32, F16, BF16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
@@ -51,6 +54,26 @@ FORMERLY = [
 @pytest.mark.parametrize(("kind", "width", "dtype", "target"), FORMERLY)
 def test_attention_that_fitted_no_block(kind: str, width: int, dtype: DType, target: str) -> None:
     assert report(nest(kind, width, dtype), target).spills == 0
+
+
+# Heads of 96 elements, a cap on scores, and two loops with row statistics apart, each where it is tight.
+OTHER_FORMS = [
+    ("softcap", 96, BF16, "cuda:sm_80"), ("softcap", 96, BF16, "cuda:sm_90"), ("softcap", 96, BF16, "hip:gfx942"),
+    ("keys", 64, BF16, "cuda:sm_80"), ("keys", 64, BF16, "cuda:sm_89"), ("keys", 96, BF16, "cuda:sm_80"),
+    ("keys", 96, BF16, "cuda:sm_120"), ("keys", 96, BF16, "hip:gfx942"), ("keys", 96, F32, "cuda:sm_90"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "width", "dtype", "target"), OTHER_FORMS)
+def test_other_forms_of_attention(kind: str, width: int, dtype: DType, target: str) -> None:
+    if kind == "softcap":
+        heads = plain.Sizes(b=4, h=16, m=2048, n=2048, e=width, d=width, dtype=dtype)
+        of = lower_to_loops(plain.attention(plain.SOFTCAP, heads))
+    else:
+        some = backward.Sizes(b=64, m=2048, n=2048, e=width, d=width, dtype=dtype, apart=True)
+        of = lower_to_loops(backward.gradients(some, True))
+    assert report(of, target).spills == 0
 
 
 @pytest.mark.slow

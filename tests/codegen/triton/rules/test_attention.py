@@ -105,6 +105,28 @@ def test_tiles_that_no_mask_crosses_have_a_loop_of_their_own(interpreter, monkey
     np.testing.assert_allclose(got.reshape(wanted.shape), wanted.numpy(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("variant", [plain.CAUSAL, pytest.param(plain.window(150), marks=pytest.mark.slow)])
+def test_two_loops_of_half_types(interpreter, variant):
+    """By the rule's own choice, for a row of tiles or more: weights are rounded as they would be in memory."""
+    torch.manual_seed(0)
+    function = plain.attention(variant, plain.Sizes(b=1, h=1, m=150, n=530, e=16, d=16, dtype=BF16))
+    nest = default_schedule(lower_to_loops(function), SM90).nest
+    source = emit_triton(nest, SM90)
+    assert source.text.count("in tl.range(") == 2
+    tensors = plain.inputs(function)
+    given = {
+        b.name: half(t).reshape([int(n) for n in nest.buffer(b.name).shape])
+        for b, t in zip(function.inputs, tensors, strict=True)
+    }
+    (got,) = interpreter.run(source, nest.outputs, given, {}).values()
+    wanted = plain.expected(variant, tensors)
+    np.testing.assert_allclose(got.reshape(wanted.shape).astype(np.float64), wanted.numpy(), rtol=2e-2, atol=2e-2)
+
+
+def half(t: torch.Tensor) -> np.ndarray:
+    return t.float().numpy().astype(BF16.numpy)
+
+
 def test_documents_skip_nothing(agrees):
     """What tokens are of one document is known to data alone."""
     source = agrees(scheduled(plain.DOCUMENTS, h=1, m=20, n=70, e=16, d=16), tolerance=1e-5)
@@ -212,6 +234,35 @@ def test_one_query_whose_results_leave_its_axis_out(agrees):
         values = np.array([33]) if b.dtype.is_int else rng.standard_normal(tuple(map(int, b.shape)))
         given[b.name] = values.astype(b.dtype.numpy)
     agrees(schedule.nest, inputs=given, tolerance=2e-2)
+
+
+class Sinks(torch.nn.Module):
+    """A sink's exponential is added to the sum, below the largest of scores and sink; a mask empties rows."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+        m, n = (torch.arange(x.shape[-2], device=x.device) for x in (q, k))
+        scores = (q @ k.mT).float() / 4
+        scores = scores.masked_fill((m[:, None] < 5) | (n > m[:, None]), float("-inf"))
+        top = torch.maximum(scores.amax(-1, keepdim=True), sinks)
+        weights = torch.exp(scores - top)
+        total = weights.sum(-1, keepdim=True) + torch.exp(sinks - top)
+        return (weights / total).to(v.dtype) @ v
+
+
+def test_a_sink_is_of_the_same_kernel(interpreter):
+    """The state is as without one: what follows it adds the sink. Rows that see nothing are zeros."""
+    rows = torch.empty(1, 2, 70, 16, dtype=torch.bfloat16)
+    (schedule,) = schedules(Sinks(), [rows, rows, rows, torch.empty(2, 1, 1)])
+    assert schedule.rule == "gpu_attention"
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 70, 16).bfloat16() for _ in range(3))
+    sinks, nest = torch.tensor([0.5, 80.0]).view(2, 1, 1), schedule.nest
+    params = [b for b in nest.params if b.name not in nest.outputs]
+    given = dict(zip((b.name for b in params), (half(q), half(k), half(v), sinks.numpy()), strict=True))
+    (got,) = interpreter.run(emit_triton(nest, SM90), nest.outputs, given, {}).values()
+    wanted = Sinks()(*(t.double() for t in (q, k, v, sinks)))
+    np.testing.assert_allclose(got.reshape(wanted.shape).astype(np.float64), wanted.numpy(), rtol=2e-2, atol=2e-2)
+    assert not got.reshape(wanted.shape)[:, :, :5].any()
 
 
 class Shared(torch.nn.Module):

@@ -162,6 +162,22 @@ def test_what_masks_leave_out(interpreter, monkeypatch, of_keys, m, n, mask):
 
 
 @pytest.mark.parametrize("of_keys", [False, True])
+def test_two_loops_of_half_types(interpreter, of_keys):
+    """By the rule's own choice, for a row of tiles or more: with and without comparisons."""
+    torch.manual_seed(0)
+    m, n = (530, 140) if of_keys else (140, 530)
+    sizes = plain.Sizes(b=1, m=m, n=n, e=16, d=16, apart=True, ahead=n - m, dtype=BF16)
+    given, expected = plain.tensors(sizes, m, n)
+    nest = scheduled(of_keys, **{f.name: getattr(sizes, f.name) for f in dataclasses.fields(sizes)})
+    source = emit_triton(nest, SM90)
+    assert source.text.count("num_stages=") == 2
+    arrays = {k: t.float().numpy().astype((BF16 if t.dtype is torch.bfloat16 else F32).numpy) for k, t in given.items()}
+    found = interpreter.run(source, nest.outputs, arrays, {})
+    for name, got in zip(("v", "k") if of_keys else ("q",), found.values(), strict=True):
+        np.testing.assert_allclose(got.astype(np.float64), expected[name].numpy(), rtol=3e-2, atol=3e-2, err_msg=name)
+
+
+@pytest.mark.parametrize("of_keys", [False, True])
 def test_numbers_of_rows_are_loaded_for_rows(of_keys):
     """A mask of scores, under which they are read, would make whole tiles of them."""
     source = emit_triton(scheduled(of_keys, b=2, m=128, n=192, e=16, d=16, dtype=BF16, apart=True), SM90)

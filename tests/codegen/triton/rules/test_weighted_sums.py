@@ -175,6 +175,11 @@ def test_wide_heads_stay_where_a_library_is_faster():
     assert any("stays apart: " in r and "us in one kernel" in r for r in products(fusion))
 
 
+def test_wide_heads_of_which_a_mask_leaves_half():
+    """Our loop leaves out what it empties, and a library makes all of it."""
+    assert not products(fused(masked_behind, inputs(1024, 1024, 256, BF16, 32)))
+
+
 @pytest.mark.parametrize(("dtype", "device"), [(torch.float32, "cuda"), (BF16, "cpu")])
 def test_other_types_and_targets_stay(dtype, device):
     fusion = fused(sigmoid, inputs(256, 256, 64, dtype, 8), device)
