@@ -24,6 +24,7 @@ from ..math.elementwise import add, ensure_held
 from ..registry import NoConversion, converter
 from ..terms import axes, convert, index_value
 from .gather import advanced_index, bounded, wrapped
+from .sorted_rows import is_cheaper, listed, may_sort, sum_by_segments
 from .views import strided_begin, strided_places
 
 _MONOIDS = {
@@ -53,6 +54,11 @@ def scatter(ctx: ImportContext, monoid: Monoid | None, initial: Expr, source: So
     out = ctx.type()
     if out.dtype is DType.BOOL and monoid is not None:
         monoid = _of_bools(monoid)
+    if may_sort(ctx, monoid, out) and sympy.S.Zero not in (*out.shape, *source.shape):
+        rows = listed(source.shape, source.places, out)
+        fixed = torch.are_deterministic_algorithms_enabled()
+        if rows is not None and (fixed or is_cheaper(ctx, initial, source.shape, rows, out)):
+            return sum_by_segments(ctx, initial, source.shape, source.places, source.value, rows, out)
     kind = _checked(out, monoid)
     if kind is out.dtype:
         return _node(ctx, monoid, initial, source, out, ctx.name())
