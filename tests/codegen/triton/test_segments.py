@@ -175,6 +175,14 @@ def whole_rows(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
     return x.reshape(19, 36).scatter_add(0, i[:, None].expand(300, 36), v[:, :36])
 
 
+def test_single_elements(interpreter: Any) -> None:
+    """Rows of one element, where a fixed order is asked for."""
+    inputs = torch.randn(19).double(), torch.randint(0, 19, (300,)), torch.randn(300).double()
+    x, i, v = inputs
+    found = interpreted(interpreter, fused(lambda x, i, v: x.index_add(0, i, v), inputs), inputs)
+    torch.testing.assert_close(found, x.index_add(0, i, v))
+
+
 def test_other_sums_of_rows(interpreter: Any) -> None:
     for fn in (whole_rows, middle, batched):
         inputs = torch.randn(19, 12, 3), torch.randint(0, 19, (300,)), torch.randn(300, 36 if fn is not batched else 12)
