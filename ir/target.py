@@ -144,7 +144,7 @@ def usual_target(device: str) -> Target:
 
 
 def waits_for_places(device: str) -> bool:
-    """Whether a program on a device stands still while it reads where something lies; a CPU's core goes on meanwhile."""
+    """Whether a program stands still while it reads where something lies; a CPU's core goes on meanwhile."""
     return not device.startswith("cpu")
 
 

@@ -17,6 +17,9 @@ SORTED_BYTES = 4 * 2 * (4 + 8)
 SEGMENT_KERNELS = 4
 # Bytes of a place's two ends, written once and read twice.
 END_BYTES = 12
+# Results of a program, and rows of each whose loads are under way at once: more take registers, and most segments are
+# short.
+TILE, AT_ONCE = 1024, 2
 # Segments of shorter lists are summed row by row; the bytes of a row below which nothing is gained.
 LEAST_LIST, LEAST_ROW = 128, 64
 

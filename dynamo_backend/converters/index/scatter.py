@@ -161,7 +161,9 @@ def _along(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, value: Expr |
     if index.rank != x.rank:
         raise NoConversion("scatter by an index of another rank")
     at = source_axes(index.rank)
-    place = cast(ctx.at(index, at), DType.INT64)
+    # Along a dimension of stride zero all points have one place: whole rows are scattered.
+    named = [sympy.S.Zero if stride == 0 else i for i, stride in zip(at, index.type.strides, strict=True)]
+    place = cast(ctx.at(index, named), DType.INT64)
     if isinstance(value, Tensor):
         value = ctx.at(value, at, value.dtype)
     return Source(index.shape, (*at[:dim], place, *at[dim + 1 :]), value)

@@ -3,10 +3,10 @@
 oneDNN reorders the images of a convolution into a layout of its own and back, unless their channels are innermost;
 filters are reordered at each call either way, and for longer with such images. So a large image under a small filter
 gains, and a small one under a large filter loses. cuDNN copies images of half types in the same way, so that on a GPU
-each convolution gains, and a lone one between images that stay no more than it costs. What lies between two convolutions can be written in either layout,
-and what the caller sees has the one that eager gives it: which convolutions change is a cut of least cost through the
-graph, between what has to stay and what gains (``_cost`` of a convolution against an element brought from one layout
-into the other).
+each convolution gains, and a lone one between images that stay no more than it costs. What lies between two
+convolutions can be written in either layout, and what the caller sees has the one that eager gives it: which
+convolutions change is a cut of least cost through the graph, between what has to stay and what gains (``_cost`` of a
+convolution against an element brought from one layout into the other).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _layout(kind: TensorType) -> str | None:
 
 
 def _candidate(node: Node, types: Mapping[str, TensorType], target_of: TargetOf) -> Convolution | None:
-    """The node as a convolution that may change: of plain images, of a kind for which the costs of both layouts are known."""
+    """The node as a convolution that may change: of plain images, where the costs of both layouts are known."""
     if not isinstance(node, Library) or node.target != FORWARD:
         return None
     c = convolution(node, types)

@@ -16,15 +16,13 @@ from ....ir.nest.data_ends import data_end
 from ....ir.nest.hints import DATA_ENDS, NUM_WARPS
 from ....ir.nest.loops import LoopNest, blocks
 from ....ir.target import Target
+from ...cost.segments import AT_ONCE, TILE
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
 from ..registry import Params, Rule, Value
 from .common import GPUS, clamp_power, cut, fused, inner_loops, programs, row_depth, tile, tile_size, typical, warps_for
 from .pointwise import GPU_POINTWISE
 from .row import inline_elements
-
-# Results of a program, and elements of each whose loads are under way at once.
-TILE, AT_ONCE = 1024, 2
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:

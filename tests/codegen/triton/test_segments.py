@@ -17,7 +17,7 @@ from torch_mlc.dynamo_backend.converters.index import scatter as scatters
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
-from torch_mlc.ir.graph.graph import CallTensor, Input, Library, Ref, SizeInput, View
+from torch_mlc.ir.graph.graph import CallTensor, Input, Library, Ref, SizeInput, TensorType, View
 from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.settings.options import Options
@@ -51,8 +51,8 @@ def interpreted(interpreter: Any, fusion: Fusion, inputs: tuple[Tensor, ...]) ->
     graph, made, sizes = fusion.graph, dict[str, Tensor](), dict[sympy.Basic, sympy.Basic]()
     left = list(inputs)
     for i in graph.inputs:
-        if isinstance(i, Input):  # tensors of one type come in their order
-            made[i.name] = left.pop(next(k for k, t in enumerate(left) if t.dtype is i.type.dtype.torch))
+        if isinstance(i, Input):  # those of one type and rank come in their order
+            made[i.name] = left.pop(next(k for k, t in enumerate(left) if is_of(t, i.type)))
             sizes |= {e: sympy.Integer(n) for e, n in zip(i.type.shape, made[i.name].shape) if e.is_Symbol}
     assert all(isinstance(i, (Input, SizeInput)) for i in graph.inputs)
     rules = []
@@ -75,7 +75,10 @@ def interpreted(interpreter: Any, fusion: Fusion, inputs: tuple[Tensor, ...]) ->
                 source = emit_triton(schedule.nest, SM90)
                 own = dict(zip(source.symbols, (int(e.xreplace(sizes)) for e in node.sizes), strict=True))
                 inputs_of = fusion.functions[node.function].inputs
-                given = {b.name: array(made[a]) for b, a in zip(inputs_of, node.args, strict=True)}
+                given = {
+                    b.name: array(made[a].reshape([size(n, own) for n in b.shape]))
+                    for b, a in zip(inputs_of, node.args, strict=True)
+                }
                 found = interpreter.run(source, schedule.nest.outputs, given, own)
                 for name, kind, out in zip(node.names, node.types, schedule.nest.outputs, strict=True):
                     made[name] = torch.from_numpy(np.asarray(found[out]).astype(wide(kind.dtype.numpy))).to(
@@ -84,6 +87,15 @@ def interpreted(interpreter: Any, fusion: Fusion, inputs: tuple[Tensor, ...]) ->
     assert "gpu_segments" in rules, rules
     assert not any("scatter" in r for r in rules)
     return made[graph.outputs[0]]  # type: ignore[index]
+
+
+def is_of(t: Tensor, kind: TensorType) -> bool:
+    shape = zip(kind.shape, t.shape, strict=False)
+    return t.dtype is kind.dtype.torch and t.ndim == len(kind.shape) and all(e.is_Symbol or e == n for e, n in shape)
+
+
+def size(extent: sympy.Expr, sizes: dict[str, int]) -> int:
+    return int(extent.xreplace({s: sympy.Integer(sizes[s.name]) for s in extent.free_symbols}))
 
 
 def array(t: Tensor) -> Any:
@@ -164,7 +176,8 @@ def test_symbolic_sizes(interpreter: Any) -> None:
 
 def batched(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
     """Places of two dimensions, the rows of a list of two, columns between them."""
-    return x.index_put((i.reshape(5, 60), None, i.reshape(5, 60) % 3), v.reshape(5, 60, 12), accumulate=True)
+    list_of = i.reshape(5, 60)
+    return torch.ops.aten.index_put(x, [list_of, None, list_of % 3], v.reshape(5, 60, 12), True)
 
 
 def middle(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
