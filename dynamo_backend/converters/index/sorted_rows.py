@@ -184,9 +184,10 @@ def _sorted(
 def _most(ctx: ImportContext, length: sympy.Expr) -> int:
     """How long a list may be."""
     try:
-        return min(int(ctx.sizes.table().bounds(length)[1]), _LONGEST)
-    except (IRError, TypeError, OverflowError):
-        return _LONGEST
+        most = ctx.sizes.table().bounds(length)[1]
+    except IRError:
+        most = None
+    return _LONGEST if most is None else min(most, _LONGEST)
 
 
 def _counted_in(length: sympy.Expr) -> DType:
