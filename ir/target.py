@@ -143,6 +143,11 @@ def usual_target(device: str) -> Target:
     return Target("cpu", "znver3", 1, warp=1, max_threads=1) if device.startswith("cpu") else gpu_target("cuda:sm_90")
 
 
+def waits_for_places(device: str) -> bool:
+    """Whether a program stands still while it reads where something lies; a CPU's core goes on meanwhile."""
+    return not device.startswith("cpu")
+
+
 def raises_errors(device: str) -> bool:
     """Whether kernels on a device tell of wrong data by an error: an assertion of a GPU is the end of its process."""
     return device.startswith("cpu")

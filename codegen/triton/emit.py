@@ -12,11 +12,22 @@ import re
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from ...ir.nest.hints import EARLY, FLATTEN, FULL_TILES, NARROW_ROWS, NUM_STAGES, NUM_WARPS, PEEL, WARP_SPECIALIZE
+from ...ir.nest.hints import (
+    DATA_ENDS,
+    EARLY,
+    FLATTEN,
+    FULL_TILES,
+    NARROW_ROWS,
+    NUM_STAGES,
+    NUM_WARPS,
+    PEEL,
+    WARP_SPECIALIZE,
+)
 from ...ir.nest.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Update, walk_nodes
 from ...ir.target import Target
 from ..kernel import NARROW, WIDE, EmitError, KernelSource, refuse_foreign
 from .helpers import helpers_for
+from .loops.data_ends import end_of
 from .loops.full_tiles import full_tiles
 from .loops.limits import Limits, take_limits
 from .loops.states import begin_states
@@ -280,6 +291,9 @@ class _TritonEmitter:
             return
         limits = self.limits.get(loop.var, Limits())
         low, high = self._ends("0", self.values.index(loop.extent), limits)
+        if DATA_ENDS.of(loop):
+            inside = [self.program.infos[n.name] for n, _ in walk_nodes(loop.body) if isinstance(n, Block)]
+            high = end_of(self.values, self.out, inside, var, high)
         full = full_tiles(self.values, loop, limits) if FULL_TILES.of(loop) else None
         if full is None:
             self._iterations(loop, var, self._range(loop, low, high))

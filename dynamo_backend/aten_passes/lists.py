@@ -27,11 +27,13 @@ from .views.written_views import return_written_inputs
 
 AtenPasses = tuple[Pass[fx.GraphModule, AtenContext], ...]
 
+_WRITE_SINKS = Pass("write_sinks", ATEN, OnGraph(write_sinks), needs=(FAST,))
+
 # Graphs without a backward.
 INFERENCE_PASSES: AtenPasses = (
     Pass("chunk_losses", ATEN, chunk_losses),
     Pass("unshift_softmax", ATEN, OnGraph(unshift_softmax), needs=(FAST,)),
-    Pass("write_sinks", ATEN, OnGraph(write_sinks), needs=(FAST,)),
+    _WRITE_SINKS,
 )
 # Graphs that hold forward and backward, before they are parted: what decides of saving.
 JOINT_PASSES: AtenPasses = (
@@ -44,7 +46,7 @@ JOINT_PASSES: AtenPasses = (
     Pass("eliminate_dead_nodes", ATEN, OnGraph(eliminate_dead_nodes), leaves=(NO_DEAD,)),
     Pass("share_nodes", ATEN, OnGraph(share_nodes), needs=(NO_DEAD,)),
     Pass("recompute_scores", ATEN, recompute_scores, needs=(FAST,)),
-    INFERENCE_PASSES[2],
+    _WRITE_SINKS,
     Pass("remake_positions", ATEN, OnGraph(remake_positions)),
     Pass("keep_overwritten", ATEN, Plain(keep_overwritten)),
     Pass("save_compared", ATEN, OnGraph(save_compared)),

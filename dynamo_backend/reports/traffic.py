@@ -14,6 +14,7 @@ from typing import TypeAlias
 import sympy
 
 from ...ir.expr.value import Expr, Index, Load, flops, free_symbols, is_value, symbol
+from ...ir.nest.data_ends import data_end
 from ...ir.nest.hints import NARROW_ROWS
 from ...ir.nest.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, Store, blocks
 
@@ -51,7 +52,10 @@ def traffic_of(nest: LoopNest) -> Traffic:
     """Count a nest, scheduled or not."""
     counter, operations = _Counter(nest), 0
     for block, outer in blocks(nest):
-        points = math.prod(_extents(nest, block).values())
+        extents = _extents(nest, block)
+        points = math.prod(extents.values())
+        if (ended := data_end(block)) is not None:  # how many count, data say: of a list that is shared out one each
+            points //= max(extents[ended[0]], 1)
         operations += points * sum(flops(v) for s in block.body for v in _values(s))
         counter.enter(block, outer)
     arrays = {b.name: counter.visits(b) for b in nest.params}

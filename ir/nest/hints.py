@@ -192,6 +192,11 @@ FULL_TILES = Hint(
     "them, ahead of the others.",
     kinds=(LoopKind.SERIAL,),
 )  # fmt: skip
+DATA_ENDS = Hint(
+    "data_ends", False, _LOOP, _GPU, Changes.SPEED, ("codegen.triton.emit",),
+    "The loop ends behind the last element that data say counts for a lane of the tile.",
+    kinds=(LoopKind.SERIAL,),
+)  # fmt: skip
 TENSORIZE = Hint(
     "tensorize", "", _BLOCK, _GPU, Changes.ORDER,
     ("codegen.triton.program", "scheduler.primitives.loops.tensorize"),

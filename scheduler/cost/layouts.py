@@ -1,11 +1,14 @@
-"""What the layout of images costs on a CPU, where oneDNN convolves them: with channels innermost or outermost, or as
-products of matrices.
+"""What the layout of images costs where a library convolves them: with channels innermost or outermost, or as products
+of matrices.
 
-One core of Zen 3 and oneDNN 3; only the ratios matter.
+On a CPU by oneDNN 3 on one core of Zen 3; only the ratios matter. On a GPU by cuDNN, whose tensor cores convolve images
+with channels innermost: of others it writes copies, before and behind a convolution.
+Source: NVIDIA, "Optimizing Convolutional Layers User's Guide", section on tensor layouts.
 """
 
 from __future__ import annotations
 
+from ...ir.expr.dtypes import DType
 from ...ir.machine import Machine
 from ..facts.convolution import Convolution
 from .rows import cache
@@ -23,20 +26,35 @@ ELEMENTS, FILTERS = 256, 1 << 16
 
 def channels_last_time(c: Convolution, weight: int, images: int, machine: Machine) -> float:
     """Nanoseconds that a convolution takes longer with channels innermost; ``weight`` and ``images`` are elements."""
+    if machine.is_gpu:  # filters are brought into that layout at each call either way
+        return -_copying(machine, images * c.input.dtype.itemsize)
     if c.taps == 1:
         return 0.0  # a product of matrices, as fast on either
     fits = weight * c.weight.dtype.itemsize <= 2 * cache(machine)
     return weight * (FILTER if fits else FILTER_PAST) - (images * REORDER if c.input.shape[1] >= CHANNELS else 0.0)
 
 
-def transposing_time(elements: int) -> float:
-    """Nanoseconds more of a loop that reads an image in one layout and writes it in the other."""
-    return elements * TRANSPOSE
+def transposing_time(elements: int, itemsize: int, machine: Machine) -> float:
+    """Nanoseconds more of a loop that reads an image in one layout and writes it in the other; of a GPU, of a kernel
+    that does nothing else."""
+    return _copying(machine, elements * itemsize) if machine.is_gpu else elements * TRANSPOSE
+
+
+def _copying(machine: Machine, nbytes: int) -> float:
+    return machine.launch + 2 * nbytes / machine.bandwidth
 
 
 def are_measured(machine: Machine) -> bool:
-    """Whether the times of both layouts are known: of a CPU's library."""
+    """Whether products in the place of convolutions were measured: against a CPU's library."""
     return not machine.is_gpu
+
+
+def are_known(machine: Machine, dtype: DType) -> bool:
+    """Whether the times of both layouts are known of images of a type: on a CPU of float32, on GPUs of half types that
+    the tensor cores of cuDNN multiply. MIOpen has kernels for both layouts."""
+    if machine.is_gpu:
+        return machine.libraries.convolutions == "cuDNN" and dtype.is_half and dtype in machine.multiplied
+    return dtype is DType.FLOAT32
 
 
 def multiplies_points(images: int, elements: int, weight: int) -> bool:

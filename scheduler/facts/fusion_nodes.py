@@ -14,7 +14,7 @@ from ...ir.expr.monoid import SUM, Monoid
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Call, Cast, Expr, Load, Select, flops, free_symbols, is_value, length, loads, rewrite, walk
 from ...ir.graph.graph import Compute, Graph, Origin, Reduction, Scan, TensorType, View, node_values, uses
-from ...ir.target import multiplies_halves
+from ...ir.target import multiplies_halves, waits_for_places
 from .evaluations import evaluations
 from .views import ViewMap, map_value, results_of
 
@@ -309,8 +309,16 @@ def _worth_repeating(
     # A gather or a broadcast reads each element many times: repeat only what is nearly free.
     ratio = sympy.Mul(*extents.values()) / m.types[0].numel
     if ratio.is_number and ratio.is_finite and ratio > 2:
-        return cost <= CHEAP_FLOPS and len(m.loads) <= 2
+        return cost <= CHEAP_FLOPS and len(m.loads) <= 2 and not _waits_for_data(m)
+    if not ratio.is_number and _waits_for_data(m):
+        return False
     return cost * positions * readers <= limit
+
+
+def _waits_for_data(m: FusionNode) -> bool:
+    """Whether a program of a GPU would wait for one element to know the place of another."""
+    gathers = any(is_value(i) for ld in m.loads for i in ld.indices)
+    return gathers and waits_for_places(m.types[0].device)
 
 
 def is_cheap(value: Expr) -> bool:

@@ -24,6 +24,7 @@ from ..math.elementwise import add, ensure_held
 from ..registry import NoConversion, converter
 from ..terms import axes, convert, index_value
 from .gather import advanced_index, bounded, wrapped
+from .sorted_rows import is_cheaper, listed, may_sort, sum_by_segments
 from .views import strided_begin, strided_places
 
 _MONOIDS = {
@@ -53,6 +54,11 @@ def scatter(ctx: ImportContext, monoid: Monoid | None, initial: Expr, source: So
     out = ctx.type()
     if out.dtype is DType.BOOL and monoid is not None:
         monoid = _of_bools(monoid)
+    if may_sort(ctx, monoid, out) and sympy.S.Zero not in (*out.shape, *source.shape):
+        rows = listed(source.shape, source.places, out)
+        fixed = torch.are_deterministic_algorithms_enabled()
+        if rows is not None and (fixed or is_cheaper(ctx, initial, source.shape, rows, out)):
+            return sum_by_segments(ctx, initial, source.shape, source.places, source.value, rows, out)
     kind = _checked(out, monoid)
     if kind is out.dtype:
         return _node(ctx, monoid, initial, source, out, ctx.name())
@@ -155,7 +161,9 @@ def _along(ctx: ImportContext, x: Tensor, dim: int, index: Tensor, value: Expr |
     if index.rank != x.rank:
         raise NoConversion("scatter by an index of another rank")
     at = source_axes(index.rank)
-    place = cast(ctx.at(index, at), DType.INT64)
+    # Along a dimension of stride zero all points have one place: whole rows are scattered.
+    named = [sympy.S.Zero if stride == 0 else i for i, stride in zip(at, index.type.strides, strict=True)]
+    place = cast(ctx.at(index, named), DType.INT64)
     if isinstance(value, Tensor):
         value = ctx.at(value, at, value.dtype)
     return Source(index.shape, (*at[:dim], place, *at[dim + 1 :]), value)

@@ -11,7 +11,7 @@ from ....ir.graph.graph import TensorType
 from ..context import ImportContext, Scalar, Tensor
 from ..math.logical import promoted
 from ..registry import NoConversion, converter
-from ..terms import axes, rounded
+from ..terms import axes, index_value, rounded
 
 _PLACE = DType.INT64
 Operand: TypeAlias = Tensor | Scalar
@@ -19,24 +19,26 @@ Operand: TypeAlias = Tensor | Scalar
 
 def count_before(
     ctx: ImportContext, length: Any, value: Expr, element: Callable[[Expr], Expr], right: bool,
-    out: TensorType | None = None,
+    out: TensorType | None = None, most: int | None = None,
 ) -> Expr:  # fmt: skip
     """How many elements of a sorted row are less than ``value`` (``right``: not greater), over the axes of ``out``, the
     current node's result if None. NaN is greater than all.
 
-    Raises NoConversion for a symbolic ``length``.
+    A row of symbolic length takes the steps of the ``most`` elements that it may have. Raises NoConversion where nobody
+    says how many these are.
     """
-    if not length.is_Integer:
+    most = int(length) if length.is_Integer else most
+    if most is None:
         raise NoConversion("search in a row of symbolic length")
     out = ctx.type() if out is None else out
     at = axes(len(out.shape))
-    n = int(length)
+    n = index_value(length)
     found: Expr = const(0, _PLACE)
-    for k in range(n.bit_length() - 1, -1, -1):
+    for k in range(most.bit_length() - 1, -1, -1):
         next_place = call("add", found, const(1 << k, _PLACE))
-        exists = call("le", next_place, const(n, _PLACE))
+        exists = call("le", next_place, n)
         # Clamped and not guarded: a guard would have each step computed once more for the elements that pass it.
-        seen = element(call("minimum", call("sub", next_place, const(1, _PLACE)), const(n - 1, _PLACE)))
+        seen = element(call("minimum", call("sub", next_place, const(1, _PLACE)), index_value(length - 1)))
         # As torch has it, so that NaN ends last: not "less", but "not greater or equal".
         before = call("logical_not", call("gt" if right else "ge", seen, value))
         further = cast(call("logical_and", exists, before), _PLACE)

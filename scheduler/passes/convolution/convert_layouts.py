@@ -2,10 +2,11 @@
 
 oneDNN reorders the images of a convolution into a layout of its own and back, unless their channels are innermost;
 filters are reordered at each call either way, and for longer with such images. So a large image under a small filter
-gains, and a small one under a large filter loses. What lies between two convolutions can be written in either layout,
-and what the caller sees has the one that eager gives it: which convolutions change is a cut of least cost through the
-graph, between what has to stay and what gains (``_cost`` of a convolution against an element brought from one layout
-into the other).
+gains, and a small one under a large filter loses. cuDNN copies images of half types in the same way, so that on a GPU
+each convolution gains, and a lone one between images that stay no more than it costs. What lies between two
+convolutions can be written in either layout, and what the caller sees has the one that eager gives it: which
+convolutions change is a cut of least cost through the graph, between what has to stay and what gains (``_cost`` of a
+convolution against an element brought from one layout into the other).
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from typing import TypeAlias
 
 import sympy
 
-from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Load
 from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Input, Library, Node, Origin, Reduction, Ref, TensorType, uses
 from ....ir.nest.loops import contiguous_strides
 from ....ir.target import TargetOf
 from ...context import USUAL, PassContext
-from ...cost.layouts import are_measured, channels_last_time, transposing_time
+from ...cost.layouts import are_known, channels_last_time, transposing_time
 from ...facts.convolution import FORWARD, Convolution, axes_of, convolution
 from ..canonical.names import fresh_name
 
@@ -62,13 +62,13 @@ def _layout(kind: TensorType) -> str | None:
 
 
 def _candidate(node: Node, types: Mapping[str, TensorType], target_of: TargetOf) -> Convolution | None:
-    """The node as a convolution that may change: of plain images, of a kind for which both layouts were measured."""
+    """The node as a convolution that may change: of plain images, where the costs of both layouts are known."""
     if not isinstance(node, Library) or node.target != FORWARD:
         return None
     c = convolution(node, types)
-    if c is None or c.transposed or c.groups != 1 or c.input.dtype is not DType.FLOAT32:
+    if c is None or c.transposed or c.groups != 1:
         return None
-    if not are_measured(target_of(c.input.device).machine):
+    if not are_known(target_of(c.input.device).machine, c.input.dtype):
         return None
     return c if _layout(c.input) == _layout(c.output) == _PLAIN and c.input.shape[1] > 1 else None
 
@@ -136,7 +136,9 @@ class _Images:
                     yield (name, "image"), (node.names[0], "image"), self.transposition(name)
 
     def transposition(self, name: str) -> float:
-        return transposing_time(self.graph.symbols.hint(self.types[name].numel))
+        kind = self.types[name]
+        machine = self.target_of(kind.device).machine
+        return transposing_time(self.graph.symbols.hint(kind.numel), kind.dtype.itemsize, machine)
 
 
 def _written(found: _Images, images: frozenset[str], calls: frozenset[str]) -> Graph:

@@ -1,16 +1,28 @@
 """Scatters on GPUs: all that is scattered at once, combined in memory by atomic operations. Several of the same points
-are one loop."""
+are one loop.
+
+And sums that data end, as those of sorted segments are: rows of results beside one another in a tile, each with the
+elements that are its own. What is summed lies along the results and not along the elements, whose places data name. So
+a loop over the elements stands in the program, and ends where the longest of the tile's rows does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import sympy
+
+from ....ir.nest.data_ends import data_end
+from ....ir.nest.hints import DATA_ENDS, NUM_WARPS
 from ....ir.nest.loops import LoopNest, blocks
 from ....ir.target import Target
+from ...cost.segments import AT_ONCE, TILE
 from ...schedule.schedule import Schedule
+from ..analysis import NestShape, analyse
 from ..registry import Params, Rule, Value
-from .common import GPUS
+from .common import GPUS, clamp_power, cut, fused, inner_loops, programs, row_depth, tile, tile_size, typical, warps_for
 from .pointwise import GPU_POINTWISE
+from .row import inline_elements
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -29,3 +41,61 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
 
 
 GPU_SCATTER = Rule("gpu_scatter", GPUS, _matches, _parameters, _apply)
+
+
+def _is_ended_by_data(nest: LoopNest, target: Target) -> bool:
+    shape = analyse(nest)
+    reductions = shape.reductions
+    return bool(shape.rows) and len(reductions) == 1 and data_end(reductions[0]) is not None
+
+
+def _columns(shape: NestShape) -> sympy.Expr:
+    """How many results lie together."""
+    return shape.rows[-1][1] if len(shape.rows) > 1 else sympy.S.One
+
+
+def _segment_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    shape = analyse(nest)
+    columns = tile_size(nest, _columns(shape), TILE)
+    rows = clamp_power(typical(nest, sympy.Mul(*(e for _, e in shape.rows[:-1]))), 1, TILE // columns)
+    warps = warps_for(target, rows * columns, 8)
+    return {
+        "columns": (columns,),
+        "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1), 1))),
+        "at_once": (AT_ONCE, 4, 1),
+        "warps": (warps, max(warps // 2, 1)),
+    }
+
+
+def _segments(schedule: Schedule, target: Target, params: Params) -> None:
+    shape = analyse(schedule.nest)
+    inline_elements(schedule)
+    depth = row_depth(schedule, len(shape.rows))
+    loops = schedule.get_loops(schedule.get_blocks()[0])[:depth]
+    if depth < len(shape.rows):
+        schedule.bind(loops[0] if loops else "", "no common row loops")  # refuses, with the nest
+    *others, last = loops
+    over, column = cut(schedule, last, int(params["columns"])) if others else (last, None)
+    if others:
+        row = fused(schedule, others)
+        assert row is not None
+    else:
+        row, over = last, None
+    rows_of, within = cut(schedule, row, int(params["rows"]))
+    order = [lp for lp in (rows_of, over, within, column) if lp is not None]
+    if len(order) > 1:
+        schedule.reorder(*order)
+    programs(schedule, (rows_of, over))
+    for lp in (within, column):
+        if lp is not None:
+            tile(schedule, lp)
+    count = len(order) - (rows_of is not None and over is not None)
+    for loop in inner_loops(schedule, count, merge=False):
+        steps, part = cut(schedule, loop, int(params["at_once"]))
+        if steps is not None:
+            schedule.annotate(steps, DATA_ENDS, True)
+            schedule.unroll(part)
+    schedule.annotate("", NUM_WARPS, int(params["warps"]))
+
+
+GPU_SEGMENTS = Rule("gpu_segments", GPUS, _is_ended_by_data, _segment_parameters, _segments)

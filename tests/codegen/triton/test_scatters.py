@@ -162,14 +162,14 @@ def mean_of_bags(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("fn", "inputs", "op"),
     [
-        (rows, (torch.zeros(9, 4), torch.zeros(7, 4), torch.zeros(7, dtype=torch.int64)), "aten::index_add.default"),
+        (rows, (torch.zeros(9, 4), torch.zeros(7, 4), torch.zeros(7, dtype=torch.int64)), "aten::sort.stable"),
         (
             mean_of_bags, (torch.zeros(9, 4), torch.zeros(3, 2, dtype=torch.int64)),
             "aten::_embedding_bag_forward_only.default",
         ),
     ],
 )  # fmt: skip
-def test_order_that_is_asked_for_leaves_rounding_sums_to_the_library(
+def test_order_that_is_asked_for_sorts_rows_and_leaves_other_rounding_sums_to_the_library(
     fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...], op: str
 ) -> None:
     gms = capture(fn, inputs)

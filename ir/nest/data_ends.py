@@ -1,0 +1,41 @@
+"""Reductions that data end: behind a number that is read for each result, all that they combine is the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import sympy
+
+from ..expr.value import Call, Cast, Const, Expr, IndexValue, Select, free_symbols, loads
+from .loops import AxisKind, Block, Update
+
+
+def data_end(block: Block) -> tuple[sympy.Symbol, Expr] | None:
+    """The axis that a block reduces over and the number, which data decide, of those of its points that count: it reads
+    nothing of that axis. None where the block is of another form."""
+    if block.is_scan or len(block.body) != 1 or not isinstance(block.body[0], Update):
+        return None
+    update = block.body[0]
+    reduced = [a.var for a in block.axes_of(AxisKind.REDUCTION)]
+    if len(reduced) != 1 or len(update.values) != 1:
+        return None
+    (value,) = update.values
+    (identity,) = update.monoid.identity((value.dtype,))
+    if not isinstance(value, Select) or value.if_false != identity or not isinstance(value.if_false, Const):
+        return None
+    for part in _conjuncts(value.condition):
+        if isinstance(part, Call) and part.fn == "lt":
+            place, end = part.args
+            place = place.value if isinstance(place, Cast) else place
+            of_axis = isinstance(place, IndexValue) and place.index == reduced[0]
+            if of_axis and reduced[0] not in free_symbols(end) and next(loads(end), None) is not None:
+                return reduced[0], end
+    return None
+
+
+def _conjuncts(condition: Expr) -> Iterator[Expr]:
+    if isinstance(condition, Call) and condition.fn == "logical_and":
+        for a in condition.args:
+            yield from _conjuncts(a)
+    else:
+        yield condition
