@@ -72,7 +72,9 @@ def progress_bar(console: Console) -> Progress:
 @click.command(context_settings={"show_default": True})
 @click.option(
     "--suite",
-    type=click.Choice(("kernels", "models", "compile", "memory", "scaling", "static", "campaign", "defaults")),
+    type=click.Choice(
+        ("kernels", "models", "compile", "memory", "scaling", "static", "campaign", "defaults", "predicted")
+    ),
     required=True,
 )
 @click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu")
@@ -95,7 +97,9 @@ def progress_bar(console: Console) -> Progress:
 @click.option("--flush/--no-flush", default=None, help="Empty caches before each call; on for kernels on a GPU.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of torch; as torch chooses them by default.")
 @click.option(
-    "--target", default="cuda:sm_90", help="GPU that static, campaign and defaults compile for; none need be here."
+    "--target",
+    default="cuda:sm_90",
+    help="GPU that static, campaign, defaults and predicted compile for; none need be here.",
 )
 @click.option("--minutes", type=click.Choice(("10", "45")), default="10", help="Of campaign: what there is time for.")
 @click.option("--stage", "stages", multiple=True, help="Of campaign: this one alone; may be given again.")
@@ -149,6 +153,9 @@ def main(
         return
     if suite == "defaults":
         defaults(size or "full", patterns, target, tries, out)
+        return
+    if suite == "predicted":
+        predicted(size or "full", patterns, target, out)
         return
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("the plot needs matplotlib: pip install 'torch-mlc[bench]', or use --no-plot")
@@ -251,6 +258,16 @@ def defaults(size: Size, patterns: tuple[str, ...], target: str, tries: int, out
         return suite.run_defaults(names, size, target, tries, before)
 
     cross_compiled("defaults", patterns, target, out, run, suite.print_defaults)
+
+
+def predicted(size: Size, patterns: tuple[str, ...], target: str, out: Path) -> None:
+    """Predict our kernels and Inductor's for a GPU; exit with 1 where something was not compared."""
+    suite = _compiling("predicted", "beside")
+
+    def run(names: list[str], target: str, before: Callable[[str], None]) -> Any:
+        return suite.run_predicted(names, size, target, before)
+
+    cross_compiled("predicted", patterns, target, out, run, suite.print_predicted)
 
 
 def _compiling(suite: str, module: str) -> Any:

@@ -131,8 +131,8 @@ def stored_graph(
     call, capture = None, told_capture(CapturePlan(**record["capture"]), lines)
     if load:
         with timer.phase("load"):
-            checked = launches_checked(options.verify)
-            kernels = {v: store.load(c, checked=checked) for v, c in codes.items() if c is not None}
+            how = {"checked": launches_checked(options.verify), "early": options.early_launches}
+            kernels = {v: store.load(c, **how) for v, c in codes.items() if c is not None}
             called = host.load(kernels, constants or {}, name, keeper(store, key, name), told)
             lazy = tuple(Lazy(*x) for x in record["lazy"])
             call = with_captures(called, capture, options, region, name, lazy)

@@ -58,10 +58,11 @@ def start_kernels(fusion: Fusion, plan: KernelPlan, compilers: Compilers) -> dic
 def loaded_kernels(kernels: Mapping[str, KernelBuild], options: Options, store: KernelStore) -> dict[str, LoadedKernel]:
     """What runs, by the variable of the host program."""
     variables, checked = variables_of(kernels), launches_checked(options.verify)
+    early = options.early_launches
     return {
         variables[b.key]: LoadedKernel(AtenKernel(b.definition), None, b.function.name)
         if b.code is None
-        else store.load(b.code, checked=checked)
+        else store.load(b.code, checked=checked, early=early)
         for b in kernels.values()
     }
 

@@ -94,7 +94,8 @@ class Tuning:
             if isinstance(measurer, PredictingMeasurer) and (known := self._known(nest, target)) is not None:
                 return known
             if measurer is not None:
-                with self.timer.phase("tune"), TuneProgress() as progress, closing(measurer):
+                done = "predicted" if isinstance(measurer, PredictingMeasurer) else "measured"
+                with self.timer.phase("tune"), TuneProgress(done=done) as progress, closing(measurer):
                     try:
                         return self._tuned(name, nest, target, measurer, self.budget, progress)
                     except MeasuringError as error:

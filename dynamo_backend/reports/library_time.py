@@ -22,9 +22,13 @@ _PRODUCTS = 0.9
 def library_seconds(node: Library, graph: Graph, moved: int, target: Target) -> float:
     """Seconds of a call of a library that moves so many bytes, with the launch: its operations, as far as torch counts
     those of that op, at the rate of the type, or its bytes at memory's, whichever takes longer."""
+    return call_seconds(operations_of(node, graph), _multiplied(node, graph), moved, target)
+
+
+def call_seconds(operations: int, dtype: DType, moved: int, target: Target) -> float:
+    """The same of a call by its figures; ``dtype`` is what it multiplies."""
     machine = target.machine
-    operations = operations_of(node, graph)
-    compute = operations / (_PRODUCTS * product_rate(_multiplied(node, graph), target))
+    compute = operations / (_PRODUCTS * product_rate(dtype, target))
     return (max(compute, moved / (EFFICIENCY * machine.bandwidth)) + machine.launch) * 1e-9
 
 

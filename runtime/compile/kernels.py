@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,9 @@ def gpu_binary(code: KernelCode) -> GpuBinary:
     return GpuBinary(**known, code=code.payload[:split], assembly=code.payload[split:].decode())
 
 
-def load_code(code: KernelCode, *, checked: bool = False) -> LoadedKernel:
-    """The kernel, ready to be called on this machine; on a GPU, ``checked`` waits for each launch."""
+def load_code(code: KernelCode, *, checked: bool = False, early: bool = True) -> LoadedKernel:
+    """The kernel, ready to be called on this machine; on a GPU, ``checked`` waits for each launch, and unless ``early``
+    none begins before the kernel ahead has ended."""
     if code.language == "llvm":
         kernel = load_kernels(code.payload, [code.name])[code.name]
         return LoadedKernel(kernel.call, kernel, code.name)
@@ -113,7 +115,9 @@ def load_code(code: KernelCode, *, checked: bool = False) -> LoadedKernel:
     source = source_of_json(code.meta["source"])
 
     def variant(wanted: KernelSource, target: Target, aligned: tuple[bool, ...]) -> GpuBinary:
-        return first if aligned == first.aligned and wanted is source else compile_triton(wanted, target, aligned)
+        known = aligned == first.aligned and wanted is source
+        binary = first if known else compile_triton(wanted, target, aligned)
+        return binary if early else replace(binary, dependent=False)
 
     loaded = (GpuTableKernel if source.option("table") else GpuKernel)(source, target, variant, checked=checked)
     return LoadedKernel(loaded, loaded, code.name)
@@ -188,12 +192,14 @@ class KernelStore:
         self._codes[code.key] = code
         self._write(_entry_of(code, description))
 
-    def load(self, code: KernelCode, *, checked: bool = False) -> LoadedKernel:
-        """The kernel ready to be called; loaded once a process, and once more where launches are ``checked``."""
-        place = code.key, checked and code.language == "triton"
+    def load(self, code: KernelCode, *, checked: bool = False, early: bool = True) -> LoadedKernel:
+        """The kernel ready to be called; loaded once a process, and once more where launches are ``checked`` or not
+        ``early``."""
+        gpu = code.language == "triton"
+        place = code.key, checked and gpu, early or not gpu
         known = self._loaded.get(place)
         if known is None:
-            known = self._loaded[place] = load_code(code, checked=checked)
+            known = self._loaded[place] = load_code(code, checked=checked, early=early)
         return known
 
     def shared(self, key: str, begin: Callable[[], Future[KernelCode]]) -> Future[KernelCode]:
@@ -228,8 +234,8 @@ class KernelStore:
 
     def replaced(self, key: str) -> None:
         """Forget what is loaded of a kernel that was compiled anew."""
-        for checked in (False, True):
-            self._loaded.pop((key, checked), None)
+        for checked, early in product((False, True), repeat=2):
+            self._loaded.pop((key, checked, early), None)
 
     # --- graphs -----------------------------------------------------------------------------------------------------
 

@@ -74,6 +74,7 @@ class Blocks:
     code: Code
     ends: dict[int, int] = field(default_factory=dict)
     next: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _known: dict[int, frozenset[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, code: Code) -> Blocks:
@@ -128,6 +129,8 @@ class Blocks:
         return before
 
     def _dominators(self) -> Mapping[int, frozenset[int]]:
+        if self._known:
+            return self._known
         before, order = self._before(), sorted(self.next)
         everything = frozenset(order)
         found = {b: frozenset({b}) if b == 0 else everything for b in order}
@@ -138,7 +141,17 @@ class Blocks:
                 met = frozenset.intersection(*(found[p] for p in before[b])) if before[b] else frozenset()
                 if (new := met | {b}) != found[b]:
                     found[b], changed = new, True
+        self._known = found
         return found
+
+    def passed_over(self, loop: MachineLoop, loops: Sequence[MachineLoop]) -> Iterator[int]:
+        """The blocks of one of all ``loops``, inner ones aside, that an iteration may leave out."""
+        dominators = self._dominators()
+        backs = [b for b in self.next if self.ends[b] - 1 in loop.latches]
+        inner = {k for other in loops if other.body < loop.body for k in other.body}
+        for start in self.next:
+            if start in loop.body and start not in inner and not all(start in dominators[b] for b in backs):
+                yield start
 
     def rare(self) -> Iterator[int]:
         """Instructions of blocks that call a function: what compilers leave for numbers that hardly occur."""

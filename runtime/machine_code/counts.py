@@ -6,7 +6,7 @@ by its instructions, not by memory, however its accesses look.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from .code import Blocks, Code, MachineLoop
@@ -53,6 +53,13 @@ def count_runs(code: Code, text: str, name: str, sizes: Mapping[str, int], grid:
         for k in loop.body:
             if runs[k]:
                 runs[k] = times
+        for start in blocks.passed_over(loop, loops):
+            # Of loops that the compiler made one, what the outer one has of its own; and branches of the text.
+            part = frozenset(blocks.within(start))
+            own = _holding(code, part, written)
+            if own is not None and own.runs is not None and own.runs < times:
+                for k in part:
+                    runs[k] = own.runs
     for k in blocks.rare():
         runs[k] = 0.0
     return Counted(code, tuple(runs), tuple(guessed))
@@ -64,7 +71,12 @@ def _written(
     """The loop of the text that a loop of the code was made from: the innermost of those that hold most of its lines,
     those of inner loops aside."""
     inner = {k for other in loops if other is not loop and other.body < loop.body for k in other.body}
-    lines = [i for k in loop.body - inner if (i := code.instructions[k].line)]
+    return _holding(code, loop.body - inner, written)
+
+
+def _holding(code: Code, part: Set[int], written: Sequence[TextLoop]) -> TextLoop | None:
+    """The innermost loop or branch of the text that has most of the lines of instructions."""
+    lines = [i for k in part if (i := code.instructions[k].line)]
     if not lines:
         return None
     holding = [(sum(t.first <= n <= t.last for n in lines), t) for t in written]

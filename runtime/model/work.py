@@ -113,12 +113,13 @@ def memory_bytes(
 ) -> float:
     """Bytes of an array that pass between memory and the second cache, as many as take as long where runs are short.
 
-    What a program visits again is in the cache where it holds what all programs that run meanwhile ask for; what other
-    programs visit too is fetched again by those that run later, as far as all arrays together exceed the cache.
+    What a program visits again is in the cache where it holds what all programs that run meanwhile touch, each byte
+    once; what other programs visit too is fetched again by those that run later, as far as all arrays together exceed
+    the cache.
     """
     at_once = min(programs, machine.cores * resident)
     everything = sum(a.touched for a in arrays)
-    meanwhile = sum((a.read + a.written) * a.sharing for a in arrays) / max(programs, 1) * at_once
+    meanwhile = sum((min(a.read, a.touched) + a.written) * a.rounds for a in arrays) / max(programs, 1) * at_once
     own = array.read / array.touched if array.touched else 0.0
     again = max(own - 1.0, 0.0) * _missed(meanwhile, machine)
     shared = (array.rounds - 1.0) * _missed(everything, machine)

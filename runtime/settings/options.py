@@ -247,6 +247,15 @@ class Options:
         doc="What runs between the kernels of a graph: Python, or machine code that has no Python between them; auto "
         "is Python, and on CPUs, once a graph has been called 64 times, native where it can be.",
     )
+    early_launches: bool = _option(
+        "MLC_EARLY_LAUNCHES",
+        parse_bool,
+        default=True,
+        shown="1",
+        values="0, 1",
+        doc="Launch kernels before the one ahead of them has ended, for which they wait themselves, on GPUs that can "
+        "(compute capability 9.0 and up); 0 launches each when the one ahead has ended.",
+    )
     cuda_graphs: bool = _option(
         "MLC_CUDA_GRAPHS",
         parse_bool,

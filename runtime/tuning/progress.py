@@ -16,10 +16,11 @@ from ...scheduler.tuning.tune import Progress
 class TuneProgress:
     """A callback of ``tune`` that draws a bar over one kernel's budget, for as long as it is entered.
 
-    Where ``stream`` (standard error) is no terminal it does nothing.
+    Where ``stream`` (standard error) is no terminal it does nothing. ``done`` is as for ``story``.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, done: str = "measured") -> None:
+        self._done = done
         self._stream = sys.stderr if stream is None else stream
         self._bar: Bar | None = None
         self._task: TaskID | None = None
@@ -45,12 +46,13 @@ class TuneProgress:
             return
         if self._task is None:
             self._task = self._bar.add_task(state.name, total=state.budget, story="")
-        self._bar.update(self._task, completed=min(state.elapsed, state.budget), story=story(state))
+        self._bar.update(self._task, completed=min(state.elapsed, state.budget), story=story(state, self._done))
 
 
-def story(state: Progress) -> str:
-    """One line of how it goes: ``12 measured, 1 failed, 1.31x of the default: cpu_row(unroll=4)``."""
-    parts = [f"{state.measured} measured"]
+def story(state: Progress, done: str = "measured") -> str:
+    """One line of how it goes: ``12 measured, 1 failed, 1.31x of the default: cpu_row(unroll=4)``. ``done`` is what
+    became of schedules ("predicted" where nothing runs)."""
+    parts = [f"{state.measured} {done}"]
     if state.failed:
         parts.append(f"{state.failed} failed")
     if state.default_seconds and state.best_seconds:

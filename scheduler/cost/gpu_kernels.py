@@ -47,6 +47,9 @@ MOST_WARPS = 16
 
 ROW_SHORT = 1024
 
+# Threads of the largest program, and the tile of a row that such a program goes over at a time: larger ones spill.
+MOST_THREADS, WIDE_TILE = 1024, 8192
+
 # Bytes of the widest load of a lane.
 LOAD_BYTES = 16
 # Elements of a tile of a log-sum-exp at least, and at most; those of a lane, which share what is done once for a state.

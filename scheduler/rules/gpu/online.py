@@ -24,6 +24,7 @@ from ..cpu.online import keep_states
 from ..registry import Params, Rule, Value
 from .common import GPUS, clamp_power, fused, has_scan, narrowest_bytes, tile, typical, warps_for
 from .row import inline_elements, row_programs
+from .visits import keep_near, row_inputs, stay_in_cache, whole_warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,13 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     row = sympy.Mul(*(e for _, e in analyse(nest).inner))
     size = clamp_power(typical(nest, row), ONLINE_LEAST, ONLINE_TILE)
     warps = warps_for(target, size, ONLINE_EACH, 1, 8)
+    if stay_in_cache(nest, target):
+        warps = whole_warps(target)
+        size = warps * target.warp * ONLINE_EACH
     parts = max(size // (warps * target.warp * near), 1)
     return {
         "parts": tuple(dict.fromkeys((parts, max(parts // 2, 1), parts * 2))),
-        "warps": tuple(dict.fromkeys((warps, warps * 2, max(warps // 2, 1)))),
+        "warps": tuple(dict.fromkeys((warps, min(warps * 2, whole_warps(target)), max(warps // 2, 1)))),
     }
 
 
@@ -74,6 +78,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     keep_states(schedule)
     depth = row_programs(schedule, analyse(nest), 1)
     by_lanes(schedule, depth, LaneTile(int(params["parts"]), warps * target.warp, _near(nest)))
+    if stay_in_cache(nest, target):
+        keep_near(schedule, row_inputs(analyse(nest)), depth)
     schedule.annotate("", NUM_WARPS, warps)
 
 

@@ -10,7 +10,7 @@ from ....ir.expr.value import free_symbols
 from ....ir.nest.hints import EARLY, NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
-from ...cost.gpu_kernels import MOST_WARPS, ROW_SHORT
+from ...cost.gpu_kernels import MOST_WARPS, ROW_SHORT, WIDE_TILE
 from ...cost.recompute import rows_for_one
 from ...cost.rows import held_bytes, held_elements
 from ...error import ScheduleError
@@ -33,6 +33,7 @@ from .common import (
     typical,
     warps_for,
 )
+from .visits import keep_near, row_inputs, stay_in_cache, whole_warps
 
 
 def _is_looped(nest: LoopNest, target: Target) -> bool:
@@ -101,6 +102,9 @@ def row_for_all(shape: NestShape) -> list[str]:
 
 def _looped_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     shape = analyse(nest)
+    if stay_in_cache(nest, target):
+        warps = whole_warps(target)
+        return {"block": (WIDE_TILE, 2 * WIDE_TILE), "rows": (1,), "warps": (warps, warps // 2)}
     size = clamp_power(typical(nest, _row(shape)), 32, 2048)
     rows = 1
     if size <= ROW_SHORT // 2:
@@ -113,12 +117,15 @@ def _looped_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Val
 
 def _looped(schedule: Schedule, target: Target, params: Params) -> None:
     """One visit a stage: what a stage makes for each element is computed again by the stages that read it."""
-    shape = analyse(schedule.nest)
+    nest = schedule.nest
+    shape = analyse(nest)
     inline_elements(schedule)
     depth = row_programs(schedule, shape, int(params["rows"]))
     for inner in inner_loops(schedule, depth, merge=True):
         _, within = cut(schedule, inner, int(params["block"]))
         tile(schedule, within)
+    if stay_in_cache(nest, target):
+        keep_near(schedule, row_inputs(shape), depth)
     schedule.annotate("", NUM_WARPS, int(params["warps"]))
 
 

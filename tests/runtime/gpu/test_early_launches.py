@@ -12,7 +12,7 @@ from tests.runtime.gpu.test_launches import TEXT, source
 from tests.runtime.played_driver import PlayedLibrary, played_code
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.ir.target import Target, gpu_target
-from torch_mlc.runtime.compile.kernels import gpu_binary
+from torch_mlc.runtime.compile.kernels import gpu_binary, kernel_store
 from torch_mlc.runtime.gpu.driver import CDriver
 from torch_mlc.runtime.gpu.launch import GpuKernel
 from torch_mlc.runtime.triton.compile import GpuBinary, compile_triton
@@ -125,3 +125,24 @@ def test_a_thread_without_a_context_launches_early_all_the_same() -> None:
         kernel.launch(0, (True, True), (rows, 1, 1), (memory.data_ptr(), memory.data_ptr(), rows, 1000))
         library.context = 0
     assert [launch.early for launch in library.launches] == [True] * 3 and not library.errors
+
+
+def test_a_setting_launches_each_kernel_after_the_one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For drivers that misbehave: the code stays what it is, and both forms are loaded side by side."""
+    library = PlayedLibrary(version=12080)
+    monkeypatch.setattr("torch_mlc.runtime.gpu.launch.driver_of", lambda kind: CDriver(kind, library))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 11, raising=False)
+    code = played_code(source("i64"), SM90, "")
+    meta = {**code.meta, "binary": {**code.meta["binary"], "dependent": True}}
+    code = replace(code, meta=meta)
+    library.kernels["double"] = Recorded(code)  # type: ignore[assignment]
+    memory, store = torch.zeros(64), kernel_store(None)
+    for early in (True, False):
+        kernel = store.load(code, early=early)
+        assert store.load(code, early=early) is kernel
+        launched = kernel.owner
+        assert isinstance(launched, GpuKernel)
+        for rows in (3, 5):
+            launched.at(0, memory.data_ptr(), memory.data_ptr(), rows, 1000)
+    assert not library.errors and gpu_binary(code).dependent
+    assert [launch.early for launch in library.launches] == [True, True, False, False]

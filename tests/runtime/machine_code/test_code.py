@@ -127,3 +127,30 @@ f:                                      ; @f
     assert counted.runs == (1, 16, 16, 16, 16, 16, 1)
     # Scalar instructions are issued beside those of the vector units.
     assert counted.slots == 32
+
+
+FLATTENED = """import triton.language as tl
+
+
+@triton.jit
+def f(in0_ptr, s0):
+    for k0 in tl.range(0, 2, flatten=True):
+        for k1 in tl.range(0, 16):
+            x = tl.load(in0_ptr + k1)
+        tl.store(in0_ptr + k0, x)
+"""
+
+
+def test_of_loops_made_one_the_outer_has_its_own_share() -> None:
+    """What stands behind the inner loop is left out by most iterations: 2 of 32 store."""
+    code = parse_sass(
+        sass(
+            "CS2R R4, SRZ", ".L_x_0:", '\t//## File "<torch_mlc kernel 0>", line 8', "LDG.E.128 R16, desc[UR6][R16.64]",
+            "ISETP.NE.U32.AND P1, PT, R9, 0xf, PT", "@P1 BRA `(.L_x_2)",
+            '\t//## File "<torch_mlc kernel 0>", line 9', "STG.E.128 desc[UR6][R16.64], R16", ".L_x_2:",
+            "IADD3 R4, P0, R4, 0x1, RZ", "ISETP.NE.U32.AND P0, PT, R4, 0x20, PT", "@P0 BRA `(.L_x_0)", "EXIT",
+        ),
+        "f",
+    )  # fmt: skip
+    runs = count_runs(code, FLATTENED, "f", {"s0": 0}, (1,)).runs
+    assert runs == (1, 32, 32, 32, 2, 32, 32, 32, 1)

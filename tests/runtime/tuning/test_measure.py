@@ -109,3 +109,4 @@ def test_the_bar_is_for_terminals() -> None:
 def test_the_story_tells_what_was_won() -> None:
     assert story(STATE) == "12 measured, 1 failed, 1.50x of the default: cpu_pointwise(unroll=2)"
     assert story(replace(STATE, failed=0, best_seconds=None)) == "12 measured"
+    assert story(replace(STATE, failed=0, best_seconds=None), "predicted") == "12 predicted"

@@ -1,0 +1,80 @@
+"""The suite predicted: Inductor's kernels are had without a GPU, and their visits are told from their text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("triton")
+
+from benchmarks.cli import main
+from benchmarks.static.inductor.calls import Array
+from benchmarks.static.inductor.visits import arrays_of
+
+TEXT = """import triton.language as tl
+
+
+def f(in_ptr0, in_ptr1, in_ptr2, out_ptr0, xnumel, r0_numel, XBLOCK: tl.constexpr, R0_BLOCK: tl.constexpr):
+    xnumel = 64
+    r0_numel = 1000
+    xindex = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    xmask = xindex < xnumel
+    r0_base = tl.arange(0, R0_BLOCK)[None, :]
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+        r0_index = r0_offset + r0_base
+        r0_mask = r0_index < r0_numel
+        tmp0 = tl.load(in_ptr0 + (r0_index + 1000 * xindex), r0_mask & xmask, other=0.0).to(tl.float32)
+        tmp1 = tl.sum(tmp0, 1)[:, None]
+    tmp2 = tl.load(in_ptr2 + xindex, None)
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+        r0_index = r0_offset + r0_base
+        r0_mask = r0_index < r0_numel
+        tmp3 = tl.load(in_ptr0 + (r0_index + 1000 * xindex), r0_mask & xmask)
+        tmp4 = tl.load(in_ptr1 + r0_index, r0_mask, eviction_policy="evict_last")
+        tl.store(out_ptr0 + (r0_index + 1000 * tmp2), tmp3 * tmp4 - tmp1, r0_mask & xmask)
+"""
+
+
+def test_a_loop_that_reads_again_counts_again_and_what_programs_share_is_shared() -> None:
+    arrays = {
+        "in_ptr0": Array(64000, 2),
+        "in_ptr1": Array(1000, 4),
+        "in_ptr2": Array(64, 8),
+        "out_ptr0": Array(64000, 2),
+    }
+    values = {"xnumel": 64, "r0_numel": 1000, "XBLOCK": 2, "R0_BLOCK": 256}
+    x, weight, rows, out = arrays_of(TEXT, "f", values, arrays, (32,), 8)
+    assert (x.touched, x.read, x.written, x.sharing) == (128000, 256000, 0, 1)
+    assert (weight.touched, weight.read, weight.sharing, weight.rounds) == (4000, 4000, 32, 4.0)
+    assert (rows.touched, rows.read, rows.contiguous) == (512, 512, 16)
+    # Where data say the row, a tile's elements count, those of switched-off lanes among them.
+    assert out.touched == 128000 and out.written == 131072 and out.contiguous is None
+
+
+def test_both_compilers_are_predicted_without_a_gpu(tmp_path: Path) -> None:
+    arguments = ["--suite", "predicted", "--size", "tiny", "--out", str(tmp_path)]
+    arguments += ["--filter", "column sums", "--filter", "int8-weight"]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    (written,) = tmp_path.glob("predicted_sm90_*.json")
+    body = json.loads(written.read_text())
+    assert body["schema"] == "torch-mlc-predicted" and not body["failed"]
+    product, sums = body["pairs"]
+    for pair in (product, sums):
+        ours, theirs = pair["ours"], pair["theirs"]
+        assert pair["ratio"] == theirs["seconds"] / ours["seconds"]
+        for side in (ours, theirs):
+            assert side["kernels"] and side["moved"] > 0
+            assert all(k["seconds"] > 0 and k["registers"] > 0 and k["slots"] > 0 for k in side["kernels"])
+    # Both read 64 x 64 halves and write 64; the weights of int8 are written out as halves by Inductor alone.
+    assert sums["ours"]["moved"] == sums["theirs"]["moved"] == 65 * 64 * 2
+    assert not product["ours"]["libraries"] and [op for op, *_ in product["theirs"]["libraries"]] == ["mm"]
+
+
+def test_amds_gpus_are_refused(tmp_path: Path) -> None:
+    arguments = ["--suite", "predicted", "--target", "hip:gfx942", "--filter", "column sums", "--out", str(tmp_path)]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2 and "CUDA alone" in result.output
