@@ -49,8 +49,9 @@ ROW_SHORT = 1024
 
 # Bytes of the widest load of a lane.
 LOAD_BYTES = 16
-# Elements of a tile of a log-sum-exp at least, and at most; those of a lane, which share what is done once for a state.
-ONLINE_LEAST, ONLINE_TILE, ONLINE_EACH = 256, 8192, 32
+# Elements of a tile of a log-sum-exp at least, and at most; those of a lane, which share what is done once for a state,
+# and the loads by which they come.
+ONLINE_LEAST, ONLINE_TILE, ONLINE_EACH, ONLINE_LOADS = 256, 8192, 32, 8
 
 # Elements of a tile, times tensors that are kept for all of it: a scan holds several states of each.
 SCAN_TILE = 2048
