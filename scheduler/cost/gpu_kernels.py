@@ -47,6 +47,9 @@ MOST_WARPS = 16
 
 ROW_SHORT = 1024
 
+# Threads of a program that goes over elements.
+POINTWISE_THREADS = 128
+
 # Bytes of the widest load of a lane.
 LOAD_BYTES = 16
 # Elements of a tile of a log-sum-exp at least, and at most; those of a lane, which share what is done once for a state,

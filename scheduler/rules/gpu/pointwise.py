@@ -12,7 +12,7 @@ from ....ir.nest.hints import NUM_WARPS, PEEL
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...cost.flight import USUAL_REGISTERS, bytes_wanted
-from ...cost.gpu_kernels import LOAD_BYTES
+from ...cost.gpu_kernels import LOAD_BYTES, POINTWISE_THREADS
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
@@ -32,9 +32,6 @@ from .common import (
     tile_size,
     typical,
 )
-
-# Threads of a program.
-THREADS = 128
 
 
 def _is_pointwise(nest: LoopNest, target: Target) -> bool:
@@ -58,12 +55,12 @@ def _depth(schedule: Schedule, shape: NestShape) -> int:
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     shape = analyse(nest)
     # 16 bytes of the narrowest type a thread, in 4 warps.
-    default = clamp_power(LOAD_BYTES // narrowest_bytes(shape) * THREADS, 256, 2048)
+    default = clamp_power(LOAD_BYTES // narrowest_bytes(shape) * POINTWISE_THREADS, 256, 2048)
     small = typical(nest, sympy.Mul(*(e for _, e in (*shape.rows, *shape.inner)))) < default * target.cores
     if small:
         default = max(default // 2, 256)
     warps = (4, 8, 2)
-    if not small and _asks_little(shape, target, default // THREADS):
+    if not small and _asks_little(shape, target, default // POINTWISE_THREADS):
         default, warps = default * 2, (8, 4, 16)
     sizes = dict.fromkeys((default, default * 2, max(default // 2, 128)))
     return {"block": tuple(sizes), "warps": tuple(max(w * 32 // target.warp, 1) for w in warps)}
