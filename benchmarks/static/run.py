@@ -31,6 +31,7 @@ from ..models.spec import Size
 from .memory import memory_rows
 from .report import Row, StaticReport, print_static, workload_json
 from .slots import HELD, SLOTS_A_BYTE
+from .widths import wide_bytes
 from .workloads import COLUMNS, GPT_FEW, GPT_STEP, NORMS, WORKLOADS, Workload
 
 INDUCTOR_SOURCE = (
@@ -248,7 +249,7 @@ def _kernel_rows(compiled: Sequence[Compiled], target: Target) -> list[Row]:
     ]
     aligned = [(c, k, r) for c, k, r in known if c.workload.aligned]
     if aligned:
-        rows += [_wide("loads", aligned, lambda r: r.wide_loads), _wide("stores", aligned, lambda r: r.wide_stores)]
+        rows += [_wide("loads", aligned, stores=False), _wide("stores", aligned, stores=True)]
     products = [(c, k, r) for c, k, r in known if is_product(k)]
     if products:
         by_groups = target.has_group_products
@@ -282,11 +283,11 @@ def _worst(name: str, known: Known, of: Callable[[ResourceReport], float], most:
     return Row(f"{name}, worst kernel", of(r), most, detail=f"{c.workload.name}: {k.name}; {over} over", digits=0)
 
 
-def _wide(what: str, known: Known, of: Callable[[ResourceReport], float]) -> Row:
-    weights = [k.traffic.moved * k.calls if k.traffic is not None else 0 for _, k, _ in known]
-    share = sum(w * of(r) for w, (_, _, r) in zip(weights, known, strict=True)) / max(sum(weights), 1)
-    below = sorted((of(r), f"{c.workload.name}: {k.name}") for c, k, r in known if of(r) < WIDE)
-    detail = f"kernels weighted by bytes; {len(below)} of {len(known)} below {WIDE:.0%}"
+def _wide(what: str, known: Known, *, stores: bool) -> Row:
+    found = [(c, k, *wide_bytes(k, stores=stores)) for c, k, _ in known]
+    share = sum(w * k.calls for _, k, w, _ in found) / max(sum(n * k.calls for _, k, _, n in found), 1)
+    below = sorted((w / n, f"{c.workload.name}: {k.name}") for c, k, w, n in found if n and w < WIDE * n)
+    detail = f"arrays weighted by bytes; {len(below)} of {len(known)} kernels below {WIDE:.0%}"
     detail += f", worst {below[0][1]} {below[0][0]:.0%}" if below else ""
     return Row(f"16-byte share of {what}, aligned rows", share, WIDE, at_least=True, detail=detail, digits=2)
 

@@ -21,6 +21,7 @@ from ...ir.nest.hints import (
     NUM_STAGES,
     NUM_WARPS,
     PEEL,
+    RESIDENT,
     WARP_SPECIALIZE,
 )
 from ...ir.nest.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Update, walk_nodes
@@ -123,11 +124,20 @@ class _TritonEmitter:
             ("num_warps", NUM_WARPS.of(self.nest)),
             ("num_stages", NUM_STAGES.of(self.nest)),
             ("enable_fp_fusion", True),
+            *((("maxnreg", share),) if (share := self._share()) else ()),
             *((("warp_specialize", True),) if self._specializes() else ()),
             *((("descriptors", ",".join(self.descriptors.buffers)),) if self.descriptors.buffers else ()),
             *((("table", True),) if self.nest.table else ()),
             *divisors,
         )
+
+    def _share(self) -> int:
+        """The most registers of a thread; 0 where the compiler is not told."""
+        programs, machine = RESIDENT.of(self.nest), self.target.machine
+        if not programs or self.target.kind != "cuda":
+            return 0
+        each = machine.registers // (programs * NUM_WARPS.of(self.nest) * self.target.warp)
+        return min(each // machine.step * machine.step, machine.thread_registers)
 
     def _specializes(self) -> bool:
         loops = (n for n, _ in walk_nodes(self.nest.body) if isinstance(n, Loop))

@@ -135,6 +135,12 @@ NUM_WARPS = Hint(
     "num_warps", 4, _NEST, _GPU, Changes.ORDER, ("codegen.triton.emit", "codegen.triton.reduce"),
     "Warps over which a program's tiles are laid.", choices=(1, 2, 4, 8, 16, 32),
 )  # fmt: skip
+RESIDENT = Hint(
+    "resident", 0, _NEST, _GPU, Changes.SPEED, ("codegen.triton.emit",),
+    "Programs whose registers a multiprocessor is to hold at a time: a thread may use its share and no more, with 0 as "
+    "many as the compiler likes.",
+    high=32,
+)  # fmt: skip
 NUM_STAGES = Hint(
     "num_stages", 1, (Place.NEST, Place.LOOP), _GPU, Changes.SPEED,
     ("codegen.triton.emit", "scheduler.rules.gpu.steps"),

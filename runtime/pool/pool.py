@@ -1,8 +1,9 @@
 """Memory of the CPU that is used again.
 
 Memory that the system gives anew costs more than most kernels: each page is found and zeroed when it is first touched.
-The C library keeps small blocks, and gives large ones back at once. So blocks of ``LEAST_BLOCK`` bytes and more that programs
-ask for are remembered here. One whose storage nobody else holds any more goes to who next asks for as many bytes.
+The C library keeps small blocks, and gives large ones back at once. So blocks of ``LEAST_BLOCK`` bytes and more that
+programs ask for are remembered here. One whose storage nobody else holds any more goes to who next asks for as many
+bytes.
 
 A block is a storage of torch's own, so whoever has a tensor on it may do with it what may be done with any: views,
 autograd, DLPack, NumPy, pickling, sharing with other processes, ``resize_``. All of these hold the storage, or give it
@@ -45,8 +46,8 @@ class MemoryStats:
     """Bytes of the CPU's memory in blocks that compiled programs use again, and how often they did.
 
     ``held`` is all of them, ``idle`` what nobody uses, and ``peak`` the most that was in use lately. Of all requests
-    ``hits`` found a block and ``misses`` did not. ``released`` blocks were given back to the system, and ``lost`` blocks
-    were given other memory, or none, by their users.
+    ``hits`` found a block and ``misses`` did not. ``released`` blocks were given back to the system; ``lost`` ones were
+    given other memory, or none, by their users.
     """
 
     held: int

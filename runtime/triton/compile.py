@@ -150,7 +150,7 @@ def _request(source: KernelSource, target: Target, aligned: tuple[bool, ...], li
         text = text.replace(ALIGNED, UNALIGNED, 1)
     if target.has_dependent_launches:
         text = _waiting(text, source.name)
-    options = {k: source.option(k) for k in ("num_warps", "num_stages", "enable_fp_fusion")}
+    options = {k: source.option(k) for k in ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg")}
     return Request(
         source.name, text, signature(source), _divisors(source, aligned), options, target.kind, target.arch,
         target.warp, library,

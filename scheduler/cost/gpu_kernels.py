@@ -49,11 +49,14 @@ ROW_SHORT = 1024
 
 # Threads of the largest program, and the tile of a row that such a program goes over at a time: larger ones spill.
 MOST_THREADS, WIDE_TILE = 1024, 8192
+# Threads of a program that goes over elements.
+POINTWISE_THREADS = 128
 
 # Bytes of the widest load of a lane.
 LOAD_BYTES = 16
-# Elements of a tile of a log-sum-exp at least, and at most; those of a lane, which share what is done once for a state.
-ONLINE_LEAST, ONLINE_TILE, ONLINE_EACH = 256, 8192, 32
+# Elements of a tile of a log-sum-exp at least, and at most; those of a lane, which share what is done once for a state,
+# and the loads by which they come.
+ONLINE_LEAST, ONLINE_TILE, ONLINE_EACH, ONLINE_LOADS = 256, 8192, 32, 8
 
 # Elements of a tile, times tensors that are kept for all of it: a scan holds several states of each.
 SCAN_TILE = 2048

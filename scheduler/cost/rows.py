@@ -53,6 +53,23 @@ def long_row(machine: Machine) -> int:
     return registers(machine) // 8
 
 
+def rows_together(machine: Machine, elements: int) -> int:
+    """How many rows of so many elements a multiprocessor is to hold at a time, each by a program of its own, so that
+    one is read while another is reduced; 0 where it holds as many without being asked, 1 where it cannot.
+
+    A row of fewer elements leaves registers for others. Of a longer one a thread has ``EACH`` registers for half as
+    many elements, and two programs of such threads fill a multiprocessor.
+    """
+    if machine.registers > registers(machine) or elements <= long_row(machine):
+        return 0
+    return 2 if 4 * elements <= registers(machine) else 1
+
+
+def warps_of_rows(machine: Machine, together: int) -> int:
+    """Warps of a program, where a multiprocessor holds so many ``together`` and a thread has ``EACH`` registers."""
+    return registers(machine) // (EACH * machine.warp * together)
+
+
 def held_sums(machine: Machine, length: int) -> int:
     """Elements of all sums over rows of ``length`` elements that a program holds: twice as many where it is alone."""
     most = registers(machine) // 4

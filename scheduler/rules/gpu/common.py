@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
@@ -11,6 +12,7 @@ from ....ir.expr.value import Load
 from ....ir.nest.loops import Access, LoopKind, LoopNest, blocks
 from ....ir.target import Target
 from ...cost.flight import USUAL_REGISTERS, steps_under_way
+from ...cost.gpu_kernels import LOAD_BYTES
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape
@@ -136,15 +138,33 @@ def steps_of_reads(
     for each: those that move along all axes ``along``. ``count`` programs of so many ``warps`` are launched."""
     read = {a.buffer for a in shape.accesses if not a.is_write and all(a.step(v) != 0 for v in along)}
     machine = target.machine
-    resident = max(machine.registers // (USUAL_REGISTERS * warps * target.warp), 1)
+    resident = usual_programs(target, warps)
     nbytes = elements * sum(b.dtype.itemsize for b in read)
     return steps_under_way(machine, nbytes, len(read), count, resident)
+
+
+def usual_programs(target: Target, warps: int) -> int:
+    """The programs of so many warps that a multiprocessor holds, by the registers that a thread usually has."""
+    return max(target.machine.registers // (USUAL_REGISTERS * warps * target.warp), 1)
 
 
 def narrowest_bytes(shape: NestShape) -> int:
     """Bytes of the narrowest element of which the kernel reads or writes many."""
     sizes = [a.buffer.dtype.itemsize for a in shape.accesses if any(s not in (0,) for _, s in a.steps)]
     return min(sizes, default=4)
+
+
+def neighbours(shape: NestShape, along: Collection[sympy.Symbol]) -> int:
+    """Elements that a lane loads at once along some axes: as many as all that lies across them begins at multiples
+    of."""
+    near = LOAD_BYTES // narrowest_bytes(shape)
+    across = [v for v, _ in (*shape.rows, *shape.inner) if v not in along]
+    for a in shape.accesses:
+        if any(a.step(v) == 1 for v in along):
+            for step in map(a.step, across):
+                if step is not None and step != 0:
+                    near = math.gcd(near, shape.nest.symbols.divisor(step))
+    return near
 
 
 def column_like(shape: NestShape) -> bool:

@@ -6,7 +6,6 @@ states of all lanes come together behind the loop over tiles.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,13 +15,13 @@ from ....ir.expr.monoid import LOGSUMEXP
 from ....ir.nest.hints import NUM_WARPS
 from ....ir.nest.loops import Block, LoopNest, Update, blocks
 from ....ir.target import Target
-from ...cost.gpu_kernels import LOAD_BYTES, ONLINE_EACH, ONLINE_LEAST, ONLINE_TILE
+from ...cost.gpu_kernels import ONLINE_EACH, ONLINE_LEAST, ONLINE_LOADS, ONLINE_TILE
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..analysis import analyse
 from ..cpu.online import keep_states
 from ..registry import Params, Rule, Value
-from .common import GPUS, clamp_power, fused, has_scan, narrowest_bytes, tile, typical, warps_for
+from .common import GPUS, clamp_power, fused, has_scan, neighbours, tile, typical, warps_for
 from .row import inline_elements, row_programs
 from .visits import keep_near, row_inputs, stay_in_cache, whole_warps
 
@@ -45,15 +44,8 @@ def _is_online(block: Block) -> bool:
 
 
 def _near(nest: LoopNest) -> int:
-    """Neighbours that a lane loads at once: as many as all rows begin at multiples of."""
     shape = analyse(nest)
-    near = LOAD_BYTES // narrowest_bytes(shape)
-    rows = {v for v, _ in shape.rows}
-    for a in shape.accesses:
-        if any(a.step(v) == 1 for v, _ in shape.inner):
-            for step in (a.step(v) for v in rows):
-                near = math.gcd(near, nest.symbols.divisor(step)) if step is not None and step != 0 else near
-    return near
+    return neighbours(shape, [v for v, _ in shape.inner])
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
@@ -64,7 +56,8 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     if stay_in_cache(nest, target):
         warps = whole_warps(target)
         size = warps * target.warp * ONLINE_EACH
-    parts = max(size // (warps * target.warp * near), 1)
+    # Each load of a lane has an address in registers. Many of them keep other programs out, and with them their bytes.
+    parts = min(max(size // (warps * target.warp * near), 1), ONLINE_LOADS)
     return {
         "parts": tuple(dict.fromkeys((parts, max(parts // 2, 1), parts * 2))),
         "warps": tuple(dict.fromkeys((warps, min(warps * 2, whole_warps(target)), max(warps // 2, 1)))),

@@ -11,6 +11,8 @@ import sympy
 from ....ir.nest.hints import NUM_WARPS, PEEL
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
+from ...cost.flight import USUAL_REGISTERS, bytes_wanted
+from ...cost.gpu_kernels import LOAD_BYTES, POINTWISE_THREADS
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
@@ -22,6 +24,7 @@ from .common import (
     cut,
     fused,
     narrowest_bytes,
+    neighbours,
     programs,
     row_depth,
     shared_depth,
@@ -52,12 +55,29 @@ def _depth(schedule: Schedule, shape: NestShape) -> int:
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     shape = analyse(nest)
     # 16 bytes of the narrowest type a thread, in 4 warps.
-    default = clamp_power(16 // narrowest_bytes(shape) * 4 * 32, 256, 2048)
+    default = clamp_power(LOAD_BYTES // narrowest_bytes(shape) * POINTWISE_THREADS, 256, 2048)
     small = typical(nest, sympy.Mul(*(e for _, e in (*shape.rows, *shape.inner)))) < default * target.cores
     if small:
         default = max(default // 2, 256)
+    warps = (4, 8, 2)
+    if not small and _asks_little(shape, target, default // POINTWISE_THREADS):
+        default, warps = default * 2, (8, 4, 16)
     sizes = dict.fromkeys((default, default * 2, max(default // 2, 128)))
-    return {"block": tuple(sizes), "warps": tuple(max(w * 32 // target.warp, 1) for w in (4, 8, 2))}
+    return {"block": tuple(sizes), "warps": tuple(max(w * 32 // target.warp, 1) for w in warps)}
+
+
+def _asks_little(shape: NestShape, target: Target, each: int) -> bool:
+    """Whether so many elements of a thread are too few bytes of loads under way.
+
+    Rows that begin anywhere are loaded an element at a time. Each has an address in registers, so that fewer programs
+    are resident, and what a program computes once for all of its elements takes the more of its time.
+    """
+    along = [v for v, _ in shape.rows][-1:]
+    read = {a.buffer for a in shape.accesses if not a.is_write and all(a.step(v) == 1 for v in along)}
+    if not along or not read or neighbours(shape, along) * min(b.dtype.itemsize for b in read) >= LOAD_BYTES:
+        return False
+    resident = target.machine.registers // USUAL_REGISTERS
+    return each * sum(b.dtype.itemsize for b in read) * resident < bytes_wanted(target.machine)
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
@@ -69,7 +89,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         raise ScheduleError("gpu_pointwise", "a result of a row is no part of what its elements need", schedule.nest)
     if loops:
         outer, inner = loops[:-1], loops[-1]
-        columns = tile_size(schedule.nest, schedule.extent(inner), block)
+        # Rows beside them make up for few columns. A flat tile stays as it is: its tail is peeled.
+        columns = tile_size(schedule.nest, schedule.extent(inner), block, 128 if outer else block)
         rows_of, rows = None, None
         together = fused(schedule, outer)
         if together is not None:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import sympy
 
 from ....ir.expr.value import free_symbols
-from ....ir.nest.hints import EARLY, NUM_WARPS
+from ....ir.nest.hints import EARLY, NUM_WARPS, RESIDENT
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...cost.gpu_kernels import MOST_WARPS, ROW_SHORT, WIDE_TILE
 from ...cost.recompute import rows_for_one
-from ...cost.rows import held_bytes, held_elements
+from ...cost.rows import held_bytes, held_elements, rows_together, warps_of_rows
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
@@ -67,12 +67,16 @@ def _persistent_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple
         # Several rows a program, as long as every processor has work.
         rows = clamp_power(max(min(2048 // size, count // (2 * target.cores)), 1), 1, 64)
     least = 4 if size * rows >= 1024 else 1
-    live = 1 if row_for_all(shape) else live_rows(shape)
-    warps = warps_for(target, size * rows * live, 32, least, MOST_WARPS)
-    return {
+    held = size * rows * (1 if row_for_all(shape) else live_rows(shape))
+    warps = warps_for(target, held, 32, least, MOST_WARPS)
+    together = rows_together(target.machine, held)
+    if together:
+        warps = warps_of_rows(target.machine, together)
+    found: dict[str, tuple[Value, ...]] = {
         "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1), rows * 2 if size * rows <= 4096 else rows))),
         "warps": tuple(dict.fromkeys((warps, min(warps * 2, MOST_WARPS), max(warps // 2, 1)))),
     }
+    return found | {"resident": (together, 0)} if together > 1 else found
 
 
 def _persistent(schedule: Schedule, target: Target, params: Params) -> None:
@@ -85,6 +89,8 @@ def _persistent(schedule: Schedule, target: Target, params: Params) -> None:
     for name in row_for_all(shape):
         schedule.annotate("", EARLY.key(name), True)
     schedule.annotate("", NUM_WARPS, int(params["warps"]))
+    if params.get("resident"):
+        schedule.annotate("", RESIDENT, int(params["resident"]))
 
 
 def row_for_all(shape: NestShape) -> list[str]:
