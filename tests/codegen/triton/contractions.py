@@ -11,12 +11,16 @@ from torch_mlc.ir.expr.symbols import SymbolTable
 from torch_mlc.ir.expr.value import Expr, IndexValue, Load, Select, call, cast, const, symbol
 from torch_mlc.ir.function.function import Dim, Output, Stage, TensorFunction
 from torch_mlc.ir.nest.loops import Buffer, LoopNest, contiguous_strides
+from torch_mlc.ir.target import gpu_target
 from torch_mlc.scheduler.functions.lower import lower_to_loops
+from torch_mlc.scheduler.rules.gpu.contraction import GPU_CONTRACTION
+from torch_mlc.scheduler.schedule.schedule import Schedule
 
 F32, BF16, I8, U8, I32 = DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.UINT8, DType.INT32
 B, M, N, K = symbol("i0"), symbol("i1"), symbol("i2"), symbol("r0")
 
 NO_SIZES = SymbolTable()
+SM90 = gpu_target("cuda:sm_90")
 
 
 def buffer(name: str, shape: tuple, dtype: DType, strides: tuple | None = None) -> Buffer:
@@ -171,3 +175,11 @@ def row_softmax(m, n, k, dtype=BF16) -> LoopNest:
     ]  # fmt: skip
     out = Output(buffer("out0", (m, n), dtype), "t4", (i, j))
     return function("row_softmax", dims(i0=m, i1=n), dims(r0=k), inputs, [out], stages)
+
+
+def scheduled(nest, target=SM90, **params) -> LoopNest:
+    """The rule's schedule with some parameters given and the others at their default."""
+    schedule = Schedule(nest, GPU_CONTRACTION.name)
+    values = GPU_CONTRACTION.parameters(nest, target)
+    GPU_CONTRACTION.apply(schedule, target, {k: v[0] for k, v in values.items()} | params)
+    return schedule.nest

@@ -19,21 +19,11 @@ from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.triton.compile import compile_triton, resource_report
 from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.rules.gpu.contraction import GPU_CONTRACTION
-from torch_mlc.scheduler.schedule.schedule import Schedule
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from contractions import F32, batched, dequantised, integers, linear, row_softmax
+from contractions import F32, SM90, batched, dequantised, integers, linear, row_softmax, scheduled
 
-SM90 = gpu_target("cuda:sm_90")
 S0 = symbol("s0")
-
-
-def scheduled(nest, target=SM90, **params):
-    """The rule's schedule with some parameters given and the others at their default."""
-    schedule = Schedule(nest, GPU_CONTRACTION.name)
-    values = GPU_CONTRACTION.parameters(nest, target)
-    GPU_CONTRACTION.apply(schedule, target, {k: v[0] for k, v in values.items()} | params)
-    return schedule.nest
 
 
 SMALL = {

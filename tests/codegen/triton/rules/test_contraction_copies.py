@@ -22,21 +22,11 @@ from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.rules.gpu.contraction import GPU_CONTRACTION
 from torch_mlc.scheduler.rules.gpu.copies import lasting_programs
-from torch_mlc.scheduler.schedule.schedule import Schedule
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from contractions import batched, byte_products, dequantised, integers, linear
+from contractions import SM90, batched, byte_products, dequantised, integers, linear, scheduled
 
-SM90 = gpu_target("cuda:sm_90")
 S0 = symbol("s0")
-
-
-def scheduled(nest, target=SM90, **params):
-    """The rule's schedule with some parameters given and the others at their default."""
-    schedule = Schedule(nest, GPU_CONTRACTION.name)
-    values = GPU_CONTRACTION.parameters(nest, target)
-    GPU_CONTRACTION.apply(schedule, target, {k: v[0] for k, v in values.items()} | params)
-    return schedule.nest
 
 
 SMALL = {
