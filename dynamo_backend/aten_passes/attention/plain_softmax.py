@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..joint_graph import backward_of
 from ..write import NodeWriter
-from .gradient_terms import EXPONENTIAL, EXTRA, GIVEN, OF_EXTRA, OF_SCORES, TOTAL, ZERO, Form, Terms, forms_of
+from .gradient_terms import EXPONENTIAL, EXTRA, GIVEN, OF_EXTRA, OF_SCORES, TOTAL, ZERO, TermForm, Terms, forms_of
 from .joint_match import unaliased
 
 aten = torch.ops.aten
@@ -160,7 +160,7 @@ def _is_like(node: fx.Node, other: fx.Node) -> bool:
 
 
 def _write(
-    graph: fx.Graph, found: _WrittenSoftmax, given: fx.Node, forms: dict[fx.Node, Form], of_scores: list[fx.Node]
+    graph: fx.Graph, found: _WrittenSoftmax, given: fx.Node, forms: dict[fx.Node, TermForm], of_scores: list[fx.Node]
 ) -> None:
     scores, dtype, dim = found.scores, found.scores.meta["val"].dtype, found.scores.meta["val"].dim() - 1
     of_sink = [n for n, f in forms.items() if found.sink is not None and f == OF_EXTRA and _is_like(n, found.shift)]
@@ -197,7 +197,7 @@ def _write(
     write.replace(found.result, result)
 
 
-def _drop_zeros(forms: dict[fx.Node, Form]) -> None:
+def _drop_zeros(forms: dict[fx.Node, TermForm]) -> None:
     """Let gradients that nothing is added to be themselves."""
     for node, form in forms.items():
         for user in [u for u in node.users if form == ZERO and u not in forms and u.target is aten.add.Tensor]:
