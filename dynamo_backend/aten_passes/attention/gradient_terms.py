@@ -35,24 +35,24 @@ _LINEAR = (
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TermForm:
     """``own * g + sums * S``."""
 
     own: Terms = field(default_factory=dict)
     sums: Terms = field(default_factory=dict)
 
-    def times(self, by: Terms) -> Form:
-        return Form(_times(self.own, by), _times(self.sums, by))
+    def times(self, by: Terms) -> TermForm:
+        return TermForm(_times(self.own, by), _times(self.sums, by))
 
-    def plus(self, other: Form) -> Form:
-        return Form(_plus(self.own, other.own), _plus(self.sums, other.sums))
+    def plus(self, other: TermForm) -> TermForm:
+        return TermForm(_plus(self.own, other.own), _plus(self.sums, other.sums))
 
 
-ZERO = Form()
-GIVEN = Form(own={(0, 0, 0): 1.0})
-OF_SCORES = Form({(1, -1, 0): 1.0}, {(1, -2, 0): -1.0})
+ZERO = TermForm()
+GIVEN = TermForm(own={(0, 0, 0): 1.0})
+OF_SCORES = TermForm({(1, -1, 0): 1.0}, {(1, -2, 0): -1.0})
 # Of the logarithm of X.
-OF_EXTRA = Form({}, {(0, -2, 1): -1.0})
+OF_EXTRA = TermForm({}, {(0, -2, 1): -1.0})
 
 
 def _times(a: Terms, b: Terms) -> Terms:
@@ -80,10 +80,10 @@ def _inverse(a: Terms) -> Terms | None:
 def forms_of(
     nodes: Iterable[fx.Node],
     factors: Mapping[fx.Node, Terms],
-    starts: Mapping[fx.Node, Form],
+    starts: Mapping[fx.Node, TermForm],
     columns: Any,
     extra: bool,
-) -> dict[fx.Node, Form]:
+) -> dict[fx.Node, TermForm]:
     """The forms of all nodes that have one, by those of ``starts`` and what ``factors`` are; ``columns`` are the scores
     of a row, and ``extra`` says whether there is an ``X``."""
     parts, forms = dict(factors), dict(starts)
@@ -128,9 +128,9 @@ def _factor(value: Any, parts: Mapping[fx.Node, Terms]) -> Terms | None:
 
 
 def _form(
-    node: fx.Node, read: list[fx.Node], parts: Mapping[fx.Node, Terms], forms: Mapping[fx.Node, Form], columns: Any,
+    node: fx.Node, read: list[fx.Node], parts: Mapping[fx.Node, Terms], forms: Mapping[fx.Node, TermForm], columns: Any,
     extra: bool,
-) -> Form | None:  # fmt: skip
+) -> TermForm | None:  # fmt: skip
     if all(forms[n] == ZERO for n in read) and (stays := _stays_zero(node, read)):
         return ZERO if stays else None
     a = node.args[0]
@@ -158,13 +158,13 @@ def _form(
     return None
 
 
-def _summed(form: Form, extra: bool) -> Form | None:
+def _summed(form: TermForm, extra: bool) -> TermForm | None:
     """The sum over a row: of ``e g`` it is S, and of ``e`` it is T."""
     if any(p[0] != 1 for p in (*form.own, *form.sums)):
         return None
     sums = {(0, d, x): c for (_, d, x), c in form.own.items()}
     whole: Terms = {(0, 1, 0): 1.0, (0, 0, 1): -1.0} if extra else TOTAL
-    return Form({}, _plus(sums, _times({(0, d, x): c for (_, d, x), c in form.sums.items()}, whole)))
+    return TermForm({}, _plus(sums, _times({(0, d, x): c for (_, d, x), c in form.sums.items()}, whole)))
 
 
 def _stays_zero(node: fx.Node, read: list[fx.Node]) -> bool:
@@ -203,6 +203,6 @@ def is_zero(node: Any) -> bool:
 
 
 __all__ = [
-    "EXPONENTIAL", "EXTRA", "GIVEN", "OF_EXTRA", "OF_SCORES", "PROBABILITY", "TOTAL", "ZERO", "Form", "Terms",
+    "EXPONENTIAL", "EXTRA", "GIVEN", "OF_EXTRA", "OF_SCORES", "PROBABILITY", "TOTAL", "ZERO", "TermForm", "Terms",
     "forms_of", "is_zero",
 ]  # fmt: skip

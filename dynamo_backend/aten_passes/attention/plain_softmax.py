@@ -18,14 +18,14 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..joint_graph import backward_of
 from ..write import NodeWriter
-from .gradient_terms import EXPONENTIAL, EXTRA, GIVEN, OF_EXTRA, OF_SCORES, TOTAL, ZERO, Form, Terms, forms_of
+from .gradient_terms import EXPONENTIAL, EXTRA, GIVEN, OF_EXTRA, OF_SCORES, TOTAL, ZERO, TermForm, Terms, forms_of
 from .joint_match import unaliased
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class _Softmax:
+class _WrittenSoftmax:
     """``result`` is ``exponentials / total``; those are of ``scores``. ``extra`` is what is added to their sum, the
     exponential of ``sink`` less what the scores are less, or of its negative where ``sink`` is None."""
 
@@ -56,7 +56,7 @@ def unite_softmax(graph: fx.Graph) -> int:
 # --- finding ----------------------------------------------------------------------------------------------------------
 
 
-def _find(node: fx.Node) -> _Softmax | None:
+def _find(node: fx.Node) -> _WrittenSoftmax | None:
     """The softmax that a quotient is."""
     exponentials, total = node.args[:2]
     if node.target is aten.mul.Tensor:
@@ -78,7 +78,7 @@ def _find(node: fx.Node) -> _Softmax | None:
     if len(types) != 1 or scores.meta["val"].shape != node.meta["val"].shape or _of_rows(scores):
         return None
     if _is_sum(total, exponentials):
-        return _Softmax(node, exponentials, total, scores, shift, None, None)
+        return _WrittenSoftmax(node, exponentials, total, scores, shift, None, None)
     if total.target is not aten.add.Tensor or total.kwargs:
         return None
     for part, extra in (total.args, total.args[::-1]):
@@ -86,7 +86,7 @@ def _find(node: fx.Node) -> _Softmax | None:
             continue
         of = _difference(extra.args[0])
         if of is not None and unaliased(of[1]) is unaliased(shift) and (of[0] is None or _is_beside(of[0], shift)):
-            return _Softmax(node, exponentials, total, scores, shift, extra, of[0])
+            return _WrittenSoftmax(node, exponentials, total, scores, shift, extra, of[0])
     return None
 
 
@@ -124,7 +124,7 @@ def _is_beside(sink: fx.Node, shift: fx.Node) -> bool:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _rewrite(graph: fx.Graph, found: _Softmax, backward: set[fx.Node]) -> bool:
+def _rewrite(graph: fx.Graph, found: _WrittenSoftmax, backward: set[fx.Node]) -> bool:
     columns = found.scores.meta["val"].shape[-1]
     factors: dict[fx.Node, Terms] = {found.exponentials: EXPONENTIAL, found.total: TOTAL}
     if found.extra is not None:
@@ -138,7 +138,7 @@ def _rewrite(graph: fx.Graph, found: _Softmax, backward: set[fx.Node]) -> bool:
     return False
 
 
-def _candidates(found: _Softmax, backward: set[fx.Node]) -> Iterator[fx.Node]:
+def _candidates(found: _WrittenSoftmax, backward: set[fx.Node]) -> Iterator[fx.Node]:
     """What may be the gradient of the result: what is divided by the sum, or multiplied by its inverse, on its way
     back."""
     seen = set()
@@ -160,7 +160,7 @@ def _is_like(node: fx.Node, other: fx.Node) -> bool:
 
 
 def _write(
-    graph: fx.Graph, found: _Softmax, given: fx.Node, forms: dict[fx.Node, Form], of_scores: list[fx.Node]
+    graph: fx.Graph, found: _WrittenSoftmax, given: fx.Node, forms: dict[fx.Node, TermForm], of_scores: list[fx.Node]
 ) -> None:
     scores, dtype, dim = found.scores, found.scores.meta["val"].dtype, found.scores.meta["val"].dim() - 1
     of_sink = [n for n, f in forms.items() if found.sink is not None and f == OF_EXTRA and _is_like(n, found.shift)]
@@ -197,7 +197,7 @@ def _write(
     write.replace(found.result, result)
 
 
-def _drop_zeros(forms: dict[fx.Node, Form]) -> None:
+def _drop_zeros(forms: dict[fx.Node, TermForm]) -> None:
     """Let gradients that nothing is added to be themselves."""
     for node, form in forms.items():
         for user in [u for u in node.users if form == ZERO and u not in forms and u.target is aten.add.Tensor]:
