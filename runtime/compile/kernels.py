@@ -172,7 +172,7 @@ class KernelStore:
     def __init__(self, levels: CacheLevels | None) -> None:
         self.levels = levels
         self._codes: dict[str, KernelCode] = {}
-        self._loaded: dict[tuple[str, bool], LoadedKernel] = {}
+        self._loaded: dict[tuple[str, bool, bool], LoadedKernel] = {}
         self._graphs: dict[str, Mapping[str, Any]] = {}
         self._making: dict[tuple[int, str], Future[KernelCode]] = {}
 
