@@ -17,7 +17,7 @@ ROOMS = ("ir", "scheduler", "codegen", "runtime", "dynamo_backend")
 TABLE = "ir.nest.hints"
 NAMES = {name: h for name, h in vars(hints).items() if isinstance(h, Hint)}
 # For people: no rule gives these. What they do is tested in tests/codegen.
-BY_HAND = {"EVICT": "eviction_policy", "GRAIN": '"grain"'}
+BY_HAND = {"GRAIN": '"grain"'}
 # What gives those that ``annotate`` does not.
 GIVERS = {
     "lowering": "scheduler.functions.lower",

@@ -189,6 +189,7 @@ def test_the_fingerprint_holds_what_changes_code_and_nothing_else() -> None:
         "cache_size": "1GiB",
         "cache_remote": "memory://x",
         "host_program": "native",
+        "early_launches": False,
         "cuda_graphs": True,
         "cuda_graph_shapes": 2,
         "cuda_graph_copies": False,

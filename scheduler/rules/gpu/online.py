@@ -22,8 +22,7 @@ from ..analysis import analyse
 from ..cpu.online import keep_states
 from ..registry import Params, Rule, Value
 from .common import GPUS, clamp_power, fused, has_scan, neighbours, tile, typical, warps_for
-from .row import inline_elements, row_programs
-from .visits import keep_near, row_inputs, stay_in_cache, whole_warps
+from .row import inline_elements, keep_near, row_inputs, row_programs, stay_in_cache, whole_warps
 
 
 @dataclass(frozen=True, slots=True)

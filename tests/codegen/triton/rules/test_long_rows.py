@@ -11,7 +11,7 @@ from torch_mlc.ir.nest.hints import NUM_WARPS
 from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.triton.compile import compile_triton, resource_report
-from torch_mlc.scheduler.rules.gpu.visits import stay_in_cache
+from torch_mlc.scheduler.rules.gpu.row import stay_in_cache
 
 pytest.importorskip("triton")
 
