@@ -68,7 +68,7 @@ def _persistent_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple
     least = 4 if size * rows >= 1024 else 1
     held = size * rows * (1 if row_for_all(shape) else live_rows(shape))
     warps = warps_for(target, held, 32, least, MOST_WARPS)
-    together = rows_together(target.machine, held)
+    together = 0 if row_for_all(shape) else rows_together(target.machine, held)
     if together:
         warps = warps_of_rows(target.machine, together)
     found: dict[str, tuple[Value, ...]] = {

@@ -156,6 +156,10 @@ LARGE_ON_GPUS: tuple[tuple[Callable[..., Tensor], tuple[Tensor, ...]], ...] = (
         torch.ones(14336, 1, dtype=torch.bfloat16),
     )),
     (lambda x: torch.softmax(x, -1), (torch.empty(1024, 131_072, device="meta"),)),
+    (lambda g, at: torch.ops.aten.embedding_dense_backward(g, at, 50_257, -1, False), (
+        torch.empty(16_384, 768, dtype=torch.bfloat16, device="meta"),
+        torch.empty(16_384, dtype=torch.int64, device="meta"),
+    )),
 )  # fmt: skip
 
 
