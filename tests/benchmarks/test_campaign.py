@@ -253,6 +253,7 @@ def test_writes_beside_an_input_are_seen(t, shifted):
         assert not margins_hold(copy, flat)
 
 
+@pytest.mark.slow
 def test_tests_for_a_gpu_are_run_and_counted():
     rows = list(tests.run_tests("tests/codegen/triton/test_functions.py"))
     assert [r["status"] for r in rows] == ["ok"] and rows[-1]["failed"] == 0
@@ -363,6 +364,7 @@ def test_schedules_are_swept_with_their_figures_and_times(monkeypatch):
     assert untimed["seconds"] is None and untimed["status"] == "ok" and untimed["resources"] == fast["resources"]
 
 
+@pytest.mark.slow
 def test_models_are_compiled_without_a_gpu_and_run_with_one():
     row = models.counted("gpt2_d768", "training", HERE)
     assert row["status"] == "ok" and row["launches"] > 10 and row["spills"] == 0

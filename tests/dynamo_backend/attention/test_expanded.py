@@ -25,8 +25,15 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+PLACES = [
+    pytest.param(0, id="queries"),
+    pytest.param(1, id="keys"),
+    pytest.param(2, id="values", marks=pytest.mark.slow),
+]
+
+
 @pytest.mark.parametrize("fn", [softcap, causal], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("place", range(3), ids=["queries", "keys", "values"])
+@pytest.mark.parametrize("place", PLACES)
 def test_expanded_operands(fn: Callable[..., Tensor], place: int) -> None:
     torch.manual_seed(0)
 
@@ -43,7 +50,7 @@ def test_expanded_operands(fn: Callable[..., Tensor], place: int) -> None:
         torch.testing.assert_close(compiled(*operands).double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("place", range(3), ids=["queries", "keys", "values"])
+@pytest.mark.parametrize("place", PLACES)
 def test_gradients_of_expanded_operands(place: int) -> None:
     torch.manual_seed(0)
 

@@ -133,7 +133,10 @@ def compiled(gm: Any, inputs: list[Tensor]) -> int:
     return len(called)
 
 
-@pytest.mark.parametrize("make", [blocks, chain, step, joins, scans, saved], ids=lambda f: f.__name__)
+SLOW = [pytest.param(f, marks=pytest.mark.slow) for f in (step, scans, chain)]
+
+
+@pytest.mark.parametrize("make", [blocks, joins, saved, *SLOW], ids=lambda f: f.__name__)
 def test_work_grows_with_the_graph(make: Callable[[int], tuple[Callable[..., Any], list[Tensor]]]) -> None:
     counts = []
     for size in (FEW, FEW, MANY):  # once to fill caches
@@ -164,7 +167,7 @@ def long_join(count: int) -> Callable[[], object]:
     return lambda: function(*parts).backward()
 
 
-@pytest.mark.parametrize("make", [adam, long_join], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [pytest.param(adam, marks=pytest.mark.slow), long_join], ids=lambda f: f.__name__)
 def test_the_whole_way_grows_with_the_graph(
     make: Callable[[int], Callable[[], object]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_symbolic_rows(agrees, rows):
     agrees(scheduled(linear(S0, 40, 36, epilogue="residual", table=TABLE)), {"s0": rows}, tolerance=2e-2)
 
 
+@pytest.mark.slow
 def test_every_candidate_keeps_the_meaning(agrees):
     found = [c for c in design_space(linear(20, 70, 40), SM90).candidates() if c.rule == "gpu_contraction"]
     assert len(found) > 4

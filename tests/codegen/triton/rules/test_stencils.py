@@ -57,6 +57,10 @@ CASES: dict[str, tuple[tuple[int, ...], int, int, int, int, int, bool, torch.dty
 }
 
 
+# Those that always run, of all that differ; the interpreter takes half a minute for another.
+QUICK = ("odd", "stride 3, no padding", "1d", "3d")
+
+
 def reported(name: str, **options: Any) -> Report:
     """What a training step of a depthwise convolution becomes."""
     shape, k, stride, padding, dilation, many, innermost, dtype = CASES[name]
@@ -88,7 +92,7 @@ def scheduled(kernel: KernelReport) -> LoopNest:
     return kernel.scheduled
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_a_training_step_in_loops(name: str, agrees: Callable[..., Any]) -> None:
     report = reported(name)
     assert not any(g.libraries for g in report.graphs)
@@ -102,6 +106,7 @@ def test_a_training_step_in_loops(name: str, agrees: Callable[..., Any]) -> None
             agrees(scheduled(kernel), tolerance=2e-2 if CASES[name][-1] is HALF else 1e-4)
 
 
+@pytest.mark.slow
 def test_sizes_that_vary(agrees: Callable[..., Any]) -> None:
     report = reported("odd", dynamic=None)
     found = [k for k in report.kernels if k.rule in ("gpu_stencil", "gpu_filters")]
