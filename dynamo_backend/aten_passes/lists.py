@@ -7,6 +7,7 @@ from torch import fx
 from ...ir.passes import Pass, Plain
 from .attention.joint import recompute_scores
 from .attention.plain_softmax import unite_softmax
+from .attention.read_saved import read_saved
 from .attention.shifted_softmax import unshift_softmax
 from .attention.write_sinks import write_sinks
 from .batch_norm import forget_running_statistics, renormalize
@@ -53,7 +54,10 @@ JOINT_PASSES: AtenPasses = (
 )
 # A forward and its backward, right after they were parted.
 FORWARD_PASSES: AtenPasses = (Pass("save_copies", ATEN, save_copies),)
-BACKWARD_PASSES: AtenPasses = (Pass("recompute_maxima", ATEN, recompute_maxima),)
+BACKWARD_PASSES: AtenPasses = (
+    Pass("read_saved", ATEN, Plain(read_saved)),
+    Pass("recompute_maxima", ATEN, recompute_maxima),
+)
 # Every graph that AOTAutograd hands over.
 PART_PASSES: AtenPasses = (
     Pass("merge_products", ATEN, Plain(merge_products), needs=(FAST,)),

@@ -14,6 +14,8 @@ from torch.fx.node import map_arg
 aten = torch.ops.aten
 # How the partitioner is told what only the backward computes.
 TAG, IN_BACKWARD = "partitioner_tag", "must_be_in_backward"
+# Of a copy for the backward, the name of what it is a copy of.
+COPY_OF = "mlc_copy_of"
 _PLACE = ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten")
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
@@ -36,7 +38,7 @@ def copied_for_backward(
         after = node if last is None or place[node] > place[last] else last
         with graph.inserting_after(after):
             copy = graph.node_copy(node, lambda n: copies.get(n, n))
-        copy.meta[TAG] = IN_BACKWARD
+        copy.meta |= {TAG: IN_BACKWARD, COPY_OF: node.name}
         copies[node] = copy
         if last is not None:
             last = copy
