@@ -185,8 +185,12 @@ def execute(step: Step, names: dict[str, Any], noise: LineRoundings | None = Non
             t.register_hook(partial(_move_gradient, 0.0 if step.exact else step.eps, step.eps, noise))
 
 
-def _move_gradient(inside: float, eps: float, noise: LineRoundings, gradient: Tensor) -> Tensor:
-    """What comes after the gradient of a step's result is that of the step."""
+def _move_gradient(inside: float, eps: float, noise: LineRoundings, gradient: Tensor | None) -> Tensor | None:
+    """What comes after the gradient of a step's result is that of the step. Of several results that one op makes, those
+    that nothing reads have none."""
+    if gradient is None:
+        noise.eps = inside
+        return None
     with noise.of(0.0):
         # A step that is cast to single precision has gradients in that.
         moved = _moved(gradient, eps, noise.generator).to(gradient.dtype)
