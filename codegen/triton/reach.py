@@ -80,10 +80,13 @@ class _Reach:
         return kept
 
     def _exceeds(self, one: sympy.Expr, other: sympy.Expr) -> bool:
-        """Whether ``one >= other`` at all sizes."""
+        """Whether ``one >= other`` at all sizes; not where that is not known, as of fractions inside of other terms."""
         rest = sympy.expand((one - _without_quotients(other)).xreplace(self.least_sizes))
         scale = math.lcm(*(int(t.as_coeff_Mul()[0].q) for t in sympy.Add.make_args(rest)))
-        return interval(sympy.expand(rest * scale), {})[0] >= 0
+        try:
+            return interval(sympy.expand(rest * scale), {})[0] >= 0
+        except IRError:
+            return False
 
     def ends(self, expr: sympy.Expr) -> Ends:
         """Bounds of an expression; what is divided or compared on the way to it is noted. Raises IRError."""

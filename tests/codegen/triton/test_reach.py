@@ -19,7 +19,7 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv, Max, Min, ModularInd
 from torch_mlc.codegen.kernel import INDEX_MAX, NARROW, WIDE, KernelSource, wide_source
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.codegen.triton.index import Ranges
-from torch_mlc.codegen.triton.reach import reach_of
+from torch_mlc.codegen.triton.reach import _Reach, reach_of
 from torch_mlc.dynamo_backend.importing.decompositions import decomposition_table
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
@@ -180,3 +180,10 @@ def test_short_indices_spare_instructions_and_registers(fn: Callable[..., Any]) 
     instructions = [len(dict(elf_sections(b.code))[f".text.{b.name}"]) // 16 for b in (narrow, wide)]
     # Sections of instructions are padded to the same length where they differ by a few.
     assert registers[0] < registers[1] and instructions[0] <= instructions[1], (registers, instructions)
+
+
+def test_a_fraction_inside_of_a_term_leaves_open_what_exceeds_what() -> None:
+    reach = _Reach(Ranges(SymbolTable((Size(S0, 2), Size(S1, 1)))))
+    larger = Max(-FloorDiv(5 - FloorDiv(S0, 2), 4), FloorDiv(S0 + 2, 4))
+    assert reach._exceeds(S0 * S1, FloorDiv(S0, 2))
+    assert not reach._exceeds(S0 * S1, S0 * S1 + S1 * FloorDiv(S0, 2) * larger)
