@@ -28,6 +28,13 @@ def give_results(gm: fx.GraphModule, values: Sequence[Any]) -> None:
     gm.recompile()
 
 
+def tidy(graph: fx.Graph) -> None:
+    """Erase what nobody reads after a rewriting, and let the graph's module, where it has one, run what is left."""
+    graph.eliminate_dead_code()
+    if graph.owning_module is not None:
+        graph.owning_module.recompile()
+
+
 def copied_for_backward(
     graph: fx.Graph, nodes: Iterable[fx.Node], known: dict[fx.Node, fx.Node]
 ) -> dict[fx.Node, fx.Node]:

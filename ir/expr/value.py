@@ -229,6 +229,15 @@ def loads(expr: Expr) -> Iterator[Load]:
     return (e for e in walk(expr) if isinstance(e, Load))
 
 
+def conjuncts(condition: Expr) -> Iterator[Expr]:
+    """The conditions that all hold where ``condition`` does."""
+    if isinstance(condition, Call) and condition.fn == "logical_and":
+        for part in condition.args:
+            yield from conjuncts(part)
+    else:
+        yield condition
+
+
 def index_exprs(expr: Expr) -> Iterator[sympy.Expr]:
     """Every sympy expression inside."""
     for e in walk(expr):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import sympy
 
-from ..expr.value import Call, Cast, Const, Expr, IndexValue, Select, free_symbols, loads
+from ..expr.value import Call, Cast, Const, Expr, IndexValue, Select, conjuncts, free_symbols, loads
 from .loops import AxisKind, Block, Update
 
 
@@ -23,7 +21,7 @@ def data_end(block: Block) -> tuple[sympy.Symbol, Expr] | None:
     (identity,) = update.monoid.identity((value.dtype,))
     if not isinstance(value, Select) or value.if_false != identity or not isinstance(value.if_false, Const):
         return None
-    for part in _conjuncts(value.condition):
+    for part in conjuncts(value.condition):
         if isinstance(part, Call) and part.fn == "lt":
             place, end = part.args
             place = place.value if isinstance(place, Cast) else place
@@ -31,11 +29,3 @@ def data_end(block: Block) -> tuple[sympy.Symbol, Expr] | None:
             if of_axis and reduced[0] not in free_symbols(end) and next(loads(end), None) is not None:
                 return reduced[0], end
     return None
-
-
-def _conjuncts(condition: Expr) -> Iterator[Expr]:
-    if isinstance(condition, Call) and condition.fn == "logical_and":
-        for a in condition.args:
-            yield from _conjuncts(a)
-    else:
-        yield condition

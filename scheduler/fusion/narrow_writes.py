@@ -9,7 +9,7 @@ import sympy
 
 from ...ir.expr.dtypes import DType
 from ...ir.expr.index import is_within, simplify
-from ...ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, call, rewrite
+from ...ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, call, conjuncts, rewrite
 from ...ir.function.function import Dim, Output, TensorFunction
 from ..functions.scalars import is_elementwise
 
@@ -47,7 +47,7 @@ def _narrowed(function: TensorFunction) -> TensorFunction:
         return function
     parts: dict[sympy.Symbol, _Stretch] = {}
     left: list[Expr] = []
-    for condition in _conjuncts(value.condition):
+    for condition in conjuncts(value.condition):
         left += [] if _takes(function, condition, parts) else [condition]
     parts = {v: p for v, p in parts.items() if p != _whole(function, v)}
     if not parts:
@@ -82,12 +82,6 @@ def _is_old(value: Expr, out: Output) -> bool:
     if isinstance(value, Cast) and value.dtype in (out.buffer.dtype.compute, DType.FLOAT32):
         value = value.value
     return value == Load(out.buffer.name, out.indices, out.buffer.dtype)
-
-
-def _conjuncts(condition: Expr) -> list[Expr]:
-    if isinstance(condition, Call) and condition.fn == "logical_and":
-        return [c for a in condition.args for c in _conjuncts(a)]
-    return [condition]
 
 
 def _whole(function: TensorFunction, var: sympy.Symbol) -> _Stretch:

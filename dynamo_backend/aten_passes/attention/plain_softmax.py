@@ -17,7 +17,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..joint_graph import backward_of
-from ..write import NodeWriter
+from ..write import NodeWriter, tidy
 from .gradient_terms import EXPONENTIAL, EXTRA, GIVEN, OF_EXTRA, OF_SCORES, TOTAL, ZERO, TermForm, Terms, forms_of
 from .joint_match import unaliased
 
@@ -47,9 +47,7 @@ def unite_softmax(graph: fx.Graph) -> int:
             if found is not None and _rewrite(graph, found, backward):
                 done += 1
     if done:
-        graph.eliminate_dead_code()
-        if graph.owning_module is not None:
-            graph.owning_module.recompile()
+        tidy(graph)
     return done
 
 

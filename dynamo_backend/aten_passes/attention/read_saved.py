@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..write import COPY_OF
+from ..write import COPY_OF, tidy
 
 aten = torch.ops.aten
 
@@ -27,8 +27,7 @@ def read_saved(backward: fx.GraphModule) -> int:
             node.replace_all_uses_with(saved)
             done += 1
     if done:
-        backward.graph.eliminate_dead_code()
-        backward.recompile()
+        tidy(backward.graph)
     return done
 
 

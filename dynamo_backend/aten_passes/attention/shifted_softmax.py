@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..write import tidy
 from .gradient_terms import OF_SCORES, PROBABILITY, forms_of
 from .joint_match import unaliased
 
@@ -36,9 +37,7 @@ def unshift_softmax(graph: fx.Graph) -> int:
                     _stop_at_largest(node)
                 done += 1
     if done:
-        graph.eliminate_dead_code()
-        if graph.owning_module is not None:
-            graph.owning_module.recompile()
+        tidy(graph)
     return done
 
 

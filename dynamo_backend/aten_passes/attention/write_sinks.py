@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ..write import NodeWriter
+from ..write import NodeWriter, tidy
 from .gradient_terms import is_zero
 
 aten = torch.ops.aten
@@ -131,9 +131,7 @@ def write_sinks(graph: fx.Graph) -> int:
         if found is not None and _rewrite(graph, found):
             done += 1
     if done:
-        graph.eliminate_dead_code()
-        if graph.owning_module is not None:
-            graph.owning_module.recompile()
+        tidy(graph)
     return done
 
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ..context import AtenContext
 from ..joint_graph import backward_of
 from ..views.written_views import seen_through
-from ..write import NodeWriter
+from ..write import NodeWriter, tidy
 from .rounding import keep_rounding
 
 aten = torch.ops.aten
@@ -83,8 +83,7 @@ def recompute_maxima(backward: fx.GraphModule, context: AtenContext) -> int:
             node.replace_input_with(operand, largest)
             changed += 1
     if changed:
-        backward.graph.eliminate_dead_code()
-        backward.recompile()
+        tidy(backward.graph)
     return changed
 
 
