@@ -34,8 +34,20 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    shape = analyse(nest)
+    partials = _partials(shape, target)
+    if _is_outer(shape):
+        # What a column reads is in registers while its reduction runs, and so are its accumulators.
+        return {"unroll": (2, 1, 4, 8), "turns": (1, 16), "partials": partials}
     # Vectors of a row in turns read memory as a stream; the columns' accumulators stay in the first-level cache.
-    return {"unroll": (8, 4, 2), "turns": (16, 1), "partials": _partials(analyse(nest), target)}
+    return {"unroll": (8, 4, 2), "turns": (16, 1), "partials": partials}
+
+
+def _is_outer(shape: NestShape) -> bool:
+    """Whether each element is made of what belongs to its column and what belongs to its place along the reduction, as
+    pairs of two lists are: no access moves along both."""
+    column, inner = shape.rows[-1][0], [v for v, _ in shape.inner]
+    return not any(a.step(column) != 0 and any(a.step(v) != 0 for v in inner) for a in shape.accesses)
 
 
 def _partials(shape: NestShape, target: Target) -> tuple[int, ...]:
