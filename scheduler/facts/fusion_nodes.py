@@ -27,6 +27,8 @@ CONCAT_NODES = 1600
 SUBSTITUTION_DEPTH = 8
 # A function of this cost is worth keeping rather than computing twice.
 CHEAP_FLOPS = 8
+# Elements from which a row that is gathered whole is read as fast as one that lies where it is wanted.
+LONG_ROW = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,15 +306,27 @@ def _worth_repeating(
     if length(value) > INLINE_NODES or len(m.loads) > 6:
         return False
     cost = flops(value)
-    if positions > 2:
-        return cost <= 2 and len(m.loads) <= 2
     # A gather or a broadcast reads each element many times: repeat only what is nearly free.
     ratio = sympy.Mul(*extents.values()) / m.types[0].numel
+    if ratio.is_number and ratio > 2 and gathers_lanes(m):
+        return False
+    if positions > 2:
+        return cost <= 2 and len(m.loads) <= 2
     if ratio.is_number and ratio.is_finite and ratio > 2:
         return cost <= CHEAP_FLOPS and len(m.loads) <= 2 and not _waits_for_data(m)
     if not ratio.is_number and _waits_for_data(m):
         return False
     return cost * positions * readers <= limit
+
+
+def gathers_lanes(m: FusionNode) -> bool:
+    """Whether data say where each element of a value is read, and not where rows of many begin: lanes of a CPU then
+    look for their elements one by one."""
+    if not m.types[0].device.startswith("cpu"):
+        return False
+    shape = zip(m.axes, m.types[0].shape, m.types[0].strides, strict=True)
+    rows = {a for a, size, step in shape if step == 1 and not (size.is_number and size < LONG_ROW)}
+    return any(is_value(i) and rows <= free_symbols(i) for ld in m.loads for i in ld.indices)
 
 
 def _waits_for_data(m: FusionNode) -> bool:

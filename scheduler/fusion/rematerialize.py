@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+import sympy
+
 from ...ir.expr.index import simplify
 from ...ir.expr.ops import OPS
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Call, Expr, Load, is_value, length, rewrite, walk
 from ..cost.recompute import GAIN, MANY, is_costly_in_lanes, is_read_where_kept
-from ..facts.fusion_nodes import INLINE_NODES, FusionNode, collect_loads, is_cheap
+from ..facts.fusion_nodes import INLINE_NODES, FusionNode, collect_loads, gathers_lanes, is_cheap
 from ..facts.views import map_value
 from .group import Group
 
@@ -36,7 +38,7 @@ def choose_repeats(groups: list[Group], outside: set[str], sizes: Mapping[str, i
             if m.monoid is not None or name in outside or name not in readers or name in pinned:
                 continue
             value = _expanded(m, g, readers, outside, chosen)
-            if value is None or any(_makes_anew(m, value, r) for r in readers[name]):
+            if value is None or any(_makes_anew(m, value, r) or _gathers_often(m, r) for r in readers[name]):
                 continue
             operands = _bytes_read(value, sizes, sizes.get(name, 0))
             extra = sum(size for r in readers[name] for o, size in operands.items() if o not in r.tensors)
@@ -61,6 +63,15 @@ def _makes_anew(made: FusionNode, value: Expr, reader: Group) -> bool:
                 if any(a in i.free_symbols for a in lanes for i in ld.indices if not is_value(i)):
                     return True
     return False
+
+
+def _gathers_often(made: FusionNode, reader: Group) -> bool:
+    """Whether a kernel would gather more than twice as many elements as there are results, lane by lane."""
+    if not gathers_lanes(made):
+        return False
+    hint = reader.table.hint
+    reading = [m for m in reader.nodes if any(ld.buffer == made.name for ld in m.loads)]
+    return any(hint(sympy.Mul(*m.extents.values())) > 2 * hint(made.types[0].numel) for m in reading)
 
 
 def _bytes_read(value: Expr, sizes: Mapping[str, int], result: int) -> dict[str, int]:

@@ -35,7 +35,7 @@ ALLOWED = {
         "COLUMNS": "columns of a tile, which facts about products name; facts cannot ask costs",
     },
     "facts/fusion_nodes.py": dict.fromkeys(
-        ("INLINE_FLOPS", "INLINE_NODES", "CONCAT_NODES", "SUBSTITUTION_DEPTH", "CHEAP_FLOPS"), TEXT),
+        ("INLINE_FLOPS", "INLINE_NODES", "CONCAT_NODES", "SUBSTITUTION_DEPTH", "CHEAP_FLOPS", "LONG_ROW"), TEXT),
     "functions/generalise.py": {"_LARGEST_DIVISOR": FORM},
     "functions/unify.py": {"MOST": TEXT, "_LARGEST_DIVISOR": FORM},
     "fusion/fuse.py": dict.fromkeys(("TINY_ELEMENTS", "MAX_TINY", "MOST_TRIED", "MOST_TOLD"), TEXT),

@@ -1,7 +1,8 @@
 """Loads and stores: addresses, and how lanes reach memory.
 
-Neighbouring elements are one vector access, one element for all lanes is a scalar load, everything else a gather. Dead
-lanes never touch memory: a contiguous access is masked, a gather reads dead lanes from a zero that always exists.
+Neighbouring elements are one vector access, one element for all lanes is a scalar load, elements a few apart are picked
+from whole registers (``strided``), everything else is a gather. Dead lanes never touch memory: a contiguous access is
+masked, a gather reads dead lanes from a zero that always exists.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..text.builder import Val
 from ..text.context import SLACK, BufferPlace, Context, Mask
 from ..text.types import from_memory, memory_type, to_memory
 from .index import in_loops, iota, lane_index, scalar_index, split_linear
+from .strided import strided
 from .transpose import element_pointer, transposed
 
 I64, I32, BOOL = DType.INT64, DType.INT32, DType.BOOL
@@ -104,6 +106,8 @@ def load(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val |
             ctx, where.base, where.offset, ctx.versions.get(name, 0), memory_type(place.dtype), place.dtype.itemsize,
             _row_loader(ctx, name), place.own,
         )  # fmt: skip
+        if turned is None and not place.own:
+            turned = strided(ctx, place, where.base, where.offset, indices, _row_loader(ctx, name))
         if turned is not None:
             return from_memory(ctx.b, turned, place.dtype, ctx.lanes)
     if ctx.ahead and place.fixed and mask is None and _streams(ctx, where):

@@ -85,7 +85,7 @@ def _picked(ctx: Context, parts: list[str], lanes: int, element: str, run: int =
     for odd in (0, 1):
         picks = [k for k in range(2 * lanes) if k // run % 2 == odd]
         pairs = zip(parts[::2], parts[1::2], strict=True)
-        found.append(_picked(ctx, [_shuffle(ctx, x, y, picks, element, lanes) for x, y in pairs], lanes, element, run))
+        found.append(_picked(ctx, [shuffle(ctx, x, y, picks, element, lanes) for x, y in pairs], lanes, element, run))
     return [v for pair in zip(*found, strict=True) for v in pair]
 
 
@@ -108,7 +108,7 @@ def _tile(
             pointer = element_pointer(ctx, base, sympy.expand(offset.xreplace({lane: sympy.Integer(k)})), element)
             rows.append(load(f"load <{side} x {element}>, ptr {pointer}, align {size}"))
         blocks.append(_transpose(ctx, rows, element))
-    return [_concat(ctx, [block[k] for block in blocks], element, side) for k in range(side)]
+    return [concat(ctx, [block[k] for block in blocks], element, side) for k in range(side)]
 
 
 def _side(ctx: Context, extent: int, lanes: int, size: int) -> int:
@@ -147,19 +147,21 @@ def _zip(ctx: Context, x: str, y: str, run: int, high: int, element: str, side: 
     for four in range(0, side, 4):
         low = four + 2 * high
         picks += [low, side + low, low + 1, side + low + 1] if run == 1 else [low, low + 1, side + low, side + low + 1]
-    return _shuffle(ctx, x, y, picks, element, side)
+    return shuffle(ctx, x, y, picks, element, side)
 
 
-def _shuffle(ctx: Context, x: str, y: str, picks: Sequence[int], element: str, lanes: int) -> str:
+def shuffle(ctx: Context, x: str, y: str, picks: Sequence[int], element: str, lanes: int) -> str:
+    """The elements ``picks`` of two vectors of ``lanes`` elements, those of the second behind those of the first."""
     kind = f"<{lanes} x {element}>"
     listing = ", ".join(f"i32 {p}" for p in picks)
     return ctx.b.op(f"shufflevector {kind} {x}, {kind} {y}, <{len(picks)} x i32> <{listing}>")
 
 
-def _concat(ctx: Context, parts: list[str], element: str, width: int) -> str:
+def concat(ctx: Context, parts: list[str], element: str, width: int) -> str:
+    """Vectors of ``width`` elements, a power of two of them, as one."""
     while len(parts) > 1:
         picks = range(2 * width)
-        parts = [_shuffle(ctx, x, y, picks, element, width) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+        parts = [shuffle(ctx, x, y, picks, element, width) for x, y in zip(parts[::2], parts[1::2], strict=True)]
         width *= 2
     return parts[0]
 

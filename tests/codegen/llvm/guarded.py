@@ -88,6 +88,10 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int, int], Sequence[Tensor]
     "extremes": (lambda x: (x.argmax(-1), x.amin(0), x.var(-1)), lambda r, c: f32((r, c))),
     "scans": (lambda x: (x.cumsum(-1), x.cumsum(0), x.logcumsumexp(-1)), lambda r, c: f32((r, c))),
     "transposed": (lambda x: (x.t() * 2).contiguous(), lambda r, c: f32((r, c))),
+    "strided": (
+        lambda x: [x.reshape(-1)[k::n] * 2 for n in (2, 3, 4) for k in (0, (x.numel() - 1) % n)],
+        lambda r, c: f32((r, c)),
+    ),
     "joined": (joined, lambda r, c: f32((r, c), (r, 3), (r, c + 1))),
     "padded": (lambda x: F.pad(x, (3, 2, 1, 4)) + 1, lambda r, c: f32((r, c))),
     "pooled": (lambda x: F.max_pool2d(x[None], 3, 2, 1), lambda r, c: f32((2, r, c))),
@@ -123,5 +127,5 @@ def check(name: str) -> None:
             given = inputs(*size)
             wanted = fn(*given)
             got = compiled(*map(guarded_tensor, given))
-            for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, wanted)), strict=True):
+            for a, b in zip(*(r if isinstance(r, (tuple, list)) else (r,) for r in (got, wanted)), strict=True):
                 torch.testing.assert_close(a, b, rtol=2e-2 if b.dtype is torch.bfloat16 else 1e-4, atol=1e-3)
