@@ -21,7 +21,8 @@ _MOST = 4
 
 
 def strided(
-    ctx: Context, place: BufferPlace, base: str, offset: sympy.Expr, indices: Sequence[Index], load: Callable[[str], str]
+    ctx: Context, place: BufferPlace, base: str, offset: sympy.Expr, indices: Sequence[Index],
+    load: Callable[[str], str],
 ) -> str | None:  # fmt: skip
     """The elements at ``offset`` from ``base``, one a lane; None where lanes are not a few elements apart.
 
