@@ -1,8 +1,9 @@
 """Anti-aliased resizing, forward and backward, as sums over the few elements that a result is made of.
 
 torch has kernels for it and no decomposition. The filter is as wide as the step from one result to the next where an
-image becomes smaller. A dimension is resized by itself, the last one first, each by a table of places and one of
-weights, which fusion writes into the kernel that sums. Source: Pillow's ``ImagingResample``, after which torch's own
+image becomes smaller. A dimension is resized by itself, by a table of places and one of weights, which fusion writes
+into the kernel that sums. Rows are few when their elements are resized, which lie side by side: lanes gather there, and
+read whole rows where columns are resized. Source: Pillow's ``ImagingResample``, after which torch's own
 kernels are made (``aten/src/ATen/native/UpSample.h``).
 """
 
@@ -41,6 +42,10 @@ class _Resize:
     scale: float
     reach: int
     filter: Callable[[torch.Tensor], torch.Tensor]
+
+    @property
+    def shrinks(self) -> bool:
+        return self.out <= self.extent
 
     @property
     def support(self) -> float:
@@ -119,7 +124,7 @@ def _forward(cubic: bool) -> Callable[..., Any]:
         if ways is None or x.dtype not in (torch.float32, torch.float64):
             return NotImplemented
         made = x
-        for dim in (3, 2):
+        for dim in (2, 3) if ways[0].shrinks else (3, 2):
             places, weights, total = ways[dim - 2].table(x)
             made = _summed(made, dim, places, weights / total.unsqueeze(1))
         return _laid_out(made, suggest_memory_format(x))
@@ -136,7 +141,7 @@ def _backward(cubic: bool) -> Callable[..., Any]:
         if ways is None or grad.dtype not in (torch.float32, torch.float64):
             return NotImplemented
         made = grad
-        for dim in (2, 3):
+        for dim in (3, 2) if ways[0].shrinks else (2, 3):
             made = _summed(made, dim, *ways[dim - 2].back(grad))
         # As eager's kernels have it.
         return _laid_out(made, torch.contiguous_format if cubic else suggest_memory_format(grad))
