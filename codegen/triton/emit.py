@@ -372,7 +372,7 @@ class _TritonEmitter:
                 (self.scans if info.block.is_scan else self.reductions).step(info, statement)
             else:
                 buffer = self.program.buffers[statement.buffer]
-                self.values.store(buffer, statement.indices, self.values.value(statement.value))
+                self.values.store_changed(buffer, statement)
         if info.block.is_scan:
             self.scans.leave(info)
 

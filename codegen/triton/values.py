@@ -16,7 +16,8 @@ from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
 from ...ir.expr.value import Index, Load, is_value
 from ...ir.nest.hints import EVICT
-from ...ir.nest.loops import AxisKind, Buffer, Scope
+from ...ir.nest.kept import changed_where
+from ...ir.nest.loops import AxisKind, Buffer, Scope, Store
 from ..kernel import EmitError
 from .expressions import Expressions
 from .functions import masked
@@ -214,10 +215,36 @@ class Values(Expressions):
         self.out.line(f"{name} = {self.broadcast(value, tile.value.dims).text}")
         self.out.forget_value(name)
 
-    def store(self, buffer: Buffer, indices: tuple[Index, ...], value: Value, ended: Dims | None = None) -> None:
+    def store_changed(self, buffer: Buffer, statement: Store) -> None:
+        """Write what a statement stores, and nothing to rows of which data say that they stay as they are."""
+        found = changed_where(statement, buffer.dtype) if buffer.scope is Scope.GLOBAL else None
+        if found is not None and self._loads(found[0]):
+            condition, new = self.value(found[0]), found[1]
+            rows, lanes = (
+                SCALAR.union(
+                    *(
+                        self.dims(i.xreplace(self._axes))  # type: ignore[union-attr]
+                        for i, stride in zip(statement.indices, buffer.strides, strict=True)
+                        if (stride == 1) is beside and not is_value(i)
+                    )
+                )
+                for beside in (False, True)
+            )
+            # Lanes beside one another store as one word only where all of them do.
+            if condition.dims and condition.dims <= rows - lanes:
+                value = self.value(new, guard=(condition,))
+                self.store(buffer, statement.indices, value, guard=(condition,))
+                return
+        self.store(buffer, statement.indices, self.value(statement.value))
+
+    def store(
+        self, buffer: Buffer, indices: tuple[Index, ...], value: Value, ended: Dims | None = None,
+        guard: tuple[Value, ...] = (),
+    ) -> None:  # fmt: skip
         """Write a value to a buffer: a tile kept under its position, or a masked store to memory.
 
-        ``ended`` are the loops over which a reduction has ended with this value.
+        ``ended`` are the loops over which a reduction has ended with this value; lanes outside of ``guard`` store
+        nothing.
         """
         assert self.info is not None
         if value.dtype is not buffer.dtype:
@@ -244,7 +271,7 @@ class Values(Expressions):
             )
         dims |= single
         bounds = self.bounds(dims) if ended is None else self.bounds_of_results(dims, ended)
-        mask = self.all_of(bounds)
+        mask = self.all_of((*bounds, *guard))
         if mask is not None and not mask.dims <= dims:
             raise EmitError(f"block {self.info.block.name}: the predicate varies along axes that the store lacks")
         suffix = f", mask={mask.text}" if mask is not None else ""
@@ -255,7 +282,7 @@ class Values(Expressions):
         kept = value.text if not value.literal else value.typed
         self.out.line(f"tl.store({where}, {kept}{suffix})")
         self.stored.add(buffer.name)
-        if not single:
+        if not single and not guard:
             self.out.remember(("load", buffer.name, linear, parts, _texts(bounds), ()), value)
 
     def _single(self) -> Dims:

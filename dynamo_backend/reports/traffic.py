@@ -13,9 +13,10 @@ from typing import TypeAlias
 
 import sympy
 
-from ...ir.expr.value import Expr, Index, Load, flops, free_symbols, is_value, symbol
+from ...ir.expr.value import Expr, Index, Load, call, const, flops, free_symbols, is_value, symbol
 from ...ir.nest.data_ends import data_end
 from ...ir.nest.hints import NARROW_ROWS
+from ...ir.nest.kept import changed_where
 from ...ir.nest.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, Store, blocks
 
 _Place: TypeAlias = tuple[sympy.Symbol, ...]
@@ -69,6 +70,14 @@ class _Counter:
     def __init__(self, nest: LoopNest) -> None:
         self.nest = nest
         self.buffers = nest.buffers
+        # By the condition that a sum has terms, which data decide: the axes that it speaks of, and how many terms all
+        # of those sums have together.
+        self.ends: dict[Expr, tuple[set[sympy.Symbol], int]] = {}
+        for block, _ in blocks(nest):
+            if (ended := data_end(block)) is not None:
+                axis, end = ended
+                some = call("lt", const(0, end.dtype), end)
+                self.ends[some] = free_symbols(end), _extents(nest, block)[axis]
         # Elements by array and by the loops that visit it, for each place in it that is named there.
         self.read: dict[str, dict[_Place, dict[object, int]]] = {}
         self.written: dict[str, dict[_Place, dict[object, int]]] = {}
@@ -83,6 +92,7 @@ class _Counter:
         place = tuple(lp.var for lp in outer if lp.var not in same)
         bindings = {a.var: b.xreplace(same) for a, b in zip(block.axes, block.bindings, strict=True)}
         extents = _extents(self.nest, block)
+        few = self._few(block)
         for kind, name, indices in _accesses(block):
             if self.buffers[name].scope is not Scope.GLOBAL:
                 continue
@@ -90,7 +100,26 @@ class _Counter:
             if not self._known(name, place, bound, kind):
                 known = self.read if kind == "read" else self.written
                 touched = math.prod(extents[s] for s in _symbols(indices) if s in extents)
+                if name in few:
+                    touched = min(touched, few[name])
                 known.setdefault(name, {}).setdefault(place, {})[bound] = touched
+
+    def _few(self, block: Block) -> dict[str, int]:
+        """Of arrays whose elements a block leaves as they are where a sum has no terms: how many it changes at most,
+        where each term of a list that is shared out is in another sum."""
+        found: dict[str, int] = {}
+        for store in block.body:
+            if not isinstance(store, Store):
+                continue
+            changed = changed_where(store, self.buffers[store.buffer].dtype)
+            if changed is not None and changed[0] in self.ends:
+                axes, terms = self.ends[changed[0]]
+                steps = zip(store.indices, self.buffers[store.buffer].strides, strict=True)
+                # Elements that lie side by side are stored together, or not at all.
+                if not any(stride == 1 and axes & _symbols((i,)) for i, stride in steps):
+                    others = math.prod(n for a, n in _extents(self.nest, block).items() if a not in axes)
+                    found[store.buffer] = terms * others
+        return found
 
     def _known(self, name: str, place: _Place, bound: object, kind: str) -> bool:
         """Whether the values are at hand: read or written before, in these loops or in loops around them."""

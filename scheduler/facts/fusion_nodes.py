@@ -245,6 +245,8 @@ def _substitute(
             limit = CHEAP_FLOPS if name in outside else INLINE_FLOPS
             if name in outside and any(ld.buffer in nodes and ld.buffer not in outside for ld in m.loads):
                 continue
+            if odd and _is_nearer(m, positions, nodes, outside, counts):
+                continue
             if odd and _worth_repeating(m, len(positions), counts.get(name, 1), extents, limit):
                 chosen[name] = (m.axes, m.values[0])
     if not chosen:
@@ -327,6 +329,42 @@ def gathers_lanes(m: FusionNode) -> bool:
     shape = zip(m.axes, m.types[0].shape, m.types[0].strides, strict=True)
     rows = {a for a, size, step in shape if step == 1 and not (size.is_number and size < LONG_ROW)}
     return any(is_value(i) and rows <= free_symbols(i) for ld in m.loads for i in ld.indices)
+
+
+def _is_nearer(
+    m: FusionNode,
+    positions: set[tuple[object, ...]],
+    nodes: dict[str, FusionNode],
+    outside: set[str],
+    counts: dict[str, int],
+) -> bool:
+    """Whether elements at places that data name are better read than made, of as many tensors, for each reader: where
+    one of those would be in memory for that alone, or where writing the elements once moves less."""
+    readers = counts.get(m.name, 1)
+    if readers < 2 or not any(is_value(i) for p in positions for i in p):
+        return False
+    read: set[str] = set()
+    waits = False
+    left = [(m, ld) for ld in m.loads]
+    while left:
+        of, ld = left.pop()
+        if not _spans(of, ld):
+            continue
+        made = nodes.get(ld.buffer) if ld.buffer not in outside else None
+        if made is None:
+            read.add(ld.buffer)
+        elif made.monoid is None and _worth_repeating(made, 1, counts.get(made.name, 1), m.extents, INLINE_FLOPS):
+            left += [(made, inner) for inner in made.loads]
+        else:
+            waits |= ld.dtype.itemsize >= m.types[0].dtype.itemsize
+            read.add(ld.buffer)
+    return waits or len(read) + 1 + readers < len(read) * readers
+
+
+def _spans(m: FusionNode, load: Load) -> bool:
+    """Whether a node reads as many elements as it has."""
+    moving = {s for i in load.indices for s in (free_symbols(i) if is_value(i) else i.free_symbols)}  # type: ignore[arg-type, union-attr]
+    return moving >= {a for a, n in m.extents.items() if n != 1}
 
 
 def _waits_for_data(m: FusionNode) -> bool:

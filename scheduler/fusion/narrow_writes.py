@@ -1,5 +1,5 @@
 """Functions that write new elements to a part of an input, and to the rest what is there, visit that part alone: a
-slice of a cache is assigned."""
+slice of a cache is assigned, or sums are added to the rows of a table that data name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from ...ir.expr.dtypes import DType
 from ...ir.expr.index import is_within, simplify
-from ...ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, call, conjuncts, rewrite
+from ...ir.expr.monoid import SUM
+from ...ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, call, conjuncts, const, rewrite
 from ...ir.function.function import Dim, Output, TensorFunction
+from ...ir.nest.data_ends import counted
+from ...ir.nest.kept import is_element
 from ..functions.scalars import is_elementwise
 
 _MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq"}
@@ -27,9 +29,46 @@ class _Stretch:
 def narrowed(function: TensorFunction) -> TensorFunction:
     """A function that writes over its input, over the part of the domain where conditions on positions hold, where it
     writes what is there elsewhere; any other as it is."""
+    function = _kept_without_terms(function)
     while (part := _narrowed(function)) is not function:
         function = part
     return function
+
+
+def _kept_without_terms(function: TensorFunction) -> TensorFunction:
+    """A function that adds sums to what it writes over, and says where data leave a sum no terms that what is there
+    stays: nobody needs to visit it then."""
+    if len(function.outputs) != 1 or len(function.inner) != 1:
+        return function
+    (out,) = function.outputs
+    at = next(k for k, s in enumerate(function.stages) if out.result in s.results)
+    stage = function.stages[at]
+    value = stage.values[0]
+    stored = value if isinstance(value, Cast) else None
+    if stored is not None:
+        value = stored.value
+    if not isinstance(value, Call) or value.fn != "add":
+        return function
+    for old, total in (value.args, value.args[::-1]):
+        count = _terms(function, total) if _is_old(old, out) else None
+        if count is not None:
+            new: Expr = Select(call("lt", const(0, count.dtype), count), value, old)
+            if stored is not None:
+                new = Cast(new, stored.dtype, stored.when_stored)
+            stages = (*function.stages[:at], replace(stage, values=(new,)), *function.stages[at + 1 :])
+            return replace(function, stages=stages)
+    return function
+
+
+def _terms(function: TensorFunction, total: Expr) -> Expr | None:
+    """How many terms data give to a sum over the inner dimension, for each row; None for anything else."""
+    rows = tuple(d.var for d in function.rows)
+    if not isinstance(total, Load) or total.indices != rows:
+        return None
+    made = next((s for s in function.stages if total.buffer in s.results), None)
+    if made is None or made.monoid != SUM or made.scan or made.axes is not None or made.over is not None:
+        return None
+    return counted(SUM, made.values[0], function.inner[0].var)
 
 
 def _narrowed(function: TensorFunction) -> TensorFunction:
@@ -78,10 +117,8 @@ def _narrowed(function: TensorFunction) -> TensorFunction:
 
 
 def _is_old(value: Expr, out: Output) -> bool:
-    """Whether a value is the element that is written over, which the buffer's type holds."""
-    if isinstance(value, Cast) and value.dtype in (out.buffer.dtype.compute, DType.FLOAT32):
-        value = value.value
-    return value == Load(out.buffer.name, out.indices, out.buffer.dtype)
+    """Whether a value is the element that is written over."""
+    return is_element(value, out.buffer.name, out.indices, out.buffer.dtype)
 
 
 def _whole(function: TensorFunction, var: sympy.Symbol) -> _Stretch:

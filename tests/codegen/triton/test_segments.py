@@ -10,12 +10,14 @@ import pytest
 import sympy
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.dynamo_backend.compiling.pass_lists import context_of
 from torch_mlc.dynamo_backend.converters.index import scatter as scatters
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
+from torch_mlc.dynamo_backend.reports.traffic import traffic_of
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
 from torch_mlc.ir.graph.graph import CallTensor, Input, Library, Ref, SizeInput, TensorType, View
 from torch_mlc.ir.passes import run_passes
@@ -241,3 +243,51 @@ def test_each_row_of_a_table_is_written_once(monkeypatch: pytest.MonkeyPatch) ->
     assert schedule.rule == "gpu_segments"
     compiled = resource_report(compile_triton(emit_triton(schedule.nest, SM90), SM90))
     assert compiled.spills == 0 and compiled.registers <= 64, (compiled.spills, compiled.registers)
+
+
+def tied(rows: int) -> Callable[..., Tensor]:
+    """The gradient of a table that is looked up in and multiplied by."""
+    return lambda a, b, g, i: a @ b + torch.ops.aten.embedding_dense_backward(g, i, rows, -1, False)
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [(torch.float32, 13), (torch.bfloat16, 77)], ids=str)
+def test_rows_that_nothing_goes_to_stay_as_they_are(interpreter: Any, dtype: torch.dtype, rows: int) -> None:
+    """Sums are added to a product's result where it is: NaN, infinities and zeros of either sign in other rows too."""
+    torch.manual_seed(0)
+    a, b, g = torch.randn(rows, 7), torch.randn(7, 33), torch.randn(300, 33)
+    i = torch.where(torch.rand(300) < 0.4, 3, torch.randint(-2, 9, (300,)) * 2)
+    a[1], a[5], a[7], b[3, 4] = float("nan"), 0.0, -0.0, float("inf")
+    inputs = (*(t.to(dtype) for t in (a, b, g)), i)
+    made = fused(tied(rows), inputs)
+    last = next(n for n in reversed(made.graph.nodes) if isinstance(n, CallTensor))
+    assert last.into, "the result is in the place of the product"
+    found = interpreted(interpreter, made, inputs)
+    a, b, g = (t.double() for t in inputs[:3])
+    wanted = exact((a @ b).to(dtype), i, g).to(dtype)
+    torch.testing.assert_close(found, wanted, equal_nan=True, rtol=2**-7 if dtype.itemsize == 2 else 1e-5, atol=1e-4)
+
+
+def test_of_a_large_table_the_rows_that_are_named_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most as many as the list has, by stores of 16 bytes; and what is summed is read as it is in memory, rather
+    than made of two tensors for each row that is named."""
+    monkeypatch.undo()
+    rows, count, width, kind = 50257, 8192, 768, torch.bfloat16
+
+    def step(a: Tensor, b: Tensor, g: Tensor, x: Tensor, w: Tensor, m: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
+        norm = torch.ops.aten.native_layer_norm_backward(g, x, [width], m, m, w, w, [True, False, False])[0]
+        e = norm + b
+        return tied(rows)(a.t(), b, e, i), e.view(8, -1, width).sum(0)
+
+    with FakeTensorMode():
+        a, w, m = (torch.empty(s, dtype=kind) for s in ((count, rows), (width,), (count, 1)))
+        b, g, x = (torch.empty(count, width, dtype=kind) for _ in range(3))
+        made = fused(step, (a, b, g, x, w, m, torch.empty(count, dtype=torch.int64)))
+    last = next(n for n in made.graph.nodes if isinstance(n, CallTensor) and n.types[0].shape == (rows, width))
+    schedule = default_schedule(lower_to_loops(made.functions[last.function]), SM90)
+    assert schedule.rule == "gpu_segments"
+    traffic, row = traffic_of(schedule.nest), width * kind.itemsize
+    table = traffic.arrays[schedule.nest.outputs[0]]
+    assert table.read == table.written == count * row
+    assert traffic.moved < 3.5 * count * row, "rows of the table, read and written, and of what is summed"
+    compiled = resource_report(compile_triton(emit_triton(schedule.nest, SM90), SM90))
+    assert compiled.spills == 0 and compiled.wide_stores == 1
