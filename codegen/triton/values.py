@@ -129,9 +129,10 @@ class Values(Expressions):
         if found is not None:
             return found
         across = self._across(buffer, linear, own) if not parts and not guard else None
-        if across is not None and (tile := self.out.known(across[1])) is not None:
-            assert isinstance(tile, Value)
-            value = Value(self.out.assign(f"{buffer.name}_", f"tl.trans({tile.text})"), own, buffer.dtype)
+        lies = self.out.known(across[1]) if across is not None else None
+        if lies is not None:
+            assert isinstance(lies, Value)
+            value = Value(self.out.assign(f"{buffer.name}_", f"tl.trans({lies.text})"), own, buffer.dtype)
             self.masked[value.text] = frozenset(_texts(bounds))
             self.out.remember(key, value)
             return value
