@@ -128,8 +128,12 @@ class Lanes:
         A lane along an axis outside ``dims`` acts for all lanes of that axis, and the first of them is the last to be
         switched off.
         """
+        return self._conjuncts(self.bounds_along(dims))
+
+    def bounds_along(self, dims: Dims) -> list[Bound]:
+        """The same as pairs in loops, with those that are proved."""
         assert self.info is not None
-        return self._conjuncts(self._at_first((*self.info.bounds, *self.info.elements), self._outside(dims)))
+        return self._at_first((*self.info.bounds, *self.info.elements), self._outside(dims))
 
     def bounds_of_results(self, dims: Dims, ended: Dims) -> tuple[Value, ...]:
         """The same for what is there when the loops ``ended`` are: what guards them alone left out elements, and no
@@ -160,9 +164,7 @@ class Lanes:
 
     def _conjuncts(self, bounds: list[Bound]) -> tuple[Value, ...]:
         found: dict[str, Value] = {}
-        for lhs, rhs in bounds:
-            if self.program.ranges.below(lhs, rhs) or self.told(lhs, rhs):
-                continue
+        for lhs, rhs in self.unproved(bounds):
             key = ("bound", lhs, rhs)
             value = self.out.known(key)
             if value is None:
@@ -174,6 +176,10 @@ class Lanes:
                 self.out.remember(key, value)
             found[value.text] = value  # type: ignore[attr-defined, assignment]
         return tuple(found.values())
+
+    def unproved(self, bounds: list[Bound]) -> list[Bound]:
+        """Those that some lane of some iteration here may break."""
+        return [b for b in bounds if not self.program.ranges.below(*b) and not self.told(*b)]
 
     def told(self, lhs: sympy.Expr, rhs: sympy.Expr) -> bool | None:
         """Whether ``lhs < rhs`` for all lanes or for none, as the loop's iterations were chosen; None for neither."""

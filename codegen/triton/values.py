@@ -15,7 +15,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
 from ...ir.expr.value import Index, Load, is_value
-from ...ir.nest.hints import EVICT
+from ...ir.nest.hints import EVICT, TRANSPOSED
 from ...ir.nest.kept import changed_where
 from ...ir.nest.loops import AxisKind, Buffer, Scope, Store
 from ..kernel import EmitError
@@ -129,6 +129,14 @@ class Values(Expressions):
         found = self._visited(key, linear)
         if found is not None:
             return found
+        across = self._across(buffer, linear, own) if not parts and not guard else None
+        lies = self.out.known(across[1]) if across is not None else None
+        if lies is not None:
+            assert isinstance(lies, Value)
+            value = Value(self.out.assign(f"{buffer.name}_", f"tl.trans({lies.text})"), own, buffer.dtype)
+            self.masked[value.text] = frozenset(_texts(bounds))
+            self.out.remember(key, value)
+            return value
         mask = self.all_of((*bounds, *guard))
         if mask is not None and mask.dims and not own:
             text = f"{text} + tl.zeros({self.shape(mask.dims)}, tl.int32)"
@@ -140,9 +148,29 @@ class Values(Expressions):
         value = Value(name, own | (mask.dims if mask else SCALAR), buffer.dtype)
         self.masked[name] = frozenset(_texts(bounds, guard))
         self.out.remember(key, value)
+        if across is not None:
+            self.out.remember(across[0], value)
         if self.visit is not None:
             self.visit.add(name)
         return value
+
+    def _across(self, buffer: Buffer, place: sympy.Expr, own: Dims) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+        """How a tile that a product reads is known in this iteration, and how the same elements are known with rows as
+        columns; None where tiles of the array are not transposed."""
+        assert self.info is not None
+        lanes = {axis: self.program.tile[axis] for axis in own}
+        if not TRANSPOSED.of(self.program.nest, buffer.name) or not self.info.is_operand:
+            return None
+        if sorted(dim for dim, _ in lanes.values()) != [0, 1]:
+            return None
+        bounds = self.unproved(self.bounds_along(own))
+
+        def known(turned: int) -> tuple[Any, ...]:
+            here = {axis: sympy.Symbol(f"lane{dim ^ turned}_{extent}") for axis, (dim, extent) in lanes.items()}
+            mask = frozenset((lhs.xreplace(here), rhs.xreplace(here)) for lhs, rhs in bounds)
+            return "load", buffer.name, self.out.level, place.xreplace(here), mask
+
+        return known(0), known(1)
 
     def _is_for_many(self, expr: Load, guard: tuple[Value, ...]) -> bool:
         """Whether lanes of which a guard switches some off read one element, which is there whatever the guard says: it

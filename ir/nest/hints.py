@@ -162,6 +162,12 @@ DESCRIPTOR = Hint(
     "descriptor", False, _NEST, _GPU, Changes.SPEED, ("codegen.triton.products.descriptors",),
     "Tiles of a product's operand may be copied by the tensor memory accelerator.", of_buffer=True,
 )  # fmt: skip
+TRANSPOSED = Hint(
+    "transposed", False, _NEST, _GPU, Changes.SPEED, ("codegen.triton.products.descriptors", "codegen.triton.values"),
+    "A tile of a parameter that two products of an iteration read in both orientations is loaded for the first, and "
+    "transposed for the second.",
+    of_buffer=True,
+)  # fmt: skip
 EVICT = Hint(
     "evict", "", (Place.NEST, Place.BLOCK), _GPU, Changes.SPEED, ("codegen.triton.values",),
     "How long the caches keep what is loaded of a parameter.",

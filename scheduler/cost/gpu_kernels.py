@@ -14,6 +14,8 @@ BESIDE_TILES = 1 << 10
 # state and of sums.
 HELD_WIDE, HELD_AMD, HELD_GROUPS, HELD_ONLINE, HELD_SUMS = 40, 160, 288, 160, 16
 ATTENTION_WARPS = 8
+# Elements of an online state that a thread holds from which it has no registers for the addresses of what it copies.
+COPIED_FROM = 128
 
 # How many elements a whole row may have to stay in one program.
 PRODUCT_WHOLE_ROW = 256
@@ -31,6 +33,8 @@ BIAS_SCORES = 32
 
 # Elements of sums that a thread has in registers beside a tile of scores and one of their gradients; steps in flight.
 GRADIENT_SUMS = 64
+# The same where groups of warps multiply, each for rows of its own: at most.
+PAIR_SUMS = 128
 # Elements of a head from which float32 takes shorter steps.
 LONG_HEADS = 128
 # Steps from which those without a mask get a loop of their own: less would not make up for twice the code.

@@ -15,7 +15,7 @@ import sympy
 
 from ....ir.expr.index import simplify
 from ....ir.expr.value import Index, Load, is_value, loads
-from ....ir.nest.hints import DESCRIPTOR
+from ....ir.nest.hints import DESCRIPTOR, TRANSPOSED
 from ....ir.nest.loops import Buffer, Scope, Update
 from ..program import BlockInfo, TritonProgram
 from ..values import Values
@@ -85,11 +85,18 @@ class Descriptors:
         known = self.out.known(key)
         if known is not None:
             return known  # type: ignore[return-value]
-        at = ", ".join(self._position(e) for e in box.origin)
-        text = f"{name}.load([{at}])"
         own = [(a, n) for a, n in zip(box.axes, box.extents, strict=True) if a is not None]
-        if len(own) < len(box.axes):
-            text = f"tl.reshape({text}, [{', '.join(str(n) for _, n in own)}])"
+        # As it lies in memory, by its place alone: for both orientations where the nest wants one load for them.
+        lies = ("load", buffer.name, self.out.level, name, box.origin)
+        text = str(self.out.known(lies) or "")
+        if not text:
+            at = ", ".join(self._position(e) for e in box.origin)
+            text = f"{name}.load([{at}])"
+            if len(own) < len(box.axes):
+                text = f"tl.reshape({text}, [{', '.join(str(n) for _, n in own)}])"
+            if TRANSPOSED.of(program.nest, buffer.name):
+                text = self.out.assign(f"{buffer.name}_", text)
+                self.out.remember(lies, text)
         if program.tile[own[0][0]][0] == 1:
             text = f"tl.trans({text})"
         value = Value(self.out.assign(f"{buffer.name}_", text), frozenset(a for a, _ in own), buffer.dtype)

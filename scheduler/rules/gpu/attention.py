@@ -13,18 +13,20 @@ import sympy
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Call, Cast, is_value
-from ....ir.nest.hints import FULL_TILES, NUM_STAGES, NUM_WARPS, OPERANDS
+from ....ir.nest.hints import DESCRIPTOR, FULL_TILES, NUM_STAGES, NUM_WARPS, OPERANDS, TRANSPOSED
 from ....ir.nest.loops import LoopNest, Update, blocks
 from ....ir.target import Target
 from ...cost.attention import LEAST_WIDTH, WIDEST
-from ...cost.gpu_kernels import FULL_TILES_FROM
+from ...cost.gpu_kernels import COPIED_FROM, FULL_TILES_FROM
+from ...cost.gpu_tiles import GROUP_ROWS, LASTING_WORTH
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..cpu.attention import Roles, roles, vector_of
 from ..cpu.common import merge_paths, values
 from ..registry import Capability, Params, Rule, Value
 from .common import GPUS, clamp_power, cut, fused, next_power, steps_in_flight, tile, typical
-from .fit import AttentionTile, by_threads, fitting_tile
+from .copies import in_aligned_rows
+from .fit import AttentionTile, by_threads, fitting_tile, held, one_load, read_across
 
 # Steps in flight.
 STAGES = (2, 3, 1)
@@ -74,7 +76,44 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
         "keys": tuple(dict.fromkeys((tile.keys, max(tile.keys // 2, LEAST_WIDTH)))),
         "warps": (tile.warps, tile.warps * 2),
         "stages": tuple(dict.fromkeys((tile.stages, *stages))),
+        **one_load(nest, target, found, tile, half),
+        **_copying(nest, target, found, tile, half, keys),
     }
+
+
+def _copying(
+    nest: LoopNest, target: Target, found: Roles, tile: AttentionTile, half: bool, keys: int
+) -> dict[str, tuple[Value, ...]]:
+    """Whether keys and values are copied by descriptors, the default first; nothing where none can be.
+
+    Threads that copy nothing hold no addresses. It is the default where groups of warps multiply and a thread's sums
+    leave no room for those, all of those tiles can be copied so, and a program multiplies for so long that making
+    descriptors costs nothing. Of narrower heads each tile costs more instructions so, and saves nothing.
+    """
+    described, all_are = described_tiles(nest, target, found)
+    if not half or not described:
+        return {}
+    operations = 2 * tile.queries * keys * sum(int(e) for e in _depths(nest, found))
+    worth = operations >= LASTING_WORTH * target.machine.matmul / target.cores
+    crowded = held(nest, target, found, tile) >= COPIED_FROM
+    default = all_are and worth and crowded and target.has_wgmma and tile.queries >= GROUP_ROWS
+    return {"descriptors": (default, not default)}
+
+
+def described_tiles(nest: LoopNest, target: Target, found: Roles) -> tuple[tuple[str, ...], bool]:
+    """The arrays whose tiles of keys the tensor memory accelerator may copy, and whether those are all that products
+    read along the keys. Which loads of them are of whole tiles, the emitter sees."""
+    if not target.has_tma:
+        return (), False
+    by_name = {b.name: b for b, _ in blocks(nest)}
+    named: dict[str, bool] = {}
+    for block in (by_name[name] for name in (*found.products, *found.states)):
+        features = {a.var for a in block.axes if a.var not in {*found.rows, found.keys}}
+        for ld in block.reads:
+            moving = {s for i in ld.indices if not is_value(i) for s in i.free_symbols}
+            if found.keys in moving and moving & features:
+                named[ld.buffer] = named.get(ld.buffer, True) and in_aligned_rows(nest, ld, features)
+    return tuple(name for name, fits in named.items() if fits), all(named.values())
 
 
 def _half(nest: LoopNest, target: Target, found: Roles) -> DType | None:
@@ -93,6 +132,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     found = roles(schedule.nest)
     assert found is not None
     half = _half(schedule.nest, target, found)
+    once = read_across(schedule.nest, found) if params.get("one_load") else ()
+    described = described_tiles(schedule.nest, target, found)[0] if params.get("descriptors") else ()
     copies = copy_queries(schedule, found)
     inner = tile_programs(schedule, found, int(params["queries"]), int(params["keys"]))
     for name in copies:
@@ -105,6 +146,10 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         schedule.tensorize(name, "dot")
     if half is not None:
         schedule.annotate(product, OPERANDS, half.value)
+    for name in once:
+        schedule.annotate("", TRANSPOSED.key(name), True)
+    for name in described:
+        schedule.annotate("", DESCRIPTOR.key(name), True)
     schedule.annotate(inner, NUM_STAGES, int(params["stages"]))
     # Threads that multiply by themselves have no registers for what two loops keep.
     matrices = not by_threads(target, half is not None)

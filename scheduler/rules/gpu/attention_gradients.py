@@ -14,11 +14,11 @@ import sympy
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.product import bare, factors
-from ....ir.nest.hints import FULL_TILES, NUM_STAGES, NUM_WARPS, OPERANDS
+from ....ir.nest.hints import FULL_TILES, NUM_STAGES, NUM_WARPS, OPERANDS, TRANSPOSED
 from ....ir.nest.loops import LoopKind, LoopNest, Update, blocks
 from ....ir.target import Target
 from ...cost.attention import LEAST_WIDTH, WIDEST
-from ...cost.gpu_kernels import ATTENTION_WARPS, FULL_TILES_FROM, GRADIENT_SUMS, LEFT_OUT_ROWS, LONG_HEADS
+from ...cost.gpu_kernels import ATTENTION_WARPS, FULL_TILES_FROM, GRADIENT_SUMS, LEFT_OUT_ROWS, LONG_HEADS, PAIR_SUMS
 from ...error import ScheduleError
 from ...primitives.loops.powers_of_two import has_exponential
 from ...schedule.schedule import Schedule
@@ -27,7 +27,7 @@ from ..cpu.common import values
 from ..registry import Capability, Params, Rule, Value
 from .attention import copy_queries, extents_of, tile_lanes, tile_programs
 from .common import GPUS, clamp_power, cut, next_power, steps_in_flight, tile, typical
-from .fit import AttentionTile, by_threads, fitting_tile
+from .fit import AttentionTile, by_threads, fitting_tile, one_load, read_across
 
 STAGES = (2, 1, 3)
 
@@ -68,6 +68,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     most, wide = (64, 64) if half else (32, 32)
     if single and heads * -(-queries // (2 * most)) >= target.cores:
         most *= 2
+    most_warps = ATTENTION_WARPS * 32 // target.warp
     # Threads that multiply by themselves have heads whole in registers; and where the next step comes through those,
     # two sums are beside two products.
     slow = by_threads(target, half) and width >= LONG_HEADS * len(found.widths)
@@ -77,14 +78,18 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
         most //= 2
     if slow or (target.machine.through_registers and half and len(found.widths) > 1):
         wide //= 2
-    stages = steps_in_flight(target, STAGES)
-    first = AttentionTile(clamp_power(queries, LEAST_WIDTH, most), clamp_power(keys, LEAST_WIDTH, wide), 0, stages[0])
-    most_warps = ATTENTION_WARPS * 32 // target.warp
 
     def warps_of(rows: int) -> int:
         least = most_warps if slow or crowded else max(rows * 2 // target.warp, 4) if single else 4
         return clamp_power(rows * width // (GRADIENT_SUMS * target.warp), least, most_warps)
 
+    # Two groups of warps have rows of their own each: of the same rows each would have half of the columns, and read
+    # all of the other operand again. As many scores are shorter steps.
+    twice = heads * -(-queries // (2 * most)) >= target.cores and 2 * most * width <= PAIR_SUMS * most_warps * 32
+    if half and target.has_wgmma and twice and warps_of(most) * 32 > 2 * most:
+        most, wide = 2 * most, wide // 2
+    stages = steps_in_flight(target, STAGES)
+    first = AttentionTile(clamp_power(queries, LEAST_WIDTH, most), clamp_power(keys, LEAST_WIDTH, wide), 0, stages[0])
     fits = fitting_tile(nest, target, found, first, half, warps_of)
     rows, columns = fits.queries, fits.keys
     return {
@@ -92,6 +97,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
         "keys": tuple(dict.fromkeys((columns, max(columns // 2, LEAST_WIDTH), min(columns * 2, 128)))),
         "warps": tuple(dict.fromkeys((fits.warps, 4, 8))),
         "stages": tuple(dict.fromkeys((fits.stages, *stages))),
+        **one_load(nest, target, found, fits, half),
     }
 
 
@@ -133,6 +139,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         kind = halves.get(name)
         if kind is not None:
             schedule.annotate(name, OPERANDS, kind.value)
+    for name in read_across(schedule.nest, found) if params.get("one_load") else ():
+        schedule.annotate("", TRANSPOSED.key(name), True)
     schedule.annotate(inner, NUM_STAGES, int(params["stages"]))
     # Threads that multiply by themselves have no registers for what two loops keep.
     matrices = not by_threads(target, all(halves.values()))

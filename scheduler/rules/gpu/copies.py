@@ -20,7 +20,7 @@ def described_operands(nest: LoopNest, target: Target, c: ContractionNest) -> tu
     """
     if not target.has_tma:
         return ()
-    found = [ld.buffer for ld, own in tile_loads(c) if _in_aligned_rows(nest, ld, own | {v for v, _ in c.summed})]
+    found = [ld.buffer for ld, own in tile_loads(c) if in_aligned_rows(nest, ld, own | {v for v, _ in c.summed})]
     return tuple(dict.fromkeys(found))
 
 
@@ -40,7 +40,9 @@ def tile_loads(c: ContractionNest) -> list[tuple[Load, set[sympy.Symbol]]]:
     return found
 
 
-def _in_aligned_rows(nest: LoopNest, load: Load, moving: set[sympy.Symbol]) -> bool:
+def in_aligned_rows(nest: LoopNest, load: Load, moving: set[sympy.Symbol]) -> bool:
+    """Whether a load reads an array of memory along one dimension of neighbours, with axes of ``moving``, in rows that
+    descriptors take."""
     buffer = nest.buffer(load.buffer)
     if buffer.scope is not Scope.GLOBAL or buffer.name in nest.outputs or len(load.indices) > MOST_DIMENSIONS:
         return False

@@ -3,8 +3,9 @@ each thread holds.
 
 The estimate follows what Triton does with tiles (as in versions 3.6 to 3.9): operands that stay are copied to shared
 memory before the loop; those of the loop have as many copies there as steps are in flight, one more where groups of
-warps read them from there; rows' numbers that a condition over keys guards travel as whole tiles; and what one product
-made passes through shared memory to become an operand of the next, but in groups of warps.
+warps read them from there, and for both orientations where those do; what a condition guards that it does not move with
+travels as whole tiles; and what one product made passes through shared memory to become an operand of the next, but in
+groups of warps.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from ....ir.expr.value import Expr, Load, Select, children, free_symbols, is_value
+from ....ir.expr.value import Expr, Load, Select, children, free_symbols, is_value, symbol
 from ....ir.nest.loops import Block, LoopNest, Scope, Update, blocks
 from ....ir.target import Target
 from ...cost.gpu_kernels import ATTENTION_WARPS, BESIDE_TILES, HELD_AMD, HELD_GROUPS, HELD_ONLINE, HELD_SUMS, HELD_WIDE
 from ...cost.gpu_tiles import GROUP_ROWS, LEAST
 from ..cpu.attention import Roles
+from ..registry import Value
 from .common import next_power
 
 # Bytes of what one product made while it becomes an operand of the next.
@@ -41,10 +43,10 @@ class AttentionTile:
 def shared_bytes(nest: LoopNest, target: Target, found: Roles, tile: AttentionTile, half: bool) -> int:
     """Shared memory of a program of attention, or of its backward; ``half``: tensor cores multiply half types."""
     sizes = _sizes(nest, found, tile)
-    groups = target.has_group_products and half and tile.queries >= GROUP_ROWS
-    moved = moved_bytes(
-        nest, target, sizes, {found.keys}, (*found.products, *found.states), found.edits, tile.stages, groups
-    )
+    groups = multiplies_in_groups(target, tile, half)
+    dots = (*found.products, *found.states)
+    once = read_across(nest, found) if groups else ()
+    moved = moved_bytes(nest, target, sizes, {found.keys}, dots, found.edits, tile.stages, groups, once)
     scores, width = tile.queries * tile.keys, HALF if half else WIDE
     if groups:
         between = 0
@@ -57,6 +59,41 @@ def shared_bytes(nest: LoopNest, target: Target, found: Roles, tile: AttentionTi
     return max(moved + between, stored)
 
 
+def multiplies_in_groups(target: Target, tile: AttentionTile, half: bool) -> bool:
+    """Whether groups of warps multiply a tile's rows, which they read from shared memory in either orientation. Single
+    warps have operands in registers, and both orientations of a tile that is loaded once would be there together."""
+    return target.has_group_products and half and tile.queries >= GROUP_ROWS
+
+
+def one_load(
+    nest: LoopNest, target: Target, found: Roles, tile: AttentionTile, half: bool
+) -> dict[str, tuple[Value, ...]]:
+    """Whether tiles that products read in both orientations are loaded once, the default first; nothing where there are
+    none, or where threads multiply by themselves."""
+    if by_threads(target, half) or not read_across(nest, found):
+        return {}
+    groups = multiplies_in_groups(target, tile, half)
+    return {"one_load": (groups, not groups)}
+
+
+def read_across(nest: LoopNest, found: Roles) -> tuple[str, ...]:
+    """The arrays of which products read the same tiles in both orientations: of scores along the features, and of sums
+    along the keys."""
+    own, by_name = {*found.rows, found.keys}, {b.name: b for b, _ in blocks(nest)}
+    along, across = ({_tile_of(b, ld, own) for b in map(by_name.get, names) if b is not None
+                      for ld, _ in _loads(b) if found.keys in _moves(b, ld)}
+                     for names in (found.products, found.states))  # fmt: skip
+    both = {load.buffer for load in along & across}
+    return tuple(b.name for b in nest.params if b.name in both)
+
+
+def _tile_of(block: Block, load: Load, own: Collection[sympy.Symbol]) -> Load:
+    """A load with each feature by the number of features: products have axes of their own for them, and ``own`` in
+    common."""
+    here = {a.var: symbol(f"features_{a.extent}") for a in block.axes if a.var not in own}
+    return replace(load, indices=tuple(i.xreplace(here) if isinstance(i, sympy.Expr) else i for i in load.indices))
+
+
 def moved_bytes(
     nest: LoopNest,
     target: Target,
@@ -66,30 +103,38 @@ def moved_bytes(
     edits: Collection[str],
     stages: int,
     groups: bool,
+    once: Collection[str] = (),
 ) -> int:
     """Bytes of shared memory through which a program's tiles come from memory, in a loop over ``streamed`` axes.
 
     ``sizes`` are the elements of a tile along the axes that it has. ``dots`` multiply matrices, by ``groups`` of warps
-    or not, and ``edits`` are what else is computed in the loop.
+    or not, and ``edits`` are what else is computed in the loop. Streamed tiles of arrays in ``once`` are loaded once
+    for all products.
     """
     by_name = {b.name: b for b, _ in blocks(nest)}
     # What comes through registers stays there, but for the operands of products in a loop.
     copied = not target.machine.through_registers
     kept = flying = most = 0
-    seen: set[tuple[Load, frozenset[sympy.Symbol]]] = set()
+    seen: set[tuple[Load | str, frozenset[sympy.Symbol]]] = set()
     for name in (*dots, *edits):
         for load, guards in _loads(by_name[name]):
             if nest.buffer(load.buffer).scope is not Scope.GLOBAL:
                 continue
-            axes = frozenset((_moves(by_name[name], load) | guards) & sizes.keys())
-            if (load, axes) in seen:
+            axes = frozenset(_moves(by_name[name], load) & sizes.keys())
+            if not axes <= guards:  # else each row's number is read for the row, whatever a condition says
+                axes |= guards & sizes.keys()
+            shared = load.buffer in once and not axes.isdisjoint(streamed)
+            key = (load.buffer, axes & {*streamed}) if shared else (load, axes)
+            if key in seen:
                 continue
-            seen.add((load, axes))
+            seen.add(key)
             size = math.prod(sizes[v] for v in axes) * nest.buffer(load.buffer).dtype.itemsize
             if axes.isdisjoint(streamed):
                 kept += size if name in dots and copied else 0
             elif copied or name in dots:
-                flying += size * max(stages - (0 if groups and name in dots else 1), 1)
+                # Tensor memory's products take a tile across from a copy of it.
+                more = 1 if shared and target.has_tcgen05 else 0
+                flying += size * (max(stages - (0 if groups and name in dots else 1), 1) + more)
                 most = max(most, size)
     return kept + (flying if stages > 1 else most) + (BESIDE_TILES if copied else 0)
 

@@ -71,15 +71,17 @@ COMPILED = [
     ("forward", 256, F32, "cuda:sm_89", AttentionTile(32, 32, 4, 2), 102528),
     ("forward", 128, F32, "cuda:sm_90", AttentionTile(32, 32, 8, 1), 36864),
     ("forward", 128, BF16, "hip:gfx942", AttentionTile(64, 64, 4, 2), 40960),
-    ("queries", 128, BF16, "cuda:sm_90", AttentionTile(64, 64, 4, 2), 163840),
-    ("queries", 256, BF16, "cuda:sm_90", AttentionTile(64, 64, 8, 2), 294912),
-    ("queries", 128, BF16, "cuda:sm_89", AttentionTile(64, 64, 4, 2), 122880),
+    ("queries", 128, BF16, "cuda:sm_90", AttentionTile(64, 64, 4, 2), 98304),
+    ("queries", 256, BF16, "cuda:sm_90", AttentionTile(64, 64, 8, 2), 196608),
+    ("queries", 256, BF16, "cuda:sm_90", AttentionTile(128, 32, 8, 2), 196608),
+    ("queries", 128, BF16, "cuda:sm_89", AttentionTile(64, 64, 4, 2), 90112),
     ("queries", 128, BF16, "hip:gfx90a", AttentionTile(64, 64, 4, 2), 65536),
-    ("keys", 128, BF16, "cuda:sm_100", AttentionTile(64, 64, 8, 2), 180544),
-    ("keys", 256, BF16, "cuda:sm_90", AttentionTile(64, 64, 8, 2), 344320),
-    ("keys", 128, BF16, "cuda:sm_120", AttentionTile(64, 64, 8, 2), 123136),
+    ("keys", 128, BF16, "cuda:sm_90", AttentionTile(128, 32, 8, 2), 98688),
+    ("keys", 128, BF16, "cuda:sm_100", AttentionTile(64, 64, 8, 2), 132096),
+    ("keys", 256, BF16, "cuda:sm_90", AttentionTile(64, 64, 8, 2), 197632),
+    ("keys", 128, BF16, "cuda:sm_120", AttentionTile(64, 64, 8, 2), 107008),
     ("keys", 128, BF16, "hip:gfx942", AttentionTile(64, 64, 4, 2), 81920),
-    ("keys", 256, F32, "cuda:sm_90", AttentionTile(32, 32, 8, 2), 209024),
+    ("keys", 256, F32, "cuda:sm_90", AttentionTile(32, 32, 8, 2), 205056),
     ("forward", 128, F32, "cuda:sm_75", AttentionTile(32, 32, 8, 1), 36864),
     ("queries", 128, F32, "cuda:sm_75", AttentionTile(16, 16, 8, 1), 25600),
     ("keys", 64, F32, "cuda:sm_75", AttentionTile(32, 32, 8, 1), 32768),
@@ -99,7 +101,8 @@ def test_the_estimate_is_what_the_compiler_takes(
         ("forward", 64, BF16, AttentionTile(128, 64, 8, 2)), ("forward", 128, BF16, AttentionTile(128, 64, 8, 2)),
         ("forward", 256, BF16, AttentionTile(64, 64, 4, 2)), ("queries", 64, BF16, AttentionTile(64, 64, 4, 2)),
         ("queries", 128, BF16, AttentionTile(64, 64, 4, 2)), ("keys", 64, BF16, AttentionTile(64, 64, 4, 2)),
-        ("keys", 128, BF16, AttentionTile(64, 64, 8, 2)), ("forward", 64, F32, AttentionTile(32, 32, 4, 2)),
+        ("keys", 128, BF16, AttentionTile(128, 32, 8, 2)), ("keys", 256, BF16, AttentionTile(64, 64, 8, 2)),
+        ("queries", 256, BF16, AttentionTile(128, 32, 8, 2)), ("forward", 64, F32, AttentionTile(32, 32, 4, 2)),
         ("queries", 64, F32, AttentionTile(32, 32, 4, 2)), ("keys", 64, F32, AttentionTile(32, 32, 4, 2)),
     ],
 )  # fmt: skip
@@ -121,6 +124,23 @@ def test_the_gradient_of_a_bias_takes_smaller_tiles_where_heads_are_wide(target:
     found = [defaults(nest("bias", width, BF16), target) for width in (64, 256)]
     areas = [int(p["rows"]) * int(p["columns"]) * int(p["stages"]) for p in found]
     assert areas[0] == 64 * 64 * 2 and areas[1] < areas[0]
+
+
+def test_a_tile_is_loaded_once_where_groups_of_warps_multiply() -> None:
+    """They read either orientation from shared memory; single warps would have both in registers."""
+    found = {t: [defaults(nest(kind, 128, BF16), t)["one_load"] for kind in ("queries", "keys")] for t in TARGETS[1:]}
+    assert [t for t, once in found.items() if all(once)] == ["cuda:sm_90", "cuda:sm_100", "cuda:sm_103"]
+    assert not any(once for t, both in found.items() for once in both if "sm_90" not in t and "sm_10" not in t)
+    assert "one_load" not in defaults(nest("forward", 128, BF16), "cuda:sm_90")
+    assert "one_load" not in defaults(nest("keys", 128, F32), "cuda:sm_90")
+
+
+def test_wide_heads_are_copied_by_descriptors() -> None:
+    """Of narrow ones a thread has registers for addresses; without an accelerator there is no choice."""
+    found = {w: defaults(nest("forward", w, BF16), "cuda:sm_90")["descriptors"] for w in (64, 128, 256)}
+    assert found == {64: False, 128: True, 256: True}
+    assert "descriptors" not in defaults(nest("forward", 128, BF16), "cuda:sm_80")
+    assert "descriptors" not in defaults(nest("forward", 128, F32), "cuda:sm_90")
 
 
 def test_smaller_tiles_are_squares_first() -> None:

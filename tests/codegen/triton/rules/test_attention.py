@@ -25,6 +25,7 @@ from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.fusion.pieces.split_keys import split_keys
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 from torch_mlc.scheduler.rules import default_schedule
+from torch_mlc.scheduler.rules.gpu.attention import GPU_ATTENTION
 from torch_mlc.scheduler.schedule.schedule import Schedule
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scheduler"))
@@ -59,6 +60,41 @@ def test_rule_keeps_the_meaning(agrees, name):
     variant, sizes = CASES[name]
     source = agrees(scheduled(variant, **sizes), tolerance=1e-5 if "dtype" not in sizes else 2e-2)
     assert source.text.count("tl.dot(") == 2
+
+
+COPIED = {
+    "tails": (plain.CAUSAL, {"m": 20, "n": 37, "e": 16, "d": 24, "dtype": BF16}, {"k", "v"}),
+    "window": (plain.window(9), {"h": 2, "m": 70, "n": 150, "e": 24, "d": 16, "dtype": BF16}, {"k", "v"}),
+    "shared heads": (CASES["shared heads"][0], CASES["shared heads"][1], {"k", "v"}),
+    "rows first": (plain.PLAIN, {"m": 33, "n": 70, "e": 16, "d": 16, "rows_first": True, "dtype": BF16}, {"k", "v"}),
+    "rows of any length": (plain.PLAIN, {"m": 20, "n": 37, "e": 17, "d": 24, "dtype": BF16}, {"v"}),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_tiles_of_keys_by_descriptors(agrees, name):
+    """What a tile has beyond the array is zero: the tails of keys and of features have no mask of their own."""
+    variant, sizes, copied = COPIED[name]
+    source = agrees(copied_by_descriptors(variant, **sizes), tolerance=2e-2)
+    assert set(str(source.option("descriptors")).split(",")) == copied
+    assert not any(f"tl.load({b}_ptr" in source.text for b in copied)
+
+
+def copied_by_descriptors(variant, hints=None, **sizes):
+    nest = lower_to_loops(plain.attention(variant, plain.Sizes(**sizes), hints))
+    params = {k: v[0] for k, v in GPU_ATTENTION.parameters(nest, SM90).items()}
+    assert params["descriptors"] is False, "too little work"
+    schedule = Schedule(nest)
+    GPU_ATTENTION.apply(schedule, SM90, {**params, "descriptors": True})
+    return schedule.nest
+
+
+@pytest.mark.parametrize("length", [3, 70])
+def test_descriptors_of_a_symbolic_length(agrees, length):
+    s0 = symbol("s0")
+    nest = copied_by_descriptors(plain.CAUSAL, hints={"s0": 64}, m=s0, n=s0, e=16, d=16, dtype=BF16)
+    source = agrees(nest, {"s0": length}, tolerance=2e-2)
+    assert source.option("descriptors") == "k,v"
 
 
 @pytest.mark.parametrize("length", [3, 16, 70])
@@ -293,6 +329,7 @@ def test_large_attention_uses_the_tensor_cores(variant, depth):
     binary = compile_triton(emit_triton(nest, SM90), SM90)
     report = resource_report(binary)
     assert binary.assembly.count("wgmma.mma_async") >= 2 * depth // 32
+    assert ("cp.async.bulk.tensor" in binary.assembly) == (depth == 128)
     assert report.spills == 0 and report.shared <= SM90.shared_bytes
     assert report.wide_loads >= 0.95 and report.wide_stores == 1.0
 

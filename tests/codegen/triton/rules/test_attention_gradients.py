@@ -18,6 +18,8 @@ from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.triton.compile import compile_triton, resource_report
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.rules import default_schedule
+from torch_mlc.scheduler.rules.gpu.attention_gradients import GPU_ATTENTION_GRADIENTS
+from torch_mlc.scheduler.schedule.schedule import Schedule
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scheduler"))
 import attention_gradients as plain
@@ -175,6 +177,37 @@ def test_two_loops_of_half_types(interpreter, of_keys):
     found = interpreter.run(source, nest.outputs, arrays, {})
     for name, got in zip(("v", "k") if of_keys else ("q",), found.values(), strict=True):
         np.testing.assert_allclose(got.astype(np.float64), expected[name].numpy(), rtol=3e-2, atol=3e-2, err_msg=name)
+
+
+def turned(of_keys, **sizes):
+    """Whether tiles are loaded once or twice for both orientations, by the rule's parameter, whatever its default."""
+    nest = lower_to_loops(plain.gradients(plain.Sizes(**sizes), of_keys))
+    params = {k: v[0] for k, v in GPU_ATTENTION_GRADIENTS.parameters(nest, SM90).items()}
+    for once in (False, True):
+        schedule = Schedule(nest)
+        GPU_ATTENTION_GRADIENTS.apply(schedule, SM90, {**params, "one_load": once})
+        yield schedule.nest
+
+
+@pytest.mark.parametrize("of_keys", [False, True])
+@pytest.mark.parametrize(
+    "sizes",
+    [{"m": 70, "n": 37, "e": 16, "d": 24}, {"m": 64, "n": 128, "e": 16, "d": 32, "packed": 2},
+     {"m": 33, "n": 90, "e": 20, "d": 20}],
+    ids=["tails", "even", "features that end in a tile"],
+)  # fmt: skip
+def test_a_tile_of_both_orientations_is_loaded_once(agrees, of_keys, sizes):
+    """For the second product it is transposed, with what its tail has masked: where products end in a tile too, the
+    masks are of the same elements."""
+    twice, once = turned(of_keys, b=2, **sizes, dtype=BF16)
+    given = inputs(2, sizes["m"], sizes["n"], sizes["e"], sizes["d"], BF16, packed=sizes.get("packed", 1))
+    source = agrees(once, {}, given, tolerance=3e-2)
+    names = ("q", "g") if of_keys else ("k",)
+    *_, body = source.text.split("for k")
+    for name in names:
+        assert len(re.findall(rf"tl\.load\({name}_ptr", body)) == 1 == body.count(f"tl.trans({name}_")
+    before = emit_triton(twice, SM90).text
+    assert "tl.trans" not in before and before.count("tl.load(") == source.text.count("tl.load(") + len(names)
 
 
 @pytest.mark.parametrize("of_keys", [False, True])
