@@ -9,13 +9,14 @@ import pytest
 import sympy
 
 from torch_mlc.ir.expr.dtypes import DType
-from torch_mlc.ir.graph.collectives import in_flight, is_collective, is_wait
+from torch_mlc.ir.graph.begun import in_flight, is_wait
+from torch_mlc.ir.graph.collectives import is_collective
 from torch_mlc.ir.graph.graph import CallTensor, Graph, Input, Library, Node, Ref, TensorType, uses
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.scheduler.calls.flow import CallFlow
-from torch_mlc.scheduler.calls.overlap_collectives import overlap_collectives
+from torch_mlc.scheduler.calls.overlap_begun import overlap_begun
 from torch_mlc.scheduler.context import PassContext
-from torch_mlc.scheduler.cost.collectives import LATENCY, Times
+from torch_mlc.scheduler.cost.begun import LATENCY, Times
 from torch_mlc.scheduler.fusion.fusion import Fusion
 
 MB = 1 << 20
@@ -45,7 +46,7 @@ def graph(nodes: list[Node], *outputs: str, inputs: tuple[str, ...] = ("x",), n:
 
 
 def overlapped(g: Graph) -> Graph:
-    return overlap_collectives(Fusion(g), CONTEXT).graph
+    return overlap_begun(Fusion(g), CONTEXT).graph
 
 
 def clock(g: Graph) -> float:
@@ -156,7 +157,7 @@ def test_hidden_already_stays_as_it_is() -> None:
 def test_without_collectives_nothing_is_looked_at() -> None:
     g = graph([call("a", "x"), call("out", "a")], "out")
     fusion = Fusion(g)
-    assert overlap_collectives(fusion, CONTEXT) is fusion
+    assert overlap_begun(fusion, CONTEXT) is fusion
 
 
 def test_effects_that_nobody_knows_keep_the_order() -> None:
