@@ -13,9 +13,17 @@ import torch
 class CopyStreams(Protocol):
     """Devices with streams. Marks are places in a stream, behind what it has been given so far."""
 
+    def home(self, memory: torch.Tensor) -> torch.device:
+        """Where a tensor lies."""
+
     def usable(self, source: torch.Tensor, device: torch.device) -> bool:
         """Whether a copy of ``source`` to ``device`` may have a stream of its own: of different devices, one of which
         has streams, of which nobody captures what they are given."""
+
+    def at_once(
+        self, source: torch.Tensor, device: torch.device, dtype: torch.dtype | None, non_blocking: bool
+    ) -> torch.Tensor:
+        """A copy as eager makes it, on the current streams."""
 
     def is_pinned(self, memory: torch.Tensor) -> bool:
         """Whether memory of the host is read and written by devices without the host."""
@@ -41,11 +49,22 @@ class CopyStreams(Protocol):
 class CudaStreams:
     """GPUs, through torch."""
 
+    def home(self, memory: torch.Tensor) -> torch.device:
+        return memory.device
+
     def usable(self, source: torch.Tensor, device: torch.device) -> bool:
         if type(source) not in (torch.Tensor, torch.nn.Parameter) or source.device == device:
             return False
         kinds = [d for d in (source.device, device) if d.type != "cpu"]
         return all(d.type == "cuda" for d in kinds) and not any(map(_captures, kinds))
+
+    def at_once(
+        self, source: torch.Tensor, device: torch.device, dtype: torch.dtype | None, non_blocking: bool
+    ) -> torch.Tensor:
+        copied: torch.Tensor = torch.ops.aten._to_copy.default(
+            source, dtype=dtype, device=device, non_blocking=non_blocking
+        )
+        return copied
 
     def is_pinned(self, memory: torch.Tensor) -> bool:
         return memory.is_pinned()

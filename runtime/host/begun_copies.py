@@ -34,6 +34,7 @@ class _Copy:
 
     source: torch.Tensor
     result: torch.Tensor
+    way: tuple[torch.device, torch.device]
     gpus: tuple[torch.device, ...]
     marks: tuple[Any, ...]
     blocks: bool
@@ -66,7 +67,7 @@ class _Call:
 
     def finish(self) -> None:
         """Let the host wait, once for each stream: the last copy of one is behind all others."""
-        last = {(c.source.device, c.result.device): c for c in self.owed}
+        last = {c.way: c for c in self.owed}
         self.owed = []
         for copy in last.values():
             self.streams.finish(copy.done)
@@ -92,17 +93,16 @@ def begin_copy(
     """A tensor of the shape of ``source`` on another device, that nobody may look at before ``wait_copies``."""
     call, target = _CALLS.now, torch.device(device)
     if call is None or not call.streams.usable(source, target):
-        copied: torch.Tensor = torch.ops.aten._to_copy.default(
-            source, dtype=dtype, device=target, non_blocking=non_blocking
-        )
-        return copied
-    streams, to_host, from_host = call.streams, target.type == "cpu", source.device.type == "cpu"
+        return STREAMS[-1].at_once(source, target, dtype, non_blocking)
+    streams = call.streams
+    home = streams.home(source)
+    to_host, from_host = target.type == "cpu", home.type == "cpu"
     # As in eager: the host's side of a copy that it does not wait for is pinned.
     pinned = to_host and non_blocking
     result = streams.result(source, target, dtype or source.dtype, pinned)
-    gpus = tuple(d for d in (source.device, target) if d.type != "cpu")
+    gpus = tuple(d for d in (home, target) if d.type != "cpu")
     blocks = (to_host or from_host) and not non_blocking
-    copy = _Copy(source, result, gpus, tuple(map(streams.mark, gpus)), blocks)
+    copy = _Copy(source, result, (home, target), gpus, tuple(map(streams.mark, gpus)), blocks)
     if pinned or not (to_host or from_host) or (from_host and streams.is_pinned(source)):
         copy.send(streams)
     call.flying[result._cdata] = copy
