@@ -14,7 +14,7 @@ from .graph import Graph, Library, Node, Ref, TensorType, uses
 # A copy to another device that is begun, and a wait for some of those: what it returns are these very tensors.
 BEGIN_COPY, WAIT_COPIES = "mlc::begin_copy.default", "mlc::wait_copies.default"
 # An ATen op that makes a tensor on another device, and what of its arguments a begun copy knows or needs not know.
-_TO_COPY = "aten::_to_copy.default"
+TO_COPY = "aten::_to_copy.default"
 _USUAL: dict[str, tuple[Any, ...]] = {
     "pin_memory": (None, False),
     "layout": (None, "torch.strided"),
@@ -108,7 +108,7 @@ class DeviceCopy:
 
 def device_copies(graph: Graph) -> dict[int, DeviceCopy]:
     """The copies between devices, by their positions."""
-    nodes = [(k, n) for k, n in enumerate(graph.nodes) if isinstance(n, Library) and n.target == _TO_COPY]
+    nodes = [(k, n) for k, n in enumerate(graph.nodes) if isinstance(n, Library) and n.target == TO_COPY]
     types = graph.types() if nodes else {}
     found = {}
     for k, node in nodes:

@@ -28,6 +28,11 @@ WORTH_BEGINNING = 20e3
 _TWICE = "all_reduce"
 
 
+def copy_time(nbytes: int, *gpus: Machine) -> float:
+    """Nanoseconds of a copy between two GPUs, or a GPU and the host."""
+    return COPY_LATENCY + nbytes / min(m.link if len(gpus) > 1 else m.host_link for m in gpus)
+
+
 @dataclass(frozen=True, slots=True)
 class Times:
     """Nanoseconds of a graph's calls on a machine, at typical sizes; on some devices on ``machines`` of their own."""
@@ -58,7 +63,8 @@ class Times:
             case Library() if is_collective(node):
                 return LATENCY + max(moved) * (2 if _TWICE in node.target else 1) / self.machine.link
             case Library() if is_begun_copy(node):
-                return COPY_LATENCY + max(moved) / self._link(*self._devices(node))
+                gpus = [self.machines.get(d, self.machine) for d in self._devices(node) if d != "cpu"]
+                return copy_time(max(moved), *gpus)
             case Library():
                 operations = self._of_library(node)
             case CallTensor():
@@ -74,11 +80,6 @@ class Times:
     def _devices(self, node: Node) -> tuple[str, str]:
         types = self.graph.types()
         return types[uses(node)[0]].device, types[node.names[0]].device
-
-    def _link(self, source: str, target: str) -> float:
-        """Bytes a nanosecond between two devices."""
-        gpus = [self.machines.get(d, self.machine) for d in (source, target) if d != "cpu"]
-        return min(m.link if len(gpus) > 1 else m.host_link for m in gpus)
 
     def _bytes(self, names: Iterable[str]) -> int:
         types = self.graph.types()

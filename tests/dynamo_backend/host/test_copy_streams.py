@@ -247,6 +247,8 @@ def test_what_is_written_over_is_copied_before(mixed, streams):  # noqa: F811
     torch.testing.assert_close(run(b, "python", x, w), [expected])
     torch.testing.assert_close(w, doubled)
     assert len(streams.events("finish")) == 1
+    waits = [s.node for s in b.program.steps if isinstance(s, CallLibrary) and is_copy_wait(s.node)]
+    assert [w.args[1] for w in waits] == [True], "the host waits there, and not when the program has run"
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,15 +1,18 @@
-"""Collectives hidden by calls, by a clock of two streams: orders obey what reads and what is sent, hold no more, and
-take less time."""
+"""Collectives and copies between devices hidden by calls, by a clock of several streams: orders obey what reads and what
+is sent, hold no more, and take less time."""
 
 from __future__ import annotations
 
 import random
+import sys
+from dataclasses import replace
 
 import pytest
 import sympy
+import torch
 
 from torch_mlc.ir.expr.dtypes import DType
-from torch_mlc.ir.graph.begun import in_flight, is_wait
+from torch_mlc.ir.graph.begun import in_flight, is_begun_copy, is_copy_wait, is_wait
 from torch_mlc.ir.graph.collectives import is_collective
 from torch_mlc.ir.graph.graph import CallTensor, Graph, Input, Library, Node, Ref, TensorType, uses
 from torch_mlc.ir.target import gpu_target
@@ -19,6 +22,7 @@ from torch_mlc.scheduler.context import PassContext
 from torch_mlc.scheduler.cost.begun import LATENCY, Times
 from torch_mlc.scheduler.fusion.fusion import Fusion
 
+by_device = sys.modules["torch_mlc.scheduler.calls.overlap_begun"]._by_device
 MB = 1 << 20
 MACHINE = gpu_target("cuda:sm_90")
 CONTEXT = PassContext(target_of=lambda device: MACHINE)
@@ -165,6 +169,145 @@ def test_effects_that_nobody_knows_keep_the_order() -> None:
     unknown = Library(("e",), (of(MB),), "hop::effect", (Ref("x"),))
     g = graph([call("a", "x"), unknown, start, wait, call("out", "a", "w")], "out", inputs=("x", "s"))
     assert overlapped(g) is g
+
+
+# --- copies between devices -------------------------------------------------------------------------------------------
+
+
+def at(device: str, nbytes: int) -> TensorType:
+    return TensorType((sympy.Integer(nbytes // 4),), (sympy.S.One,), DType.FLOAT32, device)
+
+
+def copied(name: str, source: str, device: str, n: int = 32 * MB, **how: bool) -> Library:
+    kwargs = (("dtype", torch.float32), ("device", torch.device(device)), *how.items())
+    return Library((name,), (at(device, n),), "aten::_to_copy.default", (Ref(source),), kwargs)
+
+
+def shown(g: Graph) -> list[str]:
+    """Names in their order; what is waited for together in one word."""
+    return ["+".join(n.names) for n in g.nodes]
+
+
+def test_a_copy_to_the_host_runs_beside_what_does_not_read_it() -> None:
+    nodes = [call("a", "x"), copied("h", "a", "cpu", 256 * MB), *(call(f"b{k}", "a") for k in range(9))]
+    better = overlapped(graph(nodes, "h", "a", "b8", n=MB))
+    assert shown(better) == ["a", "h_begun", *(f"b{k}" for k in range(9)), "h"]
+    assert isinstance(wait := better.nodes[-1], Library) and wait.args == ((Ref("h_begun"),), False)
+
+
+def test_what_the_host_reads_is_waited_for_by_the_host() -> None:
+    read = CallTensor(("r",), (at("cpu", MB),), "f", ("h",))
+    nodes = [call("a", "x"), copied("h", "a", "cpu"), *(call(f"b{k}", "a") for k in range(3)), read]
+    better = overlapped(graph(nodes, "r", "a", "b2", n=MB))
+    assert shown(better)[-2:] == ["h", "r"]
+    assert [n.args[1] for n in better.nodes if is_copy_wait(n)] == [True]  # type: ignore[union-attr]
+
+
+def test_copies_to_the_host_are_waited_for_together() -> None:
+    nodes = [call("a", "x"), copied("h", "a", "cpu"), call("b", "a"), copied("i", "b", "cpu"), call("c", "b")]
+    better = overlapped(graph(nodes, "h", "i", "a", "b", "c"))
+    assert shown(better)[-1] in ("h+i", "i+h") and len(better.nodes) == 6
+
+
+def test_small_copies_to_the_host_come_last_and_share_a_wait() -> None:
+    nodes = [call("a", "x", n=4), copied("h", "a", "cpu", 4), copied("i", "a", "cpu", 4), call("b", "a", n=MB)]
+    assert shown(overlapped(graph(nodes, "h", "i", "a", "b")))[-1] in ("h+i", "i+h")
+    alone = overlapped(graph([*nodes[:2], nodes[3]], "h", "a", "b"))
+    assert shown(alone) == ["a", "b", "h"] and not any(map(is_begun_copy, alone.nodes))
+
+
+def from_host(g: Graph, *names: str) -> Graph:
+    """With these inputs on the host."""
+    inputs = tuple(Input(i.name, at("cpu", 4 * MB)) if i.name in names else i for i in g.inputs)
+    return replace(g, inputs=inputs)
+
+
+def test_a_copy_from_the_host_begins_before_it_is_read() -> None:
+    nodes = [*(call(f"a{k}", "x") for k in range(9)), copied("w", "s", "cuda:0", 32 * MB), call("b", "a8", "w")]
+    better = overlapped(from_host(graph(nodes, "b", "a8", inputs=("x", "s"), n=MB), "s"))
+    order = shown(better)
+    assert order.index("w_begun") < order.index("a8") < order.index("w") < order.index("b")
+    assert [n.args[1] for n in better.nodes if is_copy_wait(n)] == [False]  # type: ignore[union-attr]
+
+
+def test_the_host_waits_before_it_writes_over_what_is_copied() -> None:
+    write = CallTensor(("v",), (at("cpu", 4 * MB),), "f", ("s",), into=("s",))
+    nodes = [*(call(f"a{k}", "x") for k in range(4)), copied("w", "s", "cuda:0"), call("b", "a3", "w"), write]
+    better = overlapped(from_host(graph(nodes, "b", "v", inputs=("x", "s"), n=MB), "s"))
+    (wait,) = [n for n in better.nodes if is_copy_wait(n)]
+    assert isinstance(wait, Library) and wait.args[1] is True
+    assert shown(better).index("w") < shown(better).index("v")
+
+
+def test_what_each_device_holds_bounds_copies() -> None:
+    """The result would be there beside the largest results of its device, however much another one has."""
+    large = 2048 * MB
+    there = CallTensor(("t",), (at("cuda:1", 8 * large),), "f", ("z",))
+    use = CallTensor(("u",), (at("cuda:1", MB),), "f", ("t",))
+    nodes = [there, use, call("a", "x", n=large), call("b", "a", n=large), call("c", "b", n=MB)]
+    nodes += [copied("w", "s", "cuda:0", large), call("out", "c", "w", n=MB)]
+    g = from_host(graph(nodes, "out", "u", inputs=("x", "s", "z"), n=MB), "s")
+    assert "w_begun" not in shown(overlapped(g))[:4]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [call("a", "x"), copied("w", "a", "cpu"), CallTensor(("b",), (at("cpu", MB),), "f", ("w",))],
+        [call("a", "x"), copied("w", "a", "cuda:1"), CallTensor(("b",), (at("cuda:1", MB),), "f", ("w",))],
+    ],
+)
+def test_a_copy_whose_reader_follows_stays_one_call(nodes: list[Node]) -> None:
+    g = graph(nodes, "b")
+    assert overlapped(g) is g
+
+
+def test_copies_stay_where_they_are_not_to_have_streams() -> None:
+    g = graph([call("a", "x"), copied("h", "a", "cpu"), call("b", "a")], "h", "b")
+    assert overlapped(g) is not g
+    assert overlap_begun(Fusion(g), replace(CONTEXT, copy_streams=False)).graph is g
+    pinned = graph([call("a", "x"), copied("h", "a", "cpu", pin_memory=True), call("b", "a")], "h", "b")
+    assert overlapped(pinned) is pinned
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_graphs_of_two_devices(seed: int) -> None:
+    """Every name is made once and before it is read, what a copy reads is written by nobody before the wait, no device
+    holds more, and nothing is left out."""
+    rng = random.Random(seed)
+    where = {"x": "cuda:0", "s": "cpu"}
+    nodes: list[Node] = []
+    for k in range(rng.randint(5, 30)):
+        size, source = rng.choice((MB, 16 * MB, 128 * MB)), rng.choice([*where])
+        if rng.random() < 0.4:
+            device = rng.choice([d for d in ("cpu", "cuda:0", "cuda:1") if d != where[source]])
+            nodes.append(copied(f"c{k}", source, device, size, non_blocking=rng.random() < 0.3))
+        else:
+            device = where[source]
+            into = (source,) if rng.random() < 0.2 and source not in "xs" else (None,)
+            nodes.append(CallTensor((f"c{k}",), (at(device, size),), "f", (source,), into=into))
+        where[f"c{k}"] = device
+    names = [*where]
+    g = from_host(graph(nodes, *{names[-1], rng.choice(names), rng.choice(names)}, inputs=("x", "s")), "s")
+    better = overlapped(g)
+    known = {i.name for i in better.inputs}
+    written: set[str] = set()
+    for node in better.nodes:
+        assert known.issuperset(uses(node)), node
+        known.update(node.names)
+    assert {n for n in known if not n.endswith("_begun")} == {n for n in where}
+    for stop, operands in in_flight(better).items():
+        starts = [k for k, n in enumerate(better.nodes) if is_begun_copy(n) and set(uses(n)) <= {*operands}]
+        for node in better.nodes[min(starts) : stop]:
+            written = {t for t in getattr(node, "into", ()) if t is not None}
+            begun = {u for n in better.nodes[: better.nodes.index(node)] if is_begun_copy(n) for u in uses(n)}
+            waited = {u for n in better.nodes[: better.nodes.index(node)] if is_copy_wait(n) for u in uses(n)}
+            flying = {u for n in better.nodes if is_begun_copy(n) and not waited.issuperset(n.names) for u in uses(n)}
+            assert not written & begun & flying
+    for device in ("cpu", "cuda:0", "cuda:1"):
+        held = [by_device(CallFlow.of(Fusion(one), ()), one).get(device) for one in (g, better)]
+        before, after = (f.peak(range(len(o.nodes))) if f else 0 for f, o in zip(held, (g, better), strict=True))
+        assert after <= 1.01 * before
 
 
 def test_a_sum_is_sent_twice_and_small_ones_take_the_latency() -> None:
