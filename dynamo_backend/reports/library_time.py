@@ -31,7 +31,7 @@ def library_seconds(node: Library, graph: Graph, moved: int, target: Target) -> 
     if is_begun_copy(node) or is_wait(node):
         return 0.0
     copy = next((c for c in device_copies(graph).values() if c.call is node), None) if node.target == TO_COPY else None
-    if copy is not None and target.machine.is_gpu:
+    if copy is not None:
         sides = 1 if copy.to_host or copy.from_host else 2
         return copy_time(graph.symbols.hint(copy.type.nbytes), *(target.machine,) * sides) * 1e-9
     return call_seconds(operations_of(node, graph), _multiplied(node, graph), moved, target)

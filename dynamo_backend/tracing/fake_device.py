@@ -38,7 +38,7 @@ def on_fake_device(model: torch.nn.Module, inputs: Sequence[Any], device: str) -
 
 def retarget(graphs: Sequence[fx.GraphModule], device: str, *, host: bool = True) -> None:
     """Make captured graphs, in place, graphs of another device: fake tensors, devices in calls, bodies of control flow.
-    What is on the host stays there unless ``host``.
+    What is on devices of other types, such as the host, stays there unless ``host``.
 
     For backward graphs where ``on_fake_device`` cannot help: autograd's engine asks for a real accelerator. Ops that
     torch chooses by device (attention) stay those of the device of the capture.
@@ -48,7 +48,7 @@ def retarget(graphs: Sequence[fx.GraphModule], device: str, *, host: bool = True
         target = torch.device(target.type, 0)
 
     def goes(a: torch.device) -> bool:
-        return host or a.type != "cpu"
+        return host or a.type == target.type
 
     def moved(a: Any) -> Any:
         return target if isinstance(a, torch.device) and goes(a) else a

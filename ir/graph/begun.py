@@ -11,6 +11,8 @@ from typing import Any
 from .collectives import is_collective, is_collectives_wait
 from .graph import Graph, Library, Node, Ref, TensorType, uses
 
+# The device whose memory is the host's, and which has no streams.
+HOST = "cpu"
 # A copy to another device that is begun, and a wait for some of those: what it returns are these very tensors.
 BEGIN_COPY, WAIT_COPIES = "mlc::begin_copy.default", "mlc::wait_copies.default"
 # An ATen op that makes a tensor on another device, and what of its arguments a begun copy knows or needs not know.
@@ -81,11 +83,11 @@ class DeviceCopy:
 
     @property
     def to_host(self) -> bool:
-        return self.type.device == "cpu"
+        return self.type.device == HOST
 
     @property
     def from_host(self) -> bool:
-        return self.source_device == "cpu"
+        return self.source_device == HOST
 
     @property
     def blocks(self) -> bool:
@@ -123,7 +125,7 @@ def device_copies(graph: Graph) -> dict[int, DeviceCopy]:
 def _has_streams(copy: DeviceCopy) -> bool:
     """Whether the two sides are different devices, GPUs or the host, and one of them a GPU."""
     devices = {copy.source_device, copy.type.device}
-    return len(devices) == 2 and all(d == "cpu" or d.startswith("cuda:") for d in devices)
+    return len(devices) == 2 and all(d == HOST or d.startswith("cuda:") for d in devices)
 
 
 def _is_plain(node: Library) -> bool:

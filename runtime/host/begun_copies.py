@@ -13,7 +13,7 @@ begun. Whatever devices cannot run beside others is copied at once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +29,8 @@ STREAMS: list[CopyStreams] = [CudaStreams()]
 
 @dataclass(slots=True)
 class _Copy:
-    """A copy under way; ``done`` is a mark behind it once it is made. The host has to wait for it where it
-    ``blocks``."""
+    """A copy under way; ``done`` is a mark behind it once it is made, as number ``made`` of its call. The host has to
+    wait for it where it ``blocks``."""
 
     source: torch.Tensor
     result: torch.Tensor
@@ -39,25 +39,28 @@ class _Copy:
     marks: tuple[Any, ...]
     blocks: bool
     done: Any = None
-
-    def send(self, streams: CopyStreams) -> None:
-        if self.done is None:
-            self.done = streams.send(self.result, self.source, self.marks)
+    made: int = 0
 
 
 class _Call:
     """One run of a program: copies by the tensors that they make, and those for which the host still has to wait."""
 
-    __slots__ = ("flying", "owed", "streams")
+    __slots__ = ("count", "flying", "owed", "streams")
 
     def __init__(self) -> None:
+        self.count = 0
         self.streams = STREAMS[-1]
         self.flying: dict[int, _Copy] = {}
         self.owed: list[_Copy] = []
 
+    def send(self, copy: _Copy) -> None:
+        if copy.done is None:
+            copy.done = self.streams.send(copy.result, copy.source, copy.marks)
+            copy.made = self.count = self.count + 1
+
     def wait(self, copies: Sequence[_Copy], host: bool) -> None:
         for copy in copies:
-            copy.send(self.streams)
+            self.send(copy)
         for copy in copies:
             for gpu in copy.gpus:
                 self.streams.wait(gpu, copy.done)
@@ -67,7 +70,7 @@ class _Call:
 
     def finish(self) -> None:
         """Let the host wait, once for each stream: the last copy of one is behind all others."""
-        last = {c.way: c for c in self.owed}
+        last = {c.way: c for c in sorted(self.owed, key=lambda c: c.made)}
         self.owed = []
         for copy in last.values():
             self.streams.finish(copy.done)
@@ -104,7 +107,7 @@ def begin_copy(
     blocks = (to_host or from_host) and not non_blocking
     copy = _Copy(source, result, (home, target), gpus, tuple(map(streams.mark, gpus)), blocks)
     if pinned or not (to_host or from_host) or (from_host and streams.is_pinned(source)):
-        copy.send(streams)
+        call.send(copy)
     call.flying[result._cdata] = copy
     return result
 
@@ -141,7 +144,7 @@ def waited_for(run: Any, targets: Sequence[str]) -> Any:
 
 # --- as ops -----------------------------------------------------------------------------------------------------------
 
-BEGUN = {BEGIN_COPY: begin_copy, WAIT_COPIES: wait_copies}
+BEGUN: dict[str, Callable[..., Any]] = {BEGIN_COPY: begin_copy, WAIT_COPIES: wait_copies}
 
 torch.library.define(
     "mlc::begin_copy", "(Tensor source, *, Device device, ScalarType? dtype=None, bool non_blocking=False) -> Tensor"

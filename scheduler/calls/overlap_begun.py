@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ...ir.graph.begun import DeviceCopy, device_copies, is_begun, is_wait, joined_waits
+from ...ir.graph.begun import HOST, DeviceCopy, device_copies, is_begun, is_wait, joined_waits
 from ...ir.graph.copies import COPY
 from ...ir.graph.effects import has_effect, written
 from ...ir.graph.facts import aliases_of, names_in, users_of
@@ -75,8 +75,8 @@ def _device(graph: Graph) -> str:
     for node in graph.nodes:
         if is_begun(node):
             found = [types[n].device for n in (*node.names, *uses(node)) if n in types]
-            return next((d for d in found if d != "cpu"), found[0] if found else "cpu")
-    return "cpu"
+            return next((d for d in found if d != HOST), found[0] if found else HOST)
+    return HOST
 
 
 # --- copies as two calls ----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from math import prod
 from torch.utils.flop_counter import flop_registry
 
 from ...ir.function.function import Callee, TensorFunction
-from ...ir.graph.begun import is_begun, is_begun_copy, is_wait
+from ...ir.graph.begun import HOST, is_begun, is_begun_copy, is_wait
 from ...ir.graph.collectives import is_collective
 from ...ir.graph.effects import resolve_op
 from ...ir.graph.graph import CallRegion, CallTensor, Graph, Library, Node, Ref, uses
@@ -63,7 +63,7 @@ class Times:
             case Library() if is_collective(node):
                 return LATENCY + max(moved) * (2 if _TWICE in node.target else 1) / self.machine.link
             case Library() if is_begun_copy(node):
-                gpus = [self.machines.get(d, self.machine) for d in self._devices(node) if d != "cpu"]
+                gpus = [self.machines.get(d, self.machine) for d in self._devices(node) if d != HOST]
                 return copy_time(max(moved), *gpus)
             case Library():
                 operations = self._of_library(node)

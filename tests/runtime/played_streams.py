@@ -97,9 +97,7 @@ class PlayedStreams:
     def usable(self, source: Tensor, device: torch.device) -> bool:
         return self.home(source) != device and not self.captures
 
-    def at_once(
-        self, source: Tensor, device: torch.device, dtype: torch.dtype | None, non_blocking: bool
-    ) -> Tensor:
+    def at_once(self, source: Tensor, device: torch.device, dtype: torch.dtype | None, non_blocking: bool) -> Tensor:
         gpu = next(d for d in (self.home(source), device) if d != HOST)
         self.log.append(("copy", gpu))
         self.ends[gpu] = max(self.ends[gpu], self.host) + COPY

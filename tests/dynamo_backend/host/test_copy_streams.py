@@ -25,7 +25,7 @@ from torch_mlc.dynamo_backend.compiling.compiled import Stages
 from torch_mlc.dynamo_backend.entry.compile import compile_graph
 from torch_mlc.dynamo_backend.importing.decompositions import decomposition_table
 from torch_mlc.dynamo_backend.tracing.origins import lines_of
-from torch_mlc.ir.graph.begun import is_begun_copy, is_copy_wait
+from torch_mlc.ir.graph.begun import BEGIN_COPY, is_begun_copy, is_copy_wait
 from torch_mlc.runtime.gpu.driver import GpuDriverError
 from torch_mlc.runtime.host import begun_copies
 from torch_mlc.runtime.settings.options import Options
@@ -300,6 +300,33 @@ def test_programs_of_one_device_are_as_before():
         texts.append([s.node.target for s in stages.program.steps if isinstance(s, CallLibrary)])
         assert not any(s.name == "overlap_begun" and s.changed for s in stages.steps if hasattr(s, "changed"))
     assert texts[0] == texts[1] and not any("begin" in t for t in texts[0])
+
+
+# --- alone ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_host_waits_for_the_copy_that_was_made_last(streams):  # noqa: F811
+    """Whatever the order of the waits."""
+    one, two = streams.on_host(rand(3), rand(3), pinned=True)
+
+    def program(args: list[Any]) -> tuple[Tensor, ...]:
+        a, b = (begun_copies.begin_copy(t, device="cuda:0") for t in (one, two))
+        begun_copies.wait_copies([b], False)
+        begun_copies.wait_copies([a], False)
+        assert streams.host == 0
+        return a, b
+
+    got = begun_copies.waited_for(program, [BEGIN_COPY])([])
+    torch.testing.assert_close(list(got), [one, two])
+    assert streams.host == 2 * COPY and len(streams.events("finish")) == 1
+
+
+def test_as_ops_they_have_fakes():
+    with FakeTensorMode():
+        x = torch.empty(3, 4, 5, device="cuda:0").transpose(0, 1)
+        h = torch.ops.mlc.begin_copy(x, device=torch.device("cpu"), dtype=torch.float64)
+        (w,) = torch.ops.mlc.wait_copies([h], True)
+    assert (w.device.type, w.dtype, w.stride()) == ("cpu", torch.float64, x.stride())
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

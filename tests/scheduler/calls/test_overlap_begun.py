@@ -1,5 +1,5 @@
-"""Collectives and copies between devices hidden by calls, by a clock of several streams: orders obey what reads and what
-is sent, hold no more, and take less time."""
+"""Collectives and copies between devices hidden by calls, by a clock of several streams: orders obey what reads and
+what is sent, hold no more, and take less time."""
 
 from __future__ import annotations
 
