@@ -76,7 +76,8 @@ class Machine:
     them runs at ``float32``, by ``matrix_float32`` in those cores too. ``stages`` are the steps of a loop over tiles
     that a kernel has in flight at most: one where copies to shared memory make a program wait, two where the next one
     comes through registers. ``reads_ahead``: a core's prefetchers keep up with several arrays that are read evenly.
-    ``link`` is bytes a nanosecond in each direction to the other devices of a group.
+    ``link`` is bytes a nanosecond in each direction to the other devices of a group, ``host_link`` to the host's memory
+    from a GPU.
     """
 
     part: str
@@ -103,6 +104,7 @@ class Machine:
     stages: int = 1
     reads_ahead: bool = False
     link: float = 12.5
+    host_link: float = _PCIE
     libraries: Libraries = Libraries("BLAS", "oneDNN")
     pipes: Pipes | None = None
     boost: float = 0.0
@@ -160,26 +162,34 @@ class _Sheet:
         )  # fmt: skip
 
 
+def _to_host(pcie: int) -> float:
+    """Bytes a nanosecond over 16 lanes of a generation of PCI Express."""
+    return _PCIE * 2.0 ** (pcie - 4)
+
+
 def _nvidia(
     sheet: _Sheet, pipes: Pipes, cores: int, threads: int, blocks: int, shared: int, reserved: int = 1,
     multiplied: frozenset[DType] = _FLOAT8, stages: int = _MANY, link: float = _PCIE,
+    pcie: int = 4,
 ) -> Machine:  # fmt: skip
     """Four schedulers of 32 lanes; ``shared`` and ``reserved`` in KB: a block may ask for what none is reserved of."""
     return sheet.machine(
         cores, pipes, Libraries("cuBLAS", "cuDNN"), multiplied, threads=threads, blocks=blocks, shared=shared * _KB,
         block_shared=(shared - reserved) * _KB, reserved=reserved * _KB, warp=32, stages=stages, link=link,
+        host_link=_to_host(pcie),
     )  # fmt: skip
 
 
 def _amd(
-    sheet: _Sheet, pipes: Pipes, cores: int, shared: int, link: float, multiplied: frozenset[DType] = _FLOAT8
-) -> Machine:
+    sheet: _Sheet, pipes: Pipes, cores: int, shared: int, link: float, multiplied: frozenset[DType] = _FLOAT8,
+    pcie: int = 5,
+) -> Machine:  # fmt: skip
     """Four SIMDs of 16 lanes, 512 registers a lane and eight wavefronts; ``shared`` in KB. The next step of a loop
     comes through registers."""
     return sheet.machine(
         cores, pipes, Libraries("hipBLASLt", "MIOpen"), multiplied, threads=2048, blocks=32, shared=shared * _KB,
         block_shared=shared * _KB, registers=128 * _KB, thread_registers=512, warp=64, stages=2, matrix_float32=True,
-        link=link,
+        link=link, host_link=_to_host(pcie),
     )  # fmt: skip
 
 
@@ -187,25 +197,27 @@ def _amd(
 # AGX Orin Series", "H200", "HGX B200", "HGX B300", "Jetson Thor Series", "RTX PRO 6000 Blackwell", "DGX Spark"; of the
 # RTX 4090 of the "Ada GPU Architecture" paper), a GPU's share of those of eight; half of what is told for sparse ones.
 _NVIDIA = {
-    (7, 0): _nvidia(_Sheet("V100 SXM2", 0.9, 125, 15.7, 1.53, 6), VOLTA, 80, 2048, 32, 96, 0, _FIRST, 1, 150),
-    (7, 5): _nvidia(_Sheet("T4", 0.32, 65, 8.1, 1.59, 4), TURING, 40, 1024, 16, 64, 0, _BYTES, 1),
+    (7, 0): _nvidia(_Sheet("V100 SXM2", 0.9, 125, 15.7, 1.53, 6), VOLTA, 80, 2048, 32, 96, 0, _FIRST, 1, 150, 3),
+    (7, 5): _nvidia(_Sheet("T4", 0.32, 65, 8.1, 1.59, 4), TURING, 40, 1024, 16, 64, 0, _BYTES, 1, pcie=3),
     (8, 0): _nvidia(_Sheet("A100 80GB", 2.04, 312, 19.5, 1.41, 40), AMPERE, 108, 2048, 32, 164, 1, _HALVES, _MANY, 300),
     (8, 6): _nvidia(_Sheet("RTX A6000", 0.768, 155, 38.7, 1.8, 6), AMPERE_SMALL, 84, 1536, 16, 100, 1, _HALVES),
     (8, 7): _nvidia(_Sheet("Jetson AGX Orin", 0.205, 42, 5.3, 1.3, 4), ORIN, 16, 1536, 16, 164, 1, _HALVES),
     (8, 9): _nvidia(_Sheet("RTX 4090", 1.01, 165, 82.6, 2.52, 72), ADA, 128, 1536, 24, 100),
     (9, 0): replace(
-        _nvidia(_Sheet("H200 SXM", 4.8, 989, 67, 1.98, 50), HOPPER, 132, 2048, 32, 228, link=450),
+        _nvidia(_Sheet("H200 SXM", 4.8, 989, 67, 1.98, 50), HOPPER, 132, 2048, 32, 228, link=450, pcie=5),
         bandwidth=4300.0, matmul=790e3, float32=50e3, issued=29.6e3,
     ),  # measured
-    (10, 0): _nvidia(_Sheet("B200", 8.0, 2250, 75, 1.98, 126), BLACKWELL, 148, 2048, 32, 228, link=900),
-    (10, 3): _nvidia(_Sheet("B300", 8.0, 2250, 75, 1.83, 126), BLACKWELL, 160, 2048, 32, 228, link=900),
+    (10, 0): _nvidia(_Sheet("B200", 8.0, 2250, 75, 1.98, 126), BLACKWELL, 148, 2048, 32, 228, link=900, pcie=5),
+    (10, 3): _nvidia(_Sheet("B300", 8.0, 2250, 75, 1.83, 126), BLACKWELL, 160, 2048, 32, 228, link=900, pcie=5),
     (11, 0): _nvidia(_Sheet("Jetson AGX Thor", 0.273, 258, 8.1, 1.57, 32), BLACKWELL, 20, 1536, 24, 228),
-    (12, 0): _nvidia(_Sheet("RTX PRO 6000 Blackwell", 1.79, 500, 125, 2.6, 128), BLACKWELL_SMALL, 188, 1536, 24, 100),
+    (12, 0): _nvidia(
+        _Sheet("RTX PRO 6000 Blackwell", 1.79, 500, 125, 2.6, 128), BLACKWELL_SMALL, 188, 1536, 24, 100, pcie=5
+    ),
     (12, 1): _nvidia(_Sheet("DGX Spark (GB10)", 0.273, 125, 31, 2.4, 24), BLACKWELL_SMALL, 48, 1536, 24, 100),
 }  # fmt: skip
 # Rates are those of the data sheets "Instinct MI250", "MI300X" and "MI355X"; caches of "AMD GPU specifications" (ROCm).
 _AMD = {
-    0x90A: _amd(_Sheet("MI250, one die", 1.64, 181, 22.6, 1.7, 8), CDNA2, 104, 64, 300, _HALVES),
+    0x90A: _amd(_Sheet("MI250, one die", 1.64, 181, 22.6, 1.7, 8), CDNA2, 104, 64, 300, _HALVES, 4),
     0x942: _amd(_Sheet("MI300X", 5.3, 1307, 163, 2.1, 32), CDNA3, 304, 64, 448),
     0x950: _amd(_Sheet("MI355X", 8.0, 2517, 157, 2.4, 32), CDNA4, 256, 160, 537),
 }

@@ -12,12 +12,14 @@ from ..ir.target import TargetOf, usual_target
 @dataclass(frozen=True, slots=True)
 class PassContext:
     """``numerics`` is "fast" or "eager"; ``target_of`` gives the machine that a device ("cuda:0") is; ``given`` are
-    inputs whose memory goes when they are read last.
+    inputs whose memory goes when they are read last. ``copy_streams``: copies between devices may run beside calls, on
+    streams of their own.
     """
 
     numerics: str = "fast"
     target_of: TargetOf = usual_target
     given: Collection[str] = ()
+    copy_streams: bool = True
 
     @property
     def fast(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import sympy
 
-from ...ir.graph.collectives import in_flight, is_collective
+from ...ir.graph.begun import in_flight, is_begun
 from ...ir.graph.facts import names_in
 from ...ir.graph.graph import (
     CONSTANT,
@@ -108,7 +108,7 @@ class _Builder:
     products: dict[str, TensorType] = field(default_factory=dict)
     # Symbols that no argument gives: sizes decided by data, read from the results of the calls that decide them.
     unbound: set[sympy.Symbol] = field(default_factory=set)
-    # What collectives read until each wait.
+    # What begun work reads until each wait.
     flying: dict[int, tuple[str, ...]] = field(default_factory=dict)
     # The node at hand, and the names that are not forgotten.
     at: int = 0
@@ -174,7 +174,7 @@ class _Builder:
         self.shares[owner] = self.shares.get(owner, 0) + 1
 
     def last_uses(self) -> dict[str, int]:
-        """The position of the last node that reads each name; what a collective is given is read until the wait."""
+        """The position of the last node that reads each name; what begun work is given is read until the wait."""
         last: dict[str, int] = {}
         flying = self.flying
         for at, node in enumerate(self.graph.nodes):
@@ -222,10 +222,10 @@ class _Builder:
                 self.bind_result(name, result)
                 if node.target in PRODUCTS:
                     self.products[name] = result
-                # Nobody may look at what a collective returns before it has been waited for, and nobody of ours does
+                # Nobody may look at what was begun before it has been waited for, and nobody of ours does
                 # at what is only returned, or at a result that is not needed, which some ops leave empty.
                 read = name in self.last or name in self.saved
-                if read and node.target not in SURE and not is_collective(node):
+                if read and node.target not in SURE and not is_begun(node):
                     self.steps.append(CheckLayout(name, result, users_op(node)))
 
     def dead_addend(self, node: Library) -> str:

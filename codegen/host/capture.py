@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from ...ir.errors import IRError
-from ...ir.graph.collectives import is_collective, is_wait
+from ...ir.graph.begun import is_begun, is_wait
+from ...ir.graph.collectives import is_collective, is_collectives_wait
 from ...ir.graph.effects import may_alias, resolve_op, written
 from ...ir.graph.facts import users_of
 from ...ir.graph.graph import (
@@ -143,8 +144,10 @@ def _told(node: Input | Node) -> str:
 def _unsafe(node: Library, graph: Graph, regions: Mapping[str, str]) -> str:
     """What of a library call cannot be captured."""
     target = node.target
-    if is_collective(node) or is_wait(node):
+    if is_collective(node) or is_collectives_wait(node):
         return "talks to other processes"
+    if is_begun(node) or is_wait(node):
+        return "copies between devices"
     if target == _REGION:
         bodies = [a.name for a in node.args if isinstance(a, ConstantRef)]
         return next((f"calls a region in which {regions[b]}" for b in bodies if regions.get(b)), "")

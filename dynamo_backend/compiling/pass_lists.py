@@ -99,7 +99,7 @@ def runner_of(options: Options, name: str) -> Runner:
 
 def context_of(options: Options, given: Collection[str] = ()) -> PassContext:
     """What passes over graphs and calls may ask of a compilation."""
-    return PassContext(options.numerics, cache(partial(_target_of, options)), given)
+    return PassContext(options.numerics, cache(partial(_target_of, options)), given, options.copy_streams)
 
 
 def _target_of(options: Options, device: str) -> Target:

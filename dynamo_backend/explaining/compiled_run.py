@@ -54,7 +54,8 @@ def run_and_compile(
     elsewhere = target not in (None, "cpu") and not any(isinstance(t, torch.Tensor) and t.is_cuda for t in leaves)
     # Autograd's engine cannot run the backward of fakes on a device that torch was not built for: graphs of this
     # device are made and moved.
-    if elsewhere and not training and isinstance(call, torch.nn.Module):
+    faked = elsewhere and not training and isinstance(call, torch.nn.Module)
+    if faked:
         call, (args, kwargs) = on_fake_device(call, (tuple(args), dict(kwargs)), "cuda")
         leaves = pytree.tree_leaves((args, kwargs))
     isolated = {"isolate_recompiles": True} if "isolate_recompiles" in _PARAMETERS else {}
@@ -76,7 +77,7 @@ def run_and_compile(
         if training:
             _differentiate(result, leaves)
     if elsewhere:
-        retarget([job.gm for job in keeper.jobs], "cuda")
+        retarget([job.gm for job in keeper.jobs], "cuda", host=not faked)
         keeper.graphs += [_compiled(replace(job, example_inputs=())) for job in keeper.jobs]
     return CompiledRun(_named(keeper.graphs, keeper.kinds), tuple(dict.fromkeys(map(_break, breaks))))
 

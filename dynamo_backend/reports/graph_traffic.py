@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import sympy
 
 from ...ir.function.function import TensorFunction
+from ...ir.graph.begun import passed_on
 from ...ir.graph.graph import CallTensor, Graph, Input, Library, TensorType, View, uses
 from ...ir.graph.slices import NOTHING
 from .traffic import Traffic
@@ -71,6 +72,9 @@ class _GraphCounter:
                     kernels += sum(self.call(c) for c in node.calls())
                 case Library(target=target) if target in NOTHING:
                     pass
+                case Library() if passed := passed_on(node):
+                    self.home.update((name, self.home[source]) for name, source in passed.items())
+                    calls.append(0)
                 case Library():
                     calls.append(self.library(node))
                 case _:

@@ -10,10 +10,12 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from ...ir.expr.dtypes import DType
+from ...ir.graph.begun import TO_COPY, device_copies, is_begun_copy, is_wait
 from ...ir.graph.graph import Graph, Library, Ref, TensorType
 from ...ir.machine import Machine
 from ...ir.target import Target
 from ...runtime.model.predict import EFFICIENCY
+from ...scheduler.cost.begun import copy_time
 
 # What libraries' products reach of ``Machine.matmul``: cuBLAS takes 189 us for 4096 x 4096 x 4096 halves on an H200.
 _PRODUCTS = 0.9
@@ -21,7 +23,17 @@ _PRODUCTS = 0.9
 
 def library_seconds(node: Library, graph: Graph, moved: int, target: Target) -> float:
     """Seconds of a call of a library that moves so many bytes, with the launch: its operations, as far as torch counts
-    those of that op, at the rate of the type, or its bytes at memory's, whichever takes longer."""
+    those of that op, at the rate of the type, or its bytes at memory's, whichever takes longer.
+
+    A copy between devices takes its bytes at the rate of the link. One that is begun beside other calls, and a wait,
+    count nothing: how much of it those hide is not predicted.
+    """
+    if is_begun_copy(node) or is_wait(node):
+        return 0.0
+    copy = next((c for c in device_copies(graph).values() if c.call is node), None) if node.target == TO_COPY else None
+    if copy is not None:
+        sides = 1 if copy.to_host or copy.from_host else 2
+        return copy_time(graph.symbols.hint(copy.type.nbytes), *(target.machine,) * sides) * 1e-9
     return call_seconds(operations_of(node, graph), _multiplied(node, graph), moved, target)
 
 

@@ -36,8 +36,9 @@ def on_fake_device(model: torch.nn.Module, inputs: Sequence[Any], device: str) -
     return copy.deepcopy(model, memo), pytree.tree_map_only(torch.Tensor, fake, list(inputs))
 
 
-def retarget(graphs: Sequence[fx.GraphModule], device: str) -> None:
+def retarget(graphs: Sequence[fx.GraphModule], device: str, *, host: bool = True) -> None:
     """Make captured graphs, in place, graphs of another device: fake tensors, devices in calls, bodies of control flow.
+    What is on devices of other types, such as the host, stays there unless ``host``.
 
     For backward graphs where ``on_fake_device`` cannot help: autograd's engine asks for a real accelerator. Ops that
     torch chooses by device (attention) stay those of the device of the capture.
@@ -46,18 +47,21 @@ def retarget(graphs: Sequence[fx.GraphModule], device: str) -> None:
     if target.index is None and target.type != "cpu":
         target = torch.device(target.type, 0)
 
+    def goes(a: torch.device) -> bool:
+        return host or a.type == target.type
+
     def moved(a: Any) -> Any:
-        return target if isinstance(a, torch.device) else a
+        return target if isinstance(a, torch.device) and goes(a) else a
 
     for gm in graphs:
         for node in gm.graph.nodes:
             for t in pytree.tree_leaves(node.meta.get("val")):
-                if isinstance(t, FakeTensor):
+                if isinstance(t, FakeTensor) and goes(t.fake_device):
                     t.fake_device = target
             if node.op == "call_function":
                 node.args = pytree.tree_map_only(torch.device, moved, node.args)
                 node.kwargs = pytree.tree_map_only(torch.device, moved, node.kwargs)
-        retarget([body for body in gm.children() if isinstance(body, fx.GraphModule)], device)
+        retarget([body for body in gm.children() if isinstance(body, fx.GraphModule)], device, host=host)
 
 
 def allow_fake_cuda() -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import IRError
+from .begun import WAIT_COPIES
 from .graph import CallRegion, CallTensor, Library, Node, refs, uses
 from .slices import NOTHING
 
@@ -37,7 +38,7 @@ def schema_of(target: str) -> Any:
 
 def may_alias(target: str) -> bool:
     """Whether an op may return memory that it was given, going by its schema; yes where there is none."""
-    if "::" not in target or target.startswith("hop::") or "::wait_tensor." in target:
+    if "::" not in target or target.startswith("hop::") or "::wait_tensor." in target or target == WAIT_COPIES:
         return True
     if target.startswith("mlc::"):
         return False

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TypeVar, cast
 
-from .collectives import in_flight
+from .begun import in_flight, passed_on
 from .copies import COPY
 from .effects import may_alias
 from .graph import CallRegion, CallTensor, Graph, Input, Library, Node, View, uses
@@ -65,7 +65,7 @@ class Aliases:
     """Which names of a graph may share memory with which inputs or results: views, and what libraries may pass on.
 
     ``readers`` has for each memory, by the name that it was made under, the positions of the nodes that read any name
-    for it; a wait is the last read of what its collective was given. ``leaving`` is memory that results of the graph
+    for it; a wait is the last read of what it waits for was given. ``leaving`` is memory that results of the graph
     may lie in, or that something reads when the graph has run.
     """
 
@@ -100,6 +100,9 @@ def _bases(graph: Graph) -> dict[str, frozenset[str]]:
                 continue
             case Library(target=target) if target == JOINED:
                 found[node.names[0]] = found.get(node.args[0].name, shared)
+                continue
+            case Library() if passed := passed_on(node):
+                found.update((name, found.get(source, shared) | {name}) for name, source in passed.items())
                 continue
             case Library(target=target) if target != COPY and may_alias(target):
                 shared = shared.union(*(found.get(u, shared) for u in uses(node)))

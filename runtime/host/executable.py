@@ -17,6 +17,7 @@ from ...ir.graph.effects import resolve_op
 from ..gpu.context import GpuGuard
 from ..model_lines import FILE, TEXT
 from ..pool.pool import POOL
+from .begun_copies import BEGUN, waited_for
 from .control import CONTROL
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -36,7 +37,7 @@ def load_program(
     ``kernels`` gives loaded code by variable, ``constants`` objects by name. Raises RuntimeFailure where one is
     missing.
     """
-    call: Any = load_functions(text, constants, name, kernels)["call"]
+    call: Any = waited_for(load_functions(text, constants, name, kernels)["call"], tuple(text.ops.values()))
     call._boxed_call = True
     call.__name__ = call.__qualname__ = f"mlc_{name}"
     result: Boxed = call
@@ -76,7 +77,7 @@ _DIRECT: dict[str, Callable[..., Any]] = {
 
 def _callable_op(target: str) -> Callable[..., Any]:
     """The cheapest way to call an op."""
-    direct = _DIRECT.get(target)
+    direct = _DIRECT.get(target) or BEGUN.get(target)
     if direct is not None:
         return direct
     if target.startswith("hop::") and target.removeprefix("hop::") in CONTROL:

@@ -39,6 +39,7 @@ from ..cpu import (
     symbol_address,
 )
 from ..model_lines import add_line
+from .begun_copies import waited_for
 from .executable import Boxed, load_functions
 
 
@@ -188,6 +189,7 @@ def load_native(
     table = (ctypes.c_uint64 * len(words))(*words)
     loaded = load_object(code, [ENTRY])
     run = function_of_list(loaded.addresses[ENTRY], ctypes.addressof(table), (loaded, table, kept))
+    run = waited_for(run, tuple(native.parts.ops.values()))
     whole = cache(python)
 
     def call(args: list[Any]) -> Any:

@@ -256,6 +256,16 @@ class Options:
         doc="Launch kernels before the one ahead of them has ended, for which they wait themselves, on GPUs that can "
         "(compute capability 9.0 and up); 0 launches each when the one ahead has ended.",
     )
+    copy_streams: bool = _option(
+        "MLC_COPY_STREAMS",
+        parse_bool,
+        default=True,
+        shown="1",
+        values="0, 1",
+        changes_code=True,
+        doc="Copy between devices on streams of their own, beside the kernels that do not wait for it; 0 copies in the "
+        "order of the kernels.",
+    )
     cuda_graphs: bool = _option(
         "MLC_CUDA_GRAPHS",
         parse_bool,

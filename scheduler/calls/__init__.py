@@ -8,7 +8,7 @@ from ..fusion.scatter import begin_apart
 from .horizontal import compute_scalars_apart, share_launches
 from .join_points import join_points
 from .memory_order import order_for_memory
-from .overlap_collectives import overlap_collectives
+from .overlap_begun import overlap_begun
 from .overwrite import write_over_dead
 from .side_by_side import part_side_by_side
 from .slices import write_slices
@@ -24,7 +24,7 @@ CALL_PASSES: tuple[Pass[Fusion, PassContext], ...] = (
     Pass("begin_apart", CALLS, Plain(begin_apart), needs=(ONLY_CALLS,)),
     Pass("join_points", CALLS, join_points, needs=(ONLY_CALLS,)),
     Pass("order_for_memory", CALLS, order_for_memory, needs=(ONLY_CALLS,)),
-    Pass("overlap_collectives", CALLS, overlap_collectives, needs=(ONLY_CALLS,)),
+    Pass("overlap_begun", CALLS, overlap_begun, needs=(ONLY_CALLS,)),
 )
 
 __all__ = ["CALL_PASSES"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from ...ir.graph.collectives import in_flight, is_wait
+from ...ir.graph.begun import in_flight, is_wait
 from ...ir.graph.copies import COPY
 from ...ir.graph.effects import written
 from ...ir.graph.facts import aliases_of, places_of

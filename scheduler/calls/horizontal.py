@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from ...ir.function.function import TensorFunction
-from ...ir.graph.collectives import in_flight
+from ...ir.graph.begun import in_flight
 from ...ir.graph.copies import is_copy
 from ...ir.graph.effects import has_effect
 from ...ir.graph.facts import aliases_of, makers_of, places_of

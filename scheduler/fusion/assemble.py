@@ -15,7 +15,7 @@ from ...ir.expr.index import simplify
 from ...ir.expr.symbols import Size, SymbolTable
 from ...ir.expr.value import Cast, Expr, Index, Load, always_rounded, cast, is_value, rewrite, symbol
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
-from ...ir.graph.collectives import is_wait
+from ...ir.graph.begun import is_wait
 from ...ir.graph.facts import places_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of

@@ -14,7 +14,8 @@ from torch_mlc.codegen.host.steps.program import HostProgram
 from torch_mlc.codegen.host.steps.step import Allocate, CallLibrary, Free, Launch, Reuse, WriteOver
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.entry.compile import compile_graph
-from torch_mlc.ir.graph.collectives import in_flight, is_collective, is_wait
+from torch_mlc.ir.graph.begun import in_flight, is_wait
+from torch_mlc.ir.graph.collectives import is_collective
 from torch_mlc.ir.graph.graph import Graph, Library, Ref
 from torch_mlc.runtime.settings.options import Options
 

@@ -62,7 +62,7 @@ class Both:
     library: PlayedLibrary
     program: HostProgram
     kernels: dict[str, LoadedKernel]
-    native: NativeHost
+    native: NativeHost | None
     python: Boxed
     machine: Boxed
 
@@ -117,7 +117,19 @@ def play(
     device: str = "cuda",
 ) -> Both:
     """A function that returns a tuple, compiled for inputs of these shapes, over a driver that is played already."""
-    stages, lines = compiled_for(fn, shapes, dynamic, device)
+    return load(library, *compiled_for(fn, shapes, dynamic, device), checked=checked)
+
+
+def load(
+    library: PlayedLibrary,
+    stages: Stages,
+    lines: Lines,
+    *,
+    checked: bool = False,
+    constants: dict[str, Any] | None = None,
+    machine_code: bool = True,
+) -> Both:
+    """Both forms of a program, or Python for both; ``constants`` has ops in the place of others."""
     program = stages.program
     check_arena(program)
     uses = {n.function: stages.kernels[n.function] for n in stages.fusion.graph.nodes if hasattr(n, "function")}
@@ -128,14 +140,15 @@ def play(
     library.know(Kernel(b.code, b.function) for b in builds.values() if b.code is not None)
     kernels = {v: load_code(b.code, checked=checked) for v, b in builds.items() if b.code is not None}
     calls = {**{v: k.host_call for v, k in kernels.items()}, **PLAYED}
-    constants: dict[str, Any] = {}
-
-    native = emit_native(resolve(program), played_shims())
+    constants = constants or {}
+    native = emit_native(resolve(program), played_shims()) if machine_code else None
     host = HostCode(print_host(resolve(program)), native, lines=lines)
 
     def python() -> Boxed:
         return load_program(host.told, calls, constants, "main")
 
+    if native is None:
+        return Both(library, program, kernels, native, python(), python())
     target = target_for("cpu", None, None)
     code, support = program_code(STORE, native, target), support_code(STORE, target)
     addresses = host.addresses(kernels)

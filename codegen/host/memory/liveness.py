@@ -10,9 +10,10 @@ from typing import TypeAlias, TypeVar
 
 import sympy
 
+from ....ir.graph.begun import passed_on
 from ....ir.graph.graph import TensorType
 from ..steps.program import Arena, HostProgram
-from ..steps.step import Allocate, HostStep, Repeat
+from ..steps.step import Allocate, CallLibrary, HostStep, Repeat
 
 # A sum of sizes: coefficients by monomial in size symbols; and the same as a row, for monomials that are agreed on.
 Polynomial: TypeAlias = Mapping[sympy.Expr, int]
@@ -162,9 +163,11 @@ class _Found:
     def step(self, at: int, step: HostStep) -> None:
         facts = step.facts
         self.look(facts.wants)
+        passed = passed_on(step.node) if isinstance(step, CallLibrary) else {}
         for name, kind in facts.allocates:
-            self.add(at, name, kind, ours=isinstance(step, Allocate))
-        for name, source in facts.shares:
+            if name not in passed:
+                self.add(at, name, kind, ours=isinstance(step, Allocate))
+        for name, source in (*facts.shares, *passed.items()):
             self.share(name, source)
         for name in facts.frees:
             self.drop(at, name)

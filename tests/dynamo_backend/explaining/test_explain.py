@@ -87,3 +87,25 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(target: str, training: bool)
 def test_a_wrong_target_names_the_nearest_one() -> None:
     with pytest.raises(OptionError, match="cuda:sm_90"):
         torch_mlc.explain(torch.sin, torch.randn(4), target="cuda:sm90")
+
+
+class Offloads(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = x @ x
+        return a.cpu(), a @ a, a
+
+
+def test_what_a_model_has_on_the_host_stays_there_and_copies_run_beside_calls() -> None:
+    shown = [
+        torch_mlc.explain(Offloads(), torch.empty(2048, 2048), target="cuda:sm_90", options={"copy_streams": on})
+        for on in (True, False)
+    ]
+    (graph,), (before,) = (report.graphs for report in shown)
+    program = graph.program
+    assert program.index("mlc_begin_copy_default_(mm") < program.index("aten_mm_default_(mm, mm)")
+    assert program.index("aten_mm_default_(mm, mm)") < program.index("mlc_wait_copies_default_(")
+    assert 'device="cpu"' in program and "overlap_begun" in {s.name for s in graph.steps if s.changed}
+    assert "aten__to_copy_default_(mm" in before.program and "begin" not in before.program
+    assert graph.peak_bytes == before.peak_bytes, "no memory is counted twice"
+    (copy,) = (c for c in before.libraries if "_to_copy" in c.op)
+    assert copy.seconds == pytest.approx((8e3 + 2048 * 2048 * 4 / 64) * 1e-9)
