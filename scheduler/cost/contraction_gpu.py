@@ -18,6 +18,7 @@ from ...ir.graph.graph import Compute, Reduction
 from ...ir.machine import Machine
 from ..facts.contraction import R0, Decision, LibraryProduct, Operand, StreamK
 from ..facts.digits import DIVISIONS
+from .alignment import rates_left
 from .gpu_tiles import (
     GROUP_ROWS,
     LEAST,
@@ -230,10 +231,42 @@ def _library_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine
         + max(_saved_bytes(p) - _result_bytes(p) * (not p.leaves), 0) / machine.bandwidth
     )
     after += max(_shared_bytes(p), 0) / machine.bandwidth
-    rates = Rates(machine.cores, machine.bandwidth, _rate(p, machine, machine.multiplied), reach(machine))
+    read, multiplied = _library_shares(p, packed, machine)
+    rate = _rate(p, machine, machine.multiplied) * multiplied
+    rates = Rates(machine.cores, machine.bandwidth * read, rate, reach(machine))
     # It cuts the summed axis too, and where it does, adds the pieces up in the same launch.
     best = min(multiplying_time(_size(p), k, moved, rates, _shapes(p, machine.multiplied)) for k in _pieces(p))
     return _making_time(p, packed, machine) + best + after
+
+
+def _library_shares(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -> tuple[float, float]:
+    """What is left of a library's rates of reading and of multiplying where rows begin anywhere. An operand that is
+    made for it can be written in rows that do not."""
+    if _type(p) not in machine.multiplied:
+        return 1.0, 1.0
+    return rates_left(all(made or o.is_aligned for o, made in zip((p.a, p.b), packed, strict=True)), p.is_aligned)
+
+
+def product_time(p: LibraryProduct, machine: Machine) -> float:
+    """Nanoseconds of a product of half types, done by whoever is faster."""
+    packed = p.a.is_packed, p.b.is_packed
+    return min(_library_time(p, packed, machine), _loop_time(p, packed, machine).time)
+
+
+def library_time(p: LibraryProduct, machine: Machine) -> float:
+    """Nanoseconds of a product of half types in the library."""
+    return _library_time(p, (p.a.is_packed, p.b.is_packed), machine)
+
+
+def with_even_rows(p: LibraryProduct) -> LibraryProduct:
+    """A product whose matrices have rows that begin at multiples of 16 bytes."""
+    a, b = (replace(o, is_aligned=True, is_wide=o.is_wide or not o.is_packed) for o in (p.a, p.b))
+    return replace(p, a=a, b=b, is_aligned=True)
+
+
+def with_even_operands(p: LibraryProduct) -> LibraryProduct:
+    """A product that reads copies whose rows begin at multiples of 16 bytes; loops of ours read through copies."""
+    return replace(p, a=replace(p.a, is_aligned=True), b=replace(p.b, is_aligned=True))
 
 
 def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -> _Way:
@@ -254,18 +287,20 @@ def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -
     rates = Rates(machine.cores, machine.bandwidth * OURS_READING * share, rate * share, reach(machine))
 
     moved = read + _result_bytes(p) - kept + along
+    # Elements of rows that begin anywhere are written one by one, behind the last step.
+    narrow = 0.0 if p.is_aligned else (_result_bytes(p) - kept) * (1 / NARROW - 1) / machine.bandwidth
 
     def cut(pieces: int) -> float:
         sums = pieces * p.batch * p.m * p.n * p.accumulator.itemsize
         added = 2 * sums / machine.bandwidth + machine.launch if pieces > 1 else 0.0
-        return multiplying_time(_size(p), pieces, moved, rates, _shapes(p, kinds), making) + added
+        return multiplying_time(_size(p), pieces, moved, rates, _shapes(p, kinds), making) + added + narrow
 
     def dealt(shape: TileShape) -> float:
         tiles = p.batch * -(-p.m // shape.rows) * -(-p.n // shape.columns)
         # A sum for each tile that a program may touch is written; one for each that it does touch is read.
         sums = machine.cores * (-(-tiles // machine.cores) + 1) + tiles + machine.cores
         added = sums * shape.rows * shape.columns * p.accumulator.itemsize / machine.bandwidth + machine.launch
-        return dealt_time(_size(p), moved, rates, shape, making) + added
+        return dealt_time(_size(p), moved, rates, shape, making) + added + narrow
 
     whole = cut(1)
     ways = [_Way(cut(k), whole, k) for k in _pieces(p)[1:]]

@@ -14,8 +14,7 @@ import sympy
 from ....ir.expr.monoid import SUM
 from ....ir.expr.value import Expr, Load, call, cast, const, rewrite, substitute_index
 from ....ir.graph.facts import names_in
-from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorType
-from ....ir.nest.loops import contiguous_strides
+from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction
 from ...context import USUAL, PassContext
 from ...cost.contraction import decide_product
 from ...facts.contraction import R0, Decision, LibraryProduct, Products
@@ -67,7 +66,7 @@ def decompose_product(product: LibraryProduct, decision: Decision, graph: Graph,
         only = substitute_index(call("mul", *factors), {R0: sympy.S.Zero})
         return [_finished(product, only, graph, origins)]
     sum_name = name if is_whole else fresh_name(f"{name}_sum", taken)
-    sum_type = kind if is_whole else TensorType(kind.shape, contiguous_strides(kind.shape), accumulator, kind.device)
+    sum_type = kind if is_whole else replace(kind, dtype=accumulator)
     extents = dict(zip(product.axes, kind.shape, strict=True))
     axes, value = refine(call("mul", *factors), {R0: product.depth}, extents, graph.symbols)
     value = rewrite(value, simplify_call)
