@@ -50,6 +50,21 @@ COLUMNS = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Prologue:
+    """How a product may make an operand itself though that reads no less: an activation, a norm of rows whose
+    statistics are known. ``value`` is its element and ``read`` the bytes that this loads, from ``sources``. ``saved``
+    are bytes that need not be moved then, and ``launches`` the kernels that are gone."""
+
+    value: Expr
+    read: int
+    flops: int
+    is_wide: bool
+    sources: frozenset[str]
+    saved: int
+    launches: int
+
+
+@dataclass(frozen=True, slots=True)
 class Operand:
     """One factor of a product.
 
@@ -57,7 +72,7 @@ class Operand:
     it is made of: equal where nothing is gained. ``bytes`` are those of the tensor, ``read`` those that ``value``
     loads, ``flops`` what an element costs to make. ``stop`` says why ``value`` reaches no further. ``is_wide`` where
     rows of all that is loaded start at multiples of 16 bytes, so that copies of tiles may be so wide, ``is_aligned``
-    where those of the tensor do.
+    where those of the tensor do. ``prologue`` is there where nothing is packed and the product could make it.
     """
 
     name: str
@@ -70,11 +85,17 @@ class Operand:
     stop: str = ""
     is_wide: bool = True
     is_aligned: bool = True
+    prologue: Prologue | None = None
 
     @property
     def is_packed(self) -> bool:
         """Whether it can be read from less memory than it takes."""
         return self.read < self.bytes
+
+    @property
+    def inlined(self) -> Expr:
+        """Its element where the product makes it."""
+        return self.value if self.prologue is None else self.prologue.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +377,22 @@ class Products:
         made = value if read < found else plain
         # Loops read through copies, whatever layout those have.
         wide = self._is_wide(value if isinstance(value, Load) else made)
-        return Operand(name, kind, plain, made, found, read, cost, stop, wide, aligned)
+        prologue = self._prologue(value, found, read, cost) if read >= found else None
+        return Operand(name, kind, plain, made, found, read, cost, stop, wide, aligned, prologue)
+
+    def _prologue(self, value: Expr, nbytes: int, read: int, cost: int) -> Prologue | None:
+        """How a product may make an operand of what is in memory in any case: what the caller or a library gives, and
+        sums of rows. The kernel that sums those stays, and writes no more than them."""
+        sources = frozenset(ld.buffer for ld in loads(value))
+        makers = [self.made[n] for n in sources if n in self.made]
+        if not cost or not all(isinstance(m, (Library, ReductionNode)) for m in makers):
+            return None
+        stays = any(isinstance(m, ReductionNode) for m in makers)
+        if stays and any(self.types[m.names[0]].numel == self.types[n].numel for m in makers for n in sources
+                         if isinstance(m, ReductionNode) and n not in m.names):  # fmt: skip
+            return None
+        saved = nbytes if stays else nbytes + read
+        return Prologue(value, read, cost, self._is_wide(value), sources, saved, int(not stays))
 
     def _is_wide(self, value: Expr) -> bool:
         """Whether the rows of all matrices that are loaded start at multiples of 16 bytes."""
