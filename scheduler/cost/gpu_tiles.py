@@ -147,7 +147,7 @@ def multiplying_time(
 
     Programs run in waves, one on each multiprocessor: where they are fewer than those, only so many multiply and read.
     Each adds up one of the ``pieces`` of the summed axis. ``making`` is what operands take to make by all
-    multiprocessors, beside multiplying; ``wait`` how long a program waits for an element of the summed axis, for nothing but that.
+    multiprocessors, beside multiplying; ``wait`` how long a program does nothing for an element of the summed axis.
     """
     return min(_time_in(size, pieces, read, rates, s, making, wait) for s in shapes)
 
