@@ -81,12 +81,11 @@ def chain(x: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     """What is seen from outside (``h``) beside what is not, read as it is, across, and by fewer dimensions."""
     h = x @ a
     inner = torch.tanh(h * 2) @ b
-    scores = torch.softmax(torch.bmm(inner, inner.transpose(1, 2)), -1)
     flat = inner.flatten(0, 1)
-    return h, torch.bmm(scores, inner), torch.addmm(a[0, 0], flat.t(), flat)[:, 1:], inner.sum(0)
+    return h, torch.bmm(inner, inner.transpose(1, 2)), torch.addmm(a[0, 0], flat.t(), flat)[:, 1:]
 
 
-@pytest.mark.parametrize(("rows", "dynamic"), [(43, False), (43, True), (0, False)])
+@pytest.mark.parametrize(("rows", "dynamic"), [(43, False), pytest.param(43, True, marks=pytest.mark.slow), (0, False)])
 def test_values_and_strides_are_those_of_eager(padded: list[bool], rows: int, dynamic: bool) -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(3, rows, 65), torch.randn(65, 97) / 8, torch.randn(97, 129) / 10]
