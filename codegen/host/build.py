@@ -70,6 +70,8 @@ MUTATES = "hop::auto_functionalized_v2"
 WRITE_BACK = "aten::as_strided_scatter.default"
 
 PRODUCTS = frozenset({"aten::mm.default", "aten::addmm.default"})
+# Ops that write a result in whatever strides it is given (torch's ``out``).
+WRITE_INTO = PRODUCTS | {"aten::bmm.default", "aten::baddbmm.default"}
 
 
 def build_host_program(
@@ -206,7 +208,7 @@ class _Builder:
             self.steps.append(WriteOver(node.names[0], memory))
             self.own(node.names[0], self.owner[memory])
             return
-        over = self.dead_addend(node)
+        over = self.dead_addend(node) or self.padded_memory(node)
         if node.target == MUTATES:
             node = replace(node, kwargs=(*node.kwargs, ("_only_clone_these_bases", self.kept_bases(node))))
         self.steps.append(CallLibrary(node, comment, over))
@@ -215,6 +217,9 @@ class _Builder:
             self.ours.pop(self.owner.get(used, used), None)
         if over:
             self.own(node.names[0], self.owner[over])
+            if over not in refs(node.args):
+                self.products[over] = node.types[0]  # type: ignore[assignment]
+                self.free([over])
             return
         for name, result in zip(node.names, node.types, strict=True):
             if result is not None:
@@ -236,6 +241,17 @@ class _Builder:
         owner = self.owner.get(name, "")
         alone = self.shares.get(owner) == 1 and node.args[0] not in node.args[1:]
         return name if alone and self.is_last(name) and self.products.get(owner) == node.types[0] else ""
+
+    def padded_memory(self, node: Library) -> str:
+        """The name of memory in which a product is to write rows that begin further apart than they are long; else
+        ""."""
+        kind = node.types[0] if node.target in WRITE_INTO else None
+        if kind is None or not _has_padded_rows(kind):
+            return ""
+        name = f"{node.names[0]} memory"
+        self.steps.append(Allocate(name, kind))
+        self.own(name, name)
+        return name
 
     def kept_bases(self, node: Library) -> tuple[int, ...]:
         """Which of the tensors that an op writes to are to be copied first: all but memory of ours that is not read
@@ -431,6 +447,11 @@ def _storages(graph: Graph) -> list[str]:
     given = {i.name for i in graph.inputs if isinstance(i, Input)}
     targets = [n.args[0].name for n in graph.nodes if isinstance(n, Library) and n.target == WRITE_BACK]
     return [name for name in dict.fromkeys(targets) if name in given]
+
+
+def _has_padded_rows(kind: TensorType) -> bool:
+    *_, (_, rows), (length, step) = [(sympy.S.One, sympy.S.Zero), *zip(kind.shape, kind.strides, strict=True)]
+    return bool(step == 1 and length != 1 and rows.is_Integer and length.is_Integer and rows > length)
 
 
 def _precedes_checks(node: Node) -> bool:

@@ -15,7 +15,9 @@ from ...ir.graph.graph import Graph, Library, Ref, TensorType
 from ...ir.machine import Machine
 from ...ir.target import Target
 from ...runtime.model.predict import EFFICIENCY
+from ...scheduler.cost.alignment import rates_left, wants_aligned
 from ...scheduler.cost.begun import copy_time
+from ...scheduler.facts.contraction import factors_of, is_aligned
 
 # What libraries' products reach of ``Machine.matmul``: cuBLAS takes 189 us for 4096 x 4096 x 4096 halves on an H200.
 _PRODUCTS = 0.9
@@ -34,14 +36,29 @@ def library_seconds(node: Library, graph: Graph, moved: int, target: Target) -> 
     if copy is not None:
         sides = 1 if copy.to_host or copy.from_host else 2
         return copy_time(graph.symbols.hint(copy.type.nbytes), *(target.machine,) * sides) * 1e-9
-    return call_seconds(operations_of(node, graph), _multiplied(node, graph), moved, target)
+    dtype = _multiplied(node, graph)
+    return call_seconds(operations_of(node, graph), dtype, moved, target, _rates_left(node, graph, dtype, target))
 
 
-def call_seconds(operations: int, dtype: DType, moved: int, target: Target) -> float:
-    """The same of a call by its figures; ``dtype`` is what it multiplies."""
-    machine = target.machine
-    compute = operations / (_PRODUCTS * product_rate(dtype, target))
-    return (max(compute, moved / (EFFICIENCY * machine.bandwidth)) + machine.launch) * 1e-9
+def call_seconds(
+    operations: int, dtype: DType, moved: int, target: Target, left: tuple[float, float] = (1.0, 1.0)
+) -> float:
+    """The same of a call by its figures; ``dtype`` is what it multiplies, and ``left`` what is left of the rates of
+    reading and of multiplying."""
+    machine, (reading, multiplying) = target.machine, left
+    compute = operations / (_PRODUCTS * product_rate(dtype, target) * multiplying)
+    return (max(compute, moved / (EFFICIENCY * machine.bandwidth * reading)) + machine.launch) * 1e-9
+
+
+def _rates_left(node: Library, graph: Graph, dtype: DType, target: Target) -> tuple[float, float]:
+    """What a product of half types reaches of the rates where rows of its matrices begin anywhere."""
+    names, types = factors_of(node), graph.types()
+    if not names or not wants_aligned(target, dtype) or dtype not in target.machine.multiplied:
+        return 1.0, 1.0
+    operands, results = (
+        (is_aligned(types[n], graph.symbols, typically=True) for n in ns) for ns in (names, node.names)
+    )
+    return rates_left(all(operands), all(results))
 
 
 def operations_of(node: Library, graph: Graph) -> int:

@@ -18,6 +18,7 @@ from ...ir.graph.graph import Compute, Reduction
 from ...ir.machine import Machine
 from ..facts.contraction import R0, Decision, LibraryProduct, Operand, StreamK
 from ..facts.digits import DIVISIONS
+from .alignment import rates_left
 from .gpu_tiles import (
     GROUP_ROWS,
     LEAST,
@@ -37,6 +38,9 @@ from .gpu_tiles import (
 OURS, OURS_PLAIN, OURS_READING, NARROW = 0.9, 0.6, 0.9, 0.4
 # Operations of what makes an operand's elements, an instruction that is issued.
 MAKING = 30 / 29.6
+# Nanoseconds that a step of a program waits where it makes an operand that nobody packed: what it loads for that is not
+# on its way before the last products are done. By the model of time, 64 steps of a GELU take 28 to 33 us longer.
+STEP_WAIT = 450.0
 # Opening has to save this share of the time: the model is a model.
 WORTH = 0.08
 # And so much of it a sum in pieces, which needs a second kernel.
@@ -75,12 +79,53 @@ def decide_gpu(product: LibraryProduct, machine: Machine) -> Decision:
         unpacked = _loop_time(product, (False, False), machine).later(_making_time(product, packed, machine))
         if unpacked.time < ours.time:
             packed, ours = (False, False), unpacked
+    if not any(packed):
+        product, packed, ours, apart = _with_prologues(product, ours, machine)
+        library += apart
     sizes = f"{product.m} x {product.k} x {product.n}"
     what = _gain(product, packed, ours)
     if ours.time < library * (1 - WORTH):
         reason = f"{what}: {sizes} in {_time(ours.time)} rather than {_time(library)}"
         return Decision(True, reason, packed, ours.pieces, ours.stream_k)
     return Decision(False, f"matrix product: {name} in {_time(library)}; in loops with {what} {_time(ours.time)}")
+
+
+def _with_prologues(
+    p: LibraryProduct, ours: _Way, machine: Machine
+) -> tuple[LibraryProduct, tuple[bool, bool], _Way, float]:
+    """The product with the prologues that its loops do best with, if any, which of its operands they are, how it is
+    done then, and nanoseconds that all of them take where others make them.
+
+    An element is made anew for every tile of the results that reads it, so that many columns cost more instructions
+    than bytes were saved; few rows wait for a matrix in the meantime.
+    """
+    able = tuple(o.prologue is not None and not shared for o, shared in zip((p.a, p.b), p.shared, strict=True))
+    best = p, (False, False), ours
+    for made in ((True, False), (False, True), (True, True)):
+        if not all(can for can, wanted in zip(able, made, strict=True) if wanted):
+            continue
+        a, b = (_made(o) if wanted else o for o, wanted in zip((p.a, p.b), made, strict=True))
+        inside = replace(p, a=a, b=b)
+        left = tuple(can and not wanted for can, wanted in zip(able, made, strict=True))
+        way = _loop_time(inside, made, machine).later(_apart_time(p, left, machine))
+        if way.time < best[2].time + (_apart_time(p, able, machine) if best[0] is p else 0.0):
+            best = inside, made, way
+    apart = _apart_time(p, able, machine)
+    product, made, way = best
+    return product, made, way.later(apart) if product is p else way, apart
+
+
+def _made(o: Operand) -> Operand:
+    """An operand that a product makes, though it reads no less."""
+    assert o.prologue is not None
+    m = o.prologue
+    return replace(o, value=m.value, read=m.read, flops=m.flops, is_wide=m.is_wide)
+
+
+def _apart_time(p: LibraryProduct, made: tuple[bool, ...], machine: Machine) -> float:
+    """What the kernels that make operands move, and their launches."""
+    prologues = [o.prologue for o, wanted in zip((p.a, p.b), made, strict=True) if wanted]
+    return sum(m.saved / machine.bandwidth + m.launches * machine.launch for m in prologues if m is not None)
 
 
 def _with_vector(p: LibraryProduct, machine: Machine) -> Decision:
@@ -230,10 +275,42 @@ def _library_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine
         + max(_saved_bytes(p) - _result_bytes(p) * (not p.leaves), 0) / machine.bandwidth
     )
     after += max(_shared_bytes(p), 0) / machine.bandwidth
-    rates = Rates(machine.cores, machine.bandwidth, _rate(p, machine, machine.multiplied), reach(machine))
+    read, multiplied = _library_shares(p, packed, machine)
+    rate = _rate(p, machine, machine.multiplied) * multiplied
+    rates = Rates(machine.cores, machine.bandwidth * read, rate, reach(machine))
     # It cuts the summed axis too, and where it does, adds the pieces up in the same launch.
     best = min(multiplying_time(_size(p), k, moved, rates, _shapes(p, machine.multiplied)) for k in _pieces(p))
     return _making_time(p, packed, machine) + best + after
+
+
+def _library_shares(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -> tuple[float, float]:
+    """What is left of a library's rates of reading and of multiplying where rows begin anywhere. An operand that is
+    made for it can be written in rows that do not."""
+    if _type(p) not in machine.multiplied:
+        return 1.0, 1.0
+    return rates_left(all(made or o.is_aligned for o, made in zip((p.a, p.b), packed, strict=True)), p.is_aligned)
+
+
+def product_time(p: LibraryProduct, machine: Machine) -> float:
+    """Nanoseconds of a product of half types, done by whoever is faster."""
+    packed = p.a.is_packed, p.b.is_packed
+    return min(_library_time(p, packed, machine), _loop_time(p, packed, machine).time)
+
+
+def library_time(p: LibraryProduct, machine: Machine) -> float:
+    """Nanoseconds of a product of half types in the library."""
+    return _library_time(p, (p.a.is_packed, p.b.is_packed), machine)
+
+
+def with_even_rows(p: LibraryProduct) -> LibraryProduct:
+    """A product whose matrices have rows that begin at multiples of 16 bytes."""
+    a, b = (replace(o, is_aligned=True, is_wide=o.is_wide or not o.is_packed) for o in (p.a, p.b))
+    return replace(p, a=a, b=b, is_aligned=True)
+
+
+def with_even_operands(p: LibraryProduct) -> LibraryProduct:
+    """A product that reads copies whose rows begin at multiples of 16 bytes; loops of ours read through copies."""
+    return replace(p, a=replace(p.a, is_aligned=True), b=replace(p.b, is_aligned=True))
 
 
 def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -> _Way:
@@ -254,22 +331,28 @@ def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -
     rates = Rates(machine.cores, machine.bandwidth * OURS_READING * share, rate * share, reach(machine))
 
     moved = read + _result_bytes(p) - kept + along
+    # Elements of rows that begin anywhere are written one by one, behind the last step.
+    narrow = 0.0 if p.is_aligned else (_result_bytes(p) - kept) * (1 / NARROW - 1) / machine.bandwidth
+
+    waits = any(o.prologue is not None and inlined for o, inlined in zip((p.a, p.b), packed, strict=True))
+    wait = STEP_WAIT / STEP if waits else 0.0
 
     def cut(pieces: int) -> float:
         sums = pieces * p.batch * p.m * p.n * p.accumulator.itemsize
         added = 2 * sums / machine.bandwidth + machine.launch if pieces > 1 else 0.0
-        return multiplying_time(_size(p), pieces, moved, rates, _shapes(p, kinds), making) + added
+        found = multiplying_time(_size(p), pieces, moved, rates, _shapes(p, kinds), making, wait)
+        return found + added + narrow
 
     def dealt(shape: TileShape) -> float:
         tiles = p.batch * -(-p.m // shape.rows) * -(-p.n // shape.columns)
         # A sum for each tile that a program may touch is written; one for each that it does touch is read.
         sums = machine.cores * (-(-tiles // machine.cores) + 1) + tiles + machine.cores
         added = sums * shape.rows * shape.columns * p.accumulator.itemsize / machine.bandwidth + machine.launch
-        return dealt_time(_size(p), moved, rates, shape, making) + added
+        return dealt_time(_size(p), moved, rates, shape, making) + added + narrow
 
     whole = cut(1)
     ways = [_Way(cut(k), whole, k) for k in _pieces(p)[1:]]
-    for s in _dealt_shapes(p, machine) if not _has_digits(p, packed) else ():
+    for s in _dealt_shapes(p, machine) if not waits and not _has_digits(p, packed) else ():
         ways.append(_Way(dealt(s), whole, stream_k=StreamK(s.rows, s.columns, s.step, machine.cores)))
     best = min(ways, key=lambda w: w.time, default=_Way(whole, whole))
     return best if best.time < whole * (1 - CUT_WORTH) else _Way(whole, whole)

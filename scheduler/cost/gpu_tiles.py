@@ -140,15 +140,16 @@ class Extent:
 
 
 def multiplying_time(
-    size: Extent, pieces: int, read: float, rates: Rates, shapes: Iterable[TileShape] = SHAPES, making: float = 0.0
-) -> float:
+    size: Extent, pieces: int, read: float, rates: Rates, shapes: Iterable[TileShape] = SHAPES, making: float = 0.0,
+    wait: float = 0.0,
+) -> float:  # fmt: skip
     """Nanoseconds of a product in the best of the shapes, whose programs read ``read`` bytes in all.
 
     Programs run in waves, one on each multiprocessor: where they are fewer than those, only so many multiply and read.
     Each adds up one of the ``pieces`` of the summed axis. ``making`` is what operands take to make by all
-    multiprocessors, beside multiplying.
+    multiprocessors, beside multiplying; ``wait`` how long a program does nothing for an element of the summed axis.
     """
-    return min(_time_in(size, pieces, read, rates, s, making) for s in shapes)
+    return min(_time_in(size, pieces, read, rates, s, making, wait) for s in shapes)
 
 
 def dealt_time(size: Extent, read: float, rates: Rates, shape: TileShape, making: float = 0.0) -> float:
@@ -161,7 +162,9 @@ def dealt_time(size: Extent, read: float, rates: Rates, shape: TileShape, making
     return max(-(-steps // rates.cores) * each + making / share, read / rate)
 
 
-def _time_in(size: Extent, pieces: int, read: float, rates: Rates, shape: TileShape, making: float) -> float:
+def _time_in(
+    size: Extent, pieces: int, read: float, rates: Rates, shape: TileShape, making: float, wait: float
+) -> float:  # fmt: skip
     # Rows and columns may change places.
     tiles = min(
         -(-size.m // a) * -(-size.n // b) for a, b in ((shape.rows, shape.columns), (shape.columns, shape.rows))
@@ -171,4 +174,6 @@ def _time_in(size: Extent, pieces: int, read: float, rates: Rates, shape: TileSh
     depth = size.k / pieces
     each = 2.0 * shape.rows * shape.columns * depth * rates.cores / (rates.rate * shape.rate)
     share = programs / rates.cores
-    return max(waves * each + making / min(1.0, share), read / (rates.bandwidth * min(1.0, rates.reach * share)))
+    # Programs of other waves do something else while one waits.
+    busy = waves * each + wait * depth + making / min(1.0, share)
+    return max(busy, read / (rates.bandwidth * min(1.0, rates.reach * share)))

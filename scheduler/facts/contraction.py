@@ -13,6 +13,7 @@ import sympy
 
 from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
+from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Expr, Index, Load, flops, is_value, length, loads, rewrite, symbol, walk
 from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import Compute, Graph, Library, Node, Ref, TensorType, node_values, uses
@@ -49,13 +50,29 @@ COLUMNS = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Prologue:
+    """How a product may make an operand itself though that reads no less: an activation, a norm of rows whose
+    statistics are known. ``value`` is its element and ``read`` the bytes that this loads, from ``sources``. ``saved``
+    are bytes that need not be moved then, and ``launches`` the kernels that are gone."""
+
+    value: Expr
+    read: int
+    flops: int
+    is_wide: bool
+    sources: frozenset[str]
+    saved: int
+    launches: int
+
+
+@dataclass(frozen=True, slots=True)
 class Operand:
     """One factor of a product.
 
     ``plain`` is its element as the library would read it, over the product's axes, and ``value`` the same made of what
     it is made of: equal where nothing is gained. ``bytes`` are those of the tensor, ``read`` those that ``value``
     loads, ``flops`` what an element costs to make. ``stop`` says why ``value`` reaches no further. ``is_wide`` where
-    rows of all that is loaded start at multiples of 16 bytes, so that copies of tiles may be so wide.
+    rows of all that is loaded start at multiples of 16 bytes, so that copies of tiles may be so wide, ``is_aligned``
+    where those of the tensor do. ``prologue`` is there where nothing is packed and the product could make it.
     """
 
     name: str
@@ -67,11 +84,18 @@ class Operand:
     flops: int
     stop: str = ""
     is_wide: bool = True
+    is_aligned: bool = True
+    prologue: Prologue | None = None
 
     @property
     def is_packed(self) -> bool:
         """Whether it can be read from less memory than it takes."""
         return self.read < self.bytes
+
+    @property
+    def inlined(self) -> Expr:
+        """Its element where the product makes it."""
+        return self.value if self.prologue is None else self.prologue.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +108,8 @@ class LibraryProduct:
     else needs in memory anyway; ``tiled`` names the reductions among readers that tiles of the result give parts of.
     Of the element-wise readers ``beside`` are the bytes of what else they read, ``made`` of what they make, ``kept`` of
     that part of it which a reduction's kernel would have to write for others. ``alone`` where no kernel makes an
-    operand or reads the result, and no other product reads the shorter operand.
+    operand or reads the result, and no other product reads the shorter operand. ``is_aligned`` where rows of the result
+    start at multiples of 16 bytes.
     """
 
     node: Library
@@ -109,6 +134,7 @@ class LibraryProduct:
     made: int = 0
     kept: int = 0
     alone: bool = False
+    is_aligned: bool = True
 
     @property
     def type(self) -> TensorType:
@@ -147,6 +173,27 @@ class Decision:
     inlined: tuple[bool, bool] = (False, False)
     pieces: int = 1
     stream_k: StreamK | None = None
+
+
+def factors_of(node: Node) -> tuple[str, ...]:
+    """The names of the operands that a library call multiplies as matrices; none where it is no such product."""
+    form = _FORMS.get(node.target) if isinstance(node, Library) else None
+    if form is None or len(form[2][0]) < 2:
+        return ()
+    assert isinstance(node, Library)
+    return tuple(a.name for a in node.args[form[1] : form[1] + 2] if isinstance(a, Ref))
+
+
+def is_aligned(kind: TensorType, table: SymbolTable, typically: bool = False) -> bool:
+    """Whether the rows of a tensor that has as many dimensions as a matrix start at multiples of 16 bytes, in all calls
+    or ``typically``, which is what a library goes by."""
+    steps = [s for s, e in zip(kind.strides, kind.shape, strict=True) if e != 1]
+    whole = [s * kind.dtype.itemsize for s in steps if s != 1]
+    if len(steps) < 2:
+        return True
+    return len(whole) < len(steps) and all(
+        table.hint(s) % WIDE == 0 if typically else table.is_divisible(s, WIDE) for s in whole
+    )
 
 
 class Products:
@@ -243,6 +290,7 @@ class Products:
             (self._is_needed(names[0], node), self._is_needed(names[1], node)),
             frozenset(r.names[0] for r in tiled), *self._around(result, readers),
             self._is_alone(node, names, readers, names[0 if m <= n else 1]),
+            is_aligned(kind, self.graph.symbols, typically=True),
         )  # fmt: skip
 
     def _is_alone(self, node: Library, names: list[str], readers: tuple[Node, ...], shorter: str) -> bool:
@@ -316,7 +364,8 @@ class Products:
         hint = self.graph.symbols.hint
         found = hint(kind.nbytes)
         stop = "it costs too much to make for every use"
-        whole = Operand(name, kind, plain, plain, found, found, 0, stop, self._is_wide(plain))
+        aligned = is_aligned(kind, self.graph.symbols, typically=True)
+        whole = Operand(name, kind, plain, plain, found, found, 0, stop, self._is_wide(plain), aligned)
         if self.is_too_much(*self.weights.get(self.views.base(name), (0, 1))):
             return whole
         value = inliner.expand(self.views.resolve(plain, extents))
@@ -326,20 +375,28 @@ class Products:
             return whole
         stop = inliner.stop or self._stop(value)
         made = value if read < found else plain
-        return Operand(name, kind, plain, made, found, read, cost, stop, self._is_wide(made))
+        # Loops read through copies, whatever layout those have.
+        wide = self._is_wide(value if isinstance(value, Load) else made)
+        prologue = self._prologue(value, found, read, cost) if read >= found else None
+        return Operand(name, kind, plain, made, found, read, cost, stop, wide, aligned, prologue)
+
+    def _prologue(self, value: Expr, nbytes: int, read: int, cost: int) -> Prologue | None:
+        """How a product may make an operand of what is in memory in any case: what the caller or a library gives, and
+        sums of rows. The kernel that sums those stays, and writes no more than them."""
+        sources = frozenset(ld.buffer for ld in loads(value))
+        makers = [self.made[n] for n in sources if n in self.made]
+        if not cost or not all(isinstance(m, (Library, ReductionNode)) for m in makers):
+            return None
+        stays = any(isinstance(m, ReductionNode) for m in makers)
+        if stays and any(self.types[m.names[0]].numel == self.types[n].numel for m in makers for n in sources
+                         if isinstance(m, ReductionNode) and n not in m.names):  # fmt: skip
+            return None
+        saved = nbytes if stays else nbytes + read
+        return Prologue(value, read, cost, self._is_wide(value), sources, saved, int(not stays))
 
     def _is_wide(self, value: Expr) -> bool:
-        """Whether the rows of what has as many dimensions as a matrix are multiples of 16 bytes."""
-        for ld in loads(value):
-            kind = self.types[ld.buffer]
-            steps = [s for s, e in zip(kind.strides, kind.shape, strict=True) if e != 1]
-            whole = [s for s in steps if s != 1]
-            if len(steps) > 1 and (
-                len(whole) == len(steps)
-                or not all(self.graph.symbols.is_divisible(s * ld.dtype.itemsize, WIDE) for s in whole)
-            ):
-                return False
-        return True
+        """Whether the rows of all matrices that are loaded start at multiples of 16 bytes."""
+        return all(is_aligned(self.types[ld.buffer], self.graph.symbols) for ld in loads(value))
 
     def _stop(self, value: Expr) -> str:
         for ld in loads(value):

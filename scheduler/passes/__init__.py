@@ -17,6 +17,7 @@ from .convolution.decompose_convolutions import decompose_convolutions
 from .convolution.multiply_points import multiply_points
 from .products.chain_products import chain_products
 from .products.decompose_contractions import decompose_contractions
+from .products.pad_products import pad_products
 from .reduction.rewrite_logsumexp import rewrite_logsumexp
 from .reduction.shift_scans import shift_scans
 from .reduction.split_reductions import split_reductions
@@ -38,6 +39,7 @@ GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
     Pass("chain_products", GRAPH, chain_products),
     Pass("rewrite_logsumexp", GRAPH, rewrite_logsumexp, needs=(FAST,)),
     Pass("eliminate_dead", GRAPH, Plain(eliminate_dead), leaves=(NO_DEAD,)),
+    Pass("pad_products", GRAPH, pad_products, needs=(NO_DEAD,)),
     Pass("decompose_contractions", GRAPH, decompose_contractions, needs=(NO_DEAD,)),
     Pass("decompose_convolutions", GRAPH, decompose_convolutions),
     Pass("convert_layouts", GRAPH, convert_layouts),
@@ -51,6 +53,6 @@ GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
 __all__ = [
     "GRAPH_PASSES", "alias_copies", "begin_scatters", "chain_products", "collapse_one_hot", "convert_layouts",
     "decompose_contractions", "decompose_convolutions", "eliminate_common", "eliminate_dead", "multiply_points",
-    "rewrite_attention", "rewrite_logsumexp", "settle_scatters", "shift_scans", "simplify_algebra", "split_reductions",
-    "unroll_reductions", "widen",
+    "pad_products", "rewrite_attention", "rewrite_logsumexp", "settle_scatters", "shift_scans", "simplify_algebra",
+    "split_reductions", "unroll_reductions", "widen",
 ]  # fmt: skip

@@ -172,7 +172,7 @@ class Launch(HostStep):
 class CallLibrary(HostStep):
     """Call an op (``target`` as in ``Library``) and bind its results.
 
-    ``over`` is the operand in whose memory the one result is made, "" for none.
+    ``over`` is the operand, or other memory, in which the one result is made, "" for none.
     """
 
     node: Library
@@ -182,7 +182,8 @@ class CallLibrary(HostStep):
     def told(self) -> Facts:
         names, types = self.node.names, self.node.types
         given = tuple(leaves((self.node.args, tuple(v for _, v in self.node.kwargs))))
-        reads = tuple(dict.fromkeys(a.name for a in given if isinstance(a, (Ref, ArgumentRef))))
+        named = [a.name for a in given if isinstance(a, (Ref, ArgumentRef))]
+        reads = tuple(dict.fromkeys([*named, self.over] if self.over else named))
         made = tuple((n, t) for n, t in zip(names, types, strict=True) if t is not None)
         return Facts(
             reads, reads, makes=names, allocates=() if self.over else made,

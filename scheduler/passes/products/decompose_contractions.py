@@ -14,8 +14,7 @@ import sympy
 from ....ir.expr.monoid import SUM
 from ....ir.expr.value import Expr, Load, call, cast, const, rewrite, substitute_index
 from ....ir.graph.facts import names_in
-from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction, TensorType
-from ....ir.nest.loops import contiguous_strides
+from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction
 from ...context import USUAL, PassContext
 from ...cost.contraction import decide_product
 from ...facts.contraction import R0, Decision, LibraryProduct, Products
@@ -32,16 +31,18 @@ def decompose_contractions(graph: Graph, context: PassContext = USUAL) -> Graph:
     products = Products(graph)
     taken = set(names_in(graph))
     nodes: list[Node] = []
+    opened: set[str] = set()
     for node in graph.nodes:
         product = products.product(node)
         if product is None:
             nodes.append(node)
             continue
         machine = context.target_of(product.type.device).machine
-        decision = decide_product(product, machine)
+        decision = decide_product(_without_epilogues(product, opened), machine)
         # What passes before have to say about the call stands after its own reason.
         reason = "; ".join([decision.reason, *product.node.reason.split("; ")[1:]])
         if decision.decomposed:
+            opened.add(product.node.names[0])
             nodes += decompose_product(product, replace(decision, reason=reason), graph, taken)
         else:
             nodes.append(replace(product.node, reason=reason))
@@ -49,11 +50,20 @@ def decompose_contractions(graph: Graph, context: PassContext = USUAL) -> Graph:
     return graph if same else replace(graph, nodes=tuple(nodes))
 
 
+def _without_epilogues(product: LibraryProduct, opened: set[str]) -> LibraryProduct:
+    """A product without the prologues that are epilogues already, of products in loops of ours."""
+    a, b = (
+        replace(o, prologue=None) if o.prologue is not None and not opened.isdisjoint(o.prologue.sources) else o
+        for o in (product.a, product.b)
+    )
+    return product if a is product.a and b is product.b else replace(product, a=a, b=b)
+
+
 def decompose_product(product: LibraryProduct, decision: Decision, graph: Graph, taken: set[str]) -> list[Node]:
     """The sum over k, and, where the result is not that sum itself, the element of the result that reads it."""
     kind, accumulator = product.type, product.accumulator
     factors = [
-        cast(o.value if made else o.plain, accumulator)
+        cast(o.inlined if made else o.plain, accumulator)
         for o, made in zip((product.a, product.b), decision.inlined, strict=True)
     ]
     origins = tuple(replace(o, note=decision.reason) for o in product.node.origins)
@@ -67,7 +77,7 @@ def decompose_product(product: LibraryProduct, decision: Decision, graph: Graph,
         only = substitute_index(call("mul", *factors), {R0: sympy.S.Zero})
         return [_finished(product, only, graph, origins)]
     sum_name = name if is_whole else fresh_name(f"{name}_sum", taken)
-    sum_type = kind if is_whole else TensorType(kind.shape, contiguous_strides(kind.shape), accumulator, kind.device)
+    sum_type = kind if is_whole else replace(kind, dtype=accumulator)
     extents = dict(zip(product.axes, kind.shape, strict=True))
     axes, value = refine(call("mul", *factors), {R0: product.depth}, extents, graph.symbols)
     value = rewrite(value, simplify_call)

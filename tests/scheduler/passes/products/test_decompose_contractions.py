@@ -264,3 +264,43 @@ def test_a_compute_follows_where_the_sum_is_not_the_result() -> None:
     total, result = graph.nodes
     assert isinstance(total, Reduction) and total.types[0].dtype is DType.FLOAT32
     assert isinstance(result, Compute) and result.type.dtype is DType.BFLOAT16
+
+
+def activated(x: Tensor, w: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x) @ w
+
+
+def gated(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    return (torch.nn.functional.silu(x) * y) @ w
+
+
+def normed(x: Tensor, g: Tensor, w: Tensor) -> Tensor:
+    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * g) @ w
+
+
+def across(x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(x).t() @ torch.sigmoid(w)
+
+
+PROLOGUES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
+    "gelu": (activated, ((7, 33), (33, 5))),
+    "gated": (gated, ((7, 33), (7, 33), (33, 5))),
+    "norm": (normed, ((7, 33), (33,), (33, 5))),
+    "both, one across": (across, ((33, 7), (33, 5))),
+    "no rows": (gated, ((0, 33), (0, 33), (33, 5))),
+}
+
+
+@pytest.mark.parametrize("name", PROLOGUES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_may_make_an_operand_itself(name: str, dtype: torch.dtype) -> None:
+    """What is element-wise in front of a product moves into it, also where that reads no less; a sum of rows stays."""
+    fn, shapes = PROLOGUES[name]
+    inputs = tensors(*shapes, dtype=dtype)
+    graph = opened(imported(fn, *inputs), inlined=True)
+    products = [n for n in graph.nodes if isinstance(n, Reduction)][-1:]
+    made = {n.name for n in graph.nodes if isinstance(n, Compute) and n.type.shape == shapes[0]}
+    assert made.isdisjoint(ld.buffer for p in products for v in p.values for ld in loads(v))
+    wanted = fn(*(t.double() for t in inputs)).to(torch.float32)
+    tolerance = 1e-5 if dtype is torch.float32 else 5e-2
+    torch.testing.assert_close(answer(graph, inputs).float(), wanted, rtol=tolerance, atol=tolerance)
