@@ -110,9 +110,7 @@ class CpuPool:
         self._lock = threading.RLock()
         self._watch: threading.Thread | None = None
 
-    def empty(
-        self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, rounded: bool = False
-    ) -> Tensor:
+    def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, rounded: bool = False) -> Tensor:
         """A tensor of the CPU, not initialised, as ``torch.empty_strided`` makes it. Where it is ``rounded``, its
         storage may be longer, by less than an eighth."""
         nbytes = _extent(size, stride) * dtype.itemsize

@@ -254,20 +254,26 @@ class _Printer(Words):
         if node.target == "mlc::seeds":
             self.line(f"{results[0]} = seeds_({', '.join(args)})", comment)
             return
-        call = f"{self.op(node.target)}({', '.join(args)})"
+        calls = [f"{self.op(node.target)}({', '.join(args)})"]
         if step.blocks:
-            call = self.in_blocks(step, args, call)
-        if nests(node.target):
-            call = f"flat_({call})"
-        if not results:
-            self.line(call, comment)
-        elif len(results) == 1 and not returns_sequence(node.target):
-            self.line(f"{results[0]} = {call}", comment)
-        else:
-            self.line(f"{', '.join(results)}{',' if len(results) == 1 else ''} = {call}", comment)
+            calls = self.in_blocks(step, args, calls[0])
+        for call in calls:
+            if call.endswith(":"):
+                self.line(call, comment)
+                continue
+            inside = "    " if len(calls) > 1 else ""
+            call = f"flat_({call})" if nests(node.target) else call
+            if not results:
+                made = call
+            elif len(results) == 1 and not returns_sequence(node.target):
+                made = f"{results[0]} = {call}"
+            else:
+                made = f"{', '.join(results)}{',' if len(results) == 1 else ''} = {call}"
+            self.line(inside + made, comment)
 
-    def in_blocks(self, step: CallLibrary, args: Sequence[str], small: str) -> str:
-        """The call of an op whose results lie in blocks where one of them is large, else the ``small`` one."""
+    def in_blocks(self, step: CallLibrary, args: Sequence[str], small: str) -> list[str]:
+        """The call of an op whose results lie in blocks; where none of them may be large, a choice between that and the
+        ``small`` call."""
         made = zip(step.node.names, step.node.types, strict=True)
         layouts = [
             f"({self.sizes(t.shape)}, {self.sizes(t.strides)}, torch.{t.dtype.value}, {n in step.rounded})"
@@ -276,10 +282,10 @@ class _Printer(Words):
         ]
         call = f"{self.op_in_blocks(step.node.target)}({', '.join((*args, f'blocks={_row(layouts)}'))})"
         if any(t.nbytes.is_Integer for t in step.blocks):
-            return call
+            return [call]
         least = least_result(step.node.target)
         large = " or ".join(dict.fromkeys(f"{self.size(t.nbytes)} >= {least}" for t in step.blocks))
-        return f"{call} if {large} else {small}"
+        return [f"if {large}:", call, "else:", small]
 
 
 def _row(items: Sequence[str]) -> str:

@@ -61,8 +61,8 @@ def libraries(x: Tensor, w: Tensor, image: Tensor, filters: Tensor) -> tuple[Ten
 @pytest.mark.parametrize("host", ["python", "native"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_results_of_libraries_are_blocks(host: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have the values, strides and storages of eager, however large a call's tensors are. While a program is called
-    for the first time torch looks at its ops, which are then called as they are."""
+    """They have the values, strides and storages of eager, however large a call's tensors are. In the first call of a
+    program torch looks at its ops, which are then called as they are."""
     monkeypatch.setattr(blocks, "LEAST_WATCHED", LEAST_BLOCK)
     monkeypatch.setattr(ops, "LEAST_WATCHED", LEAST_BLOCK)
     compiled = torch.compile(libraries, backend="mlc", dynamic=dynamic, options={"host_program": host})

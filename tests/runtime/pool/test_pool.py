@@ -15,11 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.runtime.pool.holders import HOLDERS
 from torch_mlc.codegen.host.memory.blocks import LEAST_BLOCK
 from torch_mlc.runtime.pool import pool as pools
 from torch_mlc.runtime.pool.pool import CpuPool
-
-from tests.runtime.pool.holders import HOLDERS
 
 N = LEAST_BLOCK // 4
 
