@@ -37,6 +37,7 @@ from ...ir.graph.regions import handed_on, write_out_regions
 from ...ir.graph.slices import JOINED, MEMORY
 from ..kernel import EmitError
 from .bind_sizes import bind_sizes, sizes_of_steps
+from .memory.blocks import results_in_blocks
 from .memory.liveness import peaks_of, storages
 from .steps.kernel_use import KernelUse
 from .steps.lines import place_text
@@ -211,7 +212,7 @@ class _Builder:
         over = self.dead_addend(node) or self.padded_memory(node)
         if node.target == MUTATES:
             node = replace(node, kwargs=(*node.kwargs, ("_only_clone_these_bases", self.kept_bases(node))))
-        self.steps.append(CallLibrary(node, comment, over))
+        self.steps.append(CallLibrary(node, comment, over, () if over else self.blocks(node)))
         for used in uses(node):
             # An op may return or keep what it is given, so memory that a library saw is not used again.
             self.ours.pop(self.owner.get(used, used), None)
@@ -252,6 +253,11 @@ class _Builder:
         self.steps.append(Allocate(name, kind))
         self.own(name, name)
         return name
+
+    def blocks(self, node: Library) -> tuple[TensorType, ...]:
+        """The results of an op that may be blocks of the CPU's pool; none where data decide how large they are."""
+        sizes = {s for t in node.types if t is not None for e in (*t.shape, *t.strides) for s in e.free_symbols}
+        return () if sizes & self.unbound else results_in_blocks(node)
 
     def kept_bases(self, node: Library) -> tuple[int, ...]:
         """Which of the tensors that an op writes to are to be copied first: all but memory of ours that is not read

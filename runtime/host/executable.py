@@ -11,11 +11,12 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ...codegen.host.python.text import HostText
-from ...codegen.host.python.words import OP_OBJECT
+from ...codegen.host.python.words import OP_IN_BLOCKS, OP_OBJECT
 from ...ir.errors import FreedInputError, MemoryLimitError, MlcError
 from ...ir.graph.effects import resolve_op
 from ..gpu.context import GpuGuard
 from ..model_lines import FILE, TEXT
+from ..pool.ops import in_blocks
 from ..pool.pool import POOL
 from .begun_copies import BEGUN, waited_for
 from .control import CONTROL
@@ -52,6 +53,9 @@ def load_functions(
     for variable, target in text.ops.items():
         if target.startswith(OP_OBJECT):
             namespace[variable] = resolve_op(target.removeprefix(OP_OBJECT))
+        elif target.startswith(OP_IN_BLOCKS):
+            target = target.removeprefix(OP_IN_BLOCKS)
+            namespace[variable] = in_blocks(target, _callable_op(target))
         else:
             namespace[variable] = constants[target] if target in constants else _callable_op(target)
     for variable, constant in text.constants.items():

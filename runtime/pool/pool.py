@@ -110,11 +110,14 @@ class CpuPool:
         self._lock = threading.RLock()
         self._watch: threading.Thread | None = None
 
-    def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor of the CPU, not initialised, as ``torch.empty_strided`` makes it."""
+    def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, rounded: bool = False) -> Tensor:
+        """A tensor of the CPU, not initialised, as ``torch.empty_strided`` makes it. Where it is ``rounded``, its
+        storage may be longer, by less than an eighth."""
         nbytes = _extent(size, stride) * dtype.itemsize
         if nbytes < LEAST_BLOCK or self.spare == 0 or _holders is None or _reinterpret is None:
             return torch.empty_strided(size, stride, dtype=dtype)
+        if rounded:
+            nbytes = _rounded(nbytes)
         kind = dtype, torch.is_inference_mode_enabled()
         with self._lock:
             block = self._found(nbytes) or self._new(nbytes)
@@ -250,6 +253,12 @@ def _watch(pool: CpuPool) -> None:
     while pool._has_blocks():
         pause.wait(IDLE_SECONDS)
         pool.release_unused()
+
+
+def _rounded(nbytes: int) -> int:
+    """The next of eight sizes between each power of two and the next."""
+    step = 1 << max(nbytes.bit_length() - 4, 0)
+    return -(-nbytes // step) * step
 
 
 def _extent(size: Sequence[int], stride: Sequence[int]) -> int:

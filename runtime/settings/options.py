@@ -365,7 +365,7 @@ def typed_value(spec: OptionSpec, value: object) -> str:
     if spec.parse is parse_seconds:
         return seconds_text(float(str(value)))
     if spec.parse in (parse_size, parse_limit, parse_cpu_pool):
-        return size_text(int(str(value)))
+        return size_text(int(str(value))) if value != 0 else "0"  # which only those take that have a use for it
     return str(int(value)) if isinstance(value, bool) else ",".join(value) if isinstance(value, tuple) else str(value)
 
 

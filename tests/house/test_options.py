@@ -12,6 +12,7 @@ from torch_mlc.runtime.settings.options import (
     option_specs,
     options_markdown,
     options_table,
+    typed_value,
     variables_in,
 )
 from torch_mlc.runtime.settings.variables import near_name
@@ -200,6 +201,15 @@ def test_the_fingerprint_holds_what_changes_code_and_nothing_else() -> None:
     prints = {Options.resolve(None, {name: value}, {}).fingerprint() for name, value in changes.items()}
     assert len(prints | {Options().fingerprint()}) == len(changes) + 1
     assert Options.resolve(None, keeps, {}).fingerprint() == Options().fingerprint()
+
+
+@pytest.mark.parametrize("given", [{}, {"cpu_pool": 0, "memory_limit": "3GiB", "loss_chunk": 0, "tune_budget": 0.5}])
+def test_values_are_shown_as_they_are_typed(given: dict[str, object]) -> None:
+    options = Options.resolve(None, given, {})
+    for spec in option_specs():
+        value = getattr(options, spec.name)
+        if value is not None and value != ():
+            assert spec.parse(typed_value(spec, value)) == value
 
 
 def test_options_are_frozen_and_hashable() -> None:

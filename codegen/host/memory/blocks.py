@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import sympy
-
-from ....ir.graph.graph import TensorType
+from ....ir.graph.graph import Library, TensorType
+from ..steps.ops import MAKERS, out_overload
 
 # Bytes from which a tensor is a block of the pool. The C library keeps smaller ones, and takes less time for them.
 LEAST_BLOCK = 1 << 20
+# The same of results of ops that have to be watched for it, which takes up to 0.2 ms. The C library keeps what has been
+# given back as long as it is smaller (M_MMAP_THRESHOLD).
+LEAST_WATCHED = 32 << 20
 
 
-def may_be_block(kind: TensorType) -> bool:
+def may_be_block(kind: TensorType, least: int = LEAST_BLOCK) -> bool:
     """Whether a tensor's memory may be a block of the pool: where sizes vary, each call says."""
-    size = kind.numel * kind.dtype.itemsize
-    return kind.device == "cpu" and not (size.is_Integer and size < LEAST_BLOCK)
+    nbytes = kind.nbytes
+    return kind.device == "cpu" and not (nbytes.is_Integer and nbytes < least)
 
 
-def bytes_of(kind: TensorType) -> sympy.Expr:
-    """Bytes of a tensor's elements."""
-    return sympy.sympify(kind.numel * kind.dtype.itemsize)
+def least_result(target: str) -> int | None:
+    """Bytes from which results of an op are blocks of the pool, None where it cannot be made to put them there."""
+    if out_overload(target) is not None:
+        return LEAST_BLOCK
+    return LEAST_WATCHED if target in MAKERS else None
+
+
+def results_in_blocks(node: Library) -> tuple[TensorType, ...]:
+    """The results of an op that may be blocks of the pool."""
+    least = least_result(node.target)
+    return () if least is None else tuple(t for t in node.types if t is not None and may_be_block(t, least))

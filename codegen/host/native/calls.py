@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 
 from ...kernel import EmitError
-from ..memory.blocks import bytes_of, may_be_block
+from ..memory.blocks import least_result, may_be_block
 from ..python.text import HostFunction
 from ..steps.kernel_use import Grid
 from ..steps.program import HostProgram
@@ -86,7 +86,7 @@ class Calls:
             raise EmitError(f"{self.program.name}: torch's C interface has no {missing}")
         shape, strides = self.b.array(kind.shape), self.b.array(kind.strides)
         slot = self.b.at("frame", 3 * self.slots[root])
-        nbytes = self.b.size(bytes_of(kind)) if may_be_block(kind) else "0"
+        nbytes = self.b.size(kind.nbytes) if may_be_block(kind) else "0"
         rest = f"i32 {dtype}, i32 {self.shims.devices[device]}, i32 {index or 0}, i64 {nbytes}"
         where = f"ptr %table, ptr {slot}, i64 {len(kind.shape)}, ptr {shape}, ptr {strides}, {rest}"
         bad = self.b.value(f"call i1 {self.b.function('mlc_make')}({where})")
@@ -155,12 +155,18 @@ class Calls:
         if call.out and not step.over:
             kind = node.types[0]
             assert kind is not None
-            self.make(node.names[0], Allocate(node.names[0], kind))
+            self.make(node.names[0], Allocate(node.names[0], kind, bool(step.rounded)))
         given = [f"ptr {self.b.load('frame', self.slot(node.names[0]), 'ptr')}"] if call.out else []
         for argument in call.arguments:
             given += self.argument(argument)
         if not call.out:
             given += [f"ptr {self.b.at('frame', self.slot(n) + 1)}" for n in node.names]
+        k = self.b.count
+        if step.blocks and not call.out:  # Python asks for blocks
+            large = self.is_large(step)
+            self.b.release()
+            self.b.line(f"br i1 {large}, label %failed{k}, label %small{k}")
+            self.b.label(f"small{k}")
         self.b.release()
         function = self.b.own_word("function", call.function)
         status = self.b.value(f"call i32 {function}({', '.join(given)})")
@@ -168,7 +174,6 @@ class Calls:
         if call.out:
             self.rescued(bad, step, node.names)
             return
-        k = self.b.count
         self.b.line(f"br i1 {bad}, label %failed{k}, label %made{k}")
         self.b.label(f"made{k}")
         lost = "false"
@@ -186,6 +191,14 @@ class Calls:
         self.b.label(f"joined{k}")
         both = self.b.value(f"phi i1 [ {lost}, %made{k} ], [ true, %failed{k} ]")
         self.rescued(both, step, node.names)
+
+    def is_large(self, step: CallLibrary) -> str:
+        """Whether one of an op's results is a block of the pool."""
+        large, least = "", least_result(step.node.target)
+        for nbytes in dict.fromkeys(t.nbytes for t in step.blocks):
+            one = self.b.value(f"icmp sge i64 {self.b.size(nbytes)}, {least}")
+            large = self.b.value(f"or i1 {large}, {one}") if large else one
+        return large
 
     def argument(self, argument: Any) -> list[str]:
         """The parameters that an argument of a C function fills."""

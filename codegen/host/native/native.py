@@ -169,12 +169,13 @@ class _Emitter(Calls):
                 self.launch(step)
             case RunKernel(KernelUse(grid=Grid() as grid)) if not python_launches(step):
                 self.launch_on_gpu(step, grid)
-            case CallLibrary(node, _, over):
+            case CallLibrary(node, _, over, blocks):
                 call = shim_call(node, self.shims)
                 for result, made in zip(node.names, node.types, strict=True):
                     if made is not None:
                         self.bind(result, self.names[over] if over else result)
-                if call is None or (over and not call.out):
+                large = any(t.nbytes.is_Integer for t in blocks)
+                if call is None or ((over or large) and not call.out):  # Python asks for blocks
                     self.python(step, node.names)
                 else:
                     self.library(step, call)
@@ -232,7 +233,7 @@ class _Emitter(Calls):
         if _is_on_stack(step):
             self.b.store("frame", self.slot("") + 2, "%stack", "ptr")
         else:
-            self.make("", Allocate("arena", step.type))
+            self.make("", Allocate("arena", step.type, not step.size.is_Integer))
 
     def place(self, name: str, source: str, offset: sympy.Expr) -> None:
         """Put an address so many bytes behind another, or behind the begin of the arena."""

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ....ir.graph.graph import CONSTANT, MADE_SIZE, GraphOutput, Library
+from ....ir.graph.graph import CONSTANT, MADE_SIZE, GraphOutput
 from ...kernel import EmitError
+from ..memory.blocks import least_result
 from ..steps.ops import nests, returns_sequence
 from ..steps.program import HostProgram
 from ..steps.resolve import each, every, with_sizes
@@ -105,7 +106,7 @@ class _Printer(Words):
                 self.line(f"{name} = {self.expression(value)}")
             case HoldArena(type=kind):
                 self.arena = self.name("arena "), self.name("arena at ")
-                self.line(f"{self.arena[0]} = {self.empty(kind)}")
+                self.line(f"{self.arena[0]} = {self.empty(kind, rounded=not kind.nbytes.is_Integer)}")
                 self.line(f"{self.arena[1]} = {self.arena[0]}.data_ptr()")
             case DropArena():
                 self.line(f"del {self.arena[0]}")
@@ -119,12 +120,12 @@ class _Printer(Words):
                 self.line(f"{made} = {given}{'' if is_address else told}")
             case BindSize():
                 self.bind(step)
-            case Allocate(name, kind):
-                self.line(f"{self.name(name)} = {self.empty(kind)}")
+            case Allocate(name, kind, rounded):
+                self.line(f"{self.name(name)} = {self.empty(kind, rounded)}")
             case RunKernel():
                 self.launch(step)
-            case CallLibrary(node, comment, over):
-                self.library(node, comment, over)
+            case CallLibrary():
+                self.library(step)
             case CheckLayout(name, kind, op):
                 variable = self.name(name)
                 given = f"{variable}, {self.sizes(kind.shape)}, {self.sizes(kind.strides)}"
@@ -238,7 +239,8 @@ class _Printer(Words):
             call = f"with guard_({step.guard}): {call}"
         self.line(call, step.comment)
 
-    def library(self, node: Library, comment: str, over: str = "") -> None:
+    def library(self, step: CallLibrary) -> None:
+        node, comment, over = step.node, step.comment, step.over
         results = [self.name(n) for n in node.names]
         args = [self.literal(a) for a in node.args] + [f"{k}={self.literal(v)}" for k, v in node.kwargs]
         if over:
@@ -252,15 +254,38 @@ class _Printer(Words):
         if node.target == "mlc::seeds":
             self.line(f"{results[0]} = seeds_({', '.join(args)})", comment)
             return
-        call = f"{self.op(node.target)}({', '.join(args)})"
-        if nests(node.target):
-            call = f"flat_({call})"
-        if not results:
-            self.line(call, comment)
-        elif len(results) == 1 and not returns_sequence(node.target):
-            self.line(f"{results[0]} = {call}", comment)
-        else:
-            self.line(f"{', '.join(results)}{',' if len(results) == 1 else ''} = {call}", comment)
+        calls = [f"{self.op(node.target)}({', '.join(args)})"]
+        if step.blocks:
+            calls = self.in_blocks(step, args, calls[0])
+        for call in calls:
+            if call.endswith(":"):
+                self.line(call, comment)
+                continue
+            inside = "    " if len(calls) > 1 else ""
+            call = f"flat_({call})" if nests(node.target) else call
+            if not results:
+                made = call
+            elif len(results) == 1 and not returns_sequence(node.target):
+                made = f"{results[0]} = {call}"
+            else:
+                made = f"{', '.join(results)}{',' if len(results) == 1 else ''} = {call}"
+            self.line(inside + made, comment)
+
+    def in_blocks(self, step: CallLibrary, args: Sequence[str], small: str) -> list[str]:
+        """The call of an op whose results lie in blocks; where none of them may be large, a choice between that and the
+        ``small`` call."""
+        made = zip(step.node.names, step.node.types, strict=True)
+        layouts = [
+            f"({self.sizes(t.shape)}, {self.sizes(t.strides)}, torch.{t.dtype.value}, {n in step.rounded})"
+            for n, t in made
+            if t is not None
+        ]
+        call = f"{self.op_in_blocks(step.node.target)}({', '.join((*args, f'blocks={_row(layouts)}'))})"
+        if any(t.nbytes.is_Integer for t in step.blocks):
+            return [call]
+        least = least_result(step.node.target)
+        large = " or ".join(dict.fromkeys(f"{self.size(t.nbytes)} >= {least}" for t in step.blocks))
+        return [f"if {large}:", call, "else:", small]
 
 
 def _row(items: Sequence[str]) -> str:

@@ -20,6 +20,8 @@ from .brackets import closes_at_end
 
 # Before the name of an op that the text passes on rather than calls.
 OP_OBJECT = "="
+# Before that of one whose results lie in blocks of the pool.
+OP_IN_BLOCKS = ">"
 
 
 @dataclass(slots=True)
@@ -90,10 +92,10 @@ class Words:
                 self.written[exprs] = known
         return known
 
-    def empty(self, kind: TensorType) -> str:
+    def empty(self, kind: TensorType, rounded: bool = False) -> str:
         shape, strides, dtype = self.sizes(kind.shape), self.sizes(kind.strides), f"torch.{kind.dtype.value}"
         if may_be_block(kind):
-            return f"block_cpu_({shape}, {strides}, {dtype})"
+            return f"block_cpu_({shape}, {strides}, {dtype}{', rounded=True' if rounded else ''})"
         if kind.device == "cpu":
             return f"empty_cpu_({shape}, {strides}, {dtype})"
         if kind.device == self.guarded:
@@ -103,6 +105,12 @@ class Words:
     def op(self, target: str) -> str:
         variable = re.sub(r"\W+", "_", target).strip("_") + "_"
         self.ops[variable] = target
+        return variable
+
+    def op_in_blocks(self, target: str) -> str:
+        """An op whose results lie in blocks of the pool."""
+        variable = re.sub(r"\W+", "_", target).strip("_") + "_in_blocks_"
+        self.ops[variable] = f"{OP_IN_BLOCKS}{target}"
         return variable
 
     def op_object(self, target: str) -> str:

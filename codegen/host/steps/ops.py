@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
 from ....ir.graph.effects import resolve_op
 from ....ir.graph.graph import Library, OpRef
 
@@ -11,6 +17,46 @@ _OWN = frozenset(
      "_dtensor", "inductor", "mkldnn", "onednn", "mkldnn_prepacked", "quantized", "quantized_decomposed", "rngprims",
      "profiler")
 )  # fmt: skip
+
+# Ops whose overloads for results that exist make others all the same, and copy those.
+_COPY = frozenset(("aten::_fft_r2c.default", "aten::_fft_c2r.default", "aten::_fft_c2c.default"))
+# Ops that make their results of empty memory, which their kernels ask torch for as anybody may.
+MAKERS = _COPY | {
+    "aten::convolution.default", "aten::mkldnn_convolution.default", "aten::convolution_backward.default",
+    "aten::_scaled_dot_product_flash_attention_for_cpu.default",
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward.default",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class OutOverload:
+    """The overload of an op that writes to tensors it is given: its name, and those of its ``results``."""
+
+    target: str
+    results: tuple[str, ...]
+
+
+@cache
+def out_overload(target: str) -> OutOverload | None:
+    """The overload by which an op of ATen's writes its results into memory of the CPU that is there, None where it has
+    none such. Those that torch makes of ops, which have no kernel for the CPU of their own, copy results of the op."""
+    if not target.startswith("aten::") or target in _COPY:
+        return None
+    op = resolve_op(target)
+    if not op._schema.returns or any(str(r.type) != "Tensor" or r.alias_info for r in op._schema.returns):
+        return None
+    for name in op.overloadpacket.overloads():
+        other = getattr(op.overloadpacket, name)
+        results = tuple(a.name for a in other._schema.arguments if a.is_out)
+        if len(results) != len(op._schema.returns) or _given(other) != _given(op):
+            continue
+        if torch._C._dispatch_has_kernel_for_dispatch_key(other.name(), "CPU"):
+            return OutOverload(f"{target.partition('.')[0]}.{name}", results)
+    return None
+
+
+def _given(op: Any) -> list[tuple[str, str, bool]]:
+    return [(a.name, str(a.type), a.kwarg_only) for a in op._schema.arguments if not a.is_out]
 
 
 def users_op(node: Library) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import sympy
 
+from ....ir.graph.graph import TensorType
 from .program import HostProgram, least_memory
 from .resolved import DropArena, Forget, HoldArena, Let, LookAt, Pointer, PointTo, Rename, Row, RunKernel, Take
 from .step import (
@@ -29,6 +30,7 @@ from .step import (
     Reuse,
     WriteOver,
 )
+from .unseen import unseen
 
 
 def resolve(program: HostProgram) -> HostProgram:
@@ -71,11 +73,13 @@ class _Resolver:
     # What lies in lists: arguments that repeating steps take, and what leaves those.
     items: dict[str, Item] = field(default_factory=dict)
     gpu: str = ""
+    unseen: frozenset[str] = frozenset()
 
     def run(self) -> Iterator[HostStep]:
         steps = [s for s, _ in self.program.every_step()]
         devices = {s.device for s in steps if isinstance(s, Launch)} - {"cpu"}
         self.gpu = devices.pop() if len(devices) == 1 else ""
+        self.unseen = unseen(self.program)
         take = self.take(steps)
         yield take
         yield from self.look_at_all(steps, take.least)
@@ -114,7 +118,14 @@ class _Resolver:
             case Launch():
                 yield from self.look_at(step)
                 yield self.launch(step)
-            case CallLibrary() | MakeView():
+            case Allocate(name, kind):
+                yield replace(step, rounded=self.is_rounded(name, kind))
+            case CallLibrary(node):
+                yield from self.look_at(step)
+                kinds = zip(node.names, node.types, strict=True) if step.blocks else ()
+                rounded = tuple(n for n, t in kinds if t is not None and self.is_rounded(n, t))
+                yield replace(step, rounded=rounded)
+            case MakeView():
                 yield from self.look_at(step)
                 yield step
             case Free(names):
@@ -125,6 +136,10 @@ class _Resolver:
                 yield Return(tuple(self.items.get(v, v) if isinstance(v, str) else v for v in values))
             case _:
                 yield step
+
+    def is_rounded(self, name: str, kind: TensorType) -> bool:
+        """Whether memory is as large as fits others of near sizes: where sizes vary, and only the program sees it."""
+        return name in self.unseen and not kind.nbytes.is_Integer
 
     def place(self, name: str, base: str, offset: sympy.Expr) -> PointTo:
         self.addresses.add(name)

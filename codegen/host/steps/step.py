@@ -104,10 +104,11 @@ class BindSize(HostStep):
 
 @dataclass(frozen=True, slots=True)
 class Allocate(HostStep):
-    """Memory for a result, not initialised."""
+    """Memory for a result, not initialised; ``rounded`` where its storage may be longer than the result."""
 
     name: str
     type: TensorType
+    rounded: bool = False
 
     def told(self) -> Facts:
         name, kind = self.name, self.type
@@ -172,12 +173,15 @@ class Launch(HostStep):
 class CallLibrary(HostStep):
     """Call an op (``target`` as in ``Library``) and bind its results.
 
-    ``over`` is the operand, or other memory, in which the one result is made, "" for none.
+    ``over`` is the operand, or other memory, in which the one result is made, "" for none. ``blocks`` are the types of
+    results that lie in blocks of the CPU's pool where they are large, those that are ``rounded`` in longer ones.
     """
 
     node: Library
     comment: str = ""
     over: str = ""
+    blocks: tuple[TensorType, ...] = ()
+    rounded: tuple[str, ...] = ()
 
     def told(self) -> Facts:
         names, types = self.node.names, self.node.types
@@ -187,12 +191,22 @@ class CallLibrary(HostStep):
         made = tuple((n, t) for n, t in zip(names, types, strict=True) if t is not None)
         return Facts(
             reads, reads, makes=names, allocates=() if self.over else made,
-            shares=tuple((n, self.over) for n in names) if self.over else (), sizes=_computed(given),
+            shares=tuple((n, self.over) for n in names) if self.over else (),
+            sizes=(*_computed(given), *self.block_sizes),
             devices=tuple(t.device for _, t in made),
         )  # fmt: skip
 
     def renamed(self, name: Naming) -> HostStep:
-        return CallLibrary(renamed_call(self.node, name), self.comment, name(self.over) if self.over else "")
+        over, rounded = name(self.over) if self.over else "", tuple(map(name, self.rounded))
+        return CallLibrary(renamed_call(self.node, name), self.comment, over, self.blocks, rounded)
+
+    @property
+    def block_sizes(self) -> tuple[sympy.Basic, ...]:
+        """Layouts of all results, and the bytes of those that may be large."""
+        if not self.blocks:
+            return ()
+        layouts = (_layout(t) for t in self.node.types if t is not None)
+        return (*(s for layout in layouts for s in layout), *(t.nbytes for t in self.blocks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ def test_the_text_passes_addresses() -> None:
     nodes = (call("a", "x", n=2 * N), view, call("b", "v"), call("c", "b"))
     text = print_host(resolve(plan_memory(program(nodes, "c")))).text
     lines = [line.strip() for line in text.splitlines()[6:]]
-    assert "arena = block_cpu_((n0_,), (1,), torch.uint8)" in lines
+    assert "arena = block_cpu_((n0_,), (1,), torch.uint8, rounded=True)" in lines
     assert "arena_at = arena.data_ptr()" in lines
     assert "k0_(x.data_ptr(), a)" in lines
     assert "k0_(v, b)" in lines and "k0_(b, c.data_ptr())" in lines

@@ -8,13 +8,14 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from tests.runtime.pool.holders import HOLDERS
 from torch_mlc.codegen.host.memory.blocks import LEAST_BLOCK
 from torch_mlc.runtime.pool import pool as pools
 from torch_mlc.runtime.pool.pool import CpuPool
@@ -34,34 +35,6 @@ def pool() -> Iterator[CpuPool]:
 
 
 # --- who holds a block ------------------------------------------------------------------------------------------------
-
-
-class Saved(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.sum()
-
-    @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> Tensor:
-        return ctx.saved_tensors[0] * given[0]
-
-
-HOLDERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
-    "the tensor": (lambda t: t, lambda h: h),
-    "a view": (lambda t: t[:, 5:], lambda h: h),
-    "a view of another type": (lambda t: t.view(torch.int32), lambda h: h.view(torch.float32)),
-    "an alias": (lambda t: t.detach(), lambda h: h),
-    "a parameter": (lambda t: torch.nn.Parameter(t), lambda h: h.detach()),
-    "its storage": (lambda t: t.untyped_storage(), lambda h: torch.empty(0).set_(h)),
-    "an array": (lambda t: t.numpy(), torch.from_numpy),
-    "a view of an array": (lambda t: t.numpy()[:, 7:], torch.from_numpy),
-    "a memory view": (lambda t: memoryview(t.numpy()), lambda h: torch.from_numpy(np.asarray(h))),
-    "a capsule": (torch.utils.dlpack.to_dlpack, torch.utils.dlpack.from_dlpack),
-    "an array by DLPack": (np.from_dlpack, torch.from_numpy),
-    "a graph of autograd": (lambda t: Saved.apply(t.requires_grad_()), lambda h: h.grad_fn.saved_tensors[0]),
-    "a list": (lambda t: [t], lambda h: h[0]),
-}
 
 
 @pytest.mark.parametrize("name", HOLDERS)
@@ -130,6 +103,25 @@ def test_copies_hold_no_more_than_a_tensor(pool: CpuPool) -> None:
     assert (copy.deepcopy(made) == 2.0).all()
     file.seek(0)
     assert torch.equal(torch.load(file), made)
+
+
+@pytest.mark.parametrize("nbytes", [1 << 20, (1 << 20) + 1, 3_000_000, (5 << 20) - 4, (1 << 33) + 12345])
+def test_rounded_sizes_are_few_and_little_longer(nbytes: int) -> None:
+    rounded = pools._rounded(nbytes)
+    assert nbytes <= rounded < nbytes * 1.125 and pools._rounded(rounded) == rounded
+    octave = {pools._rounded(n) for n in range(1 << 20, 2 << 20, 4096)}
+    assert len(octave) == 9
+
+
+def test_blocks_that_are_rounded_come_back_for_near_sizes(pool: CpuPool) -> None:
+    """All of a block counts as held, and who asks for an exact size gets that."""
+    for extra in (5, 3, 900, 12):
+        made = pool.empty((N + extra,), (1,), torch.float32, rounded=True)
+        assert made.shape == (N + extra,) and made.storage_offset() == 0 and made.is_contiguous()
+        assert made.untyped_storage().nbytes() == pools._rounded(4 * (N + extra)) == pool.stats().held
+        del made
+    assert (pool.stats().hits, pool.stats().misses) == (3, 1)
+    assert pool.empty((N + 12,), (1,), torch.float32).untyped_storage().nbytes() == 4 * (N + 12)
 
 
 # --- what is held -----------------------------------------------------------------------------------------------------
@@ -231,29 +223,20 @@ class Checker:
 
 def test_ten_thousand_lifetimes_never_overlap(pool: CpuPool) -> None:
     places: dict[int, int] = {}
-    lock, failures = threading.Lock(), []
+    lock = threading.Lock()
 
     def run(seed: int) -> None:
         checker = Checker(pool, seed)
-        try:
-            for k in range(2500):
-                checker.step(seed * 10000 + k, places, lock)
-                if k % 500 == 499 and seed == 0:
-                    pool.release_unused()
-        except BaseException as error:
-            failures.append(error)
+        for k in range(2500):
+            checker.step(seed * 10000 + k, places, lock)
+            if k % 500 == 499 and seed == 0:
+                pool.release_unused()
         with lock:
             for made, _ in checker.alive:
                 places.pop(made.data_ptr(), None)
-        checker.alive.clear()
 
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    if failures:
-        raise failures[0]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(run, range(4)))
     stats = pool.stats()
     assert stats.idle == stats.held and stats.hits > stats.misses and stats.lost == 0
 
