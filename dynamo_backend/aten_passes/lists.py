@@ -13,6 +13,7 @@ from .attention.write_sinks import write_sinks
 from .batch_norm import forget_running_statistics, renormalize
 from .complex.views import join_parts
 from .context import ATEN, FAST, HAS_METADATA, AtenContext, OnGraph
+from .frozen.literals import write_literals
 from .loss.chunk_loss import chunk_losses
 from .loss.decompose_log_softmax import decompose_log_softmax
 from .merge_products import merge_products
@@ -63,7 +64,10 @@ PART_PASSES: AtenPasses = (
     Pass("merge_products", ATEN, Plain(merge_products), needs=(FAST,)),
     Pass("return_written_inputs", ATEN, return_written_inputs, needs=(HAS_METADATA,)),
     Pass("return_negated_views", ATEN, Plain(return_negated_views), needs=(HAS_METADATA,)),
+    Pass("write_literals", ATEN, write_literals),
 )
+# Graphs with inputs that do not change between calls.
+FROZEN_PASSES: AtenPasses = ()
 # Every graph that is compiled, bodies of control flow among them.
 ATEN_PASSES: AtenPasses = (
     Pass("join_parts", ATEN, Plain(join_parts)),

@@ -1,0 +1,33 @@
+"""Whether a product reads a wide copy of an operand that is kept between calls, or makes it of something smaller.
+
+A wide copy is more bytes to read at each call, and spares the arithmetic that makes it. Products of few rows are bound
+by the bytes of their weight, so they read the narrow one in loops; those of many rows are a library's, which needs it
+wide.
+"""
+
+from __future__ import annotations
+
+from ...ir.machine import Machine
+from .contraction_cpu import ORDER, ROWS
+
+
+def wide_pays(rows: int, elements: int, read: int, wide: int, machine: Machine, *, is_gpu: bool) -> bool:
+    """Whether a product of ``rows`` rows with a weight of ``elements`` takes longer from ``read`` bytes, of which it
+    makes each element, than from a copy of ``wide`` bytes."""
+    if not rows:
+        return False
+    flops = 2.0 * rows * elements
+    if is_gpu:
+        # Tensor cores multiply what threads convert; a kernel of ours is a tenth slower than a library.
+        return max(wide / machine.bandwidth, flops / machine.matmul) < max(
+            read / machine.bandwidth, flops / machine.matmul / 0.9
+        )
+    library = max(wide / machine.bandwidth, (ORDER * elements if rows > 1 else 0.0) + flops / machine.matmul)
+    # A conversion, a difference and a factor for each element, for every block of rows.
+    made = 3.0 * elements / machine.issued * -(-rows // ROWS)
+    loops = max(read / machine.bandwidth, made + flops / machine.float32)
+    converted = (read + wide) / machine.bandwidth + library
+    return library < min(loops, converted)
+
+
+__all__ = ["wide_pays"]
