@@ -285,7 +285,7 @@ class GraphReport:
         if not self.frozen:
             return []
         spared = sum(r.calls for r in self.frozen)
-        head = f"  keeps {bytes_text(self.frozen_bytes)} between calls, which spares {spared} ops a call:"
+        head = f"  keeps {bytes_text(self.frozen_bytes)} between calls; {spared} ops are not computed again:"
         found: dict[str, list[Result]] = {}
         for r in self.frozen:
             found.setdefault(r.told, []).append(r)

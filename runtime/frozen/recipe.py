@@ -38,7 +38,7 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Result:
     """A value that is kept: its shape and strides in elements, and its type, as they were traced. ``told`` says which
-    op and line of the model it is of, ``calls`` how many ops it spares each call of the program."""
+    op and line of the model it is of, ``calls`` how many ops of the model are not computed again for it."""
 
     number: int
     size: tuple[int, ...]

@@ -7,8 +7,13 @@ wide.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...ir.machine import Machine
 from .contraction_cpu import ORDER, ROWS
+
+# The share of a time that is worth a copy of the weights.
+NOTICED = 0.02
 
 
 def wide_pays(rows: int, elements: int, read: int, wide: int, machine: Machine, *, is_gpu: bool) -> bool:
@@ -30,4 +35,16 @@ def wide_pays(rows: int, elements: int, read: int, wide: int, machine: Machine, 
     return library < min(loops, converted)
 
 
-__all__ = ["wide_pays"]
+def joint_pays(sizes: Sequence[tuple[int, int, int]], itemsize: int, machine: Machine, *, is_gpu: bool) -> bool:
+    """Whether products of sizes (rows, inner, columns) that share their rows are worth a copy of their weights side by
+    side. A CPU's library multiplies as fast in either form, so that calls are what is spared; products on a GPU that
+    read one operand are one launch, or one kernel with what follows them, as they are."""
+    if is_gpu or len(sizes) < 2:
+        return False
+    flops = sum(2.0 * m * k * n for m, k, n in sizes)
+    read = sum(k * n for _, k, n in sizes) * itemsize
+    spared = (len(sizes) - 1) * machine.launch
+    return spared >= NOTICED * max(read / machine.bandwidth, flops / machine.matmul)
+
+
+__all__ = ["joint_pays", "wide_pays"]

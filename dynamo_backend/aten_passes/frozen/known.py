@@ -59,6 +59,18 @@ def known_nodes(graph: fx.Graph, sources: Collection[fx.Node]) -> set[fx.Node]:
     return known
 
 
+def hoist(graph: fx.Graph, known: Collection[fx.Node]) -> None:
+    """Put known nodes in front of all others, in place and in their order, so that a pass may use them anywhere."""
+    place = next((n for n in graph.nodes if n.op != "placeholder"), None)
+    if place is None:
+        return
+    for node in list(graph.nodes):
+        if node is place and node in known:
+            place = node.next
+        elif node.op == "call_function" and node in known:
+            place.prepend(node)
+
+
 def _is_value(node: fx.Node) -> bool:
     """Whether a call gives the same for the same arguments, and does nothing else."""
     if node.target is operator.getitem:

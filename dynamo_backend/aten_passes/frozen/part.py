@@ -17,7 +17,7 @@ from ...tracing.origins import origins_of
 from .known import known_nodes, memories
 from .worth import Worth, reached
 
-# Where a pass notes what it wrote a node for.
+# Where a pass notes what it wrote a node for; a value that has it spares the ops that the pass has taken out.
 FOR = "mlc_frozen_for"
 
 
@@ -83,7 +83,7 @@ def recipe_of(graph: fx.Graph, kept: Sequence[fx.Node], sources: Mapping[fx.Node
     results = []
     for node in kept:
         before = len(spared)
-        spared |= {n for n in reached(node) if n.op == "call_function"}
+        spared |= {n for n in reached(node) if n.op == "call_function" and FOR not in node.meta}
         value = node.meta["val"]
         results.append(
             Result(
