@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...ir.machine import Machine
+from ...ir.target import Target
 from .contraction_cpu import ORDER, ROWS
 
 # The share of a time that is worth a copy of the weights.
 NOTICED = 0.02
 
 
-def wide_pays(rows: int, elements: int, read: int, wide: int, machine: Machine, *, is_gpu: bool) -> bool:
+def wide_pays(rows: int, elements: int, read: int, wide: int, target: Target) -> bool:
     """Whether a product of ``rows`` rows with a weight of ``elements`` takes longer from ``read`` bytes, of which it
     makes each element, than from a copy of ``wide`` bytes."""
     if not rows:
         return False
-    flops = 2.0 * rows * elements
-    if is_gpu:
+    machine, flops = target.machine, 2.0 * rows * elements
+    if target.is_gpu:
         # Tensor cores multiply what threads convert; a kernel of ours is a tenth slower than a library.
         return max(wide / machine.bandwidth, flops / machine.matmul) < max(
             read / machine.bandwidth, flops / machine.matmul / 0.9
@@ -35,12 +35,13 @@ def wide_pays(rows: int, elements: int, read: int, wide: int, machine: Machine, 
     return library < min(loops, converted)
 
 
-def joint_pays(sizes: Sequence[tuple[int, int, int]], itemsize: int, machine: Machine, *, is_gpu: bool) -> bool:
+def joint_pays(sizes: Sequence[tuple[int, int, int]], itemsize: int, target: Target) -> bool:
     """Whether products of sizes (rows, inner, columns) that share their rows are worth a copy of their weights side by
     side. A CPU's library multiplies as fast in either form, so that calls are what is spared; products on a GPU that
     read one operand are one launch, or one kernel with what follows them, as they are."""
-    if is_gpu or len(sizes) < 2:
+    if target.is_gpu or len(sizes) < 2:
         return False
+    machine = target.machine
     flops = sum(2.0 * m * k * n for m, k, n in sizes)
     read = sum(k * n for _, k, n in sizes) * itemsize
     spared = (len(sizes) - 1) * machine.launch

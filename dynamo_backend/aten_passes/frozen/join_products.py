@@ -90,7 +90,7 @@ def _pays(products: Sequence[_Product], context: AtenContext) -> bool:
     x = products[0].x.meta["val"]
     target = context.target(str(x.device))
     sizes = [(hint_of(x.shape[0]), hint_of(x.shape[1]), p.columns) for p in products]
-    return joint_pays(sizes, x.dtype.itemsize, target.machine, is_gpu=target.is_gpu)
+    return joint_pays(sizes, x.dtype.itemsize, target)
 
 
 def _joined(graph: fx.Graph, products: Sequence[_Product]) -> int:

@@ -120,8 +120,7 @@ class Worth:
         value, readers = node.meta["val"], readers_of(node)
         target = self.target(str(value.device))
         return bool(readers) and all(
-            wide_pays(_rows(r, node), value.numel(), read, bytes_of(node), target.machine, is_gpu=target.is_gpu)
-            for r in readers
+            wide_pays(_rows(r, node), value.numel(), read, bytes_of(node), target) for r in readers
         )
 
 

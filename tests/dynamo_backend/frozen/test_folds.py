@@ -164,6 +164,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_no_cache_holds_what_is_in_parameters(tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch"), "MLC_CACHE_DIR": str(tmp_path / "mlc")}
     told = [warm_processes.start(STORED, str(seed), env=env).output().strip() for seed in range(2)]
