@@ -21,7 +21,7 @@ from .kernels.registry import KERNELS
 from .machine import describe_machine, describe_versions, measure_roofline
 from .models.registry import MODELS
 from .models.spec import SIZES, Size
-from .peers import Peer, parse_peers
+from .peers import FREEZE, Peer, parse_peers
 from .run_compile import LAYERS, MODEL, run_compile
 from .run_kernels import failed, run_kernel
 from .run_memory import run_memory
@@ -90,6 +90,9 @@ def progress_bar(console: Console) -> Progress:
 @click.option("--variant", type=click.Choice((*VARIANTS, "both")), default="both", help="Sizes of kernels.")
 @click.option("--layers", default=",".join(map(str, LAYERS)), callback=layers_option, help="Depths of compile.")
 @click.option("--nodes", default=",".join(map(str, NODES)), callback=layers_option, help="Sizes of scaling.")
+@click.option(
+    "--freeze", is_flag=True, help="Of models: peers that can are also run with parameters that do not change."
+)
 @click.option("--dynamic", is_flag=True, help="Compile with dynamic=True.")
 @click.option(
     "--repeat", type=click.IntRange(min=1), help="Rounds: 20 on the CPU, 100 on a GPU; 1 for compile and memory."
@@ -124,6 +127,7 @@ def main(
     variant: str,
     layers: tuple[int, ...],
     nodes: tuple[int, ...],
+    freeze: bool,
     dynamic: bool,
     repeat: int | None,
     flush: bool | None,
@@ -170,6 +174,8 @@ def main(
         "scaling": graphs,
     }[suite]
     chosen = select(known, patterns)
+    if freeze and suite == "models":
+        peers = (*peers, *(peer.frozen for peer in peers if peer.name in FREEZE))
     if threads is not None:
         torch.set_num_threads(threads)
     cuda = device == "cuda"

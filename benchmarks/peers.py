@@ -6,7 +6,7 @@ import difflib
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
@@ -14,13 +14,27 @@ import torch
 from torch._inductor import metrics
 
 EAGER = "eager"
+# What backends call the promise that parameters do not change.
+FREEZE = {"mlc": "freeze", "inductor": "freezing"}
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A way to run a function: ``eager`` as it is, anything else through ``torch.compile(backend=name)``."""
+    """A way to run a function: ``eager`` as it is, anything else through ``torch.compile(backend=name)``. With
+    ``options`` the backend is named without what follows a ``+``."""
 
     name: str
+    options: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend."""
+        return self.name.partition("+")[0]
+
+    @property
+    def frozen(self) -> Peer:
+        """The same with parameters that do not change."""
+        return Peer(f"{self.name}+freeze", {FREEZE[self.name]: True})
 
     def compile(self, function: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
         """The function as this peer runs it.
@@ -32,19 +46,20 @@ class Peer:
             return function
         assert isinstance(function, FunctionType), function
         own = FunctionType(
-            function.__code__.replace(co_name=f"{function.__name__}_{self.name}"),
+            function.__code__.replace(co_name=f"{function.__name__}_{self.name.replace('+', '_')}"),
             function.__globals__,
             function.__name__,
             function.__defaults__,
             function.__closure__,
         )
-        return torch.compile(own, backend=self.name, dynamic=dynamic, fullgraph=True)
+        options = {"options": dict(self.options)} if self.options else {}
+        return torch.compile(own, backend=self.backend, dynamic=dynamic, fullgraph=True, **options)
 
     def counts(self) -> dict[str, int]:
         """Counters of this peer's compiler so far; the difference of two is what a compilation added."""
-        if self.name == "inductor":
+        if self.backend == "inductor":
             return {"kernels_generated": metrics.generated_kernel_count}
-        if self.name == "mlc":
+        if self.backend == "mlc":
             return _mlc_counts()
         return {}
 

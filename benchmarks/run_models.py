@@ -111,6 +111,8 @@ def run_model(
     result = CaseResult(spec.name, size, mode, dtype_name, None, flops, roofline.floor_s(0, flops))
     calls: dict[str, Callable[[], Any]] = {}
     for peer in peers:
+        if peer.options and mode == TRAINING:
+            continue  # parameters change
         outcome = result.peers[peer.name] = PeerResult()
         runner = Runner(peer, spec, model, inputs, mode, dynamic)
         try:

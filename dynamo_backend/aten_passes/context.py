@@ -9,7 +9,9 @@ from typing import Any
 from torch import fx
 
 from ...ir.passes import Level, Plain, Setting
+from ...ir.target import Target
 from ...runtime.settings.options import Options
+from ...runtime.targets import target_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class AtenContext:
 
     Of the graph that holds forward and backward, and of its parts: ``results`` is how many results of the forward the
     caller gets, ``unread`` are names in it that no gradient op reads, so that eager does not save them, and ``forward``
-    is that of a backward.
+    is that of a backward. ``frozen`` are the inputs, by name, of which the caller promised that they do not change.
     """
 
     options: Options
@@ -26,9 +28,15 @@ class AtenContext:
     results: int = 0
     unread: Set[str] = frozenset()
     forward: fx.GraphModule | None = field(default=None, repr=False)
+    frozen: Set[str] = frozenset()
+
+    def target(self, device: str) -> Target:
+        """The machine that code for tensors on a device is made for."""
+        return target_for(device, self.options.target, self.options.threads)
 
 
 FAST: Setting[AtenContext] = Setting("fast numerics", lambda context: context.options.numerics != "eager")
+FROZEN: Setting[AtenContext] = Setting("inputs that do not change", lambda context: bool(context.frozen))
 HAS_METADATA: Setting[AtenContext] = Setting("results of the caller", lambda context: context.metadata is not None)
 
 

@@ -12,7 +12,10 @@ from .attention.shifted_softmax import unshift_softmax
 from .attention.write_sinks import write_sinks
 from .batch_norm import forget_running_statistics, renormalize
 from .complex.views import join_parts
-from .context import ATEN, FAST, HAS_METADATA, AtenContext, OnGraph
+from .context import ATEN, FAST, FROZEN, HAS_METADATA, AtenContext, OnGraph
+from .frozen.fold_batch_norms import fold_batch_norms
+from .frozen.join_products import join_products
+from .frozen.literals import write_literals
 from .loss.chunk_loss import chunk_losses
 from .loss.decompose_log_softmax import decompose_log_softmax
 from .merge_products import merge_products
@@ -63,6 +66,14 @@ PART_PASSES: AtenPasses = (
     Pass("merge_products", ATEN, Plain(merge_products), needs=(FAST,)),
     Pass("return_written_inputs", ATEN, return_written_inputs, needs=(HAS_METADATA,)),
     Pass("return_negated_views", ATEN, Plain(return_negated_views), needs=(HAS_METADATA,)),
+    Pass("write_literals", ATEN, write_literals),
+)
+# Graphs with inputs that do not change between calls.
+FROZEN_PASSES: AtenPasses = (
+    Pass("eliminate_dead_nodes", ATEN, OnGraph(eliminate_dead_nodes), needs=(FROZEN,), leaves=(NO_DEAD,)),
+    Pass("share_nodes", ATEN, OnGraph(share_nodes), needs=(FROZEN, NO_DEAD)),
+    Pass("fold_batch_norms", ATEN, fold_batch_norms, needs=(FAST, FROZEN)),
+    Pass("join_products", ATEN, join_products, needs=(FROZEN,)),
 )
 # Every graph that is compiled, bodies of control flow among them.
 ATEN_PASSES: AtenPasses = (

@@ -31,10 +31,11 @@ from ...codegen.host.steps.lines import Lines
 from ...runtime.cache.fingerprint import environment_fingerprint, key_of
 from ...runtime.cache.torch_sources import torch_sources
 from ...runtime.compile.kernels import kernel_store_of
+from ...runtime.frozen.recipe import Recipe
 from ...runtime.settings.options import Options
 from ...runtime.timing import process_times
 from ..aten_passes.share_nodes import storage_of
-from ..compiling.compiled import CompiledGraph, stored_graph
+from ..compiling.compiled import CompiledGraph, stored_graph, with_values
 from ..tracing.origins import numbers_of
 from .aot_key import KEYS_WITHOUT_INDUCTOR, OWN, shape_env
 from .saved_program import SavedProgram, SavedProgramError, Saver
@@ -56,6 +57,8 @@ class GraphCode(OutputCode):
     saved: SavedProgram | None = field(default=None, repr=False)
     # The places that the program's text names, in the graph of Dynamo's.
     places: dict[int, int] = field(default_factory=dict, repr=False)
+    # How what does not change between calls is made, which the program is given behind its inputs.
+    recipe: Recipe | None = field(default=None, repr=False)
     call: Callable[[list[Any]], Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +89,8 @@ class GraphCode(OutputCode):
         if found is None:
             raise FXGraphCacheMiss(f"torch-mlc: the program of {self.name} is gone from the cache")
         process_times.add("stored", found.timer.seconds)
-        self.call = found.call
+        assert found.call is not None
+        self.call = with_values(found.call, self.recipe, self.name)
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """Nothing: kernels are in our own cache."""
@@ -148,13 +152,14 @@ def _varies(value: Any) -> bool:
 
 
 @contextmanager
-def settings_in_keys(options: Options, lines: Lines, ahead: str = "") -> Iterator[None]:
+def settings_in_keys(options: Options, lines: Lines, ahead: str = "", told: str = "") -> Iterator[None]:
     """AOTAutograd's cache under a key that tells these settings, this machine and our sources from others, and entries
-    that hold their programs, ``ahead`` of time, from those that name them. ``lines`` are of the model at hand."""
+    that hold their programs, ``ahead`` of time, from those that name them. ``lines`` are of the model at hand, and the
+    key has what is ``told`` of its inputs."""
     devices = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
     levels = kernel_store_of(options).levels
     sources = torch_sources(levels.disk if levels is not None else None)
-    tag = key_of([environment_fingerprint(), sources, *surroundings(options, devices).values(), ahead])
+    tag = key_of([environment_fingerprint(), sources, *surroundings(options, devices).values(), ahead, told])
     before = torch.compiler.config.cache_key_tag
     settings_before, lines_before = _SETTINGS.set(options), _LINES.set(lines)
     try:
@@ -187,11 +192,12 @@ def cacheable(
                     f"{compiled.name} cannot be saved: it has ops whose effects keep their order (prints, effectful "
                     "custom ops), and torch's wrappers of what is saved do not keep it"
                 )
-            return GraphCode(compiled.name, "", save(compiled), call=compiled.call)
+            return GraphCode(compiled.name, "", save(compiled), recipe=compiled.recipe, call=compiled.call)
         _keep_guards()
         kept = compiled.is_self_contained and not _has_tokens()
         places = numbers_of(gm, compiled.kept.places) if compiled.kept is not None else {}
-        return GraphCode(compiled.name, compiled.key if kept else "", call=compiled.call, places=places)
+        key = compiled.key if kept else ""
+        return GraphCode(compiled.name, key, places=places, recipe=compiled.recipe, call=compiled.call)
 
     return SerializableAOTDispatchCompiler(GraphCode, compile)
 

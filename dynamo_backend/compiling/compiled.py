@@ -14,6 +14,8 @@ from ...ir.graph.graph import Graph
 from ...ir.passes import StepRecord
 from ...runtime.compile.kernels import KernelCode, KernelStore, kernel_store_of
 from ...runtime.counters import counters
+from ...runtime.frozen.kept import FrozenProgram
+from ...runtime.frozen.recipe import Recipe
 from ...runtime.gpu.capture import graph_device
 from ...runtime.gpu.checks import launches_checked
 from ...runtime.host.cuda_graphs import graphed
@@ -81,7 +83,8 @@ class CompiledGraph:
     bodies that its calls may name.
     ``key`` is that of the program in the cache, "" where it is not there. ``kept`` is all that another process needs to
     run it; None where ATen ops run in place of a kernel. ``capture`` tells how its launches can be
-    captured, ``python`` what of a host program that was to be native is not, and why.
+    captured, ``python`` what of a host program that was to be native is not, and why. ``recipe`` makes the last inputs
+    of ``call``, which do not change between calls.
     """
 
     name: str
@@ -96,6 +99,7 @@ class CompiledGraph:
     kept: Program | None = field(default=None, repr=False)
     capture: CapturePlan = CapturePlan("it was not looked at")
     python: str = ""
+    recipe: Recipe | None = field(default=None, repr=False)
 
     @property
     def is_self_contained(self) -> bool:
@@ -144,6 +148,11 @@ def stored_graph(
     say(options.log, "timing", lambda: f"{name}: {timer}")
     taken, kept = tuple(record["overridden"]), Program(record, tuple(c for c in codes.values() if c is not None), host)
     return CompiledGraph(name, told, call, timer, overridden=taken, key=key, kept=kept, capture=capture)
+
+
+def with_values(call: Boxed, recipe: Recipe | None, name: str) -> Boxed:
+    """The program as it is called from outside: what does not change between calls is given to it here."""
+    return call if recipe is None else FrozenProgram(call, recipe, name)
 
 
 def told_capture(plan: CapturePlan, lines: Lines) -> CapturePlan:

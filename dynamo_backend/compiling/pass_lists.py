@@ -35,14 +35,15 @@ STEPS = "mlc_steps"
 @dataclass(frozen=True, slots=True)
 class PassLists:
     """Every pass of a compilation, in the order of the path: over ATen graphs of both directions, their parts, those
-    for inference, each that is handed over and each that is compiled; over graphs, from them to calls, over those, over
-    each function, and over the host program."""
+    for inference, each that is handed over, those with inputs that do not change, and each that is compiled; over
+    graphs, from them to calls, over those, over each function, and over the host program."""
 
     joint: AtenPasses
     forward: AtenPasses
     backward: AtenPasses
     inference: AtenPasses
     part: AtenPasses
+    frozen: AtenPasses
     aten: AtenPasses
     graph: tuple[Pass[Graph, PassContext], ...]
     fuse: tuple[Pass[Fusion, PassContext], ...]
@@ -83,7 +84,8 @@ def pass_lists() -> PassLists:
     """The lists as they are now."""
     made = PassLists(
         _PATTERNS + lists.JOINT_PASSES, lists.FORWARD_PASSES, lists.BACKWARD_PASSES,
-        _PATTERNS + lists.INFERENCE_PASSES, lists.PART_PASSES, lists.ATEN_PASSES, passes.GRAPH_PASSES, fuse.FUSE_PASSES,
+        _PATTERNS + lists.INFERENCE_PASSES, lists.PART_PASSES, lists.FROZEN_PASSES, lists.ATEN_PASSES,
+        passes.GRAPH_PASSES, fuse.FUSE_PASSES,
         calls.CALL_PASSES, LAYER_PASSES, lower.FUNCTION_PASSES, host_passes.HOST_PASSES, host_passes.TEXT_PASSES,
         host_passes.CODE_PASSES,
     )  # fmt: skip

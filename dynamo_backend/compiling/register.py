@@ -47,9 +47,9 @@ def register_pass(
 
     ``level`` says what is rewritten. Of ATen graphs (``torch.fx.GraphModule``, in place): "joint", of forward and
     backward, before they are parted; "forward" and "backward", after that; "inference", of a graph without a backward;
-    "part", each of those but the first; "aten", each graph that is compiled, bodies of control flow among them. Of
-    ``torch_mlc.ir``: "graph" (``Graph``) before fusion, "function" (``TensorFunction``) before each is lowered, and the
-    other levels of ``PassLists``.
+    "part", each of those but the first, and "frozen", after it; "aten", each graph that is compiled, bodies of control
+    flow among them. Of ``torch_mlc.ir``: "graph" (``Graph``) before fusion, "function" (``TensorFunction``) before each
+    is lowered, and the other levels of ``PassLists``.
 
     ``rewrite(subject)`` or ``rewrite(subject, context)`` gives the subject rewritten, the same object where nothing
     changed; in place, how often it rewrote something. ``context`` is what our passes of that level get. Without a

@@ -20,16 +20,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ...ir.errors import MlcError
 from ...ir.passes import Runner
 from ...runtime.compile.kernels import kernel_store
+from ...runtime.frozen.recipe import Recipe
 from ...runtime.gpu.collection import no_collection
 from ...runtime.log import logger, say
 from ...runtime.pool.pool import POOL
 from ...runtime.settings.options import Options
 from ...runtime.timing import process_times
 from ..aten_passes.context import AtenContext
+from ..aten_passes.frozen.part import part
 from ..caches.aot_cache import cacheable, is_ahead_of_time, is_cacheable, settings_in_keys
 from ..caches.saved_program import save_program
 from ..caches.surroundings import uncacheable
-from ..compiling.compiled import CompiledGraph
+from ..compiling.compiled import CompiledGraph, with_values
 from ..compiling.pass_lists import STEPS, pass_lists, runner_of
 from ..importing.decompositions import decomposition_table, whole_ops
 from ..reports.override_uses import override_uses
@@ -40,6 +42,7 @@ from .compile import compile_graph
 from .forward_mode import differentiates_forward
 from .frame_budget import frame_budget
 from .frame_room import with_frame_room
+from .frozen_inputs import NOTHING_FROZEN, FrozenInputs, forget_warnings
 from .partition import partition, saved_inputs
 
 _LOG = logger(__name__)
@@ -73,13 +76,15 @@ def mlc_backend(
     # An entry that no key can tell from others has a key that nobody has.
     ahead = ("ahead of time" if cached else uuid4().hex) if is_ahead_of_time() else ""
 
+    frozen = FrozenInputs.of(gm, example_inputs, settings)
+
     def compiler(kind: str) -> Compiler:
-        graph = partial(_compile, settings=settings, kind=kind)
+        graph = partial(_compile, settings=settings, kind=kind, frozen=frozen)
         if ahead:
             return cacheable(graph, partial(save_program, options=settings))
         return cacheable(graph) if cached else lambda gm, inputs: graph(gm, inputs).call
 
-    return through_aot(gm, example_inputs, settings, compiler, cached=cached, ahead=ahead)
+    return through_aot(gm, example_inputs, settings, compiler, cached=cached, ahead=ahead, told=frozen.text)
 
 
 def settings_of(mode: str | None, options: Mapping[str, object] | None) -> Options:
@@ -98,16 +103,17 @@ def through_aot(
     *,
     cached: bool = False,
     ahead: str = "",
+    told: str = "",
 ) -> Callable[..., Any]:
     """The function that runs a Dynamo graph, by what ``compiler`` of "forward", "backward" and "inference" makes of its
     ATen graphs. Where it is ``cached``, AOTAutograd's cache is asked and filled; ``ahead`` is in its keys where the
-    function is compiled to be saved."""
+    function is compiled to be saved, and so is ``told``, what is known of its inputs."""
     try:
         with ExitStack() as around:
             for context in (_collection(settings), whole_ops(), _states_as_tensors(), frame_budget(settings.log)):
                 around.enter_context(context)
             if cached or ahead:
-                around.enter_context(settings_in_keys(settings, number_nodes(gm), ahead))
+                around.enter_context(settings_in_keys(settings, number_nodes(gm), ahead, told))
             return compile_with_aot(
                 gm,
                 example_inputs,
@@ -149,6 +155,7 @@ class GraphJob:
     saved: int | None
     given: Sequence[str]
     run: Runner
+    recipe: Recipe | None = None
 
     def compile(self, *, load: bool = True, fresh: bool = False) -> CompiledGraph:
         """The graph compiled, as ``compile_graph`` says."""
@@ -156,7 +163,7 @@ class GraphJob:
             # AOTAutograd traces with fake tensors; constants of the module and tuning are about real ones. Torch's
             # own table of compile times has the seconds too.
             with _disable_current_modes(), dynamo_timed("mlc_compile_graph"):
-                return compile_graph(
+                compiled = compile_graph(
                     self.gm,
                     self.example_inputs,
                     options=self.settings,
@@ -168,13 +175,23 @@ class GraphJob:
                     load=load,
                     fresh=fresh,
                 )
+                return replace(compiled, recipe=self.recipe)
         except IndexError as error:
             raise BackendError(f"IndexError inside the backend: {error}") from error
 
 
-def job_of(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str) -> GraphJob:
+def job_of(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    settings: Options,
+    kind: str,
+    frozen: FrozenInputs = NOTHING_FROZEN,
+    whole: bool = False,
+) -> GraphJob:
     """What AOTAutograd asks to be compiled, which is at work on it: after the rewrites, in place, of ATen graphs, and
-    with what is known of its inputs and results."""
+    with what is known of its inputs and results. What does not change between calls is taken out of it, but not of what
+    is to be ``whole``; parameters and buffers that do not change are ``frozen``."""
     name = get_aot_graph_name()
     _LOG.debug("compiling %s of %d nodes", name, len(gm.graph.nodes))
     _donate_nothing()
@@ -183,26 +200,37 @@ def job_of(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Optio
     try:
         with _disable_current_modes(), dynamo_timed("mlc_compile_graph"):
             lists = pass_lists()
-            context = AtenContext(settings, _metadata() if kind != "backward" else None)
-            run(gm, (*(lists.inference if kind == "inference" else ()), *lists.part), context)
+            sources = frozen.sources(gm, _metadata(), kind)
+            context = AtenContext(
+                settings, _metadata() if kind != "backward" else None, frozen=frozenset(n.name for n in sources)
+            )
+            run(gm, (*(lists.inference if kind == "inference" else ()), *lists.part, *lists.frozen), context)
+            parted = None if whole else part(gm, sources, context.target)
     except IndexError as error:
         raise BackendError(f"IndexError inside the backend: {error}") from error
     given = saved_inputs(gm) if kind == "backward" else ()
-    return GraphJob(gm, example_inputs, settings, kind, name, _static_inputs(kind), _saved_from(kind), given, run)
+    static = _static_inputs(kind)
+    recipe, values = parted or (None, ())
+    if example_inputs:
+        static += tuple(range(len(example_inputs), len(example_inputs) + len(values)))
+        example_inputs = [*example_inputs, *values]
+    return GraphJob(gm, example_inputs, settings, kind, name, static, _saved_from(kind), given, run, recipe)
 
 
 @with_frame_room
-def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str) -> CompiledGraph:
+def _compile(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str, frozen: FrozenInputs
+) -> CompiledGraph:
     """One graph of AOTAutograd."""
     with _collection(settings):  # a backward may be compiled long after its forward
-        job = job_of(gm, example_inputs, settings=settings, kind=kind)
+        job = job_of(gm, example_inputs, settings=settings, kind=kind, frozen=frozen)
         compiled, name = job.compile(), job.name
     process_times.add(kind, compiled.timer.seconds)
     assert compiled.call is not None
     if settings.verify > 1:
 
         def part(cut: fx.GraphModule) -> Callable[..., Any]:
-            call = compile_graph(cut, example_inputs, options=settings, name=f"{name}_part").call
+            call = compile_graph(cut, job.example_inputs, options=settings, name=f"{name}_part").call
             assert call is not None
             return call
 
@@ -210,7 +238,8 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Opt
         assert compiled.call is not None
     if settings.schedules is not None:
         override_uses().tell(settings.schedules, compiled.overridden, name, complete=kind != "forward")
-    return compiled
+    assert compiled.call is not None
+    return replace(compiled, call=with_values(compiled.call, compiled.recipe, name))
 
 
 def _metadata() -> Any:
@@ -250,6 +279,7 @@ def _reset() -> None:
     """Forget what this process compiled; torch._dynamo.reset() calls it."""
     kernel_store.cache_clear()
     override_uses.cache_clear()
+    forget_warnings()
 
 
 mlc_backend.reset = _reset  # type: ignore[attr-defined]

@@ -37,7 +37,7 @@ def capture(
     def compiler(kind: str) -> Callable[..., Any]:
         def keep(gm: fx.GraphModule, given: Sequence[Any]) -> Any:
             eager = fx.GraphModule(gm, copied_graph(gm.graph))
-            graphs.append(job_of(gm, given, settings=options, kind=kind).gm)
+            graphs.append(job_of(gm, given, settings=options, kind=kind, whole=True).gm)
             return make_boxed_func(eager.forward)
 
         return keep

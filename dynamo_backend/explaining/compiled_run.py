@@ -22,6 +22,7 @@ from ..compiling.compiled import CompiledGraph
 from ..entry.backend import GraphJob, job_of, through_aot
 from ..entry.capture import fake_mode_of
 from ..entry.forward_mode import differentiates_forward
+from ..entry.frozen_inputs import FrozenInputs
 from ..entry.partition import copied_graph
 from ..reports.report import GraphBreak
 from ..tracing.fake_device import on_fake_device, retarget
@@ -107,6 +108,7 @@ class _Keeper:
         inside = {**dict(gm.named_parameters(remove_duplicate=False)), **dict(gm.named_buffers(remove_duplicate=False))}
         held = list(inside.values())
         written: list[Sequence[int] | None] = []
+        frozen = FrozenInputs.of(gm, example_inputs, self.settings)
 
         def compiler(kind: str) -> Callable[..., Any]:
             def compile(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -114,7 +116,7 @@ class _Keeper:
                     written.append(_written_inputs(len(held) + len(example_inputs)))
                 eager = fx.GraphModule(graph, copied_graph(graph.graph))
                 self.kinds.append((number, kind))
-                self.take(job_of(graph, inputs, settings=self.settings, kind=kind))
+                self.take(job_of(graph, inputs, settings=self.settings, kind=kind, frozen=frozen))
                 return make_boxed_func(eager.forward)
 
             return compile

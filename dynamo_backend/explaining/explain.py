@@ -113,6 +113,7 @@ def report_of(compiled: CompiledGraph, target: Target | None = None) -> GraphRep
         compiled.text.text,
         compiled.python,
         stages.steps,
+        compiled.recipe.results if compiled.recipe is not None else (),
     )
 
 

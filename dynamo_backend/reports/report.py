@@ -16,6 +16,7 @@ from ...ir.nest.loops import LoopNest
 from ...ir.passes import StepRecord
 from ...ir.target import Target
 from ...ir.text.printer import show
+from ...runtime.frozen.recipe import Result
 from ...runtime.machine_code.issue import IssueReport, issue_report
 from ...runtime.model.predict import Prediction, microseconds
 from ...runtime.plain_text import readable
@@ -188,7 +189,8 @@ class MissedFusion:
 class GraphReport:
     """One graph: ``peak_bytes`` is the memory it holds at most beyond its inputs, in size symbols; ``times`` seconds by
     phase; ``traffic`` the bytes of one run, library calls among them. ``python`` says what of a host program that was
-    to be machine code is not, and why; ``steps`` are what was done, in order."""
+    to be machine code is not, and why; ``steps`` are what was done, in order. ``frozen`` is what is computed once and
+    kept beside the parameters."""
 
     name: str
     target: str
@@ -202,6 +204,7 @@ class GraphReport:
     program: str = field(repr=False)
     python: str = ""
     steps: tuple[StepRecord, ...] = field(default=(), repr=False)
+    frozen: tuple[Result, ...] = field(default=(), repr=False)
 
     @property
     def fallbacks(self) -> tuple[KernelReport, ...]:
@@ -229,6 +232,11 @@ class GraphReport:
         return predicted_run(self.kernels, self.libraries)
 
     @property
+    def frozen_bytes(self) -> int:
+        """Bytes of what is computed once and kept between calls; the peak does not have them."""
+        return sum(r.nbytes for r in self.frozen)
+
+    @property
     def launches(self) -> int:
         return sum(k.calls for k in self.kernels)
 
@@ -254,7 +262,14 @@ class GraphReport:
             f"  moves {bytes_text(t.kernels)} in kernels and {bytes_text(t.libraries)} in library calls, "
             f"{t.ratio:.2f} times the {bytes_text(t.compulsory)} of its inputs and outputs"
         )
-        lines = [head + symbols, moves, *self._kernel_lines(), *self._resource_lines(), *self._library_lines()]
+        lines = [
+            head + symbols,
+            moves,
+            *self._frozen_lines(),
+            *self._kernel_lines(),
+            *self._resource_lines(),
+            *self._library_lines(),
+        ]
         lines += [f"  {line}" for line in self.predicted.lines]
         if self.python:
             lines.append(f"  host program: {self.python}")
@@ -265,6 +280,18 @@ class GraphReport:
             spent = ", ".join(f"{name} {s * 1e3:.0f}" for name, s in self.times.items())
             lines.append(f"  compile time {sum(self.times.values()) * 1e3:.0f} ms: {spent}")
         return "\n".join(lines)
+
+    def _frozen_lines(self) -> list[str]:
+        if not self.frozen:
+            return []
+        spared = sum(r.calls for r in self.frozen)
+        head = f"  keeps {bytes_text(self.frozen_bytes)} between calls; {spared} ops are not computed again:"
+        found: dict[str, list[Result]] = {}
+        for r in self.frozen:
+            found.setdefault(r.told, []).append(r)
+        lines = [f"    {len(rs):>3} x {bytes_text(sum(r.nbytes for r in rs)):>9}  {told}" for told, rs in found.items()]
+        more = len(lines) - _SHOWN
+        return [head, *lines[:_SHOWN], *([f"    … and {more} more in .frozen"] if more > 0 else [])]
 
     def _kernel_lines(self) -> list[str]:
         if not self.kernels:

@@ -20,13 +20,14 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, UntypedStorage
 
 from ...codegen.host.memory.blocks import LEAST_BLOCK
+from ..frozen.kept import frozen_bytes
 from .pages import advise
 
 # The recent peak is that of so many requests, and of as many before. Once in so many, the pool looks at all blocks.
@@ -47,7 +48,8 @@ class MemoryStats:
 
     ``held`` is all of them, ``idle`` what nobody uses, and ``peak`` the most that was in use lately. Of all requests
     ``hits`` found a block and ``misses`` did not. ``released`` blocks were given back to the system; ``lost`` ones were
-    given other memory, or none, by their users.
+    given other memory, or none, by their users. ``frozen`` are bytes, on all devices, that programs keep beside
+    parameters because they do not change between calls; they are no part of ``held``.
     """
 
     held: int
@@ -58,6 +60,7 @@ class MemoryStats:
     misses: int
     released: int
     lost: int
+    frozen: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -282,7 +285,7 @@ os.register_at_fork(after_in_child=POOL.after_fork)
 
 def memory_stats() -> MemoryStats:
     """What compiled programs of this process hold of the CPU's memory to use it again, and how often they did."""
-    return POOL.stats()
+    return replace(POOL.stats(), frozen=frozen_bytes())
 
 
 def empty_cache() -> int:

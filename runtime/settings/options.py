@@ -301,6 +301,15 @@ class Options:
         doc="The most that one graph may hold beyond parameters and the caller's inputs. In training more is computed "
         "again to stay below it; a graph that still would not is refused, with what it holds.",
     )
+    freeze: bool = _option(
+        "MLC_FREEZE",
+        parse_bool,
+        default=False,
+        shown="0",
+        values="0, 1",
+        doc="The caller promises that parameters and buffers do not change: in graphs without gradients, what depends "
+        "on them alone is computed at the first call and kept. One that changed is an error at the next call.",
+    )
     cpu_pool: int | None = _option(
         "MLC_CPU_POOL",
         parse_cpu_pool,

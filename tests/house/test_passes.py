@@ -17,7 +17,8 @@ LISTS = dict(pass_lists())
 PASSES: list[tuple[str, Pass[Any, Any]]] = [(name, p) for name, passes in LISTS.items() for p in passes]
 # What runs one behind the other over the same thing.
 CHAINS = {
-    "joint": ("joint", "forward"), "joint, backward": ("joint", "backward"), "inference": ("inference", "part", "aten"),
+    "joint": ("joint", "forward"), "joint, backward": ("joint", "backward"),
+    "inference": ("inference", "part", "frozen", "aten"),
     "graph": ("graph",), "calls": ("fuse", "calls", "layers"), "function": ("function",), "text": ("host", "text"),
     "code": ("host", "code"),
 }  # fmt: skip

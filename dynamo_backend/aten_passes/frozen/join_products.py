@@ -1,0 +1,139 @@
+"""Products of one operand with several weights are one product with the weights side by side.
+
+Queries, keys and values, or gate and up of a gated MLP, read the same rows. Joined, the rows are read once and one call
+of the library multiplies; each result is a view of some columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from ....scheduler.cost.frozen import joint_pays
+from ...tracing.hints import hint_of
+from ..context import AtenContext
+from ..write import NodeWriter
+from .known import hoist, is_view, known_nodes, memories
+from .part import FOR
+from .worth import Worth
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """``x @ weight + bias``, ``weight`` of shape (inner, columns)."""
+
+    node: fx.Node
+    x: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+
+    @property
+    def columns(self) -> int:
+        return int(self.weight.meta["val"].shape[1])
+
+
+def join_products(gm: fx.GraphModule, context: AtenContext) -> int:
+    """Join, in place, products of one operand with weights that do not change; how many are gone."""
+    graph = gm.graph
+    known = known_nodes(graph, [n for n in graph.find_nodes(op="placeholder") if n.name in context.frozen])
+    (end,) = graph.find_nodes(op="output")
+    worth = Worth({ref for n in end.all_input_nodes for ref in memories(n)}, context.target)
+    groups: dict[tuple[fx.Node, bool, torch.dtype], list[_Product]] = {}
+    for node in graph.nodes:
+        product = _product(node, known)
+        if product is not None and _is_memory(product.weight, worth) and memories(node).isdisjoint(worth.leaving):
+            key = product.x, product.bias is None, product.weight.meta["val"].dtype
+            groups.setdefault(key, []).append(product)
+    gone = 0
+    for products in groups.values():
+        if _pays(products, context):
+            if not gone:
+                hoist(graph, known)
+            gone += _joined(graph, products)
+    if gone:
+        graph.eliminate_dead_code()
+        graph.lint()
+        gm.recompile()
+    return gone
+
+
+def _product(node: fx.Node, known: set[fx.Node]) -> _Product | None:
+    if node.target is aten.mm.default:
+        x, weight = node.args
+        bias = None
+    elif node.target is aten.addmm.default and not node.kwargs:
+        bias, x, weight = node.args
+        if bias not in known or bias.meta["val"].shape != weight.meta["val"].shape[1:]:
+            return None
+    else:
+        return None
+    if weight not in known or x in known or weight.meta["val"].is_complex():
+        return None
+    return _Product(node, x, weight, bias)
+
+
+def _is_memory(weight: fx.Node, worth: Worth) -> bool:
+    """Whether a weight is memory as it is: a parameter, or what is kept, or a view of one."""
+    while weight.op == "call_function" and is_view(weight):
+        weight = weight.all_input_nodes[0]
+    return weight.op == "placeholder" or worth.keeps(weight)
+
+
+def _pays(products: Sequence[_Product], context: AtenContext) -> bool:
+    x = products[0].x.meta["val"]
+    target = context.target(str(x.device))
+    sizes = [(hint_of(x.shape[0]), hint_of(x.shape[1]), p.columns) for p in products]
+    return joint_pays(sizes, x.dtype.itemsize, target)
+
+
+def _joined(graph: fx.Graph, products: Sequence[_Product]) -> int:
+    """How many products are gone: none where what looks at a result could not look at some columns of another."""
+    first = products[0]
+    out = NodeWriter(graph, first.node)
+    with graph.inserting_before(first.node):
+        weight = out.call(aten.cat.default, [out.call(aten.t.default, p.weight) for p in products], 0)
+        weight.meta[FOR] = f"{len(products)} weights side by side"
+        turned = out.call(aten.t.default, weight)
+        if first.bias is None:
+            joint = out.call(aten.mm.default, first.x, turned)
+        else:
+            bias = out.call(aten.cat.default, [p.bias for p in products], 0)
+            bias.meta[FOR] = f"{len(products)} biases side by side"
+            joint = out.call(aten.addmm.default, bias, first.x, turned)
+        parts, begin = [], 0
+        for p in products:
+            parts.append(out.call(aten.slice.Tensor, joint, 1, begin, begin + p.columns))
+            begin += p.columns
+    views: dict[fx.Node, Any] = {}
+    with out.mode, torch.no_grad():
+        fits = all(_look(p.node, part.meta["val"], views) for p, part in zip(products, parts, strict=True))
+    if not fits:
+        return 0  # nobody reads what was written
+    for node, value in views.items():
+        node.meta["val"] = value
+    for p, part in zip(products, parts, strict=True):
+        p.node.replace_all_uses_with(part)
+    return len(products) - 1
+
+
+def _look(node: fx.Node, value: Any, views: dict[fx.Node, Any]) -> bool:
+    """Whether all views of a node are views of another ``value`` of it, too, which are put into ``views``."""
+    views[node] = value
+    for user in node.users:
+        if user.op != "call_function" or not is_view(user):
+            continue
+        try:
+            args, kwargs = map_arg((user.args, user.kwargs), lambda n: views.get(n, n.meta["val"]))
+            seen = user.target(*args, **kwargs)  # type: ignore[operator]
+        except (RuntimeError, ValueError):
+            return False
+        if not _look(user, seen, views):
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""Values that a program is given beside its arguments, computed once and kept."""

@@ -1,0 +1,51 @@
+"""Whether a product reads a wide copy of an operand that is kept between calls, or makes it of something smaller.
+
+A wide copy is more bytes to read at each call, and spares the arithmetic that makes it. Products of few rows are bound
+by the bytes of their weight, so they read the narrow one in loops; those of many rows are a library's, which needs it
+wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...ir.target import Target
+from .contraction_cpu import ORDER, ROWS
+
+# The share of a time that is worth a copy of the weights.
+NOTICED = 0.02
+
+
+def wide_pays(rows: int, elements: int, read: int, wide: int, target: Target) -> bool:
+    """Whether a product of ``rows`` rows with a weight of ``elements`` takes longer from ``read`` bytes, of which it
+    makes each element, than from a copy of ``wide`` bytes."""
+    if not rows:
+        return False
+    machine, flops = target.machine, 2.0 * rows * elements
+    if target.is_gpu:
+        # Tensor cores multiply what threads convert; a kernel of ours is a tenth slower than a library.
+        return max(wide / machine.bandwidth, flops / machine.matmul) < max(
+            read / machine.bandwidth, flops / machine.matmul / 0.9
+        )
+    library = max(wide / machine.bandwidth, (ORDER * elements if rows > 1 else 0.0) + flops / machine.matmul)
+    # A conversion, a difference and a factor for each element, for every block of rows.
+    made = 3.0 * elements / machine.issued * -(-rows // ROWS)
+    loops = max(read / machine.bandwidth, made + flops / machine.float32)
+    converted = (read + wide) / machine.bandwidth + library
+    return library < min(loops, converted)
+
+
+def joint_pays(sizes: Sequence[tuple[int, int, int]], itemsize: int, target: Target) -> bool:
+    """Whether products of sizes (rows, inner, columns) that share their rows are worth a copy of their weights side by
+    side. A CPU's library multiplies as fast in either form, so that calls are what is spared; products on a GPU that
+    read one operand are one launch, or one kernel with what follows them, as they are."""
+    if target.is_gpu or len(sizes) < 2:
+        return False
+    machine = target.machine
+    flops = sum(2.0 * m * k * n for m, k, n in sizes)
+    read = sum(k * n for _, k, n in sizes) * itemsize
+    spared = (len(sizes) - 1) * machine.launch
+    return spared >= NOTICED * max(read / machine.bandwidth, flops / machine.matmul)
+
+
+__all__ = ["joint_pays", "wide_pays"]
