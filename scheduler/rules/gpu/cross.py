@@ -8,10 +8,11 @@ from collections.abc import Mapping
 
 import sympy
 
+from ....ir.expr.dtypes import DType
 from ....ir.nest.hints import NARROW_ROWS, NUM_WARPS
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update
 from ....ir.target import Target
-from ...cost.gpu_kernels import CROSS_SHORT, LOAD_BYTES, MOST_WARPS
+from ...cost.gpu_kernels import CROSS_SHORT, LOAD_BYTES, MOST_WARPS, ROW_EXCHANGED
 from ...cost.rows import ADDRESSES, held_words, keeps_narrow, long_row, longest_row, registers
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
@@ -32,10 +33,6 @@ from .common import (
     warps_for,
 )
 
-# Bytes of shared memory through which warps exchange their sums.
-EXCHANGED = 8 << 10
-# Bytes of an element that visits keep as it was loaded.
-HALF = 2
 # The least parts of a row that is visited part by part: what is made of one is spent before the next is made.
 PARTS = 4
 
@@ -105,7 +102,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
 def _parts(target: Target, size: int, warps: int) -> tuple[int, ...]:
     """In how many parts a row is visited, the default first: of a part a thread has what it loads at once, and one
     number of each of its sums."""
-    own = max(size * HALF // (warps * target.warp * LOAD_BYTES), PARTS)
+    own = max(size * DType.BFLOAT16.itemsize // (warps * target.warp * LOAD_BYTES), PARTS)
     # Where rows come through registers, larger parts have more loads under way.
     first = own if target.machine.has_async_copies else PARTS
     return tuple(dict.fromkeys((first, PARTS, 2 * PARTS)))
@@ -116,7 +113,7 @@ def _stages(shape: NestShape, target: Target, elements: int, warps: int) -> int:
     machine = target.machine
     if _is_narrow(shape, target):
         # The next row is on its way while registers hold one.
-        room = machine.block_shared - EXCHANGED
+        room = machine.block_shared - ROW_EXCHANGED
         return 2 if machine.has_async_copies and _copied(shape) * elements <= room else 1
     if elements * _words(shape) / (warps * target.warp) + 2 * ADDRESSES > machine.thread_registers:
         return 1
