@@ -15,7 +15,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
 from ...ir.expr.value import Index, Load, is_value
-from ...ir.nest.hints import EVICT, TRANSPOSED
+from ...ir.nest.hints import EVICT, NARROW_ROWS, TRANSPOSED
 from ...ir.nest.kept import changed_where
 from ...ir.nest.loops import AxisKind, Buffer, Scope, Store
 from ..kernel import EmitError
@@ -98,6 +98,14 @@ class Values(Expressions):
         # One offset, added once: pointer plus scalar plus tile would be 64-bit arithmetic a lane.
         return f"{buffer.name}_ptr + {offset}" if offset.isidentifier() else f"{buffer.name}_ptr + ({offset})"
 
+    def _in_copies(self, text: str, place: sympy.Expr, parts: tuple[str, ...]) -> tuple[str, str]:
+        """An offset without its constant, and the text that adds that: the parts of a row have the rest in common, and
+        a load or store holds a constant itself, so that one address in registers is that of all of them."""
+        if parts or not NARROW_ROWS.of(self.program.nest):
+            return text, ""
+        constant, rest = place.as_coeff_Add()
+        return self.index(rest), f" + {constant}" if constant else ""
+
     def _factor(self, stride: sympy.Expr) -> str:
         text = self.index(stride)
         return text if stride.is_Integer or stride.is_Symbol else f"({text})"
@@ -138,12 +146,13 @@ class Values(Expressions):
             self.out.remember(key, value)
             return value
         mask = self.all_of((*bounds, *guard))
+        text, beyond = self._in_copies(text, linear, parts)
         if mask is not None and mask.dims and not own:
             text = f"{text} + tl.zeros({self.shape(mask.dims)}, tl.int32)"
         suffix = masked(mask.text, buffer.dtype) if mask is not None else ""
         policy = EVICT.of(self.info.block, buffer.name) or EVICT.of(self.program.nest, buffer.name)
         suffix += f', eviction_policy="{policy}"' if policy else ""
-        where = self.pointer(buffer, text)
+        where = self.pointer(buffer, text) + beyond
         name = self.out.assign(f"{buffer.name}_", f"tl.load({where}{suffix})")
         value = Value(name, own | (mask.dims if mask else SCALAR), buffer.dtype)
         self.masked[name] = frozenset(_texts(bounds, guard))
@@ -304,7 +313,8 @@ class Values(Expressions):
             raise EmitError(f"block {self.info.block.name}: the predicate varies along axes that the store lacks")
         suffix = f", mask={mask.text}" if mask is not None else ""
         self.out.forget(buffer.name)
-        where = self.pointer(buffer, text)
+        text, beyond = self._in_copies(text, linear, parts)
+        where = self.pointer(buffer, text) + beyond
         if single:
             where = self.broadcast(Value(where, dims - single, buffer.dtype), dims).text
         kept = value.text if not value.literal else value.typed

@@ -1,12 +1,14 @@
 """A kernel that takes more of a GPU than there is, made again with smaller tiles.
 
 What a schedule takes is known when it has been compiled: shared memory beyond a block's limit makes code that no device
-loads, and registers beyond a thread's go to memory. Rules choose tiles by estimates of both, so this is rare.
+loads, and registers beyond a thread's go to memory. Rules choose tiles by estimates of both, so this is rare. A few
+bytes in memory may cost less than the smaller tiles that do without: the static model of speed weighs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from ...codegen.kernel import KernelSource
@@ -19,9 +21,22 @@ from ...runtime.counters import counters
 from ...runtime.triton.compile import SharedMemoryError, spilled_bytes
 from ...scheduler.rules import Scarce, default_schedule, lighter_schedules
 from ...scheduler.schedule.schedule import Schedule
+from ..reports.prediction import predicted
 
-# Lighter schedules that are compiled, each in as long as the first, before the next best is taken.
+# Lighter schedules that are compiled, each in as long as the first, before the best of them is taken.
 TRIES = {Scarce.SHARED: 8, Scarce.REGISTERS: 4}
+# What code that spills has to save of the time of code that does not: times are those of a model.
+WORTH = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A schedule that was compiled, and the bytes of a thread's registers that its code keeps in memory."""
+
+    schedule: Schedule
+    source: KernelSource
+    code: KernelCode
+    spilled: int
 
 
 def fitting_code(
@@ -31,55 +46,61 @@ def fitting_code(
     source: KernelSource,
     make: Callable[[KernelSource], KernelCode],
 ) -> KernelCode:
-    """The code of a kernel by ``make``; where that takes too much of the target, of the first lighter schedule that
-    does not, or of the one that spills least.
+    """The code of a kernel by ``make``. Where that takes too much of the target, lighter schedules are compiled until
+    one does not, and the code that is fastest as predicted is taken, or that which spills least where times are not
+    predicted here.
 
     A schedule that was measured may spill: it was the fastest. Raises what ``make`` does; SharedMemoryError where no
     lighter schedule fits either.
     """
     try:
-        best = make(source)
+        first = make(source)
     except SharedMemoryError as error:
-        found = _lightest(nest, target, schedule, Scarce.SHARED, make, None)
-        if found is None:
+        found = _lighter(nest, target, schedule, Scarce.SHARED, make)
+        if not found:
             raise SharedMemoryError(f"{error}; nor does a lighter schedule fit") from error
-        return found
-    if best.language == "triton" and _spills(best) and schedule.nest == default_schedule(nest, target).nest:
-        return _lightest(nest, target, schedule, Scarce.REGISTERS, make, best) or best
-    return best
+        counters.add("kernels_lightened")
+        return _best(found, target).code
+    spilled = _spills(first) if first.language == "triton" else 0
+    if not spilled or schedule.nest != default_schedule(nest, target).nest:
+        return first
+    best = _best(
+        [_Made(schedule, source, first, spilled), *_lighter(nest, target, schedule, Scarce.REGISTERS, make)], target
+    )
+    if best.code is not first:
+        counters.add("kernels_lightened")
+    return best.code
 
 
-def _lightest(
-    nest: LoopNest,
-    target: Target,
-    schedule: Schedule,
-    scarce: Scarce,
-    make: Callable[[KernelSource], KernelCode],
-    best: KernelCode | None,
-) -> KernelCode | None:
-    """The first lighter code that does not spill, or the one that spills least, ``best`` among them."""
-    least, first = (_spills(best) if best is not None else 0), best
-    for source in islice(_sources(nest, target, schedule, scarce), TRIES[scarce]):
+def _lighter(
+    nest: LoopNest, target: Target, schedule: Schedule, scarce: Scarce, make: Callable[[KernelSource], KernelCode]
+) -> list[_Made]:
+    """Lighter schedules that compile, up to the first that does not spill."""
+    found: list[_Made] = []
+    for lighter, source in islice(_written(nest, target, schedule, scarce), TRIES[scarce]):
         try:
             code = make(source)
         except MlcError:  # too heavy still, or refused for another reason
             continue
-        spilled = _spills(code)
-        if best is None or spilled < least:
-            best, least = code, spilled
-        if spilled == 0:
+        found.append(_Made(lighter, source, code, _spills(code)))
+        if not found[-1].spilled:
             break
-    if best is not first:
-        counters.add("kernels_lightened")
-    return best
+    return found
+
+
+def _best(made: Sequence[_Made], target: Target) -> _Made:
+    """The fastest as predicted, of which those that spill have to save ``WORTH`` of the time; the one that spills least
+    where a time is not known."""
+    if len(made) > 1:
+        times = [predicted(gpu_binary(m.code), m.source, m.schedule.nest, target) for m in made]
+        known = [(t.seconds * (1 if m.spilled else 1 - WORTH), k) for k, (t, m) in enumerate(zip(times, made)) if t]
+        if len(known) == len(made):
+            return made[min(known)[1]]
+    return min(made, key=lambda m: m.spilled)
 
 
 def _spills(code: KernelCode) -> int:
     return spilled_bytes(gpu_binary(code))
-
-
-def _sources(nest: LoopNest, target: Target, schedule: Schedule, scarce: Scarce) -> Iterator[KernelSource]:
-    return (source for _, source in _written(nest, target, schedule, scarce))
 
 
 def _written(

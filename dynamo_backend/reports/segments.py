@@ -6,7 +6,7 @@ is needed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import sympy
 
@@ -42,17 +42,20 @@ def _runs(nest: LoopNest, arrays: Collection[str], warp: int) -> Iterator[tuple[
     buffers = nest.buffers
     for block, outer in blocks(nest):
         lanes = [lp for lp in outer if lp.kind is LoopKind.THREAD_X]
+        # What is written out for each part of a word, or for each of several neighbours, is loaded at once.
+        parts = [lp for lp in outer if lp.kind is LoopKind.UNROLLED]
         sites: list[Load | Access] = [*block.reads, *block.writes]
         for site in sites:
             buffer = buffers[site.buffer]
             if buffer.scope is not Scope.GLOBAL or buffer.name not in arrays:
                 continue
-            together = _together(_steps(nest, block, buffer, site.indices, lanes))
-            if together is not None:
+            moving = [*_steps(nest, block, buffer, site.indices, lanes)]
+            together = _together([*moving, *_steps(nest, block, buffer, site.indices, parts)])
+            if together is not None and any(step != 0 and many > 1 for step, many in moving):
                 yield buffer.name, min(together * buffer.dtype.itemsize, warp * _WIDEST)
 
 
-def _together(steps: Iterator[tuple[int | None, int]]) -> int | None:
+def _together(steps: Sequence[tuple[int | None, int]]) -> int | None:
     """Elements that lie together, of axes with a distance of neighbours and a number of them; None where all axes
     stand still."""
     moving = [(step, many) for step, many in steps if step != 0 and many > 1]

@@ -154,7 +154,8 @@ PEEL = Hint(
 )  # fmt: skip
 NARROW_ROWS = Hint(
     "narrow_rows", False, _NEST, _GPU, Changes.SPEED,
-    ("codegen.triton.emit", "codegen.triton.program", "codegen.triton.reduce", "dynamo_backend.reports.traffic"),
+    ("codegen.triton.emit", "codegen.triton.program", "codegen.triton.reduce", "codegen.triton.values",
+     "dynamo_backend.reports.traffic"),
     "Every unrolled loop is one visit of a row, written out. Visits keep half types of a row in registers as they were "
     "loaded, and nothing that was made of them. Of a part that a thread loads at once it sums up what it has.",
 )  # fmt: skip

@@ -47,6 +47,8 @@ COLUMN_TILE = 4096
 
 # Elements of a tile of several short rows.
 CROSS_SHORT = 2048
+# Bytes of shared memory through which the warps of a program exchange their sums of a row.
+ROW_EXCHANGED = 8 << 10
 MOST_WARPS = 16
 
 ROW_SHORT = 1024

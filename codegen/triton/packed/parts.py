@@ -14,13 +14,16 @@ import sympy
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Load, is_value
 from ....ir.nest.loops import Buffer, Scope
+from ...kernel import ALIGNMENT
 from ..functions import masked
 from ..program import BlockInfo
 from ..values import Values
-from ..writer import SourceWriter, Value
+from ..writer import Dims, SourceWriter, Value
 
 # Bytes that are loaded as one where single ones are wanted.
 WORD = 2
+# The least that a copy to shared memory takes at a time.
+COPIED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,18 @@ class PartPlace:
     at: int
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenPlace:
+    """Where a load is in loops that are written out: ``at`` of ``count`` elements side by side, which the loops
+    ``parts`` tell. ``place`` has these, and what others are."""
+
+    side: BlockInfo
+    place: sympy.Expr
+    parts: tuple[sympy.Symbol, ...]
+    count: int
+    at: int
+
+
 class Parts:
     """Loads of operands in loops over parts."""
 
@@ -56,10 +71,11 @@ class Parts:
         self.iteration: WrittenIteration | None = None
 
     def load(self, buffer: Buffer, expr: Load) -> Value | None:
-        """The tile of a load that takes every ``count``-th element of contiguous ones; None for other loads."""
+        """The tile of a load that takes every ``count``-th element of contiguous ones, or one of several that lie side
+        by side in each row; None for other loads."""
         place = self._place(buffer, expr)
         if place is None:
-            return None
+            return self._neighbours(buffer, expr)
         key = ("load", buffer.name, "parts", place.rest, place.count)
         found = self.out.known(key)
         if found is None:
@@ -96,6 +112,19 @@ class Parts:
         return found, 8 * place.at  # type: ignore[return-value]
 
     def _place(self, buffer: Buffer, expr: Load) -> PartPlace | None:
+        found = self._written(buffer, expr)
+        if found is None:
+            return None
+        lanes = [s for s in found.place.free_symbols & found.side.reduced_tile if found.place.coeff(s) == found.count]
+        if found.count == 1 or len(lanes) != 1:
+            return None
+        (lane,) = lanes
+        rest = sympy.expand(found.place.xreplace(dict.fromkeys(found.parts, sympy.S.Zero)) - found.count * lane)
+        if rest.free_symbols & {lane, *found.parts} or self._has_tail(found.side, {lane, *found.parts}):
+            return None
+        return PartPlace(found.side, rest, lane, found.count, found.at)
+
+    def _written(self, buffer: Buffer, expr: Load) -> WrittenPlace | None:
         now, info, program = self.iteration, self.values.info, self.values.program
         if now is None or info is None or buffer.scope is not Scope.GLOBAL or buffer.name in program.nest.outputs:
             return None
@@ -117,14 +146,43 @@ class Parts:
                 at, count = at + count * i.at, count * i.count
                 parts.append(i.loop)
         place = place.xreplace({i.loop: sympy.Integer(i.at) for i in around if i.loop not in parts})
-        lanes = [s for s in place.free_symbols & side.reduced_tile if place.coeff(s) == count]
-        if count == 1 or len(lanes) != 1:
+        return WrittenPlace(side, place, tuple(parts), count, at)
+
+    def _neighbours(self, buffer: Buffer, expr: Load) -> Value | None:
+        """The element of each row, or column, of which iterations that are written out take those side by side, as the
+        scales of groups are: they are loaded together, in words that are copied ahead. None for other loads."""
+        found = self._written(buffer, expr)
+        if found is None or not COPIED <= found.count * buffer.dtype.itemsize <= ALIGNMENT or found.count == 1:
             return None
-        (lane,) = lanes
-        rest = sympy.expand(place.xreplace(dict.fromkeys(parts, sympy.S.Zero)) - count * lane)
-        if rest.free_symbols & {lane, *parts} or self._has_tail(side, {lane, *parts}):
+        rest = found.place.xreplace(dict.fromkeys(found.parts, sympy.S.Zero))
+        moving = {*found.parts, *found.side.reduced_tile}
+        dims = self.values.dims(rest)
+        if rest.free_symbols & moving or len(dims) != 1 or self._has_tail(found.side, set(found.parts)):
             return None
-        return PartPlace(side, rest, lane, count, at)
+        key = ("load", buffer.name, "neighbours", rest, found.count)
+        tiles = self.out.known(key)
+        if tiles is None:
+            tiles = self._loaded_together(buffer, rest, dims, found.count)
+            if tiles is None:
+                return None
+            self.out.remember(key, tiles)
+        return tiles[found.at]  # type: ignore[index, no-any-return]
+
+    def _loaded_together(self, buffer: Buffer, rest: sympy.Expr, dims: Dims, count: int) -> tuple[Value, ...] | None:
+        values = self.values
+        mask = values.all_of(values.bounds(dims))
+        if mask is not None and not mask.dims <= dims:
+            return None
+        (lane,) = dims
+        dim, extent = values.program.tile[lane]
+        place, back = ("[None, :]", "[:, None]") if dim == 0 else ("[:, None]", "[None, :]")
+        suffix = masked(mask.text, buffer.dtype) if mask is not None else ""
+        offset = f"{values.index(rest)} + tl.arange(0, {count}){place}"
+        whole = self.out.assign(f"{buffer.name}_", f"tl.load({buffer.name}_ptr + ({offset}){suffix})")
+        rows = whole if dim == 0 else f"tl.permute({whole}, (1, 0))"
+        halves = ", ".join(["2"] * (count.bit_length() - 1))
+        tiles = self._dealt(f"tl.reshape({rows}, [{extent}, {halves}])", count)
+        return tuple(Value(f"{name}{back}", dims, buffer.dtype) for name in tiles)
 
     def _has_tail(self, side: BlockInfo, moving: set[sympy.Symbol]) -> bool:
         """Whether some of the elements are not there."""
@@ -151,15 +209,18 @@ class Parts:
         levels = count.bit_length() - 1
         halves = ", ".join(["2"] * levels)
         if dim == 1:
-            tiles = [f"tl.reshape({whole}, [{other}, {extent}, {halves}])"]
+            parts = f"tl.reshape({whole}, [{other}, {extent}, {halves}])"
         else:
             order = ", ".join(map(str, (0, levels + 1, *range(1, levels + 1))))
-            tiles = [f"tl.permute(tl.reshape({whole}, [{extent}, {halves}, {other}]), ({order}))"]
-        # The last of the new dimensions is the lowest bit of a part's number.
+            parts = f"tl.permute(tl.reshape({whole}, [{extent}, {halves}, {other}]), ({order}))"
+        return tuple(Value(name, across | {lane}, buffer.dtype) for name in self._dealt(parts, count))
+
+    def _dealt(self, text: str, count: int) -> list[str]:
+        """A tile whose last dimensions are the bits of a part's number, the lowest last: the tiles of all parts."""
+        tiles, levels = [text], count.bit_length() - 1
         for _ in range(levels):
-            tiles = [name for text in tiles for name in self._halves(text)]
-        parts = [tiles[int(f"{k:0{levels}b}"[::-1], 2)] for k in range(count)]
-        return tuple(Value(name, across | {lane}, buffer.dtype) for name in parts)
+            tiles = [name for whole in tiles for name in self._halves(whole)]
+        return [tiles[int(f"{k:0{levels}b}"[::-1], 2)] for k in range(count)]
 
     def _halves(self, text: str) -> tuple[str, str]:
         names = self.out.fresh("part"), self.out.fresh("part")

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 
 import sympy
 
+from ....ir.expr.dtypes import DType
 from ....ir.nest.hints import NARROW_ROWS, NUM_WARPS
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update
 from ....ir.target import Target
-from ...cost.gpu_kernels import CROSS_SHORT, MOST_WARPS
+from ...cost.gpu_kernels import CROSS_SHORT, LOAD_BYTES, MOST_WARPS, ROW_EXCHANGED
 from ...cost.rows import ADDRESSES, held_words, keeps_narrow, long_row, longest_row, registers
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
@@ -32,7 +33,7 @@ from .common import (
     warps_for,
 )
 
-# Parts of a row that is visited part by part: what is made of one is spent before the next is made.
+# The least parts of a row that is visited part by part: what is made of one is spent before the next is made.
 PARTS = 4
 
 
@@ -95,17 +96,46 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
         "warps": tuple(dict.fromkeys((warps, min(warps * 2, MOST_WARPS), max(warps // 2, 1)))),
         "stages": steps_to_try(target, _stages(shape, target, size * rows, warps)),
     }
-    return found | {"parts": (PARTS, PARTS * 2)} if _is_narrow(shape, target) else found
+    return found | {"parts": _parts(target, size, warps)} if _is_narrow(shape, target) else found
+
+
+def _parts(target: Target, size: int, warps: int) -> tuple[int, ...]:
+    """In how many parts a row is visited, the default first: of a part a thread has what it loads at once, and one
+    number of each of its sums."""
+    own = max(size * DType.BFLOAT16.itemsize // (warps * target.warp * LOAD_BYTES), PARTS)
+    # Where rows come through registers, larger parts have more loads under way.
+    first = own if target.machine.has_async_copies else PARTS
+    return tuple(dict.fromkeys((first, PARTS, 2 * PARTS)))
 
 
 def _stages(shape: NestShape, target: Target, elements: int, warps: int) -> int:
     """Steps over rows that are under way; one where sums leave no registers for the addresses of others."""
     machine = target.machine
+    if _is_narrow(shape, target):
+        # The next row is on its way while registers hold one.
+        room = machine.block_shared - ROW_EXCHANGED
+        return 2 if machine.has_async_copies and _copied(shape) * elements <= room else 1
     if elements * _words(shape) / (warps * target.warp) + 2 * ADDRESSES > machine.thread_registers:
         return 1
     kept, _ = _pieces(shape, shape.cross[0])
     count = math.prod(typical(shape.nest, a.extent) for a in shape.cross[0].axes if a.var in kept)
     return steps_of_reads(shape, target, [v for v, _ in (*shape.rows, *shape.inner)], elements, warps, count)
+
+
+def _copied(shape: NestShape) -> int:
+    """Bytes of shared memory for each element of a row whose visits are told apart: what has a place for each element
+    is copied once, what all rows have in common by each visit."""
+    inner, rows = ({v for v, _ in axes} for axes in (shape.inner, shape.rows))
+    visit_of, found = dict[str, int](), dict[tuple[str, int], int]()
+    for b in shape.blocks:
+        visit = max((visit_of.get(ld.buffer, 0) for ld in b.reads), default=0)
+        later = b.is_reduction and not shape.is_cross(b)
+        visit_of |= {w.buffer: visit + later for w in b.writes}
+        for a in shape.accesses:
+            if a.block == b.name and not a.is_write and any(a.step(v) != 0 for v in inner):
+                own = any(a.step(v) != 0 for v in rows)
+                found[a.buffer.name, 0 if own else visit] = a.buffer.dtype.itemsize
+    return sum(found.values())
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:

@@ -68,6 +68,8 @@ def _parts(
     size, word = sizes
     steps: list[str] = []
     stages = shape.stages
+    # Of groups whose scales lie side by side, so many that a thread has a word of them: words are copied ahead.
+    written_out = 4 if len(c.summed) - len(parts) > 1 else 2
     for p, chain in zip(c.products, chains, strict=True):
         loops = loops_of(schedule, p.name)
         step, lane = cut(schedule, chain, size)
@@ -77,12 +79,12 @@ def _parts(
             written = [inside, *written]
         # A step of few products costs as much beside them: several are written as one.
         few = word > 1 and shape.rows * shape.columns <= FEW_RESULTS
-        several = 2 * shape.step // (size * math.prod(parts.values())) if few and step is not None else 1
+        several = written_out * shape.step // (size * math.prod(parts.values())) if few and step is not None else 1
         while several > 1 and not schedule.nest.symbols.is_divisible(schedule.extent(str(step)), several * SHORT):
             several //= 2
         if step is not None and several > 1:
             step, within = schedule.split(step, [None, several])
-            written, stages = [within, *written], math.ceil((shape.stages + 1) / 2)
+            written, stages = [within, *written], math.ceil((shape.stages + several - 1) / several)
         schedule.reorder(*written, lane)
         for lp in written:
             schedule.unroll(lp)

@@ -24,6 +24,7 @@ from torch_mlc.dynamo_backend.tracing.fake_device import retarget
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.counters import counters
 from torch_mlc.runtime.log import KernelFallbackWarning
+from torch_mlc.runtime.model.predict import Prediction
 from torch_mlc.runtime.settings.options import Options
 from torch_mlc.runtime.triton.compile import GpuBinary, GpuCompileError, SharedMemoryError, compile_triton
 from torch_mlc.scheduler.rules import Scarce, default_schedule, lighter_schedules
@@ -106,13 +107,33 @@ def test_where_nothing_fits_its_aten_ops_run(monkeypatch: pytest.MonkeyPatch) ->
         compiled(columns, 512, 999)
 
 
-@pytest.mark.parametrize(("spills", "tries", "chosen"), [((64, 0), 2, 1), ((64, 96, 8, 16), 4, 2), ((8, 8, 8), 3, 0)])
+def timing(monkeypatch: pytest.MonkeyPatch, microseconds: Sequence[int]) -> None:
+    """Kernels are predicted to take so long, in the order in which they are compiled; no time is known beyond."""
+    known = dict[str, int]()
+
+    def predicted(binary: GpuBinary, *_: Any) -> Prediction | None:
+        place = known.setdefault(binary.assembly, len(known))
+        return Prediction(microseconds[place] * 1e-6, {}) if place < len(microseconds) else None
+
+    monkeypatch.setattr(lighter, "predicted", predicted)
+
+
+# Where no times are known, and where they are: a few bytes that spill, fast and much, worth a tenth or not.
+LIGHTER: list[tuple[tuple[int, ...], tuple[int, ...], int, int]] = [
+    ((64, 0), (), 2, 1), ((64, 96, 8, 16), (), 4, 2), ((8, 8, 8), (), 3, 0), ((64, 96, 8), (9, 5), 3, 2),
+    ((64, 96, 8, 16), (30, 20, 50, 40), 4, 1), ((64, 8, 0), (50, 40, 20), 3, 2), ((8, 0), (95, 100), 2, 1),
+    ((8, 0), (80, 100), 2, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spills", "times", "tries", "chosen"), LIGHTER)
 def test_a_kernel_that_spills_is_tried_with_fewer_registers(
-    monkeypatch: pytest.MonkeyPatch, spills: tuple[int, ...], tries: int, chosen: int
+    monkeypatch: pytest.MonkeyPatch, spills: tuple[int, ...], times: tuple[int, ...], tries: int, chosen: int
 ) -> None:
     seen = failing(monkeypatch, 0)
     monkeypatch.setitem(lighter.TRIES, Scarce.REGISTERS, tries - 1)
     spilling(monkeypatch, spills)
+    timing(monkeypatch, times)
     stages, build = compiled(columns, 512, 999)
     assert len(seen) == tries
     assert build.source == seen[chosen]
@@ -125,6 +146,16 @@ def test_a_kernel_that_spills_nothing_is_compiled_once(monkeypatch: pytest.Monke
         warnings.simplefilter("error", KernelFallbackWarning)
         compiled(columns, 512, 999)
     assert len(seen) == 1
+
+
+def test_times_are_predicted_where_there_is_a_choice_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Prediction:
+        raise AssertionError("asked for the time of a kernel that has no other")
+
+    monkeypatch.setattr(lighter, "predicted", refuse)
+    compiled(columns, 512, 999)
+    failing(monkeypatch, 1)
+    compiled(columns, 512, 998)
 
 
 def test_another_error_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

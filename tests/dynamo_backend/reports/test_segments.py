@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_mlc
 from torch_mlc.dynamo_backend.reports.report import KernelReport
+from torch_mlc.dynamo_backend.reports.segments import contiguous_by_array
 
 pytest.importorskip("triton")
 TARGET = "cuda:sm_90"
@@ -32,6 +33,13 @@ def test_rows_of_a_tile() -> None:
 
 def test_steps_beyond_one() -> None:
     assert kernel(lambda x: x[:, ::2] + 1, ((4096, 4096), BF16)).contiguous_bytes == 2
+
+
+def test_parts_of_words_that_are_written_out_lie_together() -> None:
+    """Bytes in words of two, whose halves are operands of two products."""
+    found = kernel(lambda x, w: x @ w.mT.to(BF16), ((16, 512), BF16), ((2112, 512), torch.int8))
+    assert found.rule == "gpu_contraction" and found.scheduled is not None
+    assert contiguous_by_array(found.scheduled, 32)["in1"] >= 64
 
 
 def test_what_data_place_lies_apart() -> None:

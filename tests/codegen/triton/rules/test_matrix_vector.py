@@ -17,7 +17,9 @@ from torch_mlc.ir.expr.value import Expr, IndexValue, Load, Select, call, cast, 
 from torch_mlc.ir.function.function import Output, Stage
 from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.target import gpu_target
+from torch_mlc.runtime.machine_code.issue import issue_report
 from torch_mlc.runtime.triton.compile import compile_triton, resource_report
+from torch_mlc.scheduler.cost.flight import bytes_wanted
 from torch_mlc.scheduler.rules import default_schedule
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -76,6 +78,7 @@ SMALL = {
     "4 bits, float16": nibbles(72, 2, 64, F16),
     "4 bits, odd rows and groups": nibbles(37, 3, 44),
     "4 bits, few rows, activated": nibbles(17, 5, 32, epilogue=True),
+    "4 bits, four groups a step": nibbles(24, 8, 64),
     "bytes": rows(80, 512),
     "bytes, float16": rows(72, 256, F16),
     "bytes without a sign": rows(72, 256, BF16, U8),
@@ -87,6 +90,14 @@ SMALL = {
 @pytest.mark.parametrize("name", SMALL)
 def test_packed_matrices_times_a_vector(agrees, name):
     agrees(scheduled(SMALL[name]), tolerance=2e-2)
+
+
+def test_scales_of_groups_that_lie_side_by_side_are_loaded_together():
+    """In words, which are copied ahead as the matrix is; of a tail of rows, too."""
+    text = emit_triton(scheduled(SMALL["4 bits, four groups a step"]), SM90).text
+    for name in ("in2", "in3"):
+        assert text.count(f"tl.load({name}_ptr") == text.count(f"{name}_0 = ") == 1
+    assert text.count("tl.arange(0, 4)[None, :]") == 2
 
 
 def test_rows_at_odd_places_are_left_to_other_rules():
@@ -114,9 +125,13 @@ LARGE = {"4 bits": nibbles(14336, 32, 128), "bytes": rows(14336, 4096)}
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100"])
 @pytest.mark.parametrize("name", LARGE)
 def test_large_matrices_are_read_wide(name, target):
-    """By 16 bytes, but for the scales; nothing spills."""
+    """By 16 bytes, but for the scales, and as much ahead as memory takes up meanwhile; nothing spills."""
     gpu = gpu_target(target)
-    binary = compile_triton(emit_triton(scheduled(LARGE[name], gpu), gpu), gpu)
-    report = resource_report(binary)
+    source = emit_triton(scheduled(LARGE[name], gpu), gpu)
+    binary = compile_triton(source, gpu)
+    report, issue = resource_report(binary), issue_report(binary, source, {})
     assert report.spills == 0 and report.shared <= gpu.shared_bytes
     assert report.wide_loads >= 0.9 and report.group_products + report.warp_products > 0
+    assert issue is not None and report.occupancy is not None
+    in_flight = issue.on_multiprocessor(report.threads, report.occupancy, gpu.machine)
+    assert in_flight is not None and in_flight >= bytes_wanted(gpu.machine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -19,7 +20,9 @@ from torch_mlc.dynamo_backend.tracing.fake_device import retarget
 from torch_mlc.ir.graph.graph import CallTensor
 from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.target import gpu_target
+from torch_mlc.runtime.machine_code.issue import issue_report
 from torch_mlc.runtime.triton.compile import compile_triton, resource_report
+from torch_mlc.scheduler.cost.flight import bytes_wanted
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.rules import default_schedule, design_space
@@ -90,6 +93,9 @@ def test_narrow_rows_interpreted(
     assert scheduled.rule == "gpu_cross_reduction"
     source = agrees(scheduled.nest, tolerance=2e-2)
     assert source.text.count("tl.load(in0_ptr") == gpu_cross.PARTS and "mlc_held(in0_0)" in source.text
+    # Parts of a row have one address in registers, and each a constant beside it.
+    starts = {m[1] for m in re.finditer(r"tl\.load\(in0_ptr \+ \(([^)]*)\)(?: \+ \d+)?[,)]", source.text)}
+    assert len(starts) == 1 and source.text.count(" + 64") and source.text.count(" + 192")
     traffic = traffic_of(scheduled.nest)
     assert traffic.moved == traffic.least
 
@@ -113,8 +119,20 @@ def test_long_rows_with_two_sums(columns: int) -> None:
     assert schedule.rule == "gpu_cross_reduction"
     source = emit_triton(schedule.nest, SM90)
     assert "mlc_held" in source.text
-    report = resource_report(compile_triton(source, SM90))
+    binary = compile_triton(source, SM90)
+    report, issue = resource_report(binary), issue_report(binary, source, {})
     assert report.spills == 0 and report.wide_loads > 0.95
+    # The next row is copied while this one is reduced: more than memory takes up meanwhile.
+    assert issue is not None and report.occupancy is not None
+    held = issue.on_multiprocessor(report.threads, report.occupancy, SM90.machine)
+    assert held is not None and held >= bytes_wanted(SM90.machine)
+
+
+@pytest.mark.parametrize(("target", "stages"), [("cuda:sm_80", 2), ("cuda:sm_120", 1), ("hip:gfx942", 1)])
+def test_the_next_row_is_copied_where_shared_memory_holds_it(target: str, stages: int) -> None:
+    """Two arrays of rows, and what all rows have in common by each of two visits."""
+    first, _ = nests(4096, 16384, torch.bfloat16)
+    assert gpu_cross.GPU_CROSS_REDUCTION.parameters(first, gpu_target(target))["stages"][0] == stages
 
 
 def rms_norm(x: Tensor, w: Tensor) -> Tensor:
