@@ -76,7 +76,8 @@ def _captured(workload: Workload, size: Size) -> list[tuple[str, fx.GraphModule]
     )
     fakes = [t.fake_mode for t in pytree.tree_leaves(made.inputs)]
     torch._dynamo.reset()
-    with fakes[0], torch.set_grad_enabled(workload.training), config.patch(_SETTINGS):
+    # What the partitioner makes of random numbers is traced in the mode that it finds.
+    with V.set_fake_mode(fakes[0]), fakes[0], torch.set_grad_enabled(workload.training), config.patch(_SETTINGS):
         result = torch.compile(made.function, backend=backend)(*made.inputs)
         losses = [t.float().sum() for t in pytree.tree_leaves(result) if t.requires_grad]
         if workload.training:
