@@ -24,6 +24,7 @@ from torch._inductor import compile_fx, config
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from torch_mlc.dynamo_backend.tracing.fake_device import allow_fake_cuda, retarget
@@ -71,19 +72,26 @@ def _captured(workload: Workload, size: Size) -> list[tuple[str, fx.GraphModule]
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
         decompositions=select_decomp_table(),
-        partition_fn=compile_fx.partition_fn,
+        partition_fn=_partitioned,
         keep_inference_input_mutations=True,
     )
     fakes = [t.fake_mode for t in pytree.tree_leaves(made.inputs)]
     torch._dynamo.reset()
-    # What the partitioner makes of random numbers is traced in the mode that it finds.
-    with V.set_fake_mode(fakes[0]), fakes[0], torch.set_grad_enabled(workload.training), config.patch(_SETTINGS):
+    with fakes[0], torch.set_grad_enabled(workload.training), config.patch(_SETTINGS):
         result = torch.compile(made.function, backend=backend)(*made.inputs)
         losses = [t.float().sum() for t in pytree.tree_leaves(result) if t.requires_grad]
         if workload.training:
             torch.autograd.backward(losses)
     torch._dynamo.reset()
     return graphs
+
+
+def _partitioned(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+    """Inductor's partitioner. What its passes trace (random numbers) has the mode of the graph's own tensors."""
+    values = (n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder")
+    mode = next(t.fake_mode for t in pytree.tree_leaves(list(values)) if isinstance(t, FakeTensor))
+    with V.set_fake_mode(mode):
+        return compile_fx.partition_fn(gm, inputs, **options)
 
 
 def _lowered(kind: str, gm: fx.GraphModule, target: Target) -> Program:
