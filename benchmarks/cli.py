@@ -166,8 +166,8 @@ def main(
             def before(name: str, names: list[str]) -> None:
                 bar.update(task, description=name, total=len(names), completed=names.index(name))
 
-            chosen = partial(select, patterns=patterns)
-            run_target(suite, size or "full", target, tries, chosen, out, path, console, before)
+            choose = partial(select, patterns=patterns)
+            run_target(suite, size or "full", target, tries, choose, out, path, console, before)
         return
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("the plot needs matplotlib: pip install 'torch-mlc[bench]', or use --no-plot")

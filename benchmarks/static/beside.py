@@ -196,7 +196,8 @@ def _packet(op: str) -> str:
 def _theirs(program: Program, target: Target) -> Side:
     calls = calls_of(program)
     made: dict[Launch, InductorKernel] = {}
-    kernels, libraries = [], {}
+    kernels: list[Kernel] = []
+    libraries: dict[str, tuple[int, float, int]] = {}
     for launch in calls.launches:
         if launch not in made:
             made[launch] = inductor_kernel(launch, target)

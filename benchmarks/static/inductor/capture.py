@@ -95,10 +95,14 @@ def _partitioned(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> A
 
 
 def _lowered(kind: str, gm: fx.GraphModule, target: Target) -> Program:
-    allow_fake_cuda()
-    retarget([gm], "cuda")
     inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
     mode = next(t.fake_mode for t in inputs if isinstance(t, torch.Tensor))
+    if kind == "inference":
+        # The partitioner has done so in training. Constants are folded, on a device that is here.
+        with tracing(TracingContext(mode)), V.set_fake_mode(mode), config.patch(_SETTINGS):
+            compile_fx._recursive_joint_graph_passes(gm)
+    allow_fake_cuda()
+    retarget([gm], "cuda")
     written: list[str] = []
 
     def save(text: str) -> None:
@@ -113,8 +117,6 @@ def _lowered(kind: str, gm: fx.GraphModule, target: Target) -> Program:
         V.set_fake_mode(mode),
         contextlib.suppress(_Written),
     ):
-        if kind == "inference":  # its partitioner has done so in training
-            compile_fx._recursive_joint_graph_passes(gm)
         compile_fx.compile_fx_inner(gm, inputs, is_backward=kind == "backward", is_inference=kind == "inference")
     return Program(kind, written[0], tuple(inputs))
 
