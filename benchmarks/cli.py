@@ -7,9 +7,8 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
@@ -18,7 +17,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 
 from .kernels.case import VARIANTS
 from .kernels.registry import KERNELS
-from .machine import describe_machine, describe_versions, measure_roofline
+from .machine import Roofline, describe_machine, measure_roofline
 from .models.registry import MODELS
 from .models.spec import SIZES, Size
 from .peers import FREEZE, Peer, parse_peers
@@ -26,7 +25,9 @@ from .run_compile import LAYERS, MODEL, run_compile
 from .run_kernels import failed, run_kernel
 from .run_memory import run_memory
 from .run_models import MODES, meant, run_model
-from .schema import Report
+from .run_target import TARGET_SUITES, run_target, tell_changed
+from .schema import CaseResult, Report, resume_report
+from .steps import Keep, begun, newest, run_steps, stamp
 from .table import print_report
 from .timing import TimingSettings
 
@@ -34,6 +35,8 @@ from .timing import TimingSettings
 NODES = (100, 300, 1000, 3000, 10000)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 RESULTS = Path(__file__).resolve().parent / "results"
+# What --resume is without a name.
+NEWEST = ":newest"
 
 
 def select(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
@@ -106,7 +109,12 @@ def progress_bar(console: Console) -> Progress:
 )
 @click.option("--minutes", type=click.Choice(("10", "45")), default="10", help="Of campaign: what there is time for.")
 @click.option("--stage", "stages", multiple=True, help="Of campaign: this one alone; may be given again.")
-@click.option("--resume", is_flag=True, help="Of campaign: go on with the last one in the folder of results.")
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value=NEWEST,
+    help="Go on with a file of results that a stopped run has left; without a name, with the suite's newest in --out.",
+)
 @click.option(
     "--cache",
     type=click.Path(file_okay=False, path_type=Path),
@@ -135,7 +143,7 @@ def main(
     target: str,
     minutes: str,
     stages: tuple[str, ...],
-    resume: bool,
+    resume: str | None,
     cache: Path | None,
     tries: int,
     fill: bool,
@@ -149,17 +157,21 @@ def main(
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise click.BadParameter("torch sees no GPU; use --device cpu", param_hint="--device")
-    if suite == "static":
-        static(size or "full", patterns, target, out)
-        return
+    # A pipe or file has no width of its own, and rich's 80 columns would cut every cell of these tables.
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    path = resumed(suite, resume, out)
     if suite == "campaign":
-        campaign(minutes, size, target, stages, resume, cache, fill, out)
+        campaign(minutes, size, target, stages, path, cache, fill, out, console)
         return
-    if suite == "defaults":
-        defaults(size or "full", patterns, target, tries, out)
-        return
-    if suite == "predicted":
-        predicted(size or "full", patterns, target, out)
+    if suite in TARGET_SUITES:
+        with progress_bar(console) as bar:
+            task = bar.add_task(suite, total=None)
+
+            def before(name: str, names: list[str]) -> None:
+                bar.update(task, description=name, total=len(names), completed=names.index(name))
+
+            choose = partial(select, patterns=patterns)
+            run_target(suite, size or "full", target, tries, choose, out, path, console, before)
         return
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("the plot needs matplotlib: pip install 'torch-mlc[bench]', or use --no-plot")
@@ -183,15 +195,10 @@ def main(
     rounds = repeat or (1 if suite in ("compile", "memory", "scaling") else 100 if cuda else 20)
     timing = TimingSettings(device, rounds, flush=flush if flush is not None else cuda and suite == "kernels")
     modes = MODES if mode == "both" else (mode,)
-    # A pipe or file has no width of its own, and rich's 80 columns would cut every cell of these tables.
-    console = Console() if sys.stdout.isatty() else Console(width=200)
     report = Report(
         suite=suite,
         device=device,
-        command=["python", "-m", "benchmarks", *sys.argv[1:]],
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=describe_machine(device),
-        versions=describe_versions(),
         settings={
             "peers": [peer.name for peer in peers],
             "dtype": dtype,
@@ -203,115 +210,76 @@ def main(
             "flush": timing.flush,
         },
         roofline=None,
+        **begun(),
     )
+    if path is None:
+        path = out / f"{suite}_{device}_{stamp(report.created)}.json"
+    else:
+        try:
+            report, changed = resume_report(path, report)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--resume") from error
+        tell_changed(changed, console)
+    kind = DTYPES[dtype]
+    steps: dict[str, Callable[[], CaseResult | list[CaseResult]]]
     with progress_bar(console) as bar:
         if suite == "compile":
-            task = bar.add_task("compile", total=len(layers) * len(modes))
-            for depth in layers:
-                for m in modes:
-                    bar.update(task, description=f"{depth} layers, {m}")
-                    report.cases += run_compile(depth, m, peers, device, size, dynamic, rounds)
-                    bar.advance(task)
+            steps = {
+                f"{n} layers, {m}": partial(run_compile, n, m, peers, device, size, dynamic, rounds)
+                for n in layers
+                for m in modes
+            }
         elif suite == "memory":
-            task = bar.add_task("memory", total=sum(len(meant(MODELS[n], modes)) for n in chosen))
-            for name in chosen:
-                for m in meant(MODELS[name], modes):
-                    bar.update(task, description=f"{name}, {m}")
-                    case = run_memory(MODELS[name], size, m, peers, DTYPES[dtype], dynamic, device, rounds)
-                    report.cases.append(case)
-                    bar.advance(task)
+            steps = {
+                f"{n}, {m}": partial(run_memory, MODELS[n], size, m, peers, kind, dynamic, device, rounds)
+                for n in chosen
+                for m in meant(MODELS[n], modes)
+            }
         elif scaling is not None:
-            task = bar.add_task("scaling", total=len(chosen) * len(nodes))
-            for name in chosen:
-                for count in nodes:
-                    bar.update(task, description=f"{name}, {count} nodes")
-                    report.cases.append(scaling.run_scaling(name, count, rounds))
-                    bar.advance(task)
+            steps = {
+                f"{n}, {count} nodes": partial(scaling.run_scaling, n, count, rounds) for n in chosen for count in nodes
+            }
         else:
             task = bar.add_task("copy and matmul rates", total=None)
-            roofline = measure_roofline(device, DTYPES[dtype])
+            roofline = Roofline(**report.roofline) if report.roofline else measure_roofline(device, kind)
+            bar.remove_task(task)
             report.roofline = roofline.to_json()
-            variants = VARIANTS if variant == "both" else (variant,)
-            steps = {n: variants if suite == "kernels" else meant(MODELS[n], modes) for n in chosen}
-            bar.update(task, total=sum(map(len, steps.values())))
-            for name in chosen:
-                for step in steps[name]:
-                    bar.update(task, description=f"{name}, {step}")
-                    if suite == "kernels":
-                        case = run_kernel(KERNELS[name], step, peers, DTYPES[dtype], dynamic, timing, roofline)
-                    else:
-                        case = run_model(MODELS[name], size, step, peers, DTYPES[dtype], dynamic, timing, roofline)
-                    report.cases.append(case)
-                    bar.advance(task)
-    finish(report, out, plot, console)
+            last = (peers, kind, dynamic, timing, roofline)
+            if suite == "kernels":
+                variants = VARIANTS if variant == "both" else (variant,)
+                steps = {f"{n}, {v}": partial(run_kernel, KERNELS[n], v, *last) for n in chosen for v in variants}
+            else:
+                steps = {
+                    f"{n}, {m}": partial(run_model, MODELS[n], size, m, *last)
+                    for n in chosen
+                    for m in meant(MODELS[n], modes)
+                }
+        task = bar.add_task(suite, total=len(steps))
+        names = list(steps)
 
-
-def static(size: Size, patterns: tuple[str, ...], target: str, out: Path) -> None:
-    """Compile for a GPU and tell figures and targets; exit with 1 where something did not compile."""
-    suite = _compiling("static", "run")
-
-    def run(names: list[str], target: str, before: Callable[[str], None]) -> Any:
-        return suite.run_static(names, size, target, before)
-
-    cross_compiled("static", patterns, target, out, run, suite.print_static)
-
-
-def defaults(size: Size, patterns: tuple[str, ...], target: str, tries: int, out: Path) -> None:
-    """Compare default schedules with others for a GPU; exit with 1 where something did not compile."""
-    suite = _compiling("defaults", "defaults")
-
-    def run(names: list[str], target: str, before: Callable[[str], None]) -> Any:
-        return suite.run_defaults(names, size, target, tries, before)
-
-    cross_compiled("defaults", patterns, target, out, run, suite.print_defaults)
-
-
-def predicted(size: Size, patterns: tuple[str, ...], target: str, out: Path) -> None:
-    """Predict our kernels and Inductor's for a GPU; exit with 1 where something was not compared."""
-    suite = _compiling("predicted", "beside")
-
-    def run(names: list[str], target: str, before: Callable[[str], None]) -> Any:
-        return suite.run_predicted(names, size, target, before)
-
-    cross_compiled("predicted", patterns, target, out, run, suite.print_predicted)
-
-
-def _compiling(suite: str, module: str) -> Any:
-    """A module of the suites that compile for a GPU. Every other suite also runs where torch_mlc is not installed."""
-    if importlib.util.find_spec("torch_mlc") is None or importlib.util.find_spec("triton") is None:
-        raise click.UsageError(f"{suite} compiles with torch_mlc for a GPU: pip install torch-mlc triton")
-    return importlib.import_module(f"{__package__}.static.{module}")
-
-
-def cross_compiled(
-    suite: str,
-    patterns: tuple[str, ...],
-    target: str,
-    out: Path,
-    run: Callable[[list[str], str, Callable[[str], None]], Any],
-    show: Callable[[Any, Console], None],
-) -> None:
-    """Run a suite over static workloads, by names, target, and what is called ahead of each; print and write it."""
-    known = _compiling(suite, "run")
-    names = select(known.WORKLOADS, patterns)
-    console = Console() if sys.stdout.isatty() else Console(width=200)
-    with progress_bar(console) as bar:
-        task = bar.add_task(suite, total=len(names))
-
-        def before(name: str) -> None:
+        def told(name: str) -> None:
             bar.update(task, description=name, completed=names.index(name))
 
-        try:
-            report = run(names, target, before)
-        except known.TargetError as error:
-            raise click.BadParameter(str(error), param_hint="--target") from error
-    show(report, console)
-    when = report.created.replace(":", "").replace("+0000", "Z")
-    path = out / f"{suite}_{target.partition(':')[2].replace('_', '')}_{when}.json"
-    report.write(path)
-    console.print(f"wrote {path}", soft_wrap=True)
-    if report.failed:
-        sys.exit(1)
+        run_steps(report, {n: partial(add_cases, report, step) for n, step in steps.items()}, path, told)
+    finish(report, path, plot, console)
+
+
+def add_cases(report: Report, step: Callable[[], CaseResult | list[CaseResult]], _: Keep) -> None:
+    """Take a step, whose cases are results of the run."""
+    cases = step()
+    report.cases += cases if isinstance(cases, list) else [cases]
+
+
+def resumed(suite: str, resume: str | None, out: Path) -> Path | None:
+    """The file that a run goes on with: the one that is named, or the newest of the suite. None for a new run."""
+    if resume is None:
+        return None
+    kind = "jsonl" if suite == "campaign" else "json"
+    path = newest(out, f"{suite}_*.{kind}") if resume == NEWEST else Path(resume)
+    if path is None or not path.is_file():
+        missing = f"{suite}_*.{kind} in {out}" if path is None else path
+        raise click.BadParameter(f"there is no {missing} to go on with", param_hint="--resume")
+    return path
 
 
 def campaign(
@@ -319,10 +287,11 @@ def campaign(
     size: Size | None,
     target: str,
     stages: tuple[str, ...],
-    resume: bool,
+    resume: Path | None,
     cache: Path | None,
     fill: bool,
     out: Path,
+    console: Console,
 ) -> None:
     """Everything that a GPU can tell, in processes that may crash; exit with 1 where something was wrong or lost."""
     if importlib.util.find_spec("torch_mlc") is None or importlib.util.find_spec("triton") is None:
@@ -334,23 +303,21 @@ def campaign(
         raise click.BadParameter(
             f"{unknown[0]!r}; {hint}the stages are {', '.join(command.STAGES)}", param_hint="--stage"
         )
-    console = Console() if sys.stdout.isatty() else Console(width=200)
     sys.exit(command.campaign(int(minutes), size, target, stages, resume, cache, fill, out, console))
 
 
-def finish(report: Report, out: Path, plot: bool, console: Console) -> None:
-    """Print, write and draw a report; exit with 1 where something failed."""
+def finish(report: Report, path: Path, plot: bool, console: Console) -> None:
+    """Print and draw a report that is written; exit with 1 where something failed."""
     print_report(report, console)
-    stem = f"{report.suite}_{report.device}_{report.created.replace(':', '').replace('+0000', 'Z')}"
-    report.write(out / f"{stem}.json")
-    console.print(f"wrote {out / stem}.json", soft_wrap=True)
+    console.print(f"wrote {path}", soft_wrap=True)
     if plot:
         # matplotlib belongs to the extra `bench` and takes a second to load, so only a run that draws imports it.
-        importlib.import_module(f"{__package__}.plot").write_plot(report, out / f"{stem}.png")
-        console.print(f"wrote {out / stem}.png", soft_wrap=True)
+        importlib.import_module(f"{__package__}.plot").write_plot(report, path.with_suffix(".png"))
+        console.print(f"wrote {path.with_suffix('.png')}", soft_wrap=True)
     wrong = [
         f"{case.name}, {case.variant}, {case.mode}: {', '.join(w)}" for case in report.cases if (w := failed(case))
     ]
+    wrong += [f"{name}: {why}" for name, why in report.progress.failed.items()]
     for line in wrong:
         console.print(f"failed or not within the error limit: {line}", style="bold red")
     if wrong:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .peers import EAGER
 from .stats import Geomean, Spread, geomean, spread
+from .steps import Progress, checked, read_json, same_run
 
 SCHEMA, VERSION = "torch-mlc-benchmarks", 1
 
@@ -85,6 +85,7 @@ class Report:
     settings: dict[str, Any]
     roofline: dict[str, Any] | None
     cases: list[CaseResult] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
 
     def peer_names(self) -> list[str]:
         return list(dict.fromkeys(name for case in self.cases for name in case.peers))
@@ -100,40 +101,31 @@ class Report:
                     result[f"{peer}/{base}"] = geomean(ratios)
         return result
 
-    def to_json(self) -> str:
-        body = {"schema": SCHEMA, "version": VERSION, **asdict(self)}
-        body["summary"] = {name: g._asdict() for name, g in self.geomeans().items()}
-        return json.dumps(_finite(body), indent=1, allow_nan=False)
-
-    def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.to_json() + "\n")
+    def to_json(self) -> dict[str, Any]:
+        body = {"schema": SCHEMA, "version": VERSION, **asdict(self), **asdict(self.progress)}
+        del body["progress"]
+        return body | {"summary": {name: g._asdict() for name, g in self.geomeans().items()}}
 
 
 def from_json(text: str) -> Report:
-    """Read what ``Report.to_json`` wrote. Raises: ValueError for another schema or a newer version."""
-    body = json.loads(text)
-    if not isinstance(body, dict) or body.pop("schema", None) != SCHEMA:
-        raise ValueError(f"not a benchmark report: the field 'schema' is not {SCHEMA!r}")
-    if (version := body.pop("version", None)) != VERSION:
-        raise ValueError(f"report version {version}; this program reads version {VERSION}")
-    body.pop("summary", None)
-    cases = body.pop("cases")
-    report = Report(**body)
-    for case in cases:
+    """Read what ``Report.to_json`` made. Raises: ValueError for another schema or a newer version."""
+    return _report(checked(json.loads(text), SCHEMA, VERSION))
+
+
+def resume_report(path: Path, fresh: Report) -> tuple[Report, list[str]]:
+    """The run in a file, and the versions that have changed since. Raises ValueError where it has not the suite, device
+    and settings of ``fresh``."""
+    body = read_json(path, SCHEMA, VERSION)
+    changed = same_run(path, body, {name: getattr(fresh, name) for name in ("suite", "device", "settings", "versions")})
+    return _report(body), changed
+
+
+def _report(body: dict[str, Any]) -> Report:
+    known = {name: body[name] for name in Report.__slots__ if name not in ("cases", "progress")}
+    # A file of before runs were kept as they go is of a run that came to its end.
+    progress = Progress(body.get("done", []), body.get("failed", {}), body.get("complete", True))
+    report = Report(**known, progress=progress)
+    for case in body["cases"]:
         peers = {name: PeerResult(**peer) for name, peer in case.pop("peers").items()}
         report.cases.append(CaseResult(**case, peers=peers))
     return report
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN or infinity: they become the strings "nan", "inf" and "-inf"."""
-    match value:
-        case float() if not math.isfinite(value):
-            return str(value)
-        case dict():
-            return {key: _finite(v) for key, v in value.items()}
-        case list() | tuple():
-            return [_finite(v) for v in value]
-        case _:
-            return value

@@ -17,8 +17,9 @@ from torch_mlc.runtime.targets import named_target, target_for
 
 from ..machine import describe_machine, describe_versions
 from ..models.spec import Size
+from ..steps import stamp
 from .plan import STAGES, Minutes, PlannedStage, Settings, fill_plan, plan
-from .record import LOST, NOT_DONE, OK, WRONG, Record, Row, newest_record
+from .record import LOST, NOT_DONE, OK, WRONG, Record, Row
 from .run import now, print_campaign, run_campaign, write_results
 
 INTERRUPTED = 130
@@ -30,20 +31,20 @@ def campaign(
     size: Size | None,
     target: str,
     only: Sequence[str],
-    resume: bool,
+    resume: Path | None,
     cache: Path | None,
     fill: bool,
     out: Path,
     console: Console,
 ) -> int:
-    """Run a campaign, or go on with the last one of a folder; with ``fill`` compile what one launches into ``cache``.
+    """Run a campaign, or go on with that of ``resume``; with ``fill`` compile what one launches into ``cache``.
     The status for the shell: 1 where something was wrong or lost."""
     began = time.monotonic()
     if fill and cache is None:
         raise click.UsageError("--fill needs the folder that is to be filled: --cache FOLDER")
     settings = settings_here(minutes, size or ("full" if fill else None), target, cache)
-    if resume:
-        settings, record = _resumed(out, console)
+    if resume is not None:
+        settings, record = _resumed(resume, console)
     else:
         record = _begun(settings, out)
     planned = fill_plan(settings) if fill else plan(settings)
@@ -81,7 +82,7 @@ def _begun(settings: Settings, out: Path) -> Record:
         "python", "-m", "benchmarks", *sys.argv[1:]], "settings": settings.to_json(),
         "machine": describe_machine(settings.device), "versions": describe_versions(),
     }  # fmt: skip
-    stem = f"campaign_{settings.device}_{created.replace(':', '').replace('+0000', 'Z')}"
+    stem = f"campaign_{settings.device}_{stamp(created)}"
     for k in range(100):
         try:
             return Record.begin(out / f"{stem}{f'_{k}' if k else ''}.jsonl", about)
@@ -90,10 +91,7 @@ def _begun(settings: Settings, out: Path) -> Record:
     raise click.ClickException(f"{out} has a hundred records of this second")
 
 
-def _resumed(out: Path, console: Console) -> tuple[Settings, Record]:
-    path = newest_record(out)
-    if path is None:
-        raise click.ClickException(f"there is no campaign_*.jsonl in {out} to go on with")
+def _resumed(path: Path, console: Console) -> tuple[Settings, Record]:
     try:
         record = Record.resume(path)
     except ValueError as error:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ..steps import replace_text
+
 SCHEMA, VERSION = "torch-mlc-campaign", 1
 Row: TypeAlias = dict[str, Any]
 # How a check went: it found what it should, or not, was lost with its process, or could not be done here.
@@ -63,9 +65,7 @@ class Record:
         record = cls.read(path)
         record.rows = [r for r in record.rows if (r["stage"], r["check"]) in record.ended]
         lines = [record.about, *record.rows, *(_ended(*which) for which in sorted(record.ended))]
-        fresh = path.with_suffix(".fresh")
-        fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        fresh.replace(path)
+        replace_text(path, "".join(json.dumps(line) + "\n" for line in lines))
         return record
 
     def add(self, stage: str, check: str, row: Row) -> None:
@@ -108,9 +108,3 @@ def _row(line: bytes) -> Row | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("stage"), str) and "check" in row else None
-
-
-def newest_record(folder: Path) -> Path | None:
-    """The record in a folder that was begun last."""
-    found = sorted(folder.glob("campaign_*.jsonl"))
-    return found[-1] if found else None

@@ -20,6 +20,7 @@ from rich.text import Text
 from torch_mlc.dynamo_backend.doctor.examine import plain_environment
 from torch_mlc.runtime.stages.process import run_checks
 
+from ..steps import write_json
 from .plan import PlannedStage, Settings
 from .record import LOST, NOT_DONE, OK, WRONG, Record, Row
 
@@ -91,7 +92,7 @@ def write_results(record: Record, began: float) -> Path:
     """The results beside the record."""
     path = record.path.with_suffix(".json")
     results = {**record.results(now()), "seconds_of_last_run": round(time.monotonic() - began, 1)}
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(path, results)
     return path
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
@@ -21,14 +17,13 @@ from torch_mlc.dynamo_backend.reports.report import GraphReport
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.target import Target, TargetError, gpu_target
 
-from ..machine import describe_versions
 from ..models.spec import Size
+from ..steps import Keep
+from .compared import COMPARED
 from .inductor.calls import Launch, calls_of
 from .inductor.capture import Program, programs_of
 from .inductor.kernels import InductorKernel, inductor_kernel
-from .workloads import WORKLOADS
-
-SCHEMA, VERSION = "torch-mlc-predicted", 1
+from .results import Form, TargetResults
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +87,23 @@ class Pair:
         """How many times as long Inductor's is predicted to take."""
         return self.theirs.seconds / self.ours.seconds if self.ours.seconds else math.nan
 
-
-@dataclass(slots=True)
-class PredictedReport:
-    """A whole run. ``failed`` are workloads that have no pair, and why."""
-
-    target: str
-    size: str
-    command: list[str]
-    created: str
-    versions: dict[str, Any]
-    pairs: list[Pair] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-
-    def write(self, path: Path) -> None:
-        body = {"schema": SCHEMA, "version": VERSION, **asdict(self)}
-        body["pairs"] = [
-            {**asdict(p), "ratio": p.ratio, "ours": _side_json(p.ours), "theirs": _side_json(p.theirs)}
-            for p in self.pairs
+    @property
+    def note(self) -> str:
+        """Which library calls are in the times, by the data sheet, and so are alike for both as far as both make
+        them."""
+        ours, theirs = ({op: n for op, n, _, _ in side.libraries} for side in (self.ours, self.theirs))
+        both = {op: min(n, theirs[op]) for op, n in ours.items() if op in theirs}
+        parts = {
+            "of both": both,
+            "of ours": {op: n - both.get(op, 0) for op, n in ours.items()},
+            "of Inductor": {op: n - both.get(op, 0) for op, n in theirs.items()},
+        }
+        told = [
+            f"{', '.join(f'{n} {op}' for op, n in of.items() if n)} {whose}"
+            for whose, of in parts.items()
+            if any(of.values())
         ]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(body, indent=1, allow_nan=False) + "\n")
+        return "; ".join(told)
 
 
 def _side_json(side: Side) -> dict[str, Any]:
@@ -125,30 +116,43 @@ def _side_json(side: Side) -> dict[str, Any]:
     }
 
 
-def run_predicted(names: Sequence[str], size: Size, target: str, before: Callable[[str], None]) -> PredictedReport:
-    """Compare workloads by name; ``before(name)`` is called ahead of each. Raises TargetError."""
-    gpu = gpu_target(target)
-    if gpu.kind != "cuda":
+def _pair_json(p: Pair) -> dict[str, Any]:
+    return {
+        **asdict(p),
+        "ratio": p.ratio,
+        "library_calls": p.note,
+        "ours": _side_json(p.ours),
+        "theirs": _side_json(p.theirs),
+    }
+
+
+def _side(body: Mapping[str, Any]) -> Side:
+    return Side(tuple(Kernel(**k) for k in body["kernels"]), tuple((*c,) for c in body["libraries"]))
+
+
+def _pair(body: Mapping[str, Any]) -> Pair:
+    return Pair(body["workload"], body["graph"], _side(body["ours"]), _side(body["theirs"]))
+
+
+FORM = Form("torch-mlc-predicted", 1, "pairs", _pair_json, _pair)
+
+
+def cuda_target(target: str) -> Target:
+    """A target that Inductor writes kernels for here. Raises TargetError."""
+    found = gpu_target(target)
+    if found.kind != "cuda":
         raise TargetError(f"{target}: Inductor's kernels are made for CUDA alone here")
-    report = PredictedReport(
-        target,
-        size,
-        ["python", "-m", "benchmarks", *sys.argv[1:]],
-        datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        dict(describe_versions()),
-    )
-    for name in names:
-        before(name)
-        try:
-            report.pairs += pairs_of(name, size, gpu)
-        except Exception as error:  # one workload must not hide the others
-            report.failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-    return report
+    return found
+
+
+def compare(results: TargetResults[Pair], name: str, _: Keep) -> None:
+    """Predict both compilers' kernels of a workload."""
+    results.rows += pairs_of(name, results.about["size"], gpu_target(results.target))
 
 
 def pairs_of(name: str, size: Size, target: Target) -> list[Pair]:
     """Both compilers' kernels of each graph of a workload."""
-    workload = WORKLOADS[name]
+    workload = COMPARED[name]
     theirs = [_theirs(p, target) for p in programs_of(workload, size, target)]
     made = workload.make(size)
     graphs = torch_mlc.explain(
@@ -177,13 +181,23 @@ def _ours(graph: GraphReport) -> Side:
                 k.rule,
             )
         )
-    return Side(tuple(kernels), tuple((c.op, c.calls, c.seconds or 0.0, c.moved) for c in graph.libraries))
+    libraries: dict[str, tuple[int, float, int]] = {}
+    for c in graph.libraries:
+        many, seconds, moved = libraries.get(op := _packet(c.op), (0, 0.0, 0))
+        libraries[op] = many + c.calls, seconds + (c.seconds or 0.0), moved + c.moved
+    return Side(tuple(kernels), tuple((op, *of) for op, of in libraries.items()))
+
+
+def _packet(op: str) -> str:
+    """The name of an op without its namespace and overload, as both compilers' calls have it."""
+    return op.rpartition("::")[2].partition(".")[0]
 
 
 def _theirs(program: Program, target: Target) -> Side:
     calls = calls_of(program)
     made: dict[Launch, InductorKernel] = {}
-    kernels, libraries = [], {}
+    kernels: list[Kernel] = []
+    libraries: dict[str, tuple[int, float, int]] = {}
     for launch in calls.launches:
         if launch not in made:
             made[launch] = inductor_kernel(launch, target)
@@ -209,31 +223,33 @@ def _theirs(program: Program, target: Target) -> Side:
     return Side(tuple(kernels), tuple((op, *of) for op, of in libraries.items()))
 
 
-def print_predicted(report: PredictedReport, console: Console) -> None:
+def print_predicted(results: TargetResults[Pair], console: Console) -> None:
     """A row for each graph, then the mean, and what failed."""
-    ratios = [p.ratio for p in report.pairs if math.isfinite(p.ratio)]
+    ratios = [p.ratio for p in results.rows if math.isfinite(p.ratio)]
     mean = f"; in the mean Inductor takes {statistics.geometric_mean(ratios):.2f} times as long" if ratios else ""
-    compilers = f"torch {report.versions.get('torch')}, Triton {report.versions.get('triton')}"
-    table = Table(title=f"predicted, {report.target}, {compilers}{mean}", title_style="")
+    compilers = f"torch {results.versions.get('torch')}, Triton {results.versions.get('triton')}"
+    table = Table(title=f"predicted, {results.target}, {compilers}{mean}", title_style="")
     table.add_column("workload")
     table.add_column("graph")
     columns = ("us", "Inductor", "ratio", "MiB", "Inductor", "launches", "Inductor", "slots/B", "Inductor")
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
-    for p in report.pairs:
+    table.add_column("library calls", style="dim")
+    for p in results.rows:
         o, t = p.ours, p.theirs
         table.add_row(
             p.workload, p.graph, f"{o.seconds * 1e6:.1f}", f"{t.seconds * 1e6:.1f}", f"{p.ratio:.2f}",
             f"{o.moved / 2**20:.1f}", f"{t.moved / 2**20:.1f}", str(o.launches), str(t.launches),
-            _digits(o.slots_a_byte), _digits(t.slots_a_byte),
+            _digits(o.slots_a_byte), _digits(t.slots_a_byte), p.note,
         )  # fmt: skip
     console.print(table)
     console.print(
         "times are predicted by a model that no measurement has corrected; of Inductor's kernels the configuration "
-        "counts that it predicts to be fastest of those that Inductor would measure",
+        "counts that it predicts to be fastest of those that Inductor would measure; library calls take what the data "
+        "sheet says",
         style="dim",
     )
-    for name, error in report.failed.items():
+    for name, error in results.progress.failed.items():
         console.print(f"not compared: {name}: {error}", style="bold red")
 
 

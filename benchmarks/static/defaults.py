@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,27 +15,29 @@ from rich.table import Table
 import torch_mlc
 from torch_mlc.dynamo_backend.compiling.predicting import PredictingMeasurer
 from torch_mlc.dynamo_backend.reports.report import KernelReport
-from torch_mlc.ir.target import gpu_target
 from torch_mlc.scheduler.error import ScheduleError
 from torch_mlc.scheduler.rules import design_space
 from torch_mlc.scheduler.rules.registry import Candidate
 
-from ..machine import describe_versions
 from ..models.spec import Size
-from .workloads import WORKLOADS
+from ..steps import Keep
+from .compared import COMPARED
+from .results import Form, TargetResults
 
-SCHEMA, VERSION = "torch-mlc-defaults", 1
 # A gap below this says nothing: no measurement has corrected the model.
 WORTH = 1.1
+# Defaults so near to the best are as good.
+NEAR = 1.03
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
     """A kernel: seconds of its default schedule as predicted, and of the best of ``tried`` schedules, with the
-    parameters of that. ``failed`` of them did not compile."""
+    parameters of that. ``failed`` of them did not compile. ``key``: its structural hash."""
 
     workload: str
     kernel: str
+    key: str
     rule: str
     default: float
     best: float
@@ -53,64 +52,38 @@ class Gap:
         return self.default / self.best
 
 
-@dataclass(slots=True)
-class DefaultsReport:
-    """A whole run. ``failed`` are workloads and kernels of which nothing is known, and why."""
-
-    target: str
-    size: str
-    command: list[str]
-    created: str
-    versions: dict[str, Any]
-    gaps: list[Gap] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-
-    def write(self, path: Path) -> None:
-        body = {"schema": SCHEMA, "version": VERSION, **asdict(self)}
-        body["gaps"] = [{**asdict(g), "ratio": g.ratio} for g in self.gaps]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(body, indent=1, allow_nan=False) + "\n")
+def _gap_json(gap: Gap) -> dict[str, Any]:
+    return {**asdict(gap), "ratio": gap.ratio}
 
 
-def run_defaults(
-    names: Sequence[str], size: Size, target: str, tries: int, before: Callable[[str], None]
-) -> DefaultsReport:
-    """Compare the kernels of workloads by name, each kernel once; ``before(name)`` is called ahead of each workload.
+def _gap_of(body: Mapping[str, Any]) -> Gap:
+    return Gap(**{name: value for name, value in body.items() if name != "ratio"})
 
-    ``tries`` schedules of each are compiled: the default, then those that differ in one parameter, then others.
-    Raises TargetError.
+
+FORM = Form("torch-mlc-defaults", 1, "gaps", _gap_json, _gap_of)
+
+
+def compare(results: TargetResults[Gap], name: str, keep: Keep) -> None:
+    """Compare the kernels of a workload, each with what rules offer; what others have too is known already.
+
+    Of each kernel as many schedules are compiled as the setting ``tries`` says: the default, then those that differ in
+    one parameter, then others.
     """
-    gpu_target(target)
-    report = DefaultsReport(
-        target,
-        size,
-        ["python", "-m", "benchmarks", *sys.argv[1:]],
-        datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        dict(describe_versions()),
-    )
-    seen: set[str] = set()
-    for name in names:
-        before(name)
-        try:
-            kernels = _kernels(name, size, target)
-        except Exception as error:  # one workload must not hide the others
-            report.failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+    seen = {g.key for g in results.rows}
+    for k in _kernels(name, results.about["size"], results.target):
+        if k.workload in seen or k.nest is None or k.nest.table:
             continue
-        for k in kernels:
-            if k.workload in seen or k.nest is None or k.nest.table:
-                continue
-            seen.add(k.workload)
-            gap = _gap(name, k, tries)
-            if isinstance(gap, Gap):
-                report.gaps.append(gap)
-            else:
-                report.failed[f"{name}: {k.name}"] = gap
-    report.gaps.sort(key=lambda g: -g.ratio)
-    return report
+        seen.add(k.workload)
+        gap = _gap(name, k, results.about["tries"])
+        if isinstance(gap, Gap):
+            results.rows.append(gap)
+        else:
+            results.progress.failed[f"{name}: {k.name}"] = gap
+        keep()
 
 
 def _kernels(name: str, size: Size, target: str) -> tuple[KernelReport, ...]:
-    workload = WORKLOADS[name]
+    workload = COMPARED[name]
     made = workload.make(size)
     options = {"cache": False}
     return torch_mlc.explain(
@@ -142,6 +115,7 @@ def _gap(workload: str, kernel: KernelReport, tries: int) -> Gap | str:
     return Gap(
         workload,
         kernel.name,
+        kernel.workload,
         kernel.rule,
         default,
         min(best, default),
@@ -152,24 +126,38 @@ def _gap(workload: str, kernel: KernelReport, tries: int) -> Gap | str:
     )
 
 
-def print_defaults(report: DefaultsReport, console: Console) -> None:
-    """The kernels, the widest gap first, and what failed."""
-    wide = sum(g.ratio >= WORTH for g in report.gaps)
-    table = Table(
-        title=f"defaults, {report.target}: {wide} of {len(report.gaps)} kernels {WORTH:g} times the best or more"
-    )
+def print_defaults(results: TargetResults[Gap], console: Console) -> None:
+    """The kernels, the widest gap first, then the rules, and what failed."""
+    gaps = sorted(results.rows, key=lambda g: -g.ratio)
+    wide = sum(g.ratio >= WORTH for g in gaps)
+    table = Table(title=f"defaults, {results.target}: {wide} of {len(gaps)} kernels {WORTH:g} times the best or more")
     for column in ("workload", "kernel", "rule"):
         table.add_column(column)
     for column in ("default, us", "best, us", "gap", "tried"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("best by")
-    for g in report.gaps:
+    for g in gaps:
         chosen = f"{g.best_rule}({', '.join(f'{k}={v}' for k, v in g.parameters.items())})" if g.ratio > 1 else "itself"
         table.add_row(
             g.workload, g.kernel, g.rule, f"{g.default * 1e6:.1f}", f"{g.best * 1e6:.1f}", f"{g.ratio:.2f}",
             str(g.tried), chosen,
         )  # fmt: skip
     console.print(table)
+    console.print(_by_rule(gaps))
     console.print("times are predicted by a model that no measurement has corrected", style="dim")
-    for name, error in report.failed.items():
+    for name, error in results.progress.failed.items():
         console.print(f"not compared: {name}: {error}", style="bold red")
+
+
+def _by_rule(gaps: Sequence[Gap]) -> Table:
+    """How near defaults are to the best, rule by rule and all together."""
+    table = Table(title=f"by rule: the mean gap, and kernels within {NEAR - 1:.0%} of the best")
+    table.add_column("rule")
+    for column in ("kernels", "mean gap", "near", "worst"):
+        table.add_column(column, justify="right")
+    rules = sorted({g.rule for g in gaps})
+    for rule, of in [*((r, [g.ratio for g in gaps if g.rule == r]) for r in rules), ("all", [g.ratio for g in gaps])]:
+        if of:
+            near = sum(r <= NEAR for r in of)
+            table.add_row(rule, str(len(of)), f"{statistics.geometric_mean(of):.3f}", str(near), f"{max(of):.2f}")
+    return table

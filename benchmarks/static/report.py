@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +13,10 @@ from rich.text import Text
 
 from torch_mlc.dynamo_backend.reports.report import KernelReport, Report
 from torch_mlc.runtime.model.predict import Prediction
+
+from ..models.spec import Size
+from ..steps import Progress
+from .widths import wide_bytes
 
 SCHEMA, VERSION = "torch-mlc-static", 1
 
@@ -51,7 +53,7 @@ class StaticReport:
     """A whole run. ``workloads`` holds what was compiled, graph by graph and kernel by kernel."""
 
     target: str
-    size: str
+    size: Size
     command: list[str]
     created: str
     machine: Mapping[str, Any]
@@ -59,19 +61,40 @@ class StaticReport:
     inductor_source: str
     rows: list[Row] = field(default_factory=list)
     workloads: dict[str, Any] = field(default_factory=dict)
-    # Workloads that could not be compiled, and why.
-    failed: dict[str, str] = field(default_factory=dict)
+    # Rows of single workloads about memory, by workload.
+    memory: dict[str, list[Row]] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
 
-    def to_json(self) -> str:
-        body = {"schema": SCHEMA, "version": VERSION, **asdict(self)}
-        body["rows"] = [
-            {**asdict(r), "value": r.value if math.isfinite(r.value) else None, "met": r.met} for r in self.rows
-        ]
-        return json.dumps(body, indent=1, allow_nan=False)
+    @property
+    def about(self) -> Mapping[str, Any]:
+        return {"target": self.target, "size": self.size, "created": self.created}
 
-    def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.to_json() + "\n")
+    def to_json(self) -> dict[str, Any]:
+        body = {"schema": SCHEMA, "version": VERSION, **asdict(self), **asdict(self.progress)}
+        del body["progress"]
+        body["rows"] = [_row_json(r) for r in self.rows]
+        body["memory"] = {name: [_row_json(r) for r in rows] for name, rows in self.memory.items()}
+        return body
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> StaticReport:
+        """What ``to_json`` made. Raises ValueError where it is of before runs could go on."""
+        if "done" not in body:
+            raise ValueError("the file does not hold what rows are made of: it is of an older program")
+        own = ("rows", "memory", "progress")
+        kept = {name: body[name] for name in cls.__dataclass_fields__ if name not in own}
+        memory = {name: [_row(r) for r in rows] for name, rows in body["memory"].items()}
+        progress = Progress(list(body["done"]), dict(body["failed"]), body["complete"])
+        return cls(**kept, rows=[_row(r) for r in body["rows"]], memory=memory, progress=progress)
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    return {**asdict(row), "value": row.value if math.isfinite(row.value) else None, "met": row.met}
+
+
+def _row(body: Mapping[str, Any]) -> Row:
+    value = math.inf if body["value"] is None else body["value"]
+    return Row(**{name: v for name, v in body.items() if name != "met"} | {"value": value})
 
 
 def workload_json(report: Report, seconds: Sequence[float]) -> dict[str, Any]:
@@ -85,6 +108,7 @@ def workload_json(report: Report, seconds: Sequence[float]) -> dict[str, Any]:
             "kernel_bytes": g.traffic.kernels,
             "library_bytes": g.traffic.libraries,
             "compulsory_bytes": g.traffic.compulsory,
+            "reads": dict(g.traffic.reads),
             "predicted_s": g.predicted.seconds,
             "predicted_library_s": sum(s for _, _, s in g.predicted.libraries),
             "kernels": [_kernel_json(k, next(by_kernel)) for k in g.kernels],
@@ -110,6 +134,8 @@ def _kernel_json(kernel: KernelReport, seconds: float) -> dict[str, Any]:
         "slots_a_byte": round(kernel.slots_a_byte, 3) if kernel.slots_a_byte is not None else None,
         "bytes_in_flight": round(kernel.bytes_in_flight) if kernel.bytes_in_flight is not None else None,
         "contiguous_bytes": kernel.contiguous_bytes,
+        "wide_bytes": {"loads": wide_bytes(kernel, stores=False), "stores": wide_bytes(kernel, stores=True)},
+        "product": "tl.dot(" in kernel.source,
         "predicted": _prediction_json(kernel.prediction),
     }
 
@@ -152,5 +178,5 @@ def print_static(report: StaticReport, console: Console) -> None:
     if report.size != "full":
         console.print("sizes below full: targets and Inductor's figures are for the full ones", style="bold")
     console.print(f"Inductor: {report.inductor_source}", style="dim")
-    for name, error in report.failed.items():
+    for name, error in report.progress.failed.items():
         console.print(f"failed: {name}: {error}", style="bold red")

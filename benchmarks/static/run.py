@@ -6,32 +6,32 @@ measured again.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import TypeAlias
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import torch_mlc
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.dynamo_backend.compiling.kernels import emit
 from torch_mlc.dynamo_backend.compiling.lighter import fitting_code
-from torch_mlc.dynamo_backend.reports.report import GraphReport, KernelReport, Report
-from torch_mlc.ir.target import Target, TargetError, gpu_target
+from torch_mlc.dynamo_backend.reports.report import KernelReport, Report
+from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.runtime.compile.device_library import device_library
 from torch_mlc.runtime.compile.kernels import KernelCode, compile_source, kernel_store
-from torch_mlc.runtime.triton.report import ResourceReport
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.rules import default_schedule
 
-from ..machine import describe_machine, describe_versions
+from ..machine import describe_machine
 from ..models.spec import Size
+from ..steps import Keep, begun, read_json, same_run
 from .memory import memory_rows
-from .report import Row, StaticReport, print_static, workload_json
+from .report import SCHEMA, VERSION, Row, StaticReport, print_static, workload_json
 from .slots import HELD, SLOTS_A_BYTE
-from .widths import wide_bytes
 from .workloads import COLUMNS, GPT_FEW, GPT_STEP, NORMS, WORKLOADS, Workload
 
 INDUCTOR_SOURCE = (
@@ -51,6 +51,11 @@ WIDE = 0.95
 SECONDS, SECONDS_OF_PRODUCTS = 0.15, 0.7
 
 
+# A kernel, graph, workload or all of them, as the JSON has it.
+Facts: TypeAlias = Mapping[str, Any]
+Known: TypeAlias = Sequence[tuple[str, Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """A workload and what became of it; ``seconds`` of CPU time by kernel, in the order of its kernels."""
@@ -60,41 +65,32 @@ class Compiled:
     report: Report
     seconds: tuple[float, ...]
 
-    def graph(self, which: int) -> GraphReport:
-        return self.report.graphs[which]
-
-    @property
-    def kernels(self) -> tuple[tuple[KernelReport, float], ...]:
-        return tuple(zip(self.report.kernels, self.seconds, strict=True))
+    def to_json(self) -> Facts:
+        """What the JSON says of the workload, and rows are made of."""
+        return workload_json(self.report, self.seconds)
 
 
-def run_static(names: Sequence[str], size: Size, target: str, before: Callable[[str], None]) -> StaticReport:
-    """Compile workloads by name; ``before(name)`` is called ahead of each. Raises: TargetError."""
-    gpu_target(target)
-    report = StaticReport(
-        target=target,
-        size=size,
-        command=["python", "-m", "benchmarks", *sys.argv[1:]],
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        machine=describe_machine("cpu"),
-        versions=describe_versions(),
-        inductor_source=INDUCTOR_SOURCE,
+def begin_static(size: Size, target: str) -> StaticReport:
+    """A run with nothing done."""
+    return StaticReport(
+        target=target, size=size, machine=describe_machine("cpu"), inductor_source=INDUCTOR_SOURCE, **begun()
     )
-    compiled = []
-    for name in names:
-        before(name)
-        try:
-            done = compile_workload(WORKLOADS[name], size, target)
-        except Exception as error:  # one workload must not hide the others
-            report.failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-            continue
-        compiled.append(done)
-        report.workloads[name] = workload_json(done.report, done.seconds)
-    report.rows = rows_of(compiled, target)
-    return report
 
 
-Known: TypeAlias = Sequence[tuple[Compiled, KernelReport, ResourceReport]]
+def resume_static(path: Path, size: Size, target: str) -> tuple[StaticReport, list[str]]:
+    """The run in a file, and the versions that have changed since. Raises ValueError where it is none of this size and
+    target."""
+    body = read_json(path, SCHEMA, VERSION)
+    changed = same_run(path, body, {"target": target, "size": size, "versions": begun()["versions"]})
+    return StaticReport.from_json(body), changed
+
+
+def compile_static(report: StaticReport, name: str, _: Keep) -> None:
+    """Compile a workload, and make the rows of all that is compiled."""
+    compiled = compile_workload(WORKLOADS[name], report.size, report.target)
+    report.memory[name] = memory_rows(name, compiled.report.kernels)
+    report.workloads[name] = compiled.to_json()
+    report.rows = rows_of(report.workloads, report.size, report.target, report.memory)
 
 
 def compile_workload(workload: Workload, size: Size, target: str) -> Compiled:
@@ -127,51 +123,58 @@ def kernel_seconds(kernel: KernelReport) -> float:
     return sum(os.times()[:4]) - before
 
 
-def rows_of(compiled: Sequence[Compiled], target: str) -> list[Row]:
-    """The table: rows of single workloads, then those over all kernels. What was not compiled has no row."""
-    by_name = {c.workload.name: c for c in compiled}
+def rows_of(
+    workloads: Facts, size: Size, target: str, memory: Mapping[str, Sequence[Row]] = MappingProxyType({})
+) -> list[Row]:
+    """The table: rows of single workloads, those about ``memory`` among them, then those over all kernels. What was not
+    compiled has no row."""
     return [
-        *_gpt_rows(by_name),
-        *_ratio_rows(by_name),
-        *_read_rows(by_name),
-        *_slot_rows(by_name),
-        *(row for c in compiled for row in memory_rows(c.workload.name, c.report.kernels)),
-        *_kernel_rows(compiled, gpu_target(target)),
+        *_gpt_rows(workloads),
+        *_ratio_rows(workloads, size),
+        *_read_rows(workloads),
+        *_slot_rows(workloads),
+        *(row for name in workloads for row in memory.get(name, ())),
+        *_kernel_rows(workloads, gpu_target(target)),
     ]
 
 
 # --- single workloads -------------------------------------------------------------------------------------------------
 
 
-def _gpt_rows(by_name: dict[str, Compiled]) -> list[Row]:
-    if GPT_STEP not in by_name:
+def _graph(workload: Facts, which: int) -> Any:
+    return list(workload.values())[which]
+
+
+def _kernels(workload: Facts) -> list[Any]:
+    return [k for graph in workload.values() for k in graph["kernels"]]
+
+
+def _gpt_rows(workloads: Facts) -> list[Row]:
+    if GPT_STEP not in workloads:
         return []
-    forward, backward = (by_name[GPT_STEP].graph(k) for k in (0, 1))
-    calls = [sum(c.calls for c in g.libraries) for g in (forward, backward)]
+    forward, backward = (_graph(workloads[GPT_STEP], k) for k in (0, 1))
+    calls = [sum(g["library_calls"].values()) for g in (forward, backward)]
+    launches = [g["launches"] for g in (forward, backward)]
     detail = (
-        f"{forward.launches} + {backward.launches} kernels, {calls[0]} + {calls[1]} library calls; Inductor 53 + 201, "
-        "61 + 110"
+        f"{launches[0]} + {launches[1]} kernels, {calls[0]} + {calls[1]} library calls; Inductor 53 + 201, 61 + 110"
     )
-    total = forward.launches + backward.launches + sum(calls)
     rows = [
-        Row(f"{GPT_STEP}: launches", total, LAUNCHES, INDUCTOR_LAUNCHES, detail=detail, digits=0),
+        Row(f"{GPT_STEP}: launches", sum(launches + calls), LAUNCHES, INDUCTOR_LAUNCHES, detail=detail, digits=0),
         _ratio(f"{GPT_STEP}: bytes over inputs and outputs, forward", forward, GPT_FORWARD, INDUCTOR_GPT_FORWARD),
         _ratio(f"{GPT_STEP}: bytes over inputs and outputs, backward", backward, GPT_BACKWARD, INDUCTOR_GPT_BACKWARD),
     ]
-    if GPT_FEW in by_name:
-        few, many = len(by_name[GPT_FEW].report.kernels), len(by_name[GPT_STEP].report.kernels)
+    if GPT_FEW in workloads:
+        few, many = (len(_kernels(workloads[name])) for name in (GPT_FEW, GPT_STEP))
         detail = f"{many} kernels; {few} with fewer layers"
         rows.append(Row("distinct cubins per repeated layer", many / few, 1, detail=detail, digits=2))
     return rows
 
 
-def _ratio(name: str, graph: GraphReport, target: float, inductor: float | None, compulsory: int | None = None) -> Row:
-    t = graph.traffic
-    over = t.compulsory if compulsory is None else compulsory
-    detail = (
-        f"{t.kernels / 2**20:.1f} MiB in kernels, {t.libraries / 2**20:.1f} in library calls, over {over / 2**20:.1f}"
-    )
-    return Row(name, t.moved / over, target, inductor, detail=detail, digits=_digits(target))
+def _ratio(name: str, graph: Facts, target: float, inductor: float | None, compulsory: int | None = None) -> Row:
+    kernels, libraries = graph["kernel_bytes"], graph["library_bytes"]
+    over = graph["compulsory_bytes"] if compulsory is None else compulsory
+    detail = f"{kernels / 2**20:.1f} MiB in kernels, {libraries / 2**20:.1f} in library calls, over {over / 2**20:.1f}"
+    return Row(name, (kernels + libraries) / over, target, inductor, detail=detail, digits=_digits(target))
 
 
 def _digits(target: float) -> int:
@@ -179,7 +182,7 @@ def _digits(target: float) -> int:
     return max(1, len(f"{target:g}".partition(".")[2]))
 
 
-def _ratio_rows(by_name: dict[str, Compiled]) -> list[Row]:
+def _ratio_rows(workloads: Facts, size: Size) -> list[Row]:
     wanted: list[tuple[str, int, float, float | None]] = [
         *(
             (f"{norm} norm backward, N={n}", 1, NORM_BACKWARD, INDUCTOR_NORM_BACKWARD[n])
@@ -192,41 +195,41 @@ def _ratio_rows(by_name: dict[str, Compiled]) -> list[Row]:
     ]
     rows = []
     for name, which, target, inductor in wanted:
-        if name in by_name:
-            c = by_name[name]
-            base = c.workload.compulsory(c.size) if c.workload.compulsory is not None else None
-            rows.append(_ratio(f"{name}: bytes over the least", c.graph(which), target, inductor, base))
+        if name in workloads:
+            compulsory = WORKLOADS[name].compulsory
+            base = compulsory(size) if compulsory is not None else None
+            rows.append(_ratio(f"{name}: bytes over the least", _graph(workloads[name], which), target, inductor, base))
     return rows
 
 
-def _read_rows(by_name: dict[str, Compiled]) -> list[Row]:
+def _read_rows(workloads: Facts) -> list[Row]:
     """Of graphs over rows of one width: how often their large inputs are read, by all their kernels together."""
     rows = []
     for family in ("softmax rows", "RMS norm rows"):
         for n in COLUMNS:
-            found = [c for name, c in by_name.items() if name.startswith(f"{family}, N={n},")]
+            found = [(name, w) for name, w in workloads.items() if name.startswith(f"{family}, N={n},")]
             if found:
-                value, worst = max((max(c.graph(0).traffic.reads.values()), c.workload.name) for c in found)
+                value, worst = max((max(_graph(w, 0)["reads"].values()), name) for name, w in found)
                 inductor = INDUCTOR_READS if n > INDUCTOR_PERSISTENT else 1
                 name = f"{family}, N={n}: reads per input"
                 rows.append(Row(name, value, READS, inductor, detail=worst.rpartition(" ")[2], digits=2))
     return rows
 
 
-def _slot_rows(by_name: dict[str, Compiled]) -> list[Row]:
+def _slot_rows(workloads: Facts) -> list[Row]:
     """Of graphs that memory ought to bind: the instruction slots of all their kernels over the bytes they have
     to move."""
     rows = []
     for name in HELD:
         counted = [
-            (k.issue.slots * k.calls, k.traffic.least * k.calls, k)
-            for k in (by_name[name].report.kernels if name in by_name else ())
-            if k.issue is not None and k.traffic is not None
+            (k["issue"]["slots"] * k["calls"], k["least_bytes"] * k["calls"], k)
+            for k in (_kernels(workloads[name]) if name in workloads else ())
+            if k["issue"] is not None and k["least_bytes"] is not None
         ]
         if counted:
             value = sum(slots for slots, _, _ in counted) / max(sum(least for _, least, _ in counted), 1)
             worst = max(counted, key=lambda found: found[0])[2]
-            detail = f"most in {worst.name}"
+            detail = f"most in {worst['name']}"
             rows.append(Row(f"{name}: slots a byte", value, SLOTS_A_BYTE, detail=detail, digits=1))
     return rows
 
@@ -234,59 +237,52 @@ def _slot_rows(by_name: dict[str, Compiled]) -> list[Row]:
 # --- all kernels ------------------------------------------------------------------------------------------------------
 
 
-def _kernel_rows(compiled: Sequence[Compiled], target: Target) -> list[Row]:
-    kernels = [(c, k, s) for c in compiled for k, s in c.kernels]
+def _kernel_rows(workloads: Facts, target: Target) -> list[Row]:
+    kernels = [(name, k) for name, w in workloads.items() for k in _kernels(w)]
     if not kernels:
         return []
-    failed = [f"{c.workload.name}: {k.name}" for c, k, _ in kernels if k.resources is None]
-    known = [(c, k, k.resources) for c, k, _ in kernels if k.resources is not None]
+    failed = [f"{name}: {k['name']}" for name, k in kernels if k["resources"] is None]
+    known = [(name, k) for name, k in kernels if k["resources"] is not None]
     rows = [Row("kernels that do not compile", len(failed), 0, detail=_some(failed), digits=0)]
     if not known:
         return rows
     rows += [
-        _worst("spilled bytes", known, lambda r: r.spills, 0),
-        _worst("shared memory, KiB", known, lambda r: r.shared / 1024, target.shared_bytes / 1024),
+        _worst("spilled bytes", known, lambda r: r["spills"], 0),
+        _worst("shared memory, KiB", known, lambda r: r["shared"] / 1024, target.shared_bytes / 1024),
     ]
-    aligned = [(c, k, r) for c, k, r in known if c.workload.aligned]
+    aligned = [(name, k) for name, k in known if WORKLOADS[name].aligned]
     if aligned:
-        rows += [_wide("loads", aligned, stores=False), _wide("stores", aligned, stores=True)]
-    products = [(c, k, r) for c, k, r in known if is_product(k)]
+        rows += [_wide("loads", aligned), _wide("stores", aligned)]
+    products = [(name, k) for name, k in known if k["product"]]
     if products:
-        by_groups = target.has_group_products
-        plain = [f"{c.workload.name}: {k.name}" for c, k, r in products if not _tensor_cores(r, by_groups)]
+        by = "group_products" if target.has_group_products else "warp_products"
+        plain = [f"{name}: {k['name']}" for name, k in products if not k["resources"][by]]
         share = 1 - len(plain) / len(products)
         detail = f"{len(products)} contractions" + (f"; without: {_some(plain)}" if plain else "")
-        name = f"contractions of 64 or more rows with {'wgmma' if by_groups else 'mma'}"
-        rows.append(Row(name, share, 1, at_least=True, detail=detail, digits=2))
-    for name, most, chosen in (
-        ("compile CPU seconds per memory-bound kernel", SECONDS, [s for _, k, s in kernels if not is_product(k)]),
-        ("compile CPU seconds per contraction", SECONDS_OF_PRODUCTS, [s for _, k, s in kernels if is_product(k)]),
+        what = f"contractions of 64 or more rows with {'wgmma' if target.has_group_products else 'mma'}"
+        rows.append(Row(what, share, 1, at_least=True, detail=detail, digits=2))
+    for what, most, product in (
+        ("compile CPU seconds per memory-bound kernel", SECONDS, False),
+        ("compile CPU seconds per contraction", SECONDS_OF_PRODUCTS, True),
     ):
+        chosen = [math.inf if (s := k["compile_cpu_s"]) is None else s for _, k in kernels if k["product"] is product]
         if chosen:
             detail = f"mean of {len(chosen)}; median {statistics.median(chosen):.2f}, worst {max(chosen):.2f}"
-            rows.append(Row(name, statistics.fmean(chosen), most, detail=detail, digits=2))
+            rows.append(Row(what, statistics.fmean(chosen), most, detail=detail, digits=2))
     return rows
 
 
-def _tensor_cores(resources: ResourceReport, by_groups: bool) -> int:
-    return resources.group_products if by_groups else resources.warp_products
+def _worst(what: str, known: Known, of: Callable[[Any], float], most: float) -> Row:
+    name, k = max(known, key=lambda entry: of(entry[1]["resources"]))
+    over = sum(of(k["resources"]) > most for _, k in known)
+    value = of(k["resources"])
+    return Row(f"{what}, worst kernel", value, most, detail=f"{name}: {k['name']}; {over} over", digits=0)
 
 
-def is_product(kernel: KernelReport) -> bool:
-    """Whether a kernel's source multiplies matrices."""
-    return "tl.dot(" in kernel.source
-
-
-def _worst(name: str, known: Known, of: Callable[[ResourceReport], float], most: float) -> Row:
-    c, k, r = max(known, key=lambda entry: of(entry[2]))
-    over = sum(of(r) > most for _, _, r in known)
-    return Row(f"{name}, worst kernel", of(r), most, detail=f"{c.workload.name}: {k.name}; {over} over", digits=0)
-
-
-def _wide(what: str, known: Known, *, stores: bool) -> Row:
-    found = [(c, k, *wide_bytes(k, stores=stores)) for c, k, _ in known]
-    share = sum(w * k.calls for _, k, w, _ in found) / max(sum(n * k.calls for _, k, _, n in found), 1)
-    below = sorted((w / n, f"{c.workload.name}: {k.name}") for c, k, w, n in found if n and w < WIDE * n)
+def _wide(what: str, known: Known) -> Row:
+    found = [(f"{name}: {k['name']}", k["calls"], *k["wide_bytes"][what]) for name, k in known]
+    share = sum(w * calls for _, calls, w, _ in found) / max(sum(n * calls for _, calls, _, n in found), 1)
+    below = sorted((w / n, name) for name, _, w, n in found if n and w < WIDE * n)
     detail = f"arrays weighted by bytes; {len(below)} of {len(known)} kernels below {WIDE:.0%}"
     detail += f", worst {below[0][1]} {below[0][0]:.0%}" if below else ""
     return Row(f"16-byte share of {what}, aligned rows", share, WIDE, at_least=True, detail=detail, digits=2)
@@ -297,5 +293,6 @@ def _some(names: Sequence[str]) -> str:
 
 
 __all__ = [
-    "WORKLOADS", "Compiled", "TargetError", "compile_workload", "is_product", "print_static", "rows_of", "run_static",
+    "WORKLOADS", "Compiled", "begin_static", "compile_static", "compile_workload", "print_static", "resume_static",
+    "rows_of",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ Of a loop that runs often a few iterations are gone through, and those behind th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from .code import Blocks, Code, MachineLoop
@@ -13,6 +13,8 @@ from .code import Blocks, Code, MachineLoop
 # Iterations of a loop that are gone through, as many more than are in flight; those behind them take as long as the
 # second half of these.
 _ITERATIONS = 16
+# The same of iterations that have more than others.
+_RARE = 4
 
 
 class Walker(Protocol):
@@ -48,7 +50,7 @@ def _region(
     """Go through instructions in order, through each loop among them as often as it runs; ``around`` is how often they
     run themselves."""
     inside = set(places)
-    mine = [lp for lp in loops if lp.body <= inside]
+    mine = [lp for lp in loops if lp.first in inside]
     outer = [lp for lp in mine if not any(lp.body < other.body for other in mine)]
     of = {k: lp for lp in outer for k in lp.body}
     done: set[int] = set()
@@ -59,19 +61,43 @@ def _region(
         elif loop.first not in done:
             done.add(loop.first)
             times = max(round(runs[loop.first] / around), 1)
-            _loop(code, runs, loop, [lp for lp in mine if lp is not loop], times, walker)
+            body = [k for k in places if k in loop.body]
+            _loop(code, runs, loop, body, [lp for lp in mine if lp.body < loop.body], times, walker)
 
 
 def _loop(
-    code: Code, runs: Sequence[float], loop: MachineLoop, loops: Sequence[MachineLoop], times: int, walker: Walker
+    code: Code,
+    runs: Sequence[float],
+    loop: MachineLoop,
+    places: Sequence[int],
+    inner: Sequence[MachineLoop],
+    times: int,
+    walker: Walker,
 ) -> None:
-    body = sorted(k for k in loop.body if runs[k] > 0)
-    half = _ITERATIONS // 2
-    before = walker.mark()
-    for n in range(min(times, _ITERATIONS)):
-        if n == half:
-            before = walker.mark()
-        _region(code, runs, body, runs[loop.first], [lp for lp in loops if lp.body < loop.body], walker)
-    if times > _ITERATIONS:
-        each = (times - _ITERATIONS) / half
-        walker.later(tuple((now - then) * each for now, then in zip(walker.mark(), before, strict=True)))
+    most = _ITERATIONS
+    for body, count in _iterations(runs, loop, places, times):
+        half = most // 2
+        before = walker.mark()
+        for n in range(min(count, most)):
+            if n == half:
+                before = walker.mark()
+            _region(code, runs, body, runs[loop.first], inner, walker)
+        if count > most:
+            each = (count - most) / (most - half)
+            walker.later(tuple((now - then) * each for now, then in zip(walker.mark(), before, strict=True)))
+        most = _RARE
+
+
+def _iterations(
+    runs: Sequence[float], loop: MachineLoop, places: Sequence[int], times: int
+) -> Iterator[tuple[list[int], int]]:
+    """The instructions of an iteration, and how many iterations have them: first those that have only what most of them
+    have, then those with what fewer and fewer have. Where a loop is made of two, what stands behind the inner one is in
+    one iteration of many."""
+    counts = {}
+    for k in places:
+        share = runs[k] / runs[loop.first]
+        counts[k] = times if 2 * share > 1 else max(round(times * share), 1)
+    levels = sorted(set(counts.values()), reverse=True)
+    for n, fewer in zip(levels, [*levels[1:], 0], strict=True):
+        yield [k for k in places if counts[k] >= n], n - fewer

@@ -18,7 +18,7 @@ from rich.console import Console
 from benchmarks.campaign import clock, command, plan, run
 from benchmarks.campaign.cases import MARGIN, NamedKernel, in_poison, margins_hold
 from benchmarks.campaign.plan import GPU_TESTS, STAGES, Settings, kernel_checks
-from benchmarks.campaign.record import Record, newest_record
+from benchmarks.campaign.record import Record
 from benchmarks.campaign.stages import (
     counters,
     fill,
@@ -32,6 +32,7 @@ from benchmarks.campaign.stages import (
     timing,
 )
 from benchmarks.cli import main
+from benchmarks.steps import newest
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.dynamo_backend.compiling import kernels as compiling
 from torch_mlc.ir.errors import MlcError
@@ -63,7 +64,7 @@ def campaign(tmp_path, monkeypatch):
         (folder / how).touch()
         arguments = ["--suite", "campaign", "--size", "tiny", "--out", str(tmp_path / "out"), *words]
         result = CliRunner().invoke(main, arguments, catch_exceptions=False)
-        record = newest_record(tmp_path / "out")
+        record = newest(tmp_path / "out", "campaign_*.jsonl")
         calls = (folder / "calls").read_text().splitlines() if (folder / "calls").exists() else []
         return result.exit_code, result.output, record and Record.read(record), calls
 
@@ -112,7 +113,7 @@ def test_a_stage_that_is_out_of_time_is_gone_on_with(campaign, monkeypatch):
 
 def test_nothing_is_resumed_where_nothing_is(campaign, tmp_path):
     status, text, *_ = campaign("well", "--resume")
-    assert status == 1 and "there is no campaign_*.jsonl" in text
+    assert status == 2 and "there is no campaign_*.jsonl" in text
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "campaign_x.jsonl").write_text("{}\n")
     status, text, *_ = CliRunner().invoke(main, ["--suite", "campaign", "--resume", "--out", str(tmp_path / "out")]), ""
@@ -138,14 +139,14 @@ def test_a_campaign_that_is_interrupted_loses_nothing_and_is_gone_on_with(campai
     )  # fmt: skip
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
-        written = newest_record(out)
+        written = newest(out, "campaign_*.jsonl")
         if (folder / "waits").exists() and written is not None and '"rates"' in written.read_text():
             break
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == command.INTERRUPTED and "--resume goes on from here" in text
-    path = newest_record(out)
+    path = newest(out, "campaign_*.jsonl")
     kept = Record.read(path)
     assert [r["check"] for r in kept.rows] == ["versions", "clocks", "rates"] and len(kept.ended) == 2
     assert json.loads(path.with_suffix(".json").read_text())["rows"] == kept.rows

@@ -1,7 +1,9 @@
 """Statistics, order of rounds, error limits, peers and the report's round trip."""
 
 import io
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +13,9 @@ from rich.console import Console
 
 from benchmarks.accuracy import judge, normalised_errors
 from benchmarks.peers import Peer, added, parse_peers
-from benchmarks.schema import CaseResult, PeerResult, Report, from_json
+from benchmarks.schema import CaseResult, PeerResult, Report, from_json, resume_report
 from benchmarks.stats import calls_for, geomean, interleave, spread
+from benchmarks.steps import replace_text, run_steps, write_json
 from benchmarks.table import print_report, seconds
 from benchmarks.timing import TimingSettings, measure
 
@@ -142,25 +145,70 @@ def report() -> Report:
 
 def test_report_round_trip() -> None:
     before = report()
-    after = from_json(before.to_json())
+    after = from_json(json.dumps(before.to_json()))
     assert after == before
     assert after.geomeans() == {"mlc/eager": pytest.approx((2.0, 3))}
     assert after.cases[0].share("mlc") == pytest.approx(0.5)
     assert after.cases[0].ratio("broken", "eager") is None
 
 
-def test_report_writes_infinity_as_text() -> None:
+def test_report_writes_infinity_as_text(tmp_path: Path) -> None:
     before = report()
     before.cases[0].peers["mlc"].accuracy = {"error": math.inf, "ok": False}
-    after = from_json(before.to_json()).cases[0].peers["mlc"].accuracy
+    write_json(tmp_path / "r.json", before.to_json())
+    after = from_json((tmp_path / "r.json").read_text()).cases[0].peers["mlc"].accuracy
     assert after == {"error": "inf", "ok": False}
 
 
+def test_a_stopped_run_is_kept_and_gone_on_with(tmp_path: Path) -> None:
+    """After each step the file holds all results so far. What raised is tried again, what is done is not."""
+    path, calls, first = tmp_path / "r.json", [], report()
+    first.cases.clear()
+
+    def steps(of: Report, bad: str, stop: str) -> dict:  # type: ignore[type-arg]
+        def step(name: str) -> None:
+            calls.append(name)
+            if name == stop:
+                raise KeyboardInterrupt
+            if name == bad:
+                raise RuntimeError("no\nsuch kernel")
+            of.cases.append(CaseResult(name, "odd", "inference", "float32", peers={"mlc": PeerResult(samples=[1e-3])}))
+
+        return {n: lambda _, n=n: step(n) for n in "abcd"}
+
+    with pytest.raises(KeyboardInterrupt):
+        run_steps(first, steps(first, "b", "d"), path, lambda _: None)
+    kept = json.loads(path.read_text())
+    assert (
+        not kept["complete"] and kept["done"] == ["a", "c"] and kept["failed"] == {"b": "RuntimeError: no such kernel"}
+    )
+    again, changed = resume_report(path, report())
+    assert [c.name for c in again.cases] == ["a", "c"] and not changed and calls == ["a", "b", "c", "d"]
+    run_steps(again, steps(again, "", ""), path, lambda _: None)
+    assert calls[4:] == ["b", "d"] and [c.name for c in again.cases] == ["a", "c", "b", "d"]
+    whole = json.loads(path.read_text())
+    assert whole["complete"] and not whole["failed"] and len(whole["cases"]) == 4
+    other = report()
+    other.settings["size"] = "tiny"
+    with pytest.raises(ValueError, match="made with settings"):
+        resume_report(path, other)
+    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_a_file_is_whole_whenever_writing_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "r.json"
+    replace_text(path, "old")
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("the disk is full")))
+    with pytest.raises(OSError, match="full"):
+        replace_text(path, "new and longer")
+    assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
+
+
 def test_other_schemas_are_refused() -> None:
-    with pytest.raises(ValueError, match="not a benchmark report"):
+    with pytest.raises(ValueError, match="the field 'schema'"):
         from_json("{}")
     with pytest.raises(ValueError, match="version 99"):
-        from_json(report().to_json().replace('"version": 1', '"version": 99', 1))
+        from_json(json.dumps(report().to_json() | {"version": 99}))
 
 
 def test_table_shows_ratio_count_and_error() -> None:

@@ -34,7 +34,8 @@ def f(in_ptr0, in_ptr1, in_ptr2, out_ptr0, xnumel, r0_numel, XBLOCK: tl.constexp
         r0_mask = r0_index < r0_numel
         tmp3 = tl.load(in_ptr0 + (r0_index + 1000 * xindex), r0_mask & xmask)
         tmp4 = tl.load(in_ptr1 + r0_index, r0_mask, eviction_policy="evict_last")
-        tl.store(out_ptr0 + (r0_index + 1000 * tmp2), tmp3 * tmp4 - tmp1, r0_mask & xmask)
+        tmp4 = tl.broadcast_to(tmp4, tmp3.shape)
+        tl.store(out_ptr0 + tl.broadcast_to(r0_index + 1000 * tmp2, tmp3.shape), tmp3 * tmp4 - tmp1, r0_mask & xmask)
 """
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import torch_mlc
 from benchmarks.cli import main
-from benchmarks.static.report import Row
+from benchmarks.static.report import Row, StaticReport
 from benchmarks.static.run import Compiled, rows_of
 from benchmarks.static.workloads import GPT_FEW, GPT_STEP, WORKLOADS
 
@@ -59,6 +59,8 @@ def test_rows_of_the_chosen_workloads(tmp_path: Path) -> None:
         alone = sum(k["predicted"]["seconds"] * k["calls"] for k in g["kernels"])
         assert g["predicted_s"] == pytest.approx(alone + g["predicted_library_s"])
     assert rows["spilled bytes, worst kernel"]["value"] == max(k["resources"]["spills"] for k in kernels)
+    kept = StaticReport.from_json(body)
+    assert kept.rows == rows_of(kept.workloads, kept.size, kept.target, kept.memory) and body["complete"]
     forward, backward = body["workloads"]["layer norm backward, N=4096"].values()
     value = rows["layer norm backward, N=4096: bytes over the least"]["value"]
     assert value == (backward["kernel_bytes"] + backward["library_bytes"]) / backward["compulsory_bytes"]
@@ -105,7 +107,7 @@ def test_launches_and_bytes_of_a_step_and_kernels_of_more_layers() -> None:
         return Compiled(WORKLOADS[name], "full", report, (0.1,) * len(report.kernels))
 
     few, many = step(2), step(4)
-    rows = {r.name: r for r in rows_of([many, few], "cuda:sm_90")}
+    rows = {r.name: r for r in rows_of({c.workload.name: c.to_json() for c in (many, few)}, "full", "cuda:sm_90")}
     forward, backward = many.report.graphs
     calls = sum(c.calls for g in (forward, backward) for c in g.libraries)
     assert rows[f"{GPT_STEP}: launches"].value == forward.launches + backward.launches + calls > 10
@@ -120,18 +122,8 @@ def test_launches_and_bytes_of_a_step_and_kernels_of_more_layers() -> None:
 
 
 def test_defaults_are_compared_with_what_rules_offer(tmp_path: Path) -> None:
-    arguments = [
-        "--suite",
-        "defaults",
-        "--size",
-        "tiny",
-        "--filter",
-        "column sums",
-        "--tries",
-        "3",
-        "--out",
-        str(tmp_path),
-    ]
+    arguments = ["--suite", "defaults", "--size", "tiny", "--filter", "column sums", "--tries", "3"]
+    arguments += ["--out", str(tmp_path)]
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     (written,) = tmp_path.glob("defaults_sm90_*.json")
@@ -142,3 +134,10 @@ def test_defaults_are_compared_with_what_rules_offer(tmp_path: Path) -> None:
     assert 1 < gap["tried"] <= 3 and gap["failed"] == 0
     assert gap["ratio"] == gap["default"] / gap["best"] >= 1
     assert "no measurement has corrected" in result.output
+    # A run that goes on with it has nothing to do; one with other settings is another run.
+    again = CliRunner().invoke(main, [*arguments, "--resume"], catch_exceptions=False)
+    assert again.exit_code == 0 and json.loads(written.read_text()) == body and body["complete"]
+    other = CliRunner().invoke(main, [*arguments, "--target", "cuda:sm_80", "--resume", str(written)])
+    assert other.exit_code == 2 and "was made with target cuda:sm_90" in " ".join(
+        other.output.replace("│", " ").split()
+    )

@@ -24,6 +24,7 @@ from torch._inductor import compile_fx, config
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from torch_mlc.dynamo_backend.tracing.fake_device import allow_fake_cuda, retarget
@@ -71,7 +72,7 @@ def _captured(workload: Workload, size: Size) -> list[tuple[str, fx.GraphModule]
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
         decompositions=select_decomp_table(),
-        partition_fn=compile_fx.partition_fn,
+        partition_fn=_partitioned,
         keep_inference_input_mutations=True,
     )
     fakes = [t.fake_mode for t in pytree.tree_leaves(made.inputs)]
@@ -85,11 +86,23 @@ def _captured(workload: Workload, size: Size) -> list[tuple[str, fx.GraphModule]
     return graphs
 
 
+def _partitioned(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+    """Inductor's partitioner. What its passes trace (random numbers) has the mode of the graph's own tensors."""
+    values = (n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder")
+    mode = next(t.fake_mode for t in pytree.tree_leaves(list(values)) if isinstance(t, FakeTensor))
+    with V.set_fake_mode(mode):
+        return compile_fx.partition_fn(gm, inputs, **options)
+
+
 def _lowered(kind: str, gm: fx.GraphModule, target: Target) -> Program:
-    allow_fake_cuda()
-    retarget([gm], "cuda")
     inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
     mode = next(t.fake_mode for t in inputs if isinstance(t, torch.Tensor))
+    if kind == "inference":
+        # The partitioner has done so in training. Constants are folded, on a device that is here.
+        with tracing(TracingContext(mode)), V.set_fake_mode(mode), config.patch(_SETTINGS):
+            compile_fx._recursive_joint_graph_passes(gm)
+    allow_fake_cuda()
+    retarget([gm], "cuda")
     written: list[str] = []
 
     def save(text: str) -> None:
@@ -104,8 +117,6 @@ def _lowered(kind: str, gm: fx.GraphModule, target: Target) -> Program:
         V.set_fake_mode(mode),
         contextlib.suppress(_Written),
     ):
-        if kind == "inference":  # its partitioner has done so in training
-            compile_fx._recursive_joint_graph_passes(gm)
         compile_fx.compile_fx_inner(gm, inputs, is_backward=kind == "backward", is_inference=kind == "inference")
     return Program(kind, written[0], tuple(inputs))
 

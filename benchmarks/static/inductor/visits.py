@@ -156,6 +156,8 @@ class _Program:
                 return self.binary(type(e.op), self.value(e.left), self.value(e.right))
             case ast.Compare(ops=[op]) if type(op) in _COMPARE:
                 return _of(_COMPARE[type(op)], self.value(e.left), self.value(e.comparators[0]))
+            case ast.Attribute(attr="shape"):
+                return tuple(getattr(self.value(e.value), "shape", ()))
             case ast.Subscript():
                 return self.subscript(e)
             case ast.Tuple() | ast.List():

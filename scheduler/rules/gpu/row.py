@@ -47,9 +47,12 @@ def _row(shape: NestShape) -> sympy.Expr:
 def _is_persistent(nest: LoopNest, target: Target) -> bool:
     shape = analyse(nest)
     row = _row(shape)
-    if not shape.has_reduction or not row.is_Integer:
-        return False
-    size = next_power(int(row))
+    return shape.has_reduction and bool(row.is_Integer) and _is_held(shape, int(row), target)
+
+
+def _is_held(shape: NestShape, row: int, target: Target) -> bool:
+    """Whether the registers of a program hold all that is kept of a row of so many elements."""
+    size = next_power(row)
     held = held_elements(target.machine)
     packed = 2 * size <= held and size * live_bytes(shape) <= held_bytes(target.machine)
     return packed or size * live_rows(shape) <= held
@@ -166,8 +169,8 @@ def stay_in_cache(nest: LoopNest, target: Target) -> bool:
     """Whether rows that registers do not hold are visited again, and one a multiprocessor fits into the second
     cache."""
     shape = analyse(nest)
-    row = typical(nest, sympy.Mul(*(e for _, e in shape.inner)))
-    if row <= held_elements(target.machine) or not live_bytes(shape):
+    row = typical(nest, _row(shape))
+    if _is_held(shape, row, target) or not live_bytes(shape):
         return False
     return target.cores * row * sum(row_inputs(shape).values()) <= target.machine.l2_bytes
 

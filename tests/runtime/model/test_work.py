@@ -122,6 +122,18 @@ def test_a_loop_takes_as_often_as_long() -> None:
     assert warp_clocks(code, [1, 64, 64, 64, 64, 1], H200, 500) == 2 + 4 * 64
 
 
+@pytest.mark.parametrize("every", [2, 16, 64, 256])
+@pytest.mark.parametrize("never", [0, 1])
+def test_what_few_iterations_have_takes_as_often_as_it_runs(every: int, never: int) -> None:
+    """Of two loops made one, what stands behind the inner one; an instruction that never runs leaves a loop one."""
+    rows = ["CS2R R60, SRZ", ".L_x_0:", "FADD R1, R1, R1", "@P1 BRA `(.L_x_2)", *["FMUL R2, R1, R1"] * 100]
+    rows += ["MUFU.RCP R3, R1"] * never + [".L_x_2:", "@P0 BRA `(.L_x_0)", "EXIT"]
+    text = "\n".join(["\t.section\t.text.f", ".text.f:", *(r if r[0] == "." else f" /*0000*/ {r} ;" for r in rows)])
+    loop, tiles = 1024.0, 1024 // every
+    runs = [1, loop, loop, *[tiles] * 100, *[0] * never, loop, 1]
+    assert warp_clocks(parse_sass(text, "f"), runs, H200, 500) == 2 + 3 * loop + 100 * tiles
+
+
 def test_counters_of_amd() -> None:
     rows = [
         "global_load_dwordx4 v[4:7], v[2:3], off",

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_mlc
+from torch_mlc.dynamo_backend.reports.prediction import kernel_work
 from torch_mlc.dynamo_backend.reports.report import KernelReport
 from torch_mlc.ir.function.function import TensorFunction
 from torch_mlc.ir.nest.hints import RESIDENT
@@ -69,6 +70,16 @@ def test_a_flat_tile_that_has_a_tail_is_as_wide_as_any() -> None:
     (k,) = kernels(lambda x, y: x + y, empty(256 * 150771), empty(256 * 150771))
     assert flight(k) >= 60 << 10 and k.resources is not None
     assert (k.resources.wide_loads, k.resources.wide_stores) == (1.0, 1.0)
+
+
+def test_long_rows_of_two_tensors_are_found_again_in_the_cache() -> None:
+    """Registers hold one such row, not two: a program of all threads, and 1.0 times the bytes where it was 1.67."""
+    y, g = empty(4096, 32768), empty(4096, 32768)
+    (k,) = kernels(lambda g, y: torch.ops.aten._softmax_backward_data(g, y, -1, y.dtype), g, y)
+    assert k.binary is not None and k.kernel is not None and k.scheduled is not None and k.target is not None
+    work = kernel_work(k.binary, k.kernel, k.scheduled, k.target)
+    assert work is not None and work.resident == 1 and work.memory < 1.01 * 3 * y.numel() * y.itemsize
+    assert k.resources is not None and k.resources.spills == 0 and k.resources.wide_loads == 1
 
 
 @pytest.mark.parametrize("target", ["cuda:sm_90", "cuda:sm_100"])

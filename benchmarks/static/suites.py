@@ -1,0 +1,48 @@
+"""The suites over workloads for a GPU, by name: how a run begins, goes on, takes a step, and is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from torch_mlc.ir.target import TargetError, gpu_target
+
+from . import beside, defaults, run
+from .compared import COMPARED
+from .made import Workload
+from .results import begin, go_on
+from .workloads import WORKLOADS
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """``check(target)`` raises TargetError; ``begin(**settings)`` and ``resume(path, **settings)`` give results, the
+    latter with the versions that have changed, and raises ValueError; ``compare(results, name, keep)`` adds a
+    workload."""
+
+    workloads: Mapping[str, Workload]
+    check: Callable[[str], object]
+    begin: Callable[..., Any]
+    resume: Callable[..., Any]
+    compare: Callable[..., None]
+    show: Callable[..., None]
+
+
+SUITES: Mapping[str, Suite] = MappingProxyType({
+    "static": Suite(
+        WORKLOADS, gpu_target, run.begin_static, run.resume_static, run.compile_static, run.print_static
+    ),
+    "defaults": Suite(
+        COMPARED, gpu_target, partial(begin, defaults.FORM), partial(go_on, defaults.FORM), defaults.compare,
+        defaults.print_defaults,
+    ),
+    "predicted": Suite(
+        COMPARED, beside.cuda_target, partial(begin, beside.FORM), partial(go_on, beside.FORM), beside.compare,
+        beside.print_predicted,
+    ),
+})  # fmt: skip
+
+__all__ = ["SUITES", "Suite", "TargetError"]
