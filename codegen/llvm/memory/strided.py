@@ -69,9 +69,9 @@ def _picked(
     """Element ``first`` of every ``step``, from registers that begin at the elements ``begins``."""
     if step & (step - 1) == 0 and begins[-1] == (step - 1) * width:
         while len(registers) > 1:
-            picks = range(first & 1, 2 * width, 2)
+            every = range(first & 1, 2 * width, 2)
             pairs = zip(registers[::2], registers[1::2], strict=True)
-            registers = [shuffle(ctx, x, y, picks, element, width) for x, y in pairs]
+            registers = [shuffle(ctx, x, y, every, element, width) for x, y in pairs]
             first >>= 1
         return registers[0]
     wanted = [first + step * lane for lane in range(width)]
