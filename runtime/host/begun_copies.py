@@ -116,8 +116,9 @@ def wait_copies(begun: Sequence[torch.Tensor], host: bool) -> list[torch.Tensor]
     """The same tensors, for what their devices are given from now on; for the ``host`` too where it is to wait."""
     call = _CALLS.now
     if call is not None:
-        copies = [call.flying.pop(t._cdata, None) for t in begun]
-        call.wait([c for c in copies if c is not None], host)
+        names = {t._cdata for t in begun}
+        # In the order in which they were begun, in which what they read is there.
+        call.wait([call.flying.pop(n) for n in [*call.flying] if n in names], host)
     return list(begun)
 
 

@@ -142,6 +142,7 @@ def test_several_copies_share_one_wait_of_the_host(mixed, streams, form):  # noq
     got = run(b, form, x)
     torch.testing.assert_close(got, [t.double() if k == 2 else t for k, t in enumerate(on_cpu(several)(x))])
     assert len(streams.events("finish")) == 1 and len(streams.events("send")) == 3
+    assert streams.time == 12 * KERNEL + COPY, "only the last is not hidden"
 
 
 def up(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
