@@ -30,7 +30,7 @@ WORTH = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _Compiled:
     """A schedule that was compiled, and the bytes of a thread's registers that its code keeps in memory."""
 
     schedule: Schedule
@@ -65,7 +65,7 @@ def fitting_code(
     if not spilled or schedule.nest != default_schedule(nest, target).nest:
         return first
     best = _best(
-        [_Made(schedule, source, first, spilled), *_lighter(nest, target, schedule, Scarce.REGISTERS, make)], target
+        [_Compiled(schedule, source, first, spilled), *_lighter(nest, target, schedule, Scarce.REGISTERS, make)], target
     )
     if best.code is not first:
         counters.add("kernels_lightened")
@@ -74,21 +74,21 @@ def fitting_code(
 
 def _lighter(
     nest: LoopNest, target: Target, schedule: Schedule, scarce: Scarce, make: Callable[[KernelSource], KernelCode]
-) -> list[_Made]:
+) -> list[_Compiled]:
     """Lighter schedules that compile, up to the first that does not spill."""
-    found: list[_Made] = []
+    found: list[_Compiled] = []
     for lighter, source in islice(_written(nest, target, schedule, scarce), TRIES[scarce]):
         try:
             code = make(source)
         except MlcError:  # too heavy still, or refused for another reason
             continue
-        found.append(_Made(lighter, source, code, _spills(code)))
+        found.append(_Compiled(lighter, source, code, _spills(code)))
         if not found[-1].spilled:
             break
     return found
 
 
-def _best(made: Sequence[_Made], target: Target) -> _Made:
+def _best(made: Sequence[_Compiled], target: Target) -> _Compiled:
     """The fastest as predicted, of which those that spill have to save ``WORTH`` of the time; the one that spills least
     where a time is not known."""
     if len(made) > 1:

@@ -16,7 +16,7 @@ from ...ir.nest.loops import LoopNest
 from ...ir.passes import StepRecord
 from ...ir.target import Target
 from ...ir.text.printer import show
-from ...runtime.frozen.recipe import Result
+from ...runtime.frozen.recipe import KeptResult
 from ...runtime.machine_code.issue import IssueReport, issue_report
 from ...runtime.model.predict import Prediction, microseconds
 from ...runtime.plain_text import readable
@@ -204,7 +204,7 @@ class GraphReport:
     program: str = field(repr=False)
     python: str = ""
     steps: tuple[StepRecord, ...] = field(default=(), repr=False)
-    frozen: tuple[Result, ...] = field(default=(), repr=False)
+    frozen: tuple[KeptResult, ...] = field(default=(), repr=False)
 
     @property
     def fallbacks(self) -> tuple[KernelReport, ...]:
@@ -286,7 +286,7 @@ class GraphReport:
             return []
         spared = sum(r.calls for r in self.frozen)
         head = f"  keeps {bytes_text(self.frozen_bytes)} between calls; {spared} ops are not computed again:"
-        found: dict[str, list[Result]] = {}
+        found: dict[str, list[KeptResult]] = {}
         for r in self.frozen:
             found.setdefault(r.told, []).append(r)
         lines = [f"    {len(rs):>3} x {bytes_text(sum(r.nbytes for r in rs)):>9}  {told}" for told, rs in found.items()]

@@ -27,7 +27,7 @@ class FrozenError(MlcError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
+class _KeptValues:
     """Values, and the sources that they were made of as they were then: their versions, which every write counts, and
     addresses."""
 
@@ -46,7 +46,7 @@ class FrozenProgram:
     def __init__(self, program: Callable[[list[Any]], Any], recipe: Recipe, name: str) -> None:
         self.program, self.recipe, self.name = program, recipe, name
         self._boxed_call = True
-        self._kept: dict[_Key, _Kept] = {}
+        self._kept: dict[_Key, _KeptValues] = {}
         self._lock = threading.Lock()
         _ALL.add(self)
 
@@ -65,7 +65,7 @@ class FrozenProgram:
         """Bytes that are kept, of all sets of sources."""
         return sum(v.untyped_storage().nbytes() for kept in list(self._kept.values()) for v in kept.values)
 
-    def _made(self, sources: Sequence[Tensor]) -> _Kept:
+    def _made(self, sources: Sequence[Tensor]) -> _KeptValues:
         key = tuple(map(id, sources))
         with self._lock:
             if (known := self._kept.get(key)) is not None:
@@ -83,10 +83,10 @@ class FrozenProgram:
                     of._kept.pop(key, None)
 
             owners = [weakref.ref(t, forget) for t in sources]
-            made = self._kept[key] = _Kept(values, versions, places, owners)
+            made = self._kept[key] = _KeptValues(values, versions, places, owners)
             return made
 
-    def _changed(self, sources: Sequence[Tensor], kept: _Kept) -> FrozenError:
+    def _changed(self, sources: Sequence[Tensor], kept: _KeptValues) -> FrozenError:
         now = zip(_versions(sources), (t.data_ptr() for t in sources), kept.versions, kept.places, strict=True)
         names = [n for n, (v, p, was, at) in zip(self.recipe.names, now, strict=True) if (v, p) != (was, at)]
         return FrozenError(

@@ -20,14 +20,14 @@ GETITEM = "operator::getitem"
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class ValueRef:
     """An argument that is a value of the recipe: sources are numbered first, then the results of calls."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OpCall:
     """A call of an op, ``aten::mul.Tensor``."""
 
     op: str
@@ -36,7 +36,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class KeptResult:
     """A value that is kept: its shape and strides in elements, and its type, as they were traced. ``told`` says which
     op and line of the model it is of, ``calls`` how many ops of the model are not computed again for it."""
 
@@ -62,8 +62,8 @@ class Recipe:
 
     sources: tuple[int, ...]
     names: tuple[str, ...]
-    calls: tuple[Call, ...]
-    results: tuple[Result, ...]
+    calls: tuple[OpCall, ...]
+    results: tuple[KeptResult, ...]
 
     @property
     def nbytes(self) -> int:
@@ -95,7 +95,7 @@ class Recipe:
         return found
 
 
-def _laid_out(value: Tensor, traced: Result) -> Tensor:
+def _laid_out(value: Tensor, traced: KeptResult) -> Tensor:
     """A value with the strides that it was traced with."""
     assert tuple(value.shape) == traced.size and value.dtype is traced.dtype, f"{traced.told} gave {value.shape}"
     if value.stride() == traced.stride:
@@ -105,7 +105,7 @@ def _laid_out(value: Tensor, traced: Result) -> Tensor:
 
 def _filled(arg: Any, values: Mapping[int, Any]) -> Any:
     match arg:
-        case Value():
+        case ValueRef():
             return values[arg.number]
         case tuple() | list():
             return type(arg)(_filled(a, values) for a in arg)
@@ -116,7 +116,7 @@ def _filled(arg: Any, values: Mapping[int, Any]) -> Any:
 
 def _read(arg: Any) -> set[int]:
     match arg:
-        case Value():
+        case ValueRef():
             return {arg.number}
         case tuple() | list():
             return {n for a in arg for n in _read(a)}

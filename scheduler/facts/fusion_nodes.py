@@ -324,7 +324,7 @@ def _worth_repeating(
 def gathers_lanes(m: FusionNode) -> bool:
     """Whether data say where each element of a value is read, and not where rows of many begin: lanes of a CPU then
     look for their elements one by one."""
-    if not m.types[0].device.startswith("cpu"):
+    if waits_for_places(m.types[0].device):
         return False
     shape = zip(m.axes, m.types[0].shape, m.types[0].strides, strict=True)
     rows = {a for a, size, step in shape if step == 1 and not (size.is_number and size < LONG_ROW)}

@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class _Alike:
     """``x @ weight + bias``, ``weight`` of shape (inner, columns)."""
 
     node: fx.Node
@@ -45,7 +45,7 @@ def join_products(gm: fx.GraphModule, context: AtenContext) -> int:
     known = known_nodes(graph, [n for n in graph.find_nodes(op="placeholder") if n.name in context.frozen])
     (end,) = graph.find_nodes(op="output")
     worth = Worth({ref for n in end.all_input_nodes for ref in memories(n)}, context.target)
-    groups: dict[tuple[fx.Node, bool, torch.dtype], list[_Product]] = {}
+    groups: dict[tuple[fx.Node, bool, torch.dtype], list[_Alike]] = {}
     for node in graph.nodes:
         product = _product(node, known)
         if product is not None and _is_memory(product.weight, worth) and memories(node).isdisjoint(worth.leaving):
@@ -64,7 +64,7 @@ def join_products(gm: fx.GraphModule, context: AtenContext) -> int:
     return gone
 
 
-def _product(node: fx.Node, known: set[fx.Node]) -> _Product | None:
+def _product(node: fx.Node, known: set[fx.Node]) -> _Alike | None:
     if node.target is aten.mm.default:
         x, weight = node.args
         bias = None
@@ -76,7 +76,7 @@ def _product(node: fx.Node, known: set[fx.Node]) -> _Product | None:
         return None
     if weight not in known or x in known or weight.meta["val"].is_complex():
         return None
-    return _Product(node, x, weight, bias)
+    return _Alike(node, x, weight, bias)
 
 
 def _is_memory(weight: fx.Node, worth: Worth) -> bool:
@@ -86,14 +86,14 @@ def _is_memory(weight: fx.Node, worth: Worth) -> bool:
     return weight.op == "placeholder" or worth.keeps(weight)
 
 
-def _pays(products: Sequence[_Product], context: AtenContext) -> bool:
+def _pays(products: Sequence[_Alike], context: AtenContext) -> bool:
     x = products[0].x.meta["val"]
     target = context.target(str(x.device))
     sizes = [(hint_of(x.shape[0]), hint_of(x.shape[1]), p.columns) for p in products]
     return joint_pays(sizes, x.dtype.itemsize, target)
 
 
-def _joined(graph: fx.Graph, products: Sequence[_Product]) -> int:
+def _joined(graph: fx.Graph, products: Sequence[_Alike]) -> int:
     """How many products are gone: none where what looks at a result could not look at some columns of another."""
     first = products[0]
     out = NodeWriter(graph, first.node)

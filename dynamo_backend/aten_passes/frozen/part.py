@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
 from ....ir.target import Target
-from ....runtime.frozen.recipe import GETITEM, Call, Recipe, Result, Value
+from ....runtime.frozen.recipe import GETITEM, KeptResult, OpCall, Recipe, ValueRef
 from ...tracing.origins import origins_of
 from .known import known_nodes, memories
 from .worth import Worth, reached
@@ -86,7 +86,7 @@ def recipe_of(graph: fx.Graph, kept: Sequence[fx.Node], sources: Mapping[fx.Node
         spared |= {n for n in reached(node) if n.op == "call_function" and FOR not in node.meta}
         value = node.meta["val"]
         results.append(
-            Result(
+            KeptResult(
                 numbers[node], tuple(value.shape), tuple(value.stride()), value.dtype, _told(node), len(spared) - before
             )
         )
@@ -98,21 +98,21 @@ def _told(node: fx.Node) -> str:
     return f"{node.meta.get(FOR) or origin.op} {origin.source}".rstrip()
 
 
-def _call(node: fx.Node, numbers: Mapping[fx.Node, int]) -> Call:
+def _call(node: fx.Node, numbers: Mapping[fx.Node, int]) -> OpCall:
     def given(arg: Any) -> Any:
-        return _plain(map_arg(arg, lambda n: Value(numbers[n])))
+        return _plain(map_arg(arg, lambda n: ValueRef(numbers[n])))
 
     args, kwargs = tuple(given(a) for a in node.args), {k: given(a) for k, a in node.kwargs.items()}
     op = node.target
     if op is operator.getitem:
-        return Call(GETITEM, args, kwargs)
+        return OpCall(GETITEM, args, kwargs)
     assert isinstance(op, OpOverload)
     takes = {a.name for a in op._schema.arguments}
     value = node.meta["val"]
     if not node.all_input_nodes and isinstance(value, torch.Tensor) and "dtype" in takes:
         # A type that is left out is the default one of the time of the call.
         kwargs["dtype"] = value.dtype
-    return Call(f"{op.namespace}::{op._opname}.{op._overloadname}", args, kwargs)
+    return OpCall(f"{op.namespace}::{op._opname}.{op._overloadname}", args, kwargs)
 
 
 def _plain(arg: Any) -> Any:
