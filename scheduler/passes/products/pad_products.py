@@ -20,6 +20,7 @@ from ....ir.expr.index import simplify
 from ....ir.expr.value import Load, is_value, symbol
 from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Library, Node, Reduction, Ref, Scan, TensorType, View
+from ....ir.target import has_kernels
 from ...context import USUAL, PassContext
 from ...cost.alignment import COPY_WORTH, copying_time, filling_time, padded_row, scattering_time, wants_aligned
 from ...cost.contraction_gpu import library_time, product_time, with_even_operands, with_even_rows
@@ -39,7 +40,7 @@ def pad_products(graph: Graph, context: PassContext = USUAL) -> Graph:
 def _is_odd(graph: Graph, node: Node, context: PassContext) -> bool:
     """Whether a node is a product for tensor cores with an operand, or a result, whose rows begin anywhere."""
     names = factors_of(node)
-    if not names or node.types[0] is None:
+    if not names or node.types[0] is None or not has_kernels(node.types[0].device):
         return False
     if not wants_aligned(context.target_of(node.types[0].device), node.types[0].dtype):
         return False
