@@ -192,8 +192,13 @@ def _result(stage: Stage, made: _Made) -> str | None:
 
 def _read_along(value: Expr, over: set[sympy.Symbol]) -> list[Expr]:
     """The factors of a value that are read along some axes; those that are read at all where there are none."""
-    read = [f for f in _factors(value) if any(True for _ in loads(f))]
-    return [f for f in read if over & free_symbols(f)] if over else read
+    found: list[Expr] = []
+    for parts in (factors(value), _factors(value)):
+        read = [f for f in parts if any(True for _ in loads(f))]
+        found = [f for f in read if over & free_symbols(f)] if over else read
+        if len(found) > 1:
+            break  # a choice may be a factor itself
+    return found
 
 
 def _factors(value: Expr) -> list[Expr]:

@@ -323,8 +323,11 @@ def _torch_op(op: str) -> Any:
 
 def _library(graph: CompiledGraph) -> set[str]:
     """The ops of torch that a program calls for what they compute."""
-    called = {op for op in graph.text.ops.values() if not op.startswith("=")}
-    return {op for op in called if not STRUCTURAL.match(op) and not getattr(_torch_op(op), "is_view", False)}
+    return {
+        op
+        for op in graph.text.called.values()
+        if not STRUCTURAL.match(op) and not getattr(_torch_op(op), "is_view", False)
+    }
 
 
 # --- comparison -----------------------------------------------------------------------------------------------------

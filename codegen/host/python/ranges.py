@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from .text import HostText
-from .words import OP_IN_BLOCKS
 
 
 def with_ranges(host: HostText, kernels: Mapping[str, str]) -> HostText:
@@ -16,7 +15,7 @@ def with_ranges(host: HostText, kernels: Mapping[str, str]) -> HostText:
 
     A range is called "kernel | model.py:12 in forward: x = self.norm(x)", by the comment above the call.
     """
-    called = {**kernels, **{v: target.removeprefix(OP_IN_BLOCKS) for v, target in host.ops.items()}}
+    called = {**kernels, **host.called}
     call = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, sorted(called, key=len, reverse=True)))})\(")
     lines: list[str] = []
     origin = ""

@@ -30,7 +30,7 @@ from ..steps.step import (
     Repeat,
     Return,
 )
-from .words import Words
+from .words import OP_IN_BLOCKS, OP_OBJECT, Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,11 @@ class HostText:
     text: str
     ops: Mapping[str, str]
     constants: Mapping[str, str]
+
+    @property
+    def called(self) -> dict[str, str]:
+        """The ops that the text calls, as calls of libraries name them, by variable; not those that it passes on."""
+        return {v: op.removeprefix(OP_IN_BLOCKS) for v, op in self.ops.items() if not op.startswith(OP_OBJECT)}
 
 
 def print_host(program: HostProgram) -> HostText:

@@ -56,7 +56,7 @@ def library_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     def recorded(*args: Any, **settings: Any) -> Any:
         compiled = compile_graph(*args, **settings)
-        calls.update(compiled.text.ops.values())
+        calls.update(compiled.text.called.values())
         return compiled
 
     monkeypatch.setattr(backend, "compile_graph", recorded)

@@ -242,6 +242,28 @@ def test_unknown_functions_and_bad_literals_built_by_hand() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "factor",
+    [
+        "select(lt(a[i0, r0], float32(3.0)), c[()], a[i0, r0])",
+        "select(lt(a[i0, r0], float32(3.0)), float32(0.0), c[()])",
+    ],
+)
+def test_a_choice_is_a_factor_of_a_product(factor: str) -> None:
+    text = f"""
+@nest(outputs=['y'])
+def f(a: tensor(float32, [24, 63]), c: tensor(float32, []), b: tensor(float32, [24, 63]), y: tensor(float32, [24])):
+    for k in serial(24):
+        for n in serial(63):
+            with block('b0', role=product):
+                i0 = spatial(24, k)
+                r0 = reduction(63, n, dim=inner)
+                y[i0] = sum.update(mul({factor}, b[i0, r0]))
+"""
+    verify(parse(text))
+    refused(parse(text.replace("b[i0, r0]", "b[i0, 0]")), "b0 is no product", "b0")
+
+
 def test_the_entry_is_a_graph() -> None:
     with pytest.raises(VerifyError, match="entry 'main' is no graph"):
         verify(IRModule({"g": parse(CALLEE)}))
