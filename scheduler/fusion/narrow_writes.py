@@ -41,22 +41,13 @@ def _kept_without_terms(function: TensorFunction) -> TensorFunction:
     if len(function.outputs) != 1 or len(function.inner) != 1:
         return function
     (out,) = function.outputs
-    at = next(k for k, s in enumerate(function.stages) if out.result in s.results)
-    stage = function.stages[at]
-    value = stage.values[0]
-    stored = value if isinstance(value, Cast) else None
-    if stored is not None:
-        value = stored.value
+    at, value = _written(function, out)
     if not isinstance(value, Call) or value.fn != "add":
         return function
     for old, total in (value.args, value.args[::-1]):
         count = _terms(function, total) if _is_old(old, out) else None
         if count is not None:
-            new: Expr = Select(call("lt", const(0, count.dtype), count), value, old)
-            if stored is not None:
-                new = Cast(new, stored.dtype, stored.when_stored)
-            stages = (*function.stages[:at], replace(stage, values=(new,)), *function.stages[at + 1 :])
-            return replace(function, stages=stages)
+            return _rewritten(function, at, Select(call("lt", const(0, count.dtype), count), value, old))
     return function
 
 
@@ -76,13 +67,8 @@ def _narrowed(function: TensorFunction) -> TensorFunction:
     if len(function.outputs) != 1 or function.inner or not is_elementwise(function):
         return function
     (out,) = function.outputs
-    at = next(k for k, s in enumerate(function.stages) if out.result in s.results)
-    stage = function.stages[at]
-    value = stage.values[0]
-    stored = value if isinstance(value, Cast) else None
-    if stored is not None:
-        value = stored.value
-    if not isinstance(value, Select) or not _is_old(value.if_false, out) or len(stage.results) != 1:
+    at, value = _written(function, out)
+    if not isinstance(value, Select) or not _is_old(value.if_false, out) or len(function.stages[at].results) != 1:
         return function
     parts: dict[sympy.Symbol, _Stretch] = {}
     left: list[Expr] = []
@@ -97,10 +83,7 @@ def _narrowed(function: TensorFunction) -> TensorFunction:
         for other in left[1:]:
             condition = call("logical_and", condition, other)
         new = Select(condition, new, value.if_false)
-    stages = list(function.stages)
-    if stored is not None:
-        new = Cast(new, stored.dtype, stored.when_stored)
-    stages[at] = replace(stage, values=(new,))
+    stages = _rewritten(function, at, new).stages
     rows = tuple(Dim(d.var, parts[d.var].end - parts[d.var].begin) if d.var in parts else d for d in function.rows)
     extents = {d.var: d.extent for d in rows}
     shift = {v: v + p.begin for v, p in parts.items()}
@@ -114,6 +97,22 @@ def _narrowed(function: TensorFunction) -> TensorFunction:
         stages=tuple(replace(s, values=tuple(rewrite(v, lambda _: None, moved) for v in s.values)) for s in stages),
         outputs=(replace(out, indices=tuple(map(moved, out.indices))),),
     )
+
+
+def _written(function: TensorFunction, out: Output) -> tuple[int, Expr]:
+    """The place of the stage that makes an output, and its value before it is converted to the output's type."""
+    at = next(k for k, s in enumerate(function.stages) if out.result in s.results)
+    value = function.stages[at].values[0]
+    return at, value.value if isinstance(value, Cast) else value
+
+
+def _rewritten(function: TensorFunction, at: int, new: Expr) -> TensorFunction:
+    """The function with another value of a stage, converted as its value was."""
+    stage = function.stages[at]
+    stored = stage.values[0]
+    if isinstance(stored, Cast):
+        new = Cast(new, stored.dtype, stored.when_stored)
+    return replace(function, stages=(*function.stages[:at], replace(stage, values=(new,)), *function.stages[at + 1 :]))
 
 
 def _is_old(value: Expr, out: Output) -> bool:

@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from ..context import AtenContext
-from ..write import NodeWriter
-from .known import known_nodes
+from ..write import NodeWriter, tidy
+from .known import known_of
 from .part import FOR
 
 aten = torch.ops.aten
@@ -25,14 +25,13 @@ _NORM = aten._native_batch_norm_legit_no_training.default
 def fold_batch_norms(gm: fx.GraphModule, context: AtenContext) -> int:
     """Fold, in place, batch norms whose statistics do not change into what is in front of them; how many were."""
     graph = gm.graph
-    known = known_nodes(graph, [n for n in graph.find_nodes(op="placeholder") if n.name in context.frozen])
+    known = known_of(graph, context.frozen)
     done = 0
     for norm in graph.find_nodes(op="call_function", target=_NORM):
         done += _is_foldable(norm, known) and _folded(graph, norm, known)
     if done:
-        graph.eliminate_dead_code()
+        tidy(graph)
         graph.lint()
-        gm.recompile()
     return done
 
 

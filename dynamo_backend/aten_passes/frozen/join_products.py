@@ -17,8 +17,8 @@ from torch.fx.node import map_arg
 from ....scheduler.cost.frozen import joint_pays
 from ...tracing.hints import hint_of
 from ..context import AtenContext
-from ..write import NodeWriter
-from .known import hoist, is_view, known_nodes, memories
+from ..write import NodeWriter, tidy
+from .known import hoist, is_view, known_of, memories
 from .part import FOR
 from .worth import Worth
 
@@ -42,7 +42,7 @@ class _Alike:
 def join_products(gm: fx.GraphModule, context: AtenContext) -> int:
     """Join, in place, products of one operand with weights that do not change; how many are gone."""
     graph = gm.graph
-    known = known_nodes(graph, [n for n in graph.find_nodes(op="placeholder") if n.name in context.frozen])
+    known = known_of(graph, context.frozen)
     (end,) = graph.find_nodes(op="output")
     worth = Worth({ref for n in end.all_input_nodes for ref in memories(n)}, context.target)
     groups: dict[tuple[fx.Node, bool, torch.dtype], list[_Alike]] = {}
@@ -58,9 +58,8 @@ def join_products(gm: fx.GraphModule, context: AtenContext) -> int:
                 hoist(graph, known)
             gone += _joined(graph, products)
     if gone:
-        graph.eliminate_dead_code()
+        tidy(graph)
         graph.lint()
-        gm.recompile()
     return gone
 
 

@@ -59,6 +59,11 @@ def known_nodes(graph: fx.Graph, sources: Collection[fx.Node]) -> set[fx.Node]:
     return known
 
 
+def known_of(graph: fx.Graph, names: Collection[str]) -> set[fx.Node]:
+    """The known nodes of a graph whose inputs of these ``names`` do not change."""
+    return known_nodes(graph, [n for n in graph.find_nodes(op="placeholder") if n.name in names])
+
+
 def hoist(graph: fx.Graph, known: Collection[fx.Node]) -> None:
     """Put known nodes in front of all others, in place and in their order, so that a pass may use them anywhere."""
     place = next((n for n in graph.nodes if n.op != "placeholder"), None)

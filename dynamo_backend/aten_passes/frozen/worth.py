@@ -72,8 +72,7 @@ def bytes_of(node: fx.Node) -> int:
 @dataclass(slots=True)
 class Worth:
     """Decides for nodes of one graph that do not change. ``leaving`` is the memory of its results, which belongs to the
-    caller; ``target`` tells the machine that
-    code for a device is made for."""
+    caller; ``target`` tells the machine that code for a device is made for."""
 
     leaving: Collection[StorageWeakRef]
     target: Callable[[str], Target]
