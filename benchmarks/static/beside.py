@@ -224,12 +224,12 @@ def _theirs(program: Program, target: Target) -> Side:
         )
     for c in calls.libraries:
         many, seconds, moved = libraries.get(c.op, (0, 0.0, 0))
-        each, bytes_of_it = _call(c, target)
+        each, bytes_of_it = call_time(c, target)
         libraries[c.op] = many + 1, seconds + each, moved + bytes_of_it
     return Side(tuple(kernels), tuple((op, *of) for op, of in libraries.items()))
 
 
-def _call(call: Call, target: Target) -> tuple[float, int]:
+def call_time(call: Call, target: Target) -> tuple[float, int]:
     """Seconds and bytes of a library's call. On a GPU Inductor measures products whose rows begin anywhere against
     such of padded copies; here the faster of both counts."""
     dtype = DType.from_torch(call.dtype)

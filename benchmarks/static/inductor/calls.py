@@ -85,7 +85,7 @@ def calls_of(program: Program) -> Calls:
             "empty_strided_cuda": _empty,
         }
         inputs = [_meta(t) if isinstance(t, Tensor) else t for t in program.inputs]
-        with _Libraries(found):
+        with Libraries(found):
             names["call"](inputs)
     return found
 
@@ -131,7 +131,7 @@ def _held(t: Tensor) -> int:
     return math.prod(n for n, stride in zip(t.shape, t.stride(), strict=True) if stride != 0)
 
 
-class _Libraries(TorchDispatchMode):
+class Libraries(TorchDispatchMode):
     """Notes ATen ops that read or write memory. Each reads its arguments and writes its results once."""
 
     def __init__(self, found: Calls) -> None:
