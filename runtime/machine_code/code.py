@@ -144,13 +144,19 @@ class Blocks:
         self._known = found
         return found
 
-    def passed_over(self, loop: MachineLoop, loops: Sequence[MachineLoop]) -> Iterator[int]:
-        """The blocks of one of all ``loops``, inner ones aside, that an iteration may leave out."""
+    def passed_over(self, loop: MachineLoop | None, loops: Sequence[MachineLoop]) -> Iterator[int]:
+        """The blocks of one of all ``loops``, inner ones aside, that an iteration may leave out; of None, those outside
+        loops that a program may leave out."""
         dominators = self._dominators()
-        backs = [b for b in self.next if self.ends[b] - 1 in loop.latches]
-        inner = {k for other in loops if other.body < loop.body for k in other.body}
+        if loop is None:
+            lasts = [b for b, following in self.next.items() if not following]
+            inner = {k for other in loops for k in other.body}
+        else:
+            lasts = [b for b in self.next if self.ends[b] - 1 in loop.latches]
+            inner = {k for other in loops if other.body < loop.body for k in other.body}
         for start in self.next:
-            if start in loop.body and start not in inner and not all(start in dominators[b] for b in backs):
+            own = (loop is None or start in loop.body) and start not in inner
+            if own and not all(start in dominators[b] for b in lasts):
                 yield start
 
     def rare(self) -> Iterator[int]:

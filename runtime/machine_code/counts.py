@@ -39,6 +39,7 @@ def count_runs(code: Code, text: str, name: str, sizes: Mapping[str, int], grid:
             runs[k] = 1.0
     guessed: list[int] = []
     loops = blocks.loops()
+    _leave_out(blocks, None, loops, written, runs, 1.0)
     for loop in loops:  # outer ones first, so that inner ones overwrite what is theirs
         around = runs[loop.first]
         constant = constant_runs(code, loop)
@@ -53,16 +54,28 @@ def count_runs(code: Code, text: str, name: str, sizes: Mapping[str, int], grid:
         for k in loop.body:
             if runs[k]:
                 runs[k] = times
-        for start in blocks.passed_over(loop, loops):
-            # Of loops that the compiler made one, what the outer one has of its own; and branches of the text.
-            part = frozenset(blocks.within(start))
-            own = _holding(code, part, written)
-            if own is not None and own.runs is not None and own.runs < times:
-                for k in part:
-                    runs[k] = own.runs
+        _leave_out(blocks, loop, loops, written, runs, times)
     for k in blocks.rare():
         runs[k] = 0.0
     return Counted(code, tuple(runs), tuple(guessed))
+
+
+def _leave_out(
+    blocks: Blocks,
+    loop: MachineLoop | None,
+    loops: Sequence[MachineLoop],
+    written: Sequence[TextLoop],
+    runs: list[float],
+    times: float,
+) -> None:
+    """Count what not all of ``times`` have as often as the text says: branches, and of loops that the compiler made one
+    what the outer one has of its own."""
+    for start in blocks.passed_over(loop, loops):
+        part = frozenset(blocks.within(start))
+        own = _holding(blocks.code, part, written)
+        if own is not None and own.runs is not None and own.runs < times:
+            for k in part:
+                runs[k] = own.runs
 
 
 def _written(

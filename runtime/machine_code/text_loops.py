@@ -30,8 +30,8 @@ _CALLS: Mapping[str, Callable[..., int]] = {
 
 @dataclass(slots=True)
 class TextLoop:
-    """A loop or a branch of the text from line ``first`` to ``last``; ``runs`` is how often its body runs in a program,
-    on average, None where its bounds are no scalars. ``within`` is the line of the loop that asks to be made one with
+    """A loop, or one side of a branch, of the text from line ``first`` to ``last``; ``runs`` is how often its body runs
+    in a program, on average, None where its bounds are no scalars. ``within`` is the line of the loop that asks to be made one with
     this one (``flatten``), if there is such."""
 
     first: int
@@ -47,19 +47,21 @@ def text_loops(text: str, name: str, sizes: Mapping[str, int], grid: Sequence[in
     """
     tree = ast.parse(text)
     function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
-    found = {
-        n.lineno: TextLoop(n.lineno, n.end_lineno or n.lineno)
-        for n in ast.walk(function)
-        if isinstance(n, (ast.For, ast.If))
-    }
+    nodes = [n for n in ast.walk(function) if isinstance(n, (ast.For, ast.If))]
+    found = {n.lineno: _lines(n.lineno, n.body) for n in nodes}
+    others = {n.lineno: _lines(n.orelse[0].lineno, n.orelse) for n in nodes if n.orelse}
     for outer in (n for n in ast.walk(function) if isinstance(n, ast.For) and _is_flat(n)):
         for inner in (n for n in outer.body if isinstance(n, ast.For)):
             found[inner.lineno].within = outer.lineno
     if found:
         programs = _sample(grid)
         for program in programs:
-            _Program(program, found, dict(sizes)).body(function.body, 1 / len(programs))
-    return tuple(found[line] for line in sorted(found))
+            _Program(program, found, others, dict(sizes)).body(function.body, 1 / len(programs))
+    return tuple(sorted((*found.values(), *others.values()), key=lambda part: (part.first, -part.last)))
+
+
+def _lines(first: int, body: Sequence[ast.stmt]) -> TextLoop:
+    return TextLoop(first, body[-1].end_lineno or body[-1].lineno)
 
 
 def _is_flat(loop: ast.For) -> bool:
@@ -85,6 +87,7 @@ class _Program:
 
     program: tuple[int, ...]
     loops: dict[int, TextLoop]
+    others: dict[int, TextLoop]
     scalars: dict[str, int] = field(default_factory=dict)
 
     def body(self, statements: Sequence[ast.stmt], weight: float) -> None:
@@ -117,13 +120,15 @@ class _Program:
             self.body(s.body, weight * len(values) / len(chosen))
 
     def branch(self, s: ast.If, weight: float) -> None:
-        loop, holds = self.loops[s.lineno], self.value(s.test)
-        if holds is None:
-            loop.runs = None
-        elif holds and loop.runs is not None:
-            loop.runs += weight
-        if holds is None or holds:
-            self.body(s.body, weight)
+        holds = self.value(s.test)
+        sides = ((self.loops[s.lineno], s.body, True), (self.others.get(s.lineno), s.orelse, False))
+        for part, body, meant in sides:
+            if part is not None and holds is None:
+                part.runs = None
+            elif part is not None and bool(holds) is meant and part.runs is not None:
+                part.runs += weight
+            if holds is None or bool(holds) is meant:
+                self.body(body, weight)
 
     def bounds(self, call: ast.expr) -> tuple[int, ...] | None:
         if not isinstance(call, ast.Call):

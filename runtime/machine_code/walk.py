@@ -34,8 +34,9 @@ class Walker(Protocol):
 
 
 def walk(code: Code, runs: Sequence[float], walker: Walker) -> None:
-    """Go through a program; ``runs`` is how often each instruction runs in it (``Counted.runs``)."""
-    live = [k for k, n in enumerate(runs) if n > 0]
+    """Go through a program; ``runs`` is how often each instruction runs in it (``Counted.runs``). What most programs
+    leave out is left out."""
+    live = [k for k, n in enumerate(runs) if n >= 0.5]
     _region(code, runs, live, 1.0, Blocks.of(code).loops(), walker)
 
 
