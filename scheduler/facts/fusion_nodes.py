@@ -12,8 +12,23 @@ import sympy
 from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
 from ...ir.expr.monoid import SUM, Monoid
+from ...ir.expr.nonnegative import is_nonnegative
 from ...ir.expr.symbols import SymbolTable
-from ...ir.expr.value import Call, Cast, Expr, Load, Select, flops, free_symbols, is_value, length, loads, rewrite, walk
+from ...ir.expr.value import (
+    Call,
+    Cast,
+    Expr,
+    Load,
+    Select,
+    const,
+    flops,
+    free_symbols,
+    is_value,
+    length,
+    loads,
+    rewrite,
+    walk,
+)
 from ...ir.graph.graph import Compute, Graph, Origin, Reduction, Scan, TensorType, View, node_values, uses
 from ...ir.target import multiplies_halves, waits_for_places
 from .evaluations import evaluations
@@ -78,9 +93,13 @@ def collect_loads(values: tuple[Expr, ...]) -> tuple[Load, ...]:
 
 
 def simplify_value(value: Expr, rounded: bool = False) -> Expr:
-    """Undo conversions that cancel. Unless it is ``rounded``, that is so of what a kernel goes on with, too."""
+    """Undo conversions that cancel, and what is done to indices that count from the end where none does. Unless it is
+    ``rounded``, the former is so of what a kernel goes on with, too."""
 
     def leaf(e: Expr) -> Expr | None:
+        if isinstance(e, Select) and isinstance(e.condition, Call) and e.condition.fn == "lt":
+            index, zero = e.condition.args
+            return e.if_false if zero == const(0, DType.INT64) and is_nonnegative(index) else None
         if isinstance(e, Cast) and isinstance(e.value, Cast):
             middle, origin = e.value.dtype, e.value.value.dtype
             if origin is e.dtype and _widens(origin, middle):

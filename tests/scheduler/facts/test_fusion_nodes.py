@@ -57,3 +57,14 @@ def test_sums_are_gathered_from_as_they_are_rounded(dtype: torch.dtype) -> None:
     compiled = torch.compile(function, backend="mlc")
     for ours, theirs in zip(compiled(x, at), function(x, at), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_places_that_count_from_no_end_are_used_as_they_are() -> None:
+    def function(x: Tensor) -> Tensor:
+        return F.interpolate(x, (5, 70), mode="nearest")
+
+    x = torch.randn(2, 3, 9, 40)
+    (kernel,) = torch_mlc.explain(function, x, options={"cache": False}).kernels
+    assert "select" not in str(kernel.loops)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(function, backend="mlc")(x), function(x))
