@@ -27,8 +27,8 @@ TARGETS = ("cuda:sm_75", "cuda:sm_80", "cuda:sm_89", "cuda:sm_90", "cuda:sm_100"
            "hip:gfx942")  # fmt: skip
 # Bytes that registers do not hold of kernels for heads of 256 elements, at most, on any target.
 SPILLS_OF_WIDE_HEADS = 2048
-# Registers kept over calls, of a division or a power, that stand outside the loops; and of the bias's gradient on Turing,
-# where smaller tiles that do without take half as long again (49 and 75 ms, as predicted).
+# Registers kept over calls, of a division or a power, that stand outside the loops; and of the bias's gradient on
+# Turing, where smaller tiles that do without take nearly twice as long (49 and 88 ms, as predicted).
 SPILLS_OF_HEADS = {
     ("forward", 64, F32, "cuda:sm_90"): 8, ("bias", 128, F32, "cuda:sm_89"): 8,
     ("bias", 128, F16, "cuda:sm_75"): 256, ("bias", 128, BF16, "cuda:sm_75"): 256,

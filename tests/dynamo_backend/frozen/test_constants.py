@@ -121,3 +121,11 @@ def test_gradients_pass_tables() -> None:
     run(table, x).square().sum().backward()
     table(y).square().sum().backward()
     torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_what_torch_refuses_to_compute_is_refused_by_the_call() -> None:
+    x = torch.randn(1, 2, 4, 4, dtype=torch.complex64)
+    for f in (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), lambda x: x * x.new_ones(3, 3).clamp(0).sum()):
+        for call in (f, torch.compile(f, backend="mlc")):
+            with pytest.raises(NotImplementedError):
+                call(x)

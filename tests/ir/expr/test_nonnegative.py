@@ -10,9 +10,9 @@ from torch_mlc.ir.expr.nonnegative import is_nonnegative
 from torch_mlc.ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select
 
 I64, I32, F32 = DType.INT64, DType.INT32, DType.FLOAT32
-I = sympy.Symbol("i0", integer=True, nonnegative=True)
-PLACE = IndexValue(I, I64)
-DATA, SHORT, FLOAT = (Load(n, (I,), d) for n, d in (("a", I64), ("b", I32), ("c", F32)))
+AT = sympy.Symbol("i0", integer=True, nonnegative=True)
+PLACE = IndexValue(AT, I64)
+DATA, SHORT, FLOAT = (Load(n, (AT,), d) for n, d in (("a", I64), ("b", I32), ("c", F32)))
 ZERO, NONE = Const(0, I64), Const(0.0, F32)
 
 
@@ -30,7 +30,7 @@ KNOWN = {
     "window": both("minimum", both("add", CLAMPED, PLACE), Const(7, I64)),
     "either": Select(Call("lt", (DATA, ZERO), DType.BOOL), PLACE, Const(3, I64)),
     "sum of a number of few bits": both("add", Cast(both("maximum", SHORT, Const(0, I32), I32), I64), PLACE),
-    "bytes": Cast(Load("d", (I,), DType.UINT8), I64),
+    "bytes": Cast(Load("d", (AT,), DType.UINT8), I64),
 }
 UNKNOWN = {
     "data": DATA,
