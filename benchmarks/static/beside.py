@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -16,14 +17,19 @@ from torch_mlc.dynamo_backend.reports.library_time import call_seconds
 from torch_mlc.dynamo_backend.reports.report import GraphReport
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.target import Target, TargetError, gpu_target
+from torch_mlc.scheduler.cost.alignment import copying_time, rates_left, wants_aligned
 
 from ..models.spec import Size
 from ..steps import Keep
 from .compared import COMPARED
-from .inductor.calls import Launch, calls_of
+from .inductor.calls import Call, Launch, calls_of
 from .inductor.capture import Program, programs_of
 from .inductor.kernels import InductorKernel, inductor_kernel
+from .kernel_graphs import KERNEL_GRAPHS
+from .made import Workload
 from .results import Form, TargetResults
+
+WORKLOADS: Mapping[str, Workload] = MappingProxyType({**COMPARED, **KERNEL_GRAPHS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +158,7 @@ def compare(results: TargetResults[Pair], name: str, _: Keep) -> None:
 
 def pairs_of(name: str, size: Size, target: Target) -> list[Pair]:
     """Both compilers' kernels of each graph of a workload."""
-    workload = COMPARED[name]
+    workload = WORKLOADS[name]
     theirs = [_theirs(p, target) for p in programs_of(workload, size, target)]
     made = workload.make(size)
     graphs = torch_mlc.explain(
@@ -218,9 +224,24 @@ def _theirs(program: Program, target: Target) -> Side:
         )
     for c in calls.libraries:
         many, seconds, moved = libraries.get(c.op, (0, 0.0, 0))
-        each = call_seconds(c.operations, DType.from_torch(c.dtype), c.moved, target)
-        libraries[c.op] = many + 1, seconds + each, moved + c.moved
+        each, bytes_of_it = call_time(c, target)
+        libraries[c.op] = many + 1, seconds + each, moved + bytes_of_it
     return Side(tuple(kernels), tuple((op, *of) for op, of in libraries.items()))
+
+
+def call_time(call: Call, target: Target) -> tuple[float, int]:
+    """Seconds and bytes of a library's call. On a GPU Inductor measures products whose rows begin anywhere against
+    such of padded copies; here the faster of both counts."""
+    dtype = DType.from_torch(call.dtype)
+    if not wants_aligned(target, dtype) or dtype not in target.machine.multiplied:
+        return call_seconds(call.operations, dtype, call.moved, target), call.moved
+    left = rates_left(call.even_operands, call.even_result)
+    as_is = call_seconds(call.operations, dtype, call.moved, target, left), call.moved
+    if left == (1.0, 1.0):
+        return as_is
+    copies = sum(copying_time(target.machine, n) for n in call.padded) * 1e-9
+    padded = call_seconds(call.operations, dtype, call.moved, target) + copies
+    return min(as_is, (padded, call.moved + 2 * sum(call.padded)))
 
 
 def print_predicted(results: TargetResults[Pair], console: Console) -> None:

@@ -40,7 +40,7 @@ SUITES: Mapping[str, Suite] = MappingProxyType({
         defaults.print_defaults,
     ),
     "predicted": Suite(
-        COMPARED, beside.cuda_target, partial(begin, beside.FORM), partial(go_on, beside.FORM), beside.compare,
+        beside.WORKLOADS, beside.cuda_target, partial(begin, beside.FORM), partial(go_on, beside.FORM), beside.compare,
         beside.print_predicted,
     ),
 })  # fmt: skip

@@ -89,9 +89,14 @@ def _start(code: Code, loop: MachineLoop, counter: str) -> int | None:
                 return _packed(given)
             if i.opcode.startswith(_SETS) and all(o in _ZERO or _number(o) is not None for o in given):
                 numbers = [n for o in given if (n := _number(o)) is not None]
-                return max(numbers, key=abs, default=0)
+                return _signed(max(numbers, key=abs, default=0))
             return None
     return None
+
+
+def _signed(bits: int) -> int:
+    """A register's number: counters that begin below zero are written as 32 bits without a sign."""
+    return bits - (1 << 32) if bits >> 31 == 1 else bits
 
 
 def _packed(given: Sequence[str]) -> int | None:

@@ -69,9 +69,16 @@ def _written(
     code: Code, loop: MachineLoop, loops: Sequence[MachineLoop], written: Sequence[TextLoop]
 ) -> TextLoop | None:
     """The loop of the text that a loop of the code was made from: the innermost of those that hold most of its lines,
-    those of inner loops aside."""
+    those of inner loops aside. Of loops that the compiler made one it is the inner one, however few lines that has."""
     inner = {k for other in loops if other is not loop and other.body < loop.body for k in other.body}
-    return _holding(code, loop.body - inner, written)
+    own = loop.body - inner
+    found = _holding(code, own, written)
+    joined = (t for t in written if found is not None and t.within == found.first)
+    return next((t for t in joined if _lines_of(code, own, t) > _lines_of(code, inner, t)), found)
+
+
+def _lines_of(code: Code, part: Set[int], loop: TextLoop) -> int:
+    return sum(loop.first <= (code.instructions[k].line or 0) <= loop.last for k in part)
 
 
 def _holding(code: Code, part: Set[int], written: Sequence[TextLoop]) -> TextLoop | None:

@@ -31,11 +31,13 @@ _CALLS: Mapping[str, Callable[..., int]] = {
 @dataclass(slots=True)
 class TextLoop:
     """A loop or a branch of the text from line ``first`` to ``last``; ``runs`` is how often its body runs in a program,
-    on average, None where its bounds are no scalars."""
+    on average, None where its bounds are no scalars. ``within`` is the line of the loop that asks to be made one with
+    this one (``flatten``), if there is such."""
 
     first: int
     last: int
     runs: float | None = 0.0
+    within: int | None = None
 
 
 def text_loops(text: str, name: str, sizes: Mapping[str, int], grid: Sequence[int]) -> tuple[TextLoop, ...]:
@@ -50,11 +52,20 @@ def text_loops(text: str, name: str, sizes: Mapping[str, int], grid: Sequence[in
         for n in ast.walk(function)
         if isinstance(n, (ast.For, ast.If))
     }
+    for outer in (n for n in ast.walk(function) if isinstance(n, ast.For) and _is_flat(n)):
+        for inner in (n for n in outer.body if isinstance(n, ast.For)):
+            found[inner.lineno].within = outer.lineno
     if found:
         programs = _sample(grid)
         for program in programs:
             _Program(program, found, dict(sizes)).body(function.body, 1 / len(programs))
     return tuple(found[line] for line in sorted(found))
+
+
+def _is_flat(loop: ast.For) -> bool:
+    """Whether a loop asks to be made one with the loop that it holds."""
+    asked = loop.iter.keywords if isinstance(loop.iter, ast.Call) else []
+    return any(k.arg == "flatten" and isinstance(k.value, ast.Constant) and k.value.value is True for k in asked)
 
 
 def _sample(grid: Sequence[int]) -> list[tuple[int, ...]]:

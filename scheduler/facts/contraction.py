@@ -6,8 +6,9 @@ instead; ``operand_of`` finds how, through views, with no list of forms.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import sympy
 
@@ -27,6 +28,7 @@ INLINE_FLOPS, INLINE_NODES = 64, 400
 # Bytes that one instruction copies.
 WIDE = 16
 
+T = TypeVar("T")
 I0, I1, I2, R0 = (symbol(s) for s in ("i0", "i1", "i2", "r0"))
 # Op -> positions of the operands, and of what is added (None: nothing); how results and operands are indexed.
 _MATRIX = ((I0, I1), (I0, R0), (R0, I1))
@@ -177,11 +179,15 @@ class Decision:
 
 def factors_of(node: Node) -> tuple[str, ...]:
     """The names of the operands that a library call multiplies as matrices; none where it is no such product."""
-    form = _FORMS.get(node.target) if isinstance(node, Library) else None
-    if form is None or len(form[2][0]) < 2:
-        return ()
-    assert isinstance(node, Library)
-    return tuple(a.name for a in node.args[form[1] : form[1] + 2] if isinstance(a, Ref))
+    found = operands_of(node.target, node.args) if isinstance(node, Library) else ()
+    return tuple(a.name for a in found if isinstance(a, Ref))
+
+
+def operands_of(op: str, args: Sequence[T]) -> tuple[T, ...]:
+    """The two arguments of a call that are multiplied as matrices; none where the op ("aten::mm.default") is no such
+    product."""
+    form = _FORMS.get(op)
+    return () if form is None or len(form[2][0]) < 2 else tuple(args[form[1] : form[1] + 2])
 
 
 def is_aligned(kind: TensorType, table: SymbolTable, typically: bool = False) -> bool:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 pytest.importorskip("triton")
 
 from benchmarks.cli import main
-from benchmarks.static.inductor.calls import Array
+from benchmarks.static.beside import call_time
+from benchmarks.static.inductor.calls import Array, Call, Calls, Libraries
 from benchmarks.static.inductor.visits import arrays_of
+from torch_mlc.ir.target import gpu_target
 
 TEXT = """import triton.language as tl
 
@@ -73,6 +77,45 @@ def test_both_compilers_are_predicted_without_a_gpu(tmp_path: Path) -> None:
     # Both read 64 x 64 halves and write 64; the weights of int8 are written out as halves by Inductor alone.
     assert sums["ours"]["moved"] == sums["theirs"]["moved"] == 65 * 64 * 2
     assert not product["ours"]["libraries"] and [op for op, *_ in product["theirs"]["libraries"]] == ["mm"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "summed", "even", "copied"),
+    [
+        (64, 64, 64, (True, True), ()), (64, 65, 64, (True, False), (64 * 65 * 2,)),
+        (64, 64, 65, (False, True), (64 * 65 * 2, 65 * 64 * 2)), (65, 64, 64, (True, True), ()),
+    ],
+)  # fmt: skip
+def test_inductors_products_say_whether_their_rows_are_even(
+    rows: int, columns: int, summed: int, even: tuple[bool, bool], copied: tuple[int, ...]
+) -> None:
+    found = Calls()
+    a, b = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((rows, summed), (columns, summed)))
+    with Libraries(found):
+        torch.mm(a, b.t())
+    (call,) = found.libraries
+    assert (call.even_operands, call.even_result) == even and call.padded == copied
+
+
+def test_products_of_both_compilers_have_the_same_rates() -> None:
+    target = gpu_target("cuda:sm_90")
+    even = Call("mm", 1 << 40, torch.bfloat16, 1 << 20)
+    # Copies that cost more than they gain are left out.
+    odd = replace(even, even_result=False, padded=(1 << 40,))
+    assert call_time(odd, target)[0] == pytest.approx(call_time(even, target)[0] / 0.6, rel=0.01)
+    padded = replace(even, even_operands=False, padded=(1 << 20,))
+    seconds, moved = call_time(padded, target)
+    assert seconds == pytest.approx(call_time(even, target)[0], rel=0.01) and moved == 3 << 20
+    assert call_time(replace(odd, dtype=torch.float32), target) == call_time(replace(even, dtype=torch.float32), target)
+
+
+def test_kernels_of_the_kernel_suite_are_compared(tmp_path: Path) -> None:
+    arguments = ["--suite", "predicted", "--size", "tiny", "--out", str(tmp_path), "--filter", "kernels, rms_norm, odd"]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    (written,) = tmp_path.glob("predicted_sm90_*.json")
+    (pair,) = json.loads(written.read_text())["pairs"]
+    assert pair["workload"] == "kernels, rms_norm, odd" and pair["ours"]["launches"] == 1
 
 
 def test_amds_gpus_are_refused(tmp_path: Path) -> None:

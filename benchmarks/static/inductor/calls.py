@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
+import sympy
 import torch
 from torch import Tensor
 from torch._inductor.async_compile import AsyncCompile
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.expr.symbols import SymbolTable
+from torch_mlc.ir.graph.graph import TensorType
+from torch_mlc.scheduler.facts.contraction import is_aligned, operands_of
 
 from .capture import Program
 
@@ -42,12 +48,19 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A library's call: operations, of elements of what type, and bytes."""
+    """A library's call: operations, of elements of what type, and bytes.
+
+    Of a product, whether the rows of its operands and of its result all begin at multiples of 16 bytes, and, where they
+    do not, the bytes of each operand that has to be copied so that they do (``padded``).
+    """
 
     op: str
     operations: int
     dtype: torch.dtype
     moved: int
+    even_operands: bool = True
+    even_result: bool = True
+    padded: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -72,7 +85,7 @@ def calls_of(program: Program) -> Calls:
             "empty_strided_cuda": _empty,
         }
         inputs = [_meta(t) if isinstance(t, Tensor) else t for t in program.inputs]
-        with _Libraries(found):
+        with Libraries(found):
             names["call"](inputs)
     return found
 
@@ -118,7 +131,7 @@ def _held(t: Tensor) -> int:
     return math.prod(n for n, stride in zip(t.shape, t.stride(), strict=True) if stride != 0)
 
 
-class _Libraries(TorchDispatchMode):
+class Libraries(TorchDispatchMode):
     """Notes ATen ops that read or write memory. Each reads its arguments and writes its results once."""
 
     def __init__(self, found: Calls) -> None:
@@ -141,5 +154,25 @@ class _Libraries(TorchDispatchMode):
             operations = int(count(*args, **asked, out_val=result)) if count is not None else 0
             moved = sum(_held(t) * t.element_size() for t in [*read, *made])
             first = read[0] if read else made[0]
-            self._found.libraries.append(Call(name, operations, first.dtype, moved))
+            call = Call(name, operations, first.dtype, moved)
+            operands = operands_of(f"aten::{name}.default", args)
+            self._found.libraries.append(_with_rows(call, *operands, made[0]) if operands else call)
         return result
+
+
+def _with_rows(call: Call, a: Tensor, b: Tensor, result: Tensor) -> Call:
+    axes = ((a, "mk"), (b, "kn"), (result, "mn"))
+    # What has to grow is the axis along which a matrix lies in memory.
+    odd = {of[-2 if t.stride(-2) == 1 else -1] for t, of in axes if not _is_even(t)}
+    copied = [t for t, of in axes[:2] if not odd.isdisjoint(of)]
+    return replace(
+        call,
+        even_operands=_is_even(a) and _is_even(b),
+        even_result=_is_even(result),
+        padded=tuple(_held(t) * t.element_size() for t in copied),
+    )
+
+
+def _is_even(t: Tensor) -> bool:
+    shape, strides = (tuple(map(sympy.Integer, of)) for of in (t.shape, t.stride()))
+    return is_aligned(TensorType(shape, strides, DType.from_torch(t.dtype)), SymbolTable(), typically=True)

@@ -51,9 +51,11 @@ def test_a_counter_of_numbers(step: str, bound: str, runs: int) -> None:
     [
         ("HFMA2.MMA R4, -RZ, RZ, 0, 3.814697265625e-06", 6), ("HFMA2.MMA R4, -RZ, RZ, 0, 0", 7),
         ("HFMA2.MMA R4, -RZ, RZ, 0, -QNAN", None), ("HFMA2.MMA R4, R1, RZ, 0, 0", None),
+        # Thirty-two bits without a sign, of a number below zero.
+        ("MOV R4, 0xfffffec0", 8),
     ],
 )  # fmt: skip
-def test_a_counter_that_begins_with_the_bits_of_halves(begun: str, runs: int | None) -> None:
+def test_a_counter_that_begins_with_bits(begun: str, runs: int | None) -> None:
     text = loop("0x140", "0x7c0").replace("NE.U32", "GE.U32").replace("@P0 BRA", "@!P0 BRA")
     code = parse_sass(text.replace("CS2R R4, SRZ", begun), "f")
     (found,) = Blocks.of(code).loops()
@@ -148,16 +150,19 @@ def f(in0_ptr, s0):
 """
 
 
-def test_of_loops_made_one_the_outer_has_its_own_share() -> None:
-    """What stands behind the inner loop is left out by most iterations: 2 of 32 store."""
+@pytest.mark.parametrize("bound", ["0x20", "R8"])
+@pytest.mark.parametrize("stores", [1, 20])
+def test_of_loops_made_one_the_outer_has_its_own_share(stores: int, bound: str) -> None:
+    """What stands behind the inner loop is left out by most iterations: 2 of 32 store. However much that is, the steps
+    are the inner loop's, also where the text alone tells how many."""
     code = parse_sass(
         sass(
             "CS2R R4, SRZ", ".L_x_0:", '\t//## File "<torch_mlc kernel 0>", line 8', "LDG.E.128 R16, desc[UR6][R16.64]",
             "ISETP.NE.U32.AND P1, PT, R9, 0xf, PT", "@P1 BRA `(.L_x_2)",
-            '\t//## File "<torch_mlc kernel 0>", line 9', "STG.E.128 desc[UR6][R16.64], R16", ".L_x_2:",
-            "IADD3 R4, P0, R4, 0x1, RZ", "ISETP.NE.U32.AND P0, PT, R4, 0x20, PT", "@P0 BRA `(.L_x_0)", "EXIT",
+            '\t//## File "<torch_mlc kernel 0>", line 9', *["STG.E.128 desc[UR6][R16.64], R16"] * stores, ".L_x_2:",
+            "IADD3 R4, P0, R4, 0x1, RZ", f"ISETP.NE.U32.AND P0, PT, R4, {bound}, PT", "@P0 BRA `(.L_x_0)", "EXIT",
         ),
         "f",
     )  # fmt: skip
     runs = count_runs(code, FLATTENED, "f", {"s0": 0}, (1,)).runs
-    assert runs == (1, 32, 32, 32, 2, 32, 32, 32, 1)
+    assert runs == (1, 32, 32, 32, *[2] * stores, 32, 32, 32, 1)
