@@ -73,8 +73,9 @@ class Operand:
     ``plain`` is its element as the library would read it, over the product's axes, and ``made`` the same made of what
     it is made of, without factors that are applied to the result: equal where nothing is gained. ``bytes`` are those of
     the tensor, ``read`` those that it loads then, ``flops`` what an element costs to make. ``stop`` says why this
-    reaches no further. ``is_wide`` where rows of all that is loaded start at multiples of 16 bytes, so that copies of tiles may be so wide, ``is_aligned``
-    where those of the tensor do. ``prologue`` is there where nothing is packed and the product could make it.
+    reaches no further. ``is_wide`` where rows of all that is loaded start at multiples of 16 bytes, so that copies of
+    tiles may be so wide, ``is_aligned`` where those of the tensor do. ``prologue`` is there where nothing is packed and
+    the product could make it.
     """
 
     name: str
