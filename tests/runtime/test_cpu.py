@@ -50,9 +50,10 @@ def adder(name: str, amount: int) -> KernelSource:
 SPREAD = """
 declare <8 x float> @llvm.masked.gather.v8f32.v8p0(<8 x ptr>, i32, <8 x i1>, <8 x float>)
 declare void @llvm.masked.scatter.v8f32.v8p0(<8 x float>, <8 x ptr>, i32, <8 x i1>)
-define void @spread(<8 x ptr> %from, <8 x ptr> %to) {
-  %x = call <8 x float> @llvm.masked.gather.v8f32.v8p0(<8 x ptr> %from, i32 4, <8 x i1> splat (i1 true), <8 x float> poison)
-  call void @llvm.masked.scatter.v8f32.v8p0(<8 x float> %x, <8 x ptr> %to, i32 4, <8 x i1> splat (i1 true))
+define void @spread(<8 x ptr> %a, <8 x ptr> %b) {
+  %all = xor <8 x i1> zeroinitializer, splat (i1 true)
+  %x = call <8 x float> @llvm.masked.gather.v8f32.v8p0(<8 x ptr> %a, i32 4, <8 x i1> %all, <8 x float> poison)
+  call void @llvm.masked.scatter.v8f32.v8p0(<8 x float> %x, <8 x ptr> %b, i32 4, <8 x i1> %all)
   ret void
 }
 """
