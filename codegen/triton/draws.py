@@ -16,7 +16,7 @@ import sympy
 from ...ir.expr.index import simplify
 from ...ir.expr.ops import DRAWN_TOGETHER
 from ...ir.expr.symbols import divisor
-from ...ir.expr.value import Call, Expr, IndexValue
+from ...ir.expr.value import Call, IndexValue
 from .functions import type_text
 from .lanes import bare
 from .writer import SourceWriter, Value
@@ -44,7 +44,7 @@ class Draws:
         axis = next((s for s in program.tile if s in index.free_symbols and self._groups(index, s, together)), None)
         if axis is None or key.dims:
             return None
-        dim, lanes = program.tile[axis]
+        dim = program.tile[axis][0]
         at = values.index(sympy.expand((index - axis) / together) + self._group(axis, together))
         shape, order = values.shape(values.dims(index)), self._order(dim, together)
         group = bare(f"tl.cast({at}, {type_text(place.dtype)})")

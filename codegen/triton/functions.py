@@ -277,6 +277,12 @@ FUNCTIONS: dict[str, Handler] = {
 }
 
 _PLAIN = frozenset(_names("add sub mul maximum minimum fmax fmin eq ne lt le gt ge bit_and bit_or bit_xor"))
-_FLOAT_ONLY = frozenset(
-    {n for n, o in OPS.items() if o.flops >= 4 and o.arity == 1} - {*DRAWN_TOGETHER, "lgamma"}
-) | {"div", "atan2", "hypot", "nextafter", "copysign", "lgamma", *APPROXIMATIONS}
+_FLOAT_ONLY = frozenset({n for n, o in OPS.items() if o.flops >= 4 and o.arity == 1} - {*DRAWN_TOGETHER, "lgamma"}) | {
+    "div",
+    "atan2",
+    "hypot",
+    "nextafter",
+    "copysign",
+    "lgamma",
+    *APPROXIMATIONS,
+}

@@ -159,40 +159,40 @@ def mlc_bits(w0, w1):
     """64 random bits, of two words."""
     return (w1.to(tl.int64) << 32) | w0.to(tl.int64)
 ''',
-    "mlc_rand": '''
+    "mlc_rand": """
 @triton.jit
 def mlc_rand(seed, offset):
     return mlc_uniform(mlc_word(seed, offset))
-''',
-    "mlc_randn": '''
+""",
+    "mlc_randn": """
 @triton.jit
 def mlc_randn(seed, offset):
     w0, w1 = mlc_word_pair(seed, offset)
     return mlc_normal(w0, w1)
-''',
-    "mlc_randbits": '''
+""",
+    "mlc_randbits": """
 @triton.jit
 def mlc_randbits(seed, offset):
     w0, w1 = mlc_word_pair(seed, offset)
     return mlc_bits(w0, w1)
-''',
-    "mlc_rand_tile": '''
+""",
+    "mlc_rand_tile": """
 @triton.jit
 def mlc_rand_tile(seed, group, order: tl.constexpr, shape: tl.constexpr):
     return mlc_uniform(mlc_words_tile(seed, group, order, shape))
-''',
-    "mlc_randn_tile": '''
+""",
+    "mlc_randn_tile": """
 @triton.jit
 def mlc_randn_tile(seed, group, order: tl.constexpr, shape: tl.constexpr):
     w0, w1 = mlc_word_pairs_tile(seed, group, order, shape)
     return mlc_normal(w0, w1)
-''',
-    "mlc_randbits_tile": '''
+""",
+    "mlc_randbits_tile": """
 @triton.jit
 def mlc_randbits_tile(seed, group, order: tl.constexpr, shape: tl.constexpr):
     w0, w1 = mlc_word_pairs_tile(seed, group, order, shape)
     return mlc_bits(w0, w1)
-''',
+""",
 }
 _NAME = re.compile(r"\bmlc_\w+")
 

@@ -32,7 +32,7 @@ _LONG = sympy.Integer(1 << 48)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class EqualParts:
     """Parts of equal tensors, from ``loads[0]`` on, each ``width`` long in dimension ``dim``.
 
     ``position`` is the place in the first part, in axes of the block; ``last`` chooses between the last part and what
@@ -47,7 +47,7 @@ class Run:
     last: Select | None
 
 
-def run_of(ctx: Context, expr: Select) -> Run | None:
+def run_of(ctx: Context, expr: Select) -> EqualParts | None:
     """The run of equal parts that a choice begins, where there are enough of them."""
     known = ctx.runs.get(id(expr))
     if known is None:
@@ -55,7 +55,7 @@ def run_of(ctx: Context, expr: Select) -> Run | None:
     return known[1]
 
 
-def _run_of(ctx: Context, expr: Select) -> Run | None:
+def _run_of(ctx: Context, expr: Select) -> EqualParts | None:
     selects, parts = [], []
     at: Expr = expr
     while isinstance(at, Select) and isinstance(at.if_true, Load):
@@ -83,7 +83,7 @@ def _run_of(ctx: Context, expr: Select) -> Run | None:
     loads = (*parts[:count], at) if whole and isinstance(at, Load) else tuple(parts[:count])
     if len(loads) < LEAST:
         return None
-    return Run(loads, dim, width, position, tuple(selects[:count]), None if whole else selects[count - 1])
+    return EqualParts(loads, dim, width, position, tuple(selects[:count]), None if whole else selects[count - 1])
 
 
 def _step(ctx: Context, first: Load, second: Load) -> tuple[int, int] | None:
@@ -105,7 +105,12 @@ def _follows(ctx: Context, first: Load, second: Load, step: tuple[int, int]) -> 
     if len(first.indices) != len(second.indices) or any(map(is_value, (*first.indices, *second.indices))):
         return False
     a, b = ctx.places[first.buffer], ctx.places[second.buffer]
-    if not (a.fixed and b.fixed) or a.shift or b.shift or (a.dtype, a.shape, a.strides) != (b.dtype, b.shape, b.strides):
+    if (
+        not (a.fixed and b.fixed)
+        or a.shift
+        or b.shift
+        or (a.dtype, a.shape, a.strides) != (b.dtype, b.shape, b.strides)
+    ):
         return False
     same = all(x == y for k, (x, y) in enumerate(zip(first.indices, second.indices, strict=True)) if k != dim)
     return same and sympy.expand(first.indices[dim] - second.indices[dim] - width) == 0  # type: ignore[operator]
@@ -161,7 +166,7 @@ def _parted(
 _WHOLE = (sympy.Symbol, sympy.Integer, FloorDiv, ModularIndexing)
 
 
-def joined(ctx: Context, run: Run) -> Val | None:
+def joined(ctx: Context, run: EqualParts) -> Val | None:
     """The element of whichever part the position is in; of the first or last part where it is before or behind all of
     them. None where lanes may be in two parts."""
     parted = _parted(in_loops(ctx, run.position), _spans(ctx), run.width)
@@ -192,7 +197,7 @@ def joined(ctx: Context, run: Run) -> Val | None:
         del ctx.places[name]
 
 
-def _part(ctx: Context, run: Run, number: Val) -> str:
+def _part(ctx: Context, run: EqualParts, number: Val) -> str:
     """The address of a part, by its number."""
     b = ctx.b
     pointers = tuple(ctx.places[e.buffer].pointer for e in run.loads)

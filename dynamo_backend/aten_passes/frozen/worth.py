@@ -18,7 +18,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ....ir.target import Target
+from ....ir.target import Target, TargetError
 from ....scheduler.cost.frozen import table_pays, wide_pays
 from ...tracing.hints import hint_of
 from .known import is_view, memories
@@ -147,7 +147,11 @@ class Worth:
         results = [r.meta["val"] for r in varying if isinstance(r.meta.get("val"), torch.Tensor)]
         elements = min((hint_of(v.numel()) for v in results), default=0)
         steps = sum(_steps(n) for n in reached(node))
-        return table_pays(steps, hint_of(value.numel()), elements, self.target(str(value.device)))
+        try:
+            target = self.target(str(value.device))
+        except TargetError:  # nobody knows the machine, as where a graph is captured alone
+            return False
+        return table_pays(steps, hint_of(value.numel()), elements, target)
 
     def _wide_pays(self, node: fx.Node, read: int) -> bool:
         """Whether all that reads a copy that is wider than what it is made of are products that read it faster."""

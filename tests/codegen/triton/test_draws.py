@@ -14,7 +14,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_mlc
-from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.ir.function.function import TensorFunction
 from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.target import gpu_target
@@ -62,8 +61,12 @@ def nest_of(text: str, **parts: object) -> LoopNest:
     return default_schedule(lower_to_loops(function, SM90), SM90).nest
 
 
-@pytest.mark.parametrize(("draw", "kind", "limit"), [("rand", "float32", 0.75), ("randn", "float32", 0.5), ("randbits", "int64", 0)])
-@pytest.mark.parametrize(("n", "at"), [(4096, "i0"), (1031, "i0"), (1031, "i0 + 8"), (520, "i0 + 4294967296"), (3, "i0")])
+@pytest.mark.parametrize(
+    ("draw", "kind", "limit"), [("rand", "float32", 0.75), ("randn", "float32", 0.5), ("randbits", "int64", 0)]
+)
+@pytest.mark.parametrize(
+    ("n", "at"), [(4096, "i0"), (1031, "i0"), (1031, "i0 + 8"), (520, "i0 + 4294967296"), (3, "i0")]
+)
 def test_a_mask_beside_a_result(agrees, draw: str, kind: str, limit: float, n: int, at: str) -> None:
     source = agrees(nest_of(POINTS, n=n, draw=draw, kind=kind, limit=limit, at=at), inputs=SEED)
     assert f"mlc_{draw}_tile(" in source.text

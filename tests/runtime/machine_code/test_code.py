@@ -63,7 +63,9 @@ def test_a_counter_that_begins_with_bits(begun: str, runs: int | None) -> None:
 
 
 def test_of_a_counter_of_64_bits_the_lower_half_tells_nothing() -> None:
-    text = loop("0x6fb68a0", "0x2c0d5dd0").replace("ISETP.NE.U32.AND.EX P0, PT, R2, RZ", "ISETP.NE.U32.AND.EX P0, PT, R2, 0xc5")
+    text = loop("0x6fb68a0", "0x2c0d5dd0").replace(
+        "ISETP.NE.U32.AND.EX P0, PT, R2, RZ", "ISETP.NE.U32.AND.EX P0, PT, R2, 0xc5"
+    )
     code = parse_sass(text, "f")
     (found,) = Blocks.of(code).loops()
     assert constant_runs(code, found) is None
