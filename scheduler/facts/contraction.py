@@ -53,8 +53,9 @@ COLUMNS = 256
 @dataclass(frozen=True, slots=True)
 class Prologue:
     """How a product may make an operand itself though that reads no less: an activation, a norm of rows whose
-    statistics are known. ``made`` is its element, without what is the same along the sum, and ``read`` the bytes that this loads, from ``sources``. ``saved``
-    are bytes that need not be moved then, and ``launches`` the kernels that are gone."""
+    statistics are known. ``made`` is its element, without what is the same along the sum, and ``read`` the bytes that
+    this loads, from ``sources``. ``saved`` are bytes that need not be moved then, and ``launches`` the kernels that are
+    gone."""
 
     made: Factored
     read: int
@@ -70,10 +71,11 @@ class Operand:
     """One factor of a product.
 
     ``plain`` is its element as the library would read it, over the product's axes, and ``made`` the same made of what
-    it is made of, without factors that are applied to the result: equal where nothing is gained. ``bytes`` are those of the tensor, ``read`` those that it
-    loads then, ``flops`` what an element costs to make. ``stop`` says why this reaches no further. ``is_wide`` where
-    rows of all that is loaded start at multiples of 16 bytes, so that copies of tiles may be so wide, ``is_aligned``
-    where those of the tensor do. ``prologue`` is there where nothing is packed and the product could make it.
+    it is made of, without factors that are applied to the result: equal where nothing is gained. ``bytes`` are those of
+    the tensor, ``read`` those that it loads then, ``flops`` what an element costs to make. ``stop`` says why this
+    reaches no further. ``is_wide`` where rows of all that is loaded start at multiples of 16 bytes, so that copies of
+    tiles may be so wide, ``is_aligned`` where those of the tensor do. ``prologue`` is there where nothing is packed and
+    the product could make it.
     """
 
     name: str

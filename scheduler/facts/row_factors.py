@@ -1,7 +1,7 @@
 """Factors of an operand that are the same along the sum: they commute with it, and are applied to the result.
 
-A norm's ``1 / rms`` and a token's weight belong to a row of the left operand, the scale of an output channel to a column
-of the right one. Without them an operand is often memory as it is, or whole numbers.
+A norm's ``1 / rms`` and a token's weight belong to a row of the left operand, the scale of an output channel to a
+column of the right one. Without them an operand is often memory as it is, or whole numbers.
 """
 
 from __future__ import annotations

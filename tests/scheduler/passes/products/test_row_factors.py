@@ -16,7 +16,7 @@ from torch_mlc.scheduler.facts.row_factors import factored
 from torch_mlc.scheduler.passes import widen
 
 F32, BF16, F16, I8 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.INT8
-I, J, K = symbol("i0"), symbol("i1"), symbol("r0")
+ROWS, COLUMNS, K = symbol("i0"), symbol("i1"), symbol("r0")
 
 
 def wide(name: str, *indices, dtype: DType = BF16) -> Expr:
@@ -27,42 +27,44 @@ def stored(e: Expr, half: DType) -> Expr:
     return cast(e, half, when_stored=True)
 
 
-ROW = call("rsqrt", wide("sums", I, dtype=F32))
+ROW = call("rsqrt", wide("sums", ROWS, dtype=F32))
 
 
 @pytest.mark.parametrize("half", [BF16, F16])
 def test_a_factor_of_a_row_leaves_memory_as_it_is(half):
-    x = Load("x", (I, K), half)
+    x = Load("x", (ROWS, K), half)
     found = factored(stored(call("mul", cast(x, F32), ROW), half), K)
     assert (found.rest, found.factors, found.divisors) == (x, (ROW,), ())
 
 
 def test_factors_on_both_sides_of_roundings_that_may_be_left_out():
-    x, w, s = wide("x", I, K), wide("w", K), wide("s", I)
+    x, w, s = wide("x", ROWS, K), wide("w", K), wide("s", ROWS)
     inner = cast(stored(call("mul", x, ROW), BF16), F32)
     found = factored(stored(call("div", call("mul", inner, w), s), BF16), K)
     assert found.rest == stored(call("mul", x, w), BF16)
     assert (found.factors, found.divisors) == ((ROW,), (s,))
-    total = found.applied(Load("total", (I, J), F32))
-    assert total == call("div", call("mul", Load("total", (I, J), F32), ROW), s)
+    total = found.applied(Load("total", (ROWS, COLUMNS), F32))
+    assert total == call("div", call("mul", Load("total", (ROWS, COLUMNS), F32), ROW), s)
 
 
 def test_whole_numbers_lose_their_scale():
-    q = cast(Load("q", (J, K), I8), F32)
+    q = cast(Load("q", (COLUMNS, K), I8), F32)
     for half in (BF16, F16):
-        found = factored(stored(call("mul", q, wide("s", J)), half), K)
+        found = factored(stored(call("mul", q, wide("s", COLUMNS)), half), K)
         assert found.rest == stored(q, half) and len(found.factors) == 1
 
 
 STAYS: dict[str, Expr] = {
-    "a rounding that is asked for": cast(call("add", call("mul", wide("x", I, K), ROW), const(1.0, F32)), BF16),
-    "a rounding in front of more": cast(cast(call("mul", wide("x", I, K), ROW), BF16), F32),
-    "a rounding of all": cast(call("mul", wide("x", I, K), ROW), BF16),
-    "a scale of a group": stored(call("mul", wide("x", I, K), wide("s", I, K // 4)), BF16),
-    "nothing along the sum": stored(call("mul", wide("x", I), ROW), BF16),
-    "float32": call("mul", wide("x", I, K), ROW),
-    "what float16 may not hold": stored(call("mul", call("mul", wide("x", I, K, dtype=F16), ROW), wide("w", K)), F16),
-    "float32 in memory": stored(call("mul", Load("x", (I, K), F32), ROW), F16),
+    "a rounding that is asked for": cast(call("add", call("mul", wide("x", ROWS, K), ROW), const(1.0, F32)), BF16),
+    "a rounding in front of more": cast(cast(call("mul", wide("x", ROWS, K), ROW), BF16), F32),
+    "a rounding of all": cast(call("mul", wide("x", ROWS, K), ROW), BF16),
+    "a scale of a group": stored(call("mul", wide("x", ROWS, K), wide("s", ROWS, K // 4)), BF16),
+    "nothing along the sum": stored(call("mul", wide("x", ROWS), ROW), BF16),
+    "float32": call("mul", wide("x", ROWS, K), ROW),
+    "what float16 may not hold": stored(
+        call("mul", call("mul", wide("x", ROWS, K, dtype=F16), ROW), wide("w", K)), F16
+    ),
+    "float32 in memory": stored(call("mul", Load("x", (ROWS, K), F32), ROW), F16),
 }
 
 
@@ -73,7 +75,7 @@ def test_others_stay_where_they_are(what):
 
 
 def test_what_a_graph_has_in_float16_is_within_its_range():
-    x, w = wide("x", I, K, dtype=F16), wide("w", K, dtype=F16)
+    x, w = wide("x", ROWS, K, dtype=F16), wide("w", K, dtype=F16)
     made = stored(call("mul", x, w), F16)
     found = factored(stored(call("mul", cast(made, F32), ROW), F16), K)
     assert (found.rest, found.factors) == (made, (ROW,))
