@@ -1,4 +1,4 @@
-"""Factors of an operand that are the same along the sum of a product are applied to its result."""
+"""Factors that are the same along the sum of a product are applied to its result, where that loses nothing."""
 
 from __future__ import annotations
 
@@ -8,127 +8,158 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.scheduler.passes.products.test_decompose_contractions import answer, opened, tensors
-from torch_mlc.dynamo_backend.entry.capture import capture
-from torch_mlc.dynamo_backend.importing.importer import import_graph
+from tests.scheduler.passes.products.test_decompose_contractions import answer, imported, opened
 from torch_mlc.ir.expr.dtypes import DType
-from torch_mlc.ir.expr.value import Call, Load, call, cast, loads, symbol
+from torch_mlc.ir.expr.value import Call, Expr, Load, call, cast, const, free_symbols, symbol, walk
 from torch_mlc.ir.graph.graph import Graph, Reduction
-from torch_mlc.scheduler.facts.row_factors import Factored, factored
+from torch_mlc.scheduler.facts.row_factors import factored
 from torch_mlc.scheduler.passes import widen
 
-I0, R0 = symbol("i0"), symbol("r0")
+F32, BF16, F16, I8 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.INT8
+ROWS, COLUMNS, K = symbol("i0"), symbol("i1"), symbol("r0")
 
 
-def graph_of(fn: Callable[..., Tensor], inputs: list[Tensor], numerics: str = "fast") -> Graph:
-    (gm,) = capture(fn, inputs, dynamic=False)
-    graph = import_graph(gm, numerics=numerics)
-    return opened(widen(graph) if numerics == "fast" else graph, inlined=True)
+def wide(name: str, *indices, dtype: DType = BF16) -> Expr:
+    return cast(Load(name, indices, dtype), F32)
 
 
-def product(graph: Graph) -> Reduction:
-    return [n for n in graph.nodes if isinstance(n, Reduction)][-1]
+def stored(e: Expr, half: DType) -> Expr:
+    return cast(e, half, when_stored=True)
 
 
-def weighted(x: Tensor, r: Tensor, w: Tensor) -> Tensor:
-    return (x * r[:, None]) @ w
+ROW = call("rsqrt", wide("sums", ROWS, dtype=F32))
 
 
-def divided(x: Tensor, r: Tensor, w: Tensor) -> Tensor:
-    return (x / (r[:, None].abs() + 1)) @ w
+@pytest.mark.parametrize("half", [BF16, F16])
+def test_a_factor_of_a_row_leaves_memory_as_it_is(half):
+    x = Load("x", (ROWS, K), half)
+    found = factored(stored(call("mul", cast(x, F32), ROW), half), K)
+    assert (found.rest, found.factors, found.divisors) == (x, (ROW,), ())
 
 
-def of_columns(x: Tensor, s: Tensor, w: Tensor) -> Tensor:
-    return x @ (w * s)
+def test_factors_on_both_sides_of_roundings_that_may_be_left_out():
+    x, w, s = wide("x", ROWS, K), wide("w", K), wide("s", ROWS)
+    inner = cast(stored(call("mul", x, ROW), BF16), F32)
+    found = factored(stored(call("div", call("mul", inner, w), s), BF16), K)
+    assert found.rest == stored(call("mul", x, w), BF16)
+    assert (found.factors, found.divisors) == ((ROW,), (s,))
+    total = found.applied(Load("total", (ROWS, COLUMNS), F32))
+    assert total == call("div", call("mul", Load("total", (ROWS, COLUMNS), F32), ROW), s)
 
 
-def of_both(x: Tensor, r: Tensor, w: Tensor, s: Tensor) -> Tensor:
-    return (x * r[:, None]) @ (w * s)
+def test_whole_numbers_lose_their_scale():
+    q = cast(Load("q", (COLUMNS, K), I8), F32)
+    for half in (BF16, F16):
+        found = factored(stored(call("mul", q, wide("s", COLUMNS)), half), K)
+        assert found.rest == stored(q, half) and len(found.factors) == 1
 
 
-def activated(x: Tensor, r: Tensor, w: Tensor) -> Tensor:
-    return (torch.nn.functional.silu(x) * r[:, None]) @ w
-
-
-def with_bias(x: Tensor, r: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    return torch.addmm(b, x * r[:, None], w, beta=2, alpha=3)
-
-
-FORMS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], int]] = {
-    # What is left in the sum is so many tensors.
-    "a row's": (weighted, ((7, 33), (7,), (33, 5)), 2),
-    "a row's divisor": (divided, ((7, 33), (7,), (33, 5)), 2),
-    "a column's": (of_columns, ((7, 33), (5,), (33, 5)), 2),
-    "both": (of_both, ((7, 33), (7,), (33, 5), (5,)), 2),
-    "behind an activation": (activated, ((7, 33), (7,), (33, 5)), 2),
-    "beside a bias": (with_bias, ((7, 33), (7,), (33, 5), (5,)), 2),
-    "no rows": (weighted, ((0, 33), (0,), (33, 5)), 2),
+STAYS: dict[str, Expr] = {
+    "a rounding that is asked for": cast(call("add", call("mul", wide("x", ROWS, K), ROW), const(1.0, F32)), BF16),
+    "a rounding in front of more": cast(cast(call("mul", wide("x", ROWS, K), ROW), BF16), F32),
+    "a rounding of all": cast(call("mul", wide("x", ROWS, K), ROW), BF16),
+    "a scale of a group": stored(call("mul", wide("x", ROWS, K), wide("s", ROWS, K // 4)), BF16),
+    "nothing along the sum": stored(call("mul", wide("x", ROWS), ROW), BF16),
+    "float32": call("mul", wide("x", ROWS, K), ROW),
+    "what float16 may not hold": stored(
+        call("mul", call("mul", wide("x", ROWS, K, dtype=F16), ROW), wide("w", K)), F16
+    ),
+    "float32 in memory": stored(call("mul", Load("x", (ROWS, K), F32), ROW), F16),
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_the_sum_reads_no_factor_and_the_result_has_it(name: str) -> None:
-    fn, shapes, left = FORMS[name]
-    inputs = tensors(*shapes, dtype=torch.bfloat16)
-    graph = graph_of(fn, inputs)
-    if shapes[0][0]:
-        assert len({ld.buffer for ld in loads(product(graph).values[0])}) == left
-    wanted = fn(*(t.double() for t in inputs)).float()
-    torch.testing.assert_close(answer(graph, inputs).float(), wanted, rtol=3e-2, atol=1e-1)
+@pytest.mark.parametrize("what", STAYS)
+def test_others_stay_where_they_are(what):
+    found = factored(STAYS[what], K)
+    assert (found.rest, found.factors, found.divisors) == (STAYS[what], (), ())
 
 
-def test_a_sum_of_no_terms_is_what_is_added() -> None:
-    inputs = tensors((7, 0), (7,), (0, 5), (5,), dtype=torch.bfloat16)
-    assert torch.equal(answer(graph_of(with_bias, inputs), inputs), 2 * inputs[3].float().expand(7, 5))
+def test_what_a_graph_has_in_float16_is_within_its_range():
+    x, w = wide("x", ROWS, K, dtype=F16), wide("w", K, dtype=F16)
+    made = stored(call("mul", x, w), F16)
+    found = factored(stored(call("mul", cast(made, F32), ROW), F16), K)
+    assert (found.rest, found.factors) == (made, (ROW,))
 
 
-def test_the_row_of_a_norm_is_divided_by_its_root_once() -> None:
-    def normed(x: Tensor, w: Tensor) -> Tensor:
-        return torch.nn.functional.rms_norm(x, (33,)) @ w
-
-    inputs = tensors((7, 33), (33, 5), dtype=torch.bfloat16)
-    graph = graph_of(normed, inputs)
-    types = graph.types()
-    assert all(len(types[ld.buffer].shape) == 2 for ld in loads(product(graph).values[0]))
-    wanted = normed(*(t.double() for t in inputs)).float()
-    torch.testing.assert_close(answer(graph, inputs).float(), wanted, rtol=3e-2, atol=1e-1)
+def rms(x: Tensor, w: Tensor, m: Tensor) -> Tensor:
+    x = x.float()
+    return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w.float()).to(w.dtype) @ m
 
 
-@pytest.mark.parametrize(("dtype", "numerics"), [(torch.bfloat16, "eager"), (torch.float32, "fast")])
-def test_roundings_that_are_promised_stay(dtype: torch.dtype, numerics: str) -> None:
-    inputs = tensors((7, 33), (7,), (33, 5), dtype=dtype)
-    assert len({ld.buffer for ld in loads(product(graph_of(weighted, inputs, numerics)).values[0])}) == 3
+def unweighted(x: Tensor, m: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) @ m
 
 
-def test_what_a_factor_keeps_small_is_not_left_without_it_in_float16() -> None:
-    def squared(x: Tensor, r: Tensor, w: Tensor) -> Tensor:
-        return ((x.float() * x.float()) * r[:, None]).half() @ w
-
-    x, r, w = torch.full((7, 33), 3e3).half(), torch.full((7,), 1e-6), torch.ones(33, 5).half()
-    found = answer(graph_of(squared, [x, r, w]), [x, r, w])
-    torch.testing.assert_close(found.float(), squared(x, r, w).float(), rtol=1e-2, atol=1e-2)
+def both(x: Tensor, s: Tensor, m: Tensor, t: Tensor) -> Tensor:
+    return torch.addmm(t, x * s[:, None], m / t, beta=2, alpha=3)
 
 
-def test_values_that_are_not_numbers_stay_so() -> None:
-    x, r, w = tensors((4, 33), (4,), (33, 5), dtype=torch.bfloat16)
-    x[0, 3], r[1], x[2, 5], r[2] = float("nan"), float("nan"), float("inf"), 0.0
-    found, wanted = answer(graph_of(weighted, [x, r, w]), [x, r, w]), weighted(x, r, w)
-    assert torch.equal(found.isnan(), wanted.isnan()) and not found[3].isnan().any()
+def opened_fast(fn: Callable[..., Tensor], *inputs: Tensor, pieces: int = 1) -> Graph:
+    return opened(widen(imported(fn, *inputs)), inlined=True, pieces=pieces)
 
 
-def _load(name: str, *indices: object, dtype: DType = DType.BFLOAT16) -> Load:
-    return Load(name, indices, dtype)  # type: ignore[arg-type]
+def halves(*shapes: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    return [(torch.rand(s) + 0.5).to(dtype) * torch.sign(torch.randn(s)).to(dtype) for s in shapes]
 
 
-def test_only_what_does_not_move_along_the_sum_is_a_factor() -> None:
-    x, r, g = (cast(_load(n, *at), DType.FLOAT32) for n, at in (("x", (I0, R0)), ("r", (I0,)), ("g", (R0,))))
-    value = cast(call("mul", call("mul", x, r), g), DType.BFLOAT16, when_stored=True)
-    found = factored(value, R0)
-    assert found.factors == (r,) and not found.divisors
-    assert {ld.buffer for ld in loads(found.rest)} == {"x", "g"} and found.rest.dtype is DType.BFLOAT16
-    rounded = cast(call("mul", x, r), DType.BFLOAT16)
-    assert factored(rounded, R0) == Factored(rounded)
-    constant = cast(call("mul", r, r), DType.BFLOAT16, when_stored=True)
-    assert factored(constant, R0) == Factored(constant)
-    difference = cast(call("mul", Call("sub", (x, r), DType.FLOAT32), r), DType.BFLOAT16, when_stored=True)
-    assert factored(difference, R0).factors == (r,)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        (rms, ((5, 9), (9,), (9, 7))),
+        (unweighted, ((5, 9), (9, 7))),
+        (both, ((5, 9), (5,), (9, 7), (7,))),
+        (both, ((0, 9), (0,), (9, 7), (7,))),
+        (both, ((5, 0), (5,), (0, 7), (7,))),
+        (both, ((5, 1), (5,), (1, 7), (7,))),
+    ],
+)
+def test_products_are_those_of_float64(fn, shapes, dtype, pieces):
+    inputs = halves(*shapes, dtype=dtype)
+    found = answer(opened_fast(fn, *inputs, pieces=pieces), inputs)
+    wanted = fn(*(t.double() for t in inputs))
+    exact = rms_double(*inputs) if fn is rms else unweighted_double(*inputs) if fn is unweighted else wanted
+    torch.testing.assert_close(found.double(), exact, rtol=2e-2, atol=6e-2)
+
+
+def rms_double(x: Tensor, w: Tensor, m: Tensor) -> Tensor:
+    x, w, m = x.double(), w.double(), m.double()
+    return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w) @ m
+
+
+def unweighted_double(x: Tensor, m: Tensor) -> Tensor:
+    return rms_double(x, torch.ones(x.shape[-1]), m)
+
+
+def test_numbers_that_only_a_factor_brings_into_range_are_those_of_float64():
+    """Of float16: sums are float32, so that only an operand that is made could be infinite, and none is."""
+    x, m = torch.full((3, 8), 6e4).half(), torch.full((8, 4), 2.0).half()
+    found = answer(opened_fast(unweighted, x, m), [x, m])
+    torch.testing.assert_close(found.double(), unweighted_double(x, m), rtol=1e-3, atol=0)
+    w = torch.full((8,), 3.0).half()
+    found = answer(opened_fast(rms, x, w, m), [x, w, m])
+    torch.testing.assert_close(found.double(), rms_double(x, w, m), rtol=1e-3, atol=0)
+
+
+def sums_of(graph: Graph) -> list[Expr]:
+    return [v for n in graph.nodes if isinstance(n, Reduction) for v in n.values]
+
+
+def test_a_norm_leaves_the_sum_and_eager_keeps_it():
+    inputs = halves((5, 9), (9,), (9, 7), dtype=torch.bfloat16)
+    has_root = [
+        any(isinstance(e, Call) and e.fn == "rsqrt" for e in walk(v)) for v in sums_of(opened_fast(rms, *inputs))
+    ]
+    assert not any(has_root)
+    eager = opened(imported(rms, *inputs), inlined=True)
+    assert any(isinstance(e, Call) and e.fn == "rsqrt" for v in sums_of(eager) for e in walk(v))
+
+
+def test_what_is_taken_out_does_not_vary_along_the_sum():
+    inputs = halves((5, 9), (5,), (9, 7), (7,), dtype=torch.bfloat16)
+    (value,) = sums_of(opened_fast(both, *inputs))
+    assert {e.buffer for e in walk(value) if isinstance(e, Load)} == {
+        e.buffer for e in walk(value) if isinstance(e, Load) and len(free_symbols(e)) == 2
+    }
