@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,18 +12,21 @@ from .case import KernelCase, Shape, normal, same
 
 # images, channels, height, width
 IMAGES: Mapping[str, Mapping[str, Shape]] = {
-    "cpu": {"aligned": (4, 3, 512, 512), "odd": (4, 3, 509, 511)},
-    "cuda": {"aligned": (64, 3, 1024, 1024), "odd": (64, 3, 1021, 1023)},
+    "cpu": {"aligned": (8, 8, 256, 256), "odd": (8, 3, 409, 411)},
+    "cuda": {"aligned": (64, 16, 512, 512), "odd": (64, 3, 1021, 1023)},
 }
 # Those of which four times as many elements are made.
 SMALL: Mapping[str, Mapping[str, Shape]] = {
-    "cpu": {"aligned": (4, 3, 288, 288), "odd": (4, 3, 287, 285)},
-    "cuda": {"aligned": (64, 3, 512, 512), "odd": (64, 3, 511, 509)},
+    "cpu": {"aligned": (8, 8, 128, 128), "odd": (4, 3, 287, 285)},
+    "cuda": {"aligned": (64, 16, 256, 256), "odd": (64, 3, 511, 509)},
 }
 
 
 def resize_antialias(x: Tensor) -> Tensor:
-    return F.interpolate(x, scale_factor=0.4375, mode="bilinear", antialias=True)
+    """In float32, for which alone eager has it among floating point types of fewer than 64 bits."""
+    return F.interpolate(
+        x.to(torch.promote_types(x.dtype, torch.float32)), scale_factor=0.4375, mode="bilinear", antialias=True
+    )
 
 
 def resize_down(x: Tensor) -> Tensor:
