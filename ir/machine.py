@@ -76,6 +76,7 @@ class Machine:
     them runs at ``float32``, by ``matrix_float32`` in those cores too. ``stages`` are the steps of a loop over tiles
     that a kernel has in flight at most: one where copies to shared memory make a program wait, two where the next one
     comes through registers. ``reads_ahead``: a core's prefetchers keep up with several arrays that are read evenly.
+    ``lanes_alone``: lanes that are no neighbours are loaded and stored faster one by one than by gathers and scatters.
     ``link`` is bytes a nanosecond in each direction to the other devices of a group, ``host_link`` to the host's memory
     from a GPU.
     """
@@ -103,6 +104,7 @@ class Machine:
     matrix_float32: bool = False
     stages: int = 1
     reads_ahead: bool = False
+    lanes_alone: bool = False
     link: float = 12.5
     host_link: float = _PCIE
     libraries: Libraries = Libraries("BLAS", "oneDNN")

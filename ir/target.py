@@ -127,10 +127,11 @@ def _machine(target: Target) -> Machine:
         share, shared, warp = target.cores / usual.cores, target.shared_bytes or usual.block_shared, target.warp
     else:
         share, shared, warp = min(target.vector_bytes, _USUAL_VECTOR) / _USUAL_VECTOR, 0, 1
+    amd = target.arch.startswith("znver")
     return replace(
         usual, cores=target.cores, matmul=usual.matmul * share, float32=usual.float32 * share,
         issued=usual.issued * share, block_shared=shared, warp=warp, vector_bytes=target.vector_bytes,
-        l1_bytes=target.l1_bytes, l2_bytes=target.l2_bytes, reads_ahead=target.arch.startswith("znver"),
+        l1_bytes=target.l1_bytes, l2_bytes=target.l2_bytes, reads_ahead=amd, lanes_alone=amd,
     )  # fmt: skip
 
 

@@ -41,9 +41,15 @@ class CpuCompileError(MlcError):
 def object_fingerprint(target: Target) -> str:
     """What an object depends on besides its source: processor, features and the version of LLVM."""
     version = ".".join(map(str, llvm.llvm_version_info))
-    return f"{target.arch};{target.features};llvm {version};llvmlite {llvmlite.__version__};pipeline {_PIPELINE}"
+    return f"{target.arch};{_flags(target)};llvm {version};llvmlite {llvmlite.__version__};pipeline {_PIPELINE}"
 
 
+def _flags(target: Target) -> str:
+    """The features that code may use, and how LLVM is to use them."""
+    return f"{target.features}{_LANES_ALONE if target.machine.lanes_alone else ''}"
+
+
+_LANES_ALONE = ",+prefer-no-gather,+prefer-no-scatter"
 # Changes when the passes below do.
 _PIPELINE = 1
 
@@ -55,13 +61,14 @@ class _Machines(threading.local):
         self.known: dict[tuple[str, str, int], Any] = {}
 
     def of(self, target: Target, level: int) -> Any:
-        key = (target.arch, target.features, level)
+        flags = _flags(target)
+        key = (target.arch, flags, level)
         if key not in self.known:
             llvm.initialize_native_target()
             llvm.initialize_native_asmprinter()
             kind = llvm.Target.from_triple(llvm.get_process_triple())
             self.known[key] = kind.create_target_machine(
-                cpu=target.arch, features=target.features, opt=level, reloc="pic", codemodel="small"
+                cpu=target.arch, features=flags, opt=level, reloc="pic", codemodel="small"
             )
         return self.known[key]
 

@@ -39,6 +39,7 @@ from ..kernel import EmitError
 from .bind_sizes import bind_sizes, sizes_of_steps
 from .memory.blocks import results_in_blocks
 from .memory.liveness import peaks_of, storages
+from .owners import Owners
 from .steps.kernel_use import KernelUse
 from .steps.lines import place_text
 from .steps.ops import users_op
@@ -100,15 +101,9 @@ class _Builder:
     saved: frozenset[str] = frozenset()
     steps: list[HostStep] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)
-    # The name whose object owns the memory that a name looks at.
-    owner: dict[str, str] = field(default_factory=dict)
-    # How many names look at the memory that a name owns.
-    shares: dict[str, int] = field(default_factory=dict)
+    owners: Owners = field(default_factory=Owners)
     # Dead memory by type, allocated by us and shared with nobody.
     spare: dict[TensorType, list[str]] = field(default_factory=dict)
-    ours: dict[str, TensorType] = field(default_factory=dict)
-    # Results of products, by name: memory that nothing else shares when they are made.
-    products: dict[str, TensorType] = field(default_factory=dict)
     # Symbols that no argument gives: sizes decided by data, read from the results of the calls that decide them.
     unbound: set[sympy.Symbol] = field(default_factory=set)
     # What begun work reads until each wait.
@@ -154,7 +149,7 @@ class _Builder:
         of_calls = {name for n in regions for row in n.taken for name in row}
         tensors = {i.name: i.type for i in graph.inputs if isinstance(i, Input) and i.name not in of_calls}
         for name in tensors:
-            self.own(name, name)
+            self.owners.bind(name, name)
         unused = tuple(n for n in tensors if n not in last and n not in kept)
         if unused:
             self.steps.append(Free(unused))
@@ -168,13 +163,8 @@ class _Builder:
             self.node(node)
             done = dict.fromkeys((*uses(node), *node.names, *self.flying.get(at, ())))
             names = [n for n in done if last.get(n, at) == at and n not in kept]
-            self.free([n for n in names if n in self.owner])
+            self.free([n for n in names if n in self.owners.of])
         self.steps += checks
-
-    def own(self, name: str, owner: str) -> None:
-        """A name and whose memory it looks at."""
-        self.owner[name] = owner
-        self.shares[owner] = self.shares.get(owner, 0) + 1
 
     def last_uses(self) -> dict[str, int]:
         """The position of the last node that reads each name; what begun work is given is read until the wait."""
@@ -194,7 +184,7 @@ class _Builder:
                 self.library(node, comment)
             case View(name, kind, source, _, _, offset):
                 self.steps.append(MakeView(name, kind, source, offset))
-                self.own(name, self.owner[source])
+                self.owners.bind(name, self.owners.of[source])
             case CallRegion():
                 self.region(node)
             case Compute() | Reduction() | Scan() | Scatter():
@@ -207,7 +197,7 @@ class _Builder:
         if node.target == JOINED:
             memory = node.args[0].name
             self.steps.append(WriteOver(node.names[0], memory))
-            self.own(node.names[0], self.owner[memory])
+            self.owners.bind(node.names[0], self.owners.of[memory])
             return
         over = self.dead_addend(node) or self.padded_memory(node)
         if node.target == MUTATES:
@@ -215,19 +205,19 @@ class _Builder:
         self.steps.append(CallLibrary(node, comment, over, () if over else self.blocks(node)))
         for used in uses(node):
             # An op may return or keep what it is given, so memory that a library saw is not used again.
-            self.ours.pop(self.owner.get(used, used), None)
+            self.owners.ours.pop(self.owners.memory(used), None)
         if over:
-            self.own(node.names[0], self.owner[over])
+            self.owners.bind(node.names[0], self.owners.of[over])
             if over not in refs(node.args):
-                self.products[over] = node.types[0]  # type: ignore[assignment]
+                self.owners.products[over] = node.types[0]  # type: ignore[assignment]
                 self.free([over])
             return
         for name, result in zip(node.names, node.types, strict=True):
             if result is not None:
-                self.own(name, name)
+                self.owners.bind(name, name)
                 self.bind_result(name, result)
                 if node.target in PRODUCTS:
-                    self.products[name] = result
+                    self.owners.products[name] = result
                 # Nobody may look at what was begun before it has been waited for, and nobody of ours does
                 # at what is only returned, or at a result that is not needed, which some ops leave empty.
                 read = name in self.last or name in self.saved
@@ -239,9 +229,9 @@ class _Builder:
         if node.target != "aten::addmm.default" or node.kwargs or not isinstance(node.args[0], Ref):
             return ""
         name = node.args[0].name
-        owner = self.owner.get(name, "")
-        alone = self.shares.get(owner) == 1 and node.args[0] not in node.args[1:]
-        return name if alone and self.is_last(name) and self.products.get(owner) == node.types[0] else ""
+        owner = self.owners.of.get(name, "")
+        alone = self.owners.shares.get(owner) == 1 and node.args[0] not in node.args[1:]
+        return name if alone and self.is_last(name) and self.owners.products.get(owner) == node.types[0] else ""
 
     def padded_memory(self, node: Library) -> str:
         """The name of memory in which a product is to write rows that begin further apart than they are long; else
@@ -251,7 +241,7 @@ class _Builder:
             return ""
         name = f"{node.names[0]} memory"
         self.steps.append(Allocate(name, kind))
-        self.own(name, name)
+        self.owners.bind(name, name)
         return name
 
     def blocks(self, node: Library) -> tuple[TensorType, ...]:
@@ -274,9 +264,9 @@ class _Builder:
     def is_spent(self, name: str) -> bool:
         """Whether a tensor lies in memory that we allocated, that nothing else looks at, and that nobody reads after
         the node at hand."""
-        owner = self.owner.get(name, "")
-        alone = sum(o == owner for o in self.owner.values()) == 1
-        return alone and self.is_last(name) and owner in self.ours
+        owner = self.owners.of.get(name, "")
+        alone = sum(o == owner for o in self.owners.of.values()) == 1
+        return alone and self.is_last(name) and owner in self.owners.ours
 
     def call(self, node: CallTensor, comment: str) -> None:
         use = self.uses_of[node.function]
@@ -291,7 +281,7 @@ class _Builder:
                     continue
                 if name in self.last or name in self.kept:
                     self.steps.append(WriteOver(name, target))
-                    self.own(name, self.owner[target])
+                    self.owners.bind(name, self.owners.of[target])
                 if target not in one.args:
                     tensors.append(target)
             sizes += [one.sizes[k] for k in use.sizes]
@@ -303,14 +293,14 @@ class _Builder:
         self.forget_spare()
         node = replace(node, region=write_out_regions(node.region))
         outputs = [str(o) for o in node.region.outputs]
-        handed = handed_on(node)
-        begun = [(p, a) for p, _, a in handed if self.is_alone(a) and self.is_handed_over(node, a)]
-        ours, products = {p for p, a in begun if a in self.ours}, {p for p, a in begun if a in self.products}
+        handed, known = handed_on(node), self.owners
+        begun = [(p, a) for p, _, a in handed if known.is_alone(a) and self.is_handed_over(node, a)]
+        ours, products = {p for p, a in begun if a in known.ours}, {p for p, a in begun if a in known.products}
         while True:
             body = self.body(node, ours, products)
-            alone = [(p, o) for p, o, _ in handed if body.is_alone(o)]
-            mine = {p for p, o in alone if p in ours and o in body.ours}
-            made = {p for p, o in alone if p in products and o in body.products}
+            alone = [(p, o) for p, o, _ in handed if body.owners.is_alone(o)]
+            mine = {p for p, o in alone if p in ours and o in body.owners.ours}
+            made = {p for p, o in alone if p in products and o in body.owners.products}
             if (mine, made) == (ours, products):
                 break
             ours, products = mine, made
@@ -318,16 +308,16 @@ class _Builder:
         self.steps.append(self.repeat(node, body, names))
         self.unbound &= body.unbound
         for given in (*node.carried, *node.shared):
-            self.share(given)  # it may be what the region gives, too
+            known.share(given)  # it may be what the region gives, too
         for given in node.carried:
             if self.is_handed_over(node, given):
-                self.shares[self.owner.pop(given)] -= 1
+                known.release(given)
         for result, output in zip(node.names, outputs[: len(node.carried)], strict=False):
-            self.own(result, result)
+            known.bind(result, result)
             self.called[result] = names[output]
-            for known, own in ((body.ours, self.ours), (body.products, self.products)):
-                if output in known and body.is_alone(output):
-                    own[result] = known[output]
+            for made_by, own in ((body.owners.ours, known.ours), (body.owners.products, known.products)):
+                if output in made_by and body.owners.is_alone(output):
+                    own[result] = made_by[output]
 
     def body(self, node: CallRegion, ours: Collection[str], products: Collection[str]) -> _Builder:
         """The steps of one call, which forgets what it is given for itself, and what is carried."""
@@ -340,11 +330,11 @@ class _Builder:
         body.kept = {i.name for i in region.inputs[carries + len(taken) :]}
         body.kept |= {p for p, row in taken.items() if not self.kept.isdisjoint(row)}
         body.unbound = self.unbound.copy()
-        body.ours, body.products = {p: types[p] for p in ours}, {p: types[p] for p in products}
+        body.owners.ours, body.owners.products = {p: types[p] for p in ours}, {p: types[p] for p in products}
         body.walk()
         body.forget_spare()
         for output in map(str, region.outputs[carries:]):
-            body.share(output)
+            body.owners.share(output)
         return body
 
     def repeat(self, node: CallRegion, body: _Builder, names: Mapping[str, str]) -> Repeat:
@@ -378,11 +368,6 @@ class _Builder:
         own = (row[0] for row in node.taken)
         return found | dict(zip(inputs[carries:], (*own, *map(self.name, node.shared)), strict=True))
 
-    def share(self, name: str) -> None:
-        """Somebody else may look at the memory of a name from now on."""
-        for some in (self.ours, self.products):
-            some.pop(self.owner.get(name, name), None)
-
     def is_handed_over(self, node: CallRegion, name: str) -> bool:
         """Whether nobody but the calls of a region needs something that they carry."""
         return self.is_last(name) and name not in node.shared and node.carried.count(name) == 1
@@ -390,10 +375,6 @@ class _Builder:
     def is_last(self, name: str) -> bool:
         """Whether nobody needs something behind the node at hand."""
         return self.last[name] == self.at and name not in self.kept
-
-    def is_alone(self, name: str) -> bool:
-        """Whether a name looks at memory that was made under it, and that no other looks at."""
-        return self.owner.get(name) == name and self.shares[name] == 1
 
     def bind_result(self, name: str, kind: TensorType) -> None:
         """Read the sizes that a result is the first to tell."""
@@ -408,19 +389,18 @@ class _Builder:
             self.steps.append(Reuse(name, spare.pop()))
         else:
             self.steps.append(Allocate(name, kind))
-        self.own(name, name)
-        self.ours[name] = kind
+        self.owners.bind(name, name)
+        self.owners.ours[name] = kind
 
     def free(self, names: list[str]) -> None:
         gone = []
         for name in names:
-            owner = self.owner.pop(name)
-            self.shares[owner] -= 1
-            kind = self.ours.get(owner)
-            if owner == name and kind is not None and not self.shares[owner] and self.wanted(kind):
+            owner = self.owners.release(name)
+            kind = self.owners.ours.get(owner)
+            if owner == name and kind is not None and not self.owners.shares[owner] and self.wanted(kind):
                 # The name stays bound until its memory is taken over.
                 self.spare.setdefault(kind, []).append(name)
-                del self.ours[name]
+                del self.owners.ours[name]
                 continue
             gone.append(name)
         if gone:

@@ -27,6 +27,7 @@ from ...ir.nest.hints import (
 from ...ir.nest.loops import Block, Loop, LoopKind, LoopNest, Node, Scope, Update, walk_nodes
 from ...ir.target import Target
 from ..kernel import NARROW, WIDE, EmitError, KernelSource, refuse_foreign
+from .draws import Draws
 from .helpers import helpers_for
 from .loops.data_ends import end_of
 from .loops.full_tiles import full_tiles
@@ -80,6 +81,7 @@ class _TritonEmitter:
         self.values.tile_load = lambda b, e: self.descriptors.load(b, e) or self.parts.load(b, e)
         self.pairs = Pairs(self.values, self.parts.word, target.has_pairs)
         self.values.tile_cast = self.pairs.cast
+        self.values.tile_draw = Draws(self.values, self.out).draw
         self.scans = Scans(self.values, self.out, self.reductions)
         self.columns = ColumnParts(self.program, self.values, self.out)
 
@@ -159,10 +161,7 @@ class _TritonEmitter:
 
     def _tile_axes(self) -> None:
         for axis, (dim, extent) in self.program.tile.items():
-            place = ", ".join(":" if d == dim else "None" for d in range(self.program.rank))
-            wide = f".to({self.program.integer})" if self.program.wide else ""
-            index = f"[{place}]" if self.program.rank > 1 else ""
-            self.out.line(f"{axis.name} = tl.arange(0, {extent}){wide}{index}")
+            self.out.line(self.program.axis_text(axis, dim, extent))
 
     # --- the body -----------------------------------------------------------------------------------------------------
 

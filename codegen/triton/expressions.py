@@ -16,6 +16,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
+from ...ir.expr.ops import DRAWN_TOGETHER
 from ...ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, children, is_value, walk
 from ...ir.nest.loops import Scope
 from ..kernel import EmitError
@@ -39,6 +40,8 @@ class Expressions(Lanes, ABC):
         self.masked: dict[str, frozenset[str]] = {}
         # Conversions that something else than a conversion of each element does.
         self.tile_cast: Callable[[Cast, Mapping[str, Value], tuple[Value, ...]], Value | None] = lambda *_: None
+        # Random numbers of a tile, where neighbours share what makes them.
+        self.tile_draw: Callable[[Call, Mapping[str, Value], tuple[Value, ...]], Value | None] = lambda *_: None
         self._memo: dict[tuple[int, tuple[Value, ...]], tuple[Expr, Value]] = {}
         self._loading: dict[int, tuple[Expr, bool]] = {}
 
@@ -86,7 +89,8 @@ class Expressions(Lanes, ABC):
             case Call():
                 if (known := self._known(expr)) is not None:
                     return Value(str(known), SCALAR, DType.BOOL, literal=True)
-                return self._call(expr, [self.value(a, env, guard) for a in expr.args])
+                drawn = self.tile_draw(expr, env, guard) if expr.fn in DRAWN_TOGETHER else None
+                return drawn or self._call(expr, [self.value(a, env, guard) for a in expr.args])
             case Select():
                 return self._select(expr, env, guard)
         raise EmitError(f"no Triton code for {expr}")

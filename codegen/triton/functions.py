@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ...ir.expr.dtypes import DType
 from ...ir.expr.intrinsics import INTRINSICS, ScalarFunction
 from ...ir.expr.iterations import ITERATIONS
-from ...ir.expr.ops import APPROXIMATIONS, OPS
+from ...ir.expr.ops import APPROXIMATIONS, DRAWN_TOGETHER, OPS
 from ..kernel import EmitError, LibraryOnlyError
 
 # Texts of the arguments and their type, to text.
@@ -277,6 +277,12 @@ FUNCTIONS: dict[str, Handler] = {
 }
 
 _PLAIN = frozenset(_names("add sub mul maximum minimum fmax fmin eq ne lt le gt ge bit_and bit_or bit_xor"))
-_FLOAT_ONLY = frozenset(
-    {n for n, o in OPS.items() if o.flops >= 4 and o.arity == 1} - {"rand", "randn", "randbits", "lgamma"}
-) | {"div", "atan2", "hypot", "nextafter", "copysign", "lgamma", *APPROXIMATIONS}
+_FLOAT_ONLY = frozenset({n for n, o in OPS.items() if o.flops >= 4 and o.arity == 1} - {*DRAWN_TOGETHER, "lgamma"}) | {
+    "div",
+    "atan2",
+    "hypot",
+    "nextafter",
+    "copysign",
+    "lgamma",
+    *APPROXIMATIONS,
+}

@@ -106,8 +106,8 @@ def mlc_philox(seed, offset):
     zero = low ^ low
     return tl.philox(seed, low, high, zero, zero)
 ''',
-    # Neighbours that one thread has ask for the same words. Where a tile begins at a multiple of four the compiler sees
-    # that, and which of them each takes.
+    # Of lanes that are no neighbours for sure. Those of them that one thread has ask for the same words, and where the
+    # compiler sees that, it makes them once.
     "mlc_word": '''
 @triton.jit
 def mlc_word(seed, offset):
@@ -124,28 +124,75 @@ def mlc_word_pair(seed, offset):
     first = (offset & 1) == 0
     return tl.where(first, w0, w2), tl.where(first, w1, w3)
 ''',
-    "mlc_rand": '''
+    "mlc_words_tile": '''
 @triton.jit
-def mlc_rand(seed, offset):
-    """Uniform in [0, 1)."""
-    return (mlc_word(seed, offset) >> 8).to(tl.float32) * 5.9604644775390625e-08
+def mlc_words_tile(seed, group, order: tl.constexpr, shape: tl.constexpr):
+    """A word for each lane of a tile, of which four neighbours are a group: ``order`` is that of the dimensions."""
+    w0, w1, w2, w3 = mlc_philox(seed, group)
+    return tl.reshape(tl.permute(tl.join(tl.join(w0, w2), tl.join(w1, w3)), order), shape)
 ''',
-    "mlc_randn": '''
+    "mlc_word_pairs_tile": '''
 @triton.jit
-def mlc_randn(seed, offset):
-    """Standard normal by Box and Muller."""
-    w0, w1 = mlc_word_pair(seed, offset)
+def mlc_word_pairs_tile(seed, group, order: tl.constexpr, shape: tl.constexpr):
+    """Two words for each lane of a tile, of which two neighbours are a group."""
+    w0, w1, w2, w3 = mlc_philox(seed, group)
+    first = tl.reshape(tl.permute(tl.join(w0, w2), order), shape)
+    return first, tl.reshape(tl.permute(tl.join(w1, w3), order), shape)
+''',
+    "mlc_uniform": '''
+@triton.jit
+def mlc_uniform(word):
+    """Uniform in [0, 1), of a word."""
+    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08
+''',
+    "mlc_normal": '''
+@triton.jit
+def mlc_normal(w0, w1):
+    """Standard normal by Box and Muller, of two words."""
     u = ((w0 >> 8) + 1).to(tl.float32) * 5.9604644775390625e-08
     v = (w1 >> 8).to(tl.float32) * 5.9604644775390625e-08
     return tl.sqrt_rn(-2.0 * libdevice.log(u)) * libdevice.cos(6.283185307179586 * v)
 ''',
-    "mlc_randbits": '''
+    "mlc_bits": '''
 @triton.jit
-def mlc_randbits(seed, offset):
-    """64 random bits."""
-    w0, w1 = mlc_word_pair(seed, offset)
+def mlc_bits(w0, w1):
+    """64 random bits, of two words."""
     return (w1.to(tl.int64) << 32) | w0.to(tl.int64)
 ''',
+    "mlc_rand": """
+@triton.jit
+def mlc_rand(seed, offset):
+    return mlc_uniform(mlc_word(seed, offset))
+""",
+    "mlc_randn": """
+@triton.jit
+def mlc_randn(seed, offset):
+    w0, w1 = mlc_word_pair(seed, offset)
+    return mlc_normal(w0, w1)
+""",
+    "mlc_randbits": """
+@triton.jit
+def mlc_randbits(seed, offset):
+    w0, w1 = mlc_word_pair(seed, offset)
+    return mlc_bits(w0, w1)
+""",
+    "mlc_rand_tile": """
+@triton.jit
+def mlc_rand_tile(seed, group, order: tl.constexpr, shape: tl.constexpr):
+    return mlc_uniform(mlc_words_tile(seed, group, order, shape))
+""",
+    "mlc_randn_tile": """
+@triton.jit
+def mlc_randn_tile(seed, group, order: tl.constexpr, shape: tl.constexpr):
+    w0, w1 = mlc_word_pairs_tile(seed, group, order, shape)
+    return mlc_normal(w0, w1)
+""",
+    "mlc_randbits_tile": """
+@triton.jit
+def mlc_randbits_tile(seed, group, order: tl.constexpr, shape: tl.constexpr):
+    w0, w1 = mlc_word_pairs_tile(seed, group, order, shape)
+    return mlc_bits(w0, w1)
+""",
 }
 _NAME = re.compile(r"\bmlc_\w+")
 

@@ -122,6 +122,13 @@ class TritonProgram:
         """Whether indices may have 64 bits."""
         return self.integer != "tl.int32"
 
+    def axis_text(self, axis: sympy.Symbol, dim: int, extent: int) -> str:
+        """The line that names an axis of a tile along a dimension."""
+        place = ", ".join(":" if d == dim else "None" for d in range(self.rank))
+        wide = f".to({self.integer})" if self.wide else ""
+        index = f"[{place}]" if self.rank > 1 else ""
+        return f"{axis.name} = tl.arange(0, {extent}){wide}{index}"
+
     # --- loops --------------------------------------------------------------------------------------------------------
 
     def _place_loops(self) -> None:

@@ -65,22 +65,22 @@ class _Resize:
         return torch.where((places >= first) & (places < end), self.filter(distance), 0.0)
 
     def table(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """For each result places of the input, their weights, and the sum of those."""
-        of = torch.arange(self.out, device=like.device, dtype=like.dtype).unsqueeze(1)
+        """For each result, a column of both tables, places of the input and their weights, and the sum of those."""
+        of = torch.arange(self.out, device=like.device, dtype=like.dtype)
         most = 2 * math.ceil(self.support) + 1
         _, first, _ = self.windows(of)
-        places = first + torch.arange(most, device=like.device)
+        places = first + torch.arange(most, device=like.device).unsqueeze(1)
         weights = self.weights(of, places)
-        return places.clamp_max(self.extent - 1), weights, weights.sum(1)
+        return places.clamp_max(self.extent - 1), weights, weights.sum(0)
 
     def back(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """For each place of the input results that it may be part of, and its weights in them, which sum to one in a
-        result."""
+        """For each place of the input, a column of both tables, results that it may be part of, and its weights in
+        them, which sum to one in a result."""
         total = self.table(like)[2]
-        place = torch.arange(self.extent, device=like.device, dtype=like.dtype).unsqueeze(1)
+        place = torch.arange(self.extent, device=like.device, dtype=like.dtype)
         most = math.ceil(2 * self.support / self.scale) + 2
         first = ((place + 0.5 - self.support) / self.scale - 0.5).floor().to(torch.int64)
-        results = first + torch.arange(most, device=like.device)
+        results = first + torch.arange(most, device=like.device).unsqueeze(1)
         inside = (results >= 0) & (results < self.out)
         results = results.clamp(0, self.out - 1)
         weights = self.weights(results.to(like.dtype), place) / aten._unsafe_index.Tensor(total, [results])
@@ -88,9 +88,9 @@ class _Resize:
 
 
 def _summed(x: torch.Tensor, dim: int, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Along ``dim``, for each row of the tables the weighted sum of the elements at its places."""
+    """Along ``dim``, for each column of the tables the weighted sum of the elements at its places."""
     rows = aten._unsafe_index.Tensor(x, [*[None] * dim, places])
-    return (rows * weights.reshape(*weights.shape, *[1] * (x.dim() - dim - 1))).sum(dim + 1)
+    return (rows * weights.reshape(*weights.shape, *[1] * (x.dim() - dim - 1))).sum(dim)
 
 
 def _dimensions(
@@ -126,7 +126,7 @@ def _forward(cubic: bool) -> Callable[..., Any]:
         made = x
         for dim in (2, 3) if ways[0].shrinks else (3, 2):
             places, weights, total = ways[dim - 2].table(x)
-            made = _summed(made, dim, places, weights / total.unsqueeze(1))
+            made = _summed(made, dim, places, weights / total)
         return _laid_out(made, suggest_memory_format(x))
 
     return resized

@@ -31,8 +31,10 @@ class AtenContext:
     frozen: Set[str] = frozenset()
 
     def target(self, device: str) -> Target:
-        """The machine that code for tensors on a device is made for."""
-        return target_for(device, self.options.target, self.options.threads)
+        """The machine that code for tensors on a device is made for. Where another is named, the graph was captured on
+        the CPU in its place, and its tensors are taken there later."""
+        there = self.options.target not in (None, "cpu")
+        return target_for("cuda" if there else device, self.options.target, self.options.threads)
 
 
 FAST: Setting[AtenContext] = Setting("fast numerics", lambda context: context.options.numerics != "eager")

@@ -76,6 +76,9 @@ OPS: dict[str, OpInfo] = {
     **_rows("randbits", 2, Result.EXPLICIT, 40),
 }
 
+# Random functions -> the neighbouring elements whose words one call of Philox makes.
+DRAWN_TOGETHER = {"rand": 4, "randn": 2, "randbits": 2}
+
 
 @dataclass(frozen=True, slots=True)
 class Approximation:

@@ -175,14 +175,14 @@ def const(value: bool | int | float, dtype: DType) -> Const:
 def children(expr: Expr) -> tuple[Expr, ...]:
     """The value expressions directly inside, gathers' indices included."""
     match expr:
-        case Load():
-            return tuple([i for i in expr.indices if type(i) in _EXPR_TYPES])
-        case Cast():
-            return (expr.value,)
         case Call():
             return expr.args
+        case Load():
+            return tuple([i for i in expr.indices if type(i) in _EXPR_TYPES])
         case Select():
             return (expr.condition, expr.if_true, expr.if_false)
+        case Cast():
+            return (expr.value,)
         case _:
             return ()
 
@@ -217,11 +217,9 @@ def walk(expr: Expr) -> Iterator[Expr]:
             continue
         seen.add(id(e))
         yield e
-        match e:
-            case Const() | Var() | IndexValue():
-                pass
-            case _ if inside := children(e):
-                stack.extend(inside[::-1])
+        kind = type(e)
+        if kind is not Const and kind is not IndexValue and (inside := children(e)):
+            stack.extend(inside[::-1])
 
 
 def loads(expr: Expr) -> Iterator[Load]:

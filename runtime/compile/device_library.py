@@ -101,7 +101,7 @@ class _Tools:
         libtriton = importlib.import_module("triton._C.libtriton")
         self._ir, self._llvm = libtriton.ir, libtriton.llvm
         self._backend = gpu_backend(target)
-        options = self._backend.parse_options({})
+        options = self._backend.parse_options({"enable_fp_fusion": True})
         if not getattr(options, "enable_reflect_ftz", True):
             raise LookupError("denormal numbers are kept")
         self.library: str = dict(options.extern_libs)["libdevice"]

@@ -45,8 +45,12 @@ def _comparison(code: Code, loop: MachineLoop, branch: int) -> tuple[str, int, b
     for k in sorted((k for k in loop.body if k < branch), reverse=True):
         i = code.instructions[k]
         operands = [_plain(o) for o in i.operands]
-        if ".EX" in i.opcode or (asked != "scc" and asked not in operands[:2]):
-            continue  # the upper half of the same comparison, or nothing to do with it
+        if asked != "scc" and asked not in operands[:2]:
+            continue  # nothing to do with it
+        if ".EX" in i.opcode:  # the upper half of the same comparison
+            if any(_number(o) for o in operands):
+                return None  # of a counter of 64 bits, of which the lower half wraps
+            continue
         if i.opcode.startswith("PLOP3"):
             asked = next((o for o in operands if re.fullmatch(r"UP\d", o)), asked)
         elif i.opcode.startswith(_COMPARES):

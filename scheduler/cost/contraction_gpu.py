@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from ...ir.expr.dtypes import DType
-from ...ir.expr.value import IndexValue, index_exprs, walk
+from ...ir.expr.value import IndexValue, Load, index_exprs, walk
 from ...ir.graph.graph import Compute, Reduction
 from ...ir.machine import Machine
 from ..facts.contraction import R0, Decision, LibraryProduct, Operand, StreamK
@@ -119,7 +119,7 @@ def _made(o: Operand) -> Operand:
     """An operand that a product makes, though it reads no less."""
     assert o.prologue is not None
     m = o.prologue
-    return replace(o, value=m.value, read=m.read, flops=m.flops, is_wide=m.is_wide)
+    return replace(o, made=m.made, read=m.read, flops=m.flops, is_wide=m.is_wide)
 
 
 def _apart_time(p: LibraryProduct, made: tuple[bool, ...], machine: Machine) -> float:
@@ -323,7 +323,7 @@ def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -
     making = sum(
         _elements(o) * (1 + o.flops) * -(-others // TILE) / made
         for o, others, inlined in zip((p.a, p.b), (p.n, p.m), packed, strict=True)
-        if inlined
+        if inlined and not isinstance(o.value, Load)
     )
     kinds = machine.in_kernels
     rate = _rate(p, machine, kinds) * (OURS if _type(p) in kinds else OURS_PLAIN)
@@ -334,7 +334,8 @@ def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -
     # Elements of rows that begin anywhere are written one by one, behind the last step.
     narrow = 0.0 if p.is_aligned else (_result_bytes(p) - kept) * (1 / NARROW - 1) / machine.bandwidth
 
-    waits = any(o.prologue is not None and inlined for o, inlined in zip((p.a, p.b), packed, strict=True))
+    # What is memory as it is but for factors of the result is copied ahead as any operand is.
+    waits = any(o.prologue is not None and inlined and o.flops for o, inlined in zip((p.a, p.b), packed, strict=True))
     wait = STEP_WAIT / STEP if waits else 0.0
 
     def cut(pieces: int) -> float:

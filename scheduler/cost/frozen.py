@@ -15,6 +15,10 @@ from .contraction_cpu import ORDER, ROWS
 # The share of a time that is worth a copy of the weights.
 NOTICED = 0.02
 
+# Steps of arithmetic from which a table is read where its elements would be made again, where so many elements are read
+# with each: a load of a small table takes as long as a few of them.
+STEPS, SPREAD = 6, 4
+
 
 def wide_pays(rows: int, elements: int, read: int, wide: int, target: Target) -> bool:
     """Whether a product of ``rows`` rows with a weight of ``elements`` takes longer from ``read`` bytes, of which it
@@ -48,4 +52,10 @@ def joint_pays(sizes: Sequence[tuple[int, int, int]], itemsize: int, target: Tar
     return spared >= NOTICED * max(read / machine.bandwidth, flops / machine.matmul)
 
 
-__all__ = ["joint_pays", "wide_pays"]
+def table_pays(steps: int, size: int, elements: int, target: Target) -> bool:
+    """Whether a table of ``size`` numbers, each made by so many steps, is kept for kernels of so many ``elements``.
+    Threads of a GPU make numbers while they wait for memory, and a table would be one more wait."""
+    return not target.is_gpu and steps >= STEPS and elements >= SPREAD * size
+
+
+__all__ = ["joint_pays", "table_pays", "wide_pays"]

@@ -17,8 +17,8 @@ SORTED_BYTES = 4 * 2 * (4 + 8)
 SEGMENT_KERNELS = 4
 # Bytes of a place's two ends, written once and read twice.
 END_BYTES = 12
-# Results of a program, and rows of each whose loads are under way at once: more take registers, and most segments are
-# short.
+# Results of a program, and rows of each whose loads are under way at once, where places have several: more take
+# registers, and most segments are short.
 TILE, AT_ONCE = 1024, 2
 # Segments of shorter lists are summed row by row; the bytes of a row below which nothing is gained.
 LEAST_LIST, LEAST_ROW = 128, 64
@@ -66,6 +66,15 @@ def sorts(machine: Machine, sums: RowSums) -> bool:
     if sums.width * sums.dtype.itemsize < LEAST_ROW:
         return False
     return segment_nanoseconds(machine, sums) < atomic_nanoseconds(machine, sums)
+
+
+def rows_at_once(places: int, rows: int) -> int:
+    """Rows of a place that a step of its sum adds up, where ``rows`` go to so many ``places``.
+
+    A step has the instructions of all its rows, whether there are as many or not: where most places have one row or
+    none, a second one would double what nearly all programs do.
+    """
+    return AT_ONCE if rows > places else 1
 
 
 def piece_of_list(rows: int) -> int | None:

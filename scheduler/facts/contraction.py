@@ -21,6 +21,7 @@ from ...ir.graph.graph import Compute, Graph, Library, Node, Ref, TensorType, no
 from ...ir.graph.graph import Reduction as ReductionNode
 from ...ir.target import has_kernels
 from .fusion_nodes import is_cheap
+from .row_factors import Factored, factored
 from .views import map_value, readers_of, results_of, views_of
 
 # An operand's element may cost so many operations, and be written with so many nodes, where a product makes it itself.
@@ -54,10 +55,11 @@ COLUMNS = 256
 @dataclass(frozen=True, slots=True)
 class Prologue:
     """How a product may make an operand itself though that reads no less: an activation, a norm of rows whose
-    statistics are known. ``value`` is its element and ``read`` the bytes that this loads, from ``sources``. ``saved``
-    are bytes that need not be moved then, and ``launches`` the kernels that are gone."""
+    statistics are known. ``made`` is its element, without what is the same along the sum, and ``read`` the bytes that
+    this loads, from ``sources``. ``saved`` are bytes that need not be moved then, and ``launches`` the kernels that are
+    gone."""
 
-    value: Expr
+    made: Factored
     read: int
     flops: int
     is_wide: bool
@@ -70,17 +72,18 @@ class Prologue:
 class Operand:
     """One factor of a product.
 
-    ``plain`` is its element as the library would read it, over the product's axes, and ``value`` the same made of what
-    it is made of: equal where nothing is gained. ``bytes`` are those of the tensor, ``read`` those that ``value``
-    loads, ``flops`` what an element costs to make. ``stop`` says why ``value`` reaches no further. ``is_wide`` where
-    rows of all that is loaded start at multiples of 16 bytes, so that copies of tiles may be so wide, ``is_aligned``
-    where those of the tensor do. ``prologue`` is there where nothing is packed and the product could make it.
+    ``plain`` is its element as the library would read it, over the product's axes, and ``made`` the same made of what
+    it is made of, without factors that are applied to the result: equal where nothing is gained. ``bytes`` are those of
+    the tensor, ``read`` those that it loads then, ``flops`` what an element costs to make. ``stop`` says why this
+    reaches no further. ``is_wide`` where rows of all that is loaded start at multiples of 16 bytes, so that copies of
+    tiles may be so wide, ``is_aligned`` where those of the tensor do. ``prologue`` is there where nothing is packed and
+    the product could make it.
     """
 
     name: str
     type: TensorType
     plain: Expr
-    value: Expr
+    made: Factored
     bytes: int
     read: int
     flops: int
@@ -95,9 +98,14 @@ class Operand:
         return self.read < self.bytes
 
     @property
-    def inlined(self) -> Expr:
+    def inlined(self) -> Factored:
         """Its element where the product makes it."""
-        return self.value if self.prologue is None else self.prologue.value
+        return self.made if self.prologue is None else self.prologue.made
+
+    @property
+    def value(self) -> Expr:
+        """What the loops compute of an element where the product makes it."""
+        return self.made.rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,34 +379,35 @@ class Products:
         found = hint(kind.nbytes)
         stop = "it costs too much to make for every use"
         aligned = is_aligned(kind, self.graph.symbols, typically=True)
-        whole = Operand(name, kind, plain, plain, found, found, 0, stop, self._is_wide(plain), aligned)
+        whole = Operand(name, kind, plain, Factored(plain), found, found, 0, stop, self._is_wide(plain), aligned)
         if self.is_too_much(*self.weights.get(self.views.base(name), (0, 1))):
             return whole
         value = inliner.expand(self.views.resolve(plain, extents))
         read = sum(hint(self.types[n].nbytes) for n in {ld.buffer for ld in loads(value)})
-        cost = flops(value)
-        if self.is_too_much(cost, length(value)):
+        if self.is_too_much(flops(value), length(value)):
             return whole
         stop = inliner.stop or self._stop(value)
-        made = value if read < found else plain
+        parts = factored(value, R0)
+        cost = flops(parts.rest)
+        made = parts if read < found else Factored(plain)
         # Loops read through copies, whatever layout those have.
-        wide = self._is_wide(value if isinstance(value, Load) else made)
-        prologue = self._prologue(value, found, read, cost) if read >= found else None
+        wide = self._is_wide(value if isinstance(value, Load) else made.rest)
+        prologue = self._prologue(value, parts, found, read) if read >= found else None
         return Operand(name, kind, plain, made, found, read, cost, stop, wide, aligned, prologue)
 
-    def _prologue(self, value: Expr, nbytes: int, read: int, cost: int) -> Prologue | None:
+    def _prologue(self, value: Expr, made: Factored, nbytes: int, read: int) -> Prologue | None:
         """How a product may make an operand of what is in memory in any case: what the caller or a library gives, and
         sums of rows. The kernel that sums those stays, and writes no more than them."""
         sources = frozenset(ld.buffer for ld in loads(value))
         makers = [self.made[n] for n in sources if n in self.made]
-        if not cost or not all(isinstance(m, (Library, ReductionNode)) for m in makers):
+        if not flops(value) or not all(isinstance(m, (Library, ReductionNode)) for m in makers):
             return None
         stays = any(isinstance(m, ReductionNode) for m in makers)
         if stays and any(self.types[m.names[0]].numel == self.types[n].numel for m in makers for n in sources
                          if isinstance(m, ReductionNode) and n not in m.names):  # fmt: skip
             return None
         saved = nbytes if stays else nbytes + read
-        return Prologue(value, read, cost, self._is_wide(value), sources, saved, int(not stays))
+        return Prologue(made, read, flops(made.rest), self._is_wide(made.rest), sources, saved, int(not stays))
 
     def _is_wide(self, value: Expr) -> bool:
         """Whether the rows of all matrices that are loaded start at multiples of 16 bytes."""

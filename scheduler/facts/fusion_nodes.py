@@ -3,6 +3,7 @@ readers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -11,8 +12,23 @@ import sympy
 from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
 from ...ir.expr.monoid import SUM, Monoid
+from ...ir.expr.nonnegative import is_nonnegative
 from ...ir.expr.symbols import SymbolTable
-from ...ir.expr.value import Call, Cast, Expr, Load, Select, flops, free_symbols, is_value, length, loads, rewrite, walk
+from ...ir.expr.value import (
+    Call,
+    Cast,
+    Expr,
+    Load,
+    Select,
+    const,
+    flops,
+    free_symbols,
+    is_value,
+    length,
+    loads,
+    rewrite,
+    walk,
+)
 from ...ir.graph.graph import Compute, Graph, Origin, Reduction, Scan, TensorType, View, node_values, uses
 from ...ir.target import multiplies_halves, waits_for_places
 from .evaluations import evaluations
@@ -77,9 +93,13 @@ def collect_loads(values: tuple[Expr, ...]) -> tuple[Load, ...]:
 
 
 def simplify_value(value: Expr, rounded: bool = False) -> Expr:
-    """Undo conversions that cancel. Unless it is ``rounded``, that is so of what a kernel goes on with, too."""
+    """Undo conversions that cancel, and what is done to indices that count from the end where none does. Unless it is
+    ``rounded``, the former is so of what a kernel goes on with, too."""
 
     def leaf(e: Expr) -> Expr | None:
+        if isinstance(e, Select) and isinstance(e.condition, Call) and e.condition.fn == "lt":
+            index, zero = e.condition.args
+            return e.if_false if zero == const(0, DType.INT64) and is_nonnegative(index) else None
         if isinstance(e, Cast) and isinstance(e.value, Cast):
             middle, origin = e.value.dtype, e.value.value.dtype
             if origin is e.dtype and _widens(origin, middle):
@@ -131,6 +151,8 @@ def build_fusion_nodes(graph: Graph, views: ViewMap) -> tuple[list[FusionNode], 
     substituted: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]] = {}
     # A product on tensor cores reads what is in memory for it in the type that they take.
     widening: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]] = {}
+    # Results of reductions, each with its narrower form.
+    narrower: dict[str, FusionNode] = {}
     nodes: dict[str, FusionNode] = {}
     order: list[FusionNode] = []
     for index, node in enumerate(graph.nodes):
@@ -146,7 +168,7 @@ def build_fusion_nodes(graph: Graph, views: ViewMap) -> tuple[list[FusionNode], 
             values = _substitute(values, trivial, nodes, outside, counts, extents, graph.symbols)
             if values is before:
                 break
-        values = tuple(simplify_value(v, keeps_rounding(node, v)) for v in values)
+        values = tuple(_gather_narrow(simplify_value(v, keeps_rounding(node, v)), narrower) for v in values)
         fused = FusionNode(
             index, node.names, node.types, node.axes, reduce_axes, extents, values,
             None if isinstance(node, Compute) else node.monoid, node.origins, collect_loads(values),
@@ -156,6 +178,8 @@ def build_fusion_nodes(graph: Graph, views: ViewMap) -> tuple[list[FusionNode], 
         order.append(fused)
         if isinstance(node, Compute) and _is_trivial(fused) and not _better_read(fused, outside, nodes):
             substituted[fused.name] = (node.axes, values[0])
+            if (wide := _narrowed(fused, nodes)) is not None:
+                narrower.setdefault(wide, fused)
             if all(ld.dtype.itemsize <= fused.types[0].dtype.itemsize for ld in fused.loads):
                 widening[fused.name] = substituted[fused.name]
     return _with_ends(drop_dead(order, outside)), outside
@@ -202,6 +226,30 @@ def _is_trivial(fused: FusionNode) -> bool:
     if isinstance(value, Load):
         return not any(is_value(i) for i in value.indices)
     return False
+
+
+def _narrowed(fused: FusionNode, nodes: Mapping[str, FusionNode]) -> str | None:
+    """The reduction of whose result a node is the conversion to a type of fewer bytes; None for anything else."""
+    value = fused.values[0]
+    while isinstance(value, Cast):
+        value = value.value
+    if not isinstance(value, Load) or value.indices != fused.axes or value.buffer not in nodes:
+        return None
+    narrow = fused.types[0].dtype.itemsize < value.dtype.itemsize
+    return value.buffer if narrow and nodes[value.buffer].monoid is not None else None
+
+
+def _gather_narrow(value: Expr, narrower: Mapping[str, FusionNode]) -> Expr:
+    """Elements of a reduction's result at places that data name are read in its narrower form: who reads so is never in
+    one kernel with the reduction, which would write the wider form for that reader alone."""
+
+    def leaf(e: Expr) -> Expr | None:
+        if isinstance(e, Load) and e.buffer in narrower and any(is_value(i) for i in e.indices):
+            found = narrower[e.buffer]
+            return Cast(Load(found.name, e.indices, found.types[0].dtype), e.dtype)
+        return None
+
+    return rewrite(value, leaf)
 
 
 def _better_read(fused: FusionNode, outside: set[str], nodes: dict[str, FusionNode]) -> bool:

@@ -31,7 +31,7 @@ class Flat:
 def flatten(function: TensorFunction) -> Flat | None:
     """The function over one dimension of ``s0`` elements; None where some access is not contiguous, or a value depends
     on where it stands or on a size."""
-    if function.inner or not is_elementwise(function):
+    if function.inner or not is_elementwise(function) or _minds_its_place(function):
         return None
     flat = collapse(_by_stride(substitute_single_uses(function)))
     if len(flat.rows) != 1:
@@ -60,6 +60,13 @@ def flatten(function: TensorFunction) -> Flat | None:
         ),
         dim.extent,
     )
+
+
+def _minds_its_place(function: TensorFunction) -> bool:
+    """Whether a value depends on where it stands, which no other form of the function changes."""
+    along = {d.var for d in function.rows if d.extent != 1}
+    parts = (e for s in function.stages for v in s.values for e in walk(v))
+    return any(isinstance(e, IndexValue) and not along.isdisjoint(e.index.free_symbols) for e in parts)
 
 
 def _by_stride(function: TensorFunction) -> TensorFunction:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import lru_cache
 
 import sympy
 
@@ -340,8 +341,11 @@ def _merge(function: TensorFunction, high: Dim, low: Dim) -> TensorFunction | No
 
 def _moves_as_one(index: sympy.Expr, high: Dim, low: Dim) -> bool:
     free = index.free_symbols
-    if high.var not in free and low.var not in free:
-        return True
+    return (high.var not in free and low.var not in free) or _is_one_position(index, high, low)
+
+
+@lru_cache(maxsize=4096)
+def _is_one_position(index: sympy.Expr, high: Dim, low: Dim) -> bool:
     whole = sympy.Dummy(integer=True, nonnegative=True)
     moved = sympy.expand(index.xreplace({low.var: whole - high.var * low.extent}))
     return high.var not in moved.free_symbols

@@ -28,6 +28,8 @@ from .traced import without_dynamo
 
 # Values nobody defines: only shape, type and strides are compared.
 UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+# Those of which the elements that an operand has not are such values, where that has none.
+GROWING = ("resize_", "resize_as_")
 # What a sample may not end in.
 FAULTS = ("wrong", "raises")
 # Library calls that compute nothing.
@@ -185,7 +187,8 @@ def _compare(
             actual = _run(job, fn, [copied(s) for s in found])
     except Exception as error:
         return [Outcome("raises", _short(error)) for _ in found]
-    values = job.op not in UNDEFINED and not ours
+    undefined = (*UNDEFINED, *GROWING) if job.mode == "empty" else UNDEFINED
+    values = job.op not in undefined and not ours
     outcomes = []
     for sample, a, e in zip(found, actual, expected, strict=True):
         exact = partial(_exact, job, sample)

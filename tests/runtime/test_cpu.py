@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import platform
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from tests import warm_processes
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.ir.target import Target, TargetError
 from torch_mlc.runtime.cpu import (
+    _MACHINES,
     CpuCompileError,
     LoadedObject,
     compile_kernels,
@@ -41,6 +44,19 @@ def adder(name: str, amount: int) -> KernelSource:
         f"  %p = load ptr, ptr %arguments\n  %x = load i64, ptr %p\n"
         f"  %y = add i64 %x, {amount}\n  store i64 %y, ptr %p",
     )
+
+
+# Eight numbers from places that a vector names to places that another does.
+SPREAD = """
+declare <8 x float> @llvm.masked.gather.v8f32.v8p0(<8 x ptr>, i32, <8 x i1>, <8 x float>)
+declare void @llvm.masked.scatter.v8f32.v8p0(<8 x float>, <8 x ptr>, i32, <8 x i1>)
+define void @spread(<8 x ptr> %a, <8 x ptr> %b) {
+  %all = xor <8 x i1> zeroinitializer, splat (i1 true)
+  %x = call <8 x float> @llvm.masked.gather.v8f32.v8p0(<8 x ptr> %a, i32 4, <8 x i1> %all, <8 x float> poison)
+  call void @llvm.masked.scatter.v8f32.v8p0(<8 x float> %x, <8 x ptr> %b, i32 4, <8 x i1> %all)
+  ret void
+}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +121,7 @@ def test_code_and_its_constants_stay_together_where_memory_is_in_pieces(target: 
     (tmp_path / "kernel.o").write_bytes(compile_kernels([source("looks_up", body, table)], target))
     program = f"""
 import ctypes
+import llvmlite.binding as llvm
 import numpy as np
 from torch_mlc.runtime.cpu import load_kernels
 data = open({str(tmp_path / "kernel.o")!r}, "rb").read()
@@ -134,6 +151,7 @@ def test_another_process_loads_the_object(target: Target, tmp_path: Path) -> Non
     )
     (tmp_path / "kernel.o").write_bytes(compile_kernels([source("sine", body, declarations)], target))
     program = f"""
+import llvmlite.binding as llvm
 import numpy as np
 from torch_mlc.runtime.cpu import load_kernels
 kernel = load_kernels(open({str(tmp_path / "kernel.o")!r}, "rb").read(), ["sine"])["sine"]
@@ -196,6 +214,14 @@ def test_the_fingerprint_tells_machines_apart(target: Target) -> None:
     other = Target("cpu", "x86-64", 4, features="+sse2")
     assert object_fingerprint(target) != object_fingerprint(other)
     assert object_fingerprint(target) == object_fingerprint(cpu_target())
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
+@pytest.mark.parametrize(("processor", "at_once"), [("znver4", False), ("sapphirerapids", True)])
+def test_lanes_that_are_no_neighbours_are_alone_where_that_is_faster(processor: str, at_once: bool) -> None:
+    machine = _MACHINES.of(Target("cpu", processor, 1, vector_bytes=64, features="+avx512f,+avx512vl,+avx512dq"), 3)
+    text = machine.emit_assembly(llvm.parse_assembly(SPREAD))
+    assert ("vgather" in text, "vscatter" in text) == (at_once, at_once)
 
 
 def test_targets() -> None:

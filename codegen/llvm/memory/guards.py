@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import sympy
 
@@ -48,14 +48,22 @@ def _index(expr: Expr) -> sympy.Expr | None:
     return None
 
 
-def guards(ctx: Context, block: Block, otherwise: bool = False) -> tuple[Bound, ...]:
+def guards(
+    ctx: Context, block: Block, otherwise: bool = False, apart: Callable[[Select], Sequence[Select]] = lambda _: ()
+) -> tuple[Bound, ...]:
     """What must hold of the position for the loads in the selects of a block to need no mask, in loop variables.
 
     With ``otherwise``, what must hold where those conditions do not: joined tensors read something there too.
+    ``apart`` gives the choices from one on that are made in another way.
     """
     axes = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
     found: dict[Bound, None] = {}
+    left: set[int] = set()
     for select in _selects(block):
+        if id(select) not in left:
+            left.update(map(id, apart(select)))
+        if id(select) in left:
+            continue
         for inside in _failing(select) if otherwise else _needed(select):
             value = in_loops(ctx, inside.xreplace(axes))
             if not value.is_Integer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import sympy
 
@@ -13,6 +14,7 @@ from ..text.builder import Val
 from ..text.context import Context
 from .guards import guards
 from .index import in_loops, scalar_index, split_linear
+from .joins import runs_within
 
 I64 = DType.INT64
 
@@ -89,7 +91,7 @@ def steady(ctx: Context, loop: Loop, low: Val, high: Val, otherwise: bool = Fals
             if slack is not None and slack[1] < 0:
                 found[bound] = slack
                 tail.add(bound)
-        for bound in guards(ctx, node, otherwise) if _is_long(loop) else ():
+        for bound in guards(ctx, node, otherwise, partial(runs_within, ctx, node, outer)) if _is_long(loop) else ():
             if bound not in ctx.assumed and bound not in found and (slack := _slack(bound, loop, outer)) is not None:
                 found[bound] = slack
     limit, start = high, low

@@ -18,6 +18,7 @@ from .access import bound_mask, load
 from .bounds import checked, checked_divisor, emptiness
 from .guards import affirmed, difference
 from .index import in_loops, lane_index
+from .joins import joined, run_of
 
 I64, I32 = DType.INT64, DType.INT32
 _COMPARISONS = {
@@ -97,12 +98,21 @@ def _position(ctx: Context, expr: Call, position: sympy.Expr) -> Val:
 
 
 def _select(ctx: Context, expr: Select) -> Val:
+    run = run_of(ctx, expr)
+    parts = joined(ctx, run) if run is not None else None
+    if run is not None and parts is not None:
+        return parts if run.last is None else _chosen(ctx, run.last, parts)
+    return _chosen(ctx, expr)
+
+
+def _chosen(ctx: Context, expr: Select, known: Val | None = None) -> Val:
+    """The value of a choice, that of its first branch where it is known already."""
     condition = evaluate(ctx, expr.condition)
     if condition.name == "true":
-        return evaluate(ctx, expr.if_true)
+        return known or evaluate(ctx, expr.if_true)
     if condition.name == "false":
         return evaluate(ctx, expr.if_false)
-    chosen = _branch(ctx, expr.if_true, condition)
+    chosen = known or _branch(ctx, expr.if_true, condition)
     if _minds(expr.if_false):
         other = _branch(ctx, expr.if_false, apply(ctx.b, "logical_not", (condition,), DType.BOOL))
     else:

@@ -77,6 +77,9 @@ class Context:
     stored: dict[tuple[str, tuple[Index, ...]], Val] = field(default_factory=dict)
     tiles: dict[tuple[str, sympy.Expr, int], list[str]] = field(default_factory=dict)
     accumulators: dict[tuple[str, int], Any] = field(default_factory=dict)
+    # Runs of equal parts of joins by the choice that begins them, and tables of the addresses of parts.
+    runs: dict[int, tuple[Expr, Any]] = field(default_factory=dict)
+    tables: dict[tuple[str, ...], str] = field(default_factory=dict)
     # How many bytes ahead of a load of neighbours its lines are fetched; 0: not at all.
     ahead: int = 0
     # The same for stores.

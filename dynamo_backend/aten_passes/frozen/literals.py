@@ -32,7 +32,10 @@ def write_literals(gm: fx.GraphModule, context: AtenContext) -> int:
         recipe = recipe_of(graph, (node,), {})
         if _elements(node) > MOST_ELEMENTS or not node.meta["val"].is_contiguous():
             continue
-        (value,) = _on_cpu(recipe).values(())
+        try:
+            (value,) = _on_cpu(recipe).values(())
+        except RuntimeError:  # torch refuses, and does so again when the program is called, as in eager
+            continue
         number = _number(value)
         if number is None:
             continue

@@ -1,7 +1,8 @@
 """Which values that do not change are kept: those that cost a call of the program more to make again than to read.
 
 A fill, a count or an index map costs a kernel nothing, and so does arithmetic on them: those are never kept.
-Reductions, calls of libraries and functions of many steps are. What is made of parameters element by element is kept
+Reductions, calls of libraries and functions of many steps are, and on CPUs small tables of more than a few steps that
+many elements read: weights, and places in memory. What is made of parameters element by element is kept
 where it is no larger than what it is made of; a wider copy, as of weights of few bits, only for products of many rows.
 """
 
@@ -17,8 +18,8 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ....ir.target import Target
-from ....scheduler.cost.frozen import wide_pays
+from ....ir.target import Target, TargetError
+from ....scheduler.cost.frozen import table_pays, wide_pays
 from ...tracing.hints import hint_of
 from .known import is_view, memories
 
@@ -38,6 +39,7 @@ _MOVES = frozenset({
     "squeeze", "copy", "tril_indices", "triu_indices", "contiguous", "diagonal", "unfold", "split", "split_with_sizes",
     "select_scatter", "slice_scatter", "lift_fresh_copy", "alias", "detach", "as_strided", "unbind", "device_put",
 })  # fmt: skip
+_CONVERSIONS = frozenset({"_to_copy", "convert_element_type"})
 # Element-wise functions of many steps.
 _CURVED = frozenset({
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2",
@@ -55,12 +57,30 @@ def is_heavy(node: fx.Node) -> bool:
     if op is operator.getitem:
         return False
     assert isinstance(op, OpOverload)
-    return op._opname not in _COUNTS | _MOVES and torch.Tag.pointwise not in op.tags
+    return op._opname not in _COUNTS | _MOVES and not is_pointwise(node)
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether an op is element-wise."""
+    return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
 
 
 def is_curved(node: fx.Node) -> bool:
     """Whether an op is an element-wise function of many steps."""
     return isinstance(node.target, OpOverload) and node.target._opname in _CURVED
+
+
+def _steps(node: fx.Node) -> int:
+    """Instructions by which a node is made of its operands, about: many processors have none for conversions between
+    floating point and long whole numbers."""
+    if is_pointwise(node):
+        return 1
+    return 2 if isinstance(node.target, OpOverload) and node.target._opname in _CONVERSIONS else 0
+
+
+def _names_places(reader: fx.Node, node: fx.Node) -> bool:
+    """Whether a reader gathers elements at the places that a node names, without looking whether they are in range."""
+    return reader.target is aten._unsafe_index.Tensor and node not in reader.all_input_nodes[:1]
 
 
 def bytes_of(node: fx.Node) -> int:
@@ -89,7 +109,8 @@ class Worth:
         operands = [n for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
         spreads = not is_heavy(node) and not is_curved(node) and bytes_of(node) > sum(map(bytes_of, operands))
         if not any(n.op == "placeholder" for n in reached(node)):
-            return self.costs(node) and not spreads and bytes_of(node) <= MOST_BYTES
+            worth = (self.costs(node) and not spreads) or self._table_pays(node)
+            return worth and bytes_of(node) <= MOST_BYTES
         if self.costs(node) and not spreads:
             return True
         if all(r.target in _LOOKUPS for r in readers_of(node)):
@@ -113,6 +134,24 @@ class Worth:
                 inner |= {n} if n.op != "call_function" or is_heavy(n) else self.leaves(n)
             self._leaves[node] = frozenset(n for n in inner if isinstance(n.meta["val"], torch.Tensor))
         return self._leaves[node]
+
+    def _table_pays(self, node: fx.Node) -> bool:
+        """Whether what changes reads a node for so many elements that a table of it is faster to read than it is made.
+        Whole numbers are such as places in memory alone: of others much is known by how they are made, as of masks."""
+        value = node.meta["val"]
+        varying = [r for r in readers_of(node) if any(n.op == "placeholder" for n in reached(r))]
+        if value.dtype is torch.bool or not varying:
+            return False
+        if not value.dtype.is_floating_point and not all(_names_places(r, node) for r in varying):
+            return False
+        results = [r.meta["val"] for r in varying if isinstance(r.meta.get("val"), torch.Tensor)]
+        elements = min((hint_of(v.numel()) for v in results), default=0)
+        steps = sum(_steps(n) for n in reached(node))
+        try:
+            target = self.target(str(value.device))
+        except TargetError:  # nobody knows the machine, as where a graph is captured alone
+            return False
+        return table_pays(steps, hint_of(value.numel()), elements, target)
 
     def _wide_pays(self, node: fx.Node, read: int) -> bool:
         """Whether all that reads a copy that is wider than what it is made of are products that read it faster."""

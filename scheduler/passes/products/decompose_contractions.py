@@ -19,6 +19,7 @@ from ...context import USUAL, PassContext
 from ...cost.contraction import decide_product
 from ...facts.contraction import R0, Decision, LibraryProduct, Products
 from ...facts.digits import refine
+from ...facts.row_factors import Factored
 from ..canonical.names import fresh_name
 from ..canonical.simplify_algebra import simplify_call
 from ..reduction.split_reductions import exact_cuts, in_pieces
@@ -62,20 +63,22 @@ def _without_epilogues(product: LibraryProduct, opened: set[str]) -> LibraryProd
 def decompose_product(product: LibraryProduct, decision: Decision, graph: Graph, taken: set[str]) -> list[Node]:
     """The sum over k, and, where the result is not that sum itself, the element of the result that reads it."""
     kind, accumulator = product.type, product.accumulator
-    factors = [
-        cast(o.inlined if made else o.plain, accumulator)
-        for o, made in zip((product.a, product.b), decision.inlined, strict=True)
+    made = [
+        o.inlined if inlined else Factored(o.plain)
+        for o, inlined in zip((product.a, product.b), decision.inlined, strict=True)
     ]
+    factors = [cast(m.rest, accumulator) for m in made]
     origins = tuple(replace(o, note=decision.reason) for o in product.node.origins)
     name = product.node.names[0]
     is_whole = kind.dtype is accumulator and product.alpha == 1 and not _adds(product)
+    is_whole = is_whole and not any(m.factors or m.divisors for m in made)
     if sympy.S.Zero in kind.shape:  # what no element has need not be worked out, or scheduled
         return [Compute(name, kind, product.axes, cast(const(0, accumulator), kind.dtype), origins)]
     if product.depth == 0:
-        return [_finished(product, const(0, accumulator), graph, origins)]
+        return [_finished(product, const(0, accumulator), graph, origins)]  # no term has what is a factor of all
     if product.depth == 1:
         only = substitute_index(call("mul", *factors), {R0: sympy.S.Zero})
-        return [_finished(product, only, graph, origins)]
+        return [_finished(product, _applied(made, only), graph, origins)]
     sum_name = name if is_whole else fresh_name(f"{name}_sum", taken)
     sum_type = kind if is_whole else replace(kind, dtype=accumulator)
     extents = dict(zip(product.axes, kind.shape, strict=True))
@@ -85,7 +88,15 @@ def decompose_product(product: LibraryProduct, decision: Decision, graph: Graph,
     sums = _sums(total, decision, graph, taken)
     if is_whole:
         return sums
-    return [*sums, _finished(product, Load(sum_name, product.axes, accumulator), graph, origins)]
+    whole = _applied(made, Load(sum_name, product.axes, accumulator))
+    return [*sums, _finished(product, whole, graph, origins)]
+
+
+def _applied(made: list[Factored], total: Expr) -> Expr:
+    """A sum with the factors of its operands that are the same along it."""
+    for m in made:
+        total = m.applied(total)
+    return total
 
 
 def _sums(total: Reduction, decision: Decision, graph: Graph, taken: set[str]) -> list[Node]:

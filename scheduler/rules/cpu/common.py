@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 
 import sympy
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.iterations import ITERATIONS
-from ....ir.expr.value import Call, Const, Expr, IndexValue, Load, children, flops, free_symbols, walk
+from ....ir.expr.value import Call, Const, Expr, IndexValue, Load, children, flops, walk
 from ....ir.nest.hints import CASCADE
 from ....ir.nest.loops import AxisKind, Block, Loop, LoopKind, LoopNest, Scope, Store, Update, blocks
 from ....ir.target import Target
@@ -69,9 +69,21 @@ def moving_bytes(schedule: Schedule, loop: str) -> int:
     for block in blocks_under(schedule.loop(loop)):
         over = zip(block.axes, block.bindings, strict=True)
         moving = {axis.var for axis, binding in over if any(s.name == loop for s in binding.free_symbols)}
+        known: dict[int, bool] = {}
         parts = (e for s in block.body for v in values(s) for e in _lanes(v))
-        found += (e for e in parts if not moving.isdisjoint(free_symbols(e)))
+        found += (e for e in parts if _mentions(e, moving, known))
     return _widest(found)
+
+
+def _mentions(expr: Expr, symbols: Set[sympy.Symbol], known: dict[int, bool]) -> bool:
+    """Whether an index somewhere in an expression mentions one of the symbols; ``known`` of parts by their ids."""
+    found = known.get(id(expr))
+    if found is None:
+        own = expr.indices if isinstance(expr, Load) else (expr.index,) if isinstance(expr, IndexValue) else ()
+        found = any(isinstance(i, sympy.Expr) and not symbols.isdisjoint(i.free_symbols) for i in own)
+        found = found or any([_mentions(e, symbols, known) for e in children(expr)])
+        known[id(expr)] = found
+    return found
 
 
 def _widest(lanes: Iterable[Expr]) -> int:

@@ -8,8 +8,11 @@ from contextlib import suppress
 
 import sympy
 
+from ....ir.expr.dtypes import DType
+from ....ir.expr.ops import DRAWN_TOGETHER
+from ....ir.expr.value import Call, walk
 from ....ir.nest.hints import NUM_WARPS, PEEL
-from ....ir.nest.loops import LoopNest
+from ....ir.nest.loops import LoopNest, Store
 from ....ir.target import Target
 from ...cost.flight import USUAL_REGISTERS, bytes_wanted
 from ...cost.gpu_kernels import LOAD_BYTES, POINTWISE_THREADS
@@ -55,7 +58,7 @@ def _depth(schedule: Schedule, shape: NestShape) -> int:
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     shape = analyse(nest)
     # 16 bytes of the narrowest type a thread, in 4 warps.
-    default = clamp_power(LOAD_BYTES // narrowest_bytes(shape) * POINTWISE_THREADS, 256, 2048)
+    default = clamp_power(LOAD_BYTES // _element_bytes(shape) * POINTWISE_THREADS, 256, 2048)
     small = typical(nest, sympy.Mul(*(e for _, e in (*shape.rows, *shape.inner)))) < default * target.cores
     if small:
         default = max(default // 2, 256)
@@ -64,6 +67,23 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
         default, warps = default * 2, (8, 4, 16)
     sizes = dict.fromkeys((default, default * 2, max(default // 2, 128)))
     return {"block": tuple(sizes), "warps": tuple(max(w * 32 // target.warp, 1) for w in warps)}
+
+
+def _element_bytes(shape: NestShape) -> int:
+    """Bytes of the elements of which a thread has 16 bytes: the narrowest.
+
+    Of random numbers that go to several arrays, a mask beside the result, a byte counts as two: results of half types
+    then have the same lanes as the mask, or a compiler draws the numbers for the lanes of each.
+    """
+    nbytes = narrowest_bytes(shape)
+    written = {a.buffer.name for a in shape.accesses if a.is_write}
+    return max(nbytes, DType.BFLOAT16.itemsize) if len(written) > 1 and _draws(shape) else nbytes
+
+
+def _draws(shape: NestShape) -> bool:
+    """Whether elements are made of random numbers."""
+    values = (s.value for b in shape.blocks for s in b.body if isinstance(s, Store))
+    return any(isinstance(e, Call) and e.fn in DRAWN_TOGETHER for v in values for e in walk(v))
 
 
 def _asks_little(shape: NestShape, target: Target, each: int) -> bool:

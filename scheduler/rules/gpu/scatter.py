@@ -16,7 +16,7 @@ from ....ir.nest.data_ends import data_end
 from ....ir.nest.hints import DATA_ENDS, NUM_WARPS
 from ....ir.nest.loops import LoopNest, blocks
 from ....ir.target import Target
-from ...cost.segments import AT_ONCE, TILE
+from ...cost.segments import AT_ONCE, TILE, rows_at_once
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
 from ..registry import Params, Rule, Value
@@ -57,12 +57,13 @@ def _columns(shape: NestShape) -> sympy.Expr:
 def _segment_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     shape = analyse(nest)
     columns = tile_size(nest, _columns(shape), TILE)
-    rows = clamp_power(typical(nest, sympy.Mul(*(e for _, e in shape.rows[:-1]))), 1, TILE // columns)
+    places = typical(nest, sympy.Mul(*(e for _, e in shape.rows[:-1])))
+    rows, at_once = clamp_power(places, 1, TILE // columns), rows_at_once(places, shape.inner_count)
     warps = warps_for(target, rows * columns, 8)
     return {
         "columns": (columns,),
         "rows": tuple(dict.fromkeys((rows, max(rows // 2, 1), 1))),
-        "at_once": (AT_ONCE, 4, 1),
+        "at_once": tuple(dict.fromkeys((at_once, AT_ONCE, 4, 1))),
         "warps": (warps, max(warps // 2, 1)),
     }
 

@@ -27,6 +27,13 @@ TARGETS = ("cuda:sm_75", "cuda:sm_80", "cuda:sm_89", "cuda:sm_90", "cuda:sm_100"
            "hip:gfx942")  # fmt: skip
 # Bytes that registers do not hold of kernels for heads of 256 elements, at most, on any target.
 SPILLS_OF_WIDE_HEADS = 2048
+# Registers kept over calls, of a division or a power, that stand outside the loops; and of the bias's gradient on
+# Turing, where smaller tiles that do without take nearly twice as long (49 and 88 ms, as predicted).
+SPILLS_OF_HEADS = {
+    ("forward", 64, F32, "cuda:sm_90"): 8, ("bias", 128, F32, "cuda:sm_89"): 8,
+    ("bias", 128, F16, "cuda:sm_75"): 256, ("bias", 128, BF16, "cuda:sm_75"): 256,
+    ("bias", 256, F16, "cuda:sm_75"): 2560, ("bias", 256, BF16, "cuda:sm_75"): 2560,
+}  # fmt: skip
 # And of a row of 32,768 elements of half types on Turing, by the most threads that a block of one may have.
 SPILLS_OF_ROWS = {(8, "cuda:sm_75"): 8}
 
@@ -82,7 +89,8 @@ def test_other_forms_of_attention(kind: str, width: int, dtype: DType, target: s
 @pytest.mark.parametrize("width", [64, 128, 256])
 @pytest.mark.parametrize("kind", ["forward", "queries", "keys", "bias"])
 def test_attention_fits_every_target(kind: str, width: int, dtype: DType, target: str) -> None:
-    assert report(nest(kind, width, dtype), target).spills <= (SPILLS_OF_WIDE_HEADS if width > 128 else 0)
+    most = SPILLS_OF_HEADS.get((kind, width, dtype, target), SPILLS_OF_WIDE_HEADS if width > 128 else 0)
+    assert report(nest(kind, width, dtype), target).spills <= most
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import torch_mlc
 
@@ -59,6 +60,28 @@ def test_tables_are_computed_once() -> None:
     assert torch_mlc.explain(table, x, target="cuda:sm_90").graphs[0].frozen == graph.frozen
 
 
+def test_weights_and_places_of_many_steps_are_tables_on_cpus() -> None:
+    def f(x: Tensor) -> Tensor:
+        return F.interpolate(x, (20, 30), mode="bilinear", antialias=True)
+
+    x = torch.randn(2, 3, 50, 70)
+    torch.testing.assert_close(run(f, x), f(x))
+    assert {t.dtype for t in torch_mlc.explain(f, x).graphs[0].frozen} == {torch.float32, torch.int64}
+    graph = torch_mlc.explain(f, x, target="cuda:sm_90").graphs[0]
+    assert {t.dtype for t in graph.frozen} == {torch.float32}
+
+
+def test_whole_numbers_that_are_no_places_stay_computed() -> None:
+    def f(x: Tensor) -> Tensor:
+        i = torch.arange(x.shape[-1])
+        near = ((i[:, None] * 3 + 1) * 2 - (i * 3 + 1) * 2).clamp(-3, 3) + 5
+        return torch.where((near * 2 - 7 > 0) & (near < 8), x, -torch.inf) * near
+
+    x = torch.randn(4, 5, 9, 9)
+    torch.testing.assert_close(run(f, x), f(x))
+    assert not torch_mlc.explain(f, x).graphs[0].frozen
+
+
 def test_what_a_kernel_counts_for_nothing_is_never_read() -> None:
     def f(x: Tensor) -> Tensor:
         mask = torch.full((9, 9), float("-inf")).triu(1)
@@ -98,3 +121,17 @@ def test_gradients_pass_tables() -> None:
     run(table, x).square().sum().backward()
     table(y).square().sum().backward()
     torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_what_torch_refuses_to_compute_is_refused_by_the_call() -> None:
+    def resized(x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=2, mode="bicubic")
+
+    def clamped(x: Tensor) -> Tensor:
+        return x * x.new_ones(3, 3).clamp(0).sum()
+
+    x = torch.randn(1, 2, 4, 4, dtype=torch.complex64)
+    for f in (resized, clamped):
+        for call in (f, torch.compile(f, backend="mlc")):
+            with pytest.raises(NotImplementedError):
+                call(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections import Counter
 from pathlib import Path
@@ -95,3 +96,15 @@ def test_a_kernel_that_needs_more_is_compiled_with_tritons_own(tmp_path: Path) -
 def test_memory_alone_keeps_it_for_the_process() -> None:
     kernel = source()
     assert library.device_library(kernel_store(None), kernel, SM90) is not None
+
+
+def test_nothing_is_left_to_the_defaults_of_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.9 warns where nobody says whether products and sums may be fused, and 3.10 fuses none."""
+    language = type(importlib.import_module("triton.knobs").language)
+    if not hasattr(language, "fp_fusion_enabled"):
+        pytest.skip("this version of Triton has one default")
+    asked: list[bool | None] = []
+    monkeypatch.setattr(language, "fp_fusion_enabled", lambda self, requested: asked.append(requested) or True)
+    kernel = source()
+    compile_triton(kernel, SM90, library=library.device_library(KernelStore(None), kernel, SM90))
+    assert len(asked) >= 2 and all(asked)

@@ -62,6 +62,15 @@ def test_a_counter_that_begins_with_bits(begun: str, runs: int | None) -> None:
     assert constant_runs(code, found) == runs
 
 
+def test_of_a_counter_of_64_bits_the_lower_half_tells_nothing() -> None:
+    text = loop("0x6fb68a0", "0x2c0d5dd0").replace(
+        "ISETP.NE.U32.AND.EX P0, PT, R2, RZ", "ISETP.NE.U32.AND.EX P0, PT, R2, 0xc5"
+    )
+    code = parse_sass(text, "f")
+    (found,) = Blocks.of(code).loops()
+    assert constant_runs(code, found) is None
+
+
 def test_the_text_tells_where_the_counter_does_not() -> None:
     code = parse_sass(loop("0x1", "R8"), "f")
     counted = count_runs(code, KERNEL.format(high="s0"), "f", {"s0": 12}, (4,))

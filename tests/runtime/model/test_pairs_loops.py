@@ -52,9 +52,7 @@ EXP = ("y = tl.exp2(x * 1.442695)", "y = libdevice.exp(x)")
 def test_approximate_functions_where_the_result_is_rounded_to_halves(values: tuple[str, str]) -> None:
     size = 128 * MB
     arrays = [ArrayTraffic(size, size, 0, contiguous=512), ArrayTraffic(size, 0, size, contiguous=512)]
-    approximate, exact = (
-        Text(POINTWISE.format(value=value), (HALF, HALF), size // 2048, arrays) for value in values
-    )
+    approximate, exact = (Text(POINTWISE.format(value=value), (HALF, HALF), size // 2048, arrays) for value in values)
     faster(approximate, exact, "cuda:sm_90")
 
 
@@ -72,9 +70,7 @@ tl.store(p1_ptr + at, x)
 def test_places_of_32_bits_against_those_of_64() -> None:
     size = 774144 * 128 * 2
     arrays = [ArrayTraffic(size, size, 0, contiguous=512), ArrayTraffic(size, 0, size, contiguous=512)]
-    narrow, wide = (
-        Text(SIZES.format(index=index), (HALF, HALF), size // 2048, arrays) for index in ("int32", "int64")
-    )
+    narrow, wide = (Text(SIZES.format(index=index), (HALF, HALF), size // 2048, arrays) for index in ("int32", "int64"))
     faster(narrow, wide, "cuda:sm_90")
 
 

@@ -60,9 +60,7 @@ def test_persistent_products_by_descriptors_against_a_program_for_each_tile() ->
 def test_no_product_is_faster_than_its_tensor_cores(lines: int) -> None:
     """However long the text behind the inner loop is, where the compiler makes one loop of two."""
     before = "\n    ".join(f"acc = tl.maximum(acc, {k}.5)" for k in range(lines))
-    text = Text(
-        PERSISTENT.format(before=before), (HALF,) * 3, 132, matrices((16, 128), (32, 128)), warps=8, stages=3
-    )
+    text = Text(PERSISTENT.format(before=before), (HALF,) * 3, 132, matrices((16, 128), (32, 128)), warps=8, stages=3)
     machine = gpu_target("cuda:sm_90").machine
     assert machine.pipes is not None
     least = N**3 / (machine.cores * machine.pipes.product * machine.clock * 1e9)

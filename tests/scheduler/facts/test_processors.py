@@ -25,4 +25,5 @@ def test_arrays_are_read_as_the_prefetchers_like_it(target: Target, lanes: int, 
 
 
 def test_a_gpu_of_the_same_maker_is_none_of_its_processors() -> None:
-    assert not gpu_target("hip:gfx942").machine.reads_ahead
+    machine = gpu_target("hip:gfx942").machine
+    assert not machine.reads_ahead and not machine.lanes_alone

@@ -1,0 +1,49 @@
+"""Images that are resized, or padded with what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .case import KernelCase, Shape, normal, same
+
+# images, channels, height, width
+IMAGES: Mapping[str, Mapping[str, Shape]] = {
+    "cpu": {"aligned": (8, 8, 256, 256), "odd": (8, 3, 409, 411)},
+    "cuda": {"aligned": (64, 16, 512, 512), "odd": (64, 3, 1021, 1023)},
+}
+# Those of which four times as many elements are made.
+SMALL: Mapping[str, Mapping[str, Shape]] = {
+    "cpu": {"aligned": (8, 8, 128, 128), "odd": (4, 3, 287, 285)},
+    "cuda": {"aligned": (64, 16, 256, 256), "odd": (64, 3, 511, 509)},
+}
+
+
+def resize_antialias(x: Tensor) -> Tensor:
+    """In float32, for which alone eager has it among floating point types of fewer than 64 bits."""
+    return F.interpolate(
+        x.to(torch.promote_types(x.dtype, torch.float32)), scale_factor=0.4375, mode="bilinear", antialias=True
+    )
+
+
+def resize_down(x: Tensor) -> Tensor:
+    return F.interpolate(x, scale_factor=0.4375, mode="bilinear")
+
+
+def resize_up(x: Tensor) -> Tensor:
+    return F.interpolate(x, scale_factor=2.0, mode="bilinear")
+
+
+def reflect_pool(x: Tensor) -> Tensor:
+    return F.avg_pool2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), 3, stride=1)
+
+
+CASES = (
+    KernelCase("resize_antialias", resize_antialias, normal(same), IMAGES),
+    KernelCase("resize_down", resize_down, normal(same), IMAGES),
+    KernelCase("resize_up", resize_up, normal(same), SMALL),
+    KernelCase("reflect_pool", reflect_pool, normal(same), IMAGES),
+)
