@@ -59,6 +59,18 @@ def test_a_loop_that_reads_again_counts_again_and_what_programs_share_is_shared(
     assert out.touched == 128000 and out.written == 131072 and out.contiguous is None
 
 
+def test_a_last_program_with_a_tail_counts_as_one() -> None:
+    text = """import triton.language as tl
+
+
+def f(in_ptr0, xnumel, XBLOCK: tl.constexpr):
+    xindex = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
+    tmp0 = tl.load(in_ptr0 + xindex, xindex < xnumel)
+"""
+    (found,) = arrays_of(text, "f", {"xnumel": 4097, "XBLOCK": 64}, {"in_ptr0": Array(4097, 2)}, (65,), 8)
+    assert (found.read, found.touched) == (4097 * 2, 4097 * 2)
+
+
 def test_both_compilers_are_predicted_without_a_gpu(tmp_path: Path) -> None:
     arguments = ["--suite", "predicted", "--size", "tiny", "--out", str(tmp_path)]
     arguments += ["--filter", "column sums", "--filter", "int8-weight"]

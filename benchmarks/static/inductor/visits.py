@@ -28,6 +28,8 @@ _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 # Bytes of the widest access of a warp.
 _WIDEST = 512
+# Programs are looked at between so many parts of a grid.
+_BETWEEN = 6
 
 
 class _Data:
@@ -67,24 +69,28 @@ def arrays_of(
     function = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == name)
     shape = [max(int(n), 1) for n in (*grid, 1, 1, 1)[:3]]
     programs = shape[0] * shape[1] * shape[2]
-    sample = sorted({0, min(1, programs - 1), programs // 2, programs - 1})
+    # Programs of the ends, and some between them, which stand for the others.
+    sample = sorted({0, min(1, programs - 1), *(programs * k // _BETWEEN for k in range(1, _BETWEEN)), programs - 1})
+    shares = [1 / programs if k == programs - 1 else (1 - 1 / programs) / (len(sample) - 1) for k in sample]
+    shares = [1.0] if programs == 1 else shares
     seen = []
     for k in sample:
         program = _Program((k % shape[0], k // shape[0] % shape[1], k // (shape[0] * shape[1])), shape, dict(values))
         program.names |= {a: _Pointer(a) for a in arrays}
         program.body(function.body)
         seen.append(program.visits)
-    return tuple(_traffic(n, a, [s.get(n) for s in seen], programs, at_once) for n, a in arrays.items())
+    return tuple(_traffic(a, [s.get(n) for s in seen], shares, programs, at_once) for n, a in arrays.items())
 
 
-def _traffic(name: str, array: Array, sample: Sequence[_Visits | None], programs: int, at_once: int) -> ArrayTraffic:
+def _traffic(
+    array: Array, sample: Sequence[_Visits | None], shares: Sequence[float], programs: int, at_once: int
+) -> ArrayTraffic:
+    """The visits of all programs, of which those of the sample stand for ``shares``."""
     known = [v for v in sample if v is not None]
     if not known:
         return ArrayTraffic(0, 0, 0)
-    read, written, touched = (
-        sum(of) / len(sample)
-        for of in ([v.read for v in known], [v.written for v in known], [v.touched for v in known])
-    )
+    visits = [(v.read, v.written, v.touched) if v is not None else (0, 0, 0) for v in sample]
+    read, written, touched = (sum(n * s for n, s in zip(of, shares, strict=True)) for of in zip(*visits, strict=True))
     whole = min(touched * programs, array.elements)
     sharing = max(round(touched * programs / whole), 1) if whole else 1
     alike = (

@@ -168,3 +168,27 @@ def test_of_loops_made_one_the_outer_has_its_own_share(stores: int, bound: str) 
     )  # fmt: skip
     runs = count_runs(code, FLATTENED, "f", {"s0": 0}, (1,)).runs
     assert runs == (1, 32, 32, 32, *[2] * stores, 32, 32, 32, 1)
+
+
+BRANCHED = """import triton.language as tl
+
+
+@triton.jit
+def f(in0_ptr, s0):
+    if tl.program_id(0) < 7:
+        x = tl.load(in0_ptr)
+    else:
+        y = tl.load(in0_ptr + 1)
+"""
+
+
+def test_sides_of_a_branch_count_as_often_as_programs_take_them() -> None:
+    code = parse_sass(
+        sass(
+            "S2R R4, SR_CTAID.X", "@P0 BRA `(.L_x_0)", '\t//## File "<torch_mlc kernel 0>", line 7',
+            "LDG.E.128 R16, desc[UR6][R16.64]", "EXIT", ".L_x_0:", '\t//## File "<torch_mlc kernel 0>", line 9',
+            "LDG.E.U16 R16, desc[UR6][R16.64]", "EXIT",
+        ),
+        "f",
+    )  # fmt: skip
+    assert count_runs(code, BRANCHED, "f", {"s0": 0}, (8,)).runs == (1, 1, 7 / 8, 7 / 8, 1 / 8, 1 / 8)

@@ -32,12 +32,19 @@ def runs(body: str, s0: int = 100, grid: tuple[int, ...] = (8,)) -> list[float |
         ("high = tl.minimum(tl.cast(pid_x + 1, tl.int32), 4)\nfor k0 in tl.range(0, high):\n    x = k0", [26 / 8]),
         ("for k0 in tl.range(pid_x.to(tl.int64), 16):\n    x = k0", [16 - 28 / 8]),
         ("if pid_x < 6:\n    for k0 in tl.range(0, 8):\n        x = k0", [6 / 8, 6]),
+        ("if pid_x < 6:\n    x = 1\nelse:\n    for k0 in tl.range(0, 8):\n        x = k0", [6 / 8, 2, 2 / 8]),
+        ("if tl.load(in0_ptr) < 6:\n    x = 1\nelse:\n    x = 2", [None, None]),
         ("first = tl.load(in0_ptr)\nfor k0 in tl.range(0, first):\n    x = k0", [None]),
         ("n = 4\nn = tl.load(in0_ptr)\nfor k0 in tl.range(0, n):\n    x = k0", [None]),
     ],
 )
 def test_runs(body: str, expected: list[float | None]) -> None:
     assert runs(body) == pytest.approx(expected) if None not in expected else runs(body) == expected
+
+
+def test_sides_of_a_branch_have_lines_of_their_own() -> None:
+    text = TEXT.format(body="if pid_x < 6:\n        x = 1\n    else:\n        x = 2")
+    assert [(lp.first, lp.last) for lp in text_loops(text, "f", {"s0": 0}, (8,))] == [(8, 9), (11, 11)]
 
 
 @pytest.mark.parametrize("grid", [(4096,), (64, 64), (16, 16, 16), (3, 1000), (1,)])
