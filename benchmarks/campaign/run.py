@@ -113,6 +113,7 @@ def print_campaign(record: Record, stages: Sequence[PlannedStage], console: Cons
             stage.name, str(len(stage.checks)), str(done), *cells, summary(stage, list(record.of(stage.name)))
         )
     console.print(table)
+    console.print(Text(f"{', '.join(STATUSES)}: rows, of which a check may have several", "dim"))
     for stage in stages:
         if stage.without:
             console.print(Text(f"{stage.name}, without a GPU: {stage.without}", "yellow"))
@@ -133,15 +134,13 @@ def summary(stage: PlannedStage, rows: Sequence[Row]) -> str:
         case "tests":
             return f"{sum(r.get('passed', 0) for r in rows)} tests passed" if any("passed" in r for r in rows) else ""
         case "kernels" | "sanitizer" | "fill":
-            verified = sum(r.get("verified", 0) for r in rows)
-            return (
-                f"{verified} kernels interpreted" if verified else f"{sum(r.get('kernels', 0) for r in rows)} kernels"
-            )
+            verified, kernels = (sum(r.get(of, 0) for r in rows) for of in ("verified", "kernels"))
+            return f"{verified} kernels interpreted" if verified else f"{kernels} kernels" if kernels else ""
         case "sweep":
             timed = sum(r.get("seconds") is not None for r in rows)
             return f"{len(rows)} schedules, {timed} timed"
         case "models" if not any(r.get("speedup") for r in rows):
-            return ", ".join(f"{r['launches']} launches" for r in rows if "launches" in r)
+            return "; ".join(f"{r['check']}: {r['launches']} launches" for r in rows if "launches" in r)
         case _:
             ratios = [r["speedup"] for r in rows if r.get("speedup")]
             spilled = sum(bool((r.get("resources") or {}).get("spills")) for r in rows)

@@ -28,7 +28,7 @@ def target_known(target: str) -> Iterator[Row]:
         yield row("failed", str(error), "name another, such as --target cuda:sm_90 or hip:gfx942")
         return
     machine = known.machine
-    yield row("ok", f"{known}, a {machine.part}: {known.cores} multiprocessors; none is here, so nothing is launched")
+    yield row("ok", f"{known} ({machine.part}, {known.cores} multiprocessors): none is here, so nothing is launched")
 
 
 def program(name: str, target: str) -> Iterator[Row]:

@@ -159,7 +159,7 @@ def bandwidth() -> Iterator[Row]:
     copied = 2 * a.nbytes / _seconds(lambda: b.copy_(a))
     machine = target_for("cuda").machine
     sheet = machine.bandwidth * 1e9
-    told = f"copies {copied / 1e12:.2f} TB/s, {copied / sheet:.0%} of what a {machine.part} reaches"
+    told = f"copies {copied / 1e12:.2f} TB/s, {copied / sheet:.0%} of what {machine.part} reaches"
     slow = copied < _COPY_SHARE * sheet
     mend = "look at nvidia-smi: other processes, clocks and temperature; or it is another model of the same family"
     yield row("warning" if slow else "ok", told, mend if slow else "", what="copy", bytes_per_s=copied, sheet=sheet)
