@@ -31,8 +31,8 @@ _CALLS: Mapping[str, Callable[..., int]] = {
 @dataclass(slots=True)
 class TextLoop:
     """A loop, or one side of a branch, of the text from line ``first`` to ``last``; ``runs`` is how often its body runs
-    in a program, on average, None where its bounds are no scalars. ``within`` is the line of the loop that asks to be made one with
-    this one (``flatten``), if there is such."""
+    in a program, on average, None where its bounds are no scalars. ``within`` is the line of the loop that asks to be
+    made one with this one (``flatten``), if there is such."""
 
     first: int
     last: int
