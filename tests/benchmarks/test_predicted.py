@@ -71,6 +71,22 @@ def f(in_ptr0, xnumel, XBLOCK: tl.constexpr):
     assert (found.read, found.touched) == (4097 * 2, 4097 * 2)
 
 
+def test_neighbours_that_visit_different_arrays_visit_all_of_both() -> None:
+    text = """import triton.language as tl
+
+
+def f(in_ptr0, in_ptr1, XBLOCK: tl.constexpr):
+    xindex = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
+    x0 = xindex % 512
+    x1 = xindex // 512
+    tmp0 = tl.load(in_ptr0 + x0 + 256 * x1, x0 < 256)
+    tmp1 = tl.load(in_ptr1 + x0 - 256 + 256 * x1, x0 >= 256)
+"""
+    arrays = {name: Array(131072 * 32, 2) for name in ("in_ptr0", "in_ptr1")}
+    for found in arrays_of(text, "f", {"XBLOCK": 64}, arrays, (131072,), 8):
+        assert (found.read, found.touched) == pytest.approx((131072 * 64, 131072 * 64), rel=0.01)
+
+
 def test_both_compilers_are_predicted_without_a_gpu(tmp_path: Path) -> None:
     arguments = ["--suite", "predicted", "--size", "tiny", "--out", str(tmp_path)]
     arguments += ["--filter", "column sums", "--filter", "int8-weight"]

@@ -28,8 +28,8 @@ _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 # Bytes of the widest access of a warp.
 _WIDEST = 512
-# Programs are looked at between so many parts of a grid.
-_BETWEEN = 6
+# Programs that are looked at: so many in a row at so many places of a grid.
+_RUN, _PLACES = 8, 3
 
 
 class _Data:
@@ -69,8 +69,9 @@ def arrays_of(
     function = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == name)
     shape = [max(int(n), 1) for n in (*grid, 1, 1, 1)[:3]]
     programs = shape[0] * shape[1] * shape[2]
-    # Programs of the ends, and some between them, which stand for the others.
-    sample = sorted({0, min(1, programs - 1), *(programs * k // _BETWEEN for k in range(1, _BETWEEN)), programs - 1})
+    # Runs of programs at some places, since neighbours may visit different arrays, and the last one, which may have less.
+    places = (programs * k // _PLACES + n for k in range(_PLACES) for n in range(_RUN))
+    sample = sorted({programs - 1, *(k for k in places if k < programs)})
     shares = [1 / programs if k == programs - 1 else (1 - 1 / programs) / (len(sample) - 1) for k in sample]
     shares = [1.0] if programs == 1 else shares
     seen = []
