@@ -69,7 +69,7 @@ def arrays_of(
     function = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == name)
     shape = [max(int(n), 1) for n in (*grid, 1, 1, 1)[:3]]
     programs = shape[0] * shape[1] * shape[2]
-    # Runs of programs at some places, since neighbours may visit different arrays, and the last one, which may have less.
+    # Some in a row, since neighbours may visit different arrays, and the last one, which may have less to do.
     places = (programs * k // _PLACES + n for k in range(_PLACES) for n in range(_RUN))
     sample = sorted({programs - 1, *(k for k in places if k < programs)})
     shares = [1 / programs if k == programs - 1 else (1 - 1 / programs) / (len(sample) - 1) for k in sample]

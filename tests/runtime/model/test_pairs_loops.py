@@ -129,10 +129,9 @@ def column_sums(pieces: int, stages: int = 1) -> Text:
     return Text(body, (HALF, FLOAT), 64 * pieces, arrays)
 
 
-@pytest.mark.parametrize("target", BOTH)
-def test_copies_that_run_ahead_in_loops_without_products(target: str) -> None:
-    """Few programs, each of which waits for memory."""
-    assert faster(column_sums(8, stages=4), column_sums(8), target) > 1.1
+def test_copies_that_run_ahead_in_loops_without_products() -> None:
+    """Few programs, each of which waits for memory. On sm_80 as many fill its slower memory either way."""
+    assert faster(column_sums(8, stages=4), column_sums(8), "cuda:sm_90") > 1.1
 
 
 @pytest.mark.parametrize("target", BOTH)
