@@ -81,7 +81,10 @@ def share_nodes(graph: fx.Graph) -> int:
 
 
 def _copied(node: fx.Node) -> fx.Node | None:
-    """What a node is a copy of, element by element and in the same order of memory; nothing that the caller gave."""
+    """What a node is a copy of, element by element and in the same order of memory; nothing that the caller gave.
+
+    Both begin at the same place of their memory too: views of the copy tell theirs from its.
+    """
     source = node.args[1] if node.target is aten.copy.default else None
     if not isinstance(source, fx.Node) or not _may_share(source):
         return None
@@ -91,6 +94,7 @@ def _copied(node: fx.Node) -> fx.Node | None:
     if (a.dtype, a.device, a.dim()) != (b.dtype, b.device, b.dim()):
         return None
     pairs = [*zip(a.shape, b.shape, strict=True), *zip(a.stride(), b.stride(), strict=True)]
+    pairs.append((a.storage_offset(), b.storage_offset()))
     return source if all(statically_known_true(m == n) for m, n in pairs) else None
 
 

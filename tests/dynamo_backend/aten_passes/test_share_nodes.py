@@ -114,3 +114,14 @@ def test_training_without_inductor() -> None:
         "assert not [m for m in heavy if m in sys.modules]\n"
     )
     warm_processes.start(program).output()
+
+
+@pytest.mark.parametrize(("begin", "merged"), [(0, 1), (4, 0)])
+def test_a_copy_that_begins_elsewhere_in_its_memory_stays(begin: int, merged: int) -> None:
+    """Views are told by where they begin in what they look at: torch may take that of a copy to be the place's."""
+    gm = traced(lambda x: aten.copy(x, x.flip(0)).t() * 2, X)
+    (copy,) = gm.graph.find_nodes(op="call_function", target=aten.copy.default)
+    value = copy.meta["val"]
+    with value.fake_mode:
+        copy.meta["val"] = torch.empty(10).as_strided(value.shape, value.stride(), begin)
+    assert share_nodes(gm.graph) == merged
