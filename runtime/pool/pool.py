@@ -11,7 +11,8 @@ other memory; a block that has other memory is forgotten. How often a storage is
 the pool is left then who could hold it again.
 
 What is held is bounded. Before new memory is taken, idle blocks go, those that were used longest ago first, until all
-blocks together are hardly more than what was in use at the recent peak. What has been idle for a while is given back.
+blocks together are hardly more than what was in use at the recent peak. The pages of large ones go on in the new block
+(``Reserve``). What has been idle for a while is given back.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, UntypedStorage
 
-from ...codegen.host.memory.blocks import LEAST_BLOCK
+from ...codegen.host.memory.blocks import LEAST_BLOCK, LEAST_WATCHED
 from ..frozen.kept import frozen_bytes
-from .pages import advise
+from .pages import Run, advise, can_move, pages_of
+from .reserve import Reserve
 
 # The recent peak is that of so many requests, and of as many before. Once in so many, the pool looks at all blocks.
 WINDOW, LOOK = 1024, 64
@@ -47,9 +49,10 @@ class MemoryStats:
     """Bytes of the CPU's memory in blocks that compiled programs use again, and how often they did.
 
     ``held`` is all of them, ``idle`` what nobody uses, and ``peak`` the most that was in use lately. Of all requests
-    ``hits`` found a block and ``misses`` did not. ``released`` blocks were given back to the system; ``lost`` ones were
-    given other memory, or none, by their users. ``frozen`` are bytes, on all devices, that programs keep beside
-    parameters because they do not change between calls; they are no part of ``held``.
+    ``hits`` found a block and ``misses`` did not; ``moved`` bytes of these were pages of blocks of other sizes.
+    ``released`` blocks were given back to the system, or their pages kept for others; ``lost`` ones were given other
+    memory, or none, by their users. ``frozen`` are bytes, on all devices, that programs keep beside parameters because
+    they do not change between calls; they are no part of ``held``.
     """
 
     held: int
@@ -60,17 +63,20 @@ class MemoryStats:
     misses: int
     released: int
     lost: int
+    moved: int = 0
     frozen: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Block:
     """A storage at an address. ``tensors`` are the pool's own on it, one for each type that was asked for, and
-    ``alone`` how often it is held where nobody else has it. ``looked`` is whether it was idle when last looked at."""
+    ``alone`` how often it is held where nobody else has it. ``runs`` are its pages, those together that came together,
+    none where the C library keeps them. ``looked`` is whether it was idle when last looked at."""
 
     storage: UntypedStorage
     nbytes: int
     address: int
+    runs: list[Run]
     tensors: dict[_Kind, Tensor] = field(default_factory=dict)
     alone: tuple[int, int] = (0, 0)
     looked: bool = False
@@ -107,6 +113,7 @@ class CpuPool:
         self.spare = spare
         self._blocks: dict[_Block, None] = {}
         self._by_size: dict[int, list[_Block]] = {}
+        self._reserve = Reserve()
         self._held = self._hits = self._misses = self._released = self._lost = 0
         # The most in use in this window of requests, and in the one before.
         self._peaks, self._window = (0, 0), 0
@@ -131,8 +138,9 @@ class CpuPool:
         with self._lock:
             idle = self._idle()
             self._note(idle)
-            counts = len(self._blocks), self._hits, self._misses, self._released, self._lost
-            return MemoryStats(self._held, _bytes(idle), max(self._peaks), *counts)
+            counts = len(self._blocks), self._hits, self._misses, self._released, self._lost, self._reserve.moved
+            spare = self._reserve.nbytes
+            return MemoryStats(self._held + spare, _bytes(idle) + spare, max(self._peaks), *counts)
 
     def places(self) -> dict[int, int]:
         """Address and bytes of every block."""
@@ -145,7 +153,7 @@ class CpuPool:
             idle = self._idle()
             self._drop(idle)
             self._peaks = (0, 0)
-            return _bytes(idle)
+            return _bytes(idle) + self._reserve.release()
 
     def release_unused(self) -> None:
         """Give back the blocks that were idle at the last such look too, and have not been used since."""
@@ -156,6 +164,9 @@ class CpuPool:
                 block.looked = False
             for block in idle:
                 block.looked = True
+            if self._reserve.looked:
+                self._reserve.release()
+            self._reserve.looked = True
 
     def after_fork(self) -> None:
         """In a child, whose memory is its own. The lock is of a thread that it has not, and so is who watches."""
@@ -182,7 +193,7 @@ class CpuPool:
 
     def _new(self, nbytes: int) -> _Block:
         self._misses += 1
-        self._make_room(nbytes)
+        most = self._make_room(nbytes)
         try:
             storage = UntypedStorage(nbytes)
         except RuntimeError:  # the system has no more: what is idle may be enough
@@ -190,7 +201,9 @@ class CpuPool:
                 raise
             storage = UntypedStorage(nbytes)
         advise(storage.data_ptr(), nbytes)
-        block = _Block(storage, nbytes, storage.data_ptr())
+        runs = self._reserve.fill(pages_of(storage.data_ptr(), nbytes)) if _has_own_pages(nbytes) else []
+        self._reserve.release(max(most, 0))
+        block = _Block(storage, nbytes, storage.data_ptr(), runs)
         self._blocks[block] = None
         self._by_size.setdefault(nbytes, []).append(block)
         self._held += nbytes
@@ -199,20 +212,23 @@ class CpuPool:
             self._watch.start()
         return block
 
-    def _make_room(self, nbytes: int) -> None:
-        """Give idle blocks back until with so many more bytes hardly more is held than was in use at the recent
-        peak."""
+    def _make_room(self, nbytes: int) -> int:
+        """Let idle blocks go until with so many more bytes hardly more is held than was in use at the recent peak.
+        Returns how many bytes of pages may be left then that are in no block."""
         idle = self._idle()
         self._note(idle, nbytes)
         peak = max(self._peaks)
-        over = self._held + nbytes - peak - (int(peak * SPARE) if self.spare is None else self.spare)
+        most = peak + (int(peak * SPARE) if self.spare is None else self.spare) - nbytes
+        # What is in no block goes first, into the new block or back to the system.
+        over = self._held - most
         gone = []
         for block in idle:
             if over <= 0:
                 break
             gone.append(block)
             over -= block.nbytes
-        self._drop(gone)
+        self._drop(gone, keep=_has_own_pages(nbytes))
+        return most - self._held
 
     def _note(self, idle: Iterable[_Block], more: int = 0) -> None:
         """Take what is in use, and so many bytes ``more``, for the peak where it is one."""
@@ -230,10 +246,14 @@ class CpuPool:
             self._lost += 1
         return [b for b in self._blocks if b.is_idle]
 
-    def _drop(self, blocks: Iterable[_Block]) -> None:
+    def _drop(self, blocks: Iterable[_Block], keep: bool = False) -> None:
+        """Forget idle blocks. Where they are to ``keep``, their pages wait for others."""
         for block in blocks:
             self._forget(block)
             self._released += 1
+            if keep and block.runs:
+                block.tensors.clear()
+                self._reserve.add(block.storage, block.runs)
 
     def _forget(self, block: _Block) -> None:
         del self._blocks[block]
@@ -247,6 +267,7 @@ class CpuPool:
         """Whether there is anything to watch; who watches ends where there is not."""
         with self._lock:
             if not self._blocks:
+                self._reserve.release()
                 self._watch = None
             return bool(self._blocks)
 
@@ -256,6 +277,12 @@ def _watch(pool: CpuPool) -> None:
     while pool._has_blocks():
         pause.wait(IDLE_SECONDS)
         pool.release_unused()
+
+
+def _has_own_pages(nbytes: int) -> bool:
+    """Whether the C library asks the system for a block's memory, and pages can be moved there: smaller ones are cut
+    from what it keeps."""
+    return nbytes >= LEAST_WATCHED and can_move()
 
 
 def _rounded(nbytes: int) -> int:
