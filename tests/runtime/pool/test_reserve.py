@@ -35,7 +35,7 @@ def resident(place: Run) -> int:
 
 @pytest.mark.parametrize(
     ("address", "nbytes", "pages"),
-    [(PAGE, PAGE, (PAGE, PAGE)), (PAGE + 64, 3 * PAGE, (2 * PAGE, 2 * PAGE)), (64, PAGE, (PAGE, 0)), (64, 9, (PAGE, 0))],
+    [(PAGE, PAGE, (PAGE, PAGE)), (PAGE + 64, 3 * PAGE, (2 * PAGE, 2 * PAGE)), (64, PAGE, (PAGE, 0)), (4, 9, (PAGE, 0))],
 )
 def test_pages_lie_in_memory_as_a_whole(address: int, nbytes: int, pages: tuple[int, int]) -> None:
     assert pages_of(address, nbytes) == pages
