@@ -59,7 +59,8 @@ def are_known(machine: Machine, dtype: DType, transposed: bool) -> bool:
     the tensor cores of cuDNN multiply, where transposed convolutions were not measured. MIOpen has kernels for both
     layouts."""
     if machine.is_gpu:
-        return not transposed and machine.libraries.convolutions == "cuDNN" and dtype.is_half and dtype in machine.multiplied
+        copies = machine.libraries.convolutions == "cuDNN" and not transposed
+        return copies and dtype.is_half and dtype in machine.multiplied
     return dtype is DType.FLOAT32
 
 

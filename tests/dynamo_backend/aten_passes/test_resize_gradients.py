@@ -67,7 +67,8 @@ def test_images_of_one_element(mode: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
 def test_narrow_types(dtype: torch.dtype, tolerance: float) -> None:
-    for fn in (resize("bilinear", scale_factor=2.0), resize("bicubic", size=(23, 4)), resize("bilinear", True, size=(40, 7))):
+    doubled, uneven = resize("bilinear", scale_factor=2.0), resize("bilinear", True, size=(40, 7))
+    for fn in (doubled, uneven, resize("bicubic", size=(23, 4))):
         compare(fn, image("bilinear", dtype), tolerance, dynamic=False)
         torch.compiler.reset()
 
@@ -100,8 +101,9 @@ def test_no_scatter_and_no_library(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_sizes_that_vary(mode: str) -> None:
-    """By factors they are kernels of ours, else the library's."""
-    for fn in (resize(mode, scale_factor=2.0), resize(mode, scale_factor=0.6), resize(mode, size=(7, 12, 5)[: MODES[mode]])):
+    """By whole factors they gather, else torch's decomposition scatters."""
+    for sizes in ({"scale_factor": 2.0}, {"scale_factor": 0.6}, {"size": (7, 12, 5)[: MODES[mode]]}):
+        fn = resize(mode, **sizes)
         run: Any = torch.compile(fn, backend="mlc", dynamic=True)
         for extents in ((9, 8, 7), (5, 12, 4), (16, 3, 6)):
             x = image(mode, extents=extents)
