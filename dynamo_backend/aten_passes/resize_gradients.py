@@ -44,7 +44,7 @@ def _cubic(t: torch.Tensor) -> list[torch.Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Resize:
+class _Interpolation:
     """Of one dimension: extents of the image and of the result, elements of the image from one result to the next, as
     torch rounds them, and whether the first and the last element are results."""
 
@@ -98,24 +98,24 @@ class _Resize:
 
 def _dimensions(
     shape: Sequence[Any], size: Sequence[Any], align_corners: bool, scales: Sequence[float | None], cubic: bool
-) -> list[_Resize] | None:
+) -> list[_Interpolation] | None:
     """None where how far results lie apart is no number, or an extent is nothing, or results lie outside of it."""
-    found: list[_Resize] = []
+    found: list[_Interpolation] = []
     for extent, out, scale in zip(shape, size, (*scales, *[None] * (len(shape) - len(scales))), strict=True):
-        scaled = not align_corners and scale is not None and scale > 0
+        factor = scale if scale is not None and scale > 0 and not align_corners else None
         if isinstance(extent, int) and isinstance(out, int):
             if not (extent and out):
                 return None
             step = (extent - 1) / (out - 1) if out > 1 else 0.0
             if not align_corners:
-                step = 1 / scale if scaled else extent / out
+                step = 1 / factor if factor else extent / out
                 if (out - 0.5) * step - 0.5 >= extent:
                     return None
-        elif scaled and scale == int(scale) and statically_known_true(out == extent * int(scale)):
-            step = 1 / scale
+        elif factor and factor == int(factor) and statically_known_true(out == extent * int(factor)):
+            step = 1 / factor
         else:
             return None
-        found.append(_Resize(extent, out, step, align_corners, cubic))
+        found.append(_Interpolation(extent, out, step, align_corners, cubic))
     return found
 
 

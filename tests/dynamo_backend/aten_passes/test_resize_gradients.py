@@ -91,9 +91,7 @@ def test_channels_innermost(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_no_scatter_and_no_library(mode: str) -> None:
     for dynamic in (False, True):
-        report = explain(
-            resize(mode, scale_factor=2.0), image(mode, torch.float32), training=True, dynamic=dynamic
-        )
+        report = explain(resize(mode, scale_factor=2.0), image(mode, torch.float32), training=True, dynamic=dynamic)
         assert all(graph.kernels and not graph.libraries for graph in report.graphs)
         assert all("scatter" not in kernel.rule for kernel in report.kernels)
         torch.compiler.reset()
