@@ -1,4 +1,4 @@
-"""Convolutions with what stands around them in image networks, in inference: depthwise, and points with norm."""
+"""Convolutions with what stands around them in image networks, in inference: depthwise, points, transposed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ POINTS = {
     "cpu": {"aligned": (8, 64, 56, 56), "odd": (7, 61, 57, 55)},
     "cuda": {"aligned": (64, 256, 56, 56), "odd": (63, 255, 57, 55)},
 }
+TRANSPOSED = {
+    "cpu": {"aligned": (16, 32, 32, 64), "odd": (15, 33, 31, 57)},
+    "cuda": {"aligned": (64, 128, 32, 64), "odd": (63, 127, 31, 57)},
+}
 
 
 def depthwise_norm_relu(x: Tensor, kernel: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -35,6 +39,17 @@ def convnext_head(x: Tensor, kernel: Tensor, shift: Tensor, weight: Tensor, bias
 def points_norm_relu(x: Tensor, kernel: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The last convolution of a bottleneck, of 1 x 1 elements, to four times as many channels. Source: He et al."""
     return F.relu(F.batch_norm(F.conv2d(x, kernel), mean, var, weight, bias))
+
+
+def transposed_mean(x: Tensor, kernel: Tensor) -> Tensor:
+    """The mean of each channel of images made twice as high and as wide."""
+    return (F.conv_transpose2d(x, kernel, stride=2, padding=1, output_padding=1) * 0.5).mean((2, 3))
+
+
+def _transposed(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
+    channels = shape[1]
+    kernel = torch.randn(channels, channels, 3, 3, generator=generator)
+    return torch.randn(shape, generator=generator), kernel / channels**0.5
 
 
 def _make(
@@ -59,5 +74,6 @@ CASES = (
     KernelCase("depthwise_norm_relu", depthwise_norm_relu, _maker(3), DEPTHWISE),
     KernelCase("depthwise_norm_relu_nhwc", depthwise_norm_relu, _maker(3, last=True), DEPTHWISE),
     KernelCase("convnext_head", convnext_head, _maker(7, norm=False), DEPTHWISE),
+    KernelCase("transposed_mean", transposed_mean, _transposed, TRANSPOSED),
     KernelCase("points_norm_relu", points_norm_relu, _maker(1, grow=4), POINTS),
 )

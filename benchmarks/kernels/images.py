@@ -1,4 +1,4 @@
-"""Images that are resized, or padded with what they hold."""
+"""Images that are resized, sampled, or padded with what they hold, and gradients of these."""
 
 from __future__ import annotations
 
@@ -37,6 +37,22 @@ def resize_up(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2.0, mode="bilinear")
 
 
+def resize_up_backward(grad: Tensor) -> Tensor:
+    """The gradient of an image that was made twice as high and as wide."""
+    *outer, high, wide = grad.shape
+    shape = [*outer, high // 2, wide // 2]
+    return torch.ops.aten.upsample_bilinear2d_backward(grad, [high, wide], shape, False)
+
+
+def sample_backward(grad: Tensor, x: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of an image that was sampled at places that are data, and of these."""
+    return torch.ops.aten.grid_sampler_2d_backward(grad, x, grid, 0, 0, False, [True, True])
+
+
+def _places(shape: Shape) -> Shape:
+    return (shape[0], *shape[2:], 2)
+
+
 def reflect_pool(x: Tensor) -> Tensor:
     return F.avg_pool2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), 3, stride=1)
 
@@ -45,5 +61,7 @@ CASES = (
     KernelCase("resize_antialias", resize_antialias, normal(same), IMAGES),
     KernelCase("resize_down", resize_down, normal(same), IMAGES),
     KernelCase("resize_up", resize_up, normal(same), SMALL),
+    KernelCase("resize_up_backward", resize_up_backward, normal(same), IMAGES),
+    KernelCase("sample_backward", sample_backward, normal(same, same, _places), SMALL),
     KernelCase("reflect_pool", reflect_pool, normal(same), IMAGES),
 )

@@ -87,7 +87,7 @@ class _Resize:
         return results, torch.where(inside, weights, 0.0)
 
 
-def _summed(x: torch.Tensor, dim: int, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def summed(x: torch.Tensor, dim: int, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Along ``dim``, for each column of the tables the weighted sum of the elements at its places."""
     rows = aten._unsafe_index.Tensor(x, [*[None] * dim, places])
     return (rows * weights.reshape(*weights.shape, *[1] * (x.dim() - dim - 1))).sum(dim)
@@ -111,7 +111,8 @@ def _dimensions(
     return found
 
 
-def _laid_out(made: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
+def laid_out(made: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
+    """An image in a layout."""
     # Images of one element are contiguous in either layout, and their strides are not those of either.
     return made.contiguous() if layout is torch.contiguous_format else made.clone(memory_format=layout)
 
@@ -126,8 +127,8 @@ def _forward(cubic: bool) -> Callable[..., Any]:
         made = x
         for dim in (2, 3) if ways[0].shrinks else (3, 2):
             places, weights, total = ways[dim - 2].table(x)
-            made = _summed(made, dim, places, weights / total)
-        return _laid_out(made, suggest_memory_format(x))
+            made = summed(made, dim, places, weights / total)
+        return laid_out(made, suggest_memory_format(x))
 
     return resized
 
@@ -142,9 +143,9 @@ def _backward(cubic: bool) -> Callable[..., Any]:
             return NotImplemented
         made = grad
         for dim in (3, 2) if ways[0].shrinks else (2, 3):
-            made = _summed(made, dim, *ways[dim - 2].back(grad))
+            made = summed(made, dim, *ways[dim - 2].back(grad))
         # As eager's kernels have it.
-        return _laid_out(made, torch.contiguous_format if cubic else suggest_memory_format(grad))
+        return laid_out(made, torch.contiguous_format if cubic else suggest_memory_format(grad))
 
     return gradient
 

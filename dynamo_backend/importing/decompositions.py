@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ..aten_passes.antialias import RESIZES
 from ..aten_passes.complex.parts import with_complex
 from ..aten_passes.embedding_bags import EMBEDDING_BAGS
+from ..aten_passes.resize_gradients import RESIZE_GRADIENTS, is_gathered
 from ..converters import CONVERTERS
 from ..converters.refused_types import whole_where_refused
 from ..converters.register import new_ops
@@ -41,6 +42,8 @@ _WHOLE: tuple[str, ...] = (
 _EXTRA: tuple[str, ...] = (
     "addmv",
     "upsample_bilinear2d",
+    "upsample_trilinear3d",
+    "upsample_bicubic2d",
     "ldexp",
     "dist",
     "tril_indices",
@@ -96,7 +99,7 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
     kept[aten.addbmm.default] = _addbmm
     kept[aten.isin.Tensor_Tensor] = _isin(table.get(aten.isin.Tensor_Tensor))
     kept[aten.unique_consecutive.default] = _unique_consecutive
-    kept |= RESIZES | EMBEDDING_BAGS | {op: _as_eager_lays_out(op) for op in _BATCH_NORMS}
+    kept |= RESIZES | RESIZE_GRADIENTS | EMBEDDING_BAGS | {op: _as_eager_lays_out(op) for op in _BATCH_NORMS}
     return with_complex(whole_where_refused(kept))
 
 
@@ -293,31 +296,42 @@ def _as_eager_lays_out(norm: OpOverload) -> Callable[..., Any]:
 
 
 # torch takes these apart below autograd, where no table is asked; their backward would be a scatter with duplicates.
-_RESIZE = (aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default)
+_NEAREST = (aten.upsample_nearest2d,)
+_SMOOTH = (aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d, aten.upsample_bicubic2d)
 _KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
 
 
-def _nearest_by_scales(x: torch.Tensor, size: Sequence[Any] | None, scales: Sequence[float] | None) -> torch.Tensor:
+def _by_scales(
+    resize: OpOverloadPacket, torchs: Callable[..., torch.Tensor], x: torch.Tensor, size: Sequence[Any] | None,
+    *rest: Any,
+) -> torch.Tensor:  # fmt: skip
+    """The ``vec`` form of a resizing by its other form, which stays whole where its gradient has a form without a
+    scatter: ``rest`` are whether corners are aligned, where it asks for that, and scales."""
+    *aligned, scales = rest
+    known = size
     if size is None:
         assert scales is not None
         size = [n * int(s) if int(s) == s else torch.sym_int(n * s) for n, s in zip(x.shape[2:], scales)]
-    height, width = scales if scales else (None, None)
-    result: torch.Tensor = aten.upsample_nearest2d.default(x, size, height, width)
+    factors = scales if scales else ()
+    if resize in _SMOOTH and not is_gathered(x, size, *aligned, *factors):
+        return torchs(x, known, *rest)
+    result: torch.Tensor = resize.default(x, size, *aligned, *factors)
     return result
 
 
 @contextlib.contextmanager
 def whole_ops() -> Iterator[None]:
     """While AOTAutograd traces inside, ops that torch always takes apart in Python stay whole, forward and backward."""
-    saved = {op: dict(op.py_kernels) for op in _RESIZE}
-    by_scales = _RESIZE[0]
-    for op in _RESIZE:
+    changed = [op for resize in (*_NEAREST, *_SMOOTH) for op in (resize.vec, resize.default)]
+    saved = {op: dict(op.py_kernels) for op in changed}
+    for op in changed:
         for key in _KEYS:
             op.py_kernels.pop(key, None)
-    for key in _KEYS:
-        by_scales.py_kernels[key] = _nearest_by_scales
+    for resize in (*_NEAREST, *_SMOOTH):
+        for key in _KEYS:
+            resize.vec.py_kernels[key] = partial(_by_scales, resize, saved[resize.vec][key])
     try:
-        for op in _RESIZE:
+        for op in changed:
             op._dispatch_cache.clear()
         yield
     finally:

@@ -17,7 +17,10 @@ from .rows import cache
 # what it costs with plain images, where all filters stay in the cache and where they do not; an element of an image
 # that a loop of ours reads in one layout and writes in the other.
 REORDER, FILTER, FILTER_PAST, TRANSPOSE = 1.1, 0.6, 3.5, 0.6
-# Images of fewer channels have kernels of their own in the library, which read plain ones.
+# The same of a transposed convolution, whose plain images the library computes more slowly beside reordering them.
+REORDER_TRANSPOSED = 1.5
+# Images of fewer channels have kernels of their own in the library, which read plain ones. Of a transposed convolution
+# those are the images that it makes: it computes as the gradient of a convolution.
 CHANNELS = 8
 # A product for each image beat the library's call on Zen 3 and Sapphire Rapids where an image has so many elements, or
 # where its filters have so few: they stay in the nearest caches.
@@ -28,10 +31,12 @@ def channels_last_time(c: Convolution, weight: int, images: int, machine: Machin
     """Nanoseconds that a convolution takes longer with channels innermost; ``weight`` and ``images`` are elements."""
     if machine.is_gpu:  # filters are brought into that layout at each call either way
         return -_copying(machine, images * c.input.dtype.itemsize)
-    if c.taps == 1:
+    if c.taps == 1 and not c.transposed:
         return 0.0  # a product of matrices, as fast on either
     fits = weight * c.weight.dtype.itemsize <= 2 * cache(machine)
-    return weight * (FILTER if fits else FILTER_PAST) - (images * REORDER if c.input.shape[1] >= CHANNELS else 0.0)
+    short = c.output if c.transposed else c.input
+    reorder = REORDER_TRANSPOSED if c.transposed else REORDER
+    return weight * (FILTER if fits else FILTER_PAST) - (images * reorder if short.shape[1] >= CHANNELS else 0.0)
 
 
 def transposing_time(elements: int, itemsize: int, machine: Machine) -> float:
@@ -49,11 +54,13 @@ def are_measured(machine: Machine) -> bool:
     return not machine.is_gpu
 
 
-def are_known(machine: Machine, dtype: DType) -> bool:
+def are_known(machine: Machine, dtype: DType, transposed: bool) -> bool:
     """Whether the times of both layouts are known of images of a type: on a CPU of float32, on GPUs of half types that
-    the tensor cores of cuDNN multiply. MIOpen has kernels for both layouts."""
+    the tensor cores of cuDNN multiply, where transposed convolutions were not measured. MIOpen has kernels for both
+    layouts."""
     if machine.is_gpu:
-        return machine.libraries.convolutions == "cuDNN" and dtype.is_half and dtype in machine.multiplied
+        copies = machine.libraries.convolutions == "cuDNN" and not transposed
+        return copies and dtype.is_half and dtype in machine.multiplied
     return dtype is DType.FLOAT32
 
 

@@ -10,6 +10,7 @@ import sympy
 from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import SUM
 from ....ir.expr.value import Expr, Select, call, cast, const, symbol
+from ....ir.target import updates_in_order
 from ..context import ImportContext, ReductionSpace, Tensor
 from ..registry import NoConversion, converter
 from ..terms import all_of, axes, convert, index_value
@@ -233,30 +234,49 @@ def _share(place: Expr, low: Expr, up: bool) -> Expr:
     return call("sub", place, low) if up else call("sub", _plus(low, 1), place)
 
 
+def _corners_along(place: Expr, extent: Expr, up: Expr) -> tuple[Expr, Expr]:
+    """Of a dim, the neighbour of a place that ``up`` chooses, -1 where it lies beside the image, and its weight."""
+    low = call("floor", place)
+    chosen = Select(up, _plus(low, 1), low)
+    inside = call("logical_and", call("ge", chosen, const(0, place.dtype)), call("lt", chosen, extent))
+    weight = Select(up, _share(place, low, True), _share(place, low, False))
+    return Select(inside, cast(chosen, DType.INT32), const(-1, DType.INT32)), weight
+
+
 def _gradient_of_image(ctx: ImportContext, grad: Tensor, x: Tensor, made: Sequence[Tensor], mode: int) -> Tensor:
-    """Each element of the gradient goes to the pixels that its sample was made of, by their weights."""
+    """Each element of the gradient goes to the pixels that its sample was made of, by their weights.
+
+    Where updates are made one by one, neighbours and their weights are made before, for all channels and by lanes."""
     out = ctx.type()
     n = x.rank - 2
     linear = mode == _BILINEAR
     shape = (*grad.shape, *([sympy.Integer(2)] * n if linear else []))
     at = source_axes(len(shape))
     value = ctx.at(grad, at[: n + 2], out.dtype.compute)
-    extents = [convert(index_value(e), value.dtype) for e in x.shape[2:]]
-    spot = (at[0], *at[2 : n + 2])
-    corner: list[Expr] = []
+    corners: list[Expr] = []
     for d in range(n):
-        place = ctx.at(made[d], spot)
-        if linear:
-            low = call("floor", place)
+        extent = convert(index_value(x.shape[2 + d]), value.dtype)
+        spot = (at[0], *at[2 : n + 2])
+        if not linear:
+            corners.append(_corners_along(ctx.at(made[d], spot), extent, const(False, DType.BOOL))[0])
+            continue
+        if updates_in_order(x.device):
+            own = axes(n + 2)
+            up = call("eq", index_value(own[-1]), index_value(1))
+            parts = _corners_along(ctx.at(made[d], own[:-1]), extent, up)
+            tables = [
+                ctx.compute(e, ctx.contiguous((*made[d].shape, sympy.Integer(2)), e.dtype, x.device), ctx.fresh(name))
+                for e, name in zip(parts, ("corner", "share"), strict=True)
+            ]
+            corner, weight = (ctx.at(t, (*spot, at[n + 2 + d])) for t in tables)
+        else:
             up = call("eq", index_value(at[n + 2 + d]), index_value(1))
-            value = call("mul", value, Select(up, _share(place, low, True), _share(place, low, False)))
-            place = Select(up, _plus(low, 1), low)
-        corner.append(place)
-    low_enough = [call("lt", p, e) for p, e in zip(corner, extents, strict=True)]
-    inside = all_of([*(call("ge", p, const(0, p.dtype)) for p in corner), *low_enough])
+            corner, weight = _corners_along(ctx.at(made[d], spot), extent, up)
+        corners.append(corner)
+        value = call("mul", value, weight)
+    inside = all_of([call("ge", c, const(0, c.dtype)) for c in corners])
     # What lies beside the image goes nowhere: zero is added to its first pixel.
-    first = const(0, DType.INT64)
-    target = [Select(inside, cast(p, DType.INT64), first) for p in corner]
+    target = [cast(call("maximum", c, const(0, c.dtype)), DType.INT64) for c in corners]
     value = Select(inside, value, const(0, value.dtype))
     return scatter(ctx, SUM, const(0, out.dtype.compute), Source(shape, (*at[:2], *target), value))
 

@@ -66,9 +66,9 @@ def _candidate(node: Node, types: Mapping[str, TensorType], target_of: TargetOf)
     if not isinstance(node, Library) or node.target != FORWARD:
         return None
     c = convolution(node, types)
-    if c is None or c.transposed or c.groups != 1:
+    if c is None or c.groups != 1:
         return None
-    if not are_known(target_of(c.input.device).machine, c.input.dtype):
+    if not are_known(target_of(c.input.device).machine, c.input.dtype, c.transposed):
         return None
     return c if _layout(c.input) == _layout(c.output) == _PLAIN and c.input.shape[1] > 1 else None
 

@@ -7,6 +7,7 @@ it all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import sympy
@@ -22,6 +23,8 @@ from .common import lane_bytes, vectorize_loop
 
 # Iterations that are written out where there are no lanes.
 _COPIES = 4
+# Iterations of short innermost loops, as those over the neighbours of a place, that are written out as a whole.
+_WRITTEN = 8
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -79,7 +82,17 @@ def _scatter(
 
 
 def _write_out(schedule: Schedule, loops: list[str]) -> None:
-    """A few iterations of the innermost loop in a row."""
+    """A few iterations of the innermost loop in a row, or the short innermost loops as a whole."""
+    short: list[str] = []
+    for loop in reversed(loops):
+        extent = schedule.extent(loop)
+        if not extent.is_Integer or math.prod(int(schedule.extent(lp)) for lp in (*short, loop)) > _WRITTEN:
+            break
+        short.append(loop)
+    for loop in short:
+        schedule.unroll(loop)
+    if short:
+        return
     if loops and schedule.nest.symbols.hint(schedule.extent(loops[-1])) >= 4 * _COPIES:
         _, copies = schedule.split(loops[-1], [None, _COPIES])
         schedule.unroll(copies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -150,3 +151,55 @@ def test_explain_says_so() -> None:
     with torch.no_grad():
         report = torch_mlc.explain(Block().eval(), torch.randn(2, 16, 40, 40))
     assert "channels innermost in memory" in str(report)
+
+
+TRANSPOSED: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "doubled": ((2, 16, 21, 20), (16, 16, 3, 3), {"stride": 2, "padding": 1, "output_padding": 1}),
+    "kernel of 4": ((3, 24, 17, 19), (24, 12, 4, 4), {"stride": 2, "padding": 1}),
+    "uneven": ((2, 16, 15, 23), (16, 8, 3, 5), {"stride": (3, 2), "padding": (1, 0), "output_padding": (2, 1)}),
+    "dilation": ((2, 16, 22, 19), (16, 16, 3, 3), {"padding": 2, "dilation": 2}),
+    "points": ((2, 16, 31, 30), (16, 16, 1, 1), {"stride": 2}),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_transposed_convolutions_change(name: str) -> None:
+    torch.manual_seed(0)
+    shape, filters, sizes = TRANSPOSED[name]
+    x, w, b = torch.randn(shape), torch.randn(filters) / 8, torch.randn(filters[1])
+
+    def fn(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
+        y = F.conv_transpose2d(x, w, b, **sizes)
+        return (y * 0.5).mean((2, 3)), y.relu().sum(1)
+
+    for bias in (b, None):
+        assert all(map(is_last, calls(changed(fn, x, w, bias))))  # type: ignore[arg-type]
+        with torch.no_grad():
+            found = torch.compile(fn, backend="mlc", fullgraph=True)(x, w, bias)
+        wanted = fn(x.double(), w.double(), None if bias is None else bias.double())
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+def test_transposed_convolutions_that_stay() -> None:
+    """Grouped ones, those of few results, whose library has slow kernels for both, and those of large filters."""
+    x = torch.randn(2, 16, 20, 20)
+    for filters, groups in (((16, 4, 3, 3), 4), ((16, 3, 4, 4), 1)):
+        fn = partial(F.conv_transpose2d, groups=groups)
+        w = torch.randn(filters)
+        assert not any(map(is_last, calls(changed(lambda x, w, fn=fn: fn(x, w) * 2, x, w))))
+    x, w = torch.randn(1, 256, 4, 4), torch.randn(256, 256, 4, 4)
+    assert not any(map(is_last, calls(changed(lambda x, w: F.conv_transpose2d(x, w, stride=2) * 2, x, w))))
+
+
+def test_transposed_convolutions_in_training() -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 16, 21, 20, requires_grad=True), torch.randn(16, 16, 3, 3, requires_grad=True)
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return (F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1) * 0.5).mean((2, 3))
+
+    found = torch.autograd.grad(torch.compile(fn, backend="mlc", fullgraph=True)(x, w).square().sum(), (x, w))
+    xd, wd = x.detach().double().requires_grad_(), w.detach().double().requires_grad_()
+    for one, other in zip(found, torch.autograd.grad(fn(xd, wd).square().sum(), (xd, wd)), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -190,3 +191,17 @@ def test_scatter_into_a_number(check: Callable[..., Any]) -> None:
         ]  # fmt: skip
 
     check(fn, x, place, value)
+
+
+def _of_image(mode: int, grad: torch.Tensor, x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+    return aten.grid_sampler_2d_backward(grad, x, grid, mode, 0, False, [True, False])[0]
+
+
+def test_gradients_of_what_lies_beside_the_image_go_nowhere(check: Callable[..., Any]) -> None:
+    """Also where they are no numbers: none of them reaches a pixel."""
+    x, grid, grad = numbers(2, 3, 4, 5), numbers(2, 3, 5, 2).clamp(-0.7, 0.7), numbers(2, 3, 3, 5)
+    grid[0, 1, 2], grid[1, 0, 0] = torch.tensor([-9.0, 0.1]), torch.tensor([0.2, 7.0])
+    grad[0, :, 1, 2], grad[1, :, 0, 0] = float("inf"), float("nan")
+    for mode in (0, 1):
+        fn = partial(_of_image, mode)
+        check(fn, grad, x, grid, fast=True, rtol=1e-5, atol=1e-5)
