@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain, islice, product
 from types import MappingProxyType
 from typing import Any
@@ -29,8 +30,9 @@ from .results import Form, TargetResults
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 WIDTHS = (64, 128, 256)
-# Whether rows see keys up to their own place, and whether a bias that a batch shares is added, whose gradient is wanted.
-VARIANTS = {"plain": (False, False), "causal": (True, False), "bias": (False, True), "causal, bias": (True, True)}
+VARIANTS = ("plain", "causal", "window", "bias")
+# Keys that a row of "window" sees; a bias is one that a batch shares and whose gradient is wanted.
+WINDOW = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +59,32 @@ class Taken:
         return " x ".join(map(str, sides))
 
 
-def _made(dtype: torch.dtype, width: int, causal: bool, biased: bool) -> Callable[[Size], Made]:
+def _made(dtype: torch.dtype, width: int, variant: str) -> Callable[[Size], Made]:
     def make(size: Size) -> Made:
         batch, heads, length = (4, 16, 2048) if size == "full" else (2, 2, 128)
-        shapes = [(batch, heads, length, width)] * 3 + [(heads, length, length)] * biased
-        return Made(lambda *tensors: _attention(causal, *tensors), fake(*shapes, dtype=dtype, gradients=True))
+        shapes = [(batch, heads, length, width)] * 3 + [(heads, length, length)] * (variant == "bias")
+        return Made(partial(_attention, variant), fake(*shapes, dtype=dtype, gradients=True))
 
     return make
 
 
-def _attention(causal: bool, q: Tensor, k: Tensor, v: Tensor, *bias: Tensor) -> Tensor:
+def _attention(variant: str, q: Tensor, k: Tensor, v: Tensor, *bias: Tensor) -> Tensor:
     def edit(scores: Tensor) -> Tensor:
-        for b in bias:
-            scores = scores + b
         m, n = positions(q, k)
-        return torch.where(n <= m, scores, float("-inf")) if causal else scores
+        match variant:
+            case "causal":
+                return torch.where(n <= m, scores, float("-inf"))
+            case "window":
+                return torch.where((n <= m) & (m - n < WINDOW), scores, float("-inf"))
+        return sum(bias, scores)
 
     return attend(q, k, v, edit)
 
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType({
-    name: Workload(name, _made(dtype, width, *variant), training=True)
-    for (kind, dtype), width, (told, variant) in product(DTYPES.items(), WIDTHS, VARIANTS.items())
-    for name in (f"{kind}, {width}, {told}",)
+    name: Workload(name, _made(dtype, width, variant), training=True)
+    for (kind, dtype), width, variant in product(DTYPES.items(), WIDTHS, VARIANTS)
+    for name in (f"{kind}, {width}, {variant}",)
 })  # fmt: skip
 
 
