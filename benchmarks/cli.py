@@ -76,7 +76,18 @@ def progress_bar(console: Console) -> Progress:
 @click.option(
     "--suite",
     type=click.Choice(
-        ("kernels", "models", "compile", "memory", "scaling", "static", "campaign", "defaults", "predicted", "attention")
+        (
+            "kernels",
+            "models",
+            "compile",
+            "memory",
+            "scaling",
+            "static",
+            "campaign",
+            "defaults",
+            "predicted",
+            "attention",
+        )
     ),
     required=True,
 )

@@ -252,6 +252,15 @@ def test_gradient_of_a_bias_compiled():
 
 
 @pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_120"])
+def test_gradient_of_a_bias_where_single_warps_multiply(target, width):
+    at = gpu_target(target)
+    nest = lower_to_loops(plain.bias_gradient(plain.Sizes(b=4, m=2048, n=2048, e=width, d=width, dtype=BF16)))
+    report = resource_report(compile_triton(emit_triton(default_schedule(nest, at).nest, at), at))
+    assert report.spills == 0 and report.shared <= at.shared_bytes
+
+
+@pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize(("of_keys", "told"), [(False, False), (False, True), (True, False)])
 def test_compiled(of_keys, told, width):
     nest = scheduled(of_keys, b=32, m=2048, n=2048, e=width, d=width, dtype=BF16, told=told)
