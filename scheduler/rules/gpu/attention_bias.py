@@ -110,7 +110,8 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     slow = by_threads(target, half) and heads >= LONG_HEADS
     most = (32, 32) if slow else (64, 64)
     # Single warps have operands in registers: of twice the rows a thread has as many scores, and reads less for each.
-    if half and not target.has_group_products and not target.machine.matrix_float32:
+    copies = target.machine.has_async_copies and not target.machine.matrix_float32
+    if half and copies and not target.has_group_products:
         shape = [typical(nest, extents[v]) for v in found.axes]
         if math.prod(shape[:-2]) * -(-shape[-2] // 128) * -(-shape[-1] // 64) >= target.cores:
             most = (128, 64)
