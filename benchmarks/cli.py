@@ -76,7 +76,18 @@ def progress_bar(console: Console) -> Progress:
 @click.option(
     "--suite",
     type=click.Choice(
-        ("kernels", "models", "compile", "memory", "scaling", "static", "campaign", "defaults", "predicted")
+        (
+            "kernels",
+            "models",
+            "compile",
+            "memory",
+            "scaling",
+            "static",
+            "campaign",
+            "defaults",
+            "predicted",
+            "attention",
+        )
     ),
     required=True,
 )
@@ -105,7 +116,8 @@ def progress_bar(console: Console) -> Progress:
 @click.option(
     "--target",
     default="cuda:sm_90",
-    help="GPU that static, campaign, defaults and predicted compile for; none need be here.",
+    help="GPU that static, campaign, defaults, predicted and attention compile for; none need be here. Of attention "
+    "several, with commas between.",
 )
 @click.option("--minutes", type=click.Choice(("10", "45")), default="10", help="Of campaign: what there is time for.")
 @click.option("--stage", "stages", multiple=True, help="Of campaign: this one alone; may be given again.")

@@ -1,4 +1,5 @@
-"""The suites over workloads that are compiled for a GPU, which need not be here: static, defaults, predicted."""
+"""The suites over workloads that are compiled for a GPU, which need not be here: static, defaults, predicted,
+attention."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from rich.console import Console
 from .models.spec import Size
 from .steps import Keep, run_steps, stamp
 
-TARGET_SUITES = ("static", "defaults", "predicted")
+TARGET_SUITES = ("static", "defaults", "predicted", "attention")
 
 
 def run_target(
@@ -46,7 +47,8 @@ def run_target(
         raise click.BadParameter(str(error), param_hint="--target") from error
     if resume is None:
         results = of.begin(**settings)
-        stem = f"{suite}_{target.partition(':')[2].replace('_', '')}_{stamp(results.about['created'])}"
+        parts = "_".join(t.partition(":")[2].replace("_", "") for t in target.split(","))
+        stem = f"{suite}_{parts}_{stamp(results.about['created'])}"
         path = out / f"{stem}.json"
     else:
         path = resume

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_mlc.ir.target import TargetError, gpu_target
 
-from . import beside, defaults, run
+from . import attention, beside, defaults, run
 from .compared import COMPARED
 from .made import Workload
 from .results import begin, go_on
@@ -42,6 +42,10 @@ SUITES: Mapping[str, Suite] = MappingProxyType({
     "predicted": Suite(
         beside.WORKLOADS, beside.cuda_target, partial(begin, beside.FORM), partial(go_on, beside.FORM), beside.compare,
         beside.print_predicted,
+    ),
+    "attention": Suite(
+        attention.WORKLOADS, attention.check, partial(begin, attention.FORM), partial(go_on, attention.FORM),
+        attention.compare, attention.print_attention,
     ),
 })  # fmt: skip
 

@@ -24,7 +24,7 @@ from ...scheduler.schedule.schedule import Schedule
 from ..reports.prediction import predicted
 
 # Lighter schedules that are compiled, each in as long as the first, before the best of them is taken.
-TRIES = {Scarce.SHARED: 8, Scarce.REGISTERS: 4}
+TRIES = {Scarce.SHARED: 8, Scarce.REGISTERS: 5}
 # What code that spills has to save of the time of code that does not: times are those of a model.
 WORTH = 0.1
 

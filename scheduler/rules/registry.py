@@ -25,7 +25,7 @@ class Scarce(Enum):
 
 
 # Parameters that are no size: more warps hold a tile, and more parts a row, in fewer registers each; fewer stages hold
-# fewer tiles.
+# fewer tiles in shared memory, and more of them have what is loaded there for longer, and not in registers.
 _SPREAD, _STAGES = ("parts", "warps"), "stages"
 
 
@@ -36,10 +36,12 @@ def lighter_values(values: Mapping[str, tuple[Value, ...]], scarce: Scarce) -> I
     for name, offered in values.items():
         first = offered[0]
         options[name] = [first]
-        if isinstance(first, bool) or not isinstance(first, int) or (name == _STAGES and scarce is Scarce.REGISTERS):
+        if isinstance(first, bool) or not isinstance(first, int):
             continue
         numbers = [v for v in offered if isinstance(v, int)]
-        if name in _SPREAD:
+        if name == _STAGES and scarce is Scarce.REGISTERS:
+            options[name] += sorted(v for v in numbers if v > first > 1)
+        elif name in _SPREAD:
             options[name] += sorted(v for v in numbers if v > first) if scarce is Scarce.REGISTERS else []
         else:
             options[name] += sorted((v for v in numbers if v < first), reverse=True)

@@ -8,6 +8,7 @@ result's memory for each part of the batch, which costs more than the products.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -105,8 +106,18 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     extents = extents_of(nest)
     # Threads that multiply by themselves have the heads of both products whole in registers.
     heads = sum(map(next_power, _depths(nest, found).values()))
-    slow = by_threads(target, _halves(nest, target, found)) and heads >= LONG_HEADS
-    first = [clamp_power(typical(nest, extents[v]), LEAST_WIDTH, 32 if slow else 64) for v in found.axes[-2:]]
+    half = _halves(nest, target, found)
+    slow = by_threads(target, half) and heads >= LONG_HEADS
+    most = (32, 32) if slow else (64, 64)
+    # Single warps have operands in registers: of twice the rows a thread has as many scores, and reads less for each.
+    copies = target.machine.has_async_copies and not target.machine.matrix_float32
+    if half and copies and not target.has_group_products:
+        shape = [typical(nest, extents[v]) for v in found.axes]
+        if math.prod(shape[:-2]) * -(-shape[-2] // 128) * -(-shape[-1] // 64) >= target.cores:
+            most = (128, 64)
+    first = [
+        clamp_power(typical(nest, extents[v]), LEAST_WIDTH, m) for v, m in zip(found.axes[-2:], most, strict=True)
+    ]
     sides, stages = _fitting(nest, target, found, first)
     warps = clamp_power(sides[0] * sides[1] // (BIAS_SCORES * target.warp), 8 if slow else 4, 8)
     return {

@@ -202,9 +202,13 @@ def test_lighter_points_of_a_design_space() -> None:
     ]
     registers = [{k: v for k, v in p.items() if k not in fixed} for p in lighter_values(values, Scarce.REGISTERS)]
     assert registers == [
+        {"queries": 64, "warps": 4, "stages": 3},
         {"queries": 64, "warps": 8, "stages": 2},
         {"queries": 32, "warps": 4, "stages": 2},
+        {"queries": 64, "warps": 8, "stages": 3},
+        {"queries": 32, "warps": 4, "stages": 3},
         {"queries": 32, "warps": 8, "stages": 2},
+        {"queries": 32, "warps": 8, "stages": 3},
     ]
     assert all(p.items() >= fixed.items() for s in Scarce for p in lighter_values(values, s))
 

@@ -251,6 +251,14 @@ def test_gradient_of_a_bias_compiled():
     assert report.shared <= SM90.shared_bytes
 
 
+@pytest.mark.parametrize(("target", "width"), [("cuda:sm_80", 64), ("cuda:sm_80", 128), ("cuda:sm_120", 64)])
+def test_gradient_of_a_bias_where_single_warps_multiply(target, width):
+    at = gpu_target(target)
+    nest = lower_to_loops(plain.bias_gradient(plain.Sizes(b=4, m=2048, n=2048, e=width, d=width, dtype=BF16)))
+    report = resource_report(compile_triton(emit_triton(default_schedule(nest, at).nest, at), at))
+    assert report.spills == 0 and report.shared <= at.shared_bytes
+
+
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize(("of_keys", "told"), [(False, False), (False, True), (True, False)])
 def test_compiled(of_keys, told, width):
