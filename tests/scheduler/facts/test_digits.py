@@ -63,6 +63,4 @@ def test_a_product_of_a_joined_operand_is_that_product(parts: tuple[int, ...]) -
         return torch.cat(given, 1) @ w
 
     graph = opened(imported(product, w, *given), inlined=True)
-    torch.testing.assert_close(
-        answer(graph, [w, *given]).double(), whole.double() @ w.double(), rtol=1e-5, atol=1e-4
-    )
+    torch.testing.assert_close(answer(graph, [w, *given]).double(), whole.double() @ w.double(), rtol=1e-5, atol=1e-4)
