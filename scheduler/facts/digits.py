@@ -3,6 +3,7 @@ axis a digit, and no index is left with a division."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import sympy
@@ -14,6 +15,8 @@ from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Call, Const, Expr, IndexValue, const, index_exprs, rewrite, symbol, walk
 
 Extents = Mapping[sympy.Symbol, sympy.Expr]
+# How long the equal steps of joined parts are at least, a few tiles of a product, and how many there are at most.
+LEAST_STEP, MOST_STEPS = 128, 8
 DIVISIONS = (FloorDiv, ModularIndexing, Mod, PythonMod)
 
 
@@ -51,18 +54,27 @@ def _quotient(extent: sympy.Expr, step: int) -> sympy.Expr:
 
 def _steps(value: Expr, axis: sympy.Symbol, extent: sympy.Expr, table: SymbolTable) -> list[int]:
     """How much one of each digit counts, the most significant first; the last is 1."""
-    found: set[int] = set()
+    divisors: set[int] = set()
     for index in index_exprs(value):
         if axis in index.free_symbols:
             for e in index.atoms(*DIVISIONS):
-                found |= _divisors(e, axis)
-    for e in walk(value):
-        found |= _threshold(e, axis)
-    steps = sorted(d for d in found if d > 1 and d != extent)
-    chain = [1, *steps]
-    if any(b % a for a, b in zip(chain, steps)) or not all(table.is_divisible(extent, d) for d in steps):
-        return [1]
-    return chain[::-1]
+                divisors |= _divisors(e, axis)
+    joints = {limit for e in walk(value) for limit in _threshold(e, axis)}
+    for found in (divisors | joints, divisors | _common_step(joints, extent)):
+        steps = sorted(d for d in found if d > 1 and d != extent)
+        chain = [1, *steps]
+        if all(b % a == 0 for a, b in zip(chain, steps)) and all(table.is_divisible(extent, d) for d in steps):
+            return chain[::-1]
+    return [1]
+
+
+def _common_step(joints: set[int], extent: sympy.Expr) -> set[int]:
+    """The longest step of which all parts of a joined axis have whole ones, where those are long and few: each of them
+    is written out."""
+    if not joints or not extent.is_Integer:
+        return set()
+    step = math.gcd(int(extent), *joints)
+    return {step} if step >= LEAST_STEP and int(extent) // step <= MOST_STEPS else set()
 
 
 def _divisors(e: sympy.Expr, axis: sympy.Symbol) -> set[int]:

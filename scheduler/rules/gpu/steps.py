@@ -37,7 +37,7 @@ def steps_of(
         joined = fused(schedule, chain)
         assert joined is not None
         chains.append(joined)
-    size = max(shape.step // math.prod(parts.values()), LEAST)
+    size = max(shape.step // math.prod(_at_once(c, parts).values()), LEAST)
     whole = [schedule.nest.symbols.is_divisible(schedule.extent(chain), size) for chain in chains]
     word = WORD if words and size >= WORD * LEAST and all(whole) else 1
     # What groups have in common is loaded once for a tile that lies in one.
@@ -66,6 +66,7 @@ def _parts(
     """Steps where an element of memory has several parts, or is one of several of a word: a tile of elements is there
     for the products of all parts, which are written out. ``sizes`` are the elements of a step and of a word."""
     size, word = sizes
+    together = math.prod(_at_once(c, parts).values())
     steps: list[str] = []
     stages = shape.stages
     # Of groups whose scales lie side by side, so many that a thread has a word of them: words are copied ahead.
@@ -79,7 +80,7 @@ def _parts(
             written = [inside, *written]
         # A step of few products costs as much beside them: several are written as one.
         few = word > 1 and shape.rows * shape.columns <= FEW_RESULTS
-        several = written_out * shape.step // (size * math.prod(parts.values())) if few and step is not None else 1
+        several = written_out * shape.step // (size * together) if few and step is not None else 1
         while several > 1 and not schedule.nest.symbols.is_divisible(schedule.extent(str(step)), several * SHORT):
             several //= 2
         if step is not None and several > 1:
@@ -95,6 +96,14 @@ def _parts(
     if steps:
         schedule.annotate(steps[0], NUM_STAGES, stages)
     return steps[0] if steps else None
+
+
+def _at_once(c: ContractionNest, parts: Mapping[sympy.Symbol, int]) -> dict[sympy.Symbol, int]:
+    """The parts of which a step has all: not those around all that is no part, which have loops one behind the other,
+    each with steps of its own."""
+    order = [v for v, _ in c.summed]
+    first = next((k for k, v in enumerate(order) if v not in parts), len(order))
+    return {v: e for v, e in parts.items() if order.index(v) > first}
 
 
 def _run(schedule: Schedule, c: ContractionNest, run: StepRun, shape: TileShape) -> str:
