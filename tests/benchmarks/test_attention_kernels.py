@@ -44,7 +44,7 @@ def test_kernels_of_all_targets_are_in_one_file(tmp_path: Path) -> None:
     for k in body["kernels"]:
         assert k["workload"] == "bfloat16, 64, bias" and not k["error"]
         assert k["registers"] > 0 and k["shared"] > 0 and k["seconds"] > 0 and k["spills"] == 0
-        assert k["parameters"]["warps"] in (4, 8) and k["lighter"] == []
+        assert k["parameters"]["warps"] in (4, 8) and set(k["lighter"]) <= set(k["parameters"])
     assert "0 of 8 kernels spill" in output
     # Nothing is compiled again by a run that goes on.
     before = written.read_text()
