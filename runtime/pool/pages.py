@@ -24,22 +24,22 @@ _PRIVATE = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 
 
-class Run(NamedTuple):
+class Pages(NamedTuple):
     """Whole pages behind one another."""
 
     address: int
     nbytes: int
 
-    def cut(self, nbytes: int) -> tuple[Run, Run]:
+    def cut(self, nbytes: int) -> tuple[Pages, Pages]:
         """The first pages, so many bytes of them at most, and the others."""
         first = min(self.nbytes, nbytes)
-        return Run(self.address, first), Run(self.address + first, self.nbytes - first)
+        return Pages(self.address, first), Pages(self.address + first, self.nbytes - first)
 
 
-def pages_of(address: int, nbytes: int) -> Run:
+def pages_of(address: int, nbytes: int) -> Pages:
     """The pages that lie in some memory as a whole."""
     first = -(-address // _PAGE) * _PAGE
-    return Run(first, max((address + nbytes) // _PAGE * _PAGE - first, 0))
+    return Pages(first, max((address + nbytes) // _PAGE * _PAGE - first, 0))
 
 
 def can_move() -> bool:
@@ -47,7 +47,7 @@ def can_move() -> bool:
     return _mremap() is not None
 
 
-def move(pages: Run, to: int) -> bool:
+def move(pages: Pages, to: int) -> bool:
     """Move pages to the address ``to``, in whose place as many are given up; whether the system did.
 
     Where they were are pages that nobody has touched. The pages have to be of one mapping: no borders of other moves
@@ -94,14 +94,14 @@ def _mremap() -> Callable[..., int | None] | None:
     source, target = mmap.mmap(-1, 3 * _PAGE, _PRIVATE), mmap.mmap(-1, 3 * _PAGE, _PRIVATE)
     source[:] = b"1" * (3 * _PAGE)
     places = [ctypes.addressof(ctypes.c_char.from_buffer(m)) for m in (source, target)]
-    moved = _moved(function, Run(places[0] + _PAGE, _PAGE), places[1] + _PAGE)
+    moved = _moved(function, Pages(places[0] + _PAGE, _PAGE), places[1] + _PAGE)
     fine = moved and source[::_PAGE] == b"1\x001" and target[::_PAGE] == b"\x001\x00"
     return function if fine else None
 
 
-def _moved(ask: Callable[..., int | None], pages: Run, to: int) -> bool:
+def _moved(ask: Callable[..., int | None], pages: Pages, to: int) -> bool:
     flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
     return ask(pages.address, pages.nbytes, pages.nbytes, flags, to) == to
 
 
-__all__ = ["LARGE_PAGE", "Run", "advise", "can_move", "move", "pages_of"]
+__all__ = ["LARGE_PAGE", "Pages", "advise", "can_move", "move", "pages_of"]

@@ -29,7 +29,7 @@ from torch import Tensor, UntypedStorage
 
 from ...codegen.host.memory.blocks import LEAST_BLOCK, LEAST_WATCHED
 from ..frozen.kept import frozen_bytes
-from .pages import Run, advise, can_move, pages_of
+from .pages import Pages, advise, can_move, pages_of
 from .reserve import Reserve
 
 # The recent peak is that of so many requests, and of as many before. Once in so many, the pool looks at all blocks.
@@ -76,7 +76,7 @@ class _Block:
     storage: UntypedStorage
     nbytes: int
     address: int
-    runs: list[Run]
+    runs: list[Pages]
     tensors: dict[_Kind, Tensor] = field(default_factory=dict)
     alone: tuple[int, int] = (0, 0)
     looked: bool = False

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import UntypedStorage
 
-from .pages import LARGE_PAGE, Run, move
+from .pages import LARGE_PAGE, Pages, move
 
 # Less than that in one piece is not worth the call that moves it.
 _LEAST_RUN = LARGE_PAGE
@@ -23,7 +23,7 @@ class _Left:
     """Pages in the memory of a storage that nobody else has. They go with it."""
 
     storage: UntypedStorage
-    runs: list[Run]
+    runs: list[Pages]
 
     @property
     def nbytes(self) -> int:
@@ -39,14 +39,14 @@ class Reserve:
         # Whether the pages were here already when idle memory was last looked for.
         self.looked = False
 
-    def add(self, storage: UntypedStorage, runs: Iterable[Run]) -> None:
+    def add(self, storage: UntypedStorage, runs: Iterable[Pages]) -> None:
         """Take the pages of a storage that nobody else holds. ``runs`` are those that the system moves as one."""
         left = _Left(storage, [run for run in runs if run.nbytes >= _LEAST_RUN])
         if left.runs:
             self._left.append(left)
             self.nbytes += left.nbytes
 
-    def fill(self, run: Run) -> list[Run]:
+    def fill(self, run: Pages) -> list[Pages]:
         """Move pages here to the beginning of ``run``, memory that nobody has touched. Returns what it is made of:
         pieces that came together, and at last what is left for the system to give."""
         self.looked = False

@@ -34,6 +34,7 @@ ALLOWED = {
         "INLINE_FLOPS": TEXT, "INLINE_NODES": TEXT, "WIDE": "bytes of the widest copy, of every machine",
         "COLUMNS": "columns of a tile, which facts about products name; facts cannot ask costs",
     },
+    "facts/digits.py": {"LEAST_STEP": RATIO, "MOST_STEPS": TEXT},
     "facts/fusion_nodes.py": dict.fromkeys(
         ("INLINE_FLOPS", "INLINE_NODES", "CONCAT_NODES", "SUBSTITUTION_DEPTH", "CHEAP_FLOPS", "LONG_ROW"), TEXT),
     "functions/generalise.py": {"_LARGEST_DIVISOR": FORM},
@@ -61,7 +62,7 @@ ALLOWED = {
     "rules/cpu/concat.py": {"LONG": RATIO, "HEAVY": RATIO, "MOST_PARTS": TEXT, "MOST_NODES": TEXT},
     "rules/cpu/contraction.py": {"MOST_PACKED": TEXT},
     "rules/cpu/cross.py": {"PIECE": ERROR},
-    "rules/cpu/scatter.py": {"_COPIES": TEXT},
+    "rules/cpu/scatter.py": {"_COPIES": TEXT, "_WRITTEN": TEXT},
     "rules/cpu/split.py": {"INLINE": TEXT, "PIECE": ERROR, "MAX_PARTIALS": TEXT},
     "rules/gpu/attention.py": {"STAGES": FIRST},
     "rules/gpu/attention_bias.py": {"STAGES": FIRST},

@@ -115,9 +115,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
         shape = [typical(nest, extents[v]) for v in found.axes]
         if math.prod(shape[:-2]) * -(-shape[-2] // 128) * -(-shape[-1] // 64) >= target.cores:
             most = (128, 64)
-    first = [
-        clamp_power(typical(nest, extents[v]), LEAST_WIDTH, m) for v, m in zip(found.axes[-2:], most, strict=True)
-    ]
+    first = [clamp_power(typical(nest, extents[v]), LEAST_WIDTH, m) for v, m in zip(found.axes[-2:], most, strict=True)]
     sides, stages = _fitting(nest, target, found, first)
     warps = clamp_power(sides[0] * sides[1] // (BIAS_SCORES * target.warp), 8 if slow else 4, 8)
     return {

@@ -12,7 +12,7 @@ from torch import UntypedStorage
 from torch_mlc.codegen.host.memory.blocks import LEAST_WATCHED
 from torch_mlc.runtime.pool import pages, reserve
 from torch_mlc.runtime.pool import pool as pools
-from torch_mlc.runtime.pool.pages import Run, can_move, move, pages_of
+from torch_mlc.runtime.pool.pages import Pages, can_move, move, pages_of
 from torch_mlc.runtime.pool.pool import CpuPool
 from torch_mlc.runtime.pool.reserve import Reserve
 
@@ -24,7 +24,7 @@ def tensor(pool: CpuPool, nbytes: int) -> torch.Tensor:
     return pool.empty((nbytes // 4,), (1,), torch.int32)
 
 
-def resident(place: Run) -> int:
+def resident(place: Pages) -> int:
     """Bytes that the system has given memory to, of whole pages."""
     first = place.address // PAGE
     with open("/proc/self/pagemap", "rb") as file:
@@ -47,12 +47,12 @@ def test_pages_are_moved_with_what_is_in_them() -> None:
     source.fill_(3)
     target.fill_(5)
     from_, to = pages_of(source.data_ptr(), MANY), pages_of(target.data_ptr(), MANY)
-    assert move(Run(from_.address, 2 * PAGE), to.address + PAGE)
+    assert move(Pages(from_.address, 2 * PAGE), to.address + PAGE)
     begin = to.address + PAGE - target.data_ptr()
     assert [target[begin + k] for k in (-1, 0, 2 * PAGE - 1, 2 * PAGE)] == [5, 3, 3, 5]
     begin = from_.address - source.data_ptr()
     assert [source[begin + k] for k in (-1, 0, 2 * PAGE - 1, 2 * PAGE)] == [3, 0, 0, 3]
-    assert not move(Run(from_.address, 0), to.address)  # which is no mapping
+    assert not move(Pages(from_.address, 0), to.address)  # which is no mapping
 
 
 @moving
