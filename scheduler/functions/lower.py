@@ -37,6 +37,7 @@ from .approximate_functions import approximate_functions
 from .context import APPROXIMATIONS_PAY, NO_SCATTER, FunctionContext
 from .lower_scatter import in_loops, lower_scatter
 from .name_sums import name_sums
+from .split_windows import split_windows
 
 # What stores of the results of a stage of attention beside it are.
 _LATE = {
@@ -473,6 +474,7 @@ FUNCTION_PASSES: tuple[Pass[TensorFunction, FunctionContext], ...] = (
     Pass("substitute_single_uses", FUNCTION, Plain(substitute_single_uses), needs=(NO_SCATTER,)),
     Pass("collapse", FUNCTION, Plain(collapse), needs=(NO_SCATTER,)),
     Pass("rows_late", FUNCTION, Plain(rows_late), needs=(NO_SCATTER,)),
+    Pass("split_windows", FUNCTION, Plain(split_windows), needs=(NO_SCATTER,)),
     Pass("name_sums", FUNCTION, Plain(name_sums), needs=(NO_SCATTER,)),
     Pass("approximate_functions", FUNCTION, Plain(approximate_functions), needs=(NO_SCATTER, APPROXIMATIONS_PAY)),
 )
