@@ -15,6 +15,9 @@ from .contraction_cpu import ORDER, ROWS
 # The share of a time that is worth a copy of the weights.
 NOTICED = 0.02
 
+# The share of the bandwidth at which BLAS multiplies a plain weight by one row.
+VECTOR = 0.8
+
 # Steps of arithmetic from which a table is read where its elements would be made again, where so many elements are read
 # with each: a load of a small table takes as long as a few of them.
 STEPS, SPREAD = 6, 4
@@ -52,10 +55,21 @@ def joint_pays(sizes: Sequence[tuple[int, int, int]], itemsize: int, target: Tar
     return spared >= NOTICED * max(read / machine.bandwidth, flops / machine.matmul)
 
 
+def packed_pays(rows: int, inner: int, columns: int, itemsize: int, target: Target) -> bool:
+    """Whether a product of ``rows`` rows reads its weight faster from a library's own layout than from the plain one,
+    which BLAS puts in order at each call, a single row apart, and where that row is read with strides."""
+    if target.is_gpu or not rows:
+        return False
+    machine, elements = target.machine, inner * columns
+    read, multiplied = elements * itemsize / machine.bandwidth, 2.0 * rows * elements / machine.matmul
+    plain = read / VECTOR if rows == 1 else max(read, ORDER * elements + multiplied)
+    return max(read, multiplied) + machine.launch < (1 - NOTICED) * plain
+
+
 def table_pays(steps: int, size: int, elements: int, target: Target) -> bool:
     """Whether a table of ``size`` numbers, each made by so many steps, is kept for kernels of so many ``elements``.
     Threads of a GPU make numbers while they wait for memory, and a table would be one more wait."""
     return not target.is_gpu and steps >= STEPS and elements >= SPREAD * size
 
 
-__all__ = ["joint_pays", "table_pays", "wide_pays"]
+__all__ = ["joint_pays", "packed_pays", "table_pays", "wide_pays"]
