@@ -15,8 +15,8 @@ from .complex.views import join_parts
 from .context import ATEN, FAST, FROZEN, HAS_METADATA, AtenContext, OnGraph
 from .frozen.fold_batch_norms import fold_batch_norms
 from .frozen.join_products import join_products
-from .frozen.pack_weights import pack_weights
 from .frozen.literals import write_literals
+from .frozen.pack_weights import pack_weights
 from .loss.chunk_loss import chunk_losses
 from .loss.decompose_log_softmax import decompose_log_softmax
 from .merge_products import merge_products

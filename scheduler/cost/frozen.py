@@ -15,8 +15,10 @@ from .contraction_cpu import ORDER, ROWS
 # The share of a time that is worth a copy of the weights.
 NOTICED = 0.02
 
-# The share of the bandwidth at which BLAS multiplies a plain weight by one row.
-VECTOR = 0.8
+# Of BLAS beside oneDNN with a weight in its layout, on one core of Zen 4: the share of the bandwidth at which one row is
+# multiplied by a plain weight; nanoseconds of an element of a weight that is put in order; how much faster many rows are
+# multiplied; and what a call of oneDNN takes, in calls of BLAS.
+VECTOR, PUT_IN_ORDER, PACKED_RATE, PACKED_CALL = 0.9, 0.15, 1.15, 18.0
 
 # Steps of arithmetic from which a table is read where its elements would be made again, where so many elements are read
 # with each: a load of a small table takes as long as a few of them.
@@ -56,14 +58,16 @@ def joint_pays(sizes: Sequence[tuple[int, int, int]], itemsize: int, target: Tar
 
 
 def packed_pays(rows: int, inner: int, columns: int, itemsize: int, target: Target) -> bool:
-    """Whether a product of ``rows`` rows reads its weight faster from a library's own layout than from the plain one,
-    which BLAS puts in order at each call, a single row apart, and where that row is read with strides."""
-    if target.is_gpu or not rows:
+    """Whether a product of ``rows`` rows is faster with its weight in a library's own layout than with the plain one,
+    which BLAS puts in order at each call. A single row of float32 it multiplies by the weight as that lies."""
+    if target.is_gpu:
         return False
     machine, elements = target.machine, inner * columns
     read, multiplied = elements * itemsize / machine.bandwidth, 2.0 * rows * elements / machine.matmul
-    plain = read / VECTOR if rows == 1 else max(read, ORDER * elements + multiplied)
-    return max(read, multiplied) + machine.launch < (1 - NOTICED) * plain
+    vector = rows == 1 and itemsize == 4
+    plain = read / VECTOR if vector else PUT_IN_ORDER * elements + max(read, multiplied)
+    packed = max(read, multiplied / PACKED_RATE) + PACKED_CALL * machine.launch
+    return packed < (1 - NOTICED) * plain
 
 
 def table_pays(steps: int, size: int, elements: int, target: Target) -> bool:

@@ -13,7 +13,7 @@ from torch import fx
 from ....scheduler.cost.frozen import packed_pays
 from ..context import AtenContext
 from ..write import NodeWriter, tidy
-from .known import hoist, known_of, memories
+from .known import hoist, is_view, known_of, memories
 from .part import FOR
 from .weight_products import WeightProduct, is_memory, weight_product
 from .worth import Worth
@@ -69,8 +69,15 @@ def _packed(graph: fx.Graph, p: WeightProduct, rows: int) -> fx.Node:
     node.meta.update({k: v for k, v in p.node.meta.items() if k == "stack_trace"})
     with out.mode:
         node.meta["val"] = torch.empty_like(turned.meta["val"], memory_format=torch.contiguous_format)
-    node.meta[FOR] = "packed weight"
+    node.meta[FOR] = f"{_told(p.weight)}, packed"
     return node
+
+
+def _told(weight: fx.Node) -> str:
+    """What a pass says of a weight that it made."""
+    while weight.op == "call_function" and FOR not in weight.meta and is_view(weight):
+        weight = weight.all_input_nodes[0]
+    return str(weight.meta.get(FOR, "weight"))
 
 
 @cache
