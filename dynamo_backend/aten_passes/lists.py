@@ -16,6 +16,7 @@ from .context import ATEN, FAST, FROZEN, HAS_METADATA, AtenContext, OnGraph
 from .frozen.fold_batch_norms import fold_batch_norms
 from .frozen.join_products import join_products
 from .frozen.literals import write_literals
+from .frozen.pack_weights import pack_weights
 from .loss.chunk_loss import chunk_losses
 from .loss.decompose_log_softmax import decompose_log_softmax
 from .merge_products import merge_products
@@ -74,6 +75,7 @@ FROZEN_PASSES: AtenPasses = (
     Pass("share_nodes", ATEN, OnGraph(share_nodes), needs=(FROZEN, NO_DEAD)),
     Pass("fold_batch_norms", ATEN, fold_batch_norms, needs=(FAST, FROZEN)),
     Pass("join_products", ATEN, join_products, needs=(FROZEN,)),
+    Pass("pack_weights", ATEN, pack_weights, needs=(FAST, FROZEN)),
 )
 # Every graph that is compiled, bodies of control flow among them.
 ATEN_PASSES: AtenPasses = (

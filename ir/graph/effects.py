@@ -16,6 +16,18 @@ from .slices import NOTHING
 _EFFECTS = ("copy_", "_assert", "set_", "resize_", "hop::", "_c10d_functional", "wait_tensor", "mlc::")
 
 
+# Places of operands that lie in a layout of a library's own: these have no strides, and no address to look at.
+_OPAQUE = {"mkldnn::_linear_pointwise.default": 1}
+
+
+def opaque_operand(node: Node) -> str | None:
+    """The tensor that a library call may be given in a layout of the library's own."""
+    if not isinstance(node, Library) or node.target not in _OPAQUE:
+        return None
+    (name,) = refs((node.args[_OPAQUE[node.target]],))
+    return name
+
+
 def resolve_op(target: str) -> Any:
     """The op of a library target, "aten::addmm.default" or "hop::cond". Raises IRError where torch has none."""
     namespace, _, rest = target.partition("::")

@@ -63,7 +63,7 @@ class FrozenProgram:
     @property
     def nbytes(self) -> int:
         """Bytes that are kept, of all sets of sources."""
-        return sum(v.untyped_storage().nbytes() for kept in list(self._kept.values()) for v in kept.values)
+        return sum(_held(v) for kept in list(self._kept.values()) for v in kept.values)
 
     def _made(self, sources: Sequence[Tensor]) -> _KeptValues:
         key = tuple(map(id, sources))
@@ -102,6 +102,13 @@ def _versions(sources: Sequence[Tensor]) -> list[int]:
         return [t._version for t in sources]
     except RuntimeError:
         return [0 if t.is_inference() else t._version for t in sources]
+
+
+def _held(value: Tensor) -> int:
+    """Bytes of a value's memory. oneDNN tells those of its layouts, which may be padded."""
+    if value.layout is torch.strided:
+        return value.untyped_storage().nbytes()
+    return int(torch.ops.mkldnn._nbytes(value))
 
 
 _ALL: weakref.WeakSet[FrozenProgram] = weakref.WeakSet()

@@ -96,9 +96,9 @@ class Recipe:
 
 
 def _laid_out(value: Tensor, traced: KeptResult) -> Tensor:
-    """A value with the strides that it was traced with."""
+    """A value with the strides that it was traced with; one in a library's own layout as it is."""
     assert tuple(value.shape) == traced.size and value.dtype is traced.dtype, f"{traced.told} gave {value.shape}"
-    if value.stride() == traced.stride:
+    if value.layout is not torch.strided or value.stride() == traced.stride:
         return value
     return torch.empty_strided(traced.size, traced.stride, dtype=value.dtype, device=value.device).copy_(value)
 

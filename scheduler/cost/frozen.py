@@ -15,6 +15,11 @@ from .contraction_cpu import ORDER, ROWS
 # The share of a time that is worth a copy of the weights.
 NOTICED = 0.02
 
+# Of BLAS beside oneDNN with a weight in its layout, on one core of Zen 4: the share of the bandwidth at which one row is
+# multiplied by a plain weight; nanoseconds of an element of a weight that is put in order; how much faster many rows are
+# multiplied; and what a call of oneDNN takes, in calls of BLAS.
+VECTOR, PUT_IN_ORDER, PACKED_RATE, PACKED_CALL = 0.9, 0.15, 1.15, 18.0
+
 # Steps of arithmetic from which a table is read where its elements would be made again, where so many elements are read
 # with each: a load of a small table takes as long as a few of them.
 STEPS, SPREAD = 6, 4
@@ -52,10 +57,23 @@ def joint_pays(sizes: Sequence[tuple[int, int, int]], itemsize: int, target: Tar
     return spared >= NOTICED * max(read / machine.bandwidth, flops / machine.matmul)
 
 
+def packed_pays(rows: int, inner: int, columns: int, itemsize: int, target: Target) -> bool:
+    """Whether a product of ``rows`` rows is faster with its weight in a library's own layout than with the plain one,
+    which BLAS puts in order at each call. A single row of float32 it multiplies by the weight as that lies."""
+    if target.is_gpu:
+        return False
+    machine, elements = target.machine, inner * columns
+    read, multiplied = elements * itemsize / machine.bandwidth, 2.0 * rows * elements / machine.matmul
+    vector = rows == 1 and itemsize == 4
+    plain = read / VECTOR if vector else PUT_IN_ORDER * elements + max(read, multiplied)
+    packed = max(read, multiplied / PACKED_RATE) + PACKED_CALL * machine.launch
+    return packed < (1 - NOTICED) * plain
+
+
 def table_pays(steps: int, size: int, elements: int, target: Target) -> bool:
     """Whether a table of ``size`` numbers, each made by so many steps, is kept for kernels of so many ``elements``.
     Threads of a GPU make numbers while they wait for memory, and a table would be one more wait."""
     return not target.is_gpu and steps >= STEPS and elements >= SPREAD * size
 
 
-__all__ = ["joint_pays", "table_pays", "wide_pays"]
+__all__ = ["joint_pays", "packed_pays", "table_pays", "wide_pays"]

@@ -41,7 +41,7 @@ from .calls import GATHER, Calls
 from .frame import plan_frame
 from .launch import CONTEXT_AT, MOST_POINTERS
 from .shims import Shims, shim_call
-from .table import DIES, ELEMENT_SHIFT, IS_SIZE, IS_TENSOR, NOTHING, OBJECT, SIZE, UNUSED
+from .table import DIES, ELEMENT_SHIFT, IS_SIZE, IS_TENSOR, NOTHING, OBJECT, OPAQUE, SIZE, UNUSED
 
 ENTRY = "mlc_host"
 # Functions of torch's C interface, for CUDA and HIP alike (aoti_torch/c/shim.h).
@@ -302,7 +302,8 @@ class _Emitter(Calls):
         wanted = frozenset(self.symbols.values())
         binds = [s for s in program.steps if isinstance(s, BindSize) and s.dim is None and s.symbol in wanted]
         sizes = frozenset(name for s in binds for name in s.facts.reads)
-        kinds = [self.kind(name, sizes) for name in program.arguments]
+        opaque = program.opaque
+        kinds = [self.kind(name, sizes, opaque) for name in program.arguments]
         body, self.b.lines = self.b.lines, []
         self.b.lines.append(f"define ptr @{ENTRY}(ptr %self, ptr %list) {{")
         self.b.label("entry")
@@ -377,12 +378,14 @@ class _Emitter(Calls):
             guard = self.b.value("load ptr, ptr %guard")
             self.b.line(f"call i32 {self.b.own_word('function', DROP_GUARD)}(ptr {guard})")
 
-    def kind(self, name: str, sizes: frozenset[str]) -> int:
+    def kind(self, name: str, sizes: frozenset[str], opaque: frozenset[str]) -> int:
         """What an argument is, for the function that takes arguments over."""
         if name not in self.used:
             return UNUSED  # whatever it is; torch gives None for some of them
         if name in self.program.inputs:
             shift = self.program.inputs[name].dtype.itemsize.bit_length() - 1
+            if name in opaque:
+                return IS_TENSOR | OPAQUE
             return IS_TENSOR | (DIES if name in self.frame.dying else 0) | shift << ELEMENT_SHIFT
         return IS_SIZE if name in sizes else 0
 

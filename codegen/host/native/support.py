@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..memory.blocks import LEAST_BLOCK
 from .launch import CONTEXTS, LAUNCH
 from .objects import OBJECTS, OUTSIDE
-from .table import DIES, ELEMENT_SHIFT, IS_SIZE, IS_TENSOR, UNUSED, place
+from .table import DIES, ELEMENT_SHIFT, IS_SIZE, IS_TENSOR, OPAQUE, UNUSED, place
 
 
 def support_text() -> str:
@@ -101,6 +101,10 @@ known:
   %word = mul i64 %k, 3
   %slot = getelementptr inbounds i64, ptr %frame, i64 %word
   store ptr %inside, ptr %slot
+  %opaque.bit = and i8 %kind, {OPAQUE}
+  %opaque = icmp ne i8 %opaque.bit, 0
+  br i1 %opaque, label %more, label %open
+open:
   %lost = call i1 @find(ptr %table, ptr %slot)
   br i1 %lost, label %wrong, label %there
 there:

@@ -14,6 +14,8 @@ TENSOR, OBJECT, SIZE, NOTHING = range(4)
 # What an argument of a program is: bits of its description, and the power of two that is the size of an element.
 IS_TENSOR, IS_SIZE, DIES, UNUSED = 1, 2, 4, 8
 ELEMENT_SHIFT = 4
+# A tensor without an address, above the three bits of the shift.
+OPAQUE = 128
 
 WORDS = (
     "Tensor",

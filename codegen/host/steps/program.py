@@ -12,6 +12,7 @@ from functools import lru_cache
 import sympy
 
 from ....ir.expr.symbols import SymbolTable
+from ....ir.graph.effects import opaque_operand
 from ....ir.graph.graph import TensorType
 from .resolved import RunKernel
 from .step import CallLibrary, HostStep, Launch, Repeat
@@ -82,6 +83,15 @@ class HostProgram:
             numbers = range(at, at + (len(step.steps) if isinstance(step, Repeat) else 1))
             at = numbers.stop
             yield numbers, step
+
+    @property
+    def opaque(self) -> frozenset[str]:
+        """Arguments that only a library can read, since they lie in a layout of its own."""
+        loops = [s for s in self.steps if isinstance(s, Repeat)]
+        steps = [*self.steps, *(s for loop in loops for s in loop.steps)]
+        found = {opaque_operand(s.node) for s in steps if isinstance(s, CallLibrary)}
+        taken = {n for loop in loops for name, names in loop.taken.items() if name in found for n in names}
+        return frozenset(n for n in self.inputs if n in found | taken)
 
     @property
     def peak_bytes(self) -> sympy.Expr:

@@ -170,7 +170,9 @@ class _Resolver:
         """With steps that repeat, the arguments that something reads, those of the steps as lists."""
         p = self.program
         laid_out = {s.name for s in steps if isinstance(s, CheckLayout)}
-        least = {n: min(least_memory(k), 1) if n in laid_out else least_memory(k) for n, k in p.inputs.items()}
+        opaque = p.opaque
+        least = {n: 0 if n in opaque else least_memory(k) for n, k in p.inputs.items()}
+        least |= {n: min(least[n], 1) for n in laid_out & least.keys()}
         loops = [s for s in p.steps if isinstance(s, Repeat)]
         if not loops:
             return Take(p.arguments, None, {}, self.gpu, least)
@@ -183,6 +185,10 @@ class _Resolver:
             self.items |= {n: Item(each(name), -1 - k) for k, n in enumerate(names)}
         single = tuple(n for n in place if n in read and n not in self.items)
         return Take(single, tuple(place[n] for n in single), lists, self.gpu, least)
+
+    def least(self, name: str) -> int:
+        """Bytes of memory that an argument has at least; 0 where nobody may look."""
+        return 0 if name in self.program.opaque else least_memory(self.program.inputs[name])
 
     def look_at_all(self, steps: Sequence[HostStep], least: Mapping[str, int]) -> Iterator[HostStep]:
         """At the beginning, unless the program itself may give memory to arguments or take it."""
@@ -203,9 +209,8 @@ class _Resolver:
         if target.startswith("hop::") or "resize_storage" in target:
             return
         for name in step.facts.touches:
-            kind = self.program.inputs.get(name)
-            if kind is None or name in self.looked_at:
+            if name not in self.program.inputs or name in self.looked_at:
                 continue
             self.looked_at.add(name)
-            if least := least_memory(kind):
+            if least := self.least(name):
                 yield LookAt({name: least}, {}, self.program.launches > 0)

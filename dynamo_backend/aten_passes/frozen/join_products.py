@@ -7,7 +7,6 @@ of the library multiplies; each result is a view of some columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,23 +19,10 @@ from ..context import AtenContext
 from ..write import NodeWriter, tidy
 from .known import hoist, is_view, known_of, memories
 from .part import FOR
+from .weight_products import WeightProduct, is_memory, weight_product
 from .worth import Worth
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True, slots=True)
-class _Alike:
-    """``x @ weight + bias``, ``weight`` of shape (inner, columns)."""
-
-    node: fx.Node
-    x: fx.Node
-    weight: fx.Node
-    bias: fx.Node | None
-
-    @property
-    def columns(self) -> int:
-        return int(self.weight.meta["val"].shape[1])
 
 
 def join_products(gm: fx.GraphModule, context: AtenContext) -> int:
@@ -45,10 +31,10 @@ def join_products(gm: fx.GraphModule, context: AtenContext) -> int:
     known = known_of(graph, context.frozen)
     (end,) = graph.find_nodes(op="output")
     worth = Worth({ref for n in end.all_input_nodes for ref in memories(n)}, context.target)
-    groups: dict[tuple[fx.Node, bool, torch.dtype], list[_Alike]] = {}
+    groups: dict[tuple[fx.Node, bool, torch.dtype], list[WeightProduct]] = {}
     for node in graph.nodes:
-        product = _product(node, known)
-        if product is not None and _is_memory(product.weight, worth) and memories(node).isdisjoint(worth.leaving):
+        product = weight_product(node, known)
+        if product is not None and is_memory(product.weight, worth) and memories(node).isdisjoint(worth.leaving):
             key = product.x, product.bias is None, product.weight.meta["val"].dtype
             groups.setdefault(key, []).append(product)
     gone = 0
@@ -63,36 +49,14 @@ def join_products(gm: fx.GraphModule, context: AtenContext) -> int:
     return gone
 
 
-def _product(node: fx.Node, known: set[fx.Node]) -> _Alike | None:
-    if node.target is aten.mm.default:
-        x, weight = node.args
-        bias = None
-    elif node.target is aten.addmm.default and not node.kwargs:
-        bias, x, weight = node.args
-        if bias not in known or bias.meta["val"].shape != weight.meta["val"].shape[1:]:
-            return None
-    else:
-        return None
-    if weight not in known or x in known or weight.meta["val"].is_complex():
-        return None
-    return _Alike(node, x, weight, bias)
-
-
-def _is_memory(weight: fx.Node, worth: Worth) -> bool:
-    """Whether a weight is memory as it is: a parameter, or what is kept, or a view of one."""
-    while weight.op == "call_function" and is_view(weight):
-        weight = weight.all_input_nodes[0]
-    return weight.op == "placeholder" or worth.keeps(weight)
-
-
-def _pays(products: Sequence[_Alike], context: AtenContext) -> bool:
+def _pays(products: Sequence[WeightProduct], context: AtenContext) -> bool:
     x = products[0].x.meta["val"]
     target = context.target(str(x.device))
     sizes = [(hint_of(x.shape[0]), hint_of(x.shape[1]), p.columns) for p in products]
     return joint_pays(sizes, x.dtype.itemsize, target)
 
 
-def _joined(graph: fx.Graph, products: Sequence[_Alike]) -> int:
+def _joined(graph: fx.Graph, products: Sequence[WeightProduct]) -> int:
     """How many products are gone: none where what looks at a result could not look at some columns of another."""
     first = products[0]
     out = NodeWriter(graph, first.node)

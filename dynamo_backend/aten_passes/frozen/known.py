@@ -17,6 +17,8 @@ from ..share_nodes import _is_higher, storage_of
 
 # Ops whose meaning is torch's own.
 _OWN = ("aten", "prims")
+# Weights in a layout of a library's own: the results are read by its ops alone.
+PACKING = ("mkldnn::_reorder_linear_weight",)
 # Memory with nothing in it is no value.
 _EMPTY = (
     "empty",
@@ -81,7 +83,9 @@ def _is_value(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         return _is_plain(node.meta.get("val"))
     op = node.target
-    if not isinstance(op, OpOverload) or op.namespace not in _OWN or "unbacked_bindings" in node.meta:
+    if not isinstance(op, OpOverload) or (op.namespace not in _OWN and op._schema.name not in PACKING):
+        return False
+    if "unbacked_bindings" in node.meta:
         return False
     if op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags or op._opname in _EMPTY:
         return False
