@@ -234,9 +234,9 @@ def call_time(call: Call, target: Target) -> tuple[float, int]:
     such of padded copies; here the faster of both counts."""
     dtype = DType.from_torch(call.dtype)
     if not wants_aligned(target, dtype) or dtype not in target.machine.multiplied:
-        return call_seconds(call.operations, dtype, call.moved, target), call.moved
+        return call_seconds(call.operations, dtype, call.moved, target, narrow=call.narrow), call.moved
     left = rates_left(call.even_operands, call.even_result)
-    as_is = call_seconds(call.operations, dtype, call.moved, target, left), call.moved
+    as_is = call_seconds(call.operations, dtype, call.moved, target, left, call.narrow), call.moved
     if left == (1.0, 1.0):
         return as_is
     copies = sum(copying_time(target.machine, n) for n in call.padded) * 1e-9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -17,6 +17,7 @@ from ...ir.target import Target
 from ...runtime.model.predict import EFFICIENCY
 from ...scheduler.cost.alignment import rates_left, wants_aligned
 from ...scheduler.cost.begun import copy_time
+from ...scheduler.cost.gpu_tiles import LEAST
 from ...scheduler.facts.contraction import factors_of, is_aligned
 
 # What libraries' products reach of ``Machine.matmul``: cuBLAS takes 189 us for 4096 x 4096 x 4096 halves on an H200.
@@ -36,17 +37,25 @@ def library_seconds(node: Library, graph: Graph, moved: int, target: Target) -> 
     if copy is not None:
         sides = 1 if copy.to_host or copy.from_host else 2
         return copy_time(graph.symbols.hint(copy.type.nbytes), *(target.machine,) * sides) * 1e-9
-    dtype = _multiplied(node, graph)
-    return call_seconds(operations_of(node, graph), dtype, moved, target, _rates_left(node, graph, dtype, target))
+    dtype, types = _multiplied(node, graph), graph.types()
+    narrow = has_narrow_groups(node.target, tuple(_given(a, types, graph.symbols.hint) for a in node.args))
+    left = _rates_left(node, graph, dtype, target)
+    return call_seconds(operations_of(node, graph), dtype, moved, target, left, narrow)
 
 
 def call_seconds(
-    operations: int, dtype: DType, moved: int, target: Target, left: tuple[float, float] = (1.0, 1.0)
+    operations: int,
+    dtype: DType,
+    moved: int,
+    target: Target,
+    left: tuple[float, float] = (1.0, 1.0),
+    narrow: bool = False,
 ) -> float:
-    """The same of a call by its figures; ``dtype`` is what it multiplies, and ``left`` what is left of the rates of
-    reading and of multiplying."""
+    """The same of a call by its figures; ``dtype`` is what it multiplies, ``left`` what is left of the rates of
+    reading and of multiplying, and ``narrow`` whether it is a convolution that has no tiles for tensor cores."""
     machine, (reading, multiplying) = target.machine, left
-    compute = operations / (_PRODUCTS * product_rate(dtype, target) * multiplying)
+    rate = min(product_rate(dtype, target), machine.float32) if narrow else product_rate(dtype, target)
+    compute = operations / (_PRODUCTS * rate * multiplying)
     return (max(compute, moved / (EFFICIENCY * machine.bandwidth * reading)) + machine.launch) * 1e-9
 
 
@@ -59,6 +68,15 @@ def _rates_left(node: Library, graph: Graph, dtype: DType, target: Target) -> tu
         (is_aligned(types[n], graph.symbols, typically=True) for n in ns) for ns in (names, node.names)
     )
     return rates_left(all(operands), all(results))
+
+
+def has_narrow_groups(op: str, args: Sequence[Any]) -> bool:
+    """Whether a call is a convolution whose groups have fewer results at a place than a tile of tensor cores has
+    columns (depthwise ones have one): lanes multiply those. ``args`` hold tensors."""
+    if op.partition("::")[2].partition(".")[0] != "convolution":
+        return False
+    weight, transposed, groups = args[1], bool(args[6]), int(args[8])
+    return groups > 1 and (weight.shape[1] if transposed else weight.shape[0] // groups) < LEAST
 
 
 def operations_of(node: Library, graph: Graph) -> int:

@@ -13,6 +13,7 @@ import sympy
 from ...ir.expr.value import Index, Load, free_symbols, is_value
 from ...ir.nest.loops import Access, Block, Buffer, Loop, LoopKind, LoopNest, Scope, blocks
 from ...scheduler.primitives.analysis.tree import linear_part
+from .places import place_of
 from .traffic import Traffic
 
 # The widest access of a lane, and the share of a kernel's traffic below which an array does not matter.
@@ -22,8 +23,8 @@ _WIDEST, _SHARE = 16, 1 / 16
 def contiguous_bytes(nest: LoopNest, traffic: Traffic, warp: int) -> int | None:
     """The least contiguous bytes of a warp's accesses of the arrays that matter; None where there are none.
 
-    Each access is looked at in the first tile of the nest as it is scheduled. Along axes by which data decide places,
-    those lie apart.
+    Each access is looked at in the first tile of the nest as it is scheduled; one whose place is computed, as where a
+    border is mirrored, in the middle tile. Along axes by which data decide places, those lie apart.
     """
     matter = {n for n, v in traffic.arrays.items() if v.read + v.written >= _SHARE * traffic.moved}
     return min((least for _, least in _runs(nest, matter, warp)), default=None)
@@ -49,8 +50,8 @@ def _runs(nest: LoopNest, arrays: Collection[str], warp: int) -> Iterator[tuple[
             buffer = buffers[site.buffer]
             if buffer.scope is not Scope.GLOBAL or buffer.name not in arrays:
                 continue
-            moving = [*_steps(nest, block, buffer, site.indices, lanes)]
-            together = _together([*moving, *_steps(nest, block, buffer, site.indices, parts)])
+            moving = [*_steps(nest, block, buffer, site.indices, lanes, outer)]
+            together = _together([*moving, *_steps(nest, block, buffer, site.indices, parts, outer)])
             if together is not None and any(step != 0 and many > 1 for step, many in moving):
                 yield buffer.name, min(together * buffer.dtype.itemsize, warp * _WIDEST)
 
@@ -68,21 +69,30 @@ def _together(steps: Sequence[tuple[int | None, int]]) -> int | None:
 
 
 def _steps(
-    nest: LoopNest, block: Block, buffer: Buffer, indices: tuple[Index, ...], lanes: list[Loop]
+    nest: LoopNest,
+    block: Block,
+    buffer: Buffer,
+    indices: tuple[Index, ...],
+    lanes: list[Loop],
+    outer: Sequence[Loop],
 ) -> Iterator[tuple[int | None, int]]:
     """By axis of the tile: the elements between neighbours, and how many follow one another so; None where the data
     place them."""
     bindings = {a.var: b for a, b in zip(block.axes, block.bindings, strict=True)}
     place, decided = sympy.S.Zero, set[sympy.Symbol]()
     for index, stride in zip(indices, buffer.strides, strict=True):
-        if is_value(index):
+        known = place_of(index)
+        if known is None:
             named = free_symbols(Load("", (index,), index.dtype))
             decided |= {s for v in named for s in bindings.get(v, v).free_symbols}
         else:
-            place += index.xreplace(bindings) * stride  # type: ignore[union-attr]
+            place += known.xreplace(bindings) * stride
     sizes = {s: sympy.Integer(nest.symbols.hint(s)) for s in nest.symbols.symbols}
     others = {s: sympy.S.Zero for s in place.free_symbols if s not in sizes}
-    begin = int(place.xreplace({**others, **sizes}))
+    if any(map(is_value, indices)):
+        # What is mirrored or clamped at the borders is so in few tiles; one in the middle tells of most.
+        others |= {lp.var: sympy.Integer(nest.symbols.hint(lp.extent) // 2) for lp in outer if lp not in lanes}
+    begin = int(place.xreplace({**others, **sizes, **{lp.var: sympy.S.Zero for lp in lanes}}))
     for lane in lanes:
         extent = _lanes(nest, block, lane)
         if lane.var in decided:

@@ -10,10 +10,11 @@ from typing import Any
 
 import sympy
 
-from ...ir.expr.value import Index, Load, free_symbols, is_value
+from ...ir.expr.value import Index, Load, free_symbols
 from ...ir.nest.kinds import BLOCK_KINDS
 from ...ir.nest.loops import Access, Block, Buffer, Loop, LoopNest, Scope, blocks
 from ...ir.oracle.text import index_text
+from .places import place_of
 
 # Programs that are gone through one by one; those behind them are taken to be like these.
 _PROGRAMS = 1 << 15
@@ -60,11 +61,12 @@ def _place(
     bindings = {a.var: b for a, b in zip(block.axes, block.bindings, strict=True)}
     place, decided, own = sympy.S.Zero, False, {lp.var for lp in programs}
     for index, stride in zip(indices, buffer.strides, strict=True):
-        if is_value(index):
+        known = place_of(index)
+        if known is None:
             named = free_symbols(Load("", (index,), index.dtype))
             decided |= any(s in own for v in named for s in bindings.get(v, v).free_symbols)
         else:
-            place += index.xreplace(bindings) * stride  # type: ignore[union-attr]
+            place += known.xreplace(bindings) * stride
     sizes = {s: sympy.Integer(nest.symbols.hint(s)) for s in nest.symbols.symbols}
     others = {s: sympy.S.Zero for s in place.free_symbols if s not in own and s not in sizes}
     return place.xreplace({**sizes, **others}), decided

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from torch_mlc.dynamo_backend.reports.library_time import has_narrow_groups
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.symbols import SymbolTable
 from torch_mlc.ir.graph.graph import TensorType
@@ -51,7 +52,8 @@ class Call:
     """A library's call: operations, of elements of what type, and bytes.
 
     Of a product, whether the rows of its operands and of its result all begin at multiples of 16 bytes, and, where they
-    do not, the bytes of each operand that has to be copied so that they do (``padded``).
+    do not, the bytes of each operand that has to be copied so that they do (``padded``). ``narrow`` are convolutions
+    whose groups have no tiles for tensor cores.
     """
 
     op: str
@@ -61,6 +63,7 @@ class Call:
     even_operands: bool = True
     even_result: bool = True
     padded: tuple[int, ...] = ()
+    narrow: bool = False
 
 
 @dataclass(slots=True)
@@ -154,10 +157,17 @@ class Libraries(TorchDispatchMode):
             operations = int(count(*args, **asked, out_val=result)) if count is not None else 0
             moved = sum(_held(t) * t.element_size() for t in [*read, *made])
             first = read[0] if read else made[0]
-            call = Call(name, operations, first.dtype, moved)
+            narrow = has_narrow_groups(f"aten::{name}", _positional(func, args, asked))
+            call = Call(name, operations, first.dtype, moved, narrow=narrow)
             operands = operands_of(f"aten::{name}.default", args)
             self._found.libraries.append(_with_rows(call, *operands, made[0]) if operands else call)
         return result
+
+
+def _positional(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    """All arguments of an op in the order of its schema."""
+    later = [named.get(a.name, a.default_value) for a in func._schema.arguments[len(args) :]]
+    return (*args, *later)
 
 
 def _with_rows(call: Call, a: Tensor, b: Tensor, result: Tensor) -> Call:

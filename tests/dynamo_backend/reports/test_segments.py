@@ -3,13 +3,17 @@
 from collections.abc import Callable
 
 import pytest
+import sympy
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_mlc
+from torch_mlc.dynamo_backend.reports.places import place_of
 from torch_mlc.dynamo_backend.reports.report import KernelReport
 from torch_mlc.dynamo_backend.reports.segments import contiguous_by_array
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.expr.value import IndexValue, Load, call, const
 
 pytest.importorskip("triton")
 TARGET = "cuda:sm_90"
@@ -58,3 +62,29 @@ def test_figures_are_told() -> None:
     assert "of loads in flight a multiprocessor" in k.show() and "asks for 512 contiguous bytes" in k.show()
     (cpu,) = torch_mlc.explain(torch.exp, torch.ones(8), target="cpu").kernels
     assert cpu.bytes_in_flight is None and cpu.contiguous_bytes is None
+
+
+@pytest.mark.parametrize("border", ["reflect", "replicate"])
+def test_places_that_are_mirrored_or_clamped_are_no_data(border: str) -> None:
+    """Rows of a padded image lie together but at its borders, and no program is apart from the others."""
+
+    def pooled(x: Tensor) -> Tensor:
+        return torch.nn.functional.avg_pool2d(torch.nn.functional.pad(x, (1, 1, 1, 1), mode=border), 3, 1)
+
+    found = kernel(pooled, ((8, 16, 256, 256), BF16))
+    assert found.scheduled is not None and contiguous_by_array(found.scheduled, 32)["in0"] >= 64
+    plain = kernel(lambda x: torch.nn.functional.avg_pool2d(x, 3, 1), ((8, 16, 258, 258), BF16))
+    assert found.prediction is not None and plain.prediction is not None
+    assert found.prediction.bounds["memory"] < 1.5 * plain.prediction.bounds["memory"]
+
+
+def test_forms_of_places() -> None:
+    i = sympy.Symbol("i", integer=True)
+    at, seven = IndexValue(i - 1, DType.INT64), const(7, DType.INT64)
+    mirrored = place_of(call("sub", seven, call("abs", call("sub", call("abs", at), seven))))
+    assert [int(mirrored.subs(i, k)) for k in range(10)] == [1, 0, 1, 2, 3, 4, 5, 6, 7, 6]
+    clamped = place_of(call("minimum", call("maximum", at, const(0, DType.INT64)), seven))
+    assert [int(clamped.subs(i, k)) for k in (0, 1, 5, 9)] == [0, 0, 4, 7]
+    assert place_of(i) == i
+    assert place_of(Load("t", (i,), DType.INT64)) is None
+    assert place_of(call("add", Load("t", (i,), DType.INT64), seven)) is None
