@@ -55,10 +55,10 @@ COLUMNS = 256
 @dataclass(frozen=True, slots=True)
 class Prologue:
     """How a product may make an operand itself though that reads no less: an activation, a norm of rows whose
-    statistics are known, rows that data name. ``made`` is its element, without what is the same along the sum, and ``read`` the bytes that
-    this loads, from ``sources``. ``saved`` are bytes that need not be moved then, and ``launches`` the kernels that are
-    gone; parts of one where several products read the operand, all of which gather it. ``gathers`` where data name the
-    places of elements; these are known before the sum begins."""
+    statistics are known, rows that data name. ``made`` is its element, without what is the same along the sum, and
+    ``read`` the bytes that this loads, from ``sources``. ``saved`` are bytes that need not be moved then, and
+    ``launches`` the kernels that are gone; of an operand that several products gather, the share of one of them.
+    ``gathers`` where data name the places of elements; these are known before the sum begins."""
 
     made: Factored
     read: int
