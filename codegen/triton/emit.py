@@ -37,6 +37,7 @@ from .packed.pairs import Pairs
 from .packed.parts import Parts, WrittenIteration
 from .products.column_parts import ColumnParts
 from .products.descriptors import Descriptors
+from .products.places import load_places
 from .program import BlockInfo, TritonProgram
 from .reach import reach_of
 from .reduce import Reductions
@@ -251,7 +252,7 @@ class _TritonEmitter:
             self.values.visit = set() if self._is_narrow() else None
             self._written_out(loop, var, inside)
         else:
-            self._looped(loop, var)
+            self._looped(loop, var, inside)
         for info in scanning:
             self.scans.end(info)
         for info in carried:
@@ -292,16 +293,17 @@ class _TritonEmitter:
             self._nodes(loop.body)
         self.program.infos, self.parts.iteration = infos, outside
 
-    def _looped(self, loop: Loop, var: sympy.Symbol) -> None:
+    def _looped(self, loop: Loop, var: sympy.Symbol, inside: list[BlockInfo]) -> None:
         if loop.kind is LoopKind.UNROLLED:
             if not loop.extent.is_Integer:
                 raise EmitError(f"loop {loop.var} is unrolled and runs {loop.extent} times; unroll a constant extent")
             self._iterations(loop, var, f"tl.static_range({self.values.index(loop.extent)})")
             return
         limits = self.limits.get(loop.var, Limits())
+        within = [n for n, _ in walk_nodes((loop,)) if isinstance(n, Loop) and n.kind in _IN_ORDER]
+        load_places(self.values, inside, {s for n in within for s in self.program.loops[n.var].free_symbols})
         low, high = self._ends("0", self.values.index(loop.extent), limits)
         if DATA_ENDS.of(loop):
-            inside = [self.program.infos[n.name] for n, _ in walk_nodes(loop.body) if isinstance(n, Block)]
             high = end_of(self.values, self.out, inside, var, high)
         full = full_tiles(self.values, loop, limits) if FULL_TILES.of(loop) else None
         if full is None:

@@ -41,6 +41,8 @@ MAKING = 30 / 29.6
 # Nanoseconds that a step of a program waits where it makes an operand that nobody packed: what it loads for that is not
 # on its way before the last products are done. By the model of time, 64 steps of a GELU take 28 to 33 us longer.
 STEP_WAIT = 450.0
+# Nanoseconds until a program knows which rows it reads, where data say so; the next programs ask while others multiply.
+LOOKUP_WAIT = 700.0
 # Opening has to save this share of the time: the model is a model.
 WORTH = 0.08
 # And so much of it a sum in pieces, which needs a second kernel.
@@ -337,19 +339,22 @@ def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -
     # What is memory as it is but for factors of the result is copied ahead as any operand is.
     waits = any(o.prologue is not None and inlined and o.flops for o, inlined in zip((p.a, p.b), packed, strict=True))
     wait = STEP_WAIT / STEP if waits else 0.0
+    both = zip((p.a, p.b), packed, strict=True)
+    looks = any(inlined and o.prologue is not None and o.prologue.gathers for o, inlined in both)
+    lookup = LOOKUP_WAIT if looks else 0.0
 
     def cut(pieces: int) -> float:
         sums = pieces * p.batch * p.m * p.n * p.accumulator.itemsize
         added = 2 * sums / machine.bandwidth + machine.launch if pieces > 1 else 0.0
         found = multiplying_time(_size(p), pieces, moved, rates, _shapes(p, kinds), making, wait)
-        return found + added + narrow
+        return found + added + narrow + lookup
 
     def dealt(shape: TileShape) -> float:
         tiles = p.batch * -(-p.m // shape.rows) * -(-p.n // shape.columns)
         # A sum for each tile that a program may touch is written; one for each that it does touch is read.
         sums = machine.cores * (-(-tiles // machine.cores) + 1) + tiles + machine.cores
         added = sums * shape.rows * shape.columns * p.accumulator.itemsize / machine.bandwidth + machine.launch
-        return dealt_time(_size(p), moved, rates, shape, making) + added + narrow
+        return dealt_time(_size(p), moved, rates, shape, making) + added + narrow + lookup
 
     whole = cut(1)
     ways = [_Way(cut(k), whole, k) for k in _pieces(p)[1:]]

@@ -7,7 +7,7 @@ instead; ``operand_of`` finds how, through views, with no list of forms.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import sympy
@@ -15,7 +15,7 @@ import sympy
 from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
 from ...ir.expr.symbols import SymbolTable
-from ...ir.expr.value import Expr, Index, Load, flops, is_value, length, loads, rewrite, symbol, walk
+from ...ir.expr.value import Expr, Index, Load, flops, free_symbols, is_value, length, loads, rewrite, symbol, walk
 from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import Compute, Graph, Library, Node, Ref, TensorType, node_values, uses
 from ...ir.graph.graph import Reduction as ReductionNode
@@ -55,9 +55,10 @@ COLUMNS = 256
 @dataclass(frozen=True, slots=True)
 class Prologue:
     """How a product may make an operand itself though that reads no less: an activation, a norm of rows whose
-    statistics are known. ``made`` is its element, without what is the same along the sum, and ``read`` the bytes that
-    this loads, from ``sources``. ``saved`` are bytes that need not be moved then, and ``launches`` the kernels that are
-    gone."""
+    statistics are known, rows that data name. ``made`` is its element, without what is the same along the sum, and
+    ``read`` the bytes that this loads, from ``sources``. ``saved`` are bytes that need not be moved then, and
+    ``launches`` the kernels that are gone; of an operand that several products gather, the share of one of them.
+    ``gathers`` where data name the places of elements; these are known before the sum begins."""
 
     made: Factored
     read: int
@@ -65,7 +66,8 @@ class Prologue:
     is_wide: bool
     sources: frozenset[str]
     saved: int
-    launches: int
+    launches: float
+    gathers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +370,8 @@ class Products:
     def _is_needed(self, name: str, node: Library) -> bool:
         base = self.views.base(name)
         others = [r for r in self.readers.get(base, ()) if r is not node]
+        if base in self.gathering and all(map(factors_of, others)):
+            others = []  # whoever multiplies it can gather it too
         return base not in self.makers or base in self.leaving or bool(others)
 
     def operand(self, name: str, indices: tuple[Index, ...], extents: Mapping[sympy.Symbol, sympy.Expr]) -> Operand:
@@ -393,6 +397,8 @@ class Products:
         # Loops read through copies, whatever layout those have.
         wide = self._is_wide(value if isinstance(value, Load) else made.rest)
         prologue = self._prologue(value, parts, found, read) if read >= found else None
+        if prologue is None and read >= found and inliner.gathers:
+            prologue = self._gathered(name, plain, extents)
         return Operand(name, kind, plain, made, found, read, cost, stop, wide, aligned, prologue)
 
     def _prologue(self, value: Expr, made: Factored, nbytes: int, read: int) -> Prologue | None:
@@ -408,6 +414,36 @@ class Products:
             return None
         saved = nbytes if stays else nbytes + read
         return Prologue(made, read, flops(made.rest), self._is_wide(made.rest), sources, saved, int(not stays))
+
+    def _gathered(self, name: str, plain: Load, extents: Mapping[sympy.Symbol, sympy.Expr]) -> Prologue | None:
+        """How a product may read an operand through the indices that say where its elements are, where those do not
+        vary along the sum and name whole rows."""
+        kind, hint = self.types[name], self.graph.symbols.hint
+        value = _Inliner(self, extents, through=True).expand(self.views.resolve(plain, extents))
+        if self.is_too_much(flops(value), length(value)):
+            return None
+        elements = without_places(value)
+        makers = [self.made[ld.buffer] for ld in loads(value) if ld.buffer in self.made]
+        if value == elements or not all(isinstance(m, (Library, ReductionNode)) or self._stays(m) for m in makers):
+            return None
+        # A table of few rows is read from memory once, whoever asks for them.
+        whole = hint(kind.numel)
+        of_elements = {ld.buffer: min(hint(self.types[ld.buffer].nbytes), whole * ld.dtype.itemsize)
+                       for ld in loads(elements)}  # fmt: skip
+        sources = frozenset(ld.buffer for ld in loads(value))
+        read = sum(of_elements.values()) + sum(hint(self.types[n].nbytes) for n in sources - of_elements.keys())
+        made, readers = factored(value, R0), len(self._products_of(name))
+        return Prologue(made, read, flops(without_places(made.rest)), self._is_wide(without_places(made.rest)), sources,
+                        (hint(kind.nbytes) + read) // readers, 1 / readers, True)  # fmt: skip
+
+    def _stays(self, maker: Node) -> bool:
+        """Whether something beside one element-wise node needs what a node makes in memory."""
+        (name, *_) = maker.names
+        return name in self.leaving or any(not isinstance(r, Compute) for r in self.readers.get(name, ()))
+
+    def _products_of(self, name: str) -> list[Node]:
+        """The products that read a tensor."""
+        return [r for r in self.readers.get(self.views.base(name), ()) if factors_of(r)]
 
     def _is_wide(self, value: Expr) -> bool:
         """Whether the rows of all matrices that are loaded start at multiples of 16 bytes."""
@@ -425,25 +461,50 @@ class Products:
 
 @dataclass(slots=True)
 class _Inliner:
-    """Replaces loads by what they are made of, as far as point-wise producers reach."""
+    """Replaces loads by what they are made of, as far as point-wise producers reach, and ``through`` indices that data
+    give, where those do not vary along the sum; ``gathers`` where it has met any."""
 
     products: Products
     extents: Mapping[sympy.Symbol, sympy.Expr]
     stop: str = ""
+    through: bool = False
+    gathers: bool = False
 
     def expand(self, value: Expr) -> Expr:
-        products, table = self.products, self.products.graph.symbols
+        return rewrite(value, self._made)
 
-        def leaf(e: Expr) -> Expr | None:
-            if not isinstance(e, Load) or (maker := products.makers.get(e.buffer)) is None:
-                return None
-            if maker.name in products.gathering:
+    def _made(self, e: Expr) -> Expr | None:
+        products, table = self.products, self.products.graph.symbols
+        if not isinstance(e, Load) or (maker := products.makers.get(e.buffer)) is None:
+            return None
+        if maker.name in products.gathering:
+            self.gathers = True
+            if not self.through:
                 self.stop = f"{maker.name} gathers by data: it is made first, and the product reads it"
                 return None
-            made = map_value(products.definition(maker), dict(zip(maker.axes, e.indices, strict=True)))
-            return self.expand(rewrite(made, lambda _: None, lambda i: simplify(i, self.extents, table)))
+        elif any(map(is_value, e.indices)) and products._stays(maker):
+            return None
+        made = map_value(products.definition(maker), dict(zip(maker.axes, e.indices, strict=True)))
+        if self.through and not all(self._is_row(ld) for ld in loads(made)):
+            return None
+        return self.expand(rewrite(made, lambda _: None, lambda i: simplify(i, self.extents, table)))
 
-        return rewrite(value, leaf)
+    def _is_row(self, load: Load) -> bool:
+        """Whether the places that data name in a tensor are the same along the sum, and are those of rows."""
+        strides = self.products.types[load.buffer].strides
+        places = [(i, s) for i, s in zip(load.indices, strides, strict=True) if is_value(i)]
+        return R0 not in free_symbols(load) or all(R0 not in free_symbols(i) and s != 1 for i, s in places)  # type: ignore[arg-type]
+
+
+def without_places(value: Expr) -> Expr:
+    """A value with elements at the first place where data name one: what is loaded and computed for each element."""
+
+    def leaf(e: Expr) -> Expr | None:
+        if isinstance(e, Load) and any(map(is_value, e.indices)):
+            return replace(e, indices=tuple(sympy.S.Zero if is_value(i) else i for i in e.indices))
+        return None
+
+    return rewrite(value, leaf)
 
 
 def _gathers(maker: Compute | ReductionNode) -> bool:

@@ -244,7 +244,9 @@ def _operand(nest: LoopNest, block: Block, parts: Sequence[Expr]) -> DotOperand:
     while isinstance(loaded, Select) and isinstance(loaded.if_false, Const) and loaded.if_false.value == 0:
         loaded = loaded.if_true  # a copy may put zeros
     plain = isinstance(loaded, Load) and nest.buffer(loaded.buffer).scope is Scope.GLOBAL
-    plain = plain and not any(is_value(i) for i in loaded.indices)  # type: ignore[union-attr]
+    # Rows that data name are copied as others are, where they are known before the sum begins.
+    summed = {a.var for a in block.axes if a.kind is AxisKind.REDUCTION}
+    plain = plain and not any(is_value(i) and free_symbols(i) & summed for i in loaded.indices)  # type: ignore[union-attr, arg-type]
     return DotOperand((factor,), factor.dtype, plain)
 
 

@@ -104,10 +104,8 @@ def _is_masked(values: Values, info: BlockInfo, expr: Expr) -> bool:
         expr = expr.value
     if not isinstance(expr, Load) or values.program.buffers[expr.buffer].scope is not Scope.GLOBAL:
         return False
-    if any(is_value(i) for i in expr.indices):
-        return False
     # An expanded dimension has one element for all lanes, which none of them switches off.
     strides = values.program.buffers[expr.buffer].strides
-    moving = [i for i, stride in zip(expr.indices, strides, strict=True) if stride != 0]
-    moved = {s for i in moving for v in i.free_symbols & info.axes.keys() for s in info.axes[v].free_symbols}
+    moving = [i for i, stride in zip(expr.indices, strides, strict=True) if stride != 0 and not is_value(i)]
+    moved = {s for i in moving for v in i.free_symbols & info.axes.keys() for s in info.axes[v].free_symbols}  # type: ignore[union-attr]
     return info.reduced_tile <= moved
