@@ -38,8 +38,8 @@ def pack_weights(gm: fx.GraphModule, context: AtenContext) -> int:
         if (p.weight, rows) not in packed:
             packed[p.weight, rows] = _packed(graph, p, rows)
         with graph.inserting_before(p.node):
-            args = p.x, packed[p.weight, rows], p.bias, "none", [], ""
-            new = NodeWriter(graph, p.node).call(torch.ops.mkldnn._linear_pointwise.default, *args)
+            out, multiply = NodeWriter(graph, p.node), torch.ops.mkldnn._linear_pointwise.default
+            new = out.call(multiply, p.x, packed[p.weight, rows], p.bias, "none", [], "")
         assert new.meta["val"].stride() == p.node.meta["val"].stride()
         p.node.replace_all_uses_with(new)
     tidy(graph)
@@ -50,12 +50,13 @@ def pack_weights(gm: fx.GraphModule, context: AtenContext) -> int:
 def _pays(p: WeightProduct, context: AtenContext) -> bool:
     """Whether a product has a size that does not vary, for which its weight is laid out, and gains by it."""
     x, weight = p.x.meta["val"], p.weight.meta["val"]
-    if not isinstance(x.shape[0], int) or x.device.type != "cpu" or context.options.target not in (None, "cpu"):
+    if not isinstance(x.shape[0], int):
         return False
     if p.bias is not None and p.bias.meta["val"].dtype is not x.dtype:
         return False
-    size = (x.shape[0], *weight.shape)
-    return packed_pays(*size, weight.dtype.itemsize, context.target("cpu")) and has_layout(weight.dtype)
+    inner, columns = weight.shape
+    target = context.target(str(x.device))
+    return packed_pays(x.shape[0], inner, columns, weight.dtype.itemsize, target) and has_layout(weight.dtype)
 
 
 def _packed(graph: fx.Graph, p: WeightProduct, rows: int) -> fx.Node:
