@@ -15,9 +15,9 @@ from .contraction_cpu import ORDER, ROWS
 # The share of a time that is worth a copy of the weights.
 NOTICED = 0.02
 
-# Of BLAS beside oneDNN with a weight in its layout, on one core of Zen 4: the share of the bandwidth at which one row is
-# multiplied by a plain weight; nanoseconds of an element of a weight that is put in order; how much faster many rows are
-# multiplied; and what a call of oneDNN takes, in calls of BLAS.
+# Of BLAS beside oneDNN with a weight in its layout, on one core of Zen 4: the share of the bandwidth at which one row
+# is multiplied by a plain weight; nanoseconds of an element of a weight that is put in order; how much faster many rows
+# are multiplied; and what a call of oneDNN takes, in calls of BLAS.
 VECTOR, PUT_IN_ORDER, PACKED_RATE, PACKED_CALL = 0.9, 0.15, 1.15, 18.0
 
 # Steps of arithmetic from which a table is read where its elements would be made again, where so many elements are read

@@ -6,6 +6,7 @@ BLAS puts a weight in order at each call. For few rows this is most of a product
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import fx
@@ -38,7 +39,7 @@ def pack_weights(gm: fx.GraphModule, context: AtenContext) -> int:
         if (p.weight, rows) not in packed:
             packed[p.weight, rows] = _packed(graph, p, rows)
         with graph.inserting_before(p.node):
-            args = p.x, packed[p.weight, rows], p.bias, "none", [], ""
+            args: tuple[Any, ...] = p.x, packed[p.weight, rows], p.bias, "none", [], ""
             new = NodeWriter(graph, p.node).call(torch.ops.mkldnn._linear_pointwise.default, *args)
         assert new.meta["val"].stride() == p.node.meta["val"].stride()
         p.node.replace_all_uses_with(new)
@@ -54,8 +55,9 @@ def _pays(p: WeightProduct, context: AtenContext) -> bool:
         return False
     if p.bias is not None and p.bias.meta["val"].dtype is not x.dtype:
         return False
-    size = (x.shape[0], *weight.shape)
-    return packed_pays(*size, weight.dtype.itemsize, context.target("cpu")) and has_layout(weight.dtype)
+    inner, columns = weight.shape
+    itemsize = weight.dtype.itemsize
+    return packed_pays(x.shape[0], inner, columns, itemsize, context.target("cpu")) and has_layout(weight.dtype)
 
 
 def _packed(graph: fx.Graph, p: WeightProduct, rows: int) -> fx.Node:
