@@ -51,13 +51,14 @@ def pack_weights(gm: fx.GraphModule, context: AtenContext) -> int:
 def _pays(p: WeightProduct, context: AtenContext) -> bool:
     """Whether a product has a size that does not vary, for which its weight is laid out, and gains by it."""
     x, weight = p.x.meta["val"], p.weight.meta["val"]
-    if not isinstance(x.shape[0], int) or x.device.type != "cpu" or context.options.target not in (None, "cpu"):
+    if not isinstance(x.shape[0], int):
         return False
     if p.bias is not None and p.bias.meta["val"].dtype is not x.dtype:
         return False
     inner, columns = weight.shape
-    itemsize = weight.dtype.itemsize
-    return packed_pays(x.shape[0], inner, columns, itemsize, context.target("cpu")) and has_layout(weight.dtype)
+    target = context.target(str(x.device))
+    pays = packed_pays(x.shape[0], inner, columns, weight.dtype.itemsize, target)
+    return pays and has_layout(weight.dtype)
 
 
 def _packed(graph: fx.Graph, p: WeightProduct, rows: int) -> fx.Node:
