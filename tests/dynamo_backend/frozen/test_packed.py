@@ -89,6 +89,10 @@ def test_what_gains_nothing_stays_plain() -> None:
     )
 
 
+def test_a_gpu_gets_plain_weights() -> None:
+    assert PACKED not in calls_of(nn.Linear(512, 768), torch.randn(4, 512), target="cuda:sm_90")
+
+
 def test_rows_that_vary_read_the_plain_weight() -> None:
     model = nn.Linear(512, 768)
     compiled = torch.compile(model, backend="mlc", options=FREEZE, dynamic=True)
