@@ -18,7 +18,7 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Call, Cast, Const, Expr, Load, Select
 from ..functions import typed_literal
 from ..writer import Value
-from .digits import Digit, digit_of
+from .digits import Digit, digit_of, span_of, sum_span
 
 if TYPE_CHECKING:
     from ..values import Values
@@ -65,9 +65,20 @@ class Pairs:
         tile, at = word or (self.values.value(d.load, env, guard), 0)
         if not self._is_tile(tile):
             return None
+        if tile.dtype.bits == _REGISTER:
+            d = replace(d, at=d.at + at)
+            tile, at = self._half(tile, d)
         name = f"mlc_digit_{'s' if d.signed else 'u'}{d.bits}_at{at + d.at}_of{tile.dtype.bits}"
         name += f"_{'minus' if d.added < 0 else 'plus'}{abs(d.added)}_{e.dtype.value}"
         return self.values.named(f"{name}({tile.text})", tile.dims, e.dtype)
+
+    def _half(self, tile: Value, d: Digit) -> tuple[Value, int]:
+        """Of words the half in which a digit is, or the bits from it on where it is in both, and what that makes of the
+        place at which the digit begins."""
+        half = _REGISTER // 2
+        down = d.at // half * half if d.at % half + d.bits <= half else d.at
+        moved = f"({tile.text} >> {down})" if down else tile.text
+        return self.values.named(f"{moved}.to(tl.uint16)", tile.dims, DType.UINT16), -down
 
     def _whole(self, e: Expr) -> Digit | None:
         """The digit that a float32 is, a whole number added to it or not."""
@@ -99,6 +110,11 @@ class Pairs:
         match e.value:
             case Call("add" | "sub" | "mul" as fn, (a, b), DType.FLOAT32):
                 sides = [self._side(s, e.dtype) for s in (a, b)]
+            case Cast(Call("add" | "sub" as fn, (a, b), whole), DType.FLOAT32) if whole.is_int:
+                span = sum_span(fn, span_of(a, self), span_of(b, self))
+                if span is None or not _fits(span, e.dtype):
+                    return None
+                sides = [self._number(s, e.dtype) for s in (a, b)]
             case _:
                 return None
         if any(s is None for s in sides):
@@ -109,6 +125,11 @@ class Pairs:
             return None
         first, second = (typed_literal(v.text, e.dtype) if v.literal else v.text for v in made)
         return self.values.named(f"mlc_pair_{fn}_{e.dtype.value}({first}, {second})", dims, e.dtype)
+
+    def _number(self, e: Expr, half: DType) -> Expr | None:
+        """A whole number as one of a half type; None where that may be another number."""
+        span = span_of(e, self)
+        return Cast(Cast(e, DType.FLOAT32), half) if span is not None and _fits(span, half) else None
 
     def _side(self, e: Expr, half: DType) -> Expr | None:
         """The number of a half type that a float32 is; None where it may be another number."""
@@ -123,12 +144,18 @@ class Pairs:
 
 def _is_exact(d: Digit, half: DType) -> bool:
     """Whether a half type holds a digit and all that it is made of on the way."""
-    most, (low, high) = 2 << _MANTISSA[half], d.range
-    if low < -most or high > most:
+    most = 2 << _MANTISSA[half]
+    if not _fits(d.range, half):
         return False
     if d.bits == _MANTISSA[half] + 1:
         return d.added == 0 if d.signed else abs(_taken(d, half)) <= most
     return d.bits <= _MANTISSA[half] and abs(_taken(d, half)) <= most
+
+
+def _fits(span: tuple[int, int], half: DType) -> bool:
+    """Whether a half type holds all whole numbers between two."""
+    most = 2 << _MANTISSA[half]
+    return -most <= span[0] and span[1] <= most
 
 
 def _taken(d: Digit, half: DType) -> int:
