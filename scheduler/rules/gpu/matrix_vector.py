@@ -72,7 +72,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     over, within = tile_loops(schedule, loops, c.columns, shape.rows, tiled)
     programs(schedule, [*(loops[v] for v, _ in c.batch), over])
     tile(schedule, within)
-    steps_of(schedule, c, shape, words=reads_words(schedule.nest, c))
+    steps_of(schedule, c, shape, words=reads_words(schedule.nest, c), packed=True)
     schedule.tensorize(product, "dot")
     schedule.annotate("", NUM_WARPS, shape.warps)
     schedule.annotate("", NUM_STAGES, shape.stages)
