@@ -80,7 +80,7 @@ def span_of(e: Expr, here: Here) -> tuple[int, int] | None:
         case _:
             number = here.number(e)
             found = None if number is None else (number, number)
-    return found if found is not None and _holds(e.dtype, found) else None
+    return found if found is not None and holds(e.dtype, found) else None
 
 
 def sum_span(fn: str, a: tuple[int, int] | None, b: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -108,10 +108,11 @@ def _held(d: Digit | None, dtype: DType) -> Digit | None:
     """A digit that a type of whole numbers holds; None where it would wrap."""
     if d is None:
         return None
-    return d if _holds(dtype, d.range) else None
+    return d if holds(dtype, d.range) else None
 
 
-def _holds(dtype: DType, span: tuple[int, int]) -> bool:
+def holds(dtype: DType, span: tuple[int, int]) -> bool:
+    """Whether a type of whole numbers has all between two."""
     least = -(1 << (dtype.bits - 1)) if dtype.is_signed else 0
     return dtype.is_int and least <= span[0] and span[1] < least + (1 << dtype.bits)
 
