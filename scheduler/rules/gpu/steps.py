@@ -22,7 +22,11 @@ def loops_of(schedule: Schedule, block: str) -> dict[sympy.Symbol, str]:
 
 
 def steps_of(
-    schedule: Schedule, c: ContractionNest, shape: TileShape, run: StepRun | None = None, words: bool = False,
+    schedule: Schedule,
+    c: ContractionNest,
+    shape: TileShape,
+    run: StepRun | None = None,
+    words: bool = False,
     packed: bool = False,
 ) -> str | None:
     """The loop over the summed axis, if it has several steps: shared by the products, in steps of a tile,
