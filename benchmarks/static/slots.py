@@ -82,6 +82,43 @@ def _int4(rows: int) -> Callable[[Size], Made]:
     return make
 
 
+def _words_along_rows(x: Tensor, w: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    q = ((w[:, :, None] >> torch.arange(0, 32, 4, dtype=w.dtype, device=w.device)) & 15).reshape(
+        w.shape[0], scale.shape[1], -1
+    )
+    return F.linear(x, ((q.to(x.dtype) - zero[:, :, None]) * scale[:, :, None]).reshape(w.shape[0], -1))
+
+
+def _gptq_linear(x: Tensor, w: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """Words lie along the sum, zero points along the columns."""
+    (groups, n), shifts = scale.shape, torch.arange(0, 32, 4, dtype=torch.int32, device=w.device)
+    q = ((w[:, None, :] >> shifts[None, :, None]) & 15).reshape(groups, -1, n)
+    zeros = ((zero[:, :, None] >> shifts) & 15).reshape(groups, 1, n)
+    return x @ ((q - zeros).to(x.dtype) * scale[:, None, :]).reshape(-1, n)
+
+
+def _words(rows: int, *, gptq: bool) -> Callable[[Size], Made]:
+    def make(size: Size) -> Made:
+        n, groups, each = (14336, 32, 128) if size == "full" else (384, 2, 128)
+        words = groups * each // 8
+        with FakeTensorMode():
+            x = torch.empty(rows, groups * each, dtype=HALF)
+            w = torch.empty(*((words, n) if gptq else (n, words)), dtype=torch.int32)
+            scale = torch.empty(*((groups, n) if gptq else (n, groups)), dtype=HALF)
+            zero = torch.empty(groups, n // 8, dtype=torch.int32) if gptq else torch.empty(n, groups, dtype=HALF)
+        return Made(_gptq_linear if gptq else _words_along_rows, [x, w, scale, zero])
+
+    return make
+
+
+def _e4m3(size: Size) -> Made:
+    k, n = (4096, 14336) if size == "full" else (256, 384)
+    with FakeTensorMode():
+        x, scale = torch.empty(1, k, dtype=HALF), torch.empty((), dtype=HALF)
+        w = torch.empty(n, k, dtype=torch.float8_e4m3fn)
+    return Made(lambda x, w, scale: F.linear(x, w.to(x.dtype)) * scale, [x, w, scale])
+
+
 _WORKLOADS = (
     Workload("GELU", _pointwise(F.gelu)),
     Workload("dropout", _pointwise(_dropout)),
@@ -91,6 +128,9 @@ _WORKLOADS = (
     Workload("cross entropy, N=131072, both ways", _cross_entropy, True),
     *(Workload(f"int8 linear of {rows} rows", _int8(rows)) for rows in (1, 16)),
     *(Workload(f"int4 linear of {rows} rows", _int4(rows)) for rows in (1, 16)),
+    Workload("int4 linear of 1 rows, int32 words", _words(1, gptq=False)),
+    Workload("int4 linear of 1 rows, GPTQ", _words(1, gptq=True)),
+    Workload("float8_e4m3fn linear of 1 rows", _e4m3),
 )
 SLOT_WORKLOADS: Mapping[str, Workload] = MappingProxyType({w.name: w for w in _WORKLOADS})
 HELD = (

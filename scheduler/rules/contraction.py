@@ -262,6 +262,27 @@ def part_axes(c: ContractionNest) -> Axes:
     return found if len(found) < len(c.summed) else ()
 
 
+def reads_packed(nest: LoopNest, c: ContractionNest) -> bool:
+    """Whether an operand becomes a half type of bytes that are words (``reads_words``), of words with several parts, or
+    of eight bits with an exponent, which lie side by side along a summed axis."""
+    if c.dtype() not in HALVES:
+        return False
+    if reads_words(nest, c):
+        return True
+    found = [ld for p in c.products for f in (*p.left.factors, *p.right.factors) for ld in loads(f)]
+    along = {v for v, _ in c.summed}
+    if part_axes(c) and any(ld.dtype is DType.INT32 and _reaches(ld, along) for ld in found):
+        return True
+    return any(
+        ld.dtype.is_float and ld.dtype.bits == 8 and any(_in_words(nest.buffer(ld.buffer), ld, v, 1) for v in along)
+        for ld in found
+    )
+
+
+def _reaches(load: Load, axes: set[sympy.Symbol]) -> bool:
+    return any(not is_value(i) and i.free_symbols & axes for i in load.indices)
+
+
 def reads_words(nest: LoopNest, c: ContractionNest) -> bool:
     """Whether bytes of an operand that become a half type lie side by side along the innermost summed axis that is no
     part of them, and begin at even places in all other axes."""
@@ -275,12 +296,12 @@ def reads_words(nest: LoopNest, c: ContractionNest) -> bool:
     return bool(bytes_) and all(_in_words(nest.buffer(ld.buffer), ld, along[-1]) for ld in bytes_)
 
 
-def _in_words(buffer: Buffer, load: Load, along: sympy.Symbol) -> bool:
+def _in_words(buffer: Buffer, load: Load, along: sympy.Symbol, size: int = 2) -> bool:
     if buffer.scope is not Scope.GLOBAL or any(is_value(i) for i in load.indices):
         return False
     place = sympy.expand(sympy.Add(*(i * s for i, s in zip(load.indices, buffer.strides, strict=True))))  # type: ignore[operator]
     others = [t.as_coeff_Mul()[0] for t in sympy.Add.make_args(place - along)]
-    return place.coeff(along) == 1 and all(k.is_Integer and k % 2 == 0 for k in others)
+    return place.coeff(along) == 1 and all(k.is_Integer and k % size == 0 for k in others)
 
 
 @dataclass(frozen=True, slots=True)

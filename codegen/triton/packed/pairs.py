@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ....ir.expr.dtypes import DType
-from ....ir.expr.value import Call, Cast, Const, Expr, Load, Select
+from ....ir.expr.value import Call, Cast, Const, Expr, Load, Select, call, const
 from ..functions import typed_literal
 from ..writer import Value
-from .digits import Digit, digit_of
+from .digits import Digit, digit_of, holds, span_of, sum_span
 
 if TYPE_CHECKING:
     from ..values import Values
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _MANTISSA = {DType.BFLOAT16: 7, DType.FLOAT16: 10}
 _ONE = {DType.BFLOAT16: 0x3F80, DType.FLOAT16: 0x3C00}
 _SHORT = {DType.BFLOAT16: "bf16", DType.FLOAT16: "f16"}
-_DIGIT = re.compile(r"mlc_digit_([us])(\d)_at(\d+)_of(8|16)_(plus|minus)(\d+)_(bfloat16|float16)")
+_DIGIT = re.compile(r"mlc_digit_([us])(\d)_at(\d+)_of(8|16)_(?:(plus|minus)(\d+)|less)_(bfloat16|float16)")
 _REGISTER = 32
 # Tables of three-input logic: (a & b) | c, and (a & b) ^ c.
 _AND_OR, _AND_XOR = "0xea", "0x6a"
@@ -48,7 +48,7 @@ class Pairs:
         info = self.values.info
         if not self.enabled or info is None or not info.is_operand or e.dtype not in _MANTISSA:
             return None
-        return self._digit(e, env, guard) or self._arithmetic(e, env, guard)
+        return self._digit(e, env, guard) or self._less(e, env, guard) or self._arithmetic(e, env, guard)
 
     def _is_tile(self, value: Value) -> bool:
         """Whether a value varies along both axes of an operand."""
@@ -58,16 +58,62 @@ class Pairs:
     # --- bits of a weight ---------------------------------------------------------------------------------------------
 
     def _digit(self, e: Cast, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value | None:
-        d = self._whole(e.value)
-        if d is None or d.load is None or not _is_exact(d, e.dtype):
+        found = self._tile_of(self._whole(e.value), e.dtype, env, guard)
+        if found is None:
+            return None
+        name, tile, d = found
+        name += f"_{'minus' if d.added < 0 else 'plus'}{abs(d.added)}_{e.dtype.value}"
+        return self.values.named(f"{name}({tile.text})", tile.dims, e.dtype)
+
+    def _less(self, e: Cast, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value | None:
+        """A digit less a whole number of each row, as zero points are: both are subtracted at once, the number and the
+        power of two that has the digit as its lowest bits."""
+        match e.value:
+            case Cast(Call("sub", (a, b), whole), DType.FLOAT32) if whole.is_int:
+                digit, span = digit_of(a, self), span_of(b, self)
+            case _:
+                return None
+        if digit is None or span is None or digit.bits > _MANTISSA[e.dtype]:
+            return None
+        taken, difference = _taken(digit, e.dtype), sum_span("sub", digit.range, span)
+        if difference is None or not _holds_all(difference, whole, e.dtype):
+            return None
+        if not _fits((taken + span[0], taken + span[1]), e.dtype):
+            return None
+        found = self._tile_of(digit, e.dtype, env, guard)
+        if found is None or found[1].dtype.bits != _REGISTER // 2:
+            return None
+        less = call("sub", const(float(-taken), DType.FLOAT32), Cast(b, DType.FLOAT32))
+        number = self.values.value(Cast(less, e.dtype), env, guard)
+        name, tile, _ = found
+        return self.values.named(
+            f"{name}_less_{e.dtype.value}({tile.text}, {number.typed})", tile.dims | number.dims, e.dtype
+        )
+
+    def _tile_of(
+        self, d: Digit | None, half: DType, env: Mapping[str, Value], guard: tuple[Value, ...]
+    ) -> tuple[str, Value, Digit] | None:
+        """The beginning of a device function's name, and the tile of bytes or words that it takes, for a digit that is
+        exact in a half type; None where there is none."""
+        if d is None or d.load is None or not _is_exact(d, half):
             return None
         word = self.word(d.load) if not guard else None
         tile, at = word or (self.values.value(d.load, env, guard), 0)
         if not self._is_tile(tile):
             return None
+        if tile.dtype.bits == _REGISTER:
+            d = replace(d, at=d.at + at)
+            tile, at = self._half(tile, d)
         name = f"mlc_digit_{'s' if d.signed else 'u'}{d.bits}_at{at + d.at}_of{tile.dtype.bits}"
-        name += f"_{'minus' if d.added < 0 else 'plus'}{abs(d.added)}_{e.dtype.value}"
-        return self.values.named(f"{name}({tile.text})", tile.dims, e.dtype)
+        return name, tile, d
+
+    def _half(self, tile: Value, d: Digit) -> tuple[Value, int]:
+        """Of words the half in which a digit is, or the bits from it on where it is in both, and what that makes of the
+        place at which the digit begins."""
+        half = _REGISTER // 2
+        down = d.at // half * half if d.at % half + d.bits <= half else d.at
+        moved = f"({tile.text} >> {down})" if down else tile.text
+        return self.values.named(f"{moved}.to(tl.uint16)", tile.dims, DType.UINT16), -down
 
     def _whole(self, e: Expr) -> Digit | None:
         """The digit that a float32 is, a whole number added to it or not."""
@@ -99,6 +145,11 @@ class Pairs:
         match e.value:
             case Call("add" | "sub" | "mul" as fn, (a, b), DType.FLOAT32):
                 sides = [self._side(s, e.dtype) for s in (a, b)]
+            case Cast(Call("add" | "sub" as fn, (a, b), whole), DType.FLOAT32) if whole.is_int:
+                span = sum_span(fn, span_of(a, self), span_of(b, self))
+                if span is None or not _holds_all(span, whole, e.dtype):
+                    return None
+                sides = [self._number(s, e.dtype) for s in (a, b)]
             case _:
                 return None
         if any(s is None for s in sides):
@@ -109,6 +160,11 @@ class Pairs:
             return None
         first, second = (typed_literal(v.text, e.dtype) if v.literal else v.text for v in made)
         return self.values.named(f"mlc_pair_{fn}_{e.dtype.value}({first}, {second})", dims, e.dtype)
+
+    def _number(self, e: Expr, half: DType) -> Expr | None:
+        """A whole number as one of a half type; None where that may be another number."""
+        span = span_of(e, self)
+        return Cast(Cast(e, DType.FLOAT32), half) if span is not None and _fits(span, half) else None
 
     def _side(self, e: Expr, half: DType) -> Expr | None:
         """The number of a half type that a float32 is; None where it may be another number."""
@@ -123,12 +179,23 @@ class Pairs:
 
 def _is_exact(d: Digit, half: DType) -> bool:
     """Whether a half type holds a digit and all that it is made of on the way."""
-    most, (low, high) = 2 << _MANTISSA[half], d.range
-    if low < -most or high > most:
+    most = 2 << _MANTISSA[half]
+    if not _fits(d.range, half):
         return False
     if d.bits == _MANTISSA[half] + 1:
         return d.added == 0 if d.signed else abs(_taken(d, half)) <= most
     return d.bits <= _MANTISSA[half] and abs(_taken(d, half)) <= most
+
+
+def _fits(span: tuple[int, int], half: DType) -> bool:
+    """Whether a half type holds all whole numbers between two."""
+    most = 2 << _MANTISSA[half]
+    return -most <= span[0] and span[1] <= most
+
+
+def _holds_all(span: tuple[int, int], whole: DType, half: DType) -> bool:
+    """Whether a type of whole numbers and a half type both hold all whole numbers between two."""
+    return holds(whole, span) and _fits(span, half)
 
 
 def _taken(d: Digit, half: DType) -> int:
@@ -139,9 +206,9 @@ def _taken(d: Digit, half: DType) -> int:
 def pair_source(name: str) -> str | None:
     """The device function of that name; None where it is none of these."""
     if (match := _DIGIT.fullmatch(name)) is not None:
-        added = int(match[6]) * (1 if match[5] == "plus" else -1)
+        added = int(match[6] or 0) * (1 if match[5] == "plus" else -1)
         d = Digit(None, int(match[3]), int(match[2]), match[1] == "s", added)
-        return _digit_source(name, d, int(match[4]), DType(match[7]))
+        return _digit_source(name, d, int(match[4]), DType(match[7]), less=match[5] is None)
     if (match := _PAIR.fullmatch(name)) is not None:
         return _pair_source(name, match[1], DType(match[2]))
     return None
@@ -155,8 +222,9 @@ def _bits(number: int, half: DType) -> int:
     return int(half.numpy.type(number).view("u2"))
 
 
-def _digit_source(name: str, d: Digit, width: int, half: DType) -> str:
-    """Of elements of ``width`` bits, as many as fill a register at a time."""
+def _digit_source(name: str, d: Digit, width: int, half: DType, less: bool) -> str:
+    """Of elements of ``width`` bits, as many as fill a register at a time; where ``less``, with what is added to the
+    power of two given for each of two elements."""
     kind, power = _SHORT[half], 1 << _MANTISSA[half]
     count = _REGISTER // width
     results = range(count // 2)
@@ -186,12 +254,14 @@ def _digit_source(name: str, d: Digit, width: int, half: DType) -> str:
         mask, flipped = (1 << d.bits) - 1, (1 << (d.bits - 1)) if d.signed else 0
         lines += [".reg .b32 power, taken, one;", f"mov.b32 one, {_twice(_ONE[half])};"]
         lines += [f"mov.b32 power, {_twice(_bits(power, half) | flipped)};"]
-        lines += [f"mov.b32 taken, {_twice(_bits(-_taken(d, half), half))};"]
+        taken = "$2" if less else _twice(_bits(-_taken(d, half), half))
+        lines += [f"mov.b32 taken, {taken};"]
         for k in results:
             lines += [f"lop3.b32 r{k}, r{k}, {_twice(mask)}, power, {_AND_XOR};"]
             lines += [f"fma.rn.{kind}x2 ${k}, r{k}, one, taken;"]
     says = f"Bits {d.at} to {d.at + d.bits - 1} of each element as a number, two at a time."
-    return _asm_source(name, "a", lines, ",".join(["=r" for _ in results] + ["r"]), half, count, says)
+    given_too = ("a, taken", ["r", "r"]) if less else ("a", ["r"])
+    return _asm_source(name, given_too[0], lines, ",".join(["=r" for _ in results] + given_too[1]), half, count, says)
 
 
 def _pair_source(name: str, fn: str, half: DType) -> str:

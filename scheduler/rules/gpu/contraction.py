@@ -21,7 +21,7 @@ from ...cost.gpu_kernels import PRODUCT_GROUP, PRODUCT_WHOLE_ROW, WARP_GROUP
 from ...cost.gpu_tiles import LEAST, TileShape
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
-from ..contraction import Axes, ContractionNest, extent, find_contraction, reads_words, run_of
+from ..contraction import Axes, ContractionNest, extent, find_contraction, reads_packed, reads_words, run_of
 from ..cpu.common import merge_rows
 from ..registry import Capability, Params, Rule, Scarce, Value
 from .common import GPUS, cut, fused, programs, tile, typical
@@ -131,7 +131,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         _bind_programs(schedule, order, count, flat=not specialized)
         for lp in (within, lane):
             tile(schedule, lp)
-    step = steps_of(schedule, c, shape, run, target.has_pairs and reads_words(schedule.nest, c))
+    words, packed = (target.has_pairs and holds(schedule.nest, c) for holds in (reads_words, reads_packed))
+    step = steps_of(schedule, c, shape, run, words, packed)
     if specialized and step is not None:
         schedule.annotate(step, WARP_SPECIALIZE, True)
     if params.get("descriptors"):

@@ -15,7 +15,7 @@ from ....ir.target import Target
 from ...cost.gpu_kernels import PRODUCT_RESERVED
 from ...cost.gpu_tiles import LEAST, VECTOR_TILES, TileShape, stages_of
 from ...schedule.schedule import Schedule
-from ..contraction import ContractionNest, bytes_per_step, extent, find_contraction, reads_words
+from ..contraction import ContractionNest, bytes_per_step, extent, find_contraction, reads_packed, reads_words
 from ..registry import Params, Rule, Scarce, Value
 from .common import GPUS, next_power, programs, tile, typical
 from .contraction import bring_together, parse_shape, shape_text, tile_loops, weight_of
@@ -28,7 +28,7 @@ def _vector_product(nest: LoopNest, target: Target) -> ContractionNest | None:
         return None
     if min(typical(nest, extent(a)) for a in (c.columns, c.summed)) < LEAST:
         return None
-    return c if c.dtype().is_half and reads_words(nest, c) else None
+    return c if c.dtype().is_half and reads_packed(nest, c) else None
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -72,7 +72,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     over, within = tile_loops(schedule, loops, c.columns, shape.rows, tiled)
     programs(schedule, [*(loops[v] for v, _ in c.batch), over])
     tile(schedule, within)
-    steps_of(schedule, c, shape, words=True)
+    steps_of(schedule, c, shape, words=reads_words(schedule.nest, c), packed=True)
     schedule.tensorize(product, "dot")
     schedule.annotate("", NUM_WARPS, shape.warps)
     schedule.annotate("", NUM_STAGES, shape.stages)

@@ -22,7 +22,12 @@ def loops_of(schedule: Schedule, block: str) -> dict[sympy.Symbol, str]:
 
 
 def steps_of(
-    schedule: Schedule, c: ContractionNest, shape: TileShape, run: StepRun | None = None, words: bool = False
+    schedule: Schedule,
+    c: ContractionNest,
+    shape: TileShape,
+    run: StepRun | None = None,
+    words: bool = False,
+    packed: bool = False,
 ) -> str | None:
     """The loop over the summed axis, if it has several steps: shared by the products, in steps of a tile,
     pipelined. With ``words``, bytes that lie side by side are parts of a word where that leaves no tail."""
@@ -45,7 +50,7 @@ def steps_of(
     if word > 1 and len(own) > 1 and WORD * LEAST <= group < size and size % group == 0:
         size = int(group)
     if parts or word > 1:
-        return _parts(schedule, c, chains, parts, shape, (size, word))
+        return _parts(schedule, c, chains, parts, shape, (size, word), packed)
     for other in chains[1:]:
         schedule.merge(chains[0], other)
     step, lane = cut(schedule, chains[0], shape.step)
@@ -62,6 +67,7 @@ def _parts(
     parts: Mapping[sympy.Symbol, int],
     shape: TileShape,
     sizes: tuple[int, int],
+    packed: bool,
 ) -> str | None:
     """Steps where an element of memory has several parts, or is one of several of a word: a tile of elements is there
     for the products of all parts, which are written out. ``sizes`` are the elements of a step and of a word."""
@@ -79,7 +85,7 @@ def _parts(
             lane, inside = schedule.split(lane, [None, word])
             written = [inside, *written]
         # A step of few products costs as much beside them: several are written as one.
-        few = word > 1 and shape.rows * shape.columns <= FEW_RESULTS
+        few = (word > 1 or packed) and shape.rows * shape.columns <= FEW_RESULTS
         several = written_out * shape.step // (size * together) if few and step is not None else 1
         while several > 1 and not schedule.nest.symbols.is_divisible(schedule.extent(str(step)), several * SHORT):
             several //= 2
