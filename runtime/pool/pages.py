@@ -11,9 +11,9 @@ import mmap
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 # Of a large page, on every processor that has them by `madvise` with pages of 4 KiB.
 LARGE_PAGE = 2 << 20
@@ -24,7 +24,8 @@ _PRIVATE = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 
 
-class Pages(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pages:
     """Whole pages behind one another."""
 
     address: int
@@ -63,7 +64,7 @@ def advise(address: int, nbytes: int) -> bool:
     Nothing is held that was not asked for: only pages that lie in the memory as a whole become large.
     """
     ask, pages = _madvise(), pages_of(address, nbytes)
-    return ask is not None and pages.nbytes >= LARGE_PAGE and ask(*pages, _MADV_HUGEPAGE) == 0
+    return ask is not None and pages.nbytes >= LARGE_PAGE and ask(pages.address, pages.nbytes, _MADV_HUGEPAGE) == 0
 
 
 @cache

@@ -38,7 +38,7 @@ def resident(place: Pages) -> int:
     [(PAGE, PAGE, (PAGE, PAGE)), (PAGE + 64, 3 * PAGE, (2 * PAGE, 2 * PAGE)), (64, PAGE, (PAGE, 0)), (4, 9, (PAGE, 0))],
 )
 def test_pages_lie_in_memory_as_a_whole(address: int, nbytes: int, pages: tuple[int, int]) -> None:
-    assert pages_of(address, nbytes) == pages
+    assert pages_of(address, nbytes) == Pages(*pages)
 
 
 @moving
