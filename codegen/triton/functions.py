@@ -75,7 +75,9 @@ def fp8_literal(value: float, dtype: DType) -> str:
 
 
 def typed_literal(value: str, dtype: DType) -> str:
-    """A literal as a scalar of a definite type."""
+    """A literal as a scalar of a definite type. Triton 3.6's interpreter makes none of bfloat16."""
+    if dtype is DType.BFLOAT16:
+        return f"tl.full([], {value}, tl.float32).to(tl.bfloat16)"
     return f"tl.full([], {value}, {type_text(dtype)})"
 
 
