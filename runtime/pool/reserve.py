@@ -31,20 +31,24 @@ class _Left:
 
 
 class Reserve:
-    """Pages that are in no block. ``nbytes`` is how many bytes they have, and ``moved`` how many it has given."""
+    """Pages that are in no block. ``moved`` is how many bytes of them it has given."""
 
     def __init__(self) -> None:
         self._left: list[_Left] = []
-        self.nbytes = self.moved = 0
+        self.moved = 0
         # Whether the pages were here already when idle memory was last looked for.
         self.looked = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages."""
+        return sum(left.nbytes for left in self._left)
 
     def add(self, storage: UntypedStorage, runs: Iterable[Pages]) -> None:
         """Take the pages of a storage that nobody else holds. ``runs`` are those that the system moves as one."""
         left = _Left(storage, [run for run in runs if run.nbytes >= _LEAST_RUN])
         if left.runs:
             self._left.append(left)
-            self.nbytes += left.nbytes
 
     def fill(self, run: Pages) -> list[Pages]:
         """Move pages here to the beginning of ``run``, memory that nobody has touched. Returns what it is made of:
@@ -57,9 +61,7 @@ class Reserve:
             if not move(taken, run.address):
                 self.release()  # of no use then
                 break
-            self.nbytes -= last.nbytes
             last.runs[-1:] = [rest] if rest.nbytes >= _LEAST_RUN else []
-            self.nbytes += last.nbytes
             if not last.runs:
                 self._left.pop()
             self.moved += taken.nbytes
@@ -71,7 +73,7 @@ class Reserve:
         """Give pages back to the system until there are ``most`` bytes at most; returns how many were."""
         before = self.nbytes
         while self.nbytes > most:
-            self.nbytes -= self._left.pop(0).nbytes
+            self._left.pop(0)
         return before - self.nbytes
 
 

@@ -337,11 +337,10 @@ def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -
     narrow = 0.0 if p.is_aligned else (_result_bytes(p) - kept) * (1 / NARROW - 1) / machine.bandwidth
 
     # What is memory as it is but for factors of the result is copied ahead as any operand is.
-    waits = any(o.prologue is not None and inlined and o.flops for o, inlined in zip((p.a, p.b), packed, strict=True))
+    opened = [o for o, inlined in zip((p.a, p.b), packed, strict=True) if inlined and o.prologue is not None]
+    waits = any(o.flops for o in opened)
     wait = STEP_WAIT / STEP if waits else 0.0
-    both = zip((p.a, p.b), packed, strict=True)
-    looks = any(inlined and o.prologue is not None and o.prologue.gathers for o, inlined in both)
-    lookup = LOOKUP_WAIT if looks else 0.0
+    lookup = LOOKUP_WAIT if any(o.prologue is not None and o.prologue.gathers for o in opened) else 0.0
 
     def cut(pieces: int) -> float:
         sums = pieces * p.batch * p.m * p.n * p.accumulator.itemsize

@@ -29,21 +29,21 @@ def split_windows(function: TensorFunction) -> TensorFunction:
     written = {o.buffer.name for o in function.outputs}
     for stage in function.stages:
         taps = {d.var for d in function.over_of(stage)}
-        if not taps or _count(function, stage) is None or has_windows(function, stage):
+        if not _are_few(function, stage) or has_windows(function, stage):
             continue
         for name in sorted({ld.buffer for v in stage.values for ld in loads(v)} - function.made - written):
             changed = function
             while (split := _Split.of(changed, name, stage, taps)) is not None:
                 changed = split.applied(changed)
-            if not any(fault for rule in FUNCTION_RULES for fault in rule(changed)):
+            if changed is not function and not any(fault for rule in FUNCTION_RULES for fault in rule(changed)):
                 function = changed
     return function
 
 
-def _count(function: TensorFunction, stage: Stage) -> int | None:
-    """How many taps a stage has, None where there are too many for windows, or not a fixed number."""
+def _are_few(function: TensorFunction, stage: Stage) -> bool:
+    """Whether a stage has a fixed number of taps, no more than windows have."""
     taps = sympy.Mul(*(d.extent for d in function.over_of(stage)))
-    return int(taps) if taps.is_Integer and 1 < taps <= MOST_TAPS else None
+    return bool(taps.is_Integer and 1 < taps <= MOST_TAPS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,9 +87,8 @@ class HostProgram:
     @property
     def opaque(self) -> frozenset[str]:
         """Arguments that only a library can read, since they lie in a layout of its own."""
+        found = {opaque_operand(s.node) for s, _ in self.every_step() if isinstance(s, CallLibrary)}
         loops = [s for s in self.steps if isinstance(s, Repeat)]
-        steps = [*self.steps, *(s for loop in loops for s in loop.steps)]
-        found = {opaque_operand(s.node) for s in steps if isinstance(s, CallLibrary)}
         taken = {n for loop in loops for name, names in loop.taken.items() if name in found for n in names}
         return frozenset(n for n in self.inputs if n in found | taken)
 

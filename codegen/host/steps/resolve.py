@@ -74,12 +74,14 @@ class _Resolver:
     items: dict[str, Item] = field(default_factory=dict)
     gpu: str = ""
     unseen: frozenset[str] = frozenset()
+    # Arguments without an address.
+    opaque: frozenset[str] = frozenset()
 
     def run(self) -> Iterator[HostStep]:
         steps = [s for s, _ in self.program.every_step()]
         devices = {s.device for s in steps if isinstance(s, Launch)} - {"cpu"}
         self.gpu = devices.pop() if len(devices) == 1 else ""
-        self.unseen = unseen(self.program)
+        self.unseen, self.opaque = unseen(self.program), self.program.opaque
         take = self.take(steps)
         yield take
         yield from self.look_at_all(steps, take.least)
@@ -170,8 +172,7 @@ class _Resolver:
         """With steps that repeat, the arguments that something reads, those of the steps as lists."""
         p = self.program
         laid_out = {s.name for s in steps if isinstance(s, CheckLayout)}
-        opaque = p.opaque
-        least = {n: 0 if n in opaque else least_memory(k) for n, k in p.inputs.items()}
+        least = {n: self.least(n) for n in p.inputs}
         least |= {n: min(least[n], 1) for n in laid_out & least.keys()}
         loops = [s for s in p.steps if isinstance(s, Repeat)]
         if not loops:
@@ -188,7 +189,7 @@ class _Resolver:
 
     def least(self, name: str) -> int:
         """Bytes of memory that an argument has at least; 0 where nobody may look."""
-        return 0 if name in self.program.opaque else least_memory(self.program.inputs[name])
+        return 0 if name in self.opaque else least_memory(self.program.inputs[name])
 
     def look_at_all(self, steps: Sequence[HostStep], least: Mapping[str, int]) -> Iterator[HostStep]:
         """At the beginning, unless the program itself may give memory to arguments or take it."""

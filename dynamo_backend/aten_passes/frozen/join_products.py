@@ -29,8 +29,7 @@ def join_products(gm: fx.GraphModule, context: AtenContext) -> int:
     """Join, in place, products of one operand with weights that do not change; how many are gone."""
     graph = gm.graph
     known = known_of(graph, context.frozen)
-    (end,) = graph.find_nodes(op="output")
-    worth = Worth({ref for n in end.all_input_nodes for ref in memories(n)}, context.target)
+    worth = Worth.of(graph, context.target)
     groups: dict[tuple[fx.Node, bool, torch.dtype], list[WeightProduct]] = {}
     for node in graph.nodes:
         product = weight_product(node, known)

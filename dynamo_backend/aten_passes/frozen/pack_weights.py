@@ -13,7 +13,7 @@ from torch import fx
 from ....scheduler.cost.frozen import packed_pays
 from ..context import AtenContext
 from ..write import NodeWriter, tidy
-from .known import hoist, is_view, known_of, memories
+from .known import hoist, is_view, known_of
 from .part import FOR
 from .weight_products import WeightProduct, is_memory, weight_product
 from .worth import Worth
@@ -25,8 +25,7 @@ def pack_weights(gm: fx.GraphModule, context: AtenContext) -> int:
     """Let products, in place, read weights in the layout of a library, where that is faster; how many do."""
     graph = gm.graph
     known = known_of(graph, context.frozen)
-    (end,) = graph.find_nodes(op="output")
-    worth = Worth({ref for n in end.all_input_nodes for ref in memories(n)}, context.target)
+    worth = Worth.of(graph, context.target)
     products = [p for n in graph.nodes if (p := weight_product(n, known)) is not None]
     chosen = [p for p in products if is_memory(p.weight, worth) and _pays(p, context)]
     if not chosen:

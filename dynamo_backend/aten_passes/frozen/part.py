@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 from ....ir.target import Target
 from ....runtime.frozen.recipe import GETITEM, KeptResult, OpCall, Recipe, ValueRef
 from ...tracing.origins import origins_of
-from .known import known_nodes, memories
+from .known import known_nodes
 from .worth import Worth, reached
 
 # Where a pass notes what it wrote a node for; a value that has it spares the ops that the pass has taken out.
@@ -31,8 +31,7 @@ def part(
     """
     graph = gm.graph
     known = known_nodes(graph, sources)
-    (end,) = graph.find_nodes(op="output")
-    kept = kept_nodes(graph, known, Worth({ref for n in end.all_input_nodes for ref in memories(n)}, target))
+    kept = kept_nodes(graph, known, Worth.of(graph, target))
     if not kept:
         return None
     recipe = recipe_of(graph, kept, sources)

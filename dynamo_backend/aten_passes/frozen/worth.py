@@ -99,6 +99,12 @@ class Worth:
     _costs: dict[fx.Node, bool] = field(default_factory=dict)
     _leaves: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, graph: fx.Graph, target: Callable[[str], Target]) -> Worth:
+        """Of a graph as it is."""
+        (end,) = graph.find_nodes(op="output")
+        return cls({ref for n in end.all_input_nodes for ref in memories(n)}, target)
+
     def keeps(self, node: fx.Node) -> bool:
         """Whether a node that others read is computed once and kept."""
         if node.op != "call_function" or not isinstance(node.meta["val"], torch.Tensor) or not node.meta["val"].numel():
