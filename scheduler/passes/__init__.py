@@ -22,6 +22,7 @@ from .reduction.rewrite_logsumexp import rewrite_logsumexp
 from .reduction.shift_scans import shift_scans
 from .reduction.split_reductions import split_reductions
 from .reduction.unroll_reductions import unroll_reductions
+from .substitute.substitute import substitute
 
 # No node that nobody needs: what reads a value decides what becomes of it.
 NO_DEAD: Form[Graph] = Form("nothing that nobody needs", lambda graph: eliminate_dead(graph) is graph)
@@ -35,6 +36,7 @@ GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
     Pass("settle_scatters", GRAPH, Plain(settle_scatters)),
     Pass("begin_scatters", GRAPH, Plain(begin_scatters), needs=(FAST,)),
     Pass("collapse_one_hot", GRAPH, Plain(collapse_one_hot), needs=(FAST,)),
+    Pass("substitute", GRAPH, substitute),
     Pass("rewrite_attention", GRAPH, rewrite_attention, needs=(FAST,)),
     Pass("chain_products", GRAPH, chain_products),
     Pass("rewrite_logsumexp", GRAPH, rewrite_logsumexp, needs=(FAST,)),
@@ -54,5 +56,5 @@ __all__ = [
     "GRAPH_PASSES", "alias_copies", "begin_scatters", "chain_products", "collapse_one_hot", "convert_layouts",
     "decompose_contractions", "decompose_convolutions", "eliminate_common", "eliminate_dead", "multiply_points",
     "pad_products", "rewrite_attention", "rewrite_logsumexp", "settle_scatters", "shift_scans", "simplify_algebra",
-    "split_reductions", "unroll_reductions", "widen",
+    "split_reductions", "substitute", "unroll_reductions", "widen",
 ]  # fmt: skip
