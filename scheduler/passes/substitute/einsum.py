@@ -2,8 +2,8 @@
 
 A matrix product is a sum over one axis of two factors. Where a factor is itself the result of a product, through views,
 copies, transposed or repeated, the two are one sum over two axes of three factors, and so on. In this form nothing says
-any more which product was computed first: (A B) C and A (B C) are the same sum. Nor does it matter which elements of the
-result are wanted: the element that a slice reads is the sum with the slice's index in the place of an axis.
+any more which product was computed first: (A B) C and A (B C) are the same sum. Nor does it matter which elements of
+the result are wanted: the element that a slice reads is the sum with the slice's index in the place of an axis.
 
 Source of the form: Smith and Gray 2018, "opt_einsum".
 """
@@ -18,7 +18,7 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
 
 from ....ir.expr.index import simplify
-from ....ir.expr.value import Expr, Index, Load, free_symbols, is_value, symbol
+from ....ir.expr.value import Index, Load, free_symbols, is_value, symbol
 from ....ir.graph.facts import makers_of
 from ....ir.graph.graph import Graph, TensorType
 from ...facts.definitions import Definitions, unrounded
@@ -222,4 +222,3 @@ def _moved(found: Definitions, f: Load, step: Mapping[sympy.Symbol, sympy.Expr])
     moved = found.moved(f, axes, tuple(step[a] for a in axes))
     assert isinstance(moved, Load)
     return moved
-

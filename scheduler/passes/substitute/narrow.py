@@ -17,7 +17,7 @@ import sympy
 from ....ir.expr.symbols import SymbolTable
 from ....ir.expr.value import Expr, Load, is_value, loads, rewrite
 from ....ir.graph.facts import makers_of
-from ....ir.graph.graph import Compute, Graph, Library, Node, Reduction, View, uses
+from ....ir.graph.graph import Compute, Graph, Node, Reduction, View, uses
 from ....ir.nest.loops import contiguous_strides
 from ...facts.definitions import Definitions
 from ...facts.views import readers_of, results_of, views_of
@@ -113,7 +113,9 @@ def _narrow_node(edit: Edit, node: Made) -> None:
     edit.put(node, [_made_in(node, edit.values[node.names[0]], parts, table)])
 
 
-def _part(places: Sequence[tuple[object, dict[sympy.Symbol, sympy.Expr]]], extent: sympy.Expr, table: SymbolTable) -> _Part | None:
+def _part(
+    places: Sequence[tuple[object, dict[sympy.Symbol, sympy.Expr]]], extent: sympy.Expr, table: SymbolTable
+) -> _Part | None:
     """The part of a dimension in which all indices lie; None where that is all of it, or is not known."""
     if extent == 1 or any(is_value(i) for i, _ in places):
         return None
@@ -136,9 +138,7 @@ def _part(places: Sequence[tuple[object, dict[sympy.Symbol, sympy.Expr]]], exten
 def _read_in(value: Expr, names: Sequence[str], parts: dict[int, _Part]) -> Expr:
     def leaf(e: Expr) -> Expr | None:
         if isinstance(e, Load) and e.buffer in names:
-            indices = tuple(
-                sympy.expand(i - parts[d].start) if d in parts else i for d, i in enumerate(e.indices)
-            )  # type: ignore[operator]
+            indices = tuple(sympy.expand(i - parts[d].start) if d in parts else i for d, i in enumerate(e.indices))  # type: ignore[operator]
             return Load(e.buffer, indices, e.dtype)
         return None
 
@@ -148,7 +148,9 @@ def _read_in(value: Expr, names: Sequence[str], parts: dict[int, _Part]) -> Expr
 def _made_in(node: Made, values: tuple[Expr, ...], parts: dict[int, _Part], table: SymbolTable) -> Made:
     """The node over a part of its elements."""
     shape = tuple(parts[d].size if d in parts else n for d, n in enumerate(node.types[0].shape))
-    env = {a: (a if parts[d].size != 1 else sympy.S.Zero) + parts[d].start for d, a in enumerate(node.axes) if d in parts}
+    env = {
+        a: (a if parts[d].size != 1 else sympy.S.Zero) + parts[d].start for d, a in enumerate(node.axes) if d in parts
+    }
     found = Definitions(Graph("part", (), (), (), table), dict(zip(node.axes, shape, strict=True)))
     moved = tuple(found.moved(v, tuple(env), tuple(env.values())) for v in values)
     types = tuple(replace(t, shape=shape, strides=contiguous_strides(shape)) for t in node.types)
@@ -186,12 +188,16 @@ def _views_of_products(graph: Graph) -> Graph:
         kind = replace(product.type, shape=reader.type.shape, strides=contiguous_strides(reader.type.shape))
         made = Compute(part, kind, reader.axes, Load(name, indices, product.type.dtype), product.node.origins)
         read = Load(part, reader.axes, product.type.dtype)
-        value = rewrite(value, lambda e, n=name, r=read: r if isinstance(e, Load) and e.buffer == n else None)
-        changed[reader.name] = [made, replace(reader, value=value)]
+        changed[reader.name] = [made, replace(reader, value=_reading(value, name, read))]
     if not changed:
         return graph
     nodes = [m for n in graph.nodes for m in (changed.get(n.names[0], [n]) if n.names else [n])]
     return replace(graph, nodes=tuple(nodes))
 
 
-__all__ = ["Library", "narrow"]
+def _reading(value: Expr, name: str, read: Load) -> Expr:
+    """A value that reads something else where it read a tensor."""
+    return rewrite(value, lambda e: read if isinstance(e, Load) and e.buffer == name else None)
+
+
+__all__ = ["narrow"]

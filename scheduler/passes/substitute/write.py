@@ -149,9 +149,7 @@ class EinsumWriter:
         kind = TensorType(shape, contiguous_strides(shape), self.dtype, self.device)
         name = fresh_name(f"{self.result}_product", self.taken)
         target = f"aten::{'bmm' if lead else 'mm'}.default"
-        self.add(
-            Library((name,), (kind,), target, tuple(map(Ref, names)), (), self.reason, self.origins, self.rounded)
-        )
+        self.add(Library((name,), (kind,), target, tuple(map(Ref, names)), (), self.reason, self.origins, self.rounded))
         return Load(name, tuple(self._position(g) for g in (*((b,) * lead), m, n)), self.dtype)
 
     # --- operands -----------------------------------------------------------------------------------------------------
