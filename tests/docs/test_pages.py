@@ -21,7 +21,7 @@ leave_guards_untimed()
 
 PAGES = (
     "scheduling", "ir", "fusion", "attention", "products", "memory", "host-programs", "numbers", "caches",
-    "importing", "targets",
+    "importing", "substitutions", "targets",
 )  # fmt: skip
 _BLOCK = re.compile(r"```(python|text)\n(.*?)```\n", re.DOTALL)
 

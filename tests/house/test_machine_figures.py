@@ -56,6 +56,8 @@ ALLOWED = {
     "passes/reduction/shift_scans.py": {"NEAR": RATIO},
     "passes/reduction/split_reductions.py": {"ALIGNMENT": FORM},
     "passes/reduction/unroll_reductions.py": {"MAX_ELEMENTS": TEXT, "MAX_NODES": TEXT},
+    "passes/substitute/einsum.py": {"MOST_FACTORS": TEXT},
+    "passes/substitute/substitute.py": {"MOST_TERMS": TEXT},
     "primitives/loops/kind.py": {"MAX_UNROLL": TEXT, "MAX_LANES": TEXT},
     "rules/contraction.py": {"MOST_PARTS": TEXT},
     "rules/cpu/common.py": {"UNROLLS": FIRST, "LONG": ERROR, "SHORT": RATIO},

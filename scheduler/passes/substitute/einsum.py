@@ -32,7 +32,7 @@ MOST_FACTORS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class AxisCut:
     """An axis that became two: ``axis = high * size + low``, with ``low < size``."""
 
     axis: sympy.Symbol
@@ -59,7 +59,7 @@ class Einsum:
     extents: Mapping[sympy.Symbol, sympy.Expr]
     factors: tuple[Load, ...]
     scale: float = 1.0
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[AxisCut, ...] = ()
     replaced: tuple[str, ...] = ()
 
     @property
@@ -164,7 +164,7 @@ class EinsumReader:
                 break
             axis, outer, inner = cut
             high, low = self.fresh(2)
-            made = Cut(axis, high, low, inner)
+            made = AxisCut(axis, high, low, inner)
             step = {axis: made.position}
             extents = {s: n for s, n in e.extents.items() if s != axis} | {high: outer, low: inner}
             axes = tuple(x for s in e.axes for x in ((high, low) if s == axis else (s,)))

@@ -79,7 +79,7 @@ def _rows_of_computes(graph: Graph) -> Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Segment:
     """The elements ``start`` to ``start + size`` along a dimension."""
 
     start: sympy.Expr
@@ -98,7 +98,7 @@ def _narrow_node(edit: Edit, node: Made) -> None:
     if not places:
         return
     table, shape = edit.start.symbols, node.types[0].shape
-    parts: dict[int, _Part] = {}
+    parts: dict[int, _Segment] = {}
     for d, extent in enumerate(shape):
         part = _part([(indices[d], extents) for indices, extents in places], extent, table)
         if part is not None:
@@ -115,7 +115,7 @@ def _narrow_node(edit: Edit, node: Made) -> None:
 
 def _part(
     places: Sequence[tuple[object, dict[sympy.Symbol, sympy.Expr]]], extent: sympy.Expr, table: SymbolTable
-) -> _Part | None:
+) -> _Segment | None:
     """The part of a dimension in which all indices lie; None where that is all of it, or is not known."""
     if extent == 1 or any(is_value(i) for i, _ in places):
         return None
@@ -123,7 +123,7 @@ def _part(
     (first, *others) = indices
     assert isinstance(first, sympy.Basic)
     if not others and all(not first.free_symbols & extents.keys() for _, extents in places):
-        return _Part(first, sympy.S.One)
+        return _Segment(first, sympy.S.One)
     if not extent.is_Integer:
         return None
     bounds = [table.bounds(i, extents) for i, extents in places]  # type: ignore[arg-type]
@@ -132,10 +132,10 @@ def _part(
     if low < 0 or any(h is None or h >= extent for h in highs):
         return None
     size = max(h for h in highs if h is not None) - low + 1
-    return _Part(sympy.Integer(low), sympy.Integer(size)) if 2 * size <= int(extent) else None
+    return _Segment(sympy.Integer(low), sympy.Integer(size)) if 2 * size <= int(extent) else None
 
 
-def _read_in(value: Expr, names: Sequence[str], parts: dict[int, _Part]) -> Expr:
+def _read_in(value: Expr, names: Sequence[str], parts: dict[int, _Segment]) -> Expr:
     def leaf(e: Expr) -> Expr | None:
         if isinstance(e, Load) and e.buffer in names:
             indices = tuple(sympy.expand(i - parts[d].start) if d in parts else i for d, i in enumerate(e.indices))  # type: ignore[operator]
@@ -145,7 +145,7 @@ def _read_in(value: Expr, names: Sequence[str], parts: dict[int, _Part]) -> Expr
     return rewrite(value, leaf)
 
 
-def _made_in(node: Made, values: tuple[Expr, ...], parts: dict[int, _Part], table: SymbolTable) -> Made:
+def _made_in(node: Made, values: tuple[Expr, ...], parts: dict[int, _Segment], table: SymbolTable) -> Made:
     """The node over a part of its elements."""
     shape = tuple(parts[d].size if d in parts else n for d, n in enumerate(node.types[0].shape))
     env = {

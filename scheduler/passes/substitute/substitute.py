@@ -86,7 +86,7 @@ class _Root:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rewrite:
+class _Replacement:
     """Nodes in the place of a root, and how long both take, in nanoseconds."""
 
     root: _Root
@@ -125,7 +125,7 @@ class _Substitutions:
                 return self.replaced(max(rewrites, key=lambda r: r.before - r.after))
         return None
 
-    def replaced(self, r: _Rewrite) -> Graph:
+    def replaced(self, r: _Replacement) -> Graph:
         nodes: list[Node] = []
         for n in self.graph.nodes:
             nodes += r.nodes if n is r.root.node else (n,)
@@ -216,7 +216,7 @@ class _Substitutions:
 
     # --- how it may be replaced ---------------------------------------------------------------------------------------
 
-    def rewrites(self, root: _Root, goes: frozenset[str]) -> Iterator[_Rewrite]:
+    def rewrites(self, root: _Root, goes: frozenset[str]) -> Iterator[_Replacement]:
         """What may stand in the place of a root."""
         product = root.product
         if product.added is not None and root.summed:
@@ -251,7 +251,7 @@ class _Substitutions:
             if any(len(s.factors) > len(e.factors) for s in sums):
                 yield sums
 
-    def rewrite(self, root: _Root, sums: list[Einsum], goes: frozenset[str]) -> _Rewrite:
+    def rewrite(self, root: _Root, sums: list[Einsum], goes: frozenset[str]) -> _Replacement:
         """Sums of which a root is the sum, each in its fastest order."""
         product, kind = root.product, root.type
         machine = self.context.target_of(kind.device).machine
@@ -277,7 +277,7 @@ class _Substitutions:
         gone = ", ".join(dict.fromkeys(name for s in sums for name in s.replaced))
         told = f"{product.node.reason}; in the place of {gone}: {after / 1e3:.1f} us rather than {before / 1e3:.1f}"
         nodes = [replace(n, reason=told) if isinstance(n, Library) else n for n in nodes]
-        return _Rewrite(root, (*nodes, last), before, after)
+        return _Replacement(root, (*nodes, last), before, after)
 
     def order(self, e: Einsum, dtype: DType, machine: Machine) -> Step:
         copied = frozenset(k for k, f in enumerate(e.factors) if self.reader.strides(f, e) is None)
