@@ -23,7 +23,7 @@ Axes = frozenset[sympy.Symbol]
 
 
 @dataclass(frozen=True)
-class Step:
+class Multiplication:
     """The product of two operands, each a factor (by its number) or another step; what it varies along is ``axes``.
 
     A sum of one factor alone is a step without a right operand.
@@ -35,7 +35,7 @@ class Step:
     time: float
 
 
-Operand = int | Step
+Operand = int | Multiplication
 
 
 @dataclass(frozen=True)
@@ -48,33 +48,33 @@ class Orders:
     dtype: DType
     copied: frozenset[int] = frozenset()
 
-    def best(self) -> Step:
+    def best(self) -> Multiplication:
         """The fastest order."""
         n = len(self.e.factors)
         best: dict[int, Operand] = {1 << k: k for k in range(n)}
         if n == 1:
-            return Step(0, None, self._kept(1), self._summing_time(1) + self._copying_time(1))
+            return Multiplication(0, None, self._kept(1), self._summing_time(1) + self._copying_time(1))
         for chosen in sorted(range(1, 1 << n), key=int.bit_count):
             if chosen & (chosen - 1) == 0:
                 continue
             lowest = chosen & -chosen
-            found: list[Step] = []
+            found: list[Multiplication] = []
             part = (chosen - 1) & chosen
             while part:
                 if part & lowest:  # each pair of parts once
-                    found.append(self._step(part, chosen ^ part, best))
+                    found.append(self._pair(part, chosen ^ part, best))
                 part = (part - 1) & chosen
             best[chosen] = min(found, key=lambda s: s.time)
         step = best[(1 << n) - 1]
-        assert isinstance(step, Step)
+        assert isinstance(step, Multiplication)
         return step
 
-    def _step(self, a: int, b: int, best: Mapping[int, Operand]) -> Step:
+    def _pair(self, a: int, b: int, best: Mapping[int, Operand]) -> Multiplication:
         left, right = best[a], best[b]
-        before = sum(o.time for o in (left, right) if isinstance(o, Step))
+        before = sum(o.time for o in (left, right) if isinstance(o, Multiplication))
         before += sum(self._summing_time(x) + self._copying_time(x) for x in (a, b) if x & (x - 1) == 0)
         axes = self._kept(a | b)
-        return Step(left, right, axes, before + self._product_time(self._kept(a), self._kept(b), axes))
+        return Multiplication(left, right, axes, before + self._product_time(self._kept(a), self._kept(b), axes))
 
     def _product_time(self, a: Axes, b: Axes, kept: Axes) -> float:
         sizes = [self._numel(s) for s in (a & b & kept, a - b, b - a, (a & b) - kept)]

@@ -41,7 +41,7 @@ from ..canonical.eliminate_dead import eliminate_dead
 from ..products.operands import Product, product_of
 from .einsum import Einsum, EinsumReader
 from .narrow import narrow
-from .order import Orders, Step
+from .order import Orders, Multiplication
 from .write import EinsumWriter, scaled_by
 
 # Types in which products may be put in another order. Float16 may overflow on one way and not on the other.
@@ -279,7 +279,7 @@ class _Substitutions:
         nodes = [replace(n, reason=told) if isinstance(n, Library) else n for n in nodes]
         return _Replacement(root, (*nodes, last), before, after)
 
-    def order(self, e: Einsum, dtype: DType, machine: Machine) -> Step:
+    def order(self, e: Einsum, dtype: DType, machine: Machine) -> Multiplication:
         copied = frozenset(k for k, f in enumerate(e.factors) if self.reader.strides(f, e) is None)
         return Orders(e, self.graph.symbols.hint, machine, dtype, copied).best()
 

@@ -21,7 +21,7 @@ from ....ir.nest.loops import contiguous_strides
 from ...facts.definitions import Definitions
 from ..canonical.names import fresh_name
 from .einsum import Einsum, EinsumReader
-from .order import Operand, Step
+from .order import Operand, Multiplication
 
 Group: TypeAlias = tuple[sympy.Symbol, ...]
 # The dimensions of a matrix, or of a batch of matrices, each with the axes that it counts, the slowest first.
@@ -44,7 +44,7 @@ class EinsumWriter:
     taken: set[str]
     nodes: list[Node] = field(default_factory=list)
 
-    def written(self, step: Step) -> Load:
+    def written(self, step: Multiplication) -> Load:
         """The result of a sum, over the axes of it."""
         if step.right is None:
             return self._summed(self.e.factors[0], step.axes)
@@ -83,7 +83,7 @@ class EinsumWriter:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _operand(self, operand: Operand) -> Load:
-        if isinstance(operand, Step):
+        if isinstance(operand, Multiplication):
             return self.written(operand)
         factor = self.e.factors[operand]
         others: set[sympy.Symbol] = set(self.e.axes)
