@@ -41,7 +41,7 @@ from ..canonical.eliminate_dead import eliminate_dead
 from ..products.operands import Product, product_of
 from .einsum import Einsum, EinsumReader
 from .narrow import narrow
-from .order import Orders, Multiplication
+from .order import Multiplication, Orders
 from .write import EinsumWriter, scaled_by
 
 # Types in which products may be put in another order. Float16 may overflow on one way and not on the other.

@@ -21,7 +21,7 @@ from ....ir.nest.loops import contiguous_strides
 from ...facts.definitions import Definitions
 from ..canonical.names import fresh_name
 from .einsum import Einsum, EinsumReader
-from .order import Operand, Multiplication
+from .order import Multiplication, Operand
 
 Group: TypeAlias = tuple[sympy.Symbol, ...]
 # The dimensions of a matrix, or of a batch of matrices, each with the axes that it counts, the slowest first.
