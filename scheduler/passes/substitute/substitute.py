@@ -51,11 +51,11 @@ MOST_TERMS = 3
 
 
 def substitute(graph: Graph, context: PassContext = USUAL) -> Graph:
-    """Replace products by others, one after another, until none is faster."""
+    """Replace products by others, again and again, until none is faster."""
     products = [p for n in graph.nodes if (p := product_of(n)) is not None and has_kernels(p.type.device)]
     for _ in range(len(products)):
-        found = _Substitutions(graph, context).best()
-        if found is None:
+        found = _Substitutions(graph, context).replaced()
+        if found is graph:
             break
         graph = narrow(found)
     return graph
@@ -87,12 +87,15 @@ class _Root:
 
 @dataclass(frozen=True, slots=True)
 class _Replacement:
-    """Nodes in the place of a root, and how long both take, in nanoseconds."""
+    """Nodes in the place of a root, and how long both take, in nanoseconds; ``gone`` are products that nobody reads any
+    more, ``read`` are tensors that the new nodes read."""
 
     root: _Root
     nodes: tuple[Node, ...]
     before: float
     after: float
+    gone: frozenset[str]
+    read: frozenset[str]
 
 
 @dataclass(slots=True)
@@ -104,31 +107,41 @@ class _Substitutions:
     places: dict[str, int] = field(init=False)
     effects: list[int] = field(init=False)
     shown: list[str] = field(init=False)
+    taken: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.reader = EinsumReader(self.graph, self.graph.types())
         self.found = Definitions(self.graph)
         self.places = {name: k for k, n in enumerate(self.graph.nodes) for name in n.names}
+        self.taken = set(names_in(self.graph))
         self.shown = [o for o in self.graph.outputs if isinstance(o, str)]
         self.effects = [k for k, n in enumerate(self.graph.nodes) if has_effect(n)]
 
-    def best(self) -> Graph | None:
-        """The graph with the last product replaced for which another way is faster."""
+    def replaced(self) -> Graph:
+        """The graph with every product replaced for which another way is faster, where the ways do not meet: what is
+        read by one is not taken away by another."""
+        chosen: dict[str, _Replacement] = {}
+        gone: set[str] = set()
+        read: set[str] = set()
         for node in reversed(self.graph.nodes):
             product = product_of(node)
             if product is None or not has_kernels(product.type.device) or not product.type.dtype.is_float:
                 continue
             goes = self.goes(product)
             roots = [r for r in self.roots(product) if goes or self.is_narrower(r)]
-            rewrites = [r for root in roots for r in self.rewrites(root, goes) if is_worth(r.before, r.after)]
-            if rewrites:
-                return self.replaced(max(rewrites, key=lambda r: r.before - r.after))
-        return None
-
-    def replaced(self, r: _Replacement) -> Graph:
+            found = [r for root in roots for r in self.rewrites(root, goes) if is_worth(r.before, r.after)]
+            found = [r for r in found if not (r.gone & (gone | read) or r.read & gone or r.root.name in chosen)]
+            if found:
+                best = max(found, key=lambda r: r.before - r.after)
+                chosen[best.root.name] = best
+                gone |= best.gone
+                read |= best.read
+        if not chosen:
+            return self.graph
         nodes: list[Node] = []
         for n in self.graph.nodes:
-            nodes += r.nodes if n is r.root.node else (n,)
+            here = chosen.get(n.names[0]) if n.names else None
+            nodes += here.nodes if here is not None else (n,)
         return eliminate_dead(replace(self.graph, nodes=tuple(nodes)))
 
     # --- what may be replaced -----------------------------------------------------------------------------------------
@@ -255,7 +268,6 @@ class _Substitutions:
         """Sums of which a root is the sum, each in its fastest order."""
         product, kind = root.product, root.type
         machine = self.context.target_of(kind.device).machine
-        taken = set(names_in(self.graph))
         after, nodes = 0.0, list[Node]()
         values: list[tuple[Load, float]] = []
         at = tuple(symbol(f"i{k}") for k in range(len(kind.shape)))
@@ -264,7 +276,7 @@ class _Substitutions:
             step = self.order(e, product.type.dtype, machine)
             writer = EinsumWriter(
                 self.reader, e, root.name, product.type.dtype, kind.device, product.node.rounded, self.origins(root, e),
-                product.node.reason, taken,
+                product.node.reason, self.taken,
             )  # fmt: skip
             load = writer.written(step)
             nodes += writer.nodes
@@ -274,10 +286,14 @@ class _Substitutions:
         if not isinstance(last, View):
             after += pass_time((len(values) + 1) * self.nbytes(kind), machine)
         before = self.time_of(root, sums, goes, machine)
-        gone = ", ".join(dict.fromkeys(name for s in sums for name in s.replaced))
-        told = f"{product.node.reason}; in the place of {gone}: {after / 1e3:.1f} us rather than {before / 1e3:.1f}"
+        gone = dict.fromkeys(name for s in sums for name in s.replaced)
+        times = f"{after / 1e3:.1f} us rather than {before / 1e3:.1f}"
+        told = f"{product.node.reason}; in the place of {', '.join(gone)}: {times}"
         nodes = [replace(n, reason=told) if isinstance(n, Library) else n for n in nodes]
-        return _Replacement(root, (*nodes, last), before, after)
+        nodes = [*nodes, last]
+        made = {name for n in nodes for name in n.names}
+        read = frozenset({u for n in nodes for u in uses(n)} - made)
+        return _Replacement(root, tuple(nodes), before, after, frozenset(gone), read)
 
     def order(self, e: Einsum, dtype: DType, machine: Machine) -> Multiplication:
         copied = frozenset(k for k, f in enumerate(e.factors) if self.reader.strides(f, e) is None)
