@@ -13,21 +13,13 @@ from typing import TypeVar
 import sympy
 
 from ...ir.expr.dtypes import DType
-from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Expr, Index, Load, flops, is_value, length, loads, symbol, walk
-from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import Compute, Graph, Library, Node, Ref, TensorType, node_values, uses
 from ...ir.graph.graph import Reduction as ReductionNode
 from ...ir.target import has_kernels
 from .fusion_nodes import is_cheap
-from .prologues import Inliner, Prologue, as_joined, gathered_of, gathers, prologue_of
+from .prologues import Inliner, MadeElements, Prologue, as_joined, gathered_of, is_aligned, prologue_of
 from .row_factors import Factored, factored
-from .views import readers_of, results_of, views_of
-
-# An operand's element may cost so many operations, and be written with so many nodes, where a product makes it itself.
-INLINE_FLOPS, INLINE_NODES = 64, 400
-# Bytes that one instruction copies.
-WIDE = 16
 
 T = TypeVar("T")
 I0, I1, I2, R0 = (symbol(s) for s in ("i0", "i1", "i2", "r0"))
@@ -187,32 +179,11 @@ def operands_of(op: str, args: Sequence[T]) -> tuple[T, ...]:
     return () if form is None or len(form[2][0]) < 2 else tuple(args[form[1] : form[1] + 2])
 
 
-def is_aligned(kind: TensorType, table: SymbolTable, typically: bool = False) -> bool:
-    """Whether the rows of a tensor that has as many dimensions as a matrix start at multiples of 16 bytes, in all calls
-    or ``typically``, which is what a library goes by."""
-    steps = [s for s, e in zip(kind.strides, kind.shape, strict=True) if e != 1]
-    whole = [s * kind.dtype.itemsize for s in steps if s != 1]
-    if len(steps) < 2:
-        return True
-    return len(whole) < len(steps) and all(
-        table.hint(s) % WIDE == 0 if typically else table.is_divisible(s, WIDE) for s in whole
-    )
-
-
-class Products:
+class Products(MadeElements):
     """The products of a graph."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.views = views_of(graph)
-        self.types = graph.types()
-        self.makers = {n.name: n for n in graph.nodes if isinstance(n, Compute)}
-        self.made, self.readers, self.leaving = makers_of(graph), readers_of(graph), results_of(graph)
-        self.gathering = {
-            name for n in graph.nodes if isinstance(n, (Compute, ReductionNode)) and gathers(n) for name in n.names
-        }
-        # Element-wise tensors read through views, as they are asked for.
-        self.resolved: dict[str, Expr] = {}
+        super().__init__(graph)
         self.weights = self._weights()
         self.made_again = self._made_again()
 
@@ -243,18 +214,6 @@ class Products:
             if there and node.name not in self.leaving and is_cheap(node.value):
                 found.add(node.name)
         return found
-
-    @staticmethod
-    def is_too_much(cost: int, nodes: int) -> bool:
-        """Whether an operand takes more operations or nodes than a product should make for every use."""
-        return cost > INLINE_FLOPS or nodes > INLINE_NODES
-
-    def definition(self, maker: Compute) -> Expr:
-        """What an element of an element-wise tensor is, read through views."""
-        if maker.name not in self.resolved:
-            extents = dict(zip(maker.axes, maker.type.shape, strict=True))
-            self.resolved[maker.name] = self.views.resolve(maker.value, extents)
-        return self.resolved[maker.name]
 
     def product(self, node: Node) -> LibraryProduct | None:
         """The node as a product, or None where it is none, or one that no kernel computes, for its device or types."""
@@ -387,21 +346,12 @@ class Products:
         wide = self.is_wide(value if isinstance(value, Load) else made.rest)
         prologue = prologue_of(self, value, parts, found, read, extents, R0) if read >= found else None
         if prologue is None and read >= found and inliner.gathers:
-            prologue = gathered_of(self, name, plain, extents, R0)
+            prologue = gathered_of(self, name, plain, extents, R0, len(self.products_of(name)))
         return Operand(name, kind, plain, made, found, read, cost, stop, wide, aligned, prologue)
-
-    def stays(self, maker: Node) -> bool:
-        """Whether something beside one element-wise node needs what a node makes in memory."""
-        (name, *_) = maker.names
-        return name in self.leaving or any(not isinstance(r, Compute) for r in self.readers.get(name, ()))
 
     def products_of(self, name: str) -> list[Node]:
         """The products that read a tensor."""
         return [r for r in self.readers.get(self.views.base(name), ()) if factors_of(r)]
-
-    def is_wide(self, value: Expr) -> bool:
-        """Whether the rows of all matrices that are loaded start at multiples of 16 bytes."""
-        return all(is_aligned(self.types[ld.buffer], self.graph.symbols) for ld in loads(value))
 
     def _stop(self, value: Expr) -> str:
         for ld in loads(value):

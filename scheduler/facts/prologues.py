@@ -7,7 +7,6 @@ how the elements of such an operand come from what is in memory in any case.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import sympy
 
@@ -29,14 +28,17 @@ from ...ir.expr.value import (
     loads,
     rewrite,
 )
-from ...ir.graph.graph import Compute, Library, node_values
+from ...ir.graph.facts import makers_of
+from ...ir.graph.graph import Compute, Graph, Library, Node, TensorType, node_values
 from ...ir.graph.graph import Reduction as ReductionNode
 from .digits import Extents, refine
 from .row_factors import Factored, factored
-from .views import map_value
+from .views import map_value, readers_of, results_of, views_of
 
-if TYPE_CHECKING:
-    from .contraction import Products
+# An operand's element may cost so many operations, and be written with so many nodes, where a product makes it itself.
+INLINE_FLOPS, INLINE_NODES = 64, 400
+# Bytes that one instruction copies.
+WIDE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,57 @@ class Prologue:
     parts: int = 1
 
 
+class MadeElements:
+    """What elements of a graph's tensors are made of, read through views."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.views = views_of(graph)
+        self.types = graph.types()
+        self.makers = {n.name: n for n in graph.nodes if isinstance(n, Compute)}
+        self.made, self.readers, self.leaving = makers_of(graph), readers_of(graph), results_of(graph)
+        self.gathering = {
+            name for n in graph.nodes if isinstance(n, (Compute, ReductionNode)) and gathers(n) for name in n.names
+        }
+        # Element-wise tensors read through views, as they are asked for.
+        self.resolved: dict[str, Expr] = {}
+
+    @staticmethod
+    def is_too_much(cost: int, nodes: int) -> bool:
+        """Whether an operand takes more operations or nodes than a product should make for every use."""
+        return cost > INLINE_FLOPS or nodes > INLINE_NODES
+
+    def definition(self, maker: Compute) -> Expr:
+        """What an element of an element-wise tensor is, read through views."""
+        if maker.name not in self.resolved:
+            extents = dict(zip(maker.axes, maker.type.shape, strict=True))
+            self.resolved[maker.name] = self.views.resolve(maker.value, extents)
+        return self.resolved[maker.name]
+
+    def stays(self, maker: Node) -> bool:
+        """Whether something beside one element-wise node needs what a node makes in memory."""
+        (name, *_) = maker.names
+        return name in self.leaving or any(not isinstance(r, Compute) for r in self.readers.get(name, ()))
+
+    def is_wide(self, value: Expr) -> bool:
+        """Whether the rows of all matrices that are loaded start at multiples of 16 bytes."""
+        return all(is_aligned(self.types[ld.buffer], self.graph.symbols) for ld in loads(value))
+
+
+def is_aligned(kind: TensorType, table: SymbolTable, typically: bool = False) -> bool:
+    """Whether the rows of a tensor that has as many dimensions as a matrix start at multiples of 16 bytes, in all calls
+    or ``typically``, which is what a library goes by."""
+    steps = [s for s, e in zip(kind.strides, kind.shape, strict=True) if e != 1]
+    whole = [s * kind.dtype.itemsize for s in steps if s != 1]
+    if len(steps) < 2:
+        return True
+    return len(whole) < len(steps) and all(
+        table.hint(s) % WIDE == 0 if typically else table.is_divisible(s, WIDE) for s in whole
+    )
+
+
 def prologue_of(
-    products: Products, value: Expr, made: Factored, nbytes: int, read: int, extents: Extents, along: sympy.Symbol
+    products: MadeElements, value: Expr, made: Factored, nbytes: int, read: int, extents: Extents, along: sympy.Symbol
 ) -> Prologue | None:
     """How a product may make an operand of what is in memory in any case: what the caller or a library gives, and sums
     of rows. The kernel that sums those stays, and writes no more than them.
@@ -82,9 +133,11 @@ def prologue_of(
     return Prologue(made, read, cost, products.is_wide(made.rest), sources, saved, int(not stays), parts=parts)
 
 
-def gathered_of(products: Products, name: str, plain: Load, extents: Extents, along: sympy.Symbol) -> Prologue | None:
+def gathered_of(
+    products: MadeElements, name: str, plain: Load, extents: Extents, along: sympy.Symbol, readers: int
+) -> Prologue | None:
     """How a product may read an operand through the indices that say where its elements are, where those do not vary
-    ``along`` the sum and name whole rows."""
+    ``along`` the sum and name whole rows; ``readers`` are the products that would."""
     kind, hint = products.types[name], products.graph.symbols.hint
     value = Inliner(products, extents, along, through=True).expand(products.views.resolve(plain, extents))
     if products.is_too_much(flops(value), length(value)):
@@ -99,7 +152,7 @@ def gathered_of(products: Products, name: str, plain: Load, extents: Extents, al
                    for ld in loads(elements)}  # fmt: skip
     sources = frozenset(ld.buffer for ld in loads(value))
     read = sum(of_elements.values()) + sum(hint(products.types[n].nbytes) for n in sources - of_elements.keys())
-    made, readers = factored(value, along), len(products.products_of(name))
+    made = factored(value, along)
     return Prologue(made, read, flops(without_places(made.rest)), products.is_wide(without_places(made.rest)), sources,
                     (hint(kind.nbytes) + read) // readers, 1 / readers, True)  # fmt: skip
 
@@ -121,8 +174,8 @@ def _chosen(e: Expr, dtype: DType) -> Expr | None:
         case Cast(value) if e.dtype in (dtype, dtype.compute):
             return _chosen(value, dtype)
         case Select(Call("lt", (IndexValue(), Const()), _) as condition, a, b):
-            parts = _chosen(a, dtype), _chosen(b, dtype)
-            return None if parts[0] is None or parts[1] is None else Select(condition, *parts)
+            first, second = _chosen(a, dtype), _chosen(b, dtype)
+            return None if first is None or second is None else Select(condition, first, second)
     return None
 
 
@@ -149,7 +202,7 @@ class Inliner:
     """Replaces loads by what they are made of, as far as point-wise producers reach, and ``through`` indices that data
     give, where those do not vary ``along`` the sum; ``gathers`` where it has met any."""
 
-    products: Products
+    products: MadeElements
     extents: Extents
     along: sympy.Symbol
     stop: str = ""
