@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from ...ir.expr.dtypes import DType
-from ...ir.expr.value import IndexValue, Load, index_exprs, walk
+from ...ir.expr.value import IndexValue, index_exprs, walk
 from ...ir.graph.graph import Compute, Reduction
 from ...ir.machine import Machine
 from ..facts.contraction import R0, Decision, LibraryProduct, Operand, StreamK
@@ -325,7 +325,7 @@ def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -
     making = sum(
         _elements(o) * (1 + o.flops) * -(-others // TILE) / made
         for o, others, inlined in zip((p.a, p.b), (p.n, p.m), packed, strict=True)
-        if inlined and not isinstance(o.value, Load)
+        if inlined and not o.is_copied
     )
     kinds = machine.in_kernels
     rate = _rate(p, machine, kinds) * (OURS if _type(p) in kinds else OURS_PLAIN)

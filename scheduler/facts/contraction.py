@@ -7,27 +7,19 @@ instead; ``operand_of`` finds how, through views, with no list of forms.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import sympy
 
 from ...ir.expr.dtypes import DType
-from ...ir.expr.index import simplify
-from ...ir.expr.symbols import SymbolTable
-from ...ir.expr.value import Expr, Index, Load, flops, free_symbols, is_value, length, loads, rewrite, symbol, walk
-from ...ir.graph.facts import makers_of
+from ...ir.expr.value import Expr, Index, Load, flops, is_value, length, loads, symbol, walk
 from ...ir.graph.graph import Compute, Graph, Library, Node, Ref, TensorType, node_values, uses
 from ...ir.graph.graph import Reduction as ReductionNode
 from ...ir.target import has_kernels
 from .fusion_nodes import is_cheap
+from .prologues import Inliner, MadeElements, Prologue, as_joined, gathered_of, is_aligned, prologue_of
 from .row_factors import Factored, factored
-from .views import map_value, readers_of, results_of, views_of
-
-# An operand's element may cost so many operations, and be written with so many nodes, where a product makes it itself.
-INLINE_FLOPS, INLINE_NODES = 64, 400
-# Bytes that one instruction copies.
-WIDE = 16
 
 T = TypeVar("T")
 I0, I1, I2, R0 = (symbol(s) for s in ("i0", "i1", "i2", "r0"))
@@ -50,24 +42,6 @@ _OPERANDS = {"aten::_int_mm.default": DType.INT8}
 
 # Columns of a tile that one program combines: what the fastest tiles of products have (``fusion/tiles.py``).
 COLUMNS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Prologue:
-    """How a product may make an operand itself though that reads no less: an activation, a norm of rows whose
-    statistics are known, rows that data name. ``made`` is its element, without what is the same along the sum, and
-    ``read`` the bytes that this loads, from ``sources``. ``saved`` are bytes that need not be moved then, and
-    ``launches`` the kernels that are gone; of an operand that several products gather, the share of one of them.
-    ``gathers`` where data name the places of elements; these are known before the sum begins."""
-
-    made: Factored
-    read: int
-    flops: int
-    is_wide: bool
-    sources: frozenset[str]
-    saved: int
-    launches: float
-    gathers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +77,11 @@ class Operand:
     def inlined(self) -> Factored:
         """Its element where the product makes it."""
         return self.made if self.prologue is None else self.prologue.made
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether its tiles are memory as it is where the product makes it."""
+        return isinstance(self.value, Load) or (self.prologue is not None and self.prologue.parts > 1)
 
     @property
     def value(self) -> Expr:
@@ -200,32 +179,11 @@ def operands_of(op: str, args: Sequence[T]) -> tuple[T, ...]:
     return () if form is None or len(form[2][0]) < 2 else tuple(args[form[1] : form[1] + 2])
 
 
-def is_aligned(kind: TensorType, table: SymbolTable, typically: bool = False) -> bool:
-    """Whether the rows of a tensor that has as many dimensions as a matrix start at multiples of 16 bytes, in all calls
-    or ``typically``, which is what a library goes by."""
-    steps = [s for s, e in zip(kind.strides, kind.shape, strict=True) if e != 1]
-    whole = [s * kind.dtype.itemsize for s in steps if s != 1]
-    if len(steps) < 2:
-        return True
-    return len(whole) < len(steps) and all(
-        table.hint(s) % WIDE == 0 if typically else table.is_divisible(s, WIDE) for s in whole
-    )
-
-
-class Products:
+class Products(MadeElements):
     """The products of a graph."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.views = views_of(graph)
-        self.types = graph.types()
-        self.makers = {n.name: n for n in graph.nodes if isinstance(n, Compute)}
-        self.made, self.readers, self.leaving = makers_of(graph), readers_of(graph), results_of(graph)
-        self.gathering = {
-            name for n in graph.nodes if isinstance(n, (Compute, ReductionNode)) and _gathers(n) for name in n.names
-        }
-        # Element-wise tensors read through views, as they are asked for.
-        self.resolved: dict[str, Expr] = {}
+        super().__init__(graph)
         self.weights = self._weights()
         self.made_again = self._made_again()
 
@@ -256,18 +214,6 @@ class Products:
             if there and node.name not in self.leaving and is_cheap(node.value):
                 found.add(node.name)
         return found
-
-    @staticmethod
-    def is_too_much(cost: int, nodes: int) -> bool:
-        """Whether an operand takes more operations or nodes than a product should make for every use."""
-        return cost > INLINE_FLOPS or nodes > INLINE_NODES
-
-    def definition(self, maker: Compute) -> Expr:
-        """What an element of an element-wise tensor is, read through views."""
-        if maker.name not in self.resolved:
-            extents = dict(zip(maker.axes, maker.type.shape, strict=True))
-            self.resolved[maker.name] = self.views.resolve(maker.value, extents)
-        return self.resolved[maker.name]
 
     def product(self, node: Node) -> LibraryProduct | None:
         """The node as a product, or None where it is none, or one that no kernel computes, for its device or types."""
@@ -378,12 +324,12 @@ class Products:
         """A factor, with all that it can be made of."""
         kind = self.types[name]
         plain = Load(name, indices, kind.dtype)
-        inliner = _Inliner(self, extents)
+        inliner = Inliner(self, extents, R0)
         hint = self.graph.symbols.hint
         found = hint(kind.nbytes)
         stop = "it costs too much to make for every use"
         aligned = is_aligned(kind, self.graph.symbols, typically=True)
-        whole = Operand(name, kind, plain, Factored(plain), found, found, 0, stop, self._is_wide(plain), aligned)
+        whole = Operand(name, kind, plain, Factored(plain), found, found, 0, stop, self.is_wide(plain), aligned)
         if self.is_too_much(*self.weights.get(self.views.base(name), (0, 1))):
             return whole
         value = inliner.expand(self.views.resolve(plain, extents))
@@ -391,63 +337,21 @@ class Products:
         if self.is_too_much(flops(value), length(value)):
             return whole
         stop = inliner.stop or self._stop(value)
+        joined = as_joined(value)
+        value = value if joined is None else joined
         parts = factored(value, R0)
         cost = flops(parts.rest)
         made = parts if read < found else Factored(plain)
         # Loops read through copies, whatever layout those have.
-        wide = self._is_wide(value if isinstance(value, Load) else made.rest)
-        prologue = self._prologue(value, parts, found, read) if read >= found else None
+        wide = self.is_wide(value if isinstance(value, Load) else made.rest)
+        prologue = prologue_of(self, value, parts, found, read, extents, R0) if read >= found else None
         if prologue is None and read >= found and inliner.gathers:
-            prologue = self._gathered(name, plain, extents)
+            prologue = gathered_of(self, name, plain, extents, R0, len(self.products_of(name)))
         return Operand(name, kind, plain, made, found, read, cost, stop, wide, aligned, prologue)
 
-    def _prologue(self, value: Expr, made: Factored, nbytes: int, read: int) -> Prologue | None:
-        """How a product may make an operand of what is in memory in any case: what the caller or a library gives, and
-        sums of rows. The kernel that sums those stays, and writes no more than them."""
-        sources = frozenset(ld.buffer for ld in loads(value))
-        makers = [self.made[n] for n in sources if n in self.made]
-        if not flops(value) or not all(isinstance(m, (Library, ReductionNode)) for m in makers):
-            return None
-        stays = any(isinstance(m, ReductionNode) for m in makers)
-        if stays and any(self.types[m.names[0]].numel == self.types[n].numel for m in makers for n in sources
-                         if isinstance(m, ReductionNode) and n not in m.names):  # fmt: skip
-            return None
-        saved = nbytes if stays else nbytes + read
-        return Prologue(made, read, flops(made.rest), self._is_wide(made.rest), sources, saved, int(not stays))
-
-    def _gathered(self, name: str, plain: Load, extents: Mapping[sympy.Symbol, sympy.Expr]) -> Prologue | None:
-        """How a product may read an operand through the indices that say where its elements are, where those do not
-        vary along the sum and name whole rows."""
-        kind, hint = self.types[name], self.graph.symbols.hint
-        value = _Inliner(self, extents, through=True).expand(self.views.resolve(plain, extents))
-        if self.is_too_much(flops(value), length(value)):
-            return None
-        elements = without_places(value)
-        makers = [self.made[ld.buffer] for ld in loads(value) if ld.buffer in self.made]
-        if value == elements or not all(isinstance(m, (Library, ReductionNode)) or self._stays(m) for m in makers):
-            return None
-        # A table of few rows is read from memory once, whoever asks for them.
-        whole = hint(kind.numel)
-        of_elements = {ld.buffer: min(hint(self.types[ld.buffer].nbytes), whole * ld.dtype.itemsize)
-                       for ld in loads(elements)}  # fmt: skip
-        sources = frozenset(ld.buffer for ld in loads(value))
-        read = sum(of_elements.values()) + sum(hint(self.types[n].nbytes) for n in sources - of_elements.keys())
-        made, readers = factored(value, R0), len(self._products_of(name))
-        return Prologue(made, read, flops(without_places(made.rest)), self._is_wide(without_places(made.rest)), sources,
-                        (hint(kind.nbytes) + read) // readers, 1 / readers, True)  # fmt: skip
-
-    def _stays(self, maker: Node) -> bool:
-        """Whether something beside one element-wise node needs what a node makes in memory."""
-        (name, *_) = maker.names
-        return name in self.leaving or any(not isinstance(r, Compute) for r in self.readers.get(name, ()))
-
-    def _products_of(self, name: str) -> list[Node]:
+    def products_of(self, name: str) -> list[Node]:
         """The products that read a tensor."""
         return [r for r in self.readers.get(self.views.base(name), ()) if factors_of(r)]
-
-    def _is_wide(self, value: Expr) -> bool:
-        """Whether the rows of all matrices that are loaded start at multiples of 16 bytes."""
-        return all(is_aligned(self.types[ld.buffer], self.graph.symbols) for ld in loads(value))
 
     def _stop(self, value: Expr) -> str:
         for ld in loads(value):
@@ -457,58 +361,6 @@ class Products:
             if isinstance(maker, Library):
                 return f"{ld.buffer} comes from {maker.target}"
         return ""
-
-
-@dataclass(slots=True)
-class _Inliner:
-    """Replaces loads by what they are made of, as far as point-wise producers reach, and ``through`` indices that data
-    give, where those do not vary along the sum; ``gathers`` where it has met any."""
-
-    products: Products
-    extents: Mapping[sympy.Symbol, sympy.Expr]
-    stop: str = ""
-    through: bool = False
-    gathers: bool = False
-
-    def expand(self, value: Expr) -> Expr:
-        return rewrite(value, self._made)
-
-    def _made(self, e: Expr) -> Expr | None:
-        products, table = self.products, self.products.graph.symbols
-        if not isinstance(e, Load) or (maker := products.makers.get(e.buffer)) is None:
-            return None
-        if maker.name in products.gathering:
-            self.gathers = True
-            if not self.through:
-                self.stop = f"{maker.name} gathers by data: it is made first, and the product reads it"
-                return None
-        elif any(map(is_value, e.indices)) and products._stays(maker):
-            return None
-        made = map_value(products.definition(maker), dict(zip(maker.axes, e.indices, strict=True)))
-        if self.through and not all(self._is_row(ld) for ld in loads(made)):
-            return None
-        return self.expand(rewrite(made, lambda _: None, lambda i: simplify(i, self.extents, table)))
-
-    def _is_row(self, load: Load) -> bool:
-        """Whether the places that data name in a tensor are the same along the sum, and are those of rows."""
-        strides = self.products.types[load.buffer].strides
-        places = [(i, s) for i, s in zip(load.indices, strides, strict=True) if is_value(i)]
-        return R0 not in free_symbols(load) or all(R0 not in free_symbols(i) and s != 1 for i, s in places)  # type: ignore[arg-type]
-
-
-def without_places(value: Expr) -> Expr:
-    """A value with elements at the first place where data name one: what is loaded and computed for each element."""
-
-    def leaf(e: Expr) -> Expr | None:
-        if isinstance(e, Load) and any(map(is_value, e.indices)):
-            return replace(e, indices=tuple(sympy.S.Zero if is_value(i) else i for i in e.indices))
-        return None
-
-    return rewrite(value, leaf)
-
-
-def _gathers(maker: Compute | ReductionNode) -> bool:
-    return any(is_value(i) for value in node_values(maker) for ld in loads(value) for i in ld.indices)
 
 
 def _has_arithmetic(dtype: DType) -> bool:

@@ -243,11 +243,45 @@ def _operand(nest: LoopNest, block: Block, parts: Sequence[Expr]) -> DotOperand:
     factor = loaded = bare(parts[0])
     while isinstance(loaded, Select) and isinstance(loaded.if_false, Const) and loaded.if_false.value == 0:
         loaded = loaded.if_true  # a copy may put zeros
-    plain = isinstance(loaded, Load) and nest.buffer(loaded.buffer).scope is Scope.GLOBAL
-    # Rows that data name are copied as others are, where they are known before the sum begins.
-    summed = {a.var for a in block.axes if a.kind is AxisKind.REDUCTION}
-    plain = plain and not any(is_value(i) and free_symbols(i) & summed for i in loaded.indices)  # type: ignore[union-attr, arg-type]
-    return DotOperand((factor,), factor.dtype, plain)
+    summed = {a.var: a.extent for a in block.axes if a.kind is AxisKind.REDUCTION}
+
+    def is_copied(e: Expr) -> bool:
+        # Rows that data name are copied as others are, where they are known before the sum begins.
+        return (
+            isinstance(e, Load)
+            and nest.buffer(e.buffer).scope is Scope.GLOBAL
+            and not any(
+                is_value(i) and free_symbols(i) & summed.keys()
+                for i in e.indices  # type: ignore[arg-type]
+            )
+        )
+
+    return DotOperand((factor,), factor.dtype, all(map(is_copied, _joined(loaded, summed))))
+
+
+def _joined(value: Expr, axes: Mapping[sympy.Symbol, sympy.Expr]) -> list[Expr]:
+    """The elements among which the position along one of the ``axes`` alone chooses, where that has few iterations; the
+    value itself where it chooses nothing."""
+    match value:
+        case Select(Call("lt", (IndexValue(index), Const()), _), a, b) if _is_few(axes.get(index)):
+            return [*_joined(a, axes), *_joined(b, axes)]
+    return [value]
+
+
+def _is_few(extent: sympy.Expr | None) -> bool:
+    return extent is not None and extent.is_Integer and 1 < extent <= MOST_PARTS
+
+
+def joined_axis(c: ContractionNest) -> tuple[sympy.Symbol, int] | None:
+    """The summed axis with a tensor of its own at each iteration, of which an operand is joined, and its extent; None
+    where there is none, or where elements are made in any other way."""
+    summed, parts = dict(c.summed), part_axes(c)
+    sides = [side for p in c.products for side in (p.left, p.right)]
+    choices = [e for side in sides for e in side.factors if isinstance(e, Select)]
+    asked = {e.condition.args[0].index for e in choices if len(_joined(e, summed)) > 1}  # type: ignore[union-attr]
+    if not all(side.is_plain for side in sides) or len(parts) != 1 or asked != {parts[0][0]}:
+        return None
+    return parts[0][0], int(parts[0][1])
 
 
 def part_axes(c: ContractionNest) -> Axes:
@@ -349,19 +383,19 @@ def _choices(block: Block) -> Iterator[sympy.Expr]:
 
 
 def bytes_per_step(nest: LoopNest, c: ContractionNest, tile: Mapping[sympy.Symbol, int]) -> int:
-    """Bytes of the tiles that one step over the summed axes copies, each load once; ``tile`` has the elements of a
-    tile along each axis."""
+    """Bytes of the tiles that one step over the summed axes copies, each load once, and one of those that are joined;
+    ``tile`` has the elements of a tile along each axis."""
     total = 0
     seen: set[Load] = set()
-    summed = {v for v, _ in c.summed}
+    summed = dict(c.summed)
     for p in c.products:
         for part in (*p.left.factors, *p.right.factors):
-            for ld in loads(part):
+            for ld in loads(_joined(part, summed)[0]):
                 if ld in seen or nest.buffer(ld.buffer).scope is not Scope.GLOBAL:
                     continue
                 seen.add(ld)
                 own = {s for i in ld.indices if not is_value(i) for s in i.free_symbols} & tile.keys()
-                if own & summed and own - summed:
+                if own & summed.keys() and own - summed.keys():
                     elements = 1
                     for v in own:
                         elements *= tile[v]

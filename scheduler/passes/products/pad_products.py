@@ -24,7 +24,8 @@ from ....ir.target import has_kernels
 from ...context import USUAL, PassContext
 from ...cost.alignment import COPY_WORTH, copying_time, filling_time, padded_row, scattering_time, wants_aligned
 from ...cost.contraction_gpu import library_time, product_time, with_even_operands, with_even_rows
-from ...facts.contraction import LibraryProduct, Products, factors_of, is_aligned
+from ...facts.contraction import LibraryProduct, Products, factors_of
+from ...facts.prologues import is_aligned
 from ...facts.views import readers_of, results_of, views_of
 from ..canonical.names import fresh_name
 

@@ -26,7 +26,17 @@ from ..cpu.common import merge_rows
 from ..registry import Capability, Params, Rule, Scarce, Value
 from .common import GPUS, cut, fused, programs, tile, typical
 from .copies import described_operands
-from .product_tiles import beside_results, column_parts, copying, fitting, held_results, lasting, most_results, roles
+from .product_tiles import (
+    beside_results,
+    column_parts,
+    copying,
+    fitting,
+    held_results,
+    lasting,
+    most_results,
+    parts_at_once,
+    roles,
+)
 from .steps import loops_of, steps_of
 
 # Shapes of which tuning tries other numbers of warps and stages.
@@ -132,7 +142,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         for lp in (within, lane):
             tile(schedule, lp)
     words, packed = (target.has_pairs and holds(schedule.nest, c) for holds in (reads_words, reads_packed))
-    step = steps_of(schedule, c, shape, run, words, packed)
+    together = parts_at_once(schedule.nest, target, c, shape) > 1
+    step = steps_of(schedule, c, shape, run, words, packed, together)
     if specialized and step is not None:
         schedule.annotate(step, WARP_SPECIALIZE, True)
     if params.get("descriptors"):

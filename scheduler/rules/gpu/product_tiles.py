@@ -26,7 +26,7 @@ from ...cost.gpu_tiles import (
     tile_time,
 )
 from ...error import ScheduleError
-from ..contraction import Axes, ContractionNest, bytes_per_step, extent, run_of
+from ..contraction import Axes, ContractionNest, bytes_per_step, extent, joined_axis, run_of
 from ..cpu.common import cost
 from ..registry import Value
 from .common import next_power, typical
@@ -138,7 +138,8 @@ def _fit(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape, k
     while step >= LEAST:
         fitted = replace(shape, step=step)
         beside = _held_once(c, fitted) + kept
-        stages = stages_of(target.machine, shape, _held_each(nest, c, fitted), beside, len(c.products))
+        each = _held_each(nest, c, fitted) * parts_at_once(nest, target, c, fitted)
+        stages = stages_of(target.machine, shape, each, beside, len(c.products))
         if stages >= min(target.machine.stages, 2) or (stages == 1 and step == LEAST):
             return replace(fitted, stages=stages)
         step //= 2
@@ -153,6 +154,17 @@ def _held_each(nest: LoopNest, c: ContractionNest, shape: TileShape) -> int:
     # Fused axes share a tile: the whole of it along one of them is the most that a load has.
     tiles |= {first[-1][0]: shape.rows, second[-1][0]: shape.columns, c.summed[-1][0]: shape.step}
     return bytes_per_step(nest, c, tiles)
+
+
+def parts_at_once(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> int:
+    """How many parts of a joined operand a step has tiles of: all, where descriptors copy all that is read and two such
+    steps fit beside results; else one, and parts have loops one behind the other."""
+    found = joined_axis(c)
+    if found is None or not target.multiplies(c.dtype()) or not _all_described(c, described_operands(nest, target, c)):
+        return 1
+    _, parts = found
+    held = 2 * parts * _held_each(nest, c, shape) + _held_once(c, shape) + _held_results(nest, shape)
+    return parts if held <= target.machine.block_shared else 1
 
 
 def _held_once(c: ContractionNest, shape: TileShape) -> int:
@@ -178,6 +190,8 @@ def copying(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape
     if target.machine.has_async_copies and lasting(nest, target, c, shape) is not None:
         default = _all_described(c, names) and target.multiplies(c.dtype())
         default = default and _is_worth_lasting(nest, target, c, shape)
+        # Loops that stand one behind the other are not flattened with the one over tiles.
+        default = default and (joined_axis(c) is None or parts_at_once(nest, target, c, shape) > 1)
         found["persistent"] = (default, not default)
     if names:
         found["descriptors"] = (default, not default)
@@ -206,7 +220,8 @@ def lasting(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape
 
 def _resident(nest: LoopNest, target: Target, c: ContractionNest, shape: TileShape) -> int:
     """Programs of a target that run at a time."""
-    shared = shape.stages * _held_each(nest, c, shape) + _held_once(c, shape) + _held_results(nest, shape)
+    each = _held_each(nest, c, shape) * parts_at_once(nest, target, c, shape)
+    shared = shape.stages * each + _held_once(c, shape) + _held_results(nest, shape)
     return target.cores * max(resident_programs(target.machine, shape, shared, len(c.products)), 1)
 
 

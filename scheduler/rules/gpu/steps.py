@@ -28,9 +28,11 @@ def steps_of(
     run: StepRun | None = None,
     words: bool = False,
     packed: bool = False,
+    together: bool = False,
 ) -> str | None:
     """The loop over the summed axis, if it has several steps: shared by the products, in steps of a tile,
-    pipelined. With ``words``, bytes that lie side by side are parts of a word where that leaves no tail."""
+    pipelined. With ``words``, bytes that lie side by side are parts of a word where that leaves no tail. With
+    ``together`` a step has tiles of all parts of a joined operand."""
     if run is not None:
         return _run(schedule, c, run, shape)
     parts = {v: int(e) for v, e in part_axes(c)}
@@ -50,7 +52,7 @@ def steps_of(
     if word > 1 and len(own) > 1 and WORD * LEAST <= group < size and size % group == 0:
         size = int(group)
     if parts or word > 1:
-        return _parts(schedule, c, chains, parts, shape, (size, word), packed)
+        return _parts(schedule, c, chains, parts, shape, (size, word), packed, together)
     for other in chains[1:]:
         schedule.merge(chains[0], other)
     step, lane = cut(schedule, chains[0], shape.step)
@@ -68,9 +70,11 @@ def _parts(
     shape: TileShape,
     sizes: tuple[int, int],
     packed: bool,
+    inside: bool,
 ) -> str | None:
     """Steps where an element of memory has several parts, or is one of several of a word: a tile of elements is there
-    for the products of all parts, which are written out. ``sizes`` are the elements of a step and of a word."""
+    for the products of all parts, which are written out: ``inside`` of the steps, also where the parts stand around
+    them. ``sizes`` are the elements of a step and of a word."""
     size, word = sizes
     together = math.prod(_at_once(c, parts).values())
     steps: list[str] = []
@@ -82,8 +86,8 @@ def _parts(
         step, lane = cut(schedule, chain, size)
         written = [loops[v] for v in parts]
         if word > 1:
-            lane, inside = schedule.split(lane, [None, word])
-            written = [inside, *written]
+            lane, place = schedule.split(lane, [None, word])
+            written = [place, *written]
         # A step of few products costs as much beside them: several are written as one.
         few = (word > 1 or packed) and shape.rows * shape.columns <= FEW_RESULTS
         several = written_out * shape.step // (size * together) if few and step is not None else 1
@@ -92,7 +96,7 @@ def _parts(
         if step is not None and several > 1:
             step, within = schedule.split(step, [None, several])
             written, stages = [within, *written], math.ceil((shape.stages + several - 1) / several)
-        schedule.reorder(*written, lane)
+        schedule.reorder(*((step,) if inside and step is not None else ()), *written, lane)
         for lp in written:
             schedule.unroll(lp)
         tile(schedule, lane)

@@ -118,20 +118,6 @@ def test_factors_of_rows_and_columns_are_applied_to_the_result(agrees, name):
         agrees(s.nest, tolerance=3e-2)
 
 
-@pytest.mark.parametrize("parts", [(128, 128), (128, 128, 128), (128, 256, 128)])
-def test_parts_of_a_joined_operand_have_loops_without_masks(agrees, parts):
-    given = tuple(empty(37, k) for k in parts)
-    model = Call(lambda w, *given: torch.cat(given, 1) @ w)
-    model, inputs = on_fake_device(model, (empty(sum(parts), 64), *given), "cuda")
-    graph = widen(simplify_algebra(import_graph(capture(model, inputs)[0])))
-    graph = _opened(graph, Decision(True, "asked for", (True, False)))
-    (schedule,) = [default_schedule(lower_to_loops(f), SM90) for f in fuse(graph).functions.values()]
-    assert schedule.rule == "gpu_contraction"
-    text = agrees(schedule.nest, tolerance=3e-2).text
-    assert text.count("tl.dot(") == sum(parts) // 128, text
-    assert "tl.where(" not in text, text
-
-
 def _opened(graph: Graph, decision: Decision) -> Graph:
     """Every product as a decision has it."""
     products, taken = Products(graph), {n for node in graph.nodes for n in node.names}
