@@ -33,15 +33,15 @@ def gemm_tile(loop: Loop) -> tuple[tuple[Loop, ...], Block] | None:
 
 
 def emit_gemm(ctx: Context, loops: tuple[Loop, ...], block: Block) -> None:
-    """``result[m, n] = sum over k of left[m, k] * right[k, n]``. Raises EmitError where strides are none of a matrix."""
-    (update,) = block.body
+    """``result[m, n] = sum over k of left[m, k] * right[k, n]``. Raises EmitError for strides that no matrix has."""
+    update = block.body[0]
     assert isinstance(update, Update)
     value, target = update.values[0], update.targets[0]
     if not isinstance(value, Call) or value.fn != "mul" or not all(isinstance(a, Load) for a in value.args):
         raise _refused(ctx, block, "its factors are no elements of buffers")
     ctx.axes = dict(zip((a.var for a in block.axes), block.bindings, strict=True))
-    result = _Matrix(ctx, block, target.buffer, target.indices, loops)
-    first, second = (_Matrix(ctx, block, a.buffer, a.indices, loops) for a in value.args if isinstance(a, Load))
+    result = _GemmMatrix(ctx, block, target.buffer, target.indices, loops)
+    first, second = (_GemmMatrix(ctx, block, a.buffer, a.indices, loops) for a in value.args if isinstance(a, Load))
     ctx.axes = {}
     lanes = [v for v, step in result.steps.items() if step == 1]
     others = [v for v in result.steps if v not in lanes]
@@ -67,7 +67,7 @@ def emit_gemm(ctx: Context, loops: tuple[Loop, ...], block: Block) -> None:
     ctx.touch(frozenset((target.buffer,)))
 
 
-class _Matrix:
+class _GemmMatrix:
     """A buffer that a tile reads or writes: where its first element lies, and its steps along the tile's loops."""
 
     def __init__(

@@ -212,7 +212,7 @@ DATA_ENDS = Hint(
 )  # fmt: skip
 TENSORIZE = Hint(
     "tensorize", "", _BLOCK, _ALL, Changes.ORDER,
-    ("codegen.triton.program", "codegen.llvm.loops", "scheduler.primitives.loops.tensorize"),
+    ("codegen.triton.program", "codegen.llvm.gemm", "scheduler.primitives.loops.tensorize"),
     "The instruction, or the function of a library, that computes the block's tile.", choices=("dot", "gemm"),
     given_by="tensorize",
 )  # fmt: skip

@@ -17,7 +17,7 @@ from ...ir.graph.facts import makers_of, places_of, users_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View, uses
 from ...ir.nest.loops import contiguous_strides
 from ..context import PassContext
-from ..cost.row_blocks import Between, gain_of_blocks, rows_of_block
+from ..cost.contraction_cpu import Between, gain_of_blocks, rows_of_block
 from ..facts.order import in_order
 from ..facts.row_products import RowProduct, row_product
 from ..functions.function_table import FunctionTable
@@ -46,7 +46,7 @@ class _Group:
 
 
 def _next_group(graph: Graph, table: FunctionTable, context: PassContext, done: set[str]) -> _Group | None:
-    finder: _Finder | None = None
+    finder: _GroupFinder | None = None
     for at, node in enumerate(graph.nodes):
         if not isinstance(node, Library) or node.names[0] in done:
             continue
@@ -57,7 +57,7 @@ def _next_group(graph: Graph, table: FunctionTable, context: PassContext, done: 
         target = context.target_of(product.type.device)
         if not target.gemm:
             continue
-        finder = finder or _Finder(graph, table)
+        finder = finder or _GroupFinder(graph, table)
         found = finder.best(at, product, context)
         if found is not None:
             return found
@@ -82,7 +82,7 @@ def _replaced(graph: Graph, group: _Group, table: FunctionTable) -> Graph:
 
 
 @dataclass(slots=True)
-class _Finder:
+class _GroupFinder:
     graph: Graph
     table: FunctionTable
     types: dict[str, TensorType] = field(default_factory=dict)
@@ -94,7 +94,8 @@ class _Finder:
         """The group that begins around a product, of those that grow call by call, that gains most."""
         machine = context.target_of(product.type.device).machine
         hint = self.graph.symbols.hint
-        positions, best, gained = (at,), None, 0.0
+        positions: tuple[int, ...] = (at,)
+        best, gained = None, 0.0
         refused: set[int] = set()
         while True:
             following = next((k for k in self.neighbours(positions, product) if k not in refused), None)
@@ -113,7 +114,8 @@ class _Finder:
             width = sum(hint(sympy.Mul(*self.types[n].shape[1:])) * 4 for n in writer.between())
             size = rows_of_block(hint(product.rows), width, machine)
             flops = [2.0 * hint(p.rows) * hint(p.depth) * hint(p.columns) for p in writer.products.values()]
-            gain = gain_of_blocks(size, flops, between, machine)
+            leaving = max((hint(self.types[n].nbytes) for n in writer.kept), default=0)
+            gain = gain_of_blocks(size, flops, between, leaving, machine)
             if gain > gained:
                 best, gained = _Group(positions, writer), gain
 

@@ -27,7 +27,7 @@ class Unfit(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _RowResult:
     """A result of the group: the stage result that it is, by the columns of its tensor."""
 
     result: str
@@ -47,7 +47,7 @@ class RowGroupWriter:
     base: Callable[[str], str]
     kept: Collection[str]
     products: dict[str, RowProduct] = field(default_factory=dict)
-    made: dict[str, _Made] = field(default_factory=dict)
+    made: dict[str, _RowResult] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -121,7 +121,9 @@ class RowGroupWriter:
         right = Load(self.parameters.input(product.right), (over, column), product.type.dtype)
         total, axes = self._result(), (ROW, column)
         self.stages.append(
-            Stage((total,), (call("mul", left, right),), True, SUM, node.origins, axes, (over,), role=Role.LIBRARY_PRODUCT)
+            Stage(
+                (total,), (call("mul", left, right),), True, SUM, node.origins, axes, (over,), role=Role.LIBRARY_PRODUCT
+            )
         )
         if product.added is not None:
             kind = self.types[product.added]
@@ -132,7 +134,7 @@ class RowGroupWriter:
             total = self._result()
             self.stages.append(Stage((total,), (value,), True, None, node.origins, axes))
         name = node.names[0]
-        self.made[name] = _Made(total, axes, (column,))
+        self.made[name] = _RowResult(total, axes, (column,))
         if name in self.kept:
             out = self.parameters.buffer(f"out{len(self.outputs)}", self.types[name])
             self.outputs.append(Output(out, total, axes))
@@ -149,14 +151,13 @@ class RowGroupWriter:
         at = dict(zip(made.columns, indices[1:], strict=True))
         return Load(made.result, tuple(ROW if a == ROW else at[a] for a in made.axes), kind.dtype)
 
-
     # --- functions ----------------------------------------------------------------------------------------------------
 
     def _add_function(self, node: CallTensor) -> None:
         function = self._by_rows(node)
         inputs = {b.name: (arg, b) for b, arg in zip(function.inputs, node.args, strict=True)}
         dims = self._dims(function, inputs)
-        names = {}
+        names: dict[str, str] = {}
         for stage in function.stages:
             for r in stage.results:
                 names[r] = f"t{sum(len(s.results) for s in self.stages) + len(names)}"
@@ -191,7 +192,7 @@ class RowGroupWriter:
             axes = self.axes[result]
             if indices and indices[0] == ROW and set(indices) == set(axes) and len(indices) == len(axes):
                 if kinds[output.result] is output.buffer.dtype:
-                    self.made[name] = _Made(result, axes, indices[1:])
+                    self.made[name] = _RowResult(result, axes, indices[1:])
             if name in self.kept:
                 self._leaves(name, output.buffer, result, indices)
 
@@ -201,9 +202,10 @@ class RowGroupWriter:
         overwrites = any(o.buffer in function.inputs for o in function.outputs)
         if function.table or function.extra or function.scatters or overwrites:
             raise Unfit
-        function = rows_as_one(_in_sizes(function, node.sizes), next(iter(self.rows)))
-        if function is None:
+        found = rows_as_one(_in_sizes(function, node.sizes), next(iter(self.rows)))
+        if found is None:
             raise Unfit
+        function = found
         row = function.rows[0]
         for stage in function.stages:
             attends = stage.role is not None and stage.role.is_of_attention

@@ -32,7 +32,7 @@ def row_product(graph: Graph, node: Library) -> RowProduct | None:
     kind = node.types[0] if len(node.types) == 1 else None
     if places is None or node.kwargs or kind is None or kind.dtype is not DType.FLOAT32:
         return None
-    if len(node.args) != places[2] + 1 or not kind.device.startswith("cpu"):
+    if len(node.args) != places[2] + 1:
         return None
     names = [None if p is None else a.name if isinstance(a := node.args[p], Ref) else "" for p in places]
     if "" in names:

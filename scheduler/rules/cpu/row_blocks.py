@@ -11,7 +11,7 @@ import sympy
 from ....ir.expr.role import Role
 from ....ir.nest.loops import Block, DimKind, LoopNest, blocks
 from ....ir.target import Target
-from ...cost.row_blocks import SIZES, rows_of_block
+from ...cost.contraction_cpu import BLOCK_ROWS, rows_of_block
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..registry import Params, Rule, Value
@@ -37,7 +37,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     hint = nest.symbols.hint
     width = sum(hint(sympy.Mul(*b.shape[1:])) * b.dtype.itemsize for b in nest.locals if len(b.shape) > 1)
     size = rows_of_block(hint(row[1]) if row is not None else 1, width, target.machine)
-    return {"rows": tuple(dict.fromkeys((size, *SIZES))), **unroll_values(nest, target)}
+    return {"rows": tuple(dict.fromkeys((size, *BLOCK_ROWS))), **unroll_values(nest, target)}
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
