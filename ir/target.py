@@ -26,7 +26,8 @@ class Target:
     ``kind`` is "cpu", "cuda" or "hip"; ``arch`` the processor ("znver3", "sm_90", "gfx942"). Sizes are bytes;
     ``cores`` are CPU cores or streaming multiprocessors (compute units); ``vector_bytes`` is the width of a SIMD
     register on a CPU; ``warp`` is threads per warp (wavefront); ``features`` are LLVM's feature flags of a CPU
-    ("+avx2,+fma,…"), or "+tf32" of a GPU whose tensor cores may round float32 operands.
+    ("+avx2,+fma,…"), or "+tf32" of a GPU whose tensor cores may round float32 operands. ``gemm`` where kernels may call
+    a BLAS library's ``sgemm`` from each thread of a team.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class Target:
     registers: int = 0
     max_threads: int = 1024
     features: str = ""
+    gemm: bool = False
 
     @property
     def is_gpu(self) -> bool:

@@ -192,7 +192,7 @@ def load_kernel(source: KernelSource, target: Target) -> CpuKernel:
 # --- symbols ----------------------------------------------------------------------------------------------------------
 
 # What the code calls that lies in torch's libraries; the C library's functions are found by the loader itself.
-_OUTSIDE = re.compile(rb"(?<=\x00)_?((?:Sleef_|GOMP_|omp_|PyLong_)[A-Za-z0-9_]+)(?=\x00)")
+_OUTSIDE = re.compile(rb"(?<=\x00)_?((?:Sleef_|GOMP_|omp_|PyLong_|sgemm_)[A-Za-z0-9_]*)(?=\x00)")
 
 
 @lru_cache(maxsize=1)

@@ -12,6 +12,7 @@ import torch
 
 from ..ir.machine import known_machine
 from ..ir.target import Target, TargetError, gpu_target
+from .cpu import CpuCompileError, symbol_address
 from .triton.architectures import check_architecture
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -39,7 +40,20 @@ def cpu_target(cores: int | None = None) -> Target:
         warp=1,
         max_threads=1,
         features=features,
+        gemm=_has_gemm(),
     )
+
+
+@lru_cache(maxsize=1)
+def _has_gemm() -> bool:
+    """Whether the library that torch multiplies with may be called by each thread of a team: MKL, which then uses one
+    thread, in a torch whose teams are those of kernels."""
+    if not torch.backends.mkl.is_available():
+        return False
+    try:
+        return all(symbol_address(name) != 0 for name in ("sgemm_", "GOMP_parallel"))
+    except CpuCompileError:
+        return False
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""Products that another order, or fewer rows, makes cheaper."""
+"""Products with what stands around them: a block of an MLP, a projection with its norm, logits with their loss."""
 
 from __future__ import annotations
 
@@ -10,77 +10,56 @@ from torch import Tensor
 
 from .case import KernelCase, Shape
 
-# Sequences, tokens of each, and the width of a token.
-TOKENS: Mapping[str, Mapping[str, Shape]] = {
-    "cpu": {"aligned": (4, 128, 512), "odd": (3, 127, 509)},
-    "cuda": {"aligned": (16, 1024, 4096), "odd": (15, 1021, 4091)},
+# rows, terms, columns
+HIDDEN: Mapping[str, Mapping[str, Shape]] = {
+    "cpu": {"aligned": (8192, 1024, 4096), "odd": (8190, 509, 2051)},
+    "cuda": {"aligned": (16384, 4096, 14336), "odd": (16381, 4095, 14335)},
 }
-# Sequences, heads, tokens and the width of a head.
-HEADS: Mapping[str, Mapping[str, Shape]] = {
-    "cpu": {"aligned": (2, 8, 512, 32), "odd": (2, 7, 509, 31)},
-    "cuda": {"aligned": (4, 16, 4096, 64), "odd": (3, 15, 4093, 63)},
+PROJECTION: Mapping[str, Mapping[str, Shape]] = {
+    "cpu": {"aligned": (4096, 768, 768), "odd": (4095, 765, 767)},
+    "cuda": {"aligned": (16384, 4096, 4096), "odd": (16381, 4095, 4097)},
 }
-RANK, CLASSES = 8, 2000
+LOGITS: Mapping[str, Mapping[str, Shape]] = {
+    "cpu": {"aligned": (1024, 768, 32000), "odd": (1023, 765, 32003)},
+    "cuda": {"aligned": (8192, 4096, 128256), "odd": (8191, 4095, 50257)},
+}
 
 
-def last_logits(h: Tensor, gain: Tensor, head: Tensor) -> Tensor:
-    """What follows each sequence: the logits of its last token, of all of them."""
-    return (F.rms_norm(h, gain.shape, gain) @ head.t())[:, -1].log_softmax(-1)
+def gelu_mlp(x: Tensor, up: Tensor, bias: Tensor, down: Tensor) -> Tensor:
+    return F.linear(F.gelu(F.linear(x, up, bias)), down)
 
 
-def low_rank_linear(h: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """A weight with an update of low rank that is trained in its place (LoRA)."""
-    return h[:, 0] @ (w + 0.5 * (a @ b))
+def linear_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    return F.layer_norm(F.linear(x, weight, bias) + residual, bias.shape)
 
 
-def pooled_linear(h: Tensor, w: Tensor) -> Tensor:
-    """The mean of projected tokens."""
-    return (h @ w).mean(1)
+def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(x, weight), target)
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention with features in the place of a softmax, as one writes it."""
-    return (F.elu(q) + 1) @ (F.elu(k) + 1).transpose(-1, -2) @ v
+def _weights(shape: Shape, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    rows, terms, columns = shape
+    x, weight = (torch.randn(n, terms, generator=generator) for n in (rows, columns))
+    return x, weight * terms**-0.5, torch.randn(columns, generator=generator)
 
 
-def compressed_keys(q: Tensor, c: Tensor, w: Tensor) -> Tensor:
-    """Scores of one query over keys that are kept in a shorter form (MLA)."""
-    heads, _, width = q.shape
-    keys = (c @ w).view(-1, heads, width).transpose(0, 1)
-    return (q @ keys.transpose(-1, -2)).softmax(-1)
+def _mlp(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
+    _, terms, columns = shape
+    return *_weights(shape, generator), torch.randn(terms, columns, generator=generator) * columns**-0.5
 
 
-def _last(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
-    h, gain, head = (torch.randn(s, generator=generator) for s in (shape, shape[-1:], (CLASSES, shape[-1])))
-    return h, gain, head / shape[-1] ** 0.5
+def _norm(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
+    rows, _, columns = shape
+    return *_weights(shape, generator), torch.randn(rows, columns, generator=generator)
 
 
-def _low_rank(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
-    d = shape[-1]
-    h, w, a, b = (torch.randn(s, generator=generator) for s in (shape, (d, d), (d, RANK), (RANK, d)))
-    return h, w / d**0.5, a / d**0.5, b
-
-
-def _pooled(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
-    d = shape[-1]
-    return torch.randn(shape, generator=generator), torch.randn((d, d), generator=generator) / d**0.5
-
-
-def _attention(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
-    return tuple(torch.randn(shape, generator=generator) / shape[-1] ** 0.5 for _ in range(3))
-
-
-def _compressed(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
-    _, heads, tokens, width = shape
-    rank = 4 * width
-    q, c, w = (torch.randn(s, generator=generator) for s in ((heads, 1, width), (tokens, rank), (rank, heads * width)))
-    return q / width**0.5, c, w / rank**0.5
+def _loss(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
+    rows, _, columns = shape
+    return *_weights(shape, generator)[:2], torch.randint(0, columns, (rows,), generator=generator)
 
 
 CASES = (
-    KernelCase("last_logits", last_logits, _last, TOKENS),
-    KernelCase("low_rank_linear", low_rank_linear, _low_rank, TOKENS),
-    KernelCase("pooled_linear", pooled_linear, _pooled, TOKENS),
-    KernelCase("linear_attention", linear_attention, _attention, HEADS),
-    KernelCase("compressed_keys", compressed_keys, _compressed, HEADS),
+    KernelCase("gelu_mlp", gelu_mlp, _mlp, HIDDEN),
+    KernelCase("linear_layer_norm", linear_layer_norm, _norm, PROJECTION),
+    KernelCase("linear_cross_entropy", linear_cross_entropy, _loss, LOGITS),
 )

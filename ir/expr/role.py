@@ -32,6 +32,8 @@ class Role(Enum):
 
     # A sum of products of operands, which are read along it.
     PRODUCT = "product"
+    # A product of matrices that a library computes inside the kernel, for a block of rows at a time.
+    LIBRARY_PRODUCT = "library_product"
     # A sum or maximum over a fixed number of taps: each is one place of windows that slide along the results.
     POOLING = "pooling"
     # A pooling that is a product.
@@ -61,5 +63,7 @@ class Role(Enum):
         return self in (Role.TAP_SUM, Role.FILTER_GRADIENT)
 
 
-_OF_SUMS = (Role.PRODUCT, Role.POOLING, Role.CONVOLUTION, Role.TAP_SUM, Role.FILTER_GRADIENT)
-_PRODUCTS = (Role.SCORE, Role.WEIGHTED_SUM, Role.PRODUCT, Role.CONVOLUTION, Role.FILTER_GRADIENT)
+_OF_SUMS = (Role.PRODUCT, Role.LIBRARY_PRODUCT, Role.POOLING, Role.CONVOLUTION, Role.TAP_SUM, Role.FILTER_GRADIENT)
+_PRODUCTS = (
+    Role.SCORE, Role.WEIGHTED_SUM, Role.PRODUCT, Role.LIBRARY_PRODUCT, Role.CONVOLUTION, Role.FILTER_GRADIENT,
+)  # fmt: skip

@@ -211,9 +211,10 @@ DATA_ENDS = Hint(
     kinds=(LoopKind.SERIAL,),
 )  # fmt: skip
 TENSORIZE = Hint(
-    "tensorize", "", _BLOCK, _GPU, Changes.ORDER,
-    ("codegen.triton.program", "scheduler.primitives.loops.tensorize"),
-    "The instruction that computes the block's tile.", choices=("dot",), given_by="tensorize",
+    "tensorize", "", _BLOCK, _ALL, Changes.ORDER,
+    ("codegen.triton.program", "codegen.llvm.gemm", "scheduler.primitives.loops.tensorize"),
+    "The instruction, or the function of a library, that computes the block's tile.", choices=("dot", "gemm"),
+    given_by="tensorize",
 )  # fmt: skip
 OPERANDS = Hint(
     "operands", "", _BLOCK, _GPU, Changes.ROUNDING, ("codegen.triton.products.dot",),

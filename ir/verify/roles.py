@@ -57,6 +57,7 @@ _WINDOWS: _Fact = (has_windows, "it combines no taps of windows that slide along
 _TAPS: _Fact = (has_taps, "no window slides along its sum for each of a few taps")
 _FACTS: dict[Role, tuple[_Fact, ...]] = {
     Role.PRODUCT: (_PRODUCT,),
+    Role.LIBRARY_PRODUCT: (_PRODUCT,),
     Role.POOLING: (_WINDOWS,),
     Role.CONVOLUTION: (_PRODUCT, _WINDOWS),
     Role.TAP_SUM: (_TAPS,),

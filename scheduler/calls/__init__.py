@@ -5,6 +5,7 @@ from ..context import PassContext
 from ..fusion.fusion import CALLS, ONLY_CALLS, Fusion
 from ..fusion.in_place import write_in_place
 from ..fusion.scatter import begin_apart
+from .block_rows import block_rows
 from .horizontal import compute_scalars_apart, share_launches
 from .join_points import join_points
 from .memory_order import order_for_memory
@@ -16,6 +17,7 @@ from .slices import write_slices
 # In the order in which they run.
 CALL_PASSES: tuple[Pass[Fusion, PassContext], ...] = (
     Pass("compute_scalars_apart", CALLS, Plain(compute_scalars_apart), needs=(ONLY_CALLS,)),
+    Pass("block_rows", CALLS, block_rows, needs=(ONLY_CALLS,)),
     Pass("write_in_place", CALLS, write_in_place, needs=(ONLY_CALLS,)),
     Pass("write_slices", CALLS, write_slices, needs=(ONLY_CALLS,)),
     Pass("part_side_by_side", CALLS, part_side_by_side, needs=(ONLY_CALLS,)),

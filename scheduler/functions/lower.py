@@ -286,7 +286,7 @@ def collapse(function: TensorFunction) -> TensorFunction:
         changed = False
         for dims in (rows, inner):
             for k in range(len(dims) - 1):
-                merged = _merge(function, dims[k], dims[k + 1])
+                merged = merge_pair(function, dims[k], dims[k + 1])
                 if merged is not None:
                     function = merged
                     dims[k : k + 2] = [Dim(dims[k + 1].var, dims[k].extent * dims[k + 1].extent)]
@@ -309,7 +309,7 @@ def _accesses(function: TensorFunction) -> dict[str, list[tuple[Index, ...]]]:
     return found
 
 
-def _merge(function: TensorFunction, high: Dim, low: Dim) -> TensorFunction | None:
+def merge_pair(function: TensorFunction, high: Dim, low: Dim) -> TensorFunction | None:
     """The function with two neighbouring dimensions as one, if each access moves with ``high*low.extent + low``
     alone."""
     for s in function.stages:

@@ -37,7 +37,9 @@ DOT = Intrinsic(
     (*((d, DType.FLOAT32) for d in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)), (DType.INT8, DType.INT32)),
     vectors=True,
 )  # fmt: skip
-INTRINSICS: dict[str, Intrinsic] = {i.name: i for i in (DOT,)}
+# The function of a BLAS library, which takes any extents.
+GEMM = Intrinsic("gemm", ("cpu",), LoopKind.SERIAL, (0, 0, 0), False, ((DType.FLOAT32, DType.FLOAT32),))
+INTRINSICS: dict[str, Intrinsic] = {i.name: i for i in (DOT, GEMM)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,9 @@ def tensorize(nest: LoopNest, block: str, intrinsic: str) -> LoopNest:
     one runs over axes of the left factor alone (m), one over axes of the right factor alone (n) and one over
     reduction axes (k); a right factor that is a vector has no n. Types and extents are those of the intrinsic. "dot"
     (cuda, hip): loops bound to threadIdx.x, powers of two, n and k at least 16; factors of float16, bfloat16 or
-    float32, summed in float32, or of int8 in int32. A unit that the block stands in holds nothing else.
+    float32, summed in float32, or of int8 in int32. "gemm" (cpu): serial loops of any extents that hold this block
+    alone; factors are elements of float32 buffers, each with neighbours along one axis. A unit that the block stands in
+    holds nothing else.
     Raises: ScheduleError.    Source: TVM ``Schedule.tensorize``.
     """
     asked = f"tensorize({block}, {intrinsic!r})"
