@@ -78,7 +78,7 @@ class Machine:
     comes through registers. ``reads_ahead``: a core's prefetchers keep up with several arrays that are read evenly.
     ``lanes_alone``: lanes that are no neighbours are loaded and stored faster one by one than by gathers and scatters.
     ``link`` is bytes a nanosecond in each direction to the other devices of a group, ``host_link`` to the host's memory
-    from a GPU.
+    from a GPU. ``blas`` is the share of oneDNN's rate that BLAS reaches on a CPU in products of float32.
     """
 
     part: str
@@ -108,6 +108,7 @@ class Machine:
     link: float = 12.5
     host_link: float = _PCIE
     libraries: Libraries = Libraries("BLAS", "oneDNN")
+    blas: float = 1.0
     pipes: Pipes | None = None
     boost: float = 0.0
 

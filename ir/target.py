@@ -27,7 +27,8 @@ class Target:
     ``cores`` are CPU cores or streaming multiprocessors (compute units); ``vector_bytes`` is the width of a SIMD
     register on a CPU; ``warp`` is threads per warp (wavefront); ``features`` are LLVM's feature flags of a CPU
     ("+avx2,+fma,…"), or "+tf32" of a GPU whose tensor cores may round float32 operands. ``gemm`` where kernels may call
-    a BLAS library's ``sgemm`` from each thread of a team.
+    a BLAS library's ``sgemm`` from each thread of a team. ``onednn``: torch has that library beside MKL, which
+    multiplies plain matrices too.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Target:
     max_threads: int = 1024
     features: str = ""
     gemm: bool = False
+    onednn: bool = False
 
     @property
     def is_gpu(self) -> bool:
@@ -119,6 +121,7 @@ class Target:
 
 
 # Of vectors wider than this, products and what they read of memory keep their ratio; narrower ones multiply slower.
+# MKL uses none wider on processors of AMD's.
 _USUAL_VECTOR = 32
 
 
@@ -130,10 +133,12 @@ def _machine(target: Target) -> Machine:
     else:
         share, shared, warp = min(target.vector_bytes, _USUAL_VECTOR) / _USUAL_VECTOR, 0, 1
     amd = target.arch.startswith("znver")
+    halves = target.onednn and amd and target.vector_bytes > _USUAL_VECTOR
     return replace(
         usual, cores=target.cores, matmul=usual.matmul * share, float32=usual.float32 * share,
         issued=usual.issued * share, block_shared=shared, warp=warp, vector_bytes=target.vector_bytes,
         l1_bytes=target.l1_bytes, l2_bytes=target.l2_bytes, reads_ahead=amd, lanes_alone=amd,
+        blas=0.5 if halves else 1.0,
     )  # fmt: skip
 
 
@@ -149,6 +154,12 @@ def usual_target(device: str) -> Target:
 def waits_for_places(device: str) -> bool:
     """Whether a program stands still while it reads where something lies; a CPU's core goes on meanwhile."""
     return not device.startswith("cpu")
+
+
+def fills_windows(device: str) -> bool:
+    """Whether a kernel makes what windows read once for all that cover it, in a scratch; programs of a GPU make or load
+    it for each of them."""
+    return device.startswith("cpu")
 
 
 def raises_errors(device: str) -> bool:

@@ -41,6 +41,7 @@ def cpu_target(cores: int | None = None) -> Target:
         max_threads=1,
         features=features,
         gemm=_has_gemm(),
+        onednn=torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available(),
     )
 
 

@@ -30,6 +30,12 @@ def depthwise_norm_relu(x: Tensor, kernel: Tensor, mean: Tensor, var: Tensor, we
     return F.relu6(F.batch_norm(y, mean, var, weight, bias))
 
 
+def norm_relu_depthwise(x: Tensor, kernel: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What is in front of the middle of an inverted residual block, and that. Source: Sandler et al. 2018."""
+    y = F.relu6(F.batch_norm(x, mean, var, weight, bias))
+    return F.conv2d(y, kernel, None, 1, 1, 1, x.shape[1])
+
+
 def convnext_head(x: Tensor, kernel: Tensor, shift: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The depthwise convolution and norm over channels of a ConvNeXt block. Source: Liu et al. 2022."""
     y = F.conv2d(x, kernel, shift, 1, 3, 1, x.shape[1])
@@ -73,6 +79,7 @@ def _maker(kernel: int, grow: int = 0, norm: bool = True, last: bool = False) ->
 CASES = (
     KernelCase("depthwise_norm_relu", depthwise_norm_relu, _maker(3), DEPTHWISE),
     KernelCase("depthwise_norm_relu_nhwc", depthwise_norm_relu, _maker(3, last=True), DEPTHWISE),
+    KernelCase("norm_relu_depthwise", norm_relu_depthwise, _maker(3), DEPTHWISE),
     KernelCase("convnext_head", convnext_head, _maker(7, norm=False), DEPTHWISE),
     KernelCase("transposed_mean", transposed_mean, _transposed, TRANSPOSED),
     KernelCase("points_norm_relu", points_norm_relu, _maker(1, grow=4), POINTS),

@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from . import bert, dlrm, gpt, gpt_decode, llama, llama_decode, lstm, mixer, resnet, unet, vit
+from . import bert, dlrm, gpt, gpt_decode, llama, llama_decode, lstm, mixer, mobilenet, resnet, unet, vit
 from .spec import ModelSpec
 
-_FILES = (gpt, gpt_decode, llama, llama_decode, bert, resnet, vit, mixer, dlrm, unet, lstm)
+_FILES = (gpt, gpt_decode, llama, llama_decode, bert, resnet, mobilenet, vit, mixer, dlrm, unet, lstm)
 MODELS: Mapping[str, ModelSpec] = MappingProxyType({spec.name: spec for file in _FILES for spec in file.SPECS})
 
 

@@ -11,6 +11,8 @@ from torch.utils._sympy.functions import FloorDiv
 from .value import Load, index_exprs
 
 Extents = Mapping[sympy.Symbol, sympy.Expr]
+# Taps that are written out at most.
+MOST_TAPS = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,18 @@ from .slices import NOTHING
 _EFFECTS = ("copy_", "_assert", "set_", "resize_", "hop::", "_c10d_functional", "wait_tensor", "mlc::")
 
 
+# oneDNN's product of rows with a weight [columns, inner].
+LINEAR = "mkldnn::_linear_pointwise.default"
+# What such a call says, as its last argument, of an activation of several forms that it does not have: where the weight
+# is plain memory. A call whose weight is packed has an empty text there.
+PLAIN_WEIGHT = None
 # Places of operands that lie in a layout of a library's own: these have no strides, and no address to look at.
-_OPAQUE = {"mkldnn::_linear_pointwise.default": 1}
+_OPAQUE = {LINEAR: 1}
 
 
 def opaque_operand(node: Node) -> str | None:
     """The tensor that a library call may be given in a layout of the library's own."""
-    if not isinstance(node, Library) or node.target not in _OPAQUE:
+    if not isinstance(node, Library) or node.target not in _OPAQUE or node.args[-1] is PLAIN_WEIGHT:
         return None
     (name,) = refs((node.args[_OPAQUE[node.target]],))
     return name

@@ -24,6 +24,9 @@ NEW_PAST = 32 << 20
 MATRIX, SMALL, PLAIN = 400.0, 1 / 5, 1 / 12
 # Rows that share one conversion of an operand's elements: as many as have their sums in registers.
 ROWS = 4
+# Of oneDNN beside MKL on one core of Zen 5: rows from which it reads a plain weight as fast, and what more a call
+# takes, in calls of BLAS.
+ONEDNN_ROWS, ONEDNN_CALL = 4, 14.0
 
 
 def decide_cpu(product: LibraryProduct, machine: Machine) -> Decision:
@@ -47,6 +50,15 @@ def decide_cpu(product: LibraryProduct, machine: Machine) -> Decision:
     if ours < library:
         return Decision(True, f"{what} in its loops: {sizes} in {_time(ours)} rather than {_time(library)}", packed)
     return Decision(False, f"matrix product: BLAS in {_time(library)}; with {what} it would take {_time(ours)}")
+
+
+def onednn_multiplies(rows: int, inner: int, columns: int, machine: Machine) -> bool:
+    """Whether oneDNN multiplies plain matrices of float32 faster than BLAS, where that has narrower vectors than the
+    processor: MKL, on one of another company."""
+    if machine.is_gpu or machine.blas >= 1.0 or rows < ONEDNN_ROWS:
+        return False
+    spared = (1.0 - machine.blas) * 2.0 * rows * inner * columns / machine.matmul
+    return spared > ONEDNN_CALL * machine.launch
 
 
 def _is_small(p: LibraryProduct, machine: Machine) -> bool:

@@ -17,13 +17,14 @@ import enum
 import sympy
 
 from ...ir.expr.symbols import SymbolTable
+from ...ir.expr.windows import MOST_TAPS
 from ...ir.machine import Machine
 from ..facts.contraction import Decision
 from ..facts.convolution import Convolution, can_gather
 from .programs import CHANNELS, pieces_of_images
 
-# Taps that a stencil writes out at most, and sums over the same elements that its program keeps at most.
-MOST_TAPS, MOST_SUMS = 128, 64
+# Sums over the same elements that a stencil's program keeps at most.
+MOST_SUMS = 64
 # Instructions for each tap of a result, of the libraries' kernels and of ours, which share what they load and where.
 THEIR_TERM, OUR_TERM = 9.0, 3.0
 # What either reaches of the bandwidth.

@@ -25,6 +25,8 @@ CHANNELS = 8
 # A product for each image beat the library's call on Zen 3 and Sapphire Rapids where an image has so many elements, or
 # where its filters have so few: they stay in the nearest caches.
 ELEMENTS, FILTERS = 256, 1 << 16
+# Columns that a block of BLAS has, and images below which ATen on one core multiplies each by itself.
+COLUMNS, ATEN_IMAGES = 16, 16
 
 
 def channels_last_time(c: Convolution, weight: int, images: int, machine: Machine) -> float:
@@ -32,11 +34,29 @@ def channels_last_time(c: Convolution, weight: int, images: int, machine: Machin
     if machine.is_gpu:  # filters are brought into that layout at each call either way
         return -_copying(machine, images * c.input.dtype.itemsize)
     if c.taps == 1 and not c.transposed:
-        return 0.0  # a product of matrices, as fast on either
+        return _pixels_time(c, weight, images, machine)
     fits = weight * c.weight.dtype.itemsize <= 2 * cache(machine)
     short = c.output if c.transposed else c.input
     reorder = REORDER_TRANSPOSED if c.transposed else REORDER
     return weight * (FILTER if fits else FILTER_PAST) - (images * reorder if short.shape[1] >= CHANNELS else 0.0)
+
+
+def _pixels_time(c: Convolution, weight: int, images: int, machine: Machine) -> float:
+    """The same of a convolution by single elements: one product of all pixels beside one of each image, whose elements
+    are the columns that BLAS fills up to whole blocks, or beside the library's call."""
+    if any(s != 1 for s in c.stride) or any(c.padding):
+        return 0.0
+    channels = int(c.input.shape[1] + c.output.shape[1])
+    pixels = max(images // channels, 1)
+    batch, size = c.input.shape[0], c.input.shape[2:]
+    if not all(n.is_Integer and n > 0 for n in (batch, *size)):
+        return 0.0
+    elements = pixels // int(batch)
+    time = 2.0 * pixels * weight / machine.matmul
+    last = time * machine.blas
+    if batch == 1 or multiplies_points(2, elements, weight) or (machine.cores == 1 and batch < ATEN_IMAGES):
+        return last - time * (-(-elements // COLUMNS) * COLUMNS / elements)
+    return -images * REORDER
 
 
 def transposing_time(elements: int, itemsize: int, machine: Machine) -> float:

@@ -32,6 +32,7 @@ from ...ir.expr.value import (
 from ...ir.graph.graph import Compute, Graph, Origin, Reduction, Scan, TensorType, View, node_values, uses
 from ...ir.target import multiplies_halves, waits_for_places
 from .evaluations import evaluations
+from .repeated_windows import made_once
 from .views import ViewMap, map_value, results_of
 
 # Producers up to these sizes are computed again where they are read at another position.
@@ -165,7 +166,8 @@ def build_fusion_nodes(graph: Graph, views: ViewMap) -> tuple[list[FusionNode], 
         for _ in range(SUBSTITUTION_DEPTH):
             before = values
             trivial = widening if any(keeps_rounding(node, v) for v in values) else substituted
-            values = _substitute(values, trivial, nodes, outside, counts, extents, graph.symbols)
+            once = made_once(node, values, extents)
+            values = _substitute(values, trivial, nodes, outside, counts, extents, graph.symbols, once)
             if values is before:
                 break
         values = tuple(_gather_narrow(simplify_value(v, keeps_rounding(node, v)), narrower) for v in values)
@@ -270,8 +272,10 @@ def _substitute(
     counts: dict[str, int],
     extents: dict[sympy.Symbol, sympy.Expr],
     table: SymbolTable,
+    once: frozenset[str],
 ) -> tuple[Expr, ...]:
-    """Put trivial producers, and cheap ones that are read at odd positions, in the place of their loads."""
+    """Put trivial producers, and cheap ones that are read at odd positions, in the place of their loads. Those of
+    ``once`` are made once, however many windows read them."""
     sites: dict[str, set[tuple[object, ...]]] = {}
     guarded: set[str] = set()
     for v in values:
@@ -295,7 +299,10 @@ def _substitute(
                 continue
             if odd and _is_nearer(m, positions, nodes, outside, counts):
                 continue
-            if odd and _worth_repeating(m, len(positions), counts.get(name, 1), extents, limit):
+            if odd and once and name not in once:
+                continue  # what is made of a channel alone would be made again for each element
+            spread = m.extents if name in once and counts.get(name, 1) == 1 else extents
+            if odd and _worth_repeating(m, len(positions), counts.get(name, 1), spread, limit):
                 chosen[name] = (m.axes, m.values[0])
     if not chosen:
         return values

@@ -7,9 +7,9 @@ from dataclasses import replace
 import sympy
 
 from ...ir.expr.role import Role
+from ...ir.expr.windows import MOST_TAPS
 from ...ir.function.function import Stage, TensorFunction
 from ...ir.function.sums import has_taps, has_windows, is_product
-from ..cost.convolution import MOST_TAPS
 
 
 def name_sums(function: TensorFunction) -> TensorFunction:

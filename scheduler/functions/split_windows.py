@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import sympy
 
 from ...ir.expr.value import Expr, Load, is_value, loads, rewrite
+from ...ir.expr.windows import MOST_TAPS
 from ...ir.function.function import Stage, TensorFunction
 from ...ir.function.sums import has_windows
 from ...ir.nest.loops import Buffer
 from ...ir.verify.function import FUNCTION_RULES
-from ..cost.convolution import MOST_TAPS
 
 
 def split_windows(function: TensorFunction) -> TensorFunction:
@@ -24,7 +25,7 @@ def split_windows(function: TensorFunction) -> TensorFunction:
         ->  t0, = reduce(sum, [c, y, x], [r, s], (mul(in0[c, y + r - 1, x + s - 1], in1[c, r, s]),))
 
     with ``in0`` of shape ``[64, 28, 28]`` instead of ``[64, 784]``: the same memory. Where a place does not tell which
-    row it is of, the dimension stays.
+    row it is of, the dimension stays. The rows of several images, ``in0[28*n + y + r, x + s, c]``, are told apart too.
     """
     written = {o.buffer.name for o in function.outputs}
     for stage in function.stages:
@@ -32,11 +33,12 @@ def split_windows(function: TensorFunction) -> TensorFunction:
         if not _are_few(function, stage) or has_windows(function, stage):
             continue
         for name in sorted({ld.buffer for v in stage.values for ld in loads(v)} - function.made - written):
-            changed = function
-            while (split := _Split.of(changed, name, stage, taps)) is not None:
-                changed = split.applied(changed)
-            if changed is not function and not any(fault for rule in FUNCTION_RULES for fault in rule(changed)):
-                function = changed
+            for find in (_paces, _rows):
+                changed = function
+                while (split := _Split.of(changed, name, stage, taps, find)) is not None:
+                    changed = split.applied(changed)
+                if changed is not function and not any(fault for rule in FUNCTION_RULES for fault in rule(changed)):
+                    function = changed
     return function
 
 
@@ -55,17 +57,20 @@ class _Split:
     size: sympy.Expr
 
     @classmethod
-    def of(cls, function: TensorFunction, name: str, stage: Stage, taps: set[sympy.Symbol]) -> _Split | None:
-        """The outermost split of an input by the pace of a tap."""
+    def of(
+        cls, function: TensorFunction, name: str, stage: Stage, taps: set[sympy.Symbol], find: _Find
+    ) -> _Split | None:
+        """The outermost split of an input by one of the sizes that ``find`` tells for an index."""
         (buffer,) = (b for b in function.inputs if b.name == name)
         everywhere = list(_loads_of(function, name))
         (own,) = (s for s in function.stages if s.results == stage.results)
         mine = [ld for v in own.values for ld in loads(v) if ld.buffer == name]
+        along = {d.var: d.extent for d in function.axes_of(own)}
         for dim, extent in enumerate(buffer.shape):
             if any(is_value(ld.indices[dim]) for ld in everywhere):
                 continue
             hint = function.symbols.hint
-            paces = {p for ld in mine for p in _paces(ld.indices[dim], taps) if p != extent}
+            paces = {p for ld in mine for p in find(ld, ld.indices[dim], taps, along) if p != extent}
             for size in sorted(paces, key=lambda p: (-hint(p), str(p))):
                 if _divided(extent, size) is not None:
                     return cls(buffer, dim, size)
@@ -93,11 +98,39 @@ def _loads_of(function: TensorFunction, name: str) -> Iterator[Load]:
     return (ld for s in function.stages for v in s.values for ld in loads(v) if ld.buffer == name)
 
 
-def _paces(index: sympy.Expr, taps: set[sympy.Symbol]) -> set[sympy.Expr]:
-    """How far a tap and an axis move an index together: numbers of places, or sizes that vary."""
+# The sizes of an inner dimension that an index of a load tells, where taps move and axes of results.
+_Find: TypeAlias = Callable[[Load, Any, set[sympy.Symbol], Mapping[sympy.Symbol, sympy.Expr]], set[sympy.Expr]]
+
+
+def _rows(
+    load: Load, index: sympy.Expr, taps: set[sympy.Symbol], along: Mapping[sympy.Symbol, sympy.Expr]
+) -> set[sympy.Expr]:
+    """The rows of an image, where a window slides along those of several: the load reads along all taps, and the axis
+    that counts images moves the index past all places where a window begins."""
+    if not taps <= set().union(*(i.free_symbols for i in load.indices if isinstance(i, sympy.Expr))):
+        return set()
+    moves = _moves(index)
+    mine = [v for v in moves if v in along]
+    if len(mine) != 2 or len(taps & moves.keys()) != 1 or len(moves) != 3:
+        return set()
+    for outer, inner in (mine, mine[::-1]):
+        if (moves[outer] - moves[inner] * (along[inner] - 1)).is_positive and moves[outer] != 1:
+            return {moves[outer]}
+    return set()
+
+
+def _moves(index: sympy.Expr) -> dict[sympy.Symbol, sympy.Expr]:
+    """How far each symbol moves an index that is linear in it."""
     expanded = sympy.expand(index)
-    moves = {v: expanded.coeff(v) for v in index.free_symbols}
-    moves = {v: c for v, c in moves.items() if c != 0 and v not in (expanded - c * v).free_symbols}
+    found = {v: expanded.coeff(v) for v in index.free_symbols}
+    return {v: c for v, c in found.items() if c != 0 and v not in (expanded - c * v).free_symbols}
+
+
+def _paces(
+    load: Load, index: sympy.Expr, taps: set[sympy.Symbol], along: Mapping[sympy.Symbol, sympy.Expr]
+) -> set[sympy.Expr]:
+    """How far a tap and an axis move an index together: numbers of places, or sizes that vary."""
+    moves = _moves(index)
     return {sympy.gcd(moves[tap], moves[v]) for tap in taps & moves.keys() for v in moves.keys() - taps} - {sympy.S.One}
 
 

@@ -8,9 +8,9 @@ from math import prod
 import sympy
 
 from ...ir.expr.value import Load, is_value, walk
-from ...ir.expr.windows import Window, windows_along_sum, windows_of
+from ...ir.expr.windows import MOST_TAPS, Window, windows_along_sum, windows_of
 from ...ir.nest.loops import AxisKind, Block, LoopNest, Update, blocks
-from ..cost.convolution import MOST_SUMS, MOST_TAPS
+from ..cost.convolution import MOST_SUMS
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy
+import torch
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import SUM
@@ -67,14 +68,17 @@ def batch_norm_no_training(
 
 
 # Places of an image past which what is computed of a channel alone is computed beforehand.
-MANY = 256
+MANY = 64
 
 
 def _repeats(ctx: ImportContext, x: Tensor) -> bool:
     """Whether a loop of a CPU kernel over channels, innermost in memory, would make what belongs to them at each place
-    anew."""
+    anew. Where there are convolutions of several channels, that layout may be chosen later."""
     places = ctx.sizes.hint(sympy.Mul(*(x.shape[d] for d in _channel_dims(x))))
-    return x.device.startswith("cpu") and x.rank > 2 and x.type.strides[1] == 1 and places >= MANY
+    if not x.device.startswith("cpu") or x.rank <= 2 or places < MANY:
+        return False
+    convolutions = ctx.node.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    return x.type.strides[1] == 1 or any(n.args[8] == 1 for n in convolutions)
 
 
 def _folded_output(

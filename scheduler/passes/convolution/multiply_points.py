@@ -5,7 +5,7 @@ and the gradient of its images the transposed filters times each gradient. oneDN
 its own for them and the results back; a product reads both as they lie, so it gains most where there are few channels.
 Over small images of many channels the library, which takes a batch as one product, reads its filters less often and
 keeps the call, as it does for the gradient of filters, a sum over images. This pass comes after ``convert_layouts``:
-convolutions with channels innermost have no copies to spare.
+images with channels innermost are one matrix that has a row for each pixel, which is one product.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from ...context import USUAL, PassContext
 from ...cost.layouts import are_measured, multiplies_points
 from ...facts.convolution import Convolution, axes_of, convolution
 from ..canonical.names import fresh_name
+from ..products.onednn_product import onednn_product
 
 _REASON = "a convolution by single elements: a product for each image"
+_REASON_PIXELS = "a convolution by single elements: a product of all pixels"
 
 
 def multiply_points(graph: Graph, context: PassContext = USUAL) -> Graph:
@@ -35,7 +37,10 @@ def multiply_points(graph: Graph, context: PassContext = USUAL) -> Graph:
     types = graph.types()
     found = {n.names[0]: c for n in graph.nodes if (c := _points(n, types, graph, context.target_of)) is not None}
     shared = _seen_otherwise(graph) if any("bias" in c.names for c in found.values()) else set()
-    chosen = {name: c for name, c in found.items() if "bias" not in c.names or name not in shared}
+    chosen = {
+        name: c for name, c in found.items()
+        if "bias" not in c.names or name not in shared or c.input.strides != contiguous_strides(c.input.shape)
+    }  # fmt: skip
     if not chosen:
         return graph
     taken = set(names_in(graph))
@@ -44,6 +49,8 @@ def multiply_points(graph: Graph, context: PassContext = USUAL) -> Graph:
         c = chosen.get(node.names[0])
         if c is None:
             nodes.append(node)
+        elif c.input.strides != contiguous_strides(c.input.shape):
+            nodes += _product_of_pixels(c, types, graph, taken, context)
         elif c.is_backward:
             nodes += _without_images(c, taken)
             nodes += _BatchedProduct.of_gradient(c).written(taken)
@@ -61,7 +68,11 @@ def _points(node: Node, types: Mapping[str, TensorType], graph: Graph, target_of
         return None
     if c.input.dtype is not DType.FLOAT32 or not are_measured(target_of(c.input.device).machine):
         return None
-    if any(t.strides != contiguous_strides(t.shape) for t in (c.input, c.weight, c.output, c.node.types[0])):
+    if c.weight.strides != contiguous_strides(c.weight.shape):
+        return None
+    if not c.is_backward and all(t.strides == _pixel_strides(t.shape) for t in (c.input, c.output)):
+        return c
+    if any(t.strides != contiguous_strides(t.shape) for t in (c.input, c.output, c.node.types[0])):
         return None
     hint = graph.symbols.hint
     images = 1 if c.input.shape[0] == 1 else 2  # hints of sizes that vary are no ones
@@ -85,6 +96,46 @@ def _without_images(c: Convolution, taken: set[str]) -> list[Node]:
         return []
     mask = tuple(t is not None for t in types)
     return [replace(node, names=names, types=types, args=(*node.args[:-1], mask))]
+
+
+def _pixel_strides(shape: tuple[sympy.Expr, ...]) -> tuple[sympy.Expr, ...]:
+    """Strides of images whose channels are innermost in memory: a row for each pixel."""
+    batch, *size, channels = contiguous_strides((shape[0], *shape[2:], shape[1]))
+    return (batch, channels, *size)
+
+
+def _product_of_pixels(
+    c: Convolution, types: Mapping[str, TensorType], graph: Graph, taken: set[str], context: PassContext
+) -> list[Node]:
+    """Images with channels innermost as one matrix ``[pixels, channels]``, times the filters, and that as images."""
+    result, origins = c.node.names[0], c.node.origins
+    pixels, product, filters = (fresh_name(f"{result}_{n}", taken) for n in ("pixels", "product", "filters"))
+    to, channels = c.weight.shape[:2]
+    places = (c.input.shape[0], *c.input.shape[2:])
+    count, (row, column) = _numel(places), axes_of(2)
+
+    def matrix(rows: sympy.Expr, columns: sympy.Expr) -> TensorType:
+        return replace(c.output, shape=(rows, columns), strides=contiguous_strides((rows, columns)))
+
+    def view(name: str, kind: TensorType, source: str, at: Sequence[sympy.Expr]) -> View:
+        return View(name, kind, source, axes_of(len(kind.shape)), tuple(at), sympy.S.Zero, origins)
+
+    image, *size = _digits(row, places)
+    turned = replace(matrix(channels, to), strides=(sympy.S.One, channels))
+    axes = axes_of(len(c.output.shape))
+    steps = contiguous_strides(places)
+    place = sympy.Add(*(i * s for i, s in zip((axes[0], *axes[2:]), steps, strict=True)))
+    given = (Ref(pixels), Ref(filters))
+    kinds = {**types, pixels: matrix(count, channels), filters: turned}
+    args = (Ref(c.names["bias"]), *given) if "bias" in c.names else given
+    target = f"aten::{'addmm' if 'bias' in c.names else 'mm'}.default"
+    multiplied = Library((product,), (matrix(count, to),), target, args, (), _REASON_PIXELS, origins, c.node.rounded)
+    return [
+        view(pixels, kinds[pixels], c.names["input"], (image, column, *size)),
+        view(filters, turned, c.names["weight"], (column, row, *(sympy.S.Zero,) * len(size))),
+        *onednn_product(multiplied, kinds, graph.symbols, taken, context),
+        view(result, c.output, product, (place, axes[1])),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

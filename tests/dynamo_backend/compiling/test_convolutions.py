@@ -275,6 +275,37 @@ def test_infinities_stay_in_the_windows_that_hold_them() -> None:
     torch.testing.assert_close(compiled(fn, x, w), fn(x, w), equal_nan=True)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_norm_in_front_of_a_stencil_is_made_in_its_scratch(stride: int) -> None:
+    torch.manual_seed(0)
+    norm, w = nn.BatchNorm2d(16).eval(), torch.randn(16, 1, 3, 3)
+    with torch.no_grad():
+        for t in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
+            t.copy_(torch.rand(16) + 0.5)
+
+    def fn(x: Tensor) -> Tensor:
+        return F.conv2d(F.relu6(norm(x)), w, None, stride, 1, 1, 16)
+
+    x = torch.randn(2, 16, 13, 11)
+    with torch.no_grad():
+        (graph,) = torch_mlc.explain(fn, x).graphs
+        result, plain = compiled(fn, x), fn(x)
+    assert [k.rule for k in graph.kernels] == ["cpu_stencil"]
+    torch.testing.assert_close(result, plain)
+
+
+def test_a_norm_that_others_read_too_is_made_once() -> None:
+    norm, w = nn.BatchNorm2d(16).eval(), torch.randn(16, 1, 3, 3)
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.relu6(norm(x).tanh())
+        return F.conv2d(y, w, None, 1, 1, 1, 16), y
+
+    with torch.no_grad():
+        (graph,) = torch_mlc.explain(fn, torch.randn(2, 16, 13, 11)).graphs
+    assert sum("tanh" in k.loops for k in graph.kernels) == 1
+
+
 def test_channels_last_norms_are_factors_made_once_that_stencils_apply() -> None:
     norms = [nn.BatchNorm2d(16).eval() for _ in range(2)]
     with torch.no_grad():

@@ -78,11 +78,10 @@ def test_small_images_of_many_channels_stay(shape: tuple[int, ...], to: int, tar
         lambda x, w: F.conv2d(x, w, padding=1),
         lambda x, w: F.conv2d(x, w[:, :8], groups=2),
         lambda x, w: F.conv2d(x, w.expand(-1, -1, 3, 3).contiguous()),
-        lambda x, w: F.conv2d(x.to(memory_format=torch.channels_last), w),
         lambda x, w: F.conv2d(x.bfloat16(), w.bfloat16()),
         lambda x, w: F.conv_transpose2d(x, w[:16]),
     ],
-    ids=["stride", "padding", "groups", "window", "channels last", "half type", "transposed"],
+    ids=["stride", "padding", "groups", "window", "half type", "transposed"],
 )
 def test_others_stay(fn: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "multiplies", lambda dtype: True)  # as some CPUs do; on others they are converted
@@ -96,6 +95,32 @@ def test_a_bias_is_added_where_a_kernel_reads_the_result() -> None:
     assert targets(bare, x, weight, bias) == ["convolution"], "the library adds it on its way"
     assert targets(bare, x, weight) == ["bmm"]
     assert targets(lambda *a: bare(*a).flatten(1) @ x.new_ones(32 * 400, 4), x, weight, bias)[0] == "convolution"
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 20, 20), (1, 16, 5, 7), (8, 512, 7, 7)], ids=str)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_images_with_channels_innermost_are_one_matrix(shape: tuple[int, ...], with_bias: bool) -> None:
+    x = torch.randn(shape).to(memory_format=torch.channels_last)
+    rest = (filters(24, shape[1]), *([torch.randn(24)] if with_bias else []))
+    assert targets(bare, x, *rest) == ["addmm" if with_bias else "mm"]
+    same(bare, x, *rest)
+    same(lambda *a: bare(*a).relu().sum(1), x, *rest)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_stencil_tells_rows_of_pixels_apart(stride: int) -> None:
+    torch.manual_seed(0)
+
+    def fn(x: Tensor, wide: Tensor, deep: Tensor) -> Tensor:
+        y = F.relu6(F.conv2d(x, wide) * 3 + 1)
+        return F.conv2d(y, deep, None, stride, 1, 1, 24).relu()
+
+    x = torch.randn(3, 16, 9, 7).to(memory_format=torch.channels_last)
+    given = x, filters(24, 16), torch.randn(24, 1, 3, 3)
+    with torch.no_grad():
+        (graph,) = torch_mlc.explain(fn, *given).graphs
+    assert [k.rule for k in graph.kernels] == ["cpu_stencil"], "with all that is made of an element"
+    same(fn, *given)
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 9, 7), (1, 5, 9, 7), (3, 1, 1, 8), (2, 4, 1, 1), (0, 4, 6, 5)])

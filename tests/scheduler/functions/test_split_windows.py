@@ -63,6 +63,22 @@ def test_a_dimension_with_two_windows_is_two(name: str) -> None:
     assert split_windows(after) is after
 
 
+def test_rows_of_several_images_are_told_apart() -> None:
+    text = TEXT.replace("float32[4, {size}]", "float32[140, 4]").replace("i2 = row(5)", "i2 = row(5)\n    i3 = row(4)")
+    text = text.replace("[4, 7, 5]", "[4, 7, 5, 4]").replace("in1[i0, 0, r1]", "in1[i3, r0, r1]")
+    value = "in0[35*i0 + 5*i1 + i2 + 5*r0 + r1 - 6, i3]"
+    for place, extent in {"i1 + r0 - 1": 7, "i2 + r1 - 1": 5}.items():
+        value = f"select({INSIDE.format(place=place, extent=extent)}, {value}, float32(0.0))"
+    before = parse(text.replace("out0[i0, i1, i2]", "out0[i0, i1, i2, i3]").format(taps=3, value=value))
+    assert isinstance(before, TensorFunction)
+    verify(before)
+    after = split_windows(before)
+    verify(after)
+    assert list(after.inputs[0].shape) == [4, 7, 5, 4] and list(after.inputs[0].strides) == [140, 20, 4, 1]
+    assert [s.role for s in name_sums(after).stages] == [Role.CONVOLUTION]
+    assert split_windows(after) is after
+
+
 @pytest.mark.parametrize(
     ("load", "size", "taps"),
     [

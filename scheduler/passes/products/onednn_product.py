@@ -1,0 +1,68 @@
+"""Products of plain matrices of float32 on CPUs as calls of oneDNN, where that is faster at them than BLAS.
+
+ATen's products are BLAS's. Where that has narrower vectors than the processor, oneDNN multiplies the same matrices, the
+weight as it lies or transposed, in half the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import sympy
+
+from ....ir.expr.dtypes import DType
+from ....ir.expr.symbols import SymbolTable
+from ....ir.expr.value import symbol
+from ....ir.graph.effects import LINEAR, PLAIN_WEIGHT
+from ....ir.graph.graph import Library, Node, Ref, TensorType, View
+from ....ir.nest.loops import contiguous_strides
+from ...context import PassContext
+from ...cost.contraction_cpu import onednn_multiplies
+from ..canonical.names import fresh_name
+
+_PRODUCTS = ("aten::mm.default", "aten::addmm.default")
+_REASON = "oneDNN, whose vectors are twice as wide as those of BLAS"
+
+
+def onednn_product(
+    node: Library, types: Mapping[str, TensorType], table: SymbolTable, taken: set[str], context: PassContext
+) -> Collection[Node]:
+    """A call of ATen's product as one of oneDNN, with the view of its weight that this reads, where that is faster; the
+    call as it is otherwise. ``taken`` are names in use, to which those of new nodes are added."""
+    if not context.fast or not _is_faster(node, types, table, context):
+        return (node,)
+    *bias, left, right = node.args
+    weight, (row, column) = types[right.name], (symbol("i0"), symbol("i1"))
+    name = fresh_name(f"{node.names[0]}_weight", taken)
+    kind = replace(weight, shape=weight.shape[::-1], strides=weight.strides[::-1])
+    view = View(name, kind, right.name, (row, column), (column, row), sympy.S.Zero, node.origins)
+    args = (left, Ref(name), bias[0] if bias else None, "none", (), PLAIN_WEIGHT)
+    return view, replace(node, target=LINEAR, args=args, reason=f"{node.reason}: {_REASON}")
+
+
+def _is_faster(node: Library, types: Mapping[str, TensorType], table: SymbolTable, context: PassContext) -> bool:
+    """Whether a call multiplies matrices that oneDNN takes, and is slower at it."""
+    out = node.types[0]
+    if node.target not in _PRODUCTS or node.kwargs or out is None or not all(isinstance(a, Ref) for a in node.args):
+        return False
+    *bias, a, b = (types[r.name] for r in node.args)
+    if any(k.dtype is not DType.FLOAT32 or k.device != out.device for k in (*bias, a, b, out)):
+        return False
+    # Sizes of a weight are numbers, and a bias is a row of them.
+    if not all(n.is_Integer and n > 0 for n in b.shape) or out.strides != contiguous_strides(out.shape):
+        return False
+    if not _fills_memory(a) or not _fills_memory(b):
+        return False
+    if any(k.shape != b.shape[1:] or k.strides != (sympy.S.One,) for k in bias):
+        return False
+    rows, inner, columns = (table.hint(n) for n in (a.shape[0], *b.shape))
+    return onednn_multiplies(rows, inner, columns, context.target_of(out.device).machine)
+
+
+def _fills_memory(kind: TensorType) -> bool:
+    """Whether the elements of a matrix fill memory, row by row or column by column."""
+    return kind.strides in (contiguous_strides(kind.shape), contiguous_strides(kind.shape[::-1])[::-1])
+
+
+__all__ = ["onednn_product"]
