@@ -11,6 +11,7 @@ from .join_points import join_points
 from .memory_order import order_for_memory
 from .overlap_begun import overlap_begun
 from .overwrite import write_over_dead
+from .share_code import share_code
 from .side_by_side import part_side_by_side
 from .slices import write_slices
 
@@ -27,6 +28,7 @@ CALL_PASSES: tuple[Pass[Fusion, PassContext], ...] = (
     Pass("join_points", CALLS, join_points, needs=(ONLY_CALLS,)),
     Pass("order_for_memory", CALLS, order_for_memory, needs=(ONLY_CALLS,)),
     Pass("overlap_begun", CALLS, overlap_begun, needs=(ONLY_CALLS,)),
+    Pass("share_code", CALLS, share_code, needs=(ONLY_CALLS,)),
 )
 
 __all__ = ["CALL_PASSES"]

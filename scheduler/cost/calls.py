@@ -18,11 +18,23 @@ CLOSE = 6
 UNIFIED_BYTES = 32 << 20
 # Calls that write the same points of several tensors are one for so many at most: addresses want registers.
 MOST_JOINED = 4
+# Loops of fewer iterations may be code without a loop where their number is known: such dimensions are no sizes. Of the
+# addresses that a kernel is given, one in so many at least is read: others take a load and a store each.
+LEAST_SHARED, MOST_UNREAD = 16, 8
+# Functions that are worth one in place of all of them: a size costs a percent or two of a small kernel's time, each
+# kernel less some 70 ms of compile time.
+LEAST_FAMILY = 4
 
 
 def shares_rows(machine: Machine) -> bool:
     """Whether a launch is worth more than a constant number of rows: threads of a CPU begin the next call at once."""
     return machine.is_gpu
+
+
+def shares_code(machine: Machine) -> bool:
+    """Whether functions that differ in sizes are compiled as one: Triton's compiler learns from constants what sizes do
+    not tell it."""
+    return not machine.is_gpu
 
 
 # The order of the graph stays where another is not lower by so much.

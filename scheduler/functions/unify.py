@@ -48,16 +48,16 @@ def skeleton(function: TensorFunction) -> TensorFunction | None:
         return None
     if function.table or any(o.buffer in function.inputs for o in function.outputs):
         return None
-    return _with_constants(function, [_ANY] * len(_constants(function)))
+    return with_constants(function, [_ANY] * len(constants_of(function)))
 
 
-def unify(functions: Sequence[TensorFunction]) -> Unified | None:
+def unify(functions: Sequence[TensorFunction], *, any_vectors: bool = False) -> Unified | None:
     """Functions of one skeleton as one; None where their constants are not multiples of few numbers, or rows differ in
-    length, but for sums of columns."""
+    length, but for sums of columns. With ``any_vectors`` the caller knows that vectors are the same in all."""
     first = functions[0]
-    if not _have_one_vector(functions):
+    if not any_vectors and not _have_one_vector(functions):
         return None
-    rows = [_constants(f) for f in functions]
+    rows = [constants_of(f) for f in functions]
     known: dict[tuple[int, ...], sympy.Symbol] = {}
     merged: list[sympy.Expr] = []
     for k, value in enumerate(rows[0]):
@@ -70,7 +70,7 @@ def unify(functions: Sequence[TensorFunction]) -> Unified | None:
     )  # fmt: skip
     table = SymbolTable((*first.symbols.sizes, *sizes))
     values = tuple(tuple(base[n] for base in known) for n in range(len(functions)))
-    return Unified(replace(_with_constants(first, merged), symbols=table), values)
+    return Unified(replace(with_constants(first, merged), symbols=table), values)
 
 
 def reads_columns(function: TensorFunction) -> bool:
@@ -128,6 +128,10 @@ def _common(
         return first
     if any(v == 0 for v in values):
         return None
+    if all(v.is_Integer for v in values):
+        numbers = tuple(map(int, values))
+        common = math.gcd(*numbers)
+        return _multiple(tuple(n // common for n in numbers), sympy.Integer(common), known, taken)
     ratios = [sympy.cancel(v / first) for v in values]
     if not all(r.is_Rational for r in ratios):
         return None
@@ -136,7 +140,14 @@ def _common(
     common = math.gcd(*base)
     base = tuple(b // common for b in base)
     rest = sympy.cancel(first / base[0])
-    if any(b < 1 for b in base) or rest.as_numer_denom()[1] != 1:
+    return None if rest.as_numer_denom()[1] != 1 else _multiple(base, rest, known, taken)
+
+
+def _multiple(
+    base: tuple[int, ...], rest: sympy.Expr, known: dict[tuple[int, ...], sympy.Symbol], taken: int
+) -> sympy.Expr | None:
+    """``rest`` times the numbers ``base``, which become a size where they are none yet."""
+    if any(b < 1 for b in base):
         return None
     if base not in known:
         if len(known) == MOST:
@@ -150,7 +161,7 @@ def _divisor(base: tuple[int, ...]) -> int:
     return min(common & -common, _LARGEST_DIVISOR)
 
 
-def _constants(function: TensorFunction) -> list[sympy.Expr]:
+def constants_of(function: TensorFunction) -> list[sympy.Expr]:
     """Extents, shapes and strides, in a fixed order."""
     found = [d.extent for d in (*function.rows, *function.inner)]
     for b in (*function.inputs, *(o.buffer for o in function.outputs)):
@@ -158,7 +169,8 @@ def _constants(function: TensorFunction) -> list[sympy.Expr]:
     return found
 
 
-def _with_constants(function: TensorFunction, constants: Sequence[sympy.Expr]) -> TensorFunction:
+def with_constants(function: TensorFunction, constants: Sequence[sympy.Expr]) -> TensorFunction:
+    """A function with other extents, shapes and strides, in the order of ``constants_of``."""
     rest = iter(constants)
 
     def buffer(b: Buffer) -> Buffer:
@@ -173,4 +185,6 @@ def _with_constants(function: TensorFunction, constants: Sequence[sympy.Expr]) -
     )
 
 
-__all__ = ["Families", "Unified", "has_rows", "reads_columns", "skeleton", "unify"]
+__all__ = [
+    "Families", "Unified", "constants_of", "has_rows", "reads_columns", "skeleton", "unify", "with_constants",
+]  # fmt: skip

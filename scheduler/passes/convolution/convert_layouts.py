@@ -11,6 +11,7 @@ convolution against an element brought from one layout into the other).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -19,7 +20,7 @@ import sympy
 
 from ....ir.expr.value import Load
 from ....ir.graph.facts import names_in
-from ....ir.graph.graph import Compute, Graph, Input, Library, Node, Origin, Reduction, Ref, TensorType, uses
+from ....ir.graph.graph import Compute, Graph, Input, Library, Node, Origin, Reduction, Ref, TensorType, View, uses
 from ....ir.nest.loops import contiguous_strides
 from ....ir.target import TargetOf
 from ...context import USUAL, PassContext
@@ -59,6 +60,13 @@ def _layout(kind: TensorType) -> str | None:
     if kind.strides == contiguous_strides(kind.shape):
         return _PLAIN
     return _LAST if kind.strides == channels_last(kind.shape) else None
+
+
+def is_same(view: View, types: Mapping[str, TensorType]) -> bool:
+    """Whether a view is its source under another name: what one element of several results is, a concat of one part."""
+    source = types[view.source]
+    same = view.axes == view.indices and view.offset == 0
+    return same and (view.type.shape, view.type.strides) == (source.shape, source.strides)
 
 
 def _candidate(node: Node, types: Mapping[str, TensorType], target_of: TargetOf) -> Convolution | None:
@@ -115,6 +123,8 @@ class _Images:
             match node:
                 case Compute() | Reduction():
                     pass
+                case View() if is_same(node, self.types):
+                    pass
                 case Library() if (c := self.found.get(node.names[0])) is not None:
                     names.update(set(uses(node)) - {c.names["input"]})
                 case _:
@@ -128,6 +138,9 @@ class _Images:
             if c is not None:
                 for name in (c.names["input"], node.names[0]):
                     yield (name, "image"), (node.names[0], "call"), self.transposition(name)
+            elif isinstance(node, View) and is_same(node, self.types):
+                if _layout(node.type) is not None:
+                    yield (node.source, "image"), (node.name, "image"), math.inf
             elif isinstance(node, (Compute, Reduction)) and _layout(self.types[node.names[0]]) is not None:
                 for name in uses(node):
                     if _layout(self.types[name]) is not None:
@@ -159,7 +172,7 @@ def _written(found: _Images, images: frozenset[str], calls: frozenset[str]) -> G
         c = found.found.get(node.names[0])
         if c is None:
             match node:
-                case Compute():
+                case Compute() | View():
                     nodes.append(replace(node, type=changed(node.name, node.type)))
                 case Reduction():
                     nodes.append(replace(node, types=tuple(map(changed, node.names, node.types))))

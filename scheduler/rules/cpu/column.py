@@ -26,6 +26,7 @@ from .common import (
     run_length,
     tile_lanes,
 )
+from .concat import part_width
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
@@ -132,7 +133,7 @@ def lanes_inside(
         return
     column = loops[rows - 1]
     extent = schedule.extent(column)
-    width = choose_width(target, schedule.nest, extent, unroll[0])
+    width = part_width(schedule, column, choose_width(target, schedule.nest, extent, unroll[0]), target)
     if width == 1:
         return
     lanes = [column]

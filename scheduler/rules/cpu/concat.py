@@ -5,6 +5,7 @@ One loop over all parts of a concat would evaluate each of them, masked, in ever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -87,6 +88,25 @@ def _worthwhile(schedule: Schedule, loop: str, target: Target) -> Points:
         if not is_heavy and min(parts) * (work + 2) < PART_TEAM <= sum(parts) * (work + 2):
             return ()
     return points
+
+
+def part_width(schedule: Schedule, loop: str, width: int, target: Target) -> int:
+    """Lanes of a loop over the parts of a concat: ``width``, or less where each vector is in one part then.
+
+    What vectors that end at the ends of parts read is looked up in a table; of others every part is read, masked.
+    """
+    node, nest = schedule.loop(loop), schedule.nest
+    points = [
+        p
+        for block, outer in blocks(nest)
+        if node in outer
+        for axis, binding in zip(block.axes, block.bindings, strict=True)
+        if binding == node.var
+        for p in _flips(nest, block, axis.var, axis.extent)
+    ]
+    whole = math.gcd(*map(nest.symbols.divisor, points)) if points else width
+    narrower = math.gcd(whole, width)
+    return narrower if narrower >= target.lanes(lane_bytes(nest)) else width
 
 
 def _unconditional(value: Expr) -> Iterator[Expr]:

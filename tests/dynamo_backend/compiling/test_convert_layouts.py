@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import torch_mlc
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
-from torch_mlc.ir.graph.graph import Compute, Graph, IRModule, Library
+from torch_mlc.ir.graph.graph import Compute, Graph, IRModule, Library, View
 from torch_mlc.ir.verify.verify import verify
-from torch_mlc.scheduler.passes import convert_layouts, eliminate_common
+from torch_mlc.scheduler.passes import alias_copies, convert_layouts, eliminate_common
 from torch_mlc.scheduler.passes.convolution.convert_layouts import channels_last
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -101,6 +101,31 @@ def test_sizes_that_vary() -> None:
             for one, wanted in zip(compiled(x), model(x), strict=True):
                 assert one.stride() == wanted.stride()
                 torch.testing.assert_close(one, wanted, rtol=1e-4, atol=1e-4)
+
+
+class Growing(nn.Module):
+    """Each convolution reads all that was made so far, which begins with one of two results of a pooling."""
+
+    def __init__(self, channels: int = 16) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, padding=1)
+        self.layers = nn.ModuleList(nn.Conv2d(channels * k, channels, 3, padding=1) for k in range(1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [F.max_pool2d(self.first(x), 2, return_indices=True)[0]]
+        for layer in self.layers:
+            parts.append(layer(F.relu(torch.cat(parts, 1))))
+        return torch.cat(parts, 1).sum((2, 3))
+
+
+def test_views_of_all_of_an_image_change_with_it() -> None:
+    model, x = Growing().eval(), torch.randn(2, 3, 48, 48)
+    graph = convert_layouts(alias_copies(graph_of(model, x)))
+    verify(IRModule({graph.name: graph}, graph.name))
+    views = [n for n in graph.nodes if isinstance(n, View) and len(n.type.shape) == 4]
+    assert views and all(n.type.strides == channels_last(n.type.shape) for n in views)
+    assert all(is_last(c) for c in calls(graph))
+    same(model, x)
 
 
 def test_small_images_under_large_filters_stay() -> None:
