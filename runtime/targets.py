@@ -25,8 +25,9 @@ def _host() -> tuple[str, str]:
     return llvm.get_host_cpu_name(), ",".join(sorted(llvm.get_host_cpu_features().flatten().split(",")))
 
 
-def cpu_target(cores: int | None = None) -> Target:
-    """The processor of this machine, with as many cores as torch uses threads, or ``cores``."""
+def cpu_target(cores: int | None = None, products: str = "auto") -> Target:
+    """The processor of this machine, with as many cores as torch uses threads, or ``cores``. ``products`` is "blas"
+    where products are not for oneDNN."""
     name, features = _host()
     flags = set(features.split(","))
     width = 64 if "+avx512f" in flags else 32 if "+avx2" in flags or "+avx" in flags else 16
@@ -41,7 +42,10 @@ def cpu_target(cores: int | None = None) -> Target:
         max_threads=1,
         features=features,
         gemm=_has_gemm(),
-        onednn=torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available(),
+        onednn=products == "auto"
+        and torch.backends.mkldnn.enabled
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkl.is_available(),
     )
 
 
@@ -80,15 +84,16 @@ def named_target(name: str) -> Target:
     return target
 
 
-def target_for(device: str, override: str | None = None, cores: int | None = None) -> Target:
+def target_for(device: str, override: str | None = None, cores: int | None = None, products: str = "auto") -> Target:
     """The target of tensors on ``device`` ("cpu", "cuda:0"), or the one that ``override`` names ("cuda:sm_90").
+    ``cores`` and ``products`` are for CPUs, as in ``cpu_target``.
 
     Raises: TargetError where the device is of a kind with no code, or there is no GPU to ask and no override.
     """
     if override is not None and override != "cpu" and not device.startswith("cpu"):
         return _as_torch_allows(named_target(override))
     if device.startswith("cpu"):
-        return cpu_target(cores)
+        return cpu_target(cores, products)
     kind, _, number = device.partition(":")
     if kind != "cuda":
         raise TargetError(f"no kernels for device {device!r}; they are generated for cpu and cuda tensors")

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from . import attention, convolutions, images, movement, norms, pointwise, products, quantized, reductions, substitutions
+from . import (
+    attention,
+    convolutions,
+    images,
+    movement,
+    norms,
+    pointwise,
+    products,
+    quantized,
+    reductions,
+    substitutions,
+)
 from .case import KernelCase
 
 _FILES = (pointwise, reductions, norms, movement, quantized, attention, convolutions, images, products, substitutions)

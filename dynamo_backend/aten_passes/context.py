@@ -34,7 +34,9 @@ class AtenContext:
         """The machine that code for tensors on a device is made for. Where another is named, the graph was captured on
         the CPU in its place, and its tensors are taken there later."""
         there = self.options.target not in (None, "cpu")
-        return target_for("cuda" if there else device, self.options.target, self.options.threads)
+        return target_for(
+            "cuda" if there else device, self.options.target, self.options.threads, self.options.cpu_products
+        )
 
 
 FAST: Setting[AtenContext] = Setting("fast numerics", lambda context: context.options.numerics != "eager")

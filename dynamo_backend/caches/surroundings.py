@@ -98,7 +98,9 @@ def surroundings(options: Options, devices: Iterable[str]) -> dict[str, str]:
         "default type": str(torch.get_default_dtype()),  # in which a whole number is compared with a float
         "host program": options.host_program,
         "schedules by hand": str(options.schedules.content if options.schedules is not None else None),
-        "targets": " ".join(repr(target_for(d, options.target, options.threads)) for d in devices),
+        "targets": " ".join(
+            repr(target_for(d, options.target, options.threads, options.cpu_products)) for d in devices
+        ),
     }
 
 

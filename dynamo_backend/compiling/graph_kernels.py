@@ -47,7 +47,7 @@ def start_kernels(fusion: Fusion, plan: KernelPlan, compilers: Compilers) -> dic
     found: dict[str, StartedKernel] = {}
     for node, _ in every_node(fusion.graph):
         if isinstance(node, CallTensor) and node.function not in found:
-            target = target_for(node.types[0].device, options.target, options.threads)
+            target = target_for(node.types[0].device, options.target, options.threads, options.cpu_products)
             function = fusion.functions.get(node.function) or fusion.given[node.function]
             found[node.function] = start_kernel(function, target, plan, node.origins, compilers)
         elif isinstance(node, CallTensor):

@@ -26,6 +26,7 @@ from .values import (  # fmt: skip
     parse_cache_dir,
     parse_count,
     parse_cpu_pool,
+    parse_cpu_products,
     parse_host_program,
     parse_limit,
     parse_log,
@@ -319,6 +320,16 @@ class Options:
         doc="Memory of the CPU that programs use again: how much may be held beyond what was in use at the recent "
         "peak. auto is a few percent of that, 0 holds nothing. All programs of a process share it; what the last graph "
         "that was compiled says holds.",
+    )
+    cpu_products: str = _option(
+        "MLC_CPU_PRODUCTS",
+        parse_cpu_products,
+        default="auto",
+        shown="auto",
+        values="auto, blas",
+        changes_code=True,
+        doc="Which library multiplies matrices of float32 on CPUs. auto takes oneDNN where the BLAS that torch uses has "
+        "narrower vectors than the processor; blas is that BLAS.",
     )
     schedules: Overrides | None = _option(
         "MLC_SCHEDULES",

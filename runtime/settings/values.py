@@ -152,6 +152,13 @@ def parse_numerics(value: object) -> str:
     return text
 
 
+def parse_cpu_products(value: object) -> str:
+    text = str(value).strip().lower()
+    if text not in ("auto", "blas"):
+        raise ValueRefused("auto or blas", ("auto", "blas"), text)
+    return text
+
+
 def parse_host_program(value: object) -> str:
     text = str(value).strip().lower()
     if text not in HOST_PROGRAMS:

@@ -17,6 +17,7 @@ from .convolution.decompose_convolutions import decompose_convolutions
 from .convolution.multiply_points import multiply_points
 from .products.chain_products import chain_products
 from .products.decompose_contractions import decompose_contractions
+from .products.onednn_product import multiply_by_onednn
 from .products.pad_products import pad_products
 from .reduction.rewrite_logsumexp import rewrite_logsumexp
 from .reduction.shift_scans import shift_scans
@@ -49,12 +50,13 @@ GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
     Pass("shift_scans", GRAPH, Plain(shift_scans)),
     Pass("unroll_reductions", GRAPH, unroll_reductions),
     Pass("split_reductions", GRAPH, split_reductions),
+    Pass("multiply_by_onednn", GRAPH, multiply_by_onednn),
     Pass("eliminate_dead", GRAPH, Plain(eliminate_dead), leaves=(NO_DEAD,)),
 )
 
 __all__ = [
     "GRAPH_PASSES", "alias_copies", "begin_scatters", "chain_products", "collapse_one_hot", "convert_layouts",
-    "decompose_contractions", "decompose_convolutions", "eliminate_common", "eliminate_dead", "multiply_points",
+    "decompose_contractions", "decompose_convolutions", "eliminate_common", "eliminate_dead", "multiply_by_onednn", "multiply_points",
     "pad_products", "rewrite_attention", "rewrite_logsumexp", "settle_scatters", "shift_scans", "simplify_algebra",
     "split_reductions", "substitute", "unroll_reductions", "widen",
 ]  # fmt: skip

@@ -15,14 +15,25 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.symbols import SymbolTable
 from ....ir.expr.value import symbol
 from ....ir.graph.effects import LINEAR, PLAIN_WEIGHT
-from ....ir.graph.graph import Library, Node, Ref, TensorType, View
+from ....ir.graph.facts import names_in
+from ....ir.graph.graph import Graph, Library, Node, Ref, TensorType, View
 from ....ir.nest.loops import contiguous_strides
-from ...context import PassContext
+from ...context import USUAL, PassContext
 from ...cost.contraction_cpu import onednn_multiplies
 from ..canonical.names import fresh_name
 
 _PRODUCTS = ("aten::mm.default", "aten::addmm.default")
 _REASON = "oneDNN, whose vectors are twice as wide as those of BLAS"
+
+
+def multiply_by_onednn(graph: Graph, context: PassContext = USUAL) -> Graph:
+    """Replace ATen's products of plain matrices by oneDNN's where those are faster."""
+    if not any(isinstance(n, Library) and n.target in _PRODUCTS for n in graph.nodes):
+        return graph
+    types, taken, nodes = graph.types(), set(names_in(graph)), list[Node]()
+    for node in graph.nodes:
+        nodes += onednn_product(node, types, graph.symbols, taken, context) if isinstance(node, Library) else (node,)
+    return graph if len(nodes) == len(graph.nodes) else replace(graph, nodes=tuple(nodes))
 
 
 def onednn_product(
@@ -65,4 +76,4 @@ def _fills_memory(kind: TensorType) -> bool:
     return kind.strides in (contiguous_strides(kind.shape), contiguous_strides(kind.shape[::-1])[::-1])
 
 
-__all__ = ["onednn_product"]
+__all__ = ["multiply_by_onednn", "onednn_product"]
