@@ -77,7 +77,7 @@ class Machine:
     that a kernel has in flight at most: one where copies to shared memory make a program wait, two where the next one
     comes through registers. ``reads_ahead``: a core's prefetchers keep up with several arrays that are read evenly.
     ``lanes_alone``: lanes that are no neighbours are loaded and stored faster one by one than by gathers and scatters.
-    ``halves``: how many times as fast as float32 a CPU's library multiplies bfloat16, and puts a weight in order for it.
+    ``halves``: how many times as fast as float32 a CPU's library multiplies bfloat16, with weights put in order.
     ``link`` is bytes a nanosecond in each direction to the other devices of a group, ``host_link`` to the host's memory
     from a GPU.
     """

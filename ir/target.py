@@ -54,12 +54,6 @@ class Target:
         return capability(self.kind, self.arch) if self.kind == "cuda" else (0, 0)
 
     @property
-    def approximates(self) -> bool:
-        """Whether functions with an error (``ir.expr.ops.APPROXIMATIONS``) take fewer instructions than exact ones: a
-        unit for special functions has them."""
-        return self.is_gpu
-
-    @property
     def has_ptx(self) -> bool:
         """Whether kernels may hold instructions of PTX."""
         return self.kind == "cuda"
