@@ -77,6 +77,7 @@ class Machine:
     that a kernel has in flight at most: one where copies to shared memory make a program wait, two where the next one
     comes through registers. ``reads_ahead``: a core's prefetchers keep up with several arrays that are read evenly.
     ``lanes_alone``: lanes that are no neighbours are loaded and stored faster one by one than by gathers and scatters.
+    ``halves``: how many times as fast as float32 a CPU's library multiplies bfloat16, with weights put in order.
     ``link`` is bytes a nanosecond in each direction to the other devices of a group, ``host_link`` to the host's memory
     from a GPU. ``blas`` is the share of oneDNN's rate that BLAS reaches on a CPU in products of float32.
     """
@@ -105,6 +106,7 @@ class Machine:
     stages: int = 1
     reads_ahead: bool = False
     lanes_alone: bool = False
+    halves: float = 1.0
     link: float = 12.5
     host_link: float = _PCIE
     libraries: Libraries = Libraries("BLAS", "oneDNN")

@@ -58,12 +58,6 @@ class Target:
         return capability(self.kind, self.arch) if self.kind == "cuda" else (0, 0)
 
     @property
-    def approximates(self) -> bool:
-        """Whether functions with an error (``ir.expr.ops.APPROXIMATIONS``) take fewer instructions than exact ones: a
-        unit for special functions has them."""
-        return self.is_gpu
-
-    @property
     def has_ptx(self) -> bool:
         """Whether kernels may hold instructions of PTX."""
         return self.kind == "cuda"
@@ -120,6 +114,9 @@ class Target:
         return max(1, self.vector_bytes // itemsize)
 
 
+# How many times as fast as float32 oneDNN multiplies bfloat16 with these features, the first that a processor has: as
+# measured on Zen 5, and half of what a data sheet says of tiles.
+_HALVES = {"+amx-bf16": 8.0, "+avx512bf16": 4.0}
 # Of vectors wider than this, products and what they read of memory keep their ratio; narrower ones multiply slower.
 # MKL uses none wider on processors of AMD's.
 _USUAL_VECTOR = 32
@@ -133,12 +130,14 @@ def _machine(target: Target) -> Machine:
     else:
         share, shared, warp = min(target.vector_bytes, _USUAL_VECTOR) / _USUAL_VECTOR, 0, 1
     amd = target.arch.startswith("znver")
-    halves = target.onednn and amd and target.vector_bytes > _USUAL_VECTOR
+    features = target.features.split(",")
+    halves = next((rate for name, rate in _HALVES.items() if name in features), usual.halves)
+    narrow = target.onednn and amd and target.vector_bytes > _USUAL_VECTOR
     return replace(
         usual, cores=target.cores, matmul=usual.matmul * share, float32=usual.float32 * share,
         issued=usual.issued * share, block_shared=shared, warp=warp, vector_bytes=target.vector_bytes,
         l1_bytes=target.l1_bytes, l2_bytes=target.l2_bytes, reads_ahead=amd, lanes_alone=amd,
-        blas=0.5 if halves else 1.0,
+        halves=halves, blas=0.5 if narrow else 1.0,
     )  # fmt: skip
 
 

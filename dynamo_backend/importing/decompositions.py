@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ..aten_passes.antialias import RESIZES
 from ..aten_passes.complex.parts import with_complex
 from ..aten_passes.embedding_bags import EMBEDDING_BAGS
+from ..aten_passes.quantize import quantizing
 from ..aten_passes.resize_gradients import RESIZE_GRADIENTS, is_gathered
 from ..converters import CONVERTERS
 from ..converters.refused_types import whole_where_refused
@@ -63,7 +64,7 @@ _INTO_VIEWS = (
 
 def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     """The table for ``aot_autograd(decompositions=…)``: overload -> function that computes it from simpler ops."""
-    return _without(new_ops())
+    return _without(new_ops()) | {op: fn for op, fn in quantizing().items() if str(op) not in new_ops()}
 
 
 @lru_cache(maxsize=8)

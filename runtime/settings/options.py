@@ -328,8 +328,8 @@ class Options:
         shown="auto",
         values="auto, blas",
         changes_code=True,
-        doc="Which library multiplies matrices of float32 on CPUs. auto takes oneDNN where the BLAS that torch uses has "
-        "narrower vectors than the processor; blas is that BLAS.",
+        doc="Which library multiplies matrices of float32 on CPUs. auto takes oneDNN where torch's BLAS has narrower "
+        "vectors than the processor; blas is that BLAS.",
     )
     schedules: Overrides | None = _option(
         "MLC_SCHEDULES",

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ...ir.expr.dtypes import DType
 from ...ir.machine import Machine
 from ..facts.contraction import Decision, LibraryProduct, Operand
 
@@ -64,8 +65,13 @@ def onednn_multiplies(rows: int, inner: int, columns: int, machine: Machine) -> 
 def _is_small(p: LibraryProduct, machine: Machine) -> bool:
     """Whether our loops are done before a call of the library is. Sizes that vary may be larger in the next call."""
     known = all(e.is_Integer for e in (*p.shape, p.depth))
-    library = 1 / machine.matmul if p.type.dtype.is_float else PLAIN
+    library = 1 / (machine.matmul * _rate(p, machine)) if p.type.dtype.is_float else PLAIN
     return known and _flops(p) * SMALL < machine.launch + p.batch * MATRIX + _flops(p) * library
+
+
+def _rate(p: LibraryProduct, machine: Machine) -> float:
+    """How many times as fast as float32 the library multiplies. Our loops multiply half types as float32."""
+    return machine.halves if p.type.dtype is DType.BFLOAT16 else 1.0
 
 
 def _told(o: Operand) -> str:
@@ -85,7 +91,8 @@ def _library_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine
                 o.bytes * PAGED if o.bytes > NEW_PAST else 0.0
             )
     order = p.batch * p.n * p.k * ORDER if p.m > 1 else 0.0
-    return made + max((p.a.bytes + p.b.bytes) / machine.bandwidth, order + _flops(p) / machine.matmul)
+    multiplied = (order + _flops(p) / machine.matmul) / _rate(p, machine)
+    return made + max((p.a.bytes + p.b.bytes) / machine.bandwidth, multiplied)
 
 
 def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -> float:

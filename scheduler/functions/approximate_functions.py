@@ -1,7 +1,8 @@
 """Approximate functions where only half types are left of their results.
 
 A value of float32 that reaches memory, or the next operation, rounded to a half type needs few of its digits. A GPU has
-single instructions for powers of two, reciprocals and hyperbolic tangents that are exact to 22, or 11, bits.
+single instructions for powers of two, reciprocals and hyperbolic tangents that are exact to 22, or 11, bits. A CPU
+takes one polynomial where an exact function takes two and chooses.
 ``ir.expr.ops.APPROXIMATIONS`` promises their errors; docs/numbers.md says what that makes of results.
 """
 

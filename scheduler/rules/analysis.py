@@ -119,9 +119,19 @@ def _analyse(same: SameNest) -> NestShape:
 
 
 def reads_results(shape: NestShape) -> bool:
-    """Whether a stage needs what another reduces, so that the elements are visited more than once."""
+    """Whether a stage over elements needs what another reduces, so that the elements are visited more than once.
+
+    What is made of results for each row alone, such as their rounding, visits none. It may pass results on.
+    """
     reduced = {w.buffer for b in shape.reductions for w in b.writes}
-    return any(ld.buffer in reduced for b in shape.blocks for ld in b.reads)
+    inner = {v for v, _ in shape.inner}
+    for block in shape.blocks:
+        if not any(ld.buffer in reduced for ld in block.reads):
+            continue
+        if any(a.var in inner for a in block.axes):
+            return True
+        reduced |= {w.buffer for w in block.writes}
+    return False
 
 
 def _crosses(block: Block) -> bool:

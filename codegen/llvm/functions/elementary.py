@@ -39,6 +39,11 @@ _EXP2 = (
     1.0000000801396487, 0.693147228160472, 0.24022085275666993, 0.05550292695765645, 0.009677203254676775,
     0.0013411540373610828,
 )  # fmt: skip
+# erfc(x) = 2**(x P(x)) above zero, fitted up to 4.4, where erfc is 2**-30; it falls beyond.
+_ERFC_APPROX = (
+    -1.6280632211679806, -0.9170815869697012, -0.15242983545941183, 0.03391034531759009, -0.0052236521853399635,
+    0.00048609482097491214, -2.0317906210762774e-05,
+)  # fmt: skip
 # tanh(x) = x + x^3 P(x^2) below 0.6.
 _TANH = (-0.33333299270922817, 0.13331958214696593, -0.053786681354098864, 0.0208053775345593, -0.00590586059090895)
 
@@ -309,6 +314,36 @@ def b_neg(b: Builder, x: Val) -> Val:
     return Val(b.op(f"fneg {x}"), x.dtype, x.lanes)
 
 
+# --- of fewer digits: ``ir.expr.ops.APPROXIMATIONS`` promises their errors -------------------------------------------
+
+
+def _exp2_of(m: _F, x: Val) -> Val:
+    """2**x for an x of ``_least`` to 129."""
+    shifted = m.add(x, m.f(_ROUND))
+    whole = m.sub(shifted, m.f(_ROUND))
+    n = m.b.binary("sub", m.bits(shifted), m.bits(m.f(_ROUND)))
+    return _scaled(m, m.poly(m.sub(x, whole), _EXP2), n, whole)
+
+
+def exp2_approx(b: Builder, x: Val) -> Val:
+    m = _F(b, x.lanes)
+    return _exp2_of(m, m.at_least(m.at_most(x, 129.0), _least(b, x.lanes)))
+
+
+def erfc_approx(b: Builder, x: Val) -> Val:
+    """One polynomial for all arguments, where an exact one has another near zero."""
+    m = _F(b, x.lanes)
+    size = m.abs(x)
+    e = _exp2_of(m, m.at_least(m.mul(m.poly(size, _ERFC_APPROX), size), _least(b, x.lanes)))
+    return b.select(b.binary("fcmp olt", x, m.f(0.0), BOOL), m.sub(m.f(2.0), e), e)
+
+
+def tanh_approx(b: Builder, x: Val) -> Val:
+    m = _F(b, x.lanes)
+    far = m.sub(m.f(1.0), m.div(m.f(2.0), m.add(m.f(1.0), exp2_approx(b, m.mul(x, m.f(2 * _LOG2E))))))
+    return b.select(b.binary("fcmp olt", m.abs(x), m.f(2.0**-6), BOOL), x, far)
+
+
 # Fewer functions than the table of ``ops`` has: the rest goes to Sleef or libm (see library.py).
 INLINE: dict[str, Callable[[Builder, Val], Val]] = {
     "exp": exp,
@@ -321,4 +356,10 @@ INLINE: dict[str, Callable[[Builder, Val], Val]] = {
     "erf": erf,
     "tanh": tanh,
     "sigmoid": sigmoid,
+}
+# Those that are shorter than the exact ones; what else has an error is computed exactly.
+APPROXIMATE: dict[str, Callable[[Builder, Val], Val]] = {
+    "exp2_approx": exp2_approx,
+    "erfc_approx": erfc_approx,
+    "tanh_approx": tanh_approx,
 }

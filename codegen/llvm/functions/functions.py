@@ -411,6 +411,16 @@ _ELEMENTARY = [
 ]
 
 
+def _approximate(fn: str) -> Handler:
+    """A function with an error: its own code for float32 where that is shorter, else the exact one."""
+    exact, shorter = HANDLERS[APPROXIMATIONS[fn].of], elementary.APPROXIMATE.get(fn)
+
+    def handler(b: Builder, args: Args, dtype: DType) -> Val:
+        return shorter(b, *args) if shorter is not None and dtype is DType.FLOAT32 else exact(b, args, dtype)
+
+    return handler
+
+
 def _iterated(fn: str) -> Handler:
     return lambda b, args, dtype: iterate(b, iteration(fn, dtype), args, partial(closed, b))
 
@@ -487,5 +497,4 @@ HANDLERS: dict[str, Handler] = {
     "randn": lambda b, args, dtype: rng.randn(b, *args),
     "randbits": lambda b, args, dtype: rng.randbits(b, *args),
 }
-# No vector unit has shorter code for them.
-HANDLERS.update({fn: HANDLERS[approximation.of] for fn, approximation in APPROXIMATIONS.items()})
+HANDLERS.update({fn: _approximate(fn) for fn in APPROXIMATIONS})

@@ -64,6 +64,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     rows = len(shape.rows)
     inline_cheap(schedule)
     one_visit = not reads_results(shape)
+    inner = {v for v, _ in shape.inner}
     if partials > 1:
         cut = [p for b in shape.reductions if (p := cut_rows(schedule, b.name, rows, partials)) is not None]
         if not one_visit or not cut:
@@ -77,11 +78,14 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             for together in sharing(schedule, rows + 1):
                 lanes_inside(schedule, together, rows + (together[0] in cut), target, unroll)
     elif one_visit:
-        # What the reduction reads is made on the way, and leaves on the way.
-        merge_rows(schedule, rows)
-        merge_inner(schedule, rows)
+        # What the reduction reads is made on the way, and leaves on the way. What is made of results comes after it.
+        visiting = [b.name for b in shape.blocks if any(a.var in inner for a in b.axes)]
+        visiting = [b for b in schedule.get_blocks() if b in visiting]
+        merge_rows(schedule, rows, visiting)
+        merge_inner(schedule, rows, visiting)
         for together in sharing(schedule, rows):
             lanes_inside(schedule, together, rows, target, unroll)
+        merge_rows(schedule, rows)
     else:
         turned = _turned(shape)
         for block in schedule.get_blocks():

@@ -235,6 +235,18 @@ def test_the_same_product_is_decided_for_each_machine() -> None:
     assert len({told("gated", gpu_target(gpu)) for gpu in gpus}) == len(gpus)
 
 
+def test_products_of_bfloat16_go_where_they_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor with instructions for them converts a weight of bytes for 16 rows; others read it in loops."""
+    monkeypatch.setattr(products, "multiplies", lambda dtype: True)
+    shapes = [((16, 2048), HALF), ((2048, 2048), BYTES), ((2048, 1), HALF)]
+    (graph,) = imported(Program(_bytes_linear, shapes), "cpu")
+    found = {}
+    for features in ("+avx512f", "+avx512bf16,+avx512f", "+amx-bf16,+avx512bf16,+avx512f"):
+        target = replace(TARGETS["cpu_avx512"], features=features)
+        found[features] = any(isinstance(n, Library) for n in planned(graph, target).graph.nodes)
+    assert list(found.values()) == [False, True, True]
+
+
 def test_single_threads_combine_no_tiles() -> None:
     """The gradient of a weight's scales sums a product over its columns: on tensor cores each tile gives its part."""
     shapes = [((16, 4096), HALF), ((14336, 4096), BYTES), ((14336, 1), HALF)]

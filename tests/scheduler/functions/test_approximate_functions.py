@@ -178,7 +178,7 @@ def test_attention_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("target", [SM90, gpu_target("hip:gfx942"), usual_target("cpu"), None], ids=str)
 @pytest.mark.parametrize("fast", [True, False])
-def test_fast_numerics_of_a_gpu_alone_are_approximate(target: Target | None, fast: bool) -> None:
+def test_fast_numerics_alone_are_approximate(target: Target | None, fast: bool) -> None:
     f = points(f"exp({X})")
     made = run_passes(FUNCTION_PASSES, f, FunctionContext(f, target, fast))
-    assert ("exp2_approx" in show(made)) == (fast and target is not None and target.is_gpu)
+    assert ("exp2_approx" in show(made)) == (fast and target is not None)

@@ -65,6 +65,7 @@ PROGRAMS: Programs = {
     "norm_backward": (norm_backward, (rand(6, 9), rand(6, 9), rand(9))),
     "norm_backward_rows": (norm_backward, (rand(18, 33), rand(18, 33), rand(33))),
     "column_sum": (lambda x: (x * x).sum(0), (rand(9, 6),)),
+    "elements_and_column_mean": (lambda x: (y := x.sigmoid(), y.mean(0)), (rand(9, 6),)),
     "channels": (lambda x: x.mean((0, 2)), (rand(3, 4, 5),)),
     "scan": (lambda x, y: x.abs().cumsum(-1) * y, (rand(6, 9), rand(6, 9))),
     "scan_back": (lambda x, y: x.exp().flip(-1).cumsum(-1).flip(-1) * y, (rand(6, 9), rand(6, 9))),
@@ -147,6 +148,18 @@ def test_what_is_offered_for_symbolic_sizes(name: str, target: str, hint: int) -
             same(nest, schedule.nest, 5)
             trace = Trace.from_json(schedule.trace.to_json())
             assert trace.rule == candidate.rule and replay(trace, nest).nest == schedule.nest
+
+
+@pytest.mark.parametrize("cores", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_made_of_a_column_alone_costs_no_second_visit(dtype: torch.dtype, cores: int) -> None:
+    """Rounding a sum, or dividing it by a count, waits for the sum; the elements do not."""
+    (gm,) = capture(lambda x: (y := x.sigmoid(), y.mean(0)), (torch.zeros(2048, 512, dtype=dtype),))
+    (function,) = fuse(run_passes(GRAPH_PASSES, import_graph(gm), USUAL)).functions.values()
+    schedule = default_schedule(lower_to_loops(function), replace(TARGETS["cpu"], cores=cores))
+    elements, total, *_ = schedule.get_blocks()
+    assert schedule.block(total).is_reduction
+    assert schedule.get_loops(elements) == schedule.get_loops(total)
 
 
 # What rules of GPUs are for that small programs do not reach: a vector times a packed matrix, long rows.
