@@ -17,7 +17,7 @@ from ...ir.target import Target
 from ...runtime.model.predict import EFFICIENCY
 from ...scheduler.cost.alignment import rates_left, wants_aligned
 from ...scheduler.cost.begun import copy_time
-from ...scheduler.cost.gpu_tiles import LEAST
+from ...scheduler.cost.products.gpu_tiles import LEAST
 from ...scheduler.facts.contraction import factors_of, is_aligned
 
 # What libraries' products reach of ``Machine.matmul``: cuBLAS takes 189 us for 4096 x 4096 x 4096 halves on an H200.

@@ -17,7 +17,7 @@ from ...ir.graph.facts import makers_of, places_of, users_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View, uses
 from ...ir.nest.loops import contiguous_strides
 from ..context import PassContext
-from ..cost.contraction_cpu import Between, gain_of_blocks, rows_of_block
+from ..cost.products.contraction_cpu import Between, gain_of_blocks, rows_of_block
 from ..facts.order import in_order
 from ..facts.row_products import RowProduct, row_product
 from ..functions.function_table import FunctionTable

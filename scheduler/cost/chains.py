@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ir.machine import Machine
-from .contraction_gpu import WORTH
-from .gpu_tiles import GROUP_ROWS, reach
+from .products.contraction_gpu import WORTH
+from .products.gpu_tiles import GROUP_ROWS, reach
 
 # What a loop with several products a step reaches of the library's rate, in tiles of so many rows.
 STREAMED, ROWS = 0.5, GROUP_ROWS

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...ir.target import Target
-from .contraction_cpu import ORDER, ROWS
+from .products.contraction_cpu import ORDER, ROWS
 
 # The share of a time that is worth a copy of the weights.
 NOTICED = 0.02

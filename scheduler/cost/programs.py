@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...ir.machine import Machine
-from .gpu_tiles import reach
+from .products.gpu_tiles import reach
 
 # A piece of a sum has at least so many elements, and fewer pieces than that are not worth a second kernel.
 LEAST_PIECE, FEWEST_PIECES = 4096, 8

@@ -13,7 +13,7 @@ import sympy
 from ...ir.expr.monoid import SUM
 from ...ir.expr.value import Call, flops, free_symbols
 from ...ir.function.function import Dim, TensorFunction
-from ..cost.gpu_tiles import COMBINED_ROWS, FEWER_COLUMNS, HEAVY_EPILOGUE
+from ..cost.products.gpu_tiles import COMBINED_ROWS, FEWER_COLUMNS, HEAVY_EPILOGUE
 from ..facts.contraction import COLUMNS
 from ..facts.fusion_nodes import FusionNode
 from ..rules import Capability, can

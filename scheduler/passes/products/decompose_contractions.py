@@ -16,7 +16,7 @@ from ....ir.expr.value import Expr, Load, call, cast, const, rewrite, substitute
 from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction
 from ...context import USUAL, PassContext
-from ...cost.contraction import decide_product
+from ...cost.products.contraction import decide_product
 from ...facts.contraction import R0, Decision, LibraryProduct, Products
 from ...facts.digits import refine
 from ...facts.row_factors import Factored

@@ -19,7 +19,7 @@ from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Graph, Library, Node, Ref, TensorType, View
 from ....ir.nest.loops import contiguous_strides
 from ...context import USUAL, PassContext
-from ...cost.contraction_cpu import onednn_multiplies
+from ...cost.products.contraction_cpu import onednn_multiplies
 from ..canonical.names import fresh_name
 
 _PRODUCTS = ("aten::mm.default", "aten::addmm.default")

@@ -23,7 +23,7 @@ from ....ir.graph.graph import Compute, Graph, Library, Node, Reduction, Ref, Sc
 from ....ir.target import has_kernels
 from ...context import USUAL, PassContext
 from ...cost.alignment import COPY_WORTH, copying_time, filling_time, padded_row, scattering_time, wants_aligned
-from ...cost.contraction_gpu import library_time, product_time, with_even_operands, with_even_rows
+from ...cost.products.contraction_gpu import library_time, product_time, with_even_operands, with_even_rows
 from ...facts.contraction import LibraryProduct, Products, factors_of
 from ...facts.prologues import is_aligned
 from ...facts.views import readers_of, results_of, views_of

@@ -16,7 +16,7 @@ import sympy
 
 from ....ir.expr.dtypes import DType
 from ....ir.machine import Machine
-from ...cost.substitutions import ProductSize, pass_time, product_time
+from ...cost.products.substitutions import ProductSize, pass_time, product_time
 from .einsum import Einsum
 
 Axes = frozenset[sympy.Symbol]

@@ -34,7 +34,7 @@ from ....ir.machine import Machine
 from ....ir.nest.loops import contiguous_strides
 from ....ir.target import has_kernels
 from ...context import USUAL, PassContext
-from ...cost.substitutions import ProductSize, is_worth, pass_time, product_time
+from ...cost.products.substitutions import ProductSize, is_worth, pass_time, product_time
 from ...facts.definitions import Definitions, unrounded
 from ...facts.views import readers_of, results_of, views_of
 from ..canonical.eliminate_dead import eliminate_dead

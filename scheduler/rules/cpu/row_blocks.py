@@ -11,7 +11,7 @@ import sympy
 from ....ir.expr.role import Role
 from ....ir.nest.loops import Block, DimKind, LoopNest, blocks
 from ....ir.target import Target
-from ...cost.contraction_cpu import BLOCK_ROWS, rows_of_block
+from ...cost.products.contraction_cpu import BLOCK_ROWS, rows_of_block
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..registry import Params, Rule, Value

@@ -18,7 +18,7 @@ from ....ir.nest.loops import LoopNest, Update, blocks
 from ....ir.target import Target
 from ...cost.attention import LEAST_WIDTH, WIDEST
 from ...cost.gpu_kernels import COPIED_FROM, FULL_TILES_FROM
-from ...cost.gpu_tiles import GROUP_ROWS, LASTING_WORTH
+from ...cost.products.gpu_tiles import GROUP_ROWS, LASTING_WORTH
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..cpu.attention import Roles, roles, vector_of

@@ -23,7 +23,7 @@ from ....ir.nest.loops import AxisKind, Block, LoopNest, Update, blocks
 from ....ir.target import Target
 from ...cost.attention import LEAST_WIDTH, WIDEST
 from ...cost.gpu_kernels import BIAS_SCORES, LONG_HEADS
-from ...cost.gpu_tiles import GROUP_ROWS
+from ...cost.products.gpu_tiles import GROUP_ROWS
 from ...schedule.schedule import Schedule
 from ..cpu.common import merge_paths, values
 from ..registry import Params, Rule, Value

@@ -18,7 +18,7 @@ from ....ir.nest.hints import COLUMN_PARTS, DESCRIPTOR, FLATTEN, INPUT_PRECISION
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...cost.gpu_kernels import PRODUCT_GROUP, PRODUCT_WHOLE_ROW, WARP_GROUP
-from ...cost.gpu_tiles import LEAST, TileShape
+from ...cost.products.gpu_tiles import LEAST, TileShape
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..contraction import Axes, ContractionNest, extent, find_contraction, reads_packed, reads_words, run_of

@@ -20,7 +20,7 @@ from ....ir.expr.value import Expr, Load, Select, children, free_symbols, is_val
 from ....ir.nest.loops import Block, LoopNest, Scope, Update, blocks
 from ....ir.target import Target
 from ...cost.gpu_kernels import ATTENTION_WARPS, BESIDE_TILES, HELD_AMD, HELD_GROUPS, HELD_ONLINE, HELD_SUMS, HELD_WIDE
-from ...cost.gpu_tiles import GROUP_ROWS, LEAST
+from ...cost.products.gpu_tiles import GROUP_ROWS, LEAST
 from ..cpu.attention import Roles
 from ..registry import Value
 from .common import next_power

@@ -13,7 +13,7 @@ from ....ir.nest.hints import NUM_STAGES, NUM_WARPS
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...cost.gpu_kernels import PRODUCT_RESERVED
-from ...cost.gpu_tiles import LEAST, VECTOR_TILES, TileShape, stages_of
+from ...cost.products.gpu_tiles import LEAST, VECTOR_TILES, TileShape, stages_of
 from ...schedule.schedule import Schedule
 from ..contraction import ContractionNest, bytes_per_step, extent, find_contraction, reads_packed, reads_words
 from ..registry import Params, Rule, Scarce, Value

@@ -14,7 +14,7 @@ from ....ir.expr.value import loads
 from ....ir.nest.loops import LoopNest, blocks
 from ....ir.target import Target
 from ...cost.gpu_kernels import PRODUCT_HEAVY, PRODUCT_HELD, PRODUCT_RESERVED
-from ...cost.gpu_tiles import (
+from ...cost.products.gpu_tiles import (
     GROUP_ROWS,
     LASTING_WORTH,
     LEAST,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import sympy
 
 from ....ir.nest.hints import NUM_STAGES
-from ...cost.gpu_tiles import FEW_RESULTS, LEAST, SHORT, WORD, TileShape
+from ...cost.products.gpu_tiles import FEW_RESULTS, LEAST, SHORT, WORD, TileShape
 from ...schedule.schedule import Schedule
 from ..contraction import ContractionNest, StepRun, part_axes
 from .common import cut, fused, tile

@@ -11,7 +11,7 @@ import torch_mlc
 from torch_mlc.runtime.targets import cpu_target
 
 Tensors = tuple[torch.Tensor, ...]
-cost_module = importlib.import_module("torch_mlc.scheduler.cost.contraction_cpu")
+cost_module = importlib.import_module("torch_mlc.scheduler.cost.products.contraction_cpu")
 pass_module = importlib.import_module("torch_mlc.scheduler.calls.block_rows")
 
 pytestmark = pytest.mark.skipif(not cpu_target().gemm, reason="torch's BLAS may not be called by threads of a team")

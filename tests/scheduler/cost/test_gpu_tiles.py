@@ -10,7 +10,7 @@ from tests.scheduler.cost.test_contraction_gpu import decided, empty, products
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.targets import target_for
-from torch_mlc.scheduler.cost.gpu_tiles import PLAIN_SHAPES, SHAPES, TileShape, stages_of
+from torch_mlc.scheduler.cost.products.gpu_tiles import PLAIN_SHAPES, SHAPES, TileShape, stages_of
 from torch_mlc.scheduler.rules import design_space
 
 F32, F16, BF16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16

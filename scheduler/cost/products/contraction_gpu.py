@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from ...ir.expr.dtypes import DType
-from ...ir.expr.value import IndexValue, index_exprs, walk
-from ...ir.graph.graph import Compute, Reduction
-from ...ir.machine import Machine
-from ..facts.contraction import R0, Decision, LibraryProduct, Operand, StreamK
-from ..facts.digits import DIVISIONS
-from .alignment import rates_left
+from ....ir.expr.dtypes import DType
+from ....ir.expr.value import IndexValue, index_exprs, walk
+from ....ir.graph.graph import Compute, Reduction
+from ....ir.machine import Machine
+from ...facts.contraction import R0, Decision, LibraryProduct, Operand, StreamK
+from ...facts.digits import DIVISIONS
+from ..alignment import rates_left
 from .gpu_tiles import (
     GROUP_ROWS,
     LEAST,

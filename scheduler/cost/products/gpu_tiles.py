@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...ir.machine import Machine
+from ....ir.machine import Machine
 
 # The least that a tile of the tensor cores has along each axis.
 LEAST = 16

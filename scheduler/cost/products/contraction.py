@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...ir.machine import Machine
-from ..facts.contraction import Decision, LibraryProduct
+from ....ir.machine import Machine
+from ...facts.contraction import Decision, LibraryProduct
 from .contraction_cpu import decide_cpu
 from .contraction_gpu import decide_gpu
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...ir.expr.dtypes import DType
-from ...ir.machine import Machine
-from ..facts.contraction import Decision, LibraryProduct, Operand
+from ....ir.expr.dtypes import DType
+from ....ir.machine import Machine
+from ...facts.contraction import Decision, LibraryProduct, Operand
 
 # One core of Zen 3, in nanoseconds, beside the rates of a machine: an element of the weight that BLAS puts in order; a
 # byte of memory that is new at each call, as allocations past 32 MiB are. Only their ratios matter.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir.expr.dtypes import DType
-from ...ir.machine import Machine
+from ....ir.expr.dtypes import DType
+from ....ir.machine import Machine
 from .contraction_cpu import MATRIX, ORDER
 from .gpu_tiles import PLAIN_SHAPES, SHAPES, VECTOR_SHAPES, Extent, Rates, multiplying_time, reach
 
