@@ -109,7 +109,8 @@ class _GroupFinder:
                 continue
             positions, refused = grown, set()
             between = [
-                Between(hint(self.types[n].nbytes), reads, kept) for n, (reads, kept) in writer.between().items()
+                Between(hint(self.types[n].nbytes), reads, kept, n in writer.products)
+                for n, (reads, kept) in writer.between().items()
             ]
             width = sum(hint(sympy.Mul(*self.types[n].shape[1:])) * 4 for n in writer.between())
             size = rows_of_block(hint(product.rows), width, machine)

@@ -116,8 +116,8 @@ def _flops(p: LibraryProduct) -> float:
 # A library takes as much longer for a block as for so many rows. Measured on Zen 5 with MKL: 4096 columns of 1024
 # terms take 10 % longer in blocks of 256 rows, 6 % of 512 rows, 2 % of 1024 rows.
 LOST_ROWS = 35.0
-# Rows of a block, and the bytes of scratch that it may take: the C library hands out anew what is larger.
-BLOCK_ROWS, BLOCK_BYTES = (1024, 512, 256, 128, 64), 31 << 20
+# Rows of a block, and the bytes of scratch that it may take.
+BLOCK_ROWS, BLOCK_BYTES = (1024, 512, 256, 128, 64), 64 << 20
 # Blocks for each core at least, so that none waits long for another.
 BLOCK_SHARES = 4
 # Results that are larger are new memory at each call: less is taken out of what calls before have left.
@@ -135,11 +135,12 @@ def rows_of_block(rows: int, row_bytes: int, machine: Machine) -> int:
 @dataclass(frozen=True, slots=True)
 class Between:
     """A result of ``bytes`` that one call of a group makes and others read, ``reads`` times; ``kept`` where it is also
-    needed as a whole."""
+    needed as a whole, ``fresh`` where a library makes it, which writes over nothing."""
 
     bytes: int
     reads: int
     kept: bool
+    fresh: bool
 
 
 def gain_of_blocks(
@@ -151,7 +152,7 @@ def gain_of_blocks(
     for b in between:
         if b.bytes > machine.l2_bytes * machine.cores:  # a smaller one is in a cache as it is
             gained += (b.reads + (not b.kept)) * b.bytes / machine.bandwidth
-        if not b.kept:
+        if b.fresh and not b.kept:
             gone = max(gone, b.bytes)
     if gone > BLOCK_NEW_PAST:
         gained += max(gone - leaving, 0) * PAGED
