@@ -32,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["MLC_STRICT"] = "1"
     # Several workers share the machine. None starts further ones, but for the tests that are about them.
     os.environ["MLC_COMPILE_WORKERS"] = "0"
+    # What is printed of a program is the same on all processors.
+    os.environ["MLC_CPU_PRODUCTS"] = "blas"
     # A team that waits should not keep the others from theirs.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ["MLC_CACHE_DIR"] = config.stash[_CACHE].name

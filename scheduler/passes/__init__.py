@@ -17,7 +17,7 @@ from .convolution.decompose_convolutions import decompose_convolutions
 from .convolution.multiply_points import multiply_points
 from .products.chain_products import chain_products
 from .products.decompose_contractions import decompose_contractions
-from .products.onednn_product import multiply_by_onednn
+from .products.multiply_by_onednn import multiply_by_onednn
 from .products.pad_products import pad_products
 from .reduction.rewrite_logsumexp import rewrite_logsumexp
 from .reduction.shift_scans import shift_scans

@@ -183,7 +183,13 @@ def test_a_bad_value_says_what_is_valid(name: str, value: object) -> None:
 
 def test_the_fingerprint_holds_what_changes_code_and_nothing_else() -> None:
     changes = {"tune": True, "target": "cpu", "verify": 1, "numerics": "eager", "threads": 2, "strict": True}
-    changes |= {"fallback_random": True, "loss_chunk": 512, "memory_limit": "8GiB", "copy_streams": False}
+    changes |= {
+        "fallback_random": True,
+        "loss_chunk": 512,
+        "memory_limit": "8GiB",
+        "copy_streams": False,
+        "cpu_products": "blas",
+    }
     keeps = {"tune_budget": 1.0, "cache_dir": "/x", "cache": False, "dump_dir": "/y", "log": "timing"}
     keeps |= {
         "schedules": {"abcdef": print},

@@ -26,7 +26,7 @@ from ...context import USUAL, PassContext
 from ...cost.layouts import are_measured, multiplies_points
 from ...facts.convolution import Convolution, axes_of, convolution
 from ..canonical.names import fresh_name
-from ..products.onednn_product import onednn_product
+from ..products.multiply_by_onednn import onednn_product
 
 _REASON = "a convolution by single elements: a product for each image"
 _REASON_PIXELS = "a convolution by single elements: a product of all pixels"

@@ -19,7 +19,7 @@ from torch_mlc.ir.target import Target, usual_target
 from torch_mlc.ir.verify.verify import verify
 from torch_mlc.scheduler.context import PassContext
 from torch_mlc.scheduler.cost.products.contraction_cpu import onednn_multiplies
-from torch_mlc.scheduler.passes.products.onednn_product import onednn_product
+from torch_mlc.scheduler.passes.products.multiply_by_onednn import onednn_product
 
 WIDE = Target("cpu", "znver5", 1, vector_bytes=64, warp=1, max_threads=1, onednn=True)
 
