@@ -61,7 +61,10 @@ def test_what_is_needed_again_is_kept(name: str, dynamic: bool) -> None:
     written = [line.split()[2] for line in text.splitlines() if "written over" in line]
     first = next((line.split()[0] for line in text.splitlines() if "aten_mm" in line), "")
     assert first not in written
-    torch.testing.assert_close(got, KEPT[name](X, W), rtol=2e-4, atol=2e-4)
+    want = KEPT[name](X, W)
+    # Products in a row may be multiplied in another order.
+    scale = max(t.abs().max().item() for t in (want if isinstance(want, tuple) else (want,)))
+    torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-4 + 1e-5 * scale)
 
 
 def test_constants_of_the_module_survive() -> None:
