@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +15,12 @@ from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.ir.graph.effects import LINEAR, opaque_operand
 from torch_mlc.ir.graph.facts import names_in
-from torch_mlc.ir.graph.graph import Graph, IRModule, Library
+from torch_mlc.ir.graph.graph import Graph, IRModule, Library, Node
 from torch_mlc.ir.target import Target, usual_target
 from torch_mlc.ir.verify.verify import verify
 from torch_mlc.scheduler.context import PassContext
 from torch_mlc.scheduler.cost.products.contraction_cpu import onednn_multiplies
+from torch_mlc.scheduler.passes.products import multiply_by_onednn as module
 from torch_mlc.scheduler.passes.products.multiply_by_onednn import onednn_product
 
 WIDE = Target("cpu", "znver5", 1, vector_bytes=64, warp=1, max_threads=1, onednn=True)
@@ -103,3 +105,35 @@ def test_values_shapes_and_strides_are_those_of_blas(
             wanted = torch.nn.functional.conv2d(one.double(), w.double(), None if bias is None else bias.double())
             assert found.stride() == eager.stride()
             torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_training_step_multiplies_by_onednn(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
+    """Weights, transposed weights and transposed activations: forward, both gradients, and rows that vary."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    machine, seen = WIDE.machine, list[str]()
+    monkeypatch.setattr("torch_mlc.ir.target._machine", lambda target: machine)
+    inner = module.onednn_product
+
+    def watched(node: Library, *rest: Any) -> Collection[Node]:
+        made = inner(node, *rest)
+        seen.extend(n.target for n in made if isinstance(n, Library))
+        return made
+
+    monkeypatch.setattr(module, "onednn_product", watched)
+    model = torch.nn.Sequential(torch.nn.Linear(192, 256), torch.nn.GELU(), torch.nn.Linear(256, 192, bias=False))
+    compiled = torch.compile(model, backend="mlc", dynamic=dynamic, options={"cache": False})
+    for rows in (130, 97, 160):
+        x = torch.randn(rows, 192)
+        found: list[list[Tensor]] = []
+        for f in (compiled, model):
+            y = f(leaf := x.clone().requires_grad_())
+            y.square().sum().backward()
+            grads = [leaf.grad, *(q.grad for q in model.parameters())]
+            found.append([y.detach(), *(g.clone() for g in grads if g is not None)])
+            model.zero_grad()
+        for have, want in zip(*found, strict=True):
+            torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
+    assert seen.count(LINEAR) >= 4
