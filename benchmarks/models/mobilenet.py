@@ -101,5 +101,8 @@ SPECS = (
         loss_of=loss,
         dynamic=(DynamicDim("batch", 0, 0), DynamicDim("image", 0, 2), DynamicDim("image", 0, 3)),
         variants=({"batch": 4, "image": 32}, {"batch": 3, "image": 48}, {"batch": 6, "image": 40}),
+        # One element on the other side of a kink of ReLU6 moves gradients of its last blocks by 7 %: eager does so from
+        # inputs that differ in their last bit. Nothing can be said of a peer's gradients then.
+        trains=False,
     ),
 )
