@@ -12,13 +12,13 @@ from .case import KernelCase, Shape
 
 # Sequences, tokens of each, and the width of a token.
 TOKENS: Mapping[str, Mapping[str, Shape]] = {
-    "cpu": {"aligned": (4, 128, 512), "odd": (3, 127, 509)},
+    "cpu": {"aligned": (8, 128, 512), "odd": (7, 127, 509)},
     "cuda": {"aligned": (16, 1024, 4096), "odd": (15, 1021, 4091)},
 }
 # Sequences, heads, tokens and the width of a head.
 HEADS: Mapping[str, Mapping[str, Shape]] = {
-    "cpu": {"aligned": (2, 8, 512, 32), "odd": (2, 7, 509, 31)},
-    "cuda": {"aligned": (4, 16, 4096, 64), "odd": (3, 15, 4093, 63)},
+    "cpu": {"aligned": (8, 8, 256, 32), "odd": (7, 7, 255, 31)},
+    "cuda": {"aligned": (8, 16, 4096, 64), "odd": (7, 15, 4093, 63)},
 }
 RANK, CLASSES = 8, 2000
 

@@ -48,7 +48,7 @@ class _Group:
 def _next_group(graph: Graph, table: FunctionTable, context: PassContext, done: set[str]) -> _Group | None:
     finder: _GroupFinder | None = None
     for at, node in enumerate(graph.nodes):
-        if not isinstance(node, Library) or node.names[0] in done:
+        if not isinstance(node, Library) or not node.names or node.names[0] in done:
             continue
         product = row_product(graph, node)
         if product is None:

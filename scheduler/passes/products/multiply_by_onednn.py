@@ -18,6 +18,7 @@ from ....ir.graph.effects import LINEAR, PLAIN_WEIGHT
 from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Graph, Library, Node, Ref, TensorType, View
 from ....ir.nest.loops import contiguous_strides
+from ....ir.target import has_kernels
 from ...context import USUAL, PassContext
 from ...cost.products.contraction_cpu import onednn_multiplies
 from ..canonical.names import fresh_name
@@ -55,7 +56,13 @@ def onednn_product(
 def _is_faster(node: Library, types: Mapping[str, TensorType], table: SymbolTable, context: PassContext) -> bool:
     """Whether a call multiplies matrices that oneDNN takes, and is slower at it."""
     out = node.types[0]
-    if node.target not in _PRODUCTS or node.kwargs or out is None or not all(isinstance(a, Ref) for a in node.args):
+    if (
+        node.target not in _PRODUCTS
+        or node.kwargs
+        or out is None
+        or not has_kernels(out.device)
+        or not all(isinstance(a, Ref) for a in node.args)
+    ):
         return False
     *bias, a, b = (types[r.name] for r in node.args)
     if any(k.dtype is not DType.FLOAT32 or k.device != out.device for k in (*bias, a, b, out)):

@@ -37,7 +37,9 @@ from ...context import USUAL, PassContext
 from ...cost.products.substitutions import ProductSize, is_worth, pass_time, product_time
 from ...facts.definitions import Definitions, unrounded
 from ...facts.views import readers_of, results_of, views_of
+from ...rules import Capability, can
 from ..canonical.eliminate_dead import eliminate_dead
+from ..products.chain_elements import exponentials
 from ..products.operands import Product, product_of
 from .einsum import Einsum, EinsumReader
 from .narrow import narrow
@@ -108,6 +110,7 @@ class _Substitutions:
     effects: list[int] = field(init=False)
     shown: list[str] = field(init=False)
     taken: set[str] = field(init=False)
+    raised: set[str] | None = None
 
     def __post_init__(self) -> None:
         self.reader = EinsumReader(self.graph, self.graph.types())
@@ -127,6 +130,8 @@ class _Substitutions:
             product = product_of(node)
             if product is None or not has_kernels(product.type.device) or not product.type.dtype.is_float:
                 continue
+            if self.attends(product):
+                continue
             goes = self.goes(product)
             roots = [r for r in self.roots(product) if goes or self.is_narrower(r)]
             found = [r for root in roots for r in self.rewrites(root, goes) if is_worth(r.before, r.after)]
@@ -143,6 +148,14 @@ class _Substitutions:
             here = chosen.get(n.names[0]) if n.names else None
             nodes += here.nodes if here is not None else (n,)
         return eliminate_dead(replace(self.graph, nodes=tuple(nodes)))
+
+    def attends(self, product: Product) -> bool:
+        """Whether a product is one of attention's, which belong to one kernel with the softmax between them."""
+        if not can(self.context.target_of(product.type.device), Capability.ATTENTION):
+            return False
+        if self.raised is None:
+            self.raised = exponentials(self.graph)
+        return not self.raised.isdisjoint((product.left, product.right))
 
     # --- what may be replaced -----------------------------------------------------------------------------------------
 

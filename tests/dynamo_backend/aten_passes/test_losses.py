@@ -57,8 +57,9 @@ def test_logits_are_read_once_each_way(target: str | None) -> None:
         [v for k in g.kernels if k.traffic for v in k.traffic.arrays.values() if v.touched > 0.99 * logits]
         for g in report.graphs
     )
-    # A row stays in the cache of a CPU, and is visited there twice. Who multiplies, writes them.
-    assert 0 < sum(v.read for v in forward) < logits * (1.01 if target else 2.01)
+    # A row stays in the cache of a CPU, and is visited there twice. Who multiplies, writes them: in blocks of rows,
+    # which are read from a cache alone.
+    assert forward and sum(v.read for v in forward) < logits * (1.01 if target else 2.01)
     assert 0 < sum(v.read for v in backward) < 1.01 * logits
     assert 0 < sum(v.written for v in backward) < 1.01 * logits
 
