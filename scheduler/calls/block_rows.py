@@ -16,6 +16,7 @@ import sympy
 from ...ir.graph.facts import makers_of, places_of, users_of
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, TensorType, View, uses
 from ...ir.nest.loops import contiguous_strides
+from ...ir.target import has_kernels
 from ..context import PassContext
 from ..cost.products.contraction_cpu import Between, gain_of_blocks, rows_of_block
 from ..facts.order import in_order
@@ -51,7 +52,7 @@ def _next_group(graph: Graph, table: FunctionTable, context: PassContext, done: 
         if not isinstance(node, Library) or not node.names or node.names[0] in done:
             continue
         product = row_product(graph, node)
-        if product is None:
+        if product is None or not has_kernels(product.type.device):
             continue
         done.add(node.names[0])
         target = context.target_of(product.type.device)

@@ -56,13 +56,9 @@ def onednn_product(
 def _is_faster(node: Library, types: Mapping[str, TensorType], table: SymbolTable, context: PassContext) -> bool:
     """Whether a call multiplies matrices that oneDNN takes, and is slower at it."""
     out = node.types[0]
-    if (
-        node.target not in _PRODUCTS
-        or node.kwargs
-        or out is None
-        or not has_kernels(out.device)
-        or not all(isinstance(a, Ref) for a in node.args)
-    ):
+    if node.target not in _PRODUCTS or node.kwargs or out is None or not has_kernels(out.device):
+        return False
+    if not all(isinstance(a, Ref) for a in node.args):
         return False
     *bias, a, b = (types[r.name] for r in node.args)
     if any(k.dtype is not DType.FLOAT32 or k.device != out.device for k in (*bias, a, b, out)):
