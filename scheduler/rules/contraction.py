@@ -169,6 +169,8 @@ def _tile(nest: LoopNest, block: Block, rows: Axes, columns: Axes) -> TileBlock 
     found: dict[object, object] = {}
     for ld in block.reads:
         if nest.buffer(ld.buffer).scope is not Scope.GLOBAL:
+            if ld.buffer not in written:  # it goes on from what it has made itself
+                return None
             for axis, index in zip(written[ld.buffer], ld.indices, strict=True):
                 if found.setdefault(axis, index) != index:
                     return None

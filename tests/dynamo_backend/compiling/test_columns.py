@@ -80,3 +80,15 @@ def test_steps_under_way_are_those_that_memory_wants_and_shared_memory_holds() -
 @pytest.mark.parametrize("name", ["cuda:sm_75", "hip:gfx942"])
 def test_steps_that_come_through_registers_are_not_read_ahead(name: str) -> None:
     assert steps_under_way(gpu_target(name).machine, 4096, 2, 132, 4) == 1
+
+
+@pytest.mark.parametrize("width", [4, 16, 40])
+def test_columns_of_what_a_block_makes_and_reads_itself(width: int) -> None:
+    """The gradient of a scaled row before its norm is a column sum of a product that a block goes on from."""
+
+    def fn(x: Tensor, gain: Tensor, scale: Tensor) -> Tensor:
+        return x + torch.nn.functional.layer_norm(x * scale, x.shape[-1:], gain)
+
+    x, scale = torch.randn(2, width, requires_grad=True), torch.randn(width, requires_grad=True)
+    report = torch_mlc.explain(fn, x, torch.randn(width), scale, training=True, target="cuda:sm_90")
+    assert all(k.rule for g in report.graphs for k in g.kernels)
