@@ -65,8 +65,7 @@ def substitute(graph: Graph, context: PassContext = USUAL) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Root:
-    """A node whose elements are ``scale`` times elements of a product, read at ``indices`` in ``axes``, and summed over
-    ``summed``."""
+    """A node whose elements are those of a product, read at ``indices`` in ``axes``, and summed over ``summed``."""
 
     node: Node
     product: Product
@@ -74,7 +73,6 @@ class _Root:
     summed: tuple[sympy.Symbol, ...]
     extents: Mapping[sympy.Symbol, sympy.Expr]
     indices: tuple[Index, ...]
-    scale: float = 1.0
 
     @property
     def name(self) -> str:
@@ -249,7 +247,7 @@ class _Substitutions:
             return
         plain = self.reader.of_product(product)
         whole = self.reader.at(plain, root.axes, root.indices, root.extents)
-        whole = replace(whole, summed=(*whole.summed, *root.summed), scale=whole.scale * root.scale)
+        whole = replace(whole, summed=(*whole.summed, *root.summed))
         one = self.reader.expanded(whole, goes)
         if root.node is not product.node or len(one.factors) > 2:
             yield self.rewrite(root, [one], goes)
