@@ -57,6 +57,7 @@ def _rows_of_computes(graph: Graph) -> Graph:
     """Where a library reads a part of what a kernel makes, and nobody reads more: a kernel that makes the part."""
     views, readers, makers = views_of(graph), readers_of(graph), makers_of(graph)
     changed: dict[str, Compute] = {}
+    shown = {n.source for n in graph.nodes if isinstance(n, View)}
     for node in graph.nodes:
         if not isinstance(node, View) or not _is_part(graph, node) or any(map(is_value, node.indices)):
             continue
@@ -65,7 +66,7 @@ def _rows_of_computes(graph: Graph) -> Graph:
         if not isinstance(made, Compute) or base in results_of(graph):
             continue
         read = {u for r in readers.get(base, ()) for u in uses(r) if views.base(u) == base}
-        if read != {node.name} or any(isinstance(n, View) and n.source == node.name for n in graph.nodes):
+        if read != {node.name} or node.name in shown:
             continue
         found = Definitions(graph, dict(zip(node.axes, node.type.shape, strict=True)))
         _, indices = views.access(node.name, node.axes, found.extents)

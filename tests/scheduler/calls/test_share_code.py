@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from tests.dynamo_backend.growing import Dense, settled
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
@@ -22,47 +22,12 @@ from torch_mlc.scheduler.fusion.fusion import Fusion
 from torch_mlc.scheduler.passes import GRAPH_PASSES
 
 
-class Layer(nn.Module):
-    def __init__(self, channels: int, growth: int) -> None:
-        super().__init__()
-        self.norm, self.conv = nn.BatchNorm2d(channels), nn.Conv2d(channels, growth, 1, bias=False)
-
-    def forward(self, *parts: Tensor) -> Tensor:
-        made: Tensor = self.conv(F.relu(self.norm(torch.cat(parts, 1))))
-        return made
-
-
-class Dense(nn.Module):
-    """A block of a DenseNet: each layer reads what all before it made."""
-
-    def __init__(self, layers: int, first: int = 32, growth: int = 32) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer(first + k * growth, growth) for k in range(layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = [x]
-        for layer in self.layers:
-            parts.append(layer(*parts))
-        return torch.cat(parts, 1).mean((2, 3))
-
-
 def fused(fn: Callable[..., Any], *inputs: Tensor, device: str = "cpu") -> Fusion:
     with torch.no_grad():
         gms = capture(fn, inputs)
     retarget(gms, device)
     graph = run_passes(GRAPH_PASSES, import_graph(gms[0]), USUAL)
     return run_passes(FUSE_PASSES, Fusion(graph), USUAL)
-
-
-def settled(model: nn.Module) -> nn.Module:
-    """With running statistics that are no longer what they began as."""
-    with torch.no_grad():
-        for m in model.modules():
-            if isinstance(m, nn.BatchNorm2d):
-                assert m.running_mean is not None and m.running_var is not None
-                m.running_mean.normal_()
-                m.running_var.uniform_(0.5, 2)
-    return model.eval()
 
 
 def test_parts_behind_the_channels_are_given_and_never_read() -> None:
