@@ -63,6 +63,11 @@ class Einsum:
     replaced: tuple[str, ...] = ()
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing is multiplied: the result has no elements, or all of them are zero."""
+        return any(n == 0 for n in self.extents.values())
+
+    @property
     def uncut(self) -> tuple[sympy.Symbol, ...]:
         """The axes of the result before any was split."""
         axes = list(self.axes)

@@ -249,10 +249,13 @@ class _Substitutions:
         whole = self.reader.at(plain, root.axes, root.indices, root.extents)
         whole = replace(whole, summed=(*whole.summed, *root.summed))
         one = self.reader.expanded(whole, goes)
+        if one.is_empty:
+            return
         if root.node is not product.node or len(one.factors) > 2:
             yield self.rewrite(root, [one], goes)
         for several in self.distributed(whole, goes):
-            yield self.rewrite(root, several, goes)
+            if not any(s.is_empty for s in several):
+                yield self.rewrite(root, several, goes)
 
     def distributed(self, e: Einsum, goes: frozenset[str]) -> Iterator[list[Einsum]]:
         """The sum as several, where a factor is a sum of which a term is a product."""

@@ -363,6 +363,22 @@ def test_empty_and_single(size: int) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "shapes", [((0, 3), (3, 4), (4, 2)), ((5, 0), (0, 4), (4, 3)), ((5, 3), (3, 4), (4, 0))], ids=str
+)
+@pytest.mark.parametrize("batch", [(), (2,), (0,)], ids=str)
+def test_chains_with_no_elements(shapes: tuple[tuple[int, int], ...], batch: tuple[int, ...]) -> None:
+    """Sizes of zero anywhere: nothing is divided by them, and what sums nothing is zero."""
+
+    def chain(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        d = a @ b @ c
+        return d.mT.flatten(-2), (d @ d.mT).sum(-1)
+
+    given = [torch.randn(*batch, *s) for s in shapes]
+    for have, want in zip(torch.compile(chain, backend="mlc")(*given), chain(*given), strict=True):
+        torch.testing.assert_close(have, want)
+
+
 def test_gradients() -> None:
     """Forward and backward are graphs of their own; what the backward needs is kept."""
     torch.manual_seed(0)
