@@ -205,7 +205,7 @@ def job_of(
                 settings, _metadata() if kind != "backward" else None, frozen=frozenset(n.name for n in sources)
             )
             run(gm, (*(lists.inference if kind == "inference" else ()), *lists.part, *lists.frozen), context)
-            parted = None if whole else part(gm, sources, context.target)
+            parted = None if whole else part(gm, sources, context.target, discard=frozen.discard)
     except IndexError as error:
         raise BackendError(f"IndexError inside the backend: {error}") from error
     given = saved_inputs(gm) if kind == "backward" else ()

@@ -27,11 +27,12 @@ _ROOTS = ("self", "fn")
 class FrozenInputs:
     """``names`` are of all inputs of AOTAutograd's graph, as the model has them; ``static`` are the positions of those
     that Dynamo takes for parameters, buffers, or tensors of a fixed address. ``wrapped``: some are tensors of classes
-    of others, of which a graph has the parts."""
+    of others, of which a graph has the parts. ``discard``: those give their memory back that nobody reads any more."""
 
     names: tuple[str, ...] = ()
     static: tuple[int, ...] = ()
     wrapped: bool = False
+    discard: bool = False
 
     @classmethod
     def of(cls, gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Options) -> FrozenInputs:
@@ -47,7 +48,12 @@ class FrozenInputs:
             if (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type"):
                 static.append(len(names))
             names.append(_readable(getattr(node, "_dynamo_source", None)) or node.name)
-        return cls(tuple(names), tuple(static), any(map(is_traceable_wrapper_subclass, example_inputs)))
+        return cls(
+            tuple(names),
+            tuple(static),
+            any(map(is_traceable_wrapper_subclass, example_inputs)),
+            settings.freeze_discard,
+        )
 
     @property
     def text(self) -> str:

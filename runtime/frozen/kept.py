@@ -17,13 +17,18 @@ import torch
 from torch import Tensor
 
 from ...ir.errors import MlcError
+from ..log import logger
+from .discard import can_discard, counted, discard, is_discarded, version_of
 from .recipe import Recipe
+
+_LOG = logger(__name__)
 
 _Key = tuple[int, ...]
 
 
 class FrozenError(MlcError, RuntimeError):
-    """A parameter or buffer that ``options={"freeze": True}`` took for unchanging was changed; the text names it."""
+    """A parameter or buffer that ``options={"freeze": True}`` took for unchanging was changed, or is needed after its
+    memory was given back; the text names it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +45,8 @@ class _KeptValues:
 class FrozenProgram:
     """A boxed program that is called with its inputs alone, and gets the values of a recipe behind them.
 
-    Threads share the values; whoever comes first computes them.
+    Threads share the values; whoever comes first computes them, and gives back, where the recipe says so, the memory of
+    sources that nobody reads after that.
     """
 
     def __init__(self, program: Callable[[list[Any]], Any], recipe: Recipe, name: str) -> None:
@@ -48,9 +54,13 @@ class FrozenProgram:
         self._boxed_call = True
         self._kept: dict[_Key, _KeptValues] = {}
         self._lock = threading.Lock()
+        # The number of discarded tensors for which inputs were checked last.
+        self._checked = 0
         _ALL.add(self)
 
     def __call__(self, inputs: list[Any]) -> Any:
+        if self.recipe.plain and self._checked != counted.discards:
+            self._check(inputs)
         sources = [inputs[k] for k in self.recipe.sources]
         kept = self._kept.get(tuple(map(id, sources)))
         if kept is None:
@@ -72,6 +82,7 @@ class FrozenProgram:
                 return known
             # As they are before they are read: a write in the meantime is told of at the next call.
             versions, places = _versions(sources), [t.data_ptr() for t in sources]
+            self._refuse_discarded(sources, self.recipe.names)
             values = self.recipe.values(sources)
             if any(v.is_cuda for v in values):
                 torch.cuda.synchronize()  # other streams may read them next
@@ -83,8 +94,35 @@ class FrozenProgram:
                     of._kept.pop(key, None)
 
             owners = [weakref.ref(t, forget) for t in sources]
+            self._give_back(sources, places)
             made = self._kept[key] = _KeptValues(values, versions, places, owners)
             return made
+
+    def _give_back(self, sources: Sequence[Tensor], places: list[int]) -> None:
+        """Give back the memory of sources that are spent, and note where they are now."""
+        given = 0
+        for k in self.recipe.spent:
+            if can_discard(sources[k]) and not is_discarded(sources[k]):
+                given += discard(sources[k])
+                places[k] = sources[k].data_ptr()
+        if given:
+            _LOG.info("%s: %.1f MiB of plain weights given back", self.name, given / (1 << 20))
+
+    def _check(self, inputs: Sequence[Any]) -> None:
+        """Once after others have given memory back: whether it was that of a tensor that this program reads."""
+        seen = counted.discards
+        self._refuse_discarded([inputs[k] for k, _ in self.recipe.plain], [name for _, name in self.recipe.plain])
+        self._checked = seen
+
+    def _refuse_discarded(self, tensors: Sequence[Tensor], names: Sequence[str]) -> None:
+        gone = [name for t, name in zip(tensors, names, strict=True) if is_discarded(t)]
+        if gone:
+            raise FrozenError(
+                f"{self.name} reads {', '.join(gone)}, whose memory another graph of the model has given back, as "
+                'options={"freeze_discard": True} (MLC_FREEZE_DISCARD=1) says. A model has one graph where it is '
+                "called with the same sizes each time and has no graph break. To mend: load the weights again "
+                "(load_state_dict) and compile without freeze_discard."
+            )
 
     def _changed(self, sources: Sequence[Tensor], kept: _KeptValues) -> FrozenError:
         now = zip(_versions(sources), (t.data_ptr() for t in sources), kept.versions, kept.places, strict=True)
@@ -97,11 +135,11 @@ class FrozenProgram:
 
 
 def _versions(sources: Sequence[Tensor]) -> list[int]:
-    """How often each was written. Tensors that were made in inference mode do not count that."""
+    """How often each was written."""
     try:
         return [t._version for t in sources]
     except RuntimeError:
-        return [0 if t.is_inference() else t._version for t in sources]
+        return [version_of(t) for t in sources]
 
 
 def _held(value: Tensor) -> int:

@@ -58,12 +58,18 @@ class KeptResult:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """``sources`` are positions among a program's inputs, ``names`` what the model calls them."""
+    """``sources`` are positions among a program's inputs, ``names`` what the model calls them.
+
+    Where memory is to be given back, ``spent`` are the sources (by their number) that the program itself does not read,
+    and ``plain`` the parameters and buffers (by their position among its inputs, with their names) that it does.
+    """
 
     sources: tuple[int, ...]
     names: tuple[str, ...]
     calls: tuple[OpCall, ...]
     results: tuple[KeptResult, ...]
+    spent: tuple[int, ...] = ()
+    plain: tuple[tuple[int, str], ...] = ()
 
     @property
     def nbytes(self) -> int:

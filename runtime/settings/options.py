@@ -311,6 +311,15 @@ class Options:
         doc="The caller promises that parameters and buffers do not change: in graphs without gradients, what depends "
         "on them alone is computed at the first call and kept. One that changed is an error at the next call.",
     )
+    freeze_discard: bool = _option(
+        "MLC_FREEZE_DISCARD",
+        parse_bool,
+        default=False,
+        shown="0",
+        values="0, 1",
+        doc="With freeze, on CPUs: a weight that a graph needs only packed or folded gives its memory back at the "
+        "first call. Whoever reads it after that gets no numbers; another graph that needs it is an error.",
+    )
     cpu_pool: int | None = _option(
         "MLC_CPU_POOL",
         parse_cpu_pool,

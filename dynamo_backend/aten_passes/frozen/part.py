@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,18 +23,20 @@ FOR = "mlc_frozen_for"
 
 
 def part(
-    gm: fx.GraphModule, sources: Mapping[fx.Node, str], target: Callable[[str], Target]
+    gm: fx.GraphModule, sources: Mapping[fx.Node, str], target: Callable[[str], Target], *, discard: bool = False
 ) -> tuple[Recipe, list[Any]] | None:
     """Give a graph, in place, inputs for values that do not change between calls, behind those that it has.
 
     ``sources`` are the inputs that do not change, with what the model calls them. Returns how the values are made, and
-    their fake tensors; None where nothing is worth it. All other inputs keep their places, read or not.
+    their fake tensors; None where nothing is worth it. All other inputs keep their places, read or not. With
+    ``discard`` the recipe tells which sources nobody reads any more, and is there for every graph that has sources.
     """
     graph = gm.graph
     known = known_nodes(graph, sources)
     kept = kept_nodes(graph, known, Worth.of(graph, target))
-    if not kept:
+    if not kept and not (discard and sources):
         return None
+    inputs = graph.find_nodes(op="placeholder")
     recipe = recipe_of(graph, kept, sources)
     fakes = [n.meta["val"] for n in kept]
     last = graph.find_nodes(op="placeholder")
@@ -47,6 +50,10 @@ def part(
     graph.eliminate_dead_code()
     graph.lint()
     gm.recompile()
+    if discard:
+        spent = tuple(k for k, place in enumerate(recipe.sources) if not inputs[place].users)
+        plain = tuple((k, sources[n]) for k, n in enumerate(inputs) if n in sources and n.users)
+        recipe = replace(recipe, spent=spent, plain=plain)
     return recipe, fakes
 
 
