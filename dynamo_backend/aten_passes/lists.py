@@ -16,6 +16,7 @@ from .context import ATEN, FAST, FROZEN, HAS_METADATA, AtenContext, OnGraph
 from .frozen.fold_batch_norms import fold_batch_norms
 from .frozen.join_products import join_products
 from .frozen.literals import write_literals
+from .frozen.pack_convolutions import pack_convolutions
 from .frozen.pack_weights import pack_weights
 from .loss.chunk_loss import chunk_losses
 from .loss.decompose_log_softmax import decompose_log_softmax
@@ -76,6 +77,7 @@ FROZEN_PASSES: AtenPasses = (
     Pass("fold_batch_norms", ATEN, fold_batch_norms, needs=(FAST, FROZEN)),
     Pass("join_products", ATEN, join_products, needs=(FROZEN,)),
     Pass("pack_weights", ATEN, pack_weights, needs=(FAST, FROZEN)),
+    Pass("pack_convolutions", ATEN, pack_convolutions, needs=(FAST, FROZEN)),
 )
 # Every graph that is compiled, bodies of control flow among them.
 ATEN_PASSES: AtenPasses = (

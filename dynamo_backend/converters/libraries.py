@@ -15,6 +15,8 @@ library(
     "aten.convolution.default", "aten.convolution_backward.default", "aten.mkldnn_convolution.default",
     "aten._convolution.default",
 )  # fmt: skip
+library("matrix product: oneDNN, with the weight in its layout", "mkldnn._linear_pointwise.default")
+library("convolution: oneDNN, with the filters in its layout", "mkldnn._convolution_pointwise.default")
 library(
     "attention: torch's flash and memory-efficient kernels",
     *(

@@ -21,8 +21,10 @@ LINEAR = "mkldnn::_linear_pointwise.default"
 # What such a call says, as its last argument, of an activation of several forms that it does not have: where the weight
 # is plain memory. A call whose weight is packed has an empty text there.
 PLAIN_WEIGHT = None
+# Its convolution of images with channels innermost.
+CONVOLUTION = "mkldnn::_convolution_pointwise.default"
 # Places of operands that lie in a layout of a library's own: these have no strides, and no address to look at.
-_OPAQUE = {LINEAR: 1}
+_OPAQUE = {LINEAR: 1, CONVOLUTION: 1}
 
 
 def opaque_operand(node: Node) -> str | None:

@@ -20,6 +20,9 @@ NOTICED = 0.02
 # are multiplied; and what a call of oneDNN takes, in calls of BLAS.
 VECTOR, PUT_IN_ORDER, PACKED_RATE, PACKED_CALL = 0.9, 0.15, 1.15, 18.0
 
+# Nanoseconds of an element of a filter that oneDNN puts in order, on one core of Zen 5.
+FILTER_IN_ORDER = 0.3
+
 # Steps of arithmetic from which a table is read where its elements would be made again, where so many elements are read
 # with each: a load of a small table takes as long as a few of them.
 STEPS, SPREAD = 6, 4
@@ -70,10 +73,18 @@ def packed_pays(rows: int, inner: int, columns: int, itemsize: int, target: Targ
     return packed < (1 - NOTICED) * plain
 
 
+def packed_filters_pay(elements: int, pixels: int, target: Target) -> bool:
+    """Whether a convolution that makes ``pixels`` of all images with filters of so many ``elements`` is faster where
+    these are in a library's own layout."""
+    if target.is_gpu:
+        return False
+    return FILTER_IN_ORDER * elements >= NOTICED * 2.0 * elements * pixels / target.machine.matmul
+
+
 def table_pays(steps: int, size: int, elements: int, target: Target) -> bool:
     """Whether a table of ``size`` numbers, each made by so many steps, is kept for kernels of so many ``elements``.
     Threads of a GPU make numbers while they wait for memory, and a table would be one more wait."""
     return not target.is_gpu and steps >= STEPS and elements >= SPREAD * size
 
 
-__all__ = ["joint_pays", "packed_pays", "table_pays", "wide_pays"]
+__all__ = ["joint_pays", "packed_filters_pay", "packed_pays", "table_pays", "wide_pays"]

@@ -69,12 +69,12 @@ def _packed(graph: fx.Graph, p: WeightProduct, rows: int) -> fx.Node:
     node.meta.update({k: v for k, v in p.node.meta.items() if k == "stack_trace"})
     with out.mode:
         node.meta["val"] = torch.empty_like(turned.meta["val"], memory_format=torch.contiguous_format)
-    node.meta[FOR] = f"{_told(p.weight)}, packed"
+    node.meta[FOR] = f"{told_of(p.weight)}, packed"
     return node
 
 
-def _told(weight: fx.Node) -> str:
-    """What a pass says of a weight that it made."""
+def told_of(weight: fx.Node) -> str:
+    """What is said of a weight: what the pass that made it says, where one did."""
     while weight.op == "call_function" and FOR not in weight.meta and is_view(weight):
         weight = weight.all_input_nodes[0]
     return str(weight.meta.get(FOR, "weight"))

@@ -19,6 +19,7 @@ from typing import TypeAlias
 import sympy
 
 from ....ir.expr.value import Load
+from ....ir.graph.effects import CONVOLUTION
 from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Input, Library, Node, Origin, Reduction, Ref, TensorType, View, uses
 from ....ir.nest.loops import contiguous_strides
@@ -40,11 +41,13 @@ def convert_layouts(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Give images between convolutions the layout in which all of them together take the least time."""
     types = graph.types()
     found = {n.names[0]: c for n in graph.nodes if (c := _candidate(n, types, context.target_of)) is not None}
-    if not any(_cost(c, graph, context.target_of) < 0 for c in found.values()):
+    gains = any(_cost(c, graph, context.target_of) < 0 for c in found.values())
+    if not gains and not any(_is_last(n) for n in graph.nodes):
         return graph
     seen = _Images(graph, types, found, context.target_of)
     images, calls = seen.cut()
-    return _written(seen, images, calls) if calls else graph
+    changes = calls or any(_layout(types[name]) is _PLAIN for name in images)
+    return _written(seen, images, calls) if changes else graph
 
 
 def channels_last(shape: tuple[sympy.Expr, ...]) -> tuple[sympy.Expr, ...]:
@@ -60,6 +63,12 @@ def _layout(kind: TensorType) -> str | None:
     if kind.strides == contiguous_strides(kind.shape):
         return _PLAIN
     return _LAST if kind.strides == channels_last(kind.shape) else None
+
+
+def _is_last(node: Node) -> bool:
+    """Whether a library's call makes images with channels innermost, whatever else is decided: filters that it has put
+    in order want those."""
+    return isinstance(node, Library) and node.target == CONVOLUTION
 
 
 def is_same(view: View, types: Mapping[str, TensorType]) -> bool:

@@ -1,0 +1,156 @@
+"""Filters of convolutions that do not change are laid out once as oneDNN reads them.
+
+The library puts filters in order at each call, whatever the layout of images. Where images are few and small and
+channels many, as in the last blocks of a net, that takes as long as the convolution itself. With filters in its own
+layout it convolves images whose channels are innermost in memory, so copies to that layout are written around the call;
+``convert_layouts`` lets what lies between two such calls have it, and the copies are gone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import fx
+
+from ....scheduler.cost.frozen import packed_filters_pay
+from ..context import AtenContext
+from ..write import NodeWriter, tidy
+from .known import hoist, known_of
+from .pack_weights import told_of
+from .part import FOR
+from .weight_products import is_memory
+from .worth import Worth
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class _Filters:
+    """A convolution of images [N, C, H, W] with filters [O, C, h, w] that do not change."""
+
+    node: fx.Node
+    x: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Of the images: oneDNN chooses a layout for it."""
+        return tuple(self.x.meta["val"].shape)
+
+
+def pack_convolutions(gm: fx.GraphModule, context: AtenContext) -> int:
+    """Let convolutions, in place, read filters in the layout of a library, where that is faster; how many do."""
+    graph = gm.graph
+    known = known_of(graph, context.frozen)
+    worth = Worth.of(graph, context.target)
+    found = [_filters(n, known) for n in graph.find_nodes(op="call_function", target=aten.convolution.default)]
+    chosen = [f for f in found if f is not None and is_memory(f.weight, worth) and _pays(f, context)]
+    if not chosen:
+        return 0
+    hoist(graph, known)
+    packed: dict[tuple[object, ...], fx.Node] = {}
+    done = 0
+    for f in chosen:
+        key = (f.weight, f.stride, f.padding, f.dilation, f.size)
+        if key not in packed:
+            packed[key] = _packed(graph, f)
+        done += _written(graph, f, packed[key])
+    tidy(graph)
+    graph.lint()
+    return done
+
+
+def _filters(node: fx.Node, known: set[fx.Node]) -> _Filters | None:
+    """The node as a convolution of images that stays a library's call; None where it is none, where filters or bias
+    change, or where sizes vary."""
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
+    if node.kwargs or transposed or groups != 1 or weight not in known or x in known:
+        return None
+    if bias is not None and bias not in known:
+        return None
+    kind, taken = x.meta["val"], weight.meta["val"]
+    if kind.dim() != 4 or kind.dtype is not torch.float32 or taken.dtype is not torch.float32:
+        return None
+    made = node.meta["val"]
+    if not all(isinstance(n, int) for n in (*kind.shape, *made.shape)) or 0 in (*kind.shape, *made.shape):
+        return None
+    # An image of one pixel, or of one channel, has several layouts.
+    if any(math.prod(t.shape[2:]) == 1 or t.shape[1] == 1 for t in (kind, made)):
+        return None
+    found = _Filters(node, x, weight, bias, *(_pair(n) for n in (stride, padding, dilation)))
+    points = math.prod(taken.shape[2:]) == 1 and max(found.stride) == 1 and not any(found.padding)
+    return None if points else found  # a filter of one element everywhere is a product of matrices
+
+
+def _pair(numbers: list[int]) -> tuple[int, ...]:
+    return tuple(numbers) if len(numbers) > 1 else (*numbers, *numbers)
+
+
+def _pays(f: _Filters, context: AtenContext) -> bool:
+    made, weight = f.node.meta["val"], f.weight.meta["val"]
+    target = context.target(str(made.device))
+    pixels = made.shape[0] * math.prod(made.shape[2:])
+    return packed_filters_pay(weight.numel(), pixels, target) and has_layout()
+
+
+def _packed(graph: fx.Graph, f: _Filters) -> fx.Node:
+    """Filters in the layout for images of a size. They have no strides; their node tells those of plain ones, which
+    nothing but the library's op asks for."""
+    op = torch.ops.mkldnn._reorder_convolution_weight.default
+    with graph.inserting_after(f.weight):
+        args = f.weight, list(f.padding), list(f.stride), list(f.dilation), 1, list(f.size)
+        node = graph.call_function(op, args)
+    node.meta.update({k: v for k, v in f.node.meta.items() if k == "stack_trace"})
+    with NodeWriter(graph, f.node).mode:
+        node.meta["val"] = torch.empty_like(f.weight.meta["val"], memory_format=torch.contiguous_format)
+    node.meta[FOR] = f"{told_of(f.weight)}, packed"
+    return node
+
+
+def _written(graph: fx.Graph, f: _Filters, packed: fx.Node) -> bool:
+    """Write the call in the place of the convolution, with copies where images lie otherwise."""
+    last = {"memory_format": torch.channels_last}
+    with graph.inserting_before(f.node):
+        out = NodeWriter(graph, f.node)
+        x = f.x
+        if not x.meta["val"].is_contiguous(memory_format=torch.channels_last):
+            x = out.call(aten.clone.default, x, **last)
+        geometry = list(f.padding), list(f.stride), list(f.dilation), 1
+        call = torch.ops.mkldnn._convolution_pointwise.default
+        new = out.call(call, x, packed, f.bias, *geometry, "none", [], "")
+        assert new.meta["val"].is_contiguous(**last), "oneDNN makes images with channels innermost"
+        made = f.node.meta["val"]
+        if new.meta["val"].stride() != made.stride():
+            new = out.call(aten.clone.default, new, memory_format=torch.contiguous_format)
+    assert new.meta["val"].stride() == made.stride()
+    f.node.replace_all_uses_with(new)
+    return True
+
+
+@cache
+def has_layout() -> bool:
+    """Whether oneDNN of this torch, on this processor, has filters in a layout of its own."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        with torch.inference_mode(False), torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
+            x = torch.ones(1, 16, 4, 4).to(memory_format=torch.channels_last)
+            around = [1, 1]
+            packed = torch.ops.mkldnn._reorder_convolution_weight(
+                torch.ones(16, 16, 3, 3), around, around, around, 1, list(x.shape)
+            )
+            torch.ops.mkldnn._nbytes(packed)
+            y = torch.ops.mkldnn._convolution_pointwise(x, packed, None, around, around, around, 1, "none", [], "")
+    except (AttributeError, RuntimeError):
+        return False
+    return bool(y.is_contiguous(memory_format=torch.channels_last))
+
+
+__all__ = ["has_layout", "pack_convolutions"]

@@ -1,0 +1,142 @@
+"""Filters that oneDNN reads in a layout of its own: values as eager's, copies between calls gone, the rest plain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torch_mlc
+from torch_mlc.dynamo_backend.aten_passes.frozen.pack_convolutions import has_layout
+from torch_mlc.runtime.targets import target_for
+from torch_mlc.scheduler.cost.frozen import packed_filters_pay
+
+FREEZE = {"freeze": True}
+PACKED = "mkldnn::_convolution_pointwise.default"
+pytestmark = pytest.mark.skipif(not has_layout(), reason="this torch has no oneDNN")
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+def graph_of(model: nn.Module, *inputs: Any, **options: Any) -> Any:
+    report = torch_mlc.explain(model, *inputs, options=FREEZE | options)
+    torch._dynamo.reset()
+    (graph,) = report.graphs
+    return graph
+
+
+def packed(model: nn.Module, *inputs: Any, **options: Any) -> int:
+    return sum(c.calls for c in graph_of(model, *inputs, **options).libraries if c.op == PACKED)
+
+
+class Block(nn.Module):
+    """Two convolutions with norms, an activation between them and a residual."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        convolutions = [nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2)]
+        self.first, self.second = convolutions
+        self.norms = nn.ModuleList([nn.BatchNorm2d(channels) for _ in range(2)])
+        for norm in self.norms:
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[0](self.first(x)).relu()
+        return (self.norms[1](self.second(y)) + x).relu()
+
+
+GEOMETRIES = [
+    {"kernel_size": 3}, {"kernel_size": 3, "padding": 1, "bias": False}, {"kernel_size": (5, 2), "stride": (2, 1)},
+    {"kernel_size": 3, "dilation": 2, "padding": 2}, {"kernel_size": (1, 3), "padding": (0, 1), "stride": 2},
+    {"kernel_size": 1, "stride": 2}, {"kernel_size": 3, "padding": "same"},
+    {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("last", [False, True], ids=["plain", "channels last"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_values_and_layouts_are_those_of_eager(how: dict[str, Any], last: bool, batch: int) -> None:
+    model = nn.Conv2d(130, 67, **how)
+    x = torch.randn(batch, 130, 11, 9)
+    if last:
+        x = x.to(memory_format=torch.channels_last)
+    exact = nn.Conv2d(130, 67, **how).double()
+    exact.load_state_dict(model.state_dict())
+    wanted, plain = exact(x.double()), model(x)
+    assert packed(model, x) == 1
+    compiled = torch.compile(model, backend="mlc", options=FREEZE)
+    for _ in range(2):
+        have = compiled(x)
+        assert (have.shape, have.stride()) == (plain.shape, plain.stride())
+        # The sums of some 1,000 products are in another order, in which they may round as a plain loop's would.
+        assert (have.double() - wanted).abs().max() <= 1000**0.5 * 2**-23 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("form", ["native", "python"])
+def test_blocks_of_a_net(form: str) -> None:
+    """What lies between two calls has the layout of both: one copy to it, and none where the results leave."""
+    model, x = nn.Sequential(Block(192), Block(192), Block(192)).eval(), torch.randn(1, 192, 13, 13)
+    graph = graph_of(model, x, host_program=form)
+    assert [(c.op, c.calls) for c in graph.libraries] == [(PACKED, 6)]
+    assert graph.launches == 7
+    compiled = torch.compile(model, backend="mlc", options=FREEZE | {"host_program": form})
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_values_that_are_no_numbers_stay_such() -> None:
+    model, x = nn.Conv2d(128, 64, 3), torch.randn(2, 128, 8, 8)
+    x[0, 5, 4, 4], x[1, 3, 0, 0] = float("nan"), float("inf")
+    have, want = torch.compile(model, backend="mlc", options=FREEZE)(x), model(x)
+    assert torch.equal(have.isnan(), want.isnan()) and torch.equal(have.isinf(), want.isinf())
+
+
+def test_what_gains_nothing_or_may_not_stays_plain() -> None:
+    x = torch.randn(1, 256, 8, 8)
+    assert packed(nn.Conv2d(256, 256, 3), x) == 1
+    assert not packed(nn.Conv2d(256, 256, 3), x, numerics="eager")
+    assert not packed(nn.Conv2d(256, 256, 3), x, target="cuda:sm_90")
+    assert not packed(nn.Conv2d(256, 256, 3).double(), x.double())
+    assert not packed(nn.Conv2d(256, 256, 3, groups=2), x)
+    assert not packed(nn.Conv2d(256, 256, 1), x)
+    assert not packed(nn.ConvTranspose2d(256, 256, 3), x)
+    assert not packed(nn.Conv2d(256, 256, 8), x), "an image of one place has several layouts"
+    torch.testing.assert_close(
+        torch.compile(nn.Conv2d(256, 256, 3), backend="mlc", options=FREEZE)(x[:0]), torch.empty(0, 256, 6, 6)
+    )
+
+
+def test_sizes_that_vary_read_plain_filters() -> None:
+    model = nn.Conv2d(256, 64, 3)
+    compiled = torch.compile(model, backend="mlc", options=FREEZE, dynamic=True)
+    for size in (8, 11):
+        x = torch.randn(1, 256, size, size)
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_one_filter_for_images_of_two_sizes() -> None:
+    layer = nn.Conv2d(128, 128, 3, padding=1)
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return layer(x), layer(x[..., :5])
+
+    x = torch.randn(1, 128, 9, 9)
+    for have, want in zip(torch.compile(both, backend="mlc", options=FREEZE)(x), both(x), strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-5)
+
+
+def test_large_filters_of_small_images_pay() -> None:
+    machine = target_for("cpu", None, 1)
+    assert packed_filters_pay(512 * 512 * 9, 49, machine) and packed_filters_pay(512 * 512 * 9, 8 * 49, machine)
+    assert not packed_filters_pay(64 * 64 * 9, 8 * 56 * 56, machine)
+    assert not packed_filters_pay(512 * 512 * 9, 49, target_for("cuda", "cuda:sm_90", None))
