@@ -1,0 +1,397 @@
+"""What was measured: schedules of workloads on targets, in one SQLite file that processes share.
+
+What was predicted for machines that are not here is marked as that, so that neither is taken for the other.
+
+The file is data, read with suspicion: a record that is no trace is passed over, a file that is no database is left
+alone, and so is one of a newer version of ours; one that cannot be written is read. Each of these costs one warning and
+never a wrong schedule, since a trace is checked step by step when it is replayed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+from ....ir.target import Target
+from ...error import DatabaseWarning, ScheduleError
+from ...schedule.trace import Trace
+from .rows import (
+    NO_PART,
+    Part,
+    Provenance,
+    Record,
+    Session,
+    Tuned,
+    Verdict,
+    Workload,
+    checked_trace,
+    now,
+    plain_json,
+    target_facts,
+    target_key,
+    trace_hash,
+)
+from .schema import SCHEMA, prepare, session_number, target_number, version_of, workload_number
+
+BUSY_SECONDS = 10.0
+# What a schedule has to gain before it counts, where nobody has confirmed it: 1 %, and twice its noise.
+_GAIN = 0.01
+_COLUMNS = """
+m.trace, m.seconds, s.versions, m.date, m.ratio, m.count, m.sigma, m.verdict, m.code_hash, m.against, m.error,
+s.origin, s.name"""
+_FROM = """
+FROM measurements m JOIN workloads w ON w.id = m.workload JOIN targets t ON t.id = m.target
+JOIN sessions s ON s.id = m.session
+"""
+# Of a schedule that was measured in several sessions the last one speaks. The part at hand comes before one of unknown
+# name, what was measured here before what was imported, what was confirmed before what was not, the versions at hand
+# before others, ratios before times without one.
+_RANKED = f"""
+WITH found AS (
+    SELECT w.key AS workload_key, t.key AS target_key, m.id AS number, {_COLUMNS},
+        ROW_NUMBER() OVER (PARTITION BY m.workload, m.target, m.trace_hash ORDER BY m.date DESC, m.id DESC) AS age
+    {_FROM} WHERE m.predicted = :predicted {{where}}
+)
+SELECT workload_key, target_key, trace, seconds, versions, date, ratio, count, sigma, verdict, code_hash, against,
+    error, origin, name
+FROM found WHERE age = 1
+ORDER BY {{order}} target_key <> :target, origin <> 'own', verdict <> 'accepted', versions <> :versions,
+    ratio IS NULL, ratio, seconds, number
+"""
+_TIMED = f"""
+seconds IS NOT NULL AND verdict IN ('accepted', 'timed')
+AND (verdict = 'accepted' OR ratio IS NULL OR ratio <= 1 - MAX({_GAIN}, 2 * IFNULL(sigma, 0)))
+"""
+_OF_ONE = "AND w.key = :workload AND t.key IN (:target, :base)"
+_BEST = _RANKED.format(where=_OF_ONE, order="").replace("WHERE age = 1", f"WHERE age = 1 AND {_TIMED}") + "LIMIT 8"
+_ALL = _RANKED.format(where="", order="workload_key, target_key,")
+_KNOWN = f"SELECT m.trace, m.seconds {_FROM} WHERE m.predicted = ? AND w.key = ? AND t.key = ? AND s.versions = ?"
+_BY_CODE = f"""
+SELECT {_COLUMNS} {_FROM} WHERE m.predicted = ? AND w.key = ? AND t.key = ? AND m.code_hash <> '' ORDER BY m.date, m.id
+"""
+_WRITE = """
+INSERT INTO measurements (workload, target, session, predicted, trace_hash, trace, seconds, ratio, count, sigma,
+    verdict, error, code_hash, against, date)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (workload, target, predicted, trace_hash, session) DO UPDATE SET
+    seconds = excluded.seconds, ratio = excluded.ratio, count = excluded.count, sigma = excluded.sigma,
+    verdict = excluded.verdict, error = excluded.error, code_hash = excluded.code_hash, against = excluded.against,
+    date = excluded.date
+"""
+_UNUSED = ("workloads", "targets", "sessions")
+
+
+class Records(Protocol):
+    """What a search needs of a database."""
+
+    def lookup(self, workload: str, target: Target) -> Record | None:
+        """The fastest schedule known, or None."""
+        ...
+
+    def by_code(self, workload: str, target: Target) -> dict[str, Record]:
+        """What is known of machine code on this part, whatever our sources were, by its hash."""
+        ...
+
+    def record(
+        self,
+        workload: str | Workload,
+        target: Target,
+        trace: Trace,
+        seconds: float | None = None,
+        error: str = "",
+        *,
+        ratio: float | None = None,
+        count: int = 1,
+        sigma: float | None = None,
+        verdict: Verdict | None = None,
+        code_hash: str = "",
+        against: str = "",
+        session: Session | None = None,
+    ) -> None:
+        """Keep one measurement, on disk before this returns."""
+        ...
+
+
+class Database:
+    """Measurements by workload (the structural key of an unscheduled nest) and target.
+
+    Several processes may use one file at a time, and one that is killed loses at most the measurement that it was
+    writing. The file is created for its owner alone, when something is first recorded. ``versions`` says what the times
+    were taken with, ``facts`` on what (``Session``), and ``part`` which processor or GPU a target is here. One that is
+    ``predicted`` knows the predictions in the file, and no measurement. What ``shipped`` knows ranks below the file.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        versions: str = "",
+        *,
+        predicted: bool = False,
+        part: Callable[[Target], Part] | None = None,
+        facts: tuple[tuple[str, str], ...] = (),
+        shipped: Callable[[str, str], Record | None] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.predicted = predicted
+        self.versions = versions
+        self._part = part
+        self._facts = facts
+        self._shipped = shipped if not predicted else None
+        self._sessions: dict[int, Session] = {}
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._owner = 0
+        self._warned = False
+        self._readable = self._writable = True
+
+    def key_of(self, target: Target) -> str:
+        """The target as rows name it, with the part that it is here."""
+        return target_key(target, self._part_of(target))
+
+    def lookup(self, workload: str, target: Target) -> Record | None:
+        """The fastest schedule known, or None.
+
+        What a search has accepted comes first. What was raced and not confirmed serves where it gains 1 % and twice its
+        noise, and a time without a race where there is no ratio.
+        """
+        key, base, found = self.key_of(target), target_key(target), list[Any]()
+        with self._access() as connection:
+            if connection is not None:
+                asked = {"predicted": self.predicted, "workload": workload, "target": key, "base": base}
+                found = connection.execute(_BEST, asked | {"versions": self.versions}).fetchall()
+        records = (self._record(row[2:]) for row in found)
+        best = next((record for record in records if record is not None), None)
+        return self._shipped(workload, key) if best is None and self._shipped is not None else best
+
+    def measured(self, workload: str, target: Target) -> dict[str, float | None]:
+        """Every schedule that these versions measured, by the JSON of its trace; None for one that failed."""
+        with self._access() as connection:
+            if connection is not None:
+                rows = connection.execute(_KNOWN, (self.predicted, workload, self.key_of(target), self.versions))
+                return dict(rows.fetchall())
+        return {}
+
+    def by_code(self, workload: str, target: Target) -> dict[str, Record]:
+        """What is known of machine code on this part, whatever our sources were, by its hash: the last measurement of
+        each. A ratio holds where ``against`` is the hash of the default's code at hand."""
+        rows: list[Any] = []
+        with self._access() as connection:
+            if connection is not None:
+                rows = connection.execute(_BY_CODE, (self.predicted, workload, self.key_of(target))).fetchall()
+        records = filter(None, map(self._record, rows))
+        return {record.code_hash: record for record in records}
+
+    def record(
+        self,
+        workload: str | Workload,
+        target: Target,
+        trace: Trace,
+        seconds: float | None = None,
+        error: str = "",
+        *,
+        ratio: float | None = None,
+        count: int = 1,
+        sigma: float | None = None,
+        verdict: Verdict | None = None,
+        code_hash: str = "",
+        against: str = "",
+        session: Session | None = None,
+    ) -> None:
+        """Keep one measurement, on disk before this returns; a second one of a schedule in a session replaces the
+        first.
+
+        ``seconds`` (median of ``count`` samples) is None for a schedule that failed, for which ``error`` says why.
+        ``ratio`` is its time over the default's in the same race, ``sigma`` the ratio's relative noise, ``code_hash``
+        and ``against`` the hashes of its machine code and of the default's. ``session`` is this process unless another
+        measured. Raises ValueError for what is no measurement.
+        """
+        verdict = (Verdict.FAILED if seconds is None else Verdict.TIMED) if verdict is None else verdict
+        for value, what in ((seconds, "measured time"), (ratio, "ratio"), (sigma, "noise")):
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{value} is no {what}")
+        if verdict.has_time != (seconds is not None):
+            raise ValueError(f"what is {verdict.value} has {'a' if verdict.has_time else 'no'} measured time")
+        workload = workload if isinstance(workload, Workload) else Workload(workload)
+        text = trace.to_json()
+        with self._access(write=True) as connection:
+            if connection is not None:
+                with connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    numbers = self._row_numbers(connection, workload, target, session)
+                    row = (
+                        *numbers, self.predicted, trace_hash(text), text, seconds, ratio, count, sigma,
+                        verdict.value, error[:1000], code_hash, against, now(),
+                    )  # fmt: skip
+                    connection.execute(_WRITE, row)
+
+    def tuned(self) -> list[Tuned]:
+        """What is known of every workload on every target, the workloads in order."""
+        rows: list[Any] = []
+        with self._access() as connection:
+            if connection is not None:
+                asked = {"predicted": self.predicted, "versions": self.versions, "target": ""}
+                rows = connection.execute(_ALL, asked).fetchall()
+        found = []
+        for (workload, target), group in groupby(rows, key=lambda row: row[:2]):
+            measured = list(group)
+            records = (self._record(row[2:]) for row in measured if _serves(row))
+            best = next((record for record in records if record is not None), None)
+            found.append(Tuned(workload, target, best, len(measured), max(r[5] for r in measured), self.predicted))
+        return found
+
+    def clear(self) -> int:
+        """Forget every measurement (prediction), and say how many there were."""
+        with self._access(write=True, make=False) as connection:
+            if connection is not None:
+                with connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    asked = "DELETE FROM measurements WHERE predicted = ?"
+                    count: int = connection.execute(asked, (self.predicted,)).rowcount
+                    for table in _UNUSED:
+                        column = table[:-1]
+                        connection.execute(f"DELETE FROM {table} WHERE id NOT IN (SELECT {column} FROM measurements)")
+                connection.execute("VACUUM")
+                return count
+        return 0
+
+    def close(self) -> None:
+        """Close the file; a later call opens it again."""
+        with self._lock:
+            if self._connection is not None and self._owner == os.getpid():
+                self._connection.close()
+            self._connection = None
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def session(self) -> Session:
+        """This process, as its rows name it."""
+        process = os.getpid()
+        if process not in self._sessions:
+            self._sessions[process] = Session.new(self.versions, self._facts)
+        return self._sessions[process]
+
+    def _part_of(self, target: Target) -> Part:
+        return NO_PART if self._part is None else self._part(target)
+
+    def _row_numbers(
+        self, connection: sqlite3.Connection, workload: Workload, target: Target, session: Session | None
+    ) -> tuple[int, int, int]:
+        session = self.session if session is None else session
+        part = self._part_of(target)
+        facts = plain_json(dict(session.facts))
+        return (
+            workload_number(connection, workload.key, workload.text),
+            target_number(
+                connection, target_key(target, part), target_key(target), plain_json(target_facts(target, part))
+            ),
+            session_number(connection, session.id, session.versions, session.date, facts, session.origin.value),
+        )
+
+    def _record(self, row: Any) -> Record | None:
+        text, seconds, versions, date, ratio, count, sigma, verdict, code_hash, against, error, origin, session = row
+        try:
+            return Record(
+                checked_trace(text), math.inf if seconds is None else float(seconds), versions, date, ratio, count,
+                sigma, Verdict(verdict), code_hash, against, error, Provenance(origin), session,
+            )  # fmt: skip
+        except (ScheduleError, ValueError, TypeError) as error:
+            told = error.reason if isinstance(error, ScheduleError) else error
+            self._warn(f"a record of {self.path} is damaged and passed over ({told})")
+            return None
+
+    # --- the file -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _access(self, write: bool = False, make: bool = True) -> Iterator[sqlite3.Connection | None]:
+        """The connection, or None where the file does not serve; what SQLite finds wrong becomes the one warning.
+
+        A file that is not there is made to be written, unless ``make`` is false, and not to be read."""
+        with self._lock:
+            connection: sqlite3.Connection | None = None
+            try:
+                if (self._writable if write else self._readable) and ((write and make) or self.path.exists()):
+                    connection = self._connected()
+            except sqlite3.Error as error:
+                self._give_up(error, write=False)
+            try:
+                yield connection if self._writable or not write else None
+            except sqlite3.Error as error:
+                self._give_up(error, write)
+
+    def _give_up(self, error: sqlite3.Error, write: bool) -> None:
+        self._writable = False
+        if write:
+            self._warn(f"{self.path} cannot be written ({error}); measurements are not kept")
+        else:
+            self._readable = False
+            self._warn(f"{self.path} cannot be read ({error}); schedules are the default ones")
+
+    def _connected(self) -> sqlite3.Connection:
+        # A connection must not cross a fork; the child's copy is dropped without closing, which would unlock the file.
+        if self._connection is None or self._owner != os.getpid():
+            self._connection = self._open()
+            self._owner = os.getpid()
+        return self._connection
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            connection = self._connect(str(self.path), False)
+        except OSError as error:
+            if not self.path.exists():
+                raise sqlite3.OperationalError(str(error)) from None
+            self._writable = False
+            self._warn(f"{self.path} cannot be written ({error.strerror}); measurements are not kept")
+            return self._read_only()
+        try:
+            version_of(connection)  # a newer file is not even put into another mode
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            prepare(connection)
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+    def _read_only(self) -> sqlite3.Connection:
+        """The file as it is, or, where it is of an older form, a copy in memory of this one."""
+        connection = self._connect(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1", True)
+        if version_of(connection) == SCHEMA:
+            return connection
+        copy = self._connect(":memory:", False)
+        connection.backup(copy)
+        connection.close()
+        prepare(copy)
+        return copy
+
+    def _connect(self, name: str, uri: bool) -> sqlite3.Connection:
+        return sqlite3.connect(name, timeout=BUSY_SECONDS, check_same_thread=False, uri=uri, isolation_level=None)
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"tuning database: {text}", DatabaseWarning, stacklevel=3)
+
+
+def _serves(row: Any) -> bool:
+    """Whether a row of a search has a time that a schedule is chosen by."""
+    seconds, ratio, sigma, verdict = row[3], row[6], row[8], row[9]
+    if seconds is None or verdict not in (Verdict.ACCEPTED.value, Verdict.TIMED.value):
+        return False
+    return verdict == Verdict.ACCEPTED.value or ratio is None or ratio <= 1 - max(_GAIN, 2 * (sigma or 0.0))
