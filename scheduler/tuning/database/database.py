@@ -14,7 +14,7 @@ import os
 import sqlite3
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -23,16 +23,16 @@ from typing import Any, Protocol
 from ....ir.target import Target
 from ...error import DatabaseWarning, ScheduleError
 from ...schedule.trace import Trace
+from .queries import ALL, BY_CODE, KNOWN, OF_WORKLOAD, WRITE, best_rows, record_of, serves
 from .rows import (
     NO_PART,
+    Measured,
     Part,
-    Provenance,
     Record,
     Session,
     Tuned,
     Verdict,
     Workload,
-    checked_trace,
     now,
     plain_json,
     target_facts,
@@ -40,53 +40,10 @@ from .rows import (
     trace_hash,
 )
 from .schema import SCHEMA, prepare, session_number, target_number, version_of, workload_number
+from .sharing import Imported, exported, import_lines
+from .verify import Verified, remove, verify
 
 BUSY_SECONDS = 10.0
-# What a schedule has to gain before it counts, where nobody has confirmed it: 1 %, and twice its noise.
-_GAIN = 0.01
-_COLUMNS = """
-m.trace, m.seconds, s.versions, m.date, m.ratio, m.count, m.sigma, m.verdict, m.code_hash, m.against, m.error,
-s.origin, s.name"""
-_FROM = """
-FROM measurements m JOIN workloads w ON w.id = m.workload JOIN targets t ON t.id = m.target
-JOIN sessions s ON s.id = m.session
-"""
-# Of a schedule that was measured in several sessions the last one speaks. The part at hand comes before one of unknown
-# name, what was measured here before what was imported, what was confirmed before what was not, the versions at hand
-# before others, ratios before times without one.
-_RANKED = f"""
-WITH found AS (
-    SELECT w.key AS workload_key, t.key AS target_key, m.id AS number, {_COLUMNS},
-        ROW_NUMBER() OVER (PARTITION BY m.workload, m.target, m.trace_hash ORDER BY m.date DESC, m.id DESC) AS age
-    {_FROM} WHERE m.predicted = :predicted {{where}}
-)
-SELECT workload_key, target_key, trace, seconds, versions, date, ratio, count, sigma, verdict, code_hash, against,
-    error, origin, name
-FROM found WHERE age = 1
-ORDER BY {{order}} target_key <> :target, origin <> 'own', verdict <> 'accepted', versions <> :versions,
-    ratio IS NULL, ratio, seconds, number
-"""
-_TIMED = f"""
-seconds IS NOT NULL AND verdict IN ('accepted', 'timed')
-AND (verdict = 'accepted' OR ratio IS NULL OR ratio <= 1 - MAX({_GAIN}, 2 * IFNULL(sigma, 0)))
-"""
-_OF_ONE = "AND w.key = :workload AND t.key IN (:target, :base)"
-_BEST = _RANKED.format(where=_OF_ONE, order="").replace("WHERE age = 1", f"WHERE age = 1 AND {_TIMED}") + "LIMIT 8"
-_ALL = _RANKED.format(where="", order="workload_key, target_key,")
-_KNOWN = f"SELECT m.trace, m.seconds {_FROM} WHERE m.predicted = ? AND w.key = ? AND t.key = ? AND s.versions = ?"
-_BY_CODE = f"""
-SELECT {_COLUMNS} {_FROM} WHERE m.predicted = ? AND w.key = ? AND t.key = ? AND m.code_hash <> '' ORDER BY m.date, m.id
-"""
-_WRITE = """
-INSERT INTO measurements (workload, target, session, predicted, trace_hash, trace, seconds, ratio, count, sigma,
-    verdict, error, code_hash, against, date)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (workload, target, predicted, trace_hash, session) DO UPDATE SET
-    seconds = excluded.seconds, ratio = excluded.ratio, count = excluded.count, sigma = excluded.sigma,
-    verdict = excluded.verdict, error = excluded.error, code_hash = excluded.code_hash, against = excluded.against,
-    date = excluded.date
-"""
-_UNUSED = ("workloads", "targets", "sessions")
 
 
 class Records(Protocol):
@@ -137,7 +94,7 @@ class Database:
         predicted: bool = False,
         part: Callable[[Target], Part] | None = None,
         facts: tuple[tuple[str, str], ...] = (),
-        shipped: Callable[[str, str], Record | None] | None = None,
+        shipped: Callable[[str, str, str], Record | None] | None = None,
     ) -> None:
         self.path = Path(path)
         self.predicted = predicted
@@ -165,17 +122,17 @@ class Database:
         key, base, found = self.key_of(target), target_key(target), list[Any]()
         with self._access() as connection:
             if connection is not None:
-                asked = {"predicted": self.predicted, "workload": workload, "target": key, "base": base}
-                found = connection.execute(_BEST, asked | {"versions": self.versions}).fetchall()
-        records = (self._record(row[2:]) for row in found)
+                asked = (connection, workload, key, base)
+                found = best_rows(*asked, predicted=self.predicted, versions=self.versions)
+        records = map(self._record, found)
         best = next((record for record in records if record is not None), None)
-        return self._shipped(workload, key) if best is None and self._shipped is not None else best
+        return self._shipped(workload, key, base) if best is None and self._shipped is not None else best
 
     def measured(self, workload: str, target: Target) -> dict[str, float | None]:
         """Every schedule that these versions measured, by the JSON of its trace; None for one that failed."""
         with self._access() as connection:
             if connection is not None:
-                rows = connection.execute(_KNOWN, (self.predicted, workload, self.key_of(target), self.versions))
+                rows = connection.execute(KNOWN, (self.predicted, workload, self.key_of(target), self.versions))
                 return dict(rows.fetchall())
         return {}
 
@@ -185,7 +142,7 @@ class Database:
         rows: list[Any] = []
         with self._access() as connection:
             if connection is not None:
-                rows = connection.execute(_BY_CODE, (self.predicted, workload, self.key_of(target))).fetchall()
+                rows = connection.execute(BY_CODE, (self.predicted, workload, self.key_of(target))).fetchall()
         records = filter(None, map(self._record, rows))
         return {record.code_hash: record for record in records}
 
@@ -223,14 +180,15 @@ class Database:
         text = trace.to_json()
         with self._access(write=True) as connection:
             if connection is not None:
+                facts = self._facts_of(connection, target)
                 with connection:
                     connection.execute("BEGIN IMMEDIATE")
-                    numbers = self._row_numbers(connection, workload, target, session)
+                    numbers = self._row_numbers(connection, workload, target, facts, session)
                     row = (
                         *numbers, self.predicted, trace_hash(text), text, seconds, ratio, count, sigma,
                         verdict.value, error[:1000], code_hash, against, now(),
                     )  # fmt: skip
-                    connection.execute(_WRITE, row)
+                    connection.execute(WRITE, row)
 
     def tuned(self) -> list[Tuned]:
         """What is known of every workload on every target, the workloads in order."""
@@ -238,13 +196,64 @@ class Database:
         with self._access() as connection:
             if connection is not None:
                 asked = {"predicted": self.predicted, "versions": self.versions, "target": ""}
-                rows = connection.execute(_ALL, asked).fetchall()
+                rows = connection.execute(ALL, asked).fetchall()
         found = []
         for (workload, target), group in groupby(rows, key=lambda row: row[:2]):
             measured = list(group)
-            records = (self._record(row[2:]) for row in measured if _serves(row))
+            records = (self._record(row[2:]) for row in measured if serves(row))
             best = next((record for record in records if record is not None), None)
-            found.append(Tuned(workload, target, best, len(measured), max(r[5] for r in measured), self.predicted))
+            failed = sum(row[3] is None for row in measured)
+            last = max(row[5] for row in measured)
+            found.append(Tuned(workload, target, best, len(measured), last, self.predicted, failed))
+        return found
+
+    def of_workload(self, prefix: str) -> list[Measured]:
+        """All measurements and predictions of the workloads whose keys begin so, by workload and target, the fastest
+        first."""
+        rows: list[Any] = []
+        with self._access() as connection:
+            if connection is not None:
+                rows = connection.execute(OF_WORKLOAD, (prefix, prefix)).fetchall()
+        records = ((row, self._record(row[4:])) for row in rows)
+        return [
+            Measured(Workload(key, text), target, record, bool(predicted))
+            for (key, text, target, predicted, *_), record in records
+            if record is not None
+        ]
+
+    def holds(self, target: str | None = None, since: str = "") -> bool:
+        """Whether ``exported`` has any measurement."""
+        return any('"of":' in line for line in self.exported(target, since))
+
+    def exported(self, target: str | None = None, since: str = "") -> Iterator[str]:
+        """Every measurement and prediction (of one target, as ``target_key`` writes it; of a date or later) as lines of
+        JSON without their ends."""
+        with self._access() as connection:
+            if connection is not None:
+                yield from exported(connection, target, since)
+
+    def take(self, files: Iterable[tuple[str, Iterable[str]]]) -> Imported:
+        """Take lines that ``exported`` wrote, of files with their names: all of them, or, where a file raises, none."""
+        found = Imported()
+        with self._access(write=True) as connection:
+            if connection is not None:
+                with connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    for name, lines in files:
+                        import_lines(connection, lines, name, found)
+        return found
+
+    def verify(self, progress: Callable[[int], None] | None = None, *, forget: bool = False) -> Verified:
+        """Replay every schedule on its workload's text; ``forget`` those that are none of it. ``progress`` is told how
+        many were seen."""
+        found = Verified()
+        with self._access(write=forget, make=False) as connection:
+            if connection is not None:
+                found = verify(connection, progress)
+                if forget:
+                    with connection:
+                        connection.execute("BEGIN IMMEDIATE")
+                        remove(connection, found.faults)
         return found
 
     def clear(self) -> int:
@@ -255,7 +264,7 @@ class Database:
                     connection.execute("BEGIN IMMEDIATE")
                     asked = "DELETE FROM measurements WHERE predicted = ?"
                     count: int = connection.execute(asked, (self.predicted,)).rowcount
-                    for table in _UNUSED:
+                    for table in ("workloads", "targets", "sessions"):
                         column = table[:-1]
                         connection.execute(f"DELETE FROM {table} WHERE id NOT IN (SELECT {column} FROM measurements)")
                 connection.execute("VACUUM")
@@ -288,27 +297,28 @@ class Database:
     def _part_of(self, target: Target) -> Part:
         return NO_PART if self._part is None else self._part(target)
 
+    def _facts_of(self, connection: sqlite3.Connection, target: Target) -> str:
+        """What is to be kept of a target; "{}" where it is known."""
+        part = self._part_of(target)
+        known = "SELECT 1 FROM targets WHERE key = ? AND facts <> '{}'"
+        if connection.execute(known, (target_key(target, part),)).fetchone():
+            return "{}"
+        return plain_json(target_facts(target, part))
+
     def _row_numbers(
-        self, connection: sqlite3.Connection, workload: Workload, target: Target, session: Session | None
+        self, connection: sqlite3.Connection, workload: Workload, target: Target, facts: str, session: Session | None
     ) -> tuple[int, int, int]:
         session = self.session if session is None else session
-        part = self._part_of(target)
-        facts = plain_json(dict(session.facts))
+        told = plain_json(dict(session.facts))
         return (
-            workload_number(connection, workload.key, workload.text),
-            target_number(
-                connection, target_key(target, part), target_key(target), plain_json(target_facts(target, part))
-            ),
-            session_number(connection, session.id, session.versions, session.date, facts, session.origin.value),
+            workload_number(connection, workload.key, workload.text, own=True),
+            target_number(connection, self.key_of(target), target_key(target), facts),
+            session_number(connection, session.id, session.versions, session.date, told, session.provenance.value),
         )
 
     def _record(self, row: Any) -> Record | None:
-        text, seconds, versions, date, ratio, count, sigma, verdict, code_hash, against, error, origin, session = row
         try:
-            return Record(
-                checked_trace(text), math.inf if seconds is None else float(seconds), versions, date, ratio, count,
-                sigma, Verdict(verdict), code_hash, against, error, Provenance(origin), session,
-            )  # fmt: skip
+            return record_of(row)
         except (ScheduleError, ValueError, TypeError) as error:
             told = error.reason if isinstance(error, ScheduleError) else error
             self._warn(f"a record of {self.path} is damaged and passed over ({told})")
@@ -387,11 +397,3 @@ class Database:
         if not self._warned:
             self._warned = True
             warnings.warn(f"tuning database: {text}", DatabaseWarning, stacklevel=3)
-
-
-def _serves(row: Any) -> bool:
-    """Whether a row of a search has a time that a schedule is chosen by."""
-    seconds, ratio, sigma, verdict = row[3], row[6], row[8], row[9]
-    if seconds is None or verdict not in (Verdict.ACCEPTED.value, Verdict.TIMED.value):
-        return False
-    return verdict == Verdict.ACCEPTED.value or ratio is None or ratio <= 1 - max(_GAIN, 2 * (sigma or 0.0))

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from enum import Enum
@@ -18,10 +19,11 @@ from ....ir.text.structure import structural_key
 from ...error import ScheduleError
 from ...schedule.trace import Trace
 
-# A trace beyond these is nobody's schedule: characters of its JSON and of one expression, lists in lists, steps.
-MAX_TRACE, MAX_SIZE, MAX_DEPTH, MAX_STEPS = 1 << 18, 1000, 12, 4096
+# A trace beyond these is nobody's schedule: characters of its JSON and of one expression, lists in lists, steps,
+# items of a step.
+MAX_TRACE, MAX_SIZE, MAX_DEPTH, MAX_STEPS, MAX_ITEMS = 1 << 18, 1000, 12, 4096, 256
 # A power other than a small one: the number that it is may not fit into memory.
-_POWER = re.compile(r"\*\*(?!\s*\d(?!\d|\s*\)*\s*\*\*))")
+POWER = re.compile(r"\*\*(?!\s*\d(?!\d|\s*\)*\s*\*\*))")
 
 
 class Verdict(Enum):
@@ -65,13 +67,17 @@ class Workload:
         return Workload(structural_key(nest), show(nest))
 
 
+def no_rates() -> Mapping[str, float]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The processor or GPU that a target is here: its vendor's name, and rates that were measured, by what they are
-    of (``copy`` is bytes a nanosecond, ``float32`` operations a nanosecond)."""
+    """The processor or GPU that a target is here: its vendor's name. ``rates`` measures what it does a nanosecond:
+    ``copy`` in bytes to and from memory, ``float32`` in operations; it is asked once a machine and database."""
 
     name: str = ""
-    rates: tuple[tuple[str, float], ...] = ()
+    rates: Callable[[], Mapping[str, float]] = no_rates
 
 
 NO_PART = Part()
@@ -89,14 +95,14 @@ class Session:
     versions: str
     date: str
     facts: tuple[tuple[str, str], ...] = ()
-    origin: Provenance = Provenance.OWN
+    provenance: Provenance = Provenance.OWN
 
     @staticmethod
     def new(versions: str = "", facts: tuple[tuple[str, str], ...] = ()) -> Session:
         return Session(uuid.uuid4().hex, versions, now(), facts)
 
-    def of_origin(self, origin: Provenance) -> Session:
-        return replace(self, origin=origin)
+    def of_provenance(self, provenance: Provenance) -> Session:
+        return replace(self, provenance=provenance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,7 @@ class Record:
     code_hash: str = ""
     against: str = ""
     error: str = ""
-    origin: Provenance = Provenance.OWN
+    provenance: Provenance = Provenance.OWN
     session: str = ""
 
     @property
@@ -130,8 +136,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What is known of one workload on one target (as ``target_key`` writes it): the fastest schedule, if any did not
-    fail, how many were measured, and when the last was (UTC, ISO 8601). ``predicted``: no machine has measured them."""
+    """What is known of one workload on one target (as ``target_key`` writes it): the schedule that compilations get, if
+    any is better than the default for sure, how many were measured, how many of them failed, and when the last was
+    (UTC, ISO 8601). ``predicted``: no machine has measured them."""
 
     workload: str
     target: str
@@ -139,6 +146,17 @@ class Tuned:
     measured: int
     date: str
     predicted: bool = False
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measurement, or prediction, of a workload on a target (as ``target_key`` writes it)."""
+
+    workload: Workload
+    target: str
+    record: Record
+    predicted: bool
 
 
 def now() -> str:
@@ -155,7 +173,7 @@ def target_key(target: Target, part: Part = NO_PART) -> str:
 
 def target_facts(target: Target, part: Part) -> dict[str, Any]:
     """What is kept of a machine: the target whole, the part's name and rates."""
-    return {"target": asdict(target), "part": part.name, "rates": dict(part.rates)}
+    return {"target": asdict(target), "part": part.name, "rates": dict(part.rates())}
 
 
 def trace_hash(text: str) -> str:
@@ -181,15 +199,19 @@ def _excess(data: Any) -> str:
     if isinstance(data, dict) and isinstance(data.get("steps"), list) and len(data["steps"]) > MAX_STEPS:
         return f"{len(data['steps'])} steps are no schedule; {MAX_STEPS} is the most"
     level = [data]
-    for _ in range(MAX_DEPTH):
+    for depth in range(MAX_DEPTH):
         inner: list[Any] = []
         for value in level:
             match value:
                 case list():
+                    if depth > 1 and len(value) > MAX_ITEMS:
+                        return f"a list of {len(value)} is no argument of a step; {MAX_ITEMS} is the most"
                     inner += value
+                case int() if abs(value) >> 63:
+                    return "a number of more than 64 bits is no argument of a step"
                 case dict():
                     size = value.get("size")
-                    if isinstance(size, str) and (len(size) > MAX_SIZE or _POWER.search(size)):
+                    if isinstance(size, str) and (len(size) > MAX_SIZE or POWER.search(size)):
                         return f"{size[:40]!r} is no size of a loop"
                     inner += value.values()
         if not inner:

@@ -26,7 +26,7 @@ _TABLES = (
     versions TEXT NOT NULL,
     date TEXT NOT NULL,
     facts TEXT NOT NULL DEFAULT '{}',
-    origin TEXT NOT NULL
+    provenance TEXT NOT NULL
 )""",
     """CREATE TABLE measurements (
     id INTEGER PRIMARY KEY,
@@ -132,11 +132,13 @@ def _migrate(connection: sqlite3.Connection, table: str, predicted: int) -> None
 # --- numbers of rows ------------------------------------------------------------------------------------------------
 
 
-def workload_number(connection: sqlite3.Connection, key: str, text: str) -> int:
+def workload_number(connection: sqlite3.Connection, key: str, text: str, *, own: bool = False) -> int:
+    """The number of a workload; our ``own`` text of it goes over what others said."""
     connection.execute(
         "INSERT INTO workloads (key, text) VALUES (?, ?)"
-        " ON CONFLICT (key) DO UPDATE SET text = excluded.text WHERE text = '' AND excluded.text <> ''",
-        (key, text),
+        " ON CONFLICT (key) DO UPDATE SET text = excluded.text"
+        " WHERE excluded.text <> '' AND text <> excluded.text AND (text = '' OR ?)",
+        (key, text, own),
     )
     return _number(connection, "workloads", "key", key)
 
@@ -150,10 +152,12 @@ def target_number(connection: sqlite3.Connection, key: str, base: str, facts: st
     return _number(connection, "targets", "key", key)
 
 
-def session_number(connection: sqlite3.Connection, name: str, versions: str, date: str, facts: str, origin: str) -> int:
+def session_number(
+    connection: sqlite3.Connection, name: str, versions: str, date: str, facts: str, provenance: str
+) -> int:
     connection.execute(
-        "INSERT OR IGNORE INTO sessions (name, versions, date, facts, origin) VALUES (?, ?, ?, ?, ?)",
-        (name, versions, date, facts, origin),
+        "INSERT OR IGNORE INTO sessions (name, versions, date, facts, provenance) VALUES (?, ?, ?, ?, ?)",
+        (name, versions, date, facts, provenance),
     )
     return _number(connection, "sessions", "name", name)
 

@@ -245,7 +245,7 @@ def test_equal_machine_code_stays_measured_whatever_the_versions(path: Path) -> 
 
 def test_parts_of_one_architecture_are_told_apart(path: Path) -> None:
     gpu = gpu_target("cuda:sm_90")
-    h100 = Database(path, part=lambda _: Part("NVIDIA H100 80GB HBM3", (("copy", 2800.0),)))
+    h100 = Database(path, part=lambda _: Part("NVIDIA H100 80GB HBM3", lambda: {"copy": 2800.0}))
     h200 = Database(path, part=lambda _: Part("NVIDIA H200"))
     h100.record("w", gpu, trace(4), 1e-6)
     assert h100.lookup("w", gpu) is not None and h200.lookup("w", gpu) is None
@@ -270,6 +270,8 @@ NO_TRACES = {
     "open lists": "[" * 100_000,
     "deep lists": argument("[" * 50 + "]" * 50),
     "long": argument('"' + "x" * 300_000 + '"'),
+    "many items": argument("[" + "1," * 300 + "1]"),
+    "a large number": argument("9" * 30),
     "many steps": '{"steps": [["f", {}, []]' + ', ["f", {}, []]' * 5000 + "]}",
     "brackets": argument('{"size": "' + "(" * 300 + '"}'),
     "signs": argument('{"size": "' + "-" * 999 + '1"}'),
